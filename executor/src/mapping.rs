@@ -87,28 +87,37 @@ impl<D: Device> Mapping<D> {
 
     /// Takes the memory away, now or when its last user is done; who waits for it is woken.
     pub(crate) fn unmap(&self, generation: u64) {
-        let unmapping = self.residency().unmap(generation);
-        self.carry_out(unmapping);
+        let mut residency = self.residency();
+        let unmapping = residency.unmap(generation);
+        self.carry_out(residency, unmapping);
     }
 
     /// The program goes: as [`Self::unmap`], of whatever is mapped.
     pub(crate) fn retire(&self) {
-        let unmapping = self.residency().retire();
-        self.carry_out(unmapping);
+        let mut residency = self.residency();
+        let unmapping = residency.retire();
+        self.carry_out(residency, unmapping);
     }
 
-    fn carry_out(&self, unmapping: Unmapping) {
+    fn carry_out(&self, residency: MutexGuard<'_, Residency>, unmapping: Unmapping) {
         self.changed.notify_all();
         match unmapping {
-            Unmapping::Now(generation) => self.release(generation),
-            Unmapping::Already(generation) => self.say_unmapped(generation),
+            Unmapping::Now(generation) => self.release(residency, generation),
+            Unmapping::Already(generation) => {
+                drop(residency);
+                self.say_unmapped(generation);
+            }
             Unmapping::Later | Unmapping::Ignored => {}
         }
     }
 
-    fn release(&self, generation: u64) {
+    /// Takes the memory away. Under the lock: whoever finds nothing mapped says so, or maps anew, and it has to
+    /// be away by then.
+    fn release(&self, residency: MutexGuard<'_, Residency>, generation: u64) {
         // The residency saw no user, and the device sees the same ones.
-        match self.shared.device.unmap(&self.region) {
+        let unmapped = self.shared.device.unmap(&self.region);
+        drop(residency);
+        match unmapped {
             Ok(()) => match &self.of {
                 Of::Program(_) => self.say_unmapped(generation),
                 Of::Object(object, fate) => fate.went(*object, |event| self.shared.events.send(event)),
@@ -229,9 +238,9 @@ impl<D: Device> Use<D> {
 
 impl<D: Device> Drop for Use<D> {
     fn drop(&mut self) {
-        let left = self.mapping.residency().leave();
-        if let Some(generation) = left {
-            self.mapping.release(generation);
+        let mut residency = self.mapping.residency();
+        if let Some(generation) = residency.leave() {
+            self.mapping.release(residency, generation);
         }
     }
 }

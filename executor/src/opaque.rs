@@ -1,6 +1,7 @@
 //! An opaque program, whose launches declare no reads (T06): what each is about to read is known only
 //! when it is issued, and comes with the run. [`millrace_model::order`] records and follows the order;
-//! this keeps it between runs. The worker is told of a new order and copies in it from then on.
+//! this keeps it between runs. The worker is told what was recorded, and copies in the order of what all its
+//! executors told from then on.
 //!
 //! A worker runs one that is installed on it as such, whose requests bring the reads. Nothing that is
 //! published is one: the launches of models declare what they read. So they are tested with programs made
@@ -61,9 +62,14 @@ impl Opaque {
         }
     }
 
-    /// Ends a run that succeeded; returns the order in which to copy from now on, if it is new.
-    pub(crate) fn end(&self, trace: Trace) -> Vec<Range<u64>> {
-        self.order().end(trace).unwrap_or_default()
+    /// Ends a run that succeeded; returns by launch what it was the first to read, as far as is known now, if
+    /// that is new.
+    pub(crate) fn end(&self, trace: Trace) -> Vec<Vec<Range<u64>>> {
+        let mut order = self.order();
+        if order.end(trace).is_none() {
+            return Vec::new();
+        }
+        order.first_reads()
     }
 
     fn order(&self) -> MutexGuard<'_, ReadOrder> {

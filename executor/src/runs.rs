@@ -12,7 +12,7 @@ use millrace_device::{
     Arg, Device, Error as DeviceError, Event as _, KernelSpec, Stream as _, monotonic_now,
 };
 use millrace_proto::executor::event::Event;
-use millrace_proto::executor::{LaunchTimes, Run, RunDone, RunFailed, RunFailure};
+use millrace_proto::executor::{LaunchReads, LaunchTimes, Run, RunDone, RunFailed, RunFailure};
 use millrace_proto::frames;
 use millrace_types::Timestamp;
 
@@ -179,7 +179,7 @@ fn carry_out<D: Device>(
     let (began, bytes) = (monotonic_now(), inline_bytes(&inputs));
     let inputs = upload::<D>(&program.inputs, inputs, stream)?;
     let mut running = Running { program: &program, generation, stream, times: Times::start(told) };
-    let (mut values, copy_order) = match &program.opaque {
+    let (mut values, first_reads) = match &program.opaque {
         None => (running.run(inputs)?, Vec::new()),
         Some(opaque) => running.run_opaque(inputs, opaque, reads)?,
     };
@@ -197,10 +197,14 @@ fn carry_out<D: Device>(
         finished_ns: times.finished.as_nanos(),
         waited_ns: u64::try_from(times.waited.as_nanos()).unwrap_or(u64::MAX),
         launches: times.launches,
-        copy_order: copy_order.into_iter().map(wire::byte_range).collect(),
+        first_reads: first_reads.into_iter().map(launch_reads).collect(),
         launch_times: times.each,
     };
     Ok((done, descriptors))
+}
+
+fn launch_reads(reads: Vec<Range<u64>>) -> LaunchReads {
+    LaunchReads { ranges: reads.into_iter().map(wire::byte_range).collect() }
 }
 
 /// The inputs' bytes, where they came in the message; what is elsewhere is too much to be quick.
@@ -263,9 +267,9 @@ impl Times {
     }
 }
 
-/// What a run of an opaque program leaves: its values by slot, and the order in which to copy it from
-/// now on, empty unless that is new.
-type OpaqueRun<D> = (Vec<Option<<D as Device>::Value>>, Vec<Range<u64>>);
+/// What a run of an opaque program leaves: its values by slot, and by launch what it was the first to read,
+/// empty unless that is new.
+type OpaqueRun<D> = (Vec<Option<<D as Device>::Value>>, Vec<Vec<Range<u64>>>);
 
 /// A run between its first launch and its last.
 struct Running<'a, D: Device> {
@@ -289,8 +293,8 @@ impl<D: Device> Running<'_, D> {
         Ok(self.outputs(slots))
     }
 
-    /// As [`Self::run`], of a program whose launches read what comes with the run. Returns the order
-    /// in which to copy it from now on, too, if that is new.
+    /// As [`Self::run`], of a program whose launches read what comes with the run. Returns what is recorded
+    /// of its reads, too, if that is new.
     fn run_opaque(
         &mut self,
         mut slots: Vec<Option<D::Value>>,

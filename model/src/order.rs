@@ -65,6 +65,51 @@ impl ReadOrder {
         Self { bytes, block, record: None }
     }
 
+    /// Of such a program, as another process recorded it by its [`Self::first_reads`]; `None` where these name
+    /// bytes that the program has not.
+    #[must_use]
+    pub fn recorded(bytes: u64, block: NonZeroU64, first_reads: &[Vec<Range<u64>>]) -> Option<Self> {
+        let is_within = |read: &Range<u64>| read.start <= read.end && read.end <= bytes;
+        if !first_reads.iter().flatten().all(is_within) {
+            return None;
+        }
+        let mut order = Self::unknown(bytes, block);
+        let mut trace = order.begin();
+        for reads in first_reads {
+            order.on_launch(&mut trace, reads);
+        }
+        order.end(trace)?;
+        Some(order)
+    }
+
+    /// With what was recorded before of the same program by somebody else: as if one process had recorded
+    /// both, this one last.
+    #[must_use]
+    pub fn after(mut self, older: &Self) -> Self {
+        let Some(older) = &older.record else { return self };
+        match &mut self.record {
+            Some(record) => record.keep(older),
+            None => self.record = Some(older.clone()),
+        }
+        self
+    }
+
+    /// By launch: what it was the first to read, as recorded. Whole blocks, the neighbours joined; of the last
+    /// launches nothing, where these read nothing first.
+    #[must_use]
+    pub fn first_reads(&self) -> Vec<Vec<Range<u64>>> {
+        let mut reads = Vec::new();
+        let Some(record) = &self.record else { return reads };
+        for &block in &record.blocks {
+            let launch = record.first_use[block as usize] as usize;
+            if reads.len() <= launch {
+                reads.resize_with(launch + 1, Vec::new);
+            }
+            join(&mut reads[launch], self.bytes_of(block));
+        }
+        reads
+    }
+
     /// Whether a run was recorded.
     #[must_use]
     pub fn is_recorded(&self) -> bool {
@@ -119,14 +164,14 @@ impl ReadOrder {
         };
         let mut order: Vec<Range<u64>> = Vec::new();
         for block in recorded.chain((0..self.block_count()).filter(unread)) {
-            let start = u64::from(block) * self.block.get();
-            let end = (start + self.block.get()).min(self.bytes);
-            match order.last_mut() {
-                Some(last) if last.end == start => last.end = end,
-                _ => order.push(start..end),
-            }
+            join(&mut order, self.bytes_of(block));
         }
         order
+    }
+
+    fn bytes_of(&self, block: u32) -> Range<u64> {
+        let start = u64::from(block) * self.block.get();
+        start..(start + self.block.get()).min(self.bytes)
     }
 
     fn block_count(&self) -> u32 {
@@ -138,6 +183,14 @@ impl ReadOrder {
         let block = self.block.get();
         let read = reads.iter().filter(|read| !read.is_empty());
         read.flat_map(move |read| (read.start / block) as u32..read.end.div_ceil(block) as u32)
+    }
+}
+
+/// Puts bytes behind others.
+fn join(order: &mut Vec<Range<u64>>, next: Range<u64>) {
+    match order.last_mut() {
+        Some(last) if last.end == next.start => last.end = next.end,
+        _ => order.push(next),
     }
 }
 

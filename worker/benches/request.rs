@@ -67,8 +67,8 @@ impl ExecutorPort for InstantPort {
                 finished_ns: now,
                 waited_ns: 0,
                 launches: 1,
-                copy_order: Vec::new(),
                 launch_times: Vec::new(),
+                first_reads: Vec::new(),
             })),
             _ => {}
         }

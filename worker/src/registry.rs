@@ -41,8 +41,8 @@ struct Model {
     users: BTreeSet<FunctionIndex>,
     /// What of it stays on GPUs, as the actors were last told.
     residency: Residency,
-    /// Of an opaque program: the order in which it was recorded to read, last. It is kept as long as the
-    /// model is installed, and no longer: a worker that starts again records again.
+    /// Of an opaque program: the order in which to copy it, by all that was recorded of its reads. It is kept
+    /// as long as the model is installed, and no longer: a worker that starts again records again.
     order: Option<Arc<CopyOrder>>,
 }
 
@@ -201,19 +201,26 @@ impl Registry {
         self.models.iter().map(|(&model, entry)| (model, entry.memory, &entry.prepared))
     }
 
-    /// Notes the order in which an executor recorded that a model reads; whether it is news.
-    pub(crate) fn recorded(&mut self, model: ModelId, order: Arc<CopyOrder>) -> bool {
+    /// Notes what an executor recorded of a model's reads; gives the order of all that is known, where that is
+    /// news.
+    pub(crate) fn recorded(&mut self, model: ModelId, order: Arc<CopyOrder>) -> Option<Arc<CopyOrder>> {
         // The model may have been removed meanwhile.
-        let Some(entry) = self.models.get_mut(&model) else { return false };
-        let counted = match &entry.order {
-            None => &mut self.read_orders.first,
-            Some(known) if *known == order => &mut self.read_orders.same,
-            Some(_) => &mut self.read_orders.changed,
+        let entry = self.models.get_mut(&model)?;
+        let Some(known) = &entry.order else {
+            self.read_orders.first += 1;
+            entry.order = Some(Arc::clone(&order));
+            return Some(order);
         };
-        *counted += 1;
-        let news = entry.order.as_ref() != Some(&order);
-        entry.order = Some(order);
-        news
+        // Executors record side by side: the actor that tells this may not have heard of the others'.
+        let order = CopyOrder::clone(&order).after(known);
+        if order == **known {
+            self.read_orders.same += 1;
+            return None;
+        }
+        self.read_orders.changed += 1;
+        let order = Arc::new(order);
+        entry.order = Some(Arc::clone(&order));
+        Some(order)
     }
 
     /// The recorded orders of opaque programs.

@@ -47,10 +47,9 @@ pub struct NodeSnapshot {
 pub struct ReadOrders {
     /// Nothing.
     pub first: u64,
-    /// Another order: it read otherwise than was recorded, or this executor had not seen it read as others
-    /// had.
+    /// Not all of it: what is new is added.
     pub changed: u64,
-    /// The same: an executor that is new to the program.
+    /// All of it: an executor that is new to the program.
     pub same: u64,
 }
 

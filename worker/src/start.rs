@@ -4,11 +4,12 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
+mod hello;
 mod passing;
 mod server;
+mod thread;
 
 pub use millrace_policy::dispatch::{POLICIES, PolicyConfig};
 pub use millrace_policy::elastic::{MIGRATIONS, MigrationPolicy, PoolPolicy};
@@ -20,10 +21,9 @@ pub use millrace_policy::paths::{HOST_LINKS, HostLinks};
 pub use millrace_policy::prewarm::{PREWARMS, Prewarm};
 pub use millrace_policy::rates::{SHARINGS, Sharing};
 use millrace_proto::trace::Kept;
-use millrace_proto::worker as wire;
 use millrace_types::topology::Topology;
 use millrace_types::{Bytes, NodeName};
-use tokio::sync::{oneshot, watch};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tonic::transport::server::TcpIncoming;
 
@@ -39,15 +39,15 @@ use crate::host_tier::gate::Gate;
 use crate::host_tier::store::{self, Store};
 use crate::host_tier::{self, View};
 use crate::meters::Shown;
-use crate::node::{self, NodeConfig, NodeContext};
 pub use crate::node::{DataConfig, POOLS, TRANSFER_SHARING};
 pub use crate::objects::OBJECT_MEMORY;
 use crate::objects::{Objects, Whereabouts};
-use crate::process_port::{ExecutorCommand, ProcessSpawner};
+use crate::process_port::ExecutorCommand;
 pub use crate::programs::Launcher;
 use crate::programs::Programs;
 use crate::service::{Faults, Limits, WorkerService};
 use crate::start::server::{Health, Server};
+use crate::start::thread::ActorThread;
 
 /// What a worker is.
 #[derive(Debug, Clone)]
@@ -199,7 +199,7 @@ pub async fn start(config: WorkerConfig) -> Result<Worker, StartError> {
     let view = showing.view();
     let (telemetry_now, desired_now) = (watch::Sender::default(), desired.subscribe());
     let (quotas_now, desired_shown) = (desired.subscribe(), desired.subscribe());
-    let hello = hello(&config, addr);
+    let hello = hello::hello(&config, addr);
     let place = Place {
         node: config.node.clone(),
         instance: hello.instance.clone(),
@@ -375,89 +375,4 @@ fn channels(controllers: &[String]) -> Result<Vec<(String, tonic::transport::Cha
         Err(source) => Err(StartError::Controller { address: address.clone(), source }),
     };
     controllers.iter().map(channel).collect()
-}
-
-fn hello(config: &WorkerConfig, addr: SocketAddr) -> wire::WorkerHello {
-    let gpu = |gpu: &millrace_types::topology::Gpu| wire::GpuCapacity {
-        index: gpu.index.0,
-        gpu_type: gpu.gpu_type.clone(),
-        memory_bytes: gpu.memory.get(),
-    };
-    wire::WorkerHello {
-        node: config.node.to_string(),
-        instance: instance(),
-        address: config.advertise.clone().unwrap_or_else(|| addr.to_string()),
-        gpus: config.topology.gpus.iter().map(gpu).collect(),
-        host_memory_bytes: config.host_memory.max(config.model_storage).get(),
-        topology: config.topology.name.clone(),
-        runs_programs: config.programs.is_some(),
-        ..Default::default()
-    }
-}
-
-/// Tells this process from another that claims the same node: a pid and the moment of its start
-/// are never both the same twice on one machine's boot, and the lock keeps its data directory apart.
-fn instance() -> String {
-    format!("{}-{}", std::process::id(), MonotonicClock.now().as_nanos())
-}
-
-/// The thread of the actors and of every executor's parent.
-#[derive(Debug)]
-struct ActorThread {
-    stop: Option<oneshot::Sender<()>>,
-    ended: watch::Receiver<()>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl ActorThread {
-    async fn start(config: &WorkerConfig) -> Result<(Self, NodeHandle), StartError> {
-        let (dispatch, eviction, isolation) = (config.dispatch, config.eviction, config.isolation);
-        let (memory, data) = (config.gpu_memory.clone(), config.gpu_data);
-        let (sharing, host_links) = (config.transfer_sharing, config.host_links);
-        let prewarm = config.prewarm;
-        let base = NodeConfig::new(config.topology.clone());
-        let node_config =
-            NodeConfig { dispatch, eviction, isolation, memory, data, sharing, host_links, prewarm, ..base };
-        let allow_faults = config.faults == Faults::Obey;
-        let spawner = ProcessSpawner::new(
-            config.executor.clone(),
-            &config.topology,
-            config.executor_threads,
-            allow_faults,
-        )
-        .with_isolation(isolation);
-        let context = NodeContext::new(config.seed, Box::new(spawner));
-        let (started, handle) = oneshot::channel();
-        let (stop, stopped) = oneshot::channel::<()>();
-        let (alive, ended) = watch::channel(());
-        let run = move || {
-            let _alive = alive;
-            actix_rt::System::new().block_on(async move {
-                // Nobody waits for a handle only when the start itself was dropped, and `stop` with it.
-                drop(started.send(node::start_here(node_config, context)));
-                drop(stopped.await);
-            });
-        };
-        let thread =
-            std::thread::Builder::new().name("node-actors".into()).spawn(run).map_err(StartError::Thread)?;
-        let actors = Self { stop: Some(stop), ended, thread: Some(thread) };
-        let node = handle.await.map_err(|_| StartError::Actors)?;
-        Ok((actors, node))
-    }
-
-    /// Returns when the thread has ended, told to or not.
-    async fn ended(&mut self) {
-        // Nothing is ever sent: an error is the sender's end.
-        while self.ended.changed().await.is_ok() {}
-    }
-
-    async fn stop(mut self) {
-        self.stop = None;
-        self.ended().await;
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            tracing::error!("the actor thread panicked");
-        }
-    }
 }

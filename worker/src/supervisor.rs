@@ -30,7 +30,7 @@ use millrace_policy::gpu::{Event as GpuEvent, Gpu as GpuCore};
 use millrace_policy::ids::FunctionIndex;
 use millrace_policy::lifecycle::Lifecycle;
 use millrace_policy::memory::MemoryMap;
-use millrace_policy::paths::Paths;
+use millrace_policy::paths::{HostLinks, Paths};
 use millrace_policy::prewarm::Prewarm;
 use millrace_policy::residence::Residence;
 use millrace_policy::trace::CoreId;
@@ -107,6 +107,14 @@ impl Supervisor {
         let nvlinks = config.topology.gpus.iter().flat_map(|gpu| config.topology.nvlinks_of(gpu.index));
         let crossed = of_host.chain(nvlinks.map(|(link, _)| link));
         let policy = InForce::of(&config, &Wanted::default());
+        let routes = fabric::routes_of(&config.topology);
+        if let (Err(why), HostLinks::All) = (&routes, config.host_links) {
+            tracing::warn!(
+                %why,
+                "no GPU forwards for others on a machine of this size, as --host-links all asks: each uses its own \
+                 links to the host; give several workers some of its GPUs each, or leave that option out"
+            );
+        }
         let supervisor = Rc::new(Self {
             node: Slot::empty(),
             gpus: (0..gpus).map(|_| Slot::empty()).collect(),
@@ -117,7 +125,7 @@ impl Supervisor {
             tenants: RefCell::default(),
             policy: Cell::new(policy),
             told: Rc::new(Cell::new(policy::told(&policy))),
-            routes: fabric::routes_of(&config.topology),
+            routes: routes.ok(),
             // Each GPU counts in steps of the number of GPUs, from its own number: 1, 2, 3, …
             incarnations: (1..=gpus as u64).map(|gpu| Cell::new(Incarnation(gpu))).collect(),
             spawner: RefCell::new(spawner),

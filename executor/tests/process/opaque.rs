@@ -4,11 +4,13 @@
 //! the calls of a redirected client would bring them. Behind the weights are blocks that nothing
 //! reads unless a test says so.
 
+use std::num::NonZeroU64;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use millrace_device::monotonic_now;
+use millrace_model::order::ReadOrder;
 use millrace_model::synth;
 use millrace_proto::executor::command::Command;
 use millrace_proto::executor::event::Event;
@@ -72,6 +74,18 @@ impl Opaque {
         self.executor.ran(1).unwrap()
     }
 
+    /// In which order to copy it, by what was recorded in a run; nothing where nothing was.
+    fn copy_order(&self, answer: &Answer) -> Vec<Range<u64>> {
+        let range = |range: &ByteRange| range.offset..range.offset + range.bytes;
+        let launch = |reads: &LaunchReads| reads.ranges.iter().map(range).collect::<Vec<_>>();
+        let reads: Reads = answer.done.first_reads.iter().map(launch).collect();
+        if reads.is_empty() {
+            return Vec::new();
+        }
+        let block = NonZeroU64::new(BLOCK).unwrap();
+        ReadOrder::recorded(self.model.bytes(), block, &reads).unwrap().copy_order()
+    }
+
     /// Runs while all of it is copied, in this order; then gives its memory away.
     fn swap(&mut self, reads: &Reads, order: &[Range<u64>]) -> (Vec<u8>, Vec<Range<u64>>) {
         self.map();
@@ -81,7 +95,7 @@ impl Opaque {
         }
         let answer = self.answer();
         self.unmap();
-        (answer.bytes(), copy_order(&answer))
+        (answer.bytes(), self.copy_order(&answer))
     }
 }
 
@@ -90,10 +104,6 @@ fn opaque(model: &Model) -> (LoadProgram, Vec<OwnedFd>) {
     load.opaque_block_bytes = BLOCK;
     load.launches.iter_mut().for_each(|launch| launch.reads.clear());
     (load, descriptors)
-}
-
-fn copy_order(answer: &Answer) -> Vec<Range<u64>> {
-    answer.done.copy_order.iter().map(|range| range.offset..range.offset + range.bytes).collect()
 }
 
 fn blocks(range: &Range<u64>) -> impl Iterator<Item = Range<u64>> {
@@ -130,7 +140,10 @@ fn the_first_run_waits_for_everything_and_the_second_for_what_it_reads() {
     let first = program.answer();
     assert!(first.done.finished_ns >= rest.finished_ns, "it ran before all was there");
     assert_eq!(first.bytes(), expected);
-    let order = copy_order(&first);
+    let order = program.copy_order(&first);
+    let read_first = &first.done.first_reads[0].ranges;
+    let last = read_first.last().map(|range| range.offset + range.bytes);
+    assert_eq!(last, Some(all.end), "{read_first:?}");
     assert_eq!(order[0], 0..reads[0][0].end.next_multiple_of(BLOCK));
     assert_eq!(order[1].end, all.end, "{order:?}");
     assert_eq!(order.iter().map(|range| range.end - range.start).sum::<u64>(), all.end);
@@ -146,7 +159,7 @@ fn the_first_run_waits_for_everything_and_the_second_for_what_it_reads() {
         program.copy(block);
     }
     let second = program.answer();
-    assert_eq!((second.bytes(), copy_order(&second)), (expected, vec![]));
+    assert_eq!((second.bytes(), program.copy_order(&second)), (expected, vec![]));
 }
 
 #[test]
@@ -160,7 +173,7 @@ fn an_opaque_program_that_is_loaded_and_known_runs_whole() {
     assert_eq!(first.done.launches as usize, reads.len(), "it is tracked, loaded or not");
     program.start(&reads);
     let second = program.answer();
-    assert_eq!((second.done.launches, copy_order(&second)), (1, vec![]));
+    assert_eq!((second.done.launches, program.copy_order(&second)), (1, vec![]));
     assert_eq!(first.bytes(), second.bytes());
 }
 

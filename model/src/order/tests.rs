@@ -175,3 +175,39 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn what_another_process_recorded_is_told_by_launch() {
+    let mut order = order(100);
+    assert_eq!(order.first_reads(), Vec::<Vec<Range<u64>>>::new());
+    run(&mut order, &vec![vec![], vec![64..80, 0..20], vec![0..40], vec![]]);
+    let (told, first): (_, Reads) = (order.first_reads(), vec![vec![], vec![64..80, 0..32], vec![32..48]]);
+    assert_eq!(told, first);
+    assert_eq!(ReadOrder::recorded(100, order.block, &told), Some(order.clone()));
+    for outside in [0..101, Range { start: 20, end: 10 }] {
+        assert_eq!(ReadOrder::recorded(100, order.block, &[vec![outside]]), None);
+    }
+}
+
+proptest! {
+    /// Nobody who records from scratch makes others forget.
+    #[test]
+    fn what_two_processes_recorded_is_what_one_would_have(first in reads(), second in reads()) {
+        let (mut both, mut one, mut other) = (order(BYTES), order(BYTES), order(BYTES));
+        for reads in [&first, &second] {
+            run(&mut both, reads);
+        }
+        run(&mut one, &first);
+        run(&mut other, &second);
+        let merged = other.after(&one);
+        // Neither way is unexpected any more, as it is not where one process ran both.
+        for order in [merged.clone(), both] {
+            for reads in [&first, &second] {
+                prop_assert_eq!(run(&mut order.clone(), reads).1, None);
+            }
+        }
+        prop_assert_eq!(merged.clone().after(&one).after(&merged), merged.clone());
+        prop_assert_eq!(one.clone().after(&order(BYTES)), one.clone());
+        prop_assert_eq!(order(BYTES).after(&one), one);
+    }
+}

@@ -39,6 +39,7 @@ mod forwards;
 mod grants;
 mod lanes;
 pub mod link;
+mod locks;
 mod protocol;
 mod routes;
 mod sharing;
@@ -111,7 +112,7 @@ impl Fabric {
     #[must_use]
     pub fn with_sharing(topology: &Topology, sharing: Sharing) -> Self {
         let (lanes, paths) = lanes::lay(topology);
-        let routes = routes_of(topology);
+        let routes = routes_of(topology).ok();
         let (shares, forwards) = (Shares::new(topology, sharing), BTreeMap::new());
         Self { lanes, paths, routes, forwards, shares, transfers: BTreeMap::new(), grants: 0 }
     }
@@ -201,43 +202,6 @@ impl Fabric {
         let head_start = self.paths[route].time_for(batch).saturating_mul(2);
         let head_start = u64::try_from(head_start.as_nanos()).unwrap_or(u64::MAX);
         (Timestamp(now.0.saturating_sub(head_start)), self.grants)
-    }
-
-    fn locked(&mut self, transfer: TransferId, peer: PeerBlocks, actions: &mut Vec<Action>) {
-        let asked = |state: &&mut Transfer| {
-            state.ending.is_none() && matches!(state.source, Source::Asked(gpu) if gpu == peer.gpu)
-        };
-        match self.transfers.get_mut(&transfer).filter(asked) {
-            Some(state) => {
-                let (from, to, cargo) = (peer.gpu, state.gpu, state.cargo);
-                state.locked = Some(from);
-                state.source = Source::Peer(peer);
-                if matches!(cargo, Cargo::Object(_)) && !self.begin_routes(transfer, from, to) {
-                    self.give_up(transfer, Outcome::Failed, actions);
-                }
-            }
-            // It has ended meanwhile, or goes on from the host.
-            None => actions.push(Action::Unlock { gpu: peer.gpu, transfer }),
-        }
-    }
-
-    fn not_locked(&mut self, transfer: TransferId, actions: &mut Vec<Action>) {
-        let asked = |state: &&mut Transfer| matches!(state.source, Source::Asked(_));
-        if self.transfers.get_mut(&transfer).filter(asked).is_some() {
-            self.lose_source(transfer, actions);
-        }
-    }
-
-    /// What is still to be granted comes from the host, if it is there. What is out from the peer comes
-    /// whole or fails; until it has, the transfer holds the lock.
-    fn lose_source(&mut self, transfer: TransferId, actions: &mut Vec<Action>) {
-        let Some(state) = self.transfers.get_mut(&transfer) else { return };
-        if state.is_of_peers_object() {
-            self.give_up(transfer, Outcome::Failed, actions);
-        } else {
-            state.source = Source::Host;
-            self.promise(transfer);
-        }
     }
 
     /// Takes a batch that ended off its transfer.

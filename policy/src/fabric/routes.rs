@@ -12,13 +12,15 @@ use millrace_types::{BytesPerSec, GpuIndex};
 use super::Fabric;
 use super::lanes::{Lane, Route, joined};
 use crate::ids::{FlowId, TransferId};
-use crate::paths::{Change, Config, Paths};
+use crate::paths::{Change, Config, Error, Paths};
 
-/// The NVLinks that objects may take; `None` where a machine is larger than what [`Paths`] plans for, and
-/// objects go by the host.
-#[must_use]
-pub fn routes_of(topology: &Topology) -> Option<Paths> {
-    Paths::new(topology, Config::default()).ok()
+/// The NVLinks that objects may take, and neighbours for others.
+///
+/// # Errors
+/// As [`Paths::new`], where a machine is larger than what that plans for: objects go by the host then, and
+/// nobody forwards for others.
+pub fn routes_of(topology: &Topology) -> Result<Paths, Error> {
+    Paths::new(topology, Config::default())
 }
 
 impl Fabric {

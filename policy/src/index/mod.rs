@@ -47,6 +47,30 @@ pub struct Limit {
     pub objects: u64,
 }
 
+impl Limit {
+    /// Both together.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        Self {
+            bytes: Bytes(self.bytes.get().saturating_add(other.bytes.get())),
+            files: self.files.saturating_add(other.files),
+            objects: self.objects.saturating_add(other.objects),
+        }
+    }
+
+    fn minus(self, less: Self) -> Self {
+        Self {
+            bytes: self.bytes.saturating_sub(less.bytes),
+            files: self.files.saturating_sub(less.files),
+            objects: self.objects.saturating_sub(less.objects),
+        }
+    }
+
+    fn within(self, limit: Self) -> bool {
+        self.bytes <= limit.bytes && self.files <= limit.files && self.objects <= limit.objects
+    }
+}
+
 fn one(held: &impl Held) -> Limit {
     Limit { bytes: held.bytes(), files: held.files(), objects: 1 }
 }
@@ -86,7 +110,7 @@ pub struct Index<T> {
     own: Table<T>,
     copies: Table<T>,
     /// What is set aside for copies on their way, which gives way to nobody.
-    coming: Bytes,
+    coming: Limit,
     /// What is held elsewhere takes of it.
     claimed: Limit,
     limit: Limit,
@@ -107,7 +131,7 @@ impl<T: Held> Index<T> {
             node,
             own: Table::new(),
             copies: Table::new(),
-            coming: Bytes::ZERO,
+            coming: Limit::default(),
             claimed: Limit::default(),
             limit,
             next: 1,
@@ -160,63 +184,46 @@ impl<T: Held> Index<T> {
 
     /// Has copies give way until there is room for so much. Says whether there is.
     fn make_room(&mut self, more: Limit) -> bool {
-        loop {
-            let Usage { objects, bytes: own, copies, copied, .. } = self.usage();
-            let claimed = self.claimed;
-            let own = own.get().saturating_add(claimed.bytes.get()).saturating_add(more.bytes.get());
-            let files = self.own.files() + claimed.files + more.files;
-            let objects = objects + claimed.objects + more.objects;
-            let full = |copies: u64, copied: Bytes, open: u64| {
-                own.saturating_add(copied.get()) > self.limit.bytes.get()
-                    || files + open > self.limit.files
-                    || objects + copies > self.limit.objects
-            };
-            if !full(copies, copied, self.copies.files()) {
-                return true;
-            }
-            // It would not do if all of them went: none does.
-            if full(0, self.coming, 0) {
-                return false;
-            }
+        let stays = self.own.takes().plus(self.claimed).plus(self.coming).plus(more);
+        // It would not do if all of them went: none does.
+        if !stays.within(self.limit) {
+            return false;
+        }
+        while !stays.plus(self.copies.takes()).within(self.limit) {
             match self.copies.pop_first() {
                 Some(id) => self.gone.push(id),
                 None => return false,
             }
         }
+        true
     }
 
-    /// Sets room aside for bytes of a copy on its way, and says whether there is.
-    pub fn set_aside(&mut self, bytes: Bytes) -> bool {
-        let room = self.make_room(Limit { bytes, files: 0, objects: 1 });
+    /// Sets room aside for a copy on its way, or for more of one, and says whether there is.
+    pub fn set_aside(&mut self, more: Limit) -> bool {
+        let room = self.make_room(more);
         if room {
-            self.coming += bytes;
+            self.coming = self.coming.plus(more);
         }
         room
     }
 
     /// Gives back what was set aside.
-    pub fn give_back(&mut self, bytes: Bytes) {
-        self.coming = self.coming.saturating_sub(bytes);
+    pub fn give_back(&mut self, less: Limit) {
+        self.coming = self.coming.minus(less);
     }
 
     /// Takes room for what is held elsewhere, and says whether there is.
     pub fn claim(&mut self, more: Limit) -> bool {
         let room = self.make_room(more);
         if room {
-            let Limit { bytes, files, objects } = &mut self.claimed;
-            *bytes += more.bytes;
-            *files += more.files;
-            *objects += more.objects;
+            self.claimed = self.claimed.plus(more);
         }
         room
     }
 
     /// That is gone.
     pub fn unclaim(&mut self, less: Limit) {
-        let Limit { bytes, files, objects } = &mut self.claimed;
-        *bytes = bytes.saturating_sub(less.bytes);
-        *files = files.saturating_sub(less.files);
-        *objects = objects.saturating_sub(less.objects);
+        self.claimed = self.claimed.minus(less);
     }
 
     /// Takes a copy for which room was set aside, which is given back first. Says whether it is new, and has
@@ -274,14 +281,14 @@ impl<T: Held> Index<T> {
     #[must_use]
     pub fn usage(&self) -> Usage {
         Usage {
-            objects: self.own.len(),
-            bytes: self.own.bytes(),
+            objects: self.own.takes().objects,
+            bytes: self.own.takes().bytes,
             kept: self.kept,
             expired: self.expired,
             refused: self.refused,
-            copies: self.copies.len(),
-            // What is on its way counts as there.
-            copied: self.copies.bytes() + self.coming,
+            copies: self.copies.takes().objects,
+            // Of what is on its way, too, the bytes are there.
+            copied: self.copies.takes().plus(self.coming).bytes,
         }
     }
 }

@@ -3,10 +3,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use millrace_types::{Bytes, DataId, Epoch, NodeName, Timestamp};
+use millrace_types::{DataId, Epoch, NodeName, Timestamp};
 
-use super::Held;
 use super::pages::{Hashed, Pages};
+use super::{Held, Limit, one};
 
 /// Objects, each under its name.
 #[derive(Debug)]
@@ -15,9 +15,7 @@ pub(super) struct Table<T> {
     homes: Hashed<NodeName, BTreeMap<Epoch, Made<T>>>,
     /// When the first of each registration's objects goes.
     firsts: BTreeSet<(Timestamp, NodeName, Epoch)>,
-    len: u64,
-    bytes: Bytes,
-    files: u64,
+    takes: Limit,
 }
 
 /// What one node made under one registration, by its count.
@@ -35,20 +33,12 @@ struct Object<T> {
 
 impl<T: Held> Table<T> {
     pub(super) fn new() -> Self {
-        Self { homes: Hashed::default(), firsts: BTreeSet::new(), len: 0, bytes: Bytes::ZERO, files: 0 }
+        Self { homes: Hashed::default(), firsts: BTreeSet::new(), takes: Limit::default() }
     }
 
-    pub(super) fn len(&self) -> u64 {
-        self.len
-    }
-
-    pub(super) fn bytes(&self) -> Bytes {
-        self.bytes
-    }
-
-    /// How many files they may have open.
-    pub(super) fn files(&self) -> u64 {
-        self.files
+    /// How much of everything they take.
+    pub(super) fn takes(&self) -> Limit {
+        self.takes
     }
 
     pub(super) fn get(&self, id: &DataId) -> Option<&T> {
@@ -58,9 +48,7 @@ impl<T: Held> Table<T> {
 
     /// Takes one whose name is not here.
     pub(super) fn put(&mut self, id: &DataId, held: T, until: Timestamp) {
-        self.len += 1;
-        self.bytes += held.bytes();
-        self.files += held.files();
+        self.takes = self.takes.plus(one(&held));
         let made = self.homes.entry(id.home.clone()).or_default().entry(id.epoch).or_default();
         let before = made.first();
         made.objects.insert(id.counter, Object { held, until });
@@ -84,9 +72,7 @@ impl<T: Held> Table<T> {
             }
         }
         self.note(id, before, after);
-        self.len -= 1;
-        self.bytes = self.bytes - object.held.bytes();
-        self.files -= object.held.files();
+        self.takes = self.takes.minus(one(&object.held));
         true
     }
 

@@ -26,6 +26,11 @@ fn bytes(bytes: u64) -> Thing {
     Thing(bytes, 0)
 }
 
+/// A copy on its way that opens no file.
+fn coming(bytes: u64) -> Limit {
+    Limit { bytes: Bytes(bytes), files: 0, objects: 1 }
+}
+
 fn node(number: u64) -> NodeName {
     NodeName::new(&format!("n{number}")).unwrap()
 }
@@ -122,24 +127,42 @@ fn what_nobody_came_for_goes_in_its_time_and_names_never_return() {
 fn copies_give_way_to_the_nodes_own_and_to_newer_ones() {
     let mut index = index(LIMIT);
     for (counter, until) in [(1, 20), (2, 10)] {
-        assert!(index.set_aside(Bytes(40)));
-        index.give_back(Bytes(40));
+        assert!(index.set_aside(coming(40)));
+        index.give_back(coming(40));
         assert!(index.put_copy(&id(counter), bytes(40), Timestamp(until)));
     }
     assert!(!index.put_copy(&id(1), bytes(10), Timestamp(20)), "it is here");
     let usage = index.usage();
     assert_eq!((usage.copies, usage.copied, usage.objects), (2, Bytes(80), 0));
     // The one that would go first makes room for a third.
-    assert!(index.set_aside(Bytes(50)));
+    assert!(index.set_aside(coming(50)));
     assert!(index.get(&id(2)).is_none() && index.get(&id(1)).is_some());
     // What is on its way is not taken from.
     assert!(index.put(Epoch(1), bytes(60), Timestamp(30)).is_err());
     assert!(index.get(&id(1)).is_some(), "nothing goes in vain");
-    index.give_back(Bytes(50));
+    index.give_back(coming(50));
     index.put(Epoch(1), bytes(100), Timestamp(30)).unwrap();
     assert_eq!(index.take_gone(Timestamp(0)), [id(2), id(1)]);
-    assert!(!index.set_aside(Bytes(1)), "its own give way to none");
+    assert!(!index.set_aside(coming(1)), "its own give way to none");
     assert_eq!(index.take_gone(Timestamp(50)), []);
+}
+
+#[test]
+fn copies_on_their_way_take_files_and_names_as_those_that_are_there() {
+    let mut index = index(Limit { files: 2, ..LIMIT });
+    let opens = Limit { bytes: Bytes(1), files: 1, objects: 1 };
+    assert!(index.put_copy(&id(1), Thing(1, 1), Timestamp(10)));
+    assert!(index.set_aside(opens) && index.set_aside(opens));
+    assert_eq!(index.take_gone(Timestamp(0)), [id(1)], "what is there gives way");
+    assert!(!index.set_aside(opens), "two files are open");
+    assert!(!index.put_copy(&id(1), Thing(1, 1), Timestamp(10)));
+    assert!(index.set_aside(coming(1)), "one more object");
+    assert!(!index.set_aside(coming(1)), "three are on their way");
+    assert!(index.set_aside(Limit { objects: 0, ..coming(1) }), "more of one of them");
+    assert_eq!(index.put(Epoch(1), bytes(1), Timestamp(10)), Err(bytes(1)));
+    index.give_back(opens);
+    assert!(index.put_copy(&id(1), Thing(1, 1), Timestamp(10)));
+    assert_eq!((index.usage().copies, index.usage().copied), (1, Bytes(4)));
 }
 
 #[test]

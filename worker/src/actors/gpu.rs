@@ -5,6 +5,7 @@
 //! the Executor, transfers and requests' ends to the Node, answers to the Functions. Bounded by
 //! dispatch: [`SLOTS_MAX`](millrace_policy::gpu::SLOTS_MAX) requests at one time.
 
+mod actions;
 mod books;
 mod data;
 mod inputs;
@@ -18,24 +19,21 @@ mod requests;
 mod tests;
 
 use std::collections::BTreeMap;
-use std::num::NonZeroU64;
 use std::sync::Arc;
 
-use millrace_policy::dispatch::Return;
-use millrace_policy::fabric::{self, Cargo};
+use millrace_policy::fabric;
 use millrace_policy::gpu::{Action, Event, Gpu as Core};
 use millrace_policy::ids::{RequestKey, RunId};
+use millrace_proto::executor::InjectFault;
 use millrace_proto::executor::command::Command;
 use millrace_proto::executor::tensor::Contents as TensorContents;
-use millrace_proto::executor::{Cancel, InjectFault, LoadProgram, Map, Relocate, UnloadProgram, Unmap};
-use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, Reason, RevisionKey, Timestamp, topology};
+use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, RevisionKey, Timestamp, topology};
 use tracing::Span;
 
 use crate::actors::driven::Driven;
-use crate::actors::function::{self, Outputs};
-use crate::actors::node::Reader;
+use crate::actors::function::Outputs;
 use crate::actors::spans::Spans;
-use crate::actors::{executor, extents, node};
+use crate::actors::{executor, node};
 use crate::copy_order::CopyOrder;
 use crate::handle::Directory;
 use crate::install::PreparedModel;
@@ -76,7 +74,7 @@ pub(crate) struct Gpu {
     hardware: topology::Gpu,
     core: Driven<Core>,
     models: BTreeMap<ModelId, Arc<PreparedModel>>,
-    /// Of opaque programs, as they were recorded last: mappings that begin are filled so.
+    /// Of opaque programs, as they were recorded so far: mappings that begin are filled so.
     orders: BTreeMap<ModelId, Arc<CopyOrder>>,
     entries: BTreeMap<RequestKey, Entry>,
     incarnation: Incarnation,
@@ -144,130 +142,6 @@ impl Gpu {
         self.hasten_what_leaves();
     }
 
-    fn carry_out(&mut self, now: Timestamp, action: Action, carried: &mut Carried) {
-        let gpu = self.index();
-        match action {
-            Action::LoadProgram { model } => {
-                self.loaded.insert(model, None);
-                self.load_program(model);
-            }
-            Action::UnloadProgram { model } => {
-                self.loaded.remove(&model);
-                self.send(Command::UnloadProgram(UnloadProgram { program: model.0.into() }), Vec::new());
-            }
-            Action::Map { model, generation, blocks } => {
-                self.tell_order(model);
-                let extents = extents::of_program(&blocks, self.weights(model));
-                let map = Map { program: model.0.into(), generation: generation.0, extents };
-                self.send(Command::Map(map), Vec::new());
-                self.peers.directory.changed();
-            }
-            Action::Relocate { model, was, generation, blocks } => {
-                let extents = extents::of_program(&blocks, self.weights(model));
-                let (program, was, generation) = (model.0.into(), was.0, generation.0);
-                self.send(Command::Relocate(Relocate { program, was, generation, extents }), Vec::new());
-            }
-            Action::Unmap { model, generation } => {
-                let unmap = Unmap { program: model.0.into(), generation: generation.0 };
-                self.send(Command::Unmap(unmap), Vec::new());
-                self.peers.directory.changed();
-            }
-            Action::Run { run, key, model, generation } => self.run(now, run, key, model, generation),
-            Action::CancelRun { run } => {
-                if !self.take_run_back(run) {
-                    self.send(Command::Cancel(Cancel { run: run.0 }), Vec::new());
-                }
-            }
-            Action::Data(action) => self.carry_out_data(action),
-            Action::EndProgram { model } => {
-                let incarnation = self.incarnation;
-                self.peers.executor.post(executor::Message::EndProgram { incarnation, model });
-            }
-            Action::Replace => self.peers.executor.post(executor::Message::Replace),
-            Action::Transfer { transfer, weights, chunks, from } => {
-                // A peer's bytes are found by chunk; by place in an order only the host's are.
-                let from = from.filter(|_| !self.is_opaque(weights.model));
-                let evicted = self.evicted;
-                let waiting = self.entries.values_mut().filter(|entry| entry.work().model == weights.model);
-                waiting.for_each(|entry| entry.spans.swap_begins(transfer, weights, from, evicted));
-                let reader = Reader::run(self.core.core.reader_of(weights.model));
-                let cargo = Cargo::Weights(weights);
-                self.peers.node.post(node::Message::Transfer { gpu, transfer, cargo, chunks, from, reader });
-            }
-            Action::Hasten { transfer, key } => {
-                self.peers.node.post(node::Message::Hasten { transfer, reader: key });
-            }
-            Action::Locked { transfer, peer } => self.tell_fabric(fabric::Event::Locked { transfer, peer }),
-            Action::LockLost { transfer } => self.tell_fabric(fabric::Event::LockLost { transfer }),
-            Action::NotLocked { transfer } => self.tell_fabric(fabric::Event::NotLocked { transfer }),
-            Action::CancelTransfer { transfer } => {
-                self.peers.node.post(node::Message::CancelTransfer(transfer))
-            }
-            Action::Completed { key, spent } => self.completed(key, spent, carried),
-            Action::Failed { key, reason, may_have_executed } => {
-                if let Some(entry) = self.entries.get(&key) {
-                    entry.spans.fail(reason);
-                    let detail = if let Carried::Detail(detail) = carried {
-                        Some(std::mem::take(detail))
-                    } else {
-                        None
-                    };
-                    if entry.works.len() > 1 && matches!(reason, Reason::ModelFailed | Reason::DataLost) {
-                        // Perhaps for one of them alone.
-                        return self.peers.node.post(node::Message::Split(key));
-                    }
-                    for work in &entry.works {
-                        let (key, detail) = (work.key, detail.clone());
-                        let failed = function::Message::Failed { key, reason, may_have_executed, detail };
-                        work.home.post(failed);
-                    }
-                }
-            }
-            Action::Up { incarnation } => {
-                self.peers.node.post(node::Message::Up { gpu, incarnation });
-                self.peers.directory.changed();
-            }
-            Action::Down { lost } => {
-                self.entries.values().for_each(|entry| entry.spans.fail("the executor was lost"));
-                self.entries.clear();
-                let lost = self.not_begun(lost);
-                self.lose_data();
-                self.leaving.clear();
-                self.pid = None;
-                self.loaded.clear();
-                self.peers.node.post(node::Message::Down { gpu, lost });
-                self.peers.directory.changed();
-            }
-            Action::Ended { key, ran } => {
-                self.forget_run(key);
-                if let Some(mut entry) = self.entries.remove(&key) {
-                    entry.let_go(&mut self.data);
-                    self.leaving.extend(entry.spans.leave());
-                }
-                self.peers.node.post(node::Message::Ended { gpu, key, ran });
-            }
-            Action::Returned { key, why } => {
-                self.forget_run(key);
-                if let Some(mut entry) = self.entries.remove(&key) {
-                    entry.let_go(&mut self.data);
-                    match why {
-                        Return::Recalled => entry.spans.recalled(),
-                        Return::Failed(_) => entry.spans.fail("the GPU could not do it"),
-                        Return::Died(_) => entry.spans.fail("the model's executor was lost"),
-                    }
-                }
-                self.peers.node.post(node::Message::Returned { gpu, key, why });
-            }
-            Action::Evicted { models } => self.peers.node.post(node::Message::Evicted { gpu, models }),
-            Action::Forgot { model } => {
-                if self.orders.remove(&model).is_some() {
-                    self.tell_order(model);
-                }
-                self.models.remove(&model);
-            }
-        }
-    }
-
     fn tell_fabric(&self, event: fabric::Event) {
         self.peers.node.post(node::Message::Fabric(event));
     }
@@ -279,26 +153,6 @@ impl Gpu {
 
     fn weights(&self, model: ModelId) -> Bytes {
         self.models.get(&model).map_or(Bytes::ZERO, |model| model.weights_bytes)
-    }
-
-    fn load_program(&self, model: ModelId) {
-        let Some(prepared) = self.models.get(&model) else { return };
-        let load = LoadProgram {
-            program: model.0.into(),
-            name: prepared.name.clone(),
-            graph_fd: 0,
-            graph_bytes: prepared.graph_bytes.0,
-            weights_fd: 1,
-            weights_bytes: prepared.weights_bytes.0,
-            launches: prepared.launches.clone(),
-            inputs: prepared.inputs.clone(),
-            outputs: prepared.outputs.clone(),
-            weights_pageable: false,
-            opaque_block_bytes: prepared.opaque_block.map_or(0, NonZeroU64::get),
-            group_bytes: prepared.group_bytes.0,
-        };
-        let descriptors = vec![Arc::clone(&prepared.graph), Arc::clone(&prepared.weights)];
-        self.send(Command::LoadProgram(load), descriptors);
     }
 }
 
@@ -362,8 +216,8 @@ impl Behaviour for Gpu {
                 spans.for_each(|spans| spans.copied(now, &copied));
                 self.batch_crossed(now, &copied);
             }
-            Message::RunDone { run, times, event, outputs, copy_order } => {
-                self.recorded(run, &copy_order);
+            Message::RunDone { run, times, event, outputs, first_reads } => {
+                self.recorded(run, &first_reads);
                 self.entries.values().for_each(|entry| entry.spans.launched(now, run, &times));
                 let kept = outputs
                     .tensors

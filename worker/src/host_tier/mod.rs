@@ -29,7 +29,7 @@ use crate::programs::Programs;
 use compile::{HostModel, Ready};
 use fetch::ArtifactSource;
 use gate::Gate;
-use plan::{Action, Asker, Event, Phase, Plan, Wanted};
+use plan::{Action, Asker, Event, Plan, Wanted};
 use room::Unused;
 use store::Store;
 
@@ -40,10 +40,12 @@ pub mod plan;
 mod prepare;
 mod programs;
 mod room;
+mod showing;
 mod state;
 pub mod store;
 
 pub use compile::{Reader, Signature};
+pub use showing::{Counts, Showing, View};
 pub use state::State;
 
 /// What the functions installed here take and give.
@@ -67,50 +69,6 @@ pub struct Config {
     pub seed: u64,
     /// Where programs are run, if they are.
     pub(crate) programs: Option<Programs>,
-}
-
-/// What the host tier did so far.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Counts {
-    /// Models that came into host memory again because requests asked for them.
-    pub cold_starts: u64,
-    /// Models that left host memory for others.
-    pub evictions: u64,
-}
-
-/// What the host tier shows. Each changes only when its value does.
-#[derive(Debug, Clone)]
-pub struct View {
-    /// How far each function is, in key order.
-    pub statuses: watch::Receiver<Arc<Vec<wire::FunctionStatus>>>,
-    /// The models in host memory.
-    pub models: watch::Receiver<Arc<Vec<wire::HostModel>>>,
-    /// What served functions take and give.
-    pub signatures: watch::Receiver<Arc<Signatures>>,
-    /// What it did.
-    pub counts: watch::Receiver<Arc<Counts>>,
-}
-
-/// Where the host tier shows all that.
-#[derive(Debug, Default)]
-pub struct Showing {
-    statuses: watch::Sender<Arc<Vec<wire::FunctionStatus>>>,
-    models: watch::Sender<Arc<Vec<wire::HostModel>>>,
-    signatures: watch::Sender<Arc<Signatures>>,
-    counts: watch::Sender<Arc<Counts>>,
-}
-
-impl Showing {
-    /// What is seen there.
-    #[must_use]
-    pub fn view(&self) -> View {
-        View {
-            statuses: self.statuses.subscribe(),
-            models: self.models.subscribe(),
-            signatures: self.signatures.subscribe(),
-            counts: self.counts.subscribe(),
-        }
-    }
 }
 
 /// Starts the host tier. It follows `desired` until that closes or the returned task is dropped.
@@ -374,30 +332,6 @@ impl HostTier {
             Err(error) => tracing::error!(%digest, %error, "deleting an artifact"),
         }
     }
-
-    fn publish(&self) {
-        let mut phases = self.plan.phases();
-        if let Some(programs) = &self.config.programs {
-            let healths = programs.healths();
-            let healths = healths.borrow();
-            for (key, phase) in &mut phases {
-                let digest = self.functions.get(key).map(|function| function.digest);
-                let model = digest.and_then(|digest| self.models.get(&digest));
-                if model.is_some_and(HostModel::is_program) {
-                    programs::judge(phase, healths.get(key));
-                }
-            }
-        }
-        let ready = state::signatures(&mut phases, &self.functions, &self.known);
-        set(&self.signatures_now, ready);
-        set(&self.statuses_now, phases.into_iter().map(status).collect());
-        let model = |(digest, bytes): (Digest, Bytes)| wire::HostModel {
-            digest: digest.to_string(),
-            bytes: bytes.get(),
-        };
-        set(&self.models_now, self.plan.resident().into_iter().map(model).collect());
-        set(&self.counts_now, self.counts);
-    }
 }
 
 async fn prepare_artifact(
@@ -411,29 +345,4 @@ async fn prepare_artifact(
     let grouping = groups::grouping(node.group());
     let make = move || compile::make_ready(digest, artifact, grouping, programs.as_ref());
     spawn_blocking(make).await.map_err(prepare::panicked)?
-}
-
-fn set<T: PartialEq>(channel: &watch::Sender<Arc<T>>, value: T) {
-    channel.send_if_modified(|last| {
-        let differs = **last != value;
-        if differs {
-            *last = Arc::new(value);
-        }
-        differs
-    });
-}
-
-fn status((key, phase): (RevisionKey, Phase)) -> wire::FunctionStatus {
-    let (phase, message) = match phase {
-        Phase::Preparing(message) => (wire::FunctionPhase::Preparing, message),
-        Phase::Ready => (wire::FunctionPhase::Ready, String::new()),
-        Phase::Failed(message) => (wire::FunctionPhase::Failed, message),
-    };
-    wire::FunctionStatus {
-        tenant: key.function.tenant.to_string(),
-        name: key.function.name.to_string(),
-        revision: key.revision.get(),
-        phase: phase.into(),
-        message,
-    }
 }

@@ -8,7 +8,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use millrace_policy::index::{Lookup, Step};
+use millrace_policy::index::{Limit, Lookup, Step};
 use millrace_proto::worker::FetchMethod;
 use millrace_types::{Bytes as Size, DataId, NodeName, Timestamp};
 use tokio::task::JoinSet;
@@ -220,31 +220,32 @@ struct Landing {
     objects: Objects,
     small: BytesMut,
     file: Option<File>,
-    bytes: u64,
+    room: Limit,
 }
 
 impl Landing {
     fn new(objects: Objects) -> Self {
-        Self { objects, small: BytesMut::new(), file: None, bytes: 0 }
+        Self { objects, small: BytesMut::new(), file: None, room: Limit::default() }
     }
 
     fn take(&mut self, chunk: &[u8]) -> io::Result<()> {
-        let more = chunk.len() as u64;
-        if !self.objects.index().set_aside(Size(more)) {
+        let first = self.room == Limit::default();
+        let opens = self.file.is_none() && self.small.len() + chunk.len() > INLINE_BYTES_MAX;
+        let more =
+            Limit { bytes: Size(chunk.len() as u64), files: u64::from(opens), objects: u64::from(first) };
+        if !self.objects.index().set_aside(more) {
             return Err(io::Error::other("this worker has no room for it: give it more --object-memory"));
         }
-        self.bytes += more;
+        self.room = self.room.plus(more);
+        if opens {
+            let mut file = memory("millrace-copy")?;
+            file.write_all(&std::mem::take(&mut self.small))?;
+            self.file = Some(file);
+        }
         match &mut self.file {
             Some(file) => file.write_all(chunk),
-            None if self.small.len() + chunk.len() <= INLINE_BYTES_MAX => {
-                self.small.extend_from_slice(chunk);
-                Ok(())
-            }
             None => {
-                let mut file = memory("millrace-copy")?;
-                file.write_all(&self.small)?;
-                file.write_all(chunk)?;
-                self.file = Some(file);
+                self.small.extend_from_slice(chunk);
                 Ok(())
             }
         }
@@ -256,12 +257,12 @@ impl Landing {
             return Ok(Contents::Inline(Bytes::from(std::mem::take(&mut self.small))));
         };
         seal(&file)?;
-        Ok(Contents::Memory { fd: Arc::new(file.into()), bytes: self.bytes })
+        Ok(Contents::Memory { fd: Arc::new(file.into()), bytes: self.room.bytes.get() })
     }
 }
 
 impl Drop for Landing {
     fn drop(&mut self) {
-        self.objects.index().give_back(Size(self.bytes));
+        self.objects.index().give_back(self.room);
     }
 }

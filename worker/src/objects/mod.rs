@@ -265,14 +265,14 @@ impl Objects {
         loop {
             // Whichever it is.
             drop(tokio::time::timeout(SWEEP_EVERY, self.0.over.notified()).await);
-            let expired = self.index().expire(self.0.clock.now());
-            for id in expired {
+            let now = self.0.clock.now();
+            let mut index = self.index();
+            let (expired, gone) = (index.expire(now), index.take_gone(now));
+            drop(index);
+            for id in &expired {
                 tracing::debug!(%id, "nobody came for an object in its time");
-                self.0.dropped.notify_waiters();
-                self.0.feed.dropped(id).await;
             }
-            let gone = self.index().take_gone(self.0.clock.now());
-            for id in gone {
+            for id in expired.into_iter().chain(gone) {
                 self.0.dropped.notify_waiters();
                 let place = self.0.feed.place().await;
                 let index = self.index();
@@ -297,5 +297,43 @@ impl Objects {
         let whereabouts = Whereabouts::new(Vec::new(), attached);
         let clock = Arc::new(crate::clock::MonotonicClock);
         (Self::new(limit, feed, whereabouts, LookupOrder::default(), clock), told)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt as _;
+    use millrace_policy::checkpoint::Event;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn what_expired_and_is_back_as_a_copy_is_not_told_as_dropped() {
+        let (objects, mut told) = Objects::registered(millrace_types::Bytes::mib(1));
+        let contents = || Contents::Inline(vec![7u8; 4].into());
+        let id = objects.keep(contents(), Duration::ZERO).await.unwrap();
+        let stored = told.recv().await;
+        assert_eq!(stored, Some(Event::DataStored { id: id.clone(), bytes: millrace_types::Bytes(4) }));
+        let mut places = Vec::new();
+        while let Some(place) = objects.0.feed.place().now_or_never() {
+            places.push(place);
+            // A task that took so many at one go would be told to wait though there is room.
+            tokio::task::yield_now().await;
+        }
+        let sweep = tokio::spawn(objects.clone().sweep());
+        objects.0.over.notify_one();
+        while objects.find(&id).is_some() {
+            tokio::task::yield_now().await;
+        }
+        // It is fetched before its end could be said.
+        let until = objects.0.clock.now() + KEEP_MAX;
+        assert!(objects.index().put_copy(&id, contents(), until));
+        drop(places);
+        let later = objects.keep(contents(), Duration::ZERO).await.unwrap();
+        let bytes = millrace_types::Bytes(4);
+        assert_eq!(told.recv().await, Some(Event::DataStored { id: later.clone(), bytes }));
+        // It expired after the other: nothing is said of that any more.
+        assert_eq!(told.recv().await, Some(Event::DataDropped { id: later }));
+        sweep.abort();
     }
 }

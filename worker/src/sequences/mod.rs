@@ -26,7 +26,7 @@ mod table;
 mod tests;
 mod turn;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -52,6 +52,10 @@ use crate::objects::{Claim, Objects};
 /// be idle or lost at once.
 const SWEEP_EVERY: Duration = Duration::from_millis(500);
 
+/// For how many functions it is kept what sequences of revisions that are gone came to. Beyond these, those
+/// that went first are forgotten, and never one that is served here.
+const BEFORE_MAX: usize = 4096;
+
 /// The sequences of a worker's functions. Clones share them.
 #[derive(Clone)]
 pub(crate) struct Sequences(Arc<Inner>);
@@ -67,10 +71,18 @@ struct Inner {
 struct Tables {
     revisions: BTreeMap<RevisionKey, Table>,
     /// What revisions counted that are gone, by function.
-    before: BTreeMap<FunctionKey, Tally>,
+    before: BTreeMap<FunctionKey, Before>,
     requests: u64,
     /// The worker's registration when it was last looked at.
     epoch: Option<Epoch>,
+}
+
+/// What revisions of a function counted that are gone.
+#[derive(Default)]
+struct Before {
+    tally: Tally,
+    /// How many requests had come when the last of them went.
+    went: u64,
 }
 
 /// Tables that are over, to be dropped without the lock.
@@ -91,7 +103,24 @@ impl Tables {
     fn served(&mut self, served: &Signatures) -> Over {
         let gone = self.revisions.extract_if(.., |revision, _| !served.contains_key(revision));
         let gone: Over = gone.collect();
-        self.end(gone)
+        let gone = self.end(gone);
+        self.forget(served);
+        gone
+    }
+
+    /// Forgets what functions came to that went long ago. Of one that is here nothing is: no count of it falls.
+    fn forget(&mut self, served: &Signatures) {
+        let too_many = self.before.len().saturating_sub(BEFORE_MAX);
+        if too_many == 0 {
+            return;
+        }
+        let here: BTreeSet<_> = served.keys().map(|revision| &revision.function).collect();
+        let gone = self.before.iter().filter(|(function, _)| !here.contains(function));
+        let mut gone: Vec<_> = gone.map(|(function, before)| (before.went, function.clone())).collect();
+        gone.sort_unstable();
+        for (_, function) in gone.iter().take(too_many) {
+            self.before.remove(function);
+        }
     }
 
     /// Remembers what they counted, and that what is in them is lost.
@@ -99,8 +128,9 @@ impl Tables {
         for (revision, table) in &over {
             let Counts { idle, lost } = table.counts();
             let ended = Counts { idle, lost: lost + table.live() as u64 };
-            let tally = self.before.entry(revision.function.clone()).or_default();
-            *tally = tally.plus(Tally { live: 0, ended });
+            let before = self.before.entry(revision.function.clone()).or_default();
+            before.tally = before.tally.plus(Tally { live: 0, ended });
+            before.went = self.requests;
         }
         over
     }
@@ -258,7 +288,7 @@ impl Sequences {
         let mut tallies: BTreeMap<_, Tally> =
             keeping.map(|(revision, _)| (revision.function.clone(), Tally::default())).collect();
         let tables = self.tables();
-        let before = tables.before.iter().map(|(function, tally)| (function, *tally));
+        let before = tables.before.iter().map(|(function, before)| (function, before.tally));
         let now = tables.revisions.iter().map(|(revision, table)| {
             let tally = Tally { live: table.live() as u64, ended: table.counts() };
             (&revision.function, tally)

@@ -258,3 +258,25 @@ async fn a_worker_that_was_taken_for_lost_has_no_sequences_once_it_is_back() {
     assert_eq!(refused.reason, Reason::SequenceNotFound);
     assert_eq!(reads(&sequences.next(&state, 7, true).await), [0; 16]);
 }
+
+#[test]
+fn what_functions_came_to_that_went_first_is_forgotten_and_never_of_one_that_is_here() {
+    let of = |number: usize| {
+        let name = FunctionName::new(&format!("f{number}")).unwrap();
+        FunctionKey { tenant: TenantName::default(), name }
+    };
+    let (mut tables, state) = (Tables::default(), state(MINUTE));
+    // Of the first one there is another revision.
+    let signature = Arc::clone(&signatures(state.clone())[&revision()]);
+    let newer = RevisionKey { function: of(0), revision: Revision::FIRST.next() };
+    let served: Signatures = [(newer, signature)].into();
+    for number in 0..BEFORE_MAX + 2 {
+        tables.requests += 1;
+        let revision = RevisionKey { function: of(number), revision: Revision::FIRST };
+        tables.revisions.insert(revision, Table::new(&state, RequestKey(tables.requests)));
+        drop(tables.served(&served));
+    }
+    assert_eq!(tables.before.len(), BEFORE_MAX);
+    let known = [0, 1, 2, 3, BEFORE_MAX + 1].map(|number| tables.before.contains_key(&of(number)));
+    assert_eq!(known, [true, false, false, true, true]);
+}

@@ -66,10 +66,11 @@ impl Supervisor {
         Some(residency)
     }
 
-    /// Notes in which order an opaque program reads. Where that is news, every GPU copies it so from its
-    /// next mapping on.
+    /// Notes what was recorded of how an opaque program reads. Where that is news, every GPU copies it so from
+    /// its next mapping on.
     pub(crate) fn recorded(&self, model: ModelId, order: Arc<CopyOrder>) {
-        if self.registry.borrow_mut().recorded(model, Arc::clone(&order)) {
+        let news = self.registry.borrow_mut().recorded(model, order);
+        if let Some(order) = news {
             for gpu in &self.gpus {
                 gpu.post(gpu::Message::CopyOrder { model, order: Arc::clone(&order) });
             }

@@ -7,7 +7,7 @@ use millrace_policy::fabric::{Outcome, Piece};
 use millrace_policy::gpu::Event;
 use millrace_policy::ids::{RequestKey, RunId, TransferId};
 use millrace_policy::paths::Hops;
-use millrace_proto::executor::{ByteRange, Fault, LaunchTimes, ObjectPart};
+use millrace_proto::executor::{Fault, LaunchReads, LaunchTimes, ObjectPart};
 use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId};
 
 use super::ModelUsers;
@@ -49,14 +49,14 @@ pub(crate) enum Message {
     Event(Event),
     /// A batch of a transfer came.
     Copied(Copied),
-    /// A run ended with outputs; when its launches ran, where that was asked for; and in which order its
-    /// program is to be copied from now on, where that is new.
+    /// A run ended with outputs; when its launches ran, where that was asked for; and by launch what of its
+    /// program it is the first to read, where that was recorded.
     RunDone {
         run: RunId,
         times: Vec<LaunchTimes>,
         event: Event,
         outputs: Outputs,
-        copy_order: Vec<ByteRange>,
+        first_reads: Vec<LaunchReads>,
     },
     /// A run ended without, and why.
     RunFailed { event: Event, detail: String },

@@ -22,6 +22,8 @@ use tokio::sync::mpsc;
 use tracing::Span;
 
 use super::*;
+use crate::actors::function;
+use crate::actors::node::Reader;
 use crate::actors::spans::Copied;
 use crate::actors::work::Work;
 use crate::node::DataConfig;
@@ -185,7 +187,7 @@ impl Bench {
         let output = Tensor { name: "y".to_owned(), contents, ..Tensor::default() };
         let outputs = Outputs { tensors: vec![output], ..Outputs::default() };
         let event = Event::RunDone { run, started: NOW, finished: NOW, waited: Duration::ZERO };
-        self.tell(Message::RunDone { run, times: Vec::new(), event, outputs, copy_order: Vec::new() });
+        self.tell(Message::RunDone { run, times: Vec::new(), event, outputs, first_reads: Vec::new() });
     }
 
     /// Lets it hear what it was told meanwhile.

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU64;
 
-use millrace_proto::executor::ByteRange;
+use millrace_proto::executor::{ByteRange, LaunchReads};
 
 use super::*;
 
@@ -18,8 +18,17 @@ fn bench() -> Bench {
     bench
 }
 
-fn backwards() -> Vec<ByteRange> {
-    [2, 0].map(|mib| ByteRange { offset: mib * MIB, bytes: 2 * MIB }).to_vec()
+/// A launch that reads so much from there on.
+fn reads(offset_mib: u64, mib: u64) -> LaunchReads {
+    LaunchReads { ranges: vec![ByteRange { offset: offset_mib * MIB, bytes: mib * MIB }] }
+}
+
+fn backwards() -> Vec<LaunchReads> {
+    vec![reads(2, 2), reads(0, 2)]
+}
+
+fn order(first_reads: &[LaunchReads]) -> CopyOrder {
+    CopyOrder::new(first_reads, Bytes::mib(4), NonZeroU64::new(MIB).unwrap()).unwrap()
 }
 
 /// The runs that the executor was given, and the orders in which mappings are filled.
@@ -44,12 +53,12 @@ fn what_was_recorded_is_the_order_of_the_next_mapping() {
         assert_eq!(orders, [(OPAQUE, None)], "nothing is known");
         let event = Event::RunDone { run: runs[0], started: NOW, finished: NOW, waited: Duration::ZERO };
         let (run, times, outputs) = (runs[0], Vec::new(), Outputs::default());
-        bench.tell(Message::RunDone { run, times, event, outputs, copy_order: backwards() });
+        bench.tell(Message::RunDone { run, times, event, outputs, first_reads: backwards() });
         let recorded = |message| match message {
             node::Message::Recorded { model, order } => Some((model, order)),
             _ => None,
         };
-        let order = Arc::new(CopyOrder::new(&backwards(), Bytes::mib(4)).unwrap());
+        let order = Arc::new(order(&backwards()));
         let told: Vec<_> = bench.node.told().await.into_iter().filter_map(recorded).collect();
         assert_eq!(told, [(OPAQUE, Arc::clone(&order))]);
 
@@ -62,16 +71,37 @@ fn what_was_recorded_is_the_order_of_the_next_mapping() {
 }
 
 #[test]
-fn an_order_that_lacks_bytes_is_not_used() {
+fn reads_outside_the_program_are_not_used() {
     in_actors(async {
         let mut bench = bench();
         bench.assign(1, OPAQUE.0, Vec::new());
         let run = given(&mut bench).await.0[0];
         let event = Event::RunDone { run, started: NOW, finished: NOW, waited: Duration::ZERO };
-        let (times, outputs, copy_order) = (Vec::new(), Outputs::default(), backwards()[..1].to_vec());
-        bench.tell(Message::RunDone { run, times, event, outputs, copy_order });
+        let (times, outputs, first_reads) = (Vec::new(), Outputs::default(), vec![reads(3, 2)]);
+        bench.tell(Message::RunDone { run, times, event, outputs, first_reads });
         let told = bench.node.told().await;
         assert!(!told.iter().any(|message| matches!(message, node::Message::Recorded { .. })));
+    });
+}
+
+#[test]
+fn what_an_executor_records_that_is_new_to_a_program_adds_to_what_is_known() {
+    in_actors(async {
+        let mut bench = bench();
+        // Another GPU's executor told of it.
+        bench.tell(Message::CopyOrder { model: OPAQUE, order: Arc::new(order(&backwards())) });
+        bench.assign(1, OPAQUE.0, Vec::new());
+        let run = given(&mut bench).await.0[0];
+        let event = Event::RunDone { run, started: NOW, finished: NOW, waited: Duration::ZERO };
+        let (times, outputs, first_reads) = (Vec::new(), Outputs::default(), vec![reads(1, 1)]);
+        bench.tell(Message::RunDone { run, times, event, outputs, first_reads });
+        let recorded = |message| match message {
+            node::Message::Recorded { order, .. } => Some(order),
+            _ => None,
+        };
+        let told: Vec<_> = bench.node.told().await.into_iter().filter_map(recorded).collect();
+        let first = [reads(1, 1), reads(2, 2)].map(|reads| reads.ranges).concat();
+        assert_eq!(told, [Arc::new(order(&[LaunchReads { ranges: first }, reads(0, 1)]))]);
     });
 }
 

@@ -1,0 +1,151 @@
+//! What an executor process says, translated for the Gpu and the links.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use millrace_policy::elastic::ObjectKey;
+use millrace_policy::fabric::{BatchFailure, link as link_core};
+use millrace_policy::gpu::{Event as GpuEvent, RunFailure};
+use millrace_policy::ids::{BatchId, Generation, RunId, TransferId};
+use millrace_proto::executor::{CopyFailure, RunFailure as WireRunFailure, event};
+use millrace_types::{Bytes, ModelId, Timestamp};
+
+use super::Executor;
+use crate::actors::function::Outputs;
+use crate::actors::gpu::DataSaid;
+use crate::actors::spans::Copied;
+use crate::actors::{gpu, link};
+
+impl Executor {
+    /// Translates an executor's words for whom they are meant.
+    pub(super) fn said(&mut self, event: event::Event, descriptors: Vec<OwnedFd>) {
+        use event::Event as Said;
+        match event {
+            Said::CopyDone(done) => {
+                let (transfer, batch) = (TransferId(done.transfer), BatchId(done.batch));
+                let (started, finished) = (Timestamp(done.started_ns), Timestamp(done.finished_ns));
+                if let Some(&(link, via)) = self.out.get(&(transfer, batch)) {
+                    let bytes = Bytes(done.bytes);
+                    let copied = Copied { transfer, link, via, started, finished, bytes };
+                    self.peers.gpu.post(gpu::Message::Copied(copied));
+                }
+                let event = link_core::Event::Done { transfer, batch, started, finished };
+                self.tell_link(transfer, batch, event);
+            }
+            Said::CopyFailed(failed) => {
+                tracing::debug!(gpu = self.gpu.0, failure = ?failed.failure(), message = failed.message, "copy");
+                let (transfer, batch) = (TransferId(failed.transfer), BatchId(failed.batch));
+                let why = batch_failure(failed.failure());
+                self.tell_link(transfer, batch, link_core::Event::Failed { transfer, batch, why });
+            }
+            Said::RunDone(done) => {
+                let run = RunId(done.run);
+                let event = GpuEvent::RunDone {
+                    run,
+                    started: Timestamp(done.started_ns),
+                    finished: Timestamp(done.finished_ns),
+                    waited: Duration::from_nanos(done.waited_ns),
+                };
+                let descriptors = descriptors.into_iter().map(Arc::new).collect();
+                let tensors = done.outputs;
+                let outputs = Outputs { tensors, descriptors, ..Outputs::default() };
+                let (times, first_reads) = (done.launch_times, done.first_reads);
+                self.peers.gpu.post(gpu::Message::RunDone { run, times, event, outputs, first_reads });
+            }
+            Said::RunFailed(failed) => {
+                let event =
+                    GpuEvent::RunFailed { run: RunId(failed.run), why: run_failure(failed.failure()) };
+                self.peers.gpu.post(gpu::Message::RunFailed { event, detail: failed.message });
+            }
+            Said::ProgramFailed(failed) => {
+                tracing::error!(
+                    gpu = self.gpu.0,
+                    program = failed.program,
+                    message = failed.message,
+                    "program"
+                );
+                self.tell_gpu_of(failed.program, |model| GpuEvent::ProgramFailed { model });
+            }
+            Said::ProgramLoaded(loaded) => {
+                self.tell_gpu_of(loaded.program, |model| GpuEvent::ProgramLoaded { model });
+            }
+            Said::MapFailed(failed) => {
+                tracing::error!(gpu = self.gpu.0, program = failed.program, message = failed.message, "map");
+                let generation = Generation(failed.generation);
+                self.tell_gpu_of(failed.program, |model| GpuEvent::MapFailed { model, generation });
+            }
+            Said::Relocated(relocated) => {
+                let generation = Generation(relocated.generation);
+                self.tell_gpu_of(relocated.program, |model| GpuEvent::Relocated { model, generation });
+            }
+            Said::RunCancelled(cancelled) => {
+                self.tell_gpu(GpuEvent::RunCancelled { run: RunId(cancelled.run) });
+            }
+            Said::ObjectPlaced(placed) => self.tell_data(DataSaid::Placed(ObjectKey(placed.object))),
+            Said::PlaceFailed(failed) => {
+                tracing::warn!(gpu = self.gpu.0, object = failed.object, message = failed.message, "place");
+                self.tell_data(DataSaid::NotPlaced(ObjectKey(failed.object)));
+            }
+            Said::CopiedOut(copied) => self.tell_data(DataSaid::CopiedOut(copied.copy)),
+            Said::CopyOutFailed(failed) => {
+                tracing::warn!(gpu = self.gpu.0, copy = failed.copy, message = failed.message, "copy out");
+                self.tell_data(DataSaid::NotCopiedOut(failed.copy));
+            }
+            Said::DeviceFailed(failed) => {
+                tracing::error!(gpu = self.gpu.0, message = failed.message, "the device failed");
+                self.tell_gpu(GpuEvent::DeviceFailed);
+            }
+            // Commands are carried out in order, so nobody waits for an unmap or a free; a second Ready means nothing.
+            Said::Unmapped(_) | Said::ObjectFreed(_) | Said::Ready(_) => {}
+        }
+    }
+
+    fn tell_gpu(&self, event: GpuEvent) {
+        self.peers.gpu.post(gpu::Message::Event(event));
+    }
+
+    fn tell_data(&self, said: DataSaid) {
+        self.peers.gpu.post(gpu::Message::Data(said));
+    }
+
+    pub(super) fn tell_gpu_of(&self, program: u64, event: impl FnOnce(ModelId) -> GpuEvent) {
+        if let Some(model) = model_of(program) {
+            self.tell_gpu(event(model));
+        }
+    }
+
+    fn tell_link(&mut self, transfer: TransferId, batch: BatchId, event: link_core::Event) {
+        let issuer = self.out.remove(&(transfer, batch));
+        if let Some(link) = issuer.and_then(|(link, _)| self.peers.links.get(&link)) {
+            link.post(link::Message::Event(event));
+        }
+    }
+}
+
+/// Programs are named after models; another name is not ours.
+pub(super) fn model_of(program: u64) -> Option<ModelId> {
+    u32::try_from(program).ok().map(ModelId)
+}
+
+fn batch_failure(failure: CopyFailure) -> BatchFailure {
+    match failure {
+        CopyFailure::Expired | CopyFailure::Revoked => BatchFailure::NotBegun,
+        CopyFailure::Unspecified
+        | CopyFailure::StaleGeneration
+        | CopyFailure::NotMapped
+        | CopyFailure::Peer
+        | CopyFailure::Device => BatchFailure::Faulty,
+    }
+}
+
+fn run_failure(failure: WireRunFailure) -> RunFailure {
+    match failure {
+        WireRunFailure::Unspecified | WireRunFailure::Model => RunFailure::Model,
+        WireRunFailure::NotResident | WireRunFailure::StaleGeneration | WireRunFailure::UnknownProgram => {
+            RunFailure::NotThere
+        }
+        WireRunFailure::Device => RunFailure::Device,
+        WireRunFailure::OutOfMemory => RunFailure::OutOfMemory,
+    }
+}

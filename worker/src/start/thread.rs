@@ -1,0 +1,72 @@
+//! The thread of the actors: its start with what the worker was given, and its end.
+
+use std::thread::JoinHandle;
+
+use tokio::sync::{oneshot, watch};
+
+use super::{StartError, WorkerConfig};
+use crate::handle::NodeHandle;
+use crate::node::{self, NodeConfig, NodeContext};
+use crate::process_port::ProcessSpawner;
+use crate::service::Faults;
+
+/// The thread of the actors and of every executor's parent.
+#[derive(Debug)]
+pub(super) struct ActorThread {
+    stop: Option<oneshot::Sender<()>>,
+    ended: watch::Receiver<()>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl ActorThread {
+    pub(super) async fn start(config: &WorkerConfig) -> Result<(Self, NodeHandle), StartError> {
+        let (dispatch, eviction, isolation) = (config.dispatch, config.eviction, config.isolation);
+        let (memory, data) = (config.gpu_memory.clone(), config.gpu_data);
+        let (sharing, host_links) = (config.transfer_sharing, config.host_links);
+        let prewarm = config.prewarm;
+        let base = NodeConfig::new(config.topology.clone());
+        let node_config =
+            NodeConfig { dispatch, eviction, isolation, memory, data, sharing, host_links, prewarm, ..base };
+        let allow_faults = config.faults == Faults::Obey;
+        let spawner = ProcessSpawner::new(
+            config.executor.clone(),
+            &config.topology,
+            config.executor_threads,
+            allow_faults,
+        )
+        .with_isolation(isolation);
+        let context = NodeContext::new(config.seed, Box::new(spawner));
+        let (started, handle) = oneshot::channel();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let (alive, ended) = watch::channel(());
+        let run = move || {
+            let _alive = alive;
+            actix_rt::System::new().block_on(async move {
+                // Nobody waits for a handle only when the start itself was dropped, and `stop` with it.
+                drop(started.send(node::start_here(node_config, context)));
+                drop(stopped.await);
+            });
+        };
+        let thread =
+            std::thread::Builder::new().name("node-actors".into()).spawn(run).map_err(StartError::Thread)?;
+        let actors = Self { stop: Some(stop), ended, thread: Some(thread) };
+        let node = handle.await.map_err(|_| StartError::Actors)?;
+        Ok((actors, node))
+    }
+
+    /// Returns when the thread has ended, told to or not.
+    pub(super) async fn ended(&mut self) {
+        // Nothing is ever sent: an error is the sender's end.
+        while self.ended.changed().await.is_ok() {}
+    }
+
+    pub(super) async fn stop(mut self) {
+        self.stop = None;
+        self.ended().await;
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the actor thread panicked");
+        }
+    }
+}
