@@ -266,9 +266,10 @@ impl Objects {
             // Whichever it is.
             drop(tokio::time::timeout(SWEEP_EVERY, self.0.over.notified()).await);
             let now = self.0.clock.now();
-            let mut index = self.index();
-            let (expired, gone) = (index.expire(now), index.take_gone(now));
-            drop(index);
+            let (expired, gone) = {
+                let mut index = self.index();
+                (index.expire(now), index.take_gone(now))
+            };
             for id in &expired {
                 tracing::debug!(%id, "nobody came for an object in its time");
             }
