@@ -104,13 +104,15 @@ fn data_makes_way_for_a_model_that_a_request_waits_for() {
 fn data_stays_for_a_model_that_has_no_room_whatever_leaves() {
     let mut bench = data_bench();
     bench.assign(1, C);
-    bench.arrive(C, 1, 3);
+    bench.step(Event::Arrived { model: C, generation: Generation(1), chunks: 0..10 });
     bench.step(store(1, 2));
     bench.step(filled(1));
-    // 10 blocks of C, which runs, and 28: more than there are, and with the object beside it less.
-    let mut actions = bench.assign(2, LARGE);
+    // The run is told of before its model's last batch: C is in use until then. It has 10 blocks and the
+    // other 28, more than there are; beside the object there is room for either.
+    let mut actions = bench.run_done(1, 10);
+    actions.extend(bench.assign(2, LARGE));
     assert_eq!(bench.gpu.waits_for_room(), Some(RequestKey(2)));
-    actions.extend(bench.run_done(1, 10));
+    actions.extend(bench.end_transfer(1, Outcome::Complete));
     assert!(!wants(&actions, DataAction::Migrate { object: ObjectKey(1) }), "{actions:?}");
     assert!(actions.iter().any(|action| matches!(action, Action::Map { model: LARGE, .. })), "{actions:?}");
     assert_eq!(bench.gpu.store().unwrap().place(ObjectKey(1)), Some(Place::Gpu));
