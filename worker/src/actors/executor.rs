@@ -74,12 +74,14 @@ pub(crate) struct Executor {
     /// Told of every incarnation that is started.
     started: Box<dyn Fn(Incarnation)>,
     peers: Peers,
-    /// The link that issued each batch that is out, and the GPUs that forward it, where others do, and which
-    /// way.
-    out: BTreeMap<(TransferId, BatchId), (LinkId, Option<(Direction, Hops)>)>,
+    /// The link that issued each batch that is out, and who forwards it, where others do.
+    out: BTreeMap<(TransferId, BatchId), (LinkId, Option<Forwarded>)>,
     /// The orders in which the present mappings of opaque programs are filled.
     orders: BTreeMap<ModelId, Arc<CopyOrder>>,
 }
+
+/// Which way a batch goes that other GPUs forward, and over which of them.
+type Forwarded = (Direction, Hops);
 
 /// Where an Executor actor's words go.
 pub(crate) struct Peers {

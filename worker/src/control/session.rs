@@ -59,7 +59,7 @@ pub(super) struct Peer {
 /// Why a stream ended.
 #[derive(Debug, thiserror::Error)]
 enum Ended {
-    #[error("{0}")]
+    #[error("{}", .0.message())]
     Status(#[from] tonic::Status),
     #[error("the controller closed the stream")]
     Closed,
