@@ -174,6 +174,12 @@ fn a_retried_request_shows_both_runs_without_any_collector() {
     let attempts: Vec<_> =
         of("run").iter().map(|run| run["attributes"]["millrace.attempt"].clone()).collect();
     assert_eq!(attempts, ["1", "2"], "{text}");
+    // By which it is known that there is something to look at.
+    let logged = up.ok(&["logs", "--level", "warn"]);
+    assert!(
+        logged.contains("requests were on a GPU that lost all") && logged.contains("unlucky"),
+        "{logged}"
+    );
     assert_eq!((of("queue").len(), of("swap").len()), (2, 2), "{text}");
     // By which `logs --function` finds what is logged within it.
     assert_eq!(of("worker.invoke")[0]["attributes"]["millrace.function"], "default/digits", "{text}");

@@ -28,7 +28,7 @@ use tokio::sync::oneshot;
 
 pub(crate) use self::message::{Message, Reader};
 
-use self::waiting::Entry;
+use self::waiting::{Entry, log_lost};
 use crate::actors::batch;
 use crate::actors::driven::Driven;
 use crate::actors::work::SharedWork;
@@ -183,9 +183,10 @@ impl Node {
         for link in self.supervisor.links_to(gpu) {
             link.post(link::Message::Event(link_core::Event::Down(gpu)));
         }
+        let mut lost: Vec<_> = self.entries.values_mut().filter(|entry| entry.is_on(gpu)).collect();
+        log_lost(gpu, lost.iter().map(|entry| &entry.work.invocation.request_id));
         // Unless dispatch gives them up.
-        let lost = self.entries.values_mut().filter(|entry| entry.is_on(gpu));
-        lost.for_each(|entry| entry.waits(&self.dispatch.core));
+        lost.iter_mut().for_each(|entry| entry.waits(&self.dispatch.core));
         // The fabric says nothing more of them.
         self.moving.retain(|_, (its, _)| *its != gpu);
         self.dispatch(now, event);

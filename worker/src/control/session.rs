@@ -59,7 +59,7 @@ pub(super) struct Peer {
 /// Why a stream ended.
 #[derive(Debug, thiserror::Error)]
 enum Ended {
-    #[error("{}", .0.message())]
+    #[error("{}", said(.0))]
     Status(#[from] tonic::Status),
     #[error("the controller closed the stream")]
     Closed,
@@ -73,6 +73,11 @@ enum Ended {
     Protocol { theirs: u32, build: String },
     #[error(transparent)]
     DataDir(#[from] data_dir::Error),
+}
+
+/// What a status says, in words.
+fn said(status: &tonic::Status) -> &str {
+    if status.message().is_empty() { status.code().description() } else { status.message() }
 }
 
 /// Keeps a stream to one controller open. Returns when this worker has left in order, or with why

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use millrace_policy::batching::Batcher;
-use millrace_types::GpuIndex;
+use millrace_types::{GpuIndex, RequestId};
 use tracing::Span;
 use tracing::field::Empty;
 
@@ -58,6 +58,22 @@ impl Entry {
 
     pub(super) fn is_on(&self, gpu: GpuIndex) -> bool {
         self.on == Some(gpu)
+    }
+}
+
+/// Names requests that a GPU was lost with, by which their traces are found: the first of them, where they
+/// are many.
+pub(super) fn log_lost<'a>(gpu: GpuIndex, requests: impl ExactSizeIterator<Item = &'a RequestId>) {
+    const NAMED_MAX: usize = 8;
+    let count = requests.len();
+    if count > 0 {
+        let named: Vec<_> = requests.take(NAMED_MAX).map(RequestId::as_str).collect();
+        tracing::warn!(
+            gpu = gpu.0,
+            count,
+            requests = named.join(" "),
+            "requests were on a GPU that lost all: they run again if they may"
+        );
     }
 }
 
