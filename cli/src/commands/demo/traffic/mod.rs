@@ -218,9 +218,8 @@ mod tests {
             ModelSource::File { path, .. } => path,
             ModelSource::Cluster(digest) => panic!("{digest} is not in the folder"),
         };
-        let files: BTreeMap<_, _> = functions
-            .map(|function| (Run::Function(function.spec.key.name), file(function.model)))
-            .collect();
+        let files: BTreeMap<_, _> =
+            functions.map(|function| (Run::Function(function.spec.key.name), file(function.model))).collect();
         let signature = workflow().unwrap().check(|run| signatures.get(files.get(run)?)).unwrap();
         let names = |tensors: &[millrace_types::TensorSpec]| {
             tensors.iter().map(|tensor| tensor.name.clone()).collect::<Vec<_>>()
