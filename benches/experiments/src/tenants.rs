@@ -34,7 +34,7 @@ const POLICIES: [&str; 2] = ["fifo", "unified"];
 const TIMES: u32 = 10;
 
 /// Why `fifo` is outside the band where models stay, with 10 seeds.
-const ONE_IN_A_HUNDRED: &str = "`fifo` knows no locality: about one in a hundred of the quiet tenant's requests waits for Bert-qa to be swapped in; its p99 is that swap (144 ms) in 7 of 10 seeds before and in all of them under the other's load";
+const ONE_IN_A_HUNDRED: &str = "`fifo` brings a model to an idle GPU where those that hold it are busy: for about one in a hundred of the quiet tenant's requests that is Bert-qa, and its p99 is that swap (144 ms) in 7 of 10 seeds before and in all of them under the other's load";
 
 /// The noisy tenant's caps.
 fn caps() -> Result<[(&'static str, Quota); 4]> {
