@@ -274,14 +274,7 @@ pub enum Late {
 
 impl Default for TorporConfig {
     fn default() -> Self {
-        Self {
-            order: Order::Required,
-            choice: Choice::Interference,
-            counts: Counts::Cumulative,
-            alpha: AlphaRule::Paper,
-            period: ALPHA_PERIOD,
-            late: Late::Keep,
-        }
+        TORPOR
     }
 }
 
