@@ -140,10 +140,10 @@ impl Objects {
         address: &str,
         by: Option<Timestamp>,
     ) -> Result<Contents, Refused> {
-        let within = by.map(|by| by.since(self.0.clock.now()));
+        let wanted = (by, &*self.0.clock);
         let mut landing = Landing::new(self.clone());
         let mut sink = |chunk: &[u8]| landing.take(chunk);
-        self.0.peers.fetch(id, address, 0, None, within, &mut sink).await.map_err(|error| match error {
+        self.0.peers.fetch(id, address, 0, None, wanted, &mut sink).await.map_err(|error| match error {
             PeerError::Gone => Refused::Gone,
             PeerError::Unreachable(why) | PeerError::Refused(why) => Refused::Unreachable(why),
             PeerError::Sink(error) => Refused::NoRoom(error.to_string()),

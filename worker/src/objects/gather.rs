@@ -316,8 +316,8 @@ impl Objects {
             losses.ids.push(id);
             return Ok(());
         }
-        let within = asker.wanted_by().map(|by| by.since(self.0.clock.now()));
-        let Err(error) = self.0.peers.fetch(&id, address, offset, Some(bytes), within, sink).await else {
+        let wanted = (asker.wanted_by(), &*self.0.clock);
+        let Err(error) = self.0.peers.fetch(&id, address, offset, Some(bytes), wanted, sink).await else {
             return Ok(());
         };
         match error {

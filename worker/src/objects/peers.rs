@@ -10,9 +10,10 @@ use millrace_proto::convert::data_id_wire;
 use millrace_proto::status::from_status;
 use millrace_proto::worker::worker_objects_client::WorkerObjectsClient;
 use millrace_proto::worker::{FetchObjectRequest, ObjectChunk};
-use millrace_types::{DataId, Reason};
+use millrace_types::{DataId, Reason, Timestamp};
 use tonic::transport::Channel;
 
+use crate::clock::Clock;
 use crate::control;
 
 /// How long a worker may keep silent, before its answer and between two chunks.
@@ -72,18 +73,17 @@ impl Peers {
     }
 
     /// Fetches bytes of an object from its home, in order. From 0 on without a number: all of them. They are
-    /// for a request that is to be answered within so long.
+    /// for a request that is to be answered by then, by the node's clock.
     pub(super) async fn fetch(
         &self,
         id: &DataId,
         address: &str,
         offset: u64,
         bytes: Option<u64>,
-        within: Option<Duration>,
+        (by, clock): (Option<Timestamp>, &dyn Clock),
         sink: &mut (dyn FnMut(&[u8]) -> io::Result<()> + Send),
     ) -> Result<(), PeerError> {
         let channel = self.channel(address)?;
-        let began = tokio::time::Instant::now();
         let mut progress = Progress { wanted: bytes, had: 0 };
         let mut last = PeerError::Unreachable("it was not asked".to_owned());
         for _ in 0..TRIES_MAX {
@@ -93,10 +93,8 @@ impl Peers {
                 offset: offset + had,
                 bytes: wanted.map_or(0, |wanted| wanted - had),
                 whole: wanted.is_none(),
-                wanted_within_micros: within.map(|within| {
-                    let left = within.saturating_sub(began.elapsed()).as_micros();
-                    u64::try_from(left).unwrap_or(u64::MAX)
-                }),
+                wanted_within_micros: by
+                    .map(|by| u64::try_from(by.since(clock.now()).as_micros()).unwrap_or(u64::MAX)),
             };
             last = match stream(channel.clone(), rest, &mut progress, sink).await {
                 Ok(()) if progress.wanted == Some(progress.had) => return Ok(()),
