@@ -20,6 +20,9 @@ impl Batcher {
     fn take_out(&mut self, key: RequestKey) -> Option<Batch> {
         self.close(key);
         let batch = self.batches.remove(&key)?;
+        if let Some(it) = self.functions.get_mut(&batch.first.function) {
+            it.waiting.remove(&(batch.kind(), key));
+        }
         for key in batch.keys() {
             self.batch_of.remove(&key);
         }
@@ -117,9 +120,7 @@ impl Batcher {
                 self.remove(now, key, actions);
             }
             Return::Recalled => {
-                if let Some(batch) = self.batches.get_mut(&key) {
-                    batch.stage = Stage::Queued;
-                }
+                self.set_stage(key, Stage::Queued);
                 self.forward(now, event, actions);
             }
             Return::Failed(progress) => {

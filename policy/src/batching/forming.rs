@@ -84,6 +84,35 @@ impl Batcher {
         }
     }
 
+    /// A batch that is given to a GPU takes along what waits in others of its kind, the oldest batch
+    /// first, while it fits: so that what is late costs a share of a run and not one of its own. Of each
+    /// the youngest goes first, since the queue knows it by its oldest.
+    pub(super) fn fill(&mut self, now: Timestamp, key: RequestKey, actions: &mut Vec<Action>) {
+        let mut grew = false;
+        while let Some((request, item)) = self.taken_along(now, key) {
+            self.withdraw(now, request.key, actions);
+            let Some(batch) = self.batches.get_mut(&key) else { return };
+            batch.members.push((request, item));
+            batch.whole = batch.whole.plus(item);
+            self.batch_of.insert(request.key, key);
+            grew = true;
+        }
+        if grew && let Some(batch) = self.batches.get(&key) {
+            let (rows, inputs) = (batch.whole.rows, batch.inputs());
+            self.forward(now, dispatch::Event::Rows { key, rows, inputs }, actions);
+        }
+    }
+
+    /// The request of another batch that a batch takes along next.
+    fn taken_along(&self, now: Timestamp, key: RequestKey) -> Option<(Request, Item)> {
+        let batch = self.batches.get(&key)?;
+        let waiting = &self.functions.get(&batch.first.function)?.waiting;
+        let alike = (batch.kind(), RequestKey(u64::MIN))..=(batch.kind(), RequestKey(u64::MAX));
+        let &(_, other) = waiting.range(alike).next()?;
+        let &(request, item) = self.batches.get(&other)?.members.last()?;
+        self.fits(now, key, item).then_some((request, item))
+    }
+
     /// Nobody joins a batch any more.
     pub(super) fn close(&mut self, key: RequestKey) {
         let Some(batch) = self.batches.get(&key) else { return };
@@ -100,9 +129,9 @@ impl Batcher {
         let Some(batch) = self.batches.get_mut(&key) else { return };
         let Stage::Held { until } = batch.stage else { return };
         self.held.remove(&(until, key));
-        batch.stage = Stage::Queued;
         let (rows, inputs) = (batch.whole.rows, batch.inputs());
         let first = Request { inputs, ..batch.first };
+        self.set_stage(key, Stage::Queued);
         if let Some(it) = self.functions.get_mut(&first.function) {
             it.at_work += 1;
         }
@@ -134,10 +163,13 @@ impl Batcher {
         // Batches of before it was last told to run each alone may still be at work.
         let out =
             |batch: &&Batch| batch.first.function == function && !matches!(batch.stage, Stage::Held { .. });
+        let waits = |(_, batch): &(&RequestKey, &Batch)| out(batch) && batch.stage == Stage::Queued;
+        let waiting = self.batches.iter().filter(waits).map(|(&key, batch)| (batch.kind(), key));
         let it = self.functions.entry(function).or_insert_with(|| Function {
             batching,
             deadline,
             open: BTreeMap::new(),
+            waiting: waiting.collect(),
             at_work: self.batches.values().filter(out).count() as u32,
         });
         (it.batching, it.deadline) = (batching, deadline);

@@ -9,7 +9,9 @@
 //! ```
 //!
 //! A batch that waits for a GPU is joined by what comes until it is given to one, so that batches
-//! are as large as the wait for GPUs makes them, and nobody waits for others while a GPU is free. With a
+//! are as large as the wait for GPUs makes them, and nobody waits for others while a GPU is free. What is
+//! left of a batch then is filled from others of the function that wait: those that could not grow in
+//! time, and are late by now. With a
 //! wait ([`Batching::max_wait`]) a request is also held back while earlier ones of its function are at
 //! work: so a second GPU is not taken for a single row.
 //!
@@ -55,12 +57,17 @@ pub struct Totals {
     pub requests: u64,
 }
 
+/// Who may run together: a class of inputs and outputs, and a priority.
+type Kind = (u64, Priority);
+
 #[derive(Debug)]
 struct Function {
     batching: Batching,
     deadline: Option<Duration>,
     /// What may still be joined, at most one of each kind.
-    open: BTreeMap<(u64, Priority), RequestKey>,
+    open: BTreeMap<Kind, RequestKey>,
+    /// Its batches that wait for a GPU.
+    waiting: BTreeSet<(Kind, RequestKey)>,
     /// Its batches that wait for a GPU or are on one.
     at_work: u32,
 }
@@ -86,7 +93,7 @@ struct Batch {
 }
 
 impl Batch {
-    fn kind(&self) -> (u64, Priority) {
+    fn kind(&self) -> Kind {
         (self.whole.class, self.first.priority)
     }
 
@@ -179,13 +186,13 @@ impl Batcher {
     fn forward(&mut self, now: Timestamp, event: impl Into<tenancy::Event>, actions: &mut Vec<Action>) {
         let mut done = Vec::new();
         self.queue.on_event(now, event.into(), &mut done);
+        let mut given = Vec::new();
         for action in done {
             match action {
                 Action::Assign { gpu, key, .. } if self.batches.contains_key(&key) => {
                     self.close(key);
-                    if let Some(batch) = self.batches.get_mut(&key) {
-                        batch.stage = Stage::On(gpu);
-                    }
+                    self.set_stage(key, Stage::On(gpu));
+                    given.push(key);
                     actions.push(action);
                 }
                 Action::Fail { key, reason, may_have_executed } if self.batches.contains_key(&key) => {
@@ -196,6 +203,22 @@ impl Batcher {
                 }
                 action => actions.push(action),
             }
+        }
+        // Not before it is known of all of them that they wait no more.
+        for key in given {
+            self.fill(now, key, actions);
+        }
+    }
+
+    fn set_stage(&mut self, key: RequestKey, stage: Stage) {
+        let Some(batch) = self.batches.get_mut(&key) else { return };
+        batch.stage = stage;
+        let id = (batch.kind(), key);
+        let Some(it) = self.functions.get_mut(&batch.first.function) else { return };
+        if stage == Stage::Queued {
+            it.waiting.insert(id);
+        } else {
+            it.waiting.remove(&id);
         }
     }
 

@@ -65,6 +65,15 @@ impl Bench {
         self.tell(dispatch::Event::Withdraw { key: RequestKey(key) })
     }
 
+    /// Asserts that what is known of each function's batches that wait is what looking at all gives.
+    fn check(&self) {
+        for (&function, it) in &self.batcher.functions {
+            let waits = |batch: &Batch| batch.first.function == function && batch.stage == Stage::Queued;
+            let all = self.batcher.batches.iter().filter(|(_, batch)| waits(batch));
+            assert_eq!(it.waiting, all.map(|(&key, batch)| (batch.kind(), key)).collect());
+        }
+    }
+
     fn members(&self, key: u64) -> Vec<u64> {
         self.batcher.members(RequestKey(key)).into_iter().map(|key| key.0).collect()
     }
@@ -88,9 +97,10 @@ fn what_waits_for_a_gpu_is_joined_until_it_is_full_or_given_out() {
     assert_eq!(bench.batcher.queued(), 4);
     assert_eq!((bench.members(2), bench.members(4)), (vec![2, 3], vec![4, 5]), "4 would have made 5 rows");
     assert_eq!(bench.ended(0, 1, 1), [(2, 0)]);
-    assert_eq!(bench.ask(6, 1), [], "4 and 5 have a row left");
+    assert_eq!((bench.members(2), bench.members(4)), (vec![2, 3, 5], vec![4]), "there was a row left");
+    assert_eq!(bench.ask(6, 2), [], "4 has two rows left");
     assert_eq!(bench.ended(0, 2, 1), [(4, 0)]);
-    assert_eq!(bench.members(4), [4, 5, 6]);
+    assert_eq!(bench.members(4), [4, 6]);
     assert_eq!(bench.ask(7, 1), [], "what is on a GPU is closed");
     assert_eq!(bench.ended(0, 4, 1), [(7, 0)]);
     bench.ended(0, 7, 1);
@@ -169,22 +179,49 @@ fn a_function_that_is_batched_again_counts_what_is_still_at_work_from_before() {
     assert_eq!(bench.ended(0, 2, 1), [(3, 0)], "let go when the first had ended");
 }
 
-#[test]
-fn a_batch_does_not_grow_past_the_deadline_of_its_oldest() {
+/// Runs take 8 ms and 4 ms for each row; the deadline is 20 ms.
+fn learned() -> Bench {
     let mut bench = bench(1, 8, 0);
-    // 8 ms and 4 ms for each row; the deadline is 20 ms.
     for (key, rows, ran) in [(1, 1, 12), (2, 2, 16), (3, 3, 20)] {
         bench.ask(key, rows);
         bench.ended(0, key, ran);
     }
+    bench
+}
+
+#[test]
+fn a_batch_does_not_grow_past_the_deadline_of_its_oldest() {
+    let mut bench = learned();
     bench.ask(4, 1);
     for key in 5..9 {
         bench.ask(key, 1);
     }
     assert_eq!(bench.members(5), [5, 6, 7], "four rows would take 24 ms");
     assert_eq!(bench.members(8), [8]);
+    assert_eq!(bench.ended(0, 4, 12), [(5, 0)]);
+    assert_eq!(bench.members(5), [5, 6, 7], "nor is it filled");
     let held_out = bench.batcher.dispatch().stats().held_out.unwrap();
     assert!(held_out < 0.01, "{held_out}");
+}
+
+#[test]
+fn a_batch_that_goes_takes_along_what_waits_in_others_where_that_makes_nobody_late() {
+    let mut bench = learned();
+    bench.ask(4, 1);
+    for key in 5..10 {
+        bench.ask(key, 1);
+    }
+    assert_eq!((bench.members(5), bench.members(8)), (vec![5, 6, 7], vec![8, 9]));
+    bench.now = bench.now + Duration::from_millis(30);
+    bench.ask(10, 1);
+    assert_eq!(bench.members(8), [8, 9, 10], "it is late anyway");
+    assert_eq!(bench.ended(0, 4, 12), [(5, 0)]);
+    assert_eq!(bench.members(5), [5, 6, 7, 10, 9, 8]);
+    assert_eq!((bench.batcher.queued(), bench.batcher.dispatch().queued()), (0, 0));
+    assert_eq!(bench.withdraw(8), []);
+    bench.tell(Event::Split { key: RequestKey(5) });
+    assert_eq!(bench.ended(0, 5, 32), [(5, 0)], "each of those who are left runs alone");
+    assert_eq!((bench.batcher.queued(), bench.members(10)), (4, vec![10]));
 }
 
 #[test]

@@ -146,6 +146,7 @@ proptest! {
                 }
             };
             world.take(&bench.batcher, max_size, &rows, &actions);
+            bench.check();
             for &key in &world.open {
                 prop_assert!(bench.batcher.holds(key), "{} is lost", key);
             }
@@ -176,6 +177,6 @@ proptest! {
         let left = (bench.batcher.batches.len(), bench.batcher.batch_of.len(), bench.batcher.held.len());
         prop_assert_eq!(left, (0, 0, 0));
         prop_assert_eq!(bench.batcher.dispatch().in_flight(), 0);
-        prop_assert!(bench.batcher.functions.values().all(|it| it.at_work == 0 && it.open.is_empty()));
+        prop_assert!(bench.batcher.functions.values().all(|it| it.at_work == 0 && it.open.is_empty() && it.waiting.is_empty()));
     }
 }
