@@ -128,7 +128,8 @@ pub struct PolicySpec {
     pub dispatch: Option<DispatchName>,
     /// Which models make room first.
     pub eviction: Option<EvictionName>,
-    /// Times a waiting request may be overtaken, under `lalb-o3` and `unified`.
+    /// Times a waiting request may be overtaken, under `lalb-o3` and `unified`; under `unified` those with
+    /// deadlines that were overtaken so often get one turn in ten, by age.
     pub overtakes_max: Option<u32>,
     /// How alpha is read, under `torpor` and `random`.
     pub alpha: Option<AlphaReading>,

@@ -61,7 +61,8 @@ struct Set {
     /// Which models make room first on a GPU.
     #[arg(long, value_name = "NAME", value_parser = named(EvictionName::ALL, EvictionName::name))]
     eviction: Option<EvictionName>,
-    /// Times a waiting request may be overtaken, under lalb-o3 and unified.
+    /// Times a waiting request may be overtaken, under lalb-o3 and unified; under unified those with
+    /// deadlines that were overtaken so often get one turn in ten, by age.
     #[arg(long, value_name = "N")]
     overtakes_max: Option<u32>,
     /// How torpor's alpha follows the share of functions that comply.

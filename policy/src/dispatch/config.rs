@@ -211,6 +211,10 @@ impl PolicyConfig {
 /// dozen, where ours never comes near its limit.
 pub const UNIFIED_OVERTAKES_MAX: u32 = 5000;
 
+/// One of how many is one that was overtaken as often as that, by default, while others can be in time.
+/// Ours: what is in time in an overload is the rest.
+pub const AGED_EVERY: u32 = 10;
+
 /// The same for requests without a deadline, of which none is given up. More gains nothing on average.
 pub const FREE_OVERTAKES_MAX: u32 = 1000;
 
@@ -223,6 +227,9 @@ pub const PATIENCE_PERCENT: u32 = 105;
 pub struct UnifiedConfig {
     /// Times a waiting request may be overtaken.
     pub overtakes_max: u32,
+    /// While requests with deadlines wait that were overtaken so often, one of so many that leave is the
+    /// oldest: 1 for each.
+    pub aged_every: u32,
     /// Times one without a deadline may be, unless an older one has one: at most as many.
     pub free_overtakes_max: u32,
     /// How long a request waits for a busy GPU that holds its model rather than have it loaded on an
@@ -241,6 +248,7 @@ impl Default for UnifiedConfig {
 
 pub(super) const UNIFIED: UnifiedConfig = UnifiedConfig {
     overtakes_max: UNIFIED_OVERTAKES_MAX,
+    aged_every: AGED_EVERY,
     free_overtakes_max: FREE_OVERTAKES_MAX,
     patience_percent: PATIENCE_PERCENT,
     counts: Counts::Cumulative,

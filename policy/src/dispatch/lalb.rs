@@ -24,7 +24,7 @@ use millrace_types::GpuIndex;
 use super::glance;
 use super::gpus::Expected;
 use super::models::Slot;
-use super::overtaking::Ages;
+use super::overtaking::{Ages, Bound};
 use super::policy::{Decision, Entry, Policy, Route, Stats, View};
 use super::queue::{SizeRank, Waiting};
 use crate::ids::RequestKey;
@@ -241,7 +241,7 @@ impl Lalb {
 
 impl Policy for Lalb {
     fn push(&mut self, request: Waiting, entry: Entry) {
-        self.ages.insert(request, entry, self.limit);
+        self.ages.insert(request, entry, Bound::strict(self.limit));
         self.waits_for(request.model, request.key, true);
     }
 

@@ -5,6 +5,11 @@
 //! oldest, and only that one's count is needed: it is the sum of marks that each request that passes
 //! leaves on the one just before it, and a request that goes hands its marks to the one before it.
 //! One that comes back from a GPU is not overtaken any more.
+//!
+//! **Who is at its limit goes next, or one in so many does.** In a lasting overload all come to wait
+//! for their limit, and would then be served by age, all late. With [`Bound::every`] one in so many that
+//! leave is the oldest, and the others are served in time. A request is then overtaken no more than
+//! `times + (every - 1) × (older ones at their limit + 1)` times.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,11 +17,27 @@ use super::policy::{Entry, Stats};
 use super::queue::{SizeRank, Waiting};
 use crate::ids::RequestKey;
 
+/// How often a request may be overtaken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Bound {
+    /// So many times.
+    pub(super) times: u32,
+    /// After that, while older ones have been overtaken as often, one of so many that leave is the oldest:
+    /// 1 for each, which makes `times` the most.
+    pub(super) every: u32,
+}
+
+impl Bound {
+    /// So many times and no more.
+    pub(super) const fn strict(times: u32) -> Self {
+        Self { times, every: 1 }
+    }
+}
+
 #[derive(Debug)]
 struct Queued {
     request: Waiting,
-    /// How often it may be overtaken.
-    limit: u64,
+    bound: Bound,
     /// Requests that passed this one and no younger one that waits now.
     marks: u64,
     /// Fruitless looks before it came.
@@ -27,12 +48,28 @@ struct Queued {
 #[derive(Debug, Default)]
 struct Line {
     queued: BTreeMap<RequestKey, Queued>,
-    /// What is asked of it most: the oldest, how often that may be overtaken, and the looks before it.
-    first: Option<(RequestKey, u64, u64)>,
+    /// What is asked of it most.
+    first: Option<First>,
     /// Times the oldest was overtaken: the sum of marks.
     marks: u64,
+    /// Times an oldest was overtaken since the last that went at its limit.
+    since: u64,
     /// Those that came back.
     back: BTreeSet<RequestKey>,
+}
+
+/// The oldest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct First {
+    key: RequestKey,
+    bound: Bound,
+    looks: u64,
+}
+
+impl First {
+    fn of((&key, queued): (&RequestKey, &Queued)) -> Self {
+        Self { key, bound: queued.bound, looks: queued.looks }
+    }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -48,8 +85,8 @@ impl Line {
 
     fn insert(&mut self, queued: Queued) {
         let key = queued.request.key;
-        if self.first.is_none_or(|(first, ..)| key <= first) {
-            self.first = Some((key, queued.limit, queued.looks));
+        if self.first.is_none_or(|first| key <= first.key) {
+            self.first = Some(First::of((&key, &queued)));
         }
         self.queued.insert(key, queued);
     }
@@ -59,16 +96,19 @@ impl Line {
     fn take(&mut self, key: RequestKey, passes: bool) -> Option<(Waiting, Option<Overtaken>, bool)> {
         let counts = self.oldest().filter(|&(oldest, _)| oldest == key).map(|(_, counts)| counts);
         let gone = self.queued.remove(&key)?;
-        self.back.remove(&key);
+        let came_back = self.back.remove(&key);
         if counts.is_some() {
-            let first = self.queued.first_key_value();
-            self.first = first.map(|(&key, queued)| (key, queued.limit, queued.looks));
+            if passes && !came_back && self.marks >= gone.bound.times.into() {
+                self.since = 0;
+            }
+            self.first = self.queued.first_key_value().map(First::of);
         }
         let mark = u64::from(passes);
         let passed = match self.before(key) {
             Some(before) => {
                 before.marks += gone.marks + mark;
                 self.marks += mark;
+                self.since += mark;
                 passes
             }
             None => {
@@ -84,18 +124,21 @@ impl Line {
         let Some(before) = self.before(key) else { return false };
         before.marks += 1;
         self.marks += 1;
+        self.since += 1;
         true
     }
 
     fn oldest(&self) -> Option<(RequestKey, Overtaken)> {
-        let (key, _, looks) = self.first?;
+        let First { key, looks, .. } = self.first?;
         Some((key, Overtaken { times: self.marks, looks }))
     }
 
-    /// The oldest that may not be overtaken again.
+    /// The oldest that may not be overtaken by the next.
     fn at_limit(&self) -> Option<RequestKey> {
-        let oldest = self.first.filter(|&(_, limit, _)| self.marks >= limit);
-        oldest.map(|(key, ..)| key).into_iter().chain(self.back.first().copied()).min()
+        let is_next =
+            |Bound { times, every }: Bound| self.marks >= times.into() && self.since + 1 >= every.into();
+        let oldest = self.first.filter(|first| is_next(first.bound));
+        oldest.map(|first| first.key).into_iter().chain(self.back.first().copied()).min()
     }
 }
 
@@ -118,9 +161,9 @@ impl Ages {
 
     /// Takes in a request that may be overtaken so often: while an older one is in its size class
     /// that may be more often, as often as that.
-    pub(super) fn insert(&mut self, request: Waiting, entry: Entry, limit: u32) {
+    pub(super) fn insert(&mut self, request: Waiting, entry: Entry, bound: Bound) {
         let line = &mut self.lines[request.rank.0];
-        let queued = Queued { request, limit: limit.into(), marks: 0, looks: self.looks };
+        let queued = Queued { request, bound, marks: 0, looks: self.looks };
         line.insert(queued);
         if entry == Entry::Back {
             line.back.insert(request.key);
@@ -181,7 +224,7 @@ impl Ages {
         self.first(rank, |line| line.oldest().map(|(key, _)| key))
     }
 
-    /// The oldest of those that may not be overtaken again.
+    /// The oldest of those that may not be overtaken by the next.
     pub(super) fn at_limit(&self, rank: SizeRank) -> Option<(RequestKey, SizeRank)> {
         self.first(rank, Line::at_limit)
     }
@@ -200,8 +243,10 @@ impl Ages {
     pub(super) fn check(&self) {
         for line in &self.lines {
             let oldest = line.queued.first_key_value();
-            assert_eq!(line.first, oldest.map(|(&key, it)| (key, it.limit, it.looks)));
-            let overtaken = oldest.filter(|(_, it)| line.marks >= it.limit).map(|(&key, _)| key);
+            assert_eq!(line.first, oldest.map(First::of));
+            assert_eq!(line.marks, line.queued.values().map(|it| it.marks).sum());
+            let is_next = |it: &Bound| line.marks >= it.times.into() && line.since + 1 >= it.every.into();
+            let overtaken = oldest.filter(|(_, it)| is_next(&it.bound)).map(|(&key, _)| key);
             assert_eq!(line.at_limit(), overtaken.into_iter().chain(line.back.first().copied()).min());
         }
     }

@@ -41,7 +41,8 @@ fn policy() -> impl Strategy<Value = PolicyConfig> {
     let limits = [1, 3].map(|overtakes_max| PolicyConfig::Lalb { overtakes_max });
     let unified = [0, 2].map(|overtakes_max| {
         let free_overtakes_max = overtakes_max.min(1);
-        PolicyConfig::Unified(UnifiedConfig { overtakes_max, free_overtakes_max, ..UnifiedConfig::default() })
+        let limits = UnifiedConfig { overtakes_max, free_overtakes_max, ..UnifiedConfig::default() };
+        PolicyConfig::Unified(UnifiedConfig { aged_every: 1, ..limits })
     });
     let bound = [Binding::ForGood, Binding::KeepAlive(Duration::from_millis(1))].map(|binding| {
         let (runtime, cold_start) = (Bytes::mib(4), Duration::from_micros(700));

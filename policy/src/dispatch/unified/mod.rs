@@ -18,9 +18,11 @@
 //! pressing one may come. What was handed ahead is asked back by a GPU that falls idle and would
 //! begin it sooner.
 //!
-//! **Overtaking** is bounded as in LALB (L14): who has been [overtaken](super::overtaking) as often as
+//! **Overtaking** is bounded after LALB (L14): who has been [overtaken](super::overtaking) as often as
 //! is allowed goes next, late or not, so a demoted request is not starved. A late request may be more
-//! often than one that has no deadline.
+//! often than one that has no deadline. While the oldest has one, only [one in so
+//! many](UnifiedConfig::aged_every) that leave is one at its limit: in an overload that lasts those are
+//! more than can be served, and to serve them first makes all others late too.
 
 mod flows;
 mod placing;
@@ -35,7 +37,7 @@ use super::RECALL_COST;
 use super::config::UnifiedConfig;
 use super::gpus::Expected;
 use super::models::Models;
-use super::overtaking::Ages;
+use super::overtaking::{Ages, Bound};
 use super::policy::{Decision, Entry, Policy, Route, Stats, View};
 use super::protocol::Objective;
 use super::queue::Waiting;
@@ -202,9 +204,12 @@ impl Policy for Unified {
         let function = self.functions.get(&request.function);
         let class = function.map_or(Class::Free, |function| function.class);
         let deadline = function.and_then(|function| function.objective?.deadline());
-        let limit =
-            if deadline.is_some() { self.config.overtakes_max } else { self.config.free_overtakes_max };
-        self.ages.insert(request, entry, limit);
+        let bound = if deadline.is_some() {
+            Bound { times: self.config.overtakes_max, every: self.config.aged_every }
+        } else {
+            Bound::strict(self.config.free_overtakes_max)
+        };
+        self.ages.insert(request, entry, bound);
         self.flows.insert(request, class, deadline);
         self.fresh = true;
     }
