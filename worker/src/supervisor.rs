@@ -221,7 +221,7 @@ impl Supervisor {
         }
         if self.wants_scores() {
             for (function, hosted) in registry.indexed() {
-                let objective = hosted.config.slo.as_ref().map(dispatch::Objective::of);
+                let objective = self.objective(&hosted.config);
                 tell(dispatch::Event::Objective { function, objective });
                 tell(dispatch::Event::Score { function, counts: counts(&hosted.score.get()) });
             }

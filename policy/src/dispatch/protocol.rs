@@ -19,6 +19,8 @@ pub struct Objective {
     share: u32,
     /// Within how long. Without, nothing of it can be said before a request has ended.
     deadline: Option<Duration>,
+    /// Whether several may run as one ([`crate::batching`]).
+    together: bool,
 }
 
 impl Objective {
@@ -28,7 +30,11 @@ impl Objective {
     /// Takes a share in billionths. `None` unless it is strictly between none and all.
     #[must_use]
     pub const fn from_billionths(share: u32) -> Option<Self> {
-        if share > 0 && share < Self::ONE { Some(Self { share, deadline: None }) } else { None }
+        if share > 0 && share < Self::ONE {
+            Some(Self { share, deadline: None, together: false })
+        } else {
+            None
+        }
     }
 
     /// The same share, of requests answered within so long of when they came.
@@ -37,13 +43,25 @@ impl Objective {
         Self { deadline: Some(deadline), ..self }
     }
 
+    /// The same, of requests of which several may run as one, or not.
+    #[must_use]
+    pub const fn together(self, together: bool) -> Self {
+        Self { together, ..self }
+    }
+
+    /// Whether several of its requests may run as one.
+    #[must_use]
+    pub const fn runs_together(self) -> bool {
+        self.together
+    }
+
     /// An objective's deadline, and its share rounded to billionths and into what is allowed.
     #[must_use]
     pub fn of(slo: &Slo) -> Self {
         let billionths = (slo.percentile * f64::from(Self::ONE)).round();
         // Clamped, so that it fits; not-a-number becomes the least.
         let share = billionths.clamp(1.0, f64::from(Self::ONE - 1)) as u32;
-        Self { share, deadline: Some(slo.deadline) }
+        Self { share, deadline: Some(slo.deadline), together: false }
     }
 
     /// The share in billionths.

@@ -164,8 +164,7 @@ impl Supervisor {
     pub(crate) fn objective_of(&self, key: &RevisionKey) -> Option<(FunctionIndex, Option<Objective>)> {
         let registry = self.registry.borrow();
         let index = registry.index_of(key)?;
-        let slo = registry.function(index)?.config.slo;
-        Some((index, slo.as_ref().map(Objective::of)))
+        Some((index, self.objective(&registry.function(index)?.config)))
     }
 
     /// Within how long a function's requests are to be answered.

@@ -35,6 +35,12 @@ impl Supervisor {
         limits(function, config).filter(|_| self.policy.get().batching == Batches::On)
     }
 
+    /// What a function is held to.
+    pub(super) fn objective(&self, config: &FunctionConfig) -> Option<Objective> {
+        let together = config.serving.batching.is_some() && self.policy.get().batching == Batches::On;
+        config.slo.as_ref().map(|slo| Objective::of(slo).together(together))
+    }
+
     /// The same of every function that wants it, now that it is allowed or is not.
     pub(crate) fn all_limits(&self) -> Vec<batching::Event> {
         let registry = self.registry.borrow();
@@ -50,7 +56,7 @@ impl Supervisor {
     pub(crate) fn objectives(&self) -> Vec<(FunctionIndex, Option<Objective>, SloCounts)> {
         let registry = self.registry.borrow();
         let objectives = registry.indexed().map(|(function, hosted)| {
-            let objective = hosted.config.slo.as_ref().map(Objective::of);
+            let objective = self.objective(&hosted.config);
             (function, objective, counts(&hosted.score.get()))
         });
         objectives.collect()

@@ -209,6 +209,27 @@ fn one_in_so_many_that_leave_is_one_at_its_limit() {
 }
 
 #[test]
+fn what_runs_together_keeps_its_turn_whatever_its_function_scored() {
+    let order = |together| {
+        let mut node = node_with(PolicyConfig::Unified(UnifiedConfig::default()), &[64]);
+        let objective = Objective::from_billionths(900_000_000).unwrap();
+        let objective = objective.within(Duration::from_secs(5)).together(together);
+        for (function, counts) in [(1, SloCounts { m: 0, n: 90 }), (2, SloCounts { m: 90, n: 90 })] {
+            let function = FunctionIndex(function);
+            node.step(Event::Objective { function, objective: Some(objective) });
+            node.step(Event::Score { function, counts });
+        }
+        node.enqueue(1, A);
+        node.ask(2, 1, A);
+        node.wait_ms(1);
+        node.ask(3, 2, A);
+        node.ended(0, 1, 10)
+    };
+    assert_eq!(order(false), [assign(0, 3, A)], "the first function is hopeless");
+    assert_eq!(order(true), [assign(0, 2, A)]);
+}
+
+#[test]
 fn a_model_is_brought_while_another_runs_for_what_has_no_deadline() {
     let mut node = profiled(&[64]);
     node.bound(1, 5_000, (0, 0));

@@ -8,8 +8,9 @@
 //!
 //! **Which** ([`flows`]). Functions are endangered, safe, free of any deadline, or hopeless, by their
 //! required request counts (T18): what is one late request away from missing its objective goes before
-//! what can afford one, and what cannot be rescued comes after both. Within a class the least slack
-//! goes first. A request that can no longer be in time is demoted behind all that can, whatever its
+//! what can afford one, and what cannot be rescued comes after both. A function whose requests run
+//! together is safe whatever its counts: out of its turn it runs in smaller batches, and all lose by it.
+//! Within a class the least slack goes first. A request that can no longer be in time is demoted behind all that can, whatever its
 //! function (MECHANISMS section 2, "003 late requests"). An idle GPU takes a hit before the most
 //! pressing request where that one can wait for it, so locality costs no deadline.
 //!
@@ -193,6 +194,8 @@ fn class(objective: Option<Objective>, tally: &Tally) -> Class {
     let required = Required::of(tally.counts(), objective);
     let late = Required::one_late(objective);
     match () {
+        // Put first it would run with fewer others, and put last it would still be run.
+        () if objective.runs_together() => Class::Safe,
         () if required.0 + late.0 <= 0 => Class::Safe,
         () if required.0 <= late.0 * RESCUED_MAX => Class::Endangered,
         () => Class::Hopeless,

@@ -26,6 +26,12 @@ impl Node {
             for limits in self.supervisor.all_limits() {
                 self.dispatch(now, limits);
             }
+            // Whether their requests run together is said with them.
+            if after.dispatch.scores() {
+                for (function, objective, _) in self.supervisor.objectives() {
+                    self.dispatch(now, dispatch::Event::Objective { function, objective });
+                }
+            }
         }
         tracing::info!(
             generation = after.generation,
