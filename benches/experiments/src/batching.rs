@@ -195,8 +195,11 @@ fn throughput(effort: Effort, report: &mut Report) -> Result<()> {
 fn in_time(effort: Effort, report: &mut Report) -> Result<()> {
     let mode = Mode { size: Some(8), by_member: 25 };
     let mut rows = Vec::new();
+    let loads = if effort.short { &LOADS[..1] } else { &LOADS[..] };
+    let mut by_policy: Vec<Vec<Spread>> = Vec::new();
     for policy in POLICIES {
-        for &load in if effort.short { &LOADS[..1] } else { &LOADS[..] } {
+        let mut in_time = Vec::new();
+        for &load in loads {
             let alone = measure(policy, Mode::ALONE, load, true, effort)?;
             let together = measure(policy, mode, load, true, effort)?;
             rows.push(vec![
@@ -211,6 +214,14 @@ fn in_time(effort: Effort, report: &mut Report) -> Result<()> {
             let what = format!("{policy}, requests in time at {load}%: together at least alone");
             let by = together.in_time.less(&alone.in_time);
             report.orders.push(Order { what, by, cause: None });
+            in_time.push(together.in_time);
+        }
+        by_policy.push(in_time);
+    }
+    if let [fifo, unified] = &by_policy[..] {
+        for ((&load, theirs), ours) in loads.iter().zip(fifo).zip(unified) {
+            let what = format!("requests in time together at {load}%: unified at least fifo");
+            report.orders.push(Order { what, by: ours.less(theirs), cause: None });
         }
     }
     let header = ["policy", "load", "in time alone", "together", "p99 alone", "together", "requests a run"];
