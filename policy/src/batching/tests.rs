@@ -222,6 +222,8 @@ fn a_batch_that_goes_takes_along_what_waits_in_others_where_that_makes_nobody_la
     bench.tell(Event::Split { key: RequestKey(5) });
     assert_eq!(bench.ended(0, 5, 32), [(5, 0)], "each of those who are left runs alone");
     assert_eq!((bench.batcher.queued(), bench.members(10)), (4, vec![10]));
+    let predicted = bench.batcher.dispatch().predicted_run(ModelId(0), 6).unwrap();
+    assert!(predicted.abs_diff(Duration::from_millis(32)) < Duration::from_micros(10), "{predicted:?}");
 }
 
 #[test]

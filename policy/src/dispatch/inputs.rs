@@ -11,9 +11,10 @@ use std::time::Duration;
 
 use millrace_types::{Bytes, GpuIndex};
 
-use super::Dispatch;
 use super::fleet::Fleet;
+use super::gpus::Held;
 use super::queue::SizeRank;
+use super::{Dispatch, Place};
 use crate::ids::RequestKey;
 
 /// GPUs that a request's inputs are told of; beyond them, those with least go untold. A fan-in from
@@ -90,16 +91,32 @@ impl Dispatch {
         }
     }
 
-    /// Notes that a request stands for several, or does no more.
+    /// Notes that a request stands for several, or does no more; those may become more on a GPU.
     pub(super) fn stands_for(&mut self, key: RequestKey, rows: u32, inputs: Inputs) {
         if rows > 1 {
             self.rows.insert(key, rows);
+            self.grown(key, rows);
         } else {
             self.rows.remove(&key);
         }
         // It may have gone before it is said that it stands for itself alone.
         let known = rows > 1 || self.places.contains_key(&key);
         self.reads(key, if known { inputs } else { Inputs::NONE });
+    }
+
+    /// More run as one on a GPU than were given to it.
+    fn grown(&mut self, key: RequestKey, rows: u32) {
+        let Some(&Place::On(gpu)) = self.places.get(&key) else { return };
+        let it = self.fleet.get(gpu);
+        let of_key = |held: &&Held| held.request.key == key && held.rows != rows;
+        let Some(&held) = it.running.iter().chain(&it.ahead).find(of_key) else { return };
+        let run = self.models.run_time_of(held.request.model, it.kind, rows);
+        let predicted = run.map(|run| held.swap.saturating_add(run));
+        self.fleet.change(gpu, |it| {
+            for held in it.running.iter_mut().chain(&mut it.ahead).filter(|held| held.request.key == key) {
+                (held.rows, held.predicted) = (rows, predicted);
+            }
+        });
     }
 
     /// Where a request's data is taken to be.
