@@ -50,14 +50,10 @@ impl Batcher {
         let batch = &self.batches[&key];
         let Some(it) = self.functions.get(&batch.first.function) else { return false };
         let larger = batch.whole.plus(item);
-        let in_time = |rows: u32| {
-            let run = self.dispatch().predicted_run(batch.first.model, rows)?;
-            Some(now + run <= batch.oldest + it.deadline?)
-        };
         larger.rows <= it.batching.max_size
             && larger.inline <= INLINE_MAX
             && larger.descriptors <= DESCRIPTORS_MAX
-            && (in_time(larger.rows) != Some(false) || in_time(batch.whole.rows) == Some(false))
+            && (self.in_time(now, batch, larger.rows) || !self.in_time(now, batch, batch.whole.rows))
     }
 
     fn join(
@@ -86,7 +82,7 @@ impl Batcher {
 
     /// A batch that is given to a GPU takes along what waits in others of its kind, the oldest batch
     /// first, while it fits: so that what is late costs a share of a run and not one of its own. Of each
-    /// the youngest goes first, since the queue knows it by its oldest.
+    /// the first goes last, since the queue knows it by that one.
     pub(super) fn fill(&mut self, now: Timestamp, key: RequestKey, actions: &mut Vec<Action>) {
         let mut grew = false;
         while let Some((request, item)) = self.taken_along(now, key) {
@@ -109,8 +105,20 @@ impl Batcher {
         let waiting = &self.functions.get(&batch.first.function)?.waiting;
         let alike = (batch.kind(), RequestKey(u64::MIN))..=(batch.kind(), RequestKey(u64::MAX));
         let &(_, other) = waiting.range(alike).next()?;
-        let &(request, item) = self.batches.get(&other)?.members.last()?;
-        self.fits(now, key, item).then_some((request, item))
+        let other = self.batches.get(&other)?;
+        let &(request, item) = other.members.last()?;
+        let larger = batch.whole.plus(item).rows;
+        let made_late = self.in_time(now, other, other.whole.rows) && !self.in_time(now, other, larger);
+        (self.fits(now, key, item) && !made_late).then_some((request, item))
+    }
+
+    /// Whether the oldest of a batch would be in time if it began now in a run of so many rows: yes,
+    /// unless that is known to be otherwise.
+    fn in_time(&self, now: Timestamp, batch: &Batch, rows: u32) -> bool {
+        let Some(it) = self.functions.get(&batch.first.function) else { return true };
+        let run = self.dispatch().predicted_run(batch.first.model, rows);
+        let limits = run.zip(it.deadline);
+        limits.is_none_or(|(run, deadline)| now + run <= batch.oldest + deadline)
     }
 
     /// Nobody joins a batch any more.
@@ -131,7 +139,8 @@ impl Batcher {
         self.held.remove(&(until, key));
         let (rows, inputs) = (batch.whole.rows, batch.inputs());
         let first = Request { inputs, ..batch.first };
-        self.set_stage(key, Stage::Queued);
+        // Nobody takes from it yet: the queue does not know it, and may give out others first.
+        batch.stage = Stage::Queued;
         if let Some(it) = self.functions.get_mut(&first.function) {
             it.at_work += 1;
         }
@@ -139,6 +148,7 @@ impl Batcher {
         if rows > 1 {
             self.forward(now, dispatch::Event::Rows { key, rows, inputs }, actions);
         }
+        self.set_stage(key, Stage::Queued);
         self.forward(now, dispatch::Event::Enqueue(first), actions);
     }
 

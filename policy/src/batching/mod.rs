@@ -9,11 +9,10 @@
 //! ```
 //!
 //! A batch that waits for a GPU is joined by what comes until it is given to one, so that batches
-//! are as large as the wait for GPUs makes them, and nobody waits for others while a GPU is free. What is
-//! left of a batch then is filled from others of the function that wait: those that could not grow in
-//! time, and are late by now. With a
-//! wait ([`Batching::max_wait`]) a request is also held back while earlier ones of its function are at
-//! work: so a second GPU is not taken for a single row.
+//! are as large as the wait for GPUs makes them, and nobody waits for others while a GPU is free. One
+//! that is given to a GPU is filled from others of its function that wait for one: often such as could
+//! not grow in time, and are late by now. With a wait ([`Batching::max_wait`]) a request is also held
+//! back while earlier ones of its function are at work: so a second GPU is not taken for a single row.
 //!
 //! **Bounds.** A batch holds [`Batching::max_size`] rows, and what one message to an executor holds
 //! ([`INLINE_MAX`], [`DESCRIPTORS_MAX`]). It does not grow where its run, by what its model's runs of so

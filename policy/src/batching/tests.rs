@@ -205,7 +205,7 @@ fn a_batch_does_not_grow_past_the_deadline_of_its_oldest() {
 }
 
 #[test]
-fn a_batch_that_goes_takes_along_what_waits_in_others_where_that_makes_nobody_late() {
+fn a_batch_that_goes_takes_along_what_waits_in_others() {
     let mut bench = learned();
     bench.ask(4, 1);
     for key in 5..10 {

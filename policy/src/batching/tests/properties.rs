@@ -4,7 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 
+use millrace_types::tenancy::{Quota, Share};
+
 use super::*;
+use crate::ids::TenantIndex;
 
 #[derive(Debug, Clone, Copy)]
 enum Step {
@@ -82,9 +85,18 @@ proptest! {
         policy in prop::sample::select(POLICIES.map(|(_, policy)| policy).to_vec()),
         max_size in 2..6u32,
         max_wait in 0..3u64,
+        capped in prop::option::of(100_000..900_000u32),
         steps in prop::collection::vec(step(), 1..150)
     ) {
         let mut bench = bench_with(policy, 2, max_size, max_wait);
+        if let Some(ppm) = capped {
+            let tenant = TenantIndex(0);
+            let quota = Quota { gpu_share: Share::from_ppm(ppm).ok(), ..Quota::NONE };
+            bench.tell(tenancy::Event::Quota { tenant, quota });
+            for function in [0, 1].map(FunctionIndex) {
+                bench.tell(tenancy::Event::Owner { function, tenant: Some(tenant) });
+            }
+        }
         let mut world = World { up: (0..2).collect(), ..World::default() };
         let mut rows = BTreeMap::new();
         let mut next_key = 0;
