@@ -205,14 +205,13 @@ impl PolicyConfig {
     }
 }
 
-/// Times a waiting request may be overtaken by default under `unified`. Ours. It is what a late
-/// request waits for at most, tens of seconds of a busy node: in a lasting overload every request
-/// comes to wait for its limit, and all would be late. The LALB paper's 25 goes with queues of a few
-/// dozen, where ours never comes near its limit.
+/// Times a waiting request may be overtaken by default under `unified`, before it has a share of the
+/// turns. Ours: tens of seconds of a busy node. The LALB paper's 25 goes with queues of a few dozen,
+/// where ours never comes near its limit.
 pub const UNIFIED_OVERTAKES_MAX: u32 = 5000;
 
-/// One of how many is one that was overtaken as often as that, by default, while others can be in time.
-/// Ours: what is in time in an overload is the rest.
+/// While requests wait that were overtaken as often as that, one of so many turns goes by age, by default.
+/// Ours: in an overload that lasts the other turns are for what can still be in time.
 pub const AGED_EVERY: u32 = 10;
 
 /// The same for requests without a deadline, of which none is given up. More gains nothing on average.
@@ -227,10 +226,11 @@ pub const PATIENCE_PERCENT: u32 = 105;
 pub struct UnifiedConfig {
     /// Times a waiting request may be overtaken.
     pub overtakes_max: u32,
-    /// While requests with deadlines wait that were overtaken so often, one of so many that leave is the
-    /// oldest: 1 for each.
+    /// While the oldest has a deadline and was overtaken so often, one in so many that leave is the
+    /// oldest; 1: each.
     pub aged_every: u32,
-    /// Times one without a deadline may be, unless an older one has one: at most as many.
+    /// Times one without a deadline may be; while an older one has one, as often as that one. At most
+    /// [`Self::overtakes_max`].
     pub free_overtakes_max: u32,
     /// How long a request waits for a busy GPU that holds its model rather than have it loaded on an
     /// idle one, in percent of the load: that costs others a GPU's time too. What is charged for

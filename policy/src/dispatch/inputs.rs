@@ -93,9 +93,9 @@ impl Dispatch {
 
     /// Notes that a request stands for several, or does no more; those may become more on a GPU.
     pub(super) fn stands_for(&mut self, key: RequestKey, rows: u32, inputs: Inputs) {
+        self.runs_as(key, rows, &inputs);
         if rows > 1 {
             self.rows.insert(key, rows);
-            self.grown(key, rows);
         } else {
             self.rows.remove(&key);
         }
@@ -104,17 +104,19 @@ impl Dispatch {
         self.reads(key, if known { inputs } else { Inputs::NONE });
     }
 
-    /// More run as one on a GPU than were given to it.
-    fn grown(&mut self, key: RequestKey, rows: u32) {
+    /// Others run as one on a GPU than were given to it: what that takes is learned as theirs.
+    fn runs_as(&mut self, key: RequestKey, rows: u32, inputs: &Inputs) {
         let Some(&Place::On(gpu)) = self.places.get(&key) else { return };
         let it = self.fleet.get(gpu);
         let of_key = |held: &&Held| held.request.key == key && held.rows != rows;
         let Some(&held) = it.running.iter().chain(&it.ahead).find(of_key) else { return };
         let run = self.models.run_time_of(held.request.model, it.kind, rows);
         let predicted = run.map(|run| held.swap.saturating_add(run));
+        let moves = !self.fleet.move_time(inputs, gpu).is_zero();
         self.fleet.change(gpu, |it| {
             for held in it.running.iter_mut().chain(&mut it.ahead).filter(|held| held.request.key == key) {
                 (held.rows, held.predicted) = (rows, predicted);
+                held.unlike |= moves;
             }
         });
     }

@@ -8,8 +8,9 @@
 //!
 //! **Who is at its limit goes next, or one in so many does.** In a lasting overload all come to wait
 //! for their limit, and would then be served by age, all late. With [`Bound::every`] one in so many that
-//! leave is the oldest, and the others are served in time. A request is then overtaken no more than
-//! `times + (every - 1) × (older ones at their limit + 1)` times.
+//! leave is the oldest, and others may be served in time. A request is then overtaken no more than
+//! `times + (every - 1) × (older ones at their limit + 1)` times, by the largest bound of its own and
+//! those of the older ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,8 +23,7 @@ use crate::ids::RequestKey;
 pub(super) struct Bound {
     /// So many times.
     pub(super) times: u32,
-    /// After that, while older ones have been overtaken as often, one of so many that leave is the oldest:
-    /// 1 for each, which makes `times` the most.
+    /// After that one in so many that leave is the oldest. With 1 each is, and `times` is the most.
     pub(super) every: u32,
 }
 

@@ -152,7 +152,7 @@ pub enum Event {
     /// A request wants to run.
     Enqueue(Request),
     /// A request stands for several, which run as one of so many rows. Said before it is given to a
-    /// GPU, and again whenever data of theirs has moved.
+    /// GPU, right after that of those that run with it, and whenever data of theirs has moved.
     Rows {
         /// Which.
         key: RequestKey,

@@ -30,7 +30,10 @@ impl PolicyConfig {
             DispatchName::Unified => {
                 let overtakes_max = spec.overtakes_max.unwrap_or(UNIFIED.overtakes_max);
                 let free_overtakes_max = UNIFIED.free_overtakes_max.min(overtakes_max);
-                Self::Unified(UnifiedConfig { overtakes_max, free_overtakes_max, ..UNIFIED })
+                // None may be overtaken then: all go by age.
+                let aged_every = if overtakes_max == 0 { 1 } else { UNIFIED.aged_every };
+                let limits = UnifiedConfig { overtakes_max, aged_every, free_overtakes_max, ..UNIFIED };
+                Self::Unified(limits)
             }
         }
     }
@@ -79,6 +82,9 @@ mod tests {
             panic!("it is unified");
         };
         assert_eq!((unified.overtakes_max, unified.free_overtakes_max), (3, 3));
+        assert_eq!(unified.aged_every, UNIFIED.aged_every);
+        let by_age = PolicyConfig::Lb.with(&spec(DispatchName::Unified, Some(0)));
+        assert!(matches!(by_age, PolicyConfig::Unified(it) if (it.overtakes_max, it.aged_every) == (0, 1)));
         let artifact = PolicySpec { alpha: Some(AlphaReading::Artifact), ..spec(DispatchName::Torpor, None) };
         assert_eq!(PolicyConfig::Lb.with(&artifact).alpha(), Some(AlphaReading::Artifact));
         assert_eq!(PolicyConfig::Lb.with(&PolicySpec::NONE), PolicyConfig::Lb);

@@ -208,25 +208,33 @@ fn one_in_so_many_that_leave_is_one_at_its_limit() {
     assert_eq!(node.dispatch.stats().overtaken_max, 4);
 }
 
-#[test]
-fn what_runs_together_keeps_its_turn_whatever_its_function_scored() {
-    let order = |together| {
-        let mut node = node_with(PolicyConfig::Unified(UnifiedConfig::default()), &[64]);
-        let objective = Objective::from_billionths(900_000_000).unwrap();
-        let objective = objective.within(Duration::from_secs(5)).together(together);
-        for (function, counts) in [(1, SloCounts { m: 0, n: 90 }), (2, SloCounts { m: 90, n: 90 })] {
-            let function = FunctionIndex(function);
-            node.step(Event::Objective { function, objective: Some(objective) });
-            node.step(Event::Score { function, counts });
-        }
-        node.enqueue(1, A);
-        node.ask(2, 1, A);
+/// Which goes first of three functions with a request each, which came in this order: two that scored
+/// so, and one without a deadline.
+fn first_of(scores: [u64; 2], together: bool) -> u64 {
+    let mut node = node_with(PolicyConfig::Unified(UnifiedConfig::default()), &[64]);
+    let objective = Objective::from_billionths(900_000_000).unwrap();
+    let objective = objective.within(Duration::from_secs(5)).together(together);
+    for (function, m) in (1..).zip(scores).chain([(4, 90), (5, 90)]) {
+        let function = FunctionIndex(function);
+        node.step(Event::Objective { function, objective: Some(objective) });
+        node.step(Event::Score { function, counts: SloCounts { m, n: 90 } });
+    }
+    node.enqueue(9, A);
+    for (key, function) in [(1, 1), (2, 2), (3, 0)] {
+        node.ask(10 + key, function, A);
         node.wait_ms(1);
-        node.ask(3, 2, A);
-        node.ended(0, 1, 10)
-    };
-    assert_eq!(order(false), [assign(0, 3, A)], "the first function is hopeless");
-    assert_eq!(order(true), [assign(0, 2, A)]);
+    }
+    let [Action::Assign { key, .. }] = node.ended(0, 9, 10)[..] else { panic!("one goes") };
+    key.0 - 10
+}
+
+#[test]
+fn functions_that_run_together_keep_their_turns_until_half_of_them_are_hopeless() {
+    assert_eq!(first_of([0, 90], false), 2, "the first is hopeless");
+    assert_eq!(first_of([0, 90], true), 1, "it is one of four");
+    assert_eq!(first_of([90, 0], true), 1);
+    assert_eq!(first_of([0, 0], true), 3, "half of them are: they give way");
+    assert_eq!(first_of([0, 0], false), 3);
 }
 
 #[test]

@@ -8,11 +8,11 @@
 //!
 //! **Which** ([`flows`]). Functions are endangered, safe, free of any deadline, or hopeless, by their
 //! required request counts (T18): what is one late request away from missing its objective goes before
-//! what can afford one, and what cannot be rescued comes after both. A function whose requests run
-//! together is safe whatever its counts: out of its turn it runs in smaller batches, and all lose by it.
-//! Within a class the least slack goes first. A request that can no longer be in time is demoted behind all that can, whatever its
-//! function (MECHANISMS section 2, "003 late requests"). An idle GPU takes a hit before the most
-//! pressing request where that one can wait for it, so locality costs no deadline.
+//! what can afford one, and what cannot be rescued comes after both. Functions whose requests run
+//! [`together`] share one class. Within a class the least slack goes first. A request that can no longer
+//! be in time is demoted behind all that can, whatever its function (MECHANISMS section 2, "003 late
+//! requests"). An idle GPU takes a hit before the most pressing request where that one can wait for it,
+//! so locality costs no deadline.
 //!
 //! **Ahead.** Where no GPU is idle and a busy one will find nothing it holds, its next model is
 //! brought while it runs; but only for requests without a deadline, since it binds early, and a more
@@ -21,12 +21,13 @@
 //!
 //! **Overtaking** is bounded after LALB (L14): who has been [overtaken](super::overtaking) as often as
 //! is allowed goes next, late or not, so a demoted request is not starved. A late request may be more
-//! often than one that has no deadline. While the oldest has one, only [one in so
-//! many](UnifiedConfig::aged_every) that leave is one at its limit: in an overload that lasts those are
-//! more than can be served, and to serve them first makes all others late too.
+//! often than one that has no deadline, unless an older one has one. While the oldest has one, only
+//! [one in so many](UnifiedConfig::aged_every) that leave goes by age: in an overload that lasts those at
+//! their limit are more than can be served, and to serve them first makes all others late too.
 
 mod flows;
 mod placing;
+mod together;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -34,6 +35,7 @@ use std::time::Duration;
 use millrace_types::{GpuIndex, SloCounts, Timestamp};
 
 use self::flows::{CLASSES, Candidate, Class, Flows};
+use self::together::Together;
 use super::RECALL_COST;
 use super::config::UnifiedConfig;
 use super::gpus::Expected;
@@ -56,6 +58,8 @@ const AHEAD_LOOKS_MAX: usize = 2;
 struct Function {
     objective: Option<Objective>,
     tally: Tally,
+    /// By its own counts, where it shares one.
+    shares: Option<Class>,
     class: Class,
 }
 
@@ -63,6 +67,7 @@ struct Function {
 pub(super) struct Unified {
     config: UnifiedConfig,
     functions: BTreeMap<FunctionIndex, Function>,
+    together: Together,
     ages: Ages,
     flows: Flows,
     /// Busy GPUs that may take a request ahead.
@@ -76,6 +81,7 @@ impl Unified {
         Self {
             config,
             functions: BTreeMap::new(),
+            together: Together::default(),
             ages: Ages::new(ranks),
             flows: Flows::new(ranks),
             ready: BTreeSet::new(),
@@ -85,8 +91,25 @@ impl Unified {
 
     fn classify(&mut self, index: FunctionIndex) {
         let Some(function) = self.functions.get_mut(&index) else { return };
-        let class = class(function.objective, &function.tally);
+        let own = class(function.objective, &function.tally);
+        let shares = function.objective.is_some_and(Objective::runs_together) && own != Class::Free;
+        let shares = shares.then_some(own);
+        self.together.change(std::mem::replace(&mut function.shares, shares), shares);
+        let class = shares.map_or(own, |_| self.together.class());
         if std::mem::replace(&mut function.class, class) != class {
+            self.flows.reclass(index, class);
+        }
+        self.turn();
+    }
+
+    /// Puts all functions that share a class into another, where it is time.
+    fn turn(&mut self) {
+        if !self.together.turn() {
+            return;
+        }
+        let class = self.together.class();
+        for (&index, function) in self.functions.iter_mut().filter(|(_, it)| it.shares.is_some()) {
+            function.class = class;
             self.flows.reclass(index, class);
         }
     }
@@ -194,8 +217,6 @@ fn class(objective: Option<Objective>, tally: &Tally) -> Class {
     let required = Required::of(tally.counts(), objective);
     let late = Required::one_late(objective);
     match () {
-        // Put first it would run with fewer others, and put last it would still be run.
-        () if objective.runs_together() => Class::Safe,
         () if required.0 + late.0 <= 0 => Class::Safe,
         () if required.0 <= late.0 * RESCUED_MAX => Class::Endangered,
         () => Class::Hopeless,
@@ -272,6 +293,7 @@ impl Policy for Unified {
         let it = self.functions.entry(function).or_insert_with(|| Function {
             objective: None,
             tally: Tally::new(counts),
+            shares: None,
             class: Class::Free,
         });
         it.objective = objective;
@@ -286,8 +308,10 @@ impl Policy for Unified {
     }
 
     fn forget(&mut self, function: FunctionIndex) {
-        self.functions.remove(&function);
+        let gone = self.functions.remove(&function);
+        self.together.change(gone.and_then(|it| it.shares), None);
         self.flows.reclass(function, Class::Free);
+        self.turn();
     }
 
     fn count(&self, stats: &mut Stats) {
@@ -297,6 +321,7 @@ impl Policy for Unified {
     #[cfg(test)]
     fn check(&self, view: &View<'_>, models: &[super::models::Slot]) {
         self.ages.check();
+        self.together.check(self.functions.values().filter_map(|it| it.shares));
         self.flows.check(view.now, models);
         for (request, model) in crate::dispatch::tests::requests_of(view, models) {
             let takes = |gpu: &GpuIndex| {
