@@ -28,8 +28,9 @@ impl Together {
         if self.given_up { Class::Hopeless } else { Class::Safe }
     }
 
-    /// Looks again whether they are given up; whether that is so since now, or no longer. From half of them
-    /// on until a quarter is left: each turn, which changes all of them, follows as many changes of one.
+    /// Looks again whether they are given up, which is from when half of them are hopeless until no more
+    /// than a quarter is; tells whether that has changed. All of them then change, so that it must not
+    /// come and go with each.
     pub(super) fn turn(&mut self) -> bool {
         let given_up = if self.given_up {
             self.hopeless * 4 > self.functions
