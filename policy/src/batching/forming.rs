@@ -9,6 +9,14 @@ use super::{Batch, Batcher, DESCRIPTORS_MAX, Function, INLINE_MAX, Item, Stage};
 use crate::dispatch::{self, Action, Request};
 use crate::ids::{FunctionIndex, RequestKey};
 
+/// What a batch took along so far.
+#[derive(Debug, Default)]
+struct Taken {
+    any: bool,
+    /// When the oldest came of those that are in time.
+    in_time: Option<Timestamp>,
+}
+
 impl Batcher {
     pub(super) fn enqueue(
         &mut self,
@@ -82,43 +90,59 @@ impl Batcher {
 
     /// A batch that is given to a GPU takes along what waits in others of its kind, the oldest batch
     /// first, while it fits: so that what is late costs a share of a run and not one of its own. Of each
-    /// the first goes last, since the queue knows it by that one.
+    /// the one goes last that the queue knows it by.
     pub(super) fn fill(&mut self, now: Timestamp, key: RequestKey, actions: &mut Vec<Action>) {
-        let mut grew = false;
-        while let Some((request, item)) = self.taken_along(now, key) {
+        let mut taken = Taken::default();
+        while let Some((request, item)) = self.taken_along(now, key, &mut taken) {
             self.withdraw(now, request.key, actions);
-            let Some(batch) = self.batches.get_mut(&key) else { return };
+            let batch = self.batches.get_mut(&key).expect("it is on a GPU");
             batch.members.push((request, item));
             batch.whole = batch.whole.plus(item);
             self.batch_of.insert(request.key, key);
-            grew = true;
         }
-        if grew && let Some(batch) = self.batches.get(&key) {
+        if taken.any
+            && let Some(batch) = self.batches.get(&key)
+        {
             let (rows, inputs) = (batch.whole.rows, batch.inputs());
             self.forward(now, dispatch::Event::Rows { key, rows, inputs }, actions);
         }
     }
 
     /// The request of another batch that a batch takes along next.
-    fn taken_along(&self, now: Timestamp, key: RequestKey) -> Option<(Request, Item)> {
+    fn taken_along(&self, now: Timestamp, key: RequestKey, taken: &mut Taken) -> Option<(Request, Item)> {
         let batch = self.batches.get(&key)?;
         let waiting = &self.functions.get(&batch.first.function)?.waiting;
         let alike = (batch.kind(), RequestKey(u64::MIN))..=(batch.kind(), RequestKey(u64::MAX));
-        let &(_, other) = waiting.range(alike).next()?;
-        let other = self.batches.get(&other)?;
-        let &(request, item) = other.members.last()?;
+        let &(_, known_by) = waiting.range(alike).next()?;
+        let other = self.batches.get(&known_by)?;
+        let further = other.members.iter().find(|(request, _)| request.key != known_by);
+        let &(request, item) = further.or(other.members.first())?;
         let larger = batch.whole.plus(item).rows;
-        let made_late = self.in_time(now, other, other.whole.rows) && !self.in_time(now, other, larger);
-        (self.fits(now, key, item) && !made_late).then_some((request, item))
+        let in_time = self.in_time(now, other, larger);
+        let made_late = self.in_time(now, other, other.whole.rows) && !in_time
+            || taken.in_time.is_some_and(|oldest| !self.in_time_of(now, batch, oldest, larger));
+        if made_late || !self.fits(now, key, item) {
+            return None;
+        }
+        taken.any = true;
+        if in_time {
+            taken.in_time = Some(taken.in_time.map_or(other.oldest, |oldest| oldest.min(other.oldest)));
+        }
+        Some((request, item))
     }
 
     /// Whether the oldest of a batch would be in time if it began now in a run of so many rows: yes,
     /// unless that is known to be otherwise.
     fn in_time(&self, now: Timestamp, batch: &Batch, rows: u32) -> bool {
+        self.in_time_of(now, batch, batch.oldest, rows)
+    }
+
+    /// The same of a request that came then.
+    fn in_time_of(&self, now: Timestamp, batch: &Batch, came: Timestamp, rows: u32) -> bool {
         let Some(it) = self.functions.get(&batch.first.function) else { return true };
         let run = self.dispatch().predicted_run(batch.first.model, rows);
         let limits = run.zip(it.deadline);
-        limits.is_none_or(|(run, deadline)| now + run <= batch.oldest + deadline)
+        limits.is_none_or(|(run, deadline)| now + run <= came + deadline)
     }
 
     /// Nobody joins a batch any more.

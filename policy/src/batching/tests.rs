@@ -216,7 +216,7 @@ fn a_batch_that_goes_takes_along_what_waits_in_others() {
     bench.ask(10, 1);
     assert_eq!(bench.members(8), [8, 9, 10], "it is late anyway");
     assert_eq!(bench.ended(0, 4, 12), [(5, 0)]);
-    assert_eq!(bench.members(5), [5, 6, 7, 10, 9, 8]);
+    assert_eq!(bench.members(5), [5, 6, 7, 9, 10, 8]);
     assert_eq!((bench.batcher.queued(), bench.batcher.dispatch().queued()), (0, 0));
     assert_eq!(bench.withdraw(8), []);
     bench.tell(Event::Split { key: RequestKey(5) });

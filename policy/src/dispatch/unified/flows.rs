@@ -43,11 +43,11 @@ pub(super) struct Candidate {
     pub(super) late: bool,
 }
 
-/// Where a flow stands.
+/// Where a flow stands, and with whom.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Standing {
-    due: Option<(Class, Timestamp)>,
-    late: Option<RequestKey>,
+    due: Option<(Class, Timestamp, Waiting)>,
+    late: Option<Waiting>,
 }
 
 #[derive(Debug)]
@@ -77,10 +77,7 @@ impl Flow {
         let due = self.due(now);
         let oldest = self.waiting.first_key_value().map(|(_, request)| request);
         let late = oldest.filter(|oldest| due.is_none_or(|due| due.key != oldest.key));
-        Standing {
-            due: due.map(|request| (self.class, self.latest(request))),
-            late: late.map(|request| request.key),
-        }
+        Standing { due: due.map(|request| (self.class, self.latest(request), *request)), late: late.copied() }
     }
 }
 
@@ -134,6 +131,7 @@ impl Flows {
             rank: request.rank,
             standing: Standing::default(),
         });
+        flow.class = class;
         flow.waiting.insert((request.arrived, request.key), request);
         self.moved.insert(id);
     }
@@ -146,10 +144,25 @@ impl Flows {
         }
     }
 
+    /// Whether any request without a deadline waits that fits this size class.
+    pub(super) fn has_free(&self, rank: SizeRank) -> bool {
+        self.due.iter().take(rank.0 + 1).any(|line| !line[Class::Free as usize].is_empty())
+    }
+
     /// A function's requests are of another class now.
     pub(super) fn reclass(&mut self, function: FunctionIndex, class: Class) {
         for (&id, flow) in self.flows.range_mut((function, Slot::FIRST)..=(function, Slot::LAST)) {
             if flow.class != class {
+                flow.class = class;
+                self.moved.insert(id);
+            }
+        }
+    }
+
+    /// Those of some functions are.
+    pub(super) fn reclass_all(&mut self, some: impl Fn(FunctionIndex) -> bool, class: Class) {
+        for (&id, flow) in &mut self.flows {
+            if flow.class != class && some(id.0) {
                 flow.class = class;
                 self.moved.insert(id);
             }
@@ -208,22 +221,22 @@ impl Flows {
         }
         let of_model = &mut self.of_model[slot];
         if before.due != after.due {
-            if let Some((class, latest)) = before.due {
+            if let Some((class, latest, _)) = before.due {
                 self.due[rank][class as usize].remove(&(latest, id));
                 of_model.due.remove(&(class, latest, function));
             }
-            if let Some((class, latest)) = after.due {
+            if let Some((class, latest, _)) = after.due {
                 self.due[rank][class as usize].insert((latest, id));
                 of_model.due.insert((class, latest, function));
             }
             self.first_of_model[slot].due = of_model.due.first().copied();
         }
         if before.late != after.late {
-            if let Some(key) = before.late {
+            if let Some(Waiting { key, .. }) = before.late {
                 self.late[rank].remove(&(key, id));
                 of_model.late.remove(&(key, function));
             }
-            if let Some(key) = after.late {
+            if let Some(Waiting { key, .. }) = after.late {
                 self.late[rank].insert((key, id));
                 of_model.late.insert((key, function));
             }
@@ -231,15 +244,17 @@ impl Flows {
         }
     }
 
-    fn candidate(&self, id: FlowId, now: Timestamp) -> Option<Candidate> {
-        let flow = self.flows.get(&id)?;
-        let request = *flow.due(now)?;
-        Some(Candidate { request, class: flow.class, latest: flow.latest(&request), late: false })
+    /// With whom a flow stands among what is due. That one is the first that can still be in time
+    /// while it can be itself.
+    fn candidate(&self, id: FlowId) -> Option<Candidate> {
+        let (class, latest, request) = self.flows.get(&id)?.standing.due?;
+        Some(Candidate { request, class, latest, late: false })
     }
 
+    /// With whom a flow stands among what is late.
     fn late_candidate(&self, id: FlowId) -> Option<Candidate> {
         let flow = self.flows.get(&id)?;
-        let request = *flow.waiting.first_key_value()?.1;
+        let request = flow.standing.late?;
         Some(Candidate { request, class: flow.class, latest: flow.latest(&request), late: true })
     }
 
@@ -258,7 +273,7 @@ impl Flows {
         let mut firsts: Vec<_> = firsts.collect();
         firsts.sort_unstable();
         firsts.truncate(count);
-        firsts.into_iter().filter_map(|&(_, id)| self.candidate(id, now)).collect()
+        firsts.into_iter().filter_map(|&(_, id)| self.candidate(id)).collect()
     }
 
     /// The first of a class that can be in time.
@@ -267,7 +282,7 @@ impl Flows {
         let from = (from, (FunctionIndex(0), Slot::FIRST));
         let lines = self.due.iter().take(rank.0 + 1);
         let &(_, id) = lines.filter_map(|line| line[class as usize].range(from..).next()).min()?;
-        self.candidate(id, now)
+        self.candidate(id)
     }
 
     /// The oldest of those that are late.
@@ -294,7 +309,7 @@ impl Flows {
             Some((true, Class::Hopeless, key, (function, model)))
         };
         let (late, .., id) = models.filter_map(standing).min()?;
-        if late { self.late_candidate(id) } else { self.candidate(id, now) }
+        if late { self.late_candidate(id) } else { self.candidate(id) }
     }
 
     /// As [`Policy::check`](crate::dispatch::policy::Policy::check).
@@ -306,7 +321,12 @@ impl Flows {
             let Some(it) = self.of_model.get(model.0 as usize) else { continue };
             let in_time = |due: &&(Class, Timestamp, FunctionIndex)| due.0 == Class::Free || due.1 >= now;
             let due = it.due.iter().take(SETTLED_MAX).find(in_time);
-            let due = due.and_then(|&(_, _, function)| self.candidate((function, model), now));
+            let due = due.and_then(|&(_, _, function)| self.candidate((function, model)));
+            // What changed since is brought up to date before the next decision.
+            if let Some(due) = due.filter(|due| !self.moved.contains(&(due.request.function, model))) {
+                let flow = &self.flows[&(due.request.function, model)];
+                assert_eq!(flow.due(now), Some(&due.request), "nothing before it can still be in time");
+            }
             let late = || it.late.first().and_then(|&(_, function)| self.late_candidate((function, model)));
             let by_scan = if it.due.iter().take(SETTLED_MAX).any(|due| in_time(&due)) { due } else { late() };
             assert_eq!(self.first_of([model].into_iter(), now), by_scan, "{model:?}");

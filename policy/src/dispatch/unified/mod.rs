@@ -58,9 +58,15 @@ const AHEAD_LOOKS_MAX: usize = 2;
 struct Function {
     objective: Option<Objective>,
     tally: Tally,
-    /// By its own counts, where it shares one.
-    shares: Option<Class>,
-    class: Class,
+    /// By its own counts.
+    own: Class,
+}
+
+impl Function {
+    /// Whether it shares a class with all others whose requests run together.
+    fn shares(&self) -> bool {
+        self.own != Class::Free && self.objective.is_some_and(Objective::runs_together)
+    }
 }
 
 #[derive(Debug)]
@@ -89,28 +95,40 @@ impl Unified {
         }
     }
 
-    fn classify(&mut self, index: FunctionIndex) {
-        let Some(function) = self.functions.get_mut(&index) else { return };
-        let own = class(function.objective, &function.tally);
-        let shares = function.objective.is_some_and(Objective::runs_together) && own != Class::Free;
-        let shares = shares.then_some(own);
-        self.together.change(std::mem::replace(&mut function.shares, shares), shares);
-        let class = shares.map_or(own, |_| self.together.class());
-        if std::mem::replace(&mut function.class, class) != class {
-            self.flows.reclass(index, class);
+    /// What a function's requests are taken as.
+    fn class(&self, index: FunctionIndex) -> Class {
+        match self.functions.get(&index) {
+            None => Class::Free,
+            Some(function) if function.shares() => self.together.class(),
+            Some(function) => function.own,
         }
-        self.turn();
+    }
+
+    /// A function's counts or its objective are others now.
+    fn classify(&mut self, index: FunctionIndex) {
+        if let Some(function) = self.functions.get_mut(&index) {
+            function.own = class(function.objective, &function.tally);
+        }
+        if !self.functions.get(&index).is_some_and(Function::shares) {
+            self.together.drop(index);
+        }
+        let class = self.class(index);
+        self.flows.reclass(index, class);
+    }
+
+    /// A function was asked, or `scored`.
+    fn hear(&mut self, index: FunctionIndex, scored: bool) {
+        if let Some(function) = self.functions.get(&index).filter(|function| function.shares()) {
+            self.together.hear(index, function.own, scored);
+        }
     }
 
     /// Puts all functions that share a class into another, where it is time.
-    fn turn(&mut self) {
-        if !self.together.turn() {
-            return;
-        }
-        let class = self.together.class();
-        for (&index, function) in self.functions.iter_mut().filter(|(_, it)| it.shares.is_some()) {
-            function.class = class;
-            self.flows.reclass(index, class);
+    fn share_anew(&mut self) {
+        if self.together.look_again() {
+            let class = self.together.class();
+            let shares = |index| self.functions.get(&index).is_some_and(Function::shares);
+            self.flows.reclass_all(shares, class);
         }
     }
 
@@ -191,11 +209,16 @@ impl Unified {
             return None;
         }
         let left = view.fleet.backlog(view.models, view.now, gpu)?;
+        let rank = it.rank;
         let limit = self.ages.at_limit(it.rank).and_then(|(key, from)| self.ages.get(from, key));
         if let Some(request) = limit {
             return self
                 .worth_bringing(view, gpu, left, &request)
                 .then(|| self.assign(view, &request, gpu, Route::Host));
+        }
+        // A hit waits for the end of what runs, and nothing else is brought ahead.
+        if left > RECALL_COST && !self.flows.has_free(rank) {
+            return None;
         }
         if let Some(hit) = self.hit(view, gpu) {
             let soon = left <= RECALL_COST
@@ -203,7 +226,7 @@ impl Unified {
                 && self.nearest(view, gpu, &hit.request);
             return soon.then(|| self.assign(view, &hit.request, gpu, Route::Host));
         }
-        let free = self.flows.firsts(it.rank, Class::Free, view.now, LOOKED_AT_MAX);
+        let free = self.flows.firsts(rank, Class::Free, view.now, LOOKED_AT_MAX);
         let suits = |candidate: &&Candidate| self.worth_bringing(view, gpu, left, &candidate.request);
         let request = free.iter().find(suits)?.request;
         Some(self.assign(view, &request, gpu, Route::Host))
@@ -225,8 +248,8 @@ fn class(objective: Option<Objective>, tally: &Tally) -> Class {
 
 impl Policy for Unified {
     fn push(&mut self, request: Waiting, entry: Entry) {
+        let class = self.class(request.function);
         let function = self.functions.get(&request.function);
-        let class = function.map_or(Class::Free, |function| function.class);
         let deadline = function.and_then(|function| function.objective?.deadline());
         let bound = if deadline.is_some() {
             Bound { times: self.config.overtakes_max, every: self.config.aged_every }
@@ -235,6 +258,7 @@ impl Policy for Unified {
         };
         self.ages.insert(request, entry, bound);
         self.flows.insert(request, class, deadline);
+        self.hear(request.function, false);
         self.fresh = true;
     }
 
@@ -244,6 +268,10 @@ impl Policy for Unified {
     }
 
     fn decide(&mut self, view: &View<'_>) -> Option<Decision> {
+        // Not with each score: what starts is told all of them before anything waits.
+        if self.ages.smallest().is_some() {
+            self.share_anew();
+        }
         let functions = &self.functions;
         let deadline = |function| functions.get(&function).and_then(|it: &Function| it.objective?.deadline());
         self.flows.settle(view.now, view.models, deadline);
@@ -293,8 +321,7 @@ impl Policy for Unified {
         let it = self.functions.entry(function).or_insert_with(|| Function {
             objective: None,
             tally: Tally::new(counts),
-            shares: None,
-            class: Class::Free,
+            own: Class::Free,
         });
         it.objective = objective;
         self.classify(function);
@@ -304,14 +331,13 @@ impl Policy for Unified {
         if let Some(it) = self.functions.get_mut(&function) {
             it.tally.update(counts);
             self.classify(function);
+            self.hear(function, true);
         }
     }
 
     fn forget(&mut self, function: FunctionIndex) {
-        let gone = self.functions.remove(&function);
-        self.together.change(gone.and_then(|it| it.shares), None);
-        self.flows.reclass(function, Class::Free);
-        self.turn();
+        self.functions.remove(&function);
+        self.classify(function);
     }
 
     fn count(&self, stats: &mut Stats) {
@@ -321,7 +347,8 @@ impl Policy for Unified {
     #[cfg(test)]
     fn check(&self, view: &View<'_>, models: &[super::models::Slot]) {
         self.ages.check();
-        self.together.check(self.functions.values().filter_map(|it| it.shares));
+        let shares = self.functions.iter().filter(|(_, it)| it.shares());
+        self.together.check(&shares.map(|(&index, it)| (index, it.own)).collect());
         self.flows.check(view.now, models);
         for (request, model) in crate::dispatch::tests::requests_of(view, models) {
             let takes = |gpu: &GpuIndex| {

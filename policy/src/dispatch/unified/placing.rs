@@ -78,8 +78,11 @@ impl Unified {
         }
         let firsts = || view.fleet.first_idles(request.rank, COMPARED_MAX);
         let others = firsts().chain((!firsts().any(|gpu| gpu == idle)).then_some(idle));
-        let beside = holders().take(COMPARED_MAX).flat_map(|holder| view.fleet.peers(holder));
-        let beside = beside.map(|&(_, gpu)| gpu).chain(view.fleet.near(inputs));
+        // Where so few are idle, all of them are among the first.
+        let few = view.fleet.idle_count(request.rank) <= COMPARED_MAX;
+        let holders = || holders().take(if few { 0 } else { COMPARED_MAX });
+        let near = (!few).then(|| view.fleet.near(inputs)).into_iter().flatten();
+        let beside = holders().flat_map(|holder| view.fleet.peers(holder)).map(|&(_, gpu)| gpu).chain(near);
         let all = others.chain(beside).chain(hit).filter(|&gpu| fits(gpu));
         let (charge, gpu) = all.map(|gpu| (self.charge(view, gpu, request), gpu)).min()?;
         if !request.attempts.suspect()
