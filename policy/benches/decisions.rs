@@ -213,11 +213,12 @@ fn router(c: &mut Criterion) {
         gpus_coming: 0,
         queued: worker * 7 % 11,
         unseen: worker % 5,
+        run: Duration::from_millis(7),
         held: if worker.is_multiple_of(4) { Held::OnIdleGpu } else { Held::InHost },
         host_rate: BytesPerSec::gb(12),
         missing: Bytes::ZERO,
     };
-    let request = router::Request { weights: Bytes::mib(200), run: Duration::from_millis(7) };
+    let request = router::Request { weights: Bytes::mib(200) };
     for workers in [4, 100] {
         let candidates: Vec<_> = (0..workers).map(candidate).collect();
         c.bench_function(&format!("router/choose among {workers} workers"), |b| {

@@ -1,8 +1,11 @@
 //! Which worker gets a request: the one that is likely to finish it first, judged by live
 //! telemetry as queue wait + swap + run. Pure: the gateway says what it knows of each candidate.
 
+mod runs;
+
 use std::time::Duration;
 
+pub use self::runs::{MachineType, Runs};
 use millrace_types::{Bytes, BytesPerSec};
 
 /// How long a run is taken to last before one was seen.
@@ -20,8 +23,6 @@ pub const PEER_RATE: BytesPerSec = BytesPerSec(1_250_000_000);
 pub struct Request {
     /// Its model's weights.
     pub weights: Bytes,
-    /// How long it runs, by what was seen so far; [`RUN_GUESS`] before.
-    pub run: Duration,
 }
 
 /// Where a worker has a model.
@@ -50,6 +51,8 @@ pub struct Candidate<W> {
     pub queued: u32,
     /// Requests sent to it that its telemetry cannot count yet.
     pub unseen: u32,
+    /// How long the request runs there, by what was seen so far: see [`Runs`].
+    pub run: Duration,
     /// Where it has the model.
     pub held: Held,
     /// How fast a model comes onto its GPUs.
@@ -70,7 +73,7 @@ impl<W> Candidate<W> {
         let idle = u64::from(self.gpus_idle.min(self.gpus_up));
         let busy = idle <= before;
         let rounds = if busy { 1 + (before - idle) / u64::from(self.gpus_up) } else { 0 };
-        let wait = request.run.saturating_mul(u32::try_from(rounds).unwrap_or(u32::MAX));
+        let wait = self.run.saturating_mul(u32::try_from(rounds).unwrap_or(u32::MAX));
         let resident = match self.held {
             Held::OnIdleGpu => true,
             // An idle GPU takes the request at once, with or without the model.
@@ -79,7 +82,7 @@ impl<W> Candidate<W> {
         };
         let swap = if resident { Duration::ZERO } else { self.host_rate.time_for(request.weights) };
         let fetch = PEER_RATE.time_for(self.missing);
-        Some(wait.saturating_add(swap).saturating_add(fetch).saturating_add(request.run))
+        Some(wait.saturating_add(swap).saturating_add(fetch).saturating_add(self.run))
     }
 }
 
@@ -108,7 +111,7 @@ fn first<W>(candidates: impl IntoIterator<Item = Candidate<W>>, request: &Reques
 mod tests {
     use super::*;
 
-    const REQUEST: Request = Request { weights: Bytes(120_000_000), run: Duration::from_millis(4) };
+    const REQUEST: Request = Request { weights: Bytes(120_000_000) };
 
     /// A worker of two idle GPUs with the model in host memory, 10 ms from either.
     const IDLE: Candidate<&str> = Candidate {
@@ -118,6 +121,7 @@ mod tests {
         gpus_coming: 0,
         queued: 0,
         unseen: 0,
+        run: Duration::from_millis(4),
         held: Held::InHost,
         host_rate: HOST_RATE,
         missing: Bytes::ZERO,
@@ -145,6 +149,13 @@ mod tests {
         let busy = |queued| Candidate { gpus_idle: 0, queued, held: Held::OnBusyGpu, ..HOLDER };
         check(&[IDLE, busy(0)], Some("holder"));
         check(&[IDLE, busy(10)], Some("idle"));
+    }
+
+    #[test]
+    fn a_faster_machine_is_worth_a_swap_where_it_gains_more() {
+        let slow = |ms| Candidate { run: Duration::from_millis(ms), ..HOLDER };
+        check(&[IDLE, slow(13)], Some("holder"));
+        check(&[IDLE, slow(15)], Some("idle"));
     }
 
     #[test]

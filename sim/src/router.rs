@@ -6,7 +6,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use millrace_policy::router::{self, Candidate, HOST_RATE, Held, Request};
+use millrace_policy::router::{self, Candidate, HOST_RATE, Held, MachineType, Request, Runs};
+use millrace_types::topology::Topology;
 use millrace_types::{Bytes, Digest};
 use millrace_worker::snapshot::{GpuHealth, GpuSnapshot, NodeSnapshot};
 
@@ -16,6 +17,7 @@ pub const TELEMETRY_EVERY: Duration = Duration::from_millis(100);
 /// What is known of a node.
 #[derive(Debug, Clone)]
 struct Known {
+    machine: MachineType,
     gpus_up: u32,
     gpus_idle: u32,
     gpus_coming: u32,
@@ -29,13 +31,17 @@ struct Known {
 #[derive(Debug, Default)]
 pub struct Router {
     nodes: BTreeMap<usize, Known>,
+    /// How long each function's runs were seen to take.
+    runs: BTreeMap<u32, Runs>,
     serving: BTreeMap<u32, Vec<usize>>,
 }
 
 impl Router {
     /// Takes a node in: nothing is known of it but its GPUs.
-    pub fn join(&mut self, node: usize, gpus: u32) {
+    pub fn join(&mut self, node: usize, topology: &Topology) {
+        let gpus = topology.gpus.len() as u32;
         let known = Known {
+            machine: MachineType::of(topology.gpus.iter().map(|gpu| gpu.gpu_type.as_str())),
             gpus_up: gpus,
             gpus_idle: gpus,
             gpus_coming: 0,
@@ -70,6 +76,13 @@ impl Router {
         (known.on_idle, known.on_busy) = (held(&idle), held(&busy));
     }
 
+    /// A run of a function took so long on a node.
+    pub fn ran(&mut self, node: usize, function: u32, run: Duration) {
+        if let Some(known) = self.nodes.get(&node) {
+            self.runs.entry(function).or_default().took(&known.machine, run);
+        }
+    }
+
     /// The node for a request. `None` where no node with a GPU serves its function.
     pub fn choose(&mut self, function: u32, digest: Digest, request: &Request) -> Option<usize> {
         let serving = self.serving.get(&function)?;
@@ -77,6 +90,7 @@ impl Router {
         if let [only] = serving[..] {
             return Some(only);
         }
+        let runs = self.runs.entry(function).or_default();
         let candidate = |&node: &usize| {
             let known = self.nodes.get(&node)?;
             let held = match () {
@@ -91,6 +105,7 @@ impl Router {
                 gpus_coming: known.gpus_coming,
                 queued: known.queued,
                 unseen: known.unseen,
+                run: runs.estimate(&known.machine),
                 held,
                 host_rate: HOST_RATE,
                 // Requests bring their inputs along.

@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use millrace_policy::router::{self, Request};
+use millrace_policy::router::Request;
 use millrace_types::{Digest, GpuIndex, Reason, RequestId, RevisionKey, Timestamp};
 use millrace_worker::clock::{Clock, Sleeper, VirtualClock};
 use millrace_worker::install::InstallError;
@@ -124,8 +124,6 @@ struct Shared {
     held: RefCell<(u64, u64)>,
     answered: Notify,
     timeout: Duration,
-    /// How long each function's runs were seen to take, as the gateway learns it.
-    runs: RefCell<BTreeMap<u32, Duration>>,
     requests: Vec<(RevisionKey, Digest, millrace_types::Bytes)>,
     /// Whether each function's requests carry a row, so that some may run as one.
     rows: Vec<bool>,
@@ -142,7 +140,7 @@ impl World {
         let mut machines = Vec::new();
         for (place, (node, functions)) in scenario.nodes.iter().zip(&placed).enumerate() {
             let machine = Machine::start(scenario, node, place, &clock);
-            router.join(place, node.topology.gpus.len() as u32);
+            router.join(place, &node.topology);
             for &function in functions {
                 let config = machine.config(scenario, node, function);
                 machine.handle.install(config, Arc::clone(&models[function])).await?;
@@ -162,7 +160,6 @@ impl World {
             held: RefCell::default(),
             answered: Notify::new(),
             timeout: scenario.timeout,
-            runs: RefCell::default(),
             requests: scenario.functions.iter().enumerate().map(request).collect(),
             rows: scenario.functions.iter().map(|it| it.serving.batching.is_some()).collect(),
         });
@@ -304,8 +301,7 @@ async fn bring(shared: &Rc<Shared>, scenario: &Scenario, began: Timestamp) {
 async fn ask(shared: Rc<Shared>, request: usize, function: u32) {
     let arrived = shared.clock.now();
     let (revision, digest, weights) = &shared.requests[function as usize];
-    let run = shared.runs.borrow().get(&function).copied().unwrap_or(router::RUN_GUESS);
-    let needs = Request { weights: *weights, run };
+    let needs = Request { weights: *weights };
     let node = shared.router.borrow_mut().choose(function, *digest, &needs);
     let Some(node) = node else {
         let ending = Ending::Failed { reason: Reason::FunctionNotReady };
@@ -333,7 +329,7 @@ async fn ask(shared: Rc<Shared>, request: usize, function: u32) {
     let finished = shared.clock.now();
     let ending = match answer {
         Ok(answer) => {
-            shared.runs.borrow_mut().insert(function, answer.split.run);
+            shared.router.borrow_mut().ran(node, function, answer.split.run);
             // Programs are not simulated: everything runs on a GPU.
             let gpu = answer.gpu.unwrap_or(GpuIndex(0));
             Ending::Answered { node, gpu, attempts: answer.attempts, split: answer.split }

@@ -14,7 +14,7 @@ use millrace_policy::paths::HostLinks;
 use millrace_sim::models::{self, TORPOR_PCIE};
 use millrace_sim::scenario::{Fault, Function, NodeSpec, Scenario};
 use millrace_sim::workload::{Arrival, minutes, rates};
-use millrace_sim::{Ending, Outcome, run};
+use millrace_sim::{Ending, Outcome, Record, run};
 use millrace_types::topology::{Gpu, Link, LinkId, LinkKind, Topology};
 use millrace_types::{Bytes, BytesPerSec, GpuIndex, Quota, Reason, Slo, TenantName, Timestamp};
 
@@ -159,6 +159,13 @@ fn each_type_of_gpu_takes_its_own_time() {
         let expected = if node == 1 { takes * 3 } else { takes };
         assert!(split.run.abs_diff(expected) <= Duration::from_millis(1), "{record:?} of {expected:?}");
     }
+    // The router learns both, and sends what either may take to the faster one unless it is full.
+    let asked = |node: usize| {
+        let either = |record: &&Record| scenario.functions[record.function as usize].replicas == 2;
+        let there = |it: &&Record| matches!(it.ending, Ending::Answered { node: on, .. } if on == node);
+        outcome.records.iter().filter(either).filter(there).count()
+    };
+    assert!(asked(0) > 3 * asked(1), "{} on the fast node, {} on the slow one", asked(0), asked(1));
 }
 
 #[test]

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use millrace_policy::lease::Member;
+use millrace_policy::router::MachineType;
 use millrace_proto::worker as wire;
 use millrace_types::{Epoch, FunctionKey, NodeName, Revision, RevisionKey, Timestamp};
 use tokio::sync::watch;
@@ -28,6 +29,8 @@ pub(crate) struct Worker {
     pub(crate) name: NodeName,
     /// What it said of itself: what registers it again, should it be declared lost and be there.
     pub(crate) hello: wire::WorkerHello,
+    /// What its GPUs are, for what runs take on them.
+    pub(crate) machine: MachineType,
     /// How it is called.
     pub(crate) calls: Transport,
     /// Cancelled as soon as its stream ends.
@@ -61,8 +64,10 @@ impl Worker {
         now: Timestamp,
     ) -> Self {
         let gpus = u32::try_from(hello.gpus.len()).unwrap_or(u32::MAX);
+        let machine = MachineType::of(hello.gpus.iter().map(|gpu| gpu.gpu_type.as_str()));
         Self {
             name,
+            machine,
             hello,
             calls,
             lost: CancellationToken::new(),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_cluster_state::{Caller, Command, ControllerId, ModelSummary, Proposal, State, UnixMillis};
-use millrace_policy::router::Request;
+use millrace_policy::router::{Request, Runs};
 use millrace_proto::worker as wire;
 use millrace_types::{
     Bytes, ClusterId, Digest, Epoch, FunctionKey, FunctionName, FunctionSpec, NodeName, Revision,
@@ -20,7 +20,8 @@ use crate::leader::Outlook;
 /// GPUs of a node, and models on each.
 const GPUS: usize = 8;
 const MODELS_PER_GPU: usize = 10;
-const REQUEST: Request = Request { weights: Bytes::mib(100), run: Duration::from_millis(4) };
+const RUN: Duration = Duration::from_millis(4);
+const REQUEST: Request = Request { weights: Bytes::mib(100) };
 
 /// Functions on nodes, and what a gateway knows of them.
 #[derive(Debug)]
@@ -29,6 +30,7 @@ pub struct Crowd {
     fleet: Fleet,
     outlook: Outlook,
     catalog: Catalog,
+    runs: Runs,
     keys: Vec<RevisionKey>,
 }
 
@@ -47,7 +49,10 @@ impl Crowd {
             fleet.attach(worker(node, share));
         }
         let (outlook, catalog) = (Outlook::of_a_follower(), Catalog::default());
-        Self { state: state(&keys), fleet, outlook, catalog, keys }
+        // As long as a run of each lasted everywhere.
+        let mut runs = Runs::default();
+        fleet.workers().values().for_each(|worker| runs.took(&worker.machine, RUN));
+        Self { state: state(&keys), fleet, outlook, catalog, runs, keys }
     }
 
     /// The node that a request for a function goes to; `None` where it is ready nowhere.
@@ -55,7 +60,8 @@ impl Crowd {
     pub fn route(&self, function: usize) -> Option<NodeName> {
         let sight = Sight { state: &self.state, fleet: &self.fleet, outlook: &self.outlook };
         let candidates = self.catalog.candidates(&sight, self.keys.get(function)?)?;
-        route::choose(&candidates, &REQUEST, |_| Bytes::ZERO, |_| false).map(|worker| worker.name.clone())
+        let chosen = route::choose(&candidates, &REQUEST, &self.runs, |_| Bytes::ZERO, |_| false);
+        chosen.map(|worker| worker.name.clone())
     }
 }
 

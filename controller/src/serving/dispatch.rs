@@ -96,7 +96,7 @@ impl<'a> Dispatch<'a> {
         run: &'a Run,
         call: Call,
     ) -> Self {
-        let demand = Demand { key, request: router::Request { weights: model.weights, run: run.estimate() } };
+        let demand = Demand { key, request: router::Request { weights: model.weights } };
         let deadline = Instant::now() + call.timeout;
         let (attempts, tried, may_have_executed) = (0, Vec::new(), false);
         Self { serving, model, demand, run, call, deadline, attempts, tried, may_have_executed }
@@ -136,7 +136,8 @@ impl<'a> Dispatch<'a> {
     fn choose(&self) -> Option<Arc<Worker>> {
         let candidates = self.serving.candidates(&self.demand.key)?;
         let tried = |worker: &Worker| self.tried.iter().any(|tried| tried.is_process_of(worker));
-        route::choose(&candidates, &self.demand.request, |worker| self.missing(worker), tried)
+        let runs = self.run.estimates();
+        route::choose(&candidates, &self.demand.request, &runs, |worker| self.missing(worker), tried)
     }
 
     /// What of the inputs a worker would have to fetch.
@@ -267,7 +268,7 @@ impl<'a> Dispatch<'a> {
 
     fn answer(&self, response: wire::InvokeResponse, worker: Arc<Worker>) -> Answer {
         if let Some(split) = &response.split {
-            self.run.took(Duration::from_nanos(split.run_ns));
+            self.run.took(&worker.machine, Duration::from_nanos(split.run_ns));
         }
         // Those lost before, and what the worker that answered made itself.
         let attempts = self.attempts - 1 + response.attempts.max(1);

@@ -1,0 +1,95 @@
+//! How long one model's runs take on each kind of machine, by what was seen (L21).
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::RUN_GUESS;
+
+/// Kinds of machines that are told apart. What further ones take is estimated by the others.
+const MACHINES_MAX: usize = 16;
+/// A run counts for one part in this many of the estimate.
+const WEIGHT: u32 = 8;
+
+/// A machine's kind: the types of its GPUs.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct MachineType(Arc<str>);
+
+impl MachineType {
+    /// Of a machine with GPUs of these types.
+    pub fn of<'a>(gpu_types: impl IntoIterator<Item = &'a str>) -> Self {
+        let types: BTreeSet<&str> = gpu_types.into_iter().collect();
+        Self(types.into_iter().collect::<Vec<_>>().join("+").into())
+    }
+}
+
+/// One model's estimates.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Runs(Vec<(MachineType, Duration)>);
+
+impl Runs {
+    /// How long a run takes there: by what was seen there, else by what was seen elsewhere;
+    /// [`RUN_GUESS`] before the first.
+    #[must_use]
+    pub fn estimate(&self, machine: &MachineType) -> Duration {
+        let seen = self.0.iter().find(|(it, _)| it == machine).map(|(_, run)| *run);
+        let elsewhere = || {
+            let sum: Duration = self.0.iter().map(|(_, run)| *run).sum();
+            sum.checked_div(self.0.len() as u32)
+        };
+        seen.or_else(elsewhere).unwrap_or(RUN_GUESS)
+    }
+
+    /// A run took so long there.
+    pub fn took(&mut self, machine: &MachineType, run: Duration) {
+        if let Some((_, known)) = self.0.iter_mut().find(|(it, _)| it == machine) {
+            *known = *known - *known / WEIGHT + run / WEIGHT;
+        } else if self.0.len() < MACHINES_MAX {
+            self.0.push((machine.clone(), run));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    #[test]
+    fn an_estimate_begins_with_the_first_run_and_follows_the_later_ones() {
+        let (mut runs, here) = (Runs::default(), MachineType::of(["V100"]));
+        assert_eq!(runs.estimate(&here), RUN_GUESS);
+        runs.took(&here, ms(80));
+        assert_eq!(runs.estimate(&here), ms(80));
+        runs.took(&here, ms(160));
+        assert_eq!(runs.estimate(&here), ms(90));
+        for _ in 0..100 {
+            runs.took(&here, ms(160));
+        }
+        assert!(runs.estimate(&here) > ms(159));
+    }
+
+    #[test]
+    fn each_kind_of_machine_has_its_own() {
+        let mut runs = Runs::default();
+        let [slow, fast, mixed] = [&["V100", "V100"][..], &["A100"], &["V100", "A100"]]
+            .map(|types| MachineType::of(types.iter().copied()));
+        assert_eq!(mixed, MachineType::of(["A100", "V100"]), "whichever comes first");
+        runs.took(&slow, ms(30));
+        assert_eq!(runs.estimate(&fast), ms(30), "it is the best guess there is");
+        runs.took(&fast, ms(10));
+        assert_eq!([&slow, &fast, &mixed].map(|it| runs.estimate(it)), [ms(30), ms(10), ms(20)]);
+    }
+
+    #[test]
+    fn not_more_are_kept_than_are_told_apart() {
+        let mut runs = Runs::default();
+        for number in 0..100 {
+            runs.took(&MachineType::of([number.to_string().as_str()]), ms(number));
+        }
+        assert_eq!(runs.0.len(), MACHINES_MAX);
+    }
+}
