@@ -20,7 +20,7 @@ use crate::sessions::Sessions;
 
 /// The commands and rules of this build: a state is only ever applied by builds of one number.
 /// Controllers say it with each message to each other and refuse another.
-pub const CLUSTER_VERSION: u64 = 8;
+pub const CLUSTER_VERSION: u64 = 9;
 /// The newest revisions of a function that are kept, with their artifacts.
 pub const REVISIONS_KEPT: usize = 10;
 /// The newest revisions of a function that workers prepare: see [`Function::served`].

@@ -118,7 +118,12 @@ named! {
     Alpha = "alpha",
     /// [`PolicySpec::batching`].
     Batching = "batching",
+    /// [`PolicySpec::slo_window`].
+    SloWindow = "slo_window",
 }
+
+/// The most requests that [`PolicySpec::slo_window`] looks back on.
+pub const SLO_WINDOW_MAX: u32 = 4096;
 
 /// What an operator set. `None` is as each worker was started.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -128,13 +133,16 @@ pub struct PolicySpec {
     pub dispatch: Option<DispatchName>,
     /// Which models make room first.
     pub eviction: Option<EvictionName>,
-    /// Times a waiting request may be overtaken, under `lalb-o3` and `unified`; under `unified` those with
-    /// deadlines that were overtaken so often get one turn in ten, by age.
+    /// Times a waiting request may be overtaken, under `lalb-o3` and `unified`. Under `unified`, while the
+    /// oldest that was overtaken so often has a deadline, one turn in ten goes by age; with 0 all do.
     pub overtakes_max: Option<u32>,
     /// How alpha is read, under `torpor` and `random`.
     pub alpha: Option<AlphaReading>,
     /// Whether requests run as one.
     pub batching: Option<Batches>,
+    /// The requests that a function's required request count is of, under `torpor`, `random` and
+    /// `unified`: the last so many, from 1 to [`SLO_WINDOW_MAX`]. `None`: all there ever were.
+    pub slo_window: Option<u32>,
 }
 
 /// A setting that nothing would read.
@@ -149,12 +157,24 @@ pub enum PolicyError {
     /// Of another dispatch policy.
     #[error("alpha is read under dispatch torpor and random alone: set one of them with it")]
     Alpha,
+    /// Of another dispatch policy.
+    #[error("slo_window is read under dispatch torpor, random and unified alone: set one of them with it")]
+    SloWindow,
+    /// More than is remembered, or nothing.
+    #[error("slo_window is from 1 to {SLO_WINDOW_MAX} requests; without it all count that there ever were")]
+    SloWindowSize,
 }
 
 impl PolicySpec {
     /// Everything as each worker was started.
-    pub const NONE: Self =
-        Self { dispatch: None, eviction: None, overtakes_max: None, alpha: None, batching: None };
+    pub const NONE: Self = Self {
+        dispatch: None,
+        eviction: None,
+        overtakes_max: None,
+        alpha: None,
+        batching: None,
+        slo_window: None,
+    };
 
     /// The same with these settings as they are given.
     #[must_use]
@@ -166,6 +186,7 @@ impl PolicySpec {
                 Setting::OvertakesMax => self.overtakes_max = given.overtakes_max,
                 Setting::Alpha => self.alpha = given.alpha,
                 Setting::Batching => self.batching = given.batching,
+                Setting::SloWindow => self.slo_window = given.slo_window,
             }
         }
         self
@@ -183,8 +204,14 @@ impl PolicySpec {
             _ => return Err(PolicyError::Overtakes),
         }
         match (self.dispatch, self.alpha) {
-            (_, None) | (Some(DispatchName::Torpor | DispatchName::Random), _) => Ok(()),
-            _ => Err(PolicyError::Alpha),
+            (_, None) | (Some(DispatchName::Torpor | DispatchName::Random), _) => {}
+            _ => return Err(PolicyError::Alpha),
+        }
+        match (self.dispatch, self.slo_window) {
+            (_, None) => Ok(()),
+            (_, Some(window)) if !(1..=SLO_WINDOW_MAX).contains(&window) => Err(PolicyError::SloWindowSize),
+            (Some(DispatchName::Torpor | DispatchName::Random | DispatchName::Unified), _) => Ok(()),
+            _ => Err(PolicyError::SloWindow),
         }
     }
 
@@ -197,6 +224,7 @@ impl PolicySpec {
             (Setting::OvertakesMax, self.overtakes_max.map(|it| it.to_string())),
             (Setting::Alpha, self.alpha.map(|it| it.to_string())),
             (Setting::Batching, self.batching.map(|it| it.to_string())),
+            (Setting::SloWindow, self.slo_window.map(|it| it.to_string())),
         ];
         settings.into_iter().filter_map(|(setting, value)| Some((setting.name(), value?))).collect()
     }
@@ -231,6 +259,7 @@ mod tests {
     fn a_setting_is_refused_where_nothing_reads_it() {
         let dispatch = |dispatch| PolicySpec { dispatch: Some(dispatch), ..PolicySpec::NONE };
         let overtakes = |spec, max| PolicySpec { overtakes_max: Some(max), ..spec };
+        let window = |spec, window| PolicySpec { slo_window: Some(window), ..spec };
         let alpha = |spec| PolicySpec { alpha: Some(AlphaReading::Artifact), ..spec };
         for (spec, expected) in [
             (PolicySpec::NONE, Ok(())),
@@ -242,6 +271,10 @@ mod tests {
             (overtakes(PolicySpec::NONE, 3), Err(PolicyError::Overtakes)),
             (alpha(dispatch(DispatchName::Torpor)), Ok(())),
             (alpha(dispatch(DispatchName::Unified)), Err(PolicyError::Alpha)),
+            (window(dispatch(DispatchName::Unified), SLO_WINDOW_MAX), Ok(())),
+            (window(dispatch(DispatchName::Torpor), SLO_WINDOW_MAX + 1), Err(PolicyError::SloWindowSize)),
+            (window(dispatch(DispatchName::Random), 0), Err(PolicyError::SloWindowSize)),
+            (window(dispatch(DispatchName::LalbO3), 100), Err(PolicyError::SloWindow)),
         ] {
             assert_eq!(spec.check(), expected, "{spec}");
         }

@@ -50,6 +50,7 @@ impl InForce {
             overtakes_max: self.dispatch.overtakes_max(),
             alpha: self.dispatch.alpha().map(|alpha| alpha.to_string()).unwrap_or_default(),
             batching: self.batching.to_string(),
+            slo_window: self.dispatch.slo_window(),
         };
         worker::Policy { generation: self.generation, spec: Some(spec) }
     }
@@ -84,6 +85,7 @@ mod tests {
                 overtakes_max,
                 alpha: alpha.into(),
                 batching: "on".into(),
+                slo_window: None,
             }),
         };
         assert_eq!(told("lalb-o3", PolicySpec::NONE), shown("lalb-o3", Some(25), ""));

@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use millrace_client::{PolicyChange, messages as wire};
 use millrace_types::PolicySpec;
-use millrace_types::policy::{AlphaReading, Batches, DispatchName, EvictionName, Setting};
+use millrace_types::policy::{AlphaReading, Batches, DispatchName, EvictionName, SLO_WINDOW_MAX, Setting};
 
 use crate::clock;
 use crate::failure::Failure;
@@ -61,8 +61,8 @@ struct Set {
     /// Which models make room first on a GPU.
     #[arg(long, value_name = "NAME", value_parser = named(EvictionName::ALL, EvictionName::name))]
     eviction: Option<EvictionName>,
-    /// Times a waiting request may be overtaken, under lalb-o3 and unified; under unified those with
-    /// deadlines that were overtaken so often get one turn in ten, by age.
+    /// Times a waiting request may be overtaken, under lalb-o3 and unified. Under unified, while the oldest
+    /// that was overtaken so often has a deadline, one turn in ten goes by age; with 0 all do.
     #[arg(long, value_name = "N")]
     overtakes_max: Option<u32>,
     /// How torpor's alpha follows the share of functions that comply.
@@ -71,6 +71,10 @@ struct Set {
     /// Whether requests run as one where their functions allow it.
     #[arg(long, value_name = "NAME", value_parser = named(Batches::ALL, Batches::name))]
     batching: Option<Batches>,
+    /// Of each function the last N requests say whether it meets its objective, under torpor, random and
+    /// unified; unless set, all there ever were.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(SLO_WINDOW_MAX)))]
+    slo_window: Option<u32>,
     /// Settings that are to be as each worker was started.
     #[arg(long, value_delimiter = ',', value_name = "SETTING", value_parser = setting())]
     unset: Vec<Setting>,
@@ -97,7 +101,7 @@ where
 
 /// A setting as its flag is written.
 fn setting() -> impl TypedValueParser<Value = Setting> {
-    PossibleValuesParser::new(["dispatch", "eviction", "overtakes-max", "alpha", "batching"])
+    PossibleValuesParser::new(["dispatch", "eviction", "overtakes-max", "alpha", "batching", "slo-window"])
         .try_map(|flag| flag.replace('-', "_").parse::<Setting>())
 }
 
@@ -122,6 +126,7 @@ impl Set {
             overtakes_max: self.overtakes_max,
             alpha: self.alpha,
             batching: self.batching,
+            slo_window: self.slo_window,
         };
         let set = spec.settings();
         let unset = |it: &&Setting| self.unset.contains(it);
@@ -184,13 +189,14 @@ async fn change(set: Set, session: &Session) -> Result<(), Failure> {
 /// What is wanted, as it was typed.
 fn told(policy: &wire::Policy) -> String {
     let spec = policy.spec.clone().unwrap_or_default();
-    let max = spec.overtakes_max.map(|max| max.to_string()).unwrap_or_default();
+    let number = |number: Option<u32>| number.map(|number| number.to_string()).unwrap_or_default();
     let settings = [
         ("dispatch", spec.dispatch),
         ("eviction", spec.eviction),
-        ("overtakes-max", max),
+        ("overtakes-max", number(spec.overtakes_max)),
         ("alpha", spec.alpha),
         ("batching", spec.batching),
+        ("slo-window", number(spec.slo_window)),
     ];
     let set = settings.into_iter().filter(|(_, value)| !value.is_empty());
     let said: Vec<_> = set.map(|(name, value)| format!("{name} {value}")).collect();

@@ -62,6 +62,8 @@ pub(crate) struct Spec {
     alpha: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     batching: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    slo_window: Option<u32>,
 }
 
 impl From<PolicySpec> for Spec {
@@ -72,6 +74,7 @@ impl From<PolicySpec> for Spec {
             overtakes_max: spec.overtakes_max,
             alpha: said(spec.alpha),
             batching: said(spec.batching),
+            slo_window: spec.slo_window,
         }
     }
 }
@@ -108,9 +111,10 @@ impl From<wire::PolicyChange> for Change {
 }
 
 /// What is set, in the order of the columns; what is not is as each worker was started.
-fn cells(spec: &PolicySpec) -> [String; 5] {
-    let max = spec.overtakes_max.map(|max| max.to_string()).unwrap_or_default();
-    [spec.dispatch.clone(), spec.eviction.clone(), max, spec.alpha.clone(), spec.batching.clone()]
+fn cells(spec: &PolicySpec) -> [String; 6] {
+    let number = |number: Option<u32>| number.map(|number| number.to_string()).unwrap_or_default();
+    let (max, window) = (number(spec.overtakes_max), number(spec.slo_window));
+    [spec.dispatch.clone(), spec.eviction.clone(), max, spec.alpha.clone(), spec.batching.clone(), window]
 }
 
 /// What is wanted, then what each node does.
@@ -122,20 +126,22 @@ pub(crate) fn table(policy: &wire::Policy) -> Table {
         col("OVERTAKES"),
         col("ALPHA"),
         col("BATCHING"),
+        col("WINDOW"),
         col("CHANGE"),
         col("OBEYS"),
         wide("UPDATED"),
         wide("BY"),
     ]);
-    let [dispatch, eviction, max, alpha, batching] = cells(&policy.spec.clone().unwrap_or_default());
+    let [dispatch, eviction, max, alpha, batching, window] = cells(&policy.spec.clone().unwrap_or_default());
     let (updated, by) = (policy.updated_at.and_then(moment).unwrap_or_default(), policy.updated_by.clone());
     let (wanted, change) = ("(wanted)".to_owned(), policy.generation.to_string());
-    table.row([wanted, dispatch, eviction, max, alpha, batching, change, String::new(), updated, by]);
+    table.row([wanted, dispatch, eviction, max, alpha, batching, window, change, String::new(), updated, by]);
     for node in &policy.nodes {
-        let [dispatch, eviction, max, alpha, batching] = cells(&node.actual.clone().unwrap_or_default());
+        let [dispatch, eviction, max, alpha, batching, window] =
+            cells(&node.actual.clone().unwrap_or_default());
         let obeys = if node.obeys { "yes" } else { "no" }.to_owned();
         let (name, change, none) = (node.node.clone(), node.generation.to_string(), String::new);
-        table.row([name, dispatch, eviction, max, alpha, batching, change, obeys, none(), none()]);
+        table.row([name, dispatch, eviction, max, alpha, batching, window, change, obeys, none(), none()]);
     }
     table
 }
@@ -157,12 +163,14 @@ pub(crate) fn changes(changes: &[wire::PolicyChange]) -> Table {
         col("OVERTAKES"),
         col("ALPHA"),
         col("BATCHING"),
+        col("WINDOW"),
     ]);
     for change in changes {
-        let [dispatch, eviction, max, alpha, batching] = cells(&change.spec.clone().unwrap_or_default());
+        let [dispatch, eviction, max, alpha, batching, window] =
+            cells(&change.spec.clone().unwrap_or_default());
         let when = change.changed_at.and_then(moment).unwrap_or_default();
         let (number, by) = (change.generation.to_string(), change.changed_by.clone());
-        table.row([number, when, by, dispatch, eviction, max, alpha, batching]);
+        table.row([number, when, by, dispatch, eviction, max, alpha, batching, window]);
     }
     table
 }
@@ -180,17 +188,18 @@ mod tests {
         let spec = |dispatch: &str| PolicySpec { dispatch: dispatch.into(), ..Default::default() };
         let node =
             |node: &str, actual, obeys| wire::NodePolicy { node: node.into(), actual, obeys, generation: 2 };
+        let windowed = PolicySpec { slo_window: Some(100), ..spec("torpor") };
         let policy = wire::Policy {
             spec: Some(spec("torpor")),
             generation: 2,
-            nodes: vec![node("a", Some(spec("torpor")), true), node("b", None, false)],
+            nodes: vec![node("a", Some(windowed), true), node("b", None, false)],
             ..Default::default()
         };
         let expected = "\
-NODE       DISPATCH   EVICTION   OVERTAKES   ALPHA   BATCHING   CHANGE   OBEYS
-(wanted)   torpor     -          -           -       -          2        -
-a          torpor     -          -           -       -          2        yes
-b          -          -          -           -       -          2        no
+NODE       DISPATCH   EVICTION   OVERTAKES   ALPHA   BATCHING   WINDOW   CHANGE   OBEYS
+(wanted)   torpor     -          -           -       -          -        2        -
+a          torpor     -          -           -       -          100      2        yes
+b          -          -          -           -       -          -        2        no
 ";
         assert_eq!(table(&policy).render(Format::Table), expected);
         assert_eq!(warnings(&policy).count(), 0, "node b has not said anything");
@@ -210,8 +219,14 @@ b          -          -          -           -       -          2        no
             overtakes_max: Some(9),
             alpha: None,
             batching: Some(Batches::Off),
+            slo_window: None,
         };
-        for spec in [all, millrace_types::PolicySpec::NONE] {
+        let windowed = millrace_types::PolicySpec {
+            dispatch: Some(DispatchName::Unified),
+            slo_window: Some(100),
+            ..millrace_types::PolicySpec::NONE
+        };
+        for spec in [all, windowed, millrace_types::PolicySpec::NONE] {
             let node = wire::NodePolicy { node: "a".into(), ..Default::default() };
             let policy = wire::Policy {
                 spec: Some(policy_spec_wire(&spec)),

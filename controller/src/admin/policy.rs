@@ -67,6 +67,7 @@ fn meant(given: &wire::PolicySpec, named: &[&str]) -> Result<(PolicySpec, Vec<Se
         overtakes_max: given.overtakes_max.filter(|_| settings.contains(&Setting::OvertakesMax)),
         alpha: text(Setting::Alpha, &given.alpha),
         batching: text(Setting::Batching, &given.batching),
+        slo_window: given.slo_window.filter(|_| settings.contains(&Setting::SloWindow)),
     };
     Ok((policy_settings(&spec)?, settings))
 }
@@ -109,6 +110,7 @@ fn obeys(wanted: &PolicySpec, does: &wire::PolicySpec) -> bool {
         && same(&wanted.alpha, &does.alpha)
         && same(&wanted.batching, &does.batching)
         && wanted.overtakes_max.is_none_or(|max| does.overtakes_max == Some(max))
+        && wanted.slo_window.is_none_or(|window| does.slo_window == Some(window))
 }
 
 #[cfg(test)]

@@ -317,7 +317,7 @@ pub enum Counts {
 }
 
 /// The most requests of a function that are remembered one by one.
-pub const WINDOW_MAX: u32 = 4096;
+pub const WINDOW_MAX: u32 = millrace_types::policy::SLO_WINDOW_MAX;
 
 /// How alpha follows the share of functions that comply (T20).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

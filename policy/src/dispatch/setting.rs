@@ -3,7 +3,8 @@
 use millrace_types::policy::{AlphaReading, DispatchName, PolicySpec};
 
 use super::config::{
-    AlphaRule, Choice, OVERTAKES_MAX, Order, PolicyConfig, TORPOR, TorporConfig, UNIFIED, UnifiedConfig,
+    AlphaRule, Choice, Counts, OVERTAKES_MAX, Order, PolicyConfig, TORPOR, TorporConfig, UNIFIED,
+    UnifiedConfig,
 };
 
 impl PolicyConfig {
@@ -12,12 +13,13 @@ impl PolicyConfig {
     #[must_use]
     pub fn with(self, spec: &PolicySpec) -> Self {
         let Some(name) = spec.dispatch.filter(|_| !self.binds_early()) else { return self };
+        let counts = spec.slo_window.map_or(Counts::Cumulative, Counts::Last);
         let torpor = |choice, order| {
             let alpha = match spec.alpha {
                 None | Some(AlphaReading::Paper) => AlphaRule::Paper,
                 Some(AlphaReading::Artifact) => AlphaRule::Artifact,
             };
-            Self::Torpor(TorporConfig { choice, order, alpha, ..TORPOR })
+            Self::Torpor(TorporConfig { choice, order, alpha, counts, ..TORPOR })
         };
         match name {
             DispatchName::Fifo => Self::Fifo,
@@ -32,7 +34,8 @@ impl PolicyConfig {
                 let free_overtakes_max = UNIFIED.free_overtakes_max.min(overtakes_max);
                 // None may be overtaken then: all go by age.
                 let aged_every = if overtakes_max == 0 { 1 } else { UNIFIED.aged_every };
-                let limits = UnifiedConfig { overtakes_max, aged_every, free_overtakes_max, ..UNIFIED };
+                let limits =
+                    UnifiedConfig { overtakes_max, aged_every, free_overtakes_max, counts, ..UNIFIED };
                 Self::Unified(limits)
             }
         }
@@ -46,6 +49,20 @@ impl PolicyConfig {
                 Some(overtakes_max)
             }
             Self::Fifo | Self::Lb | Self::Torpor(_) | Self::Bound(_) => None,
+        }
+    }
+
+    /// The last requests that required request counts are of, where not all are and there are such.
+    #[must_use]
+    pub fn slo_window(self) -> Option<u32> {
+        let counts = match self {
+            Self::Torpor(TorporConfig { order: Order::Required, counts, .. }) => counts,
+            Self::Unified(UnifiedConfig { counts, .. }) => counts,
+            _ => return None,
+        };
+        match counts {
+            Counts::Cumulative => None,
+            Counts::Last(last) => Some(last),
         }
     }
 
@@ -87,6 +104,11 @@ mod tests {
         assert!(matches!(by_age, PolicyConfig::Unified(it) if (it.overtakes_max, it.aged_every) == (0, 1)));
         let artifact = PolicySpec { alpha: Some(AlphaReading::Artifact), ..spec(DispatchName::Torpor, None) };
         assert_eq!(PolicyConfig::Lb.with(&artifact).alpha(), Some(AlphaReading::Artifact));
+        for dispatch in [DispatchName::Torpor, DispatchName::Random, DispatchName::Unified] {
+            let windowed = PolicySpec { slo_window: Some(100), ..spec(dispatch, None) };
+            assert_eq!(PolicyConfig::Lb.with(&windowed).slo_window(), Some(100), "{dispatch}");
+            assert_eq!(PolicyConfig::Lb.with(&spec(dispatch, None)).slo_window(), None);
+        }
         assert_eq!(PolicyConfig::Lb.with(&PolicySpec::NONE), PolicyConfig::Lb);
         let native: PolicyConfig = "native".parse().unwrap();
         assert_eq!(native.with(&artifact), native, "it binds early");

@@ -32,6 +32,7 @@ pub fn policy_settings(wire: &policy::PolicySpec) -> Result<PolicySpec, Failure>
         overtakes_max: wire.overtakes_max,
         alpha: named(&wire.alpha)?,
         batching: named(&wire.batching)?,
+        slo_window: wire.slo_window,
     })
 }
 
@@ -44,6 +45,7 @@ pub fn policy_spec_wire(spec: &PolicySpec) -> policy::PolicySpec {
         overtakes_max: spec.overtakes_max,
         alpha: spec.alpha.map(|it| it.to_string()).unwrap_or_default(),
         batching: spec.batching.map(|it| it.to_string()).unwrap_or_default(),
+        slo_window: spec.slo_window,
     }
 }
 
@@ -61,6 +63,7 @@ mod tests {
             overtakes_max: None,
             alpha: Some(AlphaReading::Artifact),
             batching: Some(Batches::Off),
+            slo_window: Some(100),
         };
         for spec in [spec, PolicySpec::NONE] {
             assert_eq!(policy_spec(&policy_spec_wire(&spec)), Ok(spec));

@@ -19,6 +19,7 @@ pub(super) struct Spec {
     overtakes_max: Option<u32>,
     alpha: Option<String>,
     batching: Option<String>,
+    slo_window: Option<u32>,
 }
 
 impl Spec {
@@ -35,6 +36,7 @@ impl Spec {
             overtakes_max: self.overtakes_max,
             alpha: named("spec.alpha", self.alpha)?,
             batching: named("spec.batching", self.batching)?,
+            slo_window: self.slo_window,
         };
         spec.check().map_err(|error| (about(&error), error.to_string()))?;
         Ok(spec)
@@ -54,5 +56,6 @@ fn about(error: &PolicyError) -> &'static str {
     match error {
         PolicyError::Overtakes | PolicyError::NoOvertakes => "spec.overtakesMax",
         PolicyError::Alpha => "spec.alpha",
+        PolicyError::SloWindow | PolicyError::SloWindowSize => "spec.sloWindow",
     }
 }

@@ -161,13 +161,14 @@ fn caps(quota: &wire::Quota) -> Fields<3> {
     ]
 }
 
-fn settings(spec: &WirePolicy) -> Fields<5> {
+fn settings(spec: &WirePolicy) -> Fields<6> {
     [
         ("dispatch", said(spec.dispatch.clone())),
         ("eviction", said(spec.eviction.clone())),
         ("overtakesMax", spec.overtakes_max.map(|it| it.to_string())),
         ("alpha", said(spec.alpha.clone())),
         ("batching", said(spec.batching.clone())),
+        ("sloWindow", spec.slo_window.map(|it| it.to_string())),
     ]
 }
 

@@ -35,6 +35,7 @@ fn reads_what_operators_set() {
         overtakes_max: Some(9),
         alpha: None,
         batching: Some(Batches::On),
+        slo_window: None,
     };
     let both = parse(&format!("{TENANT}---\n{POLICY_TEXT}")).unwrap();
     let tenant = Manifest::Tenant(TenantManifest { name: name.clone(), quota });
@@ -76,6 +77,12 @@ fn each_refusal_of_what_operators_set_says_what_to_do() {
         (POLICY_TEXT, "overtakesMax: 9", "overtakesMax: 0", "set dispatch lalb"),
         (POLICY_TEXT, "batching: on", "batching: yes", "spec.batching: batching \"yes\" is none"),
         (POLICY_TEXT, "batching: on", "alpha: paper", "spec.alpha: alpha is read under dispatch torpor"),
+        (
+            POLICY_TEXT,
+            "batching: on",
+            "sloWindow: 9",
+            "spec.sloWindow: slo_window is read under dispatch torpor",
+        ),
         (POLICY_TEXT, "overtakesMax", "overtakes_max", "overtakes_max"),
     ] {
         assert!(text.contains(from), "{from}");
