@@ -52,6 +52,18 @@ async fn tables_and_plots_are_written_where_asked() {
     let read = |name: &str| std::fs::read_to_string(sandbox.path().join("results").join(name)).unwrap();
     assert_eq!(read("requests-lb.csv").lines().count(), 51);
     assert!(read("latency.svg").starts_with("<svg") && read("summary.json").contains("\"p99Ms\""));
+    assert!(read("gpus.svg").starts_with("<svg"));
+    let csv = read("summary.csv");
+    let (header, line) = csv.split_once('\n').unwrap();
+    let field = |name: &str| {
+        let place = header.split(',').position(|it| it == name).unwrap();
+        line.trim().split(',').nth(place).unwrap().to_owned()
+    };
+    assert_eq!((field("policy"), field("requests"), field("failed")), ("lb".into(), "50".into(), "0".into()));
+    let off: f64 = field("estimates_off_ratio").parse().unwrap();
+    assert!((0.0..1.0).contains(&off), "{off}");
+    let run_told = &rows[0]["predictions"][0];
+    assert!(run_told["count"].as_u64().unwrap() > 0 && run_told["errorRatio"].is_number(), "{}", rows[0]);
 }
 
 #[tokio::test]

@@ -93,6 +93,29 @@ impl Outcome {
         (events.sum(), if self.traces.is_empty() { 0 } else { hash })
     }
 
+    /// How wrong the nodes' cost models were, by type of GPU and by what turns had to do: how many were
+    /// predicted, and by how much of what came they were off on average (L15).
+    #[must_use]
+    pub fn predictions(&self) -> BTreeMap<(String, &'static str), (u64, f64)> {
+        let mut by = BTreeMap::<_, (u64, f64)>::new();
+        for (gpu_type, told) in self.nodes.iter().flat_map(NodeSnapshot::predictions) {
+            let (count, off) = by.entry((gpu_type.to_owned(), told.turn.name())).or_default();
+            let all = *count + told.predictions;
+            *off = (*off * *count as f64 + told.percent / 100.0 * told.predictions as f64) / all as f64;
+            *count = all;
+        }
+        by
+    }
+
+    /// The same of everything that was predicted; `None` where nothing was.
+    #[must_use]
+    pub fn estimates_off(&self) -> Option<f64> {
+        let all = self.predictions().into_values();
+        let (count, off) =
+            all.fold((0, 0.0), |(sum, off), (count, by)| (sum + count, off + by * count as f64));
+        (count > 0).then(|| off / count as f64)
+    }
+
     /// Events by kind of core, for whoever wonders where the time goes.
     #[must_use]
     pub fn events_by_core(&self) -> BTreeMap<&'static str, u64> {

@@ -1,11 +1,11 @@
 //! What the node looks like at one moment: what telemetry, routing and `millrace ps` show.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use millrace_policy::admission::Score;
 use millrace_policy::batching::Totals;
-use millrace_policy::dispatch::Stats;
+use millrace_policy::dispatch::{PredictionError, Stats};
 use millrace_policy::fabric::Tally;
 use millrace_types::topology::LinkId;
 use millrace_types::{Bytes, BytesPerSec, Digest, FunctionKey, GpuIndex, Incarnation, RevisionKey};
@@ -40,6 +40,16 @@ pub struct NodeSnapshot {
     pub read_orders: ReadOrders,
     /// How it schedules now.
     pub policy: Option<InForce>,
+}
+
+impl NodeSnapshot {
+    /// How wrong the cost model was, by type of GPU and by what turns had to do.
+    pub fn predictions(&self) -> impl Iterator<Item = (&str, PredictionError)> {
+        let types: BTreeSet<&str> = self.gpus.iter().map(|gpu| gpu.gpu_type.as_str()).collect();
+        let types: Vec<_> = types.into_iter().collect();
+        let told = self.dispatch.errors.iter();
+        told.filter_map(move |error| Some((*types.get(error.kind as usize)?, *error)))
+    }
 }
 
 /// How often executors recorded in which order an opaque program reads (T06), by what the node had of it.

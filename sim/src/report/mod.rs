@@ -7,7 +7,7 @@ use std::time::Duration;
 
 pub use plot::{Line, PlotError, lines};
 
-use crate::outcome::{Ending, Outcome};
+use crate::outcome::{Ending, Outcome, Summary};
 
 /// A table with columns as wide as they need, the first to the left, the others to the right.
 #[must_use]
@@ -95,6 +95,54 @@ pub fn requests_csv(outcome: &Outcome, to: impl Write) -> io::Result<()> {
             }
         }
         csv.write_record(row)?;
+    }
+    csv.flush()
+}
+
+/// Writes a line for each of several runs: what it is called, what it comes to, and by how much its
+/// estimates were off.
+///
+/// # Errors
+/// As of the writer.
+pub fn summary_csv<'a>(
+    runs: impl IntoIterator<Item = (&'a str, &'a Summary, Option<f64>)>,
+    to: impl Write,
+) -> io::Result<()> {
+    let mut csv = csv::Writer::from_writer(to);
+    csv.write_record([
+        "policy",
+        "requests",
+        "failed",
+        "mean_us",
+        "p50_us",
+        "p98_us",
+        "p99_us",
+        "miss_ratio",
+        "false_miss_ratio",
+        "estimates_off_ratio",
+        "gpu_load",
+        "gpu_load_variance",
+        "compliant",
+        "with_objective",
+    ])?;
+    for (name, summary, off) in runs {
+        let us = |of: Duration| of.as_micros().to_string();
+        csv.write_record([
+            name.to_owned(),
+            summary.requests.to_string(),
+            summary.failed.to_string(),
+            us(summary.mean),
+            us(summary.p50),
+            us(summary.p98),
+            us(summary.p99),
+            summary.miss_ratio.to_string(),
+            summary.false_miss_ratio.to_string(),
+            off.map(|off| off.to_string()).unwrap_or_default(),
+            summary.gpu_load.to_string(),
+            summary.gpu_load_variance.to_string(),
+            summary.compliant.to_string(),
+            summary.with_objective.to_string(),
+        ])?;
     }
     csv.flush()
 }

@@ -18,6 +18,7 @@ use axum::body::Body;
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, Response, StatusCode};
 use millrace_policy::admission::Score;
+use millrace_policy::dispatch::PredictionError;
 use millrace_policy::fabric;
 use millrace_policy::paths::Direction;
 use millrace_proto::metrics::negotiated;
@@ -272,6 +273,7 @@ impl Seen {
         }
         self.prewarms(writer)?;
         self.read_orders(writer)?;
+        self.predictions(writer)?;
         let bytes: u64 = self.host_models.iter().map(|model| model.bytes).sum();
         for (name, help, unit, value) in [
             ("millrace_node_queued", "Requests in the node's queue", None, f64::from(self.snapshot.queued)),
@@ -280,6 +282,12 @@ impl Seen {
                 "How often the most overtaken request was overtaken",
                 None,
                 stats.overtaken_max as f64,
+            ),
+            (
+                "millrace_dispatch_visits_max",
+                "The same as the LALB paper counts: also once for every look that found no hit",
+                None,
+                stats.visits_max as f64,
             ),
             (
                 "millrace_dispatch_top_copies",
@@ -308,6 +316,28 @@ impl Seen {
         let labelled = |(outcome, count): (&str, u64)| (vec![("outcome", outcome.to_owned())], count as f64);
         let help = "Models that a workflow was likely to ask for next, by what became of them";
         writer.counters(("millrace_prewarms", help, None), outcomes.into_iter().map(labelled))
+    }
+
+    /// How wrong the cost model is (L15).
+    fn predictions(&self, writer: &mut Writer<'_, '_>) -> fmt::Result {
+        let labelled = |(gpu_type, it): (&str, PredictionError)| {
+            (vec![("gpu_type", gpu_type.to_owned()), ("turn", it.turn.name().to_owned())], it)
+        };
+        let told = || self.snapshot.predictions().map(labelled);
+        writer.counters(
+            ("millrace_dispatch_predictions", "Turns on GPUs whose length was predicted", None),
+            told().map(|(labels, it)| (labels, it.predictions as f64)),
+        )?;
+        let help = "By how much the predictions were off, by what came: divide by their number";
+        writer.counters(
+            ("millrace_dispatch_prediction_errors", help, None),
+            told().map(|(labels, it)| (labels, it.percent / 100.0 * it.predictions as f64)),
+        )?;
+        // Before three sizes of some model ran there is none.
+        let help = "By how much predicted runs of several rows are off, of sizes they were drawn without";
+        let held_out = self.snapshot.dispatch.held_out;
+        let about = ("millrace_batch_prediction_error_ratio", help, None);
+        held_out.map_or(Ok(()), |percent| writer.gauge(about, percent / 100.0))
     }
 
     fn read_orders(&self, writer: &mut Writer<'_, '_>) -> fmt::Result {

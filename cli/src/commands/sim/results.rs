@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use millrace_sim::Record;
 use millrace_sim::outcome::TenantSummary;
-use millrace_sim::report::{Line, lines, requests_csv};
+use millrace_sim::report::{Line, lines, requests_csv, summary_csv};
 use serde::Serialize;
 
 use super::Run;
@@ -31,8 +31,21 @@ struct Row {
     gpu_load_variance: f64,
     compliant: u64,
     with_objective: u64,
+    /// How wrong the cost model was.
+    predictions: Vec<PredictionRow>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tenants: Vec<TenantRow>,
+}
+
+/// Turns on GPUs of one type that had the same to do.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct PredictionRow {
+    gpu_type: String,
+    turn: &'static str,
+    count: u64,
+    /// By how much of what came they were off, on average.
+    error_ratio: f64,
 }
 
 /// A tenant's part of it.
@@ -69,8 +82,14 @@ fn row(run: &Run) -> Row {
         gpu_load_variance: summary.gpu_load_variance,
         compliant: summary.compliant,
         with_objective: summary.with_objective,
+        predictions: predictions(run),
         tenants: run.tenants.iter().map(tenant_row).collect(),
     }
+}
+
+fn predictions(run: &Run) -> Vec<PredictionRow> {
+    let row = |((gpu_type, turn), (count, error_ratio))| PredictionRow { gpu_type, turn, count, error_ratio };
+    run.outcome.predictions().into_iter().map(row).collect()
 }
 
 fn tenant_row(tenant: &TenantSummary) -> TenantRow {
@@ -102,6 +121,7 @@ pub(super) fn print(runs: &[Run], format: Format) -> Result<(), Failure> {
         col("P99"),
         col("MISSES"),
         wide("FALSE-MISSES"),
+        wide("ESTIMATES-OFF"),
         col("GPU-LOAD"),
         col("COMPLIANT"),
     ]);
@@ -121,6 +141,7 @@ pub(super) fn print(runs: &[Run], format: Format) -> Result<(), Failure> {
             text::latency(summary.p99),
             percent(summary.miss_ratio),
             percent(summary.false_miss_ratio),
+            run.outcome.estimates_off().map(percent).unwrap_or_default(),
             percent(summary.gpu_load),
             compliant,
         ]);
@@ -163,7 +184,8 @@ fn percent(share: f64) -> String {
     format!("{:.1}%", share * 100.0)
 }
 
-/// Writes every request of every run, the comparison, and how latencies are distributed.
+/// Writes every request of every run, the comparison, how latencies are distributed, and how the GPUs
+/// were loaded.
 pub(super) fn write(runs: &[Run], dir: &Path) -> Result<(), Failure> {
     let wrong = |path: &Path| {
         let path = path.display().to_string();
@@ -177,20 +199,44 @@ pub(super) fn write(runs: &[Run], dir: &Path) -> Result<(), Failure> {
         requests_csv(&run.outcome, std::io::BufWriter::new(file)).map_err(wrong(&path))?;
         written.push(path);
     }
+    let path = dir.join("summary.csv");
+    let file = File::create(&path).map_err(wrong(&path))?;
+    let names: Vec<String> = runs.iter().map(|run| run.policy.to_string()).collect();
+    let told = names.iter().zip(runs);
+    let told = told.map(|(name, run)| (name.as_str(), &run.summary, run.outcome.estimates_off()));
+    summary_csv(told, file).map_err(wrong(&path))?;
+    written.push(path);
     let path = dir.join("summary.json");
     let rows: Vec<Row> = runs.iter().map(row).collect();
     let text = serde_json::to_string_pretty(&rows).map_err(|error| Failure::failed(error.to_string()))?;
     fs::write(&path, text + "\n").map_err(wrong(&path))?;
     written.push(path);
-    let curves: Vec<Line> = runs.iter().map(curve).collect();
-    let path = dir.join("latency.svg");
-    lines(&path, "Latency of answers", ("share of answers, in percent", "latency, in ms"), &curves)
-        .map_err(|error| Failure::failed(error.to_string()))?;
-    written.push(path);
+    for (name, title, axes, line) in [
+        (
+            "latency.svg",
+            "Latency of answers",
+            ("share of answers, in percent", "latency, in ms"),
+            curve as fn(&Run) -> Line,
+        ),
+        ("gpus.svg", "GPUs by load", ("GPU, the most loaded first", "time it computed, in percent"), loads),
+    ] {
+        let path = dir.join(name);
+        let drawn: Vec<Line> = runs.iter().map(line).collect();
+        lines(&path, title, axes, &drawn).map_err(|error| Failure::failed(error.to_string()))?;
+        written.push(path);
+    }
     for path in written {
         eprintln!("wrote {}", path.display());
     }
     Ok(())
+}
+
+/// What of the time each GPU computed, the most loaded first.
+fn loads(run: &Run) -> Line {
+    let mut loads = run.outcome.gpu_loads();
+    loads.sort_unstable_by(|a, b| b.total_cmp(a));
+    let points = (1..).map(f64::from).zip(loads.iter().map(|load| load * 100.0));
+    Line { name: run.policy.to_string(), points: points.collect() }
 }
 
 /// How long the fastest so many percent took, up to 99.

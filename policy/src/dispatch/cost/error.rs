@@ -16,6 +16,18 @@ pub enum Predicted {
     Copy,
 }
 
+impl Predicted {
+    /// Its name.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Run => "run",
+            Self::Load => "load",
+            Self::Copy => "copy",
+        }
+    }
+}
+
 /// How wrong predictions of turns were.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PredictionError {
