@@ -10,6 +10,9 @@
 //! many requests come as go, so that the queue keeps its length; what that costs is told apart. Models
 //! are evicted as they would be, so that each GPU holds [`HELD`] of them.
 //!
+//! What waits in memory is what the process's resident set grows by, in a process of its own for each
+//! policy: nothing that another freed is taken again there.
+//!
 //! `cargo bench -p millrace-policy --bench dispatch`; GPUS and FUNCTIONS in the environment change
 //! their number, DEADLINE gives every function one of so many milliseconds (none unless said: nobody is
 //! ever late), DATA says of how many in a hundred requests the data is on a GPU (none unless said), to
@@ -109,10 +112,15 @@ impl Domain {
         for gpu in (0..gpus).map(GpuIndex) {
             domain.tell(Event::Up { gpu, incarnation: Incarnation(1) });
         }
-        while (domain.dispatch.queued() as u64) < queued {
-            domain.arrive();
-        }
+        domain.fill(queued);
         domain
+    }
+
+    /// Lets requests come until so many wait.
+    fn fill(&mut self, queued: u64) {
+        while (self.dispatch.queued() as u64) < queued {
+            self.arrive();
+        }
     }
 
     fn tell(&mut self, event: Event) {
@@ -244,6 +252,40 @@ fn policies() -> impl Iterator<Item = (&'static str, PolicyConfig)> {
     late.chain([("torpor (artifact)", PolicyConfig::Torpor(artifact))]).filter(move |(name, _)| picked(name))
 }
 
+/// Set in the processes that measure memory.
+const MEMORY: &str = "MILLRACE_BENCH_MEMORY";
+
+/// Prints what each waiting request takes, with 100 to 1,000,000 of them.
+fn memory(_: &mut Criterion) {
+    let (gpus, functions) = (count("GPUS", 8), count("FUNCTIONS", 1000));
+    if std::env::var_os(MEMORY).is_some() {
+        for (_, policy) in policies() {
+            let mut domain = Domain::new(policy, gpus, functions, 0);
+            let before = resident();
+            for queued in QUEUED {
+                domain.fill(queued);
+                print!(" {:>9}", resident().saturating_sub(before) as u64 / queued);
+            }
+        }
+        std::process::exit(0);
+    }
+    println!("bytes of memory for each request that waits, with {QUEUED:?} of them");
+    for (name, _) in policies() {
+        let exe = std::env::current_exe().expect("this is running");
+        let child =
+            std::process::Command::new(exe).arg("--bench").env(MEMORY, "1").env("POLICY", name).output();
+        let told = child.expect("it starts").stdout;
+        println!("{name:<18}{}", String::from_utf8_lossy(&told));
+    }
+}
+
+/// The bytes of memory this process has.
+fn resident() -> usize {
+    let statm = std::fs::read_to_string("/proc/self/statm").expect("Linux");
+    let pages = statm.split(' ').nth(1).and_then(|pages| pages.parse::<usize>().ok());
+    pages.expect("the second number is the resident set's") * rustix::param::page_size()
+}
+
 fn histogram(_: &mut Criterion) {
     let (gpus, functions) = (count("GPUS", 8), count("FUNCTIONS", 1000));
     println!(
@@ -290,5 +332,5 @@ fn means(c: &mut Criterion) {
     }
 }
 
-criterion_group!(benches, histogram, means);
+criterion_group!(benches, memory, histogram, means);
 criterion_main!(benches);
