@@ -16,6 +16,7 @@ use millrace_types::{Batching, Serving, Slo};
 use crate::figures::{Figure, Order, Spread, Unit};
 use crate::report::Report;
 use crate::torpor::v100;
+use crate::versus::Quantity;
 use crate::{Effort, Experiment};
 
 /// The experiments of this module.
@@ -202,6 +203,11 @@ fn in_time(effort: Effort, report: &mut Report) -> Result<()> {
         for &load in loads {
             let alone = measure(policy, Mode::ALONE, load, true, effort)?;
             let together = measure(policy, mode, load, true, effort)?;
+            for (mode, it) in [("alone", &alone), ("together", &together)] {
+                let setup = format!("{mode}, load {load}%");
+                report.versus.add(&setup, policy, Quantity::IN_TIME, it.in_time.clone());
+                report.versus.add(&setup, policy, Quantity::P99, it.p99_ms.clone());
+            }
             rows.push(vec![
                 policy.to_owned(),
                 format!("{load}%"),

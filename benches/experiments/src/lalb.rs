@@ -19,6 +19,7 @@ use rand::seq::SliceRandom as _;
 use crate::figures::{Figure, Order, Spread, Unit};
 use crate::report::Report;
 use crate::seeds::Summaries;
+use crate::versus::{Quantity, Versus};
 use crate::{Effort, Experiment};
 
 /// The experiments of this module.
@@ -181,6 +182,14 @@ impl Grid {
         &self.0[&(policy, functions, reading)]
     }
 
+    fn compare(&self, versus: &mut Versus, arranged: &str) {
+        for ((policy, functions, reading), it) in &self.0 {
+            let setup = format!("{arranged}, {functions} functions, {}", reading.name());
+            versus.add_summaries(&setup, policy, it);
+            versus.add(&setup, policy, Quantity::MISSES, it.spread(|summary| summary.miss_ratio));
+        }
+    }
+
     fn table(&self, title: &str) -> (String, Vec<String>, Vec<Vec<String>>) {
         let header = [
             "functions",
@@ -280,8 +289,14 @@ fn latency(effort: Effort) -> Result<Report> {
         grid.table("One dispatch domain of 12 GPUs:"),
         routed.table("A router over 3 nodes of 4 GPUs, each function on every node:"),
     ];
-    Ok(Report { assumed: assumed(), tables, figures, orders })
+    let mut versus = Versus::default();
+    grid.compare(&mut versus, "one domain");
+    routed.compare(&mut versus, "3 nodes");
+    Ok(Report { assumed: assumed(), tables, figures, orders, versus })
 }
+
+/// Why O3 saves more false misses here than the paper's.
+const FEWER_MISSES: &str = "with 35 functions our O3 has a ninth to a fifth of its requests miss, where the paper's has more (H03), and what is left are the models that are asked for least: one holder or none";
 
 fn efficiency(effort: Effort) -> Result<Report> {
     let grid = Grid::run(&["lb", "lalb", "lalb-o3"], &[15, 35], Arrangement::OneDomain, effort)?;
@@ -296,10 +311,20 @@ fn efficiency(effort: Effort) -> Result<Report> {
         band: 0.85..=1.0,
         cause: None,
     };
+    let below = |what, paper, band, place: (&'static str, usize), of: &dyn Fn(&_) -> f64, cause| Figure {
+        cause,
+        ..reduction(&grid, (what, paper, band), place, of)
+    };
+    let (falsely, holders) = ("false misses below lb", "top model's holders below lb");
     let figures = vec![
         lb_false,
-        reduction(&grid, ("top model's holders below lb", 0.4896, 0.2..=0.9), ("lalb", 15), held),
-        reduction(&grid, ("top model's holders below lb", 0.4948, 0.2..=0.9), ("lalb-o3", 15), held),
+        below(falsely, 0.3438, 0.2..=0.6, ("lalb", 15), &false_miss, None),
+        below(falsely, 0.3541, 0.2..=0.6, ("lalb-o3", 15), &false_miss, None),
+        below(falsely, 0.0365, 0.0..=0.25, ("lalb-o3", 35), &false_miss, Some(FEWER_MISSES)),
+        below(holders, 0.4896, 0.2..=0.9, ("lalb", 15), &held, None),
+        below(holders, 0.4948, 0.2..=0.9, ("lalb-o3", 15), &held, None),
+        below(holders, 0.3532, 0.15..=0.75, ("lalb", 35), &held, None),
+        below(holders, 0.3347, 0.15..=0.75, ("lalb-o3", 35), &held, None),
     ];
     let mut orders = Vec::new();
     for (what, of) in
@@ -316,7 +341,8 @@ fn efficiency(effort: Effort) -> Result<Report> {
         let what = format!("GPUs computing (SM utilisation, V-C): lalb-o3 above lb, {functions} functions");
         orders.push(Order { what, by: load("lalb-o3", functions).less(&load("lb", functions)), cause: None });
     }
-    Ok(Report { assumed: assumed(), tables: vec![grid.table("One dispatch domain:")], figures, orders })
+    let tables = vec![grid.table("One dispatch domain:")];
+    Ok(Report { assumed: assumed(), tables, figures, orders, ..Report::default() })
 }
 
 fn limits(effort: Effort) -> Result<Report> {
@@ -358,7 +384,7 @@ fn limits(effort: Effort) -> Result<Report> {
     ];
     let header = ["reading", "limit", "mean latency", "misses", "variance"].map(String::from).to_vec();
     let tables = vec![("35 functions:".to_owned(), header, rows)];
-    Ok(Report { assumed: assumed(), tables, figures, orders: Vec::new() })
+    Ok(Report { assumed: assumed(), tables, figures, ..Report::default() })
 }
 
 #[cfg(test)]

@@ -22,6 +22,7 @@ pub mod report;
 pub mod seeds;
 pub mod tenants;
 pub mod torpor;
+pub mod versus;
 
 use anyhow::Result;
 

@@ -1,5 +1,6 @@
 //! What `unified` has to hold against every other policy, beyond the papers' experiments: equal
-//! functions in overload, where the papers' own rules lose to the oldest first.
+//! functions, from light load to overload. Just below what the GPUs can serve Torpor's own rule loses to
+//! the oldest first; above that, the oldest first is late for all.
 
 use std::time::Duration;
 
@@ -17,6 +18,7 @@ use crate::figures::{Order, Spread, Unit};
 use crate::report::Report;
 use crate::seeds::Summaries;
 use crate::torpor::v100;
+use crate::versus::Quantity;
 use crate::{Effort, Experiment};
 
 /// The experiments of this module.
@@ -24,6 +26,8 @@ pub const EXPERIMENTS: [Experiment; 1] =
     [Experiment { id: "OVERLOAD", title: "Equal functions, from light load to overload", run: overload }];
 
 const FUNCTIONS: usize = 200;
+/// Where Torpor's own rule loses to FIFO.
+const LOSES_AT: u32 = 90;
 /// What the functions are to hold, where they have an objective.
 pub const OBJECTIVE: Slo = Slo { deadline: Duration::from_millis(200), percentile: 0.98 };
 
@@ -78,6 +82,9 @@ fn overload(effort: Effort) -> Result<Report> {
             let (shares, rest): (Vec<_>, Vec<_>) = measured.into_iter().unzip();
             let (unanswered, summaries): (Vec<_>, Vec<_>) = rest.into_iter().unzip();
             let (shares, summaries) = (Spread(shares), Summaries(summaries));
+            let setup = format!("load {load}%");
+            report.versus.add_summaries(&setup, name, &summaries);
+            report.versus.add(&setup, name, Quantity::IN_TIME, shares.clone());
             rows.push(vec![
                 format!("{load}%"),
                 name.to_owned(),
@@ -90,6 +97,12 @@ fn overload(effort: Effort) -> Result<Report> {
             in_time.push((name, shares));
         }
         let of = |name: &str| in_time.iter().find(|(it, _)| *it == name).map(|(_, it)| it.clone());
+        if load == LOSES_AT
+            && let (Some(fifo), Some(torpor)) = (of("fifo"), of("torpor"))
+        {
+            let what = format!("requests in time: the paper's own rule (torpor) loses to fifo, load {load}%");
+            report.orders.push(Order { what, by: fifo.less(&torpor), cause: None });
+        }
         for other in ["fifo", "lalb-o3", "torpor"] {
             if let (Some(ours), Some(theirs)) = (of("unified"), of(other)) {
                 let what = format!("requests in time: unified at least {other}, load {load}%");

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use crate::figures::{Figure, Order, Verdict};
+use crate::versus::Versus;
 
 /// What came of an experiment.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -15,6 +16,8 @@ pub struct Report {
     pub figures: Vec<Figure>,
     /// Orders that the paper found.
     pub orders: Vec<Order>,
+    /// What `unified` is compared with the other policies by.
+    pub versus: Versus,
 }
 
 impl Report {
@@ -47,6 +50,14 @@ impl Report {
             let rows: Vec<_> = self.orders.iter().map(|order| order_row(order, judged)).collect();
             text.push('\n');
             table(&mut text, &header, &rows);
+        }
+        if let Some((sentence, behind)) = self.versus.told() {
+            text += &format!("\n{sentence}\n");
+            if !behind.is_empty() {
+                let header = ["behind in", "", "`unified`", "policy", "its"].map(String::from);
+                text.push('\n');
+                table(&mut text, &header, &behind);
+            }
         }
         text.push('\n');
         text

@@ -10,7 +10,7 @@ use millrace_sim::scenario::{Function, Scenario};
 use millrace_sim::workload::{MINUTE, minutes, rates};
 use millrace_types::Slo;
 
-use super::{PERCENTILE, assumed, minutes_of, mixed, systems};
+use super::{PERCENTILE, System, allocation, assumed, minutes_of, mixed, systems};
 use crate::Effort;
 use crate::figures::{Figure, Order, Spread, Unit};
 use crate::report::Report;
@@ -21,10 +21,18 @@ pub(super) fn compliance(effort: Effort) -> Result<Report> {
     let mut rows = Vec::new();
     let mut report = Report { assumed: assumed(), ..Report::default() };
     let mut at_560: Vec<(&str, Spread)> = Vec::new();
-    for system in systems()? {
+    report.assumed.push(
+        "torpor-block is torpor with what allocating takes by Torpor-Block added (Fig 13), on average for each model, beside its copy."
+            .to_owned(),
+    );
+    let mut systems = systems()?;
+    let block = System { name: "torpor-block", allocation: allocation::of_pool(1)?, ..systems[0].clone() };
+    systems.insert(4, block);
+    for system in systems {
         for &functions in counts {
             let summaries =
                 Summaries::of(effort.seeds, |seed| mixed(&system, (4, functions), (seed, effort)))?;
+            report.versus.add_summaries(&format!("{functions} functions"), system.name, &summaries);
             let compliant = summaries.spread(millrace_sim::Summary::compliance);
             rows.push(vec![
                 system.name.to_owned(),
@@ -62,6 +70,8 @@ pub(super) fn compliance(effort: Effort) -> Result<Report> {
         ("torpor", "torpor-random"),
         ("torpor-fifo", "torpor-random"),
         ("torpor", "torpor-lru"),
+        ("torpor", "torpor-block"),
+        ("torpor-block", "torpor-random"),
         ("torpor-lru", "torpor-random"),
         ("unified", "torpor"),
     ] {
@@ -108,6 +118,8 @@ pub(super) fn deadlines(effort: Effort) -> Result<Report> {
                     }
                 };
                 let summaries = Summaries::of(effort.seeds, setup)?;
+                let setup = format!("rates at {load}%, {deadline} ms");
+                report.versus.add_summaries(&setup, system.name, &summaries);
                 let share = summaries.spread(millrace_sim::Summary::compliance);
                 rows.push(vec![
                     format!("{load}%"),

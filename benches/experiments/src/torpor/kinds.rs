@@ -3,18 +3,20 @@
 use std::time::Duration;
 
 use anyhow::Result;
+use millrace_policy::gpu::Eviction;
 use millrace_sim::models;
 use millrace_sim::outcome::percentile;
-use millrace_sim::report::{percent, span};
+use millrace_sim::report::percent;
 use millrace_sim::run_each;
 use millrace_sim::scenario::{Function, Scenario};
 use millrace_sim::workload::patterns::{self, Pattern};
 use millrace_sim::workload::{MINUTE, minutes, rates};
 
-use super::{assumed, minutes_of, slo, systems};
+use super::{assumed, minutes_of, named, slo, systems};
 use crate::Effort;
-use crate::figures::{Figure, Spread, Unit};
+use crate::figures::{Figure, Order, Spread, Unit};
 use crate::report::Report;
+use crate::versus::Quantity;
 
 /// What one GPU serves: ResNet-152 at several rates per function, against functions that stay on it.
 pub(super) fn one_gpu(effort: Effort) -> Result<Report> {
@@ -29,9 +31,11 @@ pub(super) fn one_gpu(effort: Effort) -> Result<Report> {
         "Requests of a function come at a beat, the functions' beats evenly apart: with requests at random moments no system has a short tail at such a load. Native hosts 18 functions on a GPU (72 on four, §7.3) and serves them all."
             .to_owned(),
     );
-    let [torpor, ..] = &systems()?[..] else { return Ok(report) };
     let per_minute: &[u32] = if effort.short { &[40] } else { &[10, 20, 40, 80] };
-    for &rate in per_minute {
+    let compared = [named("torpor", Eviction::Torpor)?, named("unified", Eviction::Torpor)?];
+    for (system, &rate) in
+        compared.iter().flat_map(|system| per_minute.iter().map(move |rate| (system, rate)))
+    {
         let functions = (OFFERED * 60.0 / f64::from(rate)).round() as u32;
         let setup = |seed: u64| {
             let period = MINUTE / rate;
@@ -44,7 +48,7 @@ pub(super) fn one_gpu(effort: Effort) -> Result<Report> {
                 arrival.at.0 = span.as_nanos() as u64 / count * place;
             }
             let published = vec![Function::new(model.clone(), None); functions as usize];
-            Scenario { warmed: true, ..Scenario::new(vec![torpor.node(1)], published, arrivals, seed) }
+            Scenario { warmed: true, ..Scenario::new(vec![system.node(1)], published, arrivals, seed) }
         };
         let scenarios: Vec<_> = (1..=effort.seeds).map(setup).collect();
         let measured = run_each(&scenarios, |_, outcome| {
@@ -54,7 +58,9 @@ pub(super) fn one_gpu(effort: Effort) -> Result<Report> {
         })?;
         let throughput = Spread(measured.iter().map(|it| it.0 / (NATIVE * f64::from(rate) / 60.0)).collect());
         let tail = Spread(measured.iter().map(|it| it.1).collect());
+        report.versus.add(&format!("{rate} requests a minute"), system.name, Quantity::P98, tail.clone());
         rows.push(vec![
+            system.name.to_owned(),
             rate.to_string(),
             functions.to_string(),
             Unit::Times.show(throughput.mean()),
@@ -62,7 +68,7 @@ pub(super) fn one_gpu(effort: Effort) -> Result<Report> {
         ]);
         if rate == 10 {
             report.figures.push(Figure {
-                what: "throughput by native's, 10 requests a minute".to_owned(),
+                what: format!("throughput by native's, 10 requests a minute, {}", system.name),
                 paper: "over 10×".to_owned(),
                 ours: throughput,
                 unit: Unit::Times,
@@ -71,7 +77,7 @@ pub(super) fn one_gpu(effort: Effort) -> Result<Report> {
             });
         }
         report.figures.push(Figure {
-            what: format!("p98, {rate} requests a minute"),
+            what: format!("p98, {rate} requests a minute, {}", system.name),
             paper: "below 50 ms".to_owned(),
             ours: tail,
             unit: Unit::Millis,
@@ -79,7 +85,7 @@ pub(super) fn one_gpu(effort: Effort) -> Result<Report> {
             cause: None,
         });
     }
-    let header = ["requests a minute", "functions", "throughput by native's", "p98"];
+    let header = ["system", "requests a minute", "functions", "throughput by native's", "p98"];
     report.tables.push(("One V100:".to_owned(), header.map(String::from).to_vec(), rows));
     Ok(report)
 }
@@ -91,6 +97,7 @@ pub(super) fn heaviness(effort: Effort) -> Result<Report> {
     let heavies = if effort.short { 4 } else { 80 };
     let lights =
         (heavies as f64 * heavy.memory.0 as f64 / 0.6 * 0.4 / light.memory.0 as f64).round() as usize;
+    let mut by_name = Vec::new();
     let mut rows = Vec::new();
     let mut report = Report { assumed: assumed(), ..Report::default() };
     report.assumed.push(format!(
@@ -116,23 +123,54 @@ pub(super) fn heaviness(effort: Effort) -> Result<Report> {
             }
         };
         let scenarios: Vec<_> = (1..=effort.seeds).map(setup).collect();
-        let tails = run_each(&scenarios, |scenario, outcome| {
-            let is = |name: &'static str| {
-                move |function: u32| scenario.functions[function as usize].model.name == name
+        let each = run_each(&scenarios, |scenario, outcome| {
+            let tails = |name: &'static str| {
+                let is = |function: u32| scenario.functions[function as usize].model.name == name;
+                let latencies = outcome.latencies_of(is);
+                [90.0, 98.0].map(|percent| percentile(&latencies, percent).as_secs_f64() * 1e3)
             };
-            let tail = |name| percentile(&outcome.latencies_of(is(name)), 98.0);
-            (tail("densenet-201"), tail("bert-qa"), outcome.summary(&scenario.functions).miss_ratio)
+            let ([light_p90, light_p98], [heavy_p90, heavy_p98]) = (tails("densenet-201"), tails("bert-qa"));
+            let misses = outcome.summary(&scenario.functions).miss_ratio;
+            [light_p90, light_p98, heavy_p90, heavy_p98, misses]
         })?;
-        let mean =
-            |of: &dyn Fn(&(Duration, Duration, f64)) -> f64| Spread(tails.iter().map(of).collect()).mean();
-        rows.push(vec![
-            system.name.to_owned(),
-            span(Duration::from_secs_f64(mean(&|it| it.0.as_secs_f64()))),
-            span(Duration::from_secs_f64(mean(&|it| it.1.as_secs_f64()))),
-            percent(mean(&|it| it.2)),
-        ]);
+        let [light_p90, light_p98, heavy_p90, heavy_p98, misses] =
+            [0, 1, 2, 3, 4].map(|place| Spread(each.iter().map(|it: &[f64; 5]| it[place]).collect()));
+        let tails = [&light_p90, &light_p98, &heavy_p90, &heavy_p98];
+        let mut row = vec![system.name.to_owned()];
+        row.extend(tails.map(|it| Unit::Millis.show(it.mean())));
+        row.push(percent(misses.mean()));
+        rows.push(row);
+        for (model, p98) in [("DenseNet-201", &light_p98), ("Bert-qa", &heavy_p98)] {
+            report.versus.add(model, system.name, Quantity::P98, p98.clone());
+        }
+        by_name.push((system.name, light_p98, heavy_p98));
     }
-    let header = ["system", "p98 of DenseNet-201", "p98 of Bert-qa", "misses"];
-    report.tables.push(("Mixed:".to_owned(), header.map(String::from).to_vec(), rows));
+    judge_heaviness(&mut report, &by_name);
+    let header = ["system", "p90 of DenseNet-201", "p98", "p90 of Bert-qa", "p98", "misses"]
+        .map(String::from)
+        .to_vec();
+    report.tables.push(("Mixed:".to_owned(), header, rows));
     Ok(report)
+}
+
+/// What Fig 12 says, beside the 98th percentiles of the light and the heavy model by system.
+fn judge_heaviness(report: &mut Report, by_name: &[(&'static str, Spread, Spread)]) {
+    let of = |name: &str| by_name.iter().find(|it| it.0 == name).map(|(_, light, heavy)| (light, heavy));
+    let mut figure = |what: &str, paper: &str, ours: &Spread, band| {
+        let (what, paper, ours) = (what.to_owned(), paper.to_owned(), ours.clone());
+        report.figures.push(Figure { what, paper, ours, unit: Unit::Millis, band, cause: None });
+    };
+    if let (Some(torpor), Some(lru), Some(unified)) = (of("torpor"), of("torpor-lru"), of("unified")) {
+        figure("p98 of Bert-qa, torpor", "within 200 ms", torpor.1, 0.0..=200.0);
+        figure("p98 of Bert-qa, torpor-lru", "over 200 ms", lru.1, 200.0..=2000.0);
+        figure("p98 of DenseNet-201, torpor", "within 80 ms", torpor.0, 0.0..=80.0);
+        figure("p98 of Bert-qa, unified", "within 200 ms", unified.1, 0.0..=200.0);
+        figure("p98 of DenseNet-201, unified", "within 80 ms", unified.0, 0.0..=80.0);
+        for (what, by) in [
+            ("p98 of Bert-qa: torpor below torpor-lru", lru.1.less(torpor.1)),
+            ("p98 of DenseNet-201: torpor at most torpor-lru", lru.0.less(torpor.0)),
+        ] {
+            report.orders.push(Order { what: what.to_owned(), by, cause: None });
+        }
+    }
 }

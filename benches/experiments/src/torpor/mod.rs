@@ -4,6 +4,7 @@
 //!
 //! | module | experiments |
 //! |---|---|
+//! | [`allocation`] | Fig 13: what allocating memory takes |
 //! | [`early`] | H07, H12, H15: against functions that are bound to GPUs |
 //! | [`compliance`] | H08 to H10: against Torpor's own parts taken out |
 //! | [`kinds`] | H11 and the text's: one GPU, heavy and light models |
@@ -11,6 +12,7 @@
 //! | [`pipeline`] | H14: what each part of a swap is worth |
 //! | [`pilot`] | H16: bills and GPUs of the pilot |
 
+mod allocation;
 mod compliance;
 mod early;
 mod kinds;
@@ -32,7 +34,7 @@ use millrace_types::{Bytes, BytesPerSec, GpuIndex, Slo};
 use crate::{Effort, Experiment};
 
 /// The experiments of this module.
-pub const EXPERIMENTS: [Experiment; 10] = [
+pub const EXPERIMENTS: [Experiment; 11] = [
     Experiment {
         id: "H07",
         title: "Torpor against early binding: functions that run and that comply",
@@ -63,6 +65,7 @@ pub const EXPERIMENTS: [Experiment; 10] = [
     Experiment { id: "H15", title: "Torpor: six nodes and 1000 functions", run: early::cluster },
     Experiment { id: "H16", title: "Torpor: the pilot's bills and GPUs", run: pilot::bills },
     Experiment { id: "T7.3", title: "Torpor: heavy and light models", run: kinds::heaviness },
+    Experiment { id: "FIG13", title: "Torpor: what allocating memory takes", run: allocation::allocation },
 ];
 
 /// What of a V100's 32 GB holds models (T12, the artifact's).
@@ -102,6 +105,8 @@ pub struct System {
     name: &'static str,
     dispatch: PolicyConfig,
     eviction: Eviction,
+    /// What allocating each of the eight models takes in a swap, beside its copy; none where nothing does.
+    allocation: Vec<Duration>,
 }
 
 impl System {
@@ -114,13 +119,16 @@ fn systems() -> Result<Vec<System>> {
     let torpor = TorporConfig::default();
     let by_age = TorporConfig { order: QueueOrder::Arrival, ..torpor };
     let at_random = TorporConfig { choice: Choice::Random, ..torpor };
-    let system = |name, config, eviction| System { name, dispatch: PolicyConfig::Torpor(config), eviction };
+    let system = |name, config, eviction| {
+        let dispatch = PolicyConfig::Torpor(config);
+        System { name, dispatch, eviction, allocation: Vec::new() }
+    };
     Ok(vec![
         system("torpor", torpor, Eviction::Torpor),
         system("torpor-fifo", by_age, Eviction::Torpor),
         system("torpor-random", at_random, Eviction::Torpor),
         system("torpor-lru", torpor, Eviction::Lru),
-        System { name: "unified", dispatch: crate::lalb::policy("unified")?, eviction: Eviction::Torpor },
+        named("unified", Eviction::Torpor)?,
     ])
 }
 
@@ -139,7 +147,11 @@ fn minutes_of(effort: Effort) -> usize {
 #[must_use]
 pub fn mixed(system: &System, (gpus, functions): (u32, usize), (seed, effort): (u64, Effort)) -> Scenario {
     let table = models::torpor();
-    let model = |place: usize| table[place % table.len()].clone();
+    let model = |place: usize| {
+        let kind = place % table.len();
+        let start = system.allocation.get(kind).copied().unwrap_or_default();
+        ModelFigures { start, ..table[kind].clone() }
+    };
     let published = (0..functions).map(model).map(|model| {
         let slo = slo(&model);
         Function::new(model, Some(slo))
@@ -166,5 +178,5 @@ fn assumed() -> Vec<String> {
 /// # Errors
 /// When there is none.
 pub fn named(name: &'static str, eviction: Eviction) -> Result<System> {
-    Ok(System { name, dispatch: crate::lalb::policy(name)?, eviction })
+    Ok(System { name, dispatch: crate::lalb::policy(name)?, eviction, allocation: Vec::new() })
 }

@@ -1,0 +1,149 @@
+//! Fig 13: what allocating a model's memory takes on a GPU that is full, by a run of it: Torpor's blocks
+//! (T12, T13) against Torpor-Block's pool over the native allocator (T28).
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use millrace_policy::memory::{Arrangement, Config, MemoryMap, NativeCalls, Placement};
+use millrace_sim::models::{self, ModelFigures};
+use millrace_sim::report::percent;
+use millrace_sim::workload::random;
+use millrace_types::{Bytes, ModelId, Timestamp};
+use rand::Rng;
+
+use super::GPU_MEMORY;
+use crate::Effort;
+use crate::figures::{Figure, Order, Spread, Unit};
+use crate::report::Report;
+
+/// An allocation or a release by CUDA: "millisecond-level" (FaaSTube §7).
+const NATIVE_CALL: Duration = Duration::from_millis(1);
+/// What one of the four GPUs has of 480 functions.
+const FUNCTIONS: u32 = 120;
+/// Requests that fill the GPU first.
+const WARM_UP: u64 = 2_000;
+const BLOCK: u64 = Bytes::mib(2).0;
+
+/// A model's pieces in blocks of 2 MiB: half of it irregular, of 22 to 150 MiB, and half of 20 MiB and 2.
+fn pieces(model: &ModelFigures, rng: &mut impl Rng) -> Vec<u32> {
+    let blocks = u32::try_from(model.memory.0.div_ceil(BLOCK)).unwrap_or(u32::MAX);
+    let (mut pieces, mut left) = (Vec::new(), blocks);
+    while left > blocks / 2 {
+        let len = rng.random_range(11..=75).min(left - blocks / 2);
+        pieces.push(len);
+        left -= len;
+    }
+    while left > 0 {
+        let len = if left >= 10 && rng.random_bool(2.0 / 3.0) { 10 } else { 1 };
+        pieces.push(len);
+        left -= len;
+    }
+    pieces
+}
+
+/// Each request's model that was brought, and what its allocation called for.
+fn swaps(arrangement: Arrangement, requests: u64, seed: u64) -> Result<Vec<(usize, u64)>> {
+    let table = models::torpor();
+    let mut rng = random(seed, 13);
+    let shapes: Vec<_> = table.iter().map(|model| pieces(model, &mut rng)).collect();
+    let config = Config { placement: Placement::Scattered, arrangement, ..Config::default() };
+    let mut map = MemoryMap::with(GPU_MEMORY, config.grid().context("the default sizes")?);
+    let calls = |map: &MemoryMap| {
+        let NativeCalls { allocations, releases } = map.native_calls();
+        allocations + releases
+    };
+    let mut swaps = Vec::new();
+    let mut last = ModelId(0);
+    for at in 0..WARM_UP + requests {
+        let model = ModelId(rng.random_range(0..FUNCTIONS));
+        let (kind, now) = (model.0 as usize % table.len(), Timestamp(at));
+        let pinned = [last, model];
+        last = model;
+        if map.region(model).is_some() {
+            map.touch(now, model);
+            continue;
+        }
+        let before = calls(&map);
+        // What finds no room waits for the one that runs, and is asked for again some time.
+        if map.map_pieces(now, model, &shapes[kind], 0, &pinned).is_ok() && at >= WARM_UP {
+            swaps.push((kind, calls(&map) - before));
+        }
+    }
+    Ok(swaps)
+}
+
+/// What allocation takes in each swap of a model on average, in the order of [`models::torpor`], by
+/// Torpor-Block.
+pub(super) fn of_pool(seed: u64) -> Result<Vec<Duration>> {
+    let mut sums = vec![(0, 0); models::torpor().len()];
+    for (kind, calls) in swaps(Arrangement::Pool, 20_000, seed)? {
+        sums[kind] = (sums[kind].0 + calls, sums[kind].1 + 1);
+    }
+    let mean = |(calls, swaps): (u64, u32)| NATIVE_CALL.mul_f64(calls as f64 / f64::from(swaps.max(1)));
+    Ok(sums.into_iter().map(mean).collect())
+}
+
+/// The part of a run that allocation takes, of the swaps in order.
+fn by_run(arrangement: Arrangement, requests: u64, seed: u64) -> Result<Vec<f64>> {
+    let table = models::torpor();
+    let part = |(kind, calls): (usize, u64)| {
+        NATIVE_CALL.as_secs_f64() * calls as f64 / table[kind].run.as_secs_f64()
+    };
+    let mut parts: Vec<_> = swaps(arrangement, requests, seed)?.into_iter().map(part).collect();
+    parts.sort_unstable_by(f64::total_cmp);
+    Ok(parts)
+}
+
+/// Why so little of it is seen here.
+const REUSED: &str = "the 120 functions have eight models' pieces, so that most swaps find some of the pool that are long enough; the paper says neither how many blocks its models have nor what a call takes: four runs of Bert-qa would be 172 calls of a millisecond, more than twice its pieces here";
+
+/// What allocation takes by a run.
+pub(super) fn allocation(effort: Effort) -> Result<Report> {
+    let requests = if effort.short { 2_000 } else { 50_000 };
+    let at = |parts: &[f64], share: f64| parts[((parts.len() as f64 * share) as usize).min(parts.len() - 1)];
+    let (mut rows, mut tails) = (Vec::new(), Vec::new());
+    for (name, arrangement) in [
+        ("torpor (best fit)", Arrangement::BestFit),
+        ("torpor (two tiers)", Arrangement::Partitions),
+        ("torpor-block", Arrangement::Pool),
+    ] {
+        let seeds = (1..=effort.seeds).map(|seed| by_run(arrangement, requests, seed));
+        let seeds = seeds.collect::<Result<Vec<_>>>()?;
+        let spread = |of: &dyn Fn(&[f64]) -> f64| Spread(seeds.iter().map(|parts| of(parts)).collect());
+        let some = spread(&|parts| {
+            parts.iter().filter(|part| **part > 0.0).count() as f64 / parts.len().max(1) as f64
+        });
+        let [p50, p98, most] = [0.5, 0.98, 1.0].map(|share| spread(&|parts| at(parts, share)));
+        rows.push(vec![
+            name.to_owned(),
+            percent(some.mean()),
+            Unit::Times.show(p50.mean()),
+            Unit::Times.show(p98.mean()),
+            Unit::Times.show(most.mean()),
+        ]);
+        tails.push(p98);
+    }
+    let mut report = Report {
+        assumed: [
+            format!("One V100 of {GPU_MEMORY} and {FUNCTIONS} functions over the eight models, asked for at random, the least recently used evicted; {requests} requests after {WARM_UP}. A model's pieces: half of it irregular, of 22 to 150 MiB, half of 20 MiB and 2 MiB."),
+            format!("A call to CUDA's allocator takes {NATIVE_CALL:?}. Torpor's blocks are in memory that was reserved at the start (T12): they call for none, and what finding them takes is measured apart (`cargo bench -p millrace-policy --bench memory`: microseconds)."),
+        ]
+        .to_vec(),
+        ..Report::default()
+    };
+    let [best_fit, two_tiers, pool] = &tails[..] else { return Ok(report) };
+    for (what, paper, ours, band, cause) in [
+        ("torpor-block's allocation by a run, p98", "over 4×", pool, 4.0..=12.0, Some(REUSED)),
+        ("torpor's, best fit", "negligible", best_fit, 0.0..=0.05, None),
+        ("torpor's, two tiers", "negligible", two_tiers, 0.0..=0.05, None),
+    ] {
+        let (what, paper, ours) = (what.to_owned(), paper.to_owned(), ours.clone());
+        report.figures.push(Figure { what, paper, ours, unit: Unit::Times, band, cause });
+    }
+    let what = "allocation by a run: torpor below torpor-block".to_owned();
+    report.orders.push(Order { what, by: pool.less(best_fit), cause: None });
+    let header =
+        ["memory", "swaps that call CUDA", "by a run, p50", "p98", "most"].map(String::from).to_vec();
+    report.tables.push(("Swaps onto a full GPU:".to_owned(), header, rows));
+    Ok(report)
+}

@@ -1,0 +1,186 @@
+//! `unified` beside every other policy in what an experiment measures: ahead, level or behind, with the
+//! seeds paired.
+
+use crate::figures::{Spread, Unit};
+use crate::seeds::Summaries;
+
+/// Whose standing is told.
+const OURS: &str = "unified";
+/// What is off by less than this share of the other's mean is level, however sure.
+const LEVEL: f64 = 0.001;
+
+/// What is compared.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Quantity {
+    name: &'static str,
+    unit: Unit,
+    more_is_better: bool,
+    /// Whether it is of answered requests alone: whoever answers fewer may be better in it for that.
+    of_answers: bool,
+}
+
+impl Quantity {
+    /// Functions that met their objectives.
+    pub const COMPLIANT: Self = Self::share("functions that comply", true);
+    /// Functions that were served at all.
+    pub const RUN: Self = Self::share("functions that run", true);
+    /// Requests that were answered in time.
+    pub const IN_TIME: Self = Self::share("requests in time", true);
+    /// Requests without an answer.
+    pub const UNANSWERED: Self = Self::share("unanswered", false);
+    /// Dispatches to a GPU without the model.
+    pub const MISSES: Self = Self::share("misses", false);
+    /// Mean latency, in milliseconds.
+    pub const MEAN: Self = Self::latency("mean latency");
+    /// The latency of 98%, in milliseconds.
+    pub const P98: Self = Self::latency("p98");
+    /// The latency of 99%, in milliseconds.
+    pub const P99: Self = Self::latency("p99");
+
+    const fn share(name: &'static str, more_is_better: bool) -> Self {
+        Self { name, unit: Unit::Percent, more_is_better, of_answers: false }
+    }
+
+    /// A latency of answers, in milliseconds.
+    #[must_use]
+    pub const fn latency(name: &'static str) -> Self {
+        Self { name, unit: Unit::Millis, more_is_better: false, of_answers: true }
+    }
+}
+
+/// One quantity of one setup under one policy.
+#[derive(Debug, Clone, PartialEq)]
+struct Measured {
+    setup: String,
+    policy: String,
+    quantity: Quantity,
+    values: Spread,
+}
+
+/// Where ours stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Standing {
+    Ahead,
+    Level,
+    Behind,
+}
+
+/// Everything measured that policies are compared by.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Versus(Vec<Measured>);
+
+impl Versus {
+    /// Takes in what a policy had of a quantity in a setup, by seed.
+    pub fn add(&mut self, setup: &str, policy: &str, quantity: Quantity, values: Spread) {
+        self.0.push(Measured { setup: setup.to_owned(), policy: policy.to_owned(), quantity, values });
+    }
+
+    /// Takes in what clients see of a policy in a setup: functions that comply, where they have
+    /// objectives, unanswered requests, and latencies.
+    pub fn add_summaries(&mut self, setup: &str, policy: &str, of: &Summaries) {
+        if of.0.iter().any(|it| it.with_objective > 0) {
+            self.add(setup, policy, Quantity::COMPLIANT, of.spread(millrace_sim::Summary::compliance));
+        }
+        let unanswered = of.spread(|it| it.failed as f64 / it.requests.max(1) as f64);
+        self.add(setup, policy, Quantity::UNANSWERED, unanswered);
+        self.add(setup, policy, Quantity::MEAN, of.mean_ms());
+        self.add(setup, policy, Quantity::P98, of.spread(|it| it.p98.as_secs_f64() * 1e3));
+        self.add(setup, policy, Quantity::P99, of.spread(|it| it.p99.as_secs_f64() * 1e3));
+    }
+
+    fn of(&self, setup: &str, policy: &str, quantity: Quantity) -> Option<&Spread> {
+        let is = |it: &&Measured| it.setup == setup && it.policy == policy && it.quantity == quantity;
+        self.0.iter().find(is).map(|it| &it.values)
+    }
+
+    /// Whether a policy leaves more requests unanswered than ours.
+    fn answers_fewer(&self, setup: &str, policy: &str) -> bool {
+        let of = |policy| self.of(setup, policy, Quantity::UNANSWERED).map(Spread::mean);
+        of(policy).zip(of(OURS)).is_some_and(|(theirs, ours)| theirs > ours)
+    }
+
+    /// Each comparison: ours, theirs, and where ours stands.
+    fn pairs(&self) -> impl Iterator<Item = (&Spread, &Measured, Standing)> {
+        let others = self.0.iter().filter(|it| {
+            it.policy != OURS && !(it.quantity.of_answers && self.answers_fewer(&it.setup, &it.policy))
+        });
+        others.filter_map(|theirs| {
+            let ours = self.of(&theirs.setup, OURS, theirs.quantity)?;
+            Some((ours, theirs, standing(ours, &theirs.values, theirs.quantity.more_is_better)))
+        })
+    }
+
+    /// How many comparisons there are, and what ours is behind in, as a sentence and the rows of a
+    /// table. None where ours or the others were not measured.
+    #[must_use]
+    pub fn told(&self) -> Option<(String, Vec<Vec<String>>)> {
+        let pairs: Vec<_> = self.pairs().collect();
+        let count = |wanted| pairs.iter().filter(|(.., standing)| *standing == wanted).count();
+        let sentence = format!(
+            "`unified` beside the others: ahead in {}, level in {}, behind in {} of {} comparisons.",
+            count(Standing::Ahead),
+            count(Standing::Level),
+            count(Standing::Behind),
+            pairs.len()
+        );
+        let row = |(ours, theirs, _): &(&Spread, &Measured, _)| {
+            let unit = theirs.quantity.unit;
+            vec![
+                theirs.setup.clone(),
+                theirs.quantity.name.to_owned(),
+                unit.show(ours.mean()),
+                theirs.policy.clone(),
+                unit.show(theirs.values.mean()),
+            ]
+        };
+        let behind = pairs.iter().filter(|(.., standing)| *standing == Standing::Behind).map(row).collect();
+        (!pairs.is_empty()).then_some((sentence, behind))
+    }
+}
+
+fn standing(ours: &Spread, theirs: &Spread, more_is_better: bool) -> Standing {
+    let by = if more_is_better { ours.less(theirs) } else { theirs.less(ours) };
+    let (mean, half) = (by.mean(), by.half());
+    match () {
+        () if mean.abs() <= theirs.mean().abs() * LEVEL => Standing::Level,
+        () if mean - half > 0.0 => Standing::Ahead,
+        () if mean + half < 0.0 => Standing::Behind,
+        () => Standing::Level,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spread(values: &[f64]) -> Spread {
+        Spread(values.to_vec())
+    }
+
+    #[test]
+    fn behind_is_what_no_chance_and_no_thousandth_explains() {
+        let of = |ours: &[f64], theirs: &[f64]| standing(&spread(ours), &spread(theirs), false);
+        assert_eq!(of(&[10.0, 11.0, 12.0], &[11.0, 12.0, 13.1]), Standing::Ahead);
+        assert_eq!(of(&[11.0, 12.0, 13.1], &[10.0, 11.0, 12.0]), Standing::Behind);
+        assert_eq!(of(&[11.0, 9.0, 13.0], &[10.0, 11.0, 12.0]), Standing::Level, "it may be chance");
+        assert_eq!(of(&[10.001, 11.001, 12.001], &[10.0, 11.0, 12.0]), Standing::Level, "it is next to none");
+        assert_eq!(standing(&spread(&[0.9]), &spread(&[0.8]), true), Standing::Ahead);
+    }
+
+    #[test]
+    fn latencies_are_not_compared_with_who_answers_fewer() {
+        let mut versus = Versus::default();
+        for (policy, unanswered, p98) in [("unified", 0.1, 50.0), ("native", 0.4, 20.0), ("fifo", 0.1, 40.0)]
+        {
+            versus.add("500", policy, Quantity::UNANSWERED, spread(&[unanswered]));
+            versus.add("500", policy, Quantity::P98, spread(&[p98]));
+        }
+        let (sentence, behind) = versus.told().unwrap();
+        assert_eq!(
+            sentence,
+            "`unified` beside the others: ahead in 1, level in 1, behind in 1 of 3 comparisons."
+        );
+        assert_eq!(behind, [["500", "p98", "50.0 ms", "fifo", "40.0 ms"].map(String::from)]);
+        assert_eq!(Versus::default().told(), None);
+    }
+}
