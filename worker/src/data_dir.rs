@@ -5,6 +5,7 @@
 //! <data-dir>/lock            held for as long as the worker lives
 //! <data-dir>/identity.json   format 1: node name and, once a controller was met, cluster id
 //! <data-dir>/artifacts/      see `host_tier::store`
+//! <data-dir>/learned.json    see `learned`
 //! ```
 
 use std::fs::{File, OpenOptions, TryLockError};

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use millrace_policy::ids::{FunctionIndex, RequestKey};
 use millrace_proto::executor::Fault;
-use millrace_types::{Bytes, Failure, GpuIndex, ModelId, Priority, Reason, RevisionKey, Timestamp};
+use millrace_types::{Bytes, Digest, Failure, GpuIndex, ModelId, Priority, Reason, RevisionKey, Timestamp};
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
 use crate::actors::function::{self, Arrival};
@@ -17,7 +17,7 @@ use crate::actors::work::Work;
 use crate::clock::Clock;
 use crate::control::checkpoint::Scores;
 use crate::control::desired::Quotas;
-use crate::install::{FunctionConfig, InstallError, PreparedModel};
+use crate::install::{FunctionConfig, InstallError, PreparedModel, Profile};
 use crate::policy::Wanted;
 use crate::programs::Program;
 use crate::request::{Completion, Invocation};
@@ -248,6 +248,13 @@ impl NodeHandle {
     pub fn group(&self) -> Option<Bytes> {
         let group = self.directory.group.load(Ordering::Relaxed);
         (group > 0).then_some(Bytes(group))
+    }
+
+    /// What the node has learned of its models; nothing while there is no node.
+    pub(crate) async fn learned(&self) -> Vec<(Digest, Profile)> {
+        let (reply, replied) = oneshot::channel();
+        self.directory.post(node::Message::Learned { reply });
+        replied.await.unwrap_or_default()
     }
 
     /// What tenants may use of this node from now on; those that are not named have no caps.

@@ -34,6 +34,7 @@ pub mod handle;
 mod hints;
 pub mod host_tier;
 pub mod install;
+mod learned;
 mod meters;
 pub mod node;
 mod objects;

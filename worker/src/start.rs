@@ -38,6 +38,7 @@ use crate::host_tier::fetch::Controllers;
 use crate::host_tier::gate::Gate;
 use crate::host_tier::store::{self, Store};
 use crate::host_tier::{self, View};
+use crate::learned::Learned;
 use crate::meters::Shown;
 pub use crate::node::{DataConfig, POOLS, TRANSFER_SHARING};
 pub use crate::objects::OBJECT_MEMORY;
@@ -167,6 +168,7 @@ pub struct Worker {
     server: Option<Server>,
     health: Health,
     programs: Option<Programs>,
+    learned: Learned,
     actors: ActorThread,
     // Host tier, telemetry and scores: they end when these are dropped.
     tasks: Vec<JoinSet<()>>,
@@ -180,6 +182,7 @@ pub struct Worker {
 pub async fn start(config: WorkerConfig) -> Result<Worker, StartError> {
     let data_dir = DataDir::open(&config.data_dir, &config.node)?;
     let store = Store::open(&data_dir.path().join("artifacts"))?;
+    let learned = Learned::open(data_dir.path());
     let programs_dir = data_dir.path().join("programs");
     let listen = |source| StartError::Listen { address: config.listen, source };
     let incoming = TcpIncoming::bind(config.listen).map_err(listen)?.with_nodelay(Some(true));
@@ -237,6 +240,7 @@ pub async fn start(config: WorkerConfig) -> Result<Worker, StartError> {
         host_tier::Config {
             budget: config.host_memory,
             store,
+            learned: learned.clone(),
             source,
             node: node.clone(),
             clock,
@@ -271,7 +275,7 @@ pub async fn start(config: WorkerConfig) -> Result<Worker, StartError> {
     tracing::info!(node = %config.node, %addr, gpus = config.topology.gpus.len(), dispatch = %config.dispatch, eviction = %config.eviction, isolation = %config.isolation, "worker started");
     Ok(Worker {
         addr,
-        node,
+        node: node.clone(),
         service,
         view,
         control,
@@ -279,7 +283,8 @@ pub async fn start(config: WorkerConfig) -> Result<Worker, StartError> {
         health,
         programs,
         actors,
-        tasks: vec![host_tier, telemetry_task, passing, sweep],
+        tasks: vec![host_tier, telemetry_task, passing, sweep, learned.clone().follow(node)],
+        learned,
     })
 }
 
@@ -348,6 +353,7 @@ impl Worker {
             tracing::info!("objects were left at the end of the grace: what needs them makes them again");
         }
         self.control.leave().await;
+        self.learned.keep(&self.node).await;
         self.node.stop().await;
         if let Some(programs) = &self.programs {
             programs.stop().await;

@@ -35,7 +35,7 @@ use millrace_policy::prewarm::Prewarm;
 use millrace_policy::residence::Residence;
 use millrace_policy::trace::CoreId;
 use millrace_types::topology::LinkId;
-use millrace_types::{GpuIndex, Incarnation, Reason};
+use millrace_types::{Digest, GpuIndex, Incarnation, ModelId, Reason};
 use tokio::sync::oneshot;
 
 use crate::actors::driven::{Driven, SharedTrace};
@@ -326,6 +326,16 @@ impl Supervisor {
     /// The number by which dispatch knows a type of GPU.
     pub(crate) fn kind_of(&self, gpu_type: &str) -> Option<u32> {
         dispatch::kind_of(&self.config.topology, gpu_type)
+    }
+
+    /// The types of the node's GPUs, by kind.
+    pub(crate) fn gpu_types(&self) -> Vec<String> {
+        dispatch::gpu_types(&self.config.topology).into_iter().map(str::to_owned).collect()
+    }
+
+    /// The artifact that a model comes from.
+    pub(crate) fn digest_of(&self, model: ModelId) -> Option<Digest> {
+        self.registry.borrow().digest_of(model)
     }
 
     /// Ends the node: whoever still waits is answered, and nobody finds it any more.

@@ -131,8 +131,14 @@ impl Config {
 /// The number by which a dispatcher knows a type of GPU of its topology: types are numbered by name.
 #[must_use]
 pub fn kind_of(topology: &Topology, gpu_type: &str) -> Option<u32> {
+    gpu_types(topology).into_iter().zip(0..).find(|(name, _)| *name == gpu_type).map(|(_, kind)| kind)
+}
+
+/// The types of GPU of a topology, by kind.
+#[must_use]
+pub fn gpu_types(topology: &Topology) -> Vec<&str> {
     let types: BTreeSet<&str> = topology.gpus.iter().map(|gpu| gpu.gpu_type.as_str()).collect();
-    types.into_iter().zip(0..).find(|(name, _)| *name == gpu_type).map(|(_, kind)| kind)
+    types.into_iter().collect()
 }
 
 /// Times a waiting request may be overtaken by default (L14).

@@ -95,7 +95,7 @@ pub use self::config::{
     AGED_EVERY, ALPHA_PERIOD, AlphaRule, Binding, BoundConfig, COLD_START, Choice, Config, Counts,
     FREE_OVERTAKES_MAX, GpuConfig, KEEP_ALIVE, Late, OVERTAKES_MAX, Order, PATIENCE_PERCENT, POLICIES,
     PeerLink, PolicyConfig, RUNTIME_MEMORY, TorporConfig, UNIFIED_OVERTAKES_MAX, UnifiedConfig, WINDOW_MAX,
-    kind_of,
+    gpu_types, kind_of,
 };
 pub use self::cost::{Predicted, PredictionError};
 pub use self::inputs::{INPUT_GPUS_MAX, Inputs};
@@ -248,6 +248,15 @@ impl Dispatch {
         };
         self.policy.count(&mut stats);
         stats
+    }
+
+    /// What was learned of each model that ran: by [kind](GpuConfig::kind) of GPU, how long its copy from
+    /// the host keeps a free link busy, and how long a run takes. [`Event::Profile`] says it again.
+    pub fn learned(&self) -> impl Iterator<Item = (ModelId, u32, Duration, Duration)> {
+        self.models.ran().filter_map(|(slot, kind, run)| {
+            let gpu = self.fleet.all().map(|gpu| self.fleet.get(gpu)).find(|gpu| gpu.kind == kind)?;
+            Some((self.models.get(slot).id, kind, gpu.transfer_time(&self.models, slot), run))
+        })
     }
 
     /// [`Stats::reserved`] alone, which does not look at every model.

@@ -239,6 +239,15 @@ impl Models {
         self.get(slot).costs.iter().filter_map(|cost| cost.run(rows)).max()
     }
 
+    /// Every model that is installed and ran, by kind of GPU, with how long a run takes.
+    pub(super) fn ran(&self) -> impl Iterator<Item = (Slot, u32, Duration)> {
+        let slots = (0..).map(Slot).zip(&self.slots).filter(|(_, model)| model.installed);
+        slots.flat_map(|(slot, model)| {
+            let known = model.costs.iter().zip(0..);
+            known.filter_map(move |(cost, kind)| Some((slot, kind, cost.run(1)?)))
+        })
+    }
+
     /// How wrong regressions over rows are on average, in percent, over all models and kinds of GPU
     /// (L15).
     pub(super) fn held_out(&self) -> Option<f64> {

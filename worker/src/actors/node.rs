@@ -344,6 +344,7 @@ impl Behaviour for Node {
             }
             Message::CancelTransfer(transfer) => self.fabric(now, fabric::Event::Cancel { transfer }),
             Message::Fabric(event) => self.fabric(now, event),
+            Message::Learned { reply } => drop(reply.send(self.learned())),
             Message::Install { function, model, reply } => {
                 let installed = self.install(now, function, model);
                 drop(reply.send(installed));

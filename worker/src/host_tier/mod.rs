@@ -25,6 +25,7 @@ use crate::control::desired::{self, Desired};
 use crate::groups;
 use crate::handle::NodeHandle;
 use crate::install::FunctionConfig;
+use crate::learned::Learned;
 use crate::programs::Programs;
 use compile::{HostModel, Ready};
 use fetch::ArtifactSource;
@@ -59,6 +60,8 @@ pub struct Config {
     pub store: Store,
     /// Where artifacts come from.
     pub source: Arc<dyn ArtifactSource>,
+    /// What is known of them from before.
+    pub(crate) learned: Learned,
     /// Who is given the models.
     pub node: NodeHandle,
     /// What time it is.
@@ -315,7 +318,7 @@ impl HostTier {
             idempotent: function.idempotent,
             gpu_memory: function.gpu_memory,
             serving: function.serving,
-            profiles: Vec::new(),
+            profiles: self.config.learned.profiles(digest),
         };
         let outcome = match &model.artifact {
             Ready::Model { prepared, .. } => self.config.node.install(function, prepared.clone()).await,

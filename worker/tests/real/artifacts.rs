@@ -2,7 +2,7 @@
 
 use millrace_proto::worker::FunctionPhase;
 use millrace_types::Digest;
-use millrace_worker::start::start;
+use millrace_worker::start::{Worker, start};
 
 use crate::controller::Controller;
 use crate::support::{client, config, invoke, row, serving_mlp, values, worker};
@@ -45,6 +45,11 @@ async fn a_restart_from_the_same_data_directory_needs_no_fetch() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, controller) = serving_mlp(dir.path(), 1, &["mlp"]).await;
     let before = values(&invoke(&mut client(&worker), "mlp", 1, &row(1)).await.unwrap());
+    let predicted = async |worker: &Worker| {
+        let errors = worker.node().snapshot().await.dispatch.errors;
+        errors.iter().map(|error| error.predictions).sum::<u64>()
+    };
+    assert_eq!(predicted(&worker).await, 0, "nothing was known of it");
     worker.shutdown().await;
     let fresh = Controller::start("test-cluster", 2).await;
     let worker = start(config(dir.path(), &[fresh.addr], 1)).await.unwrap();
@@ -52,6 +57,7 @@ async fn a_restart_from_the_same_data_directory_needs_no_fetch() {
     fresh.ready("mlp").await;
     assert_eq!(values(&invoke(&mut client(&worker), "mlp", 2, &row(1)).await.unwrap()), before);
     assert_eq!((controller.fetches(), fresh.fetches()), (1, 0));
+    assert_eq!(predicted(&worker).await, 1, "what it takes is known from before");
     worker.shutdown().await;
 }
 

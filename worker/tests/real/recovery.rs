@@ -33,12 +33,18 @@ fn ask(function: &str, id: u64, count: usize) -> wire::InvokeRequest {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn models_with_queued_work_are_on_another_gpu_before_a_killed_executor_is_back() {
+    for dispatch in ["lb", "unified"] {
+        moves_what_is_asked_for(dispatch).await;
+    }
+}
+
+async fn moves_what_is_asked_for(dispatch: &str) {
     let dir = tempfile::tempdir().unwrap();
     let hold = dir.path().join("hold");
     let controller = Controller::start("test-cluster", 1).await;
     controller.lead(1);
     let mut config = config(dir.path(), &[controller.addr], 2);
-    config.dispatch = "lb".parse().unwrap();
+    config.dispatch = dispatch.parse().unwrap();
     config.executor = held_back(config.executor, &hold);
     let worker = start(config).await.unwrap();
     let before = all_up(&controller).await;

@@ -67,7 +67,7 @@ fn models_with_work_are_elsewhere_before_the_dead_executor_is_back() {
 /// T16, where nobody is free to run what the dead executor had.
 #[test]
 fn every_model_with_queued_work_is_on_another_gpu_before_the_dead_executor_is_back() {
-    for dispatch in ["fifo", "lb", "lalb", "lalb-o3", "torpor", "random"] {
+    for dispatch in ["fifo", "lb", "lalb", "lalb-o3", "torpor", "random", "unified", "simpleswap"] {
         in_virtual_time(async {
             let mut slow_start = behaviour(&[5, 5, 5, 5, 400]);
             slow_start.start = Duration::from_millis(200);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use millrace_policy::ids::FunctionIndex;
 use millrace_policy::prewarm::Prewarm;
 use millrace_policy::{batching, dispatch, tenancy};
-use millrace_types::{ModelId, SloCounts, Timestamp};
+use millrace_types::{Digest, ModelId, SloCounts, Timestamp};
 
 use super::Node;
 use crate::actors::work::Work;
@@ -46,6 +46,17 @@ impl Node {
             self.dispatch(now, dispatch::Event::Objective { function, objective });
         }
         Ok(())
+    }
+
+    /// What was learned of the models that are here.
+    pub(super) fn learned(&self) -> Vec<(Digest, Profile)> {
+        let types = self.supervisor.gpu_types();
+        let learned = self.dispatch.core.dispatch().learned();
+        let told = learned.filter_map(|(model, kind, load, run)| {
+            let gpu_type = types.get(kind as usize)?.clone();
+            Some((self.supervisor.digest_of(model)?, Profile { gpu_type, load, run }))
+        });
+        told.collect()
     }
 
     /// Keeps what the functions of a model want kept.

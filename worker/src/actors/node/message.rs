@@ -9,7 +9,7 @@ use millrace_policy::dispatch::Return;
 use millrace_policy::fabric::{self, Cargo};
 use millrace_policy::ids::{FunctionIndex, RequestKey, TransferId};
 use millrace_proto::executor::Fault;
-use millrace_types::{GpuIndex, Incarnation, ModelId, RevisionKey, SloCounts, Timestamp};
+use millrace_types::{Digest, GpuIndex, Incarnation, ModelId, RevisionKey, SloCounts, Timestamp};
 use tokio::sync::oneshot;
 
 use crate::actors::work::SharedWork;
@@ -17,7 +17,7 @@ use crate::control::checkpoint::Scores;
 use crate::control::desired::Quotas;
 use crate::copy_order::CopyOrder;
 use crate::handle::{FaultError, Parts};
-use crate::install::{FunctionConfig, InstallError, PreparedModel};
+use crate::install::{FunctionConfig, InstallError, PreparedModel, Profile};
 use crate::policy::Wanted;
 use crate::programs::Program;
 use crate::request::Asker;
@@ -72,6 +72,8 @@ pub(crate) enum Message {
     CancelTransfer(TransferId),
     /// A batch ended, or a GPU says whether it locked a model.
     Fabric(fabric::Event),
+    /// Say what was learned of each model.
+    Learned { reply: oneshot::Sender<Vec<(Digest, Profile)>> },
     /// Serve a function.
     Install {
         function: FunctionConfig,
