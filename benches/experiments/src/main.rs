@@ -27,10 +27,8 @@ struct Args {
     output: Option<PathBuf>,
 }
 
-const COMMAND: &str =
-    "Made by `cargo run --release -p millrace-experiments -- all --output docs/experiments.md`";
-
-/// What `docs/experiments.md` begins with.
+/// What `docs/experiments.md` begins with; when its sections were recorded, and what there is to say of all
+/// of them, is added there by hand.
 const HEAD: &str = "\
 # Experiments
 
@@ -48,6 +46,17 @@ F2.2, F3.2 and H18 to H26 are of another kind: flows of data between the functio
 (`sim/src/passing`), without actors or chunks. The cores that decide are
 `policy::paths`, `policy::elastic` and `policy::rates`, the same that servers use, for the
 baselines with other choices; sizes and times are assumed, and calibrated on INFless+'s share of data passing alone.
+
+In all of them, beyond what each says: actors' messages and decisions take no time, and requests reach their
+node at once. Models are in host memory from the start, so that nothing is a cold start. Each executor is heard
+of at a microsecond of its own in every 256 (`worker/src/clock.rs`), so that a run of 9 ms takes 9.216. A link is
+shared evenly by the copies under way on it, chunk by chunk. How much of a run is left when the last weights
+arrive is fitted to Torpor's table 4 (`sim/src/models.rs`). Faults are executors that die; no node is lost. What
+differs from the production router is at the head of `sim/src/router.rs`.
+
+`unified` is compared with every other policy that an experiment runs, in every quantity that it measures: ahead
+or behind is what the paired seeds say at 95%, and what is within a thousandth is level. Latencies are of
+answers, and not compared with a policy that answers fewer requests.
 ";
 
 fn main() -> Result<ExitCode> {
@@ -55,7 +64,7 @@ fn main() -> Result<ExitCode> {
     let effort = Effort { seeds: args.seeds, short: args.short };
     let mut output = args.output.as_ref().map(std::fs::File::create).transpose().context("--output")?;
     if let Some(output) = &mut output {
-        write!(output, "{HEAD}\n{}, {} seeds.\n\n", COMMAND, effort.seeds).context("--output")?;
+        write!(output, "{HEAD}\nWith {} seeds.\n\n", effort.seeds).context("--output")?;
     }
     let mut holds = true;
     for Experiment { id, title, run } in chosen(&args.experiments)? {

@@ -14,6 +14,11 @@
 //! requests"). An idle GPU takes a hit before the most pressing request where that one can wait for it,
 //! so locality costs no deadline.
 //!
+//! That is the order of the probability that an objective is still met, as far as it is known: what a
+//! function's counts still allow stands for how likely the function meets its own, and the time until a
+//! run has to begin for how likely the request is in time. No distribution of waits is estimated: what
+//! comes next is not known, and a wrong one would put sure losses before what can be saved.
+//!
 //! **Ahead.** Where no GPU is idle and a busy one will find nothing it holds, its next model is
 //! brought while it runs; but only for requests without a deadline, since it binds early, and a more
 //! pressing one may come. What was handed ahead is asked back by a GPU that falls idle and would
