@@ -100,7 +100,7 @@ pub(super) fn early(effort: Effort) -> Result<Report> {
 pub(super) fn balance(effort: Effort) -> Result<Report> {
     let mut report = Report { assumed: assumed(), ..Report::default() };
     report.assumed.push(
-        "The paper says \"bursts\" and not which. *Long*: a function sends 130 requests 91 ms apart, every 39 s on average; chosen so that what native does to requests is what the paper has, a tail of seconds. *Sharp*: 40 requests 10 ms apart, every 12 s."
+        "The paper says \"bursts\" and not which. *Long*: a function sends 120 requests 100 ms apart, every 36 s on average; chosen so that what native does to requests is what the paper has, a tail of seconds. *Sharp*: 40 requests 10 ms apart, every 12 s."
             .to_owned(),
     );
     let model = models::torpor().swap_remove(6);
@@ -116,7 +116,7 @@ pub(super) fn balance(effort: Effort) -> Result<Report> {
         named("unified", Eviction::Torpor)?,
     ];
     let mut rows = Vec::new();
-    for (kind, pattern) in [("long", bursts(130, 91, 39)), ("sharp", bursts(40, 10, 12))] {
+    for (kind, pattern) in [("long", bursts(120, 100, 36)), ("sharp", bursts(40, 10, 12))] {
         let mut by_name = Vec::new();
         for system in &systems {
             let setup = |seed: u64| {
