@@ -83,7 +83,7 @@ impl Machine {
         types.dedup();
         let profile = |gpu_type: String| {
             let run = paced(scenario, &gpu_type, function.model.run);
-            Profile { gpu_type, load, run }
+            Profile { gpu_type, load, swap: None, run }
         };
         FunctionConfig {
             key: revision(place, function),

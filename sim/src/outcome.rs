@@ -94,14 +94,14 @@ impl Outcome {
     }
 
     /// How wrong the nodes' cost models were, by type of GPU and by what turns had to do: how many were
-    /// predicted, and by how much of what came they were off on average (L15).
+    /// predicted, and by how much of what came they were off on average (L15). With what warming took.
     #[must_use]
     pub fn predictions(&self) -> BTreeMap<(String, &'static str), (u64, f64)> {
         let mut by = BTreeMap::<_, (u64, f64)>::new();
         for (gpu_type, told) in self.nodes.iter().flat_map(NodeSnapshot::predictions) {
             let (count, off) = by.entry((gpu_type.to_owned(), told.turn.name())).or_default();
             let all = *count + told.predictions;
-            *off = (*off * *count as f64 + told.percent / 100.0 * told.predictions as f64) / all as f64;
+            *off = (*off * *count as f64 + told.thousandths as f64 / 1000.0) / all as f64;
             *count = all;
         }
         by

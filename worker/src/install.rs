@@ -61,6 +61,8 @@ pub struct Profile {
     pub gpu_type: String,
     /// Bringing its model from the host.
     pub load: Duration,
+    /// What that adds to a run, where it was seen.
+    pub swap: Option<Duration>,
     /// A run.
     pub run: Duration,
 }

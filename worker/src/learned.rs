@@ -1,19 +1,20 @@
 //! What the cost model learned of each model, on the worker's disk: a worker that starts again predicts
 //! runs and loads as the one before it did (L15, L21), and no request has to show them first.
 //!
-//! `<data-dir>/learned.json`, format 1: by artifact, what bringing it from the host and running it takes
-//! on each type of GPU, in nanoseconds. Written every [`EVERY`] where something changed, and at the end.
+//! `<data-dir>/learned.json`, format 1: by artifact and type of GPU, how long its copy from the host keeps
+//! a link busy, what that adds to a run, and a run, in nanoseconds. Written every [`EVERY`] where something changed, and at the end.
 //! It only helps: a file that cannot be read is said so, and learned anew.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_types::Digest;
 use serde::{Deserialize, Serialize};
+use tokio::sync::Mutex;
 use tokio::task::{JoinSet, spawn_blocking};
 
 use crate::handle::NodeHandle;
@@ -30,41 +31,55 @@ const ARTIFACTS_MAX: usize = 10_000;
 struct OnGpu {
     gpu_type: String,
     load_ns: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    swap_ns: Option<u64>,
     run_ns: u64,
 }
 
-#[derive(Debug, Default, Serialize, Deserialize)]
+type Artifacts = BTreeMap<Digest, Vec<OnGpu>>;
+
+#[derive(Debug, Serialize, Deserialize)]
 struct Document {
     format: u32,
-    artifacts: BTreeMap<Digest, Vec<OnGpu>>,
+    artifacts: Artifacts,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    artifacts: Artifacts,
+    /// Whether the file has less.
+    news: bool,
 }
 
 /// What was learned. Clones share it.
 #[derive(Debug, Clone)]
 pub(crate) struct Learned {
     path: Arc<Path>,
-    known: Arc<Mutex<BTreeMap<Digest, Vec<OnGpu>>>>,
+    /// Held while the file is written, so that one writes it at a time.
+    known: Arc<Mutex<Known>>,
 }
 
 impl Learned {
     /// What an earlier worker of this directory left.
     pub(crate) fn open(dir: &Path) -> Self {
         let path = dir.join("learned.json");
-        let known = read(&path).unwrap_or_else(|problem| {
+        let artifacts = read(&path).unwrap_or_else(|problem| {
             tracing::warn!(path = %path.display(), problem, "what was learned of models cannot be read: it is learned anew");
             BTreeMap::new()
         });
-        Self { path: path.into(), known: Arc::new(Mutex::new(known)) }
+        Self { path: path.into(), known: Arc::new(Mutex::new(Known { artifacts, news: false })) }
     }
 
     /// What is known of an artifact.
-    pub(crate) fn profiles(&self, digest: Digest) -> Vec<Profile> {
+    pub(crate) async fn profiles(&self, digest: Digest) -> Vec<Profile> {
         let profile = |it: &OnGpu| Profile {
             gpu_type: it.gpu_type.clone(),
             load: Duration::from_nanos(it.load_ns),
+            swap: it.swap_ns.map(Duration::from_nanos),
             run: Duration::from_nanos(it.run_ns),
         };
-        self.known().get(&digest).map(|of| of.iter().map(profile).collect()).unwrap_or_default()
+        let known = self.known.lock().await;
+        known.artifacts.get(&digest).map(|of| of.iter().map(profile).collect()).unwrap_or_default()
     }
 
     /// Keeps up with what the node learns, until the task is dropped.
@@ -81,41 +96,44 @@ impl Learned {
 
     /// Writes what the node has learned, where that is news.
     pub(crate) async fn keep(&self, node: &NodeHandle) {
-        if !self.take_in(node.learned().await) {
+        self.take_in(node.learned().await).await;
+    }
+
+    async fn take_in(&self, learned: Vec<(Digest, Profile)>) {
+        let mut known = self.known.lock().await;
+        known.take_in(learned);
+        if !known.news {
             return;
         }
-        let (path, artifacts) = (self.path.clone(), self.known().clone());
+        let (path, artifacts) = (self.path.clone(), known.artifacts.clone());
         let document = Document { format: FORMAT, artifacts };
-        let written = spawn_blocking(move || write(&path, &document)).await;
-        if let Ok(Err(error)) = written {
-            tracing::warn!(path = %self.path.display(), %error, "what was learned of models cannot be written");
+        match spawn_blocking(move || write(&path, &document)).await {
+            Ok(Ok(())) => known.news = false,
+            Ok(Err(error)) => {
+                tracing::warn!(path = %self.path.display(), %error, "what was learned of models cannot be written");
+            }
+            Err(error) => tracing::error!(%error, "writing what was learned of models"),
         }
-    }
-
-    /// Whether any of it is news.
-    fn take_in(&self, learned: Vec<(Digest, Profile)>) -> bool {
-        let mut served = BTreeMap::<Digest, Vec<OnGpu>>::new();
-        for (digest, Profile { gpu_type, load, run }) in learned {
-            let [load_ns, run_ns] =
-                [load, run].map(|span| u64::try_from(span.as_nanos()).unwrap_or(u64::MAX));
-            served.entry(digest).or_default().push(OnGpu { gpu_type, load_ns, run_ns });
-        }
-        let mut known = self.known();
-        let news = served.iter().any(|(digest, of)| known.get(digest) != Some(of));
-        if known.len() + served.len() > ARTIFACTS_MAX {
-            known.clear();
-        }
-        known.extend(served);
-        news
-    }
-
-    fn known(&self) -> MutexGuard<'_, BTreeMap<Digest, Vec<OnGpu>>> {
-        // Whatever a panic left is a guess like any other.
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn read(path: &Path) -> Result<BTreeMap<Digest, Vec<OnGpu>>, String> {
+impl Known {
+    fn take_in(&mut self, learned: Vec<(Digest, Profile)>) {
+        let nanos = |span: Duration| u64::try_from(span.as_nanos()).unwrap_or(u64::MAX);
+        let mut served = Artifacts::new();
+        for (digest, Profile { gpu_type, load, swap, run }) in learned {
+            let (load_ns, swap_ns, run_ns) = (nanos(load), swap.map(nanos), nanos(run));
+            served.entry(digest).or_default().push(OnGpu { gpu_type, load_ns, swap_ns, run_ns });
+        }
+        self.news |= served.iter().any(|(digest, of)| self.artifacts.get(digest) != Some(of));
+        if self.artifacts.keys().chain(served.keys()).collect::<BTreeSet<_>>().len() > ARTIFACTS_MAX {
+            self.artifacts.clear();
+        }
+        self.artifacts.extend(served);
+    }
+}
+
+fn read(path: &Path) -> Result<Artifacts, String> {
     let text = match std::fs::read(path) {
         Ok(text) => text,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
@@ -143,37 +161,63 @@ mod tests {
     use super::*;
 
     fn profile(run_ms: u64) -> Profile {
-        let (load, run) = (Duration::from_millis(40), Duration::from_millis(run_ms));
-        Profile { gpu_type: "V100".to_owned(), load, run }
+        let [load, swap, run] = [40, 12, run_ms].map(Duration::from_millis);
+        Profile { gpu_type: "V100".to_owned(), load, swap: Some(swap), run }
     }
 
-    fn document(learned: &Learned) -> Document {
-        Document { format: FORMAT, artifacts: learned.known().clone() }
-    }
-
-    #[test]
-    fn another_worker_of_the_directory_knows_it() {
+    #[tokio::test]
+    async fn another_worker_of_the_directory_knows_it() {
         let dir = tempfile::tempdir().unwrap();
         let learned = Learned::open(dir.path());
         let digest = Digest::of(b"a");
-        assert_eq!(learned.profiles(digest), []);
-        assert!(learned.take_in(vec![(digest, profile(10))]));
-        assert!(!learned.take_in(vec![(digest, profile(10))]), "it is no news");
-        assert!(learned.take_in(vec![(digest, profile(12))]));
-        write(&learned.path, &document(&learned)).unwrap();
+        assert_eq!(learned.profiles(digest).await, []);
+        learned.take_in(vec![(digest, profile(10))]).await;
+        learned.take_in(vec![(digest, profile(12))]).await;
         let again = Learned::open(dir.path());
-        assert_eq!(again.profiles(digest), [profile(12)]);
-        assert!(!again.take_in(Vec::new()), "what is not served now stays known");
-        assert_eq!(again.profiles(digest), [profile(12)]);
+        assert_eq!(again.profiles(digest).await, [profile(12)]);
+        std::fs::remove_file(dir.path().join("learned.json")).unwrap();
+        again.take_in(vec![(digest, profile(12))]).await;
+        assert!(!dir.path().join("learned.json").exists(), "it was no news");
+        again.take_in(vec![(Digest::of(b"b"), profile(1))]).await;
+        assert_eq!(
+            Learned::open(dir.path()).profiles(digest).await,
+            [profile(12)],
+            "not served now, and known"
+        );
+    }
+
+    #[tokio::test]
+    async fn what_could_not_be_written_is_tried_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let learned = Learned::open(dir.path());
+        // In the way of the file that is renamed.
+        std::fs::create_dir(dir.path().join("learned.json.tmp")).unwrap();
+        let digest = Digest::of(b"a");
+        learned.take_in(vec![(digest, profile(10))]).await;
+        std::fs::remove_dir(dir.path().join("learned.json.tmp")).unwrap();
+        learned.take_in(vec![(digest, profile(10))]).await;
+        assert_eq!(Learned::open(dir.path()).profiles(digest).await, [profile(10)]);
     }
 
     #[test]
-    fn a_file_that_cannot_be_read_is_learned_anew() {
+    fn of_too_many_those_that_are_served_are_kept() {
+        let mut known = Known::default();
+        let some = |numbers: std::ops::Range<usize>| {
+            numbers.map(|number| (Digest::of(&number.to_le_bytes()), profile(1))).collect::<Vec<_>>()
+        };
+        known.take_in(some(0..ARTIFACTS_MAX));
+        known.take_in(some(0..ARTIFACTS_MAX));
+        assert_eq!(known.artifacts.len(), ARTIFACTS_MAX);
+        known.take_in(some(ARTIFACTS_MAX..ARTIFACTS_MAX + 3));
+        assert_eq!(known.artifacts.len(), 3);
+    }
+
+    #[tokio::test]
+    async fn a_file_that_cannot_be_read_is_learned_anew() {
         let dir = tempfile::tempdir().unwrap();
         for text in ["{", r#"{"format": 9, "artifacts": {}}"#] {
             std::fs::write(dir.path().join("learned.json"), text).unwrap();
-            let learned = Learned::open(dir.path());
-            assert_eq!(learned.profiles(Digest::of(b"a")), [], "{text}");
+            assert_eq!(Learned::open(dir.path()).profiles(Digest::of(b"a")).await, [], "{text}");
         }
     }
 }

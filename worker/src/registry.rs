@@ -143,13 +143,13 @@ impl Registry {
         function
     }
 
-    /// A model of this artifact that holds as much memory. Functions that want different amounts
-    /// do not share.
     /// The artifact that a model comes from.
     pub(crate) fn digest_of(&self, model: ModelId) -> Option<Digest> {
         self.models.get(&model).map(|it| it.prepared.digest)
     }
 
+    /// A model of this artifact that holds as much memory. Functions that want different amounts
+    /// do not share.
     fn model_like(&self, digest: Digest, memory: Bytes) -> Option<ModelId> {
         let same = |model: &Model| model.prepared.digest == digest && model.memory == memory;
         self.models.iter().find(|(_, model)| same(model)).map(|(&model, _)| model)

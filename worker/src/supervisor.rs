@@ -46,6 +46,7 @@ use crate::actors::link::{self, Link};
 use crate::actors::node::{self, Node};
 use crate::clock::{Clock, Sleeper};
 use crate::handle::{Directory, NodeHandle};
+use crate::install::Profile;
 use crate::node::{NodeConfig, NodeContext};
 use crate::policy::{InForce, Wanted};
 use crate::port::{PortSink, Spawner};
@@ -216,6 +217,10 @@ impl Supervisor {
             let weights = prepared.weights_bytes;
             tell(dispatch::Event::Install { model, memory, weights });
         }
+        for (_, hosted) in registry.indexed() {
+            let learned = hosted.config.profiles.iter().filter_map(|it| self.learned(hosted.model, it));
+            learned.for_each(|learned| tell(dispatch::Event::Learned(learned)));
+        }
         for (model, residency) in registry.residencies() {
             tell(dispatch::Event::Keep { model, copies: residency.min_warm });
         }
@@ -323,9 +328,11 @@ impl Supervisor {
         self.executor(index).post(executor::Message::Start);
     }
 
-    /// The number by which dispatch knows a type of GPU.
-    pub(crate) fn kind_of(&self, gpu_type: &str) -> Option<u32> {
-        dispatch::kind_of(&self.config.topology, gpu_type)
+    /// What a profile tells dispatch of a model; nothing of a type of GPU that is not here.
+    pub(crate) fn learned(&self, model: ModelId, profile: &Profile) -> Option<dispatch::Learned> {
+        let &Profile { ref gpu_type, load, swap, run } = profile;
+        let kind = dispatch::kind_of(&self.config.topology, gpu_type)?;
+        Some(dispatch::Learned { model, kind, load, swap, run })
     }
 
     /// The types of the node's GPUs, by kind.

@@ -101,7 +101,7 @@ pub use self::cost::{Predicted, PredictionError};
 pub use self::inputs::{INPUT_GPUS_MAX, Inputs};
 pub use self::likely::{LIKELY_FOR, LIKELY_MAX, Prewarms};
 pub use self::policy::Stats;
-pub use self::protocol::{Action, Event, Objective, Request, Return};
+pub use self::protocol::{Action, Event, Learned, Objective, Request, Return};
 pub use self::warm::WARM_RETRY;
 
 use self::cost::Errors;
@@ -250,12 +250,13 @@ impl Dispatch {
         stats
     }
 
-    /// What was learned of each model that ran: by [kind](GpuConfig::kind) of GPU, how long its copy from
-    /// the host keeps a free link busy, and how long a run takes. [`Event::Profile`] says it again.
-    pub fn learned(&self) -> impl Iterator<Item = (ModelId, u32, Duration, Duration)> {
+    /// What was learned of each model that ran, by kind of GPU. [`Event::Learned`] says it again.
+    pub fn learned(&self) -> impl Iterator<Item = Learned> {
         self.models.ran().filter_map(|(slot, kind, run)| {
             let gpu = self.fleet.all().map(|gpu| self.fleet.get(gpu)).find(|gpu| gpu.kind == kind)?;
-            Some((self.models.get(slot).id, kind, gpu.transfer_time(&self.models, slot), run))
+            let (load, model) = (gpu.transfer_time(&self.models, slot), self.models.get(slot).id);
+            let swap = self.models.cost(slot, kind).and_then(|cost| cost.host());
+            Some(Learned { model, kind, load, swap, run })
         })
     }
 
@@ -352,6 +353,13 @@ impl Core for Dispatch {
                 if let Some(slot) = self.models.slot(model) {
                     let before = self.weights(slot, kind);
                     self.models.profile(slot, kind, load, run);
+                    self.reweighed(slot, before, actions);
+                }
+            }
+            Event::Learned(Learned { model, kind, load, swap, run }) => {
+                if let Some(slot) = self.models.slot(model) {
+                    let before = self.weights(slot, kind);
+                    self.models.learn(slot, kind, |cost| cost.learned(load, swap, run));
                     self.reweighed(slot, before, actions);
                 }
             }

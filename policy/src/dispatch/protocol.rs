@@ -94,6 +94,21 @@ pub struct Request {
     pub inputs: Inputs,
 }
 
+/// What was learned of a model on one kind of GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Learned {
+    /// Which.
+    pub model: ModelId,
+    /// On GPUs of this [kind](super::GpuConfig::kind).
+    pub kind: u32,
+    /// How long its copy from the host keeps a free link busy.
+    pub load: Duration,
+    /// What that adds to a run, where it was seen: they overlap.
+    pub swap: Option<Duration>,
+    /// A run.
+    pub run: Duration,
+}
+
 /// What happened.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Event {
@@ -130,6 +145,8 @@ pub enum Event {
         /// A run.
         run: Duration,
     },
+    /// What an earlier process learned of a model: replaces what is known of it.
+    Learned(Learned),
     /// What a function is held to; `None`: nothing.
     Objective {
         /// Which.

@@ -10,6 +10,9 @@ use super::RUN_GUESS;
 const MACHINES_MAX: usize = 16;
 /// A run counts for one part in this many of the estimate.
 const WEIGHT: u32 = 8;
+/// Runs before which a kind's estimate is not trusted to be worse than the others': the first may have
+/// been a cold one, and a kind that looks slow is not asked again.
+const TRUSTED: u32 = 3;
 
 /// A machine's kind: the types of its GPUs.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -23,29 +26,43 @@ impl MachineType {
     }
 }
 
+/// What was seen on one kind.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Seen {
+    machine: MachineType,
+    run: Duration,
+    /// Runs, up to [`TRUSTED`].
+    runs: u32,
+}
+
 /// One model's estimates.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Runs(Vec<(MachineType, Duration)>);
+pub struct Runs(Vec<Seen>);
 
 impl Runs {
     /// How long a run takes there: by what was seen there, else by what was seen elsewhere;
     /// [`RUN_GUESS`] before the first.
     #[must_use]
     pub fn estimate(&self, machine: &MachineType) -> Duration {
-        let seen = self.0.iter().find(|(it, _)| it == machine).map(|(_, run)| *run);
-        let elsewhere = || {
-            let sum: Duration = self.0.iter().map(|(_, run)| *run).sum();
-            sum.checked_div(self.0.len() as u32)
-        };
-        seen.or_else(elsewhere).unwrap_or(RUN_GUESS)
+        let here = self.0.iter().find(|it| it.machine == *machine);
+        if let Some(here) = here.filter(|here| here.runs >= TRUSTED) {
+            return here.run;
+        }
+        let others = || self.0.iter().filter(|it| it.machine != *machine);
+        let elsewhere = others().map(|it| it.run).sum::<Duration>().checked_div(others().count() as u32);
+        match (here, elsewhere) {
+            (Some(here), Some(elsewhere)) => here.run.min(elsewhere),
+            (here, elsewhere) => here.map(|here| here.run).or(elsewhere).unwrap_or(RUN_GUESS),
+        }
     }
 
     /// A run took so long there.
     pub fn took(&mut self, machine: &MachineType, run: Duration) {
-        if let Some((_, known)) = self.0.iter_mut().find(|(it, _)| it == machine) {
-            *known = *known - *known / WEIGHT + run / WEIGHT;
+        if let Some(here) = self.0.iter_mut().find(|it| it.machine == *machine) {
+            here.run = here.run - here.run / WEIGHT + run / WEIGHT;
+            here.runs = TRUSTED.min(here.runs + 1);
         } else if self.0.len() < MACHINES_MAX {
-            self.0.push((machine.clone(), run));
+            self.0.push(Seen { machine: machine.clone(), run, runs: 1 });
         }
     }
 }
@@ -81,7 +98,19 @@ mod tests {
         runs.took(&slow, ms(30));
         assert_eq!(runs.estimate(&fast), ms(30), "it is the best guess there is");
         runs.took(&fast, ms(10));
-        assert_eq!([&slow, &fast, &mixed].map(|it| runs.estimate(it)), [ms(30), ms(10), ms(20)]);
+        assert_eq!([&fast, &mixed].map(|it| runs.estimate(it)), [ms(10), ms(20)]);
+        assert_eq!(runs.estimate(&slow), ms(10), "one run there tells little");
+        (0..2).for_each(|_| runs.took(&slow, ms(30)));
+        assert_eq!(runs.estimate(&slow), ms(30));
+    }
+
+    #[test]
+    fn a_first_run_that_was_slow_keeps_nobody_away() {
+        let mut runs = Runs::default();
+        let [usual, cold] = ["A100", "V100"].map(|gpu_type| MachineType::of([gpu_type]));
+        (0..9).for_each(|_| runs.took(&usual, ms(10)));
+        runs.took(&cold, ms(5_000));
+        assert_eq!(runs.estimate(&cold), ms(10));
     }
 
     #[test]

@@ -318,7 +318,7 @@ impl HostTier {
             idempotent: function.idempotent,
             gpu_memory: function.gpu_memory,
             serving: function.serving,
-            profiles: self.config.learned.profiles(digest),
+            profiles: self.config.learned.profiles(digest).await,
         };
         let outcome = match &model.artifact {
             Ready::Model { prepared, .. } => self.config.node.install(function, prepared.clone()).await,

@@ -331,7 +331,7 @@ impl Seen {
         let help = "By how much the predictions were off, by what came: divide by their number";
         writer.counters(
             ("millrace_dispatch_prediction_errors", help, None),
-            told().map(|(labels, it)| (labels, it.percent / 100.0 * it.predictions as f64)),
+            told().map(|(labels, it)| (labels, it.thousandths as f64 / 1000.0)),
         )?;
         // Before three sizes of some model ran there is none.
         let help = "By how much predicted runs of several rows are off, of sizes they were drawn without";

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use millrace_policy::dispatch::Stats;
+use millrace_policy::dispatch::{Predicted, PredictionError, Stats};
 use millrace_policy::fabric::{Counts, Wait};
 use millrace_policy::index::{Calls, Usage};
 use millrace_policy::paths::Each;
@@ -31,9 +31,8 @@ fn lines(seen: Seen, about: &str) -> Vec<String> {
     text.lines().filter(|line| line.starts_with(about)).map(str::to_owned).collect()
 }
 
-#[test]
-fn a_gpu_shows_what_it_did_and_where_models_came_from() {
-    let gpu = GpuSnapshot {
+fn gpu() -> GpuSnapshot {
+    GpuSnapshot {
         index: GpuIndex(1),
         gpu_type: "V100".into(),
         health: GpuHealth::Up,
@@ -51,8 +50,12 @@ fn a_gpu_shows_what_it_did_and_where_models_came_from() {
         moved: Bytes::ZERO,
         data: GpuData { used: Bytes(4), pool: Bytes(6), migrated: 7, refused: 8, reloaded: 9 },
         busy: Duration::from_millis(250),
-    };
-    let snapshot = NodeSnapshot { gpus: vec![gpu], ..NodeSnapshot::default() };
+    }
+}
+
+#[test]
+fn a_gpu_shows_what_it_did_and_where_models_came_from() {
+    let snapshot = NodeSnapshot { gpus: vec![gpu()], ..NodeSnapshot::default() };
     let expected = [
         r#"millrace_gpu_up{gpu="1",gpu_type="V100"} 1.0"#,
         r#"millrace_gpu_memory_bytes{gpu="1"} 100.0"#,
@@ -69,6 +72,27 @@ fn a_gpu_shows_what_it_did_and_where_models_came_from() {
         r#"millrace_gpu_executor_restarts_total{gpu="1"} 3.0"#,
     ];
     assert_eq!(lines(Seen { snapshot, ..Seen::default() }, "millrace_gpu"), expected);
+}
+
+#[test]
+fn how_wrong_predictions_were_is_shown_by_type_of_gpu_and_by_what_there_was_to_do() {
+    let gpu =
+        |index, gpu_type: &str| GpuSnapshot { index: GpuIndex(index), gpu_type: gpu_type.into(), ..gpu() };
+    let error =
+        |kind, turn, predictions, thousandths| PredictionError { kind, turn, predictions, thousandths };
+    let errors = vec![error(0, Predicted::Run, 4, 1000), error(1, Predicted::Load, 1, 1)];
+    let dispatch = Stats { errors, held_out: Some(2.5), ..Stats::default() };
+    let gpus = vec![gpu(0, "V100"), gpu(1, "A100")];
+    let snapshot = NodeSnapshot { gpus, dispatch, ..NodeSnapshot::default() };
+    let seen = || Seen { snapshot: snapshot.clone(), ..Seen::default() };
+    let expected = [
+        r#"millrace_dispatch_predictions_total{gpu_type="A100",turn="run"} 4.0"#,
+        r#"millrace_dispatch_predictions_total{gpu_type="V100",turn="load"} 1.0"#,
+        r#"millrace_dispatch_prediction_errors_total{gpu_type="A100",turn="run"} 1.0"#,
+        r#"millrace_dispatch_prediction_errors_total{gpu_type="V100",turn="load"} 0.001"#,
+    ];
+    assert_eq!(lines(seen(), "millrace_dispatch_prediction"), expected);
+    assert_eq!(lines(seen(), "millrace_batch_prediction"), ["millrace_batch_prediction_error_ratio 0.025"]);
 }
 
 #[test]

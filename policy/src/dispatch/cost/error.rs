@@ -37,8 +37,16 @@ pub struct PredictionError {
     pub turn: Predicted,
     /// So many.
     pub predictions: u64,
-    /// By how much they were off on average, in percent of what came.
-    pub percent: f64,
+    /// By how much they were off together, in thousandths of what came.
+    pub thousandths: u64,
+}
+
+impl PredictionError {
+    /// By how much of what came they were off on average.
+    #[must_use]
+    pub fn ratio(&self) -> f64 {
+        self.thousandths as f64 / 1000.0 / self.predictions.max(1) as f64
+    }
 }
 
 #[derive(Debug, Default, Clone, Copy)]
@@ -88,9 +96,11 @@ impl Errors {
             turns.into_iter().map(move |turn| (kind as u32, turn, sums[turn as usize]))
         };
         let all = self.0.iter().enumerate().flat_map(of_kind).filter(|(.., sum)| sum.predictions > 0);
-        let error = |(kind, turn, sum): (u32, Predicted, Sum)| {
-            let percent = sum.thousandths as f64 / sum.predictions as f64 / 10.0;
-            PredictionError { kind, turn, predictions: sum.predictions, percent }
+        let error = |(kind, turn, Sum { predictions, thousandths }): (u32, Predicted, Sum)| PredictionError {
+            kind,
+            turn,
+            predictions,
+            thousandths,
         };
         all.map(error).collect()
     }
@@ -108,9 +118,10 @@ mod tests {
         errors.add(1, Source::Here, ms(130), ms(100));
         errors.add(1, Source::SharedHost, ms(50), ms(200));
         errors.add(0, Source::Host, ms(5), Duration::ZERO);
-        let error = |kind, turn, predictions, percent| PredictionError { kind, turn, predictions, percent };
+        let error =
+            |kind, turn, predictions, thousandths| PredictionError { kind, turn, predictions, thousandths };
         let (run, load) = (Predicted::Run, Predicted::Load);
-        let expected = [error(0, load, 1, 1000.0), error(1, run, 2, 20.0), error(1, load, 1, 75.0)];
+        let expected = [error(0, load, 1, 10_000), error(1, run, 2, 400), error(1, load, 1, 750)];
         assert_eq!(errors.get(), expected);
     }
 }

@@ -72,6 +72,19 @@ impl Cost {
         };
     }
 
+    /// What an earlier process learned replaces what was learned.
+    pub(super) fn learned(&mut self, load: Duration, swap: Option<Duration>, run: Duration) {
+        self.profile(load, run);
+        if let Some(swap) = swap {
+            self.host = Estimate::profiled(nanos(swap));
+        }
+    }
+
+    /// What a swap from the host adds to a run, where that was told or seen.
+    pub(super) fn host(&self) -> Option<Duration> {
+        self.host.get().map(Duration::from_nanos)
+    }
+
     pub(super) fn ran(&mut self, rows: u32, run: Duration) {
         self.runs.add(rows, run);
     }

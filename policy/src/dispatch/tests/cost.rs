@@ -59,8 +59,8 @@ fn the_error_of_what_was_predicted_is_told_by_kind() {
         node.turn(index, key, 10);
     }
     // GPU 1 loads for 8 and runs for 5 ms, it was said. Of runs on GPU 2's kind nothing was known.
-    let error = |turn, percent| PredictionError { kind: 0, turn, predictions: 1, percent };
-    assert_eq!(node.dispatch.stats().errors, [error(Predicted::Run, 50.0), error(Predicted::Load, 30.0)]);
+    let error = |turn, thousandths| PredictionError { kind: 0, turn, predictions: 1, thousandths };
+    assert_eq!(node.dispatch.stats().errors, [error(Predicted::Run, 500), error(Predicted::Load, 300)]);
 }
 
 #[test]

@@ -163,6 +163,7 @@ proptest! {
     fn no_request_is_lost_or_doubled_and_no_gpu_idles_while_one_waits(
         policy in policy(),
         levels in any::<bool>(),
+        together in any::<bool>(),
         kept in prop::collection::vec(0..4u32, 3),
         steps in prop::collection::vec(step(), 1..200)
     ) {
@@ -177,7 +178,7 @@ proptest! {
         for model in 0..3 {
             let objective = Objective::from_billionths(900_000_000 - model * 100_000_000);
             // The third has no deadline.
-            let within = |objective: Objective| objective.within(Duration::from_millis(2));
+            let within = |objective: Objective| objective.within(Duration::from_millis(2)).together(together);
             let objective = if model < 2 { objective.map(within) } else { objective };
             node.step(Event::Objective { function: FunctionIndex(model), objective });
         }

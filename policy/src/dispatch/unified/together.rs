@@ -30,7 +30,7 @@ pub(super) struct Together {
     events: u64,
     hopeless: usize,
     given_up: bool,
-    /// Whether any scored since it was last looked whether they are given up.
+    /// Whether any scored or left since it was last looked whether they are given up.
     scored: bool,
 }
 
@@ -39,21 +39,28 @@ impl Together {
     pub(super) fn hear(&mut self, function: FunctionIndex, own: Class, scored: bool) {
         self.events += 1;
         self.scored |= scored;
-        self.drop(function);
+        self.take_out(function);
         self.heard.insert(function, Heard { last: self.events, own });
         self.by_last.insert((self.events, function));
         self.hopeless += usize::from(own == Class::Hopeless);
         while let Some(&(_, oldest)) = self.by_last.first().filter(|(last, _)| last + LATELY <= self.events) {
-            self.drop(oldest);
+            self.take_out(oldest);
+            self.scored = true;
         }
     }
 
     /// A function shares no class any more.
     pub(super) fn drop(&mut self, function: FunctionIndex) {
-        if let Some(Heard { last, own }) = self.heard.remove(&function) {
+        self.scored |= self.take_out(function);
+    }
+
+    fn take_out(&mut self, function: FunctionIndex) -> bool {
+        let gone = self.heard.remove(&function);
+        if let Some(Heard { last, own }) = gone {
             self.by_last.remove(&(last, function));
             self.hopeless -= usize::from(own == Class::Hopeless);
         }
+        gone.is_some()
     }
 
     /// What they share.
@@ -125,9 +132,13 @@ mod tests {
             assert!(!together.look_again());
         }
         together.hear(FUNCTIONS[1], Class::Safe, false);
-        assert!(!together.look_again(), "nothing was scored since");
-        together.hear(FUNCTIONS[1], Class::Safe, true);
         assert!(together.look_again(), "the other one is forgotten");
         assert_eq!(together.class(), Class::Safe);
+        together.hear(FUNCTIONS[0], Class::Hopeless, false);
+        assert!(!together.look_again(), "nothing was scored since");
+        together.hear(FUNCTIONS[0], Class::Hopeless, true);
+        assert!(together.look_again());
+        together.drop(FUNCTIONS[0]);
+        assert!(together.look_again(), "it has no say any more");
     }
 }

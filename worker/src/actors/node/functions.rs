@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use millrace_policy::dispatch::Learned;
 use millrace_policy::ids::FunctionIndex;
 use millrace_policy::prewarm::Prewarm;
 use millrace_policy::{batching, dispatch, tenancy};
@@ -25,9 +26,9 @@ impl Node {
         if let Some((model, memory)) = self.supervisor.install(function, &prepared)? {
             let weights = prepared.weights_bytes;
             self.dispatch(now, dispatch::Event::Install { model, memory, weights });
-            for Profile { gpu_type, load, run } in profiles {
-                if let Some(kind) = self.supervisor.kind_of(&gpu_type) {
-                    self.dispatch(now, dispatch::Event::Profile { model, kind, load, run });
+            for profile in profiles {
+                if let Some(learned) = self.supervisor.learned(model, &profile) {
+                    self.dispatch(now, dispatch::Event::Learned(learned));
                 }
             }
         }
@@ -52,9 +53,9 @@ impl Node {
     pub(super) fn learned(&self) -> Vec<(Digest, Profile)> {
         let types = self.supervisor.gpu_types();
         let learned = self.dispatch.core.dispatch().learned();
-        let told = learned.filter_map(|(model, kind, load, run)| {
+        let told = learned.filter_map(|Learned { model, kind, load, swap, run }| {
             let gpu_type = types.get(kind as usize)?.clone();
-            Some((self.supervisor.digest_of(model)?, Profile { gpu_type, load, run }))
+            Some((self.supervisor.digest_of(model)?, Profile { gpu_type, load, swap, run }))
         });
         told.collect()
     }
