@@ -56,7 +56,7 @@ differs from the production router is at the head of `sim/src/router.rs`.
 
 `unified` is compared with every other policy that an experiment runs, in every quantity that it measures: ahead
 or behind is what the paired seeds say at 95%, and what is within a thousandth is level. Latencies are of
-answers, and not compared with a policy that answers fewer requests.
+answers, and compared only with policies that answer as many requests.
 ";
 
 fn main() -> Result<ExitCode> {

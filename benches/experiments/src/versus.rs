@@ -15,7 +15,8 @@ pub struct Quantity {
     name: &'static str,
     unit: Unit,
     more_is_better: bool,
-    /// Whether it is of answered requests alone: whoever answers fewer may be better in it for that.
+    /// Whether it is of answered requests alone: whoever answers fewer may be better in it for that, so
+    /// that it is compared only with those that answer as many.
     of_answers: bool,
 }
 
@@ -93,16 +94,17 @@ impl Versus {
         self.0.iter().find(is).map(|it| &it.values)
     }
 
-    /// Whether a policy leaves more requests unanswered than ours.
-    fn answers_fewer(&self, setup: &str, policy: &str) -> bool {
-        let of = |policy| self.of(setup, policy, Quantity::UNANSWERED).map(Spread::mean);
-        of(policy).zip(of(OURS)).is_some_and(|(theirs, ours)| theirs > ours)
+    /// Whether a policy answers as many requests as ours.
+    fn answers_as_many(&self, setup: &str, policy: &str) -> bool {
+        let of = |policy| self.of(setup, policy, Quantity::UNANSWERED);
+        let both = of(OURS).zip(of(policy));
+        both.is_none_or(|(ours, theirs)| standing(ours, theirs, false) == Standing::Level)
     }
 
     /// Each comparison: ours, theirs, and where ours stands.
     fn pairs(&self) -> impl Iterator<Item = (&Spread, &Measured, Standing)> {
         let others = self.0.iter().filter(|it| {
-            it.policy != OURS && !(it.quantity.of_answers && self.answers_fewer(&it.setup, &it.policy))
+            it.policy != OURS && (!it.quantity.of_answers || self.answers_as_many(&it.setup, &it.policy))
         });
         others.filter_map(|theirs| {
             let ours = self.of(&theirs.setup, OURS, theirs.quantity)?;
@@ -168,9 +170,10 @@ mod tests {
     }
 
     #[test]
-    fn latencies_are_not_compared_with_who_answers_fewer() {
+    fn latencies_are_compared_only_with_who_answers_as_many() {
         let mut versus = Versus::default();
-        for (policy, unanswered, p98) in [("unified", 0.1, 50.0), ("native", 0.4, 20.0), ("fifo", 0.1, 40.0)]
+        for (policy, unanswered, p98) in
+            [("unified", 0.1, 50.0), ("native", 0.4, 20.0), ("fifo", 0.1, 40.0), ("lb", 0.0, 70.0)]
         {
             versus.add("500", policy, Quantity::UNANSWERED, spread(&[unanswered]));
             versus.add("500", policy, Quantity::P98, spread(&[p98]));
@@ -178,9 +181,11 @@ mod tests {
         let (sentence, behind) = versus.told().unwrap();
         assert_eq!(
             sentence,
-            "`unified` beside the others: ahead in 1, level in 1, behind in 1 of 3 comparisons."
+            "`unified` beside the others: ahead in 1, level in 1, behind in 2 of 4 comparisons."
         );
-        assert_eq!(behind, [["500", "p98", "50.0 ms", "fifo", "40.0 ms"].map(String::from)]);
+        let rows =
+            [["500", "p98", "50.0 ms", "fifo", "40.0 ms"], ["500", "unanswered", "10.0%", "lb", "0.0%"]];
+        assert_eq!(behind, rows.map(|row| row.map(String::from)));
         assert_eq!(Versus::default().told(), None);
     }
 }

@@ -159,7 +159,7 @@ fn balanced(report: &mut Report, kind: &str, by_name: &[(&str, Spread, Spread)])
             ours: system.1.clone(),
             unit: Unit::Millis,
             band,
-            cause: (kind == "sharp").then_some(SHARP),
+            cause: (kind == "sharp" && system.0 != "native").then_some(SHARP),
         });
     }
     for (what, by, cause) in [
@@ -302,7 +302,8 @@ fn judge_six_nodes(report: &mut Report, found: &[OnSixNodes]) {
         for functions in [1000, 2880] {
             let Some(it) = of(name, functions) else { continue };
             let what = format!("tail by deadline, {functions} functions, {name}");
-            figure(what, paper, &it.tail, (Unit::Times, least..=1000.0, Some(cause)));
+            let cause = Some(cause).filter(|_| functions == 1000 || name == "nonswap");
+            figure(what, paper, &it.tail, (Unit::Times, least..=1000.0, cause));
         }
     }
     if let Some(it) = of("native", 1000) {

@@ -1,7 +1,5 @@
 //! H11 and the text's: what one GPU serves, and how heavy and light models fare together.
 
-use std::time::Duration;
-
 use anyhow::Result;
 use millrace_policy::gpu::Eviction;
 use millrace_sim::models;
