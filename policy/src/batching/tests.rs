@@ -227,6 +227,30 @@ fn a_batch_that_goes_takes_along_what_waits_in_others() {
 }
 
 #[test]
+fn nobody_who_is_taken_along_in_time_is_made_late_by_the_next() {
+    let mut bench = learned();
+    let ask = |bench: &mut Bench, key, descriptors| {
+        let item = Item { rows: 1, class: 7, inline: 100, descriptors };
+        assert_eq!(assigned(&bench.ask_for(key, 0, item)), []);
+    };
+    assert_eq!(bench.ask(4, 1), [(4, 0)]);
+    // Descriptors keep three batches apart, until those who have them leave.
+    ask(&mut bench, 5, 60);
+    ask(&mut bench, 6, 0);
+    bench.now = bench.now + Duration::from_millis(26);
+    ask(&mut bench, 7, 60);
+    ask(&mut bench, 8, 0);
+    bench.now = bench.now + Duration::from_millis(4);
+    ask(&mut bench, 9, 10);
+    bench.withdraw(5);
+    bench.withdraw(7);
+    assert_eq!([5, 7, 9].map(|key| bench.members(key)), [vec![6], vec![8], vec![9]]);
+    assert_eq!(bench.ended(0, 4, 12), [(5, 0)]);
+    assert_eq!(bench.members(5), [6, 8], "with the next a run of 20 ms would end after its deadline");
+    assert_eq!(bench.members(9), [9]);
+}
+
+#[test]
 fn whoever_leaves_takes_nobody_along() {
     let mut bench = bench(1, 4, 0);
     bench.ask(1, 1);
