@@ -225,12 +225,14 @@ fn children_of(parent: u32) -> Vec<u32> {
 
 /// Waits until none of these processes is left.
 pub(crate) fn wait_gone(pids: &[u32]) {
-    let alive = |pid: &&u32| {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        // A zombie has ended: whoever adopted it has not looked yet.
-        !stat.is_empty() && !stat.contains(") Z ")
+    // Each thread by itself: the first is a zombie as soon as it has ended, while others still end and hold
+    // the process's sockets open. A zombie has ended: whoever adopted it has not looked yet.
+    let alive = |pid: &u32| {
+        let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+        let mut stats = threads.map(|it| std::fs::read_to_string(it.path().join("stat")).unwrap_or_default());
+        stats.any(|stat| !stat.is_empty() && !stat.contains(") Z ") && !stat.contains(") X "))
     };
-    eventually("the executors are gone", || !pids.iter().any(|pid| alive(&pid)));
+    eventually("the processes are gone", || !pids.iter().any(alive));
 }
 
 /// Polls until it is so: what is watched belongs to other processes, which cannot tell us.
