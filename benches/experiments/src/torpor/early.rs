@@ -280,6 +280,7 @@ fn judge_six_nodes(report: &mut Report, found: &[OnSixNodes]) {
     const FITS: &str =
         "1000 functions all fit at the models' published sizes, and nothing is swapped: see 2880";
     const EVEN: &str = "the artifact's rates are even, and GPUs compute a tenth to a third of the time: what is bound to one is not overloaded by its neighbours. What has no room is refused";
+    const REFUSES: &str = "nonswap refuses one function in nine, and serves the others from the GPUs they are on; simpleswap takes all, and its links cannot bring what its random choice of GPUs and lru ask for";
     const FIRST: &str = "at so little load what is hit goes to the first idle holder by index, and bound functions are spread evenly by number";
     let of =
         |system: &str, functions| found.iter().find(|it| (it.system, it.functions) == (system, functions));
@@ -329,7 +330,8 @@ fn judge_six_nodes(report: &mut Report, found: &[OnSixNodes]) {
             ("unified", "torpor"),
         ] {
             let what = format!("compliant of {functions}: {first} at least {then}");
-            order(what, compliant(first), compliant(then), None);
+            let refuses = (functions == 2880 && first == "simpleswap").then_some(REFUSES);
+            order(what, compliant(first), compliant(then), refuses);
         }
         let variance = |name| of(name, functions).map(|it| &it.variance);
         for name in ["torpor", "simpleswap"] {
