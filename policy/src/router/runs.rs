@@ -10,8 +10,8 @@ use super::RUN_GUESS;
 const MACHINES_MAX: usize = 16;
 /// A run counts for one part in this many of the estimate.
 const WEIGHT: u32 = 8;
-/// Runs before which a kind's estimate is not trusted to be worse than the others': the first may have
-/// been a cold one, and a kind that looks slow is not asked again.
+/// The first runs of a kind, of which the shortest counts, and which are not trusted to be worse than the
+/// others': one may have been cold, and a kind that looks slow is not asked again.
 const TRUSTED: u32 = 3;
 
 /// A machine's kind: the types of its GPUs.
@@ -59,8 +59,11 @@ impl Runs {
     /// A run took so long there.
     pub fn took(&mut self, machine: &MachineType, run: Duration) {
         if let Some(here) = self.0.iter_mut().find(|it| it.machine == *machine) {
-            here.run = here.run - here.run / WEIGHT + run / WEIGHT;
-            here.runs = TRUSTED.min(here.runs + 1);
+            if here.runs < TRUSTED {
+                (here.run, here.runs) = (here.run.min(run), here.runs + 1);
+            } else {
+                here.run = here.run - here.run / WEIGHT + run / WEIGHT;
+            }
         } else if self.0.len() < MACHINES_MAX {
             self.0.push(Seen { machine: machine.clone(), run, runs: 1 });
         }
@@ -76,10 +79,12 @@ mod tests {
     }
 
     #[test]
-    fn an_estimate_begins_with_the_first_run_and_follows_the_later_ones() {
+    fn an_estimate_begins_with_the_shortest_of_the_first_runs_and_follows_the_later_ones() {
         let (mut runs, here) = (Runs::default(), MachineType::of(["V100"]));
         assert_eq!(runs.estimate(&here), RUN_GUESS);
-        runs.took(&here, ms(80));
+        runs.took(&here, ms(100));
+        assert_eq!(runs.estimate(&here), ms(100));
+        [80, 160].into_iter().for_each(|took| runs.took(&here, ms(took)));
         assert_eq!(runs.estimate(&here), ms(80));
         runs.took(&here, ms(160));
         assert_eq!(runs.estimate(&here), ms(90));
@@ -111,6 +116,8 @@ mod tests {
         (0..9).for_each(|_| runs.took(&usual, ms(10)));
         runs.took(&cold, ms(5_000));
         assert_eq!(runs.estimate(&cold), ms(10));
+        (0..2).for_each(|_| runs.took(&cold, ms(12)));
+        assert_eq!(runs.estimate(&cold), ms(12), "nor do the next ones have much of it");
     }
 
     #[test]
