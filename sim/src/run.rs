@@ -134,7 +134,8 @@ struct World;
 impl World {
     async fn run(scenario: &Scenario) -> Result<Outcome, Error> {
         let (control, placed) = Control::set_up(scenario)?;
-        let clock: Arc<dyn Clock> = Arc::new(VirtualClock::starting_now().with_ties(scenario.ties));
+        let clock: Arc<dyn Clock> =
+            Arc::new(VirtualClock::starting_at(tokio::time::Instant::now()).with_ties(scenario.ties));
         let mut router = Router::default();
         let models = machine::models(&scenario.functions)?;
         let mut machines = Vec::new();

@@ -92,12 +92,11 @@ impl VirtualClock {
     /// How much slower the runtime's time passes.
     const SCALE: u32 = 1000;
 
-    /// Zero at this moment of the runtime it is called in, whose time is paused.
-    ///
-    /// That is no wall clock: it moves on by what is slept, and by nothing else.
+    /// Zero at this moment of a runtime whose time is paused: it moves on by what is slept, and by nothing
+    /// else.
     #[must_use]
-    pub fn starting_now() -> Self {
-        Self { zero: tokio::time::Instant::now(), ties: 0 }
+    pub fn starting_at(zero: tokio::time::Instant) -> Self {
+        Self { zero, ties: 0 }
     }
 
     /// The same with those of one moment in an order of their own ([`Sleeper::shuffled`]).

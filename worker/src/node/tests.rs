@@ -118,7 +118,7 @@ fn node_that(dies: Arc<AtomicBool>) -> NodeHandle {
 }
 
 fn clock() -> Arc<dyn Clock> {
-    Arc::new(VirtualClock::starting_now())
+    Arc::new(VirtualClock::starting_at(tokio::time::Instant::now()))
 }
 
 fn prepared() -> Arc<PreparedModel> {

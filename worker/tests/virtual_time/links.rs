@@ -64,7 +64,7 @@ fn copy_by(topology: &Topology, via: &[&[u32]]) -> Vec<Vec<CopyDone>> {
             ties: 0,
             runs: [("m".to_owned(), RunModel::new(Duration::ZERO))].into(),
         };
-        let clock: Arc<dyn Clock> = Arc::new(VirtualClock::starting_now());
+        let clock: Arc<dyn Clock> = Arc::new(VirtualClock::starting_at(tokio::time::Instant::now()));
         let machine = ModelledMachine::new(Arc::clone(&clock), vec![behaviour; gpus as usize]);
         let mut machine = machine.with_links(topology);
         let done: Vec<Arc<Mutex<Vec<CopyDone>>>> = (0..gpus).map(|_| Arc::default()).collect();

@@ -81,7 +81,7 @@ impl World {
         seed: u64,
         spawner: impl FnOnce(ModelledMachine) -> Box<dyn Spawner>,
     ) -> Self {
-        let clock: Arc<dyn Clock> = Arc::new(VirtualClock::starting_now());
+        let clock: Arc<dyn Clock> = Arc::new(VirtualClock::starting_at(tokio::time::Instant::now()));
         let behaviours = vec![behaviour.clone(); config.topology.gpus.len()];
         let machine = ModelledMachine::new(Arc::clone(&clock), behaviours);
         let trace = SharedTrace::default();
