@@ -20,6 +20,8 @@
 
 #[path = "support/percentiles.rs"]
 mod percentiles;
+#[path = "support/resident.rs"]
+mod resident;
 
 use std::collections::VecDeque;
 use std::hint::black_box;
@@ -38,6 +40,7 @@ use millrace_types::{Bytes, BytesPerSec, GpuIndex, Incarnation, ModelId, Priorit
 use rustix::time::{ClockId, clock_gettime};
 
 use percentiles::percentiles;
+use resident::resident;
 
 /// Models that each GPU holds.
 const HELD: usize = 20;
@@ -277,13 +280,6 @@ fn memory(_: &mut Criterion) {
         let told = child.expect("it starts").stdout;
         println!("{name:<18}{}", String::from_utf8_lossy(&told));
     }
-}
-
-/// The bytes of memory this process has.
-fn resident() -> usize {
-    let statm = std::fs::read_to_string("/proc/self/statm").expect("Linux");
-    let pages = statm.split(' ').nth(1).and_then(|pages| pages.parse::<usize>().ok());
-    pages.expect("the second number is the resident set's") * rustix::param::page_size()
 }
 
 fn histogram(_: &mut Criterion) {

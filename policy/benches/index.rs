@@ -5,8 +5,7 @@
 //! The index is the one that workers run, with as much kept of each object as they keep. Lookups are timed
 //! in batches of 1000 in an order that no cache can guess: a percentile is one of batches, divided by their
 //! size, so that on a machine with other work the highest one shows the scheduler's slices. Memory is what
-//! the process's resident set grew by (`/proc/self/statm`): the workspace forbids the unsafe code that an
-//! allocator which counts takes.
+//! the process's resident set grew by.
 
 #![allow(clippy::disallowed_methods, reason = "it measures")]
 
@@ -14,6 +13,8 @@
 mod fixtures;
 #[path = "support/percentiles.rs"]
 mod percentiles;
+#[path = "support/resident.rs"]
+mod resident;
 #[path = "support/seeded.rs"]
 mod seeded;
 
@@ -29,6 +30,7 @@ use millrace_types::{Bytes, BytesPerSec, DataId, Epoch, NodeName, Timestamp};
 
 use fixtures::dgx_v100;
 use percentiles::percentiles;
+use resident::resident;
 use seeded::Seeded;
 
 const OBJECTS: usize = OBJECTS_MAX as usize;
@@ -38,7 +40,6 @@ const BATCH: usize = 1_000;
 const BATCHES: usize = 2_000;
 const LOOKUP_TARGET: Duration = Duration::from_nanos(200);
 const BYTES_TARGET: usize = 200;
-const PAGE: usize = 4096;
 /// As many as are under way on a busy node, and all that are taken.
 const FLOWS: [u64; 2] = [64, FLOWS_MAX as u64];
 const EPOCH: Epoch = Epoch(3);
@@ -56,13 +57,6 @@ impl Held for Kept {
     fn files(&self) -> u64 {
         0
     }
-}
-
-/// The bytes of memory this process has.
-fn resident() -> usize {
-    let statm = std::fs::read_to_string("/proc/self/statm").expect("Linux");
-    let pages = statm.split(' ').nth(1).and_then(|pages| pages.parse::<usize>().ok());
-    pages.expect("the second number is the resident set's") * PAGE
 }
 
 fn name(number: usize) -> NodeName {

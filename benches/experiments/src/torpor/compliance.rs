@@ -6,11 +6,10 @@ use std::time::Duration;
 use anyhow::Result;
 use millrace_sim::models;
 use millrace_sim::report::percent;
-use millrace_sim::scenario::{Function, Scenario};
-use millrace_sim::workload::{MINUTE, minutes, rates};
+use millrace_sim::scenario::Function;
 use millrace_types::Slo;
 
-use super::{PERCENTILE, System, allocation, assumed, minutes_of, mixed, systems};
+use super::{PERCENTILE, System, allocation, assumed, at_counts, counts, minutes_of, mixed, systems};
 use crate::Effort;
 use crate::figures::{Figure, Order, Spread, Unit};
 use crate::report::Report;
@@ -105,17 +104,9 @@ pub(super) fn deadlines(effort: Effort) -> Result<Report> {
                 let setup = |seed: u64| {
                     let slo = Slo { deadline: Duration::from_millis(deadline), percentile: PERCENTILE };
                     let functions = vec![Function::new(model.clone(), Some(slo)); count];
-                    let first = usize::try_from(seed * 31).unwrap_or(0);
-                    let mut counts =
-                        rates::by_minute(&rates::torpor(), count, minutes_of(effort).min(5), first);
+                    let mut counts = counts(count, minutes_of(effort).min(5), seed);
                     counts.iter_mut().flatten().for_each(|count| *count = (*count * load).div_ceil(100));
-                    let arrivals = minutes::arrivals(&counts, seed);
-                    let nodes = vec![system.node(4)];
-                    Scenario {
-                        timeout: MINUTE,
-                        warmed: true,
-                        ..Scenario::new(nodes, functions, arrivals, seed)
-                    }
+                    at_counts(vec![system.node(4)], functions, &counts, seed)
                 };
                 let summaries = Summaries::of(effort.seeds, setup)?;
                 let setup = format!("rates at {load}%, {deadline} ms");

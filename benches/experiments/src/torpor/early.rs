@@ -7,12 +7,12 @@ use millrace_policy::gpu::Eviction;
 use millrace_sim::models;
 use millrace_sim::report::percent;
 use millrace_sim::scenario::{Function, Scenario};
+use millrace_sim::workload::MINUTE;
 use millrace_sim::workload::patterns::{self, Pattern};
-use millrace_sim::workload::{MINUTE, minutes, rates};
 use millrace_sim::{Record, run_each};
 use millrace_types::Slo;
 
-use super::{PERCENTILE, System, assumed, minutes_of, mixed, named, slo};
+use super::{PERCENTILE, System, assumed, at_counts, counts, minutes_of, mixed, named, slo};
 use crate::Effort;
 use crate::figures::{Figure, Order, Spread, Unit};
 use crate::report::Report;
@@ -241,15 +241,8 @@ fn on_six_nodes(
                 slo(&model).deadline + Duration::from_millis(if model.name == "bert-qa" { 50 } else { 70 });
             Function::new(model, Some(Slo { deadline, percentile: PERCENTILE }))
         });
-        let first = usize::try_from(seed * 31).unwrap_or(0);
-        let counts = rates::by_minute(&rates::torpor(), functions, minutes_of(effort).min(5), first);
-        let arrivals = minutes::arrivals(&counts, seed);
-        let nodes = vec![system.node(4); 6];
-        Scenario {
-            timeout: MINUTE,
-            warmed: true,
-            ..Scenario::new(nodes, published.collect(), arrivals, seed)
-        }
+        let counts = counts(functions, minutes_of(effort).min(5), seed);
+        at_counts(vec![system.node(4); 6], published.collect(), &counts, seed)
     };
     let scenarios: Vec<_> = (1..=effort.seeds).map(setup).collect();
     let each = run_each(&scenarios, |scenario, outcome| {

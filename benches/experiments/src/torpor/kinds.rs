@@ -7,10 +7,10 @@ use millrace_sim::outcome::percentile;
 use millrace_sim::report::percent;
 use millrace_sim::run_each;
 use millrace_sim::scenario::{Function, Scenario};
+use millrace_sim::workload::MINUTE;
 use millrace_sim::workload::patterns::{self, Pattern};
-use millrace_sim::workload::{MINUTE, minutes, rates};
 
-use super::{assumed, minutes_of, named, slo, systems};
+use super::{assumed, at_counts, counts, minutes_of, named, slo, systems};
 use crate::Effort;
 use crate::figures::{Figure, Order, Spread, Unit};
 use crate::report::Report;
@@ -108,17 +108,9 @@ pub(super) fn heaviness(effort: Effort) -> Result<Report> {
                 let slo = slo(&model);
                 Function::new(model, Some(slo))
             });
-            let first = usize::try_from(seed * 31).unwrap_or(0);
-            let mut counts =
-                rates::by_minute(&rates::torpor(), lights + heavies, minutes_of(effort).min(10), first);
+            let mut counts = counts(lights + heavies, minutes_of(effort).min(10), seed);
             counts.iter_mut().flatten().for_each(|count| *count = count.div_ceil(3));
-            let arrivals = minutes::arrivals(&counts, seed);
-            let nodes = vec![system.node(4)];
-            Scenario {
-                timeout: MINUTE,
-                warmed: true,
-                ..Scenario::new(nodes, published.collect(), arrivals, seed)
-            }
+            at_counts(vec![system.node(4)], published.collect(), &counts, seed)
         };
         let scenarios: Vec<_> = (1..=effort.seeds).map(setup).collect();
         let each = run_each(&scenarios, |scenario, outcome| {

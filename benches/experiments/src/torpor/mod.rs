@@ -156,11 +156,20 @@ pub fn mixed(system: &System, (gpus, functions): (u32, usize), (seed, effort): (
         let slo = slo(&model);
         Function::new(model, Some(slo))
     });
+    let counts = counts(functions, minutes_of(effort), seed);
+    at_counts(vec![system.node(gpus)], published.collect(), &counts, seed)
+}
+
+/// Requests of so many functions by minute at the artifact's rates, from a place of the seed's.
+fn counts(functions: usize, minutes: usize, seed: u64) -> Vec<Vec<u32>> {
     let first = usize::try_from(seed * 31).unwrap_or(0);
-    let counts = rates::by_minute(&rates::torpor(), functions, minutes_of(effort), first);
-    let arrivals = minutes::arrivals(&counts, seed);
-    let nodes = vec![system.node(gpus)];
-    Scenario { timeout: MINUTE, warmed: true, ..Scenario::new(nodes, published.collect(), arrivals, seed) }
+    rates::by_minute(&rates::torpor(), functions, minutes, first)
+}
+
+/// Functions that were asked once before, by so many requests in each minute, whose clients wait for one.
+fn at_counts(nodes: Vec<NodeSpec>, published: Vec<Function>, counts: &[Vec<u32>], seed: u64) -> Scenario {
+    let arrivals = minutes::arrivals(counts, seed);
+    Scenario { timeout: MINUTE, warmed: true, ..Scenario::new(nodes, published, arrivals, seed) }
 }
 
 fn assumed() -> Vec<String> {
