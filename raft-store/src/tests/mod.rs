@@ -9,10 +9,12 @@
 //! | [`power_cut_files`] | snapshots and identity, cut after every file operation |
 //! | [`damage`] | whatever is damaged, missing or foreign is refused with a clear error |
 //! | [`simulated`] | a store in simulated time is the same store |
+//! | [`golden`] | what builds of each version of the rules wrote leads to the state that it led to |
 //! | [`full_disk`] | a write that fails halts the log, and no acknowledgement is lost |
 
 mod damage;
 mod full_disk;
+mod golden;
 mod killed;
 mod power_cut_files;
 mod power_cut_log;

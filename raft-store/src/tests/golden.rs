@@ -1,0 +1,296 @@
+//! A log and a snapshot of each version of the rules, as its builds wrote them, still lead to the state
+//! that they led to then.
+//!
+//! For each version `tests/data` holds `rules-N.log` (the pairs of sled's `logs` tree, each key and value
+//! behind its length), `rules-N.snapshot` (a snapshot file from the middle of that log) and
+//! `rules-N.digest` (the SHA-256 of the encoded state after the last entry). Files of an older version
+//! are never written again. Those of the newest, before its first release:
+//! ```text
+//! cargo test -p millrace-raft-store --lib golden -- --ignored write
+//! ```
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use millrace_cluster_state::operations::{End, Kind};
+use millrace_cluster_state::{
+    Caller, Command, ControllerId, IdempotencyKey, ModelSummary, NodeGpu, PlacementReason, Proposal,
+    Scheduling, State, UnixMillis,
+};
+use millrace_types::policy::DispatchName;
+use millrace_types::workflow::{Output, Run, Step};
+use millrace_types::{
+    Bytes, ClusterId, DataId, DataType, Digest, Dim, Epoch, FunctionKey, FunctionName, FunctionSpec,
+    GpuIndex, ModelCopy, NodeDelta, NodeName, PolicySpec, Portion, Quota, SloCounts, SyncBatch, SyncPart,
+    TenantName, TensorSpec, Tier, Usage, WorkflowSpec,
+};
+use openraft::EntryPayload;
+use openraft::RaftLogReader as _;
+use openraft::storage::RaftStateMachine as _;
+
+use super::tally::{identity, position};
+use crate::log::record;
+use crate::log::tables::Tables;
+use crate::snapshot::{format, shelf};
+use crate::{DataDir, Entry, SnapshotMeta, Store, open};
+
+/// The versions that have files.
+const VERSIONS: [u64; 1] = [9];
+/// What [`write_the_files_of_the_newest_rules`] writes.
+const NEWEST: u64 = 9;
+/// Where a snapshot of the log is taken.
+const SNAPSHOT_AT: u64 = 17;
+/// The largest file: a fixture is for a reader's eyes and the repository's size.
+const FILE_BYTES_MAX: usize = 16 << 10;
+
+fn path(version: u64, ending: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/data/rules-{version}.{ending}"))
+}
+
+fn name(name: &str) -> FunctionName {
+    FunctionName::new(name).unwrap()
+}
+
+fn key(of: &str) -> FunctionKey {
+    FunctionKey { tenant: TenantName::default(), name: name(of) }
+}
+
+fn node(name: &str) -> NodeName {
+    NodeName::new(name).unwrap()
+}
+
+fn digest(model: &str) -> Digest {
+    Digest::of(model.as_bytes())
+}
+
+fn upload(model: &str, holder: u64) -> Command {
+    let tensor = |name: &str| TensorSpec {
+        name: name.into(),
+        datatype: DataType::Fp32,
+        shape: vec![Dim::Symbol("batch".into()), Dim::Fixed(64)],
+    };
+    Command::AddArtifact {
+        digest: digest(model),
+        bytes: Bytes(4_096),
+        model: ModelSummary {
+            weights: Bytes::mib(100),
+            parameters: 25_000_000,
+            launches: 50,
+            inputs: vec![tensor("x")],
+            outputs: vec![tensor("y")],
+        },
+        holder: ControllerId(holder),
+    }
+}
+
+fn apply_function(function: &str, model: &str, timeout_s: u64) -> Command {
+    let mut spec = FunctionSpec::new(key(function));
+    spec.timeout = Duration::from_secs(timeout_s);
+    Command::ApplyFunction { spec, digest: digest(model), expected: None, voters: vec![ControllerId(1)] }
+}
+
+fn register(name: &str) -> Command {
+    Command::RegisterNode {
+        name: node(name),
+        instance: "i".into(),
+        address: "127.0.0.1:7080".into(),
+        gpus: vec![NodeGpu { index: GpuIndex(0), gpu_type: "emulated".into(), memory: Bytes::gib(16) }],
+        topology: "test".into(),
+        host_memory: Bytes::gib(64),
+        seen: Epoch(0),
+    }
+}
+
+fn place(function: &str, on: &str) -> Command {
+    Command::Place { function: key(function), node: node(on), reason: PlacementReason::MissingReplica }
+}
+
+fn sync(seq: u64, part: SyncPart) -> Command {
+    let copy = ModelCopy { digest: digest("m1"), tier: Tier::Host };
+    let data = DataId { home: node("n1"), epoch: Epoch(1), counter: seq };
+    let delta = NodeDelta {
+        models: vec![(copy, Bytes::mib(100))],
+        slo: vec![(key("f"), SloCounts { m: 90 + seq, n: 100 + seq })],
+        usage: vec![(key("f"), Usage { gpu_ns: seq << 30, requests: 100 + seq, idle_ms: seq })],
+        entries: vec![(data, Bytes(9))],
+        ..NodeDelta::default()
+    };
+    Command::SyncNode { node: node("n1"), batch: SyncBatch { epoch: Epoch(1), seq, part, delta } }
+}
+
+fn workflow(of: &str) -> Command {
+    let step = Step {
+        name: name("s"),
+        run: Run::Function(name("f")),
+        inputs: [("x".to_owned(), "input.x".parse().unwrap())].into(),
+        each: None,
+        when: None,
+        deadline: Some(Duration::from_millis(2_500)),
+    };
+    let outputs = vec![Output { name: "y".into(), from: "s.y".parse().unwrap() }];
+    let spec = WorkflowSpec::new(key(of), vec!["x".into()], vec![step], outputs);
+    Command::ApplyWorkflow { spec, expected: None }
+}
+
+/// Every command there is, each in an entry of its own, some refused. Behind the first two entries, that
+/// a group begins with.
+fn commands() -> Vec<Command> {
+    let quota = Quota { gpus_max: std::num::NonZeroU32::new(2), ..Quota::NONE };
+    let policy = PolicySpec { dispatch: Some(DispatchName::Torpor), ..PolicySpec::NONE };
+    vec![
+        upload("m1", 1),
+        upload("m1", 2),
+        upload("m2", 1),
+        apply_function("f", "m1", 10),
+        apply_function("f", "m2", 20),
+        apply_function("gone", "m1", 10),
+        apply_function("none", "absent", 10),
+        register("n1"),
+        register("n2"),
+        sync(1, SyncPart::Full(Portion::Only)),
+        place("f", "n1"),
+        place("f", "n2"),
+        Command::SetQuota { tenant: TenantName::default(), quota },
+        workflow("w"),
+        workflow("old"),
+        Command::SetPolicy { spec: policy, settings: Vec::new(), expected: None },
+        sync(2, SyncPart::Delta),
+        Command::DeleteWorkflow { key: key("old"), expected: None },
+        Command::DeleteFunction { key: key("f"), expected: None },
+        Command::DeleteFunction { key: key("gone"), expected: None },
+        Command::SetFunctionEnabled { key: key("f"), enabled: false },
+        Command::Unplace { function: key("f"), node: node("n2") },
+        Command::SetNodeScheduling { name: node("n1"), scheduling: Scheduling::Draining },
+        Command::BeginOperation { kind: Kind::RemoveController { id: ControllerId(2) } },
+        Command::EndOperation { id: 21, end: End::Succeeded },
+        Command::NodeLost { name: node("n2"), epoch: Epoch(2) },
+        Command::RemoveNode { name: node("n2") },
+        Command::RemoveArtifactHolder { digest: digest("m1"), holder: ControllerId(2) },
+        Command::RemoveArtifact { digest: digest("m1"), unused_since: UnixMillis(9_000_000) },
+        upload("m3", 1),
+        Command::RemoveArtifact { digest: digest("m3"), unused_since: UnixMillis(9_000_000) },
+    ]
+}
+
+/// The log of a group of one whose clients write [`commands`], every third of them under a key.
+fn story() -> Vec<Entry<State>> {
+    let first = Command::InitCluster { cluster_id: ClusterId("golden".into()) };
+    let propose = |index: u64, command| Proposal {
+        stamp: UnixMillis(1_000_000 + index * 1_000),
+        caller: Caller("alice".into()),
+        idempotency: index
+            .is_multiple_of(3)
+            .then(|| IdempotencyKey { client: format!("c{}", index % 2).into(), seq: index }),
+        command,
+    };
+    let entry = |index, payload| Entry::<State> { log_id: position(1, index), payload };
+    let begun = [
+        entry(0, EntryPayload::Membership(openraft::Membership::new(vec![[1].into()], None))),
+        entry(1, EntryPayload::Blank),
+        entry(2, EntryPayload::Normal(vec![propose(2, first)])),
+    ];
+    let written = (3..).zip(commands()).map(|(index, command)| {
+        let proposal = propose(index, command);
+        // A batch: the second is a repeat where the first has a key.
+        let batch = if index % 5 == 0 { vec![proposal.clone(), proposal] } else { vec![proposal] };
+        entry(index, EntryPayload::Normal(batch))
+    });
+    begun.into_iter().chain(written).collect()
+}
+
+fn render(entries: &[Entry<State>]) -> Vec<u8> {
+    let mut file = Vec::new();
+    for entry in entries {
+        let body = rmp_serde::to_vec_named(entry).unwrap();
+        for (key, value) in record::encode(entry.log_id.index, &body).unwrap() {
+            for bytes in [key, value] {
+                file.extend(u32::try_from(bytes.len()).unwrap().to_be_bytes());
+                file.extend(bytes);
+            }
+        }
+    }
+    file
+}
+
+/// The pairs of a log's file.
+fn parse(mut file: &[u8]) -> Vec<record::Pair> {
+    let mut next = || {
+        let (len, rest) = file.split_first_chunk::<4>()?;
+        let (bytes, rest) = rest.split_at_checked(u32::from_be_bytes(*len) as usize)?;
+        file = rest;
+        Some(bytes.to_vec())
+    };
+    std::iter::from_fn(|| Some((next()?, next().expect("a value for each key")))).collect()
+}
+
+fn open_state(dir: &Path) -> Store<State> {
+    open(DataDir::open(dir).unwrap(), &identity()).unwrap()
+}
+
+/// Puts a log, and perhaps a snapshot, into a data directory, opens it and applies what is to be applied.
+async fn replay(log: &[u8], snapshot: Option<&[u8]>) -> State {
+    let dir = tempfile::tempdir().unwrap();
+    drop(open_state(dir.path()));
+    let tables = Tables::open(&dir.path().join("log")).unwrap();
+    for (key, value) in parse(log) {
+        tables.logs.insert(key, value).unwrap();
+    }
+    tables.db.flush().unwrap();
+    drop(tables);
+    if let Some(snapshot) = snapshot {
+        let (meta, _) = format::decode(snapshot).unwrap();
+        let name = format!("{}.snapshot", shelf::id(meta.last_log_id));
+        fs::write(dir.path().join("snapshots").join(name), snapshot).unwrap();
+    }
+    let Store { mut log, mut machine } = open_state(dir.path());
+    let from = machine.last().map_or(0, |last| last.index + 1);
+    assert_eq!(from, if snapshot.is_some() { SNAPSHOT_AT + 1 } else { 0 });
+    machine.apply(log.try_get_log_entries(from..).await.unwrap()).await.unwrap();
+    machine.reader().latest().state.clone()
+}
+
+#[tokio::test]
+async fn a_log_and_a_snapshot_of_each_version_of_the_rules_lead_to_their_state() {
+    for version in VERSIONS {
+        let [log, snapshot, expected] =
+            ["log", "snapshot", "digest"].map(|ending| fs::read(path(version, ending)).unwrap());
+        let expected = String::from_utf8(expected).unwrap();
+        for (from, snapshot) in [("its log", None), ("its snapshot", Some(&snapshot[..]))] {
+            let state = replay(&log, snapshot).await;
+            let digest = Digest::of(&state.encode()).to_string();
+            assert_eq!(digest, expected.trim(), "version {version}, from {from}: {state:#?}");
+        }
+    }
+}
+
+#[tokio::test]
+#[ignore = "writes the files that the other test reads"]
+async fn write_the_files_of_the_newest_rules() {
+    let (entries, dir) = (story(), tempfile::tempdir().unwrap());
+    let Store { mut machine, .. } = open_state(dir.path());
+    let (before, after) = entries.split_at(SNAPSHOT_AT as usize + 1);
+    let mut outcomes = machine.apply(before.to_vec()).await.unwrap();
+    let applied = machine.reader().latest();
+    let meta = SnapshotMeta {
+        last_log_id: applied.last,
+        last_membership: applied.membership.clone(),
+        snapshot_id: shelf::id(applied.last),
+    };
+    let snapshot = format::encode(&meta, applied.state.encode()).unwrap();
+    outcomes.extend(machine.apply(after.to_vec()).await.unwrap());
+    for (index, outcomes) in outcomes.iter().enumerate() {
+        eprintln!("{index}: {outcomes:?}");
+    }
+    let state = machine.reader().latest().state.encode();
+    let digest = format!("{}\n", Digest::of(&state));
+    let files = [
+        ("log", render(&entries)),
+        ("snapshot", [&snapshot.head[..], &snapshot.state, &snapshot.tail].concat()),
+        ("digest", digest.into_bytes()),
+    ];
+    for (ending, bytes) in files {
+        assert!(bytes.len() <= FILE_BYTES_MAX, "{ending}: {} bytes", bytes.len());
+        fs::write(path(NEWEST, ending), bytes).unwrap();
+    }
+}
