@@ -128,6 +128,7 @@ fn snapshots(c: &mut Criterion) {
     println!("encoded: {} bytes", bytes.len());
     c.bench_function("clone", |b| b.iter(|| black_box(&group.state).clone()));
     c.bench_function("encode", |b| b.iter(|| black_box(&group.state).encode()));
+    c.bench_function("digest", |b| b.iter(|| black_box(&group.state).digest()));
     c.bench_function("decode", |b| b.iter(|| State::decode(black_box(&bytes))));
 }
 

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::operations::{End, Kind};
 use crate::record::{ControllerId, ModelSummary, NodeGpu, PlacementReason, Scheduling};
+use crate::rules::RulesVersion;
 
 /// Wall-clock time as the leader saw it, in milliseconds since the Unix epoch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -230,6 +231,11 @@ pub enum Command {
         /// How.
         end: End,
     },
+    /// Switches the rules by which the commands after this one are applied: see [`crate::rules`].
+    SetClusterVersion {
+        /// The version after the one in force.
+        version: RulesVersion,
+    },
 }
 
 impl Command {
@@ -257,6 +263,7 @@ impl Command {
             Self::SetPolicy { .. } => "SetPolicy",
             Self::BeginOperation { .. } => "BeginOperation",
             Self::EndOperation { .. } => "EndOperation",
+            Self::SetClusterVersion { .. } => "SetClusterVersion",
         }
     }
 }

@@ -25,6 +25,7 @@
 //! | [`workflows`] | whether a workflow fits what it runs, and what a change below it makes of it |
 //! | [`checkpoint`] | what a node told of its soft state |
 //! | [`index`] | tier 2 of the data index: who holds what, and what is lost |
+//! | [`rules`] | the version of the rules that is in force, and those that a build knows |
 //! | [`operations`] | what takes its time: drains, changes of the controller group |
 //! | [`invariants`] | what holds after every command |
 //! | [`snapshot`] | a state as bytes, with a format version |
@@ -39,6 +40,7 @@ pub mod operations;
 pub mod outcome;
 mod placements;
 pub mod record;
+pub mod rules;
 mod sessions;
 pub mod snapshot;
 mod soft_invariants;
@@ -59,6 +61,7 @@ pub use record::{
     Artifact, Cluster, ControllerId, Function, ModelKind, ModelSummary, Node, NodeGpu, NodeStatus, Placement,
     PlacementReason, Policy, RevisionRecord, Scheduling, Tenant, Workflow,
 };
+pub use rules::{KnownRules, RulesVersion, UnknownRules};
 pub use sessions::{SESSION_TTL, SESSIONS_MAX};
 pub use snapshot::{DecodeError, FORMAT};
 pub use state::{

@@ -1,13 +1,21 @@
-//! A state as bytes. The same state gives the same bytes; whoever writes them to a file adds a
-//! checksum.
+//! A state as bytes. The same state gives the same bytes, whichever build encodes it; whoever writes
+//! them to a file adds a checksum.
 //!
-//! Layout: 4 bytes of magic, a little-endian u16 format version, then the state in MessagePack with
-//! field names, so that a later format may add fields with defaults.
+//! Layout: 4 bytes of magic, a little-endian u16 format version, from format 10 on the version of the
+//! [rules](crate::rules) in force as a little-endian u64, then the state in MessagePack with field names,
+//! so that a later format may add fields with defaults.
+
+use std::io;
+
+use millrace_types::Digest;
+use millrace_types::digest::Hasher;
 
 use crate::invariants::Violation;
+use crate::rules::{KnownRules, RulesVersion, UnknownRules};
 use crate::state::State;
 
-/// The format this build writes. It reads this one and [those before](FORMAT_READ_MIN).
+/// The newest format. A build reads this one and [those before](FORMAT_READ_MIN), and writes the format
+/// of the rules in force: builds of two versions give the same bytes, and the older can read them.
 ///
 /// | format | since | what |
 /// |---|---|---|
@@ -20,12 +28,15 @@ use crate::state::State;
 /// | 7 | 0.2.0 | deadlines of workflows' steps; a build that reads 6 only would lose them |
 /// | 8 | 0.2.0 | what a function's name was billed before it; a build that reads 7 only would lose it |
 /// | 9 | 0.2.0 | functions that keep state; a build that reads 8 only would lose that they do |
-pub const FORMAT: u16 = 9;
+/// | 10 | 0.2.0 | the version of the rules; a build that reads 9 only would apply others |
+pub const FORMAT: u16 = 10;
 /// The oldest format this build reads. What it lacks is empty.
 pub const FORMAT_READ_MIN: u16 = 1;
 
 const MAGIC: [u8; 4] = *b"MRCS";
 const HEADER_LEN: usize = MAGIC.len() + size_of::<u16>();
+/// The format of a state of [`RulesVersion::UNNAMED`], whose header names no rules.
+const FORMAT_UNNAMED: u16 = 9;
 
 /// Bytes that are not a state this build can take.
 #[derive(Debug, thiserror::Error)]
@@ -41,6 +52,9 @@ pub enum DecodeError {
         /// The version found.
         found: u16,
     },
+    /// Of rules that this build does not know.
+    #[error(transparent)]
+    Rules(#[from] UnknownRules),
     /// Damaged.
     #[error("the snapshot is damaged: {0}")]
     Damaged(#[from] rmp_serde::decode::Error),
@@ -56,19 +70,49 @@ impl State {
     /// The state as bytes.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        bytes.extend_from_slice(&MAGIC);
-        bytes.extend_from_slice(&FORMAT.to_le_bytes());
+        let mut bytes = self.header();
         rmp_serde::encode::write_named(&mut bytes, self)
             .expect("plain data encodes, and writing to memory cannot fail");
         bytes
     }
 
-    /// Reads what [`Self::encode`] wrote.
+    /// The digest of the [encoded](Self::encode) state, without its bytes in memory.
+    #[must_use]
+    pub fn digest(&self) -> Digest {
+        let mut hashing = Hashing(Hasher::default());
+        hashing.0.update(&self.header());
+        // MessagePack is written in pieces of a few bytes.
+        let mut buffered = io::BufWriter::with_capacity(DIGEST_BUFFER_BYTES, hashing);
+        rmp_serde::encode::write_named(&mut buffered, self)
+            .expect("plain data encodes, and hashing cannot fail");
+        let hashing = buffered.into_inner().expect("hashing cannot fail");
+        hashing.0.finish()
+    }
+
+    fn header(&self) -> Vec<u8> {
+        let mut header = MAGIC.to_vec();
+        if self.rules == RulesVersion::UNNAMED {
+            header.extend_from_slice(&FORMAT_UNNAMED.to_le_bytes());
+        } else {
+            header.extend_from_slice(&FORMAT.to_le_bytes());
+            header.extend_from_slice(&self.rules.0.to_le_bytes());
+        }
+        header
+    }
+
+    /// Reads what [`Self::encode`] wrote, of rules that this build knows.
     ///
     /// # Errors
     /// [`DecodeError`]; no part of the state is returned then.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        Self::decode_known(bytes, KnownRules::THIS_BUILD)
+    }
+
+    /// Reads what [`Self::encode`] wrote, as a build does that knows these rules.
+    ///
+    /// # Errors
+    /// [`DecodeError`]; no part of the state is returned then.
+    pub fn decode_known(bytes: &[u8], known: KnownRules) -> Result<Self, DecodeError> {
         let header = bytes.get(..HEADER_LEN).ok_or(DecodeError::NotASnapshot)?;
         if header[..MAGIC.len()] != MAGIC {
             return Err(DecodeError::NotASnapshot);
@@ -78,13 +122,39 @@ impl State {
             return Err(DecodeError::Format { found });
         }
         let mut rest = &bytes[HEADER_LEN..];
+        let mut rules = RulesVersion::UNNAMED;
+        if found > FORMAT_UNNAMED {
+            let (named, behind) = rest.split_first_chunk().ok_or(DecodeError::NotASnapshot)?;
+            rules = RulesVersion(u64::from_le_bytes(*named));
+            rest = behind;
+        }
+        // Before the state: what follows may be of a later build.
+        known.check(rules)?;
         let mut state: Self = rmp_serde::from_read(&mut rest)?;
+        state.rules = rules;
         if !rest.is_empty() {
             return Err(DecodeError::Trailing(rest.len()));
         }
         state.rebuild();
         state.check_invariants()?;
         Ok(state)
+    }
+}
+
+/// Bytes of an encoded state that are hashed at once.
+const DIGEST_BUFFER_BYTES: usize = 64 << 10;
+
+#[derive(Debug)]
+struct Hashing(Hasher);
+
+impl io::Write for Hashing {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.update(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 
@@ -95,7 +165,7 @@ mod tests {
     use millrace_types::{Serving, Usage};
 
     use super::*;
-    use crate::commands::testing::key;
+    use crate::commands::testing::{Log, key};
     use crate::record::Scheduling;
 
     #[test]
@@ -106,11 +176,44 @@ mod tests {
         assert!(matches!(State::decode(b"PNG\0\0\0\0"), Err(DecodeError::NotASnapshot)));
         assert!(matches!(State::decode(&good[..good.len() - 1]), Err(DecodeError::Damaged(_))));
         let mut newer = good.clone();
-        newer[4] = 10;
-        assert!(matches!(State::decode(&newer), Err(DecodeError::Format { found: 10 })));
+        newer[4] = 11;
+        assert!(matches!(State::decode(&newer), Err(DecodeError::Format { found: 11 })));
         let mut longer = good;
         longer.push(0);
         assert!(matches!(State::decode(&longer), Err(DecodeError::Trailing(1))));
+    }
+
+    #[test]
+    fn a_state_of_rules_that_a_build_does_not_know_is_refused_with_the_build_to_start() {
+        let newest = Log::with_two_nodes().state.encode();
+        let decode =
+            |bytes: &[u8], newest| State::decode_known(bytes, KnownRules::up_to(RulesVersion(newest)));
+        assert_eq!(decode(&newest, 10).unwrap().rules(), RulesVersion(10));
+        assert_eq!(decode(&newest, 11).unwrap().rules(), RulesVersion(10));
+        let refused = decode(&newest, 9).unwrap_err();
+        assert!(matches!(refused, DecodeError::Rules(_)));
+        assert!(refused.to_string().ends_with("start a build that knows version 10"), "{refused}");
+        let refused = decode(&newest, 12).unwrap_err().to_string();
+        assert!(refused.contains("one version at a time: start a build that knows version 11"), "{refused}");
+        let unnamed = Log::of_rules(RulesVersion(9)).state.encode();
+        assert!(decode(&unnamed, 9).is_ok() && decode(&unnamed, 10).is_ok());
+        assert!(matches!(decode(&unnamed, 11), Err(DecodeError::Rules(_))));
+    }
+
+    /// Before the switch a build of rules 9 must still open what this one wrote.
+    #[test]
+    fn a_state_of_rules_9_is_written_in_format_9_and_a_later_one_names_its_rules() {
+        let mut log = Log::of_rules(RulesVersion(9));
+        assert_eq!(log.state.encode()[4..6], [9, 0]);
+        log.apply(crate::Command::SetClusterVersion { version: RulesVersion(10) }).unwrap();
+        assert_eq!(log.state.encode()[4..14], [10, 0, 10, 0, 0, 0, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn the_digest_is_that_of_the_encoded_state() {
+        for state in [State::default(), Log::with_two_nodes().state] {
+            assert_eq!(state.digest(), Digest::of(&state.encode()));
+        }
     }
 
     #[test]

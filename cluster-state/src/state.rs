@@ -16,11 +16,11 @@ use crate::operations::Operation;
 use crate::outcome::{Applied, Outcome, Refusal};
 use crate::placements::{Placements, first_key};
 use crate::record::{Artifact, Cluster, Function, Node, NodeStatus, Policy, Tenant, Workflow};
+use crate::rules::RulesVersion;
 use crate::sessions::Sessions;
 
-/// The commands and rules of this build: a state is only ever applied by builds of one number.
-/// Controllers say it with each message to each other and refuse another.
-pub const CLUSTER_VERSION: u64 = 9;
+/// The newest rules of this build, as controllers say with each message to each other.
+pub const CLUSTER_VERSION: u64 = RulesVersion::NEWEST.0;
 /// The newest revisions of a function that are kept, with their artifacts.
 pub const REVISIONS_KEPT: usize = 10;
 /// The newest revisions of a function that workers prepare: see [`Function::served`].
@@ -95,6 +95,9 @@ pub struct State {
     /// stands still under them.
     #[serde(default)]
     pub(crate) synced: u64,
+    /// The rules in force for the next command. In the header of the encoded state.
+    #[serde(skip)]
+    pub(crate) rules: RulesVersion,
 }
 
 /// What is remembered of a deleted function or workflow.
@@ -113,7 +116,8 @@ pub(crate) struct Context<'a> {
 }
 
 impl State {
-    /// Applies the next command of the log. Several may share one `index`: a log entry is a batch.
+    /// Applies the next command of the log. Several may share one `index`: a log entry is a batch. The
+    /// caller has [checked](Self::check_rules) that this build knows the rules.
     ///
     /// The clock advances and sessions expire even when the command is refused; nothing else
     /// changes then. In debug builds the [invariants](Self::check_invariants) are checked after.
@@ -159,7 +163,9 @@ impl State {
 
     fn carry_out_command(&mut self, proposal: &Proposal) -> Outcome {
         let context = Context { now: self.clock, caller: &proposal.caller };
-        if self.cluster.is_none() && !matches!(proposal.command, Command::InitCluster { .. }) {
+        let begins =
+            matches!(proposal.command, Command::InitCluster { .. } | Command::SetClusterVersion { .. });
+        if self.cluster.is_none() && !begins {
             return Err(Refusal::NotInitialized);
         }
         match &proposal.command {
@@ -207,6 +213,7 @@ impl State {
             }
             Command::BeginOperation { kind } => commands::begin_operation(self, context, kind),
             Command::EndOperation { id, end } => commands::end_operation(self, context, *id, end),
+            Command::SetClusterVersion { version } => commands::set_cluster_version(self, *version),
         }
     }
 

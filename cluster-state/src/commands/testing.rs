@@ -10,6 +10,7 @@ use millrace_types::{
 use crate::command::{Caller, Command, IdempotencyKey, Proposal, UnixMillis};
 use crate::outcome::{Outcome, Refusal};
 use crate::record::{ControllerId, ModelSummary, NodeGpu, PlacementReason, Scheduling};
+use crate::rules::RulesVersion;
 use crate::state::State;
 
 pub(crate) struct Log {
@@ -19,12 +20,18 @@ pub(crate) struct Log {
 }
 
 impl Log {
+    /// Of the newest rules, as a cluster that this build begins.
     pub(crate) fn empty() -> Self {
-        Self { state: State::default(), stamp: 1_000_000, index: 0 }
+        Self { state: State { rules: RulesVersion::NEWEST, ..State::default() }, stamp: 1_000_000, index: 0 }
     }
 
     pub(crate) fn new() -> Self {
+        Self::of_rules(RulesVersion::NEWEST)
+    }
+
+    pub(crate) fn of_rules(rules: RulesVersion) -> Self {
         let mut log = Self::empty();
+        log.state.rules = rules;
         log.apply(Command::InitCluster { cluster_id: ClusterId("test".into()) }).unwrap();
         log
     }
@@ -96,7 +103,7 @@ impl Log {
         self.state.apply(self.index, &proposal)
     }
 
-    fn proposal(&self, command: Command) -> Proposal {
+    pub(crate) fn proposal(&self, command: Command) -> Proposal {
         Proposal { stamp: UnixMillis(self.stamp), caller: Caller("alice".into()), idempotency: None, command }
     }
 }

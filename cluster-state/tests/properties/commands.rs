@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use millrace_cluster_state::operations::{End, Kind};
 use millrace_cluster_state::{
-    Caller, Command, ControllerId, IdempotencyKey, NodeGpu, PlacementReason, Proposal, Scheduling, UnixMillis,
+    Caller, Command, ControllerId, IdempotencyKey, NodeGpu, PlacementReason, Proposal, RulesVersion,
+    Scheduling, UnixMillis,
 };
 use millrace_types::policy::{DispatchName, Setting};
 use millrace_types::{
@@ -165,6 +166,8 @@ pub(crate) fn command() -> impl Strategy<Value = Command> {
         2 => (digest(), 0u64..200).prop_map(|(digest, at)| Command::RemoveArtifact {
             digest, unused_since: UnixMillis(at),
         }),
+        1 => (9u64..=10)
+            .prop_map(|version| Command::SetClusterVersion { version: RulesVersion(version) }),
         4 => register(),
         2 => set_quota(),
         4 => workflow_command(),

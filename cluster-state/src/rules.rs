@@ -1,0 +1,228 @@
+//! The versions of the rules by which commands change the state, and which of them a build knows.
+//!
+//! Controllers take snapshots at different entries, so that after an upgrade they apply different
+//! stretches of one log again. So the version in force is part of the state: a
+//! [`SetClusterVersion`](crate::Command::SetClusterVersion) entry switches it, and every build applies
+//! an entry by the rules that were in force at that entry.
+//!
+//! ```text
+//!   log       … │ 41: rules 9 │ 42: SetClusterVersion(10) │ 43: rules 10 │ …
+//!   build of 9  │   applies   │        refuses            │
+//!   build of 10 │   applies   │        switches           │   applies    │
+//! ```
+//!
+//! A build knows two versions, its own and the one before ([`KnownRules`]). So controllers may be upgraded
+//! one at a time, one version at a time: their leader switches once all voters know the newer version.
+//!
+//! To change what a command does, the answer it gets, or how the state is encoded:
+//! 1. Add a version to [`RulesVersion`] and raise [`RulesVersion::NEWEST`], unless the newest is
+//!    unreleased; add a row to the table there. Drop what only the version before the last needed.
+//! 2. Add a method to [`RulesVersion`] named after the change (`limits_state_bytes`), and ask it where the
+//!    two differ: `if state.rules().limits_state_bytes() { … }`.
+//! 3. Skip a new field of the state in its encoding while it is empty, and leave it empty under older
+//!    rules: builds of both versions must encode one state alike, because controllers compare digests.
+//! 4. Write `raft-store/tests/data/rules-N.*` (see `raft-store/src/tests/golden.rs`).
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::command::{Command, Proposal};
+use crate::state::State;
+
+/// A version of the rules: the *cluster version* of interfaces and messages.
+///
+/// | version | since | change |
+/// |---|---|---|
+/// | 9 | 0.2.0 | the last without a version in the log; a log or snapshot that names none is of this one |
+/// | 10 | 0.2.0 | the log and snapshots name the version |
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct RulesVersion(pub u64);
+
+impl RulesVersion {
+    /// The rules of a log that names no version.
+    pub const UNNAMED: Self = Self(9);
+    /// The newest rules that this build knows.
+    pub const NEWEST: Self = Self(10);
+
+    /// The version after this one.
+    #[must_use]
+    pub const fn next(self) -> Self {
+        Self(self.0 + 1)
+    }
+}
+
+impl Default for RulesVersion {
+    fn default() -> Self {
+        Self::UNNAMED
+    }
+}
+
+impl fmt::Display for RulesVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}
+
+/// The rules that a build knows: its newest version and the one before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KnownRules {
+    newest: RulesVersion,
+}
+
+impl KnownRules {
+    /// The rules of this build.
+    pub const THIS_BUILD: Self = Self { newest: RulesVersion::NEWEST };
+
+    /// The rules of a build by its newest version.
+    #[must_use]
+    pub const fn up_to(newest: RulesVersion) -> Self {
+        Self { newest }
+    }
+
+    /// The oldest version known.
+    #[must_use]
+    pub const fn oldest(self) -> RulesVersion {
+        RulesVersion(self.newest.0.saturating_sub(1))
+    }
+
+    /// The newest version known.
+    #[must_use]
+    pub const fn newest(self) -> RulesVersion {
+        self.newest
+    }
+
+    /// Refuses a version that the build does not know.
+    ///
+    /// # Errors
+    /// [`UnknownRules`], with the build to start instead.
+    pub fn check(self, found: RulesVersion) -> Result<(), UnknownRules> {
+        if (self.oldest()..=self.newest).contains(&found) {
+            return Ok(());
+        }
+        Err(UnknownRules { found, oldest: self.oldest(), newest: self.newest })
+    }
+
+    /// Whether two builds share a version, so that controllers of both may form a group.
+    #[must_use]
+    pub fn overlaps(self, other: Self) -> bool {
+        self.oldest() <= other.newest && other.oldest() <= self.newest
+    }
+}
+
+/// A version of the rules that a build does not know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("cluster version {found} is not one of {oldest} and {newest}, which this build knows: {}", self.next_step())]
+pub struct UnknownRules {
+    /// The version of the log or snapshot.
+    pub found: RulesVersion,
+    /// The oldest version that the build knows.
+    pub oldest: RulesVersion,
+    /// The newest version that the build knows.
+    pub newest: RulesVersion,
+}
+
+impl UnknownRules {
+    fn next_step(&self) -> String {
+        let Self { found, newest, .. } = self;
+        if found > newest {
+            return format!("start a build that knows version {found}");
+        }
+        format!(
+            "upgrade one version at a time: start a build that knows version {}, wait until 'millrace version' shows that version, and go on from there",
+            found.next()
+        )
+    }
+}
+
+impl State {
+    /// The rules in force for the next command.
+    #[must_use]
+    pub fn rules(&self) -> RulesVersion {
+        self.rules
+    }
+
+    /// Whether a build that knows these rules can apply a command to this state.
+    ///
+    /// # Errors
+    /// [`UnknownRules`] where the rules in force, or those that the command switches to, are not known.
+    pub fn check_rules(&self, known: KnownRules, proposal: &Proposal) -> Result<(), UnknownRules> {
+        match &proposal.command {
+            Command::SetClusterVersion { version } if self.may_switch_to(*version) => known.check(*version),
+            _ => known.check(self.rules),
+        }
+    }
+
+    /// Rules are switched one version at a time. A cluster that has no name yet has no past: it begins
+    /// with the newest rules of its first controller.
+    pub(crate) fn may_switch_to(&self, version: RulesVersion) -> bool {
+        match self.cluster {
+            None => version >= self.rules,
+            Some(_) => version == self.rules.next(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::commands::testing::Log;
+
+    fn known(newest: u64) -> KnownRules {
+        KnownRules::up_to(RulesVersion(newest))
+    }
+
+    fn set(version: u64) -> Command {
+        Command::SetClusterVersion { version: RulesVersion(version) }
+    }
+
+    #[test]
+    fn a_build_knows_its_version_and_the_one_before() {
+        let verdicts = (8..=12).map(|found| known(11).check(RulesVersion(found)).is_ok());
+        assert_eq!(verdicts.collect::<Vec<_>>(), [false, false, true, true, false]);
+        let newer = known(10).check(RulesVersion(11)).unwrap_err().to_string();
+        assert_eq!(
+            newer,
+            "cluster version 11 is not one of 9 and 10, which this build knows: start a build that knows version 11"
+        );
+        let older = known(12).check(RulesVersion(9)).unwrap_err().to_string();
+        assert!(
+            older.contains("upgrade one version at a time: start a build that knows version 10"),
+            "{older}"
+        );
+    }
+
+    #[test]
+    fn builds_one_version_apart_share_a_version() {
+        let of_ten = (7..=13).map(|other| known(10).overlaps(known(other)));
+        assert_eq!(of_ten.collect::<Vec<_>>(), [false, false, true, true, true, false, false]);
+        assert!(!known(10).overlaps(known(0)), "a build from before versions were exchanged says 0");
+    }
+
+    #[test]
+    fn a_command_is_refused_by_a_build_that_does_not_know_the_rules_it_leads_to() {
+        let mut log = Log::of_rules(RulesVersion(9));
+        let check = |log: &Log, newest, command| log.state.check_rules(known(newest), &log.proposal(command));
+        let other = || Command::RemoveNode { name: crate::commands::testing::node_name("n") };
+        assert!(check(&log, 9, other()).is_ok() && check(&log, 10, other()).is_ok());
+        assert!(check(&log, 11, other()).is_err(), "rules 9 are older than the build knows");
+        assert!(check(&log, 9, set(10)).is_err(), "the build knows up to 9");
+        assert!(check(&log, 10, set(10)).is_ok());
+        assert!(check(&log, 9, set(12)).is_ok(), "refused by every build, as 12 does not follow 9");
+        log.apply(set(10)).unwrap();
+        assert!(check(&log, 9, other()).is_err() && check(&log, 11, other()).is_ok());
+    }
+
+    #[test]
+    fn a_cluster_begins_with_any_rules_that_the_build_knows() {
+        let mut fresh = Log::empty();
+        fresh.state = State::default();
+        let check = |newest, command| fresh.state.check_rules(known(newest), &fresh.proposal(command));
+        assert!(check(12, set(12)).is_ok());
+        assert!(check(11, set(12)).is_err());
+        let named = Command::InitCluster { cluster_id: millrace_types::ClusterId("test".into()) };
+        assert!(check(10, named.clone()).is_ok());
+        assert!(check(11, named).is_err(), "a log that names no version is of rules 9");
+    }
+}
