@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use openraft::AnyError;
 
+use millrace_cluster_state::UnknownRules;
+
 use crate::config::StorageError;
 use crate::frame::Flaw;
 
@@ -86,6 +88,15 @@ pub enum Error {
         index: u64,
         /// What the decoder said.
         reason: String,
+    },
+
+    /// A log entry of rules that this build does not know.
+    #[error("log entry {index} cannot be applied: {source}")]
+    UnknownRules {
+        /// The entry's index.
+        index: u64,
+        /// The rules, and the build to start instead.
+        source: UnknownRules,
     },
 
     /// An intact snapshot whose state the machine does not take.
@@ -186,6 +197,7 @@ impl Error {
             Subject::WriteLog => (openraft::ErrorSubject::Logs, openraft::ErrorVerb::Write),
             Subject::ReadVote => (openraft::ErrorSubject::Vote, openraft::ErrorVerb::Read),
             Subject::WriteVote => (openraft::ErrorSubject::Vote, openraft::ErrorVerb::Write),
+            Subject::Apply => (openraft::ErrorSubject::StateMachine, openraft::ErrorVerb::Write),
             Subject::ReadSnapshot => (openraft::ErrorSubject::Snapshot(None), openraft::ErrorVerb::Read),
             Subject::WriteSnapshot => (openraft::ErrorSubject::Snapshot(None), openraft::ErrorVerb::Write),
         };
@@ -200,6 +212,7 @@ pub(crate) enum Subject {
     WriteLog,
     ReadVote,
     WriteVote,
+    Apply,
     ReadSnapshot,
     WriteSnapshot,
 }

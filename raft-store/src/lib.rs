@@ -20,6 +20,7 @@
 
 mod config;
 mod data_dir;
+mod digests;
 mod error;
 mod frame;
 mod fs;
@@ -41,6 +42,7 @@ pub use config::{
     Entry, LogId, Member, RaftId, SnapshotMeta, StorageError, StoredMembership, TypeConfig, Vote,
 };
 pub use data_dir::{DataDir, Identity};
+pub use digests::{DIGESTS_KEPT, RecentDigests, StateDigest};
 pub use error::Error;
 pub use log::disk::{DiskHealth, LogDisk, SYNC_SLOW, Stall};
 pub use log::record::ENTRY_BYTES_MAX;

@@ -3,7 +3,8 @@
 use std::error::Error;
 use std::fmt::Debug;
 
-use millrace_cluster_state::{DecodeError, Outcome, Proposal, State};
+use millrace_cluster_state::{DecodeError, KnownRules, Outcome, Proposal, State, UnknownRules};
+use millrace_types::Digest;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -19,11 +20,22 @@ pub trait Machine: Clone + Default + Send + Sync + 'static {
     /// Why some bytes are no state.
     type DecodeError: Error + Send + Sync + 'static;
 
+    /// Refuses a command that this build cannot apply to this state as every other build does.
+    ///
+    /// # Errors
+    /// [`UnknownRules`], by which the store halts.
+    fn check_rules(&self, command: &Self::Command) -> Result<(), UnknownRules>;
+
     /// Applies one command of the entry at `index`. Reads nothing but its arguments.
     fn apply(&mut self, index: u64, command: &Self::Command) -> Self::Outcome;
 
     /// The state as bytes, with a format version of its own.
     fn encode(&self) -> Vec<u8>;
+
+    /// The digest of the [encoded](Self::encode) state.
+    fn digest(&self) -> Digest {
+        Digest::of(&self.encode())
+    }
 
     /// Reads what [`Self::encode`] wrote.
     ///
@@ -37,12 +49,20 @@ impl Machine for State {
     type Outcome = Outcome;
     type DecodeError = DecodeError;
 
+    fn check_rules(&self, command: &Proposal) -> Result<(), UnknownRules> {
+        Self::check_rules(self, KnownRules::THIS_BUILD, command)
+    }
+
     fn apply(&mut self, index: u64, command: &Proposal) -> Outcome {
         Self::apply(self, index, command)
     }
 
     fn encode(&self) -> Vec<u8> {
         Self::encode(self)
+    }
+
+    fn digest(&self) -> Digest {
+        Self::digest(self)
     }
 
     fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {

@@ -9,6 +9,7 @@ use openraft::{EntryPayload, OptionalSend, RaftSnapshotBuilder, Snapshot};
 use tokio::sync::watch;
 
 use crate::config::{Entry, LogId, SnapshotMeta, StorageError, StoredMembership, TypeConfig};
+use crate::digests::{Digests, RecentDigests};
 use crate::error::{Error, Subject};
 use crate::fs::Fs;
 use crate::machine::Machine;
@@ -30,6 +31,7 @@ pub struct Applied<M> {
 #[derive(Debug, Clone)]
 pub struct StateReader<M> {
     applied: watch::Receiver<Arc<Applied<M>>>,
+    digests: watch::Receiver<RecentDigests>,
 }
 
 impl<M> StateReader<M> {
@@ -44,6 +46,12 @@ impl<M> StateReader<M> {
     pub fn watch(&self) -> watch::Receiver<Arc<Applied<M>>> {
         self.applied.clone()
     }
+
+    /// The newest digests of the state, now and as they are taken.
+    #[must_use]
+    pub fn digests(&self) -> watch::Receiver<RecentDigests> {
+        self.digests.clone()
+    }
 }
 
 /// openraft's state machine storage. One per data directory.
@@ -51,6 +59,7 @@ pub struct MachineStore<M> {
     applied: Applied<M>,
     published: watch::Sender<Arc<Applied<M>>>,
     snapshots: Snapshots,
+    digests: Digests<M>,
 }
 
 /// Where snapshots go, and who is told how far they reach.
@@ -88,13 +97,27 @@ impl<M: Machine> MachineStore<M> {
         };
         let covered = watch::Sender::new(applied.last.map(|last| last.index));
         let published = watch::Sender::new(Arc::new(applied.clone()));
-        Ok(Self { applied, published, snapshots: Snapshots { shelf: Arc::new(shelf), covered } })
+        let snapshots = Snapshots { shelf: Arc::new(shelf), covered };
+        Ok(Self { applied, published, snapshots, digests: Digests::new() })
     }
 
     /// A handle for whoever reads the state.
     #[must_use]
     pub fn reader(&self) -> StateReader<M> {
-        StateReader { applied: self.published.subscribe() }
+        StateReader { applied: self.published.subscribe(), digests: self.digests.recent() }
+    }
+
+    /// Has a digest taken every so many entries.
+    #[cfg(any(test, feature = "sim"))]
+    pub fn set_digest_every(&mut self, entries: std::num::NonZeroU64) {
+        self.digests.set_every(entries.get());
+    }
+
+    /// Corrupts the state in memory, as no log would.
+    #[cfg(any(test, feature = "sim"))]
+    pub fn corrupt(&mut self, corrupt: impl FnOnce(&mut M)) {
+        corrupt(&mut self.applied.state);
+        self.publish();
     }
 
     /// How far a durable snapshot covers the log.
@@ -111,19 +134,26 @@ impl<M: Machine> MachineStore<M> {
         self.published.send_replace(Arc::new(self.applied.clone()));
     }
 
-    fn apply_entry(&mut self, entry: Entry<M>) -> Vec<M::Outcome> {
+    fn apply_entry(&mut self, entry: Entry<M>) -> Result<Vec<M::Outcome>, Error> {
         let Applied { state, last, membership } = &mut self.applied;
+        let index = entry.log_id.index;
         *last = Some(entry.log_id);
-        match entry.payload {
+        let outcomes = match entry.payload {
             EntryPayload::Blank => Vec::new(),
             EntryPayload::Normal(commands) => {
-                commands.iter().map(|command| state.apply(entry.log_id.index, command)).collect()
+                let apply = |command| {
+                    state.check_rules(command).map_err(|source| Error::UnknownRules { index, source })?;
+                    Ok(state.apply(index, command))
+                };
+                commands.iter().map(apply).collect::<Result<_, _>>()?
             }
             EntryPayload::Membership(new) => {
                 *membership = StoredMembership::new(Some(entry.log_id), new);
                 Vec::new()
             }
-        }
+        };
+        self.digests.applied(index, &self.applied.state);
+        Ok(outcomes)
     }
 
     async fn install(&mut self, meta: SnapshotMeta, file: SnapshotFile) -> Result<(), Error> {
@@ -197,7 +227,9 @@ impl<M: Machine> RaftStateMachine<TypeConfig<M>> for MachineStore<M> {
         I: IntoIterator<Item = Entry<M>> + OptionalSend,
         I::IntoIter: OptionalSend,
     {
-        let outcomes = entries.into_iter().map(|entry| self.apply_entry(entry)).collect();
+        let outcomes: Result<_, Error> = entries.into_iter().map(|entry| self.apply_entry(entry)).collect();
+        // A state that was applied in part is not published: openraft halts on the error.
+        let outcomes = outcomes.map_err(|error| error.into_storage(Subject::Apply))?;
         self.publish();
         Ok(outcomes)
     }

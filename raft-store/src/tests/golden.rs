@@ -15,8 +15,8 @@ use std::time::Duration;
 
 use millrace_cluster_state::operations::{End, Kind};
 use millrace_cluster_state::{
-    Caller, Command, ControllerId, IdempotencyKey, ModelSummary, NodeGpu, PlacementReason, Proposal,
-    Scheduling, State, UnixMillis,
+    CLUSTER_VERSION, Caller, Command, ControllerId, IdempotencyKey, ModelSummary, NodeGpu, PlacementReason,
+    Proposal, RulesVersion, Scheduling, State, UnixMillis,
 };
 use millrace_types::policy::DispatchName;
 use millrace_types::workflow::{Output, Run, Step};
@@ -36,9 +36,9 @@ use crate::snapshot::{format, shelf};
 use crate::{DataDir, Entry, SnapshotMeta, Store, open};
 
 /// The versions that have files.
-const VERSIONS: [u64; 1] = [9];
+const VERSIONS: [u64; 2] = [9, 10];
 /// What [`write_the_files_of_the_newest_rules`] writes.
-const NEWEST: u64 = 9;
+const NEWEST: u64 = CLUSTER_VERSION;
 /// Where a snapshot of the log is taken.
 const SNAPSHOT_AT: u64 = 17;
 /// The largest file: a fixture is for a reader's eyes and the repository's size.
@@ -175,7 +175,8 @@ fn commands() -> Vec<Command> {
 
 /// The log of a group of one whose clients write [`commands`], every third of them under a key.
 fn story() -> Vec<Entry<State>> {
-    let first = Command::InitCluster { cluster_id: ClusterId("golden".into()) };
+    let begin = Command::InitCluster { cluster_id: ClusterId("golden".into()) };
+    let switch = Command::SetClusterVersion { version: RulesVersion::NEWEST };
     let propose = |index: u64, command| Proposal {
         stamp: UnixMillis(1_000_000 + index * 1_000),
         caller: Caller("alice".into()),
@@ -188,7 +189,7 @@ fn story() -> Vec<Entry<State>> {
     let begun = [
         entry(0, EntryPayload::Membership(openraft::Membership::new(vec![[1].into()], None))),
         entry(1, EntryPayload::Blank),
-        entry(2, EntryPayload::Normal(vec![propose(2, first)])),
+        entry(2, EntryPayload::Normal(vec![propose(2, switch), propose(2, begin)])),
     ];
     let written = (3..).zip(commands()).map(|(index, command)| {
         let proposal = propose(index, command);
@@ -259,6 +260,7 @@ async fn a_log_and_a_snapshot_of_each_version_of_the_rules_lead_to_their_state()
         for (from, snapshot) in [("its log", None), ("its snapshot", Some(&snapshot[..]))] {
             let state = replay(&log, snapshot).await;
             let digest = Digest::of(&state.encode()).to_string();
+            assert_eq!(state.rules(), RulesVersion(version));
             assert_eq!(digest, expected.trim(), "version {version}, from {from}: {state:#?}");
         }
     }

@@ -10,6 +10,7 @@
 //! | [`damage`] | whatever is damaged, missing or foreign is refused with a clear error |
 //! | [`simulated`] | a store in simulated time is the same store |
 //! | [`golden`] | what builds of each version of the rules wrote leads to the state that it led to |
+//! | [`upgrade`] | builds of different rules over one log, and the digests that compare states |
 //! | [`full_disk`] | a write that fails halts the log, and no acknowledgement is lost |
 
 mod damage;
@@ -23,3 +24,4 @@ mod sim_fs;
 mod simulated;
 mod suite;
 mod tally;
+mod upgrade;

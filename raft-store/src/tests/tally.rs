@@ -4,7 +4,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::Path;
 use std::sync::Arc;
 
-use millrace_cluster_state::ControllerId;
+use millrace_cluster_state::{ControllerId, UnknownRules};
 use millrace_types::ClusterId;
 use openraft::storage::{RaftLogStorage, RaftLogStorageExt};
 use openraft::{CommittedLeaderId, EntryPayload, RaftLogReader};
@@ -28,6 +28,10 @@ impl Machine for Tally {
     type Command = Command;
     type Outcome = usize;
     type DecodeError = rmp_serde::decode::Error;
+
+    fn check_rules(&self, _: &Command) -> Result<(), UnknownRules> {
+        Ok(())
+    }
 
     fn apply(&mut self, index: u64, command: &Command) -> usize {
         let value = match command {

@@ -1,0 +1,109 @@
+//! Digests of the state at every thousandth log entry, for members to compare: equal logs give equal
+//! states, so that two digests of one entry differ only when a member's state is corrupt.
+//!
+//! ```text
+//!   apply ─ entry 3000 ─▶ clone ─▶ queue (4) ─▶ one blocking task ─▶ the last 8 digests ─▶ readers
+//! ```
+//! Cloning a state costs a few reference counts, so that applying entries never waits for a digest. While
+//! entries arrive faster than states are hashed, the oldest state that waits is dropped: members then have
+//! fewer entries in common, and compare those.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use millrace_types::Digest;
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+
+use crate::machine::Machine;
+
+/// Log entries between two digests.
+const DIGEST_EVERY: u64 = 1_000;
+/// The newest digests that are kept.
+pub const DIGESTS_KEPT: usize = 8;
+/// States that wait to be hashed: a state that waits keeps alive what later entries replaced.
+const WAITING_MAX: usize = 4;
+
+/// The digest of the state after one log entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StateDigest {
+    /// The entry's index.
+    pub index: u64,
+    /// The SHA-256 of the encoded state.
+    pub digest: Digest,
+}
+
+/// The newest digests, the oldest first.
+pub type RecentDigests = Arc<[StateDigest]>;
+
+/// Takes digests of a machine's states.
+pub(crate) struct Digests<M> {
+    every: u64,
+    recent: Arc<watch::Sender<RecentDigests>>,
+    queue: Arc<Mutex<Queue<M>>>,
+}
+
+struct Queue<M> {
+    waiting: VecDeque<(u64, M)>,
+    /// Whether a task is hashing.
+    is_hashing: bool,
+}
+
+impl<M: Machine> Digests<M> {
+    pub(crate) fn new() -> Self {
+        let queue = Queue { waiting: VecDeque::new(), is_hashing: false };
+        Self {
+            every: DIGEST_EVERY,
+            recent: Arc::new(watch::Sender::new(Arc::new([]))),
+            queue: Arc::new(Mutex::new(queue)),
+        }
+    }
+
+    pub(crate) fn recent(&self) -> watch::Receiver<RecentDigests> {
+        self.recent.subscribe()
+    }
+
+    #[cfg(any(test, feature = "sim"))]
+    pub(crate) fn set_every(&mut self, entries: u64) {
+        self.every = entries;
+    }
+
+    /// Has the state after an entry hashed, if that entry's turn has come. Must be used within a tokio
+    /// runtime.
+    pub(crate) fn applied(&self, index: u64, state: &M) {
+        if !index.is_multiple_of(self.every) {
+            return;
+        }
+        let mut queue = lock(&self.queue);
+        if queue.waiting.len() == WAITING_MAX {
+            queue.waiting.pop_front();
+        }
+        queue.waiting.push_back((index, state.clone()));
+        if !std::mem::replace(&mut queue.is_hashing, true) {
+            let queue = Arc::clone(&self.queue);
+            let recent = Arc::clone(&self.recent);
+            tokio::task::spawn_blocking(move || hash_waiting(&queue, &recent));
+        }
+    }
+}
+
+fn hash_waiting<M: Machine>(queue: &Mutex<Queue<M>>, recent: &watch::Sender<RecentDigests>) {
+    while let Some((index, state)) = next(queue) {
+        let digest = state.digest();
+        recent.send_modify(|recent| {
+            let kept = recent.len().saturating_sub(DIGESTS_KEPT - 1);
+            *recent = recent[kept..].iter().copied().chain([StateDigest { index, digest }]).collect();
+        });
+    }
+}
+
+fn next<M>(queue: &Mutex<Queue<M>>) -> Option<(u64, M)> {
+    let mut queue = lock(queue);
+    let next = queue.waiting.pop_front();
+    queue.is_hashing = next.is_some();
+    next
+}
+
+fn lock<M>(queue: &Mutex<Queue<M>>) -> MutexGuard<'_, Queue<M>> {
+    queue.lock().unwrap_or_else(PoisonError::into_inner)
+}
