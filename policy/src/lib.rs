@@ -26,6 +26,7 @@
 //! | [`prewarm`] | which hints of functions that come next are followed |
 //! | [`scaling`] | how many nodes the cluster needs |
 //! | [`router`] | which worker gets a request |
+//! | [`retries`] | whether a request that a full worker refused is sent to another |
 //! | [`workflow`] | which step of a workflow runs when, and what is freed or made again |
 //! | [`checkpoint`] | what a worker tells the leader of its soft state, and when |
 //! | [`names`] | (nothing) reads what is chosen by name |
@@ -55,6 +56,7 @@ pub mod placement;
 pub mod prewarm;
 pub mod rates;
 pub mod residence;
+pub mod retries;
 pub mod router;
 pub mod scaling;
 pub mod sequences;

@@ -1,6 +1,7 @@
 //! One request on its way to a worker. The worker owns the loss of an executor; this owns the loss
 //! of a worker: a request of an idempotent function then goes to another one, within the client's
-//! timeout and a bounded number of attempts. Dropping it cancels the call.
+//! timeout and a bounded number of attempts. A request that a full worker refuses is sent to few others
+//! (`policy::retries`). Dropping it cancels the call.
 
 use std::convert::Infallible;
 use std::error::Error as _;
@@ -8,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_gateway::backend::Model;
+use millrace_policy::retries::OTHER_WORKERS_MAX;
 use millrace_policy::router;
 use millrace_proto::convert::{duration_wire, in_sequence_wire};
 use millrace_proto::status::from_status;
@@ -82,6 +84,8 @@ pub(super) struct Dispatch<'a> {
     deadline: Instant,
     /// Attempts made.
     attempts: u32,
+    /// Workers that refused it for lack of room.
+    refusals: u32,
     /// Workers that were tried, by process: one that only lost its stream was tried already.
     tried: Vec<Arc<Worker>>,
     /// An attempt that was lost may have run.
@@ -98,8 +102,19 @@ impl<'a> Dispatch<'a> {
     ) -> Self {
         let demand = Demand { key, request: router::Request { weights: model.weights } };
         let deadline = Instant::now() + call.timeout;
-        let (attempts, tried, may_have_executed) = (0, Vec::new(), false);
-        Self { serving, model, demand, run, call, deadline, attempts, tried, may_have_executed }
+        run.count_request();
+        Self {
+            serving,
+            model,
+            demand,
+            run,
+            call,
+            deadline,
+            attempts: 0,
+            refusals: 0,
+            tried: Vec::new(),
+            may_have_executed: false,
+        }
     }
 
     /// Carries it out.
@@ -152,11 +167,26 @@ impl<'a> Dispatch<'a> {
 
     /// The next worker for a request that was declined. Waits for one where the worker only goes
     /// down: its functions are placed elsewhere once it has told so.
-    async fn after_decline(&self, failure: Failure) -> Result<Arc<Worker>, Failure> {
+    async fn after_decline(&mut self, failure: Failure) -> Result<Arc<Worker>, Failure> {
+        if is_overload(failure.reason) {
+            return self.after_overload(failure);
+        }
         if failure.reason != Reason::ShuttingDown {
             return self.choose().ok_or(failure);
         }
         timeout_at(self.deadline, self.another()).await.map_err(|_| failure)
+    }
+
+    /// The next worker for a request that a worker had no room for. Only a few are asked: when all are
+    /// full, each further one is load that leads nowhere.
+    fn after_overload(&mut self, failure: Failure) -> Result<Arc<Worker>, Failure> {
+        self.refusals += 1;
+        if self.refusals > OTHER_WORKERS_MAX {
+            return Err(failure);
+        }
+        let Some(other) = self.choose() else { return Err(failure) };
+        // Last, so that a request with no other worker takes no retry from those that have one.
+        if self.run.take_retry() { Ok(other) } else { Err(failure) }
     }
 
     /// The next worker for a request whose worker is gone. Waits for one: somebody restarts it, or
@@ -296,6 +326,11 @@ fn missed(worker: &Worker, status: &Status) -> Missed {
             | Reason::RevisionNotFound
     );
     if declined && !failure.may_have_executed { Missed::Declined(failure) } else { Missed::Failed(failure) }
+}
+
+/// Whether a worker refused a request only because others take its room at the moment.
+fn is_overload(reason: Reason) -> bool {
+    matches!(reason, Reason::QueueFull | Reason::ByteBudgetExceeded)
 }
 
 fn caused_by_connecting(mut error: &(dyn std::error::Error + 'static)) -> bool {

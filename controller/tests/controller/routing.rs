@@ -1,7 +1,10 @@
 //! Requests find a ready worker, and another one when theirs is lost.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use millrace_policy::retries::{REQUESTS_PER_RETRY, RETRY_BURST_MAX};
 use millrace_proto::admin as api;
 use millrace_proto::convert::duration;
 use millrace_proto::inference::infer_parameter::ParameterChoice;
@@ -293,6 +296,52 @@ async fn a_worker_that_declines_is_passed_over_and_one_that_fails_is_believed() 
     let (_, call) = first_called(&mut a, &mut b).await;
     call.refuse(Reason::ModelFailed);
     assert_eq!(answer_of(answering).await.unwrap_err().reason, Reason::ModelFailed);
+}
+
+/// Starts workers that refuse every request for a full queue. Returns how many requests they were sent.
+async fn start_full_workers(cluster: &Cluster, count: u32) -> Arc<AtomicU32> {
+    let asked = Arc::new(AtomicU32::new(0));
+    for n in 0..count {
+        let mut worker = Stub::start(cluster, &format!("n{n}")).await;
+        let asked = Arc::clone(&asked);
+        tokio::spawn(async move {
+            while let Some(call) = worker.calls.recv().await {
+                asked.fetch_add(1, Ordering::Relaxed);
+                call.refuse(Reason::QueueFull);
+            }
+        });
+    }
+    let mut admin = cluster.admin();
+    let ready = format!("ready on {count} workers");
+    until("all to be ready", async || {
+        let function = crate::support::get(&mut admin, "f").await.unwrap();
+        function.conditions.iter().any(|it| it.r#type == "Ready" && it.message == ready).then_some(())
+    })
+    .await;
+    asked
+}
+
+#[tokio::test]
+async fn a_request_that_full_workers_refuse_is_sent_to_three_of_ten() {
+    let cluster = Cluster::start().await;
+    cluster.deploy_on("f", &mlp(), 10).await;
+    let asked = start_full_workers(&cluster, 10).await;
+    assert_eq!(answer_of(infer(&cluster, "f")).await.unwrap_err().reason, Reason::QueueFull);
+    assert_eq!(asked.load(Ordering::Relaxed), 3);
+}
+
+#[tokio::test]
+async fn requests_that_full_workers_refuse_are_sent_again_at_most_one_time_in_ten() {
+    let cluster = Cluster::start().await;
+    cluster.deploy_on("f", &mlp(), 3).await;
+    let asked = start_full_workers(&cluster, 3).await;
+    // The first request finds all credits there and earns none.
+    let requests = 101;
+    for _ in 0..requests {
+        assert_eq!(answer_of(infer(&cluster, "f")).await.unwrap_err().reason, Reason::QueueFull);
+    }
+    let retries = asked.load(Ordering::Relaxed) - requests;
+    assert_eq!(retries, RETRY_BURST_MAX + requests / REQUESTS_PER_RETRY);
 }
 
 #[tokio::test]
