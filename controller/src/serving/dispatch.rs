@@ -158,7 +158,8 @@ impl<'a> Dispatch<'a> {
     /// What of the inputs a worker would have to fetch.
     fn missing(&self, worker: &Worker) -> Bytes {
         let others = self.call.held.iter().filter(|(holder, _)| !holder.is_process_of(worker));
-        others.map(|(_, bytes)| *bytes).sum()
+        // Workers wrote these numbers.
+        Bytes(others.map(|(_, bytes)| bytes.get()).fold(0, u64::saturating_add))
     }
 
     fn no_worker(&self) -> Failure {

@@ -47,9 +47,13 @@ pub fn check(inputs: &[InferTensor], outputs: &[String], signature: &Signature) 
         }
         let datatype: DataType =
             datatype.parse().map_err(|error| invalid(format!("input {name:?}: {error}")))?;
-        let expected = element_count(shape).zip(datatype.size()).and_then(|(n, size)| n.checked_mul(size));
         let found = size_of(input);
-        if expected.is_some_and(|bytes| bytes != found) {
+        // A shape of elements without a fixed size has to be countable too: a program gets it as it is.
+        let fits = element_count(shape).is_some_and(|elements| match datatype.size() {
+            Some(size) => elements.checked_mul(size) == Some(found),
+            None => true,
+        });
+        if !fits {
             return Err(invalid(format!(
                 "input {name:?}: {found} bytes do not make {datatype} of shape {shape:?}"
             )));
@@ -377,6 +381,19 @@ mod tests {
         }
         let reason = check(&[good], &["z".into()], &signature()).unwrap_err().reason;
         assert_eq!(reason, Reason::InvalidOutput);
+    }
+
+    #[test]
+    fn a_shape_of_more_elements_than_can_be_counted_is_refused() {
+        for datatype in [DataType::Uint8, DataType::Bytes] {
+            let mut signature = signature();
+            signature.inputs[0].datatype = datatype;
+            signature.inputs[0].shape = ["N", "M"].map(|name| Dim::Symbol(name.into())).into();
+            let shape = vec![i64::MAX, 4];
+            let input = InferTensor { datatype: datatype.to_string(), shape, ..tensor("x", 4) };
+            let failure = check(&[input], &[], &signature).unwrap_err();
+            assert_eq!(failure.reason, Reason::InvalidInput, "{datatype}");
+        }
     }
 
     #[test]

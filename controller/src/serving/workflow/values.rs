@@ -191,7 +191,8 @@ impl Value {
                 let message = format!("rows of shapes {first:?} and {shape:?} cannot be joined");
                 return Err(Failure::new(Reason::InvalidOutput, message));
             }
-            joined[0] += shape[0];
+            // A worker wrote these numbers: they may be anything.
+            joined[0] = joined[0].checked_add(shape[0]).ok_or_else(|| too_many_rows(first, shape))?;
         }
         Ok(joined)
     }
@@ -219,7 +220,8 @@ impl Value {
 
     fn all(&self, name: &str) -> Result<Sent, Failure> {
         let shape = self.shape()?;
-        let (mut held, bytes) = (Vec::new(), self.filled().map(Part::bytes).sum::<u64>());
+        let bytes = self.filled().map(Part::bytes).fold(0, u64::saturating_add);
+        let mut held = Vec::new();
         let mut parts: Vec<_> = self.filled().map(|part| part.sent(&mut held)).collect();
         // Bytes alone travel as ever.
         let data = match parts.as_mut_slice() {
@@ -245,13 +247,14 @@ impl Value {
     }
 
     fn part_of(&self, name: &str, row: u64) -> Result<Part, Failure> {
-        let mut before = 0;
+        let mut before: u64 = 0;
         for part in self.filled() {
             let rows = part.shape.first().and_then(|rows| u64::try_from(*rows).ok()).unwrap_or(0);
-            if row < before + rows {
+            let end = before.saturating_add(rows);
+            if row < end {
                 return Ok(part.rows(row - before, rows));
             }
-            before += rows;
+            before = end;
         }
         let message = format!("there is no row {row} of what input {name:?} is to take one of");
         Err(Failure::new(Reason::Internal, message))
@@ -304,6 +307,11 @@ impl Room {
         })?;
         Ok(Contents::Here { data, room: Some(Arc::new(room)) })
     }
+}
+
+fn too_many_rows(first: &[i64], other: &[i64]) -> Failure {
+    let message = format!("rows of shapes {first:?} and {other:?} are more than a shape can say");
+    Failure::new(Reason::InvalidOutput, message)
 }
 
 fn senseless(name: &str, worker: &Worker) -> Failure {

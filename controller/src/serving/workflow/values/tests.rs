@@ -48,6 +48,20 @@ fn rows_of_other_shapes_do_not_join() {
 }
 
 #[test]
+fn rows_beyond_what_a_shape_can_say_do_not_join() {
+    for (first, second) in [(i64::MAX, 1), (i64::MIN, -1)] {
+        let mut joined = value(first, b"ab");
+        joined.put(1, value(second, b"cd"));
+        assert_eq!(joined.sent("y", None).unwrap_err().reason, Reason::InvalidOutput);
+        assert_eq!(joined.whole("y").unwrap_err().reason, Reason::InvalidOutput);
+    }
+    let mut joined = value(i64::MAX, b"ab");
+    joined.put(1, value(i64::MAX, b"cd"));
+    joined.put(2, value(i64::MAX, b"ef"));
+    assert_eq!(joined.sent("y", Some(u64::MAX)).unwrap_err().reason, Reason::Internal);
+}
+
+#[test]
 fn all_that_a_workflow_gave_is_what_its_call_made() {
     let mut inner = value(1, b"ab");
     inner.put(1, value(2, b"cdef"));
