@@ -39,6 +39,13 @@ mod watch;
 /// What of a GPU's memory its first executor measures copies with.
 const PROBE_MAX: Bytes = Bytes::mib(4);
 
+/// The worker's variables that an executor has too, and those whose names begin with
+/// [`ALLOCATOR_VARIABLES`]. All others may be the operator's secrets, and no executor reads them: an executor
+/// is told all that it needs over its socket. The first is for the loader, the others for messages of panics.
+const VARIABLES: [&str; 3] = ["LD_LIBRARY_PATH", "RUST_BACKTRACE", "RUST_LIB_BACKTRACE"];
+/// How the allocator is tuned.
+const ALLOCATOR_VARIABLES: &str = "MIMALLOC_";
+
 /// The program that is an executor. It finds its socket as its standard input.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExecutorCommand {
@@ -46,7 +53,7 @@ pub struct ExecutorCommand {
     pub program: PathBuf,
     /// Its arguments.
     pub args: Vec<OsString>,
-    /// Variables added to the worker's own environment.
+    /// Variables that each executor has beside the few that it has from its worker.
     pub envs: Vec<(OsString, OsString)>,
 }
 
@@ -162,8 +169,13 @@ impl ProcessPort {
         connection.send(self.hello(incarnation, &memory)?)?;
         let command = &self.settings.command;
         let failed = |error| StartError::Spawn { program: command.program.clone(), error };
+        let passed =
+            |variable: &str| VARIABLES.contains(&variable) || variable.starts_with(ALLOCATOR_VARIABLES);
+        let variables = std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(passed));
         let mut child = tokio::process::Command::new(&command.program)
             .args(&command.args)
+            .env_clear()
+            .envs(variables)
             .envs(command.envs.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::from(theirs))
             .stdout(Stdio::null())

@@ -109,6 +109,27 @@ async fn a_worker_killed_with_9_leaves_no_executor() {
     }
 }
 
+/// A file of a process's folder in `/proc`.
+pub(crate) fn proc_file(pid: u32, name: &str) -> String {
+    let bytes = std::fs::read(format!("/proc/{pid}/{name}")).unwrap();
+    String::from_utf8_lossy(&bytes).trim_end().to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn executors_have_none_of_the_workers_variables() {
+    let dir = tempfile::tempdir().unwrap();
+    let controller = Controller::start("test-cluster", 1).await;
+    let worker = WorkerProcess::start(dir.path(), &controller, Isolation::Gpu);
+    let executors = executor_pids(&all_up(&controller).await);
+    // Stands for an operator's secret.
+    let canary = format!("{WORKER_VARIABLE}=");
+    assert!(proc_file(worker.pid(), "environ").contains(&canary));
+    for executor in executors {
+        let environment = proc_file(executor, "environ");
+        assert!(!environment.contains(&canary), "{environment}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn twenty_killed_executors_leave_no_process_no_descriptor_and_no_memory() {
     let dir = tempfile::tempdir().unwrap();
