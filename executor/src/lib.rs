@@ -58,7 +58,7 @@ pub use copies::COPIES_QUEUED_MAX;
 pub use error::Error;
 pub use kept::RUNS_KEPT_MAX;
 pub use objects::OBJECTS_MAX;
-pub use process::{PROGRAMS_MAX, run};
+pub use process::{MEMORY_BESIDE_GPU, PROGRAMS_MAX, run};
 pub use runs::RUNS_QUEUED_MAX;
 pub use wire::INLINE_BYTES_MAX;
 

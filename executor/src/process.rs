@@ -1,5 +1,6 @@
 //! The process: tied to its worker, greeted, its other threads started.
 
+use std::fs;
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use millrace_proto::executor::command::Command;
 use millrace_proto::executor::event::Event;
 use millrace_proto::executor::{self as wire_messages, CopyRate, Hello, Ready};
 use millrace_proto::frames::{FrameDecoder, Received};
-use millrace_proto::{BUILD, PROTOCOL_VERSION};
+use millrace_proto::{BUILD, OOM_SCORE_ADJ, PROTOCOL_VERSION};
 use millrace_types::Bytes;
 use rustix::process::{Resource, Rlimit, Signal};
 
@@ -26,6 +27,10 @@ use crate::{copies, runs};
 
 /// Programs loaded at one time. Each keeps a descriptor and a few mappings.
 pub const PROGRAMS_MAX: usize = 4096;
+
+/// Memory that a process may have beside as much as its GPU has: for the graphs of its programs, threads,
+/// and inputs and outputs on their way.
+pub const MEMORY_BESIDE_GPU: Bytes = Bytes::gib(4);
 
 /// How often each size of a copy is measured: the median counts.
 const PROBE_ROUNDS: NonZeroU32 = NonZeroU32::new(3).expect("not zero");
@@ -58,6 +63,7 @@ pub(crate) enum Faults {
 /// [`Error`] when the socket or the protocol breaks, or there is no worker.
 pub fn run(socket: OwnedFd) -> Result<(), Error> {
     die_with_worker(&socket)?;
+    be_ended_first();
     raise_descriptor_limit();
     let mut decoder = FrameDecoder::default();
     let Some(frame) = decoder.recv_frame(&socket).map_err(Error::Socket)? else { return Ok(()) };
@@ -70,6 +76,7 @@ pub fn run(socket: OwnedFd) -> Result<(), Error> {
     let memory = descriptors.take(hello.device_memory_fd);
     let memory = memory.map_err(|_| Error::Protocol("Hello came without the GPU's memory"))?;
     let threads = NonZeroUsize::new(hello.threads as usize).unwrap_or(NonZeroUsize::MIN);
+    limit_memory(Bytes(hello.device_memory_bytes));
     let gpu = EmulatedGpu::new(memory, Bytes(hello.device_memory_bytes), threads)?;
     serve(gpu, socket, decoder, &hello)
 }
@@ -197,6 +204,27 @@ fn die_with_worker(socket: &OwnedFd) -> Result<(), Error> {
         return Err(Error::Orphaned { worker: worker.as_raw_nonzero().get() });
     }
     Ok(())
+}
+
+/// Has the kernel end this process before its worker when the machine runs out of memory.
+fn be_ended_first() {
+    if let Err(error) = fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ.to_string()) {
+        tracing::warn!(%error, "when memory runs out, the kernel may end the worker instead of this process");
+    }
+}
+
+/// Limits the memory that this process allocates. rten cannot be stopped within an operator, and the size of
+/// what an operator makes is known when it asks for the memory: a run that asks for too much ends this
+/// process, and nothing else on the machine. What a GPU could not hold may fail on an emulated one too.
+fn limit_memory(gpu: Bytes) {
+    // Private writable memory: neither the GPU's, which is shared with the worker, nor address ranges.
+    let Rlimit { maximum, .. } = rustix::process::getrlimit(Resource::Data);
+    let wanted = gpu.get().saturating_add(MEMORY_BESIDE_GPU.get());
+    let limit = Some(maximum.map_or(wanted, |maximum| maximum.min(wanted)));
+    let limit = Rlimit { current: limit, maximum: limit };
+    if let Err(error) = rustix::process::setrlimit(Resource::Data, limit) {
+        tracing::warn!(%error, "the memory of this process is not limited");
+    }
 }
 
 /// Allows as many open descriptors as the machine lets us: programs and large tensors need them.

@@ -84,5 +84,9 @@ pub const PROTOCOL_VERSION: u32 = 8;
 /// things.
 pub const FUNCTION_PROTOCOL_VERSION: u32 = 7;
 
+/// The `oom_score_adj` that a process started by a worker gives itself, be it an executor or a program: when
+/// the machine runs out of memory, the kernel ends such a process before the worker, which starts another.
+pub const OOM_SCORE_ADJ: u16 = 800;
+
 /// This build, for handshakes and `millrace version`.
 pub const BUILD: &str = env!("CARGO_PKG_VERSION");

@@ -1,7 +1,9 @@
 //! What a child of the worker does before it is the program: it ties itself to the worker, so that
-//! whatever the program is, it does not outlive it.
+//! whatever the program is, it does not outlive it; and it has the kernel end the program before the worker
+//! when memory runs out.
 
 use std::ffi::OsStr;
+use std::fs;
 use std::io;
 use std::os::fd::AsFd as _;
 use std::os::unix::process::CommandExt as _;
@@ -9,6 +11,7 @@ use std::process::{Command, ExitCode};
 use std::thread;
 use std::time::Duration;
 
+use millrace_proto::OOM_SCORE_ADJ;
 use rustix::process::Signal;
 
 /// Where a child finds which program it is to be.
@@ -25,6 +28,10 @@ pub fn launch() -> ExitCode {
         eprintln!("millrace program: a worker starts this, not a person");
         return ExitCode::FAILURE;
     };
+    // The worker goes on without it: then the kernel may end either.
+    if let Err(error) = fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ.to_string()) {
+        eprintln!("the kernel may end the worker before this program when memory runs out: {error}");
+    }
     let error = match tie_to_worker() {
         Ok(()) => become_program(&path),
         Err(error) => error,

@@ -139,3 +139,64 @@ async fn a_lost_device_is_replaced_and_its_requests_are_answered() {
     assert_eq!(values(&invoke(&mut client, "mlp", 2, &row(1)).await.unwrap()), expected);
     worker.shutdown().await;
 }
+
+/// A field of a protobuf message whose contents have a length.
+fn field(tag: u8, contents: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![tag << 3 | 2];
+    // A varint of the length.
+    let mut length = contents.len();
+    while length >= 0x80 {
+        bytes.push(length as u8 | 0x80);
+        length >>= 7;
+    }
+    bytes.push(length as u8);
+    bytes.extend_from_slice(contents);
+    bytes
+}
+
+fn onnx_node(op_type: &str, inputs: &[&str], output: &str, attribute: &[u8]) -> Vec<u8> {
+    let inputs = inputs.iter().flat_map(|input| field(1, input.as_bytes()));
+    let rest = [field(2, output.as_bytes()), field(4, op_type.as_bytes()), attribute.to_vec()].concat();
+    field(1, &inputs.chain(rest).collect::<Vec<_>>())
+}
+
+fn onnx_value(tag: u8, name: &str, dims: &[&str]) -> Vec<u8> {
+    let dims: Vec<u8> = dims.iter().flat_map(|dim| field(1, &field(2, dim.as_bytes()))).collect();
+    let float = vec![0x08, 1];
+    let tensor_type = field(1, &[float, field(2, &dims)].concat());
+    field(tag, &[field(1, name.as_bytes()), field(2, &tensor_type)].concat())
+}
+
+/// A model that takes `x` of [1, n] and makes n^4 numbers on the way to their sum.
+fn fourth_power() -> Vec<u8> {
+    let axis_0 = field(5, &[field(1, b"axis"), vec![0x18, 0, 0xa0, 1, 2]].concat());
+    let graph = [
+        onnx_node("Shape", &["x"], "shape", &[]),
+        onnx_node("Concat", &["shape"; 4], "dims", &axis_0),
+        onnx_node("ConstantOfShape", &["dims"], "zeros", &[]),
+        onnx_node("ReduceSum", &["zeros"], "y", &[]),
+        onnx_value(11, "x", &["r", "n"]),
+        onnx_value(12, "y", &["a", "b", "c", "d", "e", "f", "g", "h"]),
+    ];
+    [vec![0x08, 8], field(7, &graph.concat()), field(8, &[0x10, 17])].concat()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_asks_for_too_much_memory_ends_its_executor_and_no_other_function() {
+    let dir = tempfile::tempdir().unwrap();
+    let (worker, controller) = serving_mlp(dir.path(), 2, &["mlp"]).await;
+    let mlp = controller.publish(&millrace_model::synth::mlp());
+    let power = controller.publish(&fourth_power());
+    controller.desire(&[("mlp", mlp), ("power", power)]);
+    controller.ready("power").await;
+    let mut client = client(&worker);
+    assert_eq!(values(&invoke(&mut client, "power", 1, &[0.0; 2]).await.unwrap()), [0.0]);
+    // 6 GB, which the machine may have, and 2^46 bytes, which no machine has.
+    for (id, row) in [(2, vec![0.0; 200]), (3, vec![0.0; 2048])] {
+        let failure = invoke(&mut client, "power", id, &row).await.unwrap_err();
+        assert_eq!(failure.reason, Reason::Quarantined, "{failure:?}");
+    }
+    all_up(&controller).await;
+    invoke(&mut client, "mlp", 4, &row(1)).await.unwrap();
+    worker.shutdown().await;
+}

@@ -5,13 +5,13 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::Stdio;
 
-use millrace_proto::worker as wire;
+use millrace_proto::{OOM_SCORE_ADJ, worker as wire};
 use millrace_worker::start::Isolation;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{PidfdFlags, Resource, Rlimit, getrlimit, pidfd_open, prlimit};
 
 use crate::controller::Controller;
-use crate::support::{WORKER_VARIABLE, all_up, kill_9, pid, this_program_as, within};
+use crate::support::{WORKER_VARIABLE, all_up, kill_9, pid, this_program_as, topology, within};
 
 /// The end of a process, waited for through a pidfd: it names that process alone.
 pub(crate) struct End(OwnedFd);
@@ -127,6 +127,30 @@ async fn executors_have_none_of_the_workers_variables() {
     for executor in executors {
         let environment = proc_file(executor, "environ");
         assert!(!environment.contains(&canary), "{environment}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn executors_are_ended_before_their_worker_when_memory_runs_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let controller = Controller::start("test-cluster", 1).await;
+    let _worker = WorkerProcess::start(dir.path(), &controller, Isolation::Gpu);
+    for executor in executor_pids(&all_up(&controller).await) {
+        assert_eq!(proc_file(executor, "oom_score_adj"), OOM_SCORE_ADJ.to_string());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_memory_of_executors_is_limited() {
+    let dir = tempfile::tempdir().unwrap();
+    let controller = Controller::start("test-cluster", 1).await;
+    let _worker = WorkerProcess::start(dir.path(), &controller, Isolation::Gpu);
+    let telemetry = all_up(&controller).await;
+    let limit = millrace_executor::MEMORY_BESIDE_GPU + topology(1).gpus[0].memory;
+    for executor in executor_pids(&telemetry) {
+        let limits = proc_file(executor, "limits");
+        let data = limits.lines().find(|line| line.starts_with("Max data size")).unwrap();
+        assert!(data.contains(&limit.get().to_string()), "{data}");
     }
 }
 

@@ -7,8 +7,8 @@ use millrace_device::monotonic_now;
 use millrace_function::DataType;
 use millrace_model::program::Program;
 use millrace_proto::status::from_status;
-use millrace_proto::worker as wire;
 use millrace_proto::worker::tensor_part::Part;
+use millrace_proto::{OOM_SCORE_ADJ, worker as wire};
 use millrace_types::workflow::Signature;
 use millrace_types::{Dim, Failure, Reason, TensorSpec};
 use millrace_worker::service::tensors::INLINE_BYTES_MAX;
@@ -16,6 +16,7 @@ use millrace_worker::start::{Launcher, Worker, WorkerConfig, start};
 
 use crate::controller::Controller;
 use crate::metrics::scraped;
+use crate::processes::proc_file;
 use crate::program_child::LARGE;
 use crate::support::{Client, all_up, client, config, launcher, request, script, within};
 
@@ -112,6 +113,15 @@ async fn a_program_answers_small_and_large_data_and_no_gpu_is_charged() {
     let snapshot = worker.node().snapshot().await;
     let [function] = &snapshot.functions[..] else { panic!("{snapshot:?}") };
     assert_eq!((function.score.completed, function.score.billed_ms), (2, 0));
+    worker.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_program_is_ended_before_its_worker_when_memory_runs_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let (worker, _controller) = serving(dir.path(), 1, true).await;
+    let pid = process(&mut client(&worker), 1).await;
+    assert_eq!(proc_file(pid, "oom_score_adj"), OOM_SCORE_ADJ.to_string());
     worker.shutdown().await;
 }
 
