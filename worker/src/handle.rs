@@ -1,5 +1,6 @@
 //! [`NodeHandle`]: the way into the actors from any thread. What comes through here is bounded by
-//! a semaphore: a request's permit travels with it until it is answered.
+//! a semaphore: a request's permit travels with it until it is answered. While the actors have too many
+//! letters to read, no request comes in.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -21,7 +22,7 @@ use crate::install::{FunctionConfig, InstallError, PreparedModel, Profile};
 use crate::policy::Wanted;
 use crate::programs::Program;
 use crate::request::{Completion, Invocation};
-use crate::seams::Mailbox;
+use crate::seams::{LETTERS_PER_REQUEST, Mailbox};
 use crate::snapshot::{Look, NodeSnapshot, SnapshotPart};
 
 /// A node's actors, seen from other threads. Cheap to clone.
@@ -115,6 +116,12 @@ impl Directory {
         self.functions.read().unwrap_or_else(PoisonError::into_inner).get(key).cloned()
     }
 
+    /// How many letters the Node actor has yet to read.
+    fn node_unread(&self) -> usize {
+        let node = self.node.read().unwrap_or_else(PoisonError::into_inner);
+        node.as_ref().map_or(0, Mailbox::unread)
+    }
+
     /// Tells the Node actor something, if it is there.
     pub(crate) fn post(&self, message: node::Message) {
         if let Some(node) = &*self.node.read().unwrap_or_else(PoisonError::into_inner) {
@@ -148,6 +155,14 @@ impl NodeHandle {
             let message = format!("{} is not installed on this worker: try again soon", invocation.revision);
             return Err(Failure::new(Reason::FunctionNotReady, message));
         };
+        let letters_max = LETTERS_PER_REQUEST.saturating_mul(self.permits_max as usize);
+        let unread = entry.mailbox.unread().max(self.directory.node_unread());
+        if unread > letters_max {
+            let message = format!(
+                "the worker's actors have {unread} letters to read and {letters_max} is the most: try again soon"
+            );
+            return Err(Failure::new(Reason::QueueFull, message));
+        }
         let key = RequestKey(self.directory.keys.fetch_add(1, Ordering::Relaxed));
         let (answer, answered) = oneshot::channel();
         let waited = (invocation.cold + invocation.behind).as_nanos();

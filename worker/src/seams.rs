@@ -12,12 +12,18 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use actix::{Actor, AsyncContext, Context, Handler, Recipient, SpawnHandle};
 use actix::{ActorContext as _, Addr};
 use millrace_types::Timestamp;
 
 use crate::clock::{Clock, Sleeper};
+
+/// Letters that an actor may have to read, for each request that a node holds at most, before requests are
+/// refused. A request alone never meets the bound: no actor is sent as many for it. actix bounds no mailbox
+/// against `do_send`, and letters between actors must not be lost, so the bound is kept where requests enter.
+pub(crate) const LETTERS_PER_REQUEST: usize = 16;
 
 /// What an actor does with its messages. State is owned outright; calls never overlap.
 pub(crate) trait Behaviour: Unpin + 'static {
@@ -43,17 +49,31 @@ pub(crate) trait Behaviour: Unpin + 'static {
 
 /// An actor's address. Posting never blocks and never fails: what reaches an actor that ended is
 /// dropped, and with it whatever answers it carried.
-pub(crate) struct Mailbox<M: Send + 'static>(Recipient<Letter<M>>);
+pub(crate) struct Mailbox<M: Send + 'static> {
+    recipient: Recipient<Letter<M>>,
+    unread: Unread,
+}
+
+/// How many letters an actor has not read yet. Of this actor alone: one that is started again counts from
+/// zero, whatever was lost with the one before. Relaxed, as the number guards nothing.
+#[derive(Clone, Default)]
+struct Unread(Arc<AtomicUsize>);
 
 impl<M: Send + 'static> Mailbox<M> {
     pub(crate) fn post(&self, message: M) {
-        self.0.do_send(Letter(message));
+        self.unread.0.fetch_add(1, Ordering::Relaxed);
+        self.recipient.do_send(Letter(message));
+    }
+
+    /// How many letters the actor has yet to read.
+    pub(crate) fn unread(&self) -> usize {
+        self.unread.0.load(Ordering::Relaxed)
     }
 }
 
 impl<M: Send + 'static> Clone for Mailbox<M> {
     fn clone(&self) -> Self {
-        Self(self.0.clone())
+        Self { recipient: self.recipient.clone(), unread: self.unread.clone() }
     }
 }
 
@@ -114,9 +134,11 @@ pub(crate) fn spawn<B: Behaviour>(
     panicked: impl FnOnce(String) + 'static,
 ) -> Mailbox<B::Message> {
     let panicked: Option<Box<dyn FnOnce(String)>> = Some(Box::new(panicked));
-    let shell = Shell { behaviour: Some(behaviour), clock, sleeper, armed: None, panicked };
+    let unread = Unread::default();
+    let shell =
+        Shell { behaviour: Some(behaviour), clock, sleeper, armed: None, panicked, unread: unread.clone() };
     let address: Addr<Shell<B>> = shell.start();
-    Mailbox(address.recipient())
+    Mailbox { recipient: address.recipient(), unread }
 }
 
 struct Letter<M>(M);
@@ -131,6 +153,7 @@ struct Shell<B: Behaviour> {
     sleeper: Sleeper,
     armed: Option<(Timestamp, SpawnHandle)>,
     panicked: Option<Box<dyn FnOnce(String)>>,
+    unread: Unread,
 }
 
 impl<B: Behaviour> Actor for Shell<B> {
@@ -146,6 +169,7 @@ impl<B: Behaviour> Handler<Letter<B::Message>> for Shell<B> {
     type Result = ();
 
     fn handle(&mut self, Letter(message): Letter<B::Message>, ctx: &mut Context<Self>) {
+        self.unread.0.fetch_sub(1, Ordering::Relaxed);
         let now = self.clock.now();
         self.guarded(now, ctx, |behaviour| behaviour.handle(now, message));
     }

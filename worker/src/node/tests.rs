@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use futures::FutureExt as _;
 use millrace_policy::index::LookupOrder;
 use millrace_policy::prewarm::Prewarm;
 use millrace_proto::executor::command::Command;
@@ -31,13 +32,14 @@ use crate::hints::{Followed, Hints};
 use crate::host_tier::gate::Gate;
 use crate::host_tier::{self, Reader};
 use crate::install::{FunctionConfig, PreparedModel};
-use crate::node::{NodeConfig, NodeContext, start_here};
+use crate::node::{NodeConfig, NodeContext, REQUESTS_MAX, start_here};
 use crate::objects::{Objects, Whereabouts, memory};
 use crate::port::model::{Behaviour, RunModel};
 use crate::port::modelled::ModelledMachine;
 use crate::port::{Descriptor, ExecutorPort, PortSink, Spawner};
 use crate::programs::{Launcher, Program, Programs};
 use crate::request::{Invocation, OnGpus};
+use crate::seams::LETTERS_PER_REQUEST;
 use crate::service::{Faults, Limits, WorkerService};
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -193,6 +195,23 @@ fn request(timeout: Duration) -> Invocation {
         behind: Duration::ZERO,
         counted: false,
     }
+}
+
+#[test]
+fn a_request_is_refused_while_the_node_has_too_many_letters_to_read() {
+    in_virtual_time(async {
+        let node = node();
+        node.install(function(), prepared()).await.unwrap();
+        // Nothing is awaited here, so that no actor reads a letter.
+        for _ in 0..=LETTERS_PER_REQUEST * REQUESTS_MAX as usize {
+            node.cap(Arc::default());
+        }
+        let refused = node.invoke(request(MINUTE)).now_or_never().expect("an answer at once");
+        assert_eq!(refused.unwrap_err().reason, Reason::QueueFull);
+        // Answered after all letters before it were read.
+        node.snapshot().await;
+        node.invoke(request(MINUTE)).await.unwrap();
+    });
 }
 
 /// No object of the host's has room: outputs are answered, from the GPU's memory.
