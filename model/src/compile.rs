@@ -13,7 +13,7 @@ use crate::error::{ModelError, UnsupportedOperator};
 use crate::layout::{Layout, Placement};
 use crate::onnx::{GraphProto, ModelProto, NodeProto, TensorType, TypeProto};
 use crate::tensors::Source;
-use crate::{arrange, constants, cut, layout, operators, signature, tensors, wire};
+use crate::{arrange, constants, cut, layout, operators, signature, sizes, tensors, wire};
 
 /// What a model is, without its weights.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -93,6 +93,7 @@ pub fn compile_grouped(onnx: &Bytes, grouping: Grouping) -> Result<Compiled, Mod
     let arranged = arrange::arrange(&mut graph, None)?;
     let signature = signature::read(&graph)?;
     let reads = arrange::prune(&mut graph, arranged.reads)?;
+    sizes::check(&graph)?;
     let layout = layout::place(&mut graph, &reads, onnx);
     let launches = cut_graph(&graph, reads, &layout, grouping);
     forget_claims(&mut graph);

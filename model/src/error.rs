@@ -195,6 +195,22 @@ pub enum ModelError {
         /// What there is.
         found: u64,
     },
+    /// A node whose output has a size that the file writes, and that no device should make.
+    #[error("node {node:?} makes more than {limit} bytes: export the model with a smaller size")]
+    OutputTooLarge {
+        /// The node.
+        node: String,
+        /// The most bytes.
+        limit: u64,
+    },
+    /// A node whose output is as large as the contents of an input say.
+    #[error(
+        "node {node:?} takes the size of its output from the contents of an input, so that a request could ask for any: limit the number with Min or Clip before that node, or take it from a shape"
+    )]
+    SizeFromInput {
+        /// The node.
+        node: String,
+    },
     /// A Constant node whose value is not one tensor or number.
     #[error(
         "constant {node:?} has no value that can be served: export it as a tensor (value, value_int, value_ints, value_float or value_floats)"

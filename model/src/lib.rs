@@ -7,7 +7,7 @@
 //!
 //! ```text
 //!  file ── wire ── onnx ──┬─ signature ──────────────────────────► summary
-//!        framing   decode ├─ tensors, operators: refuse
+//!        framing   decode ├─ tensors, operators, sizes: refuse
 //!                         └─ constants ─ arrange ─ layout ─ cut ─► graph, weights, launches
 //!                             hoist      order     place    launches
 //! ```
@@ -26,6 +26,7 @@ pub mod operators;
 pub mod order;
 pub mod program;
 mod signature;
+mod sizes;
 pub mod synth;
 mod tensors;
 #[cfg(test)]
@@ -38,5 +39,6 @@ pub use cut::{GROUP_BYTES, Grouping, Launch, MAX_LAUNCHES};
 pub use error::{ModelError, UnsupportedOperator};
 pub use layout::{ALIGNMENT, MIN_PLACED_BYTES, Placement, WEIGHTS_FILE};
 pub use signature::{MAX_IR_VERSION, MAX_OPSET, MAX_TENSORS, MIN_IR_VERSION, MIN_OPSET};
+pub use sizes::OUTPUT_BYTES_MAX;
 pub use tensors::Source;
 pub use wire::{MAX_MESSAGES, MAX_NESTING};

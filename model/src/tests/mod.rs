@@ -7,6 +7,7 @@ mod refusals;
 mod runner;
 mod running;
 mod scenes;
+mod sizes;
 mod synthetic;
 mod traffic;
 
