@@ -4,13 +4,11 @@ use std::iter;
 use std::ops::Bound;
 
 use imbl::OrdMap;
+pub use millrace_types::limits::FORGOTTEN_TENANTS_MAX;
 use millrace_types::{FunctionKey, FunctionName, SloCounts, TenantName, Usage};
 use serde::{Deserialize, Serialize};
 
 use crate::placements::first_key;
-
-/// The most tenants whose forgotten functions are billed apart.
-pub const FORGOTTEN_TENANTS_MAX: usize = 10_000;
 
 /// A function's score over every node and epoch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -114,6 +112,11 @@ impl Bills {
             }
         });
         others.map(|usage| (Account::default(), usage)).into_iter().chain(rest)
+    }
+
+    /// How many bills there are.
+    pub(crate) fn len(&self) -> usize {
+        self.by_function.len() + self.forgotten.len()
     }
 
     pub(crate) fn is_bounded(&self) -> bool {

@@ -5,9 +5,11 @@
 //! node had stays, what has come is added, and what has not come goes with the last portion.
 
 use imbl::OrdMap;
-use millrace_types::checkpoint::{INDEX_ENTRIES_PER_NODE_MAX, MODELS_PER_NODE_MAX};
+use millrace_types::limits::{INDEX_ENTRIES_PER_NODE_MAX, MODELS_PER_NODE_MAX};
 use millrace_types::{Alpha, Bytes, DataId, Epoch, FunctionKey, ModelCopy, SloBase, SloCounts, Usage};
 use serde::{Deserialize, Serialize};
+
+use crate::table::Record;
 
 /// How far the state's knowledge of a node goes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -88,6 +90,27 @@ pub(crate) struct Incoming {
 
 /// The most entries of a node while a full sync is under way.
 pub(crate) const ENTRIES_IN_SYNC_MAX: usize = 2 * INDEX_ENTRIES_PER_NODE_MAX;
+
+/// Bytes of a checkpoint without items.
+const AROUND_BYTES: usize = 512;
+/// Bytes of a copy of a model, at most.
+const MODEL_BYTES_MAX: usize = 112;
+/// Bytes of an index entry, at most.
+const ENTRY_BYTES_MAX: usize = 96;
+/// Bytes of a function's score, or of its usage, at most.
+const FUNCTION_BYTES_MAX: usize = 224;
+
+/// Bounded by the number of items: a checkpoint of a hundred thousand items changes every second.
+impl Record for Checkpoint {
+    fn bytes(&self) -> u64 {
+        let incoming = self.incoming.as_ref();
+        let models = self.models.len() + incoming.map_or(0, |it| it.models.len());
+        let entries = self.entries.len() + incoming.map_or(0, |it| it.entries.len());
+        let functions = self.scores.len() + self.usage.len();
+        let items = models * MODEL_BYTES_MAX + entries * ENTRY_BYTES_MAX + functions * FUNCTION_BYTES_MAX;
+        (AROUND_BYTES + items) as u64
+    }
+}
 
 impl Checkpoint {
     pub(crate) fn begun(epoch: Epoch) -> Self {

@@ -7,11 +7,10 @@
 use std::sync::Arc;
 
 use imbl::{OrdMap, OrdSet};
+/// Beyond, what was lost first is forgotten, and unknown.
+pub use millrace_types::limits::LOST_ENTRIES_MAX;
 use millrace_types::{Bytes, DataId, NodeName};
 use serde::{Deserialize, Serialize};
-
-/// The most pieces of lost data remembered. Beyond, what was lost first is forgotten, and unknown.
-pub const LOST_ENTRIES_MAX: usize = 262_144;
 
 /// Where a piece of data is.
 #[derive(Debug, Clone, PartialEq, Eq)]

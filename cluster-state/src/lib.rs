@@ -21,6 +21,7 @@
 //! |---|---|
 //! | [`command`] | [`Proposal`] and [`Command`]: what is in the log |
 //! | [`outcome`] | [`Applied`] and [`Refusal`]: what a command answers |
+//! | [`quota`] | what the state may hold, in items and bytes |
 //! | [`record`] | functions, workflows, artifacts, nodes, placements, tenants and policies as they are kept |
 //! | [`workflows`] | whether a workflow fits what it runs, and what a change below it makes of it |
 //! | [`checkpoint`] | what a node told of its soft state |
@@ -39,6 +40,7 @@ pub mod invariants;
 pub mod operations;
 pub mod outcome;
 mod placements;
+pub mod quota;
 pub mod record;
 pub mod rules;
 mod sessions;
@@ -46,6 +48,7 @@ pub mod snapshot;
 mod soft_invariants;
 mod soft_state;
 mod state;
+mod table;
 mod workflow_invariants;
 pub mod workflows;
 

@@ -8,6 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_types::NodeName;
+/// Of drains there is one for each node that is drained, beside the changes of the group.
+pub use millrace_types::limits::OPERATIONS_MAX;
 use serde::{Deserialize, Serialize};
 
 use crate::command::{Caller, UnixMillis};
@@ -16,9 +18,6 @@ use crate::outcome::Refusal;
 use crate::record::{ControllerId, Scheduling};
 use crate::state::{Context, State};
 
-/// The most operations kept after their end, and the most changes of the group at once. Of drains there is
-/// one for each node that is drained.
-pub const OPERATIONS_MAX: usize = 256;
 /// How long a change of the group may run: far longer than its maker takes. One that is older was left
 /// behind by a maker that is gone.
 pub const OPERATION_LIFE_MAX: Duration = Duration::from_secs(600);
@@ -156,9 +155,11 @@ impl State {
     /// Ends an operation that runs. Of too many that have ended, the first to have is forgotten.
     pub(crate) fn end_operation(&mut self, id: u64, at: UnixMillis, end: End) {
         let done = self.operation(id).map_or(0, |it| self.steps_done(it));
-        if let Some(operation) = self.operations.get_mut(&id).filter(|it| it.runs()) {
-            let operation = Arc::make_mut(operation);
-            (operation.done, operation.ended) = (done, Some((at, end)));
+        if self.operation(id).is_some_and(|it| it.runs()) {
+            self.operations.change(&id, |operation| {
+                operation.done = done;
+                operation.ended = Some((at, end));
+            });
         }
         let ended = || self.operations.values().filter_map(|it| Some((it.ended.as_ref()?.0, it.id)));
         if ended().count() > OPERATIONS_MAX

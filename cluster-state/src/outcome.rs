@@ -2,11 +2,15 @@
 
 use std::time::Duration;
 
+use millrace_types::limits::REFUSAL_BYTES_MAX;
 use millrace_types::{Bytes, ClusterId, Digest, Epoch, FunctionKey, FunctionName, NodeName, Reason};
 use serde::{Deserialize, Serialize};
 
 use crate::command::UnixMillis;
 use crate::record::{ControllerId, ModelKind, Scheduling};
+
+/// Ends a text that was cut.
+const ELLIPSIS: &str = "…";
 
 /// What [`crate::State::apply`] returns.
 pub type Outcome = Result<Applied, Refusal>;
@@ -273,6 +277,18 @@ pub enum Refusal {
         /// The bound.
         limit: u64,
     },
+    /// A bound on the bytes of the state is reached.
+    #[error(
+        "the replicated state of {of} would take {bytes} bytes, over the limit of {limit}: delete functions or workflows first"
+    )]
+    OutOfBytes {
+        /// Whose part of the state is full.
+        of: String,
+        /// The bytes that it would take.
+        bytes: u64,
+        /// The bound.
+        limit: u64,
+    },
     /// As many changes of the group are under way as may be.
     #[error(
         "{limit} changes of the group are under way: wait for some to end, see 'millrace get operations'"
@@ -312,6 +328,31 @@ fn users(named: &[FunctionName], more: u64) -> String {
 }
 
 impl Refusal {
+    /// Too many of something.
+    pub(crate) fn full(what: &str, limit: usize) -> Self {
+        Self::Full { what: what.to_owned(), limit: limit as u64 }
+    }
+
+    /// Too many bytes of something.
+    pub(crate) fn out_of_bytes(of: &str, bytes: u64, limit: usize) -> Self {
+        Self::OutOfBytes { of: of.to_owned(), bytes, limit: limit as u64 }
+    }
+
+    /// The same with at most [`REFUSAL_BYTES_MAX`] of its reason: sessions keep refusals, and a reason
+    /// may name every tensor of a model.
+    #[must_use]
+    pub fn shortened(mut self) -> Self {
+        if let Self::InvalidSpec { problem }
+        | Self::BreaksWorkflow { problem, .. }
+        | Self::InvalidCheckpoint { problem, .. } = &mut self
+            && problem.len() > REFUSAL_BYTES_MAX
+        {
+            problem.truncate(problem.floor_char_boundary(REFUSAL_BYTES_MAX - ELLIPSIS.len()));
+            problem.push_str(ELLIPSIS);
+        }
+        self
+    }
+
     /// The stable reason that interfaces report.
     #[must_use]
     pub const fn reason(&self) -> Reason {
@@ -339,7 +380,8 @@ impl Refusal {
             }
             Self::Fenced { .. } => Reason::Fenced,
             Self::ArtifactNotHeld { .. } => Reason::ArtifactNotHeld,
-            Self::Full { .. } | Self::ChangesUnderWay { .. } => Reason::QueueFull,
+            Self::Full { .. } | Self::OutOfBytes { .. } => Reason::StateFull,
+            Self::ChangesUnderWay { .. } => Reason::QueueFull,
             Self::KeyTooOld { .. } | Self::KeyReused { .. } | Self::InvalidCheckpoint { .. } => {
                 Reason::MalformedRequest
             }

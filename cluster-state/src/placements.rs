@@ -3,13 +3,11 @@
 use std::sync::Arc;
 
 use imbl::{OrdMap, OrdSet};
+pub use millrace_types::limits::PLACEMENTS_MAX;
 use millrace_types::{FunctionKey, NodeName, TenantName};
 use serde::{Deserialize, Serialize};
 
 use crate::record::Placement;
-
-/// The most placements of a cluster.
-pub const PLACEMENTS_MAX: usize = 1_000_000;
 
 /// Every placement. Stored as their list; the order by node is rebuilt.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -17,6 +15,8 @@ pub const PLACEMENTS_MAX: usize = 1_000_000;
 pub(crate) struct Placements {
     by_function: OrdMap<(FunctionKey, NodeName), Arc<Placement>>,
     by_node: OrdSet<(NodeName, FunctionKey)>,
+    /// Bytes of all placements.
+    bytes: u64,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -42,12 +42,17 @@ impl Placements {
     pub(crate) fn insert(&mut self, placement: Arc<Placement>) {
         let (function, node) = (placement.function.clone(), placement.node.clone());
         self.by_node.insert((node.clone(), function.clone()));
-        self.by_function.insert((function, node), placement);
+        self.bytes += row_bytes(&function, &node);
+        if self.by_function.insert((function.clone(), node.clone()), placement).is_some() {
+            self.bytes -= row_bytes(&function, &node);
+        }
     }
 
     pub(crate) fn remove(&mut self, function: &FunctionKey, node: &NodeName) -> Option<Arc<Placement>> {
         self.by_node.remove(&(node.clone(), function.clone()));
-        self.by_function.remove(&(function.clone(), node.clone()))
+        let placement = self.by_function.remove(&(function.clone(), node.clone()))?;
+        self.bytes -= row_bytes(function, node);
+        Some(placement)
     }
 
     pub(crate) fn get(&self, function: &FunctionKey, node: &NodeName) -> Option<&Arc<Placement>> {
@@ -78,15 +83,27 @@ impl Placements {
         self.by_function.len()
     }
 
-    /// Whether both orders hold the same placements, each under its own name.
+    /// The bytes of all placements.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Whether both orders hold the same placements, each under its own name, and the bytes are theirs.
     pub(crate) fn is_consistent(&self) -> bool {
         self.by_function.len() == self.by_node.len()
+            && self.bytes == self.by_function.keys().map(|(function, node)| row_bytes(function, node)).sum()
             && self.by_function.iter().all(|((function, node), placement)| {
                 placement.function == *function
                     && placement.node == *node
                     && self.by_node.contains(&(node.clone(), function.clone()))
             })
     }
+}
+
+/// Bytes of a placement, encoded: its names, the names of its fields, a reason and two numbers.
+fn row_bytes(function: &FunctionKey, node: &NodeName) -> u64 {
+    const AROUND: usize = 144;
+    (AROUND + function.tenant.as_str().len() + function.name.as_str().len() + node.as_str().len()) as u64
 }
 
 /// Names begin with a letter or a digit: none sorts before "0".

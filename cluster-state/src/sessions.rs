@@ -9,13 +9,13 @@ use std::time::Duration;
 
 use imbl::{OrdMap, OrdSet};
 use millrace_types::Digest;
+pub use millrace_types::limits::SESSIONS_MAX;
 use serde::{Deserialize, Serialize};
 
 use crate::command::{Caller, IdempotencyKey, UnixMillis};
 use crate::outcome::{Outcome, Refusal};
+use crate::table::encoded_len;
 
-/// The most sessions kept.
-pub const SESSIONS_MAX: usize = 10_000;
 /// How long after its last write a session is kept, in stamped time.
 pub const SESSION_TTL: Duration = Duration::from_secs(3600);
 
@@ -41,6 +41,8 @@ struct Session {
 pub(crate) struct Sessions {
     by_client: OrdMap<SessionKey, Session>,
     by_use: OrdSet<(UnixMillis, SessionKey)>,
+    /// Bytes of all sessions.
+    bytes: u64,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -49,7 +51,8 @@ struct Stored(Vec<(SessionKey, Session)>);
 impl From<Stored> for Sessions {
     fn from(Stored(sessions): Stored) -> Self {
         let by_use = sessions.iter().map(|(key, session)| (session.used_at, key.clone())).collect();
-        Self { by_client: sessions.into_iter().collect(), by_use }
+        let bytes = sessions.iter().map(|(key, session)| row_bytes(key, session)).sum();
+        Self { by_client: sessions.into_iter().collect(), by_use, bytes }
     }
 }
 
@@ -85,7 +88,9 @@ impl Sessions {
     ) {
         let client = SessionKey::new(caller, key);
         let session = Session { seq: key.seq, command, outcome, used_at: now };
+        self.bytes += row_bytes(&client, &session);
         if let Some(old) = self.by_client.insert(client.clone(), session) {
+            self.bytes -= row_bytes(&client, &old);
             self.by_use.remove(&(old.used_at, client.clone()));
         }
         self.by_use.insert((now, client));
@@ -102,14 +107,27 @@ impl Sessions {
     }
 
     fn forget_oldest(&mut self) {
-        if let Some((_, client)) = self.by_use.remove_min() {
-            self.by_client.remove(&client);
+        if let Some((_, client)) = self.by_use.remove_min()
+            && let Some(session) = self.by_client.remove(&client)
+        {
+            self.bytes -= row_bytes(&client, &session);
         }
     }
 
-    /// Whether both views hold the same sessions, within the bound.
+    /// Whether a write has its answer here, or cannot have one any more.
+    pub(crate) fn knows(&self, caller: &Caller, key: &IdempotencyKey) -> bool {
+        self.by_client.get(&SessionKey::new(caller, key)).is_some_and(|session| key.seq <= session.seq)
+    }
+
+    /// The bytes of all sessions.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Whether both views hold the same sessions, within the bound, and the bytes are theirs.
     pub(crate) fn is_consistent(&self) -> bool {
         self.by_client.len() <= SESSIONS_MAX
+            && self.bytes == self.by_client.iter().map(|(key, session)| row_bytes(key, session)).sum()
             && self.by_client.len() == self.by_use.len()
             && self
                 .by_client
@@ -121,6 +139,11 @@ impl Sessions {
     pub(crate) fn len(&self) -> usize {
         self.by_client.len()
     }
+}
+
+/// Bytes of a session, encoded. Both views have its key.
+fn row_bytes(key: &SessionKey, session: &Session) -> u64 {
+    encoded_len(key) + encoded_len(session) + 1
 }
 
 impl SessionKey {

@@ -205,9 +205,7 @@ impl State {
         let names: Vec<_> =
             self.checkpoints.iter().filter(|(_, it)| concerns(it)).map(|(name, _)| name.clone()).collect();
         for name in &names {
-            if let Some(checkpoint) = self.checkpoints.get_mut(name) {
-                change(Arc::make_mut(checkpoint));
-            }
+            self.checkpoints.change(name, &change);
         }
     }
 

@@ -4,6 +4,10 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use imbl::OrdMap;
+pub use millrace_types::limits::{
+    ARTIFACTS_MAX, FUNCTIONS_MAX, NODES_MAX, POLICIES_KEPT, RETIRED_MAX, REVISIONS_KEPT, TENANTS_MAX,
+    WORKFLOWS_MAX, WORKFLOWS_PER_TENANT_MAX,
+};
 use millrace_types::{Bytes, Digest, FunctionKey, NodeName, Quota, Revision, TenantName};
 use serde::{Deserialize, Serialize};
 
@@ -18,30 +22,12 @@ use crate::placements::{Placements, first_key};
 use crate::record::{Artifact, Cluster, Function, Node, NodeStatus, Policy, Tenant, Workflow};
 use crate::rules::RulesVersion;
 use crate::sessions::Sessions;
+use crate::table::Table;
 
 /// The newest rules of this build, as controllers say with each message to each other.
 pub const CLUSTER_VERSION: u64 = RulesVersion::NEWEST.0;
-/// The newest revisions of a function that are kept, with their artifacts.
-pub const REVISIONS_KEPT: usize = 10;
 /// The newest revisions of a function that workers prepare: see [`Function::served`].
 pub const REVISIONS_SERVED: usize = 2;
-/// The most functions of a cluster.
-pub const FUNCTIONS_MAX: usize = 100_000;
-/// The most workflows of a cluster.
-pub const WORKFLOWS_MAX: usize = 10_000;
-/// The most workflows of a tenant: a change of what they run has every one of them checked again,
-/// before the next command.
-pub const WORKFLOWS_PER_TENANT_MAX: usize = 1_000;
-/// The most artifacts of a cluster.
-pub const ARTIFACTS_MAX: usize = 100_000;
-/// The most nodes kept, lost ones included.
-pub const NODES_MAX: usize = 4_096;
-/// The most tenants that have caps.
-pub const TENANTS_MAX: usize = 10_000;
-/// The newest policies that are kept.
-pub const POLICIES_KEPT: usize = 20;
-/// The most deleted functions and workflows whose numbers are remembered.
-pub const RETIRED_MAX: usize = 10_000;
 
 /// Everything the controllers agree on.
 ///
@@ -58,9 +44,9 @@ pub struct State {
     /// entry must not share a resource version, or the second would be lost to a writer that had
     /// seen the first.
     pub(crate) version: u64,
-    pub(crate) functions: OrdMap<FunctionKey, Arc<Function>>,
-    pub(crate) artifacts: OrdMap<Digest, Arc<Artifact>>,
-    pub(crate) nodes: OrdMap<NodeName, Arc<Node>>,
+    pub(crate) functions: Table<FunctionKey, Function>,
+    pub(crate) artifacts: Table<Digest, Artifact>,
+    pub(crate) nodes: Table<NodeName, Node>,
     pub(crate) epochs_given: u64,
     /// Where the numbers of a deleted function or workflow stopped: should its name return, they go
     /// on counting, so that a number never means two models to a worker or a client. No function that
@@ -70,21 +56,21 @@ pub struct State {
     pub(crate) sessions: Sessions,
     /// None has the name of a function.
     #[serde(default)]
-    pub(crate) workflows: OrdMap<FunctionKey, Arc<Workflow>>,
+    pub(crate) workflows: Table<FunctionKey, Workflow>,
     /// Those that have caps.
     #[serde(default)]
-    pub(crate) tenants: OrdMap<TenantName, Arc<Tenant>>,
+    pub(crate) tenants: Table<TenantName, Tenant>,
     /// How nodes schedule, the newest last, and what it was before.
     #[serde(default)]
     pub(crate) policies: Vec<Arc<Policy>>,
     /// What takes its time, by the version at which it began.
     #[serde(default)]
-    pub(crate) operations: OrdMap<u64, Arc<Operation>>,
+    pub(crate) operations: Table<u64, Operation>,
     #[serde(default)]
     pub(crate) placements: Placements,
     /// Of live nodes only, and of none that has not said anything and was given nothing yet.
     #[serde(default)]
-    pub(crate) checkpoints: OrdMap<NodeName, Arc<Checkpoint>>,
+    pub(crate) checkpoints: Table<NodeName, Checkpoint>,
     #[serde(default)]
     pub(crate) index: Index,
     #[serde(default)]

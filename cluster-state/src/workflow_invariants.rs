@@ -43,8 +43,6 @@ impl State {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use millrace_types::Revision;
     use millrace_types::workflow::{CheckError, FitError};
 
@@ -64,7 +62,7 @@ mod tests {
         let unknown = CheckError::UnknownRun { step, run: run_function("f") };
         let changed = |name: &str, change: &dyn Fn(&mut Workflow)| {
             let mut state = good.clone();
-            change(Arc::make_mut(state.workflows.get_mut(&key(name)).unwrap()));
+            state.workflows.change(&key(name), change);
             state.check_workflows()
         };
 

@@ -6,7 +6,7 @@
 //!
 //! Who runs what is not indexed: it is found by a scan of the tenant's workflows, at most
 //! [`WORKFLOWS_PER_TENANT_MAX`](crate::WORKFLOWS_PER_TENANT_MAX) of
-//! [`STEPS_MAX`](millrace_types::workflow::STEPS_MAX) steps. What they run is looked at where it lies. Only what people write needs it, and of functions only a deletion or a model with another
+//! [`STEPS_MAX`](millrace_types::limits::STEPS_MAX) steps. What they run is looked at where it lies. Only what people write needs it, and of functions only a deletion or a model with another
 //! signature.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -175,10 +175,10 @@ impl State {
     pub(crate) fn take_fits(&mut self, tenant: &TenantName, fits: Fits) {
         for (run, fit) in fits {
             let key = FunctionKey { tenant: tenant.clone(), name: run.name().clone() };
-            if let Some(workflow) = self.workflows.get_mut(&key) {
-                let workflow = Arc::make_mut(workflow);
-                (workflow.signature, workflow.nesting) = (fit.signature, fit.nesting);
-            }
+            self.workflows.change(&key, |workflow| {
+                workflow.signature = fit.signature;
+                workflow.nesting = fit.nesting;
+            });
         }
     }
 }

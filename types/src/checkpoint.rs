@@ -27,10 +27,6 @@ use crate::ids::{Epoch, FunctionKey, GpuIndex, NodeName};
 use crate::units::Bytes;
 use crate::usage::Usage;
 
-/// The most index entries of one node that tier 2 names. What is beyond is counted.
-pub const INDEX_ENTRIES_PER_NODE_MAX: usize = 131_072;
-/// The most model locations of one node that are kept. What is beyond is counted.
-pub const MODELS_PER_NODE_MAX: usize = 16_384;
 /// The most items of one batch.
 pub const SYNC_ITEMS_MAX: usize = 1_000;
 /// The most bytes of one batch, encoded: well below what a command may have.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::FunctionKey;
+use crate::limits::{LABEL_LEN_MAX, LABELS_MAX};
 use crate::sequences::{Sequences, SequencesError};
 use crate::serving::{Residency, Serving, ServingError};
 use crate::units::Bytes;
@@ -25,10 +26,6 @@ pub const REPLICAS_MAX: u32 = 64;
 pub const DEFAULT_PROCESSES: u32 = 1;
 /// The most processes that each node keeps of a program.
 pub const PROCESSES_MAX: u32 = 64;
-/// The most labels a function may carry.
-pub const LABELS_MAX: usize = 64;
-/// The most bytes of a label's key, or value.
-pub const LABEL_LEN_MAX: usize = 253;
 
 /// How a function's model is run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]

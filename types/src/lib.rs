@@ -8,6 +8,7 @@
 //! | [`counts`] | scores and shares, exact |
 //! | [`usage`] | what a function is billed for |
 //! | [`digest`] | SHA-256 content addresses |
+//! | [`limits`] | the named bounds of the replicated state |
 //! | [`node`] | what may be placed on a node |
 //! | [`policy`] | how nodes schedule, as far as that changes while they run |
 //! | [`units`] | [`Bytes`], [`BytesPerSec`], [`Timestamp`] |
@@ -26,6 +27,7 @@ pub mod counts;
 pub mod digest;
 pub mod function;
 pub mod ids;
+pub mod limits;
 pub mod manifest;
 pub mod node;
 pub mod policy;

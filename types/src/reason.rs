@@ -92,6 +92,8 @@ reasons! {
     MembershipRefused = "MEMBERSHIP_REFUSED", retryable: false;
     /// A queue or budget is full.
     QueueFull = "QUEUE_FULL", retryable: true;
+    /// The replicated state holds a limit of something: delete some of it first.
+    StateFull = "STATE_FULL", retryable: false;
     /// The bytes of requests in flight exceed the budget, or one message its limit.
     ByteBudgetExceeded = "BYTE_BUDGET_EXCEEDED", retryable: true;
     /// The request's timeout passed.

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::limits::STATES_MAX;
 use crate::tensor::{DataType, Dim, TensorSpec, element_count, shape_text};
 use crate::workflow::{Ports, Signature};
 
@@ -20,8 +21,6 @@ pub const SEQUENCES_MAX: u32 = 1024;
 pub const IDLE_DEFAULT: Duration = Duration::from_secs(60);
 /// The longest that a sequence that nobody asks for is kept: a day.
 pub const IDLE_MAX: Duration = Duration::from_secs(24 * 3600);
-/// The most tensors of a function's state: as many as travel beside a request's own.
-pub const STATES_MAX: usize = 16;
 /// The most bytes of a sequence's name, as Triton has it.
 pub const SEQUENCE_NAME_MAX: usize = 128;
 

@@ -1,8 +1,6 @@
 //! Says how an operation ended. A drain that is cancelled leaves its node cordoned: what moved stays where
 //! it is, and nothing comes back by itself.
 
-use std::sync::Arc;
-
 use crate::operations::{End, Kind};
 use crate::outcome::{Applied, Outcome, Refusal};
 use crate::record::Scheduling;
@@ -16,12 +14,11 @@ pub(crate) fn end_operation(state: &mut State, context: Context<'_>, id: u64, en
     match (&operation.kind, end) {
         (Kind::DrainNode { node }, End::Cancelled) => {
             let version = state.next_version();
-            if let Some(node) = state.nodes.get_mut(node) {
-                let node = Arc::make_mut(node);
+            state.nodes.change(node, |node| {
                 node.scheduling = Scheduling::Cordoned;
                 node.resource_version = version;
                 node.changed_at = context.now;
-            }
+            });
             state.end_operation(id, context.now, End::Cancelled);
             Ok(Applied::Changed { version })
         }

@@ -26,8 +26,6 @@ mod sync_node;
 pub(crate) mod testing;
 mod unplace;
 
-use std::sync::Arc;
-
 use millrace_types::workflow::Run;
 use millrace_types::{Digest, FunctionKey, Revision};
 
@@ -102,9 +100,8 @@ fn retire(state: &mut State, key: &FunctionKey, retired: Retired) {
 /// One more or one less revision uses the artifact. Either way it was touched now: the grace
 /// period of an artifact begins when its last use ends.
 fn count_use(state: &mut State, digest: Digest, now: UnixMillis, count: impl FnOnce(u64) -> u64) {
-    if let Some(artifact) = state.artifacts.get_mut(&digest) {
-        let artifact = Arc::make_mut(artifact);
+    state.artifacts.change(&digest, |artifact| {
         artifact.uses = count(artifact.uses);
         artifact.touched_at = now;
-    }
+    });
 }

@@ -51,6 +51,7 @@ mod tests {
     use super::*;
     use crate::Command;
     use crate::commands::testing::{Log, apply, node_name, place, schedule, unplace};
+    use crate::table::Table;
 
     #[test]
     fn the_wish_survives_the_loss_and_the_return_of_the_node() {
@@ -76,7 +77,7 @@ mod tests {
         log.apply(place("f", "n1")).unwrap();
         log.apply(schedule("n1", Scheduling::Draining)).unwrap();
         // As a state is read that was written before.
-        log.state.operations.clear();
+        log.state.operations = Table::default();
         let before = log.state.node(&node_name("n1")).unwrap().clone();
         assert!(log.apply(schedule("n1", Scheduling::Draining)).unwrap().changed());
         assert_eq!(log.state.node(&node_name("n1")), Some(&before), "it is as it was");

@@ -7,9 +7,8 @@
 use std::sync::Arc;
 
 use imbl::ordmap::DiffItem;
-use millrace_types::checkpoint::{
-    COUNT_MAX, INDEX_ENTRIES_PER_NODE_MAX, MODELS_PER_NODE_MAX, SYNC_ITEMS_MAX,
-};
+use millrace_types::checkpoint::{COUNT_MAX, SYNC_ITEMS_MAX};
+use millrace_types::limits::{INDEX_ENTRIES_PER_NODE_MAX, MODELS_PER_NODE_MAX};
 use millrace_types::{
     Bytes, DataId, FunctionKey, ModelCopy, NodeDelta, NodeName, Portion, SloCounts, SyncBatch, SyncPart,
     Usage,

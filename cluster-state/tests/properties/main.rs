@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use commands::{command, digest, log, spec, sync};
 use millrace_cluster_state::{Applied, Caller, Command, IdempotencyKey, Outcome, Proposal, Refusal, State};
 use millrace_types::workflow::{NESTING_MAX, Run, Signature};
-use millrace_types::{Digest, FunctionKey, FunctionSpec, Revision, WorkflowSpec};
+use millrace_types::{Digest, FunctionKey, FunctionSpec, Revision, TenantName, WorkflowSpec};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree as _;
 use proptest::test_runner::TestRunner;
@@ -237,6 +237,48 @@ proptest! {
                 prop_assert_eq!(before, contents(&state));
             }
         }
+    }
+
+    /// The bytes that a state counts as it changes are those of its records, which a decoded state counts
+    /// again, and no fewer than its snapshot has.
+    #[test]
+    fn bytes_are_counted_as_a_recount_has_them(log in prop_oneof![log(), log_of_workflows()]) {
+        let mut state = State::default();
+        for (n, proposal) in log.iter().enumerate() {
+            let before = state.clone();
+            let outcome = state.apply(index_of(n), proposal);
+            let encoded = state.encode();
+            let recounted = State::decode(&encoded).unwrap();
+            prop_assert_eq!(state.bytes(), recounted.bytes());
+            prop_assert_eq!(state.definition_bytes(), recounted.definition_bytes());
+            for tenant in ["default", "acme"].map(|name| TenantName::new(name).unwrap()) {
+                prop_assert_eq!(state.tenant_bytes(&tenant), recounted.tenant_bytes(&tenant));
+                prop_assert!(state.tenant_bytes(&tenant) <= state.definition_bytes());
+            }
+            prop_assert!(state.bytes() >= encoded.len() as u64, "{} of {}", state.bytes(), encoded.len());
+            if matches!(outcome, Ok(Applied::Deleted { .. })) {
+                prop_assert!(state.definition_bytes() <= before.definition_bytes());
+            }
+        }
+    }
+
+    /// What the leader lets through is not refused for want of room when it is applied, and the other way.
+    #[test]
+    fn the_leader_admits_what_the_state_takes(log in log(), next in command()) {
+        let mut state = State::default();
+        replay(&mut state, 0, &log);
+        let next = Proposal {
+            stamp: state.clock(),
+            caller: Caller("alice".into()),
+            idempotency: None,
+            command: next,
+        };
+        let admitted = state.admit(&next);
+        let full = matches!(
+            state.apply(index_of(log.len()), &next),
+            Err(Refusal::Full { .. } | Refusal::OutOfBytes { .. } | Refusal::ChangesUnderWay { .. })
+        );
+        prop_assert_eq!(admitted.is_err(), full);
     }
 
     /// What functions counted and used never shrinks, whoever is lost; a function that is deleted

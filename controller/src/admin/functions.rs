@@ -96,6 +96,7 @@ impl AdminService {
     async fn dry_run(&self, caller: Caller, command: Command) -> Result<(Applied, State), Failure> {
         let state = self.replica.linearizable().await?;
         let proposal = Proposal { stamp: self.replica.now(), caller, idempotency: None, command };
+        state.admit(&proposal).map_err(|refusal| refused(&refusal))?;
         let (outcome, after) = state.dry_run(&proposal);
         Ok((outcome.map_err(|refusal| refused(&refusal))?, after))
     }

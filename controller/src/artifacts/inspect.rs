@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 use millrace_cluster_state::ModelSummary;
+use millrace_cluster_state::quota::check_model;
 use millrace_model::program::{self, Program, ProgramError};
 use millrace_model::{Compiled, ModelError};
 use millrace_types::workflow::Signature;
@@ -15,13 +16,19 @@ pub(super) async fn inspect(verified: Verified) -> Result<(Verified, ModelSummar
         let contents = Bytes::from(verified.read()?);
         if program::is_program(&contents) {
             let unusable = |error: ProgramError| Failure::new(Reason::InvalidModel, error.to_string());
-            return Ok((verified, summary_of_program(Program::unpack(&contents).map_err(unusable)?)));
+            let program = Program::unpack(&contents).map_err(unusable)?;
+            return Ok((verified, summary_of_program(program)));
         }
         let compiled = millrace_model::compile(&contents).map_err(|error| refusal(&error))?;
         Ok((verified, summary(compiled)))
     };
+    // Checked here too, so that nothing of a model whose names are too long is stored.
+    let within_bounds = |(verified, summary): (Verified, ModelSummary)| match check_model(&summary) {
+        Ok(()) => Ok((verified, summary)),
+        Err(error) => Err(Failure::new(Reason::InvalidModel, error.to_string())),
+    };
     match tokio::task::spawn_blocking(work).await {
-        Ok(result) => result,
+        Ok(result) => result.and_then(within_bounds),
         // A panic on a client's bytes: our bug, and not a reason to take the file.
         Err(error) => Err(Failure::new(Reason::Internal, format!("the model could not be checked: {error}"))),
     }

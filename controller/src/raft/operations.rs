@@ -3,6 +3,7 @@
 
 use millrace_cluster_state::operations::{End, Kind};
 use millrace_cluster_state::{Applied, Caller, Command, ControllerId};
+use millrace_types::limits::{REFUSAL_BYTES_MAX, beginning};
 use millrace_types::{Failure, Reason};
 
 use super::replica::Replica;
@@ -34,7 +35,7 @@ impl Replica {
     pub(super) async fn end_change<T>(&self, id: u64, caller: Caller, changed: &Result<T, Failure>) {
         let end = match changed {
             Ok(_) => End::Succeeded,
-            Err(failure) => End::Failed { why: failure.message.clone() },
+            Err(failure) => End::Failed { why: beginning(&failure.message, REFUSAL_BYTES_MAX).to_owned() },
         };
         if let Err(failure) = self.propose(caller, None, Command::EndOperation { id, end }).await {
             tracing::warn!(operation = id, error = failure.message, "its end could not be noted");

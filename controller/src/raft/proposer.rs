@@ -164,7 +164,7 @@ fn send(answer: oneshot::Sender<Result<Applied, Failure>>, result: Result<Applie
 
 /// A refusal as every interface reports it.
 pub(crate) fn refused(refusal: &Refusal) -> Failure {
-    Failure::new(refusal.reason(), refusal.to_string())
+    Failure::new(refusal.reason(), refusal.clone().shortened().to_string())
 }
 
 #[cfg(test)]

@@ -7,9 +7,11 @@
 
 use std::time::Duration;
 
-use millrace_cluster_state::{Applied, Caller, Command, IdempotencyKey, State};
+use millrace_cluster_state::quota::check_sizes;
+use millrace_cluster_state::{Applied, Caller, Command, IdempotencyKey, Proposal, Refusal, State};
 use millrace_proto::trace;
 use millrace_raft_store::{LogId, Member};
+use millrace_types::limits::COMMAND_BYTES_MAX;
 use millrace_types::{Failure, Reason};
 use openraft::error::{CheckIsLeaderError, RaftError};
 use openraft::metrics::RaftServerMetrics;
@@ -19,15 +21,13 @@ use tokio::time::Instant;
 use tracing::Instrument as _;
 
 use super::peers::Peer;
-use super::proposer::{self, Proposed};
+use super::proposer::{self, Proposed, refused};
 use super::replica::{Leader, Replica};
 
 /// Proposals that wait for the batch before theirs. Beyond that, `QUEUE_FULL`.
 pub(super) const WAITING_MAX: usize = 4096;
 /// Writes on their way to another leader. Beyond that, `QUEUE_FULL`.
 pub(super) const FORWARDED_MAX: usize = 4096;
-/// The largest command, encoded.
-const COMMAND_BYTES_MAX: usize = 128 << 10;
 const _: () = assert!(COMMAND_BYTES_MAX < proposer::BATCH_BYTES_MAX, "every command fits a batch");
 
 /// How long a request waits for somebody to lead: an election with one tie, and not much longer, so
@@ -49,11 +49,21 @@ const SETTLE_TIMEOUT: Duration = Duration::from_secs(1);
 const QUORUM_SILENCE_MAX: Duration = Duration::from_secs(2);
 
 /// A write as it travels to the leader.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Forwarded {
     caller: Caller,
     idempotency: Option<IdempotencyKey>,
     command: Command,
+}
+
+impl Forwarded {
+    /// Checks each part of the write against its bound, and gives the size of the command.
+    fn check_sizes(&self) -> Result<usize, Failure> {
+        let Self { caller, idempotency, command } = self;
+        let checked = check_sizes(caller, idempotency.as_ref(), command);
+        checked.map_err(|error| refused(&Refusal::from(error)))?;
+        command_bytes(command)
+    }
 }
 
 /// What the leader answers to a write.
@@ -78,14 +88,14 @@ impl Replica {
         idempotency: Option<IdempotencyKey>,
         command: Command,
     ) -> Result<Applied, Failure> {
-        check_size(&command)?;
+        let write = Forwarded { caller, idempotency, command };
+        write.check_sizes()?;
         self.check_disk()?;
         // What nobody asked for, such as a checkpoint each second, is nobody's trace.
         let span = match tracing::Span::current().is_none() {
             true => tracing::Span::none(),
-            false => tracing::info_span!("raft.propose", millrace.command = command.name()),
+            false => tracing::info_span!("raft.propose", millrace.command = write.command.name()),
         };
-        let write = Forwarded { caller, idempotency, command };
         let proposed = self.propose_anywhere(write).instrument(span.clone()).await;
         if let Err(failure) = &proposed {
             trace::fail(&span, &failure.message);
@@ -203,18 +213,15 @@ impl Replica {
 
     /// Proposes what this controller was asked for, or another one was.
     pub(super) async fn propose_here(&self, write: &Forwarded) -> Result<Done, Failure> {
-        let bytes = check_size(&write.command)?;
+        let bytes = write.check_sizes()?;
         let term = self.check_leads()?;
+        let Forwarded { caller, idempotency, command } = write.clone();
+        // The stamp is the batch's: this one is for the trial alone.
+        let proposal = Proposal { stamp: self.time.now(), caller, idempotency, command };
+        self.reader.latest().state.admit(&proposal).map_err(|refusal| refused(&refusal))?;
+        let Proposal { caller, idempotency, command, .. } = proposal;
         let (answer, answered) = oneshot::channel();
-        let Forwarded { caller, idempotency, command } = write;
-        let proposed = Proposed {
-            caller: caller.clone(),
-            idempotency: idempotency.clone(),
-            command: command.clone(),
-            term,
-            bytes,
-            answer,
-        };
+        let proposed = Proposed { caller, idempotency, command, term, bytes, answer };
         self.proposals.try_send(proposed).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => Failure::new(
                 Reason::QueueFull,
@@ -313,12 +320,12 @@ fn ended(last: Failure, sent_before: bool) -> Failure {
 }
 
 /// The size of a command, if the log takes it.
-fn check_size(command: &Command) -> Result<usize, Failure> {
+fn command_bytes(command: &Command) -> Result<usize, Failure> {
     let encoded = rmp_serde::to_vec_named(command)
         .map_err(|error| Failure::new(Reason::Internal, format!("a command cannot be encoded: {error}")))?;
     if encoded.len() > COMMAND_BYTES_MAX {
         let message = format!(
-            "the change takes {} bytes and the log at most {COMMAND_BYTES_MAX} of one: shorten its labels, or declare fewer tensors",
+            "the change takes {} bytes, and COMMAND_BYTES_MAX is {COMMAND_BYTES_MAX}: shorten its labels, or declare fewer tensors",
             encoded.len()
         );
         return Err(Failure::new(Reason::InvalidSpec, message));

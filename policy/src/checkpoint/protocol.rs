@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_types::checkpoint::{INDEX_ENTRIES_PER_NODE_MAX, SYNC_BYTES_MAX, SYNC_ITEMS_MAX};
+use millrace_types::checkpoint::{SYNC_BYTES_MAX, SYNC_ITEMS_MAX};
+use millrace_types::limits::INDEX_ENTRIES_PER_NODE_MAX;
 use millrace_types::{Alpha, Bytes, DataId, Epoch, FunctionKey, ModelCopy, SloCounts, SyncBatch, Usage};
 
 /// How often, and how much at a time.

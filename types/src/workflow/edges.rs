@@ -172,9 +172,10 @@ fn bytes(tensor: &TensorSpec) -> u64 {
 mod tests {
     use std::cell::Cell;
 
-    use super::super::{Output, STEPS_MAX, Signature};
+    use super::super::{Output, Signature};
     use super::*;
     use crate::ids::{FunctionKey, TenantName};
+    use crate::limits::STEPS_MAX;
     use crate::tensor::DataType;
 
     fn name(name: &str) -> FunctionName {

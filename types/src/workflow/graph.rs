@@ -4,9 +4,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::{INPUT, PORT_LEN_MAX, PORTS_MAX, Run, STEPS_MAX, Source, Step, WorkflowSpec};
+use super::{INPUT, PORT_LEN_MAX, Run, Source, Step, WorkflowSpec};
 use crate::function::{SpecError, TIMEOUT_MAX, beginning, validate_terms};
 use crate::ids::FunctionName;
+use crate::limits::{PORTS_MAX, STEPS_MAX};
 
 /// Why a workflow was refused, by itself. Each message says what to write instead.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]

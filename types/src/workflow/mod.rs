@@ -40,10 +40,6 @@ pub use edges::{EDGE_STEPS_MAX, Edge};
 pub use fit::{Fit, FitError, FitRef};
 pub use graph::WorkflowError;
 
-/// The most steps of one workflow, those of workflows inside it not counted.
-pub const STEPS_MAX: usize = 64;
-/// The most inputs, or outputs, of one workflow.
-pub const PORTS_MAX: usize = 64;
 /// The most characters in the name of a workflow's input or output.
 pub const PORT_LEN_MAX: usize = 256;
 /// How deep workflows may lie in workflows.

@@ -145,7 +145,7 @@ fn a_step_that_takes_the_one_before_many_times_is_checked_as_fast_as_any() {
         let from = if at == 0 { "input.x".to_owned() } else { format!("s{}.y", at - 1) };
         step(&format!("s{at}"), "add", &[("a", &from), ("b", &from)])
     };
-    spec.steps = (0..super::super::STEPS_MAX).map(two).collect();
+    spec.steps = (0..crate::limits::STEPS_MAX).map(two).collect();
     spec.inputs = vec!["x".into()];
     spec.outputs = vec![Output { name: "y".into(), from: "s63.y".parse().unwrap() }];
     spec.validate().unwrap();

@@ -1,0 +1,289 @@
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use millrace_types::limits::{FUNCTIONS_MAX, LABEL_LEN_MAX, LABELS_MAX, REVISIONS_KEPT};
+use millrace_types::sequences::{IDLE_DEFAULT, StatePair};
+use millrace_types::{
+    Bytes, DataId, Digest, Epoch, FunctionKey, FunctionName, GpuIndex, ModelCopy, NodeName, Quota, Reason,
+    Revision, Sequences, SloBase, SloCounts, Tier, Usage,
+};
+
+use super::*;
+use crate::accounts::FunctionScore;
+use crate::checkpoint::{Checkpoint, Incoming, Score};
+use crate::command::UnixMillis;
+use crate::commands::testing::{
+    Log, apply, apply_workflow, chain, delete, digest, key, model, model_of, place, run_function, spec,
+    tensor, unplace,
+};
+use crate::record::{ControllerId, Placement, PlacementReason, RevisionRecord};
+use crate::state::Retired;
+
+/// Fills a state with functions of other tenants until it takes so many bytes.
+fn fill(state: &mut State, bytes: u64) {
+    let spec = FunctionSpec { labels: labels(), ..spec("large") };
+    let revision = RevisionRecord {
+        number: Revision::FIRST,
+        spec,
+        digest: digest("m"),
+        created_at: UnixMillis(1),
+        created_by: Caller("alice".into()),
+    };
+    let function = Function {
+        key: key("large"),
+        resource_version: 1,
+        enabled: true,
+        revisions: vec![Arc::new(revision); 1_000],
+        created_at: UnixMillis(1),
+        updated_at: UnixMillis(1),
+        updated_by: Caller("alice".into()),
+        requests_before: 0,
+    };
+    let function = Arc::new(function);
+    let mut number = 0;
+    while state.bytes() < bytes {
+        let tenant = TenantName::new(&format!("t{number}")).unwrap();
+        state.functions.insert(FunctionKey { tenant, ..key("large") }, function.clone());
+        number += 1;
+    }
+}
+
+fn proposal(command: Command) -> Proposal {
+    Proposal { stamp: UnixMillis(2_000_000), caller: Caller("alice".into()), idempotency: None, command }
+}
+
+fn admit(state: &State, command: Command) -> Result<(), Refusal> {
+    state.admit(&proposal(command))
+}
+
+/// As many labels as there may be, as long as they may be.
+fn labels() -> BTreeMap<String, String> {
+    let label = |n: usize| (format!("{n:0>LABEL_LEN_MAX$}"), "v".repeat(LABEL_LEN_MAX));
+    (0..LABELS_MAX).map(label).collect()
+}
+
+fn labelled(name: &str) -> Command {
+    let spec = FunctionSpec { labels: labels(), ..spec(name) };
+    Command::ApplyFunction { spec, digest: digest("m"), expected: None, voters: Vec::new() }
+}
+
+/// A state in which the tenant has room for less than one function with all labels.
+fn full_tenant() -> State {
+    let mut log = Log::with_artifacts(&["m"]);
+    log.apply(apply("f", "m")).unwrap();
+    let mut state = log.state;
+    let function = state.functions[&key("f")].clone();
+    let spec = FunctionSpec { labels: labels(), ..spec("f") };
+    let revision = Arc::new(RevisionRecord { spec, ..RevisionRecord::clone(function.latest()) });
+    let large = Function { revisions: vec![revision; REVISIONS_KEPT], ..Function::clone(&function) };
+    let large = Arc::new(large);
+    let mut number = 0;
+    while state.tenant_bytes(&key("f").tenant) + encoded_len(&*large) < TENANT_BYTES_MAX as u64 {
+        state.functions.insert(key(&format!("large-{number}")), large.clone());
+        number += 1;
+    }
+    let one = Arc::new(Function { revisions: large.revisions[..1].to_vec(), ..Function::clone(&large) });
+    while state.tenant_bytes(&key("f").tenant) + encoded_len(&*one) < TENANT_BYTES_MAX as u64 {
+        state.functions.insert(key(&format!("one-{number}")), one.clone());
+        number += 1;
+    }
+    state
+}
+
+#[test]
+fn a_tenant_whose_state_is_full_is_refused_and_may_delete() {
+    let state = full_tenant();
+    let refused = admit(&state, labelled("new")).unwrap_err();
+    let Refusal::OutOfBytes { of, bytes, limit } = &refused else { panic!("{refused:?}") };
+    assert_eq!((of.as_str(), *limit), ("tenant default", TENANT_BYTES_MAX as u64));
+    assert!(bytes > limit && refused.reason() == Reason::StateFull && !refused.reason().retryable());
+    // What is as it was takes no room, and what shrinks gives some back.
+    assert_eq!(admit(&state, apply("f", "m")), Ok(()));
+    assert_eq!(admit(&state, delete("one-0")), Ok(()));
+    let mut other = spec("new");
+    other.key.tenant = TenantName::new("other").unwrap();
+    other.labels = labels();
+    let digest = digest("m");
+    let other = Command::ApplyFunction { spec: other, digest, expected: None, voters: Vec::new() };
+    assert_eq!(admit(&state, other), Ok(()), "another tenant has room");
+}
+
+#[test]
+fn a_workflow_is_charged_with_its_signature() {
+    let mut log = Log::with_artifacts(&["m"]);
+    log.apply(apply("f", "m")).unwrap();
+    let before = log.state.clone();
+    log.apply(apply_workflow(chain("w", &[run_function("f")]))).unwrap();
+    let tenant = &key("f").tenant;
+    let workflow = log.state.workflow(&key("w")).unwrap();
+    let expected = encoded_len(&**workflow) + encoded_len(&workflow.key);
+    assert_eq!(log.state.tenant_bytes(tenant) - before.tenant_bytes(tenant), expected);
+    assert!(log.state.bytes() > before.bytes() && log.state.bytes() >= log.state.encode().len() as u64);
+}
+
+#[test]
+fn a_full_cluster_takes_only_what_deletes_or_ends_something() {
+    let mut log = Log::with_two_nodes();
+    log.add_model("m", model());
+    fill(&mut log.state, STATE_BYTES_MAX as u64);
+    for adds in [labelled("new"), place("f", "n1")] {
+        let refused = admit(&log.state, adds).unwrap_err();
+        assert_eq!(refused.reason(), Reason::StateFull, "{refused}");
+    }
+    for ends in [
+        delete("f"),
+        unplace("f", "n1"),
+        Command::RemoveArtifact { digest: digest("m"), unused_since: UnixMillis(0) },
+    ] {
+        assert_eq!(admit(&log.state, ends), Ok(()));
+    }
+}
+
+#[test]
+fn counts_are_refused_before_they_reach_the_log() {
+    let mut log = Log::with_artifacts(&["m"]);
+    log.apply(apply("f", "m")).unwrap();
+    let function = log.state.functions[&key("f")].clone();
+    for number in 0..FUNCTIONS_MAX {
+        log.state.functions.insert(key(&format!("n{number}")), function.clone());
+    }
+    let refused = admit(&log.state, apply("new", "m")).unwrap_err();
+    assert_eq!(refused.to_string(), "the cluster holds its limit of 100000 functions: delete some first");
+    assert_eq!(refused.reason(), Reason::StateFull);
+}
+
+#[test]
+fn a_repeated_write_has_its_answer_in_the_log() {
+    let mut log = Log::with_artifacts(&["m"]);
+    log.apply_keyed(labelled("f"), 1).unwrap();
+    fill(&mut log.state, STATE_BYTES_MAX as u64);
+    let repeated = |seq| Proposal {
+        idempotency: Some(IdempotencyKey { client: "c".into(), seq }),
+        ..proposal(labelled("g"))
+    };
+    assert_eq!(log.state.admit(&repeated(1)), Ok(()));
+    assert!(log.state.admit(&repeated(2)).is_err());
+}
+
+#[test]
+fn names_and_specs_over_their_bounds_are_refused() {
+    let check =
+        |command: Command| check_sizes(&Caller("alice".into()), None, &command).map_err(|it| it.to_string());
+    let add = |model| Command::AddArtifact {
+        digest: Digest::of(b"m"),
+        bytes: Bytes(1),
+        model,
+        holder: ControllerId(1),
+    };
+    let name = |bytes| "n".repeat(bytes);
+    let named = |bytes| add(model_of(tensor(&name(bytes), 4), tensor("y", 4)));
+    assert_eq!(check(named(TENSOR_NAME_BYTES_MAX)), Ok(()));
+    let refused = check(named(TENSOR_NAME_BYTES_MAX + 1)).unwrap_err();
+    assert!(refused.ends_with("has 257 bytes, and TENSOR_NAME_BYTES_MAX is 256: shorten it"), "{refused}");
+    assert!(refused.len() < 200, "{refused}");
+    let mut wide = model();
+    wide.outputs = vec![tensor("y", 4); TENSORS_MAX + 1];
+    assert!(check(add(wide)).unwrap_err().contains("TENSORS_MAX is 1024"));
+    let mut deep = model();
+    deep.inputs[0].shape = vec![Dim::Fixed(1); RANK_MAX + 1];
+    assert!(check(add(deep)).unwrap_err().contains("RANK_MAX is 32"));
+    let mut free = model();
+    free.inputs[0].shape = vec![Dim::Symbol(name(DIM_NAME_BYTES_MAX + 1))];
+    assert!(check(add(free)).unwrap_err().contains("DIM_NAME_BYTES_MAX is 320"));
+
+    let keeping = |input: String, output: String| {
+        let state = vec![StatePair { input, output }];
+        let spec =
+            FunctionSpec { sequences: Some(Sequences { state, idle: IDLE_DEFAULT, max: 4 }), ..spec("f") };
+        Command::ApplyFunction { spec, digest: digest("m"), expected: None, voters: Vec::new() }
+    };
+    assert_eq!(check(keeping(name(256), name(256))), Ok(()));
+    assert!(check(keeping(name(257), name(1))).is_err() && check(keeping(name(1), name(257))).is_err());
+
+    let mut workflow = chain("w", &[run_function("f")]);
+    workflow.steps[0].inputs = [(name(257), "input.x".parse().unwrap())].into();
+    assert!(check(apply_workflow(workflow)).unwrap_err().contains("TENSOR_NAME_BYTES_MAX"));
+    assert_eq!(check(labelled("f")), Ok(()));
+
+    let failed = |bytes| Command::EndOperation { id: 1, end: End::Failed { why: name(bytes) } };
+    assert!(check(failed(REFUSAL_BYTES_MAX)).is_ok() && check(failed(REFUSAL_BYTES_MAX + 1)).is_err());
+    let key = IdempotencyKey { client: name(129).into(), seq: 1 };
+    let caller = Caller("alice".into());
+    assert!(check_sizes(&caller, Some(&key), &delete("f")).is_err());
+    let quota = Command::SetQuota { tenant: TenantName::default(), quota: Quota::NONE };
+    assert!(check_sizes(&Caller(name(257).into()), None, &quota).is_err());
+}
+
+#[test]
+fn a_long_refusal_is_cut_before_it_is_kept() {
+    let refusal = Refusal::InvalidSpec { problem: "ä".repeat(100_000) }.shortened();
+    let Refusal::InvalidSpec { problem } = &refusal else { panic!("{refusal}") };
+    assert!(problem.len() <= REFUSAL_BYTES_MAX && problem.ends_with("ä…"));
+    let short = Refusal::InvalidSpec { problem: "why".into() };
+    assert_eq!(short.clone().shortened(), short);
+}
+
+/// Names and numbers as long as they may be: no record takes more than is counted for it.
+#[test]
+fn no_record_takes_more_bytes_than_are_counted() {
+    let text = |n: usize| format!("{n:x>63}");
+    let node = |n: usize| NodeName::new(&text(n)).unwrap();
+    let key = |n: usize| FunctionKey {
+        tenant: TenantName::new(&text(n)).unwrap(),
+        name: FunctionName::new(&text(n)).unwrap(),
+    };
+    let data = |n: usize| DataId { home: node(n), epoch: Epoch(u64::MAX), counter: u64::MAX };
+    let copy = |n: usize| ModelCopy { digest: digest(&text(n)), tier: Tier::Gpu(GpuIndex(u32::MAX)) };
+    let size = Bytes(u64::MAX);
+    let usage = Usage { gpu_ns: u64::MAX, requests: u64::MAX, idle_ms: u64::MAX };
+    let counts = SloCounts { m: u64::MAX, n: u64::MAX };
+    let base = SloBase { m: i64::MIN, n: i64::MIN };
+    let incoming = Incoming {
+        models: (0..200).map(|n| (copy(n), size)).collect(),
+        entries: (0..200).map(|n| (data(n), size)).collect(),
+        dropped: u64::MAX,
+    };
+    let checkpoint = Checkpoint {
+        models: incoming.models.clone(),
+        entries: incoming.entries.clone(),
+        incoming: Some(incoming),
+        scores: (0..200).map(|n| (key(n), Score { counts, base })).collect(),
+        usage: (0..200).map(|n| (key(n), usage)).collect(),
+        ..Checkpoint::begun(Epoch(u64::MAX))
+    };
+    let mut state = State::default();
+    state.checkpoints.insert(node(0), Arc::new(checkpoint));
+    for n in 0..1_000 {
+        let placement = Placement {
+            function: key(n),
+            node: node(n),
+            reason: PlacementReason::MissingReplica,
+            resource_version: u64::MAX,
+            placed_at: UnixMillis(u64::MAX),
+        };
+        state.placements.insert(Arc::new(placement));
+        state.scores.insert(key(n), FunctionScore { total: counts, unclaimed: counts });
+        state.bills.charge(&key(n), usage);
+        state.retired.insert(key(n), Retired { last: Revision::FIRST, version: u64::MAX });
+        state.index.hold(&data(n), &node(n));
+        state.index.lose(&data(n), size, &node(n), u64::MAX);
+        let session = IdempotencyKey { client: text(n).into(), seq: u64::MAX };
+        let refusal = Refusal::InvalidSpec { problem: "x".repeat(REFUSAL_BYTES_MAX) };
+        let caller = Caller("c".repeat(CALLER_BYTES_MAX).into());
+        state.sessions.remember(&caller, &session, digest("c"), Err(refusal), UnixMillis(u64::MAX));
+    }
+    let (counted, encoded) = (state.bytes() - STATE_BYTES_AROUND, state.encode().len() as u64);
+    assert!(counted >= encoded, "{counted} bytes are counted of {encoded}");
+}
+
+/// As `docs/operating.md` says it, and so that a tenant may have as many functions as a cluster.
+#[test]
+fn a_plain_function_takes_about_600_bytes_and_a_revision_400() {
+    let mut log = Log::with_artifacts(&["m", "n"]);
+    log.apply(apply("f-000042", "m")).unwrap();
+    let one = log.state.tenant_bytes(&key("f").tenant);
+    log.apply(apply("f-000042", "n")).unwrap();
+    let revision = log.state.tenant_bytes(&key("f").tenant) - one;
+    assert!((500..=650).contains(&one) && (300..=420).contains(&revision), "{one} and {revision} bytes");
+    assert!(one * FUNCTIONS_MAX as u64 <= TENANT_BYTES_MAX as u64, "{one} bytes each");
+}

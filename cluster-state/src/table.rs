@@ -1,0 +1,203 @@
+//! A table of the state that counts its own bytes, so that a check of the quota takes no walk over the
+//! records. In: rows that are inserted, changed and removed. Out: the bytes that all rows take, and those
+//! of one tenant. The count is no part of an encoded state: it is made again from the rows.
+//!
+//! A row takes what its key and its record take in a snapshot, or somewhat more ([`Record::bytes`]), so
+//! that a bound on the count bounds the snapshot.
+
+use std::fmt;
+use std::io;
+use std::ops::Deref;
+use std::sync::Arc;
+
+use imbl::OrdMap;
+use millrace_types::{Digest, FunctionKey, NodeName, TenantName};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// A record of a table.
+pub(crate) trait Record: Serialize {
+    /// The bytes that the record takes encoded, or a bound on them.
+    fn bytes(&self) -> u64 {
+        encoded_len(self)
+    }
+}
+
+/// The key of a table's rows.
+pub(crate) trait Key: Ord + Clone + Serialize {
+    /// The tenant that the row is charged to.
+    fn tenant(&self) -> Option<&TenantName> {
+        None
+    }
+}
+
+impl Key for FunctionKey {
+    fn tenant(&self) -> Option<&TenantName> {
+        Some(&self.tenant)
+    }
+}
+
+impl Key for TenantName {
+    fn tenant(&self) -> Option<&TenantName> {
+        Some(self)
+    }
+}
+
+impl Key for Digest {}
+impl Key for NodeName {}
+impl Key for u64 {}
+
+/// Bytes of plain data as a snapshot encodes it. Allocates nothing.
+pub(crate) fn encoded_len<T: Serialize + ?Sized>(value: &T) -> u64 {
+    let mut counted = Counted(0);
+    rmp_serde::encode::write_named(&mut counted, value)
+        .expect("plain data encodes, and counting its bytes cannot fail");
+    counted.0
+}
+
+struct Counted(u64);
+
+impl io::Write for Counted {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0 += bytes.len() as u64;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Records by key. Reads go to the map inside; every change goes through the table.
+pub(crate) struct Table<K, V> {
+    rows: OrdMap<K, Arc<V>>,
+    bytes: u64,
+    /// Tenants without a row are not in it.
+    by_tenant: OrdMap<TenantName, u64>,
+}
+
+impl<K: Key, V: Record> Table<K, V> {
+    /// Puts a record under a key, in place of the one that was there.
+    pub(crate) fn insert(&mut self, key: K, record: Arc<V>) {
+        self.charge(&key, row_bytes(&key, &*record));
+        if let Some(old) = self.rows.insert(key.clone(), record) {
+            self.discharge(&key, row_bytes(&key, &*old));
+        }
+    }
+
+    /// Takes a record out.
+    pub(crate) fn remove(&mut self, key: &K) -> Option<Arc<V>> {
+        let record = self.rows.remove(key)?;
+        self.discharge(key, row_bytes(key, &*record));
+        Some(record)
+    }
+
+    /// Changes a record in place, where there is one.
+    pub(crate) fn change(&mut self, key: &K, change: impl FnOnce(&mut V))
+    where
+        V: Clone,
+    {
+        let Some(record) = self.rows.get_mut(key) else { return };
+        let before = row_bytes(key, &**record);
+        change(Arc::make_mut(record));
+        let after = row_bytes(key, &**record);
+        if before != after {
+            self.charge(key, after);
+            self.discharge(key, before);
+        }
+    }
+
+    /// The bytes of all rows.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The bytes of a tenant's rows.
+    pub(crate) fn bytes_of(&self, tenant: &TenantName) -> u64 {
+        self.by_tenant.get(tenant).copied().unwrap_or(0)
+    }
+
+    fn charge(&mut self, key: &K, bytes: u64) {
+        self.bytes += bytes;
+        if let Some(tenant) = key.tenant() {
+            let all = self.by_tenant.get(tenant).copied().unwrap_or(0);
+            self.by_tenant.insert(tenant.clone(), all + bytes);
+        }
+    }
+
+    fn discharge(&mut self, key: &K, bytes: u64) {
+        self.bytes -= bytes;
+        let Some(tenant) = key.tenant() else { return };
+        match self.bytes_of(tenant) - bytes {
+            0 => self.by_tenant.remove(tenant),
+            left => self.by_tenant.insert(tenant.clone(), left),
+        };
+    }
+}
+
+fn row_bytes<K: Key, V: Record>(key: &K, record: &V) -> u64 {
+    encoded_len(key) + record.bytes()
+}
+
+impl<K: Key, V: Record> From<OrdMap<K, Arc<V>>> for Table<K, V> {
+    fn from(rows: OrdMap<K, Arc<V>>) -> Self {
+        let mut table = Self { rows: OrdMap::new(), bytes: 0, by_tenant: OrdMap::new() };
+        for (key, record) in &rows {
+            table.charge(key, row_bytes(key, &**record));
+        }
+        Self { rows, ..table }
+    }
+}
+
+impl<K, V> Default for Table<K, V> {
+    fn default() -> Self {
+        Self { rows: OrdMap::new(), bytes: 0, by_tenant: OrdMap::new() }
+    }
+}
+
+impl<K: Clone, V> Clone for Table<K, V> {
+    fn clone(&self) -> Self {
+        Self { rows: self.rows.clone(), bytes: self.bytes, by_tenant: self.by_tenant.clone() }
+    }
+}
+
+impl<K: Ord, V: PartialEq> PartialEq for Table<K, V> {
+    fn eq(&self, other: &Self) -> bool {
+        self.rows == other.rows && self.bytes == other.bytes && self.by_tenant == other.by_tenant
+    }
+}
+
+impl<K: Ord + fmt::Debug, V: fmt::Debug> fmt::Debug for Table<K, V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.rows.fmt(f)
+    }
+}
+
+impl<K, V> Deref for Table<K, V> {
+    type Target = OrdMap<K, Arc<V>>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.rows
+    }
+}
+
+impl<'a, K: Ord, V> IntoIterator for &'a Table<K, V> {
+    type Item = <&'a OrdMap<K, Arc<V>> as IntoIterator>::Item;
+    type IntoIter = <&'a OrdMap<K, Arc<V>> as IntoIterator>::IntoIter;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.rows.iter()
+    }
+}
+
+/// As the map alone.
+impl<K: Ord + Serialize, V: Serialize> Serialize for Table<K, V> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.rows.serialize(serializer)
+    }
+}
+
+impl<'de, K: Key + Deserialize<'de>, V: Record + Deserialize<'de>> Deserialize<'de> for Table<K, V> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        OrdMap::deserialize(deserializer).map(Self::from)
+    }
+}

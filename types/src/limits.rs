@@ -1,0 +1,132 @@
+//! The named bounds of the replicated state and of the lists that show it: one table, [`ALL`], from
+//! which the constants are made. `docs/operating.md` shows the same table, and a test compares them.
+//!
+//! The controller that leads checks a write against these bounds before the write reaches Raft, and
+//! every replica checks it again when the command is applied. What only workers and controllers keep
+//! for themselves is bounded where it is kept.
+
+/// One row of the table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limit {
+    /// The name of the constant, which refusals mention.
+    pub name: &'static str,
+    /// Its value, in the unit.
+    pub value: usize,
+    /// What the value counts.
+    pub unit: Unit,
+    /// What is bounded, in words.
+    pub bounded: &'static str,
+}
+
+/// What a [`Limit`] counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unit {
+    /// Things.
+    Items,
+    /// Bytes, of text in UTF-8 and of records as a snapshot encodes them.
+    Bytes,
+}
+
+macro_rules! limits {
+    ($($name:ident = $value:expr, $unit:ident, $bounded:literal;)*) => {
+        $(#[doc = $bounded] pub const $name: usize = $value;)*
+
+        /// Every bound.
+        pub const ALL: &[Limit] = &[
+            $(Limit { name: stringify!($name), value: $name, unit: Unit::$unit, bounded: $bounded },)*
+        ];
+    };
+}
+
+limits! {
+    STATE_BYTES_MAX = 1 << 30, Bytes, "The replicated state. At the limit, only what deletes or ends something is taken.";
+    DEFINITIONS_BYTES_MAX = 512 << 20, Bytes, "Functions, workflows, model summaries and caps of all tenants together.";
+    TENANT_BYTES_MAX = 64 << 20, Bytes, "Functions, workflows and caps of one tenant.";
+    CHECKPOINTS_BYTES_MAX = 256 << 20, Bytes, "Checkpoints of all nodes together. What a node names beyond is counted and not kept.";
+    FUNCTIONS_MAX = 100_000, Items, "Functions of a cluster.";
+    REVISIONS_KEPT = 10, Items, "Newest revisions kept of a function, with their artifacts.";
+    WORKFLOWS_MAX = 10_000, Items, "Workflows of a cluster.";
+    WORKFLOWS_PER_TENANT_MAX = 1_000, Items, "Workflows of a tenant: a change of a function checks each of them again.";
+    ARTIFACTS_MAX = 100_000, Items, "Model files and programs of a cluster.";
+    TENANTS_MAX = 10_000, Items, "Tenants that have caps.";
+    NODES_MAX = 4_096, Items, "Nodes, lost ones included.";
+    PLACEMENTS_MAX = 1_000_000, Items, "Placements of functions on nodes.";
+    POLICIES_KEPT = 20, Items, "Newest policies kept.";
+    OPERATIONS_MAX = 256, Items, "Operations kept after their end, and changes of the controller group at one time.";
+    SESSIONS_MAX = 10_000, Items, "Idempotency keys kept. The longest unused is forgotten first.";
+    RETIRED_MAX = 10_000, Items, "Deleted functions and workflows whose revision numbers are kept.";
+    FORGOTTEN_TENANTS_MAX = 10_000, Items, "Tenants whose forgotten functions are billed apart.";
+    LOST_ENTRIES_MAX = 262_144, Items, "Lost pieces of data kept in the index. The first lost is forgotten first.";
+    INDEX_ENTRIES_PER_NODE_MAX = 131_072, Items, "Index entries of a node. What is beyond is counted.";
+    MODELS_PER_NODE_MAX = 16_384, Items, "Model locations of a node. What is beyond is counted.";
+    COMMAND_BYTES_MAX = 128 << 10, Bytes, "One change, as the log encodes it.";
+    SPEC_BYTES_MAX = 64 << 10, Bytes, "The spec of a function.";
+    LABELS_MAX = 64, Items, "Labels of a function or workflow.";
+    LABEL_LEN_MAX = 253, Bytes, "The key of a label, and its value.";
+    STATES_MAX = 16, Items, "Pairs of state tensors of a function.";
+    STEPS_MAX = 64, Items, "Steps of a workflow.";
+    PORTS_MAX = 64, Items, "Inputs of a workflow, and outputs.";
+    TENSORS_MAX = 1_024, Items, "Inputs of a model, and outputs.";
+    TENSOR_NAME_BYTES_MAX = 256, Bytes, "The name of a tensor, in models, state pairs and workflows.";
+    RANK_MAX = 32, Items, "Dimensions of a tensor that a model declares.";
+    DIM_NAME_BYTES_MAX = 320, Bytes, "The name of a free dimension.";
+    NODE_TEXT_BYTES_MAX = 256, Bytes, "A worker's address, instance, topology or type of GPU.";
+    NODE_GPUS_MAX = 256, Items, "GPUs of a node.";
+    CALLER_BYTES_MAX = 256, Bytes, "The name of whoever asks for a change.";
+    IDEMPOTENCY_KEY_BYTES_MAX = 128, Bytes, "An idempotency key.";
+    REFUSAL_BYTES_MAX = 2 << 10, Bytes, "The reason kept of a refusal or of a failed operation. A longer one is cut.";
+    PAGE_ITEMS_MAX = 1_000, Items, "Items on a page of a list.";
+    PAGE_BYTES_MAX = 1 << 20, Bytes, "A page of a list, encoded. An item that is larger is alone on its page.";
+    INDEX_BYTES_MAX = 16 << 20, Bytes, "The repository index, or the statistics, of a tenant's models: the protocol has no pages for them.";
+    ANSWER_BYTES_MAX = 4 << 20, Bytes, "An answer of the admin API, and what clients take.";
+}
+
+// 32-bit builds have no use here: the table holds a gibibyte.
+const _: () = assert!(usize::BITS >= 64, "bounds are written for 64-bit targets");
+const _: () = assert!(
+    REVISIONS_KEPT * COMMAND_BYTES_MAX + SPEC_BYTES_MAX + PAGE_BYTES_MAX < ANSWER_BYTES_MAX,
+    "the largest function fits an answer"
+);
+
+/// As much of a text as fits a number of bytes, whole characters alone.
+#[must_use]
+pub fn beginning(text: &str, bytes_max: usize) -> &str {
+    &text[..text.floor_char_boundary(bytes_max)]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write as _;
+
+    use super::*;
+
+    fn shown(limit: &Limit) -> String {
+        let Limit { value, unit, .. } = *limit;
+        match unit {
+            Unit::Items => {
+                let digits = value.to_string();
+                let groups: Vec<_> = digits.as_bytes().rchunks(3).rev().collect();
+                groups.iter().map(|group| String::from_utf8_lossy(group)).collect::<Vec<_>>().join(",")
+            }
+            Unit::Bytes if value.is_multiple_of(1 << 30) => format!("{} GiB", value >> 30),
+            Unit::Bytes if value.is_multiple_of(1 << 20) => format!("{} MiB", value >> 20),
+            Unit::Bytes if value.is_multiple_of(1 << 10) => format!("{} KiB", value >> 10),
+            Unit::Bytes => format!("{value} B"),
+        }
+    }
+
+    #[test]
+    fn the_documentation_shows_every_limit_with_its_value() {
+        let mut table = String::new();
+        for limit in ALL {
+            writeln!(table, "| `{}` | {} | {} |", limit.name, shown(limit), limit.bounded).expect("a string");
+        }
+        let page = include_str!("../../docs/operating.md");
+        assert!(page.contains(&table), "docs/operating.md has another table than this:\n{table}");
+    }
+
+    #[test]
+    fn a_cut_text_ends_with_a_whole_character() {
+        assert_eq!((beginning("äbc", 4), beginning("äbc", 3), beginning("äbc", 1)), ("äbc", "äb", ""));
+    }
+}
