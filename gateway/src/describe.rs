@@ -11,13 +11,19 @@ use millrace_proto::inference::{
     model_version_policy::{PolicyChoice, Specific},
     repository_index_response::ModelIndex,
 };
+use millrace_proto::pages::PageRoom;
+use millrace_types::limits::{INDEX_BYTES_MAX, beginning};
 use millrace_types::{DataType, Failure, FunctionName, Reason, RevisionKey, Runtime, Sequences, TensorSpec};
+
+use prost::Message;
 
 use crate::backend::{Availability, Kind, Model};
 use crate::call::Call;
 use crate::front::Front;
 use crate::meters::{Cumulative, Tally};
 
+/// Bytes of the reason that the index gives for a model that does not serve.
+const REASON_BYTES_MAX: usize = 256;
 /// The server's name in its metadata.
 const SERVER: &str = "millrace";
 /// The protocol's extensions that are served as their documents say.
@@ -135,8 +141,24 @@ fn sequence_batching(sequences: &Sequences) -> SchedulingChoice {
     })
 }
 
+/// Puts one part of each model into one answer. The protocol has no pages: what is too large for an answer
+/// is refused, because a list that ends early would be taken for the whole.
+fn all_in_one<M: Message>(parts: impl Iterator<Item = M>) -> Result<Vec<M>, Failure> {
+    let mut room = PageRoom::of(INDEX_BYTES_MAX);
+    let take = |part: M| {
+        let too_large = || {
+            let message = format!(
+                "an answer for all models takes more than {INDEX_BYTES_MAX} bytes: ask for one model by its name, or list functions in pages ('millrace get functions')"
+            );
+            Failure { retryable: false, ..Failure::new(Reason::ByteBudgetExceeded, message) }
+        };
+        if room.take(&part) { Ok(part) } else { Err(too_large()) }
+    };
+    parts.map(take).collect()
+}
+
 /// The state of every model of the caller's tenant, or only of those that are ready.
-pub(crate) fn index(front: &Front, call: &Call, ready_only: bool) -> Vec<ModelIndex> {
+pub(crate) fn index(front: &Front, call: &Call, ready_only: bool) -> Result<Vec<ModelIndex>, Failure> {
     let models = front.backend.index(&call.tenant);
     let wanted = models.iter().filter(|model| !ready_only || model.availability == Availability::Ready);
     let entry = |model: &std::sync::Arc<Model>| {
@@ -144,7 +166,9 @@ pub(crate) fn index(front: &Front, call: &Call, ready_only: bool) -> Vec<ModelIn
             Availability::Ready => ("READY", String::new()),
             Availability::Preparing => ("LOADING", "being prepared".to_owned()),
             Availability::Disabled => ("UNAVAILABLE", "unloaded".to_owned()),
-            Availability::Away(why) | Availability::Unavailable(why) => ("UNAVAILABLE", why.clone()),
+            Availability::Away(why) | Availability::Unavailable(why) => {
+                ("UNAVAILABLE", beginning(why, REASON_BYTES_MAX).to_owned())
+            }
         };
         ModelIndex {
             name: model.key.name.to_string(),
@@ -153,7 +177,7 @@ pub(crate) fn index(front: &Front, call: &Call, ready_only: bool) -> Vec<ModelIn
             reason,
         }
     };
-    wanted.map(entry).collect()
+    all_in_one(wanted.map(entry))
 }
 
 /// The statistics of one revision, of every revision of a model, or of every model of the caller's
@@ -169,7 +193,7 @@ pub(crate) fn statistics(
     }
     let all = front.backend.index(&call.tenant);
     if name.is_empty() {
-        return Ok(all.iter().map(|model| statistics_of(front, model)).collect());
+        return all_in_one(all.iter().map(|model| statistics_of(front, model)));
     }
     let named: Vec<_> = match FunctionName::new(name) {
         Ok(name) => all.iter().filter(|model| model.key.name == name).collect(),
@@ -222,5 +246,22 @@ fn counted(identity: ModelStatistics, tally: &Tally) -> ModelStatistics {
         }),
         batch_stats: if answered > 0 { vec![batch] } else { Vec::new() },
         ..identity
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_for_too_many_models_is_refused_and_not_cut() {
+        let index = |models: usize| {
+            let entry = ModelIndex { reason: "x".repeat(1_000), ..ModelIndex::default() };
+            all_in_one(std::iter::repeat_n(entry, models)).map(|all| all.len())
+        };
+        assert_eq!(index(10_000), Ok(10_000));
+        let refused = index(20_000).unwrap_err();
+        assert_eq!((refused.reason, refused.retryable), (Reason::ByteBudgetExceeded, false));
+        assert!(refused.message.contains("16777216 bytes"), "{refused}");
     }
 }

@@ -152,7 +152,7 @@ impl GrpcInferenceService for Inference {
         if !wanted.repository_name.is_empty() {
             return unserved("a named repository", "leave repository_name out");
         }
-        let models = describe::index(&self.0, call, wanted.ready);
+        let models = describe::index(&self.0, call, wanted.ready).map_err(|failure| to_status(&failure))?;
         Ok(Response::new(wire::RepositoryIndexResponse { models }))
     }
 

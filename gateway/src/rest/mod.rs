@@ -212,7 +212,7 @@ async fn optional<T: Default + for<'de> Deserialize<'de>>(
 
 async fn index(State(front): Shared, Extension(call): Called, headers: HeaderMap, body: Body) -> Answered {
     let IndexRequest { ready } = optional(&front, &headers, body).await?;
-    Ok(ok(&describe::index(&said::index(&front, &call, ready))))
+    Ok(ok(&describe::index(&said::index(&front, &call, ready)?)))
 }
 
 async fn load(
