@@ -22,6 +22,7 @@ use millrace_proto::admin::{
 };
 use millrace_proto::convert::{duration_wire, function_spec_wire};
 use millrace_proto::trace;
+use millrace_types::limits::ANSWER_BYTES_MAX;
 use millrace_types::{Digest, FunctionKey, FunctionSpec, TenantName};
 use tonic::transport::Channel;
 use tonic::{IntoStreamingRequest, Request, Response, Status};
@@ -38,8 +39,7 @@ use crate::model_file::{ModelFile, ReadFailure};
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long the upload of one model may take: 100 GB at 30 MB/s.
 const UPLOAD_TIMEOUT: Duration = Duration::from_secs(3600);
-/// How many artifacts are asked after in one call. Fewer than a server takes: its answer says of each what it
-/// takes and gives.
+/// How many artifacts are asked after in one call. Fewer than a server takes.
 const DIGESTS_AT_ONCE: usize = 200;
 
 /// A client of the admin API. Clones share their connections.
@@ -141,7 +141,7 @@ impl Admin {
         M: Clone,
         Fut: Future<Output = Result<Response<T>, Status>>,
     {
-        let make = |channel, left| make(AdminClient::new(channel), stamped(message.clone(), left));
+        let make = |channel, left| make(admin_client(channel), stamped(message.clone(), left));
         Ok(self.endpoints.call(repeat, timeout, make).await?.into_inner())
     }
 
@@ -172,12 +172,19 @@ impl Admin {
 
     async fn find(&self, digests: &[Digest]) -> Result<admin::FindArtifactsResponse, Error> {
         let mut all = admin::FindArtifactsResponse::default();
-        for some in digests.chunks(DIGESTS_AT_ONCE) {
+        let mut left = digests;
+        while !left.is_empty() {
+            let some = &left[..left.len().min(DIGESTS_AT_ONCE)];
             let request = FindArtifactsRequest { digests: some.iter().map(Digest::to_string).collect() };
             let asked = self.ask(request, async |mut client, request| client.find_artifacts(request).await);
-            let admin::FindArtifactsResponse { found, models } = asked.await?;
+            let admin::FindArtifactsResponse { found, models, not_looked_at } = asked.await?;
+            let looked_at = some.len().saturating_sub(not_looked_at as usize);
+            if looked_at == 0 {
+                return Err(Error::BadAnswer("it looked at none of the artifacts asked after".to_owned()));
+            }
             all.found.extend(found);
             all.models.extend(models);
+            left = &left[looked_at..];
         }
         Ok(all)
     }
@@ -204,7 +211,7 @@ impl Admin {
                 let messages = file.messages(progress.clone(), unread.clone());
                 let mut request = messages.into_streaming_request();
                 stamp(&mut request, left);
-                AdminClient::new(channel).upload_artifact(request).await
+                admin_client(channel).upload_artifact(request).await
             })
             .await;
         // What the server made of half a file does not matter.
@@ -267,7 +274,7 @@ impl Admin {
         };
         pages::all(self.endpoints.clone(), move |channel, left, page_token| {
             let request = ListFunctionsRequest { page_token, ..request.clone() };
-            Box::pin(async move { AdminClient::new(channel).list_functions(stamped(request, left)).await })
+            Box::pin(async move { admin_client(channel).list_functions(stamped(request, left)).await })
         })
     }
 
@@ -357,6 +364,11 @@ impl Admin {
 
 fn digest_of(artifact: &admin::Artifact) -> Result<Digest, Error> {
     artifact.digest.parse::<Digest>().map_err(|error| Error::BadAnswer(error.to_string()))
+}
+
+/// A client of one endpoint that takes what a server may answer, and no more.
+fn admin_client(channel: Channel) -> AdminClient<Channel> {
+    AdminClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX)
 }
 
 fn stamped<T>(message: T, left: Duration) -> Request<T> {

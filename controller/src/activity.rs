@@ -9,9 +9,10 @@ use std::time::Duration;
 use millrace_gateway::activity;
 use millrace_proto::activity::{Activity, FunctionActivity, LatencyBucket};
 use millrace_proto::admin as api;
+use millrace_proto::pages::PageRoom;
 use millrace_proto::worker::GetActivityRequest;
 use millrace_types::{Failure, FunctionKey, Reason};
-use prost::Message as _;
+use prost::Message;
 
 use crate::everyone::{ASK_TIMEOUT, Everyone, Given};
 use crate::fleet::Worker;
@@ -110,17 +111,36 @@ fn put_together(
     processes.sort();
     links.sort_by(|a, b| (&a.node, a.link).cmp(&(&b.node, b.link)));
     let mut functions: Vec<_> = functions.into_values().collect();
-    let left_out = functions.len().saturating_sub(max);
-    if left_out > 0 {
-        functions.sort_by_key(|it| Reverse((it.answered + it.failed, it.in_flight)));
-        functions.truncate(max);
-        functions.sort_by(|a, b| (&a.tenant, &a.function).cmp(&(&b.tenant, &b.function)));
+    let left_out = keep_busiest(&mut functions, max);
+    let links_fit = fitting(&links);
+    if links_fit < links.len() {
+        missing.push(format!("{} links: there are too many for an answer", links.len() - links_fit));
+        links.truncate(links_fit);
     }
     api::GetActivityResponse {
         activity: Some(Activity { functions, links, processes }),
-        functions_left_out: u32::try_from(left_out).unwrap_or(u32::MAX),
+        functions_left_out: left_out,
         missing,
     }
+}
+
+/// Keeps the busiest functions: at most so many, and as many as fit a page. They stay in order; gives the
+/// number of the others.
+fn keep_busiest(functions: &mut Vec<FunctionActivity>, max: usize) -> u32 {
+    let all = functions.len();
+    if all <= max && fitting(functions) == all {
+        return 0;
+    }
+    functions.sort_by_key(|it| Reverse((it.answered + it.failed, it.in_flight)));
+    functions.truncate(max.min(fitting(functions)));
+    functions.sort_by(|a, b| (&a.tenant, &a.function).cmp(&(&b.tenant, &b.function)));
+    u32::try_from(all - functions.len()).unwrap_or(u32::MAX)
+}
+
+/// How many of the first items fit a page.
+fn fitting<M: Message>(items: &[M]) -> usize {
+    let mut room = PageRoom::default();
+    items.iter().take_while(|item| room.take(*item)).count()
 }
 
 fn add(sum: &mut FunctionActivity, other: FunctionActivity) {
@@ -144,6 +164,7 @@ fn add(sum: &mut FunctionActivity, other: FunctionActivity) {
 #[cfg(test)]
 mod tests {
     use millrace_proto::activity::LinkActivity;
+    use millrace_types::limits::ANSWER_BYTES_MAX;
 
     use super::*;
 
@@ -207,6 +228,22 @@ mod tests {
         let names: Vec<_> = answer.activity.unwrap().functions.into_iter().map(|it| it.function).collect();
         assert_eq!(names, ["f2", "f4"], "of 0, 2, 4, 1, 3");
         assert_eq!(answer.functions_left_out, 3);
+    }
+
+    #[test]
+    fn an_answer_has_the_busiest_functions_and_links_that_fit() {
+        let latencies: Vec<_> = (0..82).map(|n| (f64::from(n), 1 << 40)).collect();
+        let functions = (0..5_000).map(|i| function(&format!("f{i:0>60}"), i, &latencies)).collect();
+        let links = vec![LinkActivity { name: "x".repeat(1_000), ..LinkActivity::default() }; 2_000];
+        let answer = put_together([Ok(Activity { functions, links, ..Activity::default() })], "", 10_000);
+        assert!(answer.encoded_len() < ANSWER_BYTES_MAX, "{} bytes", answer.encoded_len());
+        let Activity { functions, links, .. } = answer.activity.unwrap();
+        assert!(functions.iter().all(|it| it.answered >= u64::from(answer.functions_left_out)));
+        assert_eq!(functions.len() + answer.functions_left_out as usize, 5_000);
+        assert_eq!(
+            answer.missing,
+            [format!("{} links: there are too many for an answer", 2_000 - links.len())]
+        );
     }
 
     #[test]

@@ -15,6 +15,7 @@ use millrace_proto::admin::admin_server::AdminServer;
 use millrace_proto::fault::fault_server::FaultServer;
 use millrace_proto::worker::worker_control_server::WorkerControlServer;
 use millrace_types::ClusterId;
+use millrace_types::limits::ANSWER_BYTES_MAX;
 use tokio::net::TcpListener;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -286,7 +287,10 @@ fn open_front_door(
     let serving = Arc::new(serving);
     serving::show_steps(&mut metrics, &serving);
     let door = FrontDoor::new(front, serving);
-    let opened = door.service(AdminServer::new(admin)).metrics(metrics).serve(listener);
+    let opened = door
+        .service(AdminServer::new(admin).max_encoding_message_size(ANSWER_BYTES_MAX))
+        .metrics(metrics)
+        .serve(listener);
     opened.map_err(std::io::Error::other)
 }
 

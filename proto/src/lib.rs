@@ -12,6 +12,7 @@
 //! | [`activity`] | what functions and links did, as all of them tell it |
 //! | [`log`] | log lines, as they are asked for |
 //! | [`logs`] | the last log lines of a process |
+//! | [`pages`] | how much fits one answer |
 //! | [`policy`] | how nodes schedule |
 //! | [`status`] | the one mapping between failures and gRPC/HTTP status |
 //! | [`convert`] | wire shapes to domain shapes, checked |
@@ -68,6 +69,7 @@ pub mod convert;
 pub mod frames;
 pub mod logs;
 pub mod metrics;
+pub mod pages;
 pub mod status;
 pub mod trace;
 

@@ -1,7 +1,7 @@
 //! The last log lines of a process, kept in memory for whoever asks: no file and no collector is needed
 //! for that.
 //!
-//! In: every line that is logged. Out: those after a position that fit a filter. Bounded by
+//! In: every line that is logged. Out: those after a position that fit a filter, a page at a time. Bounded by
 //! [`LINES_MAX`]: the oldest go. Whoever logs never waits: a line that finds the ring in use is left
 //! out, and so are those that went before they were read; a reader is told how many.
 //!
@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 
 use crate::log::{Filter, Line, Page, Position, Query};
+use crate::pages::PageRoom;
 
 /// Lines that are kept.
 pub const LINES_MAX: usize = 4_096;
@@ -122,19 +123,23 @@ impl Ring {
         let (mut lines, mut left_out_before) = (Vec::new(), Vec::new());
         let (mut seq, mut looked) = (last, 0);
         let left_out = |seq: u64, looked| seq.saturating_sub(from).saturating_sub(looked);
+        let mut room = PageRoom::default();
+        let mut more = false;
         for line in &rest {
-            if lines.len() == max {
+            let is_wanted = fits(&filter, line);
+            if is_wanted && (lines.len() == max || !room.take(&**line)) {
+                more = true;
                 break;
             }
             looked += 1;
             seq = line.seq;
-            if fits(&filter, line) {
+            if is_wanted {
                 lines.push(Line::clone(line));
                 left_out_before.push(left_out(seq, looked));
             }
         }
         let (next, left_out) = (Position { ring: self.name.clone(), seq }, left_out(seq, looked));
-        Page { next: Some(next), lines, left_out, from, left_out_before }
+        Page { next: Some(next), lines, left_out, from, left_out_before, more }
     }
 
     /// Only references are copied while others may want to write.
@@ -170,6 +175,9 @@ fn fits(filter: &Filter, line: &Line) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use millrace_types::limits::PAGE_BYTES_MAX;
+    use prost::Message as _;
+
     use super::*;
     use crate::log::Level;
 
@@ -210,6 +218,28 @@ mod tests {
         assert_eq!(texts(&second), ["c"]);
         let rest = ring.page(&Query { after: second.next.into_iter().collect(), ..Query::default() });
         assert_eq!((texts(&rest).len(), rest.left_out), (0, 0));
+    }
+
+    #[test]
+    fn a_page_of_long_lines_ends_at_its_bytes_and_says_that_there_are_more() {
+        let ring = ring();
+        let text = "x".repeat(TEXT_BYTES_MAX);
+        let fields: Vec<_> = (0..FIELDS_MAX).map(|n| format!("field{n}")).collect();
+        let fields: Vec<_> = fields.iter().map(|name| (name.as_str(), text.as_str())).collect();
+        for _ in 0..40 {
+            ring.keep(line(Level::Info, &text, &fields));
+        }
+        let (mut seen, mut after) = (Vec::new(), Vec::new());
+        loop {
+            let page = ring.page(&Query { after, ..Query::default() });
+            assert!(page.encoded_len() < PAGE_BYTES_MAX + 1_000 && page.left_out == 0);
+            seen.extend(page.lines.iter().map(|line| line.seq));
+            after = page.next.into_iter().collect();
+            if !page.more {
+                break;
+            }
+        }
+        assert_eq!(seen, (1..=40).collect::<Vec<_>>());
     }
 
     #[test]

@@ -96,7 +96,7 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
         warned = page.missing;
         after = page.next;
         // Not only when there is nothing: asking is logged too, by some --log.
-        let at_end = page.lines.len() < PAGE_LINES as usize;
+        let at_end = !page.more && page.lines.len() < PAGE_LINES as usize;
         let lines = shown_now(&mut tail, page.lines, at_end);
         shown += lines.len();
         if !lines.is_empty() {

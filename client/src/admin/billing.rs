@@ -1,11 +1,11 @@
 //! What was used, and what it costs.
 
 use futures::stream::BoxStream;
-use millrace_proto::admin::{Bill, ListBillingRequest, admin_client::AdminClient};
+use millrace_proto::admin::{Bill, ListBillingRequest};
 use millrace_types::{FunctionName, TenantName};
 
 use super::pages::{self, PAGE};
-use super::{Admin, stamped};
+use super::{Admin, admin_client, stamped};
 use crate::error::Error;
 
 impl Admin {
@@ -26,7 +26,7 @@ impl Admin {
         };
         pages::all(self.endpoints.clone(), move |channel, left, page_token| {
             let request = ListBillingRequest { page_token, ..request.clone() };
-            Box::pin(async move { AdminClient::new(channel).list_billing(stamped(request, left)).await })
+            Box::pin(async move { admin_client(channel).list_billing(stamped(request, left)).await })
         })
     }
 }

@@ -13,9 +13,8 @@ use crate::error::Error;
 
 impl Admin {
     /// Lines of these nodes and controllers (none: everybody's) after an earlier answer's `next` (empty:
-    /// from the oldest that is kept), waiting so long where there is nothing new. Fewer than
-    /// [`PAGE_LINES`](crate::log::PAGE_LINES) are all that there were: whoever asks again at once hears
-    /// of what was logged since.
+    /// from the oldest that is kept), waiting so long where there is nothing new. An answer that has `more`
+    /// is not all: ask again at once.
     ///
     /// # Errors
     /// [`Error::Refused`] with `NODE_NOT_FOUND` when nobody has one of the names.

@@ -1,11 +1,13 @@
 //! The workers: what there is, and what is wished of each.
 
+use futures::TryStreamExt as _;
 use millrace_proto::admin::{
     ListNodesRequest, Node, NodeScheduling, RemoveNodeRequest, SetNodeSchedulingRequest,
 };
 use millrace_types::NodeName;
 
-use super::Admin;
+use super::pages::{self, PAGE};
+use super::{Admin, admin_client, stamped};
 use crate::error::Error;
 
 impl Admin {
@@ -14,9 +16,17 @@ impl Admin {
     /// # Errors
     /// [`Error`] when the call fails.
     pub async fn nodes(&self) -> Result<Vec<Node>, Error> {
-        let request = ListNodesRequest { consistency: self.consistency.into(), read_mask: None };
-        let answer = self.ask(request, async |mut client, request| client.list_nodes(request).await).await?;
-        Ok(answer.nodes)
+        let request = ListNodesRequest {
+            consistency: self.consistency.into(),
+            read_mask: None,
+            page_size: PAGE,
+            page_token: String::new(),
+        };
+        let nodes = pages::all(self.endpoints.clone(), move |channel, left, page_token| {
+            let request = ListNodesRequest { page_token, ..request.clone() };
+            Box::pin(async move { admin_client(channel).list_nodes(stamped(request, left)).await })
+        });
+        nodes.try_collect().await
     }
 
     /// Says whether a node takes functions on, keeps what it has, or is to be emptied. The node as it

@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
+use futures::TryStreamExt as _;
 use millrace_proto::admin::{self, Operation, OperationState};
 use millrace_proto::convert::duration_wire;
 
-use super::{Admin, CALL_TIMEOUT};
+use super::pages::{self, PAGE};
+use super::{Admin, CALL_TIMEOUT, admin_client, stamped};
 use crate::endpoints::Repeat;
 use crate::error::Error;
 
@@ -22,10 +24,14 @@ impl Admin {
             running: false,
             consistency: self.consistency.into(),
             read_mask: None,
+            page_size: PAGE,
+            page_token: String::new(),
         };
-        let answer =
-            self.ask(request, async |mut client, request| client.list_operations(request).await).await?;
-        Ok(answer.operations)
+        let operations = pages::all(self.endpoints.clone(), move |channel, left, page_token| {
+            let request = admin::ListOperationsRequest { page_token, ..request.clone() };
+            Box::pin(async move { admin_client(channel).list_operations(stamped(request, left)).await })
+        });
+        operations.try_collect().await
     }
 
     /// One operation.

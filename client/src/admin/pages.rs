@@ -13,7 +13,7 @@ use super::CALL_TIMEOUT;
 use crate::endpoints::{Endpoints, Repeat};
 use crate::error::Error;
 
-/// Items asked for at a time.
+/// Items asked for at a time. A page that has as many bytes as it may ends earlier.
 pub(super) const PAGE: u32 = 500;
 
 /// A page, as a list's answer has it.
@@ -40,6 +40,8 @@ page!(ListFunctionsResponse, functions: Function);
 page!(ListWorkflowsResponse, workflows: Workflow);
 page!(ListTenantsResponse, tenants: Tenant);
 page!(ListBillingResponse, bills: Bill);
+page!(ListNodesResponse, nodes: Node);
+page!(ListOperationsResponse, operations: Operation);
 
 /// Everything in a list, page after page: `ask` asks one endpoint for the page of a token.
 pub(super) fn all<P, A>(endpoints: Endpoints, ask: A) -> BoxStream<'static, Result<P::Item, Error>>

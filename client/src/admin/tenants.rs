@@ -1,13 +1,13 @@
 //! Tenants, and what they may use.
 
 use futures::stream::BoxStream;
-use millrace_proto::admin::{ListTenantsRequest, SetTenantRequest, Tenant, admin_client::AdminClient};
+use millrace_proto::admin::{ListTenantsRequest, SetTenantRequest, Tenant};
 use millrace_proto::convert::quota_wire;
 use millrace_types::{Quota, TenantName};
 use prost_types::FieldMask;
 
 use super::pages::{self, PAGE};
-use super::{Admin, stamped};
+use super::{Admin, admin_client, stamped};
 use crate::error::Error;
 
 impl Admin {
@@ -54,7 +54,7 @@ impl Admin {
         };
         pages::all(self.endpoints.clone(), move |channel, left, page_token| {
             let request = ListTenantsRequest { page_token, ..request.clone() };
-            Box::pin(async move { AdminClient::new(channel).list_tenants(stamped(request, left)).await })
+            Box::pin(async move { admin_client(channel).list_tenants(stamped(request, left)).await })
         })
     }
 }

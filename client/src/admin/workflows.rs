@@ -1,14 +1,12 @@
 //! Workflows: functions joined into a graph, invoked as one model.
 
 use futures::stream::BoxStream;
-use millrace_proto::admin::{
-    self, DeleteWorkflowRequest, GetWorkflowRequest, ListWorkflowsRequest, admin_client::AdminClient,
-};
+use millrace_proto::admin::{self, DeleteWorkflowRequest, GetWorkflowRequest, ListWorkflowsRequest};
 use millrace_proto::convert::workflow_spec_wire;
 use millrace_types::{FunctionKey, TenantName, WorkflowSpec};
 
 use super::pages::{self, PAGE};
-use super::{Admin, ApplyOptions, DeleteOptions, Outcome, stamped};
+use super::{Admin, ApplyOptions, DeleteOptions, Outcome, admin_client, stamped};
 use crate::error::Error;
 
 /// The answer to an apply of a workflow.
@@ -86,7 +84,7 @@ impl Admin {
         };
         pages::all(self.endpoints.clone(), move |channel, left, page_token| {
             let request = ListWorkflowsRequest { page_token, ..request.clone() };
-            Box::pin(async move { AdminClient::new(channel).list_workflows(stamped(request, left)).await })
+            Box::pin(async move { admin_client(channel).list_workflows(stamped(request, left)).await })
         })
     }
 

@@ -26,7 +26,7 @@ impl admin_server::Admin for Service {
             known.get(&digest).map(|&bytes| admin::Artifact { digest: digest.clone(), bytes })
         });
         let (found, models) = found.map(|artifact| (artifact, super::workflows::model())).unzip();
-        Ok(Response::new(admin::FindArtifactsResponse { found, models }))
+        Ok(Response::new(admin::FindArtifactsResponse { found, models, not_looked_at: 0 }))
     }
 
     async fn upload_artifact(
@@ -126,7 +126,7 @@ impl admin_server::Admin for Service {
         _: Request<admin::ListNodesRequest>,
     ) -> Result<Response<admin::ListNodesResponse>, Status> {
         self.0.scheduling.lock().unwrap().1 += 1;
-        Ok(Response::new(admin::ListNodesResponse { nodes: vec![self.0.node()] }))
+        Ok(Response::new(admin::ListNodesResponse { nodes: vec![self.0.node()], ..Default::default() }))
     }
 
     async fn get_version(
@@ -320,7 +320,10 @@ impl admin_server::Admin for Service {
         &self,
         _request: Request<admin::ListOperationsRequest>,
     ) -> Result<Response<admin::ListOperationsResponse>, Status> {
-        Ok(Response::new(admin::ListOperationsResponse { operations: vec![operations::drain("1")] }))
+        Ok(Response::new(admin::ListOperationsResponse {
+            operations: vec![operations::drain("1")],
+            ..Default::default()
+        }))
     }
 
     async fn get_operation(

@@ -1,7 +1,11 @@
 //! Model files: which there are, and new ones.
 
+use std::collections::BTreeMap;
+
 use millrace_proto::admin as api;
-use millrace_types::Failure;
+use millrace_proto::pages::PageRoom;
+use millrace_types::{Digest, Failure};
+use prost::Message as _;
 use tonic::{Request, Streaming};
 
 use super::{AdminService, caller, views};
@@ -20,18 +24,27 @@ impl AdminService {
                 request.digests.len()
             )));
         }
-        let digests = request.digests.iter().map(|text| text.parse()).collect::<Result<_, _>>();
-        let digests = digests
-            .map_err(|error: millrace_types::digest::ParseError| Failure::malformed(error.to_string()))?;
-        let found = self.artifacts.find(digests).await?;
+        let digests = request.digests.iter().map(|text| text.parse()).collect::<Result<Vec<Digest>, _>>();
+        let digests = digests.map_err(|error| Failure::malformed(error.to_string()))?;
+        let found = self.artifacts.find(digests.clone()).await?;
         // One that was removed since is not found.
         let state = self.replica.state();
-        let known = found.into_iter().filter_map(|(digest, bytes)| {
-            let model = views::model(&state.artifact(&digest)?.model);
-            Some((views::artifact(digest, bytes), model))
-        });
-        let (found, models) = known.unzip();
-        Ok(api::FindArtifactsResponse { found, models })
+        let known: BTreeMap<_, _> = found.into_iter().collect();
+        let mut answer = api::FindArtifactsResponse::default();
+        let mut room = PageRoom::default();
+        for (place, digest) in digests.iter().enumerate() {
+            let Some((bytes, artifact)) = known.get(digest).copied().zip(state.artifact(digest)) else {
+                continue;
+            };
+            let (found, model) = (views::artifact(*digest, bytes), views::model(&artifact.model));
+            if !room.take_bytes(found.encoded_len() + model.encoded_len()) {
+                answer.not_looked_at = u32::try_from(digests.len() - place).unwrap_or(u32::MAX);
+                break;
+            }
+            answer.found.push(found);
+            answer.models.push(model);
+        }
+        Ok(answer)
     }
 
     pub(super) async fn upload_artifact(

@@ -8,8 +8,9 @@ use millrace_proto::admin as api;
 use millrace_proto::convert::duration_wire;
 use millrace_types::{Failure, FunctionName, TenantName, Usage};
 
+use super::listing::{fill, page_size};
 use super::masks::Mask;
-use super::{AdminService, invalid_name, page_size, unknown_token};
+use super::{AdminService, invalid_name, unknown_token};
 
 impl AdminService {
     pub(super) async fn list_billing(
@@ -28,19 +29,13 @@ impl AdminService {
             (None, Some(first)) => Bound::Included(first),
             (None, None) => Bound::Unbounded,
         };
-        let mut rest = state
+        let found = state
             .bills(from)
             .take_while(|(account, _)| filter.takes_tenant(account))
-            .filter(|(account, _)| filter.takes_function(account))
-            .peekable();
-        let mut bills = Vec::new();
-        let mut last = None;
-        while let Some((account, usage)) = rest.next_if(|_| bills.len() < size) {
-            bills.push(mask.cut(bill(&state, &account, usage)));
-            last = Some(account);
-        }
-        let next = last.filter(|_| rest.peek().is_some());
-        Ok(api::ListBillingResponse { next_page_token: next.map(token).unwrap_or_default(), bills })
+            .filter(|(account, _)| filter.takes_function(account));
+        let (bills, last) = fill(found, size, |(account, usage)| mask.cut(bill(&state, account, *usage)));
+        let next_page_token = last.map(|(account, _)| token(account)).unwrap_or_default();
+        Ok(api::ListBillingResponse { next_page_token, bills })
     }
 }
 

@@ -3,7 +3,8 @@
 use millrace_proto::admin as api;
 use millrace_types::Failure;
 
-use super::{AdminService, page_size, wait};
+use super::listing::page_size;
+use super::{AdminService, wait};
 use crate::events::Token;
 
 impl AdminService {

@@ -9,6 +9,7 @@ use std::time::Duration;
 use millrace_proto::admin as api;
 use millrace_proto::log::{Line, Page, Query};
 use millrace_proto::logs::{self, PAGE_MAX};
+use millrace_proto::pages::PageRoom;
 use millrace_types::{Failure, NodeName, Reason};
 use prost::Message as _;
 
@@ -43,8 +44,8 @@ impl AdminService {
             let over = self.stop.is_cancelled() || tokio::time::Instant::now() >= until;
             if over || !found.lines.is_empty() {
                 let next = token(&positions, &found.answered);
-                let (lines, missing) = (found.lines, found.missing);
-                return Ok(api::ListLogsResponse { lines, next, left_out, missing });
+                let Together { lines, missing, more, .. } = found;
+                return Ok(api::ListLogsResponse { lines, next, left_out, missing, more });
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }
@@ -137,16 +138,19 @@ struct Together {
     missing: Vec<String>,
     /// Whose lines were looked at.
     answered: BTreeSet<String>,
+    /// Whether more lines are kept after these.
+    more: bool,
 }
 
-/// The lines of all, by time, at most so many, and how far the reader is then. Processes that share what
+/// The lines of all, by time, at most so many and what fits a page, and how far the reader is then. Processes that share what
 /// they keep give it several times.
 fn put_together(given: Vec<Given<Option<Page>>>, positions: &mut Positions, max: usize) -> Together {
     let mut together = Together::default();
     let mut pages = BTreeMap::new();
     for part in given {
         match part {
-            Ok(Some(Page { next: Some(next), lines, left_out, from, left_out_before })) => {
+            Ok(Some(Page { next: Some(next), lines, left_out, from, left_out_before, more })) => {
+                together.more |= more;
                 let read = Read { from, left_out_before, end: (next.seq, left_out) };
                 pages.insert(next.ring, (read, lines));
             }
@@ -164,7 +168,10 @@ fn put_together(given: Vec<Given<Option<Page>>>, positions: &mut Positions, max:
         }
     }
     lines.sort_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
-    let cut = lines.split_off(lines.len().min(max));
+    let mut room = PageRoom::default();
+    let fit = lines.iter().take(max).take_while(|(_, _, line)| room.take(line)).count();
+    let cut = lines.split_off(fit);
+    together.more |= !cut.is_empty();
     let cut: BTreeSet<&String> = cut.iter().map(|(_, ring, _)| ring).collect();
     let mut taken: BTreeMap<&String, (usize, u64)> = BTreeMap::new();
     for (_, ring, line) in &lines {

@@ -8,7 +8,7 @@
 //! | [`billing`] | what was used and what it costs |
 //! | [`cluster`] | the controllers: status, promote, remove, transfer of leadership |
 //! | [`functions`] | apply, get, list, delete |
-//! | [`listing`] | a page of functions or workflows |
+//! | [`listing`] | a page of a list |
 //! | [`logs`] | the last log lines of everybody |
 //! | [`masks`] | which fields of an answer are wanted |
 //! | [`nodes`] | the workers, their GPUs and what is resident; fault injection |
@@ -51,6 +51,7 @@ use millrace_cluster_state::{Caller, IdempotencyKey, State};
 use millrace_proto::admin as api;
 use millrace_proto::convert;
 use millrace_types::ids::NameError;
+use millrace_types::limits::IDEMPOTENCY_KEY_BYTES_MAX;
 use millrace_types::{Failure, NodeName, Reason};
 use tokio_util::sync::CancellationToken;
 use tonic::Request;
@@ -63,14 +64,6 @@ use crate::leader::Outlook;
 use crate::passed::Passed;
 use crate::raft::Replica;
 use crate::traces::Traces;
-
-/// The longest idempotency key.
-const IDEMPOTENCY_KEY_LEN_MAX: usize = 128;
-
-/// Items of a page when none is said.
-const PAGE_DEFAULT: usize = 100;
-/// The most items of a page.
-const PAGE_MAX: usize = 1_000;
 
 /// The longest that a request waits: shorter than what proxies cut off.
 const WAIT_MAX: Duration = Duration::from_secs(30);
@@ -111,10 +104,10 @@ fn caller<T>(request: &Request<T>) -> Result<Caller, Failure> {
 fn idempotency(key: String) -> Result<Option<IdempotencyKey>, Failure> {
     match key.len() {
         0 => Ok(None),
-        1..=IDEMPOTENCY_KEY_LEN_MAX => Ok(Some(IdempotencyKey { client: key.into(), seq: 1 })),
+        1..=IDEMPOTENCY_KEY_BYTES_MAX => Ok(Some(IdempotencyKey { client: key.into(), seq: 1 })),
         len => {
             let message =
-                format!("the idempotency key has {len} bytes: at most {IDEMPOTENCY_KEY_LEN_MAX} are taken");
+                format!("the idempotency key has {len} bytes: at most {IDEMPOTENCY_KEY_BYTES_MAX} are taken");
             Err(Failure::malformed(message))
         }
     }
@@ -126,14 +119,6 @@ fn node_name(name: &str) -> Result<NodeName, Failure> {
 
 fn invalid_name(error: NameError) -> Failure {
     Failure::new(Reason::InvalidSpec, error.to_string())
-}
-
-/// How many items a page has.
-fn page_size(asked: u32) -> usize {
-    match asked as usize {
-        0 => PAGE_DEFAULT,
-        size => size.min(PAGE_MAX),
-    }
 }
 
 /// How long a request waits, of what it asks for in a field of this name.

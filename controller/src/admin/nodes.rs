@@ -9,11 +9,12 @@ use millrace_proto::admin as api;
 use millrace_proto::convert::duration_wire;
 use millrace_proto::status::from_status;
 use millrace_proto::worker as wire;
-use millrace_types::{Failure, Reason};
+use millrace_types::{Failure, NodeName, Reason};
 use tonic::Request;
 
+use super::listing::{fill, page_size_or_all};
 use super::masks::Mask;
-use super::{AdminService, Faults, node_name};
+use super::{AdminService, Faults, node_name, unknown_token};
 
 impl AdminService {
     pub(super) async fn list_nodes(
@@ -21,10 +22,17 @@ impl AdminService {
         request: api::ListNodesRequest,
     ) -> Result<api::ListNodesResponse, Failure> {
         let consistency = request.consistency();
+        let size = page_size_or_all(request.page_size);
+        let after = match request.page_token.as_str() {
+            "" => None,
+            token => Some(NodeName::new(token).map_err(|_| Failure::malformed(unknown_token(token)))?),
+        };
         let mask = Mask::read(request.read_mask, "Node")?;
         let state = self.read(consistency).await?;
-        let nodes = state.nodes().map(|node| mask.cut(self.node(&state, node))).collect();
-        Ok(api::ListNodesResponse { nodes })
+        let rest = state.nodes().filter(|node| after.as_ref().is_none_or(|after| node.name > *after));
+        let (nodes, last) = fill(rest, size, |node| mask.cut(self.node(&state, node)));
+        let next_page_token = last.map(|node| node.name.to_string()).unwrap_or_default();
+        Ok(api::ListNodesResponse { nodes, next_page_token })
     }
 
     /// A node as the state knows it, and as it last reported itself.

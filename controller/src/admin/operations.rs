@@ -9,8 +9,9 @@ use millrace_proto::convert::timestamp_wire;
 use millrace_types::Failure;
 use tonic::Request;
 
+use super::listing::{fill, page_size_or_all};
 use super::masks::Mask;
-use super::{AdminService, caller, idempotency, wait};
+use super::{AdminService, caller, idempotency, unknown_token, wait};
 use crate::leader::Shortages;
 use crate::raft::replica::refused;
 
@@ -20,12 +21,19 @@ impl AdminService {
         request: api::ListOperationsRequest,
     ) -> Result<api::ListOperationsResponse, Failure> {
         let consistency = request.consistency();
+        let size = page_size_or_all(request.page_size);
+        let before = match request.page_token.as_str() {
+            "" => u64::MAX,
+            token => token.parse().map_err(|_| Failure::malformed(unknown_token(token)))?,
+        };
         let mask = Mask::read(request.read_mask, "Operation")?;
         let state = self.read(consistency).await?;
         let wanted = state.operations().rev().filter(|it| it.runs() || !request.running);
+        let rest = wanted.filter(|it| it.id < before);
         let shortages = self.outlook.shortages();
-        let operations = wanted.map(|it| mask.cut(view(&state, &shortages, it))).collect();
-        Ok(api::ListOperationsResponse { operations })
+        let (operations, last) = fill(rest, size, |it| mask.cut(view(&state, &shortages, it)));
+        let next_page_token = last.map(|it| it.id.to_string()).unwrap_or_default();
+        Ok(api::ListOperationsResponse { operations, next_page_token })
     }
 
     pub(super) async fn get_operation(

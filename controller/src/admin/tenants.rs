@@ -9,8 +9,9 @@ use millrace_proto::convert::{quota, quota_wire, timestamp_wire};
 use millrace_types::{Failure, TenantName};
 use tonic::Request;
 
+use super::listing::{fill, page_size};
 use super::masks::{Mask, updated};
-use super::{AdminService, caller, idempotency, invalid_name, page_size, unknown_token};
+use super::{AdminService, caller, idempotency, invalid_name, unknown_token};
 
 /// What a mask may name of a quota.
 const CAPS: [&str; 3] = ["gpus_max", "gpu_share", "memory_share"];
@@ -61,15 +62,11 @@ impl AdminService {
         }
         let capped = state.tenants().map(|tenant| &tenant.name);
         let names: BTreeSet<_> = functions.keys().copied().chain(capped).collect();
-        let mut rest =
-            names.into_iter().filter(|name| after.as_ref().is_none_or(|after| *name > after)).peekable();
-        let mut tenants: Vec<api::Tenant> = Vec::new();
-        while let Some(name) = rest.next_if(|_| tenants.len() < size) {
-            tenants.push(view(&state, name, functions.get(name).copied().unwrap_or(0)));
-        }
-        let next = tenants.last().filter(|_| rest.peek().is_some());
-        let next_page_token = next.map(|tenant| tenant.name.clone()).unwrap_or_default();
-        let tenants = tenants.into_iter().map(|tenant| mask.cut(tenant)).collect();
+        let rest = names.into_iter().filter(|name| after.as_ref().is_none_or(|after| *name > after));
+        let shown =
+            |name: &&TenantName| mask.cut(view(&state, name, functions.get(name).copied().unwrap_or(0)));
+        let (tenants, last) = fill(rest, size, shown);
+        let next_page_token = last.map(TenantName::to_string).unwrap_or_default();
         Ok(api::ListTenantsResponse { next_page_token, tenants })
     }
 }

@@ -17,6 +17,7 @@ use std::time::Duration;
 use millrace_cluster_state::UnixMillis;
 use millrace_proto::admin as api;
 use millrace_proto::convert::timestamp_wire;
+use millrace_proto::pages::PageRoom;
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
@@ -126,12 +127,16 @@ impl Events {
         });
     }
 
-    /// What happened after a reader's last event, at most so many; all that is kept without one. Of a
+    /// What happened after a reader's last event, at most so many and what fits a page; from the oldest on
+    /// without one. Of a
     /// reader that comes from another process, what happened since shortly before then.
     pub(crate) fn after(&self, token: Option<Token>, max: usize) -> Page {
         let kept = self.kept.borrow();
         let after = After::of(token, self.process);
-        let events: Vec<_> = kept.iter().filter(|it| after.wants(it)).take(max).collect();
+        let mut room = PageRoom::default();
+        let wanted = kept.iter().filter(|it| after.wants(it)).take(max);
+        let wanted = wanted.map(|it| (it, shown(it))).take_while(|(_, shown)| room.take(shown));
+        let (events, shown): (Vec<_>, Vec<_>) = wanted.unzip();
         let first = kept.front().map_or(0, |first| first.seq);
         let missed = if after.ours { first.saturating_sub(after.seq + 1) } else { 0 };
         let (seq, at) = match (events.last(), token) {
@@ -141,7 +146,7 @@ impl Events {
             (None, _) => kept.back().map_or((0, after.since), |last| (last.seq, last.at)),
         };
         let next = Token { process: self.process, seq, at };
-        Page { events: events.into_iter().map(shown).collect(), next, missed }
+        Page { events: shown, next, missed }
     }
 
     /// Waits for something after a reader's last event; gives up at the timeout.

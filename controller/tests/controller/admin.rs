@@ -1,7 +1,11 @@
 //! The admin API: what it does, what it refuses, and that a refusal leaves nothing.
 
+use millrace_model::program::Program;
 use millrace_proto::admin as api;
-use millrace_types::{Digest, Reason};
+use millrace_types::limits::{PAGE_BYTES_MAX, TENSOR_NAME_BYTES_MAX};
+use millrace_types::workflow::Signature;
+use millrace_types::{DataType, Digest, Dim, Reason, TensorSpec};
+use prost::Message as _;
 use tonic::Code;
 
 use crate::stub::Stub;
@@ -257,4 +261,78 @@ async fn metrics_show_the_control_plane() {
     ] {
         assert!(text.lines().any(|it| it == line), "{line}: {text}");
     }
+}
+
+/// A program with so many inputs, whose names are as long as names may be.
+fn wide_program(inputs: usize, name_bytes: usize) -> Vec<u8> {
+    let tensor = |name: String| TensorSpec { name, datatype: DataType::Fp32, shape: vec![Dim::Fixed(1)] };
+    let inputs = (0..inputs).map(|n| tensor(format!("{n:x>name_bytes$}"))).collect();
+    let declared = Signature { inputs, outputs: vec![tensor("y".into())] };
+    Program { declared, file: b"#!/bin/true\n".to_vec().into() }.pack().unwrap().to_vec()
+}
+
+fn program_request(name: &str, program: &[u8]) -> api::ApplyFunctionRequest {
+    let mut request = apply_request(name, program);
+    request.spec.as_mut().unwrap().runtime = "process".into();
+    request
+}
+
+/// Every list comes in pages that a client with gRPC's own limit takes, however large its items are.
+#[tokio::test]
+async fn functions_of_a_hundred_kilobytes_are_all_listed() {
+    let cluster = Cluster::start().await;
+    let mut admin = cluster.admin();
+    let program = wide_program(360, TENSOR_NAME_BYTES_MAX);
+    upload(&mut admin, &program).await.unwrap();
+    for n in 0..50 {
+        admin.apply_function(program_request(&format!("f{n:02}"), &program)).await.unwrap();
+    }
+    let (mut names, mut page_token, mut pages) = (Vec::new(), String::new(), 0);
+    loop {
+        let request = api::ListFunctionsRequest { page_size: 500, page_token, ..Default::default() };
+        let page = admin.list_functions(request).await.unwrap().into_inner();
+        let bytes = page.encoded_len();
+        assert!(bytes <= PAGE_BYTES_MAX + 100, "{bytes} bytes of {} functions", page.functions.len());
+        pages += 1;
+        names.extend(page.functions.into_iter().map(|it| it.spec.unwrap().name));
+        page_token = page.next_page_token;
+        if page_token.is_empty() {
+            break;
+        }
+    }
+    assert_eq!(names, (0..50).map(|n| format!("f{n:02}")).collect::<Vec<_>>());
+    assert!(pages > 4, "{pages} pages");
+
+    // Of artifacts, as many as fit, and the others by another question.
+    let digests = vec![Digest::of(&program).to_string(); 30];
+    let found = admin.find_artifacts(api::FindArtifactsRequest { digests }).await.unwrap().into_inner();
+    assert!(found.encoded_len() <= PAGE_BYTES_MAX + 1_000, "{} bytes", found.encoded_len());
+    assert_eq!(
+        (found.found.len(), found.found.len() + found.not_looked_at as usize),
+        (found.models.len(), 30)
+    );
+    assert!(found.not_looked_at > 0);
+}
+
+#[tokio::test]
+async fn names_over_their_bounds_are_refused_before_anything_is_stored() {
+    let cluster = Cluster::start().await;
+    let mut admin = cluster.admin();
+    let refused = upload(&mut admin, &wide_program(1, TENSOR_NAME_BYTES_MAX + 1)).await.unwrap_err();
+    assert_eq!(reason(&refused), Reason::InvalidModel);
+    assert!(refused.message().contains("TENSOR_NAME_BYTES_MAX is 256"), "{refused}");
+    assert_eq!(cluster.files(), [""; 0]);
+
+    upload(&mut admin, &mlp()).await.unwrap();
+    let mut request = apply_request("f", &mlp());
+    let pair = api::SequenceState { input: "x".repeat(48_000), output: "y".into() };
+    let sequences = api::Sequences { state: vec![pair], ..Default::default() };
+    request.spec.as_mut().unwrap().sequences = Some(sequences);
+    let dry = api::ApplyFunctionRequest { dry_run: true, ..request.clone() };
+    for request in [request, dry] {
+        let refused = admin.apply_function(request).await.unwrap_err();
+        assert_eq!(reason(&refused), Reason::InvalidSpec);
+        assert!(refused.message().contains("TENSOR_NAME_BYTES_MAX is 256"), "{refused}");
+    }
+    assert_eq!(list(&mut admin).await, vec![]);
 }
