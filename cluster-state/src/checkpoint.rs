@@ -123,6 +123,14 @@ impl Checkpoint {
         self.incoming.is_some()
     }
 
+    /// Where its copies of models go, and the count of those that are dropped.
+    pub(crate) fn models_mut(&mut self) -> (&mut OrdMap<ModelCopy, Bytes>, &mut u64) {
+        match &mut self.incoming {
+            Some(incoming) => (&mut incoming.models, &mut incoming.dropped),
+            None => (&mut self.models, &mut self.dropped),
+        }
+    }
+
     /// Whether the named bounds hold.
     pub(crate) fn is_bounded(&self) -> bool {
         let entries = if self.is_syncing() { ENTRIES_IN_SYNC_MAX } else { INDEX_ENTRIES_PER_NODE_MAX };

@@ -3,17 +3,20 @@
 //! [`Refusal`], or nothing.
 //!
 //! ```text
-//!   propose()            leader
-//!   ─ check_sizes ──▶  ─ State::admit, on a trial of the command ──▶  the log
+//!   propose()            leader                          every replica
+//!   ─ check_sizes ──▶  ─ State::admit ──▶  the log  ──▶  check_sizes, then the command, then
+//!                        on a trial of the               check_room: a definition that does not
+//!                        command                         fit is taken back
 //! ```
 //!
 //! Each table of the state counts its own bytes ([`crate::table`]); the rest is of records whose size is
 //! bounded, so that their number bounds their bytes. What deletes or ends something always passes.
 
 use millrace_types::limits::{
-    CALLER_BYTES_MAX, DEFINITIONS_BYTES_MAX, DIM_NAME_BYTES_MAX, IDEMPOTENCY_KEY_BYTES_MAX, NODE_GPUS_MAX,
-    NODE_TEXT_BYTES_MAX, PLACEMENTS_MAX, RANK_MAX, REFUSAL_BYTES_MAX, SPEC_BYTES_MAX, STATE_BYTES_MAX,
-    TENANT_BYTES_MAX, TENSOR_NAME_BYTES_MAX, TENSORS_MAX, beginning,
+    CALLER_BYTES_MAX, CHECKPOINTS_BYTES_MAX, DEFINITIONS_BYTES_MAX, DIM_NAME_BYTES_MAX,
+    IDEMPOTENCY_KEY_BYTES_MAX, NODE_GPUS_MAX, NODE_TEXT_BYTES_MAX, PLACEMENTS_MAX, RANK_MAX,
+    REFUSAL_BYTES_MAX, SPEC_BYTES_MAX, STATE_BYTES_MAX, TENANT_BYTES_MAX, TENSOR_NAME_BYTES_MAX, TENSORS_MAX,
+    beginning,
 };
 use millrace_types::workflow::Source;
 use millrace_types::{Dim, FunctionSpec, TenantName, TensorSpec, WorkflowSpec};
@@ -247,6 +250,27 @@ impl State {
         }
     }
 
+    /// Applies a command by the rules that have a quota: `carry_out` changes the state, which is as it
+    /// was before if the command is refused.
+    pub(crate) fn within_quota(
+        &mut self,
+        proposal: &Proposal,
+        carry_out: impl FnOnce(&mut Self) -> Outcome,
+    ) -> Outcome {
+        let Proposal { caller, idempotency, command, .. } = proposal;
+        check_sizes(caller, idempotency.as_ref(), command)?;
+        self.check_open(command)?;
+        if defines(command).is_none() {
+            return carry_out(self).map_err(Refusal::shortened);
+        }
+        let before = self.clone();
+        let outcome = carry_out(self).and_then(|applied| self.check_room(&before, command).map(|()| applied));
+        if outcome.is_err() {
+            *self = before;
+        }
+        outcome.map_err(Refusal::shortened)
+    }
+
     /// Refuses what adds records where the whole state has no room.
     fn check_open(&self, command: &Command) -> Result<(), Refusal> {
         let adds = match command {
@@ -280,6 +304,11 @@ impl State {
         let of = || "all tenants".to_owned();
         check(&of, before.definition_bytes(), self.definition_bytes(), DEFINITIONS_BYTES_MAX)?;
         check(&|| "the cluster".to_owned(), before.bytes(), self.bytes(), STATE_BYTES_MAX)
+    }
+
+    /// Whether nodes' checkpoints have room for another item, one of them being taken out.
+    pub(crate) fn has_checkpoint_room(&self, taken_out: u64) -> bool {
+        self.checkpoints.bytes() + taken_out < CHECKPOINTS_BYTES_MAX as u64
     }
 }
 

@@ -35,7 +35,7 @@ use crate::state::State;
 /// | version | since | change |
 /// |---|---|---|
 /// | 9 | 0.2.0 | the last without a version in the log; a log or snapshot that names none is of this one |
-/// | 10 | 0.2.0 | the log and snapshots name the version |
+/// | 10 | 0.2.0 | the log and snapshots name the version; commands are held to the quota of the state |
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct RulesVersion(pub u64);
@@ -45,6 +45,11 @@ impl RulesVersion {
     pub const UNNAMED: Self = Self(9);
     /// The newest rules that this build knows.
     pub const NEWEST: Self = Self(10);
+
+    /// Whether commands are held to the bounds of [`millrace_types::limits`] when they are applied.
+    pub(crate) const fn has_quota(self) -> bool {
+        self.0 >= 10
+    }
 
     /// The version after this one.
     #[must_use]

@@ -140,7 +140,10 @@ impl State {
     }
 
     fn carry_out(&mut self, proposal: &Proposal) -> Outcome {
-        let outcome = self.carry_out_command(proposal);
+        let outcome = match self.rules.has_quota() {
+            true => self.within_quota(proposal, |state| state.carry_out_command(proposal)),
+            false => self.carry_out_command(proposal),
+        };
         if outcome.as_ref().is_ok_and(|applied| applied.changed()) {
             self.settle_operations();
         }

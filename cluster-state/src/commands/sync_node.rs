@@ -18,6 +18,7 @@ use crate::checkpoint::{Checkpoint, ENTRIES_IN_SYNC_MAX, Incoming, Knowledge, in
 use crate::outcome::{Applied, Outcome, Refusal};
 use crate::record::NodeStatus;
 use crate::state::State;
+use crate::table::Record as _;
 
 pub(crate) fn sync_node(state: &mut State, name: &NodeName, batch: &SyncBatch) -> Outcome {
     check_epoch(state, name, batch)?;
@@ -85,7 +86,7 @@ fn take_in(state: &mut State, name: &NodeName, checkpoint: &mut Checkpoint, batc
         checkpoint.incoming = Some(Incoming::default());
     }
     let delta = &batch.delta;
-    models(checkpoint, delta);
+    models(state, checkpoint, delta);
     for id in &delta.entries_gone {
         drop_entry(state, name, checkpoint, id);
     }
@@ -105,19 +106,24 @@ fn take_in(state: &mut State, name: &NodeName, checkpoint: &mut Checkpoint, batc
     }
 }
 
-fn models(checkpoint: &mut Checkpoint, delta: &NodeDelta) {
-    let (models, dropped) = match &mut checkpoint.incoming {
-        Some(incoming) => (&mut incoming.models, &mut incoming.dropped),
-        None => (&mut checkpoint.models, &mut checkpoint.dropped),
-    };
+fn models(state: &State, checkpoint: &mut Checkpoint, delta: &NodeDelta) {
     for copy in &delta.models_gone {
-        models.remove::<ModelCopy>(copy);
+        checkpoint.models_mut().0.remove::<ModelCopy>(copy);
     }
     for (copy, bytes) in &delta.models {
-        if !insert_within(models, copy, *bytes, MODELS_PER_NODE_MAX) {
+        let max = within_room(state, checkpoint, MODELS_PER_NODE_MAX);
+        let (models, dropped) = checkpoint.models_mut();
+        if !insert_within(models, copy, *bytes, max) {
             *dropped += 1;
         }
     }
+}
+
+/// The most items of a kind, or none while all nodes' checkpoints together have no room: items that are
+/// there already may still change.
+fn within_room(state: &State, checkpoint: &Checkpoint, max: usize) -> usize {
+    let is_full = state.rules.has_quota() && !state.has_checkpoint_room(checkpoint.bytes());
+    if is_full { 0 } else { max }
 }
 
 fn drop_entry(state: &mut State, name: &NodeName, checkpoint: &mut Checkpoint, id: &DataId) {
@@ -130,9 +136,9 @@ fn drop_entry(state: &mut State, name: &NodeName, checkpoint: &mut Checkpoint, i
 }
 
 fn add_entry(state: &mut State, name: &NodeName, checkpoint: &mut Checkpoint, id: &DataId, bytes: Bytes) {
-    let mut max = INDEX_ENTRIES_PER_NODE_MAX;
+    let mut max = within_room(state, checkpoint, INDEX_ENTRIES_PER_NODE_MAX);
     if let Some(incoming) = &mut checkpoint.incoming {
-        if !insert_within(&mut incoming.entries, id, bytes, INDEX_ENTRIES_PER_NODE_MAX) {
+        if !insert_within(&mut incoming.entries, id, bytes, max) {
             incoming.dropped += 1;
             return;
         }

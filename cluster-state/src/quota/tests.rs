@@ -5,18 +5,20 @@ use millrace_types::limits::{FUNCTIONS_MAX, LABEL_LEN_MAX, LABELS_MAX, REVISIONS
 use millrace_types::sequences::{IDLE_DEFAULT, StatePair};
 use millrace_types::{
     Bytes, DataId, Digest, Epoch, FunctionKey, FunctionName, GpuIndex, ModelCopy, NodeName, Quota, Reason,
-    Revision, Sequences, SloBase, SloCounts, Tier, Usage,
+    Revision, Sequences, SloBase, SloCounts, SyncPart, Tier, Usage,
 };
 
 use super::*;
+use crate::Applied;
 use crate::accounts::FunctionScore;
 use crate::checkpoint::{Checkpoint, Incoming, Score};
 use crate::command::UnixMillis;
 use crate::commands::testing::{
-    Log, apply, apply_workflow, chain, delete, digest, key, model, model_of, place, run_function, spec,
-    tensor, unplace,
+    Log, apply, apply_workflow, chain, data, delete, digest, holding, key, model, model_of, place,
+    run_function, spec, sync, sync_all, tensor, unplace,
 };
 use crate::record::{ControllerId, Placement, PlacementReason, RevisionRecord};
+use crate::rules::RulesVersion;
 use crate::state::Retired;
 
 /// Fills a state with functions of other tenants until it takes so many bytes.
@@ -106,6 +108,54 @@ fn a_tenant_whose_state_is_full_is_refused_and_may_delete() {
     let digest = digest("m");
     let other = Command::ApplyFunction { spec: other, digest, expected: None, voters: Vec::new() };
     assert_eq!(admit(&state, other), Ok(()), "another tenant has room");
+}
+
+/// By the rules before there was a quota a log may have what does not fit, and must mean the same again.
+#[test]
+fn what_is_over_a_bound_is_refused_when_applied_and_not_by_older_rules() {
+    let mut state = full_tenant();
+    let before = state.clone();
+    let write = proposal(labelled("new"));
+    let (outcome, after) = state.dry_run(&write);
+    assert!(matches!(&outcome, Err(Refusal::OutOfBytes { .. })), "{outcome:?}");
+    assert!(State { clock: before.clock, ..after } == before, "it is taken back");
+    let mut long = spec("long");
+    let state_pair = StatePair { input: "x".repeat(TENSOR_NAME_BYTES_MAX + 1), output: "y".into() };
+    long.sequences = Some(Sequences { state: vec![state_pair], idle: IDLE_DEFAULT, max: 4 });
+    let long = Command::ApplyFunction { spec: long, digest: digest("m"), expected: None, voters: Vec::new() };
+    let refused = state.dry_run(&proposal(long.clone())).0.unwrap_err().to_string();
+    assert!(refused.contains("TENSOR_NAME_BYTES_MAX"), "{refused}");
+
+    state.rules = RulesVersion::UNNAMED;
+    assert!(matches!(state.dry_run(&write).0, Ok(Applied::Created { .. })));
+    let refused = state.dry_run(&proposal(long)).0.unwrap_err().to_string();
+    assert!(refused.contains("which the model has not"), "{refused}");
+    assert!(state.admit(&write).is_err(), "the leader refuses it whatever the rules");
+}
+
+#[test]
+fn checkpoints_without_room_count_what_they_drop() {
+    let mut log = Log::with_two_nodes();
+    log.apply(sync_all("n2", 2, 1, holding(&[1]))).unwrap();
+    let large = Checkpoint {
+        entries: (0..10_000).map(|n| (data(n), Bytes(1))).collect(),
+        ..Checkpoint::begun(Epoch(1))
+    };
+    let large = Arc::new(large);
+    for number in 0.. {
+        if !log.state.has_checkpoint_room(0) {
+            break;
+        }
+        log.state.checkpoints.insert(NodeName::new(&format!("large-{number}")).unwrap(), large.clone());
+    }
+    let delta = |seq, counters: &[u64]| proposal(sync("n2", 2, seq, SyncPart::Delta, holding(counters)));
+    let (outcome, after) = log.state.dry_run(&delta(2, &[1, 2, 3]));
+    assert_eq!(outcome, Ok(Applied::Synced { seq: 2 }));
+    let checkpoint = after.checkpoint(&NodeName::new("n2").unwrap()).unwrap();
+    assert_eq!((checkpoint.entries.len(), checkpoint.dropped), (1, 2));
+    log.state.rules = RulesVersion::UNNAMED;
+    let (_, after) = log.state.dry_run(&delta(2, &[1, 2, 3]));
+    assert_eq!(after.checkpoint(&NodeName::new("n2").unwrap()).unwrap().entries.len(), 3);
 }
 
 #[test]
