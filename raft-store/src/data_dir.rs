@@ -62,10 +62,10 @@ impl DataDir {
         let path = path.into();
         fs::create_dir_all(&path).map_err(Error::io("making", &path))?;
         if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
-            Disk.sync_dir(parent).map_err(Error::io("syncing", parent))?;
+            Disk::default().sync_dir(parent).map_err(Error::io("syncing", parent))?;
         }
         let lock = lock(&path)?;
-        let identity = read_identity(&Disk, &path)?;
+        let identity = read_identity(&Disk::default(), &path)?;
         Ok(Self { path, identity, lock })
     }
 
@@ -82,7 +82,7 @@ impl DataDir {
     }
 
     pub(crate) fn establish(&mut self, identity: &Identity) -> Result<(), Error> {
-        write_identity(&Disk, &self.path, identity)?;
+        write_identity(&Disk::default(), &self.path, identity)?;
         self.identity = Some(identity.clone());
         Ok(())
     }

@@ -10,6 +10,7 @@ use millrace_cluster_state::UnknownRules;
 
 use crate::config::StorageError;
 use crate::frame::Flaw;
+use crate::fs::is_shortage;
 
 /// Why a data directory was refused, or why the store halted.
 #[derive(Debug, thiserror::Error)]
@@ -159,6 +160,17 @@ pub enum Error {
         source: sled::Error,
     },
 
+    /// A received snapshot would take the space that the log may come to need.
+    #[error("{} has {available} bytes free, and a snapshot must leave {kept}: free space on that disk", path.display())]
+    NoSpace {
+        /// The folder of snapshots.
+        path: PathBuf,
+        /// Bytes free on its disk.
+        available: u64,
+        /// Bytes that must stay free.
+        kept: u64,
+    },
+
     /// An earlier write or sync failed. What reached the disk since is unknown, so nothing more
     /// is written and nothing more is acknowledged.
     #[error("the store has halted: {0}; see that the disk works and has space, then start the process again")]
@@ -180,6 +192,11 @@ impl Error {
             },
             source => Self::Sled { doing, path: path.to_owned(), source },
         }
+    }
+
+    /// Whether the same may succeed once another file is closed or deleted.
+    pub(crate) fn is_shortage(&self) -> bool {
+        matches!(self, Self::Io { source, .. } if is_shortage(source))
     }
 
     pub(crate) fn flaw(what: impl Into<String>, flaw: Flaw) -> Self {

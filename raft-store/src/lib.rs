@@ -13,6 +13,9 @@
 //! damaged, missing or unknown is refused with an [`Error`] that says what to do; nothing is skipped
 //! and nothing is repaired. After a failed write or sync the log halts.
 //!
+//! A lack of descriptors or of disk space is no failure: the log keeps what it needs open and some
+//! disk space reserved, and waits when that is used up; a snapshot is tried again later.
+//!
 //! The last commit position is written with the next sync after it, so that it may be behind after a
 //! crash; openraft then learns the rest from its group.
 //!
@@ -50,6 +53,7 @@ pub use log::{LogReader, LogStore};
 pub use machine::Machine;
 pub use machine_store::{Applied, MachineStore, SnapshotBuilder, StateReader};
 pub use snapshot::SnapshotFile;
+pub use snapshot::shelf::SnapshotReceiver;
 
 use crate::fs::Disk;
 use crate::log::Expect;
@@ -94,7 +98,7 @@ fn open_with<M: Machine>(
         Some(_) => Expect::Log,
         None => Expect::Nothing,
     };
-    let machine = MachineStore::open(Arc::new(Disk), dir.path().join("snapshots"))?;
+    let machine = MachineStore::open(Arc::new(Disk::with_spares()), dir.path().join("snapshots"))?;
     let mut log = open_log(dir.path(), expect, machine.covered())?;
     if expect == Expect::Nothing && machine.last().is_some() {
         return Err(log::missing_identity("there is a snapshot"));

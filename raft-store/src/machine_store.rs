@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use openraft::storage::RaftStateMachine;
 use openraft::{EntryPayload, OptionalSend, RaftSnapshotBuilder, Snapshot};
@@ -14,7 +15,7 @@ use crate::error::{Error, Subject};
 use crate::fs::Fs;
 use crate::machine::Machine;
 use crate::snapshot::SnapshotFile;
-use crate::snapshot::shelf::{self, Shelf};
+use crate::snapshot::shelf::{self, Shelf, SnapshotReceiver};
 
 /// The state after some log entry. Immutable: a reader may keep it as long as it likes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -120,6 +121,12 @@ impl<M: Machine> MachineStore<M> {
         self.publish();
     }
 
+    /// A handle for whoever receives snapshots.
+    #[must_use]
+    pub fn receiver(&self) -> SnapshotReceiver {
+        SnapshotReceiver::new(Arc::clone(&self.snapshots.shelf))
+    }
+
     /// How far a durable snapshot covers the log.
     pub(crate) fn covered(&self) -> watch::Receiver<Option<u64>> {
         self.snapshots.covered.subscribe()
@@ -159,7 +166,7 @@ impl<M: Machine> MachineStore<M> {
     async fn install(&mut self, meta: SnapshotMeta, file: SnapshotFile) -> Result<(), Error> {
         let snapshots = self.snapshots.clone();
         let expected = meta.clone();
-        let state: M = blocking(move || {
+        let state: M = once_there_is_room("installing a snapshot", move || {
             let (meta, bytes) = shelf::read_received(&file)?;
             let what = || format!("received {file:?}");
             if meta != expected {
@@ -181,6 +188,37 @@ fn decode<M: Machine>(bytes: &[u8], what: impl FnOnce() -> String) -> Result<M, 
     M::decode(bytes).map_err(|error| Error::BadState { what: what(), reason: error.to_string() })
 }
 
+/// How long file work waits for descriptors or space before it is tried again.
+const SHORTAGE_PAUSE: Duration = Duration::from_secs(5);
+
+/// Runs file work off the async threads, again and again while it fails for want of descriptors or of
+/// disk space: openraft halts the node on any error of a snapshot.
+async fn once_there_is_room<T: Send + 'static>(
+    doing: &'static str,
+    work: impl Fn() -> Result<T, Error> + Send + Sync + 'static,
+) -> Result<T, Error> {
+    let work = Arc::new(work);
+    let mut waited = false;
+    loop {
+        let attempt = Arc::clone(&work);
+        match blocking(move || attempt()).await {
+            Err(error) if error.is_shortage() => {
+                if !waited {
+                    tracing::error!(%error, doing, "waiting until files are closed or space is freed");
+                }
+                waited = true;
+                tokio::time::sleep(SHORTAGE_PAUSE).await;
+            }
+            done => {
+                if waited && done.is_ok() {
+                    tracing::info!(doing, "done after a wait");
+                }
+                return done;
+            }
+        }
+    }
+}
+
 /// Runs file work off the async threads.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Error> + Send + 'static,
@@ -198,7 +236,7 @@ pub struct SnapshotBuilder<M> {
 impl<M: Machine> RaftSnapshotBuilder<TypeConfig<M>> for SnapshotBuilder<M> {
     async fn build_snapshot(&mut self) -> Result<Snapshot<TypeConfig<M>>, StorageError> {
         let (applied, snapshots) = (Arc::clone(&self.applied), self.snapshots.clone());
-        let built = blocking(move || {
+        let built = once_there_is_room("building a snapshot", move || {
             let meta = SnapshotMeta {
                 last_log_id: applied.last,
                 last_membership: applied.membership.clone(),
@@ -240,7 +278,8 @@ impl<M: Machine> RaftStateMachine<TypeConfig<M>> for MachineStore<M> {
     }
 
     async fn begin_receiving_snapshot(&mut self) -> Result<Box<SnapshotFile>, StorageError> {
-        let file = self.snapshots.shelf.receive();
+        let shelf = Arc::clone(&self.snapshots.shelf);
+        let file = once_there_is_room("receiving a snapshot", move || shelf.receive()).await;
         file.map(Box::new).map_err(|error| error.into_storage(Subject::WriteSnapshot))
     }
 
@@ -254,6 +293,8 @@ impl<M: Machine> RaftStateMachine<TypeConfig<M>> for MachineStore<M> {
     }
 
     async fn get_current_snapshot(&mut self) -> Result<Option<Snapshot<TypeConfig<M>>>, StorageError> {
-        self.snapshots.newest().map_err(|error| error.into_storage(Subject::ReadSnapshot))
+        let snapshots = self.snapshots.clone();
+        let newest = once_there_is_room("opening a snapshot", move || snapshots.newest()).await;
+        newest.map_err(|error| error.into_storage(Subject::ReadSnapshot))
     }
 }

@@ -1,17 +1,20 @@
-//! How the disk under the log fares: how long its syncs take, for whoever decides what to do about a
-//! slow one; and a stall of it on purpose, for tests of that.
+//! How the disk under the log fares: how long its syncs take and whether it has space, for whoever
+//! decides what to do about a slow or a full one; and a stall of it on purpose, for tests of that.
 //!
 //! ```text
-//!   writer thread ── began, ended ──▶ LogDisk ──▶ health: what is under way, since when it is slow
-//!                 ◀─ waits here ────     ▲
-//!                                        └── stall, clear
+//!   writer thread ── began, ended, space ──▶ LogDisk ──▶ health: what is under way, since when it is slow
+//!                 ◀─ waits here ───────────     ▲
+//!                                               └── stall, clear, give up waiting for space
 //! ```
 
+use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
+
+use super::space::LogSpace;
 
 /// A sync that takes so long is a slow one: several times what a busy disk needs.
 pub const SYNC_SLOW: Duration = Duration::from_millis(200);
@@ -30,6 +33,9 @@ pub struct DiskHealth {
     pub last: Duration,
     /// How long ago the last slow one ended, while none is under way.
     pub idle: Duration,
+    /// Whether the disk has too little space for the log to grow for clients: of the reserve that the
+    /// log keeps, less than half is left.
+    pub full: bool,
 }
 
 /// A stall: every sync takes longer, for a while.
@@ -47,6 +53,9 @@ pub struct LogDisk(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
+    /// The space on it; `None` where space is not looked at. A lock: the writer takes it for each job,
+    /// and whoever waits for space to come back now and then.
+    space: Mutex<Option<Box<dyn LogSpace>>>,
     /// A lock: the writer takes it twice a sync, which costs nothing beside one.
     syncs: Mutex<Syncs>,
     /// Whether there is a stall: all that a sync looks at while there is none.
@@ -54,6 +63,11 @@ struct Shared {
     stall: Mutex<Option<Planned>>,
     /// Told when the stall changes, so that what waits goes on at once.
     changed: Condvar,
+    full: AtomicBool,
+    /// Whether the log is to end although the disk is full.
+    gave_up: Mutex<bool>,
+    /// Told when that changes.
+    ends: Condvar,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -114,15 +128,63 @@ impl Syncs {
                 (None, Some((_, until))) => now - until,
                 _ => Duration::ZERO,
             },
+            full: false,
         }
     }
 }
 
 impl LogDisk {
+    pub(super) fn new(space: Option<Box<dyn LogSpace>>) -> Self {
+        Self(Arc::new(Shared { space: Mutex::new(space), ..Shared::default() }))
+    }
+
     /// How the disk fares now.
     #[must_use]
     pub fn health(&self) -> DiskHealth {
-        self.syncs().health(Instant::now())
+        let full = self.0.full.load(Ordering::Relaxed);
+        DiskHealth { full, ..self.syncs().health(Instant::now()) }
+    }
+
+    /// Ends every wait for space, now and later: a log that is to end while its disk is full halts.
+    pub fn give_up_waiting(&self) {
+        *self.0.gave_up.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.0.ends.notify_all();
+    }
+
+    /// Waits a moment for space. Says whether to look again: not once the log is to end.
+    pub(super) fn wait_for_space(&self, moment: Duration) -> bool {
+        let gave_up = self.0.gave_up.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.0.ends.wait_timeout_while(gave_up, moment, |gave_up| !*gave_up);
+        !*waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    /// Looks whether a disk that was full has space again, also while nothing is written. Blocks for a
+    /// few system calls.
+    pub fn look_for_space(&self) {
+        if self.0.full.load(Ordering::Relaxed)
+            && let Err(error) = self.space_left(0)
+        {
+            tracing::debug!(%error, "the space of the log's disk is not known");
+        }
+    }
+
+    /// Bytes that the log may write before a write may fail for want of space.
+    pub(super) fn space_left(&self, needed: u64) -> io::Result<u64> {
+        let mut space = self.0.space.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(space) = space.as_mut() else { return Ok(u64::MAX) };
+        let left = space.left(needed)?;
+        self.note_full(left < space.low());
+        Ok(left)
+    }
+
+    fn note_full(&self, full: bool) {
+        match (self.0.full.swap(full, Ordering::Relaxed), full) {
+            (false, true) => tracing::error!(
+                "the disk is full: changes by clients are refused, and the log uses the space reserved for it; free space on the disk"
+            ),
+            (true, false) => tracing::info!("the disk has space for the log again"),
+            _ => {}
+        }
     }
 
     /// Makes every sync take longer for a while, in place of an earlier stall. One that is under way

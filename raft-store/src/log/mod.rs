@@ -7,9 +7,11 @@
 //! | [`writer`] | the one thread that writes, and what is durable when |
 //! | [`witness`] | notices a log that came back shorter than it was |
 //! | [`disk`] | how long syncs take, and a stall of them on purpose |
+//! | [`space`] | disk space kept for the log while others fill the disk |
 
 pub(crate) mod disk;
 pub(crate) mod record;
+pub(crate) mod space;
 pub(crate) mod tables;
 pub(crate) mod witness;
 pub(crate) mod writer;
@@ -26,6 +28,7 @@ use openraft::{OptionalSend, RaftLogReader};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use self::disk::LogDisk;
+use self::space::{HeldBlocks, LogSpace};
 use self::tables::{Bounds, Meta, MetaRecord, Tables};
 use self::witness::Witness;
 use self::writer::{DbFile, Durable, JOBS_MAX, Job, SyncPoint, Syncing, Writer};
@@ -82,6 +85,13 @@ impl<M> Clone for LogReader<M> {
     }
 }
 
+/// What the log is written to.
+pub(crate) struct Backing {
+    pub(crate) sync_point: Box<dyn SyncPoint>,
+    /// `None` where space is not looked at.
+    pub(crate) space: Option<Box<dyn LogSpace>>,
+}
+
 /// Where jobs are carried out.
 enum Writing {
     Thread(WriterThread),
@@ -94,17 +104,19 @@ enum Writing {
 struct WriterThread {
     jobs: Option<mpsc::Sender<Job>>,
     thread: Option<JoinHandle<()>>,
+    disk: LogDisk,
 }
 
 impl WriterThread {
     fn start(mut writer: Writer, log_dir: &Path) -> Result<Self, Error> {
         writer.begin()?;
         let (jobs, queue) = mpsc::channel(JOBS_MAX);
+        let disk = writer.disk();
         let thread = std::thread::Builder::new()
             .name("raft-log".to_owned())
             .spawn(move || writer.run(queue))
             .map_err(Error::io("starting the writer of", log_dir))?;
-        Ok(Self { jobs: Some(jobs), thread: Some(thread) })
+        Ok(Self { jobs: Some(jobs), thread: Some(thread), disk })
     }
 
     async fn give(&self, job: Job) -> Result<(), Error> {
@@ -116,6 +128,8 @@ impl WriterThread {
 impl Drop for WriterThread {
     fn drop(&mut self) {
         self.jobs = None;
+        // What waits for space would be waited for below.
+        self.disk.give_up_waiting();
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
@@ -131,17 +145,20 @@ impl<M: Machine> LogStore<M> {
         expect: Expect,
         covered: watch::Receiver<Option<u64>>,
     ) -> Result<Self, Error> {
-        Self::open_with(dir, expect, covered, |log_dir| Ok(Box::new(DbFile::open(log_dir)?)))
+        Self::open_with(dir, expect, covered, |log_dir| {
+            let space = HeldBlocks::open(log_dir).map_err(Error::io("reserving space for", log_dir))?;
+            Ok(Backing { sync_point: Box::new(DbFile::open(log_dir)?), space: Some(Box::new(space)) })
+        })
     }
 
-    /// As [`Self::open`], with a sync of the caller's.
+    /// As [`Self::open`], with a sync and a space of the caller's.
     pub(crate) fn open_with(
         dir: &Path,
         expect: Expect,
         covered: watch::Receiver<Option<u64>>,
-        sync_point: impl FnOnce(&Path) -> Result<Box<dyn SyncPoint>, Error>,
+        backing: impl FnOnce(&Path) -> Result<Backing, Error>,
     ) -> Result<Self, Error> {
-        Self::open_writing(dir, expect, covered, sync_point, |writer, log_dir| {
+        Self::open_writing(dir, expect, covered, backing, |writer, log_dir| {
             WriterThread::start(writer, log_dir).map(Writing::Thread)
         })
     }
@@ -155,8 +172,8 @@ impl<M: Machine> LogStore<M> {
         disk: Box<dyn crate::sim::SimDisk>,
     ) -> Result<Self, Error> {
         let disk = crate::sim::SharedDisk::new(disk);
-        let sync_point = |log_dir: &Path| Ok(disk.sync_point(log_dir));
-        Self::open_writing(dir, expect, covered, sync_point, |writer, _| {
+        let backing = |log_dir: &Path| Ok(Backing { sync_point: disk.sync_point(log_dir), space: None });
+        Self::open_writing(dir, expect, covered, backing, |writer, _| {
             crate::sim::InTurn::start(writer, disk.clone()).map(|it| Writing::InTurn(Box::new(it)))
         })
     }
@@ -165,7 +182,7 @@ impl<M: Machine> LogStore<M> {
         dir: &Path,
         expect: Expect,
         covered: watch::Receiver<Option<u64>>,
-        sync_point: impl FnOnce(&Path) -> Result<Box<dyn SyncPoint>, Error>,
+        backing: impl FnOnce(&Path) -> Result<Backing, Error>,
         start: impl FnOnce(Writer, &Path) -> Result<Writing, Error>,
     ) -> Result<Self, Error> {
         let log_dir = dir.join(LOG_DIR);
@@ -189,10 +206,10 @@ impl<M: Machine> LogStore<M> {
             _ => {}
         }
         let bounds = Arc::new(RwLock::new(bounds));
-        let sync_point = sync_point(&log_dir)?;
-        let disk = LogDisk::default();
+        let Backing { sync_point, space } = backing(&log_dir)?;
+        let disk = LogDisk::new(space);
         let syncing = Syncing { synced, witness, point: sync_point, disk: disk.clone() };
-        let writer = Writer::new(tables.clone(), Arc::clone(&bounds), &log_dir, syncing);
+        let writer = Writer::new(tables.clone(), Arc::clone(&bounds), &log_dir, syncing)?;
         let writer = start(writer, &log_dir)?;
         Ok(Self {
             reader: LogReader { tables, bounds, dir: None, _machine: PhantomData },

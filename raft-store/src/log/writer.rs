@@ -10,18 +10,26 @@
 //! answered with that failure: what a failed write or sync left on the disk is not known, and a
 //! second `fsync` that succeeds would prove nothing.
 //!
+//! A job that grows the log is written only once the disk has space for all that sled writes for it
+//! (see [`super::space`]). Until then the job waits, as on a disk that hangs: sled never writes again
+//! after a write that failed.
+//!
 //! What is purged is deleted here too, a few entries at a time: while no job waits, and behind every
 //! few appends however many do, so that the log of a leader that never rests does not grow.
 
 use std::fs::File;
 use std::io;
+use std::mem::MaybeUninit;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
 
+use rustix::fs::{RawDir, SeekFrom};
 use tokio::sync::mpsc::{self, error::TryRecvError};
 
 use super::disk::LogDisk;
 use super::record::{self, Pair};
+use super::space;
 use super::tables::{Bounds, Meta, MetaRecord, Tables, WINDOW_BYTES};
 use super::witness::Witness;
 use crate::config::LogId;
@@ -34,6 +42,9 @@ pub(crate) const JOBS_MAX: usize = 64;
 /// largest entry, so that deleting keeps up with a leader that never rests; and sled, which rewrites
 /// a leaf of 16 values every 10 changes, writes no more for them than for what is appended.
 const DELETES_AT_A_TIME: usize = record::ENTRY_BYTES_MAX / record::PART_BYTES;
+
+/// How long between two looks whether a full disk has space again.
+const SPACE_PAUSE: Duration = Duration::from_millis(100);
 
 /// Told once what was asked for is durable, or never will be.
 pub(crate) type Durable = Box<dyn FnOnce(Result<(), Error>) + Send>;
@@ -90,22 +101,40 @@ pub(crate) struct Writer {
     bounds: Arc<RwLock<Bounds>>,
     syncing: Syncing,
     log_dir: PathBuf,
+    blobs: BlobDir,
     halted: Option<Arc<str>>,
     /// Entries below this index are purged and may still be on disk. 0 when none are.
     doomed_below: u64,
     /// Keys appended since any were deleted.
     undeleted: usize,
+    /// Bytes of values given to sled since the last sync: sled may not have written them yet.
+    unsynced: usize,
 }
 
 impl Writer {
-    pub(crate) fn new(tables: Tables, bounds: Arc<RwLock<Bounds>>, log_dir: &Path, syncing: Syncing) -> Self {
+    pub(crate) fn new(
+        tables: Tables,
+        bounds: Arc<RwLock<Bounds>>,
+        log_dir: &Path,
+        syncing: Syncing,
+    ) -> Result<Self, Error> {
         let doomed_below = bounds.read().unwrap_or_else(PoisonError::into_inner).first_index();
+        let blobs = BlobDir::open(log_dir)?;
         let log_dir = log_dir.to_owned();
-        Self { tables, bounds, syncing, log_dir, halted: None, doomed_below, undeleted: 0 }
+        Ok(Self {
+            tables,
+            bounds,
+            syncing,
+            log_dir,
+            blobs,
+            halted: None,
+            doomed_below,
+            undeleted: 0,
+            unsynced: 0,
+        })
     }
 
     /// The disk that it writes to.
-    #[cfg(any(test, feature = "sim"))]
     pub(crate) fn disk(&self) -> LogDisk {
         self.syncing.disk.clone()
     }
@@ -131,7 +160,7 @@ impl Writer {
                 durable(self.health());
             }
             // Whoever waits for the next job waits for this as well: as much is deleted as came.
-            if self.doomed_below > 0 && self.undeleted >= DELETES_AT_A_TIME {
+            if self.doomed_below > 0 && self.undeleted >= DELETES_AT_A_TIME && self.has_space() {
                 self.write(Self::delete_some);
             }
         }
@@ -157,7 +186,8 @@ impl Writer {
     /// The next job; deletes what is purged while there is none.
     fn next_job(&mut self, jobs: &mut mpsc::Receiver<Job>) -> Option<Job> {
         loop {
-            if self.doomed_below == 0 || self.halted.is_some() {
+            // A full disk has no space to delete in: the next job waits for some.
+            if self.doomed_below == 0 || self.halted.is_some() || !self.has_space() {
                 return jobs.blocking_recv();
             }
             match jobs.try_recv() {
@@ -171,11 +201,14 @@ impl Writer {
     fn carry_out(&mut self, job: Job, waiting: &mut Vec<Durable>) {
         match job {
             Job::Append { entries, last, readable, durable } => {
+                let bytes = entries.iter().flatten().map(|(_, value)| value.len()).sum();
+                self.write(|writer| writer.wait_for_space(bytes));
                 self.write(|writer| writer.append(entries, last));
                 readable(self.health());
                 waiting.push(durable);
             }
             Job::Vote { record, durable } => {
+                self.write(|writer| writer.wait_for_space(0));
                 self.write(|writer| writer.tables.write_meta(Meta::Vote, &record));
                 waiting.push(durable);
             }
@@ -183,10 +216,12 @@ impl Writer {
                 self.write(|writer| writer.tables.write_meta(Meta::Committed, &record))
             }
             Job::Truncate { from, last, durable } => {
+                self.write(|writer| writer.wait_for_space(0));
                 self.write(|writer| writer.truncate(from, last));
                 waiting.push(durable);
             }
             Job::Purge { upto, record, durable } => {
+                self.write(|writer| writer.wait_for_space(0));
                 self.write(|writer| writer.tables.write_meta(Meta::Purged, &record));
                 // The marker is durable before anything is deleted.
                 self.sync();
@@ -215,6 +250,41 @@ impl Writer {
 
     fn health(&self) -> Result<(), Error> {
         self.halted.as_ref().map_or(Ok(()), |reason| Err(Error::Halted(Arc::clone(reason))))
+    }
+
+    /// Waits until the disk has space for values of so many bytes.
+    fn wait_for_space(&mut self, value_bytes: usize) -> Result<(), Error> {
+        self.unsynced += value_bytes;
+        let needed = space::needed(self.unsynced);
+        let mut waits = false;
+        loop {
+            let left = self.space_left(needed)?;
+            if left >= needed {
+                return Ok(());
+            }
+            if !waits {
+                tracing::error!(left, needed, path = %self.log_dir.display(), "the disk is full: the log waits for space");
+                // Whoever waits for this job waits for the disk: it hangs.
+                self.syncing.disk.wait_begins();
+                waits = true;
+            }
+            if !self.syncing.disk.wait_for_space(SPACE_PAUSE) {
+                let source = io::Error::from(rustix::io::Errno::NOSPC);
+                return Err(Error::Io { doing: "writing", path: self.log_dir.clone(), source });
+            }
+        }
+    }
+
+    /// Whether a job without values could be written now.
+    fn has_space(&self) -> bool {
+        // A failure shows at the next job.
+        let needed = space::needed(self.unsynced);
+        self.space_left(needed).is_ok_and(|left| left >= needed)
+    }
+
+    fn space_left(&self, needed: u64) -> Result<u64, Error> {
+        let left = self.syncing.disk.space_left(needed);
+        left.map_err(Error::io("looking at the space of", &self.log_dir))
     }
 
     /// Each entry wholly or not at all, and none without those before it.
@@ -334,6 +404,7 @@ impl Writer {
         self.tables.db.flush().map_err(self.tables.failed("flushing the log"))?;
         self.syncing.point.sync().map_err(Error::io("syncing", &self.log_dir.join("db")))?;
         self.refuse_blobs()?;
+        self.unsynced = 0;
         self.syncing.synced = number;
         self.syncing.witness.remember(number)
     }
@@ -341,13 +412,55 @@ impl Writer {
     /// sled never syncs what it moves to files of their own. [`record`] cuts entries so that it
     /// does not; should it ever, nothing more may be acknowledged.
     fn refuse_blobs(&self) -> Result<(), Error> {
-        let blobs = self.log_dir.join("blobs");
-        match blobs.read_dir().map_err(Error::io("reading", &blobs))?.next() {
-            None => Ok(()),
-            Some(_) => Err(Error::Damaged {
-                what: "the log".to_owned(),
-                flaw: "a value left sled's synced file".to_owned(),
-            }),
+        if self.blobs.is_empty().map_err(Error::io("reading", &self.log_dir.join("blobs")))? {
+            return Ok(());
         }
+        Err(Error::Damaged { what: "the log".to_owned(), flaw: "a value left sled's synced file".to_owned() })
+    }
+}
+
+/// Bytes of names read from the folder at a time: enough for `.`, `..` and one more.
+const NAMES_BYTES: usize = 1024;
+
+/// The folder to which sled moves large values. Kept open: a look at each sync must not need a
+/// descriptor, which clients' connections may have taken.
+struct BlobDir(File);
+
+impl BlobDir {
+    fn open(log_dir: &Path) -> Result<Self, Error> {
+        let path = log_dir.join("blobs");
+        File::open(&path).map(Self).map_err(Error::io("opening", &path))
+    }
+
+    /// Whether nothing is in it now.
+    fn is_empty(&self) -> io::Result<bool> {
+        // The descriptor's own position, which is behind the last name since the look before.
+        rustix::fs::seek(&self.0, SeekFrom::Start(0))?;
+        let mut buffer = [MaybeUninit::uninit(); NAMES_BYTES];
+        let mut names = RawDir::new(&self.0, &mut buffer);
+        while let Some(entry) = names.next() {
+            if ![c".", c".."].contains(&entry?.file_name()) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_of_its_own_is_seen_whenever_it_comes() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("blobs")).unwrap();
+        let blobs = BlobDir::open(dir.path()).unwrap();
+        assert!(blobs.is_empty().unwrap());
+        let value = dir.path().join("blobs").join("0".repeat(200));
+        std::fs::write(&value, b"a value").unwrap();
+        assert!(!blobs.is_empty().unwrap());
+        std::fs::remove_file(value).unwrap();
+        assert!(blobs.is_empty().unwrap());
     }
 }

@@ -10,6 +10,7 @@ use super::format::{self, Encoded};
 use crate::config::{LogId, SnapshotMeta};
 use crate::error::Error;
 use crate::fs::{self, Fs, TEMPORARY};
+use crate::log::space::reserve_bytes;
 
 const ENDING: &str = ".snapshot";
 
@@ -53,7 +54,8 @@ impl Shelf {
     }
 
     /// Keeps a snapshot instead of the one before it. Durable on return. A snapshot that is no newer
-    /// than the one there is dropped: the log may already begin behind the newer.
+    /// than the one there is dropped: the log may already begin behind the newer. After a failure the
+    /// same snapshot may be put again.
     pub(crate) fn put(&self, meta: &SnapshotMeta, state: Vec<u8>) -> Result<(), Error> {
         let Encoded { head, state, tail } = format::encode(meta, state)?;
         let mut newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
@@ -64,7 +66,9 @@ impl Shelf {
         fs::write_durably(&*self.fs, &self.dir, &name, &[&head, &state, &tail])
             .map_err(Error::io("writing", &self.dir.join(&name)))?;
         *newest = Some(meta.clone());
-        self.remove_others(&name).map_err(Error::io("tidying", &self.dir))
+        let tidied = self.remove_others(&name).map_err(Error::io("tidying", &self.dir));
+        self.fs.refill();
+        tidied
     }
 
     /// The newest snapshot, open.
@@ -91,6 +95,47 @@ impl Shelf {
             }
         }
         Ok(())
+    }
+}
+
+/// Makes the files that snapshots are received into. Unlike openraft's own way, which halts the node
+/// where no file can be made, this one refuses a single snapshot: its sender tries again.
+#[derive(Clone)]
+pub struct SnapshotReceiver(Arc<Shelf>);
+
+impl SnapshotReceiver {
+    pub(crate) fn new(shelf: Arc<Shelf>) -> Self {
+        Self(shelf)
+    }
+
+    /// Makes an empty file. Blocks.
+    ///
+    /// # Errors
+    /// [`Error::Io`], also when no descriptor or no space is left.
+    pub fn begin(&self) -> Result<SnapshotFile, Error> {
+        self.0.fs.refill();
+        self.0.receive()
+    }
+
+    /// Checks that the disk has space beside what the log may come to need. Blocks.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] or [`Error::Io`].
+    pub fn check_space(&self) -> Result<(), Error> {
+        let disk = rustix::fs::statvfs(&self.0.dir).map_err(|error| error.into());
+        let disk = disk.map_err(Error::io("looking at the space of", &self.0.dir))?;
+        let available = disk.f_bavail.saturating_mul(disk.f_frsize);
+        let kept = reserve_bytes(disk.f_blocks.saturating_mul(disk.f_frsize));
+        match available < kept {
+            true => Err(Error::NoSpace { path: self.0.dir.clone(), available, kept }),
+            false => Ok(()),
+        }
+    }
+}
+
+impl std::fmt::Debug for SnapshotReceiver {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("SnapshotReceiver").field(&self.0.dir).finish()
     }
 }
 

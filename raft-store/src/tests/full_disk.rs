@@ -1,18 +1,22 @@
 //! A write or sync that fails becomes a storage error, on which openraft halts the node; nothing
-//! after it is acknowledged, and nothing before it is lost.
+//! after it is acknowledged, and nothing before it is lost. A disk that is full fails no write: the log
+//! waits for space, and goes on.
 //!
-//! The disk is full by the file size limit of a child process: the system call fails in sled's own
-//! write just as it does without space, with another number.
+//! A write fails by the file size limit of a child process: the system call fails in sled's own write
+//! just as it does without space, with another number.
 
 use std::io;
 use std::path::Path;
 use std::process::Command as Process;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use openraft::storage::{RaftLogStorage, RaftLogStorageExt};
 
 use super::tally::{Command, all, append, entries, entry, everything_covered, open_at};
+use crate::log::space::LogSpace;
 use crate::log::writer::{DbFile, SyncPoint};
-use crate::log::{Expect, LogStore};
+use crate::log::{Backing, Expect, LogStore};
 use crate::{Store, Vote};
 
 /// Tells the child process which directory it fills.
@@ -23,13 +27,13 @@ fn large(index: u64) -> crate::Entry<super::tally::Tally> {
 }
 
 #[tokio::test]
-async fn a_full_disk_halts_the_log_and_loses_nothing_acknowledged() {
+async fn a_write_that_fails_halts_the_log_and_loses_nothing_acknowledged() {
     if let Ok(dir) = std::env::var(DIR) {
         return fill_the_disk(&dir).await;
     }
     let dir = tempfile::tempdir().unwrap();
     // A process that ignores SIGXFSZ gets an error instead. 4096 is 2 or 4 MiB, as the shell counts.
-    let name = "tests::full_disk::a_full_disk_halts_the_log_and_loses_nothing_acknowledged";
+    let name = "tests::full_disk::a_write_that_fails_halts_the_log_and_loses_nothing_acknowledged";
     let output = Process::new("sh")
         .args(["-c", "trap '' XFSZ; ulimit -f 4096; exec \"$0\" \"$@\""])
         .arg(std::env::current_exe().unwrap())
@@ -86,9 +90,11 @@ impl SyncPoint for FailsOnce {
 async fn a_failed_sync_is_not_tried_again() {
     let dir = tempfile::tempdir().unwrap();
     // The first sync is the opening's.
-    let sync_point =
-        |log_dir: &Path| Ok(Box::new(FailsOnce { inner: DbFile::open(log_dir)?, until: 3 }) as Box<_>);
-    let mut log = LogStore::open_with(dir.path(), Expect::Nothing, everything_covered(), sync_point).unwrap();
+    let backing = |log_dir: &Path| {
+        let sync_point = Box::new(FailsOnce { inner: DbFile::open(log_dir)?, until: 3 });
+        Ok(Backing { sync_point, space: None })
+    };
+    let mut log = LogStore::open_with(dir.path(), Expect::Nothing, everything_covered(), backing).unwrap();
     append(&mut log, entries(0, 1)).await;
     let failed = log.blocking_append(entries(1, 2)).await.unwrap_err();
     assert!(failed.to_string().contains("the disk lost a write"), "{failed}");
@@ -96,6 +102,92 @@ async fn a_failed_sync_is_not_tried_again() {
     assert!(halted.to_string().contains("the store has halted"), "{halted}");
     assert!(halted.to_string().contains("the disk lost a write"), "{halted}");
     log.save_vote(&Vote::new(9, 1)).await.unwrap_err();
+}
+
+/// A disk with so many bytes left, of which `LOW` are few.
+#[derive(Debug, Clone, Default)]
+struct Left(Arc<AtomicU64>);
+
+const LOW: u64 = 10 << 20;
+
+impl Left {
+    fn set(&self, bytes: u64) {
+        self.0.store(bytes, Ordering::SeqCst);
+    }
+}
+
+impl LogSpace for Left {
+    fn left(&mut self, _needed: u64) -> io::Result<u64> {
+        Ok(self.0.load(Ordering::SeqCst))
+    }
+
+    fn low(&self) -> u64 {
+        LOW
+    }
+}
+
+fn log_on(left: &Left, dir: &Path, expect: Expect) -> LogStore<super::tally::Tally> {
+    let backing = |log_dir: &Path| {
+        Ok(Backing { sync_point: Box::new(DbFile::open(log_dir)?), space: Some(Box::new(left.clone())) })
+    };
+    LogStore::open_with(dir, expect, everything_covered(), backing).unwrap()
+}
+
+#[tokio::test]
+async fn a_log_without_space_waits_and_goes_on_once_there_is_some() {
+    let dir = tempfile::tempdir().unwrap();
+    let left = Left::default();
+    left.set(u64::MAX);
+    let mut log = log_on(&left, dir.path(), Expect::Nothing);
+    let disk = log.disk();
+    append(&mut log, entries(0, 1)).await;
+    assert!(!disk.health().full);
+
+    left.set(LOW - 1);
+    append(&mut log, entries(1, 2)).await;
+    assert!(disk.health().full, "the log uses its reserve, and clients are to add nothing");
+    left.set(LOW);
+    disk.look_for_space();
+    assert!(!disk.health().full, "seen though nothing is written");
+
+    left.set(0);
+    let waits = async {
+        append(&mut log, vec![large(2)]).await;
+        log
+    };
+    let waits = tokio::spawn(waits);
+    while disk.health().outstanding.is_zero() {
+        tokio::task::yield_now().await;
+    }
+    assert!(!waits.is_finished());
+    left.set(u64::MAX);
+    let mut log = waits.await.unwrap();
+    log.save_vote(&Vote::new(1, 1)).await.unwrap();
+    assert!(!disk.health().full);
+    drop(log);
+    let mut log = log_on(&left, dir.path(), Expect::Log);
+    assert_eq!(all(&mut log).await, [entries(0, 2), vec![large(2)]].concat());
+}
+
+#[tokio::test]
+async fn a_log_that_is_to_end_waits_for_space_no_longer() {
+    let dir = tempfile::tempdir().unwrap();
+    let left = Left::default();
+    left.set(u64::MAX);
+    let mut log = log_on(&left, dir.path(), Expect::Nothing);
+    append(&mut log, entries(0, 1)).await;
+    left.set(0);
+    let disk = log.disk();
+    let refused = tokio::spawn(async move { log.blocking_append(entries(1, 2)).await.map(|()| log) });
+    while disk.health().outstanding.is_zero() {
+        tokio::task::yield_now().await;
+    }
+    disk.give_up_waiting();
+    let error = refused.await.unwrap().err().unwrap().to_string();
+    assert!(
+        error.contains("No space left on device") && error.contains(dir.path().to_str().unwrap()),
+        "{error}"
+    );
 }
 
 /// As sled leaves it where there is no space for the snapshot that it writes as it opens, or where it

@@ -11,9 +11,11 @@
 //! | [`simulated`] | a store in simulated time is the same store |
 //! | [`golden`] | what builds of each version of the rules wrote leads to the state that it led to |
 //! | [`upgrade`] | builds of different rules over one log, and the digests that compare states |
-//! | [`full_disk`] | a write that fails halts the log, and no acknowledgement is lost |
+//! | [`full_disk`] | a write that fails halts the log, and no acknowledgement is lost; a full disk is waited for |
+//! | [`descriptors`] | without descriptors the log goes on, and a snapshot is written later |
 
 mod damage;
+mod descriptors;
 mod full_disk;
 mod golden;
 mod killed;

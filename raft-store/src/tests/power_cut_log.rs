@@ -21,7 +21,7 @@ use rand::{Rng, SeedableRng};
 
 use super::tally::{Command, Tally, append, entry, everything_covered, position, seed};
 use crate::log::writer::{DbFile, SyncPoint};
-use crate::log::{Expect, LogStore};
+use crate::log::{Backing, Expect, LogStore};
 use crate::sim::torn;
 use crate::{Entry, Error, LogId, Vote};
 
@@ -176,16 +176,17 @@ fn whatever_was_acknowledged_survives_a_power_cut() {
     let dir = tempfile::tempdir().unwrap();
     let acknowledged = Arc::<Mutex<Acknowledged>>::default();
     let made = Arc::<AtomicU32>::default();
-    let sync_point = {
+    let backing = {
         let (acknowledged, made) = (Arc::clone(&acknowledged), Arc::clone(&made));
         move |log_dir: &Path| {
             let synced = Some(fs::read(log_dir.join("db")).unwrap());
             let (inner, log_dir, rng) =
                 (DbFile::open(log_dir)?, log_dir.to_owned(), StdRng::seed_from_u64(!seed));
-            Ok(Box::new(Cuts { inner, log_dir, synced, acknowledged, rng, made }) as Box<dyn SyncPoint>)
+            let sync_point = Box::new(Cuts { inner, log_dir, synced, acknowledged, rng, made });
+            Ok(Backing { sync_point, space: None })
         }
     };
-    let mut log = LogStore::open_with(dir.path(), Expect::Nothing, everything_covered(), sync_point).unwrap();
+    let mut log = LogStore::open_with(dir.path(), Expect::Nothing, everything_covered(), backing).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     runtime.block_on(work(&mut log, &acknowledged, &mut StdRng::seed_from_u64(seed)));
     drop(log);

@@ -13,7 +13,8 @@ struct Fresh;
 impl StoreBuilder<TypeConfig<Tally>, LogStore<Tally>, MachineStore<Tally>, TempDir> for Fresh {
     async fn build(&self) -> Result<(TempDir, LogStore<Tally>, MachineStore<Tally>), StorageError> {
         let dir = tempfile::tempdir().unwrap();
-        let machine = MachineStore::open(std::sync::Arc::new(Disk), dir.path().join("snapshots")).unwrap();
+        let machine =
+            MachineStore::open(std::sync::Arc::new(Disk::default()), dir.path().join("snapshots")).unwrap();
         // The suite purges what no snapshot covers, which openraft does not.
         let log = LogStore::open(dir.path(), Expect::Nothing, everything_covered()).unwrap();
         Ok((dir, log, machine))

@@ -1,0 +1,155 @@
+//! Clients' connections may take every descriptor of the process: the log goes on without, and a
+//! snapshot is written with those that are kept for storage, or later.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io;
+use std::path::Path;
+use std::process::Command as Process;
+use std::sync::{Arc, Mutex};
+
+use openraft::storage::{RaftLogStorage, RaftStateMachine};
+use openraft::{RaftSnapshotBuilder, Snapshot};
+use rustix::io::Errno;
+
+use super::tally::{Tally, all, append, entries, open_at, tally};
+use crate::fs::{Disk, Fs, FsFile};
+use crate::{MachineStore, Store, Vote};
+
+/// Tells the child process which directory is its log's.
+const DIR: &str = "MILLRACE_TEST_DESCRIPTORS_DIR";
+
+#[tokio::test]
+async fn without_descriptors_the_log_goes_on_and_a_snapshot_is_written() {
+    if let Ok(dir) = std::env::var(DIR) {
+        return take_every_descriptor(Path::new(&dir)).await;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let name = "tests::descriptors::without_descriptors_the_log_goes_on_and_a_snapshot_is_written";
+    let output = Process::new("sh")
+        .args(["-c", "ulimit -n 128; exec \"$0\" \"$@\""])
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", name, "--nocapture"])
+        .env(DIR, dir.path())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}\n{}", String::from_utf8_lossy(&output.stderr));
+    let Store { mut log, machine } = open_at(dir.path()).unwrap();
+    assert_eq!(all(&mut log).await, entries(10, 40));
+    assert_eq!(machine.last().unwrap().index, 19);
+}
+
+async fn take_every_descriptor(dir: &Path) {
+    let Store { mut log, mut machine } = open_at(dir).unwrap();
+    append(&mut log, entries(0, 10)).await;
+    // Every thread that will be needed has what it needs.
+    tokio::task::spawn_blocking(|| ()).await.unwrap();
+    let mut taken = Vec::new();
+    while let Ok(one) = File::open("/dev/null") {
+        taken.push(one);
+    }
+    assert!(taken.len() > 10, "{}", taken.len());
+
+    for index in 10..20 {
+        append(&mut log, entries(index, index + 1)).await;
+    }
+    log.save_vote(&Vote::new(7, 1)).await.unwrap();
+    log.truncate(entries(19, 20)[0].log_id).await.unwrap();
+    append(&mut log, entries(19, 40)).await;
+    machine.apply(entries(0, 20)).await.unwrap();
+    let mut builder = machine.get_snapshot_builder().await;
+    let Snapshot { meta, snapshot } = builder.build_snapshot().await.unwrap();
+    assert_eq!(meta.last_log_id.unwrap().index, 19);
+    snapshot.verify().unwrap();
+    log.purge(entries(9, 10)[0].log_id).await.unwrap();
+    assert!(machine.get_current_snapshot().await.unwrap().is_some());
+}
+
+/// The machine's file system, which refuses operations in this order first.
+struct Scarce {
+    disk: Disk,
+    refusals: Mutex<VecDeque<Errno>>,
+}
+
+impl Scarce {
+    fn refuses(&self) -> io::Result<()> {
+        match self.refusals.lock().unwrap().pop_front() {
+            Some(errno) => Err(errno.into()),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Fs for Scarce {
+    fn create_dir(&self, path: &Path) -> io::Result<()> {
+        self.disk.create_dir(path)
+    }
+
+    fn create(&self, path: &Path) -> io::Result<Box<dyn FsFile>> {
+        self.refuses()?;
+        self.disk.create(path)
+    }
+
+    fn open(&self, path: &Path) -> io::Result<Box<dyn FsFile>> {
+        self.refuses()?;
+        self.disk.open(path)
+    }
+
+    fn list(&self, dir: &Path) -> io::Result<Vec<String>> {
+        self.refuses()?;
+        self.disk.list(dir)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.disk.rename(from, to)
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        self.disk.remove(path)
+    }
+
+    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
+        self.refuses()?;
+        self.disk.sync_dir(dir)
+    }
+}
+
+/// A machine whose file system refuses from now on.
+fn on_scarce(dir: &Path, refusals: &[Errno]) -> (MachineStore<Tally>, Arc<Scarce>) {
+    let fs = Arc::new(Scarce { disk: Disk::default(), refusals: Mutex::default() });
+    let machine = MachineStore::open(fs.clone(), dir.join("snapshots")).unwrap();
+    fs.refusals.lock().unwrap().extend(refusals);
+    (machine, fs)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_snapshot_that_cannot_be_written_or_opened_is_tried_again_later() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut machine, fs) = on_scarce(dir.path(), &[Errno::MFILE, Errno::NOSPC, Errno::NFILE]);
+    machine.apply(entries(0, 5)).await.unwrap();
+    let built = machine.get_snapshot_builder().await.build_snapshot().await.unwrap();
+    assert_eq!(built.meta.last_log_id.unwrap().index, 4);
+    fs.refusals.lock().unwrap().extend([Errno::MFILE, Errno::MFILE]);
+    let sent = machine.get_current_snapshot().await.unwrap().unwrap();
+    assert_eq!(sent.meta, built.meta);
+
+    // At another controller, which has to make a file, read what came, and put it in its place.
+    let other = tempfile::tempdir().unwrap();
+    let (mut machine, _) = on_scarce(other.path(), &[Errno::MFILE, Errno::DQUOT, Errno::MFILE]);
+    let mut received = machine.begin_receiving_snapshot().await.unwrap();
+    let mut bytes = vec![0; usize::try_from(sent.snapshot.size().unwrap()).unwrap()];
+    assert_eq!(sent.snapshot.read_at(0, &mut bytes).unwrap(), bytes.len());
+    received.append(&bytes).unwrap();
+    machine.install_snapshot(&sent.meta, received).await.unwrap();
+    assert_eq!(machine.reader().latest().state, tally(5));
+}
+
+#[test]
+fn a_receiver_refuses_a_snapshot_that_it_has_no_descriptor_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let (machine, _) = on_scarce(dir.path(), &[Errno::MFILE]);
+    let receiver = machine.receiver();
+    assert!(receiver.begin().unwrap_err().is_shortage());
+    receiver.begin().unwrap();
+}
