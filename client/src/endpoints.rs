@@ -6,17 +6,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use millrace_transport::channel::{ChannelConfig, endpoint};
 use millrace_types::Reason;
 use tokio::time::Instant;
 use tonic::Status;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 
 use crate::address::Address;
 use crate::error::{Cause, Error};
 use crate::failover::{Pauses, Round};
 
-/// How long one endpoint may take to accept a connection before the next is tried.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// HTTP/2 receive windows: a tensor of this size arrives without waiting for a window update.
 const STREAM_WINDOW: u32 = 4 << 20;
 const CONNECTION_WINDOW: u32 = 16 << 20;
@@ -187,15 +186,9 @@ impl Drop for Asked<'_> {
 
 impl Connection {
     fn open(address: Address, keep_alive: Option<Duration>) -> Self {
-        let mut endpoint = Endpoint::from_shared(address.uri())
-            .expect("an address was checked to be host:port")
-            .connect_timeout(CONNECT_TIMEOUT)
-            .tcp_nodelay(true)
-            .initial_stream_window_size(STREAM_WINDOW)
-            .initial_connection_window_size(CONNECTION_WINDOW);
-        if let Some(interval) = keep_alive {
-            endpoint = endpoint.http2_keep_alive_interval(interval).keep_alive_timeout(interval);
-        }
+        let windows = Some((STREAM_WINDOW, CONNECTION_WINDOW));
+        let config = ChannelConfig { keep_alive, windows, ..ChannelConfig::default() };
+        let endpoint = endpoint(address.authority(), config).expect("an address was checked to be host:port");
         Self { address, channel: endpoint.connect_lazy() }
     }
 }

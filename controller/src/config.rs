@@ -8,6 +8,7 @@ use std::time::Duration;
 use millrace_cluster_state::ControllerId;
 use millrace_policy::lease;
 use millrace_proto::trace::Kept;
+use millrace_transport::{PortLimits, ServerConfig};
 use millrace_types::Bytes;
 
 use crate::artifacts::SharedPlace;
@@ -23,11 +24,28 @@ pub const SNAPSHOT_EVERY: u64 = 10_000;
 
 /// The largest message between a gateway and a worker: a request's tensors, or its answer's.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 1 << 30;
-/// How long connecting to a worker may take.
-pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// How often a quiet connection is tried, and how long the answer may take: a peer that vanished
 /// without a word is noticed in twice this.
 pub(crate) const KEEP_ALIVE: Duration = Duration::from_secs(2);
+
+/// Calls and streams of one worker or controller that are served at a time.
+const INTERNAL_STREAMS_MAX: u32 = 4_096;
+/// Bytes of one internal call, and of one connection, that may be on their way unread: a snapshot's
+/// and a model file's pieces, and the append entries of a follower that is behind.
+const INTERNAL_WINDOWS: (u32, u32) = (2 << 20, 8 << 20);
+
+/// Bounds of the internal port.
+pub(crate) fn internal_server(port: PortLimits) -> ServerConfig {
+    ServerConfig {
+        port,
+        streams_max: INTERNAL_STREAMS_MAX,
+        stream_window: INTERNAL_WINDOWS.0,
+        connection_window: INTERNAL_WINDOWS.1,
+        keep_alive_every: KEEP_ALIVE,
+        keep_alive_max: KEEP_ALIVE,
+        ..ServerConfig::default()
+    }
+}
 
 /// Where a controller's place in a cluster comes from. Only an empty data directory asks: in one
 /// that was used before, the identity file decides, and a group that took the controller in goes on.
@@ -150,6 +168,10 @@ pub struct Limits {
     pub collect_every: Duration,
     /// How long a silent worker is still believed alive.
     pub lease: lease::Limits,
+    /// Connections of the port for clients.
+    pub client: PortLimits,
+    /// Connections of the port for workers and other controllers.
+    pub internal: PortLimits,
 }
 
 impl Default for Limits {
@@ -162,6 +184,8 @@ impl Default for Limits {
             artifact_cache: Bytes::gib(64),
             collect_every: Duration::from_secs(60),
             lease: lease::Limits::default(),
+            client: PortLimits::new(4_096),
+            internal: PortLimits::new(1_024),
         }
     }
 }

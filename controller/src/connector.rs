@@ -10,11 +10,12 @@ use millrace_proto::trace::wire::Spans;
 use millrace_proto::worker as wire;
 use millrace_proto::worker::worker_client::WorkerClient;
 use millrace_proto::worker::worker_server::Worker;
+use millrace_transport::channel::{ChannelConfig, endpoint};
 use millrace_types::NodeName;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 
-use crate::config::{CONNECT_TIMEOUT, KEEP_ALIVE, MESSAGE_BYTES_MAX};
+use crate::config::{KEEP_ALIVE, MESSAGE_BYTES_MAX};
 
 /// Carries calls to one worker: its own service where that is in this process, so that a request's
 /// tensors are handed over as they are, or a client that encodes them. Cloning shares it.
@@ -51,12 +52,11 @@ pub struct Tcp;
 
 impl Connector for Tcp {
     fn connect(&self, _name: &NodeName, address: &str) -> Result<Transport, ConnectError> {
-        let endpoint = Endpoint::from_shared(format!("http://{address}"))
-            .map_err(|error| ConnectError::Address { address: address.to_owned(), cause: error.to_string() })?
-            .connect_timeout(CONNECT_TIMEOUT)
-            .tcp_nodelay(true)
-            .http2_keep_alive_interval(KEEP_ALIVE)
-            .keep_alive_timeout(KEEP_ALIVE);
+        let config = ChannelConfig { keep_alive: Some(KEEP_ALIVE), ..ChannelConfig::default() };
+        let endpoint = endpoint(address, config).map_err(|error| ConnectError::Address {
+            address: address.to_owned(),
+            cause: error.to_string(),
+        })?;
         let client = WorkerClient::new(endpoint.connect_lazy())
             .max_decoding_message_size(MESSAGE_BYTES_MAX)
             .max_encoding_message_size(MESSAGE_BYTES_MAX);

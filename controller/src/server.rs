@@ -14,19 +14,19 @@ use millrace_gateway::serve::{self, FrontDoor};
 use millrace_proto::admin::admin_server::AdminServer;
 use millrace_proto::fault::fault_server::FaultServer;
 use millrace_proto::worker::worker_control_server::WorkerControlServer;
+use millrace_transport::PortLimits;
 use millrace_types::ClusterId;
 use millrace_types::limits::ANSWER_BYTES_MAX;
 use tokio::net::TcpListener;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::{CancellationToken, DropGuard};
-use tonic::transport::Server;
-use tonic::transport::server::TcpIncoming;
+use tonic::service::Routes;
 
 use crate::activity::{Activities, Doors};
 use crate::admin::{AdminService, Faults};
 use crate::artifacts::{Artifacts, Bucket, SharedPlace, Store};
 use crate::clock::MovedClock;
-use crate::config::{ControllerConfig, KEEP_ALIVE};
+use crate::config::{ControllerConfig, internal_server};
 use crate::connector::Connector;
 use crate::events::{Events, Watch};
 use crate::everyone::Everyone;
@@ -125,7 +125,8 @@ pub async fn start(
         );
     }
     // Before this controller takes its place: the others call it to give it the log.
-    let internal = tokio::spawn(serve_internal(internal_listener, control, raft_service, faults));
+    let internal = serve_internal(internal_listener, config.limits.internal, control, raft_service, faults);
+    let internal = tokio::spawn(internal);
     let mut background = JoinSet::new();
     background.spawn(elections::run_until(stop.clone(), replica.clone(), config.seed));
     background.spawn(duties::run_until(stop.clone(), replica.clone()));
@@ -249,24 +250,21 @@ fn open_shared(place: &SharedPlace, cluster: &ClusterId) -> Result<Bucket, Start
 
 async fn serve_internal(
     listener: TcpListener,
+    port: PortLimits,
     control: Control,
     raft: service::Service,
     faults: Option<FaultService>,
 ) {
     let stop = control.stop.clone();
-    let served = Server::builder()
-        .http2_keepalive_interval(Some(KEEP_ALIVE))
-        .http2_keepalive_timeout(Some(KEEP_ALIVE))
-        .add_service(WorkerControlServer::new(control))
-        .add_service(raft.server())
-        .add_optional_service(faults.map(FaultServer::new))
-        .serve_with_incoming_shutdown(
-            TcpIncoming::from(listener).with_nodelay(Some(true)),
-            stop.cancelled_owned(),
-        );
-    if let Err(error) = served.await {
-        tracing::error!(%error, "the internal port is not served any more");
+    let mut routes = Routes::builder();
+    routes.add_service(WorkerControlServer::new(control)).add_service(raft.server());
+    if let Some(faults) = faults {
+        routes.add_service(FaultServer::new(faults));
     }
+    let serving =
+        millrace_transport::serve_service(listener, internal_server(port), routes.routes().prepare());
+    stop.cancelled_owned().await;
+    serving.close(STREAMS_END_TIMEOUT).await;
 }
 
 fn open_front_door(
@@ -278,7 +276,10 @@ fn open_front_door(
     let clock = config.clock.clone();
     let authenticate: Arc<dyn Authenticate> =
         if config.insecure { Arc::new(Anyone::default()) } else { Arc::new(LoopbackOnly::default()) };
+    let mut limits = millrace_gateway::config::Limits::default();
+    limits.server.port = config.limits.client;
     let front = FrontDoorConfig {
+        limits,
         authenticate,
         activity: admin.activities.own.counts.clone(),
         ..FrontDoorConfig::new(Arc::new(move || Duration::from_millis(clock.now().0)), config.seed)

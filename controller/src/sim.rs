@@ -8,6 +8,7 @@
 
 use std::cell::RefCell;
 use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -17,13 +18,13 @@ use millrace_policy::lease::Standing;
 use millrace_proto::admin::admin_server::AdminServer;
 use millrace_proto::worker::worker_control_server::WorkerControlServer;
 use millrace_raft_store::{LogId, StateReader};
+use millrace_transport::{StreamListener, serve_while_polled};
 use millrace_types::{Epoch, Failure, NodeName, Timestamp};
 use openraft::{RaftMetrics, ServerState};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
-use tonic::transport::Server;
-use tonic::transport::server::Connected;
+use tonic::service::Routes;
 use tonic::{Request, Status};
 
 use crate::StartError;
@@ -31,7 +32,7 @@ use crate::activity::{Activities, Doors};
 use crate::admin::{AdminService, Faults};
 use crate::artifacts::{Artifacts, Store};
 use crate::clock::WallClock;
-use crate::config::{KEEP_ALIVE, Limits, Start};
+use crate::config::{Limits, Start, internal_server};
 use crate::connector::Tcp;
 use crate::events::Events;
 use crate::everyone::Everyone;
@@ -145,42 +146,29 @@ impl Member {
         Ok(Self { replica, service, control, admin, duties, config, stop, _stop: guard })
     }
 
-    /// Serves the other controllers and the workers, as the internal port does.
-    ///
-    /// # Errors
-    /// When the listener fails.
-    pub fn serve_internal<I, IO>(
-        &self,
-        incoming: I,
-    ) -> impl Future<Output = Result<(), tonic::transport::Error>> + use<I, IO>
+    /// Serves the other controllers and the workers, as the internal port does, until this is dropped.
+    pub fn serve_internal<I, IO>(&self, connections: I) -> impl Future<Output = ()> + use<I, IO>
     where
         I: Stream<Item = io::Result<IO>> + Send + 'static,
-        IO: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
+        IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let router = server()
-            .add_service(WorkerControlServer::new(self.control.clone()))
-            .add_service(self.service.clone().server());
-        router.serve_with_incoming(incoming)
+        let mut routes = Routes::builder();
+        routes.add_service(WorkerControlServer::new(self.control.clone()));
+        routes.add_service(self.service.clone().server());
+        serve(connections, routes.routes())
     }
 
-    /// Serves the admin API, to whoever calls.
-    ///
-    /// # Errors
-    /// When the listener fails.
-    pub fn serve_clients<I, IO>(
-        &self,
-        incoming: I,
-    ) -> impl Future<Output = Result<(), tonic::transport::Error>> + use<I, IO>
+    /// Serves the admin API, to whoever calls, until this is dropped.
+    pub fn serve_clients<I, IO>(&self, connections: I) -> impl Future<Output = ()> + use<I, IO>
     where
         I: Stream<Item = io::Result<IO>> + Send + 'static,
-        IO: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
+        IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let named = |mut request: Request<()>| -> Result<Request<()>, Status> {
             request.extensions_mut().insert(millrace_gateway::auth::Caller::anonymous());
             Ok(request)
         };
-        let router = server().add_service(AdminServer::with_interceptor(self.admin.clone(), named));
-        router.serve_with_incoming(incoming)
+        serve(connections, Routes::new(AdminServer::with_interceptor(self.admin.clone(), named)))
     }
 
     /// Takes its place in the group, and stands for election from then on. The others must be able
@@ -225,9 +213,15 @@ impl Member {
     }
 }
 
-/// As the internal port is served.
-fn server() -> Server {
-    Server::builder().http2_keepalive_interval(Some(KEEP_ALIVE)).http2_keepalive_timeout(Some(KEEP_ALIVE))
+/// Serves connections of the simulated network as the internal port serves its own.
+async fn serve<I, IO>(connections: I, routes: Routes)
+where
+    I: Stream<Item = io::Result<IO>> + Send + 'static,
+    IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let listener = StreamListener { connections: Box::pin(connections), address };
+    serve_while_polled(listener, internal_server(Limits::default().internal), routes.prepare()).await;
 }
 
 /// A member as seen from outside.

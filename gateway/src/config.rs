@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use millrace_transport::{PortLimits, ServerConfig};
 use millrace_types::Bytes;
 
 use crate::activity::Activity;
@@ -64,18 +65,12 @@ pub struct Limits {
     /// How long a request waits for a model whose workers are gone: a lease, and the time in which
     /// another worker takes over. Past it the client may find a front door that sees more of them.
     pub away_max: Duration,
-    /// Open connections; further ones wait in the listen queue.
-    pub connections_max: usize,
+    /// Bounds of connections and of their streams.
+    pub server: ServerConfig,
     /// Requests of one gRPC stream that run at a time; further ones wait in the client.
     pub stream_concurrency: usize,
-    /// Concurrent calls on one HTTP/2 connection.
-    pub calls_per_connection_max: u32,
     /// How long a message that has begun may stall.
     pub stall_max: Duration,
-    /// How long a connection may idle or take over a request's headers (HTTP/1.1).
-    pub header_wait_max: Duration,
-    /// How often an HTTP/2 peer that says nothing is asked whether it is there.
-    pub keep_alive_every: Duration,
     /// Functions that have labels of their own in metrics; further ones share `_other`.
     pub labelled_functions_max: usize,
 }
@@ -87,12 +82,9 @@ impl Default for Limits {
             in_flight_max: Bytes::gib(1),
             waiting_max: 1024,
             away_max: Duration::from_secs(10),
-            connections_max: 4096,
+            server: ServerConfig { port: PortLimits::new(4096), ..ServerConfig::default() },
             stream_concurrency: 64,
-            calls_per_connection_max: 1024,
             stall_max: Duration::from_secs(30),
-            header_wait_max: Duration::from_secs(75),
-            keep_alive_every: Duration::from_secs(60),
             labelled_functions_max: 1000,
         }
     }

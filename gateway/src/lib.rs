@@ -13,7 +13,6 @@
 //! | [`serve`] | the front door's opening, its socket and connections |
 //! | [`config`] | limits, clock and seed |
 //! | [`auth`] | who is calling |
-//! | `coalesce` | small writes joined |
 //! | `door` | what happens to every request before any service |
 //! | `closing` | the news that the door is being closed |
 //! | `call`, `request_id` | what is known of a call before its body |
@@ -34,7 +33,6 @@ pub mod backend;
 mod budget;
 mod call;
 mod closing;
-mod coalesce;
 pub mod config;
 mod describe;
 mod door;

@@ -7,17 +7,11 @@ use std::time::Duration;
 
 use axum::Router;
 use http::Request;
-use hyper::body::Incoming;
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use hyper_util::server::conn::auto;
 use millrace_proto::DESCRIPTORS;
 use millrace_proto::inference::grpc_inference_service_server::GrpcInferenceServiceServer;
 use prometheus_client::registry::Registry;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
-use tokio::task::{JoinHandle, JoinSet};
-use tokio::time::timeout;
 use tonic::codec::CompressionEncoding;
 use tonic::server::NamedService;
 use tonic::service::{Routes, RoutesBuilder};
@@ -26,8 +20,7 @@ use tonic_health::pb::health_server::HealthServer;
 use crate::backend::Backend;
 use crate::budget::Budget;
 use crate::closing::Closing;
-use crate::coalesce::Coalesce;
-use crate::config::{FrontDoorConfig, Limits};
+use crate::config::FrontDoorConfig;
 use crate::door::{self, Door};
 use crate::front::Front;
 use crate::grpc::Inference;
@@ -35,17 +28,6 @@ use crate::grpc::health::FrontHealth;
 use crate::meters::Meters;
 use crate::request_id::RequestIds;
 use crate::rest;
-
-/// What one HTTP/2 stream may have on its way before it is read.
-const STREAM_WINDOW: u32 = 4 << 20;
-/// What one HTTP/2 connection may.
-const CONNECTION_WINDOW: u32 = 8 << 20;
-/// The largest HTTP/2 frame taken: large tensors come in fewer pieces.
-const FRAME_MAX: u32 = 256 << 10;
-/// Response bytes buffered for one HTTP/2 stream.
-const SEND_BUFFER_MAX: usize = 1 << 20;
-/// The wait after the machine ran out of descriptors, before accepting again.
-const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 
 /// A front door not yet open. Everything a client speaks is on its one port: inference over gRPC and
 /// REST, the services added here, health, reflection, `/metrics`.
@@ -61,7 +43,7 @@ pub struct FrontDoor {
 pub struct Serving {
     local_addr: SocketAddr,
     closing: watch::Sender<bool>,
-    accepting: JoinHandle<JoinSet<()>>,
+    port: millrace_transport::Serving,
 }
 
 /// A listener whose own address cannot be told.
@@ -115,10 +97,19 @@ impl FrontDoor {
     pub fn serve(self, listener: TcpListener) -> Result<Serving, Error> {
         let local_addr = listener.local_addr()?;
         let (closing, closed) = Closing::new();
-        let connections_max = self.config.limits.connections_max;
-        let door = self.door(closed.clone());
-        let accepting = tokio::spawn(accept(listener, door, connections_max, closed));
-        Ok(Serving { local_addr, closing, accepting })
+        let server = self.config.limits.server.clone();
+        let door = self.door(closed);
+        let port = millrace_transport::serve(listener, server, move |peer| {
+            let door = door.clone();
+            let open = OpenConnection::new(&door);
+            move |request| {
+                // Moved in: the connection is open as long as this handler lives.
+                let _open = &open;
+                let door = door.clone();
+                async move { door.admit(peer.address, request).await }
+            }
+        });
+        Ok(Serving { local_addr, closing, port })
     }
 
     fn door(self, closing: Closing) -> Door {
@@ -178,101 +169,10 @@ impl Serving {
 
     /// Stops taking connections and requests, waits up to `grace` for those under way to be
     /// answered, then drops what is left. Returns how many connections were cut short.
-    pub async fn close(mut self, grace: Duration) -> usize {
+    pub async fn close(self, grace: Duration) -> usize {
         self.closing.send_replace(true);
-        let Ok(mut connections) = (&mut self.accepting).await else { return 0 };
-        let drained = async { while connections.join_next().await.is_some() {} };
-        // Whatever is left when the grace ends is counted below.
-        if timeout(grace, drained).await.is_err() {
-            tracing::warn!(left = connections.len(), "connections were cut short");
-        }
-        let left = connections.len();
-        connections.shutdown().await;
-        left
+        self.port.close(grace).await
     }
-}
-
-impl Drop for Serving {
-    fn drop(&mut self) {
-        self.accepting.abort();
-    }
-}
-
-/// Takes connections until the door closes; those still open then.
-async fn accept(listener: TcpListener, door: Door, connections_max: usize, closing: Closing) -> JoinSet<()> {
-    let slots = Arc::new(Semaphore::new(connections_max.min(Semaphore::MAX_PERMITS)));
-    let mut connections = JoinSet::new();
-    let mut closed = std::pin::pin!(closing.clone().begun());
-    loop {
-        // The semaphore is never closed: a slot always comes.
-        let next = async { (Arc::clone(&slots).acquire_owned().await, listener.accept().await) };
-        tokio::select! {
-            (slot, accepted) = next => match accepted {
-                Ok((stream, peer)) => {
-                    let (door, closing) = (door.clone(), closing.clone());
-                    connections.spawn(async move {
-                        let _slot = slot;
-                        connection(stream, peer, door, closing).await;
-                    });
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "cannot accept a connection");
-                    tokio::time::sleep(ACCEPT_BACKOFF).await;
-                }
-            },
-            // Finished connections leave the set as they finish.
-            Some(finished) = connections.join_next() => if let Err(error) = finished {
-                tracing::error!(%error, "a connection's task failed");
-            },
-            () = closed.as_mut() => return connections,
-        }
-    }
-}
-
-/// Serves one connection until either side ends it.
-async fn connection(stream: TcpStream, peer: SocketAddr, door: Door, closing: Closing) {
-    if let Err(error) = stream.set_nodelay(true) {
-        tracing::debug!(%error, %peer, "no TCP_NODELAY");
-    }
-    let open = OpenConnection::new(&door);
-    let builder = protocol(&door.front.limits);
-    let service = service_fn({
-        let door = door.clone();
-        move |request: Request<Incoming>| {
-            let door = door.clone();
-            async move { Ok::<_, std::convert::Infallible>(door.admit(peer, request).await) }
-        }
-    });
-    let mut serving = std::pin::pin!(builder.serve_connection(Coalesce::new(TokioIo::new(stream)), service));
-    let ended = tokio::select! {
-        ended = serving.as_mut() => ended,
-        () = closing.begun() => {
-            serving.as_mut().graceful_shutdown();
-            serving.await
-        }
-    };
-    if let Err(error) = ended {
-        // A client that went away, mostly.
-        tracing::debug!(%error, %peer, "connection ended");
-    }
-    drop(open);
-}
-
-fn protocol(limits: &Limits) -> auto::Builder<TokioExecutor> {
-    let mut builder = auto::Builder::new(TokioExecutor::new());
-    // Its own queue of pieces needs no joining.
-    builder.http1().writev(true).timer(TokioTimer::new()).header_read_timeout(limits.header_wait_max);
-    builder
-        .http2()
-        .timer(TokioTimer::new())
-        .initial_stream_window_size(STREAM_WINDOW)
-        .initial_connection_window_size(CONNECTION_WINDOW)
-        .max_frame_size(FRAME_MAX)
-        .max_send_buf_size(SEND_BUFFER_MAX)
-        .max_concurrent_streams(limits.calls_per_connection_max)
-        .keep_alive_interval(limits.keep_alive_every)
-        .keep_alive_timeout(limits.stall_max);
-    builder
 }
 
 /// Counts a connection while it is open.

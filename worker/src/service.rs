@@ -11,6 +11,7 @@ use millrace_proto::status::to_status;
 use millrace_proto::trace::wire::Spans;
 use millrace_proto::trace::{self, Kept, Past};
 use millrace_proto::{convert, logs, worker as wire};
+use millrace_transport::PortLimits;
 use millrace_types::{Bytes, Failure, Reason, Revision, RevisionKey};
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
@@ -43,11 +44,13 @@ pub struct Limits {
     pub message: Bytes,
     /// The inputs of all requests in flight.
     pub in_flight: Bytes,
+    /// Connections of the worker's port.
+    pub port: PortLimits,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { message: Bytes::mib(256), in_flight: Bytes::gib(1) }
+        Self { message: Bytes::mib(256), in_flight: Bytes::gib(1), port: PortLimits::new(1_024) }
     }
 }
 

@@ -23,9 +23,9 @@ pub use millrace_policy::rates::{SHARINGS, Sharing};
 use millrace_proto::trace::Kept;
 use millrace_types::topology::Topology;
 use millrace_types::{Bytes, NodeName};
+use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tonic::transport::server::TcpIncoming;
 
 use crate::activity::Place;
 use crate::clock::{Clock, MonotonicClock};
@@ -151,9 +151,6 @@ pub enum WorkerError {
     /// The actor thread ended.
     #[error("the node's actors ended: the log says why")]
     Actors,
-    /// The gRPC server ended.
-    #[error("the worker's server ended: {0}")]
-    Server(String),
 }
 
 /// A running worker. [`Worker::drain`] and [`Worker::shutdown`] end it in order; dropped, it ends at
@@ -185,8 +182,8 @@ pub async fn start(config: WorkerConfig) -> Result<Worker, StartError> {
     let learned = Learned::open(data_dir.path());
     let programs_dir = data_dir.path().join("programs");
     let listen = |source| StartError::Listen { address: config.listen, source };
-    let incoming = TcpIncoming::bind(config.listen).map_err(listen)?.with_nodelay(Some(true));
-    let addr = incoming.local_addr().map_err(listen)?;
+    let listener = TcpListener::bind(config.listen).await.map_err(listen)?;
+    let addr = listener.local_addr().map_err(listen)?;
     let control_channels = channels(&config.controllers)?;
     // Artifacts have connections of their own, so that telemetry never waits behind a model.
     let artifact_channels = channels(&config.controllers)?;
@@ -271,7 +268,7 @@ pub async fn start(config: WorkerConfig) -> Result<Worker, StartError> {
     telemetry_task.spawn(telemetry::publish(node.clone(), host, desired_now, telemetry_now));
     let passing = passing::start(control.scores(), quotas_now, &node);
     // Serving from now on, until it is told to stop.
-    let (server, health) = server::serve(&service, config.limits, shown, incoming);
+    let (server, health) = server::serve(&service, config.limits, shown, listener);
     tracing::info!(node = %config.node, %addr, gpus = config.topology.gpus.len(), dispatch = %config.dispatch, eviction = %config.eviction, isolation = %config.isolation, "worker started");
     Ok(Worker {
         addr,
@@ -322,20 +319,9 @@ impl Worker {
 
     /// Waits for an error after which this worker cannot go on. Shut it down then.
     pub async fn failed(&mut self) -> WorkerError {
-        let server = async {
-            match &mut self.server {
-                Some(server) => server.task.join_next().await,
-                None => std::future::pending().await,
-            }
-        };
         tokio::select! {
             refused = self.control.failed() => refused.into(),
             () = self.actors.ended() => WorkerError::Actors,
-            ended = server => WorkerError::Server(match ended {
-                Some(Ok(Err(error))) => error.to_string(),
-                Some(Err(error)) => error.to_string(),
-                Some(Ok(Ok(()))) | None => "nobody asked it to".to_owned(),
-            }),
         }
     }
 

@@ -9,9 +9,10 @@ use millrace_proto::fault::fault_client::FaultClient;
 use millrace_proto::fault::{ClearRequest, SetClockOffsetRequest, StallDiskRequest};
 use millrace_proto::worker::InjectFaultRequest;
 use millrace_proto::worker::worker_client::WorkerClient;
+use millrace_transport::channel::{ChannelConfig, endpoint};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use tonic::Request;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 
 use super::{Cluster, Process};
 
@@ -70,7 +71,7 @@ impl Cluster {
     pub async fn fail_device(&self, name: &str, gpu: u32, fault: DeviceFault) -> anyhow::Result<()> {
         self.timeline.fault(format!("GPU {gpu} of {name} fails: {fault:?}"));
         let worker = self.workers.get(name).with_context(|| format!("there is no {name}"))?;
-        let endpoint = Endpoint::from_shared(format!("http://{}", worker.listen))?;
+        let endpoint = endpoint(&worker.listen.to_string(), ChannelConfig::default())?;
         let fault = u32::try_from(i32::from(fault)).context("faults are numbered from 0")?;
         let failed = InjectFaultRequest { gpu, fault, function: String::new() };
         let failed = WorkerClient::new(endpoint.connect_lazy()).inject_fault(request(failed)).await;
@@ -114,7 +115,8 @@ impl Cluster {
 
     /// Past any proxy: that is for what controllers say to each other.
     fn faults(&self, id: u64) -> anyhow::Result<FaultClient<Channel>> {
-        let endpoint = Endpoint::from_shared(format!("http://{}", self.controller(id)?.house.internal))?;
+        let internal = self.controller(id)?.house.internal.to_string();
+        let endpoint = endpoint(&internal, ChannelConfig::default())?;
         Ok(FaultClient::new(endpoint.connect_lazy()))
     }
 }

@@ -9,9 +9,10 @@ use millrace_client::{Address, Admin, ApplyOptions, DeleteOptions, Error, Outcom
 use millrace_proto::inference::grpc_inference_service_client::GrpcInferenceServiceClient;
 use millrace_proto::inference::{RepositoryModelLoadRequest, RepositoryModelUnloadRequest};
 use millrace_proto::status::from_status;
+use millrace_transport::channel::{ChannelConfig, endpoint};
 use millrace_types::Reason;
 use rand::Rng as _;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 use tonic::{Code, Status};
 
 use super::Client;
@@ -154,8 +155,8 @@ fn was_not_sent(status: &Status) -> bool {
 }
 
 fn connect(address: &Address) -> Channel {
-    let endpoint = Endpoint::from_shared(address.uri()).expect("an address was checked to be host:port");
-    endpoint.connect_timeout(CONNECT_TIMEOUT).connect_lazy()
+    let endpoint = endpoint(address.authority(), ChannelConfig::default());
+    endpoint.expect("an address was checked to be host:port").connect_timeout(CONNECT_TIMEOUT).connect_lazy()
 }
 
 /// Every function that writers wrote, as this client reads it now.

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use millrace_client::Address;
-use tonic::transport::Endpoint;
+use millrace_transport::channel::{ChannelConfig, endpoint};
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 
@@ -38,7 +38,8 @@ pub(crate) async fn run(args: Args) -> Result<(), Failure> {
             "see its log; ports are 8080 of a controller and 7080 of a worker, if nothing else was said",
         )
     };
-    let endpoint = Endpoint::from_shared(address.uri()).map_err(|error| silent(error.to_string()))?;
+    let endpoint =
+        endpoint(address.authority(), ChannelConfig::default()).map_err(|error| silent(error.to_string()))?;
     let check = async {
         let channel = endpoint.connect().await.map_err(|error| error.to_string())?;
         let answer = HealthClient::new(channel).check(HealthCheckRequest::default()).await;

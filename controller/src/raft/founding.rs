@@ -14,17 +14,18 @@ use millrace_cluster_state::ControllerId;
 use millrace_proto::raft::founding_client::FoundingClient;
 use millrace_proto::raft::founding_server::{Founding, FoundingServer};
 use millrace_proto::raft::{JoinRequest, LookRequest, LookResponse};
+use millrace_transport::{PortLimits, serve_while_polled};
 use millrace_types::ClusterId;
+use tokio::net::TcpListener;
 use tokio::time::Instant;
-use tonic::transport::Server;
-use tonic::transport::server::TcpIncoming;
+use tonic::service::Routes;
 use tonic::{Code, Request, Response, Status};
 
 use super::asking::ask_from;
 use super::bootstrap::{Error, JOIN_PAUSE, JOIN_TIMEOUT};
 use super::peers::connect;
 use super::world::World;
-use crate::config::Start;
+use crate::config::{Start, internal_server};
 
 /// How long another controller may take to say that it has nothing.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(2);
@@ -89,6 +90,9 @@ async fn look(world: &dyn World, address: &str, own: u64) -> Result<(), String> 
     Ok(())
 }
 
+/// Connections of a controller that has nothing yet: a few from each of the others.
+const FOUNDING_CONNECTIONS_MAX: usize = 64;
+
 /// A controller with an empty data directory.
 #[derive(Debug, Clone, Copy)]
 struct Empty {
@@ -108,11 +112,11 @@ impl Founding for Empty {
 pub(crate) async fn say_empty(address: SocketAddr, id: ControllerId, start: &Start) {
     let empty = Empty { id, founds: matches!(start, Start::Found { .. }) };
     let serve = async {
-        let incoming = TcpIncoming::bind(address)?;
-        // With a signal, though it never comes: connections end with the server only if there is one.
-        let server = Server::builder().add_service(FoundingServer::new(empty));
-        let served = server.serve_with_incoming_shutdown(incoming, std::future::pending()).await;
-        served.map_err(std::io::Error::other)
+        let listener = TcpListener::bind(address).await?;
+        let routes = Routes::new(FoundingServer::new(empty));
+        serve_while_polled(listener, internal_server(PortLimits::new(FOUNDING_CONNECTIONS_MAX)), routes)
+            .await;
+        Ok::<_, std::io::Error>(())
     };
     if let Err(error) = serve.await {
         tracing::warn!(%address, %error, "the other controllers are not told that this one has no data yet");
@@ -131,7 +135,7 @@ mod tests {
     use millrace_raft_store::{DataDir, Identity, Store};
     use tokio::io::duplex;
     use tonic::codegen::http::Uri;
-    use tonic::transport::{Channel, Endpoint};
+    use tonic::transport::{Channel, Endpoint, Server};
 
     use super::*;
     use crate::raft::asking::join_request;

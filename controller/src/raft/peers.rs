@@ -13,10 +13,11 @@ use millrace_proto::raft::raft_client::RaftClient;
 use millrace_proto::status::from_status;
 use millrace_proto::trace;
 use millrace_raft_store::{ENTRY_BYTES_MAX, Identity, Member};
+use millrace_transport::channel::{ChannelConfig, endpoint};
 use millrace_types::{Digest, Failure, Reason};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 
 use super::codec::{self, Target};
@@ -24,7 +25,7 @@ use super::silence::Silences;
 use super::unheard::Voice;
 use super::world::World;
 use crate::artifacts::Held;
-use crate::config::{CONNECT_TIMEOUT, KEEP_ALIVE};
+use crate::config::KEEP_ALIVE;
 
 /// The largest message. One read of the log gives a few MiB at most, or else a single entry.
 pub(super) const MESSAGE_BYTES_MAX: usize = 16 << 20;
@@ -118,13 +119,7 @@ pub(super) fn limited(channel: Channel) -> RaftClient<Channel> {
 }
 
 pub(super) fn connect(world: &dyn World, address: &str) -> Result<Channel, tonic::transport::Error> {
-    let endpoint = Endpoint::from_shared(format!("http://{address}"))?
-        .connect_timeout(CONNECT_TIMEOUT)
-        .tcp_nodelay(true)
-        .http2_keep_alive_interval(KEEP_ALIVE)
-        .keep_alive_timeout(KEEP_ALIVE)
-        .keep_alive_while_idle(true);
-    Ok(world.dial(&endpoint))
+    Ok(world.dial(&endpoint(address, ChannelConfig::watched(KEEP_ALIVE))?))
 }
 
 impl Peer {

@@ -8,18 +8,11 @@ use futures::Stream;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tonic::codegen::http::Uri;
-use tonic::transport::server::Connected;
 use tonic::transport::{Channel, Endpoint};
 use turmoil::net::{TcpListener, TcpStream};
 
 /// A connection that was accepted.
 pub(crate) struct Accepted(TcpStream);
-
-impl Connected for Accepted {
-    type ConnectInfo = ();
-
-    fn connect_info(&self) {}
-}
 
 impl AsyncRead for Accepted {
     fn poll_read(

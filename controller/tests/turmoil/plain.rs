@@ -105,7 +105,7 @@ async fn control(id: u64, dir: std::path::PathBuf, disk: Paced, watches: Watches
         }
         tokio::time::sleep(WRITE_EVERY).await;
     }
-    internal.await??;
+    internal.await?;
     Ok(())
 }
 

@@ -8,6 +8,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use millrace_proto::worker as wire;
+use millrace_transport::channel::ChannelConfig;
 use millrace_types::NodeName;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
@@ -32,8 +33,6 @@ pub mod registration;
 mod session;
 pub mod telemetry;
 
-/// How long connecting to a controller may take.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// How often an idle connection is tried, and how long the answer may take: a controller that
 /// vanished without a word is noticed in twice this.
 const KEEP_ALIVE: Duration = Duration::from_secs(2);
@@ -241,13 +240,7 @@ pub fn channel(address: &str) -> Result<Channel, tonic::transport::Error> {
     Ok(endpoint(address)?.connect_lazy())
 }
 
-/// How a process of the cluster is connected to.
+/// The way to another process of the cluster.
 pub(crate) fn endpoint(address: &str) -> Result<Endpoint, tonic::transport::Error> {
-    let endpoint = Endpoint::from_shared(format!("http://{address}"))?
-        .connect_timeout(CONNECT_TIMEOUT)
-        .tcp_nodelay(true)
-        .http2_keep_alive_interval(KEEP_ALIVE)
-        .keep_alive_timeout(KEEP_ALIVE)
-        .keep_alive_while_idle(true);
-    Ok(endpoint)
+    millrace_transport::channel::endpoint(address, ChannelConfig::watched(KEEP_ALIVE))
 }

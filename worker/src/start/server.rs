@@ -4,10 +4,9 @@ use std::time::Duration;
 
 use millrace_proto::worker::worker_objects_server::WorkerObjectsServer;
 use millrace_proto::worker::worker_server::WorkerServer;
-use tokio::sync::oneshot;
-use tokio::task::JoinSet;
+use millrace_transport::{ServerConfig, Serving, serve_service};
+use tokio::net::TcpListener;
 use tonic::service::Routes;
-use tonic::transport::server::TcpIncoming;
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
@@ -19,14 +18,16 @@ use crate::service::{Limits, WorkerService};
 const STREAM_WINDOW: u32 = 4 << 20;
 /// The same for one connection.
 const CONNECTION_WINDOW: u32 = 16 << 20;
+/// Calls of one gateway that are served at a time: all its requests to this worker share a connection.
+const STREAMS_MAX: u32 = 16_384;
+/// Interval between the questions to a quiet gateway whether it is there, and the time that it has to
+/// answer.
+const KEEP_ALIVE: Duration = Duration::from_secs(10);
 /// How long open connections may take to end when the server stops. Gateways hold theirs for ever.
 const SERVER_GRACE: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
-pub(super) struct Server {
-    pub(super) task: JoinSet<Result<(), tonic::transport::Error>>,
-    stop: oneshot::Sender<()>,
-}
+pub(super) struct Server(Serving);
 
 /// What `grpc.health.v1` answers: serving, until it is told otherwise.
 #[derive(Debug)]
@@ -40,12 +41,8 @@ impl Health {
 }
 
 impl Server {
-    pub(super) async fn stop(mut self) {
-        // A server that ended by itself does not listen any more.
-        let _gone = self.stop.send(());
-        if tokio::time::timeout(SERVER_GRACE, self.task.join_next()).await.is_err() {
-            self.task.shutdown().await;
-        }
+    pub(super) async fn stop(self) {
+        self.0.close(SERVER_GRACE).await;
     }
 }
 
@@ -54,7 +51,7 @@ pub(super) fn serve(
     service: &WorkerService,
     limits: Limits,
     shown: Shown,
-    incoming: TcpIncoming,
+    listener: TcpListener,
 ) -> (Server, Health) {
     let bytes = usize::try_from(limits.message.get()).unwrap_or(usize::MAX);
     let worker =
@@ -62,21 +59,20 @@ pub(super) fn serve(
     // Chunks are small: the default limits do.
     let objects = WorkerObjectsServer::new(service.clone());
     let (reporter, health) = tonic_health::server::health_reporter();
-    let (stop, stopped) = oneshot::channel::<()>();
-    let mut task = JoinSet::new();
     let metrics = axum::routing::get(move |headers| shown.clone().answer(headers));
     let routes = Routes::new(worker)
         .add_service(objects)
         .add_service(health)
         .into_axum_router()
         .route("/metrics", metrics);
-    let router = tonic::transport::Server::builder()
-        // What scrapes metrics speaks no HTTP/2.
-        .accept_http1(true)
-        .initial_stream_window_size(STREAM_WINDOW)
-        .initial_connection_window_size(CONNECTION_WINDOW)
-        .add_routes(Routes::from(routes));
-    // Told to stop, or its worker dropped: both end it.
-    task.spawn(router.serve_with_incoming_shutdown(incoming, async { drop(stopped.await) }));
-    (Server { task, stop }, Health(reporter))
+    let config = ServerConfig {
+        port: limits.port,
+        streams_max: STREAMS_MAX,
+        stream_window: STREAM_WINDOW,
+        connection_window: CONNECTION_WINDOW,
+        keep_alive_every: KEEP_ALIVE,
+        keep_alive_max: KEEP_ALIVE,
+        ..ServerConfig::default()
+    };
+    (Server(serve_service(listener, config, Routes::from(routes).prepare())), Health(reporter))
 }

@@ -127,8 +127,8 @@ impl Controller {
         self.outside.entered.borrow_mut().insert(self.id);
         let rng = StdRng::seed_from_u64(seed ^ self.id.rotate_left(8));
         late_news::work(rng, Rc::clone(&member), Rc::clone(&self.outside)).await;
-        internal.await??;
-        clients.await??;
+        internal.await?;
+        clients.await?;
         Ok(())
     }
 }

@@ -1,0 +1,288 @@
+//! One connection: the requests under way on it, the bytes it sent, and when its silence has lasted
+//! too long.
+
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use http_body::{Body, Frame, SizeHint};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use crate::server::ServerConfig;
+use crate::table::IdleRank;
+
+/// Length of HTTP/2's connection preface. A whole HTTP/1.1 request is about as long.
+const PREFACE_LEN: u64 = 24;
+
+/// The other end of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Peer {
+    /// Its address, as the listener saw it.
+    pub address: SocketAddr,
+}
+
+/// What is known of a connection while it is open.
+#[derive(Debug)]
+pub(crate) struct Watched {
+    opened: Instant,
+    /// Bytes that arrived.
+    received: AtomicU64,
+    /// Whether a request ever began.
+    served: AtomicBool,
+    /// Requests whose answer has not left.
+    under_way: AtomicUsize,
+    /// When the last answer had left, in milliseconds after `opened`.
+    idle_since: AtomicU64,
+    displaced: AtomicBool,
+    wake: Notify,
+}
+
+/// What a connection's watchdog does next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// Nothing is wrong; looks again then.
+    LookAgainAt(Instant),
+    /// The connection ends.
+    End(Silence),
+}
+
+/// Why a connection is ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Silence {
+    /// The client's first bytes did not arrive in time.
+    NoPreface,
+    /// A request's head did not arrive in time.
+    NoRequest,
+    /// No request was under way for too long.
+    Idle,
+    /// Another connection needed the slot of this idle one.
+    Displaced,
+}
+
+impl Watched {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self {
+            opened: Instant::now(),
+            received: AtomicU64::new(0),
+            served: AtomicBool::new(false),
+            under_way: AtomicUsize::new(0),
+            idle_since: AtomicU64::new(0),
+            displaced: AtomicBool::new(false),
+            wake: Notify::new(),
+        })
+    }
+
+    /// Counts a request until the guard is dropped.
+    pub(crate) fn begin_request(self: &Arc<Self>) -> RequestGuard {
+        self.under_way.fetch_add(1, Ordering::Relaxed);
+        if !self.served.swap(true, Ordering::Relaxed) {
+            // The watchdog counts from the head's bound to the idle bound now.
+            self.wake.notify_one();
+        }
+        RequestGuard(self.clone())
+    }
+
+    /// The rank among connections that make room, if no request is under way.
+    pub(crate) fn idle(&self) -> Option<IdleRank> {
+        let idle = self.under_way.load(Ordering::Relaxed) == 0 && !self.is_displaced();
+        idle.then(|| IdleRank { served: self.served.load(Ordering::Relaxed), since: self.idle_at() })
+    }
+
+    /// Ends the connection: another one needs its slot.
+    pub(crate) fn displace(&self) {
+        self.displaced.store(true, Ordering::Relaxed);
+        self.wake.notify_one();
+    }
+
+    pub(crate) fn is_displaced(&self) -> bool {
+        self.displaced.load(Ordering::Relaxed)
+    }
+
+    fn idle_at(&self) -> Instant {
+        self.opened + Duration::from_millis(self.idle_since.load(Ordering::Relaxed))
+    }
+
+    /// Judges the connection at `now`.
+    pub(crate) fn judge(&self, now: Instant, config: &ServerConfig) -> Verdict {
+        let by = |deadline: Instant, why: Silence| {
+            if now >= deadline { Verdict::End(why) } else { Verdict::LookAgainAt(deadline) }
+        };
+        if self.under_way.load(Ordering::Relaxed) > 0 {
+            return Verdict::LookAgainAt(now + config.idle_max);
+        }
+        if self.is_displaced() {
+            return Verdict::End(Silence::Displaced);
+        }
+        if self.served.load(Ordering::Relaxed) {
+            return by(self.idle_at() + config.idle_max, Silence::Idle);
+        }
+        if self.received.load(Ordering::Relaxed) < PREFACE_LEN {
+            return by(self.opened + config.preface_max, Silence::NoPreface);
+        }
+        by(self.opened + config.head_max, Silence::NoRequest)
+    }
+
+    /// Waits until the connection has to end, and says why.
+    pub(crate) async fn silent(&self, config: &ServerConfig) -> Silence {
+        loop {
+            match self.judge(Instant::now(), config) {
+                Verdict::End(why) => return why,
+                Verdict::LookAgainAt(when) => {
+                    tokio::select! {
+                        () = tokio::time::sleep_until(when) => {}
+                        () = self.wake.notified() => {}
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Counts a request as under way until it is dropped.
+#[derive(Debug)]
+pub(crate) struct RequestGuard(Arc<Watched>);
+
+impl Drop for RequestGuard {
+    fn drop(&mut self) {
+        let watched = &self.0;
+        let idle_since = watched.opened.elapsed().as_millis();
+        watched.idle_since.store(u64::try_from(idle_since).unwrap_or(u64::MAX), Ordering::Relaxed);
+        watched.under_way.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// An answer's body. The request counts as under way until the body is dropped.
+#[derive(Debug)]
+pub struct Tracked<B> {
+    body: B,
+    _request: RequestGuard,
+}
+
+impl<B> Tracked<B> {
+    pub(crate) fn new(body: B, request: RequestGuard) -> Self {
+        Self { body, _request: request }
+    }
+}
+
+impl<B: Body + Unpin> Body for Tracked<B> {
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// A socket whose received bytes are counted.
+pub(crate) struct Counted<T> {
+    inner: T,
+    watched: Arc<Watched>,
+}
+
+impl<T> Counted<T> {
+    pub(crate) fn new(inner: T, watched: Arc<Watched>) -> Self {
+        Self { inner, watched }
+    }
+}
+
+impl<T: AsyncRead + Unpin> AsyncRead for Counted<T> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
+        let polled = Pin::new(&mut self.inner).poll_read(cx, buf);
+        let arrived = buf.filled().len() - before;
+        self.watched.received.fetch_add(arrived as u64, Ordering::Relaxed);
+        polled
+    }
+}
+
+impl<T: AsyncWrite + Unpin> AsyncWrite for Counted<T> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, piece: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.inner).poll_write(cx, piece)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        pieces: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.inner).poll_write_vectored(cx, pieces)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.inner.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config() -> ServerConfig {
+        ServerConfig {
+            preface_max: Duration::from_secs(5),
+            head_max: Duration::from_secs(60),
+            idle_max: Duration::from_secs(300),
+            ..ServerConfig::default()
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn silence_ends_a_connection_by_how_far_it_came() {
+        let (config, watched) = (config(), Watched::new());
+        let judge = || watched.judge(Instant::now(), &config);
+        let opened = Instant::now();
+        assert_eq!(judge(), Verdict::LookAgainAt(opened + config.preface_max));
+        tokio::time::advance(config.preface_max).await;
+        assert_eq!(judge(), Verdict::End(Silence::NoPreface));
+        watched.received.fetch_add(PREFACE_LEN, Ordering::Relaxed);
+        assert_eq!(judge(), Verdict::LookAgainAt(opened + config.head_max));
+        tokio::time::advance(config.head_max).await;
+        assert_eq!(judge(), Verdict::End(Silence::NoRequest));
+        let request = watched.begin_request();
+        assert_eq!(judge(), Verdict::LookAgainAt(Instant::now() + config.idle_max));
+        drop(request);
+        let idle_since = Instant::now();
+        assert_eq!(judge(), Verdict::LookAgainAt(idle_since + config.idle_max));
+        tokio::time::advance(config.idle_max).await;
+        assert_eq!(judge(), Verdict::End(Silence::Idle));
+    }
+
+    #[tokio::test]
+    async fn a_connection_with_a_request_under_way_is_not_displaced() {
+        let (config, watched) = (config(), Watched::new());
+        let request = watched.begin_request();
+        watched.displace();
+        assert!(matches!(watched.judge(Instant::now(), &config), Verdict::LookAgainAt(_)));
+        drop(request);
+        assert_eq!(watched.silent(&config).await, Silence::Displaced);
+    }
+}

@@ -1,0 +1,160 @@
+//! File descriptors: how many the process may have, and how many of them connections may take.
+//!
+//! Connections of all ports together take half of the process's limit. The other half is for the
+//! log, model files, peers and executors, which no client can use up.
+
+use rustix::io::Errno;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use crate::server::PortLimits;
+
+/// Descriptors that a server asks for: the soft limit is raised to as many, if the hard limit allows.
+pub const WANTED: u64 = 65_536;
+/// Descriptors that a server cannot do without: with fewer, a quarter of the smallest port would be
+/// less than the 256 connections that one address is promised.
+pub const NEEDED: u64 = 4_096;
+
+/// Descriptors of this process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Descriptors {
+    /// The process's limit.
+    pub limit: u64,
+}
+
+/// Why a server does not start.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DescriptorError {
+    /// The hard limit is too low.
+    #[error(
+        "this process may have {limit} file descriptors and a server needs {NEEDED}: raise its hard limit (`ulimit -Hn`, LimitNOFILE= of a systemd unit, or nofile under ulimits of a compose file)"
+    )]
+    TooFew {
+        /// The hard limit.
+        limit: u64,
+    },
+    /// The ports' connections do not fit.
+    #[error(
+        "{connections} connections were asked for and half of this process's {limit} file descriptors are for connections: ask for at most {} in all, or raise the limit of descriptors",
+        limit / 2
+    )]
+    TooManyConnections {
+        /// Connections of all ports together.
+        connections: u64,
+        /// The process's limit of descriptors.
+        limit: u64,
+    },
+    /// The kernel refused.
+    #[error("cannot raise this process's limit of file descriptors to {wanted}: {errno}")]
+    Refused {
+        /// The limit that was asked for.
+        wanted: u64,
+        /// The kernel's reason.
+        errno: Errno,
+    },
+}
+
+/// A port's part of the descriptors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PortShare {
+    /// Its weight among the ports of the process.
+    pub weight: u64,
+    /// Connections that were asked for by hand; the port's part is not computed then.
+    pub connections: Option<usize>,
+}
+
+impl Descriptors {
+    /// Raises the soft limit to [`WANTED`], or to the hard limit if that is lower.
+    ///
+    /// # Errors
+    /// [`DescriptorError`] when a server cannot be run with what there is.
+    pub fn raise() -> Result<Self, DescriptorError> {
+        let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+        let wanted = maximum.unwrap_or(WANTED).min(WANTED);
+        if wanted < NEEDED {
+            return Err(DescriptorError::TooFew { limit: wanted });
+        }
+        // A soft limit that is higher already is left alone.
+        if let Some(current) = current
+            && current < wanted
+        {
+            setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum })
+                .map_err(|errno| DescriptorError::Refused { wanted, errno })?;
+        }
+        Ok(Self { limit: current.unwrap_or(wanted).max(wanted).min(WANTED) })
+    }
+
+    /// Divides half of the descriptors among the ports of the process. `address_max` is the cap by
+    /// address on each port, where one was asked for.
+    ///
+    /// # Errors
+    /// [`DescriptorError::TooManyConnections`] when the ports that were set by hand take more.
+    pub fn divide<const N: usize>(
+        self,
+        ports: [PortShare; N],
+        address_max: Option<usize>,
+    ) -> Result<[PortLimits; N], DescriptorError> {
+        let total = self.limit / 2;
+        let asked: u64 = ports.iter().filter_map(|port| port.connections).map(|it| it as u64).sum();
+        let unset: u64 = ports.iter().filter(|port| port.connections.is_none()).map(|port| port.weight).sum();
+        let left = total.checked_sub(asked).filter(|&left| left > 0 || unset == 0);
+        let Some(left) = left else {
+            return Err(DescriptorError::TooManyConnections { connections: asked, limit: self.limit });
+        };
+        Ok(ports.map(|port| {
+            let part = || usize::try_from(left * port.weight / unset.max(1)).unwrap_or(usize::MAX).max(1);
+            PortLimits { connections_max: port.connections.unwrap_or_else(part), address_max }
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const fn port(weight: u64, connections: Option<usize>) -> PortShare {
+        PortShare { weight, connections }
+    }
+
+    #[test]
+    fn the_fewest_descriptors_leave_every_address_256_connections_of_the_client_port() {
+        let [client, ..] = Descriptors { limit: NEEDED }
+            .divide([port(2, None), port(1, None), port(1, None)], None)
+            .unwrap();
+        assert_eq!(client.address_max_of("192.0.2.1".parse().unwrap()), Some(256));
+        assert_eq!(client.address_max_of("127.0.0.1".parse().unwrap()), None);
+    }
+
+    #[test]
+    fn more_connections_than_half_of_the_descriptors_are_refused() {
+        let descriptors = Descriptors { limit: NEEDED };
+        let refused = descriptors.divide([port(2, Some(2049)), port(1, None)], None).unwrap_err();
+        assert_eq!(refused, DescriptorError::TooManyConnections { connections: 2049, limit: NEEDED });
+        assert!(refused.to_string().contains("at most 2048 in all"), "{refused}");
+        let [client, internal] = descriptors.divide([port(2, Some(2000)), port(1, None)], None).unwrap();
+        assert_eq!((client.connections_max, internal.connections_max), (2000, 48));
+    }
+
+    #[test]
+    fn raising_the_limit_again_changes_nothing() {
+        let raised = Descriptors::raise().unwrap();
+        assert_eq!(Descriptors::raise().unwrap(), raised);
+        assert!(raised.limit >= NEEDED);
+    }
+
+    proptest! {
+        #[test]
+        fn ports_take_half_of_the_descriptors_at_most(
+            limit in NEEDED..=WANTED,
+            ports in any::<[(u8, Option<u16>); 3]>(),
+        ) {
+            let ports = ports.map(|(weight, set)| port(1 + u64::from(weight), set.map(usize::from)));
+            if let Ok(divided) = (Descriptors { limit }).divide(ports, None) {
+                let sum: u64 = divided.iter().map(|port| port.connections_max as u64).sum();
+                // A port has one connection at the least.
+                prop_assert!(sum <= limit / 2 + 3, "{divided:?}");
+            }
+        }
+    }
+}

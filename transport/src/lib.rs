@@ -1,0 +1,28 @@
+//! Servers and channels: the one place where a port is served and where a connection to another
+//! process is made. Limits and timeouts live here.
+//!
+//! ```text
+//!   Listener ──▶ accept loop ──▶ ConnectionTable: slots of the port, cap by address
+//!                    │
+//!                    ▼ one task per connection
+//!   socket ─ Coalesce ─ Counted ─ hyper (HTTP/1.1 or HTTP/2) ─ handler ─ answer body (counted)
+//!                    │
+//!                    └─ watchdog: silent, slow to start and idle connections end
+//! ```
+//!
+//! Bounds: connections of a port and of an address on it ([`PortLimits`]), streams and bytes on
+//! their way of a connection ([`ServerConfig`]), descriptors of the process ([`descriptors`]).
+//! Deliberately absent: what a request is, who sends it, and how many bytes its body may have. The
+//! services decide that.
+
+pub mod channel;
+mod coalesce;
+mod connection;
+pub mod descriptors;
+pub mod server;
+mod table;
+
+pub use connection::{Peer, Tracked};
+pub use server::{
+    Listener, PortLimits, ServerConfig, Serving, StreamListener, serve, serve_service, serve_while_polled,
+};

@@ -1,0 +1,383 @@
+//! A port that is served: its bounds, its accept loop, and its end.
+
+use std::convert::Infallible;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use futures::{Stream, StreamExt as _};
+use http::{Request, Response};
+use http_body::Body;
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::timeout;
+use tower::{Service, ServiceExt as _};
+
+use crate::coalesce::Coalesce;
+use crate::connection::{Counted, Peer, Silence, Tracked, Watched};
+use crate::table::{ConnectionTable, Refused};
+
+/// Wait after the process ran out of descriptors, before the next connection is accepted.
+const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
+/// Interval between two looks for a slot while every connection of a full port is busy.
+const ROOM_LOOK_EVERY: Duration = Duration::from_millis(100);
+/// Time in which an idle connection may end by agreement before it is cut.
+const PARTING_MAX: Duration = Duration::from_secs(1);
+/// Share of a port's connections that one address off loopback may have: one in this many.
+const ADDRESS_SHARE: usize = 4;
+/// Most bytes of an HTTP/1.1 request's head, and of its body that wait to be read.
+const HTTP1_BUFFER_MAX: usize = 64 << 10;
+/// Most bytes of an HTTP/2 request's headers.
+const HEADER_LIST_MAX: u32 = 16 << 10;
+/// Largest HTTP/2 frame that is accepted. Large tensors come in fewer pieces.
+const FRAME_MAX: u32 = 256 << 10;
+/// Most bytes of an answer that are buffered for one HTTP/2 stream.
+const SEND_BUFFER_MAX: usize = 1 << 20;
+
+/// Most connections of a port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PortLimits {
+    /// Open connections. Further ones displace idle ones, or wait in the listen queue.
+    pub connections_max: usize,
+    /// Open connections of one address, loopback included. `None`: a quarter of `connections_max`
+    /// for each address off loopback, and no cap on loopback.
+    pub address_max: Option<usize>,
+}
+
+impl PortLimits {
+    /// `connections_max` connections, with the default cap by address.
+    #[must_use]
+    pub const fn new(connections_max: usize) -> Self {
+        Self { connections_max, address_max: None }
+    }
+
+    /// Most connections of this address.
+    pub(crate) fn address_max_of(&self, address: IpAddr) -> Option<usize> {
+        let off_loopback = !address.to_canonical().is_loopback();
+        self.address_max.or_else(|| off_loopback.then(|| self.connections_max.div_ceil(ADDRESS_SHARE)))
+    }
+}
+
+/// Bounds of a server. `preface_max`, `head_max` and `idle_max` are judged in this order, and each is
+/// at most as long as the next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServerConfig {
+    /// Connections of the port.
+    pub port: PortLimits,
+    /// Time for a connection's first bytes: HTTP/2's preface, or as much of an HTTP/1.1 request.
+    pub preface_max: Duration,
+    /// Time for a request's head, and for an idle HTTP/1.1 connection.
+    pub head_max: Duration,
+    /// Time without a request under way after which a connection ends.
+    pub idle_max: Duration,
+    /// Concurrent calls on one HTTP/2 connection.
+    pub streams_max: u32,
+    /// Bytes of one HTTP/2 stream that may be on their way unread.
+    pub stream_window: u32,
+    /// The same for one HTTP/2 connection.
+    pub connection_window: u32,
+    /// Interval between the questions to a quiet HTTP/2 peer whether it is there.
+    pub keep_alive_every: Duration,
+    /// Time in which such a peer has to answer.
+    pub keep_alive_max: Duration,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        Self {
+            port: PortLimits::new(1024),
+            preface_max: Duration::from_secs(5),
+            head_max: Duration::from_secs(75),
+            idle_max: Duration::from_secs(300),
+            streams_max: 128,
+            stream_window: 1 << 20,
+            connection_window: 2 << 20,
+            keep_alive_every: Duration::from_secs(60),
+            keep_alive_max: Duration::from_secs(30),
+        }
+    }
+}
+
+impl ServerConfig {
+    fn protocol(&self) -> auto::Builder<TokioExecutor> {
+        let mut builder = auto::Builder::new(TokioExecutor::new());
+        builder
+            .http1()
+            .writev(true)
+            .timer(TokioTimer::new())
+            .header_read_timeout(self.head_max)
+            .max_buf_size(HTTP1_BUFFER_MAX);
+        builder
+            .http2()
+            .timer(TokioTimer::new())
+            .initial_stream_window_size(self.stream_window)
+            .initial_connection_window_size(self.connection_window)
+            .max_frame_size(FRAME_MAX)
+            .max_header_list_size(HEADER_LIST_MAX)
+            .max_send_buf_size(SEND_BUFFER_MAX)
+            .max_concurrent_streams(self.streams_max)
+            .keep_alive_interval(self.keep_alive_every)
+            .keep_alive_timeout(self.keep_alive_max);
+        builder
+    }
+}
+
+/// Hands out connections.
+pub trait Listener: Send + 'static {
+    /// A connection's bytes.
+    type Io: AsyncRead + AsyncWrite + Send + Unpin + 'static;
+
+    /// Waits for the next connection.
+    fn accept(&mut self) -> BoxFuture<'_, io::Result<(Self::Io, SocketAddr)>>;
+}
+
+impl Listener for TcpListener {
+    type Io = TcpStream;
+
+    fn accept(&mut self) -> BoxFuture<'_, io::Result<(TcpStream, SocketAddr)>> {
+        Box::pin(async {
+            let (stream, address) = TcpListener::accept(self).await?;
+            if let Err(error) = stream.set_nodelay(true) {
+                tracing::debug!(%error, %address, "cannot set TCP_NODELAY");
+            }
+            Ok((stream, address))
+        })
+    }
+}
+
+/// Connections that a stream hands out, all from one address: a simulated network's.
+#[derive(Debug)]
+pub struct StreamListener<S> {
+    /// The connections.
+    pub connections: S,
+    /// The address that they count for.
+    pub address: SocketAddr,
+}
+
+impl<S, IO> Listener for StreamListener<S>
+where
+    S: Stream<Item = io::Result<IO>> + Send + Unpin + 'static,
+    IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    type Io = IO;
+
+    fn accept(&mut self) -> BoxFuture<'_, io::Result<(IO, SocketAddr)>> {
+        Box::pin(async {
+            match self.connections.next().await {
+                Some(connection) => Ok((connection?, self.address)),
+                // The network is gone: nobody comes any more.
+                None => std::future::pending().await,
+            }
+        })
+    }
+}
+
+/// A port that is served. Dropping this closes the port and cuts its connections.
+#[derive(Debug)]
+pub struct Serving {
+    closing: watch::Sender<bool>,
+    accepting: JoinHandle<JoinSet<()>>,
+}
+
+impl Serving {
+    /// Stops taking connections and requests, waits up to `grace` for the requests under way, then
+    /// cuts what is left. Returns how many connections were cut.
+    pub async fn close(mut self, grace: Duration) -> usize {
+        self.closing.send_replace(true);
+        let Ok(mut connections) = (&mut self.accepting).await else { return 0 };
+        let drained = async { while connections.join_next().await.is_some() {} };
+        // The rest is counted below.
+        if timeout(grace, drained).await.is_err() {
+            tracing::warn!(left = connections.len(), "connections were cut short");
+        }
+        let left = connections.len();
+        connections.shutdown().await;
+        left
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.accepting.abort();
+    }
+}
+
+/// Serves `listener` with one service, whoever asks. See [`serve`].
+pub fn serve_service<L, S, B>(listener: L, config: ServerConfig, service: S) -> Serving
+where
+    L: Listener,
+    S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
+    S::Future: Send + 'static,
+    B: Body<Error: Into<Box<dyn std::error::Error + Send + Sync>>> + Send + Unpin + 'static,
+    B::Data: Send,
+{
+    serve(listener, config, move |_peer| {
+        let service = service.clone();
+        move |request| ask(service.clone(), request)
+    })
+}
+
+/// Serves `listener` with one service until this is dropped: the port is free at once then.
+pub async fn serve_while_polled<L, S, B>(listener: L, config: ServerConfig, service: S)
+where
+    L: Listener,
+    S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
+    S::Future: Send + 'static,
+    B: Body<Error: Into<Box<dyn std::error::Error + Send + Sync>>> + Send + Unpin + 'static,
+    B::Data: Send,
+{
+    let (_open, closed) = watch::channel(false);
+    let connected = move |_peer| {
+        let service = service.clone();
+        move |request| ask(service.clone(), request)
+    };
+    accept(listener, config, connected, closed).await;
+}
+
+/// The answer of a service that cannot fail.
+async fn ask<S, B>(service: S, request: Request<Incoming>) -> Response<B>
+where
+    S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible>,
+{
+    match service.oneshot(request).await {
+        Ok(answer) => answer,
+        Err(never) => match never {},
+    }
+}
+
+/// Serves `listener` on the current runtime. `connected` makes the handler of each connection, which
+/// lives as long as the connection does.
+pub fn serve<L, C, H, F, B>(listener: L, config: ServerConfig, connected: C) -> Serving
+where
+    L: Listener,
+    C: Fn(Peer) -> H + Send + 'static,
+    H: Fn(Request<Incoming>) -> F + Send + 'static,
+    F: Future<Output = Response<B>> + Send + 'static,
+    B: Body<Error: Into<Box<dyn std::error::Error + Send + Sync>>> + Send + Unpin + 'static,
+    B::Data: Send,
+{
+    let (closing, closed) = watch::channel(false);
+    let accepting = tokio::spawn(accept(listener, config, connected, closed));
+    Serving { closing, accepting }
+}
+
+/// Takes connections until the port closes. Returns those that are open then.
+async fn accept<L, C, H, F, B>(
+    mut listener: L,
+    config: ServerConfig,
+    connected: C,
+    closed: watch::Receiver<bool>,
+) -> JoinSet<()>
+where
+    L: Listener,
+    C: Fn(Peer) -> H + Send + 'static,
+    H: Fn(Request<Incoming>) -> F + Send + 'static,
+    F: Future<Output = Response<B>> + Send + 'static,
+    B: Body<Error: Into<Box<dyn std::error::Error + Send + Sync>>> + Send + Unpin + 'static,
+    B::Data: Send,
+{
+    let config = Arc::new(config);
+    let table = ConnectionTable::new(config.port);
+    let mut connections = JoinSet::new();
+    let mut closing = std::pin::pin!(begun(closed.clone()));
+    // Accepted, and waiting for a slot. Further ones stay in the listen queue meanwhile.
+    let mut newcomer: Option<(L::Io, SocketAddr)> = None;
+    loop {
+        if let Some((io, address)) = newcomer.take() {
+            let watched = Watched::new();
+            match table.take(address.ip(), &watched) {
+                Ok(slot) => {
+                    let handler = connected(Peer { address });
+                    let (config, closed) = (config.clone(), closed.clone());
+                    connections.spawn(async move {
+                        connection(io, address, watched, handler, &config, closed).await;
+                        drop(slot);
+                    });
+                }
+                Err(Refused::AddressFull) => {
+                    tracing::debug!(%address, "a connection was refused: its address has as many as it may have");
+                }
+                Err(Refused::PortFull) => {
+                    table.displace();
+                    newcomer = Some((io, address));
+                }
+            }
+        }
+        tokio::select! {
+            accepted = listener.accept(), if newcomer.is_none() => match accepted {
+                Ok(accepted) => newcomer = Some(accepted),
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept a connection");
+                    tokio::time::sleep(ACCEPT_BACKOFF).await;
+                }
+            },
+            // Finished connections leave the set as they finish, and leave a slot.
+            Some(finished) = connections.join_next() => if let Err(error) = finished {
+                tracing::error!(%error, "a connection's task failed");
+            },
+            // A busy connection may have become idle.
+            () = tokio::time::sleep(ROOM_LOOK_EVERY), if newcomer.is_some() => {}
+            () = closing.as_mut() => return connections,
+        }
+    }
+}
+
+/// Ends once the port is closing.
+async fn begun(mut closed: watch::Receiver<bool>) {
+    // A sender that was dropped closes the port too.
+    let _closing = closed.wait_for(|&closing| closing).await.is_ok();
+}
+
+/// Serves one connection until either side ends it.
+async fn connection<IO, H, F, B>(
+    io: IO,
+    address: SocketAddr,
+    watched: Arc<Watched>,
+    handler: H,
+    config: &ServerConfig,
+    closed: watch::Receiver<bool>,
+) where
+    IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    H: Fn(Request<Incoming>) -> F + Send + 'static,
+    F: Future<Output = Response<B>> + Send + 'static,
+    B: Body<Error: Into<Box<dyn std::error::Error + Send + Sync>>> + Send + Unpin + 'static,
+    B::Data: Send,
+{
+    let asked = watched.clone();
+    let service = service_fn(move |request: Request<Incoming>| {
+        let guard = asked.begin_request();
+        let answer = handler(request);
+        async move { Ok::<_, Infallible>(answer.await.map(|body| Tracked::new(body, guard))) }
+    });
+    let io = Coalesce::new(TokioIo::new(Counted::new(io, watched.clone())));
+    let builder = config.protocol();
+    let mut serving = std::pin::pin!(builder.serve_connection(io, service));
+    let ended = tokio::select! {
+        ended = serving.as_mut() => ended,
+        () = begun(closed) => {
+            serving.as_mut().graceful_shutdown();
+            serving.await
+        }
+        why = watched.silent(config) => {
+            tracing::debug!(%address, ?why, "a connection is ended");
+            if matches!(why, Silence::NoPreface) {
+                return;
+            }
+            serving.as_mut().graceful_shutdown();
+            // A client that does not agree in time is cut.
+            timeout(PARTING_MAX, serving).await.unwrap_or(Ok(()))
+        }
+    };
+    if let Err(error) = ended {
+        // Most of these are clients that went away.
+        tracing::debug!(%error, %address, "connection ended");
+    }
+}

@@ -1,0 +1,209 @@
+//! The open connections of one port: who may have another one, and who makes room when all slots
+//! are taken.
+//!
+//! A newcomer to a full port displaces a connection without a request under way, as nginx reuses its
+//! idle connections: first those that never sent a request, the oldest first, then the ones that are
+//! idle for the longest. So connections that cost a stranger nothing keep nobody out.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::time::Instant;
+
+use crate::connection::Watched;
+use crate::server::PortLimits;
+
+/// Connections that one look for idle ones displaces at most, so that a flood of newcomers does not
+/// look through the whole table for each of them.
+const DISPLACED_AT_ONCE: usize = 64;
+
+/// The open connections of one port.
+#[derive(Debug)]
+pub(crate) struct ConnectionTable {
+    limits: PortLimits,
+    entries: Mutex<Entries>,
+}
+
+#[derive(Debug, Default)]
+struct Entries {
+    open: BTreeMap<u64, Arc<Watched>>,
+    by_address: HashMap<IpAddr, usize>,
+    next: u64,
+}
+
+/// A connection's slot. Dropping the slot frees it.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    table: Arc<ConnectionTable>,
+    number: u64,
+    address: IpAddr,
+}
+
+/// Why a connection gets no slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Refused {
+    /// Its address has as many connections as one may have.
+    AddressFull,
+    /// Each connection of the port has a request under way.
+    PortFull,
+}
+
+impl ConnectionTable {
+    pub(crate) fn new(limits: PortLimits) -> Arc<Self> {
+        Arc::new(Self { limits, entries: Mutex::default() })
+    }
+
+    /// A slot for a connection from `address`, watched as `watched`. When the port is full, tells
+    /// idle connections to end; their slots are free once they have.
+    pub(crate) fn take(self: &Arc<Self>, address: IpAddr, watched: &Arc<Watched>) -> Result<Slot, Refused> {
+        let key = counted_as(address);
+        let mut entries = self.entries();
+        if let Some(max) = self.limits.address_max_of(address)
+            && entries.by_address.get(&key).is_some_and(|&open| open >= max)
+        {
+            return Err(Refused::AddressFull);
+        }
+        if entries.open.len() >= self.limits.connections_max {
+            return Err(Refused::PortFull);
+        }
+        let number = entries.next;
+        entries.next += 1;
+        entries.open.insert(number, watched.clone());
+        *entries.by_address.entry(key).or_default() += 1;
+        Ok(Slot { table: self.clone(), number, address: key })
+    }
+
+    /// Tells connections without a request under way to end, and returns how many: those that never
+    /// had one first, then those that are idle for the longest.
+    pub(crate) fn displace(&self) -> usize {
+        let entries = self.entries();
+        let mut idle: Vec<_> = entries.open.values().filter_map(|it| Some((it.idle()?, it))).collect();
+        let count = DISPLACED_AT_ONCE.min(idle.len()).min(self.limits.connections_max.div_ceil(16));
+        if count == 0 {
+            return 0;
+        }
+        idle.select_nth_unstable_by_key(count - 1, |(rank, _)| *rank);
+        for (_, connection) in &idle[..count] {
+            connection.displace();
+        }
+        count
+    }
+
+    fn entries(&self) -> MutexGuard<'_, Entries> {
+        // A panic elsewhere leaves whole entries.
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        let mut entries = self.table.entries();
+        entries.open.remove(&self.number);
+        if let Some(open) = entries.by_address.get_mut(&self.address) {
+            *open -= 1;
+            if *open == 0 {
+                entries.by_address.remove(&self.address);
+            }
+        }
+    }
+}
+
+/// Rank of an idle connection: the smallest makes room first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct IdleRank {
+    /// Connections that never sent a request come before those that did.
+    pub(crate) served: bool,
+    pub(crate) since: Instant,
+}
+
+/// The address that a connection counts for: an IPv6 host may have all addresses of its /64.
+fn counted_as(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) if !address.is_loopback() => {
+            let network = address.to_bits() >> 64 << 64;
+            IpAddr::V6(Ipv6Addr::from_bits(network))
+        }
+        address => address,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const STRANGER: &str = "192.0.2.1";
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    fn table(connections_max: usize) -> Arc<ConnectionTable> {
+        ConnectionTable::new(PortLimits::new(connections_max))
+    }
+
+    #[tokio::test]
+    async fn an_address_has_a_quarter_of_the_port_and_loopback_all_of_it() {
+        let table = table(8);
+        let watched = Watched::new();
+        let held: Vec<_> = (0..2).map(|_| table.take(ip(STRANGER), &watched).unwrap()).collect();
+        assert_eq!(table.take(ip(STRANGER), &watched).unwrap_err(), Refused::AddressFull);
+        let local: Vec<_> = (0..6).map(|_| table.take(ip("127.0.0.1"), &watched).unwrap()).collect();
+        assert_eq!(table.take(ip("127.0.0.1"), &watched).unwrap_err(), Refused::PortFull);
+        drop((held, local));
+        assert!(table.take(ip(STRANGER), &watched).is_ok());
+        assert!(table.entries().by_address.is_empty() && table.entries().open.is_empty());
+    }
+
+    #[tokio::test]
+    async fn addresses_of_one_ipv6_network_count_together() {
+        let table = table(4);
+        let watched = Watched::new();
+        let _held = table.take(ip("2001:db8::1"), &watched).unwrap();
+        assert_eq!(table.take(ip("2001:db8::2"), &watched).unwrap_err(), Refused::AddressFull);
+        assert!(table.take(ip("2001:db8:0:1::2"), &watched).is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_cap_that_was_set_counts_on_loopback_too() {
+        let limits = PortLimits { address_max: Some(1), ..PortLimits::new(8) };
+        let table = ConnectionTable::new(limits);
+        let watched = Watched::new();
+        let _held = table.take(ip("127.0.0.1"), &watched).unwrap();
+        assert_eq!(table.take(ip("127.0.0.1"), &watched).unwrap_err(), Refused::AddressFull);
+        assert!(table.take(ip("127.0.0.2"), &watched).is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn connections_that_never_asked_make_room_before_idle_ones() {
+        let table = table(32);
+        let mut slots = Vec::new();
+        let mut open = |asked: bool, busy: bool| {
+            let watched = Watched::new();
+            slots.push(table.take(ip("127.0.0.1"), &watched).unwrap());
+            let request = (asked || busy).then(|| watched.begin_request());
+            (watched, request.filter(|_| busy))
+        };
+        let (idle, _) = open(true, false);
+        let (busy, _request) = open(true, true);
+        tokio::time::advance(Duration::from_secs(1)).await;
+        let (silent, _) = open(false, false);
+        tokio::time::advance(Duration::from_secs(1)).await;
+        let (newer, _) = open(false, false);
+        // One sixteenth of the port at a time.
+        assert_eq!(table.displace(), 2);
+        assert!(silent.is_displaced() && newer.is_displaced());
+        assert!(!idle.is_displaced() && !busy.is_displaced());
+    }
+
+    #[tokio::test]
+    async fn a_port_of_busy_connections_displaces_none() {
+        let table = table(1);
+        let watched = Watched::new();
+        let _slot = table.take(ip("127.0.0.1"), &watched).unwrap();
+        let _request = watched.begin_request();
+        assert_eq!(table.displace(), 0);
+    }
+}

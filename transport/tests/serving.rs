@@ -1,0 +1,186 @@
+//! A served port as its clients see it.
+#![allow(clippy::unwrap_used)]
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::{Empty, Full};
+use hyper::client::conn::{http1, http2};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use millrace_transport::{PortLimits, ServerConfig, Serving, serve};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+
+const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nhost: here\r\n\r\n";
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+/// Long enough that no test ends by it.
+const LONG: Duration = Duration::from_secs(3600);
+const SHORT: Duration = Duration::from_millis(20);
+
+struct Port {
+    address: SocketAddr,
+    /// Requests to `/hold` are answered once this is true.
+    release: watch::Sender<bool>,
+    /// Requests to `/hold` that have begun.
+    held: watch::Receiver<usize>,
+    _serving: Serving,
+}
+
+fn patient() -> ServerConfig {
+    ServerConfig { preface_max: LONG, head_max: LONG, idle_max: LONG, ..ServerConfig::default() }
+}
+
+async fn port(config: ServerConfig) -> Port {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let release = watch::Sender::new(false);
+    let released = release.subscribe();
+    let (holding, held) = watch::channel(0);
+    let serving = serve(listener, config, move |_peer| {
+        let (released, holding) = (released.clone(), holding.clone());
+        move |request: Request<_>| {
+            let (mut released, holding) = (released.clone(), holding.clone());
+            async move {
+                if request.uri().path() == "/hold" {
+                    holding.send_modify(|held| *held += 1);
+                    released.wait_for(|&released| released).await.unwrap();
+                }
+                Response::new(Full::new(Bytes::from_static(b"here")))
+            }
+        }
+    });
+    Port { address, release, held, _serving: serving }
+}
+
+impl Port {
+    async fn open(&self) -> TcpStream {
+        TcpStream::connect(self.address).await.unwrap()
+    }
+
+    async fn say(&self, bytes: &[u8]) -> TcpStream {
+        let mut stream = self.open().await;
+        stream.write_all(bytes).await.unwrap();
+        stream
+    }
+
+    /// A connection whose request is under way.
+    async fn hold(&mut self) -> TcpStream {
+        let before = *self.held.borrow();
+        let stream = self.say(b"GET /hold HTTP/1.1\r\nhost: here\r\n\r\n").await;
+        self.held.wait_for(|&held| held > before).await.unwrap();
+        stream
+    }
+
+    async fn ask(&self) -> u16 {
+        let (mut sender, connection) = http1::handshake(TokioIo::new(self.open().await)).await.unwrap();
+        tokio::spawn(connection);
+        let request = Request::builder().uri("/").header("host", "here");
+        sender.send_request(request.body(Empty::<Bytes>::new()).unwrap()).await.unwrap().status().as_u16()
+    }
+}
+
+/// Waits until the server has ended the connection.
+async fn ended(mut stream: TcpStream) {
+    // A reset is an end too.
+    let _bytes = stream.read_to_end(&mut Vec::new()).await.is_ok();
+}
+
+#[tokio::test]
+async fn a_connection_that_sends_no_byte_is_ended() {
+    let port = port(ServerConfig { preface_max: SHORT, ..patient() }).await;
+    ended(port.open().await).await;
+}
+
+#[tokio::test]
+async fn a_connection_that_sends_half_a_preface_is_ended() {
+    let port = port(ServerConfig { preface_max: SHORT, ..patient() }).await;
+    ended(port.say(&PREFACE[..10]).await).await;
+}
+
+#[tokio::test]
+async fn a_connection_that_sends_only_a_preface_is_ended() {
+    let port = port(ServerConfig { preface_max: SHORT, head_max: SHORT, ..patient() }).await;
+    ended(port.say(PREFACE).await).await;
+}
+
+#[tokio::test]
+async fn a_request_whose_head_does_not_end_is_ended() {
+    let port = port(ServerConfig { head_max: SHORT, ..patient() }).await;
+    ended(port.say(&REQUEST[..REQUEST.len() - 2]).await).await;
+}
+
+#[tokio::test]
+async fn an_idle_http2_connection_is_ended_by_agreement() {
+    let port = port(ServerConfig { preface_max: SHORT, idle_max: SHORT, ..patient() }).await;
+    let (mut sender, connection) =
+        http2::handshake(TokioExecutor::new(), TokioIo::new(port.open().await)).await.unwrap();
+    let connection = tokio::spawn(connection);
+    let request = Request::builder().uri(format!("http://{}/", port.address));
+    let answer = sender.send_request(request.body(Empty::<Bytes>::new()).unwrap()).await.unwrap();
+    assert_eq!(answer.status(), 200);
+    drop(answer);
+    // The client sees an end, and no failure.
+    connection.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn silent_connections_keep_nobody_out_of_a_full_port() {
+    let port = port(ServerConfig { port: PortLimits::new(4), ..patient() }).await;
+    let mut silent = Vec::new();
+    for _ in 0..4 {
+        silent.push(port.open().await);
+    }
+    assert_eq!(port.ask().await, 200);
+    // The oldest made room.
+    ended(silent.remove(0)).await;
+}
+
+#[tokio::test]
+async fn a_full_port_of_busy_connections_lets_newcomers_wait() {
+    let mut port = port(ServerConfig { port: PortLimits::new(1), ..patient() }).await;
+    let mut busy = port.hold().await;
+    let waiting = port.ask();
+    let mut waiting = std::pin::pin!(waiting);
+    assert!(futures::poll!(waiting.as_mut()).is_pending());
+    port.release.send_replace(true);
+    let mut first = [0; 12];
+    busy.read_exact(&mut first).await.unwrap();
+    assert_eq!(&first, b"HTTP/1.1 200");
+    // The busy connection is idle now, and makes room.
+    assert_eq!(waiting.await, 200);
+}
+
+#[tokio::test]
+async fn an_address_beyond_its_cap_is_refused() {
+    let limits = PortLimits { address_max: Some(1), ..PortLimits::new(8) };
+    let port = port(ServerConfig { port: limits, ..patient() }).await;
+    let mut first = port.say(REQUEST).await;
+    let mut answered = [0; 12];
+    first.read_exact(&mut answered).await.unwrap();
+    ended(port.open().await).await;
+    drop(first);
+}
+
+#[tokio::test]
+async fn closing_waits_for_requests_and_not_for_idle_connections() {
+    let mut port = port(patient()).await;
+    let mut idle = port.open().await;
+    let mut busy = port.hold().await;
+    let Port { release, _serving: serving, .. } = port;
+    let closing = serving.close(LONG);
+    let client = async {
+        // Its end is read, or a reset.
+        let _bytes = idle.read_to_end(&mut Vec::new()).await.is_ok();
+        release.send_replace(true);
+        let mut answer = Vec::new();
+        busy.read_to_end(&mut answer).await.unwrap();
+        Ok::<_, Infallible>(answer)
+    };
+    let (cut, answer) = tokio::join!(closing, client);
+    assert_eq!(cut, 0);
+    assert!(answer.unwrap().starts_with(b"HTTP/1.1 200"));
+}
