@@ -12,6 +12,11 @@ const FORBIDDEN: &[(&str, &[&str], &str)] = &[
     ("millrace-policy", PURE, "decisions take `now`; actors carry them out"),
     ("millrace-cluster-state", PURE, "apply is deterministic"),
     ("millrace-proto", &["actix", "openraft", "sled"], "it is wire formats"),
+    (
+        "millrace-transport",
+        &["actix", "openraft", "sled", "millrace-types", "millrace-proto"],
+        "it serves ports and makes channels, whoever speaks over them",
+    ),
     ("millrace-raft-store", &["actix", "tonic"], "it is storage"),
     (
         "millrace-gateway",

@@ -12,6 +12,7 @@ use futures::stream::{FuturesUnordered, StreamExt as _};
 use millrace_client::{Address, Admin, Endpoints};
 use millrace_controller::{Controller, ControllerConfig, SharedPlace};
 use millrace_proto::trace::Kept;
+use millrace_transport::PortLimits;
 use millrace_types::topology::Topology;
 use millrace_types::{Bytes, NodeName};
 use millrace_worker::process_port::ExecutorCommand;
@@ -76,6 +77,8 @@ pub(crate) struct Plan {
     pub(crate) faults: Faults,
     /// Serves anyone who can connect.
     pub(crate) insecure: bool,
+    /// Connections of the client port, of the internal port and of each worker's port.
+    pub(crate) ports: [PortLimits; 3],
     /// Where the controller keeps model files, if not on its own disk.
     pub(crate) artifacts: Option<SharedPlace>,
     /// Where its spans are kept, if they are.
@@ -93,14 +96,17 @@ impl Cluster {
     pub(crate) async fn start(plan: Plan) -> Result<Self, Failure> {
         let names = names(plan.workers)?;
         let (neighbours, places) = Neighbours::of(&names);
+        let [client, internal, _worker] = plan.ports;
+        let defaults = ControllerConfig::new(plan.data_dir.join("controller"), seed()?);
         let config = ControllerConfig {
+            limits: millrace_controller::config::Limits { client, internal, ..defaults.limits },
             client_listen: plan.client,
             internal_listen: plan.internal,
             allow_faults: plan.faults == Faults::Obey,
             insecure: plan.insecure,
             artifacts: plan.artifacts.clone(),
             kept: plan.kept.clone(),
-            ..ControllerConfig::new(plan.data_dir.join("controller"), seed()?)
+            ..defaults
         };
         let controller = millrace_controller::start(config, std::sync::Arc::new(neighbours))
             .await
@@ -167,6 +173,7 @@ async fn start_workers(
     places: Places,
     controller: SocketAddr,
 ) -> Result<Vec<Worker>, Failure> {
+    let [_client, _internal, port] = plan.ports;
     let mut workers = Vec::with_capacity(names.len());
     for (index, name) in (0u16..).zip(names) {
         let config = WorkerConfig {
@@ -193,7 +200,7 @@ async fn start_workers(
             programs: plan.programs.clone(),
             faults: plan.faults,
             seed: seed()?,
-            limits: Limits::default(),
+            limits: Limits { port, ..Limits::default() },
             kept: plan.kept.clone(),
             node: name.clone(),
         };

@@ -162,7 +162,8 @@ impl Args {
         self.manners.check_exposed(self.internal_listen)?;
         let internal =
             advertised(self.internal_advertise.as_ref(), self.internal_listen, "--internal-advertise")?;
-        let defaults = ControllerConfig::new(self.data_dir.clone(), seed()?);
+        let mut defaults = ControllerConfig::new(self.data_dir.clone(), seed()?);
+        [defaults.limits.client, defaults.limits.internal] = self.manners.controller_ports()?;
         Ok(ControllerConfig {
             id: millrace_controller::ControllerId(self.id.get()),
             start: self.start(),

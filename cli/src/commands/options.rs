@@ -11,6 +11,8 @@ use std::time::Duration;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use millrace_client::Address;
 use millrace_device::topology::{DEFAULT_PRESET, Description, names};
+use millrace_transport::PortLimits;
+use millrace_transport::descriptors::{Descriptors, PortShare};
 use millrace_types::Bytes;
 use millrace_types::topology::Topology;
 use millrace_worker::service::Faults;
@@ -97,6 +99,75 @@ pub(crate) struct Manners {
     /// Listen at other addresses than loopback, without encryption or authentication.
     #[arg(long)]
     pub(crate) insecure: bool,
+    #[command(flatten)]
+    pub(crate) connections: Connections,
+}
+
+/// Connections of the ports of one process.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub(crate) struct Connections {
+    /// Most connections of a controller's client port [default: half of the process's descriptors are
+    /// divided among its ports, and this port has twice the part of each other one].
+    #[arg(long, value_name = "N", value_parser = connections())]
+    connections_max: Option<usize>,
+    /// Most connections of a controller's internal port.
+    #[arg(long, value_name = "N", value_parser = connections())]
+    internal_connections_max: Option<usize>,
+    /// Most connections of a worker's port.
+    #[arg(long, value_name = "N", value_parser = connections())]
+    worker_connections_max: Option<usize>,
+    /// Most connections of one address on each port, loopback included [default: a quarter of the
+    /// port's connections for an address off loopback, and no cap on loopback].
+    #[arg(long, value_name = "N", value_parser = connections())]
+    address_connections_max: Option<usize>,
+}
+
+/// A number of connections: one at the least.
+fn connections() -> impl TypedValueParser<Value = usize> {
+    clap::value_parser!(u32).range(1..).map(|number| number as usize)
+}
+
+impl Connections {
+    fn words(&self) -> Vec<String> {
+        [
+            ("--connections-max", self.connections_max),
+            ("--internal-connections-max", self.internal_connections_max),
+            ("--worker-connections-max", self.worker_connections_max),
+            ("--address-connections-max", self.address_connections_max),
+        ]
+        .into_iter()
+        .filter_map(|(flag, number)| Some([flag.to_owned(), number?.to_string()]))
+        .flatten()
+        .collect()
+    }
+
+    fn client(&self) -> PortShare {
+        PortShare { weight: 2, connections: self.connections_max }
+    }
+
+    fn internal(&self) -> PortShare {
+        PortShare { weight: 1, connections: self.internal_connections_max }
+    }
+
+    fn worker(&self) -> PortShare {
+        PortShare { weight: 1, connections: self.worker_connections_max }
+    }
+
+    /// Connections of the client port, of the internal port and of each worker's port, in a process
+    /// that serves all of them.
+    pub(crate) fn of_all_ports(&self, workers: NonZeroU32) -> Result<[PortLimits; 3], Failure> {
+        let [client, internal, mut worker] = self.divide([self.client(), self.internal(), self.worker()])?;
+        if self.worker_connections_max.is_none() {
+            worker.connections_max = (worker.connections_max / workers.get() as usize).max(1);
+        }
+        Ok([client, internal, worker])
+    }
+
+    fn divide<const N: usize>(&self, ports: [PortShare; N]) -> Result<[PortLimits; N], Failure> {
+        let divided = Descriptors::raise()
+            .and_then(|descriptors| descriptors.divide(ports, self.address_connections_max));
+        divided.map_err(|error| Failure::failed(error.to_string()))
+    }
 }
 
 /// Who started a server, where that is not a person or a service manager.
@@ -174,12 +245,26 @@ impl Manners {
         if self.allow_faults { Faults::Obey } else { Faults::Refuse }
     }
 
+    /// Connections of the client port and of the internal port, in a process that serves these two.
+    pub(crate) fn controller_ports(&self) -> Result<[PortLimits; 2], Failure> {
+        let connections = &self.connections;
+        connections.divide([connections.client(), connections.internal()])
+    }
+
+    /// Connections of the worker's port, in a process that serves this one.
+    pub(crate) fn worker_port(&self) -> Result<PortLimits, Failure> {
+        let connections = &self.connections;
+        let [worker] = connections.divide([connections.worker()])?;
+        Ok(worker)
+    }
+
     /// The same options, to be typed again.
     pub(crate) fn words(&self) -> Vec<String> {
         let grace = humantime::format_duration(self.grace).to_string().replace(' ', "");
         let mut words = vec!["--grace".to_owned(), grace];
         words.extend(self.allow_faults.then(|| "--allow-faults".to_owned()));
         words.extend(self.insecure.then(|| "--insecure".to_owned()));
+        words.extend(self.connections.words());
         words
     }
 
@@ -300,6 +385,14 @@ mod tests {
                     "off",
                     "--lookup",
                     "paper",
+                    "--connections-max",
+                    "300",
+                    "--internal-connections-max",
+                    "200",
+                    "--worker-connections-max",
+                    "100",
+                    "--address-connections-max",
+                    "10",
                 ],
             ] {
                 let first = Line::parse_from(typed.iter().chain(more));
@@ -327,6 +420,21 @@ mod tests {
         assert!(parsed(&[]).check_exposed("127.0.0.1:1".parse().unwrap()).is_ok());
         assert!(parsed(&[]).check_exposed(everywhere).unwrap_err().hint.unwrap().contains("--insecure"));
         assert!(parsed(&["--insecure"]).check_exposed(everywhere).is_ok());
+    }
+
+    #[test]
+    fn ports_that_were_set_have_as_many_connections() {
+        let parsed = |more: &[&str]| Line::parse_from(["x"].iter().chain(more)).manners;
+        let set = parsed(&["--connections-max", "300", "--address-connections-max", "10"]);
+        let [client, internal] = set.controller_ports().unwrap();
+        assert_eq!(client, PortLimits { connections_max: 300, address_max: Some(10) });
+        assert!(internal.connections_max > 300);
+        let workers = NonZeroU32::new(4).unwrap();
+        let [.., one] = parsed(&[]).connections.of_all_ports(NonZeroU32::MIN).unwrap();
+        let [.., of_four] = parsed(&[]).connections.of_all_ports(workers).unwrap();
+        assert_eq!(of_four.connections_max, one.connections_max / 4);
+        let refused = parsed(&["--connections-max", "4000000"]).controller_ports().unwrap_err();
+        assert!(refused.message.as_deref().unwrap_or_default().contains("file descriptors"), "{refused:?}");
     }
 
     /// An option takes each name of its table, and refuses another with all of them.

@@ -133,7 +133,7 @@ impl Args {
             programs: self.machine.programs()?,
             faults: self.manners.faults(),
             seed: seed()?,
-            limits: Limits::default(),
+            limits: Limits { port: self.manners.worker_port()?, ..Limits::default() },
             kept: None,
         })
     }

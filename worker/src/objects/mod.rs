@@ -71,6 +71,10 @@ const SWEEP_EVERY: Duration = Duration::from_millis(500);
 /// How much is copied at a time.
 const PIECE: usize = 1 << 20;
 
+/// Share of the process's descriptors that objects may take: one in this many. Connections have half of
+/// them, and the rest is for executors, programs and files.
+const DESCRIPTOR_SHARE: u64 = 4;
+
 /// How many descriptors this process may have, which is as many as the system lets it: each object that
 /// is not small takes one.
 fn descriptors() -> u64 {
@@ -169,7 +173,7 @@ impl Objects {
         order: LookupOrder,
         clock: Arc<dyn Clock>,
     ) -> Self {
-        let limit = Limit { bytes, files: descriptors() / 2, objects: OBJECTS_MAX };
+        let limit = Limit { bytes, files: descriptors() / DESCRIPTOR_SHARE, objects: OBJECTS_MAX };
         Self(Arc::new(Inner {
             index: Mutex::new(Index::new(feed.node.clone(), limit)),
             order,

@@ -63,6 +63,7 @@ fn plan(args: &Args, config: &Config, data_dir: PathBuf) -> Result<Plan, Failure
         programs: args.machine.programs()?,
         faults: args.manners.faults(),
         insecure: args.manners.insecure,
+        ports: args.manners.connections.of_all_ports(args.workers())?,
         artifacts: config.artifacts.clone(),
         kept: None,
     })
