@@ -38,7 +38,7 @@ use crate::passed::Passed;
 use crate::raft::bootstrap::{self, Opening};
 use crate::raft::service::Shown;
 use crate::raft::world::{Machine, Snapshots};
-use crate::raft::{Replica, disks, duties, elections, founding, service, unheard};
+use crate::raft::{Replica, disks, duties, elections, founding, service, unheard, versions};
 use crate::serving::{self, Serving};
 use crate::traces::Traces;
 use crate::{HaltError, RaftError, StartError, meters};
@@ -132,6 +132,7 @@ pub async fn start(
     background.spawn(duties::run_until(stop.clone(), replica.clone()));
     background.spawn(disks::run_until(stop.clone(), replica.clone()));
     background.spawn(unheard::run_until(stop.clone(), replica.clone()));
+    background.spawn(versions::run_until(stop.clone(), replica.clone()));
     if let Err(error) = bootstrap::enter(&replica, &config.start, &internal_address, &stop).await {
         drop(guard);
         end(internal, background, &replica).await;

@@ -43,7 +43,7 @@ use crate::passed::Passed;
 use crate::raft::bootstrap::{self, Opening};
 use crate::raft::service::Service;
 pub use crate::raft::world::{Snapshots, World};
-use crate::raft::{Replica, disks, duties, elections, unheard};
+use crate::raft::{Replica, disks, duties, elections, unheard, versions};
 use crate::traces::Traces;
 
 pub use crate::serving::crowd::Crowd;
@@ -186,6 +186,7 @@ impl Member {
         tokio::spawn(duties::run_until(stop.clone(), replica.clone()));
         tokio::spawn(disks::run_until(stop.clone(), replica.clone()));
         tokio::spawn(unheard::run_until(stop.clone(), replica.clone()));
+        tokio::spawn(versions::run_until(stop.clone(), replica.clone()));
         bootstrap::enter(replica, &config.start, &config.internal_address, stop).await?;
         tokio::spawn(self.control.fleet.clone().follow_until(
             stop.clone(),

@@ -5,8 +5,8 @@
 use std::collections::BTreeMap;
 
 use millrace_cluster_state::{
-    Applied, Caller, Command, ControllerId, ModelSummary, NodeGpu, PlacementReason, Proposal, Refusal, State,
-    UnixMillis,
+    Applied, Caller, Command, ControllerId, ModelSummary, NodeGpu, PlacementReason, Proposal, Refusal,
+    RulesVersion, State, UnixMillis,
 };
 use millrace_policy::placement::{self, GpuLoad, Limits, Phase, Step, Unplaced, View};
 use millrace_types::{
@@ -71,6 +71,7 @@ impl Control {
     pub fn set_up(scenario: &Scenario) -> Result<(Self, Vec<Vec<usize>>), Error> {
         let Scenario { nodes, functions, .. } = scenario;
         let mut control = Self::default();
+        control.apply(Command::SetClusterVersion { version: RulesVersion::NEWEST })?;
         control.apply(Command::InitCluster { cluster_id: ClusterId("sim".into()) })?;
         for (place, node) in nodes.iter().enumerate() {
             control.apply(register(place, node))?;

@@ -1,6 +1,5 @@
 //! Every call of the admin API, and who answers it. Nothing is decided here.
 
-use millrace_cluster_state::CLUSTER_VERSION;
 use millrace_proto::BUILD;
 use millrace_proto::admin as api;
 use millrace_proto::admin::admin_server::Admin;
@@ -102,7 +101,7 @@ impl Admin for AdminService {
             version: BUILD.into(),
             build: build().into(),
             cluster_id: state.cluster().map(|cluster| cluster.id.to_string()).unwrap_or_default(),
-            cluster_version: CLUSTER_VERSION,
+            cluster_version: state.rules().0,
             api_versions: vec![millrace_types::manifest::API_VERSION.into()],
             controller_id: self.replica.id().0,
         }))

@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_cluster_state::{Caller, Command, ControllerId, State, UnixMillis};
+use millrace_cluster_state::{Caller, Command, ControllerId, RulesVersion, State, UnixMillis};
 use millrace_proto::raft::{JoinIntent, JoinRequest, JoinResponse};
 use millrace_raft_store::{DataDir, Identity, Member, StateReader, Store};
 use millrace_types::{ClusterId, Failure};
@@ -255,15 +255,19 @@ async fn go_on(
     Ok(())
 }
 
-/// Waits until this node leads its group of one, and names the cluster.
+/// Waits until this node leads its group of one, sets the rules of a new cluster, and names it.
 async fn lead(replica: &Replica) -> Result<(), Error> {
     let own = replica.id().0;
     let leads = replica.raft.wait(Some(LEADING_TIMEOUT)).current_leader(own, "a group of one leads").await;
     leads.map_err(|error| Error::NoLeader(error.to_string()))?;
     let state = replica.linearizable().await.map_err(Error::Init)?;
     if state.cluster().is_none() {
+        // First, so that the whole log is of these rules: one without them is of the last unnamed ones.
+        let rules = Command::SetClusterVersion { version: RulesVersion::NEWEST };
         let init = Command::InitCluster { cluster_id: replica.own().cluster.clone() };
-        replica.propose(Caller("controller".into()), None, init).await.map_err(Error::Init)?;
+        for command in [rules, init] {
+            replica.propose(Caller("controller".into()), None, command).await.map_err(Error::Init)?;
+        }
     }
     Ok(())
 }

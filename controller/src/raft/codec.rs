@@ -2,9 +2,9 @@
 //! on each message who sends it and for whom. Every message is checked, not only the first of a
 //! connection: addresses are reused, and a controller that lost its data directory must not answer
 //! for the one that had it. So are versions: a process may be replaced by another build at any time, and
-//! one that applies the log by other rules must not vote, lead or follow.
+//! a build that shares no rules with this one must not vote, lead or follow.
 
-use millrace_cluster_state::CLUSTER_VERSION;
+use millrace_cluster_state::{CLUSTER_VERSION, KnownRules, RulesVersion};
 use millrace_proto::PROTOCOL_VERSION;
 use millrace_proto::raft::Message;
 use millrace_proto::status::to_status;
@@ -73,8 +73,8 @@ pub(super) fn check(own: &Identity, message: &Message) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Checks what a peer speaks, and that it applies the log by the same rules: two that do not would
-/// come to disagree about the state, and nothing would show it. One from before this was told says 0.
+/// Checks the protocol of a peer, and that its build and this one share a version of the rules: each knows
+/// its own and the one before. Which of them is in force, the log says.
 pub(super) fn check_versions(protocol: u32, cluster: u64) -> Result<(), Failure> {
     let mismatch = |text: String| Err(Failure::new(Reason::PeerMismatch, text));
     if protocol != PROTOCOL_VERSION {
@@ -82,9 +82,14 @@ pub(super) fn check_versions(protocol: u32, cluster: u64) -> Result<(), Failure>
             "controllers speak protocols {protocol} and {PROTOCOL_VERSION}: run the same version of both"
         ));
     }
-    if cluster != CLUSTER_VERSION {
+    let (own, other) = (KnownRules::THIS_BUILD, KnownRules::up_to(RulesVersion(cluster)));
+    if !own.overlaps(other) {
         return mismatch(format!(
-            "controllers are of cluster versions {cluster} and {CLUSTER_VERSION}, and would not agree about the cluster: run the same build on all of them; for another version stop them all, then start them all with it"
+            "controllers know cluster versions {} to {} and {} to {}, none of which they share: upgrade one version at a time, all controllers to one before any to the next",
+            other.oldest(),
+            other.newest(),
+            own.oldest(),
+            own.newest()
         ));
     }
     Ok(())
@@ -133,15 +138,20 @@ mod tests {
     }
 
     #[test]
-    fn only_a_member_that_applies_the_log_by_the_same_rules_is_heard() {
+    fn only_a_member_whose_build_shares_rules_with_this_one_is_heard() {
         let to = Target { id: 2, directory: "b".into() };
         let sent = encode(&identity("ours", 1, "a"), &to, &7u32).unwrap();
-        // 0: a build from before it was told.
-        for other in [0, CLUSTER_VERSION - 1, CLUSTER_VERSION + 1] {
-            let sent = Message { cluster_version: other, ..sent.clone() };
-            let refused = decode::<u32>(&identity("ours", 2, "b"), &sent).unwrap_err();
+        let read = |cluster_version| {
+            decode::<u32>(&identity("ours", 2, "b"), &Message { cluster_version, ..sent.clone() })
+        };
+        for heard in [CLUSTER_VERSION - 1, CLUSTER_VERSION, CLUSTER_VERSION + 1] {
+            assert_eq!(read(heard), Ok(7), "{heard}");
+        }
+        // 0: a build from before the version was part of a message.
+        for other in [0, CLUSTER_VERSION - 2, CLUSTER_VERSION + 2] {
+            let refused = read(other).unwrap_err();
             assert_eq!(refused.reason, Reason::PeerMismatch);
-            assert!(refused.message.contains("run the same build on all of them"), "{}", refused.message);
+            assert!(refused.message.contains("upgrade one version at a time"), "{}", refused.message);
         }
     }
 

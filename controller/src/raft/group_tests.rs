@@ -1,31 +1,34 @@
 //! Several Raft nodes over their real network, with the state compared byte for byte.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_cluster_state::operations::End;
 use millrace_cluster_state::{
-    Applied, CLUSTER_VERSION, Caller, Command, ControllerId, IdempotencyKey, State, UnixMillis,
+    Applied, CLUSTER_VERSION, Caller, Command, ControllerId, IdempotencyKey, Proposal, RulesVersion, State,
+    UnixMillis,
 };
 use millrace_proto::raft::raft_client::RaftClient;
 use millrace_proto::raft::raft_server::Raft as _;
 use millrace_proto::raft::{JoinIntent, JoinRequest};
 use millrace_proto::status::from_status;
-use millrace_raft_store::Identity;
+use millrace_raft_store::{DataDir, Entry, Identity, LogId, Member, Store as RaftStore};
 use millrace_types::{Bytes, ClusterId, Digest, Reason, Revision};
+use openraft::storage::RaftLogStorageExt as _;
+use openraft::{CommittedLeaderId, EntryPayload, Membership};
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tonic::Request;
 use tonic::transport::server::TcpIncoming;
-use tonic::transport::{Channel, Server};
+use tonic::transport::{Channel, Endpoint, Server};
 
 use super::bootstrap::{self, Opening};
 use super::codec::{self, Target};
 use super::service::{Service, Shown};
-use super::world::{Machine, Snapshots};
-use super::{Change, Lane, Replica, elections};
+use super::world::{Machine, Snapshots, World};
+use super::{Change, Lane, Replica, elections, versions};
 use crate::artifacts::{Artifacts, Store};
 use crate::clock::WallClock;
 use crate::config::{JoinAs, Limits, Start};
@@ -59,6 +62,15 @@ impl Node {
     }
 
     async fn start_seeded(number: u64, start: Start, seed: u64) -> Result<Self, bootstrap::Error> {
+        Self::start_in(Arc::new(Machine), number, start, seed).await
+    }
+
+    async fn start_in(
+        world: Arc<dyn World>,
+        number: u64,
+        start: Start,
+        seed: u64,
+    ) -> Result<Self, bootstrap::Error> {
         let dir = tempfile::tempdir().unwrap();
         let opening = Opening {
             data_dir: dir.path().to_owned(),
@@ -67,7 +79,7 @@ impl Node {
             now: Standing.now(),
             seed,
             snapshots: Snapshots::every(crate::config::SNAPSHOT_EVERY),
-            world: Arc::new(Machine),
+            world,
         };
         let opened = bootstrap::open(opening, std::future::pending()).await?;
         let replica = bootstrap::replica(opened, String::new(), Arc::new(Standing)).await?;
@@ -159,6 +171,57 @@ async fn members_join_agree_and_elect_another_leader_when_theirs_is_gone() {
     let (leader, follower) = if elected == Some(2) { (&b, &c) } else { (&c, &b) };
     assert!(follower.write("under the new leader").await.changed());
     follower.agrees_with(leader).await;
+}
+
+/// A machine on which a build of rules 9 began a cluster, in a log that names no version.
+#[derive(Debug)]
+struct BegunByVersion9;
+
+impl World for BegunByVersion9 {
+    fn dial(&self, endpoint: &Endpoint) -> Channel {
+        Machine.dial(endpoint)
+    }
+
+    fn open(
+        &self,
+        dir: DataDir,
+        identity: &Identity,
+    ) -> Result<RaftStore<State>, millrace_raft_store::Error> {
+        let mut store = Machine.open(dir, identity)?;
+        let member = Member { address: String::new(), directory: identity.directory.clone() };
+        let members = BTreeMap::from([(identity.controller.0, member)]);
+        let init = Proposal {
+            stamp: UnixMillis(1_000),
+            caller: Caller("controller".into()),
+            idempotency: None,
+            command: Command::InitCluster { cluster_id: identity.cluster.clone() },
+        };
+        let voters = vec![members.keys().copied().collect()];
+        let payloads =
+            [EntryPayload::Membership(Membership::new(voters, members)), EntryPayload::Normal(vec![init])];
+        let entry = |(index, payload)| Entry::<State> {
+            log_id: LogId::new(CommittedLeaderId::new(0, 0), index),
+            payload,
+        };
+        let entries: Vec<_> = (0..).zip(payloads).map(entry).collect();
+        futures::executor::block_on(store.log.blocking_append(entries)).unwrap();
+        Ok(store)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_of_rules_9_is_switched_by_its_leader_once_all_voters_know_the_next() {
+    let a = Node::start_in(Arc::new(BegunByVersion9), 1, Start::Bootstrap, 7).await.unwrap();
+    let b = Node::start(2, a.joining(JoinAs::Voter)).await;
+    assert_eq!([&a, &b].map(|node| node.replica.state().rules()), [RulesVersion(9); 2]);
+    let stop = CancellationToken::new();
+    tokio::spawn(versions::run_until(stop.clone(), a.replica.clone()));
+    for node in [&a, &b] {
+        until(node, |state| state.rules() == RulesVersion::NEWEST).await;
+    }
+    b.agrees_with(&a).await;
+    assert_eq!(a.replica.cluster_status().await.cluster_version, CLUSTER_VERSION);
+    stop.cancel();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -307,8 +370,8 @@ async fn a_controller_of_another_cluster_or_another_cluster_version_is_refused()
     assert_eq!(from_status(&refused).reason, Reason::PeerMismatch);
     assert!(refused.message().contains("belongs to cluster another"), "{}", refused.message());
     let newer =
-        JoinRequest { cluster_version: CLUSTER_VERSION + 1, cluster_id: own.cluster.to_string(), ..join };
+        JoinRequest { cluster_version: CLUSTER_VERSION + 2, cluster_id: own.cluster.to_string(), ..join };
     let refused = client.join(newer).await.unwrap_err();
     assert_eq!(from_status(&refused).reason, Reason::PeerMismatch);
-    assert!(refused.message().contains("run the same build on all of them"), "{}", refused.message());
+    assert!(refused.message().contains("upgrade one version at a time"), "{}", refused.message());
 }

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use millrace_cluster_state::{Caller, State};
+use millrace_cluster_state::{Caller, KnownRules, RulesVersion, State};
 use millrace_proto::admin as api;
 use millrace_proto::raft::{JoinIntent as Intent, JoinRequest, JoinResponse};
 use millrace_raft_store::{ClusterConfig, Member};
@@ -19,6 +19,7 @@ use super::peers::Peer;
 use super::replica::{Leader, Replica};
 use super::route::{WRITE_TIMEOUT, leads_no_more, nobody_leads, stopped};
 use super::rules::{self, Change, Group, Step};
+use super::versions::check_knows;
 
 /// How long a change of the group may take: two entries that a majority has.
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -178,6 +179,8 @@ impl Replica {
     }
 
     async fn admit(&self, request: &JoinRequest) -> Result<(), Failure> {
+        let build = KnownRules::up_to(RulesVersion(request.cluster_version));
+        check_knows(request.id, build, self.reader.latest().state.rules())?;
         let membership = self.membership();
         let known = membership.get_node(&request.id);
         rules::admit(request.id, &request.directory, known.map(|known| known.directory.as_str()))?;

@@ -14,6 +14,7 @@
 //! | [`disks`] | a leader whose disk is slow hands over |
 //! | [`unheard`] | a leader that hears no majority keeps quiet |
 //! | [`duties`] | changes of the group that were left half done |
+//! | [`versions`] | when the cluster switches to newer rules |
 //! | [`status`] | how far each controller is |
 //! | [`peers`] | connections to the other controllers |
 //! | [`world`] | the network and the disk, real or simulated |
@@ -45,6 +46,7 @@ mod time;
 mod timing;
 mod transfer;
 pub(crate) mod unheard;
+pub(crate) mod versions;
 // Public through `crate::sim`, where that is built.
 #[cfg_attr(not(feature = "sim"), allow(unreachable_pub))]
 pub(crate) mod world;

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use futures::future::join_all;
-use millrace_cluster_state::CLUSTER_VERSION;
+use millrace_cluster_state::RulesVersion;
 use millrace_proto::BUILD;
 use millrace_proto::admin as api;
 use millrace_raft_store::{LogId, Member};
@@ -46,6 +46,9 @@ pub(super) struct PeerStatus {
     /// Where it shares model files; empty when it keeps them to itself.
     #[serde(default)]
     shared_models: String,
+    /// The newest rules that its build knows.
+    #[serde(default)]
+    pub(super) newest_rules: RulesVersion,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -103,6 +106,7 @@ impl Replica {
             disk: Disk::from(self.disk.health()),
             ahead_ms: self.time.ahead_ms(),
             shared_models: self.shared_models().to_owned(),
+            newest_rules: RulesVersion::NEWEST,
         }
     }
 
@@ -151,12 +155,13 @@ fn view(
         controller(id, member, voters.contains(&id), statuses.get(&id), leader.map(|(_, it)| it))
     });
     let places = answers().map(|(id, status)| (id, status.shared_models.as_str())).collect();
-    let shared = replica.state().artifacts().filter(|artifact| artifact.in_store()).count();
+    let state = replica.state();
+    let shared = state.artifacts().filter(|artifact| artifact.in_store()).count();
     let mut warnings = rules::warnings(&voters, &reachable);
     warnings.extend(rules::place_warning(&places, shared));
     api::ClusterStatus {
         cluster_id: replica.own().cluster.to_string(),
-        cluster_version: CLUSTER_VERSION,
+        cluster_version: state.rules().0,
         answered_by: replica.id().0,
         leader: leader.map_or(0, |(id, _)| id),
         term: answers().map(|(_, it)| it.term).max().unwrap_or(0),

@@ -1,0 +1,101 @@
+//! The leader switches the cluster to newer rules once its voters know them.
+//!
+//! Controllers are upgraded one process at a time, and each build knows its own rules and those before
+//! ([`KnownRules`]). While the builds are mixed the older rules stay in force. The switch is a log entry,
+//! so that all controllers switch at one entry, and a build that does not know the newer rules refuses
+//! to go on behind that entry.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use millrace_cluster_state::{Caller, Command, KnownRules, RulesVersion};
+use millrace_types::{Failure, Reason};
+use tokio_util::sync::CancellationToken;
+
+use super::replica::Replica;
+
+/// Between two looks at whether all voters know newer rules, while newer ones are known here.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// The version to switch to: the next, if every voter says that its build knows that version, and no
+/// other member says that its build does not. `said` has the newest version of each member that answered.
+fn next_rules(
+    in_force: RulesVersion,
+    voters: &BTreeSet<u64>,
+    said: &BTreeMap<u64, RulesVersion>,
+) -> Option<RulesVersion> {
+    let next = in_force.next();
+    let all_answered = voters.iter().all(|voter| said.contains_key(voter));
+    (all_answered && said.values().all(|&newest| newest >= next)).then_some(next)
+}
+
+/// Refuses a controller that would halt at the rules in force.
+pub(super) fn check_knows(controller: u64, known: KnownRules, in_force: RulesVersion) -> Result<(), Failure> {
+    if known.check(in_force).is_ok() {
+        return Ok(());
+    }
+    let message = format!(
+        "the cluster is of version {in_force} and the build of controller {controller} knows {} and {}: start that controller with a build that knows version {in_force}",
+        known.oldest(),
+        known.newest()
+    );
+    Err(Failure::new(Reason::PeerMismatch, message))
+}
+
+/// Switches whenever this controller leads and the time has come, until stopped.
+pub(crate) async fn run_until(stop: CancellationToken, replica: Replica) {
+    // `None` when stopped.
+    stop.run_until_cancelled(run(replica)).await;
+}
+
+async fn run(replica: Replica) {
+    loop {
+        tokio::time::sleep(LOOK_EVERY).await;
+        let Some(term) = replica.leading_term() else { continue };
+        let (in_force, is_named) = {
+            let latest = replica.reader.latest();
+            (latest.state.rules(), latest.state.cluster().is_some())
+        };
+        if !is_named || in_force >= RulesVersion::NEWEST {
+            continue;
+        }
+        let said = replica.statuses().await.into_iter();
+        let said = said.filter_map(|(id, status)| Some((id, status.ok()?.newest_rules))).collect();
+        let voters = replica.membership().voter_ids().collect();
+        let Some(version) = next_rules(in_force, &voters, &said) else { continue };
+        let switch = Command::SetClusterVersion { version };
+        match replica.propose_leading(term, Caller("controller".into()), switch).await {
+            Ok(_) => tracing::info!(%version, "every controller knows newer rules: the cluster switched"),
+            Err(failure) => tracing::debug!(error = failure.message, "the cluster is not switched yet"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cluster_switches_when_all_voters_and_no_member_less_know_the_next_version() {
+        let check = |said: &[(u64, u64)]| {
+            let said = said.iter().map(|&(id, newest)| (id, RulesVersion(newest))).collect();
+            next_rules(RulesVersion(9), &[1, 2, 3].into(), &said).map(|version| version.0)
+        };
+        assert_eq!(check(&[(1, 10), (2, 10), (3, 10)]), Some(10));
+        assert_eq!(check(&[(1, 10), (2, 10), (3, 11)]), Some(10), "one version at a time");
+        assert_eq!(check(&[(1, 10), (2, 10), (3, 9)]), None);
+        assert_eq!(check(&[(1, 10), (2, 10)]), None, "a voter does not answer");
+        assert_eq!(check(&[(1, 10), (2, 10), (3, 10), (4, 9)]), None, "a learner would halt");
+        assert_eq!(check(&[(1, 10), (2, 10), (3, 10), (4, 10)]), Some(10));
+    }
+
+    #[test]
+    fn a_controller_that_does_not_know_the_rules_in_force_is_refused() {
+        let check = |newest| check_knows(2, KnownRules::up_to(RulesVersion(newest)), RulesVersion(10));
+        assert!(check(10).is_ok() && check(11).is_ok());
+        let refused = check(9).unwrap_err();
+        assert_eq!(refused.reason, Reason::PeerMismatch);
+        assert!(refused.message.ends_with("start that controller with a build that knows version 10"));
+        assert!(check(12).is_err());
+    }
+}
