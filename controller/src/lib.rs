@@ -101,6 +101,16 @@ pub enum HaltError {
         /// What failed.
         reason: String,
     },
+    /// A majority of the controllers has another state: its own is corrupt, and so may its snapshots be.
+    #[error(
+        "the state of {id} differs from that of a majority after log entry {index}, so that its memory, its disk or its build corrupted it: replace this controller: keep its data directory for inspection, 'millrace cluster remove {}', and start one with an empty directory and another id", id.0
+    )]
+    Diverged {
+        /// Which controller.
+        id: ControllerId,
+        /// The first entry after which the difference was found.
+        index: u64,
+    },
     /// Workers and other controllers cannot reach it any more.
     #[error("{address} is not served any more, where workers and other controllers connect: see the log")]
     Internal {

@@ -38,7 +38,7 @@ use crate::passed::Passed;
 use crate::raft::bootstrap::{self, Opening};
 use crate::raft::service::Shown;
 use crate::raft::world::{Machine, Snapshots};
-use crate::raft::{Replica, disks, duties, elections, founding, service, unheard, versions};
+use crate::raft::{Replica, disks, divergence, duties, elections, founding, service, unheard, versions};
 use crate::serving::{self, Serving};
 use crate::traces::Traces;
 use crate::{HaltError, RaftError, StartError, meters};
@@ -133,6 +133,7 @@ pub async fn start(
     background.spawn(disks::run_until(stop.clone(), replica.clone()));
     background.spawn(unheard::run_until(stop.clone(), replica.clone()));
     background.spawn(versions::run_until(stop.clone(), replica.clone()));
+    background.spawn(divergence::run_until(stop.clone(), replica.clone()));
     if let Err(error) = bootstrap::enter(&replica, &config.start, &internal_address, &stop).await {
         drop(guard);
         end(internal, background, &replica).await;
@@ -332,7 +333,7 @@ impl Controller {
     /// deployed is still served; shut it down, and start another process over the same directory.
     pub async fn failed(&mut self) -> HaltError {
         tokio::select! {
-            reason = self.replica.halted() => HaltError::Raft { reason },
+            error = self.replica.halted() => error,
             // It ends by itself only when it was told to, or failed.
             _ended = &mut self.internal => HaltError::Internal { address: self.internal_addr },
         }

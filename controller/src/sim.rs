@@ -10,7 +10,7 @@ use std::cell::RefCell;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use futures::Stream;
 use millrace_cluster_state::{Applied, Caller, Command, ControllerId, State};
@@ -43,7 +43,7 @@ use crate::passed::Passed;
 use crate::raft::bootstrap::{self, Opening};
 use crate::raft::service::Service;
 pub use crate::raft::world::{Snapshots, World};
-use crate::raft::{Replica, disks, duties, elections, unheard, versions};
+use crate::raft::{Replica, disks, divergence, duties, elections, unheard, versions};
 use crate::traces::Traces;
 
 pub use crate::serving::crowd::Crowd;
@@ -187,6 +187,7 @@ impl Member {
         tokio::spawn(disks::run_until(stop.clone(), replica.clone()));
         tokio::spawn(unheard::run_until(stop.clone(), replica.clone()));
         tokio::spawn(versions::run_until(stop.clone(), replica.clone()));
+        tokio::spawn(divergence::run_until(stop.clone(), replica.clone()));
         bootstrap::enter(replica, &config.start, &config.internal_address, stop).await?;
         tokio::spawn(self.control.fleet.clone().follow_until(
             stop.clone(),
@@ -210,7 +211,8 @@ impl Member {
     pub fn watch(&self) -> Watch {
         let Control { replica, fleet, outlook, .. } = &self.control;
         let (state, raft) = (replica.reader.clone(), replica.raft.metrics());
-        Watch { state, raft, fleet: fleet.clone(), outlook: outlook.clone() }
+        let diverged = replica.diverged.clone();
+        Watch { state, raft, fleet: fleet.clone(), outlook: outlook.clone(), diverged }
     }
 }
 
@@ -232,6 +234,7 @@ pub struct Watch {
     raft: watch::Receiver<RaftMetrics<u64, millrace_raft_store::Member>>,
     fleet: Fleet,
     outlook: Outlook,
+    diverged: Arc<OnceLock<u64>>,
 }
 
 impl Watch {
@@ -265,6 +268,12 @@ impl Watch {
     #[must_use]
     pub fn halted(&self) -> Option<String> {
         self.raft.borrow().running_state.as_ref().err().map(ToString::to_string)
+    }
+
+    /// The log entry after which its state was found to differ from a majority's, if so.
+    #[must_use]
+    pub fn diverged(&self) -> Option<u64> {
+        self.diverged.get().copied()
     }
 
     /// The term in which it does what a leader does, if it does.

@@ -134,7 +134,12 @@ fn refused(error: StartError) -> Failure {
 /// A process that ends is started again by whoever looks after it, and shows whether the cause is
 /// gone; one that stayed would look alive and take no part.
 pub(crate) fn halted(error: &HaltError) -> Failure {
-    Failure::failed(format!("controller: {error}"))
+    let failed = Failure::failed(format!("controller: {error}"));
+    if matches!(error, HaltError::Diverged { .. }) {
+        return failed
+            .hint("started again over the same data directory, it may come to the same state again");
+    }
+    failed
         .hint("nothing that was acknowledged is lost: remove the cause, and start it again over the same data directory")
 }
 

@@ -15,6 +15,7 @@
 //! | [`unheard`] | a leader that hears no majority keeps quiet |
 //! | [`duties`] | changes of the group that were left half done |
 //! | [`versions`] | when the cluster switches to newer rules |
+//! | [`divergence`] | a controller whose state differs from the others' stops |
 //! | [`status`] | how far each controller is |
 //! | [`peers`] | connections to the other controllers |
 //! | [`world`] | the network and the disk, real or simulated |
@@ -26,6 +27,7 @@ mod asking;
 pub(crate) mod bootstrap;
 mod codec;
 pub(crate) mod disks;
+pub(crate) mod divergence;
 pub(crate) mod duties;
 pub(crate) mod elections;
 pub(crate) mod founding;

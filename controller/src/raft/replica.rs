@@ -15,6 +15,7 @@ pub(crate) use super::proposer::refused;
 use super::proposer::{self, BATCHES_IN_FLIGHT, Proposed};
 use super::route::{FORWARDED_MAX, WAITING_MAX};
 use super::time::Time;
+use crate::HaltError;
 
 /// A handle on the replicated state. Cloning shares it.
 #[derive(Clone)]
@@ -34,6 +35,8 @@ pub(crate) struct Replica {
     pub(crate) disk: LogDisk,
     /// Where this controller shares model files with the others, once it said so.
     shared_models: Arc<OnceLock<String>>,
+    /// The log entry after which this controller's state was found to differ from the others'.
+    pub(crate) diverged: Arc<OnceLock<u64>>,
 }
 
 impl std::fmt::Debug for Replica {
@@ -84,6 +87,7 @@ impl Replica {
         let forwarded = Arc::new(Semaphore::new(FORWARDED_MAX));
         let client_address = client_address.into();
         let shared_models = Arc::default();
+        let diverged = Arc::default();
         Self {
             raft,
             reader,
@@ -95,6 +99,7 @@ impl Replica {
             time,
             disk,
             shared_models,
+            diverged,
         }
     }
 
@@ -181,16 +186,32 @@ impl Replica {
         self.time.now()
     }
 
+    /// Stops for good, because a majority has another state after this log entry: the state here must
+    /// not be read, voted with or put into snapshots.
+    pub(super) async fn stop_diverged(&self, index: u64) {
+        self.diverged.get_or_init(|| index);
+        self.shutdown().await;
+    }
+
+    /// Why this controller stopped, if its state differs from that of a majority.
+    pub(super) fn diverged(&self) -> Option<HaltError> {
+        self.diverged.get().map(|&index| HaltError::Diverged { id: self.id(), index })
+    }
+
     /// Waits until Raft ends by itself, and says why: a halt is for good, what comes next is another
     /// process.
-    pub(crate) async fn halted(&self) -> String {
+    pub(crate) async fn halted(&self) -> HaltError {
         let mut metrics = self.raft.metrics();
         let ended = metrics.wait_for(|metrics| metrics.running_state.is_err()).await;
-        match ended.as_deref().map(|metrics| &metrics.running_state) {
+        if let Some(diverged) = self.diverged() {
+            return diverged;
+        }
+        let reason = match ended.as_deref().map(|metrics| &metrics.running_state) {
             Ok(Err(error)) => error.to_string(),
             // Its task is gone without a last word.
             Ok(Ok(())) | Err(_) => "it panicked: see the log".to_owned(),
-        }
+        };
+        HaltError::Raft { reason }
     }
 
     /// Stops taking part in Raft. What was acknowledged is on disk already.

@@ -7,12 +7,13 @@ use futures::future::join_all;
 use millrace_cluster_state::RulesVersion;
 use millrace_proto::BUILD;
 use millrace_proto::admin as api;
-use millrace_raft_store::{LogId, Member};
-use millrace_types::Failure;
+use millrace_raft_store::{LogId, Member, StateDigest};
+use millrace_types::{Failure, Reason};
 use openraft::{Membership, ServerState};
 use serde::{Deserialize, Serialize};
 
 use super::disks::Disk;
+use super::divergence;
 use super::duties::is_joint;
 use super::peers::{Lane, Peer};
 use super::replica::Replica;
@@ -49,6 +50,9 @@ pub(super) struct PeerStatus {
     /// The newest rules that its build knows.
     #[serde(default)]
     pub(super) newest_rules: RulesVersion,
+    /// The newest digests of its state.
+    #[serde(default)]
+    pub(super) digests: Vec<StateDigest>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -107,11 +111,15 @@ impl Replica {
             ahead_ms: self.time.ahead_ms(),
             shared_models: self.shared_models().to_owned(),
             newest_rules: RulesVersion::NEWEST,
+            digests: self.reader.digests().borrow().to_vec(),
         }
     }
 
     /// The same, for others. One whose log has halted counts as not there: it takes no part.
     pub(super) fn sound_status(&self) -> Result<PeerStatus, Failure> {
+        if let Some(error) = self.diverged() {
+            return Err(Failure::new(Reason::NoLeader, error.to_string()));
+        }
         match &self.raft.metrics().borrow().running_state {
             Ok(()) => {}
             Err(error) => return Err(stopped(error)),
@@ -159,6 +167,9 @@ fn view(
     let shared = state.artifacts().filter(|artifact| artifact.in_store()).count();
     let mut warnings = rules::warnings(&voters, &reachable);
     warnings.extend(rules::place_warning(&places, shared));
+    let digests = answers().map(|(id, status)| (id, status.digests.clone())).collect();
+    let differ = divergence::find(membership.get_joint_config(), &digests);
+    warnings.extend(differ.map(|found| found.warning()));
     api::ClusterStatus {
         cluster_id: replica.own().cluster.to_string(),
         cluster_version: state.rules().0,

@@ -13,6 +13,7 @@
 //! | [`replay`] | applies a run's log again |
 //! | [`network`], [`disk`] | the simulated machine |
 //! | [`slow_disk`], [`unheard`] | whose disk is slow, and who hears nobody, does not lead for long |
+//! | [`divergence`] | a controller whose state is corrupt stops |
 //! | [`plain`] | three controllers without a seed, for those |
 //!
 //! Not simulated: the front door and requests (its listener takes the machine's connections and no
@@ -37,6 +38,7 @@
 mod acknowledged_checkpoints;
 mod desired_state;
 mod disk;
+mod divergence;
 mod election_safety;
 mod epoch_fencing;
 mod faults;

@@ -27,13 +27,19 @@ const FAST_MS: u64 = 2;
 /// Between two writes.
 const WRITE_EVERY: Duration = Duration::from_millis(50);
 
+/// What a test does to the store that a controller opened.
+type Opened = fn(u64, &mut Store<State>);
+
 /// A disk whose writes take so many milliseconds, and the machine it is in.
 #[derive(Debug, Clone)]
-struct Paced(Arc<AtomicU64>);
+struct Paced {
+    write_ms: Arc<AtomicU64>,
+    opened: Opened,
+}
 
 impl SimDisk for Paced {
     fn write_time(&mut self) -> Duration {
-        Duration::from_millis(self.0.load(Ordering::Relaxed))
+        Duration::from_millis(self.write_ms.load(Ordering::Relaxed))
     }
 
     fn sync(&mut self, _: &Path) -> io::Result<()> {
@@ -47,7 +53,9 @@ impl World for Paced {
     }
 
     fn open(&self, dir: DataDir, identity: &Identity) -> Result<Store<State>, Error> {
-        millrace_raft_store::sim::open(dir, identity, Box::new(self.clone()))
+        let mut store = millrace_raft_store::sim::open(dir, identity, Box::new(self.clone()))?;
+        (self.opened)(identity.controller.0, &mut store);
+        Ok(store)
     }
 }
 
@@ -111,6 +119,11 @@ async fn control(id: u64, dir: std::path::PathBuf, disk: Paced, watches: Watches
 
 impl Group {
     pub(crate) fn form() -> Self {
+        Self::form_opening(|_, _| ())
+    }
+
+    /// As [`Self::form`], where each controller's store is changed as it is opened.
+    pub(crate) fn form_opening(opened: Opened) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let mut sim = turmoil::Builder::new()
             .rng_seed(7)
@@ -122,7 +135,7 @@ impl Group {
             .build();
         let (watches, mut disks) = (Watches::default(), BTreeMap::new());
         for id in 1..=3 {
-            let disk = Paced(Arc::new(AtomicU64::new(FAST_MS)));
+            let disk = Paced { write_ms: Arc::new(AtomicU64::new(FAST_MS)), opened };
             disks.insert(id, disk.clone());
             let (dir, watches) = (dir.path().join(format!("c{id}")), watches.clone());
             sim.host(format!("c{id}"), move || control(id, dir.clone(), disk.clone(), watches.clone()));
@@ -143,8 +156,13 @@ impl Group {
         self.watches.borrow()[&id].last_applied().map_or(0, |last| last.index)
     }
 
+    /// The entry after which a controller's state was found to differ from a majority's.
+    pub(crate) fn diverged(&self, id: u64) -> Option<u64> {
+        self.watches.borrow()[&id].diverged()
+    }
+
     pub(crate) fn slow(&self, id: u64, ms: u64) {
-        self.disks[&id].0.store(ms, Ordering::Relaxed);
+        self.disks[&id].write_ms.store(ms, Ordering::Relaxed);
     }
 
     pub(crate) fn until(&mut self, what: &str, mut holds: impl FnMut(&Self) -> bool) {
