@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::{Parser, Subcommand, ValueEnum};
 use millrace_chaos::cluster::{Ground, Terrain};
+use millrace_chaos::hostile;
 use millrace_chaos::scenario::{self, Keep, Options, Scenario};
 use millrace_chaos::timeline::Echo;
 
@@ -51,6 +52,9 @@ pub(crate) enum Command {
     /// says. Tells after each how all went so far, and whether this process's own memory and
     /// descriptors grow.
     Soak(Soak),
+    /// Attack a cluster, as a scenario orders.
+    #[command(name = hostile::SUBCOMMAND, hide = true)]
+    Attack(hostile::AttackOrders),
 }
 
 #[derive(Debug, clap::Args)]
@@ -61,7 +65,8 @@ pub(crate) struct Run {
     /// How many rounds, where a scenario has rounds [default: as many as it says].
     #[arg(long, value_name = "N")]
     rounds: Option<NonZeroU32>,
-    /// How long, where a scenario has a storm [default: as long as it says].
+    /// The duration of a storm, and of each of the three parts of hostile-clients: the control and two
+    /// attacks [default: the scenario's].
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     lasts: Option<Duration>,
     /// How many functions there are, where a scenario has many [default: as many as it says].

@@ -16,6 +16,7 @@
 
 pub mod cluster;
 pub mod history;
+pub mod hostile;
 pub mod load;
 pub mod oracle;
 pub mod proxy;

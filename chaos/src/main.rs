@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use clap::Parser as _;
 use millrace_chaos::cluster::{Ground, Switch};
+use millrace_chaos::hostile;
 use millrace_chaos::report::{Folder, Own, Report, Verdict};
 use millrace_chaos::scenario::{self, Options, Scenario};
 use millrace_chaos::timeline::{Echo, Timeline};
@@ -32,6 +33,7 @@ fn main() -> ExitCode {
         Command::List { output } => list(output),
         Command::Run(run) => play(&run),
         Command::Soak(soak) => go_on(&soak),
+        Command::Attack(orders) => hostile::run(&orders).map(|()| ExitCode::SUCCESS),
     };
     done.unwrap_or_else(|error| {
         eprintln!("error: {error:#}");

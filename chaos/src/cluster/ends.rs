@@ -7,7 +7,7 @@ use anyhow::{Context as _, bail};
 use futures::future::join_all;
 
 use super::part::{How, Recipe, Running, Started};
-use super::{Cluster, Start, descendants, must_run, named};
+use super::{Cluster, ConnectionCaps, Start, Wanted, descendants, must_run, named};
 use crate::proxy::Party;
 
 /// A controller or a worker, whether or not it runs.
@@ -151,6 +151,14 @@ impl Cluster {
         found.with_context(|| format!("there is no {process}"))
     }
 
+    fn recipe_mut(&mut self, process: &Process) -> anyhow::Result<&mut Recipe> {
+        let found = match process {
+            Process::Controller(id) => self.controllers.get_mut(id).map(|it| &mut it.recipe),
+            Process::Worker(name) => self.workers.get_mut(name).map(|it| &mut it.recipe),
+        };
+        found.with_context(|| format!("there is no {process}"))
+    }
+
     /// kill -9 of all controllers at once.
     ///
     /// # Errors
@@ -221,6 +229,26 @@ impl Cluster {
             bail!("controller {id} is a container");
         };
         *before = [controller.house.prefix.clone(), prefix].concat();
+        Ok(())
+    }
+
+    /// Ends every process as it wants to and starts it again without a cap by address, one after the
+    /// other, each once the cluster is as wanted again.
+    ///
+    /// # Errors
+    /// When a process does not end well, or the cluster is not as wanted again.
+    pub async fn drop_address_caps(&mut self, wanted: Wanted) -> anyhow::Result<()> {
+        let controllers = self.controllers.keys().map(|&id| Process::Controller(id));
+        let workers = self.workers.keys().map(|name| Process::Worker(name.clone()));
+        for process in controllers.chain(workers).collect::<Vec<_>>() {
+            self.end(&process, ", to start it without a cap by address").await?;
+            if let How::Child { words, .. } = &mut self.recipe_mut(&process)?.how {
+                ConnectionCaps::without_address_cap(words);
+            }
+            self.begin_start(&process)?;
+            self.join_starts().await?;
+            self.reached(wanted).await?;
+        }
         Ok(())
     }
 

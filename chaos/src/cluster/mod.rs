@@ -1,6 +1,7 @@
 //! A cluster of real processes on some ground: controllers and workers with data folders of their own,
 //! seen through the admin API as its operators see it.
 
+mod caps;
 mod ends;
 mod faults;
 mod ground;
@@ -20,6 +21,7 @@ use anyhow::{Context as _, bail};
 use millrace_client::{Address, Admin, Endpoints};
 use tokio::task::JoinHandle;
 
+pub use self::caps::ConnectionCaps;
 pub use self::ends::Process;
 pub use self::faults::Injection;
 pub use self::ground::{Ground, Switch, Terrain};
@@ -29,8 +31,9 @@ use self::part::{How, Recipe, Running, Started};
 pub(crate) use self::part::{descendants, is_alive, own_pid, signal};
 pub use self::status::Wanted;
 pub(crate) use self::status::{until, until_within};
-pub use self::usage::Usage;
-pub(crate) use self::usage::shared_memory;
+pub use self::usage::{ResidentMemory, Usage};
+pub(crate) use self::usage::{descriptors_max, reset_peak, shared_memory};
+use crate::hostile::{PortKind, ServerPort};
 use crate::proxy::{Front, Network, Party};
 use crate::timeline::Timeline;
 
@@ -53,6 +56,10 @@ pub struct Plan {
     pub machine: Machine,
     /// What workers are started with besides.
     pub worker_words: Vec<String>,
+    /// The bounds of connections that servers are started with; `None` leaves the servers' defaults.
+    pub caps: Option<ConnectionCaps>,
+    /// The soft limit of descriptors that processes are started under; `None` for the harness's own.
+    pub descriptors: Option<u64>,
 }
 
 /// What a worker has.
@@ -86,6 +93,9 @@ pub struct Cluster {
     injection: Injection,
     /// The words that every worker is started with.
     worker_words: Vec<String>,
+    caps: Option<ConnectionCaps>,
+    /// The soft limit of descriptors that processes are started under.
+    descriptors: Option<u64>,
     controllers: BTreeMap<u64, Controller>,
     workers: BTreeMap<String, Worker>,
     /// Those that were started again and do not serve yet.
@@ -142,6 +152,8 @@ impl Cluster {
             links,
             injection: Injection::Off,
             worker_words: Vec::new(),
+            caps: None,
+            descriptors: None,
             controllers: BTreeMap::new(),
             workers: BTreeMap::new(),
             starting: Vec::new(),
@@ -157,6 +169,8 @@ impl Cluster {
         self.injection = plan.injection;
         self.worker_words = plan.machine.words();
         self.worker_words.extend_from_slice(&plan.worker_words);
+        self.caps = plan.caps;
+        self.descriptors = plan.descriptors;
         let workers: Vec<_> = (1..=plan.workers).map(|number| format!("worker-{number}")).collect();
         if let Site::Compose(_) = self.site {
             self.start_containers(&workers, plan.machine).await?;
@@ -197,6 +211,7 @@ impl Cluster {
         words.extend(["--internal-advertise".to_owned(), advertised.to_string()]);
         words.extend(SNAPSHOTS.map(str::to_owned));
         words.extend(self.injection.words());
+        words.extend(self.caps.iter().flat_map(ConnectionCaps::controller_words));
         words.extend_from_slice(&house.words);
         let others: Vec<_> = self.controllers.values().map(|it| it.advertised.to_string()).collect();
         let first = match others.as_slice() {
@@ -224,6 +239,7 @@ impl Cluster {
         words.extend(["--listen".to_owned(), listen.to_string()]);
         words.extend(["--advertise".to_owned(), advertised.to_string()]);
         words.extend_from_slice(&self.worker_words);
+        words.extend(self.caps.iter().flat_map(ConnectionCaps::worker_words));
         words.extend(house.words);
         let recipe = self.recipe(name.to_owned(), house.prefix, words);
         let running = must_run(&recipe, recipe.start(named(&self.network, &party)).await?)?;
@@ -237,7 +253,8 @@ impl Cluster {
         compose.up(u32::try_from(workers.len())?, machine)?;
         let run = async |name: &str, party: Party| {
             let how = How::Container(compose.container(name)?);
-            let recipe = Recipe { name: name.to_owned(), how, log: self.root.join(format!("{name}.log")) };
+            let log = self.root.join(format!("{name}.log"));
+            let recipe = Recipe { name: name.to_owned(), how, log, descriptors: None };
             let running = must_run(&recipe, recipe.start(named(&self.network, &party)).await?)?;
             anyhow::Ok((recipe, Some(running)))
         };
@@ -258,7 +275,8 @@ impl Cluster {
 
     fn recipe(&self, name: String, prefix: Vec<String>, words: Vec<String>) -> Recipe {
         let log = self.root.join(format!("{name}.log"));
-        Recipe { name, how: How::Child { prefix, program: self.program.clone(), words }, log }
+        let how = How::Child { prefix, program: self.program.clone(), words };
+        Recipe { name, how, log, descriptors: self.descriptors }
     }
 
     /// The address at which others reach what listens at `listen`.
@@ -319,6 +337,22 @@ impl Cluster {
     #[must_use]
     pub fn addresses(&self) -> Vec<Address> {
         self.controllers.values().map(|it| address(it.house.client)).collect()
+    }
+
+    /// The bounds of connections that its servers were first started with.
+    #[must_use]
+    pub fn caps(&self) -> Option<ConnectionCaps> {
+        self.caps
+    }
+
+    /// Every port of every process, with the address of the process itself and not of a proxy.
+    #[must_use]
+    pub fn ports(&self) -> Vec<ServerPort> {
+        let port = |kind, address| ServerPort { kind, address };
+        let controllers = self.controllers.values().map(|it| &it.house);
+        let controllers = controllers
+            .flat_map(|it| [port(PortKind::Client, it.client), port(PortKind::Internal, it.internal)]);
+        controllers.chain(self.workers.values().map(|it| port(PortKind::Worker, it.listen))).collect()
     }
 
     /// A client of all controllers.

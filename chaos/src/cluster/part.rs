@@ -7,7 +7,7 @@ use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit};
 use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 
@@ -31,6 +31,8 @@ pub(super) struct Recipe {
     pub(super) how: How,
     /// Where it logs to; appended.
     pub(super) log: PathBuf,
+    /// The soft limit of descriptors that a child is started under; `None` for the harness's own.
+    pub(super) descriptors: Option<u64>,
 }
 
 /// What a process is.
@@ -96,7 +98,12 @@ impl Recipe {
             .env("HOME", "/nonexistent");
         command.args(words).args(["--die-with", &std::process::id().to_string()]);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).kill_on_drop(true);
-        let mut child = command.spawn().with_context(|| format!("cannot start {}", first.display()))?;
+        let spawned_child = {
+            // A child inherits the limit of the moment in which it is started.
+            let _lowered = self.descriptors.map(LoweredLimit::to).transpose()?;
+            command.spawn()
+        };
+        let mut child = spawned_child.with_context(|| format!("cannot start {}", first.display()))?;
         spawned(child.id().context("a process that was just started has a pid")?);
         let stdout = child.stdout.take().context("stdout is piped")?;
         let mut lines = BufReader::new(stdout).lines();
@@ -154,6 +161,26 @@ impl Recipe {
         let lines: Vec<_> = log.lines().collect();
         let shown = lines[lines.len().saturating_sub(LOG_LINES)..].join("\n");
         format!("its log ends with:\n{shown}")
+    }
+}
+
+/// The harness's own soft limit of descriptors, lowered until this is dropped.
+struct LoweredLimit(Rlimit);
+
+impl LoweredLimit {
+    fn to(limit: u64) -> anyhow::Result<Self> {
+        let before = getrlimit(Resource::Nofile);
+        let current = before.current.map_or(limit, |own| own.min(limit));
+        let lowered = Rlimit { current: Some(current), ..before };
+        setrlimit(Resource::Nofile, lowered).context("cannot lower the limit of descriptors")?;
+        Ok(Self(before))
+    }
+}
+
+impl Drop for LoweredLimit {
+    fn drop(&mut self) {
+        // A process may always raise its soft limit to the hard one, which is as it was.
+        let _raised = setrlimit(Resource::Nofile, self.0);
     }
 }
 

@@ -33,6 +33,40 @@ impl Usage {
     }
 }
 
+/// The memory of one process, file pages and shared memory included.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ResidentMemory {
+    /// Resident bytes.
+    pub resident: u64,
+    /// The most resident bytes since the process started, or since [`reset_peak`].
+    pub peak: u64,
+}
+
+impl ResidentMemory {
+    /// The memory of a process now.
+    ///
+    /// # Errors
+    /// When the process ended.
+    pub fn of(pid: u32) -> anyhow::Result<Self> {
+        let status = fs::read_to_string(format!("/proc/{pid}/status"));
+        let status = status.with_context(|| format!("process {pid} ended"))?;
+        Ok(Self { resident: field(&status, "VmRSS:")?, peak: field(&status, "VmHWM:")? })
+    }
+}
+
+/// Sets the peak memory of a process to its memory of now.
+pub(crate) fn reset_peak(pid: u32) -> anyhow::Result<()> {
+    fs::write(format!("/proc/{pid}/clear_refs"), "5")
+        .with_context(|| format!("cannot reset the peak memory of process {pid}"))
+}
+
+/// The soft limit of descriptors of a process.
+pub(crate) fn descriptors_max(pid: u32) -> Option<u64> {
+    let limits = fs::read_to_string(format!("/proc/{pid}/limits")).ok()?;
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
 /// A size in /proc/PID/status.
 fn field(status: &str, name: &str) -> anyhow::Result<u64> {
     let line = status.lines().find_map(|line| line.strip_prefix(name));
@@ -71,6 +105,9 @@ mod tests {
     fn a_process_takes_memory_and_descriptors() {
         let usage = Usage::of(std::process::id()).unwrap();
         assert!(usage.private > 0 && usage.fds >= 3, "{usage:?}");
+        let memory = ResidentMemory::of(std::process::id()).unwrap();
+        assert!(descriptors_max(std::process::id()).is_some_and(|most| most > 3));
+        assert!(memory.resident > 0 && memory.peak >= memory.resident, "{memory:?}");
         assert!(field("RssAnon:\t   12 kB\n", "RssShmem:").is_err());
         assert_eq!(field("RssAnon:\t   12 kB\n", "RssAnon:").unwrap(), 12 * 1024);
     }

@@ -6,6 +6,7 @@
 //! | writers | apply, delete, enable, disable | all endpoints, each beginning at another |
 //! | readers | linearizable reads | one controller each, and no other |
 //! | requesters | inferences of functions that stay | all endpoints |
+//! | newcomers | one inference each, over a connection of its own | all endpoints; only where a scenario asks for them |
 //! | counting | sequences of functions that keep state | all endpoints |
 //! | probe | one small write after the other | all endpoints: it only tells when writes are taken |
 
@@ -13,6 +14,7 @@ mod admin;
 mod availability;
 mod counting;
 mod keys;
+mod newcomers;
 mod probe;
 mod requester;
 mod targets;
@@ -33,6 +35,7 @@ pub use self::availability::Availability;
 pub use self::counting::Counter;
 use self::counting::Counting;
 use self::keys::Keys;
+pub(crate) use self::newcomers::Newcomers;
 pub use self::targets::{Chain, Network, POKED, Target, Targets};
 pub(crate) use self::targets::{POISON, publish_slow};
 use crate::history::History;

@@ -9,6 +9,7 @@
 //! | [`flat`] | what a process takes of its machine does not grow |
 //! | [`gone`] | no process outlives its parent |
 //! | [`healthy`] | the cluster is healthy again within a stated time, and agrees |
+//! | [`hostile`] | hostile clients end nothing, and no other client notices them |
 //! | [`linearizable`] | admin writes and linearizable reads are linearizable, function by function |
 //! | [`returned`] | no shared memory is left behind |
 //! | [`right`] | every answer is right |
@@ -20,6 +21,7 @@ pub mod counted;
 pub mod flat;
 pub mod gone;
 pub mod healthy;
+pub mod hostile;
 pub mod linearizable;
 mod register;
 pub mod requests;

@@ -1,6 +1,6 @@
 //! Which scenario can run on which ground. Pure.
 
-use super::spec::{Fault, Spec};
+use super::spec::{Code, Fault, Spec};
 use crate::cluster::Ground;
 
 /// What `deploy/compose` has of each.
@@ -15,7 +15,11 @@ pub(super) fn refusal(spec: &Spec, ground: Ground, policies: &[String]) -> Optio
             let what = spec.faults().find(|&fault| unplug(fault)).map(|_| "has no links to take down");
             (what?.to_owned(), "--ground namespaces")
         }
-        Ground::Namespaces => return None,
+        Ground::Namespaces => {
+            let hostile =
+                (spec.plays == Some(Code::HostileClients)).then_some("has no addresses for attackers");
+            (hostile?.to_owned(), "--ground processes")
+        }
         Ground::Compose => (compose_cannot(spec, policies)?, "--ground processes or namespaces"),
     };
     Some(format!("{} cannot run with --ground {}, which {what}: use {others}", spec.name, ground.word()))
@@ -69,6 +73,8 @@ mod tests {
             let refusal = refused(name, Ground::Compose).unwrap();
             assert!(refusal.contains("use --ground processes or namespaces"), "{refusal}");
         }
+        let refusal = refused("hostile-clients", Ground::Namespaces).unwrap();
+        assert!(refusal.contains("use --ground processes"), "{refusal}");
         let killed = &find("leader-kill").unwrap().spec;
         let words = ["--dispatch".to_owned(), "fifo".to_owned()];
         assert!(super::refusal(killed, Ground::Compose, &words).unwrap().contains("no policies"));
@@ -76,7 +82,7 @@ mod tests {
 
     #[test]
     fn every_scenario_has_a_ground_and_what_only_kills_has_all() {
-        assert!(all().iter().all(|it| it.grounds().any(|ground| ground == Ground::Namespaces)));
+        assert!(all().iter().all(|it| it.grounds().next().is_some()));
         for name in ["executor-storm", "leader-kill", "frozen-processes", "rolling-restart"] {
             assert_eq!(find(name).unwrap().grounds().collect::<Vec<_>>(), Ground::ALL, "{name}");
         }

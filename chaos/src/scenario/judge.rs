@@ -138,7 +138,9 @@ impl Stage {
         }
         let requests = self.load.requests();
         if self.holds(Invariant::Answered) {
-            self.checks.push(answered::check(&requests, &self.killed));
+            let excused_from = self.excused_from.unwrap_or(Duration::MAX);
+            let judged: Vec<_> = requests.iter().filter(|it| it.ended <= excused_from).cloned().collect();
+            self.checks.push(answered::check(&judged, &self.killed));
         }
         if self.holds(Invariant::Right) {
             self.checks.push(right::check(&requests));

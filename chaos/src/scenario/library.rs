@@ -36,6 +36,7 @@ files![
     "poison-request",
     "workflows",
     "sequences",
+    "hostile-clients",
     "everything-at-once",
 ];
 
@@ -53,6 +54,13 @@ pub fn all() -> Vec<Scenario> {
 #[must_use]
 pub fn find(name: &str) -> Option<Scenario> {
     all().into_iter().find(|scenario| scenario.name() == name)
+}
+
+/// The file of a name.
+#[cfg(test)]
+pub(super) fn text(name: &str) -> &'static str {
+    let file = format!("{name}.yaml");
+    FILES.iter().find(|(own, _)| *own == file).expect("the file is embedded").1
 }
 
 #[cfg(test)]

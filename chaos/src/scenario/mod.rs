@@ -11,6 +11,7 @@ mod executors;
 mod faults;
 mod full_disk;
 mod ground;
+mod hostile;
 mod judge;
 mod library;
 mod partition;
@@ -52,7 +53,7 @@ pub struct Options {
     pub terrain: Terrain,
     /// How many rounds; `None` for the scenario's own number.
     pub rounds: Option<u32>,
-    /// How long a storm lasts; `None` for its own time.
+    /// The duration of a storm, or of a run of hostile clients; `None` for the scenario's own.
     pub lasts: Option<Duration>,
     /// How many functions there are of those that are several; `None` for the scenario's own number.
     pub functions: Option<u32>,
@@ -69,7 +70,7 @@ impl Options {
     fn again(&self, scenario: &Spec) -> String {
         let mut words = vec!["millrace-chaos run".to_owned(), scenario.name.clone()];
         words.push(format!("--seed {}", self.seed));
-        match scenario.storm.is_empty() {
+        match scenario.lasts.is_none() {
             true => words.extend(self.rounds.map(|rounds| format!("--rounds {rounds}"))),
             false => words.extend(self.lasts.map(|it| format!("--lasts {}s", it.as_secs_f64()))),
         }
@@ -194,6 +195,10 @@ async fn play(stage: &mut Stage, spec: &Spec, options: &Options) -> anyhow::Resu
     match (spec.plays, spec.lasts) {
         (Some(Code::ClockJump), _) => clock_jump::play(stage).await,
         (Some(Code::FullDisk), _) => full_disk::play(stage).await,
+        (Some(Code::HostileClients), lasts) => {
+            let lasts = options.lasts.or(lasts.map(|it| it.most));
+            hostile::play(stage, lasts.context("hostile clients last for some time")?).await
+        }
         (Some(Code::Partition), _) => partition::play(stage).await,
         (Some(Code::PoisonRequest), _) => poison::play(stage).await,
         (Some(Code::TornStore), _) => torn_store::play(stage).await,

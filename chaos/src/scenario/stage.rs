@@ -17,7 +17,7 @@ use super::census::Census;
 use super::executors::Victim;
 use super::faults::Undo;
 use super::spec::{self, Code, Functions, Invariant, Shape, Spec, Workflow};
-use super::{Options, Promise};
+use super::{Options, Promise, hostile};
 use crate::cluster::{Cluster, Ground, Injection, Links, Machine, Plan, Process, Wanted, until};
 use crate::load::{Chain, Counter, Load, Mix, Network, Target, Targets};
 use crate::oracle::billed::Account;
@@ -50,6 +50,8 @@ pub(crate) struct Stage {
     pub(super) account: Account,
     /// When executors died, each by one fault.
     pub(super) killed: Vec<RangeInclusive<Duration>>,
+    /// From when on requests of clients may be lost.
+    pub(super) excused_from: Option<Duration>,
     spec: Spec,
 }
 
@@ -71,7 +73,11 @@ impl Stage {
         let prefix = format!("millrace-chaos-{}-", spec.name);
         let folder = tempfile::Builder::new().prefix(&prefix).tempdir().context("no temporary folder")?;
         let timeline = Timeline::begin(options.echo);
-        let plan = plan(spec, options);
+        let mut plan = plan(spec, options);
+        if spec.plays == Some(Code::HostileClients) {
+            plan.caps = hostile::caps(&options.program).await;
+            plan.descriptors = Some(hostile::USUAL_DESCRIPTORS);
+        }
         let mut cluster =
             Cluster::new(&options.program, folder.path(), &options.terrain, plan.links, timeline.clone())?;
         let started = async {
@@ -113,6 +119,7 @@ impl Stage {
             latest: Latest::default(),
             account: Account::default(),
             killed: Vec::new(),
+            excused_from: None,
             spec: spec.clone(),
         };
         stage.calm().await;
@@ -256,6 +263,8 @@ fn plan(spec: &Spec, options: &Options) -> Plan {
         injection: if spec.is_injected() { Injection::On } else { Injection::Off },
         machine: Machine { gpus, gpu_memory: gpu_memory.0, host_memory: host_memory.0 },
         worker_words,
+        caps: None,
+        descriptors: None,
     }
 }
 

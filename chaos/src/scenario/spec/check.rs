@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
 
-use super::{Await, Code, Cut, Fault, Invariant, Jump, Spec, Stall, Step, Stream, Who};
+use super::{Await, Code, Cut, Fault, Invariant, Jump, Model, Spec, Stall, Step, Stream, Who};
 use crate::load::{Mix, RESERVED};
 
 /// The most that this machine starts of each.
@@ -105,11 +105,18 @@ impl Spec {
             "a scenario has a round, a storm or a plays, and one of them"
         );
         let (rounds, lasts) = (self.rounds.is_some(), self.lasts.is_some());
-        match self.storm.is_empty() {
-            true => ensure!(rounds && !lasts, "a round or a plays takes rounds, and no lasts"),
-            false => ensure!(lasts && !rounds, "a storm takes lasts, and no rounds"),
+        match self.is_timed() {
+            false => ensure!(rounds && !lasts, "a round or a plays takes rounds, and no lasts"),
+            true => ensure!(lasts && !rounds, "a storm, as hostile clients do, takes lasts, and no rounds"),
         }
-        if matches!(self.plays, Some(Code::Partition | Code::FullDisk | Code::ClockJump | Code::TornStore)) {
+        if self.plays == Some(Code::HostileClients) {
+            let attacked = self.functions.first().map(|it| it.model);
+            ensure!(attacked == Some(Model::Mlp), "hostile clients take a first function of model mlp");
+        }
+        if matches!(
+            self.plays,
+            Some(Code::Partition | Code::FullDisk | Code::ClockJump | Code::TornStore | Code::HostileClients)
+        ) {
             ensure!(self.cluster.controllers >= 3, "what it plays takes 3 controllers");
             ensure!(self.load == Mix::Everything, "what it plays takes load: everything");
         }

@@ -3,7 +3,8 @@
 //! refused before anything is started.
 //!
 //! A file has one of three bodies: a `round` of steps, done `rounds` times; a `storm` of faults, each
-//! at its own rate, for as long as it `lasts`; or the name of what is in code and `plays`.
+//! at its own rate, for as long as it `lasts`; or the name of what is in code and `plays`. The last is done
+//! `rounds` times too, or for as long as it `lasts`.
 
 mod check;
 mod fault;
@@ -203,6 +204,7 @@ pub(crate) struct Stream {
 pub(crate) enum Code {
     ClockJump,
     FullDisk,
+    HostileClients,
     Partition,
     PoisonRequest,
     TornStore,
@@ -271,6 +273,11 @@ impl Spec {
     /// Whether links are made slow, which only proxies do.
     pub(crate) fn slows(&self) -> bool {
         self.faults().any(|fault| matches!(fault, Fault::Slow(_)))
+    }
+
+    /// Whether it goes on for a time, and not for a number of rounds.
+    pub(crate) fn is_timed(&self) -> bool {
+        !self.storm.is_empty() || self.plays == Some(Code::HostileClients)
     }
 
     /// Whether controllers have to serve the fault service.

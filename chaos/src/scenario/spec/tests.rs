@@ -96,6 +96,22 @@ fn what_makes_no_sense_is_refused_before_anything_is_started() {
 }
 
 #[test]
+fn hostile_clients_need_a_duration_controllers_and_a_function_to_attack() {
+    let text = crate::scenario::library::text("hostile-clients");
+    let spec = Spec::parse("hostile-clients", text).unwrap();
+    assert!(spec.is_timed() && spec.lasts.is_some());
+    for (from, to, expected) in [
+        ("lasts: 3m", "rounds: 3", "takes lasts"),
+        ("name: everywhere, model: mlp", "name: everywhere, model: tiny-cnn", "model mlp"),
+        ("cluster: {workers: 2}", "cluster: {controllers: 1}", "3 controllers"),
+    ] {
+        assert!(text.contains(from), "{from}");
+        let refusal = refusal(&text.replace(from, to));
+        assert!(refusal.contains(expected), "{to}: {refusal}");
+    }
+}
+
+#[test]
 fn sequences_are_judged_and_nothing_else_is_by_their_count() {
     let sequences = "functions:\n- {name: everywhere, model: mlp, replicas: 2}\nsequences:\n";
     let with = |counter: &str| {

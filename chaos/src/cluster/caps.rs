@@ -1,0 +1,80 @@
+//! The bounds of connections that servers are started with. The flags of `millrace controller` and
+//! `millrace worker` are named here and nowhere else.
+
+use std::num::NonZeroU32;
+use std::path::Path;
+use std::process::Stdio;
+
+use tokio::process::Command;
+
+const ADDRESS_FLAG: &str = "--address-connections-max";
+
+/// The most connections of each port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ConnectionCaps {
+    /// Connections of each port.
+    pub port_max: NonZeroU32,
+    /// Connections of each port from one address, loopback included; `None` for the servers' default,
+    /// which has no such cap on loopback.
+    pub address_max: Option<NonZeroU32>,
+}
+
+impl ConnectionCaps {
+    /// Ports of so many connections, a quarter of them for each address.
+    #[must_use]
+    pub fn of(port_max: NonZeroU32) -> Self {
+        Self { port_max, address_max: NonZeroU32::new(port_max.get() / 4) }
+    }
+
+    /// Whether a binary knows these flags: one from before them is started without.
+    pub async fn known_to(program: &Path) -> bool {
+        let mut help = Command::new(program);
+        help.env_clear().args(["controller", "--help"]).stdin(Stdio::null()).stderr(Stdio::null());
+        let help = help.output().await.map(|output| output.stdout).unwrap_or_default();
+        String::from_utf8_lossy(&help).contains(ADDRESS_FLAG)
+    }
+
+    pub(super) fn controller_words(&self) -> Vec<String> {
+        self.words(&["--connections-max", "--internal-connections-max"])
+    }
+
+    pub(super) fn worker_words(&self) -> Vec<String> {
+        self.words(&["--worker-connections-max"])
+    }
+
+    /// The connections that a controller takes at both its ports, and a worker at its one.
+    #[must_use]
+    pub fn of_process(&self, ports: u32) -> u64 {
+        u64::from(self.port_max.get()) * u64::from(ports)
+    }
+
+    /// Takes the cap by address out of the words of a process.
+    pub(super) fn without_address_cap(words: &mut Vec<String>) {
+        if let Some(at) = words.iter().position(|word| word == ADDRESS_FLAG) {
+            words.drain(at..words.len().min(at + 2));
+        }
+    }
+
+    fn words(&self, ports: &[&str]) -> Vec<String> {
+        let ports = ports.iter().map(|&flag| (flag, self.port_max));
+        let address = self.address_max.map(|most| (ADDRESS_FLAG, most));
+        ports.chain(address).flat_map(|(flag, most)| [flag.to_owned(), most.to_string()]).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_gets_a_quarter_of_a_port() {
+        let caps = ConnectionCaps::of(NonZeroU32::new(2_048).unwrap());
+        let words = "--connections-max 2048 --internal-connections-max 2048 --address-connections-max 512";
+        assert_eq!(caps.controller_words().join(" "), words);
+        let mut words = [caps.worker_words(), vec!["--gpus".to_owned()]].concat();
+        ConnectionCaps::without_address_cap(&mut words);
+        assert_eq!(words, ["--worker-connections-max", "2048", "--gpus"]);
+        let uncapped = ConnectionCaps { address_max: None, ..caps };
+        assert_eq!(uncapped.worker_words(), ["--worker-connections-max", "2048"]);
+    }
+}

@@ -1,0 +1,314 @@
+//! What every attack has: connections from its own addresses, requests over HTTP/1 and HTTP/2, and the
+//! counts of both. Each step waits for the governor first, and each wait ends.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::IpAddr;
+use std::ops::AddAssign;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use rand::Rng as _;
+use rand::rngs::StdRng;
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use super::ServerPort;
+use super::governor::ProcessorPace;
+use super::wire::AUTHORITY;
+
+/// The longest wait for a connection, and for a piece of bytes to be taken.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
+/// The longest wait for an answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// Bytes that are written at a time, between two looks at the governor.
+const PIECE: usize = 64 << 10;
+/// Bytes of an answer that are read at a time.
+const READ: usize = 16 << 10;
+
+/// The counts of an attack on every port together.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AttackCounts {
+    /// Connections that were made.
+    pub connections: u64,
+    /// Connections that were not taken.
+    pub unconnected: u64,
+    /// Requests, streams or malformed messages that were sent.
+    pub sent: u64,
+    /// Bytes that were sent.
+    pub bytes: u64,
+    /// Answers of success.
+    pub accepted: u64,
+    /// Answers that refuse.
+    pub refused: u64,
+    /// Connections, streams and requests that the server ended without an answer.
+    pub ended: u64,
+}
+
+impl AddAssign for AttackCounts {
+    fn add_assign(&mut self, other: Self) {
+        self.connections += other.connections;
+        self.unconnected += other.unconnected;
+        self.sent += other.sent;
+        self.bytes += other.bytes;
+        self.accepted += other.accepted;
+        self.refused += other.refused;
+        self.ended += other.ended;
+    }
+}
+
+/// The counts of all attacks, by name.
+#[derive(Debug, Clone, Default)]
+pub(super) struct AttackTally(Arc<Mutex<BTreeMap<String, AttackCounts>>>);
+
+impl AttackTally {
+    /// Returns the counter of an attack.
+    pub(super) fn of(&self, name: &str) -> AttackCounter {
+        AttackCounter { tally: self.clone(), name: name.into() }
+    }
+
+    pub(super) fn counts(&self) -> BTreeMap<String, AttackCounts> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// AttackCounts for one attack.
+#[derive(Debug, Clone)]
+pub(super) struct AttackCounter {
+    tally: AttackTally,
+    name: Arc<str>,
+}
+
+impl AttackCounter {
+    pub(super) fn add(&self, counts: AttackCounts) {
+        let mut all = self.tally.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match all.get_mut(&*self.name) {
+            Some(own) => *own += counts,
+            None => {
+                all.insert(self.name.to_string(), counts);
+            }
+        }
+    }
+
+    pub(super) fn sent(&self, sent: u64) {
+        self.add(AttackCounts { sent, ..AttackCounts::default() });
+    }
+
+    pub(super) fn ended(&self) {
+        self.add(AttackCounts { ended: 1, ..AttackCounts::default() });
+    }
+
+    fn answered(&self, success: bool) {
+        let (accepted, refused) = if success { (1, 0) } else { (0, 1) };
+        self.add(AttackCounts { accepted, refused, ..AttackCounts::default() });
+    }
+}
+
+/// An attack on one port.
+#[derive(Debug, Clone)]
+pub(super) struct Attacker {
+    pub(super) port: ServerPort,
+    pub(super) sources: Arc<[IpAddr]>,
+    /// Whether no other attack goes on.
+    pub(super) alone: bool,
+    /// A function of the cluster under attack.
+    pub(super) function: Arc<str>,
+    pub(super) rng: StdRng,
+    pub(super) pace: ProcessorPace,
+    pub(super) counts: AttackCounter,
+}
+
+impl Attacker {
+    /// Returns the same attack with a seed of its own.
+    pub(super) fn another(&mut self) -> Self {
+        let rng = <StdRng as rand::SeedableRng>::seed_from_u64(self.rng.random());
+        Self { rng, ..self.clone() }
+    }
+
+    /// Connects from one of the addresses.
+    pub(super) async fn connect(&mut self) -> Option<TcpStream> {
+        self.connect_with(None).await
+    }
+
+    /// Connects with a receive buffer of so many bytes.
+    pub(super) async fn connect_with(&mut self, receive_buffer: Option<u32>) -> Option<TcpStream> {
+        self.pace.keep().await;
+        let source = self.sources[self.rng.random_range(0..self.sources.len())];
+        let connected = timeout(CONNECT_TIMEOUT, connect(source, self.port, receive_buffer)).await;
+        let stream = connected.ok().and_then(Result::ok);
+        let (connections, unconnected) = if stream.is_some() { (1, 0) } else { (0, 1) };
+        self.counts.add(AttackCounts { connections, unconnected, ..AttackCounts::default() });
+        stream
+    }
+
+    /// Writes bytes piece by piece; whether all of them were taken.
+    pub(super) async fn write(
+        &self,
+        stream: &mut (impl tokio::io::AsyncWrite + Unpin),
+        bytes: &[u8],
+    ) -> bool {
+        for piece in bytes.chunks(PIECE) {
+            self.pace.keep().await;
+            if !matches!(timeout(WRITE_TIMEOUT, stream.write_all(piece)).await, Ok(Ok(()))) {
+                return false;
+            }
+            self.counts.add(AttackCounts { bytes: piece.len() as u64, ..AttackCounts::default() });
+        }
+        true
+    }
+
+    /// Sends a request of HTTP/1 over a connection of its own, and hears how its answer begins.
+    pub(super) async fn request(&mut self, request: &[u8]) {
+        let Some(mut stream) = self.connect().await else { return };
+        self.counts.sent(1);
+        // A server that refuses what it has seen so far answers before all of it was sent.
+        self.write(&mut stream, request).await;
+        self.hear(&mut stream).await;
+    }
+
+    /// Hears the first line of an answer of HTTP/1.
+    pub(super) async fn hear(&self, stream: &mut TcpStream) {
+        let mut heard = [0; 64];
+        let read = timeout(ANSWER_TIMEOUT, stream.read(&mut heard)).await;
+        match read {
+            Ok(Ok(len @ 1..)) => self.counts.answered(heard[..len].starts_with(b"HTTP/1.1 2")),
+            Ok(_) => self.counts.ended(),
+            // An attack that is not answered goes on to the next.
+            Err(_) => {}
+        }
+    }
+
+    /// Makes a gRPC call with a body, which need not be a whole message, over a connection of its own.
+    pub(super) async fn call(&mut self, method: &str, encoding: Option<&str>, body: Bytes) {
+        self.call_with_window(method, encoding, body, None).await;
+    }
+
+    /// Makes a gRPC call with a window of so many bytes for the answer. With a window of 0 the call ends when
+    /// the attack does.
+    pub(super) async fn call_with_window(
+        &mut self,
+        method: &str,
+        encoding: Option<&str>,
+        body: Bytes,
+        window: Option<u32>,
+    ) {
+        let Some(stream) = self.connect().await else { return };
+        self.counts.sent(1);
+        let call = call(stream, method, encoding, body, window, &self.pace);
+        let patience = if window == Some(0) { Duration::MAX } else { ANSWER_TIMEOUT };
+        match timeout(patience, call).await {
+            Ok(Ok(Answered { success, bytes })) => {
+                self.counts.add(AttackCounts { bytes, ..AttackCounts::default() });
+                self.counts.answered(success);
+            }
+            Ok(Err(_)) => self.counts.ended(),
+            Err(_) => {}
+        }
+    }
+}
+
+/// A socket that is reset when it is dropped: it leaves no port behind that waits for a minute.
+async fn connect(source: IpAddr, port: ServerPort, receive_buffer: Option<u32>) -> io::Result<TcpStream> {
+    let socket = TcpSocket::new_v4()?;
+    socket.set_zero_linger()?;
+    if let Some(bytes) = receive_buffer {
+        socket.set_recv_buffer_size(bytes)?;
+    }
+    socket.bind((source, 0).into())?;
+    let stream = socket.connect(port.address).await?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
+/// A connection whose answers are read and thrown away.
+pub(super) struct DiscardingConnection {
+    pub(super) write: OwnedWriteHalf,
+    /// Ends when this is dropped, or when the server closes the connection.
+    reading: JoinSet<()>,
+}
+
+impl DiscardingConnection {
+    pub(super) fn to(stream: TcpStream, pace: ProcessorPace) -> Self {
+        let (read, write) = stream.into_split();
+        let mut reading = JoinSet::new();
+        reading.spawn(discard(read, pace));
+        Self { write, reading }
+    }
+
+    /// Waits until the server has closed it.
+    pub(super) async fn closed(&mut self) {
+        self.reading.join_next().await;
+    }
+}
+
+async fn discard(mut read: OwnedReadHalf, pace: ProcessorPace) {
+    let mut bytes = vec![0; READ];
+    while matches!(read.read(&mut bytes).await, Ok(1..)) {
+        pace.keep().await;
+    }
+}
+
+struct Answered {
+    success: bool,
+    /// Bytes that were sent.
+    bytes: u64,
+}
+
+async fn call(
+    stream: TcpStream,
+    method: &str,
+    encoding: Option<&str>,
+    mut body: Bytes,
+    window: Option<u32>,
+    pace: &ProcessorPace,
+) -> Result<Answered, h2::Error> {
+    let mut builder = h2::client::Builder::new();
+    if let Some(window) = window {
+        builder.initial_window_size(window);
+    }
+    let (sender, connection) = builder.handshake::<_, Bytes>(stream).await?;
+    let mut driving = JoinSet::new();
+    driving.spawn(async move {
+        // The call itself is told.
+        let _ended = connection.await;
+    });
+    let mut request = http::Request::post(format!("http://{AUTHORITY}{method}"))
+        .header("content-type", "application/grpc")
+        .header("te", "trailers");
+    if let Some(encoding) = encoding {
+        request = request.header("grpc-encoding", encoding);
+    }
+    let request = request.body(()).expect("the method is a path and the headers are text");
+    let (answer, mut sending) = sender.ready().await?.send_request(request, body.is_empty())?;
+    let mut bytes = 0;
+    let sent = async {
+        while !body.is_empty() {
+            pace.keep().await;
+            sending.reserve_capacity(body.len().min(PIECE));
+            let Some(room) = std::future::poll_fn(|cx| sending.poll_capacity(cx)).await else { break };
+            let piece = body.split_to(room?.min(body.len()));
+            bytes += piece.len() as u64;
+            sending.send_data(piece, body.is_empty())?;
+        }
+        Ok::<_, h2::Error>(())
+    };
+    // A server that refuses what it has seen so far ends the stream: the answer says more than that.
+    let _stopped = sent.await;
+    let answer = answer.await?;
+    let failed = answer.headers().get("grpc-status").is_some_and(|status| status != "0");
+    let success = answer.status().is_success() && !failed;
+    let mut incoming = answer.into_body();
+    while let Some(data) = incoming.data().await {
+        pace.keep().await;
+        incoming.flow_control().release_capacity(data?.len())?;
+    }
+    let trailers = incoming.trailers().await?;
+    let ended_well = trailers.is_none_or(|it| it.get("grpc-status").is_none_or(|status| status == "0"));
+    Ok(Answered { success: success && ended_well, bytes })
+}

@@ -1,0 +1,39 @@
+//! Messages that are small until they are decompressed: tensors without fields, zeros, JSON.
+
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::hostile::PortKind;
+use crate::hostile::attacker::Attacker;
+use crate::hostile::wire;
+
+const EVERY: Duration = Duration::from_secs(2);
+const REQUESTS_MAX: usize = 1_000;
+const MIB: usize = 1 << 20;
+
+/// An input tensor without fields, again and again: 8 MiB of them in 8 KiB.
+static TENSORS: LazyLock<Bytes> = LazyLock::new(|| wire::gzip(&[0x2a, 0], 8 * MIB).into());
+/// 64 MiB of zeros.
+static ZEROS: LazyLock<Bytes> = LazyLock::new(|| wire::gzip(&[0], 64 * MIB).into());
+/// A part of an array of 32 MiB.
+static NUMBERS: LazyLock<Bytes> = LazyLock::new(|| wire::gzip(b"0,", 32 * MIB).into());
+
+pub(super) async fn run(mut attacker: Attacker) {
+    let methods = wire::methods(attacker.port.kind);
+    for number in 0..REQUESTS_MAX {
+        let method = methods[number % methods.len()];
+        match number % 3 {
+            0 => attacker.call(method, Some("gzip"), wire::message(true, &TENSORS)).await,
+            1 => attacker.call(method, Some("gzip"), wire::message(true, &ZEROS)).await,
+            _ if attacker.port.kind == PortKind::Client => {
+                let path = wire::infer(&attacker.function);
+                let more = [("content-encoding", "gzip")];
+                attacker.request(&wire::post(&path, &more, NUMBERS.len(), &NUMBERS)).await;
+            }
+            _ => attacker.call(method, Some("deflate"), wire::message(true, &NUMBERS)).await,
+        }
+        tokio::time::sleep(EVERY).await;
+    }
+}

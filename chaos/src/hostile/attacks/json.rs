@@ -1,0 +1,55 @@
+//! Giant and deep JSON: arrays in parameters, brackets in brackets, keys by the hundred thousand, numbers
+//! and strings without end.
+
+use std::time::Duration;
+
+use rand::Rng as _;
+
+use crate::hostile::attacker::Attacker;
+use crate::hostile::wire;
+
+const EVERY: Duration = Duration::from_secs(2);
+const REQUESTS_MAX: usize = 1_000;
+/// Bytes of one body, and of one that is large.
+const BODY: usize = 4 << 20;
+const LARGE_BODY: usize = 32 << 20;
+
+pub(super) async fn run(mut attacker: Attacker) {
+    for number in 0..REQUESTS_MAX {
+        let size = if attacker.rng.random_ratio(1, 8) { LARGE_BODY } else { BODY };
+        let body = body(number, size);
+        let path = wire::infer(&attacker.function);
+        attacker.request(&wire::post(&path, &[], body.len(), &body)).await;
+        tokio::time::sleep(EVERY).await;
+    }
+}
+
+fn body(number: usize, size: usize) -> Vec<u8> {
+    let around = |before: &str, middle: &[u8], after: &str| {
+        let middle = middle.repeat(size / middle.len());
+        [before.as_bytes(), &middle, after.as_bytes()].concat()
+    };
+    match number % 7 {
+        0 => around(r#"{"inputs":[],"parameters":{"p":["#, b"0,", "0]}}"),
+        1 => around(r#"{"inputs":[],"parameters":{"p":"#, b"[", ""),
+        2 => around(r#"{"inputs":[],"parameters":{"#, br#""k":[],"#, r#""z":0}}"#),
+        3 => around(r#"{"inputs":[{"name":"x","datatype":"FP32","shape":[1,64],"data":["#, b"0,", "0]}]}"),
+        4 => around(r#"{"inputs":[{"name":"x","datatype":"FP32","shape":[1,64],"data":"#, b"[", ""),
+        5 => around(r#"{"id":""#, br"A", r#"","inputs":[]}"#),
+        _ => around(r#"{"inputs":[{"name":"x","datatype":"INT64","shape":["#, b"9", "]}]}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bodies_have_the_size_they_are_to_have() {
+        for number in 0..7 {
+            let len = body(number, BODY).len();
+            assert!((BODY - 16..BODY + 128).contains(&len), "{number}: {len}");
+        }
+        assert!(serde_json::from_slice::<serde_json::Value>(&body(0, 1 << 10)).is_ok());
+    }
+}

@@ -1,0 +1,90 @@
+//! Slow senders: the headers or the body of a request a byte at a time, in HTTP/1 and in HTTP/2.
+
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+
+use crate::hostile::PortKind;
+use crate::hostile::attacker::{Attacker, DiscardingConnection};
+use crate::hostile::wire::{self, flag, kind};
+
+/// Senders to each port at a time.
+const SENDERS: usize = 24;
+/// The wait between two bytes.
+const BYTE_EVERY: Duration = Duration::from_millis(200);
+/// Bytes of one connection, and connections of one sender, one after the other.
+const BYTES_MAX: usize = 10_000;
+const CONNECTIONS_MAX: usize = 1_000;
+/// Bytes that a body announces.
+const BODY: usize = 1 << 20;
+
+#[derive(Debug, Clone, Copy)]
+enum Sender {
+    Headers,
+    Body,
+    Http2Headers,
+    Http2Body,
+}
+
+const SENDERS_OF_EACH: [Sender; 4] = [Sender::Headers, Sender::Body, Sender::Http2Headers, Sender::Http2Body];
+
+pub(super) async fn run(mut attacker: Attacker) {
+    let mut senders = JoinSet::new();
+    for &sender in SENDERS_OF_EACH.iter().cycle().take(SENDERS) {
+        senders.spawn(send(sender, attacker.another()));
+    }
+    senders.join_all().await;
+}
+
+async fn send(sender: Sender, mut attacker: Attacker) {
+    for _ in 0..CONNECTIONS_MAX {
+        if let Some(stream) = attacker.connect().await {
+            let mut deaf = DiscardingConnection::to(stream, attacker.pace.clone());
+            attacker.counts.sent(1);
+            let begun = beginning(sender, attacker.port.kind, &attacker.function);
+            let mut goes_on = attacker.write(&mut deaf.write, &begun).await;
+            for at in 0..BYTES_MAX {
+                tokio::select! {
+                    () = deaf.closed() => goes_on = false,
+                    () = tokio::time::sleep(BYTE_EVERY) => {}
+                }
+                if !goes_on {
+                    attacker.counts.ended();
+                    break;
+                }
+                goes_on = attacker.write(&mut deaf.write, &piece(sender, attacker.port.kind, at)).await;
+            }
+        }
+        tokio::time::sleep(BYTE_EVERY).await;
+    }
+}
+
+/// The bytes that are sent at once.
+fn beginning(sender: Sender, port: PortKind, function: &str) -> Vec<u8> {
+    match sender {
+        Sender::Headers => Vec::new(),
+        Sender::Body => wire::post(&wire::infer(function), &[], BODY, b"{"),
+        Sender::Http2Headers => wire::opening(),
+        Sender::Http2Body => {
+            let headers = wire::headers(&wire::grpc(wire::methods(port)[0]));
+            let headers = wire::frame(kind::HEADERS, flag::END_HEADERS, 1, &headers);
+            let begun = wire::frame(kind::DATA, flag::NONE, 1, &wire::prefixed(false, BODY, &[]));
+            [wire::opening(), headers, begun].concat()
+        }
+    }
+}
+
+/// The byte of a number, with the frame that carries it where it is a body of HTTP/2.
+fn piece(sender: Sender, port: PortKind, at: usize) -> Vec<u8> {
+    const HEADERS: &[u8] = b"GET /v2/health/live HTTP/1.1\r\nhost: 127.0.0.1\r\nx-slow: ";
+    match sender {
+        Sender::Headers => vec![HEADERS.get(at).copied().unwrap_or(b'x')],
+        Sender::Body => vec![b' '],
+        Sender::Http2Headers => {
+            let list = wire::headers(&wire::grpc(wire::methods(port)[0]));
+            let frame = wire::frame_of_length(wire::FRAME_MAX, kind::HEADERS, flag::END_HEADERS, 1, &list);
+            vec![frame.get(at).copied().unwrap_or(0)]
+        }
+        Sender::Http2Body => wire::frame(kind::DATA, flag::NONE, 1, &[0]),
+    }
+}

@@ -1,0 +1,303 @@
+//! Attackers: a process of its own that attacks every port of a cluster as hostile clients may, from given
+//! addresses, by a seed, held to a share of one processor.
+//!
+//! ```text
+//!   scenario ──words──► child: governor ──► attacks, each on every port ──► servers
+//!       ◄──lines of JSON: which attack begins, what all of them did at the end
+//! ```
+//!
+//! The child is the harness's own program with a hidden subcommand ([`AttackOrders`]). It ends when its time
+//! is over, or when its standard input is closed: its harness is gone then. Everything is bounded: each
+//! attack in connections, bytes and repetitions, the whole in time.
+//!
+//! Deliberately absent: messages that a server is right to obey, such as the vote or the join of a peer.
+//! The trust of internal ports in their peers is no fault that these attacks look for.
+
+mod attacker;
+mod attacks;
+mod governor;
+mod schedule;
+mod wire;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io::Read as _;
+use std::net::{IpAddr, SocketAddr};
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, anyhow, ensure};
+use clap::ValueEnum;
+use rand::rngs::StdRng;
+use rand::{Rng as _, SeedableRng as _};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use serde::{Deserialize, Serialize};
+use tokio::task::JoinSet;
+
+pub use self::attacker::AttackCounts;
+use self::attacker::{AttackTally, Attacker};
+use self::attacks::Attack;
+use self::governor::ProcessorPace;
+pub(crate) use self::governor::{SHARE, share_of};
+use self::schedule::AttackTurn;
+use crate::clock;
+
+/// The name of the hidden subcommand.
+pub const SUBCOMMAND: &str = "attack";
+/// The most source addresses of attackers.
+pub const SOURCES_MAX: usize = 3;
+/// Multiplications of the control between two looks at the governor: well under a millisecond.
+const BURN_STEP: u32 = 100_000;
+
+/// The kind of a port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum PortKind {
+    /// A controller's port for clients: HTTP/1 and HTTP/2, REST and gRPC.
+    Client,
+    /// A controller's port for its peers and workers: gRPC.
+    Internal,
+    /// A worker's port for controllers and other workers: gRPC.
+    Worker,
+}
+
+/// One port of a cluster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ServerPort {
+    /// The kind of the port.
+    pub kind: PortKind,
+    /// The address of the process that listens, never of a proxy.
+    pub address: SocketAddr,
+}
+
+impl PortKind {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Client => "client",
+            Self::Internal => "internal",
+            Self::Worker => "worker",
+        }
+    }
+}
+
+impl fmt::Display for ServerPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}={}", self.kind.word(), self.address)
+    }
+}
+
+impl FromStr for ServerPort {
+    type Err = anyhow::Error;
+    fn from_str(text: &str) -> anyhow::Result<Self> {
+        let (word, address) = text.split_once('=').with_context(|| format!("{text:?} is no port"))?;
+        let kinds = [PortKind::Client, PortKind::Internal, PortKind::Worker];
+        let kind = kinds.into_iter().find(|kind| kind.word() == word);
+        let kind = kind.with_context(|| format!("{word:?} is none of client, internal, worker"))?;
+        Ok(Self { kind, address: address.parse().with_context(|| format!("{address:?} is no address"))? })
+    }
+}
+
+/// The work on which attackers spend their share of a processor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum AttackerWork {
+    /// Attacks.
+    Attack,
+    /// Multiplications: the control run, without any connection.
+    Burn,
+}
+
+impl AttackerWork {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Attack => "attack",
+            Self::Burn => "burn",
+        }
+    }
+}
+
+/// The orders of a process of attackers: the words of its command line.
+#[derive(Debug, Clone, clap::Args)]
+pub struct AttackOrders {
+    /// The work on which attackers spend their share.
+    #[arg(long)]
+    pub work: AttackerWork,
+    /// The seed of all random choices.
+    #[arg(long)]
+    pub seed: u64,
+    /// The duration of all attacks together.
+    #[arg(long, value_parser = humantime::parse_duration)]
+    pub lasts: Duration,
+    /// The source addresses of connections.
+    #[arg(long, value_delimiter = ',')]
+    pub from: Vec<IpAddr>,
+    /// The ports under attack.
+    #[arg(long, value_delimiter = ',')]
+    pub ports: Vec<ServerPort>,
+    /// The function that some requests name: an `mlp` of `millrace synth`.
+    #[arg(long)]
+    pub function: String,
+}
+
+impl AttackOrders {
+    /// As the words of a command line.
+    #[must_use]
+    pub fn words(&self) -> Vec<String> {
+        let list = |items: Vec<String>| items.join(",");
+        let flags = [
+            ("--work", self.work.word().to_owned()),
+            ("--seed", self.seed.to_string()),
+            ("--lasts", humantime::format_duration(self.lasts).to_string()),
+            ("--from", list(self.from.iter().map(ToString::to_string).collect())),
+            ("--ports", list(self.ports.iter().map(ToString::to_string).collect())),
+            ("--function", self.function.clone()),
+        ];
+        let words = flags.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]);
+        std::iter::once(SUBCOMMAND.to_owned()).chain(words).collect()
+    }
+}
+
+/// A line that attackers print.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AttackerLine {
+    /// An attack begins, alone or with all others.
+    Begins(String),
+    /// All of it is over.
+    Done(AttackSummary),
+}
+
+/// The sums of a process of attackers.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AttackSummary {
+    /// The processor time of the process, in milliseconds.
+    pub used_ms: u64,
+    /// The elapsed time, in milliseconds.
+    pub passed_ms: u64,
+    /// The counts of each attack, by its name.
+    pub attacks: BTreeMap<String, AttackCounts>,
+}
+
+/// Carries out orders, until their time is over or standard input is closed.
+///
+/// # Errors
+/// When the orders cannot be carried out.
+pub fn run(orders: &AttackOrders) -> anyhow::Result<()> {
+    ensure!(!orders.from.is_empty(), "attackers need an address to come from");
+    ensure!(orders.from.len() <= SOURCES_MAX, "attackers come from {SOURCES_MAX} addresses at most");
+    raise_descriptors()?;
+    // A second thread would take a second processor, beyond the governor's share of one.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let done = runtime.block_on(async {
+        tokio::select! {
+            done = carry_out(orders) => done,
+            () = closed_stdin() => Err(anyhow!("the harness is gone")),
+        }
+    })?;
+    say(&AttackerLine::Done(done))?;
+    // A read of standard input still blocks a thread of the runtime: it must not be waited for.
+    runtime.shutdown_background();
+    Ok(())
+}
+
+async fn carry_out(orders: &AttackOrders) -> anyhow::Result<AttackSummary> {
+    let begun = clock::now();
+    let pace = ProcessorPace::begin()?;
+    let tally = AttackTally::default();
+    match orders.work {
+        AttackerWork::Burn => burn(&pace, orders.lasts).await,
+        AttackerWork::Attack => attack(orders, &pace, &tally).await?,
+    }
+    let millis = |span: Duration| u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
+    Ok(AttackSummary {
+        used_ms: millis(pace.used()),
+        passed_ms: millis(begun.elapsed()),
+        attacks: tally.counts(),
+    })
+}
+
+async fn burn(pace: &ProcessorPace, lasts: Duration) {
+    let until = clock::now() + lasts;
+    let mut product = 1u32;
+    while clock::now() < until {
+        for step in 1..=BURN_STEP {
+            product = std::hint::black_box(product.wrapping_mul(step | 1));
+        }
+        pace.keep().await;
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Every attack in turns, then all of them together.
+async fn attack(orders: &AttackOrders, pace: &ProcessorPace, tally: &AttackTally) -> anyhow::Result<()> {
+    let mut rng = StdRng::seed_from_u64(orders.seed);
+    let sources: Arc<[IpAddr]> = orders.from.clone().into();
+    let function: Arc<str> = orders.function.as_str().into();
+    for AttackTurn { attacks, lasts } in schedule::turns(&Attack::ALL, orders.lasts, &mut rng) {
+        let said = if attacks.len() == 1 { attacks[0].name() } else { "all of them together" };
+        say(&AttackerLine::Begins(said.to_owned()))?;
+        let mut going_on = JoinSet::new();
+        for &attack in &attacks {
+            for &port in &orders.ports {
+                let attacker = Attacker {
+                    port,
+                    sources: sources.clone(),
+                    alone: attacks.len() == 1,
+                    function: function.clone(),
+                    rng: StdRng::seed_from_u64(rng.random()),
+                    pace: pace.clone(),
+                    counts: tally.of(attack.name()),
+                };
+                going_on.spawn(attack.carry_out(attacker));
+            }
+        }
+        let all = async { while going_on.join_next().await.is_some() {} };
+        // Connections that an attack still holds are dropped with it.
+        let _over = tokio::time::timeout(lasts, all).await;
+        going_on.shutdown().await;
+    }
+    Ok(())
+}
+
+async fn closed_stdin() {
+    // The harness sends nothing: a read ends when the harness does.
+    let read = || std::io::stdin().read(&mut [0; 1]);
+    let _end = tokio::task::spawn_blocking(read).await;
+}
+
+fn say(line: &AttackerLine) -> anyhow::Result<()> {
+    println!("{}", serde_json::to_string(line)?);
+    Ok(())
+}
+
+/// Thousands of connections take as many descriptors.
+fn raise_descriptors() -> anyhow::Result<()> {
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })
+        .context("cannot raise the limit of descriptors")
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{Args as _, FromArgMatches as _};
+
+    use super::*;
+
+    #[test]
+    fn orders_survive_the_command_line() {
+        let orders = AttackOrders {
+            work: AttackerWork::Attack,
+            seed: 7,
+            lasts: Duration::from_millis(1_500),
+            from: vec![[127, 0, 1, 1].into(), [127, 0, 1, 2].into()],
+            ports: ["client=127.0.0.1:20000", "worker=127.0.0.1:20001"]
+                .map(|it| it.parse().unwrap())
+                .to_vec(),
+            function: "everywhere".to_owned(),
+        };
+        let command = AttackOrders::augment_args(clap::Command::new(SUBCOMMAND));
+        let matches = command.try_get_matches_from(orders.words()).unwrap();
+        let read = AttackOrders::from_arg_matches(&matches).unwrap();
+        assert_eq!(read.words(), orders.words());
+        assert!("peer=127.0.0.1:1".parse::<ServerPort>().unwrap_err().to_string().contains("peer"));
+    }
+}

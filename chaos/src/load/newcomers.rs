@@ -1,0 +1,88 @@
+//! Clients that come once: each asks a function over a connection of its own, as a command or a script
+//! does. Connections that clients have from before do not show whether a server takes any more.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use millrace_client::{Address, Endpoints};
+use rand::rngs::StdRng;
+use rand::{Rng as _, SeedableRng as _};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use super::Targets;
+use super::requester::name;
+use crate::oracle::requests::{Ended, Request};
+use crate::timeline::Timeline;
+
+/// The pause between two of them, in milliseconds.
+const PAUSE_MS: std::ops::Range<u64> = 30..90;
+/// The longest wait for an answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Newcomers, one after the other, until they are stopped.
+#[derive(Debug)]
+pub(crate) struct Newcomers {
+    stop: CancellationToken,
+    requests: Arc<Mutex<Vec<Request>>>,
+    coming: JoinHandle<()>,
+}
+
+impl Newcomers {
+    pub(crate) fn begin(
+        addresses: Vec<Address>,
+        targets: Targets,
+        timeline: Timeline,
+        rng: &mut StdRng,
+    ) -> Self {
+        let stop = CancellationToken::new();
+        let requests = Arc::<Mutex<Vec<Request>>>::default();
+        let rng = StdRng::seed_from_u64(rng.random());
+        let come = come(addresses, targets, timeline, rng, requests.clone());
+        let stopped = stop.clone();
+        let coming = tokio::spawn(async move {
+            // One that is on its way is forgotten.
+            stopped.run_until_cancelled(come).await.unwrap_or_default();
+        });
+        Self { stop, requests, coming }
+    }
+
+    /// Every request so far that ended.
+    pub(crate) fn requests(&self) -> Vec<Request> {
+        self.requests.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Ends them.
+    pub(crate) async fn end(self) -> anyhow::Result<()> {
+        self.stop.cancel();
+        self.coming.await.context("newcomers failed")
+    }
+}
+
+async fn come(
+    mut addresses: Vec<Address>,
+    targets: Targets,
+    timeline: Timeline,
+    mut rng: StdRng,
+    requests: Arc<Mutex<Vec<Request>>>,
+) {
+    let names: Vec<String> = targets.names().map(str::to_owned).collect();
+    loop {
+        tokio::time::sleep(Duration::from_millis(rng.random_range(PAUSE_MS))).await;
+        addresses.rotate_left(1);
+        let function = names[rng.random_range(0..names.len())].clone();
+        let Ok(endpoints) = Endpoints::with_client_id(addresses.clone(), rng.random()) else { return };
+        let id = endpoints.next_id();
+        let begun = timeline.now();
+        let asked = tokio::time::timeout(PATIENCE, targets.try_ask(&function, endpoints)).await;
+        let how = match asked {
+            Ok(Ok(Ok(()))) => Ended::Right,
+            Ok(Ok(Err(error))) => Ended::Refused(format!("over a new connection: {}", name(&error))),
+            Ok(Err(other)) => Ended::Wrong(other.to_string()),
+            Err(_) => Ended::GivenUp(format!("over a new connection: no answer in {PATIENCE:?}")),
+        };
+        let request = Request { id, function, begun, ended: timeline.now(), retried: Vec::new(), how };
+        requests.lock().unwrap_or_else(PoisonError::into_inner).push(request);
+    }
+}

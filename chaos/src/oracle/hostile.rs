@@ -1,0 +1,439 @@
+//! Whether hostile clients harmed a cluster: its processes, its leader, its other clients, the memory and
+//! descriptors of its servers, and how soon all of it is as before. Pure: readings in, checks out.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use super::healthy::ALLOWANCE;
+use super::requests::{Ended, Request};
+use crate::hostile::{AttackSummary, SHARE, share_of};
+use crate::report::Check;
+use crate::timeline::seconds;
+
+/// The most memory of a server: the default byte budget of its requests, and an allowance beside it.
+pub const MEMORY_MAX: u64 = BUDGET + BESIDE;
+const BUDGET: u64 = 1 << 30;
+const BESIDE: u64 = 512 * MIB;
+/// The most memory that a server may keep when attackers are gone.
+const KEPT_MEMORY_MAX: u64 = 128 * MIB;
+/// The most descriptors that a server may keep: connections of clients come and go.
+const KEPT_DESCRIPTORS_MAX: u64 = 64;
+/// Descriptors of a server that are no connection of a client: files that are open for a moment.
+const OWN_DESCRIPTORS: u64 = 64;
+/// The largest ratio of the latency under attack to the control's.
+const SLOWER_MAX: u32 = 2;
+/// The stated longest time without an acknowledged write.
+const WRITES_WITHIN: Duration = Duration::from_secs(2);
+/// The stated time until the cluster is as before the attack.
+pub const NORMAL_WITHIN: Duration = Duration::from_secs(10);
+/// The share of a processor that attackers may take beyond theirs.
+const SHARE_SLACK: f64 = 0.05;
+const MIB: u64 = 1 << 20;
+
+/// The memory and descriptors of a server.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ServerUsage {
+    /// The most resident bytes since the run began.
+    pub peak: u64,
+    /// Resident bytes of its own.
+    pub private: u64,
+    /// Open descriptors.
+    pub descriptors: u64,
+}
+
+/// A cluster at some time.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ClusterReading {
+    /// Since the timeline began.
+    pub at: Duration,
+    /// Controllers and workers that run.
+    pub servers: BTreeMap<String, ServerUsage>,
+    /// Processes that ran when the run began and do no longer, executors included.
+    pub ended: BTreeSet<String>,
+    /// The id of the leader and its term, where the cluster told.
+    pub leader: Option<(u64, u64)>,
+}
+
+/// Judges whether every process went on.
+#[must_use]
+pub fn processes(run: &str, readings: &[ClusterReading]) -> Check {
+    let mut evidence = Vec::new();
+    let mut known = BTreeSet::new();
+    for reading in readings {
+        for name in reading.ended.iter().filter(|&name| known.insert(name)) {
+            evidence.push(format!("{name} had ended at {}", seconds(reading.at)));
+        }
+    }
+    if readings.is_empty() {
+        evidence.push("nobody looked".to_owned());
+    }
+    Check::of(format!("{run}: no process ends"), format!("{} looks", readings.len()), evidence)
+}
+
+/// Judges whether the same controller led in the same term throughout. A term never falls, so that the
+/// first and the last look alone would tell of any election between them.
+#[must_use]
+pub fn leaders(run: &str, readings: &[ClusterReading]) -> Check {
+    let told: Vec<_> = readings.iter().filter_map(|it| Some((it.at, it.leader?))).collect();
+    let mut evidence = Vec::new();
+    for (&(_, (was, old)), &(at, (is, new))) in told.iter().zip(told.iter().skip(1)) {
+        if (was, old) != (is, new) {
+            let at = seconds(at);
+            evidence.push(format!("at {at} controller {is} leads in term {new}, {was} in term {old} before"));
+        }
+    }
+    if readings.first().is_none_or(|it| it.leader.is_none()) {
+        evidence.push("the leader before the attack is not known".to_owned());
+    }
+    if readings.last().is_none_or(|it| it.leader.is_none()) {
+        evidence.push("the leader after the attack is not known".to_owned());
+    }
+    let detail = match told.first() {
+        Some((_, (id, term))) => {
+            format!("controller {id}, term {term}, in {} of {} looks", told.len(), readings.len())
+        }
+        None => "the cluster told of none".to_owned(),
+    };
+    Check::of(format!("{run}: no leader changes"), detail, evidence)
+}
+
+/// Judges the memory of servers.
+#[must_use]
+pub fn memory(run: &str, readings: &[ClusterReading]) -> Check {
+    let peaks = most(readings, |server| server.peak);
+    let over = |(name, &peak): (&String, &u64)| {
+        (peak > MEMORY_MAX).then(|| format!("{name} took {} MiB", peak / MIB))
+    };
+    let evidence = peaks.iter().filter_map(over).collect();
+    let each: Vec<_> = peaks.iter().map(|(name, peak)| format!("{name} {}", peak / MIB)).collect();
+    let detail = format!("at most {} MiB each; MiB: {}", MEMORY_MAX / MIB, each.join(", "));
+    Check::of(format!("{run}: memory is within the budget + {} MiB", BESIDE / MIB), detail, evidence)
+}
+
+/// Judges the descriptors of servers, where `connections` are the most of clients and peers that each
+/// takes, and the first reading is from before the attack.
+#[must_use]
+pub fn descriptors(run: &str, readings: &[ClusterReading], connections: &BTreeMap<String, u64>) -> Check {
+    let before = readings.first().map(|it| it.servers.clone()).unwrap_or_default();
+    let most = most(readings, |server| server.descriptors);
+    let mut evidence = Vec::new();
+    let mut each = Vec::new();
+    for (name, &most) in &most {
+        let own = before.get(name).map_or(0, |server| server.descriptors);
+        let bound = own + connections.get(name).copied().unwrap_or(0) + OWN_DESCRIPTORS;
+        each.push(format!("{name} {most} of {bound}"));
+        if most > bound {
+            evidence.push(format!("{name} had {most} descriptors, {own} of them before the attack"));
+        }
+    }
+    Check::of(format!("{run}: descriptors are within the bound"), each.join(", "), evidence)
+}
+
+/// Returns the maximum of a figure over all readings, by server.
+fn most(readings: &[ClusterReading], of: impl Fn(&ServerUsage) -> u64) -> BTreeMap<String, u64> {
+    let mut most: BTreeMap<String, u64> = BTreeMap::new();
+    for (name, server) in readings.iter().flat_map(|reading| &reading.servers) {
+        let own = most.entry(name.clone()).or_default();
+        *own = (*own).max(of(server));
+    }
+    most
+}
+
+/// Returns the first difference from the reading before the attack, beyond the allowed remainders.
+#[must_use]
+pub fn not_as_before(before: &ClusterReading, now: &ClusterReading) -> Option<String> {
+    if let Some(name) = now.ended.first() {
+        return Some(format!("{name} has ended"));
+    }
+    for (name, was) in &before.servers {
+        let Some(is) = now.servers.get(name) else { return Some(format!("{name} has ended")) };
+        if is.private > was.private + KEPT_MEMORY_MAX {
+            let now_mib = is.private / MIB;
+            let before_mib = was.private / MIB;
+            return Some(format!("{name} has {now_mib} MiB of its own, {before_mib} before"));
+        }
+        if is.descriptors > was.descriptors + KEPT_DESCRIPTORS_MAX {
+            return Some(format!("{name} has {} descriptors, {} before", is.descriptors, was.descriptors));
+        }
+    }
+    now.leader.is_none().then(|| "nobody leads".to_owned())
+}
+
+/// Judges the time until all was as before, or fails with the reason why it was not.
+#[must_use]
+pub fn normal(run: &str, took: Result<Duration, String>) -> Check {
+    let limit = NORMAL_WITHIN * ALLOWANCE;
+    let name = format!("{run}: all is as before soon after");
+    let stated = format!("stated {}, fails beyond {}", seconds(NORMAL_WITHIN), seconds(limit));
+    match took {
+        Ok(took) => {
+            let late = (took > limit).then(|| format!("it took {}", seconds(took)));
+            Check::of(name, format!("after {}; {stated}", seconds(took)), late.into_iter().collect())
+        }
+        Err(why) => Check::fail(name, stated, vec![why]),
+    }
+}
+
+/// Judges the requests of other clients: none may be lost, and none be told to try again.
+#[must_use]
+pub fn unharmed(run: &str, requests: &[Request]) -> Check {
+    let harm = |request: &Request| match &request.how {
+        Ended::Right => request.retried.last().map(|why| request.line(&format!("told to try again: {why}"))),
+        Ended::Wrong(why) => Some(request.line(&format!("answered wrong: {why}"))),
+        Ended::Refused(why) | Ended::GivenUp(why) => Some(request.line(&format!("lost: {why}"))),
+    };
+    let mut evidence: Vec<_> = requests.iter().filter_map(harm).collect();
+    let detail = format!("{} of {} requests harmed", evidence.len(), requests.len());
+    if requests.is_empty() {
+        evidence.push("no request was made".to_owned());
+    }
+    Check::of(format!("{run}: no other client's request is lost or fails"), detail, evidence)
+}
+
+/// Latencies of requests, by who made them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ClientLatencies {
+    /// Over connections from before.
+    pub kept: Vec<Duration>,
+    /// Over a connection of their own each.
+    pub new: Vec<Duration>,
+}
+
+impl ClientLatencies {
+    fn p99(&self) -> Duration {
+        let both: Vec<_> = self.kept.iter().chain(&self.new).copied().collect();
+        p99(&both)
+    }
+}
+
+/// Judges the latency of other clients against that of the control run.
+#[must_use]
+pub fn latency(run: &str, control: &ClientLatencies, attacked: &ClientLatencies) -> Check {
+    let usual = control.p99();
+    let now = attacked.p99();
+    let pair = |of: &dyn Fn(&ClientLatencies) -> Duration| {
+        format!("{}, control {}", millis(of(attacked)), millis(of(control)))
+    };
+    let detail = format!(
+        "p99 {} ({} requests; over kept connections {}; over new ones {})",
+        pair(&ClientLatencies::p99),
+        attacked.kept.len() + attacked.new.len(),
+        pair(&|it| p99(&it.kept)),
+        pair(&|it| p99(&it.new)),
+    );
+    let mut evidence = Vec::new();
+    if usual.is_zero() {
+        evidence.push("no request was answered in the control run".to_owned());
+    }
+    if now.is_zero() {
+        evidence.push("no request was answered under attack".to_owned());
+    }
+    if now > usual * SLOWER_MAX {
+        evidence.push(format!("{} is more than {SLOWER_MAX} times {}", millis(now), millis(usual)));
+    }
+    Check::of(format!("{run}: the others' p99 is at most twice the control's"), detail, evidence)
+}
+
+/// Judges whether writes went on: how long each took that was acknowledged, and the longest time without.
+#[must_use]
+pub fn writes(run: &str, took: &[Duration], gap_max: Duration) -> Check {
+    let limit = WRITES_WITHIN * ALLOWANCE;
+    let detail = format!(
+        "{} writes, p99 {}; never without one for more than {}, stated {}, fails beyond {}",
+        took.len(),
+        millis(p99(took)),
+        seconds(gap_max),
+        seconds(WRITES_WITHIN),
+        seconds(limit)
+    );
+    let mut evidence = Vec::new();
+    if took.is_empty() {
+        evidence.push("no write was acknowledged".to_owned());
+    }
+    if gap_max > limit {
+        evidence.push(format!("no write was acknowledged for {}", seconds(gap_max)));
+    }
+    Check::of(format!("{run}: admin writes go on"), detail, evidence)
+}
+
+/// Judges the harness itself: attackers kept to their share, and every attack reached a server.
+#[must_use]
+pub fn attackers(run: &str, control: &AttackSummary, done: &AttackSummary) -> Check {
+    let share =
+        |it: &AttackSummary| share_of(Duration::from_millis(it.used_ms), Duration::from_millis(it.passed_ms));
+    let control = share(control);
+    let own = share(done);
+    let mut evidence = Vec::new();
+    if own > SHARE + SHARE_SLACK {
+        evidence.push(format!("attackers took {own:.2} of a processor"));
+    }
+    if done.attacks.is_empty() {
+        evidence.push("no attack was made".to_owned());
+    }
+    for (name, counts) in &done.attacks {
+        if counts.connections == 0 {
+            evidence.push(format!("{name}: no connection was made"));
+        }
+    }
+    let sum = |of: fn(&crate::hostile::AttackCounts) -> u64| done.attacks.values().map(of).sum::<u64>();
+    let detail = format!(
+        "{own:.2} of a processor, the control {control:.2}; {} connections, {} not taken, {} requests and streams, {} MiB",
+        sum(|it| it.connections),
+        sum(|it| it.unconnected),
+        sum(|it| it.sent),
+        sum(|it| it.bytes) / MIB
+    );
+    Check::of(format!("{run}: attackers keep to half a processor"), detail, evidence)
+}
+
+/// The 99th of a hundred, or nothing of none.
+fn p99(took: &[Duration]) -> Duration {
+    let mut sorted = took.to_vec();
+    sorted.sort_unstable();
+    let index = (sorted.len() * 99).div_ceil(100).saturating_sub(1);
+    sorted.get(index).copied().unwrap_or_default()
+}
+
+fn millis(span: Duration) -> String {
+    format!("{:.1} ms", span.as_secs_f64() * 1e3)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hostile::AttackCounts;
+    use crate::oracle::requests::request;
+    use crate::report::Verdict;
+
+    const RUN: &str = "attacked";
+
+    fn reading(at: u64, change: impl FnOnce(&mut ClusterReading)) -> ClusterReading {
+        let server = ServerUsage { peak: 100 * MIB, private: 50 * MIB, descriptors: 40 };
+        let servers = ["controller 1", "worker-1"].map(|name| (name.to_owned(), server));
+        let mut reading = ClusterReading {
+            at: Duration::from_secs(at),
+            servers: servers.into(),
+            leader: Some((1, 3)),
+            ..ClusterReading::default()
+        };
+        change(&mut reading);
+        reading
+    }
+
+    fn readings(change: impl FnOnce(&mut ClusterReading)) -> Vec<ClusterReading> {
+        vec![reading(1, |_| {}), reading(2, change), reading(3, |_| {})]
+    }
+
+    fn controller(reading: &mut ClusterReading) -> &mut ServerUsage {
+        reading.servers.get_mut("controller 1").unwrap()
+    }
+
+    #[test]
+    fn a_cluster_that_goes_on_passes() {
+        let all = readings(|_| {});
+        let bounds = BTreeMap::from([("controller 1".to_owned(), 2_048)]);
+        let checks =
+            [processes(RUN, &all), leaders(RUN, &all), memory(RUN, &all), descriptors(RUN, &all, &bounds)];
+        for check in checks {
+            assert_eq!(check.verdict, Verdict::Pass, "{check:?}");
+        }
+    }
+
+    #[test]
+    fn a_process_that_ended_fails_and_is_named_once() {
+        let mut all = readings(|it| it.ended = ["controller 2".to_owned()].into());
+        all[2].ended.insert("controller 2".to_owned());
+        let check = processes(RUN, &all);
+        assert_eq!(
+            (check.verdict, check.evidence),
+            (Verdict::Fail, vec!["controller 2 had ended at 2.00 s".to_owned()])
+        );
+        assert_eq!(processes(RUN, &[]).verdict, Verdict::Fail);
+    }
+
+    #[test]
+    fn another_term_or_leader_fails_and_a_look_that_told_nothing_does_not() {
+        assert_eq!(leaders(RUN, &readings(|it| it.leader = None)).verdict, Verdict::Pass);
+        for other in [(1, 4), (2, 4)] {
+            assert_eq!(leaders(RUN, &readings(|it| it.leader = Some(other))).verdict, Verdict::Fail);
+        }
+        let silent_after = [reading(1, |_| {}), reading(2, |it| it.leader = None)];
+        assert_eq!(leaders(RUN, &silent_after).verdict, Verdict::Fail);
+    }
+
+    #[test]
+    fn memory_and_descriptors_beyond_the_bound_fail() {
+        let peak = |bytes| memory(RUN, &readings(|it| controller(it).peak = bytes)).verdict;
+        assert_eq!((peak(MEMORY_MAX), peak(MEMORY_MAX + 1)), (Verdict::Pass, Verdict::Fail));
+        let bounds = BTreeMap::from([("controller 1".to_owned(), 2_048)]);
+        let open =
+            |count| descriptors(RUN, &readings(|it| controller(it).descriptors = count), &bounds).verdict;
+        assert_eq!((open(2_152), open(2_153)), (Verdict::Pass, Verdict::Fail));
+    }
+
+    #[test]
+    fn memory_and_descriptors_kept_after_an_attack_fail() {
+        let before = reading(1, |_| {});
+        let kept = |change: fn(&mut ClusterReading)| not_as_before(&before, &reading(9, change));
+        assert_eq!(kept(|it| controller(it).private += KEPT_MEMORY_MAX), None);
+        assert!(kept(|it| controller(it).private += KEPT_MEMORY_MAX + 1).unwrap().contains("MiB"));
+        assert!(kept(|it| controller(it).descriptors += 65).unwrap().contains("descriptors"));
+        assert!(kept(|it| it.servers.retain(|name, _| name != "worker-1")).unwrap().contains("worker-1"));
+        assert!(kept(|it| it.leader = None).is_some());
+        let verdict = |took| normal(RUN, took).verdict;
+        assert_eq!(verdict(Ok(Duration::from_secs(50))), Verdict::Pass);
+        assert_eq!(verdict(Ok(Duration::from_secs(51))), Verdict::Fail);
+        assert_eq!(verdict(Err("nobody leads".to_owned())), Verdict::Fail);
+    }
+
+    #[test]
+    fn a_lost_request_fails_and_so_does_one_that_was_told_to_try_again() {
+        let verdict = |requests: &[Request]| unharmed(RUN, requests).verdict;
+        assert_eq!(verdict(&[request(Ended::Right, &[])]), Verdict::Pass);
+        for how in [Ended::Refused("no".into()), Ended::GivenUp("late".into()), Ended::Wrong("other".into())]
+        {
+            assert_eq!(verdict(&[request(Ended::Right, &[]), request(how, &[])]), Verdict::Fail);
+        }
+        assert_eq!(verdict(&[request(Ended::Right, &["CONNECTION_LOST: reset"])]), Verdict::Fail);
+        assert_eq!(verdict(&[]), Verdict::Fail);
+    }
+
+    #[test]
+    fn a_p99_of_more_than_twice_the_controls_fails() {
+        let ms = Duration::from_millis;
+        let of =
+            |slow| ClientLatencies { kept: vec![ms(5); 97], new: [vec![ms(6)], vec![ms(slow); 2]].concat() };
+        let verdict =
+            |control: &ClientLatencies, attacked: &ClientLatencies| latency(RUN, control, attacked).verdict;
+        assert_eq!(verdict(&of(20), &of(40)), Verdict::Pass);
+        assert_eq!(verdict(&of(20), &of(41)), Verdict::Fail);
+        assert_eq!(verdict(&of(20), &ClientLatencies::default()), Verdict::Fail);
+        assert_eq!(verdict(&ClientLatencies::default(), &of(1)), Verdict::Fail);
+        let said = latency(RUN, &of(20), &of(40)).detail;
+        assert!(
+            said.starts_with("p99 40.0 ms, control 20.0 ms (100 requests; over kept connections 5.0 ms"),
+            "{said}"
+        );
+    }
+
+    #[test]
+    fn writes_that_stop_fail() {
+        let took = [Duration::from_millis(20)];
+        let verdict = |took: &[Duration], gap| writes(RUN, took, Duration::from_secs(gap)).verdict;
+        assert_eq!((verdict(&took, 10), verdict(&took, 11)), (Verdict::Pass, Verdict::Fail));
+        assert_eq!(verdict(&[], 1), Verdict::Fail);
+    }
+
+    #[test]
+    fn attackers_over_their_share_or_without_connections_fail() {
+        let done = |used_ms, connections| {
+            let counts = AttackCounts { connections, ..AttackCounts::default() };
+            AttackSummary { used_ms, passed_ms: 1_000, attacks: [("huge shapes".to_owned(), counts)].into() }
+        };
+        let verdict = |done: &AttackSummary| attackers(RUN, &AttackSummary::default(), done).verdict;
+        assert_eq!(verdict(&done(500, 1)), Verdict::Pass);
+        assert_eq!(verdict(&done(600, 1)), Verdict::Fail);
+        assert_eq!(verdict(&done(500, 0)), Verdict::Fail);
+        assert_eq!(verdict(&AttackSummary::default()), Verdict::Fail);
+    }
+}
