@@ -10,7 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::commands::{
     apply, autoscale, billing, cluster, completions, controller, delete, demo, describe, events, get, health,
-    invoke, logs, operation, policy, ps, scheduling, sim, synth, tenant, top, trace, up, version, worker,
+    inspect, invoke, logs, operation, policy, ps, scheduling, sim, synth, tenant, top, trace, up, version,
+    worker,
 };
 use crate::config::Config;
 use crate::failure::EXIT_CODES;
@@ -116,6 +117,9 @@ pub(crate) enum Command {
     /// Serve a worker as one of its executors; its socket is standard input.
     #[command(hide = true)]
     Executor,
+    /// Check the model file on standard input for a controller.
+    #[command(hide = true)]
+    Inspect(inspect::Args),
     /// Become a user's program, in a process that a worker started.
     #[command(hide = true)]
     Program,

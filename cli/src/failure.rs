@@ -158,6 +158,9 @@ fn next_step(error: &Error) -> Option<String> {
             Reason::QueueFull | Reason::ByteBudgetExceeded | Reason::NoGpuMemory => {
                 "the cluster is full: try again in a moment, or send less at a time"
             }
+            Reason::StorageFull => {
+                "free space on the controllers' disks, or delete functions: unused models are removed after an hour"
+            }
             Reason::NoWorker => "see the nodes: millrace get nodes",
             Reason::NoLeader => "see which controllers are up: millrace cluster status",
             Reason::ShuttingDown => "try again in a moment",

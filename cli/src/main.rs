@@ -42,6 +42,9 @@ fn main() -> ExitCode {
     if let Command::Program = cli.command {
         return millrace_worker::programs::launch();
     }
+    if let Command::Inspect(inspect) = &cli.command {
+        return inspect.run();
+    }
     match run(cli) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),

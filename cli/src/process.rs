@@ -4,6 +4,7 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
+use millrace_controller::{Inspection, InspectorCommand};
 use rustix::process::{Pid, Signal};
 use serde::{Deserialize, Serialize};
 use tokio::signal::unix::{SignalKind, signal};
@@ -90,6 +91,13 @@ pub(crate) fn die_with(parent: u32) -> Result<(), Failure> {
         return Ok(());
     }
     Err(Failure::failed(format!("process {parent}, which started this one, has ended")))
+}
+
+/// How a controller of this program checks uploaded models.
+pub(crate) fn inspection() -> Result<Inspection, Failure> {
+    let command = InspectorCommand::this_program();
+    let command = command.map_err(|error| Failure::failed(format!("cannot find this program: {error}")))?;
+    Ok(Inspection::Child(command))
 }
 
 /// A folder that goes away with the process.

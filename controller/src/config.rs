@@ -13,6 +13,7 @@ use millrace_types::Bytes;
 
 use crate::artifacts::SharedPlace;
 use crate::clock::{SystemClock, WallClock};
+use crate::inspection::Inspection;
 
 /// The port for everything a client speaks.
 pub const CLIENT_PORT: u16 = 8080;
@@ -116,6 +117,8 @@ pub struct ControllerConfig {
     pub insecure: bool,
     /// Bounds on what clients may ask.
     pub limits: Limits,
+    /// Where uploaded models are checked.
+    pub inspection: Inspection,
     /// Where random choices begin. The edge draws it from the system; tests fix it.
     pub seed: u64,
     /// Where stamps come from.
@@ -125,7 +128,8 @@ pub struct ControllerConfig {
 }
 
 impl ControllerConfig {
-    /// Every default, on loopback: the first controller of a cluster of its own.
+    /// Every default, on loopback: the first controller of a cluster of its own. Models are checked in
+    /// this process: a server names a program for that, see [`Self::inspection`].
     #[must_use]
     pub fn new(data_dir: PathBuf, seed: u64) -> Self {
         let loopback = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
@@ -143,6 +147,7 @@ impl ControllerConfig {
             fault_injection: false,
             insecure: false,
             limits: Limits::default(),
+            inspection: Inspection::InProcess,
             seed,
             clock: Arc::new(SystemClock),
             kept: None,
@@ -159,6 +164,10 @@ pub struct Limits {
     pub uploads: usize,
     /// How long an upload may go without a byte.
     pub upload_idle: Duration,
+    /// Bytes a second that an upload must come at, over its whole length, after that time.
+    pub upload_bytes_per_sec_min: u64,
+    /// Memory of the processes that check uploaded models, all together.
+    pub inspection_memory: Bytes,
     /// How long a model file that no function uses is kept.
     pub artifact_grace: Duration,
     /// Model files kept here of those that are in the object store. Trimmed as often as unused ones
@@ -178,8 +187,10 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             artifact_bytes: Bytes::gib(16),
-            uploads: 4,
+            uploads: 32,
             upload_idle: Duration::from_secs(30),
+            upload_bytes_per_sec_min: 64 << 10,
+            inspection_memory: Bytes::gib(8),
             artifact_grace: Duration::from_secs(3600),
             artifact_cache: Bytes::gib(64),
             collect_every: Duration::from_secs(60),

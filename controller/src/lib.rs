@@ -31,8 +31,10 @@ mod faults;
 #[cfg(test)]
 mod fixtures;
 mod fleet;
+mod inspection;
 mod leader;
 mod meters;
+mod pace;
 mod passed;
 mod raft;
 mod server;
@@ -47,6 +49,7 @@ use std::path::PathBuf;
 pub use artifacts::{SharedPlace, SharedPlaceError};
 pub use config::{ControllerConfig, JoinAs, Limits, Start};
 pub use connector::{ConnectError, Connector, Tcp, Transport};
+pub use inspection::{Inspection, InspectorCommand, serve_inspection};
 pub use millrace_cluster_state::ControllerId;
 pub use raft::bootstrap::Error as RaftError;
 pub use server::{Controller, start};

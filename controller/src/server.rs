@@ -98,7 +98,13 @@ pub async fn start(
     let stop = CancellationToken::new();
     let guard = stop.clone().drop_guard();
     let fleet = Fleet::new();
-    let artifacts = Arc::new(Artifacts::new(store, shared, replica.clone(), config.limits.clone()));
+    let artifacts = Arc::new(Artifacts::new(
+        store,
+        shared,
+        replica.clone(),
+        config.limits.clone(),
+        config.inspection.clone(),
+    ));
     let passed = Passed::default();
     let leading = Duties::new(replica.clone(), fleet.clone(), config.limits.lease, passed.clone());
     let outlook = leading.outlook();

@@ -38,6 +38,7 @@ use crate::events::Events;
 use crate::everyone::Everyone;
 use crate::fleet::Fleet;
 use crate::fleet::control::Control;
+use crate::inspection::Inspection;
 use crate::leader::{Duties, Outlook};
 use crate::passed::Passed;
 use crate::raft::bootstrap::{self, Opening};
@@ -104,7 +105,8 @@ impl Member {
             data_dir: config.data_dir.clone(),
             reason: error.to_string(),
         })?;
-        let artifacts = Artifacts::new(store, None, replica.clone(), Limits::default());
+        let inspection = Inspection::InProcess;
+        let artifacts = Artifacts::new(store, None, replica.clone(), Limits::default(), inspection);
         let artifacts = Arc::new(artifacts);
         let service = Service::new(replica.clone(), artifacts.clone());
         let (fleet, stop) = (Fleet::new(), CancellationToken::new());

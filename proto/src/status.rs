@@ -51,9 +51,11 @@ pub const fn code(reason: Reason) -> Code {
         | Reason::OperationState
         | Reason::InUse
         | Reason::Fenced => Code::FailedPrecondition,
-        Reason::QueueFull | Reason::StateFull | Reason::ByteBudgetExceeded | Reason::NoGpuMemory => {
-            Code::ResourceExhausted
-        }
+        Reason::QueueFull
+        | Reason::StateFull
+        | Reason::StorageFull
+        | Reason::ByteBudgetExceeded
+        | Reason::NoGpuMemory => Code::ResourceExhausted,
         Reason::TimedOut => Code::DeadlineExceeded,
         Reason::Cancelled => Code::Cancelled,
         Reason::Unauthenticated => Code::Unauthenticated,

@@ -86,6 +86,8 @@ reasons! {
     ArtifactNotHeld = "ARTIFACT_NOT_HELD", retryable: true;
     /// The object store that the controllers share does not answer, or is not the cluster's.
     StoreUnavailable = "STORE_UNAVAILABLE", retryable: true;
+    /// A controller's disk has too little space.
+    StorageFull = "STORAGE_FULL", retryable: true;
     /// A peer of another cluster or protocol version.
     PeerMismatch = "PEER_MISMATCH", retryable: false;
     /// A change of the controller group that would be unsafe, or names no member.

@@ -1,5 +1,6 @@
-//! The disk of a controller is full: its log halts, its process says why and ends, and the others go
-//! on. With space again it is started over the same folder and catches up.
+//! The disk of a controller is full: its log goes on in the space reserved for it, and no write is lost.
+//! Killed then, the controller may refuse to start and has to say why; the others go on. With space again
+//! it is started over the same folder and catches up.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -9,7 +10,7 @@ use anyhow::{Context as _, ensure};
 
 use super::small_disk::SmallDisk;
 use super::stage::Stage;
-use crate::cluster::{PATIENCE, Process, Start, until};
+use crate::cluster::{PATIENCE, Process, Start};
 
 /// What the system says of a full disk.
 const NO_SPACE: &str = "No space left on device";
@@ -61,49 +62,44 @@ impl Stage {
     async fn disk_is_full(&mut self, id: u64, leads: bool, disk: &SmallDisk) -> anyhow::Result<()> {
         let ids = self.cluster.controller_ids();
         let others: Vec<u64> = ids.into_iter().filter(|&other| other != id).collect();
-        let before = self.cluster.log(id)?.len();
         let taken = disk.fill()?;
         let role = if leads { "which leads" } else { "which follows" };
         self.timeline.fault(format!("filled the disk of controller {id}, {role}, with {taken} bytes"));
-        // Its log goes on as long as there is space in the blocks that it has.
-        let status = self.ends(id).await?;
         self.fault();
-        self.names_the_disk(id, status, before)?;
+        self.resumed().await?;
+        self.calm().await;
+        let ended = self.cluster.ended(&Process::Controller(id));
+        ensure!(ended.is_none(), "controller {id} ended on a full disk: {ended:?}");
+        self.timeline.saw(format!("controller {id} goes on with its full disk"));
+
+        self.cluster.kill(&Process::Controller(id), ", whose disk is full").await?;
+        self.fault();
         let (leader, term) = self.cluster.leader_among(&others, None).await?;
         self.timeline.saw(format!("controller {leader} leads, term {term}"));
         self.resumed().await?;
         self.note_writes_resumed();
 
         let before = self.cluster.log(id)?.len();
-        match self.cluster.try_restart_controller(id).await? {
+        let start = self.cluster.try_restart_controller(id).await?;
+        match &start {
             Start::Refused(status, _) => {
                 self.timeline.saw(format!("controller {id} does not start on a full disk"));
-                self.names_the_disk(id, status, before)?;
+                self.names_the_disk(id, *status, before)?;
             }
             Start::Serves => {
-                let status = self.ends(id).await?;
-                self.names_the_disk(id, status, before)?;
+                self.timeline.saw(format!("controller {id} starts in the space reserved for its log"));
             }
         }
         self.calm().await;
         disk.free()?;
         self.timeline.did(format!("freed the disk of controller {id}"));
-        self.cluster.restart_controller(id).await?;
+        if let Start::Refused(..) = start {
+            self.cluster.restart_controller(id).await?;
+        }
         self.resumed().await?;
         self.whole().await?;
         self.calm().await;
         Ok(())
-    }
-
-    /// Waits until a controller has ended by itself.
-    async fn ends(&mut self, id: u64) -> anyhow::Result<ExitStatus> {
-        let mut ended = None;
-        until(&format!("controller {id} ends by itself"), async || {
-            ended = self.cluster.ended(&Process::Controller(id));
-            ended.is_none().then(|| "it runs".to_owned())
-        })
-        .await?;
-        ended.context("the wait ended with its end")
     }
 
     /// What a controller said since `before` has to name its disk, and what is wrong with it.

@@ -26,7 +26,7 @@ use crate::cluster::near::{Neighbours, Places};
 use crate::commands::controller::halted;
 use crate::commands::options::executor_threads;
 use crate::failure::Failure;
-use crate::process::seed;
+use crate::process::{inspection, seed};
 use crate::readiness::{self, Wanted};
 
 /// The most workers of one `up`.
@@ -105,6 +105,7 @@ impl Cluster {
             allow_faults: plan.faults == Faults::Obey,
             insecure: plan.insecure,
             artifacts: plan.artifacts.clone(),
+            inspection: inspection()?,
             kept: plan.kept.clone(),
             ..defaults
         };

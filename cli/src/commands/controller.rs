@@ -178,6 +178,7 @@ impl Args {
             client_advertise: advertised(self.advertise.as_ref(), self.listen, "--advertise")?,
             snapshot_every: self.snapshot_every,
             artifacts: self.artifacts.as_ref().or(settings.artifacts.as_ref()).cloned(),
+            inspection: process::inspection()?,
             allow_faults: self.manners.allow_faults,
             fault_injection: self.enable_fault_injection,
             insecure: self.manners.insecure,

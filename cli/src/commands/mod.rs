@@ -12,6 +12,7 @@ pub(crate) mod describe;
 pub(crate) mod events;
 pub(crate) mod get;
 pub(crate) mod health;
+pub(crate) mod inspect;
 pub(crate) mod invoke;
 pub(crate) mod logs;
 pub(crate) mod operation;
@@ -95,6 +96,7 @@ async fn call(command: Command, config: Config) -> Result<(), Failure> {
         | Command::Demo(_)
         | Command::Executor
         | Command::Health(_)
+        | Command::Inspect(_)
         | Command::Load(_)
         | Command::Program
         | Command::Sim(_)

@@ -18,4 +18,5 @@ mod serving;
 mod table_one;
 mod top;
 mod traces;
+mod uploads;
 mod workflows;

@@ -2,7 +2,7 @@
 //! function has used them for a while.
 //!
 //! ```text
-//! upload: receive ─► fsync ─► digest ─► compile ─► rename ─► fsync dir
+//! upload: receive ─► fsync ─► digest ─► inspect ─► rename ─► fsync dir
 //!                 ─► the same on a majority of the voters ─► AddArtifact in Raft, once per holder
 //! ```
 //! The file is durable before the state says that it is held, and goes only after the state says
@@ -13,7 +13,6 @@
 mod bucket;
 mod collect;
 mod fetch;
-mod inspect;
 mod locks;
 mod loss;
 mod place;
@@ -29,13 +28,15 @@ use millrace_types::{Bytes, Digest, Failure, Reason};
 use tokio::sync::Semaphore;
 
 use crate::config::Limits;
+use crate::inspection::{Inspection, Inspector};
 use crate::raft::Replica;
 pub(crate) use bucket::Bucket;
 use collect::Orphans;
 use locks::Locks;
 pub use place::{SharedPlace, SharedPlaceError};
 pub(crate) use spread::Held;
-pub(crate) use store::Store;
+pub(crate) use store::{Store, Verified};
+use upload::Uploads;
 
 /// The model files of this controller.
 #[derive(Debug)]
@@ -46,8 +47,8 @@ pub(crate) struct Artifacts {
     replica: Replica,
     holder: ControllerId,
     limits: Limits,
-    /// Uploads at a time, and with them the space that unfinished ones take.
-    uploads: Semaphore,
+    uploads: Uploads,
+    inspector: Inspector,
     /// Held while a file and its record change together.
     changing: Locks,
     /// Files being fetched from other controllers.
@@ -61,16 +62,23 @@ pub(crate) struct Artifacts {
 }
 
 impl Artifacts {
-    pub(crate) fn new(store: Store, shared: Option<Bucket>, replica: Replica, limits: Limits) -> Self {
+    pub(crate) fn new(
+        store: Store,
+        shared: Option<Bucket>,
+        replica: Replica,
+        limits: Limits,
+        inspection: Inspection,
+    ) -> Self {
         if let Some(bucket) = &shared {
             replica.shares_models_at(bucket.place().to_string());
         }
         let holder = replica.id();
-        let uploads = Semaphore::new(limits.uploads);
         let (changing, fetches) = (Locks::default(), Semaphore::new(spread::FETCHES_MAX));
         let streams = Arc::new(Semaphore::new(pool::STREAMS_MAX));
         let (orphans, shared_orphans) = (Orphans::default(), Orphans::default());
         let store = Arc::new(store);
+        let uploads = Uploads::new(store.clone(), limits.clone());
+        let inspector = Inspector::new(inspection, limits.inspection_memory);
         Self {
             store,
             shared,
@@ -78,6 +86,7 @@ impl Artifacts {
             holder,
             limits,
             uploads,
+            inspector,
             changing,
             fetches,
             streams,

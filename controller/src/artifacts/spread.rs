@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::store::Outgoing;
 use super::{Artifacts, blocking};
+use crate::pace::{Pace, PaceLimits};
 use crate::raft::peers::{Lane, Peer};
 
 /// The most bytes of a chunk.
@@ -78,7 +79,7 @@ impl Artifacts {
         let mut holders = vec![self.holder];
         let mut holding = usize::from(voters.contains(&self.holder.0));
         let mut giving = FuturesUnordered::new();
-        let mut refusals = Vec::new();
+        let mut refusals: Vec<Failure> = Vec::new();
         while holding < needed {
             while giving.len() < needed - holding
                 && let Some(peer) = waiting.pop()
@@ -90,14 +91,17 @@ impl Artifacts {
                     holders.push(ControllerId(id));
                     holding += 1;
                 }
-                Some((_, Err(failure))) => refusals.push(failure.message),
+                Some((_, Err(failure))) => refusals.push(failure),
                 None => {
+                    let full = refusals.iter().any(|failure| failure.reason == Reason::StorageFull);
+                    let why: Vec<String> = refusals.into_iter().map(|failure| failure.message).collect();
                     let message = format!(
                         "only {holding} of {} controllers hold the model file, and {needed} must: {}",
                         voters.len(),
-                        refusals.join("; ")
+                        why.join("; ")
                     );
-                    return Err(Failure::new(Reason::NoLeader, message));
+                    let reason = if full { Reason::StorageFull } else { Reason::NoLeader };
+                    return Err(Failure::new(reason, message));
                 }
             }
         }
@@ -145,12 +149,13 @@ impl Artifacts {
         chunks: impl Stream<Item = Result<Chunk, Failure>>,
     ) -> Result<(), Failure> {
         let mut chunks = std::pin::pin!(chunks);
+        let idle = self.limits.upload_idle;
+        let mut pace = Pace::begin(PaceLimits { idle, bytes_per_sec_min: BYTES_PER_SEC_MIN });
         let store = self.store.clone();
         let mut incoming = blocking(move || store.begin(held.digest, held.bytes)).await?;
-        loop {
-            let next = tokio::time::timeout(self.limits.upload_idle, chunks.next()).await;
-            let Some(chunk) = next.map_err(|_| self.idle())? else { break };
+        while let Some(chunk) = pace.next(chunks.next()).await? {
             let chunk = chunk?;
+            pace.count(chunk.len());
             incoming = blocking(move || incoming.write(&chunk).map(|()| incoming)).await?;
         }
         let store = self.store.clone();

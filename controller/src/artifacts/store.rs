@@ -4,12 +4,17 @@
 //! uploads that are not finished, and is emptied at start. `<64 hex digits>.damaged` was the only
 //! copy of a file when it turned out not to be what its name says. There is no other name, so a file
 //! here is never half of one.
+//!
+//! Some of the disk stays free: a file that would go beyond is refused when it is announced, and
+//! while it comes, as others fill the disk meanwhile.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
+
+use rustix::fs::StatVfs;
 
 use millrace_types::digest::Hasher;
 use millrace_types::{Bytes, Digest, Failure, Reason};
@@ -30,6 +35,14 @@ pub(crate) enum Error {
     Short { received: u64, claimed: u64 },
     #[error("more than the {claimed} bytes announced were sent: announce the file's size")]
     Long { claimed: u64 },
+    #[error(
+        "{} has {} free of {}, and a model file of {bytes} must leave {}: free space on that disk, or delete functions; unused files are removed after an hour",
+        dir.display(),
+        space.available,
+        space.total,
+        space.floor()
+    )]
+    Full { dir: PathBuf, space: Space, bytes: Bytes },
     #[error("artifact {digest} on this controller's disk is damaged: upload the model again")]
     Damaged { digest: Digest },
     #[error("artifact {digest} is not on this controller's disk")]
@@ -39,7 +52,8 @@ pub(crate) enum Error {
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let reason = match &error {
-            Error::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => Reason::QueueFull,
+            Error::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => Reason::StorageFull,
+            Error::Full { .. } => Reason::StorageFull,
             Error::Io { .. } => Reason::Internal,
             Error::Digest { .. } | Error::Damaged { .. } => Reason::DigestMismatch,
             Error::Short { .. } | Error::Long { .. } => Reason::MalformedRequest,
@@ -54,23 +68,80 @@ fn io_error(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error
     move |source| Error::Io { doing, path, source }
 }
 
+/// The space of a disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Space {
+    total: Bytes,
+    available: Bytes,
+}
+
+/// Model files leave one part in so many of the disk free, for snapshots and for what else is on it.
+const FREE_PART: u64 = 10;
+/// The most that they leave free: what the replicated state may come to.
+const FREE_MAX: Bytes = Bytes(1 << 30);
+/// Bytes of a file between two looks at the space.
+const LOOK_EVERY: u64 = 8 << 20;
+
+impl Space {
+    /// Of the disk that a directory is on.
+    fn of(dir: &Path) -> io::Result<Self> {
+        let StatVfs { f_blocks, f_bavail, f_frsize, .. } = rustix::fs::statvfs(dir)?;
+        let bytes = |blocks: u64| Bytes(blocks.saturating_mul(f_frsize));
+        Ok(Self { total: bytes(f_blocks), available: bytes(f_bavail) })
+    }
+
+    /// What must stay free. The log's reserve is taken already, or no more than this.
+    fn floor(self) -> Bytes {
+        Bytes(self.total.get() / FREE_PART).min(FREE_MAX)
+    }
+
+    fn takes(self, bytes: u64) -> bool {
+        self.available.get().saturating_sub(bytes) >= self.floor().get()
+    }
+}
+
+/// The disk that a directory is on.
+#[derive(Debug, Clone)]
+struct Disk {
+    dir: PathBuf,
+    /// The seam at which tests have a full one.
+    look: fn(&Path) -> io::Result<Space>,
+}
+
+impl Disk {
+    /// Refuses to take `more` of a file of `bytes` where too little would stay free.
+    fn check_space(&self, bytes: Bytes, more: u64) -> Result<(), Error> {
+        let space = (self.look)(&self.dir).map_err(io_error("cannot look at the space of", &self.dir))?;
+        if space.takes(more) {
+            return Ok(());
+        }
+        Err(Error::Full { dir: self.dir.clone(), space, bytes })
+    }
+}
+
 /// The files of one data directory.
 #[derive(Debug)]
 pub(crate) struct Store {
     dir: PathBuf,
     next_incoming: AtomicU64,
+    disk: Disk,
 }
 
 impl Store {
     /// Opens `<data>/artifacts`, and drops what unfinished uploads left.
     pub(crate) fn open(data_dir: &Path) -> Result<Self, Error> {
+        Self::open_on(data_dir, Space::of)
+    }
+
+    fn open_on(data_dir: &Path, look: fn(&Path) -> io::Result<Space>) -> Result<Self, Error> {
         let dir = data_dir.join("artifacts");
         let incoming = dir.join(INCOMING);
         if incoming.exists() {
             fs::remove_dir_all(&incoming).map_err(io_error("cannot empty", &incoming))?;
         }
         fs::create_dir_all(&incoming).map_err(io_error("cannot create", &incoming))?;
-        let store = Self { dir, next_incoming: AtomicU64::new(0) };
+        let disk = Disk { dir: dir.clone(), look };
+        let store = Self { dir, next_incoming: AtomicU64::new(0), disk };
         store.sync_dir()?;
         Ok(store)
     }
@@ -85,11 +156,14 @@ impl Store {
 
     /// Begins to receive a file of that digest and size.
     pub(crate) fn begin(&self, digest: Digest, bytes: Bytes) -> Result<Incoming, Error> {
+        self.disk.check_space(bytes, bytes.get())?;
         let number = self.next_incoming.fetch_add(1, Ordering::Relaxed);
         let path = self.dir.join(INCOMING).join(format!("{}.{number}", digest.hex()));
         let file = File::options().write(true).create_new(true).open(&path);
         let file = file.map_err(io_error("cannot create", &path))?;
-        Ok(Incoming { file, path: Temporary(path), hasher: Hasher::default(), digest, bytes, received: 0 })
+        let hasher = Hasher::default();
+        let disk = self.disk.clone();
+        Ok(Incoming { file, path: Temporary(path), hasher, digest, bytes, received: 0, looked_at: 0, disk })
     }
 
     /// Gives a finished upload its name, durably.
@@ -192,6 +266,9 @@ pub(crate) struct Incoming {
     digest: Digest,
     bytes: Bytes,
     received: u64,
+    /// What was received when the space was last looked at.
+    looked_at: u64,
+    disk: Disk,
 }
 
 impl Incoming {
@@ -200,6 +277,10 @@ impl Incoming {
         self.received += chunk.len() as u64;
         if self.received > self.bytes.get() {
             return Err(Error::Long { claimed: self.bytes.get() });
+        }
+        if self.received - self.looked_at >= LOOK_EVERY {
+            self.looked_at = self.received;
+            self.disk.check_space(self.bytes, chunk.len() as u64)?;
         }
         self.hasher.update(chunk);
         self.file.write_all(chunk).map_err(io_error("cannot write", &self.path.0))
@@ -237,9 +318,9 @@ impl Verified {
         self.bytes
     }
 
-    /// The file's contents.
-    pub(crate) fn read(&self) -> Result<Vec<u8>, Error> {
-        fs::read(&self.path.0).map_err(io_error("cannot read", &self.path.0))
+    /// The file, for reading from its beginning.
+    pub(crate) fn open(&self) -> Result<File, Error> {
+        File::open(&self.path.0).map_err(io_error("cannot open", &self.path.0))
     }
 }
 
@@ -333,6 +414,39 @@ mod tests {
         assert!(matches!(receive(&store, digest, len - 1, BYTES), Err(Error::Long { .. })));
         drop(store.begin(digest, Bytes(len)).unwrap());
         drop(receive(&store, digest, len, BYTES).unwrap());
+        assert_eq!(files(dir.path()), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_tenth_of_the_disk_stays_free_and_of_a_large_one_a_gibibyte() {
+        let space = |available| Space { total: Bytes(1_000), available: Bytes(available) };
+        assert!(space(500).takes(400));
+        assert!(!space(500).takes(401));
+        assert!(!space(99).takes(0));
+        let large = Space { total: Bytes::gib(10_000), available: Bytes::gib(100) };
+        assert_eq!(large.floor(), Bytes::gib(1));
+    }
+
+    #[test]
+    fn a_disk_that_fills_while_a_file_comes_refuses_the_rest() {
+        /// Full once anything is in the folder.
+        fn fills(dir: &Path) -> io::Result<Space> {
+            let begun = fs::read_dir(dir.join(INCOMING))?.count() > 0;
+            let available = if begun { Bytes::mib(512) } else { Bytes::gib(9) };
+            Ok(Space { total: Bytes::gib(20), available })
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open_on(dir.path(), fills).unwrap();
+        let announced = store.begin(Digest::of(BYTES), Bytes::mib(8_704)).unwrap_err().to_string();
+        assert!(announced.contains("has 9.0 GiB free of 20.0 GiB"), "{announced}");
+        assert!(announced.contains("a model file of 8.5 GiB must leave 1.0 GiB: free space"), "{announced}");
+
+        let mut incoming = store.begin(Digest::of(BYTES), Bytes::gib(1)).unwrap();
+        let chunk = vec![0; 1 << 20];
+        let refused = (0..64).find_map(|_| incoming.write(&chunk).err()).unwrap();
+        let failure = Failure::from(refused);
+        assert_eq!((failure.reason, failure.retryable), (Reason::StorageFull, true));
+        drop(incoming);
         assert_eq!(files(dir.path()), Vec::<String>::new());
     }
 

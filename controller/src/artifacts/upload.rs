@@ -1,4 +1,9 @@
 //! Takes a model file in.
+//!
+//! ```text
+//! upload ─► a place of `Limits::uploads` ─► receive, at a pace ─► inspect, with memory ─► record
+//! ```
+//! An upload that is silent, or slow over its whole length, loses its place.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -7,11 +12,14 @@ use futures::{Stream, StreamExt as _};
 use millrace_cluster_state::{Caller, Command, ControllerId, ModelSummary};
 use millrace_proto::admin::{self, upload_artifact_request::Part};
 use millrace_types::{Bytes, Digest, Failure, Reason};
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tonic::Status;
 
 use super::spread::Held;
-use super::store::{Incoming, Verified};
-use super::{Artifacts, blocking, inspect};
+use super::store::{Incoming, Store, Verified};
+use super::{Artifacts, blocking};
+use crate::config::Limits;
+use crate::pace::{Pace, PaceLimits};
 
 /// What came of an upload.
 #[derive(Debug)]
@@ -21,25 +29,24 @@ pub(crate) struct Uploaded {
     pub(crate) model: ModelSummary,
 }
 
-impl Artifacts {
-    /// Receives, checks, stores and records a model file. Nothing is left of one that is refused,
-    /// nor when this future is dropped.
-    pub(crate) async fn upload<S>(self: Arc<Self>, messages: S, caller: Caller) -> Result<Uploaded, Failure>
-    where
-        S: Stream<Item = Result<admin::UploadArtifactRequest, Status>>,
-    {
-        let Ok(_permit) = self.uploads.try_acquire() else {
+/// Uploads under way.
+#[derive(Debug)]
+pub(super) struct Uploads {
+    store: Arc<Store>,
+    limits: Limits,
+    places: Semaphore,
+}
+
+impl Uploads {
+    pub(super) fn new(store: Arc<Store>, limits: Limits) -> Self {
+        let places = Semaphore::new(limits.uploads);
+        Self { store, limits, places }
+    }
+
+    fn take_place(&self) -> Result<SemaphorePermit<'_>, Failure> {
+        self.places.try_acquire().map_err(|_| {
             let message = format!("{} uploads are running already: try again soon", self.limits.uploads);
-            return Err(Failure::new(Reason::QueueFull, message));
-        };
-        let verified = self.receive(messages).await?;
-        let (verified, model) = inspect::inspect(verified).await?;
-        // A task of its own: a client that goes away now must not part the file from its record.
-        let artifacts = self.clone();
-        let recorded = tokio::spawn(async move { artifacts.record(verified, model, caller).await });
-        recorded.await.unwrap_or_else(|error| {
-            let failure = Failure::new(Reason::Internal, format!("the upload was not recorded: {error}"));
-            Err(failure.after_execution())
+            Failure::new(Reason::QueueFull, message)
         })
     }
 
@@ -47,24 +54,18 @@ impl Artifacts {
     where
         S: Stream<Item = Result<admin::UploadArtifactRequest, Status>>,
     {
+        let Limits { upload_idle: idle, upload_bytes_per_sec_min: bytes_per_sec_min, .. } = self.limits;
+        let mut pace = Pace::begin(PaceLimits { idle, bytes_per_sec_min });
         let mut messages = pin!(messages);
-        let mut next = async || match tokio::time::timeout(self.limits.upload_idle, messages.next()).await {
-            Ok(None) => Ok(None),
-            Ok(Some(Ok(message))) => Ok(message.part),
-            Ok(Some(Err(status))) => Err(millrace_proto::status::from_status(&status)),
-            Err(_) => Err(Failure::new(
-                Reason::TimedOut,
-                format!("nothing came for {:?}: upload it again", self.limits.upload_idle),
-            )),
-        };
-        let Some(Part::Header(header)) = next().await? else {
+        let Some(Part::Header(header)) = next_part(&mut messages, &pace).await? else {
             return Err(Failure::malformed("an upload begins with its header"));
         };
         let mut incoming = self.begin(&header).await?;
-        while let Some(part) = next().await? {
+        while let Some(part) = next_part(&mut messages, &pace).await? {
             let Part::Data(chunk) = part else {
                 return Err(Failure::malformed("an upload has one header, at its beginning"));
             };
+            pace.count(chunk.len());
             incoming = blocking(move || incoming.write(&chunk).map(|()| incoming)).await?;
         }
         blocking(move || incoming.finish()).await
@@ -80,6 +81,38 @@ impl Artifacts {
         }
         let store = self.store.clone();
         blocking(move || store.begin(digest, bytes)).await
+    }
+}
+
+/// What comes next of an upload; `None` at its end.
+async fn next_part(
+    messages: &mut (impl Stream<Item = Result<admin::UploadArtifactRequest, Status>> + Unpin),
+    pace: &Pace,
+) -> Result<Option<Part>, Failure> {
+    match pace.next(messages.next()).await? {
+        None => Ok(None),
+        Some(Ok(message)) => Ok(message.part),
+        Some(Err(status)) => Err(millrace_proto::status::from_status(&status)),
+    }
+}
+
+impl Artifacts {
+    /// Receives, checks, stores and records a model file. Nothing is left of one that is refused,
+    /// nor when this future is dropped.
+    pub(crate) async fn upload<S>(self: Arc<Self>, messages: S, caller: Caller) -> Result<Uploaded, Failure>
+    where
+        S: Stream<Item = Result<admin::UploadArtifactRequest, Status>>,
+    {
+        let _place = self.uploads.take_place()?;
+        let verified = self.uploads.receive(messages).await?;
+        let model = self.inspector.inspect(&verified).await?;
+        // A task of its own: a client that goes away now must not part the file from its record.
+        let artifacts = self.clone();
+        let recorded = tokio::spawn(async move { artifacts.record(verified, model, caller).await });
+        recorded.await.unwrap_or_else(|error| {
+            let failure = Failure::new(Reason::Internal, format!("the upload was not recorded: {error}"));
+            Err(failure.after_execution())
+        })
     }
 
     async fn record(
@@ -135,5 +168,71 @@ impl Artifacts {
             Some(bucket) => self.confirm(bucket, held).await.map_err(Failure::after_execution),
             None => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use futures::stream;
+
+    use super::*;
+
+    fn message(part: Part) -> Result<admin::UploadArtifactRequest, Status> {
+        Ok(admin::UploadArtifactRequest { part: Some(part) })
+    }
+
+    fn header(bytes: &[u8]) -> Result<admin::UploadArtifactRequest, Status> {
+        let header = admin::Artifact { digest: Digest::of(bytes).to_string(), bytes: bytes.len() as u64 };
+        message(Part::Header(header))
+    }
+
+    /// Bytes of which one comes every 29 s.
+    fn dripping() -> impl Stream<Item = Result<admin::UploadArtifactRequest, Status>> + Send {
+        stream::unfold(0, |sent| async move {
+            if sent > 0 {
+                tokio::time::sleep(Duration::from_secs(29)).await;
+            }
+            let part = if sent == 0 { header(&[0; 1 << 20]) } else { message(Part::Data(vec![0_u8].into())) };
+            Some((part, sent + 1))
+        })
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn slow_uploads_lose_their_places_within_a_minute() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Arc::new(Store::open(dir.path()).unwrap());
+        let limits = Limits { uploads: 4, ..Limits::default() };
+        let uploads = Arc::new(Uploads::new(store, limits));
+        let begun = tokio::time::Instant::now();
+        let slow: Vec<_> = (0..4)
+            .map(|_| {
+                let uploads = uploads.clone();
+                tokio::spawn(async move {
+                    let _place = uploads.take_place()?;
+                    uploads.receive(dripping()).await
+                })
+            })
+            .collect();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let refused = uploads.take_place().unwrap_err();
+        assert_eq!((refused.reason, refused.retryable), (Reason::QueueFull, true));
+        // A client that tries again every second.
+        let _place = loop {
+            match uploads.take_place() {
+                Ok(place) => break place,
+                Err(_) => tokio::time::sleep(Duration::from_secs(1)).await,
+            }
+        };
+        assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
+        let model = b"a model";
+        let fifth = stream::iter([header(model), message(Part::Data(model.as_slice().into()))]);
+        assert_eq!(uploads.receive(fifth).await.unwrap().digest(), Digest::of(model));
+        for slow in slow {
+            let failure = slow.await.unwrap().unwrap_err();
+            assert_eq!(failure.reason, Reason::TimedOut, "{}", failure.message);
+        }
+        assert_eq!(std::fs::read_dir(dir.path().join("artifacts/incoming")).unwrap().count(), 0);
     }
 }

@@ -354,9 +354,11 @@ pub(crate) async fn replica(
     client_address: String,
     clock: Arc<dyn crate::clock::WallClock>,
 ) -> Result<Replica, Error> {
-    let (disk, before) = (opened.store.log.disk(), opened.store.log.last());
+    let disk = opened.store.log.disk();
+    let before = opened.store.log.last();
+    let snapshots = opened.store.machine.receiver();
     let (raft, reader, peers) = run(opened).await?;
     let time = Time::new(clock, reader.clone());
     tokio::spawn(time.clone().follow(before.map_or(0, |last| last.index)));
-    Ok(Replica::new(raft, reader, peers, client_address, time, disk))
+    Ok(Replica::new(raft, reader, peers, client_address, time, disk, snapshots))
 }

@@ -1,4 +1,4 @@
-//! What is done about a slow disk. Raft alone does half of it: openraft waits for each sync of the
+//! What is done about a slow disk, and about a full one. Raft alone does half of it: openraft waits for each sync of the
 //! leader's log, heartbeats with it, so that one which takes longer than the followers' patience costs
 //! the leader its place. A disk that is slow and not that slow keeps it, and every write of the
 //! cluster waits for that disk, for as long as it lasts, while others would be fast. So such a leader
@@ -8,12 +8,16 @@
 //!   every sync slow for SLOW_MAX ─► which voter has a disk that is not? ─ one ─► transfer
 //!                                                └─ none ─► look again later
 //! ```
+//! A leader whose disk is full hands over the same way. Until then, and where every disk is full, the
+//! leader refuses what makes the state larger; deletions and its own upkeep go on in the space that the
+//! log keeps reserved.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use millrace_cluster_state::Command;
 use millrace_raft_store::{DiskHealth, SYNC_SLOW};
-use millrace_types::Failure;
+use millrace_types::{Failure, Reason};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -48,6 +52,8 @@ pub(super) struct Disk {
     slow_syncs: u32,
     last_ms: u64,
     idle_ms: u64,
+    /// Whether it has too little space for the log to grow.
+    full: bool,
 }
 
 impl From<DiskHealth> for Disk {
@@ -59,6 +65,7 @@ impl From<DiskHealth> for Disk {
             slow_syncs: health.slow_syncs,
             last_ms: millis(health.last),
             idle_ms: millis(health.idle),
+            full: health.full,
         }
     }
 }
@@ -74,6 +81,11 @@ impl Disk {
         self.slow_syncs >= SLOW_SYNCS_MIN && self.slow_for_ms >= slow_max
     }
 
+    /// Whether its controller should not lead while another could.
+    fn is_unfit(&self) -> bool {
+        self.full || self.stays_slow()
+    }
+
     /// Whether what waits for it waits in vain: the sync under way hangs, or all hang, one after the
     /// other.
     fn hangs(&self) -> bool {
@@ -85,6 +97,11 @@ impl Disk {
 
     /// What an operator should know of it.
     pub(super) fn warning(&self, id: u64) -> Option<String> {
+        if self.full {
+            return Some(format!(
+                "the disk of controller {id} is full: changes that make the state larger are refused while it leads, and its log uses the space reserved for it; free space on it"
+            ));
+        }
         self.is_slow().then(|| {
             let slowest = self.last_ms.max(self.outstanding_ms);
             format!(
@@ -109,17 +126,17 @@ struct Candidate {
 }
 
 /// Who should lead in place of a leader with this disk: whoever has most of the log, of those whose
-/// disks are not slow.
+/// disks are neither slow nor full.
 fn successor(own: &Disk, candidates: &BTreeMap<u64, Candidate>) -> Option<u64> {
-    if !own.stays_slow() {
+    if !own.is_unfit() {
         return None;
     }
-    let fit = candidates.iter().filter(|(_, it)| !it.disk.is_slow());
+    let fit = candidates.iter().filter(|(_, it)| !it.disk.is_slow() && !it.disk.full);
     let near = fit.filter_map(|(&id, it)| Some((it.lag.filter(|&lag| lag <= PROMOTION_LAG_MAX)?, id)));
     near.min().map(|(_, id)| id)
 }
 
-/// Hands leadership over for a slow disk until stopped.
+/// Hands leadership over for a slow or full disk until stopped.
 pub(crate) async fn run_until(stop: CancellationToken, replica: Replica) {
     // `None` when stopped.
     stop.run_until_cancelled(run(replica)).await;
@@ -129,6 +146,7 @@ async fn run(replica: Replica) {
     let mut led: Option<(u64, Instant)> = None;
     loop {
         tokio::time::sleep(LOOK_EVERY).await;
+        replica.disk.look_for_space();
         let Some(term) = replica.leading_term() else {
             led = None;
             continue;
@@ -136,17 +154,21 @@ async fn run(replica: Replica) {
         let since = led.filter(|(of, _)| *of == term).map_or_else(Instant::now, |(_, since)| since);
         led = Some((term, since));
         let own = Disk::from(replica.disk.health());
-        if since.elapsed() < LEAD_MIN || !own.stays_slow() {
+        if since.elapsed() < LEAD_MIN || !own.is_unfit() {
             continue;
         }
         if let Some(successor) = successor(&own, &replica.candidates().await) {
             tracing::warn!(
                 successor,
                 slow_for_ms = own.slow_for_ms,
-                "handing leadership over: the disk here is slow and the successor's is not"
+                full = own.full,
+                "handing leadership over: the disk here is slow or full and the successor's is not"
             );
             if let Err(failure) = replica.transfer_here(successor).await {
-                tracing::warn!(error = failure.message, "leadership stays where the disk is slow for now");
+                tracing::warn!(
+                    error = failure.message,
+                    "leadership stays where the disk is slow or full for now"
+                );
             }
         }
         // Asked or not: not again at once.
@@ -171,14 +193,36 @@ impl Replica {
     /// Refuses at once what the others can do and this controller cannot while its disk hangs: openraft
     /// waits for it, so that nothing is applied here, nor known of who leads now.
     pub(super) fn check_disk(&self) -> Result<(), Failure> {
-        if !Disk::from(self.disk.health()).hangs() || self.membership().voter_ids().count() < 2 {
+        let disk = Disk::from(self.disk.health());
+        if !disk.hangs() || self.membership().voter_ids().count() < 2 {
+            return Ok(());
+        }
+        let why = if disk.full { "is full" } else { "hangs" };
+        let message = format!(
+            "the disk of controller {} {why}: ask another controller, or read stale; see 'millrace cluster status'",
+            self.id().0
+        );
+        Err(Failure::new(Reason::NoLeader, message))
+    }
+
+    /// Refuses a command that makes the state larger while the disk here is full. Called where this
+    /// controller leads.
+    pub(super) fn check_space(&self, command: &Command) -> Result<(), Failure> {
+        let grows = matches!(
+            command,
+            Command::ApplyFunction { .. }
+                | Command::ApplyWorkflow { .. }
+                | Command::AddArtifact { .. }
+                | Command::BeginOperation { .. }
+        );
+        if !grows || !self.disk.health().full {
             return Ok(());
         }
         let message = format!(
-            "the disk of controller {} hangs: ask another controller, or read stale; see 'millrace cluster status'",
+            "the disk of controller {}, which leads, is full: free space on it, or delete functions",
             self.id().0
         );
-        Err(Failure::new(millrace_types::Reason::NoLeader, message))
+        Err(Failure::new(Reason::StorageFull, message))
     }
 }
 
@@ -190,7 +234,8 @@ mod tests {
         Disk { slow_syncs, slow_for_ms, last_ms: 300, ..FAST }
     }
 
-    const FAST: Disk = Disk { outstanding_ms: 0, slow_for_ms: 0, slow_syncs: 0, last_ms: 5, idle_ms: 0 };
+    const FAST: Disk =
+        Disk { outstanding_ms: 0, slow_for_ms: 0, slow_syncs: 0, last_ms: 5, idle_ms: 0, full: false };
 
     #[test]
     fn only_a_disk_that_stays_slow_costs_its_leader_the_place() {
@@ -218,9 +263,19 @@ mod tests {
     }
 
     #[test]
+    fn a_leader_on_a_full_disk_hands_over_to_one_with_space() {
+        let full = Disk { full: true, ..FAST };
+        let check = |disk: Disk| successor(&full, &[(2, Candidate { disk, lag: Some(0) })].into());
+        assert_eq!(check(FAST), Some(2));
+        assert_eq!(check(full), None);
+        assert_eq!(check(disk(1, 200)), None);
+        assert!(full.warning(3).unwrap().starts_with("the disk of controller 3 is full"));
+    }
+
+    #[test]
     fn a_disk_hangs_while_one_sync_does_and_between_two_that_did() {
         let hangs = |outstanding_ms, slow_syncs, last_ms| {
-            Disk { outstanding_ms, slow_for_ms: 9_000, slow_syncs, last_ms, idle_ms: 0 }.hangs()
+            Disk { outstanding_ms, slow_for_ms: 9_000, slow_syncs, last_ms, idle_ms: 0, full: false }.hangs()
         };
         assert!(!hangs(499, 1, 5), "not yet");
         assert!(hangs(500, 1, 5));

@@ -33,6 +33,7 @@ use crate::artifacts::{Artifacts, Store};
 use crate::clock::WallClock;
 use crate::config::{JoinAs, Limits, Start};
 use crate::fixtures::{chain, functions, key};
+use crate::inspection::Inspection;
 use crate::passed::{Passed, Passing, Told};
 
 const WAIT: Option<Duration> = Some(Duration::from_secs(20));
@@ -84,7 +85,8 @@ impl Node {
         let opened = bootstrap::open(opening, std::future::pending()).await?;
         let replica = bootstrap::replica(opened, String::new(), Arc::new(Standing)).await?;
         let store = Store::open(dir.path()).unwrap();
-        let artifacts = Artifacts::new(store, None, replica.clone(), Limits::default());
+        let artifacts =
+            Artifacts::new(store, None, replica.clone(), Limits::default(), Inspection::InProcess);
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let passed = Passed::default();

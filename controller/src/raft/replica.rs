@@ -4,7 +4,7 @@
 use std::sync::{Arc, OnceLock};
 
 use millrace_cluster_state::{ControllerId, State};
-use millrace_raft_store::{Identity, LogDisk, Member, StateReader};
+use millrace_raft_store::{Identity, LogDisk, Member, SnapshotReceiver, StateReader};
 use openraft::metrics::RaftServerMetrics;
 use openraft::{Membership, ServerState};
 use tokio::sync::{Semaphore, mpsc, watch};
@@ -33,6 +33,8 @@ pub(crate) struct Replica {
     pub(super) time: Time,
     /// What the log is on.
     pub(crate) disk: LogDisk,
+    /// Makes the files that snapshots of the others are received into.
+    pub(super) snapshots: SnapshotReceiver,
     /// Where this controller shares model files with the others, once it said so.
     shared_models: Arc<OnceLock<String>>,
     /// The log entry after which this controller's state was found to differ from the others'.
@@ -80,6 +82,7 @@ impl Replica {
         client_address: String,
         time: Time,
         disk: LogDisk,
+        snapshots: SnapshotReceiver,
     ) -> Self {
         let (proposals, waiting) = mpsc::channel(WAITING_MAX);
         let in_flight = Arc::new(Semaphore::new(BATCHES_IN_FLIGHT as usize));
@@ -98,6 +101,7 @@ impl Replica {
             client_address,
             time,
             disk,
+            snapshots,
             shared_models,
             diverged,
         }
@@ -216,6 +220,8 @@ impl Replica {
 
     /// Stops taking part in Raft. What was acknowledged is on disk already.
     pub(crate) async fn shutdown(&self) {
+        // Raft ends once its log has answered, which waits for space on a full disk.
+        self.disk.give_up_waiting();
         if let Err(error) = self.raft.shutdown().await {
             tracing::error!(%error, "raft did not stop in order; what was acknowledged is on disk");
         }

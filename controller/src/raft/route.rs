@@ -215,6 +215,7 @@ impl Replica {
     pub(super) async fn propose_here(&self, write: &Forwarded) -> Result<Done, Failure> {
         let bytes = write.check_sizes()?;
         let term = self.check_leads()?;
+        self.check_space(&write.command)?;
         let Forwarded { caller, idempotency, command } = write.clone();
         // The stamp is the batch's: this one is for the trial alone.
         let proposal = Proposal { stamp: self.time.now(), caller, idempotency, command };

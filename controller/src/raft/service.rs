@@ -1,6 +1,7 @@
 //! What the other controllers call.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::stream::BoxStream;
 use futures::{StreamExt as _, TryFutureExt as _};
@@ -22,6 +23,7 @@ use super::replica::Replica;
 use crate::activity::Doors;
 use crate::admin::logs;
 use crate::artifacts::{Artifacts, Held};
+use crate::pace::{Pace, PaceLimits};
 use crate::passed::Passed;
 use crate::traces;
 
@@ -32,6 +34,7 @@ pub(crate) struct Service {
     pub(crate) artifacts: Arc<Artifacts>,
     shown: Shown,
     appends: Arc<Semaphore>,
+    snapshots: Arc<Semaphore>,
 }
 
 /// What of this process the others may look at.
@@ -45,6 +48,13 @@ pub(crate) struct Shown {
     pub(crate) passed: Passed,
 }
 
+/// The largest snapshot that is received.
+const SNAPSHOT_BYTES_MAX: u64 = 4 << 30;
+/// How slowly a snapshot may come. Its sender reads a file and has nothing else to wait for.
+const SNAPSHOT_PACE: PaceLimits = PaceLimits { idle: Duration::from_secs(30), bytes_per_sec_min: 1 << 20 };
+/// Snapshots received at a time: the leader sends one, and another leader may follow it.
+const SNAPSHOTS_MAX: usize = 2;
+
 type Answer = Result<Response<Message>, Status>;
 
 /// Calls of the leader with entries that openraft has not answered. The leader gives each up soon and
@@ -54,7 +64,9 @@ const APPENDS_MAX: usize = 16;
 impl Service {
     /// Answers for the member that has this replica and these files.
     pub(crate) fn new(replica: Replica, artifacts: Arc<Artifacts>) -> Self {
-        Self { replica, artifacts, shown: Shown::default(), appends: Arc::new(Semaphore::new(APPENDS_MAX)) }
+        let appends = Arc::new(Semaphore::new(APPENDS_MAX));
+        let snapshots = Arc::new(Semaphore::new(SNAPSHOTS_MAX));
+        Self { replica, artifacts, shown: Shown::default(), appends, snapshots }
     }
 
     /// The same, showing these.
@@ -96,11 +108,30 @@ impl Service {
         mut messages: Streaming<Message>,
     ) -> Result<(Vote, Snapshot<millrace_raft_store::ClusterConfig>), Status> {
         let (vote, meta): (Vote, SnapshotMeta) = self.decode(header)?;
-        let received = self.replica.raft.begin_receiving_snapshot().await;
-        let mut file = received.map_err(|error| internal(error.to_string()))?;
-        while let Some(message) = messages.message().await? {
+        let Ok(_permit) = self.snapshots.try_acquire() else {
+            let message = format!("{SNAPSHOTS_MAX} snapshots are being received already: try again soon");
+            return Err(codec::status(Failure::new(Reason::QueueFull, message)));
+        };
+        let mut pace = Pace::begin(SNAPSHOT_PACE);
+        let mut received = 0;
+        let receiver = self.replica.snapshots.clone();
+        // Not by openraft, which would halt where no file can be made.
+        let mut file = blocking(move || receiver.begin().map(Box::new)).await?;
+        while let Some(message) = pace.next(messages.message()).await.map_err(codec::status)?? {
             codec::check(self.replica.own(), &message).map_err(codec::status)?;
-            file = blocking(move || file.append(&message.payload).map(|()| file)).await?;
+            pace.count(message.payload.len());
+            received += message.payload.len() as u64;
+            if received > SNAPSHOT_BYTES_MAX {
+                let message = format!("a snapshot of more than {SNAPSHOT_BYTES_MAX} bytes is not received");
+                return Err(codec::status(Failure::malformed(message)));
+            }
+            let receiver = self.replica.snapshots.clone();
+            file = blocking(move || {
+                receiver.check_space().map_err(|error| error.to_string())?;
+                file.append(&message.payload).map_err(|error| error.to_string())?;
+                Ok::<_, String>(file)
+            })
+            .await?;
         }
         let file = blocking(move || file.verify().map(|()| file)).await?;
         Ok((vote, Snapshot { meta, snapshot: file }))

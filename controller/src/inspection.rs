@@ -1,0 +1,350 @@
+//! Makes sure that a model file or program can be served, before anything of it is recorded.
+//!
+//! ```text
+//!  controller ── the file, open, as standard input ──▶ millrace inspect PID
+//!             ◀─ Answer, at most ANSWER_BYTES_MAX ───  limits itself, reads, compiles
+//! ```
+//! The file is somebody else's bytes and may be as large as the disk. A process of its own reads and
+//! compiles it, under limits of memory and processor time, so that a hostile or huge file ends that
+//! process and not the one that runs Raft. Inspections run side by side as long as their memory fits
+//! a budget; the others wait.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::AsFd as _;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::PathBuf;
+use std::process::{ExitCode, ExitStatus, Stdio};
+use std::time::Duration;
+
+use bytes::Bytes as Contents;
+use millrace_cluster_state::ModelSummary;
+use millrace_cluster_state::quota::check_model;
+use millrace_model::program::{self, Program};
+use millrace_model::{Compiled, ModelError};
+use millrace_types::workflow::Signature;
+use millrace_types::{Bytes, Failure, Reason};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use serde::{Deserialize, Serialize};
+use tokio::io::AsyncReadExt as _;
+use tokio::process::Command;
+use tokio::sync::Semaphore;
+
+use crate::artifacts::Verified;
+
+/// The longest answer: a summary that the log takes is shorter.
+const ANSWER_BYTES_MAX: u64 = 1 << 20;
+/// The longest message of a refusal. Names in a model file have no limit of their own.
+const MESSAGE_CHARS_MAX: usize = 4_096;
+/// Memory that compiling takes beside the file and its copies: decoded messages, which
+/// `millrace_model` counts before it decodes them.
+const COMPILE_BYTES: u64 = 1 << 30;
+/// Copies of a file in memory at a time: as read, decoded, and as the weights that come of it.
+const COPIES: u64 = 3;
+/// Processor time of an inspection, and how much more a large file has.
+const CPU_TIME: Duration = Duration::from_secs(60);
+const CPU_BYTES_PER_SEC: u64 = 16 << 20;
+/// An inspection may last so many times its processor time: it waits for the disk, and for other work.
+const PATIENCE: u32 = 5;
+/// Descriptors of an inspecting process: the standard three, and what is opened at its start.
+const DESCRIPTORS: u64 = 16;
+/// The unit in which the memory of inspections is counted.
+const MEMORY_UNIT: u64 = 1 << 20;
+
+/// Where models are checked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Inspection {
+    /// In the process that asks: for tests, where no program is at hand.
+    InProcess,
+    /// In a process of its own each.
+    Child(InspectorCommand),
+}
+
+/// How an inspecting process is started. It is given the number of the process that started it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InspectorCommand {
+    program: PathBuf,
+    args: Vec<OsString>,
+}
+
+impl InspectorCommand {
+    /// `inspect` of the running program.
+    ///
+    /// # Errors
+    /// When the system does not say which program this is.
+    pub fn this_program() -> io::Result<Self> {
+        Ok(Self { program: std::env::current_exe()?, args: vec!["inspect".into()] })
+    }
+}
+
+/// What an inspecting process answers.
+#[derive(Debug, Serialize, Deserialize)]
+enum Answer {
+    Served(ModelSummary),
+    Refused { reason: String, message: String },
+}
+
+/// Checks model files, as many at a time as their memory allows.
+#[derive(Debug)]
+pub(crate) struct Inspector {
+    inspection: Inspection,
+    memory: Semaphore,
+    /// Of all inspections together, in [`MEMORY_UNIT`]s.
+    memory_units: u32,
+}
+
+impl Inspector {
+    pub(crate) fn new(inspection: Inspection, memory: Bytes) -> Self {
+        let memory_units = units(memory.get());
+        Self { inspection, memory: Semaphore::new(memory_units as usize), memory_units }
+    }
+
+    /// Compiles the file as a worker will, and says what it is.
+    pub(crate) async fn inspect(&self, file: &Verified) -> Result<ModelSummary, Failure> {
+        let bytes = file.bytes();
+        // A file for which all of the memory is too little is inspected alone.
+        let units = units(memory_bytes(bytes.get())).min(self.memory_units);
+        // Never closed.
+        let _memory = self.memory.acquire_many(units).await;
+        let file = file.open()?;
+        let model = match &self.inspection {
+            Inspection::InProcess => in_process(file).await,
+            Inspection::Child(command) => in_child(command, file, bytes).await,
+        }?;
+        // Checked here too, so that nothing of a model whose names are too long is stored.
+        check_model(&model)
+            .map_err(|error| Failure::new(Reason::InvalidModel, bounded(error.to_string())))?;
+        Ok(model)
+    }
+}
+
+fn units(bytes: u64) -> u32 {
+    u32::try_from(bytes.div_ceil(MEMORY_UNIT)).unwrap_or(u32::MAX).clamp(1, i32::MAX.unsigned_abs())
+}
+
+/// Memory that an inspection of so many bytes may take.
+fn memory_bytes(bytes: u64) -> u64 {
+    bytes.saturating_mul(COPIES).saturating_add(COMPILE_BYTES)
+}
+
+/// Processor time that an inspection of so many bytes may take.
+fn cpu_time(bytes: u64) -> Duration {
+    CPU_TIME + Duration::from_secs(bytes / CPU_BYTES_PER_SEC)
+}
+
+async fn in_process(file: File) -> Result<ModelSummary, Failure> {
+    let inspected = tokio::task::spawn_blocking(move || inspect(file)).await;
+    // A panic on a client's bytes: our bug, and not a reason to take the file.
+    inspected
+        .map_err(|error| Failure::new(Reason::Internal, format!("the model could not be checked: {error}")))?
+}
+
+async fn in_child(command: &InspectorCommand, file: File, bytes: Bytes) -> Result<ModelSummary, Failure> {
+    let not_started = |error: io::Error| {
+        let message = format!("the process that checks models cannot be started: {error}; try again soon");
+        Failure::new(Reason::QueueFull, message)
+    };
+    let mut child = Command::new(&command.program)
+        .args(&command.args)
+        .arg(std::process::id().to_string())
+        .env_clear()
+        .current_dir("/")
+        .stdin(Stdio::from(file))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        // Ctrl-C in a terminal goes to the whole group: an upload under way is drained.
+        .process_group(0)
+        .kill_on_drop(true)
+        .spawn()
+        .map_err(not_started)?;
+    let Some(stdout) = child.stdout.take() else {
+        return Err(Failure::new(Reason::Internal, "the process that checks models has no output"));
+    };
+    let answered = async {
+        let mut answer = Vec::new();
+        // The pipe is closed behind the last byte that is taken: a process with more to say ends.
+        stdout.take(ANSWER_BYTES_MAX).read_to_end(&mut answer).await?;
+        Ok::<_, io::Error>((answer, child.wait().await?))
+    };
+    let patience = cpu_time(bytes.get()) * PATIENCE;
+    match tokio::time::timeout(patience, answered).await {
+        Ok(Ok((answer, status))) => read_answer(&answer, status, bytes),
+        Ok(Err(error)) => Err(not_started(error)),
+        Err(_) => Err(Failure::new(
+            Reason::InvalidModel,
+            format!("checking the model took longer than {patience:?}: make it smaller or simpler"),
+        )),
+    }
+}
+
+fn read_answer(answer: &[u8], status: ExitStatus, bytes: Bytes) -> Result<ModelSummary, Failure> {
+    if !status.success() {
+        let why = match status.signal() {
+            Some(signal) => format!("was ended by signal {signal}"),
+            None => format!("ended with {status}"),
+        };
+        let message = format!(
+            "the process that checked the model {why}, with {} of memory and {:?} of processor time at most: the file is damaged, or too large or complex to be served",
+            Bytes(memory_bytes(bytes.get())),
+            cpu_time(bytes.get())
+        );
+        return Err(Failure::new(Reason::InvalidModel, message));
+    }
+    match rmp_serde::from_slice(answer) {
+        Ok(Answer::Served(model)) => Ok(model),
+        Ok(Answer::Refused { reason, message }) => {
+            Err(Failure::new(reason.parse().unwrap_or(Reason::InvalidModel), message))
+        }
+        Err(error) => {
+            let message = format!("the process that checked the model gave no answer: {error}");
+            Err(Failure::new(Reason::Internal, message))
+        }
+    }
+}
+
+/// Checks the model on standard input and answers on standard output, under limits that this process
+/// sets itself. Everything that may go wrong with the file is an answer, or this process's end.
+#[must_use]
+pub fn serve_inspection() -> ExitCode {
+    let answered = limit_this_process().and_then(|file| {
+        let answer = match inspect(file) {
+            Ok(model) => Answer::Served(model),
+            Err(Failure { reason, message, .. }) => Answer::Refused { reason: reason.to_string(), message },
+        };
+        let answer = rmp_serde::to_vec_named(&answer).map_err(io::Error::other)?;
+        io::stdout().write_all(&answer)
+    });
+    match answered {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("millrace inspect: {error}; a controller starts this, not a person");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Limits memory, processor time and descriptors by the size of the file on standard input.
+fn limit_this_process() -> io::Result<File> {
+    let file = File::from(io::stdin().as_fd().try_clone_to_owned()?);
+    let metadata = file.metadata()?;
+    if !metadata.is_file() {
+        return Err(io::Error::other("standard input is no file"));
+    }
+    // The kernel ends this process first when memory is short, and never the controller for it. Where
+    // the system has no such file, nothing is lost.
+    std::fs::write("/proc/self/oom_score_adj", "1000").ok();
+    // What is mapped already, the program itself above all, is beside what the file may take.
+    let statm = std::fs::read_to_string("/proc/self/statm")?;
+    let pages: u64 = statm.split(' ').next().and_then(|pages| pages.parse().ok()).unwrap_or(0);
+    let mapped = pages.saturating_mul(rustix::param::page_size() as u64);
+    limit(Resource::As, mapped.saturating_add(memory_bytes(metadata.len())))?;
+    limit(Resource::Cpu, cpu_time(metadata.len()).as_secs())?;
+    limit(Resource::Nofile, DESCRIPTORS)?;
+    limit(Resource::Core, 0)?;
+    limit(Resource::Fsize, 0)?;
+    Ok(file)
+}
+
+/// Lowers a limit for good; one that is lower already stays.
+fn limit(resource: Resource, value: u64) -> io::Result<()> {
+    let value = getrlimit(resource).maximum.map_or(value, |maximum| maximum.min(value));
+    Ok(setrlimit(resource, Rlimit { current: Some(value), maximum: Some(value) })?)
+}
+
+/// Compiles a file and says what it is.
+fn inspect(file: File) -> Result<ModelSummary, Failure> {
+    let contents = read(file)?;
+    if program::is_program(&contents) {
+        let unpacked = Program::unpack(&contents);
+        return unpacked
+            .map(summary_of_program)
+            .map_err(|error| Failure::new(Reason::InvalidModel, bounded(error.to_string())));
+    }
+    millrace_model::compile(&contents).map(summary).map_err(|error| refusal(&error))
+}
+
+fn read(mut file: File) -> Result<Contents, Failure> {
+    let unreadable = |error: io::Error| {
+        Failure::new(Reason::Internal, format!("the model file cannot be read to be checked: {error}"))
+    };
+    let len = usize::try_from(file.metadata().map_err(unreadable)?.len()).unwrap_or(usize::MAX);
+    let mut contents = Vec::new();
+    contents.try_reserve_exact(len).map_err(|_| {
+        Failure::new(
+            Reason::ModelTooLarge,
+            format!("there is no memory to check a model file of {len} bytes"),
+        )
+    })?;
+    file.read_to_end(&mut contents).map_err(unreadable)?;
+    Ok(contents.into())
+}
+
+fn refusal(error: &ModelError) -> Failure {
+    let reason = match error {
+        ModelError::UnsupportedOperators { .. } => Reason::UnsupportedOperator,
+        _ => Reason::InvalidModel,
+    };
+    Failure::new(reason, bounded(error.to_string()))
+}
+
+fn bounded(message: String) -> String {
+    match message.char_indices().nth(MESSAGE_CHARS_MAX) {
+        Some((end, _)) => format!("{}…", &message[..end]),
+        None => message,
+    }
+}
+
+/// A program has no weights and no launches.
+fn summary_of_program(program: Program) -> ModelSummary {
+    let Signature { inputs, outputs } = program.declared;
+    ModelSummary { weights: Bytes::ZERO, parameters: 0, launches: 0, inputs, outputs }
+}
+
+fn summary(compiled: Compiled) -> ModelSummary {
+    ModelSummary {
+        weights: Bytes(compiled.summary.weights_bytes),
+        parameters: compiled.summary.parameters,
+        launches: u32::try_from(compiled.launches.len()).unwrap_or(u32::MAX),
+        inputs: compiled.summary.inputs,
+        outputs: compiled.summary.outputs,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_message_is_cut_between_characters() {
+        assert_eq!(bounded("ä".to_owned()), "ä");
+        assert_eq!(bounded("ä".repeat(5_000)).chars().count(), MESSAGE_CHARS_MAX + 1);
+    }
+
+    #[test]
+    fn memory_is_counted_in_units_and_never_in_none() {
+        assert_eq!(units(0), 1);
+        assert_eq!(units(MEMORY_UNIT + 1), 2);
+        assert_eq!(units(u64::MAX), i32::MAX.unsigned_abs());
+        assert_eq!(memory_bytes(10), COMPILE_BYTES + 30);
+    }
+
+    #[tokio::test]
+    async fn a_process_that_ends_by_a_signal_is_the_models_fault_and_one_that_is_not_there_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("model");
+        std::fs::write(&path, b"a model").unwrap();
+        let check = async |program: &str, args: &[&str]| {
+            let args = args.iter().map(OsString::from).collect();
+            let command = InspectorCommand { program: program.into(), args };
+            in_child(&command, File::open(&path).unwrap(), Bytes(7)).await.unwrap_err()
+        };
+        let aborted = check("/bin/sh", &["-c", "kill -ABRT $$"]).await;
+        assert_eq!((aborted.reason, aborted.retryable), (Reason::InvalidModel, false));
+        assert!(aborted.message.contains("was ended by signal 6"), "{}", aborted.message);
+        assert_eq!(check("/bin/sh", &["-c", "exit 3"]).await.reason, Reason::InvalidModel);
+        assert_eq!(check("/bin/sh", &["-c", "echo nonsense"]).await.reason, Reason::Internal);
+        let missing = check("/nonexistent/millrace", &[]).await;
+        assert_eq!((missing.reason, missing.retryable), (Reason::QueueFull, true));
+    }
+}
