@@ -138,6 +138,11 @@ impl Command {
         Process { service, name, serves }
     }
 
+    /// Whether the process is a server, with files that are nobody else's.
+    pub(crate) fn keeps_data(&self) -> bool {
+        matches!(self, Self::Up(_) | Self::Controller(_) | Self::Worker(_) | Self::Demo(_))
+    }
+
     /// The settings as the verb has to have them.
     pub(crate) fn settle(&self, config: Config) -> Config {
         match self {

@@ -12,6 +12,7 @@ mod config;
 mod failure;
 mod load;
 mod output;
+mod private;
 mod process;
 mod processes;
 mod progress;
@@ -35,6 +36,9 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
+    if cli.command.keeps_data() {
+        private::keep_new_files_private();
+    }
     if let Command::Executor = cli.command {
         // A process of its own kind: no settings, no runtime, no telemetry.
         return millrace_executor::main();

@@ -26,6 +26,7 @@ use crate::cluster::near::{Neighbours, Places};
 use crate::commands::controller::halted;
 use crate::commands::options::executor_threads;
 use crate::failure::Failure;
+use crate::private;
 use crate::process::{inspection, seed};
 use crate::readiness::{self, Wanted};
 
@@ -109,6 +110,7 @@ impl Cluster {
             kept: plan.kept.clone(),
             ..defaults
         };
+        private::tighten(&config.data_dir)?;
         let controller = millrace_controller::start(config, std::sync::Arc::new(neighbours))
             .await
             .map_err(|error| Failure::failed(format!("controller: {error}")))?;
@@ -177,6 +179,7 @@ async fn start_workers(
     let [_client, _internal, port] = plan.ports;
     let mut workers = Vec::with_capacity(names.len());
     for (index, name) in (0u16..).zip(names) {
+        private::tighten(&plan.data_dir.join(name.as_str()))?;
         let config = WorkerConfig {
             data_dir: plan.data_dir.join(name.as_str()),
             listen: nth(plan.worker, index)?,

@@ -15,6 +15,7 @@ use millrace_proto::trace::Kept;
 use crate::commands::options::{Manners, Origin, advertised};
 use crate::config::Config;
 use crate::failure::Failure;
+use crate::private;
 use crate::process::{self, ControllerReady, Stop, announce, loopback, seed};
 
 const HELP: &str = "\
@@ -96,6 +97,7 @@ pub(crate) struct Args {
 
 pub(crate) async fn run(args: Args, settings: &Config, kept: Option<Kept>) -> Result<(), Failure> {
     args.origin.obey()?;
+    private::tighten(&args.data_dir)?;
     // Before anything starts, so that no signal is missed.
     let mut stop = Stop::new()?;
     let config = ControllerConfig { kept, ..args.config(settings)? };

@@ -13,6 +13,7 @@ use millrace_worker::start::{Worker, WorkerConfig};
 
 use crate::commands::options::{Machine, Manners, Origin, advertised, executor_threads};
 use crate::failure::Failure;
+use crate::private;
 use crate::process::{self, Stop, WorkerReady, announce, loopback, seed};
 
 /// The port for gateways.
@@ -60,6 +61,7 @@ pub(crate) struct Args {
 
 pub(crate) async fn run(args: Args, kept: Option<Kept>) -> Result<(), Failure> {
     args.origin.obey()?;
+    private::tighten(&args.data_dir)?;
     // Before anything starts, so that no signal is missed.
     let mut stop = Stop::new()?;
     let config = WorkerConfig { kept, ..args.config()? };

@@ -12,6 +12,7 @@ mod halt;
 mod life;
 mod metrics;
 mod operators;
+mod private;
 mod reflection;
 mod running;
 mod serving;

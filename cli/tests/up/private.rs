@@ -1,0 +1,60 @@
+//! Files of a server are its user's alone, whatever the umask.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::path::Path;
+
+use rustix::fs::Mode;
+use rustix::process::Signal;
+
+use crate::running::Up;
+
+/// Calls `visit` with every file and directory below one.
+fn walk(dir: &Path, visit: &mut impl FnMut(&Path, bool, u32)) {
+    for entry in fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        // A temporary file may have gone meanwhile.
+        let Ok(metadata) = fs::symlink_metadata(&path) else { continue };
+        visit(&path, metadata.is_dir(), metadata.mode() & 0o777);
+        if metadata.is_dir() {
+            walk(&path, visit);
+        }
+    }
+}
+
+fn assert_private(dir: &Path) {
+    let mut files = 0;
+    walk(dir, &mut |path, is_dir, mode| {
+        files += usize::from(!is_dir);
+        // A program is run: its file is its user's to execute.
+        let expected: &[u32] = if is_dir { &[0o700] } else { &[0o600, 0o700] };
+        assert!(expected.contains(&mode), "{} has mode {mode:o}", path.display());
+    });
+    assert!(files > 8, "{files} files under {}", dir.display());
+}
+
+#[test]
+fn every_file_of_a_cluster_is_its_users_alone_also_those_of_an_earlier_version() {
+    rustix::process::umask(Mode::from_raw_mode(0o022));
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().join("data");
+    let up = Up::in_dir(&dir);
+    up.apply_digits();
+    assert_eq!(fs::metadata(&dir).unwrap().mode() & 0o777, 0o700);
+    assert_private(&dir);
+    up.signal(Signal::TERM);
+    assert!(up.ended().0.success());
+
+    walk(&dir, &mut |path, is_dir, _| {
+        fs::set_permissions(path, Permissions::from_mode(if is_dir { 0o755 } else { 0o644 })).unwrap();
+    });
+    let up = Up::in_dir(&dir);
+    for part in fs::read_dir(&dir).unwrap() {
+        let part = part.unwrap().path();
+        if part.is_dir() {
+            walk(&part, &mut |path, _, mode| assert_eq!(mode & 0o077, 0, "{} {mode:o}", path.display()));
+        }
+    }
+    up.signal(Signal::TERM);
+    assert!(up.ended().0.success());
+}
