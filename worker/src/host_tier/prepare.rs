@@ -27,7 +27,7 @@ pub(super) async fn artifact(
     digest: Digest,
     announced: Bytes,
 ) -> Result<Vec<u8>, Failure> {
-    if let Some(bytes) = read(store, digest).await? {
+    if let Some(bytes) = read(store, digest, announced).await? {
         return Ok(bytes);
     }
     let chunks = source.fetch(digest).await.map_err(fetch_failure)?;
@@ -36,12 +36,12 @@ pub(super) async fn artifact(
     // What is compiled is what is on the disk: a write that went wrong shows now, not at the next start.
     let damaged =
         || Failure::Transient("the artifact was damaged while it was written: check the disk".into());
-    read(store, digest).await?.ok_or_else(damaged)
+    read(store, digest, announced).await?.ok_or_else(damaged)
 }
 
-async fn read(store: &Store, digest: Digest) -> Result<Option<Vec<u8>>, Failure> {
+async fn read(store: &Store, digest: Digest, announced: Bytes) -> Result<Option<Vec<u8>>, Failure> {
     let store = store.clone();
-    spawn_blocking(move || store.read(digest)).await.map_err(panicked)?.map_err(store_failure)
+    spawn_blocking(move || store.read(digest, announced)).await.map_err(panicked)?.map_err(store_failure)
 }
 
 async fn download(

@@ -6,7 +6,7 @@
 //! thread.
 
 use std::fs::File;
-use std::io::{self, Write as _};
+use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -68,22 +68,28 @@ impl Store {
     }
 
     /// The artifact's bytes, checked; `None` when it is not here, or was here and damaged: then it
-    /// is deleted and must be fetched again.
+    /// is deleted and must be fetched again. A file larger than announced is damaged, and none of it is
+    /// read: host memory was reserved for that size.
     ///
     /// # Errors
     /// [`Error::Io`].
-    pub fn read(&self, digest: Digest) -> Result<Option<Vec<u8>>, Error> {
+    pub fn read(&self, digest: Digest, announced: Bytes) -> Result<Option<Vec<u8>>, Error> {
         let path = self.path(digest);
-        let bytes = match std::fs::read(&path) {
-            Ok(bytes) => bytes,
+        let mut file = match File::open(&path) {
+            Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(at(&path)(error)),
         };
-        let found = Digest::of(&bytes);
-        if found == digest {
-            return Ok(Some(bytes));
+        let found = file.metadata().map_err(at(&path))?.len();
+        if found <= announced.get() {
+            let mut bytes = Vec::with_capacity(usize::try_from(found).unwrap_or(0));
+            // Should the file grow meanwhile, its digest is another.
+            (&mut file).take(found).read_to_end(&mut bytes).map_err(at(&path))?;
+            if Digest::of(&bytes) == digest {
+                return Ok(Some(bytes));
+            }
         }
-        tracing::warn!(path = %path.display(), %found, "artifact on disk is damaged: deleted, to be fetched again");
+        tracing::warn!(path = %path.display(), bytes = found, "artifact on disk is damaged: deleted, to be fetched again");
         remove(&path)?;
         Ok(None)
     }
@@ -231,7 +237,7 @@ mod tests {
         let digest = put(&store, b"a model");
         assert_eq!(store.names().unwrap(), [digest.hex()]);
         let again = Store::open(dir.path()).unwrap();
-        assert_eq!(again.read(digest).unwrap().as_deref(), Some(&b"a model"[..]));
+        assert_eq!(again.read(digest, Bytes(7)).unwrap().as_deref(), Some(&b"a model"[..]));
     }
 
     #[test]
@@ -241,7 +247,7 @@ mod tests {
         writer.write(b"evil").unwrap();
         assert!(matches!(writer.commit(), Err(Error::Mismatch { .. })));
         assert_eq!(store.names().unwrap(), [""; 0]);
-        assert!(store.read(Digest::of(b"good")).unwrap().is_none());
+        assert!(store.read(Digest::of(b"good"), Bytes(4)).unwrap().is_none());
     }
 
     #[test]
@@ -259,7 +265,17 @@ mod tests {
         let (_dir, store) = store();
         let digest = put(&store, b"a model");
         std::fs::write(store.path(digest), b"a mode!").unwrap();
-        assert!(store.read(digest).unwrap().is_none());
+        assert!(store.read(digest, Bytes(7)).unwrap().is_none());
+        assert!(!store.has(digest));
+    }
+
+    #[test]
+    fn a_file_larger_than_announced_is_damaged_and_not_read() {
+        let (_dir, store) = store();
+        let digest = put(&store, b"a model");
+        // A sparse file that no memory could hold.
+        File::options().write(true).open(store.path(digest)).unwrap().set_len(1 << 42).unwrap();
+        assert!(store.read(digest, Bytes(7)).unwrap().is_none());
         assert!(!store.has(digest));
     }
 
