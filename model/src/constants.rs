@@ -46,7 +46,7 @@ fn value(attribute: AttributeProto) -> Option<TensorProto> {
     };
     let count = |len: usize| i64::try_from(len).ok();
     Some(match attribute.name.as_deref()? {
-        "value" => attribute.t?,
+        "value" => *attribute.t?,
         "value_int" => TensorProto { int64_data: vec![attribute.i?], ..number(element::INT64, vec![]) },
         "value_ints" => {
             let dims = vec![count(attribute.ints.len())?];

@@ -126,10 +126,11 @@ pub(crate) struct AttributeProto {
     pub(crate) i: Option<i64>,
     #[prost(bytes = "bytes", optional, tag = "4")]
     pub(crate) s: Option<Bytes>,
-    #[prost(message, optional, tag = "5")]
-    pub(crate) t: Option<TensorProto>,
-    #[prost(message, optional, tag = "6")]
-    pub(crate) g: Option<GraphProto>,
+    // Boxed, as most attributes have neither, and every place for one would have room for both.
+    #[prost(message, optional, boxed, tag = "5")]
+    pub(crate) t: Option<Box<TensorProto>>,
+    #[prost(message, optional, boxed, tag = "6")]
+    pub(crate) g: Option<Box<GraphProto>>,
     #[prost(float, repeated, packed = "false", tag = "7")]
     pub(crate) floats: Vec<f32>,
     #[prost(int64, repeated, packed = "false", tag = "8")]

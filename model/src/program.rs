@@ -15,6 +15,7 @@ use millrace_types::{DataType, Dim, TensorSpec};
 use prost::Message as _;
 
 use crate::signature::MAX_TENSORS;
+use crate::wire;
 
 /// How a program begins.
 const MAGIC: &[u8] = b"MILLRACE PROGRAM 1\n";
@@ -25,6 +26,8 @@ const LENGTH: usize = size_of::<u32>();
 const DECLARATION_BYTES_MAX: usize = 1 << 20;
 /// The most dimensions of a tensor.
 const RANK_MAX: usize = 16;
+/// Fields of one declared tensor: its name, its datatype and its sizes.
+const TENSOR_FIELDS_MAX: usize = 2 + RANK_MAX;
 
 /// Bytes that are no program we can run, and what to do about it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -116,7 +119,12 @@ impl Program {
         if length > DECLARATION_BYTES_MAX || length > rest.len() - LENGTH {
             return Err(ProgramError::Damaged);
         }
-        let declaration = Declaration::decode(rest.slice(LENGTH..LENGTH + length));
+        let declaration = rest.slice(LENGTH..LENGTH + length);
+        // Before it is decoded: two bytes of it are a whole tensor in memory.
+        if !wire::has_at_most(2 * MAX_TENSORS, TENSOR_FIELDS_MAX, &declaration) {
+            return Err(ProgramError::Damaged);
+        }
+        let declaration = Declaration::decode(declaration);
         let Declaration { inputs, outputs } = declaration.map_err(|_| ProgramError::Damaged)?;
         let read = |tensors: Vec<Tensor>| tensors.into_iter().map(tensor).collect::<Result<_, _>>();
         let declared = Signature { inputs: read(inputs)?, outputs: read(outputs)? };
@@ -228,6 +236,18 @@ mod tests {
         newer[MAGIC.len() - 2] = b'2';
         assert!(is_program(&newer));
         assert_eq!(Program::unpack(&newer.into()), Err(ProgramError::Version));
+    }
+
+    #[test]
+    fn a_declaration_of_many_empty_tensors_is_refused_before_it_is_decoded() {
+        let packed = |declaration: &[u8]| {
+            let length = u32::try_from(declaration.len()).unwrap().to_le_bytes();
+            Program::unpack(&[MAGIC, &length, declaration, b"#!/bin/sh\n"].concat().into())
+        };
+        assert_eq!(packed(&[0x0a, 0].repeat(DECLARATION_BYTES_MAX / 2)), Err(ProgramError::Damaged));
+        let sizes = [0x1a, 0].repeat(TENSOR_FIELDS_MAX + 1);
+        let tensor = [&[0x0a, sizes.len() as u8][..], &sizes].concat();
+        assert_eq!(packed(&tensor), Err(ProgramError::Damaged));
     }
 
     #[test]

@@ -69,7 +69,7 @@ fn visit<'a>(graph: &'a GraphProto, origins: &mut Origins<'a>) -> Result<(), Mod
     for node in &graph.node {
         check_node(node, origins)?;
         let subgraphs: Vec<&GraphProto> =
-            node.attribute.iter().filter_map(|attribute| attribute.g.as_ref()).collect();
+            node.attribute.iter().filter_map(|attribute| attribute.g.as_deref()).collect();
         for subgraph in &subgraphs {
             enter(node, subgraph, origins);
             visit(subgraph, origins)?;

@@ -1,9 +1,13 @@
 //! A look over a file's protobuf framing before anything of it is decoded: tells a file that was
-//! cut short from one that is no ONNX, and bounds how many messages decoding may build and how
-//! deep they nest. A two-byte message decodes to hundreds of bytes, so a small file could
-//! otherwise ask for a large part of memory.
+//! cut short from one that is no ONNX, and bounds how many messages decoding may build, how
+//! deep they nest and how much memory they take. A two-byte message decodes to hundreds of bytes, so a
+//! small file could otherwise ask for a large part of memory.
 
 use crate::error::ModelError;
+use crate::onnx::{
+    AttributeProto, GraphProto, ModelProto, NodeProto, SequenceType, SparseTensorProto,
+    StringStringEntryProto, TensorProto, TensorShapeProto, TensorType, TypeProto, ValueInfoProto,
+};
 
 /// Messages in one model; a large transformer has about 50,000.
 pub const MAX_MESSAGES: usize = 1 << 20;
@@ -11,6 +15,16 @@ pub const MAX_MESSAGES: usize = 1 << 20;
 pub const MAX_NESTING: usize = 48;
 /// Fields in one model: a repeated string of two bytes decodes to 24.
 const MAX_FIELDS: usize = 8 * MAX_MESSAGES;
+/// Bytes of memory that decoding may take for each byte of the file, beside the file itself.
+const MEMORY_RATIO_MAX: u64 = 3;
+/// Bytes of memory that decoding may take beyond [`MEMORY_RATIO_MAX`].
+const MEMORY_MARGIN_BYTES: u64 = 32 << 20;
+/// Places of a list for each element: a `Vec` begins with four, and has old and new ones while it grows.
+const PLACES: u64 = 4;
+/// The header and the rounding of one allocation.
+const ALLOCATION_BYTES: u64 = 16;
+/// A number of an unpacked list, with room to grow.
+const NUMBER_BYTES: u64 = 32;
 
 /// The messages of ONNX that hold messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,6 +63,46 @@ impl Kind {
             _ => None,
         }
     }
+
+    /// The size of the struct that holds such a message.
+    const fn bytes(self) -> u64 {
+        let bytes = match self {
+            Self::Model => size_of::<ModelProto>(),
+            Self::Graph => size_of::<GraphProto>(),
+            Self::Node => size_of::<NodeProto>(),
+            Self::Attribute => size_of::<AttributeProto>(),
+            Self::Tensor => size_of::<TensorProto>(),
+            Self::SparseTensor => size_of::<SparseTensorProto>(),
+            Self::ValueInfo => size_of::<ValueInfoProto>(),
+            Self::Type => size_of::<TypeProto>(),
+            Self::TensorType => size_of::<TensorType>(),
+            Self::SequenceType => size_of::<SequenceType>(),
+            Self::Shape => size_of::<TensorShapeProto>(),
+            Self::Leaf => size_of::<StringStringEntryProto>(),
+        };
+        bytes as u64
+    }
+
+    /// Memory for a length-delimited field: the place of its message or text, and its text or numbers.
+    fn memory(self, field: u64, body: &[u8]) -> u64 {
+        let numbers = |count: usize, bytes: u64| count as u64 * bytes * (PLACES - 1) + NUMBER_BYTES;
+        let varints = || body.iter().filter(|&&byte| byte < 0x80).count();
+        let text = body.len() as u64 + ALLOCATION_BYTES;
+        match (self, field) {
+            (Self::Attribute, 5 | 6) | (Self::SequenceType | Self::Type, _) => {
+                self.child(field).map_or(0, |child| child.bytes() + ALLOCATION_BYTES)
+            }
+            (Self::Tensor, 1 | 7) | (Self::Attribute, 8) => numbers(varints(), 8),
+            (Self::Tensor, 5) => numbers(varints(), 4),
+            (Self::Tensor, 4) | (Self::Attribute, 7) => numbers(body.len() / 4, 4),
+            (Self::Tensor, 10) => numbers(body.len() / 8, 8),
+            // Bytes stay in the file.
+            (Self::Tensor, 9) | (Self::Attribute, 4) => 0,
+            (Self::Node, 1 | 2) => text + PLACES * size_of::<String>() as u64,
+            (Self::Attribute, 9) => PLACES * size_of::<bytes::Bytes>() as u64,
+            _ => self.child(field).map_or(text, |child| child.bytes() * PLACES),
+        }
+    }
 }
 
 /// Why a message's bytes are not fields.
@@ -75,12 +129,29 @@ pub(crate) fn check(file: &[u8]) -> Result<(), ModelError> {
     if file[0] != 0x08 {
         return Err(ModelError::NotOnnx { reason: "it does not begin as an ONNX model does".into() });
     }
-    Walk { fields: 0, messages: 0 }.message(Kind::Model, file, 0)
+    let memory_max = (file.len() as u64).saturating_mul(MEMORY_RATIO_MAX).saturating_add(MEMORY_MARGIN_BYTES);
+    Walk { fields: 0, messages: 0, memory: 0, memory_max }.message(Kind::Model, file, 0)
+}
+
+/// Whether a message has at most `fields_max` fields, and each message within it at most `inner_max`.
+pub(crate) fn has_at_most(fields_max: usize, inner_max: usize, mut message: &[u8]) -> bool {
+    let mut fields = 0;
+    while !message.is_empty() {
+        fields += 1;
+        let Ok((_, body)) = next_field(&mut message) else { return false };
+        let fits = inner_max == 0 || body.is_none_or(|body| has_at_most(inner_max, 0, body));
+        if fields > fields_max || !fits {
+            return false;
+        }
+    }
+    true
 }
 
 struct Walk {
     fields: usize,
     messages: usize,
+    memory: u64,
+    memory_max: u64,
 }
 
 impl Walk {
@@ -98,6 +169,11 @@ impl Walk {
                 return Err(ModelError::TooMany { what: "protobuf fields", limit: MAX_FIELDS });
             }
             let (field, body) = next_field(&mut rest).map_err(|flaw| describe(&flaw, depth))?;
+            self.memory += body.map_or(NUMBER_BYTES, |body| kind.memory(field, body));
+            if self.memory > self.memory_max {
+                let limit = usize::try_from(self.memory_max).unwrap_or(usize::MAX);
+                return Err(ModelError::TooMany { what: "bytes of memory for its structure", limit });
+            }
             if let (Some(child), Some(body)) = (kind.child(field), body) {
                 self.message(child, body, depth + 1)?;
             }
@@ -184,11 +260,24 @@ mod tests {
 
     #[test]
     fn bounds_messages_before_decoding_them() {
-        let nodes = [0x0a, 0x00].repeat(MAX_MESSAGES + 1);
-        let mut file = vec![0x08, 9, 0x3a];
-        prost::encoding::encode_varint(nodes.len() as u64, &mut file);
-        file.extend(nodes);
-        assert!(matches!(check(&file), Err(ModelError::TooMany { what: "protobuf messages", .. })));
+        let graph = |fields: Vec<u8>| {
+            let mut file = vec![0x08, 9, 0x3a];
+            prost::encoding::encode_varint(fields.len() as u64, &mut file);
+            file.extend(fields);
+            check(&file)
+        };
+        // Nodes without fields, and elements of a byte that take eight in memory.
+        let nodes = graph([0x0a, 0x00].repeat(MAX_MESSAGES + 1));
+        assert!(matches!(nodes, Err(ModelError::TooMany { .. })), "{nodes:?}");
+        let numbers =
+            [&[0x2a, 0x85, 0x80, 0x80, 0x02, 0x3a, 0x80, 0x80, 0x80, 0x02][..], &[1; 4 << 20]].concat();
+        let numbers = graph(numbers);
+        let what = "bytes of memory for its structure";
+        assert!(
+            matches!(numbers, Err(ModelError::TooMany { what: found, .. }) if found == what),
+            "{numbers:?}"
+        );
+        assert!(graph([0x0a, 0x00].repeat(10_000)).is_ok());
     }
 
     #[test]

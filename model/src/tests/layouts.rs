@@ -87,7 +87,7 @@ fn a_constant_node_is_a_weight_like_any_other() {
     let (compiled, _) = compiled(&with(|graph| {
         let value = AttributeProto {
             name: Some("value".into()),
-            t: Some(weight("inside", &[4, 4])),
+            t: Some(Box::new(weight("inside", &[4, 4]))),
             ..AttributeProto::default()
         };
         graph.initializer.clear();

@@ -55,7 +55,12 @@ fn value(name: &str, kind: i32, dims: &[&str]) -> ValueInfoProto {
 }
 
 fn subgraph(name: &str, graph: GraphProto) -> AttributeProto {
-    AttributeProto { name: Some(name.into()), g: Some(graph), r#type: Some(5), ..AttributeProto::default() }
+    AttributeProto {
+        name: Some(name.into()),
+        g: Some(Box::new(graph)),
+        r#type: Some(5),
+        ..AttributeProto::default()
+    }
 }
 
 /// A choice between two subgraphs, which capture `x` and `h` and have a weight of their own. It comes
