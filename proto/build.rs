@@ -29,13 +29,20 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     std::fs::write(out.join("descriptors.bin"), descriptors.encode_to_vec())?;
     // Tensor bytes stay in the buffer they arrived in; parameters, which are few, encode the same
     // way every time.
-    let configured = || tonic_prost_build::configure().bytes(".");
-    configured().btree_map(".").compile_fds(protox::compile(SHARED, ["proto"])?)?;
+    let configured = || tonic_prost_build::configure().bytes(".").codec_path("crate::decoding::CheckedCodec");
+    // The codec finds a message's shape by the name of its type.
+    let named = || {
+        let mut config = tonic_prost_build::Config::new();
+        config.enable_type_names();
+        config
+    };
+    let shapes = protox::compile(SHARED, ["proto"])?;
+    configured().btree_map(".").compile_fds_with_config(shapes, named())?;
     let shared = configured()
         .extern_path(".millrace.activity.v1", "crate::activity")
         .extern_path(".millrace.log.v1", "crate::log")
         .extern_path(".millrace.policy.v1", "crate::policy")
         .extern_path(".millrace.trace.v1", "crate::trace::wire");
-    shared.btree_map(".inference").compile_fds(descriptors)?;
+    shared.btree_map(".inference").compile_fds_with_config(descriptors, named())?;
     Ok(())
 }

@@ -26,6 +26,8 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
+use crate::decoding::{self, DecodeError, WalkLimits};
+
 /// The longest message of a frame. Bulk bytes are in memfds: only many small tensors, or the
 /// launches of a very deep model, come near.
 pub const MESSAGE_BYTES_MAX: usize = 8 << 20;
@@ -75,7 +77,7 @@ pub enum Error {
     OutboxFull,
     /// A message that is no such message.
     #[error("a frame does not decode: {0}")]
-    Malformed(#[from] prost::DecodeError),
+    Malformed(#[from] DecodeError),
 }
 
 impl From<Error> for io::Error {
@@ -227,12 +229,13 @@ pub struct Received {
 }
 
 impl Received {
-    /// Decodes the message. Its byte fields share the frame's buffer.
+    /// Decodes the message, once it is known to take little memory. Its byte fields share the frame's
+    /// buffer.
     ///
     /// # Errors
     /// [`Error::Malformed`].
-    pub fn decode<M: prost::Message + Default>(&self) -> Result<M, Error> {
-        Ok(M::decode(self.message.clone())?)
+    pub fn decode<M: prost::Message + prost::Name + Default>(&self) -> Result<M, Error> {
+        Ok(decoding::decode(self.message.clone(), WalkLimits::PEER)?)
     }
 }
 

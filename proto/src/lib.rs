@@ -16,6 +16,7 @@
 //! | [`policy`] | how nodes schedule |
 //! | [`status`] | the one mapping between failures and gRPC/HTTP status |
 //! | [`convert`] | wire shapes to domain shapes, checked |
+//! | [`decoding`] | the memory that decoding a message takes, bounded before the message is decoded |
 //! | [`frames`] | messages and descriptors over the executor's Unix socket |
 //! | [`metrics`] | metrics as text, in the format asked for |
 //! | [`trace`] | W3C trace context through gRPC metadata and HTTP headers, spans told after the fact, spans kept |
@@ -66,6 +67,7 @@ pub mod policy {
 }
 
 pub mod convert;
+pub mod decoding;
 pub mod frames;
 pub mod logs;
 pub mod metrics;
