@@ -9,6 +9,7 @@ use axum::body::Body;
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderName, HeaderValue};
 use http::{HeaderMap, Method, Request, Response};
+use millrace_proto::decoding::MessageType;
 use millrace_proto::status::to_status;
 use millrace_proto::trace::{self, KeyValue};
 use millrace_types::{Failure, Reason, RequestId};
@@ -30,6 +31,8 @@ const REQUEST_ID: HeaderName = HeaderName::from_static(request_id::HEADER);
 const GRPC_ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
 const GRPC_ACCEPT_ENCODING: HeaderName = HeaderName::from_static("grpc-accept-encoding");
 const TRACE_PARENT: HeaderName = HeaderName::from_static("traceparent");
+/// The largest message of a method that is in no schema of ours: health and reflection take names.
+const NAME_MESSAGE_MAX: usize = 64 << 10;
 /// The one method whose handler works on several messages at a time.
 const STREAM: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
 
@@ -144,11 +147,18 @@ impl Door {
             headers.insert(GRPC_ACCEPT_ENCODING, HeaderValue::from_static(encoding.name()));
         }
         let limits = &self.front.limits;
+        let message_type = MessageType::of_requests(request.uri().path());
+        let message_len_max = limits.message_len_max();
         Terms {
             budget: self.front.budget.clone(),
-            message_len_max: limits.message_len_max(),
+            message_len_max: if message_type.is_some() {
+                message_len_max
+            } else {
+                message_len_max.min(NAME_MESSAGE_MAX)
+            },
             stall_max: limits.stall_max,
             encoding,
+            message_type,
             hold: if request.uri().path() == STREAM { Hold::UntilClaimed } else { Hold::UntilNext },
         }
     }

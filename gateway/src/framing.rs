@@ -3,7 +3,8 @@
 //!
 //! tonic would store a message before anyone could refuse it, and bounds what one expands to but not
 //! what all of them expand to together. So it is done here, before tonic: what leaves has no
-//! compressed message. Plain bytes pass through uncopied.
+//! compressed message. Plain bytes pass through uncopied, and are read on their way: a message that
+//! would take far more memory than its bytes once it is decoded ends the call.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -14,16 +15,18 @@ use std::time::Duration;
 
 use bytes::{Buf as _, Bytes, BytesMut};
 use http_body::{Body, Frame};
+use millrace_proto::decoding::MessageType;
 use millrace_proto::status::to_status;
 use millrace_types::{Failure, Reason};
 use tokio::time::Sleep;
 use tonic::Status;
 
 use crate::budget::{Budget, Charge, too_large};
+use crate::decoded::MessageCheck;
 use crate::inflate::{Encoding, Inflater, STEP};
 
 /// A compressed flag and a big-endian u32 length.
-const PREFIX_LEN: usize = 5;
+pub(crate) const PREFIX_LEN: usize = 5;
 
 /// Who gives a message's bytes back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,6 +57,14 @@ impl Ledger {
         entries.push_back(charge);
     }
 
+    /// Adds to the charge of the newest message, for what decoding the message takes beyond its bytes.
+    fn grow_newest(&self, more: u64) -> Result<(), Failure> {
+        match self.entries().back_mut() {
+            Some(charge) if more > 0 => charge.grow(more),
+            _ => Ok(()),
+        }
+    }
+
     /// Never held across an await; a panic elsewhere leaves it whole.
     fn entries(&self) -> std::sync::MutexGuard<'_, VecDeque<Charge>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
@@ -68,6 +79,8 @@ pub(crate) struct Terms {
     pub(crate) stall_max: Duration,
     pub(crate) encoding: Option<Encoding>,
     pub(crate) hold: Hold,
+    /// The type of its messages; none of a method whose requests have no lists (health, reflection).
+    pub(crate) message_type: Option<MessageType>,
 }
 
 /// A body whose messages are charged and plain.
@@ -78,6 +91,8 @@ pub(crate) struct Messages<B> {
     /// Arrived and not yet looked at.
     input: Bytes,
     state: State,
+    /// Of the message at hand.
+    check: MessageCheck,
     /// Running while a message that has begun waits for more bytes.
     stall: Option<Pin<Box<Sleep>>>,
 }
@@ -102,7 +117,15 @@ enum State {
 
 impl<B> Messages<B> {
     pub(crate) fn new(inner: B, terms: Terms, ledger: Ledger) -> Self {
-        Self { inner, terms, ledger, input: Bytes::new(), state: State::Prefix, stall: None }
+        Self {
+            inner,
+            terms,
+            ledger,
+            input: Bytes::new(),
+            state: State::Prefix,
+            check: MessageCheck::default(),
+            stall: None,
+        }
     }
 
     /// Works on the input until something can be handed on or more input is needed (`Ok(None)`).
@@ -119,8 +142,11 @@ impl<B> Messages<B> {
                 State::Passing { left } => {
                     let out = self.input.split_to(self.input.len().min(*left));
                     *left -= out.len();
+                    let more = self.check.read(&out)?;
+                    self.ledger.grow_newest(more).map_err(|failure| to_status(&failure))?;
                     if *left == 0 {
                         self.state = State::Prefix;
+                        self.check.finish()?;
                     }
                     return Poll::Ready(Ok((!out.is_empty()).then_some(out)));
                 }
@@ -128,6 +154,8 @@ impl<B> Messages<B> {
                     let piece = self.input.split_to(self.input.len().min(*left).min(STEP));
                     *left -= piece.len();
                     inflater.push(&piece).map_err(|failure| to_status(&failure))?;
+                    let more = self.check.read_to(inflater.plain())?;
+                    inflater.charge(more).map_err(|failure| to_status(&failure))?;
                     if *left == 0 {
                         return Poll::Ready(self.end_inflating().map(Some));
                     }
@@ -166,10 +194,13 @@ impl<B> Messages<B> {
                 self.input.advance(PREFIX_LEN);
                 let room = [0; PREFIX_LEN];
                 let inflater = Inflater::new(encoding, &room, self.terms.message_len_max, charge);
+                self.check = MessageCheck::inflating(self.terms.message_type);
                 State::Inflating { left: len, inflater: Box::new(inflater) }
             }
-            // A flag that no encoding explains is tonic's to refuse.
+            // A flag that no encoding explains is tonic's to refuse: such a message is not decoded.
             _ => {
+                let message_type = self.terms.message_type.filter(|_| flag == 0);
+                self.check = MessageCheck::plain(message_type, len);
                 self.ledger.add(charge, self.terms.hold);
                 State::Passing { left: PREFIX_LEN + len }
             }
@@ -180,7 +211,11 @@ impl<B> Messages<B> {
         let State::Inflating { inflater, .. } = std::mem::replace(&mut self.state, State::Prefix) else {
             return Err(Status::internal("a message ended that had not begun"));
         };
-        let (mut message, charge) = inflater.finish().map_err(|failure| to_status(&failure))?;
+        let (mut message, mut charge) = inflater.finish().map_err(|failure| to_status(&failure))?;
+        // The decoder may have kept its last bytes until it was asked to end.
+        let more = self.check.read_to(&message)?;
+        charge.grow(more).map_err(|failure| to_status(&failure))?;
+        self.check.finish()?;
         write_prefix(&mut message);
         self.ledger.add(charge, self.terms.hold);
         Ok(message.freeze())

@@ -22,6 +22,18 @@ use crate::meters::{Meters, Tally, Times};
 use crate::parameters::Parameters;
 use crate::request_id::RequestIds;
 
+/// Tensors that a request may name, and as many outputs.
+pub(crate) const TENSORS_MAX: usize = 4_096;
+/// Dimensions of one tensor.
+pub(crate) const SHAPE_RANK_MAX: usize = 64;
+/// Bytes of a tensor's name.
+const NAME_BYTES_MAX: usize = 256;
+/// Bytes from which on a message is converted on a thread of its own: the runtime's threads run Raft
+/// too, and 256 KiB of JSON take about a millisecond.
+const APART_BYTES_MIN: usize = 256 << 10;
+/// Messages that are converted on threads of their own at a time; further ones wait.
+pub(crate) const APART_MAX: usize = 4;
+
 /// What every handler shares.
 pub(crate) struct Front {
     pub(crate) backend: Arc<dyn Backend>,
@@ -30,6 +42,8 @@ pub(crate) struct Front {
     pub(crate) budget: Budget,
     /// The places of requests that wait for their model to get ready.
     pub(crate) waiting: Semaphore,
+    /// The places of messages that are converted on threads of their own.
+    pub(crate) apart: Arc<Semaphore>,
     pub(crate) limits: Limits,
     pub(crate) wall_clock: WallClock,
     pub(crate) closing: Closing,
@@ -99,6 +113,27 @@ impl Front {
         }
     }
 
+    /// Converts a message of `len` bytes: a large one on a thread of its own.
+    pub(crate) async fn convert<T: Send + 'static>(
+        &self,
+        len: usize,
+        convert: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Failure> {
+        if len < APART_BYTES_MIN {
+            return Ok(convert());
+        }
+        let failed = |error: &dyn fmt::Display| {
+            Failure::new(Reason::Internal, format!("cannot convert a large message: {error}"))
+        };
+        let place = Arc::clone(&self.apart).acquire_owned().await.map_err(|closed| failed(&closed))?;
+        let converting = tokio::task::spawn_blocking(move || {
+            // The place is taken until the work is done, though the call be cancelled.
+            let _place = place;
+            convert()
+        });
+        converting.await.map_err(|panicked| failed(&panicked))
+    }
+
     /// Lets a function serve, or stops it. Whether there is one is for the backend to say: what can
     /// be resolved here may be behind.
     pub(crate) async fn set_intent(&self, call: &Call, name: &str, intent: Intent) -> Result<(), Failure> {
@@ -122,10 +157,15 @@ impl Front {
     }
 }
 
+/// The beginning of a client's text, as long as an error shows.
+fn shown(text: &str) -> &str {
+    &text[..text.floor_char_boundary(NAME_BYTES_MAX)]
+}
+
 /// The function a client means by a name.
 fn key(call: &Call, name: &str) -> Result<FunctionKey, Failure> {
     let Ok(function) = FunctionName::new(name) else {
-        let message = format!("no function {name:?} in tenant {}", call.tenant);
+        let message = format!("no function {:?} in tenant {}", shown(name), call.tenant);
         return Err(Failure::new(Reason::FunctionNotFound, message));
     };
     Ok(FunctionKey { tenant: call.tenant.clone(), name: function })
@@ -138,8 +178,12 @@ fn revision(version: &str) -> Result<Option<Revision>, Failure> {
     }
     let digits = version.bytes().all(|c| c.is_ascii_digit());
     let number = version.parse().ok().filter(|_| digits).and_then(Revision::new);
-    let message =
-        || format!("model version {version:?} is not a whole number from 1: leave it out for the latest");
+    let message = || {
+        format!(
+            "model version {:?} is not a whole number from 1: leave it out for the latest",
+            shown(version)
+        )
+    };
     number.map(Some).ok_or_else(|| Failure::malformed(message()))
 }
 
@@ -154,13 +198,17 @@ pub(crate) struct Run<'a> {
     counted: bool,
 }
 
-impl Run<'_> {
+impl<'a> Run<'a> {
+    pub(crate) fn front(&self) -> &'a Front {
+        self.front
+    }
+
     /// Carries the request out, as far as its outputs.
-    pub(crate) async fn answer(
+    pub(crate) async fn answer<Reading: Future<Output = Result<Question, Failure>>>(
         &mut self,
         name: &str,
         version: &str,
-        read: impl FnOnce(&Model) -> Result<Question, Failure>,
+        read: impl FnOnce(Arc<Model>) -> Reading,
     ) -> Result<Answer, Failure> {
         let backend = &self.front.backend;
         let mut model = self.front.find(self.call, name, version)?;
@@ -168,7 +216,7 @@ impl Run<'_> {
         if model.availability != Availability::Ready && !model.availability.may_come() {
             return Err(model.refusal());
         }
-        let question = read(&model)?;
+        let question = read(Arc::clone(&model)).await?;
         let deadline = deadline(self.call, &question.parameters, &model, self.arrived);
         if model.availability != Availability::Ready {
             model = self.front.wait_for(&model, deadline).await?;
@@ -256,30 +304,49 @@ pub(crate) struct Named<'a> {
     pub(crate) shape: &'a [i64],
 }
 
-/// Checks the inputs' names, datatypes and shapes, and returns each one's datatype and size.
+/// Checks the inputs' names, datatypes and shapes, and returns each one's datatype and size. The sizes are
+/// together at most `len_max`, as no message could carry more: a shape is a client's number.
 pub(crate) fn check_named(
     specs: &[TensorSpec],
     named: &[Named<'_>],
+    len_max: usize,
 ) -> Result<Vec<(DataType, usize)>, Failure> {
     let invalid = |message: String| Failure::new(Reason::InvalidInput, message);
-    let mut given = Vec::with_capacity(named.len());
+    let mut given = Vec::new();
     for &Named { name, datatype, shape } in named {
-        let datatype = datatype.parse().map_err(|error| invalid(format!("input {name:?} has {error}")))?;
+        if name.len() > NAME_BYTES_MAX {
+            let len = name.len();
+            return Err(invalid(format!(
+                "a tensor's name has {len} bytes: at most {NAME_BYTES_MAX} are read"
+            )));
+        }
+        if shape.len() > SHAPE_RANK_MAX {
+            let rank = shape.len();
+            return Err(invalid(format!(
+                "input {name:?} has {rank} dimensions: a tensor has at most {SHAPE_RANK_MAX}"
+            )));
+        }
+        let datatype =
+            shown(datatype).parse().map_err(|error| invalid(format!("input {name:?} has {error}")))?;
         given.push(Given { name, datatype, shape });
     }
     check_inputs(specs, &given).map_err(|error| invalid(error.to_string()))?;
-    let size = |&Given { name, datatype, shape }: &Given<'_>| {
+    let mut left = len_max;
+    let mut sizes = Vec::new();
+    for Given { name, datatype, shape } in given {
         let size = datatype.size().and_then(|size| element_count(shape)?.checked_mul(size));
-        let refused = || {
+        let rest = size.and_then(|size| left.checked_sub(size));
+        let (Some(size), Some(rest)) = (size, rest) else {
             let why = match datatype {
-                DataType::Bytes => "BYTES tensors are not served",
-                _ => "its shape has more elements than memory could hold",
+                DataType::Bytes => "BYTES tensors are not served".to_owned(),
+                _ => format!("its shape takes more memory than a message of {len_max} bytes can bring"),
             };
-            invalid(format!("input {name:?} of shape {shape:?}: {why}"))
+            return Err(invalid(format!("input {name:?} of shape {shape:?}: {why}")));
         };
-        size.map(|size| (datatype, size)).ok_or_else(refused)
-    };
-    given.iter().map(size).collect()
+        left = rest;
+        sizes.push((datatype, size));
+    }
+    Ok(sizes)
 }
 
 /// Checks raw contents against the size that datatype and shape demand.
@@ -301,7 +368,7 @@ pub(crate) fn check_requested<'a>(
     for name in names {
         let refused = if !model.outputs.iter().any(|output| output.name == name) {
             let known: Vec<_> = model.outputs.iter().map(|output| format!("{:?}", output.name)).collect();
-            Some(format!("output {name:?} is unknown: the model gives {}", known.join(", ")))
+            Some(format!("output {:?} is unknown: the model gives {}", shown(name), known.join(", ")))
         } else if requested.iter().any(|earlier| earlier == name) {
             Some(format!("output {name:?} is requested twice: name it once"))
         } else {

@@ -84,6 +84,23 @@ impl Inflater {
         written.map_err(|error| self.failure(error))
     }
 
+    /// The prefix and the plain bytes so far.
+    pub(crate) fn plain(&self) -> &[u8] {
+        match &self.decoder {
+            Decoder::Gzip(decoder) => &decoder.get_ref().plain,
+            Decoder::Deflate(zlib) => &zlib.sink.plain,
+        }
+    }
+
+    /// Charges `more` bytes on top of the plain ones, for what is made of them.
+    pub(crate) fn charge(&mut self, more: u64) -> Result<(), Failure> {
+        let sink = match &mut self.decoder {
+            Decoder::Gzip(decoder) => decoder.get_mut(),
+            Decoder::Deflate(zlib) => &mut zlib.sink,
+        };
+        sink.charge.grow(more)
+    }
+
     /// The prefix and the plain bytes, with what they are charged.
     pub(crate) fn finish(self) -> Result<(BytesMut, Charge), Failure> {
         let encoding = self.encoding;

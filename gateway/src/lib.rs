@@ -17,6 +17,7 @@
 //! | `closing` | the news that the door is being closed |
 //! | `call`, `request_id` | what is known of a call before its body |
 //! | `budget`, `framing`, `inflate` | bytes in memory: of all messages, of gRPC's, of compressed ones |
+//! | `decoded` | the memory that gRPC's messages take once they are decoded |
 //! | `front` | the way of one inference, the same for both protocols |
 //! | `parameters` | the request parameters that mean something |
 //! | `describe`, `meters` | what is said of models, what is counted |
@@ -34,6 +35,7 @@ mod budget;
 mod call;
 mod closing;
 pub mod config;
+mod decoded;
 mod describe;
 mod door;
 mod framing;

@@ -14,6 +14,23 @@ use millrace_types::{Failure, InSequence, Reason, SequenceId};
 
 /// The parameter that names a request's sequence.
 pub(crate) const SEQUENCE_ID: &str = "sequence_id";
+/// The parameter of an output that is wanted in binary (REST).
+pub(crate) const BINARY: &str = "binary_data";
+/// The parameter of an input that follows the JSON (REST): its length.
+pub(crate) const BINARY_SIZE: &str = "binary_data_size";
+/// Every parameter that anything here reads.
+pub(crate) const KNOWN: [&str; 10] = [
+    "priority",
+    "timeout",
+    "binary_data_output",
+    SEQUENCE_ID,
+    "sequence_start",
+    "sequence_end",
+    BINARY,
+    BINARY_SIZE,
+    "shared_memory_region",
+    "classification",
+];
 
 /// A parameter's value, as either protocol writes it.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -33,17 +50,6 @@ impl<'a> From<&'a InferParameter> for Value<'a> {
             Some(ParameterChoice::Uint64Param(n)) => Self::Count(*n),
             Some(ParameterChoice::Int64Param(n)) => u64::try_from(*n).map_or(Self::Negative(*n), Self::Count),
             Some(ParameterChoice::StringParam(text)) => Self::Text(text),
-            _ => Self::Other,
-        }
-    }
-}
-
-impl<'a> From<&'a serde_json::Value> for Value<'a> {
-    fn from(json: &'a serde_json::Value) -> Self {
-        match json {
-            serde_json::Value::Bool(flag) => Self::Bool(*flag),
-            serde_json::Value::String(text) => Self::Text(text),
-            serde_json::Value::Number(n) => n.as_u64().map_or(Self::Other, Self::Count),
             _ => Self::Other,
         }
     }

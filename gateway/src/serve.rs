@@ -22,7 +22,7 @@ use crate::budget::Budget;
 use crate::closing::Closing;
 use crate::config::FrontDoorConfig;
 use crate::door::{self, Door};
-use crate::front::Front;
+use crate::front::{APART_MAX, Front};
 use crate::grpc::Inference;
 use crate::grpc::health::FrontHealth;
 use crate::meters::Meters;
@@ -121,7 +121,9 @@ impl FrontDoor {
         let ids = RequestIds::new(Arc::clone(&wall_clock), seed);
         let message_len_max = limits.message_len_max();
         let waiting = Semaphore::new(limits.waiting_max);
-        let front = Arc::new(Front { backend, meters, ids, budget, waiting, limits, wall_clock, closing });
+        let apart = Arc::new(Semaphore::new(APART_MAX));
+        let front =
+            Arc::new(Front { backend, meters, ids, budget, waiting, apart, limits, wall_clock, closing });
 
         let inference = GrpcInferenceServiceServer::new(Inference(Arc::clone(&front)))
             .send_compressed(CompressionEncoding::Gzip)

@@ -27,6 +27,7 @@ fn terms(budget: &Budget, hold: Hold) -> Terms {
         stall_max: Duration::from_secs(30),
         encoding: Some(Encoding::Gzip),
         hold,
+        message_type: None,
     }
 }
 

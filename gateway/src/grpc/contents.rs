@@ -5,6 +5,18 @@ use bytes::{BufMut as _, Bytes, BytesMut};
 use millrace_proto::inference::InferTensorContents;
 use millrace_types::{DataType, Failure, Reason};
 
+/// Elements in all lists.
+pub(super) fn elements(typed: &InferTensorContents) -> usize {
+    typed.bool_contents.len()
+        + typed.int_contents.len()
+        + typed.int64_contents.len()
+        + typed.uint_contents.len()
+        + typed.uint64_contents.len()
+        + typed.fp32_contents.len()
+        + typed.fp64_contents.len()
+        + typed.bytes_contents.len()
+}
+
 /// The elements as raw bytes, `size` of them altogether as datatype and shape demand.
 pub(super) fn raw(
     name: &str,

@@ -1,5 +1,7 @@
 //! One inference over gRPC: contents typed or raw in, raw out.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use millrace_proto::inference::model_infer_request::InferInputTensor;
 use millrace_proto::inference::model_infer_response::InferOutputTensor;
@@ -43,12 +45,19 @@ pub(super) async fn answer(
     let (name, version) =
         (std::mem::take(&mut request.model_name), std::mem::take(&mut request.model_version));
     let id = std::mem::take(&mut request.id);
-    let answer = run.answer(&name, &version, |model| question(model, request)).await?;
+    let front = run.front();
+    let len_max = front.limits.message_len_max();
+    let read = move |model: Arc<Model>| async move {
+        let typed = request.inputs.iter().filter_map(|input| input.contents.as_ref()).map(contents::elements);
+        let elements: usize = typed.sum();
+        front.convert(elements, move || question(&model, request, len_max)).await?
+    };
+    let answer = run.answer(&name, &version, read).await?;
     Ok((answer, id))
 }
 
 /// Reads a request against its model.
-fn question(model: &Model, request: ModelInferRequest) -> Result<Question, Failure> {
+fn question(model: &Model, request: ModelInferRequest, len_max: usize) -> Result<Question, Failure> {
     let parameters = Parameters::read(values(&request.parameters))?;
     for input in &request.inputs {
         refuse_unserved(&input.name, values(&input.parameters))?;
@@ -62,7 +71,7 @@ fn question(model: &Model, request: ModelInferRequest) -> Result<Question, Failu
         .iter()
         .map(|input| Named { name: &input.name, datatype: &input.datatype, shape: &input.shape })
         .collect();
-    let expected = check_named(&model.inputs, &named)?;
+    let expected = check_named(&model.inputs, &named, len_max)?;
     let raw = raw_contents(&request.inputs, request.raw_input_contents)?;
     let mut inputs = Vec::with_capacity(request.inputs.len());
     for ((input, (datatype, size)), raw) in request.inputs.into_iter().zip(expected).zip(raw) {

@@ -105,9 +105,8 @@ impl Arriving<'_> {
         if self.announced == Some(first.len() as u64) {
             return Ok((first, charge));
         }
-        // Bounded by the message limit, and charged.
-        let capacity = self.announced.map_or(first.len(), |length| length as usize);
-        let mut whole = BytesMut::with_capacity(capacity);
+        // Grows with what arrives: the announced length is a client's number.
+        let mut whole = BytesMut::new();
         let mut next = Some(first);
         while let Some(data) = next {
             if data.len() > self.len_max - whole.len() {

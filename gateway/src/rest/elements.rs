@@ -3,8 +3,8 @@
 //! The text has been through a JSON parser and is well formed, so one pass over its bytes is enough.
 //! Numbers are read into their own type, rounded once.
 
-use bytes::{BufMut as _, BytesMut};
 use millrace_types::DataType;
+use millrace_types::tensor::element_count;
 use serde::ser::{Serialize, Serializer};
 use serde_json::value::RawValue;
 
@@ -15,17 +15,29 @@ pub(crate) const fn has_json(datatype: DataType) -> bool {
     !matches!(datatype, DataType::Fp16 | DataType::Bf16 | DataType::Bytes)
 }
 
+/// Characters of an element that an error shows.
+const SHOWN_MAX: usize = 32;
+
+/// The most bytes that the elements in a text can take: each has a digit, and all but the last a comma.
+pub(crate) fn bytes_max(data: &RawValue, datatype: DataType) -> usize {
+    (data.get().len() / 2 + 1) * datatype.size().unwrap_or(0)
+}
+
 /// Reads `data` as the elements of a tensor of this type and shape, whose dimensions are all at
-/// least 1. The message of an error says what is wrong with the data.
-pub(crate) fn read(data: &RawValue, datatype: DataType, shape: &[i64]) -> Result<BytesMut, String> {
-    let write =
-        writer(datatype).ok_or_else(|| format!("{datatype} has no JSON form: send it as binary data"))?;
-    let count: usize = shape.iter().map(|&dim| usize::try_from(dim).unwrap_or(0)).product();
+/// least 1. The shape is a client's number: memory is taken by the length of the text.
+/// The message of an error says what is wrong with the data.
+pub(crate) fn read(data: &RawValue, datatype: DataType, shape: &[i64]) -> Result<Vec<u8>, String> {
+    let no_json = || format!("{datatype} has no JSON form: send it as binary data");
+    let write = writer(datatype).ok_or_else(no_json)?;
+    let size = datatype.size().ok_or_else(no_json)?;
     let text = data.get().as_bytes();
+    let count = element_count(shape).unwrap_or(usize::MAX);
     let nested = is_nested(text);
     let levels = if nested { shape } else { &[] };
-    let mut scan = Scan { levels, open: Vec::with_capacity(shape.len().max(1)), nested, found: 0, count };
-    let mut raw = BytesMut::with_capacity(count * datatype.size().unwrap_or(0));
+    let mut scan = Scan { levels, open: Vec::new(), nested, found: 0, count };
+    let mut raw = Vec::new();
+    let reserved = count.saturating_mul(size).min(bytes_max(data, datatype));
+    raw.try_reserve_exact(reserved).map_err(|_| format!("there is no memory for {reserved} bytes"))?;
     let mut at = 0;
     while let Some(&c) = text.get(at) {
         at += 1;
@@ -40,7 +52,8 @@ pub(crate) fn read(data: &RawValue, datatype: DataType, shape: &[i64]) -> Result
                 let element = &rest[..end];
                 scan.element()?;
                 if !write(element, &mut raw) {
-                    return Err(format!("data has {element}, which is no {datatype} element"));
+                    let shown: String = element.chars().take(SHOWN_MAX).collect();
+                    return Err(format!("data has {shown}, which is no {datatype} element"));
                 }
                 at += end - 1;
             }
@@ -108,7 +121,7 @@ impl Scan<'_> {
 }
 
 /// Writes one element; false when the text is none of its type.
-type Write = fn(&str, &mut BytesMut) -> bool;
+type Write = fn(&str, &mut Vec<u8>) -> bool;
 
 fn writer(datatype: DataType) -> Option<Write> {
     macro_rules! number {
@@ -116,7 +129,7 @@ fn writer(datatype: DataType) -> Option<Write> {
             |text, raw| {
                 let number = text.parse::<$type>();
                 number.is_ok_and(|n| {
-                    raw.put_slice(&n.to_le_bytes());
+                    raw.extend_from_slice(&n.to_le_bytes());
                     true
                 })
             }
@@ -128,7 +141,7 @@ fn writer(datatype: DataType) -> Option<Write> {
                 // JSON has no infinity: what reads as one is out of range.
                 let number = text.parse::<$type>().ok().filter(|x| x.is_finite());
                 number.is_some_and(|x| {
-                    raw.put_slice(&x.to_le_bytes());
+                    raw.extend_from_slice(&x.to_le_bytes());
                     true
                 })
             }
@@ -138,7 +151,7 @@ fn writer(datatype: DataType) -> Option<Write> {
         DataType::Bool => |text, raw| {
             let flag = text.parse::<bool>();
             flag.is_ok_and(|flag| {
-                raw.put_u8(u8::from(flag));
+                raw.push(u8::from(flag));
                 true
             })
         },
@@ -203,7 +216,7 @@ mod tests {
 
     fn parse(json: &str, datatype: DataType, shape: &[i64]) -> Result<Vec<u8>, String> {
         let raw: &RawValue = serde_json::from_str(json).unwrap();
-        read(raw, datatype, shape).map(|raw| raw.to_vec())
+        read(raw, datatype, shape)
     }
 
     #[test]
@@ -241,6 +254,8 @@ mod tests {
             (r#"[{"a":1}]"#, DataType::Fp32, &[1]),
             (r#""text""#, DataType::Fp32, &[1]),
             ("[1]", DataType::Fp16, &[1]),
+            ("[1]", DataType::Fp32, &[1 << 40, 1, 8, 8]),
+            ("[1]", DataType::Fp32, &[i64::MAX, i64::MAX]),
         ] {
             assert!(parse(json, datatype, shape).is_err(), "{json} as {datatype} of {shape:?}");
         }
@@ -291,14 +306,32 @@ mod tests {
         #[test]
         fn any_json_is_read_whole_or_refused(
             json in json(),
-            shape in proptest::collection::vec(1i64..5, 0..4),
+            shape in proptest::collection::vec(dimension(), 0..4),
             datatype in proptest::sample::select(DataType::ALL.to_vec()),
         ) {
-            if let Ok(raw) = parse(&json.to_string(), datatype, &shape) {
-                let count: i64 = shape.iter().product();
-                prop_assert_eq!(raw.len(), count as usize * datatype.size().unwrap());
+            let json = json.to_string();
+            if let Ok(raw) = parse(&json, datatype, &shape) {
+                let count = element_count(&shape).unwrap();
+                prop_assert_eq!(raw.len(), count * datatype.size().unwrap());
+                prop_assert!(raw.capacity() <= (json.len() / 2 + 1) * 8);
             }
         }
+
+        /// A shape that the data does not fill is refused, whatever it promises.
+        #[test]
+        fn a_shape_beyond_the_data_is_refused(
+            elements in 1usize..50,
+            shape in proptest::collection::vec(dimension(), 1..4),
+        ) {
+            let json = format!("[{}0]", "0,".repeat(elements - 1));
+            let fits = element_count(&shape) == Some(elements);
+            prop_assert_eq!(parse(&json, DataType::Fp64, &shape).is_ok(), fits);
+        }
+    }
+
+    /// Small dimensions, which fit what is sent now and then, and all others.
+    fn dimension() -> impl Strategy<Value = i64> {
+        prop_oneof![1i64..5, 1..=i64::MAX, Just(1 << 40), Just(i64::MAX)]
     }
 
     #[test]

@@ -4,6 +4,7 @@ mod body;
 mod describe;
 mod elements;
 pub(crate) mod error;
+mod json;
 mod request;
 mod response;
 
@@ -21,10 +22,11 @@ use millrace_types::{Failure, Reason};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use serde::Deserialize;
-use serde_json::{Map, Value as Json, json};
+use serde_json::{Value as Json, json};
 
 use self::error::RestError;
-use crate::backend::{Availability, Intent};
+use self::json::FirstParameter;
+use crate::backend::{Availability, Intent, Model};
 use crate::call::Call;
 use crate::describe as said;
 use crate::front::Front;
@@ -150,23 +152,44 @@ async fn infer(
     body: Body,
 ) -> Answered {
     let mut run = front.begin(&call);
-    let mut form = request::Form::default();
     let collected = body::collect(&front, &headers, body).await;
-    let (body, charge) = match collected {
+    let (body, mut charge) = match collected {
         Ok(collected) => collected,
         Err(error) => {
             run.fail(error.failure().clone());
             return Err(error);
         }
     };
-    let answered = run
-        .answer(&wanted.name, &wanted.version, |model| {
-            let (question, asked) = request::question(model, request::cut(&headers, body)?)?;
-            form = asked;
+    let len_max = front.limits.message_len_max();
+    let mut asked = None;
+    let read = {
+        let (front, headers, asked) = (&front, &headers, &mut asked);
+        move |model: Arc<Model>| async move {
+            let cut = request::cut(headers, body)?;
+            let json_len = cut.json_len();
+            let read = move || {
+                let read = request::question(&model, cut, len_max, &mut charge);
+                read.map(|(question, form)| (question, form, charge))
+            };
+            let (question, form, charge) = front.convert(json_len, read).await??;
+            *asked = Some((form, charge));
             Ok(question)
-        })
-        .await
-        .and_then(|answer| response::encode(&answer, &form).map(|encoded| (answer, encoded)));
+        }
+    };
+    let answered = run.answer(&wanted.name, &wanted.version, read).await;
+    let (form, charge) = asked.unzip();
+    let form = form.unwrap_or_default();
+    let answered = match answered {
+        Ok(answer) => {
+            let len = response::json_data_len(&answer, &form);
+            let encode = move || {
+                let encoded = response::encode(&answer, &form);
+                encoded.map(|encoded| (answer, encoded))
+            };
+            front.convert(len, encode).await.flatten()
+        }
+        Err(failure) => Err(failure),
+    };
     drop(charge);
     let (answer, encoded) = match answered {
         Ok(answered) => answered,
@@ -192,7 +215,8 @@ struct IndexRequest {
 
 #[derive(Default, Deserialize)]
 struct RepositoryRequest {
-    parameters: Option<Map<String, Json>>,
+    #[serde(default)]
+    parameters: FirstParameter,
 }
 
 /// Reads a small JSON body that may be left out.
@@ -205,9 +229,7 @@ async fn optional<T: Default + for<'de> Deserialize<'de>>(
     if body.is_empty() {
         return Ok(T::default());
     }
-    serde_json::from_slice(&body).map_err(|error| {
-        Failure::malformed(format!("the request is not what the protocol asks: {error}")).into()
-    })
+    json::read(&body).map_err(RestError::from)
 }
 
 async fn index(State(front): Shared, Extension(call): Called, headers: HeaderMap, body: Body) -> Answered {
@@ -223,7 +245,7 @@ async fn load(
     body: Body,
 ) -> Answered {
     let RepositoryRequest { parameters } = optional(&front, &headers, body).await?;
-    if let Some(name) = parameters.iter().flat_map(Map::keys).next() {
+    if let Some(name) = parameters.0 {
         let message = format!("load parameter {name:?} is not served: change a function with millrace apply");
         return Err(Failure::new(Reason::Unimplemented, message).into());
     }

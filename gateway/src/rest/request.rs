@@ -2,45 +2,50 @@
 
 use bytes::Bytes;
 use http::HeaderMap;
+use millrace_proto::decoding::{DECODED_MARGIN_BYTES, DECODED_RATIO_MAX};
 use millrace_types::tensor::Dim;
 use millrace_types::{Failure, Reason, TensorSpec};
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use serde_json::{Map, Value as Json};
 
 use super::elements;
+use super::json::{self, Bounded, JsonParameters};
 use crate::backend::{Model, Tensor};
-use crate::front::{Named, Question, check_named, check_requested, check_size};
-use crate::parameters::{Parameters, Value, flag, refuse_unserved};
+use crate::budget::Charge;
+use crate::front::{Named, Question, SHAPE_RANK_MAX, TENSORS_MAX, check_named, check_requested, check_size};
+use crate::parameters::{BINARY, BINARY_SIZE, Parameters, Value, flag, refuse_unserved};
 
 /// The length of the JSON before binary tensors, in requests and responses.
 pub(crate) const HEADER_LENGTH: &str = "inference-header-content-length";
-const BINARY_SIZE: &str = "binary_data_size";
-const BINARY: &str = "binary_data";
 
+/// A request as its JSON has it: known keys alone.
 #[derive(Deserialize)]
 struct Request<'a> {
     id: Option<String>,
-    parameters: Option<Map<String, Json>>,
     #[serde(borrow)]
-    inputs: Vec<Input<'a>>,
-    outputs: Option<Vec<Output>>,
+    parameters: Option<&'a RawValue>,
+    #[serde(borrow)]
+    inputs: Bounded<Input<'a>, TENSORS_MAX>,
+    #[serde(borrow)]
+    outputs: Option<Bounded<Output<'a>, TENSORS_MAX>>,
 }
 
 #[derive(Deserialize)]
 struct Input<'a> {
     name: String,
     datatype: String,
-    shape: Vec<i64>,
-    parameters: Option<Map<String, Json>>,
+    shape: Bounded<i64, SHAPE_RANK_MAX>,
+    #[serde(borrow)]
+    parameters: Option<&'a RawValue>,
     #[serde(borrow)]
     data: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
-struct Output {
+struct Output<'a> {
     name: String,
-    parameters: Option<Map<String, Json>>,
+    #[serde(borrow)]
+    parameters: Option<&'a RawValue>,
 }
 
 /// How an answer is to be written.
@@ -60,6 +65,12 @@ pub(crate) struct Cut {
     binary: Option<Bytes>,
 }
 
+impl Cut {
+    pub(crate) fn json_len(&self) -> usize {
+        self.json.len()
+    }
+}
+
 /// Cuts a body where its header says.
 pub(crate) fn cut(headers: &HeaderMap, mut body: Bytes) -> Result<Cut, Failure> {
     let Some(length) = headers.get(HEADER_LENGTH) else { return Ok(Cut { json: body, binary: None }) };
@@ -77,50 +88,83 @@ pub(crate) fn cut(headers: &HeaderMap, mut body: Bytes) -> Result<Cut, Failure> 
     Ok(Cut { json, binary: Some(body) })
 }
 
-/// Reads a request against its model.
-pub(crate) fn question(model: &Model, cut: Cut) -> Result<(Question, Form), Failure> {
+/// Reads a request against its model. `charge` is the body's, and grows by the elements of JSON.
+pub(crate) fn question(
+    model: &Model,
+    cut: Cut,
+    len_max: usize,
+    charge: &mut Charge,
+) -> Result<(Question, Form), Failure> {
     match cut {
         Cut { json, binary: Some(tensor) } if json.is_empty() => lone_tensor(model, tensor),
-        Cut { json, binary } => announced(model, &json, binary),
+        Cut { json, binary } => announced(model, &json, binary, len_max, charge),
     }
 }
 
-fn announced(model: &Model, json: &[u8], binary: Option<Bytes>) -> Result<(Question, Form), Failure> {
-    let Request { id, parameters, inputs, outputs } = serde_json::from_slice(json)
-        .map_err(|error| Failure::malformed(format!("the request is not what the protocol asks: {error}")))?;
-    let outputs = outputs.unwrap_or_default();
-    let parameters = Parameters::read(values(parameters.as_ref()))?;
+fn announced(
+    model: &Model,
+    json: &[u8],
+    binary: Option<Bytes>,
+    len_max: usize,
+    charge: &mut Charge,
+) -> Result<(Question, Form), Failure> {
+    let Request { id, parameters, inputs: Bounded(inputs), outputs } = json::read(json)?;
+    let Bounded(outputs) = outputs.unwrap_or_default();
+    let parameters = JsonParameters::read(parameters)?;
+    let parameters = Parameters::read(parameters.iter())?;
+    let mut binary_sizes = Vec::new();
     for input in &inputs {
-        refuse_unserved(&input.name, values(input.parameters.as_ref()))?;
+        let own = JsonParameters::read(input.parameters)?;
+        refuse_unserved(&input.name, own.iter())?;
+        let announced = own.get(BINARY_SIZE).map(|size| match size {
+            Value::Count(size) => usize::try_from(size).ok(),
+            _ => None,
+        });
+        binary_sizes.push(announced);
     }
+    let mut binary_outputs = Vec::new();
     for output in &outputs {
-        refuse_unserved(&output.name, values(output.parameters.as_ref()))?;
+        let own = JsonParameters::read(output.parameters)?;
+        refuse_unserved(&output.name, own.iter())?;
+        binary_outputs.push(own.get(BINARY).map(|own| flag(BINARY, own)));
     }
     let requested = check_requested(model, outputs.iter().map(|output| output.name.as_str()))?;
-    let binary_wanted = binary_wanted(model, &outputs, &parameters)?;
+    let binary_wanted = binary_wanted(model, &requested, binary_outputs, &parameters)?;
     let named: Vec<_> = inputs
         .iter()
-        .map(|input| Named { name: &input.name, datatype: &input.datatype, shape: &input.shape })
+        .map(|input| Named { name: &input.name, datatype: &input.datatype, shape: &input.shape.0 })
         .collect();
-    let expected = check_named(&model.inputs, &named)?;
+    let expected = check_named(&model.inputs, &named, len_max)?;
+    let in_json = inputs.iter().zip(&expected).filter_map(|(input, (datatype, size))| {
+        Some(elements::bytes_max(input.data?, *datatype).min(*size) as u64)
+    });
+    charge_elements(in_json.sum(), json.len() as u64, charge)?;
     let mut binary = Binary { left: binary };
-    let mut tensors = Vec::with_capacity(inputs.len());
-    for (input, (datatype, size)) in inputs.into_iter().zip(expected) {
-        let invalid =
-            |why: String| Failure::new(Reason::InvalidInput, format!("input {:?}: {why}", input.name));
-        let binary_size = input.parameters.as_ref().and_then(|parameters| parameters.get(BINARY_SIZE));
-        let data = match (binary_size, input.data) {
-            (Some(_), Some(_)) => {
-                return Err(invalid("it has both data and binary_data_size: send one".to_owned()));
-            }
-            (Some(announced), None) => binary.take(&input.name, announced, size)?,
-            (None, Some(data)) => elements::read(data, datatype, &input.shape).map_err(invalid)?.freeze(),
-            (None, None) => return Err(invalid("it has neither data nor binary_data_size".to_owned())),
+    let mut tensors = Vec::new();
+    for ((input, (datatype, size)), binary_size) in inputs.into_iter().zip(expected).zip(binary_sizes) {
+        let Input { name, shape: Bounded(shape), data, .. } = input;
+        let invalid = |why: &str| Failure::new(Reason::InvalidInput, format!("input {name:?}: {why}"));
+        let data = match (binary_size, data) {
+            (Some(_), Some(_)) => return Err(invalid("it has both data and binary_data_size: send one")),
+            (Some(announced), None) => binary.take(&name, announced, size)?,
+            (None, Some(data)) => elements::read(data, datatype, &shape).map_err(|why| invalid(&why))?.into(),
+            (None, None) => return Err(invalid("it has neither data nor binary_data_size")),
         };
-        tensors.push(Tensor { name: input.name, datatype, shape: input.shape, data });
+        tensors.push(Tensor { name, datatype, shape, data });
     }
     binary.finish()?;
     Ok((Question { inputs: tensors, outputs: requested, parameters }, Form { id, binary: binary_wanted }))
+}
+
+/// Charges the elements that JSON of `len` bytes holds, `size` bytes in all. An element of 8 bytes may be
+/// a single digit: a body that takes too much memory for its length is refused.
+fn charge_elements(size: u64, len: u64, charge: &mut Charge) -> Result<(), Failure> {
+    if size > len.saturating_mul(DECODED_RATIO_MAX).saturating_add(DECODED_MARGIN_BYTES) {
+        let message =
+            format!("{len} bytes of JSON cannot bring tensors of {size} bytes: send them as binary data");
+        return Err(Failure::new(Reason::InvalidInput, message));
+    }
+    charge.grow(size)
 }
 
 /// The binary tensors not yet taken.
@@ -129,8 +173,8 @@ struct Binary {
 }
 
 impl Binary {
-    fn take(&mut self, name: &str, announced: &Json, size: usize) -> Result<Bytes, Failure> {
-        let announced = announced.as_u64().and_then(|size| usize::try_from(size).ok());
+    /// `announced`: none where the parameter is no size.
+    fn take(&mut self, name: &str, announced: Option<usize>, size: usize) -> Result<Bytes, Failure> {
         let announced = announced.ok_or_else(|| {
             Failure::malformed(format!("input {name:?}: binary_data_size is no size in bytes"))
         })?;
@@ -162,14 +206,16 @@ impl Binary {
     }
 }
 
-/// For each output there will be, whether it is wanted in binary. Refuses what JSON cannot carry
-/// before anything runs.
-fn binary_wanted(model: &Model, outputs: &[Output], parameters: &Parameters) -> Result<Vec<bool>, Failure> {
-    let wanted = |spec: &TensorSpec, own: Option<&Json>| {
-        let binary = match own {
-            Some(own) => flag(BINARY, Value::from(own))?,
-            None => parameters.binary_output,
-        };
+/// For each output there will be, whether it is wanted in binary. `own` has the outputs' own wishes, in
+/// the order of `requested`. Refuses what JSON cannot carry before anything runs.
+fn binary_wanted(
+    model: &Model,
+    requested: &[String],
+    own: Vec<Option<Result<bool, Failure>>>,
+    parameters: &Parameters,
+) -> Result<Vec<bool>, Failure> {
+    let wanted = |spec: &TensorSpec, own: Option<Result<bool, Failure>>| {
+        let binary = own.unwrap_or(Ok(parameters.binary_output))?;
         if !binary && !elements::has_json(spec.datatype) {
             let message = format!(
                 "output {:?} is {}, which has no JSON form: ask for binary_data",
@@ -179,12 +225,11 @@ fn binary_wanted(model: &Model, outputs: &[Output], parameters: &Parameters) -> 
         }
         Ok(binary)
     };
-    if outputs.is_empty() {
+    if requested.is_empty() {
         return model.outputs.iter().map(|spec| wanted(spec, None)).collect();
     }
-    let named = outputs.iter().map(|output| {
-        let own = output.parameters.as_ref().and_then(|parameters| parameters.get(BINARY));
-        let spec = model.outputs.iter().find(|spec| spec.name == output.name);
+    let named = requested.iter().zip(own).map(|(name, own)| {
+        let spec = model.outputs.iter().find(|spec| spec.name == *name);
         spec.map_or(Ok(false), |spec| wanted(spec, own))
     });
     named.collect()
@@ -226,8 +271,4 @@ fn lone_shape(input: &TensorSpec, len: usize) -> Option<Vec<i64>> {
     Some(
         input.shape.iter().map(|dim| if matches!(dim, Dim::Symbol(_)) { rest } else { dim.wire() }).collect(),
     )
-}
-
-fn values(parameters: Option<&Map<String, Json>>) -> impl Iterator<Item = (&str, Value<'_>)> {
-    parameters.into_iter().flatten().map(|(name, value)| (name.as_str(), Value::from(value)))
 }

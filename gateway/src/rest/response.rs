@@ -61,6 +61,13 @@ pub(crate) struct Encoded {
     json_len: Option<usize>,
 }
 
+/// Bytes of an answer's outputs that are written as JSON.
+pub(crate) fn json_data_len(answer: &Answer, form: &Form) -> usize {
+    let is_binary = |at: usize| form.binary.get(at).copied().unwrap_or(false);
+    let outputs = answer.completion.outputs.iter().enumerate();
+    outputs.filter(|&(at, _)| !is_binary(at)).map(|(_, output)| output.data.len()).sum()
+}
+
 /// Writes an answer.
 pub(crate) fn encode(answer: &Answer, form: &Form) -> Result<Encoded, Failure> {
     let tensors = &answer.completion.outputs;

@@ -1,6 +1,7 @@
 //! The front door over real sockets: raw tonic and hyper clients, a backend in memory.
 #![allow(clippy::unwrap_used, unreachable_pub, missing_docs, reason = "tests")]
 
+mod decoding;
 mod door;
 mod echo;
 mod grpc_infer;

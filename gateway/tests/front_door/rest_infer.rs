@@ -54,6 +54,24 @@ async fn nested_and_flat_json_are_answered_in_flat_json() {
     }
 }
 
+/// 2^48 bytes by its shape, and one element: what a shape promises is not allocated.
+#[tokio::test]
+async fn a_shape_beyond_the_body_is_refused_with_400() {
+    let server = Server::start().await;
+    for shape in [json!([1_u64 << 40, 64]), json!([1_u64 << 61, 4]), json!([i64::MAX, i64::MAX])] {
+        let tensor = json!({ "name": "x", "datatype": "FP32", "shape": shape, "data": [0] });
+        let body = json!({ "inputs": [tensor] }).to_string();
+        let reply = server.post("/v2/models/echo-fp32/infer", body).await;
+        reply.refuses(400, Reason::InvalidInput, "shape");
+    }
+    // Within what a message can bring, and beyond the body.
+    let tensor = json!({ "name": "x", "datatype": "FP32", "shape": [1 << 10, 1 << 10], "data": [0] });
+    let reply = server.post("/v2/models/echo-fp32/infer", json!({ "inputs": [tensor] }).to_string()).await;
+    reply.refuses(400, Reason::InvalidInput, "shape");
+    assert_eq!(server.echo.calls(), 0);
+    assert_eq!(server.post("/v2/models/mlp/infer", row().to_string()).await.status, 200);
+}
+
 #[tokio::test]
 async fn a_request_says_which_sequence_it_is_of() {
     let server = Server::start().await;
