@@ -256,15 +256,19 @@ struct SloText {
     percentile: Option<f64>,
 }
 
+/// The text that all aliases of a file may stand for together.
+const ALIASED_BYTES_MAX: usize = 1 << 20;
+
 /// Reads a manifest of one or more documents.
 ///
 /// # Errors
 /// [`ManifestError`] for the first thing that is wrong; nothing of the file is returned then.
 pub fn parse(text: &str) -> Result<Vec<Manifest>, ManifestError> {
-    let documents: Vec<Document> = serde_saphyr::from_multiple(text).map_err(|error| {
-        let line = error.location().map_or(u64::MAX, |at| at.line());
-        ManifestError::Yaml { kind: document::kind_at(text, line), message: error.to_string() }
-    })?;
+    let documents: Vec<Document> =
+        serde_saphyr::from_multiple_with_options(text, options(text)).map_err(|error| {
+            let line = error.location().map_or(u64::MAX, |at| at.line());
+            ManifestError::Yaml { kind: document::kind_at(text, line), message: error.to_string() }
+        })?;
     let mut seen = BTreeSet::new();
     let mut manifests = Vec::with_capacity(documents.len());
     for (document, read) in (1..).zip(documents) {
@@ -282,6 +286,14 @@ pub fn parse(text: &str) -> Result<Vec<Manifest>, ManifestError> {
         return Err(ManifestError::Empty);
     }
     Ok(manifests)
+}
+
+/// The parser's bounds. An alias stands for all the text of its anchor, so text and aliases together are
+/// held to the length of the file.
+fn options(text: &str) -> serde_saphyr::Options {
+    serde_saphyr::options! {
+        budget: serde_saphyr::budget! { max_total_scalar_bytes: text.len() + ALIASED_BYTES_MAX },
+    }
 }
 
 impl Metadata {

@@ -31,6 +31,25 @@ fn refusal(from: &str, to: &str) -> String {
 }
 
 #[test]
+fn aliases_are_bounded_by_the_text_that_they_stand_for() {
+    let labels = |count: usize, text: &str| {
+        let aliases: Vec<_> = (0..count).map(|at| format!("l{at}: *text")).collect();
+        GOOD.replace("team: vision", &format!("team: &text \"{text}\", {}", aliases.join(", ")))
+    };
+    assert!(parse(&labels(3, "vision")).is_ok());
+    let refused = parse(&labels(60, &"x".repeat(100 << 10))).unwrap_err();
+    assert!(matches!(refused, ManifestError::Yaml { .. }), "{refused}");
+    // Ten aliases of ten aliases of …: a billion in all.
+    let mut laughs = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
+    for level in 1..9 {
+        let below = vec![format!("*a{}", level - 1); 10].join(", ");
+        laughs += &format!("a{level}: &a{level} [{below}]\n");
+    }
+    assert!(parse(&laughs).is_err());
+    assert!(parse(&format!("{GOOD}{laughs}")).is_err());
+}
+
+#[test]
 fn reads_every_field() {
     let manifest = parse(GOOD).unwrap().remove(0);
     let mut expected = FunctionSpec::new(FunctionKey {
