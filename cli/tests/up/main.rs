@@ -10,6 +10,7 @@ mod functions;
 mod group;
 mod halt;
 mod life;
+mod memory;
 mod metrics;
 mod operators;
 mod private;

@@ -114,6 +114,10 @@ impl Up {
         Self { child, stdout, stderr, ready, client }
     }
 
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// What it said to people so far.
     pub(crate) fn said(&self) -> String {
         std::fs::read_to_string(self.stderr.path()).expect("messages are text")
