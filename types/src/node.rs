@@ -1,6 +1,10 @@
 //! What may be placed on a node: the one word for it that the replicated state answers with and the
 //! planner asks for.
 
+/// The most functions that are placed on one node. What a node is told and what it reports has an item for
+/// each, so that this bounds both.
+pub const FUNCTIONS_PER_NODE_MAX: usize = 32_000;
+
 /// What may be placed on a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum NodeState {

@@ -93,13 +93,14 @@ fn reason(why: &Why) -> &'static str {
     match why {
         Why::NoNode => "NoNode",
         Why::TooFewNodes { .. } => "TooFewNodes",
+        Why::NodesFull { .. } => "NodesFull",
         Why::GpuMemory { .. } => "GpuMemory",
         Why::HostMemory { .. } => "HostMemory",
         Why::Failing { .. } => "Failing",
     }
 }
 
-fn condition(kind: &str, holds: bool, reason: &str, message: String) -> api::Condition {
+pub(super) fn condition(kind: &str, holds: bool, reason: &str, message: String) -> api::Condition {
     let status = if holds { api::ConditionStatus::True } else { api::ConditionStatus::False };
     api::Condition { r#type: kind.into(), status: status.into(), reason: reason.into(), message }
 }

@@ -15,7 +15,8 @@
 //!
 //! 1. What nobody wants goes: of disabled functions, of unknown functions and nodes ([`table`]).
 //! 2. Missing copies are placed, each function's first before any function's second, on nodes that
-//!    have room, spread by memory, by expected load and by tenant ([`place`]).
+//!    have room and fewer than [`FUNCTIONS_PER_NODE_MAX`] functions, spread by memory, by expected load and
+//!    by tenant ([`place`]).
 //! 3. A function without any copy may have the room of others' spare ones ([`room`]).
 //! 4. What is on a draining, lost or overfull node, and what is too many, goes once enough others
 //!    are ready. The last ready copy of a function that is wanted never goes, but for one that keeps state,
@@ -44,6 +45,8 @@ mod rows;
 mod table;
 mod together;
 mod view;
+
+pub use millrace_types::node::FUNCTIONS_PER_NODE_MAX;
 
 pub use measured::{Measured, PAIRS_MAX, Pair, RUNS_MIN, RUNS_WINDOW, Tally};
 pub use view::{

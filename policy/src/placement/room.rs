@@ -73,11 +73,9 @@ fn offers(table: &Table<'_>) -> Vec<Offer> {
 /// The node where the fewest copies have to go, and which.
 fn best(table: &Table<'_>, offers: &[Offer], function: usize) -> Option<(usize, Vec<usize>)> {
     let row = &table.functions[function];
-    let open = table
-        .nodes
-        .iter()
-        .enumerate()
-        .filter(|(number, node)| node.is_open() && node.of.gpu >= row.of.gpu && !row.is_on(*number));
+    let open = table.nodes.iter().enumerate().filter(|(number, node)| {
+        node.is_open() && !node.is_full() && node.of.gpu >= row.of.gpu && !row.is_on(*number)
+    });
     open.filter_map(|(number, _)| Some((number, victims(table, &offers[number], function, number)?)))
         .min_by_key(|(_, victims)| victims.len())
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use millrace_types::NodeState;
+use millrace_types::node::FUNCTIONS_PER_NODE_MAX;
 
 use super::view::{Function, Node};
 
@@ -123,10 +124,15 @@ impl NodeRow<'_> {
         self.of.state == NodeState::Schedulable
     }
 
-    /// Whether so much more fits its host memory. Nothing fits a node that has too much, not even
-    /// what needs no more: what is there has to go.
+    /// Whether one more copy fits that adds so much to its host memory. Nothing fits a node that has too much,
+    /// not even what needs no more: what is there has to go.
     pub(super) fn fits(&self, added: u64) -> bool {
-        self.used.saturating_add(added) <= self.of.host.0
+        !self.is_full() && self.used.saturating_add(added) <= self.of.host.0
+    }
+
+    /// Whether it has as many functions as a node may have, whatever memory they take.
+    pub(super) fn is_full(&self) -> bool {
+        self.copies >= FUNCTIONS_PER_NODE_MAX as u64
     }
 
     /// Host memory it would have too little, with so much more and so much gone.

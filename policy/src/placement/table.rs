@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 
+use millrace_types::node::FUNCTIONS_PER_NODE_MAX;
 use millrace_types::{Bytes, Digest, NodeState, TenantName};
 
 use super::Draft;
@@ -292,10 +293,14 @@ impl<'a> Table<'a> {
         let nodes = u32::try_from(open().count()).unwrap_or(u32::MAX);
         let largest = open().map(|(_, node)| node.of.gpu).max();
         let fitting = || open().filter(|(_, node)| node.of.gpu >= row.of.gpu);
-        let free = fitting().filter(|(number, _)| !row.is_on(*number)).map(|(_, node)| node.free()).max();
+        let others = || fitting().filter(|(number, _)| !row.is_on(*number)).map(|(_, node)| node);
+        let free = others().filter(|node| !node.is_full()).map(NodeRow::free).max();
         match (largest, free) {
             (None, _) => Why::NoNode,
             (Some(largest), _) if largest < row.of.gpu => Why::GpuMemory { needs: row.of.gpu, largest },
+            (Some(_), None) if others().next().is_some() => {
+                Why::NodesFull { nodes, max: FUNCTIONS_PER_NODE_MAX }
+            }
             (Some(_), None) => Why::TooFewNodes { nodes },
             (Some(_), Some(free)) => {
                 Why::HostMemory { needs: Bytes(self.needed(function)), free: Bytes(free) }

@@ -189,6 +189,16 @@ pub enum Why {
         /// What the largest GPU has.
         largest: Bytes,
     },
+    /// Every node that could take it has as many functions as a node may have.
+    #[error(
+        "{nodes} nodes take functions and each has the most that a node may have ({max}): add a node, or remove functions"
+    )]
+    NodesFull {
+        /// Nodes that take functions.
+        nodes: u32,
+        /// The most functions of a node.
+        max: usize,
+    },
     /// No node has room for its models.
     #[error(
         "its models need {needs} of host memory and no node has more than {free} left: add a node, give workers more (--host-memory), or remove functions"

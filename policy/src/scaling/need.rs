@@ -116,7 +116,7 @@ fn unplaced(observed: &Observed<'_>, nodes_now: u32) -> Claim {
     let open = || observed.view.nodes.iter().filter(|node| node.state == NodeState::Schedulable);
     let largest = open().map(|node| node.host).max().unwrap_or_default();
     let helped = |it: &&Unplaced| match it.why {
-        Why::NoNode | Why::TooFewNodes { .. } => true,
+        Why::NoNode | Why::TooFewNodes { .. } | Why::NodesFull { .. } => true,
         Why::HostMemory { needs, .. } => needs <= largest,
         // No node of the same kind helps.
         Why::GpuMemory { .. } | Why::Failing { .. } => false,

@@ -106,6 +106,7 @@ fn functions_without_a_node_ask_for_one_that_would_take_them() {
     let (free, needs) = (Bytes::mib(10), Bytes::mib(500));
     check(Why::NoNode, 2);
     check(Why::TooFewNodes { nodes: 1 }, 2);
+    check(Why::NodesFull { nodes: 1, max: 32_000 }, 2);
     check(Why::HostMemory { needs, free }, 2);
     check(Why::HostMemory { needs: Bytes::gib(5), free }, 1);
     check(Why::GpuMemory { needs, largest: free }, 1);

@@ -1,6 +1,8 @@
 //! One rule each, in clusters small enough to see.
 
-use millrace_policy::placement::{GpuLoad, Limits, Phase, Placement, Step, Unplaced, Why};
+use millrace_policy::placement::{
+    FUNCTIONS_PER_NODE_MAX, GpuLoad, Limits, Phase, Placement, Plan, Step, Unplaced, Why,
+};
 use millrace_types::{Bytes, NodeState};
 
 use crate::world::{World, function, key, model, name, node, place, unplace};
@@ -51,6 +53,30 @@ fn each_shortage_is_told_with_what_helps() {
     check(large(20), vec![node("a", 100)], Why::GpuMemory { needs, largest });
     let (needs, free) = (Bytes::mib(200), Bytes::mib(100));
     check(function("f", 1, 200), vec![node("a", 60), node("b", 100)], Why::HostMemory { needs, free });
+}
+
+#[test]
+fn a_node_with_the_most_functions_takes_none_more() {
+    let named = |number: usize| format!("f{number:05}");
+    // They share a model, so that memory is no bound.
+    let sharing = |number| {
+        let mut sharing = function(&named(number), 1, 0);
+        sharing.models = vec![model("shared", 10)];
+        sharing
+    };
+    let mut world = World::new((0..=FUNCTIONS_PER_NODE_MAX).map(sharing).collect(), vec![node("a", 100)]);
+    let placed = |number| Placement { function: key(&named(number)), node: name("a"), phase: Phase::Ready };
+    world.view.placements = (0..FUNCTIONS_PER_NODE_MAX).map(placed).collect();
+    let last = key(&named(FUNCTIONS_PER_NODE_MAX));
+    let why = Why::NodesFull { nodes: 1, max: FUNCTIONS_PER_NODE_MAX };
+    let unplaced = Unplaced { function: last.clone(), copies: 0, missing: 1, why };
+    assert_eq!(world.plan(), Plan { steps: vec![], unplaced: vec![unplaced], more: false });
+    world.view.nodes.push(node("b", 100));
+    assert_eq!(world.plan().steps, [Step::Place { function: last, node: name("b") }]);
+    world.view.nodes.pop();
+    world.view.placements.pop();
+    let steps = world.plan().steps;
+    assert!(matches!(steps.as_slice(), [Step::Place { .. }]), "{steps:?}");
 }
 
 #[test]
