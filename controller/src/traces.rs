@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use millrace_proto::admin as api;
 use millrace_proto::trace::wire::{Span, Spans};
-use millrace_proto::trace::{FOUND_MAX, Kept};
+use millrace_proto::trace::{FOUND_MAX, Kept, last_that_fit};
 use millrace_proto::worker::GetSpansRequest;
 use millrace_types::{Failure, Reason};
 use prost::Message as _;
@@ -85,9 +85,10 @@ fn put_together(given: impl IntoIterator<Item = Given<Vec<Span>>>) -> Result<api
     let trace_id = last.trace_id.clone();
     let mut spans: Vec<_> = spans.into_values().filter(|span| span.trace_id == trace_id).collect();
     spans.sort_by_key(|span| span.start_unix_ns);
-    if spans.len() >= FOUND_MAX {
-        spans.drain(..spans.len() - FOUND_MAX);
-        missing.push(format!("what was before the last {FOUND_MAX} spans"));
+    let told = last_that_fit(spans.iter().rev()).count();
+    if spans.len() >= FOUND_MAX || told < spans.len() {
+        spans.drain(..spans.len() - told);
+        missing.push(format!("what was before the last {told} spans"));
     }
     Ok(api::Trace { trace_id, spans, missing })
 }

@@ -13,6 +13,7 @@ use opentelemetry::trace::{SpanId, Status};
 use opentelemetry::{Context, KeyValue};
 use opentelemetry_sdk::error::OTelSdkResult;
 use opentelemetry_sdk::trace::{Span, SpanData, SpanProcessor};
+use prost::Message as _;
 
 use super::{REQUEST_ID, wire};
 
@@ -20,6 +21,9 @@ use super::{REQUEST_ID, wire};
 const TEXT_LEN_MAX: usize = 256;
 /// Spans of one trace that are given, the last ones: a trace may be of thousands of requests.
 pub const FOUND_MAX: usize = 5_000;
+
+/// Encoded bytes of the spans of one trace that are given, the last ones: below what clients take.
+pub const FOUND_BYTES_MAX: usize = 3 << 20;
 
 /// What a process keeps. Cheap to clone: all clones share it.
 #[derive(Debug, Clone)]
@@ -46,7 +50,9 @@ impl Kept {
         };
         let Some(last) = spans.iter().rev().find(is_of) else { return Vec::new() };
         let of_trace = spans.iter().rev().filter(|span| span.trace_id == last.trace_id);
-        of_trace.take(FOUND_MAX).cloned().collect::<Vec<_>>().into_iter().rev().collect()
+        let mut found: Vec<_> = last_that_fit(of_trace).cloned().collect();
+        found.reverse();
+        found
     }
 
     fn keep(&self, span: wire::Span) {
@@ -62,6 +68,17 @@ impl Kept {
     fn spans(&self) -> MutexGuard<'_, VecDeque<wire::Span>> {
         self.spans.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The first of these spans, up to [`FOUND_MAX`] and [`FOUND_BYTES_MAX`].
+pub fn last_that_fit<'a>(
+    newest_first: impl Iterator<Item = &'a wire::Span>,
+) -> impl Iterator<Item = &'a wire::Span> {
+    let mut bytes = 0;
+    newest_first.take(FOUND_MAX).take_while(move |span| {
+        bytes += span.encoded_len();
+        bytes <= FOUND_BYTES_MAX
+    })
 }
 
 impl SpanProcessor for Kept {
@@ -168,6 +185,20 @@ mod tests {
         let (kept, provider) = kept(3);
         let (first, last) = (trace(&provider, "a"), trace(&provider, "b"));
         assert_eq!((kept.find(&first).len(), kept.find(&last).len()), (1, 2));
+    }
+
+    #[test]
+    fn the_last_spans_that_fit_a_message_are_found() {
+        let span = |start_unix_ns, bytes| wire::Span {
+            start_unix_ns,
+            name: "n".repeat(bytes),
+            ..wire::Span::default()
+        };
+        let spans: Vec<_> = (0..9).map(|start| span(start, FOUND_BYTES_MAX / 4)).collect();
+        let found: Vec<_> = last_that_fit(spans.iter().rev()).map(|it| it.start_unix_ns).collect();
+        assert_eq!(found, [8, 7, 6]);
+        let many: Vec<_> = (0..=FOUND_MAX).map(|start| span(start as u64, 1)).collect();
+        assert_eq!(last_that_fit(many.iter().rev()).count(), FOUND_MAX);
     }
 
     #[test]

@@ -19,7 +19,7 @@ use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 
 pub use opentelemetry::KeyValue;
 
-pub use self::kept::{FOUND_MAX, Kept};
+pub use self::kept::{FOUND_BYTES_MAX, FOUND_MAX, Kept, last_that_fit};
 
 /// Spans as they are shown to people.
 #[allow(missing_docs, clippy::all, clippy::pedantic, unreachable_pub, reason = "generated")]
