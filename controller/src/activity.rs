@@ -10,6 +10,7 @@ use millrace_gateway::activity;
 use millrace_proto::activity::{Activity, FunctionActivity, LatencyBucket};
 use millrace_proto::admin as api;
 use millrace_proto::pages::PageRoom;
+use millrace_proto::parts::bound_activity;
 use millrace_proto::worker::GetActivityRequest;
 use millrace_types::{Failure, FunctionKey, Reason};
 use prost::Message;
@@ -40,17 +41,20 @@ pub(crate) struct Doors {
 impl Activities {
     /// What all of them counted.
     pub(crate) async fn gather(&self, request: &api::GetActivityRequest) -> api::GetActivityResponse {
+        let tenant = request.tenant.as_str();
         let controller = |peer: Peer| async move {
-            let told: Vec<u8> =
-                peer.call(ASK_TIMEOUT, &(), async |mut it, message| it.get_activity(message).await).await?;
+            let told: Vec<u8> = peer
+                .call(ASK_TIMEOUT, &tenant, async |mut it, message| it.get_activity(message).await)
+                .await?;
             Activity::decode(told.as_slice())
                 .map_err(|error| Failure::new(Reason::Internal, format!("controller {}: {error}", peer.id())))
         };
         let worker = |worker: Arc<Worker>| async move {
-            worker.calls.get_activity(tonic::Request::new(GetActivityRequest {})).await
+            let request = GetActivityRequest { tenant: tenant.to_owned() };
+            worker.calls.get_activity(tonic::Request::new(request)).await
         };
         let mut given = self.everyone.ask(controller, worker).await;
-        given.push(Ok(self.own.told()));
+        given.push(Ok(self.own.told(tenant)));
         let max = match request.functions_max {
             0 => FUNCTIONS_DEFAULT,
             max => (max as usize).min(FUNCTIONS_MAX),
@@ -60,8 +64,8 @@ impl Activities {
 }
 
 impl Doors {
-    /// What was counted here.
-    pub(crate) fn told(&self) -> Activity {
+    /// Counts of this process for the functions of a tenant, or for all of them where it is empty.
+    pub(crate) fn told(&self, tenant: &str) -> Activity {
         let function = |(key, it): (FunctionKey, activity::FunctionActivity)| {
             let bucket = |(up_to_seconds, count)| LatencyBucket { up_to_seconds, count };
             FunctionActivity {
@@ -75,11 +79,13 @@ impl Doors {
                 ..FunctionActivity::default()
             }
         };
-        Activity {
+        let mut activity = Activity {
             functions: self.counts.functions().into_iter().map(function).collect(),
-            links: Vec::new(),
             processes: vec![self.process.clone()],
-        }
+            ..Activity::default()
+        };
+        bound_activity(&mut activity, tenant);
+        activity
     }
 }
 
@@ -90,9 +96,12 @@ fn put_together(
 ) -> api::GetActivityResponse {
     let (mut functions, mut links) = (BTreeMap::new(), Vec::new());
     let (mut processes, mut missing) = (Vec::new(), Vec::new());
+    // At least so many that no process names.
+    let mut unnamed = 0;
     for part in given {
         match part {
             Ok(part) => {
+                unnamed = part.functions_left_out.max(unnamed);
                 links.extend(part.links);
                 processes.extend(part.processes);
                 let wanted = part.functions.into_iter().filter(|it| tenant.is_empty() || it.tenant == tenant);
@@ -118,8 +127,8 @@ fn put_together(
         links.truncate(links_fit);
     }
     api::GetActivityResponse {
-        activity: Some(Activity { functions, links, processes }),
-        functions_left_out: left_out,
+        activity: Some(Activity { functions, links, processes, functions_left_out: 0 }),
+        functions_left_out: left_out.saturating_add(unnamed),
         missing,
     }
 }
@@ -202,6 +211,7 @@ mod tests {
                 functions: vec![worker(1, 700)],
                 links: links.into(),
                 processes: vec!["w".into()],
+                ..Activity::default()
             }),
             told(vec![worker(2, 600)]),
         ];

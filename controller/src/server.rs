@@ -13,7 +13,7 @@ use millrace_gateway::config::FrontDoorConfig;
 use millrace_gateway::serve::{self, FrontDoor};
 use millrace_proto::admin::admin_server::AdminServer;
 use millrace_proto::fault::fault_server::FaultServer;
-use millrace_proto::worker::worker_control_server::WorkerControlServer;
+use millrace_proto::parts::{MESSAGE_BYTES_MAX, control_server};
 use millrace_transport::PortLimits;
 use millrace_types::ClusterId;
 use millrace_types::limits::ANSWER_BYTES_MAX;
@@ -265,9 +265,9 @@ async fn serve_internal(
 ) {
     let stop = control.stop.clone();
     let mut routes = Routes::builder();
-    routes.add_service(WorkerControlServer::new(control)).add_service(raft.server());
+    routes.add_service(control_server(control)).add_service(raft.server());
     if let Some(faults) = faults {
-        routes.add_service(FaultServer::new(faults));
+        routes.add_service(FaultServer::new(faults).max_decoding_message_size(MESSAGE_BYTES_MAX));
     }
     let serving =
         millrace_transport::serve_service(listener, internal_server(port), routes.routes().prepare());

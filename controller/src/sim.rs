@@ -16,7 +16,7 @@ use futures::Stream;
 use millrace_cluster_state::{Applied, Caller, Command, ControllerId, State};
 use millrace_policy::lease::Standing;
 use millrace_proto::admin::admin_server::AdminServer;
-use millrace_proto::worker::worker_control_server::WorkerControlServer;
+use millrace_proto::parts::control_server;
 use millrace_raft_store::{LogId, StateReader};
 use millrace_transport::{StreamListener, serve_while_polled};
 use millrace_types::{Epoch, Failure, NodeName, Timestamp};
@@ -155,7 +155,7 @@ impl Member {
         IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let mut routes = Routes::builder();
-        routes.add_service(WorkerControlServer::new(self.control.clone()));
+        routes.add_service(control_server(self.control.clone()));
         routes.add_service(self.service.clone().server());
         serve(connections, routes.routes())
     }

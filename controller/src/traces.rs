@@ -88,7 +88,7 @@ fn put_together(given: impl IntoIterator<Item = Given<Vec<Span>>>) -> Result<api
     let told = last_that_fit(spans.iter().rev()).count();
     if spans.len() >= FOUND_MAX || told < spans.len() {
         spans.drain(..spans.len() - told);
-        missing.push(format!("what was before the last {told} spans"));
+        missing.push(format!("all spans before the last {told}"));
     }
     Ok(api::Trace { trace_id, spans, missing })
 }

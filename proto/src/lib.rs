@@ -13,6 +13,7 @@
 //! | [`log`] | log lines, as they are asked for |
 //! | [`logs`] | the last log lines of a process |
 //! | [`pages`] | how much fits one answer |
+//! | [`parts`] | sets cut into messages below a limit, and put together again |
 //! | [`policy`] | how nodes schedule |
 //! | [`status`] | the one mapping between failures and gRPC/HTTP status |
 //! | [`convert`] | wire shapes to domain shapes, checked |
@@ -72,6 +73,7 @@ pub mod frames;
 pub mod logs;
 pub mod metrics;
 pub mod pages;
+pub mod parts;
 pub mod status;
 pub mod trace;
 
@@ -80,7 +82,7 @@ pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descrip
 
 /// The version of every internal protocol but that of users' programs. A peer with another is refused at
 /// its handshake.
-pub const PROTOCOL_VERSION: u32 = 8;
+pub const PROTOCOL_VERSION: u32 = 9;
 
 /// The version of what a worker and the processes of its users' functions say to each other
 /// ([`function`]): programs are built apart from workers, and need not change with what workers say to

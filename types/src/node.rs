@@ -1,7 +1,7 @@
 //! What may be placed on a node: the one word for it that the replicated state answers with and the
 //! planner asks for.
 
-/// The most functions that are placed on one node. What a node is told and what it reports has an item for
+/// The most functions that are placed on one node. A node's desired state and its reports have an item for
 /// each, so that this bounds both.
 pub const FUNCTIONS_PER_NODE_MAX: usize = 32_000;
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use millrace_policy::admission::Score;
 use millrace_proto::activity::{Activity, FunctionActivity, LinkActivity};
+use millrace_proto::parts::bound_activity;
 use millrace_types::topology::Topology;
 use millrace_types::{FunctionKey, NodeName};
 
@@ -21,16 +22,20 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// What was counted here. Functions that did nothing are left out.
-    pub(crate) fn activity(&self, snapshot: &NodeSnapshot) -> Activity {
+    /// Counts of this worker for the functions of a tenant, or for all of them where it is empty. Functions that
+    /// did nothing are left out.
+    pub(crate) fn activity(&self, snapshot: &NodeSnapshot, tenant: &str) -> Activity {
         let scores = snapshot.scores().into_iter();
         let idle = |(score, in_flight): &(Score, u32)| *score == Score::default() && *in_flight == 0;
         let active = scores.filter(|(_, counted)| !idle(counted));
-        Activity {
+        let mut activity = Activity {
             functions: active.map(|(key, counted)| function(key, counted)).collect(),
             links: snapshot.links.iter().map(|link| self.link(link)).collect(),
             processes: vec![format!("worker/{}/{}", self.node, self.instance)],
-        }
+            ..Activity::default()
+        };
+        bound_activity(&mut activity, tenant);
+        activity
     }
 
     fn link(&self, link: &LinkSnapshot) -> LinkActivity {
@@ -98,7 +103,7 @@ mod tests {
             outstanding: 1,
         });
         let snapshot = NodeSnapshot { links: links.collect(), ..NodeSnapshot::default() };
-        let told = place().activity(&snapshot).links;
+        let told = place().activity(&snapshot, "").links;
         let names: Vec<_> = told.iter().map(|it| it.name.as_str()).collect();
         assert_eq!(names, ["pcie 0", "pcie 1", "uplink 0,1", "nvlink 0-1", "link 4"]);
         assert_eq!((told[0].carried_bytes, told[0].measured_bytes_per_second), (7, 0));
@@ -128,7 +133,7 @@ mod tests {
             past: [(key("a"), past)].into(),
             ..NodeSnapshot::default()
         };
-        let told = place().activity(&snapshot).functions;
+        let told = place().activity(&snapshot, "").functions;
         let [a] = told.as_slice() else { panic!("{told:?}") };
         assert_eq!((a.function.as_str(), a.in_flight, a.slo_requests, a.slo_in_time), ("a", 3, 8, 3));
         let gpu_time: Duration = a.gpu_time.unwrap().try_into().unwrap();

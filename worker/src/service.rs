@@ -233,9 +233,9 @@ impl wire::worker_server::Worker for WorkerService {
 
     async fn get_activity(
         &self,
-        _request: Request<wire::GetActivityRequest>,
+        request: Request<wire::GetActivityRequest>,
     ) -> Result<Response<Activity>, Status> {
-        Ok(Response::new(self.place.activity(&self.node.snapshot().await)))
+        Ok(Response::new(self.place.activity(&self.node.snapshot().await, &request.get_ref().tenant)))
     }
 }
 

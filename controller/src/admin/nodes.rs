@@ -14,6 +14,7 @@ use tonic::Request;
 
 use super::listing::{fill, page_size_or_all};
 use super::masks::Mask;
+use super::views::condition;
 use super::{AdminService, Faults, node_name, unknown_token};
 
 impl AdminService {
@@ -45,6 +46,8 @@ impl AdminService {
             Standing::Fenced => api::NodeLease::Fenced,
             Standing::Lost | Standing::Unknown => api::NodeLease::Unspecified,
         };
+        let stream_break = worker.as_ref().and_then(|it| it.stream_break(self.fleet.now()));
+        let connected = worker.is_some() && stream_break.is_none();
         let checkpoint = state.checkpoint(&node.name);
         let placements = state.placements_on(&node.name).count();
         api::Node {
@@ -54,7 +57,8 @@ impl AdminService {
             checkpoint_seq: checkpoint.map_or(0, |it| it.seq),
             index_entries: checkpoint.map_or(0, |it| it.entries.len() as u64),
             index_overflow: checkpoint.map_or(0, |it| it.overflow.saturating_add(it.dropped)),
-            ..view(node, worker.is_some(), telemetry.as_deref())
+            conditions: vec![stream_condition(worker.is_some(), stream_break)],
+            ..view(node, connected, telemetry.as_deref())
         }
     }
 
@@ -84,6 +88,21 @@ impl AdminService {
     }
 }
 
+/// The condition "Stream": whether this controller has a stream of the node that holds.
+fn stream_condition(attached: bool, stream_break: Option<&wire::StreamBreak>) -> api::Condition {
+    match stream_break {
+        Some(wire::StreamBreak { times, why }) => {
+            let message = format!("its stream broke {times} times in a row, the last time because: {why}");
+            condition("Stream", false, "StreamBreaks", message)
+        }
+        None if attached => condition("Stream", true, "Attached", "its stream holds".to_owned()),
+        None => {
+            let message = "this controller has no stream of it: see the worker's log for the reason";
+            condition("Stream", false, "Detached", message.to_owned())
+        }
+    }
+}
+
 /// What the node's own record and report say.
 fn view(node: &Node, connected: bool, telemetry: Option<&wire::Telemetry>) -> api::Node {
     let gpus = match telemetry {
@@ -103,6 +122,7 @@ fn view(node: &Node, connected: bool, telemetry: Option<&wire::Telemetry>) -> ap
         cold_starts: telemetry.map_or(0, |telemetry| telemetry.cold_starts),
         host_evictions: telemetry.map_or(0, |telemetry| telemetry.host_evictions),
         host_models: telemetry.iter().flat_map(|it| &it.host_models).map(|it| it.digest.clone()).collect(),
+        host_models_left_out: telemetry.map_or(0, |telemetry| telemetry.host_models_left_out),
         group_bytes: telemetry.map_or(0, |telemetry| telemetry.group_bytes),
         queued: telemetry.map_or(0, |telemetry| telemetry.queued),
         policy: telemetry.and_then(|telemetry| telemetry.policy.as_ref()?.spec.clone()),
@@ -139,6 +159,7 @@ fn live_gpu(gpu: &wire::GpuTelemetry) -> api::Gpu {
         memory_bytes: gpu.memory_bytes,
         used_bytes: gpu.used_bytes,
         models: gpu.models.iter().map(resident).collect(),
+        models_left_out: gpu.models_left_out,
         running: gpu.running.clone(),
         executor_pid: gpu.executor_pid,
         executor_pids: gpu.executor_pids.clone(),

@@ -19,7 +19,7 @@ use crate::pace::{Pace, PaceLimits};
 use crate::raft::peers::{Lane, Peer};
 
 /// The most bytes of a chunk.
-pub(super) const CHUNK_BYTES: usize = 1 << 20;
+pub(super) const CHUNK_BYTES: usize = millrace_proto::parts::CHUNK_BYTES_MAX;
 /// A controller that takes or gives a file more slowly than this, or does not begin within
 /// [`Limits::upload_idle`](crate::Limits), counts as not there.
 const BYTES_PER_SEC_MIN: u64 = 8 << 20;

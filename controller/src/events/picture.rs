@@ -37,6 +37,8 @@ pub(super) struct Node {
     pub(super) scheduling: Scheduling,
     /// Whether this controller has its stream.
     pub(super) attached: bool,
+    /// The reason for which streams of the node break again and again; `None`: they hold.
+    pub(super) stream_break: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -59,9 +61,22 @@ impl Picture {
         let (seen, short) = ((state.version(), fleet.version()), outlook.shortages());
         let unchanged = before.filter(|before| before.seen == seen && before.short == short);
         let nodes = state.nodes().map(|node| {
-            let attached = workers.contains_key(&node.name);
-            let (epoch, status, scheduling) = (node.epoch.0, node.status, node.scheduling);
-            (node.name.clone(), Node { epoch, status, scheduling, attached })
+            let worker = workers.get(&node.name);
+            let seen = Node {
+                epoch: node.epoch.0,
+                status: node.status,
+                scheduling: node.scheduling,
+                attached: worker.is_some(),
+                stream_break: match worker {
+                    Some(worker) => worker.stream_break(fleet.now()).map(|it| it.why.clone()),
+                    // Between two streams that break nothing is news.
+                    None => {
+                        let known = before.and_then(|before| before.nodes.get(&node.name));
+                        known.and_then(|known| known.stream_break.clone())
+                    }
+                },
+            };
+            (node.name.clone(), seen)
         });
         let gpus = workers.values().flat_map(|worker| {
             let telemetry = worker.telemetry();
@@ -162,6 +177,14 @@ fn node(name: &NodeName, was: Option<&Node>, is: Option<&Node>, events: &mut Vec
         let message = "it was silent for its lease: its functions go elsewhere".to_owned();
         events.push(warning("NodeLost", &object, message));
     }
+    match (was.and_then(|was| was.stream_break.as_ref()), &is.stream_break) {
+        (None, Some(why)) => {
+            let message = format!("its stream breaks again and again: {why}");
+            events.push(warning("StreamBreaks", &object, message));
+        }
+        (Some(_), None) => events.push(normal("StreamHolds", &object, "its stream holds again".to_owned())),
+        (None, None) | (Some(_), Some(_)) => {}
+    }
     let Some(was) = was else { return };
     if was.attached && !is.attached && !lost(is) {
         let message = "its stream to this controller ended: requests go to others".to_owned();
@@ -261,7 +284,8 @@ mod tests {
     }
 
     fn with_node(epoch: u64, status: NodeStatus, attached: bool) -> Picture {
-        let node = Node { epoch, status, scheduling: Scheduling::Schedulable, attached };
+        let scheduling = Scheduling::Schedulable;
+        let node = Node { epoch, status, scheduling, attached, stream_break: None };
         Picture { nodes: [(name(), node)].into(), ..Picture::default() }
     }
 
@@ -296,6 +320,20 @@ mod tests {
         assert_eq!(told(&is, &with_node(3, live, true)), ["NodeRegistered node/w1"]);
         assert_eq!(told(&with_node(3, lost, false), &none), ["NodeRemoved node/w1"]);
         assert_eq!(told(&is, &is), [""; 0]);
+    }
+
+    #[test]
+    fn a_stream_that_breaks_again_and_again_is_told_once() {
+        let broken = |why: Option<&str>, attached| {
+            let mut picture = with_node(1, NodeStatus::Live, attached);
+            picture.nodes.get_mut(&name()).unwrap().stream_break = why.map(str::to_owned);
+            picture
+        };
+        assert_eq!(told(&broken(None, true), &broken(Some("a"), true)), ["StreamBreaks node/w1"]);
+        let both = ["NodeRegistered node/w1", "StreamBreaks node/w1"];
+        assert_eq!(told(&Picture::default(), &broken(Some("a"), true)), both);
+        assert_eq!(told(&broken(Some("a"), true), &broken(Some("b"), true)), [""; 0]);
+        assert_eq!(told(&broken(Some("b"), true), &broken(None, true)), ["StreamHolds node/w1"]);
     }
 
     #[test]

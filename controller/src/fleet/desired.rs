@@ -6,17 +6,32 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use millrace_cluster_state::{Function, Node, NodeStatus, RevisionRecord, Scheduling, State, Tenant};
+use millrace_cluster_state::{
+    Function, Node, NodeStatus, REVISIONS_SERVED, RevisionRecord, Scheduling, State, Tenant,
+};
 use millrace_policy::lease::Member;
 use millrace_proto::convert::{duration_wire, placed_sequences_wire, policy_spec_wire, serving_wire};
+use millrace_proto::parts::{DesiredHead, DesiredItem, ITEMS_MAX, PartMessage as _};
 use millrace_proto::worker as wire;
+use millrace_types::node::FUNCTIONS_PER_NODE_MAX;
 use millrace_types::{Epoch, NodeName, Runtime, Share, SloBase};
+
+// A worker takes as much as placement allows: the served revisions of each function, and its tenant's caps.
+const _: () = assert!((REVISIONS_SERVED + 1) * FUNCTIONS_PER_NODE_MAX <= ITEMS_MAX);
 
 /// What every live node should serve, as the leader of a term sees it.
 #[derive(Debug, Default)]
 pub(crate) struct Desired {
     term: u64,
-    nodes: BTreeMap<NodeName, (Epoch, Arc<wire::DesiredState>)>,
+    nodes: BTreeMap<NodeName, (Epoch, Arc<NodeDesired>)>,
+}
+
+/// The functions and caps of one node, with the stamp of the state that says so.
+#[derive(Debug, Default)]
+pub(crate) struct NodeDesired {
+    pub(super) head: DesiredHead,
+    /// In the order of their keys.
+    pub(super) items: Arc<Vec<DesiredItem>>,
 }
 
 impl Desired {
@@ -26,13 +41,12 @@ impl Desired {
         let last = last.filter(|last| last.term == term);
         let live = state.nodes().filter(|node| node.status == NodeStatus::Live);
         let nodes = live.map(|node| {
-            let next = desired_state(state, node, term);
+            let next = node_desired(state, node, term);
             let known = last.and_then(|last| last.of(&Member { node: node.name.clone(), epoch: node.epoch }));
             let same = known.filter(|known| {
-                known.functions == next.functions
-                    && known.scheduling == next.scheduling
-                    && known.quotas == next.quotas
-                    && known.policy == next.policy
+                known.items == next.items
+                    && known.head.scheduling == next.head.scheduling
+                    && known.head.policy == next.head.policy
             });
             (node.name.clone(), (node.epoch, same.unwrap_or_else(|| Arc::new(next))))
         });
@@ -40,28 +54,31 @@ impl Desired {
     }
 
     /// What a registration of a node should serve.
-    pub(crate) fn of(&self, member: &Member) -> Option<Arc<wire::DesiredState>> {
+    pub(crate) fn of(&self, member: &Member) -> Option<Arc<NodeDesired>> {
         let (epoch, desired) = self.nodes.get(&member.node)?;
         (*epoch == member.epoch).then(|| desired.clone())
     }
 }
 
-fn desired_state(state: &State, node: &Node, term: u64) -> wire::DesiredState {
+fn node_desired(state: &State, node: &Node, term: u64) -> NodeDesired {
     let placed = state.placements_on(&node.name).filter_map(|key| state.function(key));
     let functions = placed.filter(|function| function.enabled).flat_map(|function| {
         let base = state.slo_base(&function.key, &node.name);
         function.served().iter().map(move |revision| desired_function(state, function, revision, base))
     });
-    wire::DesiredState {
+    let quotas = quotas(state, node).into_iter().map(DesiredItem::Quota);
+    let mut items: Vec<_> = functions.map(DesiredItem::Function).chain(quotas).collect();
+    // They are in order, as the state is. Differences between two sets depend on it.
+    items.sort_by(|a, b| wire::DesiredState::key(a).cmp(&wire::DesiredState::key(b)));
+    let head = DesiredHead {
         term,
         index: state.applied_index(),
-        functions: functions.collect(),
-        scheduling: scheduling(node.scheduling).into(),
-        quotas: quotas(state, node),
+        scheduling: scheduling(node.scheduling),
         policy: state
             .policy()
             .map(|it| wire::Policy { generation: it.generation, spec: Some(policy_spec_wire(&it.spec)) }),
-    }
+    };
+    NodeDesired { head, items: Arc::new(items) }
 }
 
 /// The caps of those tenants that have a function on the node: in its order, one tenant's follow
@@ -116,4 +133,122 @@ fn desired_function(
     };
     serving_wire(&revision.spec.serving, &mut wire);
     wire
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_cluster_state::{
+        Caller, Command, ControllerId, ModelSummary, PlacementReason, Proposal, UnixMillis,
+    };
+    use millrace_proto::parts::{ItemSet, PART_BYTES_MAX, PartAssembler, PartSender};
+    use millrace_types::{
+        Bytes, ClusterId, Digest, FunctionKey, FunctionName, FunctionSpec, Slo, TenantName,
+    };
+    use prost::Message as _;
+
+    use super::*;
+
+    /// Functions of the cluster, each with two revisions.
+    const FUNCTIONS: usize = 100_000;
+
+    fn apply(state: &mut State, command: Command) {
+        let caller = Caller("test".into());
+        let proposal = Proposal { stamp: UnixMillis(1), caller, idempotency: None, command };
+        state.apply(1, &proposal).expect("the command is in range");
+    }
+
+    /// A node with two revisions of one function.
+    fn cluster() -> (State, NodeName, FunctionKey) {
+        let mut state = State::default();
+        apply(&mut state, Command::InitCluster { cluster_id: ClusterId("test".into()) });
+        let node = NodeName::new("n1").unwrap();
+        apply(
+            &mut state,
+            Command::RegisterNode {
+                name: node.clone(),
+                instance: "first".into(),
+                address: "127.0.0.1:1".into(),
+                gpus: Vec::new(),
+                topology: String::new(),
+                host_memory: Bytes::gib(1),
+                seen: Epoch::default(),
+            },
+        );
+        let name = FunctionName::new("function-000000").unwrap();
+        let function = FunctionKey { tenant: TenantName::default(), name };
+        for revision in 1..=2u64 {
+            let digest = Digest::of(&revision.to_le_bytes());
+            let model = ModelSummary {
+                weights: Bytes(1),
+                parameters: 1,
+                launches: 1,
+                inputs: Vec::new(),
+                outputs: Vec::new(),
+            };
+            let artifact = Command::AddArtifact { digest, bytes: Bytes(1), model, holder: ControllerId(1) };
+            apply(&mut state, artifact);
+            let mut spec = FunctionSpec::new(function.clone());
+            spec.slo = Some(Slo { deadline: std::time::Duration::from_millis(100), percentile: 0.99 });
+            apply(&mut state, Command::ApplyFunction { spec, digest, expected: None, voters: Vec::new() });
+        }
+        let reason = PlacementReason::MissingReplica;
+        apply(&mut state, Command::Place { function: function.clone(), node: node.clone(), reason });
+        (state, node, function)
+    }
+
+    fn of_node(state: &State, node: &NodeName, last: Option<&Desired>) -> (Desired, Arc<NodeDesired>) {
+        let desired = Desired::of_state(state, 1, last);
+        let (_, of_node) = desired.nodes[node].clone();
+        (desired, of_node)
+    }
+
+    /// The items of the one function, again for each of these functions.
+    fn multiplied(items: &[DesiredItem], functions: std::ops::Range<usize>) -> NodeDesired {
+        let named = functions.flat_map(|number| {
+            items.iter().map(move |item| match item {
+                DesiredItem::Function(it) => DesiredItem::Function(wire::DesiredFunction {
+                    name: format!("function-{number:06}"),
+                    ..it.clone()
+                }),
+                DesiredItem::Quota(_) => panic!("no tenant has caps"),
+            })
+        });
+        NodeDesired { head: DesiredHead::default(), items: Arc::new(named.collect()) }
+    }
+
+    #[test]
+    fn a_state_that_says_the_same_is_the_same_allocation() {
+        let (mut state, node, function) = cluster();
+        let (desired, first) = of_node(&state, &node, None);
+        assert_eq!(first.items.len(), REVISIONS_SERVED);
+        let (desired, again) = of_node(&state, &node, Some(&desired));
+        assert!(Arc::ptr_eq(&first, &again));
+        apply(&mut state, Command::Unplace { function, node: node.clone() });
+        let (_, none) = of_node(&state, &node, Some(&desired));
+        assert!(none.items.is_empty());
+    }
+
+    #[test]
+    fn a_hundred_thousand_functions_reach_their_nodes_in_messages_below_the_limit() {
+        let (state, node, _) = cluster();
+        let (_, one) = of_node(&state, &node, None);
+        let mut told = 0;
+        for first in (0..FUNCTIONS).step_by(FUNCTIONS_PER_NODE_MAX) {
+            let functions = first..(first + FUNCTIONS_PER_NODE_MAX).min(FUNCTIONS);
+            let desired = multiplied(&one.items, functions);
+            let mut parts = PartAssembler::<wire::DesiredState>::default();
+            let mut worker = ItemSet::default();
+            let mut sender = PartSender::<wire::DesiredState>::default();
+            let messages = sender.next(&desired.head, &desired.items);
+            for message in messages {
+                assert!(message.encoded_len() <= PART_BYTES_MAX, "{}", message.encoded_len());
+                if let Some(update) = parts.take(message).unwrap() {
+                    worker.apply(update).unwrap();
+                }
+            }
+            assert_eq!(worker.items(), desired.items.as_slice());
+            told += worker.items().len();
+        }
+        assert_eq!(told, REVISIONS_SERVED * FUNCTIONS);
+    }
 }

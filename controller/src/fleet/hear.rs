@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use millrace_proto::parts::PartAssembler;
 use millrace_proto::worker as wire;
 use millrace_proto::worker::worker_message::Message;
 use tonic::Streaming;
@@ -57,6 +58,7 @@ async fn hear(
     checkpoints: &Checkpoints,
 ) -> Ended {
     let mut left = false;
+    let mut statuses = PartAssembler::default();
     loop {
         let message = tokio::select! {
             message = incoming.message() => message,
@@ -69,11 +71,15 @@ async fn hear(
         match message {
             Ok(Some(wire::WorkerMessage { message: Some(message) })) => match message {
                 Message::Telemetry(telemetry) => worker.report(telemetry),
-                Message::FunctionStatuses(statuses) => {
-                    if worker.report_functions(statuses) {
-                        control.fleet.changed();
+                Message::FunctionStatuses(part) => match statuses.take(part) {
+                    Ok(None) => {}
+                    Ok(Some(update)) => {
+                        if worker.report_functions(update) {
+                            control.fleet.changed();
+                        }
                     }
-                }
+                    Err(error) => return Ended::Broken(error.to_string()),
+                },
                 Message::Checkpoint(checkpoint) => {
                     if let Err(error) = checkpoints.take(&checkpoint.batch) {
                         return Ended::Broken(error.to_string());

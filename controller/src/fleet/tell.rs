@@ -1,9 +1,11 @@
 //! What a worker is told: who leads, which registration it has, what it should serve, and which of
-//! its checkpoints are safe. A worker that reads slowly gets the last of each, not all of them.
+//! its checkpoints are safe. A worker that reads slowly gets the last of each, not all of them. A desired
+//! state is sent in parts: whole at first, and then changes of it.
 
 use std::sync::Arc;
 
 use futures::Stream;
+use millrace_proto::parts::PartSender;
 use millrace_proto::worker as wire;
 use millrace_proto::worker::controller_message::Message;
 use millrace_proto::{BUILD, PROTOCOL_VERSION};
@@ -35,6 +37,7 @@ pub(super) fn tell(
         leadership.mark_changed();
         desired.mark_changed();
         let mut told = None;
+        let mut parts = PartSender::<wire::DesiredState>::default();
         loop {
             tokio::select! {
                 biased;
@@ -50,6 +53,11 @@ pub(super) fn tell(
                 changed = leadership.changed() => {
                     if changed.is_err() { break }
                     let now = *leadership.borrow_and_update();
+                    if !now.leads {
+                        // The worker drops the state of this stream at the same message.
+                        parts.forget();
+                        told = None;
+                    }
                     let now = wire::Leadership { term: now.term, leads: now.leads };
                     yield message(Message::Leadership(now));
                 }
@@ -58,7 +66,9 @@ pub(super) fn tell(
                     let next = desired.borrow_and_update().as_ref().and_then(|it| it.of(&worker.member()));
                     let Some(next) = next else { continue };
                     if told.as_ref().is_none_or(|told| !Arc::ptr_eq(told, &next)) {
-                        yield message(Message::DesiredState((*next).clone()));
+                        for part in parts.next(&next.head, &next.items) {
+                            yield message(Message::DesiredState(part));
+                        }
                         told = Some(next);
                     }
                 }

@@ -5,9 +5,11 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use millrace_policy::lease::Member;
 use millrace_policy::router::MachineType;
+use millrace_proto::parts::SetUpdate;
 use millrace_proto::worker as wire;
 use millrace_types::{Epoch, FunctionKey, NodeName, Revision, RevisionKey, Timestamp};
 use tokio::sync::watch;
@@ -15,6 +17,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::load::{Load, Unseen};
 use crate::connector::Transport;
+
+/// Breaks in a row after which a node is shown as having no stream that holds.
+const STREAM_BREAKS_MIN: u32 = 2;
+/// The age at which a stream holds. Workers count the breaks of younger streams.
+const STREAM_HOLDS: Duration = Duration::from_secs(10);
 
 /// How far a worker is with one revision.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,6 +43,8 @@ pub(crate) struct Worker {
     /// Cancelled as soon as its stream ends.
     pub(crate) lost: CancellationToken,
     epoch: watch::Sender<Epoch>,
+    /// When its stream began, by the fleet's clock.
+    attached_at: Timestamp,
     /// When it last said anything, by the fleet's clock.
     heard: AtomicU64,
     /// The cluster counts it as lost, and nothing was heard of it here either.
@@ -72,6 +81,7 @@ impl Worker {
             calls,
             lost: CancellationToken::new(),
             epoch: watch::Sender::new(epoch),
+            attached_at: now,
             heard: AtomicU64::new(now.as_nanos()),
             presumed_lost: watch::Sender::default(),
             statuses: watch::Sender::default(),
@@ -197,30 +207,59 @@ impl Worker {
         }
     }
 
-    /// Takes the statuses of all its functions. Says whether anything changed.
-    pub(crate) fn report_functions(&self, statuses: wire::FunctionStatuses) -> bool {
-        let statuses: BTreeMap<_, _> = statuses.functions.into_iter().filter_map(read_status).collect();
+    /// Takes statuses of its functions. Says whether anything changed.
+    pub(crate) fn report_functions(&self, update: SetUpdate<wire::FunctionStatuses>) -> bool {
+        let SetUpdate { is_whole, items, gone, .. } = update;
+        let news = items.into_iter().map(read_status);
+        if is_whole {
+            let statuses: BTreeMap<_, _> = news.filter_map(|(key, phase)| Some((key?, phase?))).collect();
+            return self.statuses.send_if_modified(|known| {
+                let changed = **known != statuses;
+                if changed {
+                    *known = Arc::new(statuses);
+                }
+                changed
+            });
+        }
+        let gone = gone.iter().map(|it| (status_key(&it.tenant, &it.function, it.revision), None));
         self.statuses.send_if_modified(|known| {
-            let changed = **known != statuses;
-            if changed {
-                *known = Arc::new(statuses);
+            let known = Arc::make_mut(known);
+            let mut changed = false;
+            for (key, phase) in gone.chain(news) {
+                // A function with an unreadable name gets no requests.
+                let Some(key) = key else { continue };
+                changed |= known.get(&key) != phase.as_ref();
+                match phase {
+                    Some(phase) => drop(known.insert(key, phase)),
+                    None => drop(known.remove(&key)),
+                }
             }
             changed
         })
     }
+
+    /// Returns how often and why the worker's young streams broke in a row; `None` once a stream has held.
+    pub(crate) fn stream_break(&self, now: Timestamp) -> Option<&wire::StreamBreak> {
+        let breaks = self.hello.stream_break.as_ref()?;
+        let held = now.since(self.attached_at) >= STREAM_HOLDS;
+        (breaks.times >= STREAM_BREAKS_MIN && !held).then_some(breaks)
+    }
 }
 
 /// A status that cannot be read is no status: the function is not routed there.
-fn read_status(status: wire::FunctionStatus) -> Option<(RevisionKey, Phase)> {
-    let function = millrace_proto::convert::function_key(&status.tenant, &status.name).ok()?;
-    let key = RevisionKey { function, revision: Revision::new(status.revision)? };
+fn read_status(status: wire::FunctionStatus) -> (Option<RevisionKey>, Option<Phase>) {
     let phase = match status.phase() {
-        wire::FunctionPhase::Unspecified => return None,
-        wire::FunctionPhase::Preparing => Phase::Preparing,
-        wire::FunctionPhase::Ready => Phase::Ready,
-        wire::FunctionPhase::Failed => Phase::Failed(status.message),
+        wire::FunctionPhase::Unspecified => None,
+        wire::FunctionPhase::Preparing => Some(Phase::Preparing),
+        wire::FunctionPhase::Ready => Some(Phase::Ready),
+        wire::FunctionPhase::Failed => Some(Phase::Failed(status.message)),
     };
-    Some((key, phase))
+    (status_key(&status.tenant, &status.name, status.revision), phase)
+}
+
+fn status_key(tenant: &str, name: &str, revision: u64) -> Option<RevisionKey> {
+    let function = millrace_proto::convert::function_key(tenant, name).ok()?;
+    Some(RevisionKey { function, revision: Revision::new(revision)? })
 }
 
 /// One request in flight at a worker.
@@ -238,6 +277,8 @@ impl Drop for InFlight {
 
 #[cfg(test)]
 mod tests {
+    use millrace_proto::parts::{PartAssembler, PartSender};
+
     use super::*;
     use crate::connector::{Connector as _, Tcp};
 
@@ -279,7 +320,9 @@ mod tests {
             function: millrace_proto::convert::function_key("default", "f").unwrap(),
             revision: Revision::new(revision).unwrap(),
         };
-        let report = |functions| worker.report_functions(wire::FunctionStatuses { functions });
+        let mut parts = PartAssembler::default();
+        let mut take = |statuses| worker.report_functions(parts.take(statuses).unwrap().unwrap());
+        let mut report = |functions| take(wire::FunctionStatuses { functions, ..Default::default() });
         assert!(report(vec![
             status(wire::FunctionPhase::Ready, 1),
             status(wire::FunctionPhase::Ready, 0),
@@ -291,5 +334,41 @@ mod tests {
         assert!(report(vec![status(wire::FunctionPhase::Failed, 2)]));
         assert_eq!(worker.phase(&key(1)), None);
         assert_eq!(worker.phase(&key(2)), Some(Phase::Failed("why".into())));
+    }
+
+    #[tokio::test]
+    async fn changed_statuses_leave_the_others_as_they_were() {
+        let worker = worker();
+        let mut sender = PartSender::<wire::FunctionStatuses>::default();
+        let mut parts = PartAssembler::default();
+        let mut report = |statuses: &[wire::FunctionStatus]| {
+            let mut messages = sender.next(&(), &Arc::new(statuses.to_vec()));
+            worker.report_functions(parts.take(messages.remove(0)).unwrap().unwrap())
+        };
+        let phases = || [1, 2, 3].map(|revision| worker.phase(&status_key("", "f", revision).unwrap()));
+        let ready = |revision| status(wire::FunctionPhase::Ready, revision);
+        assert!(report(&[ready(1), ready(2)]));
+        assert_eq!(phases(), [Some(Phase::Ready), Some(Phase::Ready), None]);
+        assert!(report(&[ready(2), status(wire::FunctionPhase::Preparing, 3)]));
+        assert_eq!(phases(), [None, Some(Phase::Ready), Some(Phase::Preparing)]);
+        assert!(!report(&[ready(2), status(wire::FunctionPhase::Preparing, 3)]), "the same again");
+        assert!(report(&[status(wire::FunctionPhase::Unspecified, 2)]));
+        assert_eq!(phases(), [None, None, None]);
+    }
+
+    #[tokio::test]
+    async fn a_stream_that_broke_again_and_again_is_told_until_one_holds() {
+        let at = |seconds| Timestamp::ZERO + Duration::from_secs(seconds);
+        let broken = |times| {
+            let name = NodeName::new("n1").unwrap();
+            let transport = Tcp.connect(&name, "127.0.0.1:1").unwrap();
+            let stream_break = Some(wire::StreamBreak { times, why: "why".into() });
+            let hello = wire::WorkerHello { stream_break, ..Default::default() };
+            Worker::new(name, hello, Epoch(3), transport, at(100))
+        };
+        assert_eq!(worker().stream_break(at(0)), None);
+        assert_eq!(broken(1).stream_break(at(101)), None, "a controller that was started again");
+        assert_eq!(broken(2).stream_break(at(109)).map(|it| it.why.clone()), Some("why".to_owned()));
+        assert_eq!(broken(2).stream_break(at(110)), None);
     }
 }

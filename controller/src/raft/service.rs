@@ -265,8 +265,8 @@ impl raft_server::Raft for Service {
     }
 
     async fn get_activity(&self, request: Request<Message>) -> Answer {
-        let () = self.decode(request.get_ref())?;
-        self.answer(request.get_ref(), &self.shown.doors.told().encode_to_vec())
+        let tenant: String = self.decode(request.get_ref())?;
+        self.answer(request.get_ref(), &self.shown.doors.told(&tenant).encode_to_vec())
     }
 
     async fn get_passed(&self, request: Request<Message>) -> Answer {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use millrace_cluster_state::{Caller, Command, ControllerId, ModelSummary, Proposal, State, UnixMillis};
 use millrace_policy::router::{Request, Runs};
+use millrace_proto::parts::PartAssembler;
 use millrace_proto::worker as wire;
 use millrace_types::{
     Bytes, ClusterId, Digest, Epoch, FunctionKey, FunctionName, FunctionSpec, NodeName, Revision,
@@ -104,7 +105,9 @@ fn worker(node: u64, ready: impl Iterator<Item = usize>) -> Arc<Worker> {
         phase: wire::FunctionPhase::Ready.into(),
         ..Default::default()
     });
-    worker.report_functions(wire::FunctionStatuses { functions: ready.collect() });
+    let statuses = wire::FunctionStatuses { functions: ready.collect(), ..Default::default() };
+    let whole = PartAssembler::default().take(statuses).expect("a whole set").expect("a whole set");
+    worker.report_functions(whole);
     let model =
         |model: usize| wire::ResidentModel { digest: digest(model).to_string(), ..Default::default() };
     let gpu = |gpu: usize| wire::GpuTelemetry {

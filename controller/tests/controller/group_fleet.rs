@@ -76,7 +76,10 @@ async fn until_readiness(client: SocketAddr, wanted: bool) {
 /// Says on these streams what a stub says where it is told: a worker says it on all.
 async fn report_ready(streams: &[Stub], told: &Stub) -> wire::worker_message::Message {
     let functions: Vec<_> = told.desired.borrow().functions.iter().map(crate::stub::ready).collect();
-    let ready = wire::worker_message::Message::FunctionStatuses(wire::FunctionStatuses { functions });
+    let ready = wire::worker_message::Message::FunctionStatuses(wire::FunctionStatuses {
+        functions,
+        ..Default::default()
+    });
     for stream in streams {
         stream.send(ready.clone()).await;
     }

@@ -4,6 +4,7 @@
 
 mod admin;
 mod checkpoints;
+mod control_stream;
 mod durability;
 mod faults;
 mod fleet;

@@ -23,7 +23,7 @@ pub(crate) async fn schedule(cluster: &Cluster, name: &str, scheduling: api::Nod
 /// Reports everything it was told to serve as ready.
 async fn report_ready(stub: &Stub) {
     let functions = stub.desired.borrow().functions.iter().map(ready).collect();
-    stub.send(Message::FunctionStatuses(wire::FunctionStatuses { functions })).await;
+    stub.send(Message::FunctionStatuses(wire::FunctionStatuses { functions, ..Default::default() })).await;
 }
 
 async fn placed(cluster: &Cluster, name: &str) -> api::Condition {
@@ -126,7 +126,12 @@ async fn a_function_that_a_node_cannot_prepare_is_tried_on_another() {
     first.told(&["f@1"]).await;
     let mut failed = ready(&first.desired.borrow().functions[0]);
     failed.phase = wire::FunctionPhase::Failed.into();
-    first.send(Message::FunctionStatuses(wire::FunctionStatuses { functions: vec![failed] })).await;
+    first
+        .send(Message::FunctionStatuses(wire::FunctionStatuses {
+            functions: vec![failed],
+            ..Default::default()
+        }))
+        .await;
     let mut second = Stub::start(&cluster, "n2").await;
     second.told(&["f@1"]).await;
     until("the other to be ready", async || {

@@ -53,7 +53,7 @@ async fn an_unload_is_over_when_no_worker_is_ready_any_more() {
     let mut worker = Stub::start_as(&cluster, "n1", "a", Prepares::Never).await.unwrap();
     worker.told(&["f@1"]).await;
     let functions = worker.desired.borrow().functions.iter().map(ready).collect();
-    worker.send(Message::FunctionStatuses(FunctionStatuses { functions })).await;
+    worker.send(Message::FunctionStatuses(FunctionStatuses { functions, ..Default::default() })).await;
     until_ready(&cluster, "f").await;
     let mut client = cluster.inference();
     let unload = oip::RepositoryModelUnloadRequest { model_name: "f".into(), ..Default::default() };
@@ -73,7 +73,7 @@ async fn the_old_revision_serves_until_the_new_one_is_ready() {
     let report = async |worker: &Stub, revisions: &[u64]| {
         let functions = worker.desired.borrow().functions.clone();
         let functions = functions.iter().filter(|it| revisions.contains(&it.revision)).map(ready).collect();
-        worker.send(Message::FunctionStatuses(FunctionStatuses { functions })).await;
+        worker.send(Message::FunctionStatuses(FunctionStatuses { functions, ..Default::default() })).await;
     };
     report(&worker, &[1]).await;
     until_ready(&cluster, "f").await;
@@ -112,7 +112,9 @@ async fn a_function_that_cannot_be_prepared_says_what_its_worker_said() {
     let mut failed = ready(&worker.desired.borrow().functions[0]);
     failed.phase = FunctionPhase::Failed.into();
     failed.message = "the host tier is full".into();
-    worker.send(Message::FunctionStatuses(FunctionStatuses { functions: vec![failed] })).await;
+    worker
+        .send(Message::FunctionStatuses(FunctionStatuses { functions: vec![failed], ..Default::default() }))
+        .await;
     let mut admin = cluster.admin();
     let condition = until("the condition", async || {
         let shown = crate::support::get(&mut admin, "f").await.unwrap().conditions.remove(0);

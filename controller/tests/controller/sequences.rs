@@ -77,7 +77,8 @@ async fn placed_and_another(cluster: &Cluster) -> (Stub, Stub) {
     let mut placed = Stub::start_as(cluster, "n1", "first", Prepares::Never).await.unwrap();
     placed.told(&["f@1"]).await;
     let f = ready(&placed.desired.borrow().functions[0]);
-    let says = |functions| Message::FunctionStatuses(wire::FunctionStatuses { functions });
+    let says =
+        |functions| Message::FunctionStatuses(wire::FunctionStatuses { functions, ..Default::default() });
     placed.send(says(vec![f.clone()])).await;
     until_ready(cluster, "f").await;
     let other = Stub::start_as(cluster, "n2", "first", Prepares::Never).await.unwrap();

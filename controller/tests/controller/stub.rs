@@ -5,8 +5,10 @@ use std::time::Duration;
 use futures::StreamExt as _;
 use millrace_proto::activity::Activity;
 use millrace_proto::log::{Page, Query};
+use millrace_proto::parts::{ItemSet, PartAssembler, PartMessage as _};
 use millrace_proto::trace::wire::Spans;
 use millrace_proto::worker as wire;
+use millrace_proto::worker::Part;
 use millrace_proto::worker::worker_control_client::WorkerControlClient;
 use millrace_proto::worker::worker_server::{Worker, WorkerServer};
 use millrace_proto::worker::{controller_message, worker_message};
@@ -134,6 +136,7 @@ pub(crate) fn hello(name: &str, instance: &str, address: &str) -> wire::WorkerHe
         topology: "stub".into(),
         seen_epoch: 0,
         runs_programs: false,
+        stream_break: None,
     }
 }
 
@@ -274,15 +277,21 @@ async fn attach(internal: String, hello: wire::WorkerHello, prepares: Prepares) 
     let alive = watch::Sender::new(true);
     // Weak: the test's end of the channel decides when the stream ends.
     let reports = out.downgrade();
+    let mut parts = PartAssembler::default();
+    let mut complete = ItemSet::<wire::DesiredState>::default();
     tokio::spawn(give_signs_of_life(out.downgrade(), alive.subscribe()));
     tokio::spawn(async move {
         while let Some(Ok(message)) = incoming.next().await {
             match message.message.unwrap() {
-                controller_message::Message::DesiredState(state) => {
+                controller_message::Message::DesiredState(part) => {
+                    let Some(update) = parts.take(part).unwrap() else { continue };
+                    complete.apply(update).unwrap();
+                    let whole = Part { set: 0, number: 0, last: true, changes: false };
+                    let items = complete.items().to_vec();
+                    let state = wire::DesiredState::compose(complete.head(), whole, items, Vec::new());
                     if let (Prepares::AtOnce, Some(out)) = (prepares, reports.upgrade()) {
                         let functions = state.functions.iter().map(ready).collect();
-                        let statuses =
-                            worker_message::Message::FunctionStatuses(wire::FunctionStatuses { functions });
+                        let statuses = worker_message::Message::FunctionStatuses(statuses(functions));
                         out.send(wire::WorkerMessage { message: Some(statuses) }).await.ok();
                     }
                     told.send_replace(state);
@@ -309,6 +318,11 @@ async fn give_signs_of_life(out: mpsc::WeakSender<wire::WorkerMessage>, alive: w
             return;
         }
     }
+}
+
+/// The statuses of all functions, in one message.
+pub(crate) fn statuses(functions: Vec<wire::FunctionStatus>) -> wire::FunctionStatuses {
+    wire::FunctionStatuses { functions, ..wire::FunctionStatuses::default() }
 }
 
 pub(crate) fn ready(function: &wire::DesiredFunction) -> wire::FunctionStatus {

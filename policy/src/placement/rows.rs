@@ -130,7 +130,7 @@ impl NodeRow<'_> {
         !self.is_full() && self.used.saturating_add(added) <= self.of.host.0
     }
 
-    /// Whether it has as many functions as a node may have, whatever memory they take.
+    /// Whether it has the most functions of a node, although memory may be left.
     pub(super) fn is_full(&self) -> bool {
         self.copies >= FUNCTIONS_PER_NODE_MAX as u64
     }

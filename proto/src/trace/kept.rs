@@ -22,7 +22,7 @@ const TEXT_LEN_MAX: usize = 256;
 /// Spans of one trace that are given, the last ones: a trace may be of thousands of requests.
 pub const FOUND_MAX: usize = 5_000;
 
-/// Encoded bytes of the spans of one trace that are given, the last ones: below what clients take.
+/// Encoded bytes of the spans of one trace that are given, the last ones: below the limit of clients.
 pub const FOUND_BYTES_MAX: usize = 3 << 20;
 
 /// What a process keeps. Cheap to clone: all clones share it.

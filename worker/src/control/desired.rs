@@ -6,6 +6,7 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
+use millrace_proto::parts::{DesiredItem, ItemSet};
 use millrace_proto::worker as wire;
 use millrace_types::{
     Bytes, Digest, Failure, Quota, Reason, Revision, RevisionKey, Sequences, Serving, Share, Slo, SloBase,
@@ -108,15 +109,23 @@ pub type Quotas = BTreeMap<TenantName, Quota>;
 /// # Errors
 /// [`Reason::InvalidSpec`] when a function of the state cannot be read: then nothing of it is
 /// obeyed, so that a half-read state never retires what it failed to name.
-pub fn obey(obeyed: &watch::Sender<Desired>, state: wire::DesiredState) -> Result<bool, Failure> {
-    let stamp = Some(Stamp { term: state.term, index: state.index });
+pub fn obey(obeyed: &watch::Sender<Desired>, state: &ItemSet<wire::DesiredState>) -> Result<bool, Failure> {
+    let head = state.head();
+    let stamp = Some(Stamp { term: head.term, index: head.index });
     if stamp <= obeyed.borrow().stamp {
         return Ok(false);
     }
-    let scheduling = state.scheduling().into();
-    let functions = state.functions.into_iter().map(function).collect::<Result<_, _>>()?;
-    let quotas = Arc::new(state.quotas.into_iter().map(quota).collect::<Result<_, _>>()?);
-    let policy = policy(state.policy.unwrap_or_default())?;
+    let scheduling = head.scheduling.into();
+    let mut functions = Vec::with_capacity(state.items().len());
+    let mut quotas = Quotas::new();
+    for item in state.items() {
+        match item {
+            DesiredItem::Function(wire) => functions.push(function(wire)?),
+            DesiredItem::Quota(wire) => quotas.extend([quota(wire)?]),
+        }
+    }
+    let quotas = Arc::new(quotas);
+    let policy = policy(head.policy.clone().unwrap_or_default())?;
     let mut new = Some(Desired { stamp, functions, scheduling, quotas, policy });
     Ok(obeyed.send_if_modified(|last| match new.take() {
         Some(state) if state.stamp > last.stamp => {
@@ -132,7 +141,7 @@ fn policy(wire: wire::Policy) -> Result<Wanted, Failure> {
     Ok(Wanted { generation: wire.generation, spec })
 }
 
-fn quota(wire: wire::TenantQuota) -> Result<(TenantName, Quota), Failure> {
+fn quota(wire: &wire::TenantQuota) -> Result<(TenantName, Quota), Failure> {
     let invalid = |what: String| Failure::new(Reason::InvalidSpec, format!("tenant {}: {what}", wire.tenant));
     let share = |ppm: u32| (ppm > 0).then(|| Share::from_ppm(ppm)).transpose();
     let quota = Quota {
@@ -144,7 +153,7 @@ fn quota(wire: wire::TenantQuota) -> Result<(TenantName, Quota), Failure> {
     Ok((tenant, quota))
 }
 
-fn function(wire: wire::DesiredFunction) -> Result<Function, Failure> {
+fn function(wire: &wire::DesiredFunction) -> Result<Function, Failure> {
     let name = format!("{}/{}", wire.tenant, wire.name);
     let invalid = |what: String| Failure::new(Reason::InvalidSpec, format!("function {name}: {what}"));
     let function = millrace_proto::convert::function_key(&wire.tenant, &wire.name)?;
@@ -153,8 +162,8 @@ fn function(wire: wire::DesiredFunction) -> Result<Function, Failure> {
         let deadline = Duration::try_from(deadline).map_err(|error| invalid(error.to_string()))?;
         Ok(Slo { deadline, percentile: wire.slo_percentile })
     });
-    let serving = millrace_proto::convert::placed_serving(&wire)?;
-    let sequences = wire.sequences.map(millrace_proto::convert::placed_sequences).transpose()?;
+    let serving = millrace_proto::convert::placed_serving(wire)?;
+    let sequences = wire.sequences.clone().map(millrace_proto::convert::placed_sequences).transpose()?;
     Ok(Function {
         key: RevisionKey { function, revision },
         serving,
@@ -172,7 +181,16 @@ fn function(wire: wire::DesiredFunction) -> Result<Function, Failure> {
 
 #[cfg(test)]
 mod tests {
+    use millrace_proto::parts::PartAssembler;
+
     use super::*;
+
+    /// Obeys a state that one message brings.
+    fn obey(obeyed: &watch::Sender<Desired>, state: wire::DesiredState) -> Result<bool, Failure> {
+        let mut set = ItemSet::default();
+        set.apply(PartAssembler::default().take(state).unwrap().unwrap()).unwrap();
+        super::obey(obeyed, &set)
+    }
 
     fn state(term: u64, index: u64, names: &[&str]) -> wire::DesiredState {
         let function = |name: &&str| wire::DesiredFunction {

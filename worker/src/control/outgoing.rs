@@ -1,9 +1,11 @@
 //! What goes out on a stream. It is pulled by the transport from `watch` channels, so nothing queues
 //! here: a controller that reads slowly gets the latest telemetry, not all of it.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use futures::stream::{self, Stream};
+use millrace_proto::parts::PartSender;
 use millrace_proto::worker as wire;
 use millrace_proto::worker::worker_message::Message;
 use millrace_proto::{BUILD, PROTOCOL_VERSION};
@@ -29,6 +31,14 @@ pub(super) struct Feeds {
     pub(super) leaving: watch::Receiver<bool>,
 }
 
+/// The reports that one stream has sent.
+#[derive(Debug, Default)]
+struct Said {
+    statuses: PartSender<wire::FunctionStatuses>,
+    /// Parts of statuses that are still to be sent, before anything else.
+    parts: VecDeque<wire::FunctionStatuses>,
+}
+
 enum Next {
     Hello(oneshot::Receiver<()>),
     Welcome(oneshot::Receiver<()>),
@@ -40,22 +50,28 @@ enum Next {
 /// this stream's checkpoints and every telemetry: the latest of each, as fast as the controller
 /// reads. A goodbye is the last.
 pub(super) fn outgoing(
-    feeds: Feeds,
+    mut feeds: Feeds,
     stream: StreamId,
+    stream_break: Option<wire::StreamBreak>,
     welcomed: oneshot::Receiver<()>,
 ) -> impl Stream<Item = wire::WorkerMessage> {
-    stream::unfold((feeds, Next::Hello(welcomed)), move |(mut feeds, next)| async move {
+    feeds.hello.stream_break = stream_break;
+    let begin = (feeds, Said::default(), Next::Hello(welcomed));
+    stream::unfold(begin, move |(mut feeds, mut said, next)| async move {
         let (message, next) = match next {
             Next::Hello(welcomed) => (Message::Hello(feeds.greeting()), Next::Welcome(welcomed)),
             Next::Welcome(welcomed) => {
                 welcomed.await.ok()?;
                 feeds.telemetry.mark_changed();
-                (feeds.statuses(), Next::Updates)
+                (feeds.statuses(&mut said)?, Next::Updates)
             }
-            Next::Updates => feeds.update(stream).await?,
+            Next::Updates => match said.parts.pop_front() {
+                Some(part) => (Message::FunctionStatuses(part), Next::Updates),
+                None => feeds.update(stream, &mut said).await?,
+            },
             Next::End => return None,
         };
-        Some((wire::WorkerMessage { message: Some(message) }, (feeds, next)))
+        Some((wire::WorkerMessage { message: Some(message) }, (feeds, said, next)))
     })
 }
 
@@ -71,14 +87,14 @@ impl Feeds {
     }
 
     /// The next thing to say; `None` once the worker is gone.
-    async fn update(&mut self, stream: StreamId) -> Option<(Message, Next)> {
+    async fn update(&mut self, stream: StreamId, said: &mut Said) -> Option<(Message, Next)> {
         loop {
             let message = tokio::select! {
                 biased;
                 left = async { self.leaving.wait_for(|leaving| *leaving).await.is_ok() } => {
                     return left.then_some((Message::Goodbye(wire::Goodbye {}), Next::End));
                 }
-                changed = self.statuses.changed() => changed.ok().map(|()| self.statuses()),
+                changed = self.statuses.changed() => changed.ok().and_then(|()| self.statuses(said)),
                 changed = self.outbox.changed() => match changed.ok().map(|()| self.checkpoint(stream)) {
                     Some(None) => continue,
                     mine => mine.flatten(),
@@ -89,9 +105,11 @@ impl Feeds {
         }
     }
 
-    fn statuses(&mut self) -> Message {
-        let functions = self.statuses.borrow_and_update().as_ref().clone();
-        Message::FunctionStatuses(wire::FunctionStatuses { functions })
+    /// The first part of the statuses that this stream has not said, of which there is one always.
+    fn statuses(&mut self, said: &mut Said) -> Option<Message> {
+        let functions = self.statuses.borrow_and_update().clone();
+        said.parts.extend(said.statuses.next(&(), &functions));
+        said.parts.pop_front().map(Message::FunctionStatuses)
     }
 
     /// The batch in the outbox, if it is for this stream.

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use millrace_policy::backoff::Waits;
 use millrace_proto::PROTOCOL_VERSION;
+use millrace_proto::parts::{DesiredHead, ItemSet, PartAssembler, PartError, control_client, cut_text};
 use millrace_proto::worker as wire;
 use millrace_proto::worker::controller_message::Message;
-use millrace_proto::worker::worker_control_client::WorkerControlClient;
 use millrace_types::{ClusterId, Epoch, Reason};
 use tokio::sync::{mpsc, oneshot, watch};
 use tonic::Streaming;
@@ -73,6 +73,8 @@ enum Ended {
     Protocol { theirs: u32, build: String },
     #[error(transparent)]
     DataDir(#[from] data_dir::Error),
+    #[error("the controller sent a desired state that cannot be put together: {0}")]
+    Parts(#[from] PartError),
 }
 
 /// What a status says, in words.
@@ -83,11 +85,13 @@ fn said(status: &tonic::Status) -> &str {
 /// Keeps a stream to one controller open. Returns when this worker has left in order, or with why
 /// it may not go on at all.
 pub(super) async fn run(shared: Shared, peer: Peer, seed: u64) -> Option<Refused> {
-    let (mut waits, mut failures) = (Waits::new(RECONNECT_BASE, RECONNECT_CEILING, seed), 0);
+    let mut waits = Waits::new(RECONNECT_BASE, RECONNECT_CEILING, seed);
+    let mut failures = 0;
+    let mut breaks = None;
     let mut leaving = shared.feeds.leaving.clone();
     while !*leaving.borrow() {
         let began = shared.clock.now();
-        let ended = attach(&shared, &peer).await;
+        let Attached { greeted, ended } = attach(&shared, &peer, breaks.clone()).await;
         if let Some(refused) = fatal(&shared, &peer.address, &ended) {
             return Some(refused);
         }
@@ -96,6 +100,9 @@ pub(super) async fn run(shared: Shared, peer: Peer, seed: u64) -> Option<Refused
         }
         if shared.clock.now().since(began) >= STABLE {
             failures = 0;
+            breaks = None;
+        } else if greeted {
+            breaks = Some(stream_break(breaks.as_ref(), &ended));
         }
         let wait = waits.after(failures);
         failures = failures.saturating_add(1);
@@ -130,19 +137,38 @@ fn fatal(shared: &Shared, address: &str, ended: &Ended) -> Option<Refused> {
     Some(Refused { controller: address.to_owned(), message })
 }
 
-async fn attach(shared: &Shared, peer: &Peer) -> Ended {
-    let stream = StreamId(shared.streams.fetch_add(1, Ordering::Relaxed));
-    let ended = converse(shared, peer, stream).await;
-    shared.attached.send_if_modified(|attached| attached.remove(&peer.place));
-    shared.leaders.send_if_modified(|leaders| leaders.gone(stream));
-    ended.err().unwrap_or(Ended::Closed)
+/// A stream that has ended.
+struct Attached {
+    /// Whether the controller greeted back.
+    greeted: bool,
+    ended: Ended,
 }
 
-async fn converse(shared: &Shared, peer: &Peer, stream: StreamId) -> Result<(), Ended> {
+/// Counts a stream that broke soon, for the greeting of the next one.
+fn stream_break(before: Option<&wire::StreamBreak>, ended: &Ended) -> wire::StreamBreak {
+    let mut why = ended.to_string();
+    cut_text(&mut why);
+    wire::StreamBreak { times: before.map_or(0, |before| before.times).saturating_add(1), why }
+}
+
+async fn attach(shared: &Shared, peer: &Peer, breaks: Option<wire::StreamBreak>) -> Attached {
+    let stream = StreamId(shared.streams.fetch_add(1, Ordering::Relaxed));
+    let ended = converse(shared, peer, stream, breaks).await;
+    let greeted = shared.attached.send_if_modified(|attached| attached.remove(&peer.place));
+    shared.leaders.send_if_modified(|leaders| leaders.gone(stream));
+    Attached { greeted, ended: ended.err().unwrap_or(Ended::Closed) }
+}
+
+async fn converse(
+    shared: &Shared,
+    peer: &Peer,
+    stream: StreamId,
+    breaks: Option<wire::StreamBreak>,
+) -> Result<(), Ended> {
     let (welcome, welcomed) = oneshot::channel();
-    let mut client = WorkerControlClient::new(peer.channel.clone());
+    let mut client = control_client(peer.channel.clone());
     let greeting = async {
-        let outgoing = outgoing(shared.feeds.clone(), stream, welcomed);
+        let outgoing = outgoing(shared.feeds.clone(), stream, breaks, welcomed);
         let mut incoming = client.attach(outgoing).await?.into_inner();
         Ok::<_, Ended>((first(&mut incoming).await?, incoming))
     };
@@ -152,25 +178,47 @@ async fn converse(shared: &Shared, peer: &Peer, stream: StreamId) -> Result<(), 
     shared.attached.send_if_modified(|attached| attached.insert(peer.place));
     // The outgoing half is gone only when the call has ended, which the loop below meets.
     let _ended_already = welcome.send(());
+    let mut told = DesiredStream::default();
     while let Some(message) = incoming.message().await? {
         if let Some(message) = message.message {
-            hear(shared, stream, message);
+            hear(shared, stream, &mut told, message)?;
         }
     }
     Ok(())
 }
 
-fn hear(shared: &Shared, stream: StreamId, message: Message) {
+/// The desired state as one stream brings it. Another stream has its own, so that parts never mix.
+#[derive(Default)]
+struct DesiredStream {
+    parts: PartAssembler<wire::DesiredState>,
+    complete: ItemSet<wire::DesiredState>,
+}
+
+fn hear(
+    shared: &Shared,
+    stream: StreamId,
+    told: &mut DesiredStream,
+    message: Message,
+) -> Result<(), PartError> {
     match message {
         // A controller greets once; what it has to say later it says otherwise.
         Message::Hello(_) => {}
-        Message::DesiredState(state) => obey(shared, state),
+        Message::DesiredState(part) => {
+            if let Some(update) = told.parts.take(part)? {
+                told.complete.apply(update)?;
+                obey(shared, &told.complete);
+            }
+        }
         Message::Registration(wire::Registration { epoch }) => {
             let newer = shared.feeds.registrations.registered(Epoch(epoch));
             tracing::info!(epoch, newer, "registered again");
         }
         Message::Leadership(wire::Leadership { term, leads }) => {
             shared.leaders.send_if_modified(|leaders| leaders.heard(stream, term, leads));
+            if !leads {
+                // The controller begins with a whole state, should it lead again.
+                *told = DesiredStream::default();
+            }
         }
         Message::CheckpointAck(answer) => {
             // Nobody acknowledges faster than one batch at a time; what is lost is sent again.
@@ -179,10 +227,11 @@ fn hear(shared: &Shared, stream: StreamId, message: Message) {
             }
         }
     }
+    Ok(())
 }
 
-fn obey(shared: &Shared, state: wire::DesiredState) {
-    let (term, index) = (state.term, state.index);
+fn obey(shared: &Shared, state: &ItemSet<wire::DesiredState>) {
+    let DesiredHead { term, index, .. } = *state.head();
     match desired::obey(&shared.desired, state) {
         Ok(changed) => tracing::debug!(term, index, changed, "desired state"),
         Err(error) => {

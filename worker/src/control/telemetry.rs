@@ -1,11 +1,19 @@
 //! What routing reads of this node, every 100 ms, and at once when a model or a GPU came or went.
+//!
+//! Telemetry is one message of at most [`TELEMETRY_BYTES_MAX`], whatever the node holds: of models on GPUs
+//! the [`GPU_MODELS_MAX`] that were used last are named, of a model some of its functions, and of host memory
+//! [`HOST_MODELS_MAX`] models. Routing takes a model that is not named to be in host memory. What is left out
+//! is counted.
+//!
+//! [`TELEMETRY_BYTES_MAX`]: millrace_proto::parts::TELEMETRY_BYTES_MAX
 
+use std::cmp::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_proto::convert::duration_wire;
 use millrace_proto::worker as wire;
-use millrace_types::Bytes;
+use millrace_types::{Bytes, RevisionKey};
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
@@ -18,6 +26,15 @@ use crate::snapshot::{GpuHealth, GpuSnapshot, Look, NodeSnapshot, ResidentModel}
 const PERIOD: Duration = Duration::from_millis(100);
 /// The least time between two: changes in it go out together.
 const MIN_GAP: Duration = Duration::from_millis(10);
+
+/// Models on GPUs that are named, of all GPUs together.
+const GPU_MODELS_MAX: usize = 2_048;
+/// Functions of one model that are named.
+const MODEL_FUNCTIONS_MAX: usize = 16;
+/// Bytes of the names of functions beyond the first of each model, of all models together.
+const FUNCTION_NAMES_BYTES_MAX: usize = 256 << 10;
+/// Models in host memory that are named.
+const HOST_MODELS_MAX: usize = 1_024;
 
 /// What is told of the host tier.
 #[derive(Debug, Clone)]
@@ -58,14 +75,17 @@ pub async fn publish(
 }
 
 fn wire_telemetry(seq: u64, snapshot: &NodeSnapshot, host: &Host, scheduling: Scheduling) -> wire::Telemetry {
-    let (models, counts) = (host.models.borrow(), **host.counts.borrow());
+    let models = host.models.borrow();
+    let counts = **host.counts.borrow();
+    let mut names = Names::new(snapshot);
     wire::Telemetry {
         epoch: 0,
         seq,
-        gpus: snapshot.gpus.iter().map(gpu).collect(),
+        gpus: snapshot.gpus.iter().map(|it| gpu(it, &mut names)).collect(),
         queued: snapshot.queued,
         host_tier_bytes: models.iter().map(|model| model.bytes).sum(),
-        host_models: models.to_vec(),
+        host_models: models.iter().take(HOST_MODELS_MAX).cloned().collect(),
+        host_models_left_out: left_out(models.len(), HOST_MODELS_MAX),
         scheduling: wire::NodeScheduling::from(scheduling).into(),
         host_budget_bytes: host.budget.get(),
         cold_starts: counts.cold_starts,
@@ -75,19 +95,69 @@ fn wire_telemetry(seq: u64, snapshot: &NodeSnapshot, host: &Host, scheduling: Sc
     }
 }
 
-fn gpu(gpu: &GpuSnapshot) -> wire::GpuTelemetry {
+/// The names that still have room.
+struct Names {
+    /// Idle time of the first model that is left out; `None`: all models are named.
+    idle_limit: Option<Duration>,
+    /// Models that were unused for just as long and are named.
+    at_limit: usize,
+    /// Bytes for the names of functions beyond the first of each model.
+    bytes_left: usize,
+}
+
+impl Names {
+    fn new(snapshot: &NodeSnapshot) -> Self {
+        let models = snapshot.gpus.iter().flat_map(|gpu| &gpu.models);
+        let mut idle: Vec<_> = models.map(|model| model.idle).collect();
+        let mut names = Self { idle_limit: None, at_limit: 0, bytes_left: FUNCTION_NAMES_BYTES_MAX };
+        if idle.len() > GPU_MODELS_MAX {
+            let (used_last, &mut limit, _) = idle.select_nth_unstable(GPU_MODELS_MAX);
+            names.idle_limit = Some(limit);
+            names.at_limit = used_last.iter().filter(|&&it| it == limit).count();
+        }
+        names
+    }
+
+    /// Whether a model that was unused for so long is named.
+    fn has(&mut self, idle: Duration) -> bool {
+        match self.idle_limit.map(|limit| idle.cmp(&limit)) {
+            None | Some(Ordering::Less) => true,
+            Some(Ordering::Greater) => false,
+            Some(Ordering::Equal) => match self.at_limit.checked_sub(1) {
+                Some(left) => {
+                    self.at_limit = left;
+                    true
+                }
+                None => false,
+            },
+        }
+    }
+}
+
+fn left_out(all: usize, named: usize) -> u32 {
+    u32::try_from(all.saturating_sub(named)).unwrap_or(u32::MAX)
+}
+
+fn gpu(gpu: &GpuSnapshot, names: &mut Names) -> wire::GpuTelemetry {
     let health = match gpu.health {
         GpuHealth::Starting => wire::GpuHealth::Starting,
         GpuHealth::Up => wire::GpuHealth::Up,
         GpuHealth::Restarting => wire::GpuHealth::Restarting,
         GpuHealth::Unhealthy => wire::GpuHealth::Unhealthy,
     };
+    let mut models = Vec::new();
+    for it in &gpu.models {
+        if names.has(it.idle) {
+            models.push(model(it, gpu.running.as_ref(), names));
+        }
+    }
     wire::GpuTelemetry {
         index: gpu.index.0,
         health: health.into(),
         memory_bytes: gpu.memory.get(),
         used_bytes: gpu.used.get(),
-        models: gpu.models.iter().map(model).collect(),
+        models_left_out: left_out(gpu.models.len(), models.len()),
+        models,
         running: gpu.running.as_ref().map(ToString::to_string).unwrap_or_default(),
         incarnation: gpu.incarnation.0,
         executor_pid: gpu.executor_pid.unwrap_or_default(),
@@ -104,9 +174,20 @@ fn gpu(gpu: &GpuSnapshot) -> wire::GpuTelemetry {
     }
 }
 
-fn model(model: &ResidentModel) -> wire::ResidentModel {
+fn model(model: &ResidentModel, running: Option<&RevisionKey>, names: &mut Names) -> wire::ResidentModel {
+    let running = running.filter(|running| model.functions.binary_search(running).is_ok());
+    let others = model.functions.iter().filter(|&it| Some(it) != running);
+    let mut functions = Vec::new();
+    for function in running.into_iter().chain(others).take(MODEL_FUNCTIONS_MAX) {
+        let name = function.to_string();
+        if !functions.is_empty() {
+            let Some(left) = names.bytes_left.checked_sub(name.len()) else { break };
+            names.bytes_left = left;
+        }
+        functions.push(name);
+    }
     wire::ResidentModel {
-        functions: model.functions.iter().map(ToString::to_string).collect(),
+        functions,
         digest: model.digest.to_string(),
         bytes: model.bytes.get(),
         loaded_bytes: model.loaded.get(),
@@ -117,7 +198,10 @@ fn model(model: &ResidentModel) -> wire::ResidentModel {
 
 #[cfg(test)]
 mod tests {
+    use millrace_proto::parts::TELEMETRY_BYTES_MAX;
+    use millrace_types::node::FUNCTIONS_PER_NODE_MAX;
     use millrace_types::{Bytes, Digest, GpuIndex, Incarnation};
+    use prost::Message as _;
 
     use super::*;
 
@@ -191,6 +275,7 @@ mod tests {
                 moved_bytes: 0,
                 object_bytes: 0,
                 object_pool_bytes: 0,
+                models_left_out: 0,
             }],
             queued: 6,
             host_tier_bytes: 10,
@@ -201,7 +286,97 @@ mod tests {
             host_evictions: 5,
             group_bytes: 0,
             policy: None,
+            host_models_left_out: 0,
         };
         assert_eq!(wire_telemetry(9, &snapshot, &host, Scheduling::Cordoned), expected);
+    }
+
+    fn key(number: usize) -> RevisionKey {
+        let name = format!("{}{number:05}", "n".repeat(50));
+        let function = millrace_proto::convert::function_key(&"t".repeat(60), &name).unwrap();
+        RevisionKey { function, revision: millrace_types::Revision::FIRST }
+    }
+
+    fn resident(number: usize, functions: Vec<RevisionKey>) -> ResidentModel {
+        ResidentModel {
+            digest: Digest::of(&number.to_le_bytes()),
+            functions,
+            bytes: Bytes(u64::MAX),
+            loaded: Bytes(u64::MAX),
+            idle: Duration::from_millis(number as u64),
+            executor_pid: Some(u32::MAX),
+        }
+    }
+
+    fn with_models(models: Vec<ResidentModel>, running: Option<RevisionKey>) -> GpuSnapshot {
+        GpuSnapshot {
+            index: GpuIndex(0),
+            gpu_type: "V100".into(),
+            health: GpuHealth::Up,
+            memory: Bytes(u64::MAX),
+            used: Bytes(u64::MAX),
+            models,
+            running,
+            incarnation: Incarnation(4),
+            executor_pid: None,
+            executor_pids: Vec::new(),
+            restarts: 3,
+            swaps: 2,
+            peer_swaps: 1,
+            evictions: 1,
+            busy: Duration::from_micros(5),
+            moved: Bytes::ZERO,
+            data: crate::snapshot::GpuData::default(),
+        }
+    }
+
+    fn reported(gpus: Vec<GpuSnapshot>, host_models: usize) -> wire::Telemetry {
+        let host_model = |number: usize| wire::HostModel {
+            digest: Digest::of(&number.to_le_bytes()).to_string(),
+            bytes: 1 << 48,
+        };
+        let host = Host {
+            budget: Bytes(20),
+            models: watch::channel(Arc::new((0..host_models).map(host_model).collect())).1,
+            counts: watch::channel(Arc::new(Counts::default())).1,
+        };
+        wire_telemetry(1, &NodeSnapshot { gpus, ..NodeSnapshot::default() }, &host, Scheduling::Schedulable)
+    }
+
+    #[test]
+    fn telemetry_of_one_model_with_the_most_functions_names_the_running_one_first() {
+        let functions: Vec<_> = (0..FUNCTIONS_PER_NODE_MAX).map(key).collect();
+        let running = functions[20_000].clone();
+        let telemetry = reported(vec![with_models(vec![resident(0, functions)], Some(running.clone()))], 1);
+        let named = &telemetry.gpus[0].models[0].functions;
+        assert_eq!((named.len(), &named[0]), (MODEL_FUNCTIONS_MAX, &running.to_string()));
+        assert_eq!(named[1], key(0).to_string());
+        assert!(telemetry.encoded_len() <= TELEMETRY_BYTES_MAX, "{}", telemetry.encoded_len());
+    }
+
+    #[test]
+    fn telemetry_names_the_models_used_last_and_counts_the_others() {
+        // Each of two GPUs has every other model, of more functions than are named.
+        let models = |gpu: usize| {
+            let numbers = (0..FUNCTIONS_PER_NODE_MAX).filter(|number| number % 2 == gpu);
+            with_models(numbers.map(|number| resident(number, (0..20).map(key).collect())).collect(), None)
+        };
+        let telemetry = reported(vec![models(0), models(1)], FUNCTIONS_PER_NODE_MAX);
+        for gpu in &telemetry.gpus {
+            let named = gpu.models.iter().map(|model| model.idle.unwrap());
+            let idle_max = named.map(|idle| Duration::try_from(idle).unwrap()).max().unwrap();
+            assert!(idle_max < Duration::from_millis(GPU_MODELS_MAX as u64), "{idle_max:?}");
+            assert_eq!(gpu.models.len(), GPU_MODELS_MAX / 2);
+            assert_eq!(gpu.models_left_out as usize, FUNCTIONS_PER_NODE_MAX / 2 - GPU_MODELS_MAX / 2);
+            assert!(gpu.models.iter().all(|model| !model.functions.is_empty()));
+        }
+        // Of models that were unused for equally long some are named.
+        let mut equal =
+            with_models((0..=GPU_MODELS_MAX).map(|it| resident(it, vec![key(it)])).collect(), None);
+        equal.models.iter_mut().for_each(|model| model.idle = Duration::ZERO);
+        assert_eq!(reported(vec![equal], 0).gpus[0].models.len(), GPU_MODELS_MAX);
+        assert_eq!(telemetry.host_models.len(), HOST_MODELS_MAX);
+        assert_eq!(telemetry.host_models_left_out as usize, FUNCTIONS_PER_NODE_MAX - HOST_MODELS_MAX);
+        assert!(telemetry.encoded_len() <= TELEMETRY_BYTES_MAX, "{}", telemetry.encoded_len());
     }
 }

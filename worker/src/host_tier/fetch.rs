@@ -14,9 +14,9 @@ use std::time::Duration;
 use bytes::{Buf as _, Bytes};
 use futures::future::BoxFuture;
 use futures::stream::{self, BoxStream, StreamExt as _};
+use millrace_proto::parts::control_client;
 use millrace_proto::status::from_status;
 use millrace_proto::worker as wire;
-use millrace_proto::worker::worker_control_client::WorkerControlClient;
 use millrace_types::{Digest, Failure, Reason};
 use rand::rngs::SmallRng;
 use rand::{Rng as _, SeedableRng as _};
@@ -150,7 +150,7 @@ impl Pull {
     }
 
     async fn ask(&mut self, place: usize) {
-        let mut client = WorkerControlClient::new(self.from.0.controllers[place].1.clone());
+        let mut client = control_client(self.from.0.controllers[place].1.clone());
         let request = wire::FetchArtifactRequest { digest: self.digest.to_string() };
         match within_patience(client.fetch_artifact(request)).await {
             Ok(response) => {

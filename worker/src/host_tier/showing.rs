@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use millrace_proto::parts::cut_text;
 use millrace_proto::worker as wire;
 use millrace_types::{Bytes, Digest, RevisionKey};
 use tokio::sync::watch;
@@ -91,11 +92,12 @@ fn set<T: PartialEq>(channel: &watch::Sender<Arc<T>>, value: T) {
 }
 
 fn status((key, phase): (RevisionKey, Phase)) -> wire::FunctionStatus {
-    let (phase, message) = match phase {
+    let (phase, mut message) = match phase {
         Phase::Preparing(message) => (wire::FunctionPhase::Preparing, message),
         Phase::Ready => (wire::FunctionPhase::Ready, String::new()),
         Phase::Failed(message) => (wire::FunctionPhase::Failed, message),
     };
+    cut_text(&mut message);
     wire::FunctionStatus {
         tenant: key.function.tenant.to_string(),
         name: key.function.name.to_string(),

@@ -69,7 +69,7 @@ pub(crate) const KEEP_MAX: Duration = Duration::from_secs(3600);
 /// How often what nobody came for is dropped.
 const SWEEP_EVERY: Duration = Duration::from_millis(500);
 /// How much is copied at a time.
-const PIECE: usize = 1 << 20;
+const PIECE: usize = millrace_proto::parts::CHUNK_BYTES_MAX;
 
 /// Share of the process's descriptors that objects may take: one in this many. Connections have half of
 /// them, and the rest is for executors, programs and files.

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use millrace_proto::convert::data_id_wire;
+use millrace_proto::parts::objects_client;
 use millrace_proto::status::from_status;
-use millrace_proto::worker::worker_objects_client::WorkerObjectsClient;
 use millrace_proto::worker::{FetchObjectRequest, ObjectChunk};
 use millrace_types::{DataId, Reason, Timestamp};
 use tonic::transport::Channel;
@@ -128,7 +128,7 @@ async fn stream(
         Reason::MalformedRequest => PeerError::Refused(status.message().to_owned()),
         _ => PeerError::Unreachable(status.message().to_owned()),
     };
-    let mut client = WorkerObjectsClient::new(channel);
+    let mut client = objects_client(channel);
     let answer = tokio::time::timeout(SILENCE_MAX, client.fetch_object(request)).await.map_err(silent)?;
     let mut chunks = answer.map_err(broken)?.into_inner();
     loop {

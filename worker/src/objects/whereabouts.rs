@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use millrace_proto::convert::data_id_wire;
+use millrace_proto::parts::control_client;
 use millrace_proto::worker::worker_control_client::WorkerControlClient;
 use millrace_proto::worker::{FindNodeRequest, LocateDataRequest};
 use millrace_types::{DataId, NodeName};
@@ -123,7 +124,7 @@ impl Whereabouts {
     ) -> Result<T, NoAnswer> {
         let mut last = Err(NoAnswer("there is none".to_owned()));
         for (address, channel) in self.in_order() {
-            match within(ask(WorkerControlClient::new(channel))).await {
+            match within(ask(control_client(channel))).await {
                 Ok(answer) => {
                     let done = will_do(&answer);
                     last = Ok(answer);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millrace_proto::worker::worker_objects_server::WorkerObjectsServer;
+use millrace_proto::parts::objects_server;
 use millrace_proto::worker::worker_server::WorkerServer;
 use millrace_transport::{ServerConfig, Serving, serve_service};
 use tokio::net::TcpListener;
@@ -56,8 +56,7 @@ pub(super) fn serve(
     let bytes = usize::try_from(limits.message.get()).unwrap_or(usize::MAX);
     let worker =
         WorkerServer::new(service.clone()).max_decoding_message_size(bytes).max_encoding_message_size(bytes);
-    // Chunks are small: the default limits do.
-    let objects = WorkerObjectsServer::new(service.clone());
+    let objects = objects_server(service.clone());
     let (reporter, health) = tonic_health::server::health_reporter();
     let metrics = axum::routing::get(move |headers| shown.clone().answer(headers));
     let routes = Routes::new(worker)

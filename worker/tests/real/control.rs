@@ -28,6 +28,7 @@ async fn greets_with_what_it_is_and_then_with_its_cluster() {
         host_memory_bytes: 256 << 20,
         topology: "test".into(),
         seen_epoch: 0,
+        stream_break: None,
     };
     assert_eq!(hello, expected);
     assert!(!hello.instance.is_empty());

@@ -8,10 +8,13 @@ use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use futures::{Stream, StreamExt as _, stream};
+use millrace_proto::parts::{
+    DesiredHead, DesiredItem, ItemSet, PartAssembler, PartMessage as _, PartSender, control_server,
+};
 use millrace_proto::status::to_status;
 use millrace_proto::worker as wire;
 use millrace_proto::worker::controller_message::Message as Said;
-use millrace_proto::worker::worker_control_server::{WorkerControl, WorkerControlServer};
+use millrace_proto::worker::worker_control_server::WorkerControl;
 use millrace_proto::worker::worker_message::Message as Heard;
 use millrace_proto::{BUILD, PROTOCOL_VERSION, convert};
 use millrace_types::checkpoint::SyncBatch;
@@ -105,7 +108,7 @@ impl Controller {
             others: Mutex::default(),
             alive: ends.clone(),
         });
-        let service = WorkerControlServer::new(Service(state.clone()));
+        let service = control_server(Service(state.clone()));
         // Nothing is ever sent: an error is the end.
         let end = async move { while ends.changed().await.is_ok() {} };
         let server = tonic::transport::Server::builder().add_service(service);
@@ -248,6 +251,27 @@ impl Controller {
         statuses.into_iter().find(|status| status.name == name).unwrap().message
     }
 
+    /// Waits until the statuses are as wanted.
+    pub(crate) async fn statuses(
+        &self,
+        wanted: impl Fn(&[wire::FunctionStatus]) -> bool,
+    ) -> Vec<wire::FunctionStatus> {
+        within("the statuses", self.statuses_however_long(wanted)).await
+    }
+
+    pub(crate) async fn statuses_however_long(
+        &self,
+        wanted: impl Fn(&[wire::FunctionStatus]) -> bool,
+    ) -> Vec<wire::FunctionStatus> {
+        let mut statuses = self.state.statuses.subscribe();
+        statuses.wait_for(|statuses| wanted(statuses)).await.unwrap().clone()
+    }
+
+    /// Waits until the worker has said more than its greeting: it was greeted back.
+    pub(crate) async fn greeted(&self) {
+        self.telemetry("telemetry", |telemetry| telemetry.seq > 0).await;
+    }
+
     pub(crate) async fn ready(&self, name: &str) {
         self.phase(name, wire::FunctionPhase::Ready).await;
     }
@@ -282,7 +306,7 @@ impl State {
         match heard {
             Heard::Hello(hello) => panic!("greeted twice: {hello:?}"),
             Heard::Telemetry(telemetry) => drop(self.telemetry.send_replace(telemetry)),
-            Heard::FunctionStatuses(statuses) => drop(self.statuses.send_replace(statuses.functions)),
+            Heard::FunctionStatuses(statuses) => panic!("not put together: {statuses:?}"),
             Heard::Goodbye(_) => self.goodbyes.send_modify(|goodbyes| *goodbyes += 1),
             Heard::Checkpoint(wire::Checkpoint { batch }) => {
                 self.offered.send_modify(|offered| *offered += 1);
@@ -303,35 +327,64 @@ impl State {
         let mut desired = self.desired.subscribe();
         let mut alive = self.alive.clone();
         let (mut epoch, mut leads) = (self.epoch.subscribe(), self.leads.subscribe());
+        let mut parts = PartSender::default();
+        let mut heard_parts = PartAssembler::default();
+        let mut statuses = ItemSet::<wire::FunctionStatuses>::default();
         leads.mark_changed();
         if desired.borrow().index > 0 {
             desired.mark_changed();
         }
         loop {
-            let said = tokio::select! {
+            let said: Vec<Said> = tokio::select! {
                 heard = worker.message() => match heard {
-                    Ok(Some(heard)) => match self.hear(heard.message.unwrap()) {
-                        Some(answer) => answer,
-                        None => continue,
-                    },
+                    Ok(Some(wire::WorkerMessage { message: Some(Heard::FunctionStatuses(part)) })) => {
+                        if let Some(update) = heard_parts.take(part).unwrap() {
+                            statuses.apply(update).unwrap();
+                            self.statuses.send_replace(statuses.items().to_vec());
+                        }
+                        continue;
+                    }
+                    Ok(Some(heard)) => self.hear(heard.message.unwrap()).into_iter().collect(),
                     // Ends with the worker.
                     Ok(None) | Err(_) => return,
                 },
                 _ = alive.changed() => return,
-                _ = desired.changed() => Said::DesiredState(desired.borrow_and_update().clone()),
+                _ = desired.changed() => {
+                    let state = desired.borrow_and_update().clone();
+                    parts.next(&head(&state), &items(state)).into_iter().map(Said::DesiredState).collect()
+                }
                 _ = epoch.changed() => {
-                    Said::Registration(wire::Registration { epoch: *epoch.borrow_and_update() })
+                    vec![Said::Registration(wire::Registration { epoch: *epoch.borrow_and_update() })]
                 }
                 _ = leads.changed() => {
                     let (term, leads) = *leads.borrow_and_update();
-                    Said::Leadership(wire::Leadership { term, leads })
+                    if !leads {
+                        parts.forget();
+                    }
+                    vec![Said::Leadership(wire::Leadership { term, leads })]
                 }
             };
-            if out.send(Ok(wire::ControllerMessage { message: Some(said) })).await.is_err() {
-                return;
+            for said in said {
+                if out.send(Ok(wire::ControllerMessage { message: Some(said) })).await.is_err() {
+                    return;
+                }
             }
         }
     }
+}
+
+/// The fields that are alike in all parts of a state.
+fn head(state: &wire::DesiredState) -> DesiredHead {
+    let scheduling = state.scheduling();
+    DesiredHead { term: state.term, index: state.index, scheduling, policy: state.policy.clone() }
+}
+
+/// The items of a state in the order of their keys.
+fn items(state: wire::DesiredState) -> Arc<Vec<DesiredItem>> {
+    let functions = state.functions.into_iter().map(DesiredItem::Function);
+    let mut items: Vec<_> = functions.chain(state.quotas.into_iter().map(DesiredItem::Quota)).collect();
+    items.sort_by(|a, b| wire::DesiredState::key(a).cmp(&wire::DesiredState::key(b)));
+    Arc::new(items)
 }
 
 struct Service(Arc<State>);

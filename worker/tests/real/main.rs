@@ -17,6 +17,7 @@ mod gpu_objects;
 mod isolation;
 mod ledger;
 mod links;
+mod many;
 mod memory;
 mod metrics;
 mod objects;

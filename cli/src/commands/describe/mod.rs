@@ -190,13 +190,15 @@ fn resident_lines(function: &wire::Function, spec: &wire::FunctionSpec, nodes: &
     lines
 }
 
-/// Whether some node has a model of the function in host memory. One that was not heard is taken to.
+/// Whether some node has a model of the function in host memory. A node that was not heard, or names not all
+/// of its models, is taken to.
 fn in_host_memory(function: &wire::Function, nodes: &[wire::Node]) -> bool {
     let of_function = |digest: &String| {
         let mut artifacts = function.revisions.iter().filter_map(|revision| revision.artifact.as_ref());
         artifacts.any(|artifact| artifact.digest == *digest)
     };
-    nodes.iter().any(|node| !node.connected || node.host_models.iter().any(of_function))
+    let may_have = |node: &wire::Node| !node.connected || node.host_models_left_out > 0;
+    nodes.iter().any(|node| may_have(node) || node.host_models.iter().any(of_function))
 }
 
 #[cfg(test)]

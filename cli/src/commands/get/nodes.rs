@@ -86,9 +86,11 @@ fn host_budget(node: &wire::Node) -> u64 {
 
 /// What is known of a node and what is wished of it, as `kubectl` says it.
 fn node_status(node: &wire::Node) -> String {
+    let breaks = node.conditions.iter().any(|condition| condition.reason == "StreamBreaks");
     let known = match (node.status(), node.lease()) {
         (wire::NodeStatus::Lost, _) => "Lost",
         (_, wire::NodeLease::Fenced) => "Silent",
+        _ if breaks => "StreamBreaks",
         _ if node.connected => "Connected",
         _ => "Disconnected",
     };
@@ -124,7 +126,7 @@ fn gpu_table<'a>(gpus: impl Iterator<Item = (&'a str, &'a wire::Gpu)>) -> Table 
             gpu.health.clone(),
             text::size(gpu.used_bytes),
             text::size(gpu.memory_bytes),
-            gpu.models.len().to_string(),
+            (gpu.models.len() + gpu.models_left_out as usize).to_string(),
             gpu.running.clone(),
             gpu.busy.and_then(|busy| busy.try_into().ok()).map(text::age).unwrap_or_default(),
             gpu.swaps.to_string(),
@@ -159,7 +161,9 @@ mod tests {
     #[test]
     fn a_node_shows_what_is_known_and_what_is_wished() {
         let base = wire::Node { connected: true, ..Default::default() };
+        let breaks = wire::Condition { reason: "StreamBreaks".into(), ..Default::default() };
         for (node, expected) in [
+            (wire::Node { connected: false, conditions: vec![breaks], ..base.clone() }, "StreamBreaks"),
             (base.clone(), "Connected"),
             (wire::Node { connected: false, ..base.clone() }, "Disconnected"),
             (wire::Node { lease: wire::NodeLease::Fenced.into(), ..base.clone() }, "Silent"),

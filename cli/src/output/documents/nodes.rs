@@ -3,6 +3,7 @@
 use millrace_client::messages as wire;
 use serde::Serialize;
 
+use super::Condition;
 use crate::output::residents::is_running;
 use crate::output::text::said;
 
@@ -28,6 +29,7 @@ pub(crate) struct Node {
     checkpoint_seq: u64,
     index_entries: u64,
     index_overflow: u64,
+    conditions: Vec<Condition>,
     gpus: Vec<Gpu>,
 }
 
@@ -50,6 +52,7 @@ pub(crate) struct Gpu {
     moved_bytes: u64,
     busy_seconds: f64,
     models: Vec<ResidentModel>,
+    models_left_out: u32,
 }
 
 #[derive(Debug, Serialize)]
@@ -93,6 +96,7 @@ impl From<wire::Node> for Node {
             checkpoint_seq: node.checkpoint_seq,
             index_entries: node.index_entries,
             index_overflow: node.index_overflow,
+            conditions: node.conditions.into_iter().map(Condition::from).collect(),
             gpus: node.gpus.into_iter().map(|gpu| Gpu::new(&node.name, gpu)).collect(),
             name: node.name,
             epoch: node.epoch,
@@ -130,6 +134,7 @@ impl Gpu {
             moved_bytes: gpu.moved_bytes,
             busy_seconds: gpu.busy.and_then(seconds).unwrap_or(0.0),
             models,
+            models_left_out: gpu.models_left_out,
         }
     }
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use millrace_policy::checkpoint::{Action, Checkpoint, Config, Event};
 use millrace_policy::core::Core as _;
+use millrace_proto::parts::{DesiredItem, ItemSet};
 use millrace_proto::worker as wire;
 use millrace_proto::worker::worker_message::Message;
 use millrace_proto::{BUILD, PROTOCOL_VERSION};
@@ -121,6 +122,7 @@ impl Process {
             }],
             host_memory_bytes: HOST_MEMORY.get(),
             topology: "stub".into(),
+            stream_break: None,
             seen_epoch: self.inner.borrow().core.seen().0,
             runs_programs: false,
         }
@@ -181,9 +183,9 @@ impl Process {
     }
 
     /// A controller says what to serve. It is obeyed unless it is old news.
-    pub(super) fn told(&self, controller: u64, stream: u64, state: &wire::DesiredState) {
-        let stamp = (state.term, state.index);
-        let functions: BTreeSet<Served> = state.functions.iter().map(served).collect();
+    pub(super) fn told(&self, controller: u64, stream: u64, state: &ItemSet<wire::DesiredState>) {
+        let stamp = (state.head().term, state.head().index);
+        let functions: BTreeSet<Served> = state.items().iter().filter_map(served).collect();
         let obeyed = {
             let mut inner = self.inner.borrow_mut();
             let obeyed = inner.stamp < Some(stamp);
@@ -318,6 +320,7 @@ impl Inner {
         };
         Message::FunctionStatuses(wire::FunctionStatuses {
             functions: self.serves.iter().map(status).collect(),
+            ..Default::default()
         })
     }
 
@@ -381,6 +384,9 @@ impl Inner {
     }
 }
 
-fn served(function: &wire::DesiredFunction) -> Served {
-    (function.name.clone(), function.revision)
+fn served(item: &DesiredItem) -> Option<Served> {
+    match item {
+        DesiredItem::Function(function) => Some((function.name.clone(), function.revision)),
+        DesiredItem::Quota(_) => None,
+    }
 }

@@ -3,9 +3,9 @@
 use std::rc::Rc;
 use std::time::Duration;
 
+use millrace_proto::parts::{ItemSet, PartAssembler, PartError, control_client};
 use millrace_proto::worker as wire;
 use millrace_proto::worker::controller_message::Message;
-use millrace_proto::worker::worker_control_client::WorkerControlClient;
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
 use tokio::sync::mpsc;
@@ -51,7 +51,7 @@ async fn converse(process: &Process, controller: u64, stream: u64, channel: Chan
     let (outgoing, messages) = mpsc::channel(OUTGOING_MAX);
     let hello = wire::worker_message::Message::Hello(process.greeting());
     outgoing.try_send(wire::WorkerMessage { message: Some(hello) }).expect("room for a greeting");
-    let mut client = WorkerControlClient::new(channel);
+    let mut client = control_client(channel);
     let greeting = async {
         let mut incoming = client.attach(ReceiverStream::new(messages)).await?.into_inner();
         match incoming.message().await?.and_then(|first| first.message) {
@@ -63,12 +63,26 @@ async fn converse(process: &Process, controller: u64, stream: u64, channel: Chan
     let (hello, mut incoming) = greeted.map_err(|_| Status::deadline_exceeded("no greeting"))??;
     process.until_awake().await;
     process.attached(stream, outgoing, hello.epoch);
+    let mut parts = PartAssembler::default();
+    let mut complete = ItemSet::default();
+    let broken = |error: PartError| Status::internal(error.to_string());
     while let Some(message) = incoming.message().await? {
         process.until_awake().await;
         match message.message {
             Some(Message::Registration(wire::Registration { epoch })) => process.registered(epoch),
-            Some(Message::Leadership(wire::Leadership { term, leads })) => process.led(stream, term, leads),
-            Some(Message::DesiredState(state)) => process.told(controller, stream, &state),
+            Some(Message::Leadership(wire::Leadership { term, leads })) => {
+                if !leads {
+                    // As the real worker.
+                    parts.forget();
+                }
+                process.led(stream, term, leads);
+            }
+            Some(Message::DesiredState(part)) => {
+                if let Some(update) = parts.take(part).map_err(broken)? {
+                    complete.apply(update).map_err(broken)?;
+                    process.told(controller, stream, &complete);
+                }
+            }
             Some(Message::CheckpointAck(ack)) => process.acknowledged(&ack),
             Some(Message::Hello(_)) | None => {}
         }

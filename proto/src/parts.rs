@@ -1,0 +1,669 @@
+//! Sets that grow with the number of functions on a node, cut into messages below a limit and put together
+//! again: the desired state of a worker, and the statuses of its functions.
+//!
+//! ```text
+//!   PartSender                 one ordered stream                    PartAssembler
+//!   items of a set  ──►  {set 1, 0} {set 1, 1} {set 1, 2, last}  ──►  everything
+//!   changed items   ──►  {set 2, 0, last, changes}               ──►  changes to set 1
+//! ```
+//!
+//! The first set on a stream is whole, and the sets after it are changes. The receiver obeys complete sets
+//! alone: a new first part drops an unfinished set, and a part that does not continue its set is an error,
+//! which ends the stream. The stream that is opened then begins with a whole set.
+//!
+//! Pure. The limits of the messages that carry the parts are here too, so that both ends have the same.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Debug;
+use std::mem;
+use std::sync::Arc;
+
+use millrace_types::checkpoint::SYNC_BYTES_MAX;
+use millrace_types::node::FUNCTIONS_PER_NODE_MAX;
+use prost::Message;
+use tonic::transport::Channel;
+
+use crate::activity::{Activity, FunctionActivity};
+use crate::worker::worker_control_client::WorkerControlClient;
+use crate::worker::worker_control_server::{WorkerControl, WorkerControlServer};
+use crate::worker::worker_objects_client::WorkerObjectsClient;
+use crate::worker::worker_objects_server::{WorkerObjects, WorkerObjectsServer};
+use crate::worker::{
+    DesiredFunction, DesiredState, FunctionStatus, FunctionStatuses, ItemName, NodeScheduling, Part, Policy,
+    TenantQuota,
+};
+
+/// The largest message between workers and controllers, and of objects between workers, in bytes. Requests
+/// have a limit of their own.
+pub const MESSAGE_BYTES_MAX: usize = 4 << 20;
+/// The most encoded bytes of one part, unless a single item has more.
+pub const PART_BYTES_MAX: usize = 1 << 20;
+/// The most bytes of one chunk of an artifact or an object.
+pub const CHUNK_BYTES_MAX: usize = 1 << 20;
+/// The most encoded bytes of one item: a function comes from one command of the replicated log, which is
+/// smaller.
+pub const ITEM_BYTES_MAX: usize = 256 << 10;
+/// The most items of a set: two revisions of each function, and the caps of a tenant for each.
+pub const ITEMS_MAX: usize = 3 * FUNCTIONS_PER_NODE_MAX;
+/// The most encoded bytes of a set. Two revisions of every function fit, each with the most states of the
+/// longest names.
+pub const SET_BYTES_MAX: usize = 640 << 20;
+/// The most encoded bytes of telemetry.
+pub const TELEMETRY_BYTES_MAX: usize = 1 << 20;
+/// The most functions of which one process names the activity: the busiest.
+pub const ACTIVITY_FUNCTIONS_MAX: usize = 4_096;
+/// The most bytes of a text in a status or a report of a broken stream.
+pub const TEXT_BYTES_MAX: usize = 1 << 10;
+
+/// Encoded bytes around the items of a part: its place, and a desired state's stamp and policy.
+const HEAD_BYTES: usize = 4 << 10;
+/// Encoded bytes around an item: its field's number and its length.
+const AROUND_ITEM_BYTES: usize = 8;
+
+const _: () = assert!(PART_BYTES_MAX + ITEM_BYTES_MAX + HEAD_BYTES < MESSAGE_BYTES_MAX);
+const _: () = assert!(CHUNK_BYTES_MAX < MESSAGE_BYTES_MAX && TELEMETRY_BYTES_MAX < MESSAGE_BYTES_MAX);
+const _: () = assert!(SYNC_BYTES_MAX < MESSAGE_BYTES_MAX);
+
+/// A client of the service that workers attach to, with the limits of both ends.
+#[must_use]
+pub fn control_client(channel: Channel) -> WorkerControlClient<Channel> {
+    WorkerControlClient::new(channel)
+        .max_decoding_message_size(MESSAGE_BYTES_MAX)
+        .max_encoding_message_size(MESSAGE_BYTES_MAX)
+}
+
+/// The service that workers attach to, with the limits of both ends.
+pub fn control_server<T: WorkerControl>(service: T) -> WorkerControlServer<T> {
+    WorkerControlServer::new(service)
+        .max_decoding_message_size(MESSAGE_BYTES_MAX)
+        .max_encoding_message_size(MESSAGE_BYTES_MAX)
+}
+
+/// A client of the service that gives objects to other workers, with the limits of both ends.
+#[must_use]
+pub fn objects_client(channel: Channel) -> WorkerObjectsClient<Channel> {
+    WorkerObjectsClient::new(channel)
+        .max_decoding_message_size(MESSAGE_BYTES_MAX)
+        .max_encoding_message_size(MESSAGE_BYTES_MAX)
+}
+
+/// The service that gives objects to other workers, with the limits of both ends.
+pub fn objects_server<T: WorkerObjects>(service: T) -> WorkerObjectsServer<T> {
+    WorkerObjectsServer::new(service)
+        .max_decoding_message_size(MESSAGE_BYTES_MAX)
+        .max_encoding_message_size(MESSAGE_BYTES_MAX)
+}
+
+/// Keeps the functions of one tenant, or of all where it is empty, and of these the [`ACTIVITY_FUNCTIONS_MAX`]
+/// that did most. The order stays.
+pub fn bound_activity(activity: &mut Activity, tenant: &str) {
+    let functions = &mut activity.functions;
+    functions.retain(|it| tenant.is_empty() || it.tenant == tenant);
+    let left_out = functions.len().saturating_sub(ACTIVITY_FUNCTIONS_MAX);
+    if left_out == 0 {
+        return;
+    }
+    let done = |it: &FunctionActivity| (it.answered + it.failed, it.slo_requests, it.in_flight);
+    functions.sort_by_key(|it| Reverse(done(it)));
+    functions.truncate(ACTIVITY_FUNCTIONS_MAX);
+    functions.sort_by(|a, b| (&a.tenant, &a.function).cmp(&(&b.tenant, &b.function)));
+    activity.functions_left_out = u32::try_from(left_out).unwrap_or(u32::MAX);
+}
+
+/// Cuts a text at a character's end, to at most [`TEXT_BYTES_MAX`].
+pub fn cut_text(text: &mut String) {
+    text.truncate(text.floor_char_boundary(TEXT_BYTES_MAX));
+}
+
+/// An item's place in the order of its set. Caps of tenants, which name no function, come behind functions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ItemKey<'a> {
+    is_quota: bool,
+    tenant: &'a str,
+    function: &'a str,
+    revision: u64,
+}
+
+impl<'a> ItemKey<'a> {
+    fn new(tenant: &'a str, function: &'a str, revision: u64) -> Self {
+        Self { is_quota: function.is_empty(), tenant, function, revision }
+    }
+
+    fn name(self) -> ItemName {
+        let Self { is_quota: _, tenant, function, revision } = self;
+        ItemName { tenant: tenant.to_owned(), function: function.to_owned(), revision }
+    }
+}
+
+/// An item's key that owns its names.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct OwnedKey(bool, String, String, u64);
+
+impl From<ItemName> for OwnedKey {
+    fn from(name: ItemName) -> Self {
+        Self(name.function.is_empty(), name.tenant, name.function, name.revision)
+    }
+}
+
+impl OwnedKey {
+    fn borrowed(&self) -> ItemKey<'_> {
+        let Self(is_quota, tenant, function, revision) = self;
+        ItemKey { is_quota: *is_quota, tenant, function, revision: *revision }
+    }
+
+    fn name(self) -> ItemName {
+        let Self(_, tenant, function, revision) = self;
+        ItemName { tenant, function, revision }
+    }
+}
+
+/// A kind of message that carries a part of a set.
+pub trait PartMessage: Message + Default + Sized {
+    /// One item of the set.
+    type Item: Clone + PartialEq + Debug;
+    /// The fields that are alike in all parts of a set.
+    type Head: Clone + PartialEq + Debug + Default;
+
+    /// The name of an item.
+    fn key(item: &Self::Item) -> ItemKey<'_>;
+    /// An item's encoded bytes.
+    fn item_bytes(item: &Self::Item) -> usize;
+    /// A part of a set.
+    fn compose(head: &Self::Head, part: Part, items: Vec<Self::Item>, gone: Vec<ItemName>) -> Self;
+    /// The pieces of a part.
+    fn decompose(self) -> PartPieces<Self>;
+}
+
+/// The contents of a part.
+#[derive(Debug, Clone)]
+pub struct PartPieces<M: PartMessage> {
+    head: M::Head,
+    part: Option<Part>,
+    items: Vec<M::Item>,
+    gone: Vec<ItemName>,
+}
+
+/// The fields that are alike in all parts of a desired state.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct DesiredHead {
+    /// The leader's term.
+    pub term: u64,
+    /// The index of the last command that the state reflects.
+    pub index: u64,
+    /// The operator's wish for the node.
+    pub scheduling: NodeScheduling,
+    /// The node's scheduling policy; `None`: as it was started.
+    pub policy: Option<Policy>,
+}
+
+/// One item of a desired state.
+#[derive(Debug, Clone, PartialEq)]
+#[allow(clippy::large_enum_variant, reason = "almost every item is a function")]
+pub enum DesiredItem {
+    /// A revision to serve.
+    Function(DesiredFunction),
+    /// A tenant's caps.
+    Quota(TenantQuota),
+}
+
+impl PartMessage for DesiredState {
+    type Item = DesiredItem;
+    type Head = DesiredHead;
+
+    fn key(item: &DesiredItem) -> ItemKey<'_> {
+        match item {
+            DesiredItem::Function(it) => ItemKey::new(&it.tenant, &it.name, it.revision),
+            DesiredItem::Quota(it) => ItemKey::new(&it.tenant, "", 0),
+        }
+    }
+
+    fn item_bytes(item: &DesiredItem) -> usize {
+        match item {
+            DesiredItem::Function(it) => it.encoded_len(),
+            DesiredItem::Quota(it) => it.encoded_len(),
+        }
+    }
+
+    fn compose(head: &DesiredHead, part: Part, items: Vec<DesiredItem>, gone: Vec<ItemName>) -> Self {
+        let mut functions = Vec::with_capacity(items.len());
+        let mut quotas = Vec::new();
+        for item in items {
+            match item {
+                DesiredItem::Function(function) => functions.push(function),
+                DesiredItem::Quota(quota) => quotas.push(quota),
+            }
+        }
+        let DesiredHead { term, index, scheduling, policy } = head.clone();
+        let part = Some(part);
+        Self { term, index, functions, scheduling: scheduling.into(), quotas, policy, part, gone }
+    }
+
+    fn decompose(self) -> PartPieces<Self> {
+        let scheduling = self.scheduling();
+        let Self { term, index, functions, scheduling: _, quotas, policy, part, gone } = self;
+        let head = DesiredHead { term, index, scheduling, policy };
+        let functions = functions.into_iter().map(DesiredItem::Function);
+        let items = functions.chain(quotas.into_iter().map(DesiredItem::Quota)).collect();
+        PartPieces { head, part, items, gone }
+    }
+}
+
+impl PartMessage for FunctionStatuses {
+    type Item = FunctionStatus;
+    type Head = ();
+
+    fn key(item: &FunctionStatus) -> ItemKey<'_> {
+        ItemKey::new(&item.tenant, &item.name, item.revision)
+    }
+
+    fn item_bytes(item: &FunctionStatus) -> usize {
+        item.encoded_len()
+    }
+
+    fn compose((): &(), part: Part, functions: Vec<FunctionStatus>, gone: Vec<ItemName>) -> Self {
+        Self { functions, part: Some(part), gone }
+    }
+
+    fn decompose(self) -> PartPieces<Self> {
+        let Self { functions, part, gone } = self;
+        PartPieces { head: (), part, items: functions, gone }
+    }
+}
+
+/// Cuts the sets of one stream into messages.
+#[derive(Debug)]
+pub struct PartSender<M: PartMessage> {
+    part_bytes_max: usize,
+    /// The number of the last set.
+    set: u64,
+    /// The items that the other end has.
+    told: Option<Arc<Vec<M::Item>>>,
+}
+
+impl<M: PartMessage> Default for PartSender<M> {
+    fn default() -> Self {
+        Self::with_part_bytes(PART_BYTES_MAX)
+    }
+}
+
+impl<M: PartMessage> PartSender<M> {
+    /// A sender of parts of at most so many bytes, or of a single item.
+    #[must_use]
+    pub fn with_part_bytes(part_bytes_max: usize) -> Self {
+        Self { part_bytes_max, set: 0, told: None }
+    }
+
+    /// The messages that bring the other end to these items, which are in the order of their keys: all of
+    /// them at first, and then those that differ.
+    pub fn next(&mut self, head: &M::Head, items: &Arc<Vec<M::Item>>) -> Vec<M> {
+        debug_assert!(items.is_sorted_by(|a, b| M::key(a) < M::key(b)), "items are in order, each once");
+        self.set += 1;
+        let place = Part { set: self.set, number: 0, last: false, changes: self.told.is_some() };
+        let mut cut = Cut::new(head, place, self.part_bytes_max);
+        match self.told.replace(items.clone()) {
+            None => items.iter().for_each(|item| cut.item(item)),
+            Some(told) if Arc::ptr_eq(&told, items) => {}
+            Some(told) => differences::<M>(&told, items, &mut cut),
+        }
+        cut.end()
+    }
+
+    /// Forgets the items that the other end has: the next set is whole.
+    pub fn forget(&mut self) {
+        self.told = None;
+    }
+}
+
+/// Walks two sets in the order of their keys.
+fn differences<M: PartMessage>(old: &[M::Item], new: &[M::Item], cut: &mut Cut<'_, M>) {
+    let mut old = old.iter().peekable();
+    for item in new {
+        let key = M::key(item);
+        while let Some(gone) = old.next_if(|it| M::key(it) < key) {
+            cut.gone(M::key(gone));
+        }
+        let known = old.next_if(|it| M::key(it) == key);
+        if known != Some(item) {
+            cut.item(item);
+        }
+    }
+    old.for_each(|gone| cut.gone(M::key(gone)));
+}
+
+/// A set that is being cut.
+struct Cut<'a, M: PartMessage> {
+    part_bytes_max: usize,
+    head: &'a M::Head,
+    place: Part,
+    items: Vec<M::Item>,
+    gone: Vec<ItemName>,
+    bytes: usize,
+    done: Vec<M>,
+}
+
+impl<'a, M: PartMessage> Cut<'a, M> {
+    fn new(head: &'a M::Head, place: Part, part_bytes_max: usize) -> Self {
+        Self {
+            part_bytes_max,
+            head,
+            place,
+            items: Vec::new(),
+            gone: Vec::new(),
+            bytes: HEAD_BYTES,
+            done: Vec::new(),
+        }
+    }
+
+    fn item(&mut self, item: &M::Item) {
+        self.make_room(M::item_bytes(item));
+        self.items.push(item.clone());
+    }
+
+    fn gone(&mut self, key: ItemKey<'_>) {
+        let name = key.name();
+        self.make_room(name.encoded_len());
+        self.gone.push(name);
+    }
+
+    /// Ends the part in which so many bytes more have no room.
+    fn make_room(&mut self, bytes: usize) {
+        let bytes = bytes + AROUND_ITEM_BYTES;
+        let is_empty = self.items.is_empty() && self.gone.is_empty();
+        if !is_empty && self.bytes + bytes > self.part_bytes_max {
+            self.end_part(false);
+        }
+        self.bytes += bytes;
+    }
+
+    fn end_part(&mut self, last: bool) {
+        let place = Part { last, ..self.place };
+        self.done.push(M::compose(self.head, place, mem::take(&mut self.items), mem::take(&mut self.gone)));
+        self.place.number += 1;
+        self.bytes = HEAD_BYTES;
+    }
+
+    fn end(mut self) -> Vec<M> {
+        self.end_part(true);
+        self.done
+    }
+}
+
+/// A complete set.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SetUpdate<M: PartMessage> {
+    /// The head, alike in all its parts.
+    pub head: M::Head,
+    /// Whether items that the set does not name are gone.
+    pub is_whole: bool,
+    /// Items that are new or changed, in the order of their keys.
+    pub items: Vec<M::Item>,
+    /// Items that are gone.
+    pub gone: Vec<ItemName>,
+    /// Encoded bytes of the items and names.
+    bytes: usize,
+}
+
+/// A set that cannot be put together. The stream that carried it is of no use any more.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PartError {
+    /// A part that does not continue the unfinished set.
+    #[error("part {number} of set {set} does not continue the part before")]
+    OutOfOrder {
+        /// The set's number.
+        set: u64,
+        /// The part's number.
+        number: u32,
+    },
+    /// Changes to a set that is not here.
+    #[error("set {set} changes a set that is not here: the last complete one is {last:?}")]
+    NoBase {
+        /// The set's number.
+        set: u64,
+        /// The last complete set; `None`: no set was completed.
+        last: Option<u64>,
+    },
+    /// Parts of one set with different heads.
+    #[error("part {number} of set {set} contradicts the parts before it")]
+    Contradiction {
+        /// The set's number.
+        set: u64,
+        /// The part's number.
+        number: u32,
+    },
+    /// More items than a set may have.
+    #[error("a set of over {max} items: place fewer functions on the node")]
+    TooManyItems {
+        /// The bound.
+        max: usize,
+    },
+    /// More bytes than a set may have.
+    #[error("a set of over {max} bytes: place fewer functions on the node")]
+    TooManyBytes {
+        /// The bound.
+        max: usize,
+    },
+}
+
+/// The bounds of a set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SetBounds {
+    /// Items.
+    pub items: usize,
+    /// Encoded bytes.
+    pub bytes: usize,
+}
+
+impl Default for SetBounds {
+    fn default() -> Self {
+        Self { items: ITEMS_MAX, bytes: SET_BYTES_MAX }
+    }
+}
+
+/// Puts the sets of one stream together.
+#[derive(Debug)]
+pub struct PartAssembler<M: PartMessage> {
+    bounds: SetBounds,
+    /// The number of the last complete set.
+    complete: Option<u64>,
+    unfinished: Option<Unfinished<M>>,
+}
+
+#[derive(Debug)]
+struct Unfinished<M: PartMessage> {
+    part: Part,
+    head: M::Head,
+    /// `None`: the item is gone.
+    items: BTreeMap<OwnedKey, Option<M::Item>>,
+    bytes: usize,
+}
+
+impl<M: PartMessage> Default for PartAssembler<M> {
+    fn default() -> Self {
+        Self::new(SetBounds::default())
+    }
+}
+
+impl<M: PartMessage> PartAssembler<M> {
+    /// Nothing came yet.
+    #[must_use]
+    pub fn new(bounds: SetBounds) -> Self {
+        Self { bounds, complete: None, unfinished: None }
+    }
+
+    /// Takes a part, and returns the set that it completes.
+    ///
+    /// # Errors
+    /// [`PartError`]: then neither the unfinished set nor changes to the one before it come any more, only
+    /// another whole set.
+    pub fn take(&mut self, message: M) -> Result<Option<SetUpdate<M>>, PartError> {
+        let taken = self.put(message);
+        if taken.is_err() {
+            self.forget();
+        }
+        taken
+    }
+
+    /// Forgets every set, so that the next one has to be whole.
+    pub fn forget(&mut self) {
+        self.complete = None;
+        self.unfinished = None;
+    }
+
+    fn put(&mut self, message: M) -> Result<Option<SetUpdate<M>>, PartError> {
+        let PartPieces { head, part, items, gone } = message.decompose();
+        let part = part.unwrap_or(Part { set: 0, number: 0, last: true, changes: false });
+        let mut unfinished = self.place(part, head)?;
+        for name in gone {
+            let bytes = name.encoded_len();
+            unfinished.add(name.into(), None, bytes, self.bounds)?;
+        }
+        for item in items {
+            let bytes = M::item_bytes(&item);
+            unfinished.add(M::key(&item).name().into(), Some(item), bytes, self.bounds)?;
+        }
+        if !part.last {
+            self.unfinished = Some(unfinished);
+            return Ok(None);
+        }
+        self.complete = Some(part.set);
+        Ok(Some(unfinished.complete()))
+    }
+
+    /// The set that a part begins or continues.
+    fn place(&mut self, part: Part, head: M::Head) -> Result<Unfinished<M>, PartError> {
+        let Part { set, number, changes, .. } = part;
+        let before = self.unfinished.take();
+        if number == 0 {
+            if changes && self.complete.is_none_or(|last| last.checked_add(1) != Some(set)) {
+                return Err(PartError::NoBase { set, last: self.complete });
+            }
+            return Ok(Unfinished { part, head, items: BTreeMap::new(), bytes: 0 });
+        }
+        let continued = |it: &Unfinished<M>| {
+            let Part { set: its_set, number: its_number, changes: its_changes, .. } = it.part;
+            (its_set, its_changes) == (set, changes) && its_number.checked_add(1) == Some(number)
+        };
+        let mut unfinished = before.filter(continued).ok_or(PartError::OutOfOrder { set, number })?;
+        if unfinished.head != head {
+            return Err(PartError::Contradiction { set, number });
+        }
+        unfinished.part = part;
+        Ok(unfinished)
+    }
+}
+
+impl<M: PartMessage> Unfinished<M> {
+    fn add(
+        &mut self,
+        key: OwnedKey,
+        item: Option<M::Item>,
+        bytes: usize,
+        bounds: SetBounds,
+    ) -> Result<(), PartError> {
+        self.bytes += bytes;
+        if self.bytes > bounds.bytes {
+            return Err(PartError::TooManyBytes { max: bounds.bytes });
+        }
+        self.items.insert(key, item);
+        if self.items.len() > bounds.items {
+            return Err(PartError::TooManyItems { max: bounds.items });
+        }
+        Ok(())
+    }
+
+    fn complete(self) -> SetUpdate<M> {
+        let mut update = SetUpdate {
+            head: self.head,
+            is_whole: !self.part.changes,
+            items: Vec::with_capacity(self.items.len()),
+            gone: Vec::new(),
+            bytes: self.bytes,
+        };
+        for (key, item) in self.items {
+            match item {
+                Some(item) => update.items.push(item),
+                None => update.gone.push(key.name()),
+            }
+        }
+        update
+    }
+}
+
+/// The items of a set as the last complete update left them.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ItemSet<M: PartMessage> {
+    head: M::Head,
+    items: Vec<M::Item>,
+    /// At least the encoded bytes of the items.
+    bytes: usize,
+}
+
+impl<M: PartMessage> Default for ItemSet<M> {
+    fn default() -> Self {
+        Self { head: M::Head::default(), items: Vec::new(), bytes: 0 }
+    }
+}
+
+impl<M: PartMessage> ItemSet<M> {
+    /// The head, alike in all parts.
+    #[must_use]
+    pub fn head(&self) -> &M::Head {
+        &self.head
+    }
+
+    /// The items in the order of their keys.
+    #[must_use]
+    pub fn items(&self) -> &[M::Item] {
+        &self.items
+    }
+
+    /// Takes a complete set in.
+    ///
+    /// # Errors
+    /// [`PartError`] when the items are more than a set may have. Then the set is empty.
+    pub fn apply(&mut self, update: SetUpdate<M>) -> Result<(), PartError> {
+        let SetUpdate { head, is_whole, items, gone, bytes } = update;
+        let before = mem::take(&mut self.items);
+        self.head = head;
+        self.bytes = if is_whole { bytes } else { self.bytes.saturating_add(bytes) };
+        let items = if is_whole { items } else { merged::<M>(before, items, gone) };
+        if items.len() > ITEMS_MAX {
+            return Err(PartError::TooManyItems { max: ITEMS_MAX });
+        }
+        if self.bytes > SET_BYTES_MAX {
+            // Items that were replaced, or are gone, count until here.
+            self.bytes = items.iter().map(M::item_bytes).sum();
+        }
+        if self.bytes > SET_BYTES_MAX {
+            return Err(PartError::TooManyBytes { max: SET_BYTES_MAX });
+        }
+        self.items = items;
+        Ok(())
+    }
+}
+
+/// Two lists in the order of their keys as one. Of a key in both, the second list's item stays.
+fn merged<M: PartMessage>(before: Vec<M::Item>, changed: Vec<M::Item>, gone: Vec<ItemName>) -> Vec<M::Item> {
+    let gone: BTreeSet<OwnedKey> = gone.into_iter().map(OwnedKey::from).collect();
+    let mut all = Vec::with_capacity(before.len() + changed.len());
+    let mut before = before.into_iter().peekable();
+    let mut gone = gone.iter().peekable();
+    let mut stays = |item: &M::Item| {
+        let key = M::key(item);
+        while gone.next_if(|it| it.borrowed() < key).is_some() {}
+        gone.next_if(|it| it.borrowed() == key).is_none()
+    };
+    for item in changed {
+        while let Some(known) = before.next_if(|it| M::key(it) < M::key(&item)) {
+            if stays(&known) {
+                all.push(known);
+            }
+        }
+        // The item takes its place.
+        drop(before.next_if(|it| M::key(it) == M::key(&item)));
+        all.push(item);
+    }
+    all.extend(before.filter(|known| stays(known)));
+    all
+}
