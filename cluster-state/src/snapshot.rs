@@ -60,7 +60,10 @@ pub enum DecodeError {
     Damaged(#[from] rmp_serde::decode::Error),
     /// More bytes than the state has.
     #[error("the snapshot is damaged: {0} bytes follow its end")]
-    Trailing(usize),
+    Trailing(u64),
+    /// The system's.
+    #[error("the snapshot cannot be read: {0}")]
+    Unreadable(#[from] io::Error),
     /// Well formed, and not a state that any log gives.
     #[error("the snapshot contradicts itself: {0}")]
     Inconsistent(#[from] Violation),
@@ -70,21 +73,25 @@ impl State {
     /// The state as bytes.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
-        let mut bytes = self.header();
-        rmp_serde::encode::write_named(&mut bytes, self)
-            .expect("plain data encodes, and writing to memory cannot fail");
+        let mut bytes = Vec::new();
+        self.write_to(&mut bytes).expect("plain data encodes, and writing to memory cannot fail");
         bytes
+    }
+
+    /// Writes the [encoded](Self::encode) state, in pieces of a few bytes.
+    ///
+    /// # Errors
+    /// Those of the writer.
+    pub fn write_to(&self, out: &mut dyn io::Write) -> io::Result<()> {
+        out.write_all(&self.header())?;
+        rmp_serde::encode::write_named(out, self).map_err(io::Error::other)
     }
 
     /// The digest of the [encoded](Self::encode) state, without its bytes in memory.
     #[must_use]
     pub fn digest(&self) -> Digest {
-        let mut hashing = Hashing(Hasher::default());
-        hashing.0.update(&self.header());
-        // MessagePack is written in pieces of a few bytes.
-        let mut buffered = io::BufWriter::with_capacity(DIGEST_BUFFER_BYTES, hashing);
-        rmp_serde::encode::write_named(&mut buffered, self)
-            .expect("plain data encodes, and hashing cannot fail");
+        let mut buffered = io::BufWriter::with_capacity(DIGEST_BUFFER_BYTES, Hashing(Hasher::default()));
+        self.write_to(&mut buffered).expect("plain data encodes, and hashing cannot fail");
         let hashing = buffered.into_inner().expect("hashing cannot fail");
         hashing.0.finish()
     }
@@ -104,16 +111,25 @@ impl State {
     ///
     /// # Errors
     /// [`DecodeError`]; no part of the state is returned then.
-    pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
-        Self::decode_known(bytes, KnownRules::THIS_BUILD)
+    pub fn decode(mut bytes: &[u8]) -> Result<Self, DecodeError> {
+        Self::read_from(&mut bytes)
     }
 
-    /// Reads what [`Self::encode`] wrote, as a build does that knows these rules.
+    /// Reads what [`Self::write_to`] wrote, of rules that this build knows. Reads in pieces of a few bytes.
     ///
     /// # Errors
     /// [`DecodeError`]; no part of the state is returned then.
-    pub fn decode_known(bytes: &[u8], known: KnownRules) -> Result<Self, DecodeError> {
-        let header = bytes.get(..HEADER_LEN).ok_or(DecodeError::NotASnapshot)?;
+    pub fn read_from(from: &mut dyn io::Read) -> Result<Self, DecodeError> {
+        Self::read_known(from, KnownRules::THIS_BUILD)
+    }
+
+    /// Reads what [`Self::write_to`] wrote, as a build does that knows these rules.
+    ///
+    /// # Errors
+    /// [`DecodeError`]; no part of the state is returned then.
+    pub fn read_known(from: &mut dyn io::Read, known: KnownRules) -> Result<Self, DecodeError> {
+        let mut header = [0; HEADER_LEN];
+        from.read_exact(&mut header).map_err(cut_short)?;
         if header[..MAGIC.len()] != MAGIC {
             return Err(DecodeError::NotASnapshot);
         }
@@ -121,23 +137,31 @@ impl State {
         if !(FORMAT_READ_MIN..=FORMAT).contains(&found) {
             return Err(DecodeError::Format { found });
         }
-        let mut rest = &bytes[HEADER_LEN..];
         let mut rules = RulesVersion::UNNAMED;
         if found > FORMAT_UNNAMED {
-            let (named, behind) = rest.split_first_chunk().ok_or(DecodeError::NotASnapshot)?;
-            rules = RulesVersion(u64::from_le_bytes(*named));
-            rest = behind;
+            let mut named = [0; size_of::<u64>()];
+            from.read_exact(&mut named).map_err(cut_short)?;
+            rules = RulesVersion(u64::from_le_bytes(named));
         }
         // Before the state: what follows may be of a later build.
         known.check(rules)?;
-        let mut state: Self = rmp_serde::from_read(&mut rest)?;
+        let mut state: Self = rmp_serde::from_read(&mut *from)?;
         state.rules = rules;
-        if !rest.is_empty() {
-            return Err(DecodeError::Trailing(rest.len()));
+        let behind = io::copy(from, &mut io::sink())?;
+        if behind > 0 {
+            return Err(DecodeError::Trailing(behind));
         }
         state.rebuild();
         state.check_invariants()?;
         Ok(state)
+    }
+}
+
+/// What a header is that ends early.
+fn cut_short(error: io::Error) -> DecodeError {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof => DecodeError::NotASnapshot,
+        _ => DecodeError::Unreadable(error),
     }
 }
 
@@ -187,7 +211,7 @@ mod tests {
     fn a_state_of_rules_that_a_build_does_not_know_is_refused_with_the_build_to_start() {
         let newest = Log::with_two_nodes().state.encode();
         let decode =
-            |bytes: &[u8], newest| State::decode_known(bytes, KnownRules::up_to(RulesVersion(newest)));
+            |mut bytes: &[u8], newest| State::read_known(&mut bytes, KnownRules::up_to(RulesVersion(newest)));
         assert_eq!(decode(&newest, 10).unwrap().rules(), RulesVersion(10));
         assert_eq!(decode(&newest, 11).unwrap().rules(), RulesVersion(10));
         let refused = decode(&newest, 9).unwrap_err();

@@ -173,6 +173,6 @@ pub(crate) fn write_identity(fs: &dyn Fs, dir: &Path, identity: &Identity) -> Re
     if identity.directory.len() > 128 || !name.into_iter().all(|byte| byte.is_ascii_graphic()) {
         return Err(Error::BadDirectoryName(identity.directory.clone()));
     }
-    let written = seam::write_durably(fs, dir, IDENTITY, &[render(identity).as_bytes()]);
+    let written = seam::write_durably(fs, dir, IDENTITY, |file| file.append(render(identity).as_bytes()));
     written.map_err(Error::io("writing", &dir.join(IDENTITY)))
 }

@@ -44,10 +44,15 @@ pub(crate) trait FsFile: Send + Sync {
 /// Writes a file so that after a power cut either all of it is there under its name, or what had
 /// that name before: written beside, synced, renamed, and the directory synced. A file that could
 /// not be written whole is removed: on a full disk the space of a half is needed for other files.
-pub(crate) fn write_durably(fs: &dyn Fs, dir: &Path, name: &str, parts: &[&[u8]]) -> io::Result<()> {
+pub(crate) fn write_durably(
+    fs: &dyn Fs,
+    dir: &Path,
+    name: &str,
+    write: impl FnOnce(&mut dyn FsFile) -> io::Result<()>,
+) -> io::Result<()> {
     let temporary = dir.join(format!("{name}{TEMPORARY}"));
     let mut file = fs.create(&temporary)?;
-    let written = parts.iter().try_for_each(|part| file.append(part)).and_then(|()| file.sync());
+    let written = write(&mut *file).and_then(|()| file.sync());
     drop(file);
     if let Err(error) = written.and_then(|()| fs.rename(&temporary, &dir.join(name))) {
         if let Err(left) = fs.remove(&temporary) {

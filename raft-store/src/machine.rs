@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::fmt::Debug;
+use std::io::{self, Read, Write};
 
 use millrace_cluster_state::{DecodeError, KnownRules, Outcome, Proposal, State, UnknownRules};
 use millrace_types::Digest;
@@ -29,19 +30,20 @@ pub trait Machine: Clone + Default + Send + Sync + 'static {
     /// Applies one command of the entry at `index`. Reads nothing but its arguments.
     fn apply(&mut self, index: u64, command: &Self::Command) -> Self::Outcome;
 
-    /// The state as bytes, with a format version of its own.
-    fn encode(&self) -> Vec<u8>;
+    /// Writes the state as bytes, with a format version of its own: the same bytes each time.
+    ///
+    /// # Errors
+    /// Those of the writer.
+    fn write_to(&self, out: &mut dyn Write) -> io::Result<()>;
 
-    /// The digest of the [encoded](Self::encode) state.
-    fn digest(&self) -> Digest {
-        Digest::of(&self.encode())
-    }
+    /// The digest of the [written](Self::write_to) state.
+    fn digest(&self) -> Digest;
 
-    /// Reads what [`Self::encode`] wrote.
+    /// Reads what [`Self::write_to`] wrote.
     ///
     /// # Errors
     /// When the bytes are of another format, damaged, or a state that no log gives.
-    fn decode(bytes: &[u8]) -> Result<Self, Self::DecodeError>;
+    fn read_from(from: &mut dyn Read) -> Result<Self, Self::DecodeError>;
 }
 
 impl Machine for State {
@@ -57,15 +59,15 @@ impl Machine for State {
         Self::apply(self, index, command)
     }
 
-    fn encode(&self) -> Vec<u8> {
-        Self::encode(self)
+    fn write_to(&self, out: &mut dyn Write) -> io::Result<()> {
+        Self::write_to(self, out)
     }
 
     fn digest(&self) -> Digest {
         Self::digest(self)
     }
 
-    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
-        Self::decode(bytes)
+    fn read_from(from: &mut dyn Read) -> Result<Self, DecodeError> {
+        Self::read_from(from)
     }
 }

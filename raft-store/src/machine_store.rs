@@ -15,7 +15,8 @@ use crate::error::{Error, Subject};
 use crate::fs::Fs;
 use crate::machine::Machine;
 use crate::snapshot::SnapshotFile;
-use crate::snapshot::shelf::{self, Shelf, SnapshotReceiver};
+use crate::snapshot::format::Checked;
+use crate::snapshot::shelf::{self, Found, Shelf, SnapshotReceiver};
 
 /// The state after some log entry. Immutable: a reader may keep it as long as it likes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -71,11 +72,10 @@ struct Snapshots {
 }
 
 impl Snapshots {
-    fn put(&self, meta: &SnapshotMeta, state: Vec<u8>) -> Result<(), Error> {
-        self.shelf.put(meta, state)?;
+    /// Tells that a snapshot of this is durable.
+    fn cover(&self, meta: &SnapshotMeta) {
         let index = meta.last_log_id.map(|last| last.index);
         self.covered.send_modify(|covered| *covered = index.max(*covered));
-        Ok(())
     }
 
     fn newest<M: Machine>(&self) -> Result<Option<Snapshot<TypeConfig<M>>>, Error> {
@@ -90,10 +90,10 @@ impl<M: Machine> MachineStore<M> {
         let (shelf, found) = Shelf::open(fs, dir)?;
         let applied = match found {
             None => Applied::default(),
-            Some(found) => Applied {
-                state: decode(&found.state, || format!("snapshot {}", found.path.display()))?,
-                last: found.meta.last_log_id,
-                membership: found.meta.last_membership,
+            Some(Found { checked, file }) => Applied {
+                state: read_state(&file, &checked)?,
+                last: checked.meta.last_log_id,
+                membership: checked.meta.last_membership,
             },
         };
         let covered = watch::Sender::new(applied.last.map(|last| last.index));
@@ -167,14 +167,14 @@ impl<M: Machine> MachineStore<M> {
         let snapshots = self.snapshots.clone();
         let expected = meta.clone();
         let state: M = once_there_is_room("installing a snapshot", move || {
-            let (meta, bytes) = shelf::read_received(&file)?;
-            let what = || format!("received {file:?}");
-            if meta != expected {
-                let flaw = format!("it covers {meta}, and was announced as {expected}");
-                return Err(Error::Damaged { what: what(), flaw });
+            let checked = file.check()?;
+            if checked.meta != expected {
+                let flaw = format!("it covers {}, and was announced as {expected}", checked.meta);
+                return Err(Error::Damaged { what: format!("received {file:?}"), flaw });
             }
-            let state = decode(&bytes, what)?;
-            snapshots.put(&meta, bytes)?;
+            let state = read_state(&file, &checked)?;
+            snapshots.shelf.put_received(&checked.meta, &file)?;
+            snapshots.cover(&checked.meta);
             Ok(state)
         })
         .await?;
@@ -184,8 +184,9 @@ impl<M: Machine> MachineStore<M> {
     }
 }
 
-fn decode<M: Machine>(bytes: &[u8], what: impl FnOnce() -> String) -> Result<M, Error> {
-    M::decode(bytes).map_err(|error| Error::BadState { what: what(), reason: error.to_string() })
+fn read_state<M: Machine>(file: &SnapshotFile, checked: &Checked) -> Result<M, Error> {
+    let state = M::read_from(&mut file.state(checked));
+    state.map_err(|error| Error::BadState { what: file.what(), reason: error.to_string() })
 }
 
 /// How long file work waits for descriptors or space before it is tried again.
@@ -242,7 +243,8 @@ impl<M: Machine> RaftSnapshotBuilder<TypeConfig<M>> for SnapshotBuilder<M> {
                 last_membership: applied.membership.clone(),
                 snapshot_id: shelf::id(applied.last),
             };
-            snapshots.put(&meta, applied.state.encode())?;
+            snapshots.shelf.put(&meta, &|out| applied.state.write_to(out))?;
+            snapshots.cover(&meta);
             let newest = snapshots.newest()?;
             newest.ok_or_else(|| Error::Missing {
                 what: "the snapshot".to_owned(),

@@ -1,13 +1,13 @@
 //! An open snapshot: what openraft hands to the network, and what the network fills.
 
 use std::fmt;
-use std::io;
+use std::io::{self, Read};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::format;
+use super::format::{self, Checked};
 use crate::error::Error;
-use crate::fs::{self, Fs, FsFile};
+use crate::fs::{Fs, FsFile};
 
 /// A snapshot's file, open. Its contents stay readable after a newer snapshot took its place.
 ///
@@ -59,15 +59,25 @@ impl SnapshotFile {
     /// # Errors
     /// [`Error::Damaged`], [`Error::UnknownFormat`] or [`Error::Io`].
     pub fn verify(&self) -> Result<(), Error> {
-        let bytes = self.bytes()?;
-        format::decode(&bytes).map(|_| ()).map_err(|flaw| Error::flaw(self.what(), flaw))
+        self.check().map(drop)
     }
 
-    pub(super) fn bytes(&self) -> Result<Vec<u8>, Error> {
-        fs::read_all(&*self.file).map_err(Error::io("reading", &self.path))
+    /// Checks all of the file, and says what is in it.
+    pub(crate) fn check(&self) -> Result<Checked, Error> {
+        let checked = format::check(&*self.file).map_err(Error::io("reading", &self.path))?;
+        checked.map_err(|flaw| Error::flaw(self.what(), flaw))
     }
 
-    pub(super) fn what(&self) -> String {
+    /// The machine's state, a piece at a time.
+    pub(crate) fn state(&self, checked: &Checked) -> impl Read {
+        checked.state(&*self.file)
+    }
+
+    pub(super) fn copy_to(&self, to: &mut dyn FsFile) -> io::Result<()> {
+        format::copy(&*self.file, to)
+    }
+
+    pub(crate) fn what(&self) -> String {
         format!("snapshot {}", self.path.display())
     }
 }

@@ -10,11 +10,15 @@
 //!   checksum       u32: CRC-32 of all before it
 //! ```
 
+use std::io::{self, BufReader, Read, Write};
+use std::ops::Range;
+
 use openraft::SnapshotMeta as OpenraftMeta;
 
 use crate::config::SnapshotMeta;
 use crate::error::Error;
 use crate::frame::Flaw;
+use crate::fs::FsFile;
 
 const MAGIC: [u8; 8] = *b"MRSNAP\r\n";
 
@@ -29,43 +33,160 @@ const FORMAT: u32 = 2;
 const HEADER_BYTES: usize = MAGIC.len() + 4 + 4 + 8;
 const CHECKSUM_BYTES: usize = 4;
 
-/// A snapshot's file as the parts to write one after another: header and meta, state, checksum.
-pub(crate) struct Encoded {
-    pub(crate) head: Vec<u8>,
-    pub(crate) state: Vec<u8>,
-    pub(crate) tail: [u8; CHECKSUM_BYTES],
+/// The most bytes of a snapshot that are in memory at a time while it is written or read.
+pub(crate) const BUFFER_BYTES: usize = 1 << 20;
+
+/// Writes a machine's own encoding, the same bytes each time.
+pub(crate) type WriteState<'a> = dyn Fn(&mut dyn Write) -> io::Result<()> + 'a;
+
+/// A snapshot about to be written. Its state is encoded as it is written, and never in memory as a whole.
+pub(crate) struct Encoding<'a> {
+    head: Vec<u8>,
+    state: &'a WriteState<'a>,
 }
 
-pub(crate) fn encode(meta: &SnapshotMeta, state: Vec<u8>) -> Result<Encoded, Error> {
-    let unencodable = |reason: String| Error::Encode { what: "a snapshot".to_owned(), reason };
-    let meta = rmp_serde::to_vec_named(meta).map_err(|error| unencodable(error.to_string()))?;
-    let meta_len = u32::try_from(meta.len()).map_err(|error| unencodable(error.to_string()))?;
-    let mut head = MAGIC.to_vec();
-    head.extend(FORMAT.to_le_bytes());
-    head.extend(meta_len.to_le_bytes());
-    head.extend((state.len() as u64).to_le_bytes());
-    head.extend(meta);
-    let mut checksum = crc32fast::Hasher::new();
-    checksum.update(&head);
-    checksum.update(&state);
-    let tail = checksum.finalize().to_le_bytes();
-    Ok(Encoded { head, state, tail })
-}
-
-/// Checks a snapshot's bytes and splits them into what it covers and the machine's state.
-pub(crate) fn decode(bytes: &[u8]) -> Result<(SnapshotMeta, &[u8]), Flaw> {
-    let damaged = |flaw: &str| Flaw::Damaged(flaw.to_owned());
-    if !bytes.starts_with(&MAGIC) {
-        return Err(damaged("it does not begin as a snapshot does"));
+impl<'a> Encoding<'a> {
+    /// Encodes the state once for its length, which stands before it.
+    ///
+    /// # Errors
+    /// [`Error::Encode`].
+    pub(crate) fn of(meta: &SnapshotMeta, state: &'a WriteState<'a>) -> Result<Self, Error> {
+        let unencodable = |reason: String| Error::Encode { what: "a snapshot".to_owned(), reason };
+        let mut counted = Counted(0);
+        state(&mut counted).map_err(|error| unencodable(error.to_string()))?;
+        let meta = rmp_serde::to_vec_named(meta).map_err(|error| unencodable(error.to_string()))?;
+        let meta_len = u32::try_from(meta.len()).map_err(|error| unencodable(error.to_string()))?;
+        let mut head = MAGIC.to_vec();
+        head.extend(FORMAT.to_le_bytes());
+        head.extend(meta_len.to_le_bytes());
+        head.extend(counted.0.to_le_bytes());
+        head.extend(meta);
+        Ok(Self { head, state })
     }
-    let Some((contents, checksum)) = bytes.split_last_chunk::<CHECKSUM_BYTES>() else {
-        return Err(damaged("it is cut short"));
+
+    /// Writes the whole file.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(crate) fn write_to(&self, file: &mut dyn FsFile) -> io::Result<()> {
+        let mut out = Checksummed::new(file);
+        let written = out.write_all(&self.head).and_then(|()| (self.state)(&mut out));
+        // The encoder wraps what the file said: callers tell a full disk by the system's own error.
+        written.map_err(|error| out.failed.take().unwrap_or(error))?;
+        out.finish()
+    }
+}
+
+/// Counts bytes.
+struct Counted(u64);
+
+impl Write for Counted {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0 += bytes.len() as u64;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Gathers small pieces for a file, and their checksum.
+struct Checksummed<'a> {
+    file: &'a mut dyn FsFile,
+    waiting: Vec<u8>,
+    checksum: crc32fast::Hasher,
+    failed: Option<io::Error>,
+}
+
+impl<'a> Checksummed<'a> {
+    fn new(file: &'a mut dyn FsFile) -> Self {
+        let waiting = Vec::with_capacity(BUFFER_BYTES);
+        Self { file, waiting, checksum: crc32fast::Hasher::new(), failed: None }
+    }
+
+    fn write_waiting(&mut self) -> io::Result<()> {
+        self.file.append(&self.waiting)?;
+        self.checksum.update(&self.waiting);
+        self.waiting.clear();
+        Ok(())
+    }
+
+    fn finish(mut self) -> io::Result<()> {
+        self.write_waiting()?;
+        self.file.append(&self.checksum.finalize().to_le_bytes())
+    }
+}
+
+impl Write for Checksummed<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.waiting.len() == BUFFER_BYTES
+            && let Err(error) = self.write_waiting()
+        {
+            let kind = error.kind();
+            self.failed = Some(error);
+            return Err(kind.into());
+        }
+        let taken = bytes.len().min(BUFFER_BYTES - self.waiting.len());
+        self.waiting.extend_from_slice(&bytes[..taken]);
+        Ok(taken)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A snapshot's file that was checked: what it covers, and where the machine's state lies in it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Checked {
+    pub(crate) meta: SnapshotMeta,
+    state: Range<u64>,
+}
+
+impl Checked {
+    /// The machine's state, a piece at a time.
+    pub(crate) fn state<'a>(&self, file: &'a dyn FsFile) -> impl Read + use<'a> {
+        BufReader::with_capacity(BUFFER_BYTES, Part { file, rest: self.state.clone() })
+    }
+}
+
+/// A part of a file.
+struct Part<'a> {
+    file: &'a dyn FsFile,
+    rest: Range<u64>,
+}
+
+impl Read for Part<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let left = usize::try_from(self.rest.end - self.rest.start).unwrap_or(usize::MAX);
+        let len = into.len().min(left).min(BUFFER_BYTES);
+        let read = self.file.read_at(self.rest.start, &mut into[..len])?;
+        self.rest.start += read as u64;
+        Ok(read)
+    }
+}
+
+/// Reads a snapshot's file once, a piece at a time, and checks it.
+///
+/// # Errors
+/// The system's, outside; what is wrong with the file, inside.
+pub(crate) fn check(file: &dyn FsFile) -> io::Result<Result<Checked, Flaw>> {
+    let damaged = |flaw: &str| Ok(Err(Flaw::Damaged(flaw.to_owned())));
+    let size = file.size()?;
+    let mut header = [0; HEADER_BYTES];
+    let header_read = read_up_to(file, 0, &mut header)?;
+    if !header[..header_read].starts_with(&MAGIC) {
+        return damaged("it does not begin as a snapshot does");
+    }
+    let Some(contents) = size.checked_sub(CHECKSUM_BYTES as u64).filter(|len| *len >= HEADER_BYTES as u64)
+    else {
+        return damaged("it is cut short");
     };
-    let Some((header, body)) = contents.split_at_checked(HEADER_BYTES) else {
-        return Err(damaged("it is cut short"));
-    };
-    if crc32fast::hash(contents) != u32::from_le_bytes(*checksum) {
-        return Err(damaged("its checksum does not match, or it is cut short"));
+    let mut expected = [0; CHECKSUM_BYTES];
+    read_up_to(file, contents, &mut expected)?;
+    if checksum(file, contents)? != u32::from_le_bytes(expected) {
+        return damaged("its checksum does not match, or it is cut short");
     }
     let number = |at: usize, len: usize| {
         header[MAGIC.len()..][at..at + len]
@@ -75,15 +196,57 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<(SnapshotMeta, &[u8]), Flaw> {
     };
     let found = u32::try_from(number(0, 4)).unwrap_or(u32::MAX);
     if found != FORMAT {
-        return Err(Flaw::UnknownFormat { found, known: FORMAT });
+        return Ok(Err(Flaw::UnknownFormat { found, known: FORMAT }));
     }
-    let lengths = usize::try_from(number(4, 4)).ok().zip(usize::try_from(number(8, 8)).ok());
-    let split =
-        lengths.and_then(|(meta, state)| body.split_at_checked(meta).filter(|(_, rest)| rest.len() == state));
-    let Some((meta, state)) = split else { return Err(damaged("its lengths do not add up")) };
-    let meta: OpenraftMeta<_, _> = rmp_serde::from_slice(meta)
-        .map_err(|error| Flaw::Damaged(format!("what it covers does not decode: {error}")))?;
-    Ok((meta, state))
+    let (meta_len, state_len) = (number(4, 4), number(8, 8));
+    let state_from = HEADER_BYTES as u64 + meta_len;
+    if state_from.checked_add(state_len) != Some(contents) {
+        return damaged("its lengths do not add up");
+    }
+    let meta = Part { file, rest: HEADER_BYTES as u64..state_from };
+    match rmp_serde::from_read::<_, OpenraftMeta<_, _>>(BufReader::new(meta)) {
+        Ok(meta) => Ok(Ok(Checked { meta, state: state_from..contents })),
+        Err(error) => Ok(Err(Flaw::Damaged(format!("what it covers does not decode: {error}")))),
+    }
+}
+
+fn checksum(file: &dyn FsFile, len: u64) -> io::Result<u32> {
+    let mut rest = Part { file, rest: 0..len };
+    let mut buffer = vec![0; BUFFER_BYTES];
+    let mut checksum = crc32fast::Hasher::new();
+    loop {
+        match rest.read(&mut buffer)? {
+            0 => return Ok(checksum.finalize()),
+            read => checksum.update(&buffer[..read]),
+        }
+    }
+}
+
+/// Fills a buffer from a place in a file on, as far as the file goes.
+fn read_up_to(file: &dyn FsFile, from: u64, into: &mut [u8]) -> io::Result<usize> {
+    let mut filled = 0;
+    while filled < into.len() {
+        match file.read_at(from + filled as u64, &mut into[filled..])? {
+            0 => break,
+            more => filled += more,
+        }
+    }
+    Ok(filled)
+}
+
+/// Copies a snapshot's file, a piece at a time.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn copy(from: &dyn FsFile, to: &mut dyn FsFile) -> io::Result<()> {
+    let mut rest = Part { file: from, rest: 0..from.size()? };
+    let mut buffer = vec![0; BUFFER_BYTES];
+    loop {
+        match rest.read(&mut buffer)? {
+            0 => return Ok(()),
+            read => to.append(&buffer[..read])?,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -92,43 +255,104 @@ mod tests {
 
     use super::*;
     use crate::config::LogId;
+    use crate::tests::memory::Memory;
 
-    fn sample() -> (SnapshotMeta, Vec<u8>) {
-        let meta = SnapshotMeta {
+    fn meta() -> SnapshotMeta {
+        SnapshotMeta {
             last_log_id: Some(LogId::new(CommittedLeaderId::new(3, 1), 40)),
             snapshot_id: "3-1-40".to_owned(),
             ..Default::default()
-        };
-        let Encoded { head, state, tail } = encode(&meta, b"the state".to_vec()).unwrap();
-        (meta, [&head[..], &state, &tail].concat())
+        }
+    }
+
+    fn written(state: &WriteState<'_>) -> Memory {
+        let mut file = Memory::default();
+        Encoding::of(&meta(), state).unwrap().write_to(&mut file).unwrap();
+        file
+    }
+
+    fn sample() -> Vec<u8> {
+        written(&|out| out.write_all(b"the state")).bytes
+    }
+
+    fn checked(bytes: &[u8]) -> Result<Checked, Flaw> {
+        check(&Memory::from(bytes.to_vec())).unwrap()
+    }
+
+    fn state_of(file: &Memory) -> Vec<u8> {
+        let mut state = Vec::new();
+        check(file).unwrap().unwrap().state(file).read_to_end(&mut state).unwrap();
+        state
     }
 
     #[test]
     fn what_was_encoded_comes_back() {
-        let (meta, bytes) = sample();
-        assert_eq!(decode(&bytes), Ok((meta, &b"the state"[..])));
+        let file = written(&|out| out.write_all(b"the state"));
+        assert_eq!(check(&file).unwrap().unwrap().meta, meta());
+        assert_eq!(state_of(&file), b"the state");
+    }
+
+    #[test]
+    fn a_large_state_is_written_and_read_in_bounded_pieces() {
+        let write =
+            |out: &mut dyn Write| (0..3_000_000_u32).try_for_each(|n| out.write_all(&n.to_le_bytes()));
+        let file = written(&write);
+        let expected: Vec<u8> = (0..3_000_000_u32).flat_map(u32::to_le_bytes).collect();
+        assert!(state_of(&file) == expected);
+        let mut copied = Memory::default();
+        copy(&file, &mut copied).unwrap();
+        assert!(copied.bytes == file.bytes);
+        for file in [file, copied] {
+            assert!(file.largest() <= BUFFER_BYTES, "a piece of {} bytes", file.largest());
+        }
+    }
+
+    #[test]
+    fn a_full_disk_is_told_by_the_systems_own_error() {
+        struct Full;
+        impl FsFile for Full {
+            fn append(&mut self, _: &[u8]) -> io::Result<()> {
+                Err(io::Error::from_raw_os_error(28))
+            }
+            fn read_at(&self, _: u64, _: &mut [u8]) -> io::Result<usize> {
+                Ok(0)
+            }
+            fn size(&self) -> io::Result<u64> {
+                Ok(0)
+            }
+            fn sync(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let wrap = |error: io::Error| io::Error::other(error.to_string());
+        let large = |out: &mut dyn Write| out.write_all(&[0; 3 * BUFFER_BYTES]).map_err(wrap);
+        let small = |out: &mut dyn Write| out.write_all(b"state").map_err(wrap);
+        for state in [&large as &WriteState<'_>, &small] {
+            let error = Encoding::of(&meta(), state).unwrap().write_to(&mut Full).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(28), "{error}");
+        }
     }
 
     #[test]
     fn every_flipped_bit_and_every_cut_is_noticed() {
-        let (_, bytes) = sample();
+        let bytes = sample();
         for bit in 0..bytes.len() * 8 {
             let mut flipped = bytes.clone();
             flipped[bit / 8] ^= 1 << (bit % 8);
-            assert!(matches!(decode(&flipped), Err(Flaw::Damaged(_))), "bit {bit}");
+            assert!(matches!(checked(&flipped), Err(Flaw::Damaged(_))), "bit {bit}");
         }
         for len in 0..bytes.len() {
-            assert!(matches!(decode(&bytes[..len]), Err(Flaw::Damaged(_))), "{len} bytes");
+            assert!(matches!(checked(&bytes[..len]), Err(Flaw::Damaged(_))), "{len} bytes");
         }
     }
 
     #[test]
     fn another_format_is_told_from_damage() {
-        let (_, mut bytes) = sample();
+        let mut bytes = sample();
         bytes[MAGIC.len()] = 7;
         let end = bytes.len() - CHECKSUM_BYTES;
         let checksum = crc32fast::hash(&bytes[..end]).to_le_bytes();
         bytes[end..].copy_from_slice(&checksum);
-        assert_eq!(decode(&bytes), Err(Flaw::UnknownFormat { found: 7, known: 2 }));
+        assert_eq!(checked(&bytes), Err(Flaw::UnknownFormat { found: 7, known: 2 }));
     }
 }

@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::file::SnapshotFile;
-use super::format::{self, Encoded};
+use super::format::{Checked, Encoding, WriteState};
 use crate::config::{LogId, SnapshotMeta};
 use crate::error::Error;
-use crate::fs::{self, Fs, TEMPORARY};
+use crate::fs::{self, Fs, FsFile, TEMPORARY};
 use crate::log::space::reserve_bytes;
 
 const ENDING: &str = ".snapshot";
@@ -24,12 +24,11 @@ pub(crate) struct Shelf {
     received: AtomicU64,
 }
 
-/// The newest snapshot as read at start.
+/// The newest snapshot as found at start, checked.
 #[derive(Debug)]
 pub(crate) struct Found {
-    pub(crate) meta: SnapshotMeta,
-    pub(crate) state: Vec<u8>,
-    pub(crate) path: PathBuf,
+    pub(crate) checked: Checked,
+    pub(crate) file: SnapshotFile,
 }
 
 impl Shelf {
@@ -45,10 +44,10 @@ impl Shelf {
             Some(name) => Some(read(&*fs, dir.join(name))?),
             None => None,
         };
-        let newest = Mutex::new(found.as_ref().map(|found| found.meta.clone()));
+        let newest = Mutex::new(found.as_ref().map(|found| found.checked.meta.clone()));
         let shelf = Self { fs, dir, newest, received: AtomicU64::new(0) };
         if let Some(found) = &found {
-            shelf.remove_others(&name(&found.meta)).map_err(Error::io("tidying", &shelf.dir))?;
+            shelf.remove_others(&name(&found.checked.meta)).map_err(Error::io("tidying", &shelf.dir))?;
         }
         Ok((shelf, found))
     }
@@ -56,14 +55,27 @@ impl Shelf {
     /// Keeps a snapshot instead of the one before it. Durable on return. A snapshot that is no newer
     /// than the one there is dropped: the log may already begin behind the newer. After a failure the
     /// same snapshot may be put again.
-    pub(crate) fn put(&self, meta: &SnapshotMeta, state: Vec<u8>) -> Result<(), Error> {
-        let Encoded { head, state, tail } = format::encode(meta, state)?;
+    pub(crate) fn put(&self, meta: &SnapshotMeta, state: &WriteState<'_>) -> Result<(), Error> {
+        let encoding = Encoding::of(meta, state)?;
+        self.place(meta, |file| encoding.write_to(file))
+    }
+
+    /// The same with a snapshot that was received and checked.
+    pub(crate) fn put_received(&self, meta: &SnapshotMeta, received: &SnapshotFile) -> Result<(), Error> {
+        self.place(meta, |file| received.copy_to(file))
+    }
+
+    fn place(
+        &self,
+        meta: &SnapshotMeta,
+        write: impl FnOnce(&mut dyn FsFile) -> io::Result<()>,
+    ) -> Result<(), Error> {
         let mut newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
         if newest.as_ref().is_some_and(|newest| newest.last_log_id >= meta.last_log_id) {
             return Ok(());
         }
         let name = name(meta);
-        fs::write_durably(&*self.fs, &self.dir, &name, &[&head, &state, &tail])
+        fs::write_durably(&*self.fs, &self.dir, &name, write)
             .map_err(Error::io("writing", &self.dir.join(&name)))?;
         *newest = Some(meta.clone());
         let tidied = self.remove_others(&name).map_err(Error::io("tidying", &self.dir));
@@ -139,13 +151,6 @@ impl std::fmt::Debug for SnapshotReceiver {
     }
 }
 
-/// Checks a received snapshot and splits it into what it covers and the machine's state.
-pub(crate) fn read_received(file: &SnapshotFile) -> Result<(SnapshotMeta, Vec<u8>), Error> {
-    let bytes = file.bytes()?;
-    let (meta, state) = format::decode(&bytes).map_err(|flaw| Error::flaw(file.what(), flaw))?;
-    Ok((meta, state.to_vec()))
-}
-
 /// Makes the folder and clears it of what is half-written; the newest snapshot's name.
 fn prepare(fs: &dyn Fs, dir: &Path) -> io::Result<Option<String>> {
     fs.create_dir(dir)?;
@@ -168,12 +173,12 @@ fn prepare(fs: &dyn Fs, dir: &Path) -> io::Result<Option<String>> {
 fn read(fs: &dyn Fs, path: PathBuf) -> Result<Found, Error> {
     let file = fs.open(&path).map_err(Error::io("opening", &path))?;
     let file = SnapshotFile::kept(path.clone(), file);
-    let (meta, state) = read_received(&file)?;
-    if path.file_name().and_then(|name| name.to_str()) != Some(&name(&meta)) {
-        let flaw = format!("it holds {}", name(&meta));
-        return Err(Error::Damaged { what: file.what(), flaw });
+    let checked = file.check()?;
+    let holds = name(&checked.meta);
+    if path.file_name().and_then(|name| name.to_str()) != Some(&holds) {
+        return Err(Error::Damaged { what: file.what(), flaw: format!("it holds {holds}") });
     }
-    Ok(Found { meta, state, path })
+    Ok(Found { checked, file })
 }
 
 fn name(meta: &SnapshotMeta) -> String {

@@ -10,6 +10,7 @@
 //! ```
 
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -29,10 +30,12 @@ use openraft::EntryPayload;
 use openraft::RaftLogReader as _;
 use openraft::storage::RaftStateMachine as _;
 
+use super::memory::Memory;
 use super::tally::{identity, position};
 use crate::log::record;
 use crate::log::tables::Tables;
-use crate::snapshot::{format, shelf};
+use crate::snapshot::format::{self, Encoding};
+use crate::snapshot::shelf;
 use crate::{DataDir, Entry, SnapshotMeta, Store, open};
 
 /// The versions that have files.
@@ -240,8 +243,8 @@ async fn replay(log: &[u8], snapshot: Option<&[u8]>) -> State {
     tables.db.flush().unwrap();
     drop(tables);
     if let Some(snapshot) = snapshot {
-        let (meta, _) = format::decode(snapshot).unwrap();
-        let name = format!("{}.snapshot", shelf::id(meta.last_log_id));
+        let checked = format::check(&Memory::from(snapshot.to_vec())).unwrap().unwrap();
+        let name = format!("{}.snapshot", shelf::id(checked.meta.last_log_id));
         fs::write(dir.path().join("snapshots").join(name), snapshot).unwrap();
     }
     let Store { mut log, mut machine } = open_state(dir.path());
@@ -279,18 +282,16 @@ async fn write_the_files_of_the_newest_rules() {
         last_membership: applied.membership.clone(),
         snapshot_id: shelf::id(applied.last),
     };
-    let snapshot = format::encode(&meta, applied.state.encode()).unwrap();
+    let mut snapshot = Memory::default();
+    let write = |out: &mut dyn Write| applied.state.write_to(out);
+    Encoding::of(&meta, &write).unwrap().write_to(&mut snapshot).unwrap();
     outcomes.extend(machine.apply(after.to_vec()).await.unwrap());
     for (index, outcomes) in outcomes.iter().enumerate() {
         eprintln!("{index}: {outcomes:?}");
     }
     let state = machine.reader().latest().state.encode();
     let digest = format!("{}\n", Digest::of(&state));
-    let files = [
-        ("log", render(&entries)),
-        ("snapshot", [&snapshot.head[..], &snapshot.state, &snapshot.tail].concat()),
-        ("digest", digest.into_bytes()),
-    ];
+    let files = [("log", render(&entries)), ("snapshot", snapshot.bytes), ("digest", digest.into_bytes())];
     for (ending, bytes) in files {
         assert!(bytes.len() <= FILE_BYTES_MAX, "{ending}: {} bytes", bytes.len());
         fs::write(path(NEWEST, ending), bytes).unwrap();

@@ -11,6 +11,7 @@
 //! | [`simulated`] | a store in simulated time is the same store |
 //! | [`golden`] | what builds of each version of the rules wrote leads to the state that it led to |
 //! | [`upgrade`] | builds of different rules over one log, and the digests that compare states |
+//! | [`memory`] | a file in memory, for tests of formats |
 //! | [`full_disk`] | a write that fails halts the log, and no acknowledgement is lost; a full disk is waited for |
 //! | [`descriptors`] | without descriptors the log goes on, and a snapshot is written later |
 
@@ -19,6 +20,7 @@ mod descriptors;
 mod full_disk;
 mod golden;
 mod killed;
+pub(crate) mod memory;
 mod power_cut_files;
 mod power_cut_log;
 mod restart;

@@ -1,11 +1,12 @@
 //! A machine small enough to foresee, and what the tests do to a store.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io::{self, Read, Write};
 use std::path::Path;
 use std::sync::Arc;
 
 use millrace_cluster_state::{ControllerId, UnknownRules};
-use millrace_types::ClusterId;
+use millrace_types::{ClusterId, Digest};
 use openraft::storage::{RaftLogStorage, RaftLogStorageExt};
 use openraft::{CommittedLeaderId, EntryPayload, RaftLogReader};
 use serde::{Deserialize, Serialize};
@@ -42,12 +43,16 @@ impl Machine for Tally {
         self.0.len()
     }
 
-    fn encode(&self) -> Vec<u8> {
-        rmp_serde::to_vec_named(self).unwrap()
+    fn write_to(&self, out: &mut dyn Write) -> io::Result<()> {
+        out.write_all(&rmp_serde::to_vec_named(self).unwrap())
     }
 
-    fn decode(bytes: &[u8]) -> Result<Self, Self::DecodeError> {
-        rmp_serde::from_slice(bytes)
+    fn digest(&self) -> Digest {
+        Digest::of(&rmp_serde::to_vec_named(self).unwrap())
+    }
+
+    fn read_from(from: &mut dyn Read) -> Result<Self, Self::DecodeError> {
+        rmp_serde::from_read(from)
     }
 }
 
