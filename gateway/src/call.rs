@@ -1,4 +1,5 @@
-//! What is known of a call before its body: who asks, since when, until when, for which tenant.
+//! The facts of a call that are known before its body: caller, arrival, deadline, tenant, and the
+//! shares of the byte budget that its bytes are charged to.
 
 use std::time::Duration;
 
@@ -7,6 +8,8 @@ use millrace_types::{Failure, Reason, RequestId, TenantName};
 use tokio::time::Instant;
 
 use crate::auth::Caller;
+use crate::budget::BudgetShare;
+use crate::framing::Ledger;
 
 /// Names the tenant, in headers and metadata; without it, the tenant is `default`.
 pub(crate) const TENANT: &str = "millrace-tenant";
@@ -21,6 +24,18 @@ pub(crate) struct Call {
     pub(crate) arrived: Instant,
     /// When the client stops waiting, where gRPC says so.
     pub(crate) deadline: Option<Instant>,
+    pub(crate) shares: ConnectionShares,
+    /// The charges of its messages and answers.
+    pub(crate) ledger: Ledger,
+}
+
+/// The shares of one connection.
+#[derive(Debug, Clone)]
+pub(crate) struct ConnectionShares {
+    /// Of the budget of inference requests and of all answers.
+    pub(crate) inference: BudgetShare,
+    /// Of the budget that the admin API, the repository and health have for themselves.
+    pub(crate) admin: BudgetShare,
 }
 
 /// Reads the tenant.

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_transport::{PortLimits, ServerConfig};
+use millrace_transport::{MinimumRate, PortLimits, ServerConfig};
 use millrace_types::Bytes;
 
 use crate::activity::Activity;
@@ -52,13 +52,24 @@ impl fmt::Debug for FrontDoorConfig {
     }
 }
 
+/// The bytes that requests to the admin API may take in memory, beside [`Limits::in_flight_max`], so
+/// that an operator can always delete a function whose clients fill the latter.
+pub(crate) const ADMIN_IN_FLIGHT_MAX: Bytes = Bytes::mib(16);
+/// The unread bytes of one HTTP/2 stream. They are not charged to the byte budget: 4,096 connections
+/// may have 4 GiB in their windows.
+const STREAM_WINDOW: u32 = 512 << 10;
+/// The same for one HTTP/2 connection: twice that, so that a stream that waits holds no other up.
+const CONNECTION_WINDOW: u32 = 1 << 20;
+/// The largest message to a service that does no inference.
+const ADMIN_MESSAGE_MAX: Bytes = Bytes::mib(4);
+
 /// The bounds a front door keeps.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
     /// The largest message, both as it arrives and after decompression.
     pub message_max: Bytes,
-    /// The most bytes of messages in flight together. At least `message_max`, or the largest
-    /// messages could never be served.
+    /// The most bytes of inference requests and their answers in memory together. At least
+    /// `message_max`, or the largest messages could never be served.
     pub in_flight_max: Bytes,
     /// Requests that may wait for their model to get ready; further ones are refused at once.
     pub waiting_max: usize,
@@ -69,8 +80,8 @@ pub struct Limits {
     pub server: ServerConfig,
     /// Requests of one gRPC stream that run at a time; further ones wait in the client.
     pub stream_concurrency: usize,
-    /// How long a message that has begun may stall.
-    pub stall_max: Duration,
+    /// How slowly a client may send a message that has begun, and take an answer.
+    pub minimum_rate: MinimumRate,
     /// Functions that have labels of their own in metrics; further ones share `_other`.
     pub labelled_functions_max: usize,
 }
@@ -82,17 +93,27 @@ impl Default for Limits {
             in_flight_max: Bytes::gib(1),
             waiting_max: 1024,
             away_max: Duration::from_secs(10),
-            server: ServerConfig { port: PortLimits::new(4096), ..ServerConfig::default() },
+            server: ServerConfig {
+                port: PortLimits::new(4096),
+                stream_window: STREAM_WINDOW,
+                connection_window: CONNECTION_WINDOW,
+                ..ServerConfig::default()
+            },
             stream_concurrency: 64,
-            stall_max: Duration::from_secs(30),
+            minimum_rate: MinimumRate { grace: Duration::from_secs(5), bytes_per_sec: 64 << 10 },
             labelled_functions_max: 1000,
         }
     }
 }
 
 impl Limits {
-    /// `message_max` where a length in memory is meant. gRPC's lengths are 32 bits.
-    pub(crate) fn message_len_max(&self) -> usize {
-        u32::try_from(self.message_max.get()).unwrap_or(u32::MAX) as usize
+    /// The largest message to a service that does no inference.
+    pub(crate) fn admin_message_max(&self) -> Bytes {
+        ADMIN_MESSAGE_MAX.min(self.message_max)
     }
+}
+
+/// A limit of messages where a length in memory is meant. gRPC's lengths are 32 bits.
+pub(crate) fn message_len(max: Bytes) -> usize {
+    u32::try_from(max.get()).unwrap_or(u32::MAX) as usize
 }

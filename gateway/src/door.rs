@@ -1,6 +1,8 @@
-//! Where every request comes in, before any service: it gets an id, a caller, a tenant and a span;
-//! its body is held to the byte budget; and gRPC goes one way, everything else the other.
+//! Where every request comes in, before any service. A request gets an id, a caller, a tenant and a
+//! span. Its body and its answer are held to the byte budget. gRPC goes one way, everything else the
+//! other.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -20,7 +22,9 @@ use tracing::field::Empty;
 use tracing::{Instrument as _, Span};
 
 use crate::auth::Authenticate;
-use crate::call::{self, Call};
+use crate::call::{self, Call, ConnectionShares};
+use crate::config::message_len;
+use crate::delivery::deliver;
 use crate::framing::{Hold, Ledger, Messages, Terms};
 use crate::front::Front;
 use crate::inflate::Encoding;
@@ -33,19 +37,29 @@ const GRPC_ACCEPT_ENCODING: HeaderName = HeaderName::from_static("grpc-accept-en
 const TRACE_PARENT: HeaderName = HeaderName::from_static("traceparent");
 /// The largest message of a method that is in no schema of ours: health and reflection take names.
 const NAME_MESSAGE_MAX: usize = 64 << 10;
-/// The one method whose handler works on several messages at a time.
+/// The methods that carry inference requests.
+const INFER: &str = "/inference.GRPCInferenceService/ModelInfer";
+/// Of those, the one whose handler works on several messages at a time.
 const STREAM: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
 
-/// The door of one server. Cheap to clone.
+/// The door of one server, for one connection. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Door {
     pub(crate) front: Arc<Front>,
+    pub(crate) shares: ConnectionShares,
+    /// Paths of the methods whose clients send several messages.
+    pub(crate) streams: Arc<BTreeSet<String>>,
     pub(crate) authenticate: Arc<dyn Authenticate>,
     pub(crate) grpc: Router,
     pub(crate) rest: Router,
 }
 
 impl Door {
+    /// The door for another connection, which has shares of the byte budgets of its own.
+    pub(crate) fn for_connection(&self) -> Self {
+        Self { shares: self.front.shares(), ..self.clone() }
+    }
+
     /// Answers a request. Never fails: what goes wrong is in the response.
     pub(crate) async fn admit<B>(&self, peer: SocketAddr, request: Request<B>) -> Response<Body>
     where
@@ -84,13 +98,13 @@ impl Door {
             Err(failure) => return to_status(&failure).into_http(),
         };
         let deadline = call.deadline;
-        // What its messages are charged is given back when the call is answered, or, by a stream,
-        // message by message.
-        let ledger = Ledger::default();
+        let ledger = call.ledger.clone();
         let terms = self.terms(&mut request);
+        let hold = terms.hold;
+        let version = request.version();
+        let infers = request.uri().path() == INFER;
         request.extensions_mut().insert(call.caller.clone());
         request.extensions_mut().insert(call);
-        request.extensions_mut().insert(ledger.clone());
         let request = request.map(|body| Body::new(Messages::new(body, terms, ledger.clone())));
         let answer = infallible(self.grpc.clone().oneshot(request));
         let response = match deadline {
@@ -100,8 +114,13 @@ impl Door {
                 to_status(&Failure::new(Reason::TimedOut, message).after_execution()).into_http()
             }),
         };
-        drop(ledger);
-        response
+        match hold {
+            Hold::WholeCall if infers => ledger.answered(),
+            Hold::WholeCall => ledger.clear(),
+            // Given back message by message.
+            Hold::UntilNext | Hold::UntilClaimed => {}
+        }
+        deliver(response, version, &ledger, &self.shares.inference)
     }
 
     async fn admit_rest<B>(
@@ -116,9 +135,11 @@ impl Door {
     {
         match self.call(peer, request_id, request.headers()) {
             Ok(call) => {
+                let version = request.version();
+                let ledger = call.ledger.clone();
                 request.extensions_mut().insert(call);
                 let response = infallible(self.rest.clone().oneshot(request.map(Body::new))).await;
-                error::explain_method(response)
+                deliver(error::explain_method(response), version, &ledger, &self.shares.inference)
             }
             Err(failure) => error::response(RestError::from(failure)),
         }
@@ -132,6 +153,8 @@ impl Door {
             tenant: call::tenant(headers)?,
             arrived,
             deadline: call::grpc_timeout(headers).map(|timeout| arrived + timeout),
+            shares: self.shares.clone(),
+            ledger: Ledger::default(),
         })
     }
 
@@ -147,19 +170,28 @@ impl Door {
             headers.insert(GRPC_ACCEPT_ENCODING, HeaderValue::from_static(encoding.name()));
         }
         let limits = &self.front.limits;
-        let message_type = MessageType::of_requests(request.uri().path());
-        let message_len_max = limits.message_len_max();
+        let path = request.uri().path();
+        let inference = (&self.shares.inference, limits.message_max);
+        let admin = (&self.shares.admin, limits.admin_message_max());
+        let (hold, (share, message_max)) = match path {
+            INFER => (Hold::WholeCall, inference),
+            STREAM => (Hold::UntilClaimed, inference),
+            _ if self.streams.contains(path) => (Hold::UntilNext, admin),
+            _ => (Hold::WholeCall, admin),
+        };
+        let message_type = MessageType::of_requests(path);
+        let message_len_max = message_len(message_max);
         Terms {
-            budget: self.front.budget.clone(),
+            share: share.clone(),
             message_len_max: if message_type.is_some() {
                 message_len_max
             } else {
                 message_len_max.min(NAME_MESSAGE_MAX)
             },
-            stall_max: limits.stall_max,
+            minimum_rate: limits.minimum_rate,
             encoding,
             message_type,
-            hold: if request.uri().path() == STREAM { Hold::UntilClaimed } else { Hold::UntilNext },
+            hold,
         }
     }
 }

@@ -1,72 +1,114 @@
-//! The body of a gRPC call on its way in: length-prefixed messages, each charged to the byte budget
-//! when its prefix is seen, and made plain when compressed.
+//! The body of a gRPC call on its way in: length-prefixed messages, charged to the byte budget as
+//! their bytes arrive, held to the minimum rate, and made plain when compressed.
 //!
-//! tonic would store a message before anyone could refuse it, and bounds what one expands to but not
-//! what all of them expand to together. So it is done here, before tonic: what leaves has no
-//! compressed message. Plain bytes pass through uncopied, and are read on their way: a message that
-//! would take far more memory than its bytes once it is decoded ends the call.
+//! tonic would store a message before anyone could refuse it, reserve as much memory as its prefix
+//! announces, and bound what one message expands to but not what all of them expand to together. So
+//! that is done here, before tonic: what leaves has no compressed message, and a prefix leaves once
+//! half of its message has arrived. Plain bytes pass through uncopied, and are read on their way: a
+//! message that would take far more memory than its bytes once it is decoded ends the call.
 
 use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
 
 use bytes::{Buf as _, Bytes, BytesMut};
 use http_body::{Body, Frame};
 use millrace_proto::decoding::MessageType;
 use millrace_proto::status::to_status;
+use millrace_transport::{DeadlineTimer, MinimumRate, ProgressClock};
 use millrace_types::{Failure, Reason};
-use tokio::time::Sleep;
 use tonic::Status;
 
-use crate::budget::{Budget, Charge, too_large};
+use crate::budget::{BudgetShare, Charge, too_large};
 use crate::decoded::MessageCheck;
 use crate::inflate::{Encoding, Inflater, STEP};
 
 /// A compressed flag and a big-endian u32 length.
 pub(crate) const PREFIX_LEN: usize = 5;
+/// Pieces below this are copied together while they are held back: a small one would keep a whole
+/// buffer of its connection in memory.
+const HELD_PIECE_MIN: usize = 16 << 10;
 
 /// Who gives a message's bytes back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Hold {
-    /// A call of one message, or one whose handler is done with a message when it asks for the next:
-    /// each message's charge replaces the last one's.
+    /// A call of one message. The message's charge becomes the answer's. The client has to end the
+    /// call after the message: a second message is refused, and silence is below the minimum rate.
+    WholeCall,
+    /// A stream whose handler is done with a message when it asks for the next.
     UntilNext,
     /// A stream that works on several messages at a time: the handler claims each message's charge,
-    /// and a message waits for its bytes instead of being refused.
+    /// and a message waits until there is room for it before any of it is charged.
     UntilClaimed,
 }
 
-/// The charges of a call's messages, oldest first. Dropping it gives all of them back.
+/// The charges of a call. Dropping it gives all of them back.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Ledger(Arc<Mutex<VecDeque<Charge>>>);
+pub(crate) struct Ledger(Arc<Mutex<Charges>>);
+
+#[derive(Debug, Default)]
+struct Charges {
+    /// Of messages that arrived, oldest first.
+    arrived: VecDeque<Charge>,
+    /// Of answers that the handler has given to the response's body, and that have not left it.
+    answered: Option<Charge>,
+}
 
 impl Ledger {
     /// The charge of the oldest message not yet claimed.
     pub(crate) fn claim(&self) -> Option<Charge> {
-        self.entries().pop_front()
+        self.charges().arrived.pop_front()
     }
 
-    fn add(&self, charge: Charge, hold: Hold) {
-        let mut entries = self.entries();
-        if hold == Hold::UntilNext {
-            entries.clear();
+    /// Adds the charge of an answer that is given to the response's body.
+    pub(crate) fn answer(&self, charge: Charge) {
+        let answered = &mut self.charges().answered;
+        match answered {
+            Some(earlier) => earlier.merge(charge),
+            None => *answered = Some(charge),
         }
-        entries.push_back(charge);
     }
 
-    /// Adds to the charge of the newest message, for what decoding the message takes beyond its bytes.
-    fn grow_newest(&self, more: u64) -> Result<(), Failure> {
-        match self.entries().back_mut() {
-            Some(charge) if more > 0 => charge.grow(more),
-            _ => Ok(()),
+    /// Makes the charge of a call's one message that of its answer of `bytes`.
+    ///
+    /// # Errors
+    /// `BYTE_BUDGET_EXCEEDED` when the answer is larger and finds no room.
+    pub(crate) fn answer_all(&self, bytes: u64) -> Result<(), Failure> {
+        match self.charges().arrived.back_mut() {
+            Some(charge) => charge.answer(bytes),
+            None => Ok(()),
         }
+    }
+
+    /// Lets the charges of arrived messages be those of the answer: the call is answered.
+    pub(crate) fn answered(&self) {
+        let mut charges = self.charges();
+        while let Some(arrived) = charges.arrived.pop_front() {
+            match &mut charges.answered {
+                Some(earlier) => earlier.merge(arrived),
+                None => charges.answered = Some(arrived),
+            }
+        }
+    }
+
+    /// The charge of the answers that the response's body has and has not given on.
+    pub(crate) fn take_answered(&self) -> Option<Charge> {
+        self.charges().answered.take()
+    }
+
+    fn add(&self, charge: Charge) {
+        self.charges().arrived.push_back(charge);
+    }
+
+    /// Gives the charges of messages back that the handler is done with.
+    pub(crate) fn clear(&self) {
+        self.charges().arrived.clear();
     }
 
     /// Never held across an await; a panic elsewhere leaves it whole.
-    fn entries(&self) -> std::sync::MutexGuard<'_, VecDeque<Charge>> {
+    fn charges(&self) -> std::sync::MutexGuard<'_, Charges> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -74,9 +116,9 @@ impl Ledger {
 /// What a call's body is held to.
 #[derive(Debug, Clone)]
 pub(crate) struct Terms {
-    pub(crate) budget: Budget,
+    pub(crate) share: BudgetShare,
     pub(crate) message_len_max: usize,
-    pub(crate) stall_max: Duration,
+    pub(crate) minimum_rate: MinimumRate,
     pub(crate) encoding: Option<Encoding>,
     pub(crate) hold: Hold,
     /// The type of its messages; none of a method whose requests have no lists (health, reflection).
@@ -93,26 +135,70 @@ pub(crate) struct Messages<B> {
     state: State,
     /// Of the message at hand.
     check: MessageCheck,
-    /// Running while a message that has begun waits for more bytes.
-    stall: Option<Pin<Box<Sleep>>>,
+    /// Charged, and to be handed on before anything else.
+    ready: VecDeque<Bytes>,
+    /// Whether a whole message has arrived.
+    has_message: bool,
+    /// Of the message that has begun, once it had to be waited for.
+    pace: Option<ProgressClock>,
+    timer: DeadlineTimer,
 }
 
 enum State {
     /// The next message's prefix comes first in the input, or will.
     Prefix,
-    /// A message of a stream waits for the budget.
-    Charging {
-        waiting: Pin<Box<dyn Future<Output = Charge> + Send>>,
+    /// A message of a stream waits until there is room for it, and holds nothing.
+    Waiting {
+        room: Pin<Box<dyn Future<Output = ()> + Send>>,
     },
-    /// Handing plain bytes on.
-    Passing {
-        left: usize,
-    },
+    /// Plain bytes arrive.
+    Arriving(Arriving),
     Inflating {
         left: usize,
         inflater: Box<Inflater>,
     },
     Failed,
+}
+
+/// A plain message of which not all has arrived.
+struct Arriving {
+    /// Bytes that have not.
+    left: usize,
+    charge: Charge,
+    /// Its first half, its prefix in front, until more than that has arrived.
+    held: Option<HeldBack>,
+}
+
+/// Pieces held back, in order.
+#[derive(Default)]
+struct HeldBack {
+    pieces: VecDeque<Bytes>,
+    len: usize,
+    /// Small pieces after those, copied together.
+    tail: BytesMut,
+}
+
+impl HeldBack {
+    fn push(&mut self, piece: Bytes) {
+        self.len += piece.len();
+        if piece.len() < HELD_PIECE_MIN {
+            self.tail.extend_from_slice(&piece);
+            return;
+        }
+        self.join();
+        self.pieces.push_back(piece);
+    }
+
+    fn join(&mut self) {
+        if !self.tail.is_empty() {
+            self.pieces.push_back(self.tail.split().freeze());
+        }
+    }
+
+    fn release(mut self) -> VecDeque<Bytes> {
+        self.join();
+        self.pieces
+    }
 }
 
 impl<B> Messages<B> {
@@ -124,31 +210,58 @@ impl<B> Messages<B> {
             input: Bytes::new(),
             state: State::Prefix,
             check: MessageCheck::default(),
-            stall: None,
+            ready: VecDeque::new(),
+            has_message: false,
+            pace: None,
+            timer: DeadlineTimer::default(),
         }
     }
 
     /// Works on the input until something can be handed on or more input is needed (`Ok(None)`).
     fn advance(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Status>> {
         loop {
+            if let Some(piece) = self.ready.pop_front() {
+                return Poll::Ready(Ok(Some(piece)));
+            }
             match &mut self.state {
                 State::Failed => return Poll::Ready(Ok(None)),
-                State::Prefix if self.input.len() < PREFIX_LEN => return Poll::Ready(Ok(None)),
-                State::Prefix => self.begin()?,
-                State::Charging { waiting } => {
-                    let charge = ready!(waiting.as_mut().poll(cx));
-                    self.begin_charged(charge);
+                State::Prefix if self.terms.hold == Hold::UntilNext && self.has_message => {
+                    self.has_message = false;
+                    self.ledger.clear();
                 }
-                State::Passing { left } => {
-                    let out = self.input.split_to(self.input.len().min(*left));
-                    *left -= out.len();
-                    let more = self.check.read(&out)?;
-                    self.ledger.grow_newest(more).map_err(|failure| to_status(&failure))?;
-                    if *left == 0 {
-                        self.state = State::Prefix;
-                        self.check.finish()?;
+                State::Prefix if self.input.len() < PREFIX_LEN => return Poll::Ready(Ok(None)),
+                State::Prefix => {
+                    if let Some(whole) = self.begin()? {
+                        return Poll::Ready(Ok(Some(whole)));
                     }
-                    return Poll::Ready(Ok((!out.is_empty()).then_some(out)));
+                }
+                State::Waiting { room } => {
+                    ready!(room.as_mut().poll(cx));
+                    self.state = State::Prefix;
+                }
+                State::Arriving(_) if self.input.is_empty() => return Poll::Ready(Ok(None)),
+                State::Arriving(message) => {
+                    let piece = self.input.split_to(self.input.len().min(message.left));
+                    let beyond = self.check.read(&piece)?;
+                    // Refused, it drops what it holds: no message waits for another that waits.
+                    let charged = message.charge.grow(piece.len() as u64 + beyond);
+                    charged.map_err(|refused| to_status(&refused))?;
+                    message.left -= piece.len();
+                    match &mut message.held {
+                        None => self.ready.push_back(piece),
+                        Some(held) => {
+                            held.push(piece);
+                            if held.len >= message.left {
+                                self.ready = message.held.take().unwrap_or_default().release();
+                            }
+                        }
+                    }
+                    if message.left == 0
+                        && let State::Arriving(message) = std::mem::replace(&mut self.state, State::Prefix)
+                    {
+                        self.check.finish()?;
+                        self.end_message(message.charge);
+                    }
                 }
                 State::Inflating { left, inflater } => {
                     let piece = self.input.split_to(self.input.len().min(*left).min(STEP));
@@ -170,41 +283,74 @@ impl<B> Messages<B> {
         }
     }
 
-    /// Checks and charges the message whose prefix comes first in the input.
-    fn begin(&mut self) -> Result<(), Status> {
-        let (_, len) = split(&self.input);
+    /// Checks the message whose prefix comes first in the input, and charges what is there of it.
+    /// Returns the message if that is all of it, and plain.
+    fn begin(&mut self) -> Result<Option<Bytes>, Status> {
+        let (flag, len) = split(&self.input);
         if len > self.terms.message_len_max {
             return Err(to_status(&too_large("the message", self.terms.message_len_max)));
         }
-        let budget = &self.terms.budget;
-        match (budget.try_take(len as u64), self.terms.hold) {
-            (Ok(charge), _) => self.begin_charged(charge),
-            (Err(refused), Hold::UntilNext) => return Err(to_status(&refused)),
-            (Err(_), Hold::UntilClaimed) => {
-                self.state = State::Charging { waiting: Box::pin(budget.clone().take(len as u64)) };
+        let share = &self.terms.share;
+        match self.terms.hold {
+            Hold::WholeCall if self.has_message => {
+                return Err(to_status(&Failure::malformed("a second message, where a call has one")));
             }
+            Hold::UntilClaimed if !share.has_room_for(len as u64) => {
+                self.wait(len);
+                return Ok(None);
+            }
+            _ => {}
         }
-        Ok(())
+        if let (1, Some(encoding)) = (flag, self.terms.encoding) {
+            // Compressed bytes are used as they arrive: the plain ones are charged.
+            let charge = share.try_take(0).map_err(|refused| to_status(&refused))?;
+            self.input.advance(PREFIX_LEN);
+            let room = [0; PREFIX_LEN];
+            let inflater = Inflater::new(encoding, &room, self.terms.message_len_max, charge);
+            self.check = MessageCheck::inflating(self.terms.message_type);
+            self.state = State::Inflating { left: len, inflater: Box::new(inflater) };
+            return Ok(None);
+        }
+        // A flag that no encoding explains is tonic's to refuse: such a message is not decoded.
+        let here = self.input.len().min(PREFIX_LEN + len);
+        let mut charge = match share.try_take((here - PREFIX_LEN) as u64) {
+            Ok(charge) => charge,
+            // Another took the room: it holds nothing yet, and may wait.
+            Err(_) if self.terms.hold == Hold::UntilClaimed => {
+                self.wait(len);
+                return Ok(None);
+            }
+            Err(refused) => return Err(to_status(&refused)),
+        };
+        let first = self.input.split_to(here);
+        self.check = MessageCheck::plain(self.terms.message_type.filter(|_| flag == 0), len);
+        let beyond = self.check.read(&first)?;
+        charge.grow(beyond).map_err(|refused| to_status(&refused))?;
+        let left = PREFIX_LEN + len - here;
+        if left == 0 {
+            self.check.finish()?;
+            self.end_message(charge);
+            return Ok(Some(first));
+        }
+        let mut message = Arriving { left, charge, held: None };
+        let out = (here >= left).then_some(first.clone());
+        if out.is_none() {
+            message.held.insert(HeldBack::default()).push(first);
+        }
+        self.state = State::Arriving(message);
+        Ok(out)
     }
 
-    fn begin_charged(&mut self, charge: Charge) {
-        let (flag, len) = split(&self.input);
-        self.state = match self.terms.encoding {
-            Some(encoding) if flag == 1 => {
-                self.input.advance(PREFIX_LEN);
-                let room = [0; PREFIX_LEN];
-                let inflater = Inflater::new(encoding, &room, self.terms.message_len_max, charge);
-                self.check = MessageCheck::inflating(self.terms.message_type);
-                State::Inflating { left: len, inflater: Box::new(inflater) }
-            }
-            // A flag that no encoding explains is tonic's to refuse: such a message is not decoded.
-            _ => {
-                let message_type = self.terms.message_type.filter(|_| flag == 0);
-                self.check = MessageCheck::plain(message_type, len);
-                self.ledger.add(charge, self.terms.hold);
-                State::Passing { left: PREFIX_LEN + len }
-            }
-        };
+    fn wait(&mut self, len: usize) {
+        // The client is not waited for.
+        self.pace = None;
+        self.state = State::Waiting { room: Box::pin(self.terms.share.clone().room_for(len as u64)) };
+    }
+
+    fn end_message(&mut self, charge: Charge) {
+        self.ledger.add(charge);
+        self.has_message = true;
+        self.pace = None;
     }
 
     fn end_inflating(&mut self) -> Result<Bytes, Status> {
@@ -217,7 +363,7 @@ impl<B> Messages<B> {
         charge.grow(more).map_err(|failure| to_status(&failure))?;
         self.check.finish()?;
         write_prefix(&mut message);
-        self.ledger.add(charge, self.terms.hold);
+        self.end_message(charge);
         Ok(message.freeze())
     }
 
@@ -230,17 +376,25 @@ impl<B> Messages<B> {
         }
     }
 
-    /// More input is needed and none is there: fails when that has been so for too long.
-    fn poll_stall(&mut self, cx: &mut Context<'_>) -> Poll<Status> {
-        if !self.mid_message() {
+    /// More input is needed and none is there: fails when the message is below the minimum rate.
+    fn poll_pace(&mut self, cx: &mut Context<'_>) -> Poll<Status> {
+        let must_end = self.terms.hold == Hold::WholeCall && self.has_message;
+        if !self.mid_message() && !must_end {
             return Poll::Pending;
         }
-        let stall_max = self.terms.stall_max;
-        let stall = self.stall.get_or_insert_with(|| Box::pin(tokio::time::sleep(stall_max)));
-        ready!(stall.as_mut().poll(cx));
-        let message = format!("the message stopped arriving for {stall_max:?}: send it again");
-        Poll::Ready(to_status(&Failure::new(Reason::TimedOut, message)))
+        let minimum = self.terms.minimum_rate;
+        let until = self.pace.get_or_insert_with(|| ProgressClock::begin(minimum)).until();
+        ready!(self.timer.poll(until, cx));
+        Poll::Ready(to_status(&too_slow("the message", minimum)))
     }
+}
+
+/// Something that began to arrive and is below the minimum rate.
+pub(crate) fn too_slow(what: &str, minimum: MinimumRate) -> Failure {
+    let MinimumRate { grace, bytes_per_sec } = minimum;
+    let rate = millrace_types::Bytes(bytes_per_sec);
+    let message = format!("{what} is {grace:?} behind {rate} a second: send it again, faster");
+    Failure::new(Reason::TimedOut, message)
 }
 
 impl<B> Messages<B>
@@ -255,11 +409,13 @@ where
             }
             let frame = match Pin::new(&mut self.inner).poll_frame(cx) {
                 Poll::Ready(frame) => frame,
-                Poll::Pending => return self.poll_stall(cx).map(|status| Some(Err(status))),
+                Poll::Pending => return self.poll_pace(cx).map(|status| Some(Err(status))),
             };
-            self.stall = None;
             let Some(frame) = frame else { return Poll::Ready(self.end().err().map(Err)) };
             let frame = frame.map_err(|error| Status::from_error(error.into()))?;
+            if let (Some(pace), Some(data)) = (&mut self.pace, frame.data_ref()) {
+                pace.progress(data.len());
+            }
             match frame.into_data() {
                 Ok(data) if self.input.is_empty() => self.input = data,
                 // Only a prefix that came in two pieces is left over.
@@ -269,11 +425,11 @@ where
         }
     }
 
-    /// The client has sent everything. A plain message cut short is tonic's to notice.
+    /// The client has sent everything.
     fn end(&self) -> Result<(), Status> {
         match self.state {
-            State::Inflating { .. } => {
-                Err(to_status(&Failure::malformed("the call ended within a compressed message")))
+            State::Arriving(_) | State::Inflating { .. } => {
+                Err(to_status(&Failure::malformed("the call ended within a message")))
             }
             _ => Ok(()),
         }
@@ -296,12 +452,13 @@ where
         if let Poll::Ready(Some(Err(_))) = polled {
             self.state = State::Failed;
             self.input = Bytes::new();
+            self.ready.clear();
         }
         polled
     }
 
     fn is_end_stream(&self) -> bool {
-        self.input.is_empty() && !self.mid_message() && self.inner.is_end_stream()
+        self.input.is_empty() && self.ready.is_empty() && !self.mid_message() && self.inner.is_end_stream()
     }
 }
 

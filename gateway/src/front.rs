@@ -15,7 +15,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::backend::{Availability, Backend, Completion, Intent, Invocation, Model, Tensor};
 use crate::budget::Budget;
-use crate::call::Call;
+use crate::call::{Call, ConnectionShares};
 use crate::closing::Closing;
 use crate::config::{Limits, WallClock};
 use crate::meters::{Meters, Tally, Times};
@@ -40,6 +40,8 @@ pub(crate) struct Front {
     pub(crate) meters: Meters,
     pub(crate) ids: RequestIds,
     pub(crate) budget: Budget,
+    /// For requests to services that do no inference.
+    pub(crate) admin_budget: Budget,
     /// The places of requests that wait for their model to get ready.
     pub(crate) waiting: Semaphore,
     /// The places of messages that are converted on threads of their own.
@@ -65,6 +67,13 @@ pub(crate) struct Answer {
     received: Instant,
 }
 
+impl Answer {
+    /// The size of its outputs.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.completion.outputs.iter().map(|output| output.data.len() as u64).sum()
+    }
+}
+
 impl Front {
     /// Finds a model by the names a client uses. An empty version is the latest.
     pub(crate) fn find(&self, call: &Call, name: &str, version: &str) -> Result<Arc<Model>, Failure> {
@@ -80,9 +89,14 @@ impl Front {
         }
     }
 
-    /// Whether inference is served: the backend can, and the door is open.
+    /// Whether inference is served: the backend can, the door is open, and the byte budget has room.
     pub(crate) fn ready(&self) -> bool {
-        self.backend.ready() && !self.closing.is_closing()
+        self.backend.ready() && !self.closing.is_closing() && !self.budget.is_locked_out()
+    }
+
+    /// The shares of a new connection.
+    pub(crate) fn shares(&self) -> ConnectionShares {
+        ConnectionShares { inference: self.budget.share(), admin: self.admin_budget.share() }
     }
 
     /// Requests that wait for their model now.

@@ -197,7 +197,7 @@ mod tests {
         len_max: usize,
         budget: &Budget,
     ) -> Result<Vec<u8>, Failure> {
-        let mut inflater = Inflater::new(encoding, b">", len_max, budget.try_take(0)?);
+        let mut inflater = Inflater::new(encoding, b">", len_max, budget.share().try_take(0)?);
         for piece in input.chunks(7) {
             inflater.push(piece)?;
         }
@@ -206,7 +206,7 @@ mod tests {
 
     #[test]
     fn plain_bytes_come_back_after_the_prefix() {
-        let budget = Budget::new(Bytes::mib(1));
+        let budget = Budget::new(Bytes::mib(1), Bytes::mib(1));
         let plain = b"the same again ".repeat(1000);
         for encoding in [Encoding::Gzip, Encoding::Deflate] {
             let out = inflate(encoding, &deflate(encoding, &plain), 1 << 20, &budget).unwrap();
@@ -220,10 +220,10 @@ mod tests {
         for encoding in [Encoding::Gzip, Encoding::Deflate] {
             let bomb = deflate(encoding, &vec![0; 16 << 20]);
             assert!(bomb.len() < 20_000, "{}", bomb.len());
-            let wide = Budget::new(Bytes::gib(1));
+            let wide = Budget::new(Bytes::gib(1), Bytes::mib(1));
             let over_limit = inflate(encoding, &bomb, 1 << 20, &wide).unwrap_err();
             assert_eq!((over_limit.reason, over_limit.retryable), (Reason::ByteBudgetExceeded, false));
-            let narrow = Budget::new(Bytes::mib(2));
+            let narrow = Budget::new(Bytes::mib(2), Bytes::mib(2));
             let over_budget = inflate(encoding, &bomb, 32 << 20, &narrow).unwrap_err();
             assert_eq!((over_budget.reason, over_budget.retryable), (Reason::ByteBudgetExceeded, true));
             assert_eq!((wide.used(), narrow.used()), (0, 0));
@@ -232,7 +232,7 @@ mod tests {
 
     #[test]
     fn garbage_and_truncation_are_malformed() {
-        let budget = Budget::new(Bytes::mib(1));
+        let budget = Budget::new(Bytes::mib(1), Bytes::mib(1));
         for encoding in [Encoding::Gzip, Encoding::Deflate] {
             let garbage = inflate(encoding, b"this is not compressed at all", 1 << 20, &budget).unwrap_err();
             assert_eq!(garbage.reason, Reason::MalformedRequest);

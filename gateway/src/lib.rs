@@ -18,6 +18,7 @@
 //! | `call`, `request_id` | what is known of a call before its body |
 //! | `budget`, `framing`, `inflate` | bytes in memory: of all messages, of gRPC's, of compressed ones |
 //! | `decoded` | the memory that gRPC's messages take once they are decoded |
+//! | `delivery` | answers, which stay charged until they have left |
 //! | `front` | the way of one inference, the same for both protocols |
 //! | `parameters` | the request parameters that mean something |
 //! | `describe`, `meters` | what is said of models, what is counted |
@@ -36,6 +37,7 @@ mod call;
 mod closing;
 pub mod config;
 mod decoded;
+mod delivery;
 mod describe;
 mod door;
 mod framing;

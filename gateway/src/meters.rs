@@ -69,7 +69,7 @@ pub(crate) struct Meters {
     pub(crate) in_flight: Gauge,
     /// Open connections.
     pub(crate) connections: Gauge,
-    /// Bytes of messages in memory, set when scraped.
+    /// Bytes of inference requests and answers in memory, set when scraped.
     pub(crate) bytes_in_flight: Gauge,
     /// Requests that wait for their model to get ready, set when scraped.
     pub(crate) waiting: Gauge,
@@ -159,7 +159,7 @@ impl Meters {
         registry.register("millrace_connections", "Open client connections", meters.connections.clone());
         registry.register_with_unit(
             "millrace_request_in_flight",
-            "Clients' messages in memory",
+            "Bytes of requests that arrived, and of answers that have not left",
             Unit::Bytes,
             meters.bytes_in_flight.clone(),
         );
@@ -167,7 +167,7 @@ impl Meters {
         budget.set(i64::try_from(bytes_in_flight_max).unwrap_or(i64::MAX));
         registry.register_with_unit(
             "millrace_request_in_flight_max",
-            "The most that clients' messages may take in memory",
+            "The most bytes that requests and answers may take in memory",
             Unit::Bytes,
             budget,
         );

@@ -9,6 +9,7 @@ use axum::Router;
 use http::Request;
 use millrace_proto::DESCRIPTORS;
 use millrace_proto::inference::grpc_inference_service_server::GrpcInferenceServiceServer;
+use millrace_transport::ServerConfig;
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
@@ -20,7 +21,7 @@ use tonic_health::pb::health_server::HealthServer;
 use crate::backend::Backend;
 use crate::budget::Budget;
 use crate::closing::Closing;
-use crate::config::FrontDoorConfig;
+use crate::config::{ADMIN_IN_FLIGHT_MAX, FrontDoorConfig, message_len};
 use crate::door::{self, Door};
 use crate::front::{APART_MAX, Front};
 use crate::grpc::Inference;
@@ -97,10 +98,11 @@ impl FrontDoor {
     pub fn serve(self, listener: TcpListener) -> Result<Serving, Error> {
         let local_addr = listener.local_addr()?;
         let (closing, closed) = Closing::new();
-        let server = self.config.limits.server.clone();
+        let limits = &self.config.limits;
+        let server = ServerConfig { minimum_rate: Some(limits.minimum_rate), ..limits.server.clone() };
         let door = self.door(closed);
         let port = millrace_transport::serve(listener, server, move |peer| {
-            let door = door.clone();
+            let door = door.for_connection();
             let open = OpenConnection::new(&door);
             move |request| {
                 // Moved in: the connection is open as long as this handler lives.
@@ -115,15 +117,26 @@ impl FrontDoor {
     fn door(self, closing: Closing) -> Door {
         let Self { config, backend, mut registry, mut services, mut routes } = self;
         let FrontDoorConfig { limits, authenticate, wall_clock, seed, activity } = config;
-        let budget = Budget::new(limits.in_flight_max.max(limits.message_max));
+        let budget = Budget::new(limits.in_flight_max, limits.message_max);
+        let admin_budget = Budget::new(ADMIN_IN_FLIGHT_MAX, limits.admin_message_max());
         let labelled_max = limits.labelled_functions_max;
         let meters = Meters::new(&mut registry, activity.0, labelled_max, budget.capacity());
         let ids = RequestIds::new(Arc::clone(&wall_clock), seed);
-        let message_len_max = limits.message_len_max();
+        let message_len_max = message_len(limits.message_max);
         let waiting = Semaphore::new(limits.waiting_max);
         let apart = Arc::new(Semaphore::new(APART_MAX));
-        let front =
-            Arc::new(Front { backend, meters, ids, budget, waiting, apart, limits, wall_clock, closing });
+        let front = Arc::new(Front {
+            backend,
+            meters,
+            ids,
+            budget,
+            admin_budget,
+            waiting,
+            apart,
+            limits,
+            wall_clock,
+            closing,
+        });
 
         let inference = GrpcInferenceServiceServer::new(Inference(Arc::clone(&front)))
             .send_compressed(CompressionEncoding::Gzip)
@@ -137,8 +150,16 @@ impl FrontDoor {
         add_reflection(&mut routes, &services);
         let grpc: Router = routes.routes().prepare().into_axum_router().fallback(door::unknown_method);
         let rest = rest::router(Arc::clone(&front), registry);
-        Door { front, authenticate, grpc, rest }
+        let streams = Arc::new(client_streams());
+        Door { shares: front.shares(), front, streams, authenticate, grpc, rest }
     }
+}
+
+/// The paths of the methods whose clients send several messages, of all that could be served here.
+fn client_streams() -> BTreeSet<String> {
+    let reflection =
+        [tonic_reflection::pb::v1::FILE_DESCRIPTOR_SET, tonic_reflection::pb::v1alpha::FILE_DESCRIPTOR_SET];
+    [DESCRIPTORS].into_iter().chain(reflection).flat_map(millrace_proto::client_streaming_methods).collect()
 }
 
 /// Reflection of what is served here, and of nothing else the descriptors hold.

@@ -80,6 +80,24 @@ pub mod trace;
 /// Every service's descriptors, for server reflection.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
 
+/// The paths of the methods whose clients send several messages, as encoded descriptors have them.
+///
+/// # Panics
+/// When the bytes are no descriptors: they are part of the build.
+#[must_use]
+pub fn client_streaming_methods(descriptors: &[u8]) -> Vec<String> {
+    let set = <prost_types::FileDescriptorSet as prost::Message>::decode(descriptors);
+    let mut paths = Vec::new();
+    for file in set.expect("descriptors that the build wrote").file {
+        for service in &file.service {
+            for method in service.method.iter().filter(|method| method.client_streaming()) {
+                paths.push(format!("/{}.{}/{}", file.package(), service.name(), method.name()));
+            }
+        }
+    }
+    paths
+}
+
 /// The version of every internal protocol but that of users' programs. A peer with another is refused at
 /// its handshake.
 pub const PROTOCOL_VERSION: u32 = 9;

@@ -5,7 +5,7 @@
 //!   Listener ──▶ accept loop ──▶ ConnectionTable: slots of the port, cap by address
 //!                    │
 //!                    ▼ one task per connection
-//!   socket ─ Coalesce ─ Counted ─ hyper (HTTP/1.1 or HTTP/2) ─ handler ─ answer body (counted)
+//!   socket ─ Counted ─ PacedWrites ─ Coalesce ─ hyper (HTTP/1.1 or HTTP/2) ─ handler ─ answer body (counted)
 //!                    │
 //!                    └─ watchdog: silent, slow to start and idle connections end
 //! ```
@@ -19,10 +19,13 @@ pub mod channel;
 mod coalesce;
 mod connection;
 pub mod descriptors;
+pub mod pace;
+pub mod reading;
 pub mod server;
 mod table;
 
 pub use connection::{Peer, Tracked};
+pub use pace::{DeadlineTimer, MinimumRate, ProgressClock};
 pub use server::{
     Listener, PortLimits, ServerConfig, Serving, StreamListener, serve, serve_service, serve_while_polled,
 };

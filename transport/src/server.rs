@@ -12,7 +12,7 @@ use http::{Request, Response};
 use http_body::Body;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
@@ -23,6 +23,8 @@ use tower::{Service, ServiceExt as _};
 
 use crate::coalesce::Coalesce;
 use crate::connection::{Counted, Peer, Silence, Tracked, Watched};
+use crate::pace::{MinimumRate, PacedWrites};
+use crate::reading::StreamExecutor;
 use crate::table::{ConnectionTable, Refused};
 
 /// Wait after the process ran out of descriptors, before the next connection is accepted.
@@ -88,6 +90,8 @@ pub struct ServerConfig {
     pub keep_alive_every: Duration,
     /// Time in which such a peer has to answer.
     pub keep_alive_max: Duration,
+    /// How slowly a client may take answers. `None`: as slowly as it likes.
+    pub minimum_rate: Option<MinimumRate>,
 }
 
 impl Default for ServerConfig {
@@ -102,13 +106,14 @@ impl Default for ServerConfig {
             connection_window: 2 << 20,
             keep_alive_every: Duration::from_secs(60),
             keep_alive_max: Duration::from_secs(30),
+            minimum_rate: None,
         }
     }
 }
 
 impl ServerConfig {
-    fn protocol(&self) -> auto::Builder<TokioExecutor> {
-        let mut builder = auto::Builder::new(TokioExecutor::new());
+    fn protocol(&self) -> auto::Builder<StreamExecutor> {
+        let mut builder = auto::Builder::new(StreamExecutor(self.minimum_rate));
         builder
             .http1()
             .writev(true)
@@ -357,7 +362,8 @@ async fn connection<IO, H, F, B>(
         let answer = handler(request);
         async move { Ok::<_, Infallible>(answer.await.map(|body| Tracked::new(body, guard))) }
     });
-    let io = Coalesce::new(TokioIo::new(Counted::new(io, watched.clone())));
+    let io = TokioIo::new(Counted::new(io, watched.clone()));
+    let io = Coalesce::new(PacedWrites::new(io, config.minimum_rate));
     let builder = config.protocol();
     let mut serving = std::pin::pin!(builder.serve_connection(io, service));
     let ended = tokio::select! {

@@ -1,4 +1,5 @@
 use std::io::Write as _;
+use std::time::Duration;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
@@ -8,6 +9,7 @@ use proptest::prelude::*;
 use tonic::Code;
 
 use super::*;
+use crate::budget::Budget;
 
 fn framed(flag: u8, message: &[u8]) -> Vec<u8> {
     let len = u32::try_from(message.len()).unwrap().to_be_bytes();
@@ -20,11 +22,18 @@ fn gzip(plain: &[u8]) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
+const GRACE: Duration = Duration::from_secs(5);
+
+/// A budget of `mib` for messages of 1 MiB.
+fn budget(mib: u64) -> Budget {
+    Budget::new(millrace_types::Bytes::mib(mib), millrace_types::Bytes::mib(1))
+}
+
 fn terms(budget: &Budget, hold: Hold) -> Terms {
     Terms {
-        budget: budget.clone(),
+        share: budget.share(),
         message_len_max: 1 << 20,
-        stall_max: Duration::from_secs(30),
+        minimum_rate: MinimumRate { grace: GRACE, bytes_per_sec: 64 << 10 },
         encoding: Some(Encoding::Gzip),
         hold,
         message_type: None,
@@ -43,7 +52,7 @@ async fn pass(wire: &[u8], piece: usize, terms: Terms, ledger: Ledger) -> Result
 async fn plain_messages_pass_unchanged_however_they_are_cut() {
     let wire = [framed(0, b"one"), framed(0, b""), framed(0, &[7; 5000])].concat();
     for piece in [1, 2, 4, 5, 6, 100, 10_000] {
-        let budget = Budget::new(millrace_types::Bytes::mib(8));
+        let budget = budget(8);
         let ledger = Ledger::default();
         let terms = terms(&budget, Hold::UntilClaimed);
         assert_eq!(pass(&wire, piece, terms, ledger.clone()).await.unwrap(), wire, "{piece}");
@@ -56,32 +65,57 @@ async fn plain_messages_pass_unchanged_however_they_are_cut() {
 }
 
 #[tokio::test]
-async fn compressed_messages_leave_plain_and_are_charged_for_both_sizes() {
+async fn compressed_messages_leave_plain_and_are_charged_as_such() {
     let plain = b"again ".repeat(10_000);
     let compressed = gzip(&plain);
     let wire = [framed(1, &compressed), framed(0, b"plain")].concat();
     let expected = [framed(0, &plain), framed(0, b"plain")].concat();
     for piece in [3, 1000, 1_000_000] {
-        let budget = Budget::new(millrace_types::Bytes::mib(8));
+        let budget = budget(8);
         let ledger = Ledger::default();
         let terms = terms(&budget, Hold::UntilClaimed);
         assert_eq!(pass(&wire, piece, terms, ledger.clone()).await.unwrap(), expected);
-        assert_eq!(budget.used(), (compressed.len() + plain.len() + 5) as u64);
+        assert_eq!(budget.used(), (plain.len() + 5) as u64);
     }
 }
 
 #[tokio::test]
-async fn the_next_message_of_a_call_gives_the_last_ones_bytes_back() {
-    let budget = Budget::new(millrace_types::Bytes::mib(1));
-    let wire = [framed(0, &[1; 700_000]), framed(0, &[2; 200_000])].concat();
+async fn a_stream_that_asks_for_the_next_message_gives_the_last_ones_bytes_back() {
+    let budget = budget(1);
+    let (sender, pieces) = wire();
+    let mut body = Messages::new(pieces, terms(&budget, Hold::UntilNext), Ledger::default());
+    for message in [framed(0, &[1; 700_000]), framed(0, &[2; 800_000])] {
+        sender.unbounded_send(Bytes::from(message.clone())).unwrap();
+        assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), message);
+        assert_eq!(budget.used(), (message.len() - PREFIX_LEN) as u64);
+    }
+    assert!(futures::poll!(body.frame()).is_pending());
+    assert_eq!(budget.used(), 0, "however long the next one takes");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_of_one_message_ends_with_it() {
+    let budget = budget(1);
+    let message = Bytes::from(framed(0, &[1; 1000]));
+    let wire_twice = [&message[..], &message[..]].concat();
+    let refused = pass(&wire_twice, 64, terms(&budget, Hold::WholeCall), Ledger::default()).await;
+    assert_eq!(refused.unwrap_err().code(), Code::InvalidArgument);
+
+    let (sender, pieces) = wire();
     let ledger = Ledger::default();
-    pass(&wire, 4096, terms(&budget, Hold::UntilNext), ledger.clone()).await.unwrap();
-    assert_eq!(budget.used(), 200_000);
+    let mut body = Messages::new(pieces, terms(&budget, Hold::WholeCall), ledger.clone());
+    sender.unbounded_send(message.clone()).unwrap();
+    assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), message);
+    assert_eq!(body.frame().await.unwrap().unwrap_err().code(), Code::DeadlineExceeded);
+    assert_eq!(budget.used(), 1000, "its handler has it");
+    drop(ledger);
+    drop(body);
+    assert_eq!(budget.used(), 0);
 }
 
 #[tokio::test]
 async fn refuses_what_is_too_large_before_it_arrives() {
-    let budget = Budget::new(millrace_types::Bytes::mib(8));
+    let budget = budget(8);
     let prefix_only = &framed(0, &vec![0; 2 << 20])[..5];
     let refused = pass(prefix_only, 5, terms(&budget, Hold::UntilNext), Ledger::default()).await.unwrap_err();
     assert_eq!(refused.code(), Code::ResourceExhausted);
@@ -93,8 +127,8 @@ async fn refuses_what_is_too_large_before_it_arrives() {
 
 #[tokio::test]
 async fn a_spent_budget_refuses_a_call_and_makes_a_stream_wait() {
-    let budget = Budget::new(millrace_types::Bytes::mib(1));
-    let held = budget.try_take(1 << 20).unwrap();
+    let budget = budget(1);
+    let held = budget.share().try_take(1 << 20).unwrap();
     let wire = framed(0, b"hello");
     let refused = pass(&wire, 64, terms(&budget, Hold::UntilNext), Ledger::default()).await.unwrap_err();
     assert_eq!(refused.code(), Code::ResourceExhausted);
@@ -106,16 +140,128 @@ async fn a_spent_budget_refuses_a_call_and_makes_a_stream_wait() {
     assert_eq!(waiting.await.unwrap(), wire);
 }
 
+/// Bytes sent by hand, as a body.
+fn wire() -> (futures::channel::mpsc::UnboundedSender<Bytes>, impl Body<Data = Bytes, Error = Status> + Unpin)
+{
+    let (sender, pieces) = futures::channel::mpsc::unbounded();
+    (sender, StreamBody::new(pieces.map(|piece| Ok(Frame::data(piece)))))
+}
+
+#[tokio::test]
+async fn bytes_are_charged_when_they_arrive_and_a_prefix_waits_for_half_of_its_message() {
+    let budget = budget(8);
+    let (sender, pieces) = wire();
+    let mut body = Messages::new(pieces, terms(&budget, Hold::WholeCall), Ledger::default());
+    let message = framed(0, &vec![7; 1 << 20]);
+    let mut sent = 0;
+    let mut passed = Vec::new();
+    for piece in message.chunks(100_000) {
+        sender.unbounded_send(Bytes::copy_from_slice(piece)).unwrap();
+        sent += piece.len();
+        while let Poll::Ready(Some(frame)) = futures::poll!(body.frame()) {
+            passed.extend(frame.unwrap().into_data().unwrap());
+        }
+        assert_eq!(budget.used(), (sent - PREFIX_LEN) as u64);
+        // tonic reserves as much as the prefix announces once it sees that.
+        assert_eq!(passed.len(), if 2 * sent < message.len() { 0 } else { sent });
+    }
+    assert_eq!(passed, message);
+}
+
+#[tokio::test]
+async fn small_pieces_that_are_held_back_keep_their_order() {
+    let budget = budget(8);
+    let message = framed(0, &(0..1 << 20).map(|at| (at % 251) as u8).collect::<Vec<_>>());
+    let sizes = [1, 20_000, 7, 100, 16 << 10, 3];
+    let (sender, pieces) = wire();
+    let mut rest = message.as_slice();
+    for size in sizes.into_iter().cycle() {
+        let (piece, more) = rest.split_at(size.min(rest.len()));
+        sender.unbounded_send(Bytes::copy_from_slice(piece)).unwrap();
+        rest = more;
+        if rest.is_empty() {
+            break;
+        }
+    }
+    drop(sender);
+    let body = Messages::new(pieces, terms(&budget, Hold::UntilClaimed), Ledger::default());
+    assert_eq!(body.collect().await.unwrap().to_bytes(), message);
+}
+
+#[tokio::test]
+async fn a_stream_message_that_waits_for_room_holds_nothing() {
+    let budget = Budget::new(millrace_types::Bytes(1 << 20), millrace_types::Bytes(1 << 20));
+    let message = framed(0, &vec![7; 1 << 20]);
+    let held = budget.share().try_take(1).unwrap();
+    let (sender, pieces) = wire();
+    let mut body = Messages::new(pieces, terms(&budget, Hold::UntilClaimed), Ledger::default());
+    sender.unbounded_send(Bytes::copy_from_slice(&message[..message.len() / 2])).unwrap();
+    assert!(futures::poll!(body.frame()).is_pending());
+    assert_eq!(budget.used(), 1);
+    drop(held);
+    assert!(futures::poll!(body.frame()).is_pending());
+    assert_eq!(budget.used(), (message.len() / 2 - PREFIX_LEN) as u64);
+    sender.unbounded_send(Bytes::copy_from_slice(&message[message.len() / 2..])).unwrap();
+    drop(sender);
+    assert_eq!(body.collect().await.unwrap().to_bytes(), message);
+}
+
+#[tokio::test]
+async fn of_two_streams_that_hold_half_of_what_they_need_one_is_refused_and_one_is_served() {
+    let budget = Budget::new(millrace_types::Bytes(1 << 20), millrace_types::Bytes(1 << 20));
+    let message = framed(0, &vec![7; 1 << 20]);
+    let bodies = [(); 2].map(|()| {
+        let (sender, pieces) = wire();
+        (sender, Messages::new(pieces, terms(&budget, Hold::UntilClaimed), Ledger::default()))
+    });
+    let [(first, mut first_body), (second, mut second_body)] = bodies;
+    // Both see room while nothing has arrived, and both begin.
+    for (sender, body) in [(&first, &mut first_body), (&second, &mut second_body)] {
+        sender.unbounded_send(Bytes::copy_from_slice(&message[..PREFIX_LEN])).unwrap();
+        assert!(futures::poll!(body.frame()).is_pending());
+    }
+    let quarter = Bytes::copy_from_slice(&message[PREFIX_LEN..PREFIX_LEN + (1 << 18)]);
+    let mut refused = None;
+    for _ in 0..4 {
+        for (at, (sender, body)) in
+            [(&first, &mut first_body), (&second, &mut second_body)].into_iter().enumerate()
+        {
+            sender.unbounded_send(quarter.clone()).unwrap();
+            while let Poll::Ready(Some(frame)) = futures::poll!(body.frame()) {
+                if let Err(status) = frame {
+                    assert_eq!(refused.replace((at, status.code())), None, "one is enough");
+                }
+            }
+        }
+    }
+    let (at, code) = refused.unwrap();
+    assert_eq!(code, Code::ResourceExhausted);
+    let (held, dropped) = if at == 0 { (second_body, first_body) } else { (first_body, second_body) };
+    drop(dropped);
+    assert_eq!(budget.used(), 1 << 20, "the other has all of its message");
+    drop(held);
+    assert_eq!(budget.used(), 0);
+}
+
 #[tokio::test(start_paused = true)]
-async fn a_message_that_stalls_ends_the_call_and_a_quiet_stream_does_not() {
-    let budget = Budget::new(millrace_types::Bytes::mib(1));
-    let begun = Frame::data(Bytes::from_static(&[0, 0, 0, 0, 9, 1]));
-    let frames = stream::once(async { Ok::<_, Status>(begun) }).chain(stream::pending());
-    let mut body =
-        Messages::new(StreamBody::new(Box::pin(frames)), terms(&budget, Hold::UntilNext), Ledger::default());
-    assert!(body.frame().await.unwrap().is_ok());
-    let stalled = body.frame().await.unwrap().unwrap_err();
-    assert_eq!(stalled.code(), Code::DeadlineExceeded);
+async fn a_message_below_the_minimum_rate_ends_the_call_and_a_quiet_stream_does_not() {
+    let budget = budget(1);
+    let (sender, pieces) = wire();
+    let mut body = Messages::new(pieces, terms(&budget, Hold::UntilNext), Ledger::default());
+    sender.unbounded_send(Bytes::from(framed(0, &vec![0; 1 << 20])).slice(..PREFIX_LEN)).unwrap();
+    let began = tokio::time::Instant::now();
+    let drip = async {
+        for _ in 0..60 {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            sender.unbounded_send(Bytes::from_static(b"1")).unwrap();
+        }
+    };
+    let slow = tokio::select! {
+        frame = body.frame() => frame.unwrap().unwrap_err(),
+        () = drip => unreachable!(),
+    };
+    assert_eq!(slow.code(), Code::DeadlineExceeded);
+    assert_eq!(began.elapsed().as_secs(), GRACE.as_secs());
 
     let quiet = stream::pending::<Result<Frame<Bytes>, Status>>();
     let terms = terms(&budget, Hold::UntilClaimed);
@@ -140,7 +286,7 @@ proptest! {
             .flat_map(|(plain, squeezed)| if *squeezed { framed(1, &gzip(plain)) } else { framed(0, plain) })
             .collect();
         let expected: Vec<u8> = messages.iter().flat_map(|(plain, _)| framed(0, plain)).collect();
-        let budget = Budget::new(millrace_types::Bytes::mib(8));
+        let budget = budget(8);
         let ledger = Ledger::default();
         let passed = block_on(pass(&wire, piece, terms(&budget, Hold::UntilClaimed), ledger.clone()));
         prop_assert_eq!(passed.unwrap(), expected);
@@ -152,7 +298,7 @@ proptest! {
     /// Whatever a client sends, the bytes it was charged come back.
     #[test]
     fn garbage_costs_nothing_afterwards(wire in proptest::collection::vec(any::<u8>(), 0..600), piece in 1usize..100) {
-        let budget = Budget::new(millrace_types::Bytes::mib(8));
+        let budget = budget(8);
         // Passed on or refused: either will do.
         let passed = block_on(pass(&wire, piece, terms(&budget, Hold::UntilNext), Ledger::default()));
         drop(passed);

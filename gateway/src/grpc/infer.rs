@@ -13,6 +13,7 @@ use tonic::metadata::AsciiMetadataValue;
 use super::{SERVER_TIMING, contents};
 use crate::backend::{Model, Tensor};
 use crate::call::Call;
+use crate::config::message_len;
 use crate::front::{Answer, Front, Named, Question, Run, check_named, check_requested, check_size};
 use crate::parameters::{Parameters, Value, refuse_unserved};
 
@@ -23,7 +24,11 @@ pub(super) async fn infer(
     request: ModelInferRequest,
 ) -> Result<Response<ModelInferResponse>, Failure> {
     let mut run = front.begin(call);
-    let (answer, id) = match answer(&mut run, request).await {
+    let answered = answer(&mut run, request).await.and_then(|(answer, id)| {
+        call.ledger.answer_all(answer.bytes())?;
+        Ok((answer, id))
+    });
+    let (answer, id) = match answered {
         Ok(answered) => answered,
         Err(failure) => return Err(run.fail(failure)),
     };
@@ -46,7 +51,7 @@ pub(super) async fn answer(
         (std::mem::take(&mut request.model_name), std::mem::take(&mut request.model_version));
     let id = std::mem::take(&mut request.id);
     let front = run.front();
-    let len_max = front.limits.message_len_max();
+    let len_max = message_len(front.limits.message_max);
     let read = move |model: Arc<Model>| async move {
         let typed = request.inputs.iter().filter_map(|input| input.contents.as_ref()).map(contents::elements);
         let elements: usize = typed.sum();

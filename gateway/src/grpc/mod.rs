@@ -119,9 +119,8 @@ impl GrpcInferenceService for Inference {
         request: Request<Streaming<ModelInferRequest>>,
     ) -> Result<Response<stream::Answers>, Status> {
         let (_, extensions, requests) = request.into_parts();
-        let ledger = extensions.get().cloned().unwrap_or_default();
         let call = call(&extensions)?.clone();
-        Ok(Response::new(stream::answers(Arc::clone(&self.0), call, ledger, requests)))
+        Ok(Response::new(stream::answers(Arc::clone(&self.0), call, requests)))
     }
 
     async fn model_config(

@@ -22,7 +22,6 @@ use super::sequences::Sequences;
 use super::{SERVER_TIMING, infer};
 use crate::budget::Charge;
 use crate::call::Call;
-use crate::framing::Ledger;
 use crate::front::Front;
 use crate::parameters::SEQUENCE_ID;
 use crate::request_id;
@@ -43,17 +42,14 @@ struct Asked {
 
 /// Answers every request of a stream. Ends when the client ends it, when it breaks the protocol, or
 /// when the server goes down, which it says.
-pub(super) fn answers(
-    front: Arc<Front>,
-    call: Call,
-    ledger: Ledger,
-    requests: Streaming<ModelInferRequest>,
-) -> Answers {
+pub(super) fn answers(front: Arc<Front>, call: Call, requests: Streaming<ModelInferRequest>) -> Answers {
     let concurrency = front.limits.stream_concurrency;
     let mut number = 0;
+    let arrivals = call.ledger.clone();
+    let departures = call.ledger.clone();
     let asked = requests.map(move |request| {
         number += 1;
-        let charge = ledger.claim();
+        let charge = arrivals.claim();
         request.map(|request| Asked { number, arrived: Instant::now(), request, charge })
     });
     let cut_off = Arc::new(AtomicBool::new(false));
@@ -74,7 +70,15 @@ pub(super) fn answers(
             }
         }
     });
-    Box::pin(answers.buffered(concurrency).chain(end))
+    let answers = answers.buffered(concurrency).map(move |answered| {
+        let (answer, charge) = answered?;
+        // The body that takes the answer in this same poll finds its charge here.
+        if let Some(charge) = charge {
+            departures.answer(charge);
+        }
+        Ok(answer)
+    });
+    Box::pin(answers.chain(end))
 }
 
 /// Whether the order of a request's sequence matters: to a model that keeps none of its state, it is of no
@@ -94,22 +98,27 @@ fn end(cut_off: Arc<AtomicBool>) -> impl Stream<Item = Result<ModelStreamInferRe
     stream::once(async move { last() }).filter_map(std::future::ready)
 }
 
-async fn answer(front: &Front, call: &Call, asked: Asked) -> ModelStreamInferResponse {
-    let Asked { number, arrived, request, charge } = asked;
+/// Answers one request. The answer's charge is in place of the request's.
+async fn answer(front: &Front, call: &Call, asked: Asked) -> (ModelStreamInferResponse, Option<Charge>) {
+    let Asked { number, arrived, request, mut charge } = asked;
     let mut run = front.begin_part(call, request_id(front, call, number), arrived);
     let request_id = run.request_id().clone();
     let (name, id) = (request.model_name.clone(), request.id.clone());
-    let answered = infer::answer(&mut run, request).await;
-    drop(charge);
+    let answered = infer::answer(&mut run, request).await.and_then(|(answer, id)| {
+        charge.as_mut().map_or(Ok(()), |charge| charge.answer(answer.bytes()))?;
+        Ok((answer, id))
+    });
     match answered {
         Ok((answer, id)) => {
             let (answer, mut response) = infer::response(answer, id);
             let times = run.succeed(&answer);
             response.parameters = parameters(&request_id);
             response.parameters.insert(SERVER_TIMING.to_owned(), text(times.to_string()));
-            ModelStreamInferResponse { error_message: String::new(), infer_response: Some(response) }
+            let answer =
+                ModelStreamInferResponse { error_message: String::new(), infer_response: Some(response) };
+            (answer, charge)
         }
-        Err(failure) => failed(&run.fail(failure), name, id, &request_id),
+        Err(failure) => (failed(&run.fail(failure), name, id, &request_id), None),
     }
 }
 

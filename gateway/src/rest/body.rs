@@ -1,39 +1,50 @@
-//! A REST request's body: collected within the byte budget, and made plain when compressed.
+//! A REST request's body: collected within the byte budget and at the minimum rate, and made plain
+//! when compressed.
 
 use std::time::Duration;
 
 use axum::body::Body;
-use bytes::{Buf as _, Bytes, BytesMut};
+use bytes::{Buf as _, Bytes};
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH};
 use http::{HeaderMap, StatusCode};
 use http_body_util::BodyExt as _;
+use millrace_transport::{MinimumRate, ProgressClock};
 use millrace_types::{Failure, Reason};
-use tokio::time::timeout;
+use tokio::time::{timeout, timeout_at};
 
 use super::error::RestError;
-use crate::budget::{Charge, too_large};
-use crate::front::Front;
+use crate::budget::{BudgetShare, Charge, too_large};
+use crate::framing::too_slow;
 use crate::inflate::{Encoding, Inflater, STEP};
 
 /// How long the rest of a refused body is read and dropped. A client that is still sending when the
 /// connection closes would see that, and not the refusal.
 const DISCARD_FOR: Duration = Duration::from_secs(5);
 
+/// What a body is held to.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Terms<'a> {
+    pub(crate) share: &'a BudgetShare,
+    pub(crate) len_max: usize,
+    pub(crate) minimum_rate: MinimumRate,
+}
+
 /// Collects a body; its bytes stay charged while the charge lives.
 pub(crate) async fn collect(
-    front: &Front,
+    terms: Terms<'_>,
     headers: &HeaderMap,
     body: Body,
 ) -> Result<(Bytes, Charge), RestError> {
     let announced = headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
-    let len_max = front.limits.message_len_max();
-    let mut arriving = Arriving { front, body, len_max, announced };
+    let pace = ProgressClock::begin(terms.minimum_rate);
+    let mut arriving = Arriving { terms, body, announced, pace };
     let collected = match arriving.admit(headers) {
-        Ok((charge, None)) => arriving.plain(charge).await,
-        Ok((charge, Some(encoding))) => arriving.inflated(charge, encoding).await,
+        Ok(None) => arriving.plain().await,
+        Ok(Some(encoding)) => arriving.inflated(encoding).await,
         Err(refused) => Err(refused),
     };
-    if collected.is_err() {
+    // A client that is too slow is not waited for any longer.
+    if collected.as_ref().is_err_and(|error| error.failure().reason != Reason::TimedOut) {
         arriving.discard().await;
     }
     collected
@@ -56,21 +67,25 @@ fn encoding(headers: &HeaderMap) -> Result<Option<Encoding>, RestError> {
 }
 
 struct Arriving<'a> {
-    front: &'a Front,
+    terms: Terms<'a>,
     body: Body,
-    len_max: usize,
-    /// Its length, where that is known beforehand: charged before any of it arrives.
+    /// The length that its sender says it has. Nothing is charged or allocated by it alone.
     announced: Option<u64>,
+    pace: ProgressClock,
 }
 
 impl Arriving<'_> {
-    /// Decides on the body from what is known of it before it arrives.
-    fn admit(&self, headers: &HeaderMap) -> Result<(Charge, Option<Encoding>), RestError> {
+    /// Decides on the body from its headers.
+    fn admit(&self, headers: &HeaderMap) -> Result<Option<Encoding>, RestError> {
         let encoding = encoding(headers)?;
-        if self.announced.is_some_and(|length| length > self.len_max as u64) {
-            return Err(too_large("the body", self.len_max).into());
+        if self.announced.is_some_and(|length| length > self.terms.len_max as u64) {
+            return Err(self.too_large().into());
         }
-        Ok((self.front.budget.try_take(self.announced.unwrap_or(0))?, encoding))
+        Ok(encoding)
+    }
+
+    fn too_large(&self) -> Failure {
+        too_large("the body", self.terms.len_max)
     }
 
     /// Reads what is left, for a while, and drops it.
@@ -81,55 +96,64 @@ impl Arriving<'_> {
         }
     }
 
-    /// The next piece, charged; `None` at the end.
-    async fn next(&mut self, charge: &mut Charge) -> Result<Option<Bytes>, Failure> {
-        let stall_max = self.front.limits.stall_max;
+    /// The next piece; `None` at the end.
+    async fn next(&mut self) -> Result<Option<Bytes>, Failure> {
         loop {
-            let Ok(frame) = timeout(stall_max, self.body.frame()).await else {
-                let message = format!("the body stopped arriving for {stall_max:?}: send it again");
-                return Err(Failure::new(Reason::TimedOut, message));
+            let Ok(frame) = timeout_at(self.pace.until(), self.body.frame()).await else {
+                return Err(too_slow("the body", self.terms.minimum_rate));
             };
             let Some(frame) = frame else { return Ok(None) };
             let frame = frame.map_err(|error| Failure::malformed(format!("the body broke off: {error}")))?;
             // Trailers say nothing here.
             let Ok(data) = frame.into_data() else { continue };
-            if self.announced.is_none() {
-                charge.grow(data.len() as u64)?;
-            }
+            self.pace.progress(data.len());
             return Ok(Some(data));
         }
     }
 
-    async fn plain(&mut self, mut charge: Charge) -> Result<(Bytes, Charge), RestError> {
-        let Some(first) = self.next(&mut charge).await? else { return Ok((Bytes::new(), charge)) };
+    async fn plain(&mut self) -> Result<(Bytes, Charge), RestError> {
+        let mut charge = self.terms.share.try_take(0)?;
+        let Some(first) = self.next().await? else { return Ok((Bytes::new(), charge)) };
+        if first.len() > self.terms.len_max {
+            return Err(self.too_large().into());
+        }
+        charge.grow(first.len() as u64)?;
         if self.announced == Some(first.len() as u64) {
             return Ok((first, charge));
         }
-        // Grows with what arrives: the announced length is a client's number.
-        let mut whole = BytesMut::new();
+        let mut whole = Vec::new();
         let mut next = Some(first);
         while let Some(data) = next {
-            if data.len() > self.len_max - whole.len() {
-                return Err(too_large("the body", self.len_max).into());
-            }
+            self.make_room(&mut whole, data.len());
             whole.extend_from_slice(&data);
-            next = self.next(&mut charge).await?;
+            next = self.next().await?;
+            let Some(data) = &next else { break };
+            if data.len() > self.terms.len_max - whole.len() {
+                return Err(self.too_large().into());
+            }
+            charge.grow(data.len() as u64)?;
         }
-        Ok((whole.freeze(), charge))
+        Ok((whole.into(), charge))
     }
 
-    async fn inflated(
-        &mut self,
-        mut charge: Charge,
-        encoding: Encoding,
-    ) -> Result<(Bytes, Charge), RestError> {
+    /// Makes room for `more` bytes, and for at most as many as have arrived on top.
+    fn make_room(&self, whole: &mut Vec<u8>, more: usize) {
+        if whole.capacity() - whole.len() < more {
+            let arrived = whole.len() + more;
+            let announced = self.announced.map_or(usize::MAX, |length| length as usize);
+            // A sender that announced less than it sends is hyper's to refuse.
+            whole.reserve_exact(announced.clamp(arrived, 2 * arrived) - whole.len());
+        }
+    }
+
+    async fn inflated(&mut self, encoding: Encoding) -> Result<(Bytes, Charge), RestError> {
         let mut arrived = 0;
-        // What it expands to is charged apart from what arrives.
-        let mut inflater = Inflater::new(encoding, b"", self.len_max, self.front.budget.try_take(0)?);
-        while let Some(mut data) = self.next(&mut charge).await? {
+        // Compressed bytes are used as they arrive: the plain ones are charged.
+        let mut inflater = Inflater::new(encoding, b"", self.terms.len_max, self.terms.share.try_take(0)?);
+        while let Some(mut data) = self.next().await? {
             arrived += data.len();
-            if arrived > self.len_max {
-                return Err(too_large("the body", self.len_max).into());
+            if arrived > self.terms.len_max {
+                return Err(self.too_large().into());
             }
             while !data.is_empty() {
                 let step = data.len().min(STEP);
@@ -141,8 +165,7 @@ impl Arriving<'_> {
                 }
             }
         }
-        let (plain, plain_charge) = inflater.finish()?;
-        // The compressed bytes are gone; the plain ones stay.
-        Ok((plain.freeze(), plain_charge))
+        let (plain, charge) = inflater.finish()?;
+        Ok((plain.freeze(), charge))
     }
 }

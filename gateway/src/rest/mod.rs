@@ -17,6 +17,7 @@ use axum::{Extension, Router};
 use http::header::{CONTENT_TYPE, HeaderName, HeaderValue};
 use http::request::Parts;
 use http::{HeaderMap, Response, StatusCode, Uri};
+use http_body::Body as _;
 use millrace_proto::metrics::negotiated;
 use millrace_types::{Failure, Reason};
 use prometheus_client::encoding::text::encode;
@@ -28,6 +29,7 @@ use self::error::RestError;
 use self::json::FirstParameter;
 use crate::backend::{Availability, Intent, Model};
 use crate::call::Call;
+use crate::config::message_len;
 use crate::describe as said;
 use crate::front::Front;
 use crate::grpc::SERVER_TIMING;
@@ -152,7 +154,10 @@ async fn infer(
     body: Body,
 ) -> Answered {
     let mut run = front.begin(&call);
-    let collected = body::collect(&front, &headers, body).await;
+    let len_max = message_len(front.limits.message_max);
+    let terms =
+        body::Terms { share: &call.shares.inference, len_max, minimum_rate: front.limits.minimum_rate };
+    let collected = body::collect(terms, &headers, body).await;
     let (body, mut charge) = match collected {
         Ok(collected) => collected,
         Err(error) => {
@@ -160,7 +165,6 @@ async fn infer(
             return Err(error);
         }
     };
-    let len_max = front.limits.message_len_max();
     let mut asked = None;
     let read = {
         let (front, headers, asked) = (&front, &headers, &mut asked);
@@ -177,21 +181,20 @@ async fn infer(
         }
     };
     let answered = run.answer(&wanted.name, &wanted.version, read).await;
-    let (form, charge) = asked.unzip();
-    let form = form.unwrap_or_default();
-    let answered = match answered {
-        Ok(answer) => {
+    let answered = match (answered, asked) {
+        (Ok(answer), Some((form, mut charge))) => {
             let len = response::json_data_len(&answer, &form);
             let encode = move || {
-                let encoded = response::encode(&answer, &form);
-                encoded.map(|encoded| (answer, encoded))
+                charge.answer(answer.bytes())?;
+                let encoded = response::encode(&answer, &form, &mut charge)?;
+                Ok::<_, Failure>((answer, encoded, charge))
             };
             front.convert(len, encode).await.flatten()
         }
-        Err(failure) => Err(failure),
+        (Ok(_), None) => Err(Failure::new(Reason::Internal, "an answer came to a request that was not read")),
+        (Err(failure), _) => Err(failure),
     };
-    drop(charge);
-    let (answer, encoded) = match answered {
+    let (answer, encoded, mut charge) = match answered {
         Ok(answered) => answered,
         Err(failure) => return Err(run.fail(failure).into()),
     };
@@ -199,6 +202,10 @@ async fn infer(
         Ok(response) => response,
         Err(failure) => return Err(run.fail(failure).into()),
     };
+    if let Some(len) = response.body().size_hint().exact() {
+        charge.settle(len);
+    }
+    call.ledger.answer(charge);
     let times = run.succeed(&answer);
     // Digits, letters and punctuation: always a valid value.
     if let Ok(timing) = HeaderValue::from_str(&times.to_string()) {
@@ -222,10 +229,16 @@ struct RepositoryRequest {
 /// Reads a small JSON body that may be left out.
 async fn optional<T: Default + for<'de> Deserialize<'de>>(
     front: &Front,
+    call: &Call,
     headers: &HeaderMap,
     body: Body,
 ) -> Result<T, RestError> {
-    let (body, _charge) = body::collect(front, headers, body).await?;
+    let terms = body::Terms {
+        share: &call.shares.admin,
+        len_max: message_len(front.limits.admin_message_max()),
+        minimum_rate: front.limits.minimum_rate,
+    };
+    let (body, _charge) = body::collect(terms, headers, body).await?;
     if body.is_empty() {
         return Ok(T::default());
     }
@@ -233,7 +246,7 @@ async fn optional<T: Default + for<'de> Deserialize<'de>>(
 }
 
 async fn index(State(front): Shared, Extension(call): Called, headers: HeaderMap, body: Body) -> Answered {
-    let IndexRequest { ready } = optional(&front, &headers, body).await?;
+    let IndexRequest { ready } = optional(&front, &call, &headers, body).await?;
     Ok(ok(&describe::index(&said::index(&front, &call, ready)?)))
 }
 
@@ -244,7 +257,7 @@ async fn load(
     headers: HeaderMap,
     body: Body,
 ) -> Answered {
-    let RepositoryRequest { parameters } = optional(&front, &headers, body).await?;
+    let RepositoryRequest { parameters } = optional(&front, &call, &headers, body).await?;
     if let Some(name) = parameters.0 {
         let message = format!("load parameter {name:?} is not served: change a function with millrace apply");
         return Err(Failure::new(Reason::Unimplemented, message).into());
@@ -261,7 +274,7 @@ async fn unload(
     body: Body,
 ) -> Answered {
     // The one parameter there is, unload_dependents, concerns ensembles: a function has none.
-    let RepositoryRequest { .. } = optional(&front, &headers, body).await?;
+    let RepositoryRequest { .. } = optional(&front, &call, &headers, body).await?;
     front.set_intent(&call, &wanted.name, Intent::Refuse).await?;
     Ok(ok(&json!({ "name": wanted.name, "unload": true })))
 }

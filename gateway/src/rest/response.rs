@@ -20,10 +20,13 @@ use super::elements::{self, Flat};
 use super::error::JSON;
 use super::request::{Form, HEADER_LENGTH};
 use crate::backend::Tensor;
+use crate::budget::Charge;
 use crate::front::Answer;
 use crate::inflate::Encoding;
 
 const BINARY: HeaderValue = HeaderValue::from_static("application/octet-stream");
+/// The bytes of JSON that are not charged: every answer has some.
+const JSON_FREE: usize = 1 << 10;
 /// Below this, compressing costs more than it saves.
 const COMPRESS_MIN: usize = 1 << 10;
 /// From here on it is done on a thread of its own.
@@ -68,8 +71,8 @@ pub(crate) fn json_data_len(answer: &Answer, form: &Form) -> usize {
     outputs.filter(|&(at, _)| !is_binary(at)).map(|(_, output)| output.data.len()).sum()
 }
 
-/// Writes an answer.
-pub(crate) fn encode(answer: &Answer, form: &Form) -> Result<Encoded, Failure> {
+/// Writes an answer. Its JSON is added to the charge as it grows.
+pub(crate) fn encode(answer: &Answer, form: &Form, charge: &mut Charge) -> Result<Encoded, Failure> {
     let tensors = &answer.completion.outputs;
     let is_binary = |at: usize| form.binary.get(at).copied().unwrap_or(false);
     let output = |(at, tensor): (usize, &'_ Tensor)| -> Result<(), Failure> {
@@ -96,13 +99,46 @@ pub(crate) fn encode(answer: &Answer, form: &Form) -> Result<Encoded, Failure> {
         id: form.id.as_deref(),
         outputs: outputs.collect(),
     };
-    let json = serde_json::to_vec(&written)
-        .map_err(|error| Failure::new(Reason::Internal, format!("cannot write the answer: {error}")))?;
+    let mut json = ChargedJson { text: Vec::with_capacity(JSON_FREE), charge, refused: None };
+    if let Err(error) = serde_json::to_writer(&mut json, &written) {
+        let ours = || Failure::new(Reason::Internal, format!("cannot write the answer: {error}"));
+        return Err(json.refused.unwrap_or_else(ours));
+    }
+    let json = json.text;
     let binary =
         tensors.iter().enumerate().filter(|&(at, _)| is_binary(at)).map(|(_, tensor)| tensor.data.clone());
     let json_len = form.binary.contains(&true).then_some(json.len());
     let pieces = std::iter::once(Bytes::from(json)).chain(binary).collect();
     Ok(Encoded { pieces, json_len })
+}
+
+/// JSON that is charged for the memory it takes, before it takes more.
+struct ChargedJson<'a> {
+    text: Vec<u8>,
+    charge: &'a mut Charge,
+    /// Why it was not written.
+    refused: Option<Failure>,
+}
+
+impl io::Write for ChargedJson<'_> {
+    fn write(&mut self, piece: &[u8]) -> io::Result<usize> {
+        let capacity = self.text.capacity();
+        let len = self.text.len() + piece.len();
+        if len > capacity {
+            let wanted = len.max(2 * capacity);
+            if let Err(refused) = self.charge.grow((wanted - capacity) as u64) {
+                self.refused = Some(refused.after_execution());
+                return Err(io::ErrorKind::OutOfMemory.into());
+            }
+            self.text.reserve_exact(wanted - self.text.len());
+        }
+        self.text.extend_from_slice(piece);
+        Ok(piece.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// Sends an answer, compressed when the client takes that.

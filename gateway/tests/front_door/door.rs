@@ -237,7 +237,7 @@ async fn idle_connections_do_not_hold_up_closing() {
     let server = Server::start().await;
     let mut silent = TcpStream::connect(server.addr).await.unwrap();
     let mut kept = TcpStream::connect(server.addr).await.unwrap();
-    kept.write_all(b"GET /v2/health/live HTTP/1.1\r\nhost: test\r\n\r\n").await.unwrap();
+    kept.write_all(b"GET /v2/health/live HTTP/1.1\r\nhost: localhost\r\n\r\n").await.unwrap();
     let mut first = [0; 12];
     kept.read_exact(&mut first).await.unwrap();
     assert_eq!(&first, b"HTTP/1.1 200");

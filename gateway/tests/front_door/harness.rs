@@ -78,7 +78,7 @@ impl Server {
     }
 
     pub async fn send(&self, method: Method, path: &str, headers: &[(&str, &str)], body: Bytes) -> Reply {
-        let mut request = Request::builder().method(method).uri(path).header("host", "test");
+        let mut request = Request::builder().method(method).uri(path).header("host", "localhost");
         for (name, value) in headers {
             request = request.header(*name, *value);
         }

@@ -358,7 +358,8 @@ async fn a_client_that_hangs_up_cancels_its_request() {
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.unwrap();
     let driver = tokio::spawn(connection);
     let body = Full::new(Bytes::from(row().to_string()));
-    let request = Request::builder().method(Method::POST).uri("/v2/models/held/infer").header("host", "test");
+    let request =
+        Request::builder().method(Method::POST).uri("/v2/models/held/infer").header("host", "localhost");
     let call = tokio::spawn(async move { sender.send_request(request.body(body).unwrap()).await });
     server.echo.running(1).await;
     call.abort();
@@ -392,7 +393,7 @@ async fn one_connection_serves_many_requests() {
     for (model, status) in [("mlp", 200), ("nowhere", 404), ("failing", 500), ("mlp", 200)] {
         let body = Full::new(Bytes::from(row().to_string()));
         let path = format!("/v2/models/{model}/infer");
-        let request = Request::builder().method(Method::POST).uri(path).header("host", "test");
+        let request = Request::builder().method(Method::POST).uri(path).header("host", "localhost");
         let reply = sender.send_request(request.body(body).unwrap()).await.unwrap();
         assert_eq!(reply.status(), status);
         reply.into_body().collect().await.unwrap();
