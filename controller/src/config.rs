@@ -115,6 +115,10 @@ pub struct ControllerConfig {
     /// Serves anyone who can connect, without encryption or authentication. Without it, only
     /// loopback addresses are listened at.
     pub insecure: bool,
+    /// Names that clients may call it by, beside `localhost` and the hosts of
+    /// [`client_listen`](Self::client_listen) and [`client_advertise`](Self::client_advertise).
+    /// Requests to others are refused: a web page could have made them lead here.
+    pub host_names: Vec<String>,
     /// Bounds on what clients may ask.
     pub limits: Limits,
     /// Where uploaded models are checked.
@@ -146,6 +150,7 @@ impl ControllerConfig {
             allow_faults: false,
             fault_injection: false,
             insecure: false,
+            host_names: Vec::new(),
             limits: Limits::default(),
             inspection: Inspection::InProcess,
             seed,

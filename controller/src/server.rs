@@ -12,6 +12,7 @@ use millrace_gateway::auth::{Anyone, Authenticate, LoopbackOnly};
 use millrace_gateway::config::FrontDoorConfig;
 use millrace_gateway::serve::{self, FrontDoor};
 use millrace_proto::admin::admin_server::AdminServer;
+use millrace_proto::browser::host;
 use millrace_proto::fault::fault_server::FaultServer;
 use millrace_proto::parts::{MESSAGE_BYTES_MAX, control_server};
 use millrace_transport::PortLimits;
@@ -286,9 +287,17 @@ fn open_front_door(
         if config.insecure { Arc::new(Anyone::default()) } else { Arc::new(LoopbackOnly::default()) };
     let mut limits = millrace_gateway::config::Limits::default();
     limits.server.port = config.limits.client;
+    let advertised = config.client_advertise.as_deref().and_then(host);
     let front = FrontDoorConfig {
         limits,
         authenticate,
+        host_names: config
+            .host_names
+            .iter()
+            .map(String::as_str)
+            .chain(advertised)
+            .map(str::to_owned)
+            .collect(),
         activity: admin.activities.own.counts.clone(),
         ..FrontDoorConfig::new(Arc::new(move || Duration::from_millis(clock.now().0)), config.seed)
     };

@@ -23,6 +23,8 @@ pub struct FrontDoorConfig {
     pub authenticate: Arc<dyn Authenticate>,
     /// For request ids and "last inference".
     pub wall_clock: WallClock,
+    /// Names that clients may call it by, beside `localhost` and the address at which it listens.
+    pub host_names: Vec<String>,
     /// For request ids: two front doors of one cluster must not share it.
     pub seed: u64,
     /// Shows what the front door counts, to whoever keeps a clone of it.
@@ -37,6 +39,7 @@ impl FrontDoorConfig {
             limits: Limits::default(),
             authenticate: Arc::new(LoopbackOnly::default()),
             wall_clock,
+            host_names: Vec::new(),
             seed,
             activity: Activity::default(),
         }

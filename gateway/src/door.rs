@@ -1,6 +1,6 @@
-//! Where every request comes in, before any service. A request gets an id, a caller, a tenant and a
-//! span. Its body and its answer are held to the byte budget. gRPC goes one way, everything else the
-//! other.
+//! Where every request comes in, before any service. A request is held to the rules for browsers and
+//! gets an id, a caller, a tenant and a span. Its body and its answer are held to the byte budget.
+//! gRPC goes one way, everything else the other.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -10,7 +10,8 @@ use axum::Router;
 use axum::body::Body;
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderName, HeaderValue};
-use http::{HeaderMap, Method, Request, Response};
+use http::{HeaderMap, Method, Request, Response, Uri};
+use millrace_proto::browser::OwnNames;
 use millrace_proto::decoding::MessageType;
 use millrace_proto::status::to_status;
 use millrace_proto::trace::{self, KeyValue};
@@ -46,6 +47,7 @@ const STREAM: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
 #[derive(Clone)]
 pub(crate) struct Door {
     pub(crate) front: Arc<Front>,
+    pub(crate) own_names: OwnNames,
     pub(crate) shares: ConnectionShares,
     /// Paths of the methods whose clients send several messages.
     pub(crate) streams: Arc<BTreeSet<String>>,
@@ -93,7 +95,7 @@ impl Door {
         B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
         B::Error: Into<tonic::codegen::StdError>,
     {
-        let call = match self.call(peer, request_id, request.headers()) {
+        let call = match self.call(peer, request_id, request.uri(), request.headers()) {
             Ok(call) => call,
             Err(failure) => return to_status(&failure).into_http(),
         };
@@ -133,7 +135,7 @@ impl Door {
         B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
         B::Error: Into<tonic::codegen::StdError>,
     {
-        match self.call(peer, request_id, request.headers()) {
+        match self.call(peer, request_id, request.uri(), request.headers()) {
             Ok(call) => {
                 let version = request.version();
                 let ledger = call.ledger.clone();
@@ -145,7 +147,14 @@ impl Door {
         }
     }
 
-    fn call(&self, peer: SocketAddr, request_id: &RequestId, headers: &HeaderMap) -> Result<Call, Failure> {
+    fn call(
+        &self,
+        peer: SocketAddr,
+        request_id: &RequestId,
+        uri: &Uri,
+        headers: &HeaderMap,
+    ) -> Result<Call, Failure> {
+        self.own_names.check(uri, headers)?;
         let arrived = Instant::now();
         Ok(Call {
             request_id: request_id.clone(),

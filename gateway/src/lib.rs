@@ -1,7 +1,7 @@
 //! The front door: the Open Inference Protocol over gRPC and REST on one port, for any [`Backend`].
 //!
 //! ```text
-//! listener → connection (h2c or HTTP/1.1) → door: id, caller, tenant, span, byte budget
+//! listener → connection (h2c or HTTP/1.1) → door: browser rules, id, caller, tenant, span, byte budget
 //!     ├─ gRPC → inference.GRPCInferenceService, health, reflection, services added
 //!     └─ REST → /v2/…, /metrics
 //!                  both → front: find, read and check, invoke within the timeout, count → Backend

@@ -1,13 +1,14 @@
 //! The listening socket, the connections on it, and the end of both.
 
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
 use http::Request;
 use millrace_proto::DESCRIPTORS;
+use millrace_proto::browser::OwnNames;
 use millrace_proto::inference::grpc_inference_service_server::GrpcInferenceServiceServer;
 use millrace_transport::ServerConfig;
 use prometheus_client::registry::Registry;
@@ -100,7 +101,7 @@ impl FrontDoor {
         let (closing, closed) = Closing::new();
         let limits = &self.config.limits;
         let server = ServerConfig { minimum_rate: Some(limits.minimum_rate), ..limits.server.clone() };
-        let door = self.door(closed);
+        let door = self.door(local_addr.ip(), closed);
         let port = millrace_transport::serve(listener, server, move |peer| {
             let door = door.for_connection();
             let open = OpenConnection::new(&door);
@@ -114,9 +115,9 @@ impl FrontDoor {
         Ok(Serving { local_addr, closing, port })
     }
 
-    fn door(self, closing: Closing) -> Door {
+    fn door(self, listens: IpAddr, closing: Closing) -> Door {
         let Self { config, backend, mut registry, mut services, mut routes } = self;
-        let FrontDoorConfig { limits, authenticate, wall_clock, seed, activity } = config;
+        let FrontDoorConfig { limits, authenticate, wall_clock, host_names, seed, activity } = config;
         let budget = Budget::new(limits.in_flight_max, limits.message_max);
         let admin_budget = Budget::new(ADMIN_IN_FLIGHT_MAX, limits.admin_message_max());
         let labelled_max = limits.labelled_functions_max;
@@ -150,8 +151,9 @@ impl FrontDoor {
         add_reflection(&mut routes, &services);
         let grpc: Router = routes.routes().prepare().into_axum_router().fallback(door::unknown_method);
         let rest = rest::router(Arc::clone(&front), registry);
+        let own_names = OwnNames::new(listens, host_names);
         let streams = Arc::new(client_streams());
-        Door { shares: front.shares(), front, streams, authenticate, grpc, rest }
+        Door { shares: front.shares(), front, own_names, streams, authenticate, grpc, rest }
     }
 }
 

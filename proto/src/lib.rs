@@ -19,6 +19,7 @@
 //! | [`convert`] | wire shapes to domain shapes, checked |
 //! | [`decoding`] | the memory that decoding a message takes, bounded before the message is decoded |
 //! | [`frames`] | messages and descriptors over the executor's Unix socket |
+//! | [`browser`] | the rules that keep web pages out of a server |
 //! | [`metrics`] | metrics as text, in the format asked for |
 //! | [`trace`] | W3C trace context through gRPC metadata and HTTP headers, spans told after the fact, spans kept |
 
@@ -67,6 +68,7 @@ pub mod policy {
     tonic::include_proto!("millrace.policy.v1");
 }
 
+pub mod browser;
 pub mod convert;
 pub mod decoding;
 pub mod frames;

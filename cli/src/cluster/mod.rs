@@ -80,6 +80,8 @@ pub(crate) struct Plan {
     pub(crate) insecure: bool,
     /// Connections of the client port, of the internal port and of each worker's port.
     pub(crate) ports: [PortLimits; 3],
+    /// Names that clients call it by, beside localhost and its address.
+    pub(crate) host_names: Vec<String>,
     /// Where the controller keeps model files, if not on its own disk.
     pub(crate) artifacts: Option<SharedPlace>,
     /// Where its spans are kept, if they are.
@@ -105,6 +107,7 @@ impl Cluster {
             internal_listen: plan.internal,
             allow_faults: plan.faults == Faults::Obey,
             insecure: plan.insecure,
+            host_names: plan.host_names.clone(),
             artifacts: plan.artifacts.clone(),
             inspection: inspection()?,
             kept: plan.kept.clone(),

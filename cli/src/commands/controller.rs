@@ -12,7 +12,7 @@ use millrace_controller::{
 };
 use millrace_proto::trace::Kept;
 
-use crate::commands::options::{Manners, Origin, advertised};
+use crate::commands::options::{HostNames, Manners, Origin, advertised};
 use crate::config::Config;
 use crate::failure::Failure;
 use crate::private;
@@ -89,6 +89,8 @@ pub(crate) struct Args {
     /// same for every one of them. Also MILLRACE_ARTIFACTS, or `artifacts` in the settings file.
     #[arg(long, value_name = "URL")]
     artifacts: Option<SharedPlace>,
+    #[command(flatten)]
+    host_names: HostNames,
     #[command(flatten)]
     manners: Manners,
     #[command(flatten)]
@@ -184,6 +186,7 @@ impl Args {
             allow_faults: self.manners.allow_faults,
             fault_injection: self.enable_fault_injection,
             insecure: self.manners.insecure,
+            host_names: self.host_names.all(),
             ..defaults
         })
     }

@@ -170,6 +170,17 @@ impl Connections {
     }
 }
 
+/// Names by which clients call a server.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct HostNames {
+    /// A name by which clients call this server, such as the DNS name of a service; may be repeated.
+    /// The server also answers to localhost, this machine's name, and the addresses at which it
+    /// listens and that it advertises. Requests to other names are refused, because a web page can
+    /// make a name of its own lead here.
+    #[arg(long = "host-name", value_name = "NAME", value_parser = host_name)]
+    names: Vec<String>,
+}
+
 /// Who started a server, where that is not a person or a service manager.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Origin {
@@ -280,6 +291,31 @@ impl Manners {
     }
 }
 
+impl HostNames {
+    /// The names given, and the machine's.
+    pub(crate) fn all(&self) -> Vec<String> {
+        self.names.iter().cloned().chain(machine_name()).collect()
+    }
+
+    /// The same options, to be typed again.
+    pub(crate) fn words(&self) -> Vec<String> {
+        self.names.iter().flat_map(|name| ["--host-name".to_owned(), name.clone()]).collect()
+    }
+}
+
+fn host_name(text: &str) -> Result<String, String> {
+    match millrace_proto::browser::host(text) {
+        Some(host) if host == text => Ok(text.to_owned()),
+        _ => Err("write a name alone, without a port, such as models.example".to_owned()),
+    }
+}
+
+/// This machine's name, as `uname -n` prints it. `None` where the system does not say.
+fn machine_name() -> Option<String> {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
+    Some(name.trim().to_owned()).filter(|name| !name.is_empty())
+}
+
 impl Origin {
     /// Ties this process to the one that started it, if there is one. On the main thread, first.
     pub(crate) fn obey(&self) -> Result<(), Failure> {
@@ -353,6 +389,8 @@ mod tests {
         machine: Machine,
         #[command(flatten)]
         manners: Manners,
+        #[command(flatten)]
+        host_names: HostNames,
     }
 
     #[test]
@@ -393,14 +431,30 @@ mod tests {
                     "100",
                     "--address-connections-max",
                     "10",
+                    "--host-name",
+                    "models.example",
+                    "--host-name",
+                    "models",
                 ],
             ] {
                 let first = Line::parse_from(typed.iter().chain(more));
-                let words = [first.machine.words(), first.manners.words()].concat();
+                let words = [first.machine.words(), first.manners.words(), first.host_names.words()].concat();
                 let again = Line::parse_from(std::iter::once("x".to_owned()).chain(words));
                 assert_eq!(format!("{first:?}"), format!("{again:?}"));
             }
         }
+    }
+
+    #[test]
+    fn a_host_name_has_no_port() {
+        for name in ["models.example:8080", "http://models", "", "[::1]", "a@b"] {
+            assert!(Line::try_parse_from(["x", "--host-name", name]).is_err(), "{name}");
+        }
+        let names = Line::parse_from(["x", "--host-name", "models.example"]).host_names;
+        assert_eq!(
+            names.all(),
+            ["models.example".to_owned()].into_iter().chain(machine_name()).collect::<Vec<_>>()
+        );
     }
 
     #[test]

@@ -98,7 +98,10 @@ impl Cluster {
     /// What a scrape of its client port gives.
     pub(crate) async fn metrics(&self) -> String {
         let mut stream = TcpStream::connect(self.controller.client_addr()).await.unwrap();
-        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await.unwrap();
+        stream
+            .write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            .await
+            .unwrap();
         let mut text = String::new();
         stream.read_to_string(&mut text).await.unwrap();
         text

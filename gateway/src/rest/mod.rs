@@ -227,12 +227,19 @@ struct RepositoryRequest {
 }
 
 /// Reads a small JSON body that may be left out.
+///
+/// A browser sends other types without asking the server whether it may. No type at all is
+/// tritonclient's; a browser that sends none names its page's origin, which the door refuses.
 async fn optional<T: Default + for<'de> Deserialize<'de>>(
     front: &Front,
     call: &Call,
     headers: &HeaderMap,
     body: Body,
 ) -> Result<T, RestError> {
+    if let Some(kind) = headers.get(CONTENT_TYPE).filter(|kind| !is_json(kind)) {
+        let message = format!("content-type {kind:?} is not served here: send application/json");
+        return Err(RestError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, Reason::MalformedRequest, message));
+    }
     let terms = body::Terms {
         share: &call.shares.admin,
         len_max: message_len(front.limits.admin_message_max()),
@@ -243,6 +250,12 @@ async fn optional<T: Default + for<'de> Deserialize<'de>>(
         return Ok(T::default());
     }
     json::read(&body).map_err(RestError::from)
+}
+
+/// Whether a type is JSON, with parameters or without.
+fn is_json(kind: &HeaderValue) -> bool {
+    let kind = kind.to_str().unwrap_or_default();
+    kind.split(';').next().is_some_and(|kind| kind.trim().eq_ignore_ascii_case("application/json"))
 }
 
 async fn index(State(front): Shared, Extension(call): Called, headers: HeaderMap, body: Body) -> Answered {

@@ -1,11 +1,13 @@
 //! What the server says of itself and its models over REST, and the repository.
 
 use bytes::Bytes;
-use http::Method;
+use http::{Method, Request};
+use http_body_util::Full;
+use millrace_gateway::{FrontDoorConfig, Limits};
 use millrace_types::Reason;
 use serde_json::{Value as Json, json};
 
-use crate::harness::{NOW, Server, row};
+use crate::harness::{NOW, Server, config, row};
 
 #[tokio::test]
 async fn says_that_it_lives_and_whether_it_is_ready() {
@@ -133,6 +135,62 @@ async fn lists_loads_and_unloads_models() {
     let config = r#"{"parameters":{"config":"{}"}}"#;
     server.post(load, config).await.refuses(501, Reason::Unimplemented, "config");
     server.post(load, "{").await.refuses(400, Reason::MalformedRequest, "protocol");
+}
+
+/// Calls of a web page that a developer has open: to the server's own address, or to a name that its
+/// author made to lead there.
+#[tokio::test]
+async fn a_page_of_another_origin_changes_nothing() {
+    let server = Server::start().await;
+    let own = server.addr.to_string();
+    let call = async |path: &str, host: &str, headers: &[(&str, &str)]| {
+        let mut request = Request::builder().method(Method::POST).uri(path).header("host", host);
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        server.exchange(request.body(Full::new(Bytes::new())).unwrap()).await
+    };
+    let json = ("content-type", "application/json");
+    let foreign = ("origin", "http://attacker.example");
+    let unload = "/v2/repository/models/mlp/unload";
+    let denied = Reason::PermissionDenied;
+    call(unload, &own, &[json, foreign]).await.refuses(403, denied, "attacker.example");
+    call(unload, &own, &[json, ("origin", "null")]).await.refuses(403, denied, "null");
+    call(unload, "attacker.example", &[json]).await.refuses(403, denied, "attacker.example");
+    let forwarded = ("x-forwarded-host", own.as_str());
+    call(unload, "attacker.example", &[json, forwarded]).await.refuses(403, denied, "--host-name");
+    for kind in ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"] {
+        let text = ("content-type", kind);
+        call(unload, &own, &[text]).await.refuses(415, Reason::MalformedRequest, kind);
+        call("/v2/repository/index", &own, &[text]).await.refuses(415, Reason::MalformedRequest, kind);
+    }
+
+    let grpc = ("content-type", "application/grpc");
+    let unload = "/inference.GRPCInferenceService/RepositoryModelUnload";
+    for (host, headers) in [(own.as_str(), [grpc, foreign]), ("attacker.example", [grpc, ("te", "trailers")])]
+    {
+        let reply = call(unload, host, &headers).await;
+        assert_eq!(reply.header("grpc-status"), "7", "{reply:?}");
+        assert!(reply.header("grpc-message").contains("attacker.example"), "{reply:?}");
+    }
+    assert_eq!(server.get("/v2/models/mlp/ready").await.status, 200, "it still serves");
+
+    // Programs: with parameters of the type, without a type, from a page of the server's own.
+    let page = format!("http://{own}");
+    for headers in [[("content-type", "Application/JSON; charset=utf-8")], [("origin", page.as_str())]] {
+        assert_eq!(call("/v2/repository/models/mlp/unload", &own, &headers).await.status, 200, "{headers:?}");
+    }
+    assert_eq!(server.get("/v2/models/mlp/ready").await.status, 503);
+}
+
+#[tokio::test]
+async fn a_server_is_called_by_the_names_it_is_given() {
+    let config = FrontDoorConfig { host_names: vec!["models.example".into()], ..config(Limits::default()) };
+    let server = Server::of(config, |door| door).await;
+    for (host, status) in [("models.example:8080", 200), ("other.example", 403), ("localhost", 200)] {
+        let request = Request::builder().uri("/v2").header("host", host).body(Full::new(Bytes::new()));
+        assert_eq!(server.exchange(request.unwrap()).await.status, status, "{host}");
+    }
 }
 
 #[tokio::test]

@@ -158,6 +158,7 @@ fn plan(args: &Args, folder: &Path) -> Result<Plan, Failure> {
         programs: None,
         faults: Faults::Refuse,
         insecure: false,
+        host_names: Vec::new(),
         artifacts: None,
         kept: None,
     })

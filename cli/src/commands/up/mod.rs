@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use millrace_proto::trace::Kept;
 
 use crate::cluster::WORKERS_MAX;
-use crate::commands::options::{Machine, Manners};
+use crate::commands::options::{HostNames, Machine, Manners};
 use crate::commands::worker::WORKER_PORT;
 use crate::config::Config;
 use crate::failure::Failure;
@@ -72,6 +72,8 @@ pub(crate) struct Args {
     /// Start a controller or worker that ended again, a little later each time.
     #[arg(long)]
     restart: bool,
+    #[command(flatten)]
+    host_names: HostNames,
     #[command(flatten)]
     manners: Manners,
 }

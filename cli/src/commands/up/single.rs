@@ -64,6 +64,7 @@ fn plan(args: &Args, config: &Config, data_dir: PathBuf) -> Result<Plan, Failure
         faults: args.manners.faults(),
         insecure: args.manners.insecure,
         ports: args.manners.connections.of_all_ports(args.workers())?,
+        host_names: args.host_names.all(),
         artifacts: config.artifacts.clone(),
         kept: None,
     })

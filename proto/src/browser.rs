@@ -1,0 +1,177 @@
+//! The rules that keep web pages out of a server. Pure.
+//!
+//! A browser lets any page send requests to any address its user can reach. Two headers tell: `Host`
+//! has the name that the page's author chose, also after that name was made to lead to this server
+//! (DNS rebinding), and `Origin` the page that asks. Programs that are no browser send no `Origin`.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use http::header::{HOST, ORIGIN};
+use http::{HeaderMap, HeaderValue, Uri};
+use millrace_types::{Failure, Reason};
+
+/// The names that clients may call a server by: `localhost`, its address, and those it was given.
+#[derive(Debug, Clone)]
+pub struct OwnNames {
+    listens: IpAddr,
+    names: Arc<[String]>,
+}
+
+impl OwnNames {
+    /// The names of a server that listens at this address. Where that stands for every address of the
+    /// machine, every address is its own: an address in `Host` cannot have been made to lead here.
+    #[must_use]
+    pub fn new(listens: IpAddr, names: Vec<String>) -> Self {
+        Self { listens: listens.to_canonical(), names: names.into() }
+    }
+
+    /// Checks a request by what came before its body. One that names no host is no browser's.
+    ///
+    /// # Errors
+    /// `PERMISSION_DENIED` when the host is none of these names, or a page of another origin asks.
+    pub fn check(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), Failure> {
+        let target = uri.authority().map(|authority| authority.as_str());
+        let hosts = headers.get_all(HOST);
+        for host in target.into_iter().chain(hosts.iter().map(text)) {
+            if !self.contains(host) {
+                let message = format!(
+                    "host {host:?} is no name of this server: use its address, or start it with --host-name"
+                );
+                return Err(Failure::new(Reason::PermissionDenied, message));
+            }
+        }
+        let own = || target.or_else(|| hosts.iter().next().map(text));
+        if headers.get_all(ORIGIN).iter().any(|origin| !is_origin(text(origin), own())) {
+            return Err(foreign(headers));
+        }
+        Ok(())
+    }
+
+    fn contains(&self, authority: &str) -> bool {
+        let Some(host) = host(authority) else { return false };
+        match host.parse::<IpAddr>() {
+            Ok(address) => {
+                let address = address.to_canonical();
+                // A loopback address may be the near end of a tunnel.
+                address.is_loopback()
+                    || self.listens.is_unspecified()
+                    || address == self.listens
+                    || self.names.iter().any(|name| name.parse() == Ok(address))
+            }
+            Err(_) => {
+                host.eq_ignore_ascii_case("localhost")
+                    || self.names.iter().any(|name| name.eq_ignore_ascii_case(host))
+            }
+        }
+    }
+}
+
+/// Checks a request to a server that no page has any business with: one with an `Origin` is refused.
+///
+/// # Errors
+/// `PERMISSION_DENIED`.
+pub fn check_no_origin(headers: &HeaderMap) -> Result<(), Failure> {
+    if headers.contains_key(ORIGIN) { Err(foreign(headers)) } else { Ok(()) }
+}
+
+/// The host of `host:port`, as names and addresses are compared: `name`, `10.0.0.1`, `::1`.
+#[must_use]
+pub fn host(authority: &str) -> Option<&str> {
+    if let Some(bracketed) = authority.strip_prefix('[') {
+        let (address, port) = bracketed.split_once(']')?;
+        return (port.is_empty() || port.starts_with(':')).then_some(address);
+    }
+    let host = authority.split_once(':').map_or(authority, |(host, _port)| host);
+    let host = host.strip_suffix('.').unwrap_or(host);
+    (!host.is_empty() && !host.contains('@')).then_some(host)
+}
+
+fn foreign(headers: &HeaderMap) -> Failure {
+    let origin = headers.get(ORIGIN).map_or("", text);
+    let message = format!(
+        "a web page of {origin:?} may send no requests here: send them from a program, without Origin"
+    );
+    Failure::new(Reason::PermissionDenied, message)
+}
+
+/// A header's text; what is none matches nothing.
+fn text(value: &HeaderValue) -> &str {
+    value.to_str().unwrap_or("@")
+}
+
+/// Whether an origin is that of pages which this server itself would serve.
+fn is_origin(origin: &str, own: Option<&str>) -> bool {
+    let page = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
+    page.zip(own).is_some_and(|(page, own)| page.eq_ignore_ascii_case(own))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(all: &[(&'static str, &str)]) -> HeaderMap {
+        all.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect()
+    }
+
+    fn check(listens: &str, uri: &str, all: &[(&'static str, &str)]) -> bool {
+        let own = OwnNames::new(listens.parse().unwrap(), vec!["Server.example".into(), "10.9.9.9".into()]);
+        own.check(&uri.parse().unwrap(), &headers(all)).is_ok()
+    }
+
+    #[test]
+    fn a_request_names_the_server_by_a_name_or_address_of_its_own() {
+        for (listens, host, served) in [
+            ("127.0.0.1", "127.0.0.1:8080", true),
+            ("127.0.0.1", "127.0.0.1", true),
+            ("127.0.0.1", "LOCALHOST:9", true),
+            ("127.0.0.1", "localhost.", true),
+            ("127.0.0.1", "[::1]:8080", true),
+            ("127.0.0.1", "[::ffff:127.0.0.1]:8080", true),
+            ("127.0.0.1", "server.example:8080", true),
+            ("127.0.0.1", "10.9.9.9:8080", true),
+            ("127.0.0.1", "10.0.0.1:8080", false),
+            ("127.0.0.1", "attacker.example:8080", false),
+            ("127.0.0.1", "127.0.0.1.attacker.example", false),
+            ("127.0.0.1", "localhost@attacker.example", false),
+            ("127.0.0.1", "[::1]attacker.example", false),
+            ("127.0.0.1", "", false),
+            ("10.0.0.1", "10.0.0.1:8080", true),
+            ("10.0.0.1", "127.0.0.1:8080", true),
+            ("10.0.0.1", "10.0.0.2:8080", false),
+            ("0.0.0.0", "10.0.0.2:8080", true),
+            ("::", "[fd00::1]:8080", true),
+            ("0.0.0.0", "attacker.example", false),
+        ] {
+            assert_eq!(check(listens, "/v2", &[("host", host)]), served, "{host} at {listens}");
+        }
+        assert!(check("127.0.0.1", "/v2", &[]), "HTTP/1.0 health checks name no host");
+        assert!(!check("127.0.0.1", "http://attacker.example/v2", &[("host", "127.0.0.1")]));
+        assert!(!check("127.0.0.1", "/v2", &[("host", "127.0.0.1"), ("host", "attacker.example")]));
+        assert!(!check(
+            "127.0.0.1",
+            "/v2",
+            &[("host", "attacker.example"), ("x-forwarded-host", "localhost")]
+        ));
+    }
+
+    #[test]
+    fn a_page_may_ask_the_server_that_served_it_and_no_other() {
+        for (origin, served) in [
+            ("http://127.0.0.1:8080", true),
+            ("https://127.0.0.1:8080", true),
+            ("http://127.0.0.1:3000", false),
+            ("http://localhost:8080", false),
+            ("http://attacker.example", false),
+            ("null", false),
+            ("", false),
+        ] {
+            let all = [("host", "127.0.0.1:8080"), ("origin", origin)];
+            assert_eq!(check("127.0.0.1", "/v2", &all), served, "{origin}");
+            assert!(check_no_origin(&headers(&all)).is_err(), "{origin}");
+        }
+        assert!(!check("127.0.0.1", "/v2", &[("origin", "http://127.0.0.1:8080")]));
+        assert!(check("127.0.0.1", "http://localhost:1/v2", &[("origin", "http://localhost:1")]));
+        assert!(check_no_origin(&headers(&[("host", "attacker.example")])).is_ok());
+    }
+}
