@@ -15,6 +15,8 @@ use crate::clock;
 pub(crate) const SHARE: f64 = 0.5;
 /// The processor time that a process may take at once after it was idle.
 const BURST: Duration = Duration::from_millis(20);
+/// The processor time that work which only fills the share leaves to other work.
+const SPARE: Duration = Duration::from_millis(10);
 /// The shortest rest: timers are not finer.
 const REST_MIN: Duration = Duration::from_millis(1);
 
@@ -33,17 +35,19 @@ impl Governor {
         Self { share, at, used, credit: BURST.as_secs_f64() }
     }
 
-    /// Returns the rest that the process owes at `at`, having used so much processor time in all.
-    fn rest(&mut self, at: Duration, used: Duration) -> Duration {
+    /// Returns the rest that the process owes at `at`, having used so much processor time in all, until it has
+    /// `reserve` to take again.
+    fn rest(&mut self, at: Duration, used: Duration, reserve: Duration) -> Duration {
         let filled = at.saturating_sub(self.at).as_secs_f64() * self.share;
         let spent = used.saturating_sub(self.used).as_secs_f64();
         self.credit = (self.credit + filled - spent).min(BURST.as_secs_f64());
         self.at = at;
         self.used = used;
-        if self.credit >= 0.0 {
+        let missing = reserve.as_secs_f64() - self.credit;
+        if missing <= 0.0 {
             return Duration::ZERO;
         }
-        Duration::from_secs_f64(-self.credit / self.share).max(REST_MIN)
+        Duration::from_secs_f64(missing / self.share).max(REST_MIN)
     }
 }
 
@@ -71,11 +75,20 @@ impl ProcessorPace {
 
     /// Rests for as long as the process has to. To be called before each step of work.
     pub(super) async fn keep(&self) {
+        self.keep_with(Duration::ZERO).await;
+    }
+
+    /// Rests until the process has time to spare: work that only fills the share leaves the rest to others.
+    pub(super) async fn keep_spare(&self) {
+        self.keep_with(SPARE).await;
+    }
+
+    async fn keep_with(&self, reserve: Duration) {
         loop {
             let rest = {
                 let mut governor = self.governor.lock().unwrap_or_else(PoisonError::into_inner);
                 let spent = used().unwrap_or(governor.used);
-                governor.rest(self.begun.elapsed(), spent)
+                governor.rest(self.begun.elapsed(), spent, reserve)
             };
             if rest.is_zero() {
                 return;
@@ -108,7 +121,7 @@ mod tests {
         while at < begun + lasts {
             at += step;
             used += step;
-            at += governor.rest(at, used);
+            at += governor.rest(at, used, SPARE);
         }
         used - before
     }
@@ -129,16 +142,25 @@ mod tests {
     fn an_idle_process_saves_up_no_more_than_a_burst() {
         let mut governor = Governor::new(SHARE, Duration::ZERO, Duration::ZERO);
         let hour = Duration::from_secs(3_600);
-        assert_eq!(governor.rest(hour, Duration::ZERO), Duration::ZERO);
+        assert_eq!(governor.rest(hour, Duration::ZERO, Duration::ZERO), Duration::ZERO);
         let too_many = BURST + Duration::from_millis(50);
-        let rest = governor.rest(hour, too_many);
+        let rest = governor.rest(hour, too_many, Duration::ZERO);
         assert!((rest.as_secs_f64() - 0.1).abs() < 1e-6, "50 ms too many take 100 ms: {rest:?}");
+    }
+
+    #[test]
+    fn filling_work_waits_while_other_work_may_go_on() {
+        let mut governor = Governor::new(SHARE, Duration::ZERO, Duration::ZERO);
+        let took = BURST - SPARE / 2;
+        assert_eq!(governor.rest(Duration::ZERO, took, Duration::ZERO), Duration::ZERO);
+        let rest = governor.rest(Duration::ZERO, took, SPARE);
+        assert!((rest.as_secs_f64() - 0.01).abs() < 1e-6, "5 ms are missing: {rest:?}");
     }
 
     #[test]
     fn clocks_that_stand_still_are_no_rest() {
         let mut governor = Governor::new(SHARE, Duration::ZERO, Duration::ZERO);
-        assert_eq!(governor.rest(Duration::ZERO, Duration::ZERO), Duration::ZERO);
+        assert_eq!(governor.rest(Duration::ZERO, Duration::ZERO, Duration::ZERO), Duration::ZERO);
         assert!(share_of(Duration::ZERO, Duration::ZERO).abs() < f64::EPSILON);
     }
 }

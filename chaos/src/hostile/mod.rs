@@ -205,7 +205,11 @@ async fn carry_out(orders: &AttackOrders) -> anyhow::Result<AttackSummary> {
     let tally = AttackTally::default();
     match orders.work {
         AttackerWork::Burn => burn(&pace, orders.lasts).await,
-        AttackerWork::Attack => attack(orders, &pace, &tally).await?,
+        // The control and the attack take the same of a processor: attacks first, multiplications besides.
+        AttackerWork::Attack => {
+            let (attacked, ()) = tokio::join!(attack(orders, &pace, &tally), burn(&pace, orders.lasts));
+            attacked?;
+        }
     }
     let millis = |span: Duration| u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
     Ok(AttackSummary {
@@ -222,7 +226,7 @@ async fn burn(pace: &ProcessorPace, lasts: Duration) {
         for step in 1..=BURN_STEP {
             product = std::hint::black_box(product.wrapping_mul(step | 1));
         }
-        pace.keep().await;
+        pace.keep_spare().await;
         tokio::task::yield_now().await;
     }
 }
