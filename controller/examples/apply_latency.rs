@@ -12,7 +12,7 @@ use std::io::Write as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use millrace_controller::{ControllerConfig, Tcp};
+use millrace_controller::{ControllerConfig, RaftRuntime, Tcp};
 use millrace_proto::admin::admin_client::AdminClient;
 use millrace_proto::admin::upload_artifact_request::Part;
 use millrace_proto::admin::{ApplyFunctionRequest, Artifact, FunctionSpec, UploadArtifactRequest};
@@ -98,6 +98,9 @@ async fn main() {
     let mut config = ControllerConfig::new(dir.path().join("controller"), 1);
     config.client_listen.set_port(0);
     config.internal_listen.set_port(0);
+    // As in a process of its own; `shared` measures it without.
+    let raft = RaftRuntime::start().unwrap();
+    config.raft_runtime = std::env::args().all(|arg| arg != "shared").then(|| raft.handle());
     let began = Instant::now();
     let controller = millrace_controller::start(config.clone(), Arc::new(Tcp)).await.unwrap();
     println!("first start {:?}", began.elapsed());

@@ -40,10 +40,10 @@ async fn main() {
         let killed = usize::try_from(leader(&mut admin(&members[0])).await.leader).unwrap() - 1;
         let mut client = admin(&members[(killed + 1 + kill % 2) % 3]);
         while !write(&mut client).await {}
-        let (runtime, controller) = members[killed].up.take().unwrap();
+        let (threads, controller) = members[killed].up.take().unwrap();
         std::mem::forget(controller);
         let began = Instant::now();
-        runtime.shutdown_background();
+        threads.end();
         while !write(&mut client).await {}
         let stopped = began.elapsed();
         let status = client.get_cluster_status(api::GetClusterStatusRequest {}).await.unwrap().into_inner();

@@ -129,6 +129,11 @@ pub struct ControllerConfig {
     pub clock: Arc<dyn WallClock>,
     /// Where this process keeps its spans, if it does.
     pub kept: Option<Kept>,
+    /// The runtime that carries out Raft, which requests then cannot delay (see [`RaftRuntime`]). `None`: the
+    /// one that the controller is started in.
+    ///
+    /// [`RaftRuntime`]: crate::RaftRuntime
+    pub raft_runtime: Option<tokio::runtime::Handle>,
 }
 
 impl ControllerConfig {
@@ -156,6 +161,7 @@ impl ControllerConfig {
             seed,
             clock: Arc::new(SystemClock),
             kept: None,
+            raft_runtime: None,
         }
     }
 }

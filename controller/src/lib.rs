@@ -52,6 +52,7 @@ pub use connector::{ConnectError, Connector, Tcp, Transport};
 pub use inspection::{Inspection, InspectorCommand, serve_inspection};
 pub use millrace_cluster_state::ControllerId;
 pub use raft::bootstrap::Error as RaftError;
+pub use raft::runtime::RaftRuntime;
 pub use server::{Controller, start};
 
 /// Why a controller did not start.

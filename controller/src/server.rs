@@ -37,6 +37,7 @@ use crate::fleet::control::Control;
 use crate::leader::Duties;
 use crate::passed::Passed;
 use crate::raft::bootstrap::{self, Opening};
+use crate::raft::runtime::RaftSpawner;
 use crate::raft::service::Shown;
 use crate::raft::world::{Machine, Snapshots};
 use crate::raft::{Replica, disks, divergence, duties, elections, founding, service, unheard, versions};
@@ -83,10 +84,11 @@ pub async fn start(
     if let Some(moved) = &moved {
         config.clock = moved.clone();
     }
+    let spawner = RaftSpawner::new(config.raft_runtime.clone());
     let empty = founding::say_empty(config.internal_listen, config.id, &config.start);
     let opened = bootstrap::open(opening(&config), empty).await?;
     let cluster_id = opened.identity.cluster.clone();
-    let (internal_listener, internal_addr) = listen(config.internal_listen).await?;
+    let (internal_listener, internal_addr) = spawner.within(listen(config.internal_listen)).await?;
     let (client_listener, client_addr) = listen(config.client_listen).await?;
     let advertised =
         |said: &Option<String>, bound: SocketAddr| said.clone().unwrap_or_else(|| bound.to_string());
@@ -94,7 +96,7 @@ pub async fn start(
     let client_address = advertised(&config.client_advertise, client_addr);
     let store = open_artifacts(&config.data_dir).await?;
     let shared = config.artifacts.as_ref().map(|place| open_shared(place, &cluster_id)).transpose()?;
-    let replica = bootstrap::replica(opened, client_address, config.clock.clone()).await?;
+    let replica = bootstrap::replica(opened, client_address, config.clock.clone(), spawner.clone()).await?;
 
     let stop = CancellationToken::new();
     let guard = stop.clone().drop_guard();
@@ -133,12 +135,13 @@ pub async fn start(
     }
     // Before this controller takes its place: the others call it to give it the log.
     let internal = serve_internal(internal_listener, config.limits.internal, control, raft_service, faults);
-    let internal = tokio::spawn(internal);
+    let internal = spawner.spawn(internal);
     let mut background = JoinSet::new();
-    background.spawn(elections::run_until(stop.clone(), replica.clone(), config.seed));
-    background.spawn(duties::run_until(stop.clone(), replica.clone()));
-    background.spawn(disks::run_until(stop.clone(), replica.clone()));
-    background.spawn(unheard::run_until(stop.clone(), replica.clone()));
+    let raft = spawner.handle();
+    background.spawn_on(elections::run_until(stop.clone(), replica.clone(), config.seed), raft);
+    background.spawn_on(duties::run_until(stop.clone(), replica.clone()), raft);
+    background.spawn_on(disks::run_until(stop.clone(), replica.clone()), raft);
+    background.spawn_on(unheard::run_until(stop.clone(), replica.clone()), raft);
     background.spawn(versions::run_until(stop.clone(), replica.clone()));
     background.spawn(divergence::run_until(stop.clone(), replica.clone()));
     if let Err(error) = bootstrap::enter(&replica, &config.start, &internal_address, &stop).await {

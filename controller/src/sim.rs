@@ -42,6 +42,7 @@ use crate::inspection::Inspection;
 use crate::leader::{Duties, Outlook};
 use crate::passed::Passed;
 use crate::raft::bootstrap::{self, Opening};
+use crate::raft::runtime::RaftSpawner;
 use crate::raft::service::Service;
 pub use crate::raft::world::{Snapshots, World};
 use crate::raft::{Replica, disks, divergence, duties, elections, unheard, versions};
@@ -100,7 +101,8 @@ impl Member {
             world: config.world.clone(),
         };
         let opened = bootstrap::open(opening, std::future::pending()).await?;
-        let replica = bootstrap::replica(opened, String::new(), config.clock.clone()).await?;
+        let replica =
+            bootstrap::replica(opened, String::new(), config.clock.clone(), RaftSpawner::current()).await?;
         let store = Store::open(&config.data_dir).map_err(|error| StartError::Artifacts {
             data_dir: config.data_dir.clone(),
             reason: error.to_string(),

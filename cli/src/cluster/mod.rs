@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use futures::stream::{FuturesUnordered, StreamExt as _};
 use millrace_client::{Address, Admin, Endpoints};
-use millrace_controller::{Controller, ControllerConfig, SharedPlace};
+use millrace_controller::{Controller, ControllerConfig, RaftRuntime, SharedPlace};
 use millrace_proto::trace::Kept;
 use millrace_transport::PortLimits;
 use millrace_types::topology::Topology;
@@ -23,7 +23,7 @@ use millrace_worker::start::{
 };
 
 use crate::cluster::near::{Neighbours, Places};
-use crate::commands::controller::halted;
+use crate::commands::controller::{halted, raft_runtime};
 use crate::commands::options::executor_threads;
 use crate::failure::Failure;
 use crate::private;
@@ -92,6 +92,8 @@ pub(crate) struct Plan {
 pub(crate) struct Cluster {
     controller: Controller,
     workers: Vec<Worker>,
+    /// For longer than the controller.
+    _raft: RaftRuntime,
 }
 
 impl Cluster {
@@ -100,6 +102,7 @@ impl Cluster {
         let names = names(plan.workers)?;
         let (neighbours, places) = Neighbours::of(&names);
         let [client, internal, _worker] = plan.ports;
+        let raft = raft_runtime()?;
         let defaults = ControllerConfig::new(plan.data_dir.join("controller"), seed()?);
         let config = ControllerConfig {
             limits: millrace_controller::config::Limits { client, internal, ..defaults.limits },
@@ -111,6 +114,7 @@ impl Cluster {
             artifacts: plan.artifacts.clone(),
             inspection: inspection()?,
             kept: plan.kept.clone(),
+            raft_runtime: Some(raft.handle()),
             ..defaults
         };
         private::tighten(&config.data_dir)?;
@@ -123,7 +127,7 @@ impl Cluster {
             .parse()
             .map_err(|error| Failure::failed(format!("{error}")))?;
         let admin = Admin::new(Endpoints::new(vec![address])?);
-        let cluster = Self { controller, workers };
+        let cluster = Self { controller, workers, _raft: raft };
         readiness::reached(&[admin], Wanted::nodes(plan.workers), readiness::TIMEOUT).await?;
         Ok(cluster)
     }

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use millrace_client::Address;
 use millrace_controller::config::{CLIENT_PORT, INTERNAL_PORT, SNAPSHOT_EVERY};
 use millrace_controller::{
-    Controller, ControllerConfig, HaltError, JoinAs, RaftError, SharedPlace, Start, StartError, Tcp,
+    Controller, ControllerConfig, HaltError, JoinAs, RaftError, RaftRuntime, SharedPlace, Start, StartError,
+    Tcp,
 };
 use millrace_proto::trace::Kept;
 
@@ -102,7 +103,8 @@ pub(crate) async fn run(args: Args, settings: &Config, kept: Option<Kept>) -> Re
     private::tighten(&args.data_dir)?;
     // Before anything starts, so that no signal is missed.
     let mut stop = Stop::new()?;
-    let config = ControllerConfig { kept, ..args.config(settings)? };
+    let raft = raft_runtime()?;
+    let config = ControllerConfig { kept, raft_runtime: Some(raft.handle()), ..args.config(settings)? };
     let mut controller = tokio::select! {
         controller = millrace_controller::start(config, Arc::new(Tcp)) => controller.map_err(refused)?,
         () = stop.asked() => return Ok(()),
@@ -122,6 +124,12 @@ pub(crate) async fn run(args: Args, settings: &Config, kept: Option<Kept>) -> Re
         }
         () = stop.asked() => Err(process::stopped_at_once()),
     }
+}
+
+/// The threads that keep heartbeats apart from requests. To be kept for longer than the controller.
+pub(crate) fn raft_runtime() -> Result<RaftRuntime, Failure> {
+    RaftRuntime::start()
+        .map_err(|error| Failure::failed(format!("cannot start the threads of Raft: {error}")))
 }
 
 fn refused(error: StartError) -> Failure {

@@ -1,11 +1,11 @@
-//! A group of controllers in this process, each with a runtime of its own.
+//! A group of controllers in this process, each with runtimes of its own.
 
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_cluster_state::ControllerId;
-use millrace_controller::{Controller, ControllerConfig, JoinAs, Start, Tcp};
+use millrace_controller::{Controller, ControllerConfig, JoinAs, RaftRuntime, Start, Tcp};
 use millrace_proto::admin as api;
 use millrace_proto::admin::admin_client::AdminClient;
 use tokio::runtime::Runtime;
@@ -13,20 +13,40 @@ use tonic::transport::Channel;
 
 pub(crate) struct Member {
     pub(crate) config: ControllerConfig,
-    pub(crate) up: Option<(Runtime, Controller)>,
+    pub(crate) up: Option<(Threads, Controller)>,
 }
 
-pub(crate) async fn run(config: &ControllerConfig) -> (Runtime, Controller) {
+/// The threads of a controller, as a process has them.
+pub(crate) struct Threads {
+    requests: Runtime,
+    raft: RaftRuntime,
+}
+
+impl Threads {
+    fn start() -> Self {
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        let requests = builder.worker_threads(1).enable_all().build().unwrap();
+        Self { requests, raft: RaftRuntime::start().unwrap() }
+    }
+
+    /// Ends what runs there wherever it is.
+    pub(crate) fn end(self) {
+        self.requests.shutdown_background();
+        drop(self.raft);
+    }
+}
+
+pub(crate) async fn run(config: &ControllerConfig) -> (Threads, Controller) {
     loop {
-        let runtime =
-            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let started = runtime.spawn(millrace_controller::start(config.clone(), Arc::new(Tcp)));
+        let threads = Threads::start();
+        let config = ControllerConfig { raft_runtime: Some(threads.raft.handle()), ..config.clone() };
+        let started = threads.requests.spawn(millrace_controller::start(config, Arc::new(Tcp)));
         match started.await.unwrap() {
-            Ok(controller) => return (runtime, controller),
+            Ok(controller) => return (threads, controller),
             Err(error) => {
                 // The one that was killed still holds the directory's lock.
                 assert!(error.to_string().contains("in use"), "{error}");
-                runtime.shutdown_background();
+                threads.end();
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         }
@@ -41,10 +61,10 @@ pub(crate) async fn start(dir: &Path, id: u64, at: Option<&ControllerConfig>) ->
     if let Some(at) = at {
         config.start = Start::Join { at: vec![at.internal_listen.to_string()], role: JoinAs::Voter };
     }
-    let (runtime, controller) = run(&config).await;
+    let (threads, controller) = run(&config).await;
     config.client_listen = controller.client_addr();
     config.internal_listen = controller.internal_addr();
-    Member { config, up: Some((runtime, controller)) }
+    Member { config, up: Some((threads, controller)) }
 }
 
 pub(crate) fn admin(member: &Member) -> AdminClient<Channel> {
@@ -69,8 +89,8 @@ pub(crate) async fn three(dir: &Path) -> [Member; 3] {
 /// Ends them without waiting.
 pub(crate) fn end(members: [Member; 3]) {
     for mut member in members {
-        let (runtime, controller) = member.up.take().unwrap();
+        let (threads, controller) = member.up.take().unwrap();
         drop(controller);
-        runtime.shutdown_background();
+        threads.end();
     }
 }

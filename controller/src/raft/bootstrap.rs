@@ -32,6 +32,7 @@ use super::network::Network;
 use super::peers::{Lane, Peers};
 use super::replica::Replica;
 use super::rules::Change;
+use super::runtime::RaftSpawner;
 use super::time::Time;
 use super::world::{Snapshots, World};
 use super::{Raft, config};
@@ -166,13 +167,17 @@ fn fresh_name(now: UnixMillis, rng: &mut StdRng) -> String {
 }
 
 /// Starts the Raft node of an opened data directory.
-pub(crate) async fn run(opened: Opened) -> Result<(Raft, StateReader<State>, Peers), Error> {
+pub(crate) async fn run(
+    opened: Opened,
+    spawner: RaftSpawner,
+) -> Result<(Raft, StateReader<State>, Peers), Error> {
     let Opened { identity, store, snapshots, world } = opened;
     let config = config(&identity, snapshots)?;
-    let peers = Peers::new(identity.clone(), world);
+    let peers = Peers::new(identity.clone(), world, spawner.clone());
     let network = Network { peers: peers.clone() };
     let reader = store.machine.reader();
-    let raft = Raft::new(identity.controller.0, config, network, store.log, store.machine).await;
+    let raft = Raft::new(identity.controller.0, config, network, store.log, store.machine);
+    let raft = spawner.within(raft).await;
     Ok((raft.map_err(|error| fatal(&error))?, reader, peers))
 }
 
@@ -353,12 +358,13 @@ pub(crate) async fn replica(
     opened: Opened,
     client_address: String,
     clock: Arc<dyn crate::clock::WallClock>,
+    spawner: RaftSpawner,
 ) -> Result<Replica, Error> {
     let disk = opened.store.log.disk();
     let before = opened.store.log.last();
     let snapshots = opened.store.machine.receiver();
-    let (raft, reader, peers) = run(opened).await?;
+    let (raft, reader, peers) = run(opened, spawner.clone()).await?;
     let time = Time::new(clock, reader.clone());
-    tokio::spawn(time.clone().follow(before.map_or(0, |last| last.index)));
+    spawner.spawn(time.clone().follow(before.map_or(0, |last| last.index)));
     Ok(Replica::new(raft, reader, peers, client_address, time, disk, snapshots))
 }

@@ -26,6 +26,7 @@ use tonic::transport::{Channel, Endpoint, Server};
 
 use super::bootstrap::{self, Opening};
 use super::codec::{self, Target};
+use super::runtime::RaftSpawner;
 use super::service::{Service, Shown};
 use super::world::{Machine, Snapshots, World};
 use super::{Change, Lane, Replica, elections, versions};
@@ -83,7 +84,8 @@ impl Node {
             world,
         };
         let opened = bootstrap::open(opening, std::future::pending()).await?;
-        let replica = bootstrap::replica(opened, String::new(), Arc::new(Standing)).await?;
+        let replica =
+            bootstrap::replica(opened, String::new(), Arc::new(Standing), RaftSpawner::current()).await?;
         let store = Store::open(dir.path()).unwrap();
         let artifacts =
             Artifacts::new(store, None, replica.clone(), Limits::default(), Inspection::InProcess);

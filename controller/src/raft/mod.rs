@@ -18,6 +18,7 @@
 //! | [`divergence`] | a controller whose state differs from the others' stops |
 //! | [`status`] | how far each controller is |
 //! | [`peers`] | connections to the other controllers |
+//! | [`runtime`] | the threads that all of this runs on |
 //! | [`world`] | the network and the disk, real or simulated |
 //! | [`network`] | openraft's calls to them |
 //! | [`service`] | what the other controllers call |
@@ -41,6 +42,7 @@ mod proposer;
 pub(crate) mod replica;
 mod route;
 mod rules;
+pub(crate) mod runtime;
 pub(crate) mod service;
 mod silence;
 mod status;

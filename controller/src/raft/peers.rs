@@ -21,6 +21,7 @@ use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 
 use super::codec::{self, Target};
+use super::runtime::RaftSpawner;
 use super::silence::Silences;
 use super::unheard::Voice;
 use super::world::World;
@@ -52,6 +53,8 @@ pub(crate) struct Peers {
     world: Arc<dyn World>,
     /// A lock: held to look one up or make one, never while one is used.
     channels: Arc<Mutex<BTreeMap<(String, Lane), Channel>>>,
+    /// Where their connections are.
+    pub(super) spawner: RaftSpawner,
     /// Whether this controller speaks as a leader.
     pub(super) voice: Voice,
     /// Whom its log does not reach.
@@ -69,9 +72,15 @@ pub(crate) struct Peer {
 }
 
 impl Peers {
-    pub(crate) fn new(own: Identity, world: Arc<dyn World>) -> Self {
-        let (own, channels) = (Arc::new(own), Arc::default());
-        Self { own, world, channels, voice: Voice::default(), silences: Silences::default() }
+    pub(crate) fn new(own: Identity, world: Arc<dyn World>, spawner: RaftSpawner) -> Self {
+        Self {
+            own: Arc::new(own),
+            world,
+            channels: Arc::default(),
+            spawner,
+            voice: Voice::default(),
+            silences: Silences::default(),
+        }
     }
 
     /// Whose calls these are.
@@ -102,7 +111,11 @@ impl Peers {
         if let Some(channel) = channels.get(&key) {
             return Ok(channel.clone());
         }
-        let channel = connect(&*self.world, address)?;
+        let channel = {
+            // Whoever asks first: the others use it too.
+            let _entered = self.spawner.enter();
+            connect(&*self.world, address)?
+        };
         if channels.len() >= CONNECTIONS_MAX {
             channels.clear();
         }

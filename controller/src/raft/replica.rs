@@ -86,7 +86,7 @@ impl Replica {
     ) -> Self {
         let (proposals, waiting) = mpsc::channel(WAITING_MAX);
         let in_flight = Arc::new(Semaphore::new(BATCHES_IN_FLIGHT as usize));
-        tokio::spawn(proposer::run(raft.clone(), time.clone(), in_flight.clone(), waiting));
+        peers.spawner.spawn(proposer::run(raft.clone(), time.clone(), in_flight.clone(), waiting));
         let forwarded = Arc::new(Semaphore::new(FORWARDED_MAX));
         let client_address = client_address.into();
         let shared_models = Arc::default();

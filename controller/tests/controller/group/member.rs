@@ -2,9 +2,10 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use millrace_cluster_state::{ControllerId, State};
-use millrace_controller::{Controller, ControllerConfig, JoinAs, Start, Tcp};
+use millrace_controller::{Controller, ControllerConfig, JoinAs, RaftRuntime, Start, Tcp};
 use millrace_proto::admin::admin_client::AdminClient;
 use millrace_types::Digest;
 use tempfile::TempDir;
@@ -13,18 +14,34 @@ use tonic::transport::Channel;
 
 use crate::support::{channel, config, soon};
 
-/// One controller in a runtime of its own, so that it can be killed like a process, on a port that
+/// One controller in runtimes of its own, so that it can be killed like a process, on a port that
 /// stays its own.
 pub(crate) struct Member {
     /// `None` while it is down.
-    pub(super) up: Option<(Runtime, Controller)>,
+    pub(super) up: Option<(Threads, Controller)>,
     pub(crate) config: ControllerConfig,
     client: SocketAddr,
     _dir: Arc<TempDir>,
 }
 
-fn runtime() -> Runtime {
-    tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
+/// The threads of a controller, as a process has them.
+pub(crate) struct Threads {
+    pub(crate) requests: Runtime,
+    raft: RaftRuntime,
+}
+
+impl Threads {
+    fn start() -> Self {
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        let requests = builder.worker_threads(1).enable_all().build().unwrap();
+        Self { requests, raft: RaftRuntime::start().unwrap() }
+    }
+
+    /// Ends what runs there wherever it is.
+    pub(crate) fn end(self) {
+        self.requests.shutdown_background();
+        drop(self.raft);
+    }
 }
 
 impl Member {
@@ -40,11 +57,11 @@ impl Member {
         let dir = Arc::new(tempfile::tempdir().unwrap());
         let mut config = ControllerConfig { id: ControllerId(id), start, ..config(dir.path()) };
         edit(&mut config);
-        let (runtime, controller) = run(&config).await?;
+        let (threads, controller) = run(&config).await?;
         config.client_listen = controller.client_addr();
         config.internal_listen = controller.internal_addr();
         let client = controller.client_addr();
-        Ok(Self { up: Some((runtime, controller)), config, client, _dir: dir })
+        Ok(Self { up: Some((threads, controller)), config, client, _dir: dir })
     }
 
     pub(crate) fn admin(&self) -> AdminClient<Channel> {
@@ -65,9 +82,19 @@ impl Member {
 
     /// Ends it like kill -9: its tasks end wherever they are.
     pub(crate) fn kill(&mut self) {
-        let (runtime, controller) = self.up.take().unwrap();
+        let (threads, controller) = self.up.take().unwrap();
         std::mem::forget(controller);
-        runtime.shutdown_background();
+        threads.end();
+    }
+
+    /// Takes the only thread that serves its clients for so long, as a large request does that is decoded there.
+    pub(crate) async fn block(&self, span: Duration) {
+        let (threads, _) = self.up.as_ref().unwrap();
+        let blocked = threads.requests.spawn(async move {
+            let (_sender, nothing) = std::sync::mpsc::channel::<()>();
+            nothing.recv_timeout(span)
+        });
+        blocked.await.unwrap().unwrap_err();
     }
 
     pub(crate) async fn restart(&mut self) {
@@ -94,26 +121,27 @@ impl Member {
 
 impl Drop for Member {
     fn drop(&mut self) {
-        if let Some((runtime, controller)) = self.up.take() {
+        if let Some((threads, controller)) = self.up.take() {
             drop(controller);
-            runtime.shutdown_background();
+            threads.end();
         }
     }
 }
 
-/// Starts a controller in a runtime of its own. A directory that was just killed may be locked for a
-/// moment: its runtime ends in the background.
+/// Starts a controller in runtimes of its own. A directory that was just killed may be locked for a
+/// moment: its runtimes end in the background.
 pub(super) async fn run(
     config: &ControllerConfig,
-) -> Result<(Runtime, Controller), millrace_controller::StartError> {
+) -> Result<(Threads, Controller), millrace_controller::StartError> {
     soon("the directory and the ports of the one that was killed are free", async {
         loop {
-            let runtime = runtime();
-            let started = runtime.spawn(millrace_controller::start(config.clone(), Arc::new(Tcp)));
+            let threads = Threads::start();
+            let config = ControllerConfig { raft_runtime: Some(threads.raft.handle()), ..config.clone() };
+            let started = threads.requests.spawn(millrace_controller::start(config, Arc::new(Tcp)));
             match started.await.unwrap() {
-                Ok(controller) => return Ok((runtime, controller)),
+                Ok(controller) => return Ok((threads, controller)),
                 Err(error) => {
-                    runtime.shutdown_background();
+                    threads.end();
                     let text = error.to_string();
                     if !text.contains("in use") {
                         return Err(error);

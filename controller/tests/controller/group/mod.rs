@@ -101,6 +101,28 @@ async fn any_controller_takes_writes_and_reads_what_was_written_through_another(
     }
 }
 
+/// Four times as long as followers hear nothing before one of them stands for election.
+const BLOCKED: Duration = Duration::from_secs(2);
+/// A busy machine may cost a leader its place at any time, though not each time.
+const BLOCKED_ROUNDS: u32 = 5;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_whose_request_threads_are_blocked_still_leads() {
+    let members = three().await;
+    for _ in 0..BLOCKED_ROUNDS {
+        let led =
+            until("a leader", async || Some(status(&members[0]).await.leader).filter(|it| *it > 0)).await;
+        let leader = members.iter().position(|member| member.id() == led).unwrap();
+        members[leader].block(BLOCKED).await;
+        // Of a member that heard of every election meanwhile.
+        let other = &members[(leader + 1) % members.len()];
+        if status(other).await.leader == led {
+            return;
+        }
+    }
+    panic!("{BLOCKED_ROUNDS} leaders lost their places while their threads were blocked");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_model_file_is_on_a_majority_at_once_and_everywhere_soon() {
     let mut members = three().await;
@@ -228,9 +250,9 @@ async fn a_dead_controller_is_replaced() {
 async fn a_leader_that_goes_down_in_order_hands_leadership_over() {
     let mut members = three().await;
     upload(&mut members[1].admin(), &mlp()).await.unwrap();
-    let (runtime, controller) = members[0].up.take().unwrap();
-    runtime.spawn(controller.shutdown(Duration::ZERO)).await.unwrap();
-    runtime.shutdown_background();
+    let (threads, controller) = members[0].up.take().unwrap();
+    threads.requests.spawn(controller.shutdown(Duration::ZERO)).await.unwrap();
+    threads.end();
     let status = status(&members[1]).await;
     assert!([2, 3].contains(&status.leader) && status.quorum, "{status:?}");
     apply(&mut members[2].admin(), "f", &mlp()).await.unwrap();
