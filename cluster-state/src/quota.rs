@@ -277,8 +277,10 @@ impl State {
             Command::RegisterNode { .. } | Command::Place { .. } | Command::BeginOperation { .. } => true,
             Command::SyncNode { batch, .. } => {
                 let delta = &batch.delta;
-                !(delta.models.is_empty() && delta.entries.is_empty())
-                    || !(delta.slo.is_empty() && delta.usage.is_empty())
+                !(delta.models.is_empty()
+                    && delta.entries.is_empty()
+                    && delta.slo.is_empty()
+                    && delta.usage.is_empty())
             }
             _ => false,
         };

@@ -67,14 +67,6 @@ impl OwnNames {
     }
 }
 
-/// Checks a request to a server that no page has any business with: one with an `Origin` is refused.
-///
-/// # Errors
-/// `PERMISSION_DENIED`.
-pub fn check_no_origin(headers: &HeaderMap) -> Result<(), Failure> {
-    if headers.contains_key(ORIGIN) { Err(foreign(headers)) } else { Ok(()) }
-}
-
 /// The host of `host:port`, as names and addresses are compared: `name`, `10.0.0.1`, `::1`.
 #[must_use]
 pub fn host(authority: &str) -> Option<&str> {
@@ -168,10 +160,8 @@ mod tests {
         ] {
             let all = [("host", "127.0.0.1:8080"), ("origin", origin)];
             assert_eq!(check("127.0.0.1", "/v2", &all), served, "{origin}");
-            assert!(check_no_origin(&headers(&all)).is_err(), "{origin}");
         }
         assert!(!check("127.0.0.1", "/v2", &[("origin", "http://127.0.0.1:8080")]));
         assert!(check("127.0.0.1", "http://localhost:1/v2", &[("origin", "http://localhost:1")]));
-        assert!(check_no_origin(&headers(&[("host", "attacker.example")])).is_ok());
     }
 }

@@ -274,7 +274,7 @@ fn every_message_of_the_most_statuses_of_a_node_is_below_the_limit() {
 #[test]
 fn activity_names_the_functions_that_did_most() {
     let function = |number: usize| FunctionActivity {
-        tenant: if number % 2 == 0 { "even" } else { "odd" }.into(),
+        tenant: if number.is_multiple_of(2) { "even" } else { "odd" }.into(),
         function: format!("f{number:05}"),
         answered: number as u64,
         latencies: (0..40).map(|count| LatencyBucket { up_to_seconds: 0.5, count }).collect(),

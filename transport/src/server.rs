@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use futures::{Stream, StreamExt as _};
-use http::{Request, Response};
+use http::header::ORIGIN;
+use http::{Request, Response, StatusCode};
 use http_body::Body;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
@@ -215,13 +216,14 @@ impl Drop for Serving {
     }
 }
 
-/// Serves `listener` with one service, whoever asks. See [`serve`].
+/// Serves `listener` with one service for other processes: a request of a web page is refused with 403.
+/// See [`serve`].
 pub fn serve_service<L, S, B>(listener: L, config: ServerConfig, service: S) -> Serving
 where
     L: Listener,
     S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
     S::Future: Send + 'static,
-    B: Body<Error: Into<Box<dyn std::error::Error + Send + Sync>>> + Send + Unpin + 'static,
+    B: Body<Error: Into<Box<dyn std::error::Error + Send + Sync>>> + Default + Send + Unpin + 'static,
     B::Data: Send,
 {
     serve(listener, config, move |_peer| {
@@ -236,7 +238,7 @@ where
     L: Listener,
     S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
     S::Future: Send + 'static,
-    B: Body<Error: Into<Box<dyn std::error::Error + Send + Sync>>> + Send + Unpin + 'static,
+    B: Body<Error: Into<Box<dyn std::error::Error + Send + Sync>>> + Default + Send + Unpin + 'static,
     B::Data: Send,
 {
     let (_open, closed) = watch::channel(false);
@@ -247,11 +249,17 @@ where
     accept(listener, config, connected, closed).await;
 }
 
-/// The answer of a service that cannot fail.
+/// The answer of a service that cannot fail. A web page gets none: browsers name the page in `Origin`.
 async fn ask<S, B>(service: S, request: Request<Incoming>) -> Response<B>
 where
     S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible>,
+    B: Default,
 {
+    if request.headers().contains_key(ORIGIN) {
+        let mut refused = Response::new(B::default());
+        *refused.status_mut() = StatusCode::FORBIDDEN;
+        return refused;
+    }
     match service.oneshot(request).await {
         Ok(answer) => answer,
         Err(never) => match never {},

@@ -10,7 +10,7 @@ use http::{Request, Response};
 use http_body_util::{Empty, Full};
 use hyper::client::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use millrace_transport::{PortLimits, ServerConfig, Serving, serve};
+use millrace_transport::{PortLimits, ServerConfig, Serving, serve, serve_service};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -183,4 +183,27 @@ async fn closing_waits_for_requests_and_not_for_idle_connections() {
     let (cut, answer) = tokio::join!(closing, client);
     assert_eq!(cut, 0);
     assert!(answer.unwrap().starts_with(b"HTTP/1.1 200"));
+}
+
+#[tokio::test]
+async fn a_service_for_other_processes_refuses_web_pages() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let service = tower::service_fn(|_request: Request<hyper::body::Incoming>| async {
+        Ok::<_, Infallible>(Response::new(Full::new(Bytes::from_static(b"here"))))
+    });
+    let _serving = serve_service(listener, patient(), service);
+    let ask = async |origin: Option<&str>| {
+        let stream = TcpStream::connect(address).await.unwrap();
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.unwrap();
+        tokio::spawn(connection);
+        let mut request = Request::builder().uri("/").header("host", "here");
+        if let Some(origin) = origin {
+            request = request.header("origin", origin);
+        }
+        sender.send_request(request.body(Empty::<Bytes>::new()).unwrap()).await.unwrap().status().as_u16()
+    };
+    assert_eq!(ask(None).await, 200);
+    assert_eq!(ask(Some("http://attacker.example")).await, 403);
+    assert_eq!(ask(Some("null")).await, 403);
 }

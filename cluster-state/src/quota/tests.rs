@@ -31,11 +31,12 @@ fn fill(state: &mut State, bytes: u64) {
         created_at: UnixMillis(1),
         created_by: Caller("alice".into()),
     };
+    let revision = Arc::new(revision);
     let function = Function {
         key: key("large"),
         resource_version: 1,
         enabled: true,
-        revisions: vec![Arc::new(revision); 1_000],
+        revisions: vec![revision; 1_000],
         created_at: UnixMillis(1),
         updated_at: UnixMillis(1),
         updated_by: Caller("alice".into()),
