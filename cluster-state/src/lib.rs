@@ -30,6 +30,7 @@
 //! | [`operations`] | what takes its time: drains, changes of the controller group |
 //! | [`invariants`] | what holds after every command |
 //! | [`snapshot`] | a state as bytes, with a format version |
+//! | [`packed`] | MessagePack of disks and other processes, its nesting bounded |
 
 mod accounts;
 pub mod checkpoint;
@@ -39,6 +40,7 @@ pub mod index;
 pub mod invariants;
 pub mod operations;
 pub mod outcome;
+pub mod packed;
 mod placements;
 pub mod quota;
 pub mod record;

@@ -11,6 +11,7 @@ use millrace_types::Digest;
 use millrace_types::digest::Hasher;
 
 use crate::invariants::Violation;
+use crate::packed;
 use crate::rules::{KnownRules, RulesVersion, UnknownRules};
 use crate::state::State;
 
@@ -145,7 +146,7 @@ impl State {
         }
         // Before the state: what follows may be of a later build.
         known.check(rules)?;
-        let mut state: Self = rmp_serde::from_read(&mut *from)?;
+        let mut state: Self = packed::from_read(&mut *from)?;
         state.rules = rules;
         let behind = io::copy(from, &mut io::sink())?;
         if behind > 0 {

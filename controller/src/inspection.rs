@@ -19,8 +19,8 @@ use std::process::{ExitCode, ExitStatus, Stdio};
 use std::time::Duration;
 
 use bytes::Bytes as Contents;
-use millrace_cluster_state::ModelSummary;
 use millrace_cluster_state::quota::check_model;
+use millrace_cluster_state::{ModelSummary, packed};
 use millrace_model::program::{self, Program};
 use millrace_model::{Compiled, ModelError};
 use millrace_types::workflow::Signature;
@@ -191,7 +191,7 @@ fn read_answer(answer: &[u8], status: ExitStatus, bytes: Bytes) -> Result<ModelS
         );
         return Err(Failure::new(Reason::InvalidModel, message));
     }
-    match rmp_serde::from_slice(answer) {
+    match packed::from_slice(answer) {
         Ok(Answer::Served(model)) => Ok(model),
         Ok(Answer::Refused { reason, message }) => {
             Err(Failure::new(reason.parse().unwrap_or(Reason::InvalidModel), message))

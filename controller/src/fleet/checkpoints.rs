@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use millrace_cluster_state::{Applied, Caller, Command};
+use millrace_cluster_state::{Applied, Caller, Command, packed};
 use millrace_policy::lease::Standing;
 use millrace_proto::worker as wire;
 use millrace_types::checkpoint::SYNC_BYTES_MAX;
@@ -48,7 +48,7 @@ impl Checkpoints {
         if batch.len() > SYNC_BYTES_MAX {
             return Err(Error::TooLarge(batch.len()));
         }
-        let batch = rmp_serde::from_slice(batch)?;
+        let batch = packed::from_slice(batch)?;
         if self.0.try_send(batch).is_err() {
             tracing::debug!("a checkpoint came while others wait: it is sent again");
         }

@@ -4,7 +4,7 @@
 //! for the one that had it. So are versions: a process may be replaced by another build at any time, and
 //! a build that shares no rules with this one must not vote, lead or follow.
 
-use millrace_cluster_state::{CLUSTER_VERSION, KnownRules, RulesVersion};
+use millrace_cluster_state::{CLUSTER_VERSION, KnownRules, RulesVersion, packed};
 use millrace_proto::PROTOCOL_VERSION;
 use millrace_proto::raft::Message;
 use millrace_proto::status::to_status;
@@ -98,7 +98,7 @@ pub(super) fn check_versions(protocol: u32, cluster: u64) -> Result<(), Failure>
 /// Checks and decodes a message.
 pub(super) fn decode<T: DeserializeOwned>(own: &Identity, message: &Message) -> Result<T, Failure> {
     check(own, message)?;
-    rmp_serde::from_slice(&message.payload)
+    packed::from_slice(&message.payload)
         .map_err(|error| Failure::malformed(format!("a raft message cannot be read: {error}")))
 }
 

@@ -23,6 +23,7 @@ use std::path::Path;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::thread::JoinHandle;
 
+use millrace_cluster_state::packed;
 use openraft::storage::{LogFlushed, LogState, RaftLogStorage};
 use openraft::{OptionalSend, RaftLogReader};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -382,7 +383,7 @@ impl<M: Machine> LogReader<M> {
                 let flaw = format!("entry {missing} is missing");
                 return Err(Error::Damaged { what: "the log".to_owned(), flaw });
             }
-            let entry = rmp_serde::from_slice(&body)
+            let entry = packed::from_slice(&body)
                 .map_err(|error| Error::UnknownCommand { index, reason: error.to_string() })?;
             entries.push(entry);
             bytes += body.len();

@@ -14,6 +14,7 @@ use std::panic::AssertUnwindSafe;
 use std::path::Path;
 use std::sync::Arc;
 
+use millrace_cluster_state::packed;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -203,7 +204,7 @@ impl Tables {
         let Some(stored) = stored else { return Ok(None) };
         let body =
             frame::unseal(META_FORMAT, meta.key(), &stored).map_err(|flaw| Error::flaw(meta.what(), flaw))?;
-        let value = rmp_serde::from_slice(body)
+        let value = packed::from_slice(body)
             .map_err(|error| Error::Damaged { what: meta.what().to_owned(), flaw: error.to_string() })?;
         Ok(Some(value))
     }
@@ -284,7 +285,7 @@ struct Position {
 }
 
 fn position(index: u64, body: &[u8]) -> Result<LogId, Error> {
-    let Position { log_id } = rmp_serde::from_slice(body)
+    let Position { log_id } = packed::from_slice(body)
         .map_err(|error| Error::UnknownCommand { index, reason: error.to_string() })?;
     if log_id.index == index {
         Ok(log_id)

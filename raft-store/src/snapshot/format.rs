@@ -13,6 +13,7 @@
 use std::io::{self, BufReader, Read, Write};
 use std::ops::Range;
 
+use millrace_cluster_state::packed;
 use openraft::SnapshotMeta as OpenraftMeta;
 
 use crate::config::SnapshotMeta;
@@ -204,7 +205,7 @@ pub(crate) fn check(file: &dyn FsFile) -> io::Result<Result<Checked, Flaw>> {
         return damaged("its lengths do not add up");
     }
     let meta = Part { file, rest: HEADER_BYTES as u64..state_from };
-    match rmp_serde::from_read::<_, OpenraftMeta<_, _>>(BufReader::new(meta)) {
+    match packed::from_read::<OpenraftMeta<_, _>>(BufReader::new(meta)) {
         Ok(meta) => Ok(Ok(Checked { meta, state: state_from..contents })),
         Err(error) => Ok(Err(Flaw::Damaged(format!("what it covers does not decode: {error}")))),
     }
