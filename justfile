@@ -15,6 +15,10 @@ up *args:
 test:
     cargo test --workspace
 
+# Every fuzz target for so many seconds.
+fuzz seconds *targets:
+    fuzz/run {{seconds}} {{targets}}
+
 # What CI runs.
 ci:
     .ci/run

@@ -42,6 +42,9 @@ mod describe;
 mod door;
 mod framing;
 mod front;
+#[cfg(feature = "fuzz")]
+#[doc(hidden)]
+pub mod fuzz;
 mod grpc;
 mod inflate;
 mod meters;

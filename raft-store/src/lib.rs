@@ -27,6 +27,9 @@ mod digests;
 mod error;
 mod frame;
 mod fs;
+#[cfg(feature = "fuzz")]
+#[doc(hidden)]
+pub mod fuzz;
 mod log;
 mod machine;
 mod machine_store;

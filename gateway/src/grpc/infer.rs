@@ -62,7 +62,11 @@ pub(super) async fn answer(
 }
 
 /// Reads a request against its model.
-fn question(model: &Model, request: ModelInferRequest, len_max: usize) -> Result<Question, Failure> {
+pub(crate) fn question(
+    model: &Model,
+    request: ModelInferRequest,
+    len_max: usize,
+) -> Result<Question, Failure> {
     let parameters = Parameters::read(values(&request.parameters))?;
     for input in &request.inputs {
         refuse_unserved(&input.name, values(&input.parameters))?;

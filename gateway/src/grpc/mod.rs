@@ -5,7 +5,7 @@
 
 mod contents;
 pub(crate) mod health;
-mod infer;
+pub(crate) mod infer;
 mod sequences;
 mod stream;
 

@@ -2,10 +2,10 @@
 
 mod body;
 mod describe;
-mod elements;
+pub(crate) mod elements;
 pub(crate) mod error;
 mod json;
-mod request;
+pub(crate) mod request;
 mod response;
 
 use std::sync::Arc;

@@ -1,0 +1,145 @@
+//! A target for every reader of bytes that somebody else wrote. Each panics where the reader does, or where
+//! the reader breaks a promise of its own; [`Target::run`] holds it to its memory besides.
+
+pub mod corpus;
+pub mod mutate;
+
+use bytes::Bytes;
+use millrace_cluster_state::State;
+use millrace_model::program::Program;
+use millrace_proto::decoding::{self, WalkLimits};
+use millrace_proto::frames::FrameDecoder;
+use millrace_proto::{admin, convert, executor, function, raft, worker};
+use millrace_types::{Digest, FunctionName, NodeName, TenantName, manifest};
+use peak_alloc::PeakAlloc;
+use prost::{Message, Name};
+
+#[global_allocator]
+static HEAP: PeakAlloc = PeakAlloc;
+
+/// Bytes of the heap that a target may take for each byte of its input.
+pub const HEAP_RATIO_MAX: usize = 4;
+/// Bytes of the heap that a target may take beyond [`HEAP_RATIO_MAX`].
+pub const HEAP_MARGIN_BYTES: usize = 32 << 20;
+
+/// One reader under test.
+#[derive(Debug, Clone, Copy)]
+pub struct Target {
+    /// As its corpus is called.
+    pub name: &'static str,
+    read: fn(&[u8]),
+}
+
+/// Every target.
+pub const TARGETS: [Target; 12] = [
+    Target { name: "rest_request", read: millrace_gateway::fuzz::rest_request },
+    Target { name: "grpc_request", read: millrace_gateway::fuzz::grpc_request },
+    Target { name: "grpc_framing", read: millrace_gateway::fuzz::grpc_framing },
+    Target { name: "inflate", read: millrace_gateway::fuzz::inflate },
+    Target { name: "messages", read: messages },
+    Target { name: "frames", read: frames },
+    Target { name: "manifest", read: manifests },
+    Target { name: "onnx", read: onnx },
+    Target { name: "program", read: program },
+    Target { name: "snapshot", read: snapshot },
+    Target { name: "log_records", read: millrace_raft_store::fuzz::log_records },
+    Target { name: "raft_message", read: millrace_raft_store::fuzz::raft_message },
+];
+
+/// The target of a name.
+///
+/// # Panics
+/// Where there is none.
+#[must_use]
+pub fn target(name: &str) -> Target {
+    TARGETS.into_iter().find(|target| target.name == name).unwrap_or_else(|| panic!("no target {name}"))
+}
+
+impl Target {
+    /// Reads an input; the heap's peak in bytes. No other thread may allocate much meanwhile.
+    ///
+    /// # Panics
+    /// Where the reader does, breaks a promise, or takes too much of the heap.
+    pub fn run(self, input: &[u8]) -> usize {
+        HEAP.reset_peak_usage();
+        let before = HEAP.current_usage();
+        (self.read)(input);
+        let peak = HEAP.peak_usage().saturating_sub(before);
+        let max = HEAP_RATIO_MAX * input.len() + HEAP_MARGIN_BYTES;
+        assert!(peak <= max, "{}: {peak} bytes of heap for {} of input, over {max}", self.name, input.len());
+        peak
+    }
+}
+
+/// A message of any service. The first byte says of which type.
+fn messages(data: &[u8]) {
+    let [kind, message @ ..] = data else { return };
+    fn read<M: Message + Name + Default>(message: &[u8], limits: WalkLimits) -> Option<M> {
+        decoding::decode(Bytes::copy_from_slice(message), limits).ok()
+    }
+    let (client, peer) = (WalkLimits::CLIENT, WalkLimits::PEER);
+    match kind % 9 {
+        0 => drop(read::<admin::FunctionSpec>(message, client).map(convert::function_spec)),
+        1 => drop(read::<admin::WorkflowSpec>(message, client).map(convert::workflow_spec)),
+        2 => drop(read::<admin::Quota>(message, client).map(|quota| convert::quota(&quota))),
+        3 => drop(read::<worker::WorkerMessage>(message, peer)),
+        4 => drop(read::<worker::ControllerMessage>(message, peer)),
+        5 => drop(read::<worker::InvokeRequest>(message, peer)),
+        6 => drop(read::<worker::DataId>(message, peer).map(|id| convert::data_id(&id))),
+        7 => drop(read::<raft::Message>(message, peer)),
+        _ => drop(read::<worker::DesiredFunction>(message, peer).map(|it| convert::placed_serving(&it))),
+    }
+}
+
+/// What a process writes into a worker's socket. The first byte says where the stream is cut.
+fn frames(data: &[u8]) {
+    let [piece, stream @ ..] = data else { return };
+    let mut decoder = FrameDecoder::default();
+    let mut taken = 0;
+    for piece in stream.chunks(usize::from(*piece).pow(2).max(1)) {
+        let fed = decoder.feed(piece, Vec::new());
+        while let Some(frame) = decoder.next_frame() {
+            taken += frame.message.len();
+            drop(frame.decode::<executor::Event>());
+            drop(frame.decode::<executor::Command>());
+            drop(frame.decode::<function::FromProcess>());
+        }
+        if fed.is_err() {
+            return;
+        }
+    }
+    assert!(taken <= stream.len(), "frames hold what was sent");
+    drop(decoder.close());
+}
+
+/// A manifest, and text as each name of users.
+fn manifests(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    drop(manifest::parse(text));
+    drop((FunctionName::new(text), TenantName::new(text), NodeName::new(text), text.parse::<Digest>()));
+}
+
+/// A user's model.
+fn onnx(data: &[u8]) {
+    let Ok(compiled) = millrace_model::compile(&Bytes::copy_from_slice(data)) else { return };
+    let bytes = compiled.summary.weights_bytes;
+    let max = 8 * (data.len() as u64 + millrace_model::ALIGNMENT);
+    assert!(bytes <= max, "{bytes} bytes of weights of a file of {}", data.len());
+    assert!((1..=millrace_model::MAX_LAUNCHES).contains(&compiled.launches.len()));
+}
+
+/// A user's program.
+fn program(data: &[u8]) {
+    if let Ok(program) = Program::unpack(&Bytes::copy_from_slice(data)) {
+        let packed = program.pack().expect("a program that was accepted");
+        assert_eq!(Program::unpack(&packed), Ok(program));
+    }
+}
+
+/// A snapshot's file, and a state alone.
+fn snapshot(data: &[u8]) {
+    millrace_raft_store::fuzz::snapshot(data);
+    if let Ok(state) = State::decode(data) {
+        assert!(State::decode(&state.encode()).is_ok_and(|again| again == state), "a state comes back");
+    }
+}

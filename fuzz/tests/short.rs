@@ -1,0 +1,24 @@
+//! Every target over its corpus, and over random changes of the corpus. `FUZZ_SEED` repeats a run.
+
+use millrace_fuzz::{TARGETS, corpus, mutate};
+
+/// Changed inputs for each target.
+const INPUTS: usize = 2_000;
+
+/// One test: the heap's peak is counted for the whole process.
+#[test]
+fn no_target_fails() {
+    let given = std::env::var("FUZZ_SEED").ok();
+    let seed = given.map_or_else(|| fastrand::u64(..), |seed| seed.parse().expect("FUZZ_SEED is a number"));
+    println!("FUZZ_SEED={seed}");
+    for target in TARGETS {
+        let corpus = corpus::of(target);
+        let mut random = fastrand::Rng::with_seed(seed);
+        let changed = std::iter::repeat_with(|| mutate::mutated(&corpus, &mut random)).take(INPUTS);
+        let mut highest = 0;
+        for input in corpus.iter().cloned().chain(changed) {
+            highest = highest.max(corpus::run_kept(target, &input));
+        }
+        println!("{}: {} inputs, {highest} bytes of heap at most", target.name, corpus.len() + INPUTS);
+    }
+}

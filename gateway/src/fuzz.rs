@@ -1,0 +1,164 @@
+//! The readers of clients' bytes, for the fuzz targets of `fuzz/`. Built for them alone.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::stream;
+use http::HeaderMap;
+use http::header::HeaderValue;
+use http_body::Frame;
+use http_body_util::{BodyExt as _, StreamBody};
+use millrace_proto::decoding::{self, MessageType, WalkLimits};
+use millrace_proto::inference::ModelInferRequest;
+use millrace_transport::MinimumRate;
+use millrace_types::tensor::{Dim, element_count};
+use millrace_types::{DataType, FunctionKey, FunctionName, Revision, Runtime, TenantName, TensorSpec};
+use tonic::Status;
+
+use crate::backend::{Availability, Kind, Model};
+use crate::budget::Budget;
+use crate::config::message_len;
+use crate::framing::{Hold, Ledger, Messages, Terms};
+use crate::front::Question;
+use crate::inflate::{Encoding, Inflater, STEP};
+use crate::rest::elements::has_json;
+use crate::rest::request::{self, HEADER_LENGTH};
+
+/// The longest message of the targets that inflate. The default of servers is larger than the memory that
+/// a target may take.
+const INFLATED_BYTES_MAX: usize = 4 << 20;
+
+/// The models that requests are read against: of an image, of a list of numbers, of an input of each
+/// datatype that is served, and of each that has a JSON form.
+fn models() -> [Model; 4] {
+    let tensor = |name: &str, datatype, shape: &[u64]| TensorSpec {
+        name: name.to_owned(),
+        datatype,
+        shape: [Dim::Symbol("n".to_owned())]
+            .into_iter()
+            .chain(shape.iter().copied().map(Dim::Fixed))
+            .collect(),
+    };
+    let image = tensor("image", DataType::Fp32, &[1, 8, 8]);
+    let numbers = tensor("numbers", DataType::Int64, &[]);
+    let each = DataType::ALL.map(|datatype| tensor(datatype.as_str(), datatype, &[]));
+    let [served, json] = [|datatype: DataType| datatype.size().is_some(), has_json]
+        .map(|has: fn(DataType) -> bool| each.iter().filter(|input| has(input.datatype)).cloned().collect());
+    [vec![image], vec![numbers], served, json].map(|inputs| Model {
+        key: FunctionKey {
+            tenant: TenantName::default(),
+            name: FunctionName::new("digits").expect("a name as users give"),
+        },
+        revision: Revision::FIRST,
+        revisions: vec![Revision::FIRST],
+        kind: Kind::Function(Runtime::default()),
+        inputs,
+        outputs: vec![tensor("scores", DataType::Fp32, &[10])],
+        timeout: Duration::from_secs(30),
+        objective: None,
+        idempotent: true,
+        sequences: None,
+        weights: millrace_types::Bytes::mib(1),
+        availability: Availability::Ready,
+    })
+}
+
+/// An accepted request holds the elements that it names.
+fn check(question: &Question) {
+    for tensor in &question.inputs {
+        let Some(size) = tensor.datatype.size() else { continue };
+        let elements = element_count(&tensor.shape).expect("a shape that was accepted");
+        assert_eq!(tensor.data.len(), elements * size, "{tensor:?}");
+    }
+}
+
+/// A request over REST: the value of `Inference-Header-Content-Length`, or `-` for none, a line end, and
+/// the body.
+pub fn rest_request(data: &[u8]) {
+    let Some(at) = data.iter().position(|&byte| byte == b'\n') else { return };
+    let (length, body) = (&data[..at], Bytes::copy_from_slice(&data[at + 1..]));
+    let mut headers = HeaderMap::new();
+    if length != b"-" {
+        let Ok(length) = HeaderValue::from_bytes(length) else { return };
+        headers.insert(HEADER_LENGTH, length);
+    }
+    let limits = crate::Limits::default();
+    let budget = Budget::new(limits.message_max, limits.message_max);
+    for model in models() {
+        let Ok(cut) = request::cut(&headers, body.clone()) else { return };
+        let Ok(mut charge) = budget.share().try_take(body.len() as u64) else { return };
+        if let Ok((question, _)) =
+            request::question(&model, cut, message_len(limits.message_max), &mut charge)
+        {
+            check(&question);
+        }
+    }
+    assert_eq!(budget.used(), 0, "every byte is given back");
+}
+
+/// A request over gRPC: a `ModelInferRequest`, as a server walks over it, decodes it and reads it.
+pub fn grpc_request(data: &[u8]) {
+    let message = Bytes::copy_from_slice(data);
+    let len_max = message_len(crate::Limits::default().message_max);
+    for model in models() {
+        let Ok(request) = decoding::decode::<ModelInferRequest>(message.clone(), WalkLimits::CLIENT) else {
+            return;
+        };
+        if let Ok(question) = crate::grpc::infer::question(&model, request, len_max) {
+            check(&question);
+        }
+    }
+}
+
+/// The body of a gRPC call. The first byte says who gives messages back and how they are compressed, the
+/// second where the body is cut.
+pub fn grpc_framing(data: &[u8]) {
+    let [how, piece, body @ ..] = data else { return };
+    let hold = [Hold::WholeCall, Hold::UntilNext, Hold::UntilClaimed][usize::from(how % 3)];
+    let encoding = [None, Some(Encoding::Gzip), Some(Encoding::Deflate)][usize::from(how / 3 % 3)];
+    let message_max = millrace_types::Bytes(INFLATED_BYTES_MAX as u64);
+    let budget = Budget::new(message_max, message_max);
+    let terms = Terms {
+        share: budget.share(),
+        message_len_max: INFLATED_BYTES_MAX,
+        minimum_rate: MinimumRate { grace: Duration::from_secs(60), bytes_per_sec: 1 },
+        encoding,
+        hold,
+        message_type: MessageType::named("inference.ModelInferRequest").filter(|_| how / 9 % 2 == 0),
+    };
+    let pieces: Vec<_> = body
+        .chunks(usize::from(*piece).pow(2).max(1))
+        .map(|piece| Ok::<_, Status>(Frame::data(Bytes::copy_from_slice(piece))))
+        .collect();
+    let ledger = Ledger::default();
+    let mut messages = Messages::new(StreamBody::new(stream::iter(pieces)), terms, ledger.clone());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+    runtime.expect("a runtime without sockets").block_on(async {
+        while let Some(Ok(_)) = messages.frame().await {
+            while hold == Hold::UntilClaimed && ledger.claim().is_some() {}
+        }
+    });
+    drop((messages, ledger));
+    assert_eq!(budget.used(), 0, "every byte is given back");
+}
+
+/// A compressed body. The first byte says how, the second where it is cut.
+pub fn inflate(data: &[u8]) {
+    let [how, piece, body @ ..] = data else { return };
+    let encoding = [Encoding::Gzip, Encoding::Deflate][usize::from(how % 2)];
+    let message_max = millrace_types::Bytes(INFLATED_BYTES_MAX as u64);
+    let budget = Budget::new(message_max, message_max);
+    let Ok(charge) = budget.share().try_take(0) else { return };
+    let mut inflater = Inflater::new(encoding, b"", INFLATED_BYTES_MAX, charge);
+    for piece in body.chunks(usize::from(*piece).pow(2).clamp(1, STEP)) {
+        if inflater.push(piece).is_err() {
+            return;
+        }
+    }
+    if let Ok((plain, charge)) = inflater.finish() {
+        assert!(plain.len() <= INFLATED_BYTES_MAX);
+        assert_eq!(budget.used(), plain.len() as u64);
+        drop(charge);
+    }
+    assert_eq!(budget.used(), 0, "every byte is given back");
+}
