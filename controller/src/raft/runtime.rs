@@ -63,6 +63,7 @@ impl RaftSpawner {
     }
 
     /// Of the caller's runtime.
+    #[cfg(any(test, feature = "sim"))]
     pub(crate) fn current() -> Self {
         Self::new(None)
     }
