@@ -103,9 +103,17 @@ impl Cluster {
 
     /// A verb of the binary under test, from outside; its standard output.
     pub(crate) fn ok(&self, words: &[&str]) -> String {
-        let mut command = bounded(&[env!("CARGO_BIN_EXE_millrace")]);
-        command.env_clear().env("HOME", "/nonexistent").args(words).args(["-e", &self.endpoints]);
-        done(command)
+        verb(words, &self.endpoints)
+    }
+
+    /// Another container of the image, which is given no arguments.
+    pub(crate) fn alone(&self) -> Alone {
+        let name = format!("{}-alone", self.project);
+        done(docker(&["run", "--detach", "--name", &name, "--publish", "127.0.0.1::8080", &self.image]));
+        let mut alone = Alone { name, endpoint: String::new() };
+        let published = done(docker(&["port", &alone.name, "8080"]));
+        published.trim().clone_into(&mut alone.endpoint);
+        alone
     }
 
     /// Waits until every controller votes and every GPU is up.
@@ -167,6 +175,44 @@ impl Drop for Cluster {
             }
         }
     }
+}
+
+/// A cluster in one container. Removed when it is dropped.
+pub(crate) struct Alone {
+    name: String,
+    endpoint: String,
+}
+
+impl Alone {
+    /// A verb of the binary under test, from outside; its standard output.
+    pub(crate) fn ok(&self, words: &[&str]) -> String {
+        verb(words, &self.endpoint)
+    }
+
+    /// Stops it in order. Returns its exit status.
+    pub(crate) fn stop(&self) -> String {
+        done(docker(&["stop", "--time", "45", &self.name]));
+        done(docker(&["inspect", "--format", "{{.State.ExitCode}}", &self.name])).trim().to_owned()
+    }
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("{}", text(&docker(&["logs", "--tail=40", &self.name]).output().unwrap()));
+        }
+        let removed = docker(&["rm", "--force", "--volumes", &self.name]).output();
+        if !removed.as_ref().is_ok_and(|output| output.status.success()) {
+            eprintln!("{} may be left: {removed:?}", self.name);
+        }
+    }
+}
+
+/// Runs a verb of the binary under test; its standard output.
+fn verb(words: &[&str], endpoints: &str) -> String {
+    let mut command = bounded(&[env!("CARGO_BIN_EXE_millrace")]);
+    command.env_clear().env("HOME", "/nonexistent").args(words).args(["-e", endpoints]);
+    done(command)
 }
 
 /// The compose tool that is here, if everything else is as well.

@@ -42,4 +42,12 @@ fn a_cluster_comes_up_serves_and_loses_no_request_to_kills_and_a_rolling_restart
     cluster.wait_healthy();
     assert_eq!(cluster.ok(&["invoke", "digits", "--image", &picture]).lines().next(), answer.lines().next());
     eprintln!("compose: {answered} requests were answered");
+
+    // `docker run` of the same image, without arguments.
+    let alone = cluster.alone();
+    alone.ok(&["cluster", "wait", "--voters", "1", "--nodes", "1", "--timeout", "60s"]);
+    alone.ok(&["apply", "-f", &engine::repository("examples/digits/function.yaml")]);
+    let answer = alone.ok(&["invoke", "digits", "--image", &picture]);
+    assert!(answer.contains("digit-3.png: 3 "), "{answer}");
+    assert_eq!(alone.stop(), "0");
 }
