@@ -55,8 +55,10 @@ impl Account {
 /// returns; after that it is part of what its tenant's forgotten functions used.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Bills {
+    #[serde(deserialize_with = "crate::packed::map")]
     by_function: OrdMap<FunctionKey, Usage>,
     /// What the functions that are not remembered any more used.
+    #[serde(deserialize_with = "crate::packed::map")]
     forgotten: OrdMap<TenantName, Usage>,
     /// The same of the tenants beyond [`FORGOTTEN_TENANTS_MAX`].
     others: Usage,

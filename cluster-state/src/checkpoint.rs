@@ -61,13 +61,17 @@ pub struct Checkpoint {
     /// Whether what it lacks is not there.
     pub knowledge: Knowledge,
     /// Its copies of models.
+    #[serde(deserialize_with = "crate::packed::map")]
     pub models: OrdMap<ModelCopy, Bytes>,
     /// Its entries of the data index. At most [`INDEX_ENTRIES_PER_NODE_MAX`]; twice as many while a
     /// full sync is under way.
+    #[serde(deserialize_with = "crate::packed::map")]
     pub entries: OrdMap<DataId, Bytes>,
     /// How its functions do.
+    #[serde(deserialize_with = "crate::packed::map")]
     pub scores: OrdMap<FunctionKey, Score>,
     /// What its functions used, cumulative in its epoch.
+    #[serde(deserialize_with = "crate::packed::map")]
     pub usage: OrdMap<FunctionKey, Usage>,
     /// Its share of prioritised requests.
     pub alpha: Alpha,
@@ -83,7 +87,9 @@ pub struct Checkpoint {
 /// What has come of a full sync.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Incoming {
+    #[serde(deserialize_with = "crate::packed::map")]
     pub(crate) models: OrdMap<ModelCopy, Bytes>,
+    #[serde(deserialize_with = "crate::packed::map")]
     pub(crate) entries: OrdMap<DataId, Bytes>,
     pub(crate) dropped: u64,
 }

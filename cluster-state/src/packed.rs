@@ -1,11 +1,16 @@
-//! MessagePack that a disk or another process has written, read with a bound on how deep it nests: each
-//! level takes stack, and a thread that is out of stack ends its process.
+//! MessagePack that a disk or another process has written. How deep it nests is bounded: each level takes
+//! stack, and a thread that is out of stack ends its process. Maps and sets take memory for what they
+//! have, and none for what they announce.
 
+use std::collections::BTreeSet;
 use std::io;
+use std::marker::PhantomData;
 
+use imbl::{OrdMap, OrdSet};
 use rmp_serde::Deserializer;
 use rmp_serde::decode::Error;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer as SerdeDeserializer};
 
 /// The deepest nesting that is read. Nothing that is written comes near.
 pub const NESTING_MAX: usize = 128;
@@ -30,6 +35,48 @@ pub fn from_read<T: DeserializeOwned>(from: impl io::Read) -> Result<T, Error> {
     T::deserialize(&mut deserializer)
 }
 
+/// Reads a map row by row. imbl's own reader takes memory for as many rows as the map's header says.
+pub(crate) fn map<'de, D, K, V>(from: D) -> Result<OrdMap<K, V>, D::Error>
+where
+    D: SerdeDeserializer<'de>,
+    K: Ord + Clone + Deserialize<'de>,
+    V: Clone + Deserialize<'de>,
+{
+    from.deserialize_map(Rows(PhantomData))
+}
+
+/// Reads a set item by item.
+pub(crate) fn set<'de, D, K>(from: D) -> Result<OrdSet<K>, D::Error>
+where
+    D: SerdeDeserializer<'de>,
+    K: Ord + Clone + Deserialize<'de>,
+{
+    // std's takes no memory beforehand.
+    Ok(BTreeSet::deserialize(from)?.into_iter().collect())
+}
+
+struct Rows<K, V>(PhantomData<(K, V)>);
+
+impl<'de, K, V> Visitor<'de> for Rows<K, V>
+where
+    K: Ord + Clone + Deserialize<'de>,
+    V: Clone + Deserialize<'de>,
+{
+    type Value = OrdMap<K, V>;
+
+    fn expecting(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        to.write_str("a map")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut rows: A) -> Result<Self::Value, A::Error> {
+        let mut map = OrdMap::new();
+        while let Some((key, value)) = rows.next_entry()? {
+            map.insert(key, value);
+        }
+        Ok(map)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use serde::de::IgnoredAny;
@@ -48,5 +95,23 @@ mod tests {
             let read = from_read::<IgnoredAny>(&nested(levels)[..]);
             assert!(matches!(read, Err(Error::DepthLimitExceeded)));
         }
+    }
+
+    /// 2^32 - 1 rows would take some hundred gigabytes: the process would end.
+    #[test]
+    fn an_announced_length_takes_no_memory() {
+        #[derive(Debug, serde::Deserialize)]
+        struct Holder {
+            #[serde(deserialize_with = "super::map")]
+            _rows: OrdMap<u64, [u64; 8]>,
+            #[serde(deserialize_with = "super::set")]
+            _items: OrdSet<u64>,
+        }
+        let rows = [&[0x92, 0xdf][..], &[0xff; 4]].concat();
+        assert!(from_slice::<Holder>(&rows).is_err());
+        assert!(from_read::<Holder>(&rows[..]).is_err());
+        let items = [&[0x92, 0x80, 0xdd][..], &[0xff; 4]].concat();
+        assert!(from_slice::<Holder>(&items).is_err());
+        assert!(from_slice::<Holder>(&[0x92, 0x80, 0x90]).is_ok());
     }
 }

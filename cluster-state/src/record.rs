@@ -95,6 +95,7 @@ pub struct Artifact {
     /// What it is.
     pub model: ModelSummary,
     /// The controllers that have it durably, and [`ControllerId::OBJECT_STORE`] if that has.
+    #[serde(deserialize_with = "crate::packed::set")]
     pub holders: OrdSet<ControllerId>,
     /// Revisions that refer to it.
     pub uses: u64,

@@ -52,6 +52,7 @@ pub struct State {
     /// on counting, so that a number never means two models to a worker or a client. No function that
     /// is here stands in this. A workflow may: nodes may yet have to say what a function of that name
     /// used.
+    #[serde(deserialize_with = "crate::packed::map")]
     pub(crate) retired: OrdMap<FunctionKey, Retired>,
     pub(crate) sessions: Sessions,
     /// None has the name of a function.
@@ -73,7 +74,7 @@ pub struct State {
     pub(crate) checkpoints: Table<NodeName, Checkpoint>,
     #[serde(default)]
     pub(crate) index: Index,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "crate::packed::map")]
     pub(crate) scores: OrdMap<FunctionKey, FunctionScore>,
     #[serde(default)]
     pub(crate) bills: Bills,
@@ -339,6 +340,8 @@ impl State {
     pub fn dry_run(&self, proposal: &Proposal) -> (Outcome, Self) {
         let mut after = self.clone();
         after.clock = after.clock.max(proposal.stamp);
+        after.sessions.expire(after.clock);
+        after.expire_operations();
         let outcome = after.carry_out(proposal);
         (outcome, after)
     }

@@ -14,6 +14,8 @@ use imbl::OrdMap;
 use millrace_types::{Digest, FunctionKey, NodeName, TenantName};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use crate::packed;
+
 /// A record of a table.
 pub(crate) trait Record: Serialize {
     /// The bytes that the record takes encoded, or a bound on them.
@@ -198,6 +200,6 @@ impl<K: Ord + Serialize, V: Serialize> Serialize for Table<K, V> {
 
 impl<'de, K: Key + Deserialize<'de>, V: Record + Deserialize<'de>> Deserialize<'de> for Table<K, V> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        OrdMap::deserialize(deserializer).map(Self::from)
+        packed::map(deserializer).map(Self::from)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::fs::{self, File, TryLockError};
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -15,6 +15,8 @@ use crate::fs::{self as seam, Disk, Fs};
 
 const IDENTITY: &str = "identity";
 const LOCK: &str = "lock";
+/// Of a directory whose state is not to be used any more.
+const DIVERGED: &str = "diverged";
 
 /// The format of the identity file, which stands for the whole directory's.
 ///
@@ -57,7 +59,7 @@ impl DataDir {
     ///
     /// # Errors
     /// [`Error::InUse`] when another process has it; [`Error::UnknownFormat`] and
-    /// [`Error::Damaged`] for its identity file; [`Error::Io`].
+    /// [`Error::Damaged`] for its identity file; [`Error::Diverged`] after [`mark_diverged`]; [`Error::Io`].
     pub fn open(path: impl Into<PathBuf>) -> Result<Self, Error> {
         let path = path.into();
         fs::create_dir_all(&path).map_err(Error::io("making", &path))?;
@@ -65,8 +67,14 @@ impl DataDir {
             Disk::default().sync_dir(parent).map_err(Error::io("syncing", parent))?;
         }
         let lock = lock(&path)?;
-        let identity = read_identity(&Disk::default(), &path)?;
-        Ok(Self { path, identity, lock })
+        // Whatever is wrong with the directory, dropping this unlocks it.
+        let mut dir = Self { path, identity: None, lock };
+        dir.identity = read_identity(&Disk::default(), &dir.path)?;
+        match fs::read_to_string(dir.path.join(DIVERGED)) {
+            Ok(entry) => Err(Error::Diverged { path: dir.path.clone(), entry: entry.trim().to_owned() }),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(dir),
+            Err(error) => Err(Error::io("reading", &dir.path.join(DIVERGED))(error)),
+        }
     }
 
     /// Where it is.
@@ -95,6 +103,18 @@ impl Drop for DataDir {
             tracing::warn!(%error, path = %self.path.display(), "the data directory stays locked");
         }
     }
+}
+
+/// Has a data directory refused from now on: after this log entry a majority of the controllers has another
+/// state. Blocks.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn mark_diverged(dir: &Path, index: u64) -> Result<(), Error> {
+    let written = seam::write_durably(&Disk::default(), dir, DIVERGED, |file| {
+        file.append(format!("{index}\n").as_bytes())
+    });
+    written.map_err(Error::io("writing", &dir.join(DIVERGED)))
 }
 
 fn lock(dir: &Path) -> Result<File, Error> {

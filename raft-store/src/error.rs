@@ -48,6 +48,18 @@ pub enum Error {
         flaw: String,
     },
 
+    /// A majority of the controllers had another state: this one must not be read, voted with or sent.
+    #[error(
+        "the state in {} differs from that of a majority after log entry {entry}: keep the directory for inspection, 'millrace cluster remove' its controller, and start one with an empty directory and another id",
+        path.display()
+    )]
+    Diverged {
+        /// The data directory.
+        path: PathBuf,
+        /// The entry.
+        entry: String,
+    },
+
     /// A part of the directory is gone that the rest cannot do without.
     #[error(
         "{what} is missing although {because}: it was deleted or the disk lost it; put it back from a backup, or bring the node back with an empty directory, as a learner with a new id"

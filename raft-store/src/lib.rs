@@ -47,7 +47,7 @@ use tokio::sync::watch;
 pub use config::{
     Entry, LogId, Member, RaftId, SnapshotMeta, StorageError, StoredMembership, TypeConfig, Vote,
 };
-pub use data_dir::{DataDir, Identity};
+pub use data_dir::{DataDir, Identity, mark_diverged};
 pub use digests::{DIGESTS_KEPT, RecentDigests, StateDigest};
 pub use error::Error;
 pub use log::disk::{DiskHealth, LogDisk, SYNC_SLOW, Stall};

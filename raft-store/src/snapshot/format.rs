@@ -33,6 +33,8 @@ const FORMAT: u32 = 2;
 
 const HEADER_BYTES: usize = MAGIC.len() + 4 + 4 + 8;
 const CHECKSUM_BYTES: usize = 4;
+/// The longest meta: a position in the log and the members, some hundred bytes each. Decoded, it takes more.
+const META_BYTES_MAX: u64 = 64 << 10;
 
 /// The most bytes of a snapshot that are in memory at a time while it is written or read.
 pub(crate) const BUFFER_BYTES: usize = 1 << 20;
@@ -57,6 +59,9 @@ impl<'a> Encoding<'a> {
         state(&mut counted).map_err(|error| unencodable(error.to_string()))?;
         let meta = rmp_serde::to_vec_named(meta).map_err(|error| unencodable(error.to_string()))?;
         let meta_len = u32::try_from(meta.len()).map_err(|error| unencodable(error.to_string()))?;
+        if u64::from(meta_len) > META_BYTES_MAX {
+            return Err(unencodable(format!("its meta has {meta_len} bytes, more than {META_BYTES_MAX}")));
+        }
         let mut head = MAGIC.to_vec();
         head.extend(FORMAT.to_le_bytes());
         head.extend(meta_len.to_le_bytes());
@@ -203,6 +208,9 @@ pub(crate) fn check(file: &dyn FsFile) -> io::Result<Result<Checked, Flaw>> {
     let state_from = HEADER_BYTES as u64 + meta_len;
     if state_from.checked_add(state_len) != Some(contents) {
         return damaged("its lengths do not add up");
+    }
+    if meta_len > META_BYTES_MAX {
+        return damaged("what it says that it covers is too long");
     }
     let meta = Part { file, rest: HEADER_BYTES as u64..state_from };
     match packed::from_read::<OpenraftMeta<_, _>>(BufReader::new(meta)) {

@@ -162,6 +162,17 @@ async fn another_members_directory_is_refused() {
 }
 
 #[tokio::test]
+async fn a_directory_with_a_diverged_state_is_refused_for_good() {
+    let dir = tempfile::tempdir().unwrap();
+    drop(open_at(dir.path()).unwrap());
+    crate::mark_diverged(dir.path(), 3_000).unwrap();
+    for _ in 0..2 {
+        let error = DataDir::open(dir.path()).unwrap_err();
+        assert!(error.to_string().contains("after log entry 3000"), "{error}");
+    }
+}
+
+#[tokio::test]
 async fn a_missing_log_or_identity_is_not_taken_for_a_new_directory() {
     let dir = filled().await;
     fs::rename(dir.path().join("identity"), dir.path().join("identity.bak")).unwrap();

@@ -5,7 +5,6 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::path::Path;
-use std::process::Command as Process;
 use std::sync::{Arc, Mutex};
 
 use openraft::storage::{RaftLogStorage, RaftStateMachine};
@@ -13,28 +12,18 @@ use openraft::{RaftSnapshotBuilder, Snapshot};
 use rustix::io::Errno;
 
 use super::tally::{Tally, all, append, entries, open_at, tally};
+use super::{AGAIN_DIR, again_under};
 use crate::fs::{Disk, Fs, FsFile};
 use crate::{MachineStore, Store, Vote};
 
-/// Tells the child process which directory is its log's.
-const DIR: &str = "MILLRACE_TEST_DESCRIPTORS_DIR";
-
 #[tokio::test]
 async fn without_descriptors_the_log_goes_on_and_a_snapshot_is_written() {
-    if let Ok(dir) = std::env::var(DIR) {
+    if let Ok(dir) = std::env::var(AGAIN_DIR) {
         return take_every_descriptor(Path::new(&dir)).await;
     }
     let dir = tempfile::tempdir().unwrap();
     let name = "tests::descriptors::without_descriptors_the_log_goes_on_and_a_snapshot_is_written";
-    let output = Process::new("sh")
-        .args(["-c", "ulimit -n 128; exec \"$0\" \"$@\""])
-        .arg(std::env::current_exe().unwrap())
-        .args(["--exact", name, "--nocapture"])
-        .env(DIR, dir.path())
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{said}\n{}", String::from_utf8_lossy(&output.stderr));
+    again_under("ulimit -n 128", name, dir.path());
     let Store { mut log, machine } = open_at(dir.path()).unwrap();
     assert_eq!(all(&mut log).await, entries(10, 40));
     assert_eq!(machine.last().unwrap().index, 19);

@@ -7,20 +7,17 @@
 
 use std::io;
 use std::path::Path;
-use std::process::Command as Process;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use openraft::storage::{RaftLogStorage, RaftLogStorageExt};
 
 use super::tally::{Command, all, append, entries, entry, everything_covered, open_at};
+use super::{AGAIN_DIR, again_under};
 use crate::log::space::LogSpace;
 use crate::log::writer::{DbFile, SyncPoint};
 use crate::log::{Backing, Expect, LogStore};
 use crate::{Store, Vote};
-
-/// Tells the child process which directory it fills.
-const DIR: &str = "MILLRACE_TEST_DIR";
 
 fn large(index: u64) -> crate::Entry<super::tally::Tally> {
     entry(1, index, vec![Command::pad(10_000, index)])
@@ -28,21 +25,13 @@ fn large(index: u64) -> crate::Entry<super::tally::Tally> {
 
 #[tokio::test]
 async fn a_write_that_fails_halts_the_log_and_loses_nothing_acknowledged() {
-    if let Ok(dir) = std::env::var(DIR) {
+    if let Ok(dir) = std::env::var(AGAIN_DIR) {
         return fill_the_disk(&dir).await;
     }
     let dir = tempfile::tempdir().unwrap();
     // A process that ignores SIGXFSZ gets an error instead. 4096 is 2 or 4 MiB, as the shell counts.
     let name = "tests::full_disk::a_write_that_fails_halts_the_log_and_loses_nothing_acknowledged";
-    let output = Process::new("sh")
-        .args(["-c", "trap '' XFSZ; ulimit -f 4096; exec \"$0\" \"$@\""])
-        .arg(std::env::current_exe().unwrap())
-        .args(["--exact", name, "--nocapture"])
-        .env(DIR, dir.path())
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{said}\n{}", String::from_utf8_lossy(&output.stderr));
+    let said = again_under("trap '' XFSZ; ulimit -f 4096", name, dir.path());
     let acknowledged: u64 =
         said.lines().find_map(|line| line.split_once("acknowledged ")).unwrap().1.parse().unwrap();
     assert!(acknowledged > 10, "{acknowledged}");

@@ -29,3 +29,24 @@ mod simulated;
 mod suite;
 mod tally;
 mod upgrade;
+
+use std::path::Path;
+use std::process::Command;
+
+/// Tells a test that runs again in a child process which directory to use.
+const AGAIN_DIR: &str = "MILLRACE_TEST_DIR";
+
+/// Runs a test of this crate again in a child process, for which a shell first does `limits`. Returns
+/// what the child printed.
+fn again_under(limits: &str, test: &str, dir: &Path) -> String {
+    let output = Command::new("sh")
+        .args(["-c", &format!("{limits}; exec \"$0\" \"$@\"")])
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture"])
+        .env(AGAIN_DIR, dir)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{said}\n{}", String::from_utf8_lossy(&output.stderr));
+    said
+}
