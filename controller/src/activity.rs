@@ -9,6 +9,7 @@ use std::time::Duration;
 use millrace_gateway::activity;
 use millrace_proto::activity::{Activity, FunctionActivity, LatencyBucket};
 use millrace_proto::admin as api;
+use millrace_proto::decoding::{WalkLimits, decode};
 use millrace_proto::pages::PageRoom;
 use millrace_proto::parts::bound_activity;
 use millrace_proto::worker::GetActivityRequest;
@@ -46,7 +47,7 @@ impl Activities {
             let told: Vec<u8> = peer
                 .call(ASK_TIMEOUT, &tenant, async |mut it, message| it.get_activity(message).await)
                 .await?;
-            Activity::decode(told.as_slice())
+            decode::<Activity>(told.into(), WalkLimits::PEER)
                 .map_err(|error| Failure::new(Reason::Internal, format!("controller {}: {error}", peer.id())))
         };
         let worker = |worker: Arc<Worker>| async move {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use millrace_cluster_state::ControllerId;
 use millrace_policy::lease;
 use millrace_proto::trace::Kept;
-use millrace_transport::{PortLimits, ServerConfig};
+use millrace_transport::{MinimumRate, PortLimits, ServerConfig};
 use millrace_types::Bytes;
 
 use crate::artifacts::SharedPlace;
@@ -173,10 +173,8 @@ pub struct Limits {
     pub artifact_bytes: Bytes,
     /// Uploads at a time.
     pub uploads: usize,
-    /// How long an upload may go without a byte.
-    pub upload_idle: Duration,
-    /// Bytes a second that an upload must come at, over its whole length, after that time.
-    pub upload_bytes_per_sec_min: u64,
+    /// How slowly an upload may come.
+    pub upload_rate: MinimumRate,
     /// Memory of the processes that check uploaded models, all together.
     pub inspection_memory: Bytes,
     /// How long a model file that no function uses is kept.
@@ -199,8 +197,7 @@ impl Default for Limits {
         Self {
             artifact_bytes: Bytes::gib(16),
             uploads: 32,
-            upload_idle: Duration::from_secs(30),
-            upload_bytes_per_sec_min: 64 << 10,
+            upload_rate: MinimumRate { grace: Duration::from_secs(30), bytes_per_sec: 64 << 10 },
             inspection_memory: Bytes::gib(8),
             artifact_grace: Duration::from_secs(3600),
             artifact_cache: Bytes::gib(64),

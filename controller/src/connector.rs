@@ -12,6 +12,7 @@ use millrace_proto::worker::worker_client::WorkerClient;
 use millrace_proto::worker::worker_server::Worker;
 use millrace_transport::channel::{ChannelConfig, endpoint};
 use millrace_types::NodeName;
+use millrace_types::limits::ANSWER_BYTES_MAX;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 
@@ -67,6 +68,13 @@ impl Connector for Tcp {
 /// A worker at the other end of a connection.
 struct Remote(WorkerClient<Channel>);
 
+impl Remote {
+    /// For questions whose answers carry no tensors.
+    fn asking(&self) -> WorkerClient<Channel> {
+        self.0.clone().max_decoding_message_size(ANSWER_BYTES_MAX)
+    }
+}
+
 #[tonic::async_trait]
 impl Worker for Remote {
     async fn invoke(
@@ -91,17 +99,17 @@ impl Worker for Remote {
     }
 
     async fn get_spans(&self, request: Request<wire::GetSpansRequest>) -> Result<Response<Spans>, Status> {
-        self.0.clone().get_spans(request).await
+        self.asking().get_spans(request).await
     }
 
     async fn get_logs(&self, request: Request<Query>) -> Result<Response<Page>, Status> {
-        self.0.clone().get_logs(request).await
+        self.asking().get_logs(request).await
     }
 
     async fn get_activity(
         &self,
         request: Request<wire::GetActivityRequest>,
     ) -> Result<Response<Activity>, Status> {
-        self.0.clone().get_activity(request).await
+        self.asking().get_activity(request).await
     }
 }

@@ -46,6 +46,11 @@ pub(crate) fn functions(names: &[&str]) -> Vec<Command> {
     std::iter::once(artifact).chain(names.iter().map(function)).collect()
 }
 
+/// A model without inputs and outputs.
+pub(crate) fn bare_model() -> ModelSummary {
+    ModelSummary { weights: Bytes(1), parameters: 1, launches: 1, inputs: Vec::new(), outputs: Vec::new() }
+}
+
 /// A cluster that was told of nothing but these functions.
 pub(crate) fn state(names: &[&str]) -> State {
     let mut state = State::default();

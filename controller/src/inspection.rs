@@ -25,7 +25,7 @@ use millrace_model::program::{self, Program};
 use millrace_model::{Compiled, ModelError};
 use millrace_types::workflow::Signature;
 use millrace_types::{Bytes, Failure, Reason};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
 use serde::{Deserialize, Serialize};
 use tokio::io::AsyncReadExt as _;
 use tokio::process::Command;
@@ -110,7 +110,7 @@ impl Inspector {
         let file = file.open()?;
         let model = match &self.inspection {
             Inspection::InProcess => in_process(file).await,
-            Inspection::Child(command) => in_child(command, file, bytes).await,
+            Inspection::Child(command) => in_child_of_one_thread(command.clone(), file, bytes).await,
         }?;
         // Checked here too, so that nothing of a model whose names are too long is stored.
         check_model(&model)
@@ -137,6 +137,28 @@ async fn in_process(file: File) -> Result<ModelSummary, Failure> {
     let inspected = tokio::task::spawn_blocking(move || inspect(file)).await;
     // A panic on a client's bytes: our bug, and not a reason to take the file.
     inspected
+        .map_err(|error| Failure::new(Reason::Internal, format!("the model could not be checked: {error}")))?
+}
+
+/// Runs [`in_child`] on a thread that lives as long: the kernel ends the child with the thread that started
+/// it, and threads of a runtime come and go. Dropping this ends the child.
+async fn in_child_of_one_thread(
+    command: InspectorCommand,
+    file: File,
+    bytes: Bytes,
+) -> Result<ModelSummary, Failure> {
+    let (_wanted, dropped) = tokio::sync::oneshot::channel::<()>();
+    let runtime = tokio::runtime::Handle::current();
+    let inspected = tokio::task::spawn_blocking(move || {
+        runtime.block_on(async {
+            tokio::select! {
+                inspected = in_child(&command, file, bytes) => inspected,
+                _ = dropped => Err(Failure::new(Reason::Cancelled, "the upload whose model was checked has ended")),
+            }
+        })
+    });
+    inspected
+        .await
         .map_err(|error| Failure::new(Reason::Internal, format!("the model could not be checked: {error}")))?
 }
 
@@ -179,6 +201,11 @@ async fn in_child(command: &InspectorCommand, file: File, bytes: Bytes) -> Resul
 }
 
 fn read_answer(answer: &[u8], status: ExitStatus, bytes: Bytes) -> Result<ModelSummary, Failure> {
+    if status.signal() == Some(Signal::KILL.as_raw()) {
+        let message =
+            "the process that checked the model was killed, as happens when memory is short: try again soon";
+        return Err(Failure::new(Reason::QueueFull, message));
+    }
     if !status.success() {
         let why = match status.signal() {
             Some(signal) => format!("was ended by signal {signal}"),
@@ -239,7 +266,11 @@ fn limit_this_process() -> io::Result<File> {
     let pages: u64 = statm.split(' ').next().and_then(|pages| pages.parse().ok()).unwrap_or(0);
     let mapped = pages.saturating_mul(rustix::param::page_size() as u64);
     limit(Resource::As, mapped.saturating_add(memory_bytes(metadata.len())))?;
-    limit(Resource::Cpu, cpu_time(metadata.len()).as_secs())?;
+    // The kernel ends a process at its hard limit as it does when memory is short: only at the soft one it
+    // says why.
+    let cpu = cpu_time(metadata.len()).as_secs();
+    let hard = getrlimit(Resource::Cpu).maximum.map_or(cpu + 1, |maximum| maximum.min(cpu + 1));
+    setrlimit(Resource::Cpu, Rlimit { current: Some(cpu.min(hard)), maximum: Some(hard) })?;
     limit(Resource::Nofile, DESCRIPTORS)?;
     limit(Resource::Core, 0)?;
     limit(Resource::Fsize, 0)?;
@@ -330,7 +361,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_process_that_ends_by_a_signal_is_the_models_fault_and_one_that_is_not_there_is_not() {
+    async fn a_process_that_ends_itself_is_the_models_fault_and_a_killed_or_missing_one_is_not() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("model");
         std::fs::write(&path, b"a model").unwrap();
@@ -342,6 +373,8 @@ mod tests {
         let aborted = check("/bin/sh", &["-c", "kill -ABRT $$"]).await;
         assert_eq!((aborted.reason, aborted.retryable), (Reason::InvalidModel, false));
         assert!(aborted.message.contains("was ended by signal 6"), "{}", aborted.message);
+        let killed = check("/bin/sh", &["-c", "kill -KILL $$"]).await;
+        assert_eq!((killed.reason, killed.retryable), (Reason::QueueFull, true));
         assert_eq!(check("/bin/sh", &["-c", "exit 3"]).await.reason, Reason::InvalidModel);
         assert_eq!(check("/bin/sh", &["-c", "echo nonsense"]).await.reason, Reason::Internal);
         let missing = check("/nonexistent/millrace", &[]).await;

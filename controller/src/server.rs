@@ -2,7 +2,7 @@
 //! the reverse order.
 
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,10 +15,13 @@ use millrace_proto::admin::admin_server::AdminServer;
 use millrace_proto::browser::host;
 use millrace_proto::fault::fault_server::FaultServer;
 use millrace_proto::parts::{MESSAGE_BYTES_MAX, control_server};
+use millrace_proto::status::of_code;
+use millrace_raft_store::mark_diverged;
 use millrace_transport::PortLimits;
 use millrace_types::ClusterId;
 use millrace_types::limits::ANSWER_BYTES_MAX;
 use tokio::net::TcpListener;
+use tokio::runtime::Handle;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::service::Routes;
@@ -61,6 +64,7 @@ pub struct Controller {
     internal: JoinHandle<()>,
     background: JoinSet<()>,
     replica: Replica,
+    data_dir: PathBuf,
     /// Ends the workers' streams and the background work, also when this is dropped.
     stop: DropGuard,
 }
@@ -88,8 +92,11 @@ pub async fn start(
     let empty = founding::say_empty(config.internal_listen, config.id, &config.start);
     let opened = bootstrap::open(opening(&config), empty).await?;
     let cluster_id = opened.identity.cluster.clone();
-    let (internal_listener, internal_addr) = spawner.within(listen(config.internal_listen)).await?;
-    let (client_listener, client_addr) = listen(config.client_listen).await?;
+    let (internal_listener, internal_addr) = {
+        let _raft_runtime = spawner.enter();
+        listen(config.internal_listen)?
+    };
+    let (client_listener, client_addr) = listen(config.client_listen)?;
     let advertised =
         |said: &Option<String>, bound: SocketAddr| said.clone().unwrap_or_else(|| bound.to_string());
     let internal_address = advertised(&config.internal_advertise, internal_addr);
@@ -117,6 +124,7 @@ pub async fn start(
         fleet: fleet.clone(),
         artifacts: artifacts.clone(),
         connector,
+        requests: Handle::current(),
         outlook: outlook.clone(),
         stop: stop.clone(),
     };
@@ -198,6 +206,7 @@ pub async fn start(
         internal,
         background,
         replica,
+        data_dir: config.data_dir,
         stop: guard,
     })
 }
@@ -239,13 +248,8 @@ async fn end(mut internal: JoinHandle<()>, mut background: JoinSet<()>, replica:
     replica.shutdown().await;
 }
 
-async fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), StartError> {
-    let bind = async {
-        let listener = TcpListener::bind(address).await?;
-        let bound = listener.local_addr()?;
-        Ok((listener, bound))
-    };
-    bind.await.map_err(|source| StartError::Listen { address, source })
+fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), StartError> {
+    millrace_transport::listen(address).map_err(|source| StartError::Listen { address, source })
 }
 
 async fn open_artifacts(data_dir: &Path) -> Result<Store, StartError> {
@@ -273,8 +277,12 @@ async fn serve_internal(
     if let Some(faults) = faults {
         routes.add_service(FaultServer::new(faults).max_decoding_message_size(MESSAGE_BYTES_MAX));
     }
-    let serving =
-        millrace_transport::serve_service(listener, internal_server(port), routes.routes().prepare());
+    let serving = millrace_transport::serve_service(
+        listener,
+        internal_server(port),
+        routes.routes().prepare(),
+        of_code,
+    );
     stop.cancelled_owned().await;
     serving.close(STREAMS_END_TIMEOUT).await;
 }
@@ -350,11 +358,19 @@ impl Controller {
     /// Waits for something after which this controller cannot go on: a halted log, above all. What is
     /// deployed is still served; shut it down, and start another process over the same directory.
     pub async fn failed(&mut self) -> HaltError {
-        tokio::select! {
+        let error = tokio::select! {
             error = self.replica.halted() => error,
             // It ends by itself only when it was told to, or failed.
             _ended = &mut self.internal => HaltError::Internal { address: self.internal_addr },
+        };
+        if let HaltError::Diverged { index, .. } = error {
+            let data_dir = self.data_dir.clone();
+            let marked = tokio::task::spawn_blocking(move || mark_diverged(&data_dir, index)).await;
+            if let Ok(Err(error)) = marked {
+                tracing::error!(%error, "started again, this controller would use its state again");
+            }
         }
+        error
     }
 
     /// Stops taking requests and waits up to `grace` for those under way; workers stay attached.

@@ -17,11 +17,13 @@ use millrace_cluster_state::{Applied, Caller, Command, ControllerId, State};
 use millrace_policy::lease::Standing;
 use millrace_proto::admin::admin_server::AdminServer;
 use millrace_proto::parts::control_server;
+use millrace_proto::status::of_code;
 use millrace_raft_store::{LogId, StateReader};
 use millrace_transport::{StreamListener, serve_while_polled};
 use millrace_types::{Epoch, Failure, NodeName, Timestamp};
 use openraft::{RaftMetrics, ServerState};
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::service::Routes;
@@ -124,6 +126,7 @@ impl Member {
             artifacts: artifacts.clone(),
             // Never connects: only requests would go there.
             connector: Arc::new(Tcp),
+            requests: Handle::current(),
             outlook: outlook.clone(),
             stop: stop.clone(),
         };
@@ -228,7 +231,8 @@ where
 {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let listener = StreamListener { connections: Box::pin(connections), address };
-    serve_while_polled(listener, internal_server(Limits::default().internal), routes.prepare()).await;
+    serve_while_polled(listener, internal_server(Limits::default().internal), routes.prepare(), of_code)
+        .await;
 }
 
 /// A member as seen from outside.

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use millrace_proto::admin as api;
+use millrace_proto::decoding::{WalkLimits, decode};
 use millrace_proto::trace::wire::{Span, Spans};
 use millrace_proto::trace::{FOUND_MAX, Kept, last_that_fit};
 use millrace_proto::worker::GetSpansRequest;
@@ -49,7 +50,7 @@ impl Traces {
         let controller = |peer: Peer| async move {
             let spans: Vec<u8> =
                 peer.call(ASK_TIMEOUT, &id, async |mut it, message| it.get_spans(message).await).await?;
-            let spans = Spans::decode(spans.as_slice());
+            let spans: Result<Spans, _> = decode(spans.into(), WalkLimits::PEER);
             spans
                 .map(|it| it.spans)
                 .map_err(|error| Failure::new(Reason::Internal, format!("controller {}: {error}", peer.id())))

@@ -225,6 +225,11 @@ fn limit_memory(gpu: Bytes) {
     if let Err(error) = rustix::process::setrlimit(Resource::Data, limit) {
         tracing::warn!(%error, "the memory of this process is not limited");
     }
+    // It would hold the tensors of every function that ran here.
+    let none = Rlimit { current: Some(0), maximum: Some(0) };
+    if let Err(error) = rustix::process::setrlimit(Resource::Core, none) {
+        tracing::warn!(%error, "this process may write a core file when it ends");
+    }
 }
 
 /// Allows as many open descriptors as the machine lets us: programs and large tensors need them.

@@ -32,9 +32,9 @@ pub(crate) struct Call {
 /// The shares of one connection.
 #[derive(Debug, Clone)]
 pub(crate) struct ConnectionShares {
-    /// Of the budget of inference requests and of all answers.
+    /// Of the budget of inference requests and their answers.
     pub(crate) inference: BudgetShare,
-    /// Of the budget that the admin API, the repository and health have for themselves.
+    /// Of the budget that everything else has for itself: the admin API, the repository, health, metrics.
     pub(crate) admin: BudgetShare,
 }
 

@@ -57,12 +57,15 @@ impl fmt::Debug for FrontDoorConfig {
 
 /// The bytes that requests to the admin API may take in memory, beside [`Limits::in_flight_max`], so
 /// that an operator can always delete a function whose clients fill the latter.
-pub(crate) const ADMIN_IN_FLIGHT_MAX: Bytes = Bytes::mib(16);
-/// The unread bytes of one HTTP/2 stream. They are not charged to the byte budget: 4,096 connections
-/// may have 4 GiB in their windows.
-const STREAM_WINDOW: u32 = 512 << 10;
-/// The same for one HTTP/2 connection: twice that, so that a stream that waits holds no other up.
+pub(crate) const ADMIN_IN_FLIGHT_MAX: Bytes = Bytes::mib(64);
+/// The unread bytes of one HTTP/2 stream. They are not charged to the byte budget: see
+/// [`ServerConfig::windows_max`].
+const STREAM_WINDOW: u32 = 128 << 10;
+/// The same for one HTTP/2 connection: eight times that, so that seven streams that wait for their answers
+/// hold no other up.
 const CONNECTION_WINDOW: u32 = 1 << 20;
+/// The same for all connections of the port that have such windows: 256 of them.
+const WINDOWS_MAX: u32 = 256 << 20;
 /// The largest message to a service that does no inference.
 const ADMIN_MESSAGE_MAX: Bytes = Bytes::mib(4);
 
@@ -100,6 +103,7 @@ impl Default for Limits {
                 port: PortLimits::new(4096),
                 stream_window: STREAM_WINDOW,
                 connection_window: CONNECTION_WINDOW,
+                windows_max: WINDOWS_MAX,
                 ..ServerConfig::default()
             },
             stream_concurrency: 64,

@@ -5,7 +5,7 @@ use millrace_proto::decoding::{DecodeRefusal, MessageType, MessageWalk, WalkLimi
 use millrace_proto::status::to_status;
 use tonic::Status;
 
-use crate::framing::PREFIX_LEN;
+use millrace_transport::PREFIX_LEN;
 
 /// Bytes of a message's structures that are not charged: every small call takes about as much beside
 /// its message.

@@ -11,6 +11,7 @@ use axum::body::Body;
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderName, HeaderValue};
 use http::{HeaderMap, Method, Request, Response, Uri};
+use millrace_proto::WAITING_METHODS;
 use millrace_proto::browser::OwnNames;
 use millrace_proto::decoding::MessageType;
 use millrace_proto::status::to_status;
@@ -25,7 +26,7 @@ use tracing::{Instrument as _, Span};
 use crate::auth::Authenticate;
 use crate::call::{self, Call, ConnectionShares};
 use crate::config::message_len;
-use crate::delivery::deliver;
+use crate::delivery::{charge_answer, deliver};
 use crate::framing::{Hold, Ledger, Messages, Terms};
 use crate::front::Front;
 use crate::inflate::Encoding;
@@ -33,15 +34,16 @@ use crate::request_id;
 use crate::rest::error::{self, RestError};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static(request_id::HEADER);
-const GRPC_ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
-const GRPC_ACCEPT_ENCODING: HeaderName = HeaderName::from_static("grpc-accept-encoding");
+pub(crate) const GRPC_ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
+pub(crate) const GRPC_ACCEPT_ENCODING: HeaderName = HeaderName::from_static("grpc-accept-encoding");
 const TRACE_PARENT: HeaderName = HeaderName::from_static("traceparent");
-/// The largest message of a method that is in no schema of ours: health and reflection take names.
+/// The largest message of a method that is in no schema of ours, and of one that waits: health and
+/// reflection take names, and the others little more.
 const NAME_MESSAGE_MAX: usize = 64 << 10;
 /// The methods that carry inference requests.
 const INFER: &str = "/inference.GRPCInferenceService/ModelInfer";
 /// Of those, the one whose handler works on several messages at a time.
-const STREAM: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
+pub(crate) const STREAM: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
 
 /// The door of one server, for one connection. Cheap to clone.
 #[derive(Clone)]
@@ -103,7 +105,6 @@ impl Door {
         let ledger = call.ledger.clone();
         let terms = self.terms(&mut request);
         let hold = terms.hold;
-        let version = request.version();
         let infers = request.uri().path() == INFER;
         request.extensions_mut().insert(call.caller.clone());
         request.extensions_mut().insert(call);
@@ -120,9 +121,9 @@ impl Door {
             Hold::WholeCall if infers => ledger.answered(),
             Hold::WholeCall => ledger.clear(),
             // Given back message by message.
-            Hold::UntilNext | Hold::UntilClaimed => {}
+            Hold::UntilDecoded | Hold::UntilNext | Hold::UntilClaimed => {}
         }
-        deliver(response, version, &ledger, &self.shares.inference)
+        deliver(response, &ledger, &self.shares.admin)
     }
 
     async fn admit_rest<B>(
@@ -137,11 +138,14 @@ impl Door {
     {
         match self.call(peer, request_id, request.uri(), request.headers()) {
             Ok(call) => {
-                let version = request.version();
                 let ledger = call.ledger.clone();
                 request.extensions_mut().insert(call);
                 let response = infallible(self.rest.clone().oneshot(request.map(Body::new))).await;
-                deliver(error::explain_method(response), version, &ledger, &self.shares.inference)
+                let response = error::explain_method(response);
+                match charge_answer(&response, &ledger, &self.shares.admin) {
+                    Ok(()) => deliver(response, &ledger, &self.shares.admin),
+                    Err(refused) => error::response(RestError::from(refused)),
+                }
             }
             Err(failure) => error::response(RestError::from(failure)),
         }
@@ -186,18 +190,20 @@ impl Door {
             INFER => (Hold::WholeCall, inference),
             STREAM => (Hold::UntilClaimed, inference),
             _ if self.streams.contains(path) => (Hold::UntilNext, admin),
+            _ if WAITING_METHODS.contains(&path) => (Hold::UntilDecoded, admin),
             _ => (Hold::WholeCall, admin),
         };
         let message_type = MessageType::of_requests(path);
         let message_len_max = message_len(message_max);
         Terms {
             share: share.clone(),
-            message_len_max: if message_type.is_some() {
+            message_len_max: if message_type.is_some() && hold != Hold::UntilDecoded {
                 message_len_max
             } else {
                 message_len_max.min(NAME_MESSAGE_MAX)
             },
             minimum_rate: limits.minimum_rate,
+            bulk: self.front.bulk.clone(),
             encoding,
             message_type,
             hold,

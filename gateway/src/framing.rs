@@ -17,19 +17,17 @@ use bytes::{Buf as _, Bytes, BytesMut};
 use http_body::{Body, Frame};
 use millrace_proto::decoding::MessageType;
 use millrace_proto::status::to_status;
-use millrace_transport::{DeadlineTimer, MinimumRate, ProgressClock};
+use millrace_transport::{DeadlineTimer, HeldBack, MinimumRate, PREFIX_LEN, ProgressClock};
 use millrace_types::{Failure, Reason};
 use tonic::Status;
 
 use crate::budget::{BudgetShare, Charge, too_large};
+use crate::bulk::{BulkThreads, BulkWork, unfinished};
 use crate::decoded::MessageCheck;
-use crate::inflate::{Encoding, Inflater, STEP};
+use crate::inflate::{Encoding, Inflater, STEP, STEP_HERE_MAX};
 
-/// A compressed flag and a big-endian u32 length.
-pub(crate) const PREFIX_LEN: usize = 5;
-/// Pieces below this are copied together while they are held back: a small one would keep a whole
-/// buffer of its connection in memory.
-const HELD_PIECE_MIN: usize = 16 << 10;
+/// Bytes handed on at a time, until other tasks of the thread have a turn: tonic copies them.
+const GIVEN_AT_ONCE: usize = 1 << 20;
 
 /// Who gives a message's bytes back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,10 +35,14 @@ pub(crate) enum Hold {
     /// A call of one message. The message's charge becomes the answer's. The client has to end the
     /// call after the message: a second message is refused, and silence is below the minimum rate.
     WholeCall,
-    /// A stream whose handler is done with a message when it asks for the next.
+    /// The same of a small message whose handler waits long, for events say: its charge ends once the
+    /// message is decoded.
+    UntilDecoded,
+    /// A stream whose handler is done with a message when it asks for the next. A message waits until
+    /// there is room for it before any of it is charged.
     UntilNext,
-    /// A stream that works on several messages at a time: the handler claims each message's charge,
-    /// and a message waits until there is room for it before any of it is charged.
+    /// The same, of a stream that works on several messages at a time: the handler claims each message's
+    /// charge.
     UntilClaimed,
 }
 
@@ -71,17 +73,6 @@ impl Ledger {
         }
     }
 
-    /// Makes the charge of a call's one message that of its answer of `bytes`.
-    ///
-    /// # Errors
-    /// `BYTE_BUDGET_EXCEEDED` when the answer is larger and finds no room.
-    pub(crate) fn answer_all(&self, bytes: u64) -> Result<(), Failure> {
-        match self.charges().arrived.back_mut() {
-            Some(charge) => charge.answer(bytes),
-            None => Ok(()),
-        }
-    }
-
     /// Lets the charges of arrived messages be those of the answer: the call is answered.
     pub(crate) fn answered(&self) {
         let mut charges = self.charges();
@@ -96,6 +87,11 @@ impl Ledger {
     /// The charge of the answers that the response's body has and has not given on.
     pub(crate) fn take_answered(&self) -> Option<Charge> {
         self.charges().answered.take()
+    }
+
+    /// Whether an answer is charged.
+    pub(crate) fn has_answered(&self) -> bool {
+        self.charges().answered.is_some()
     }
 
     fn add(&self, charge: Charge) {
@@ -114,11 +110,12 @@ impl Ledger {
 }
 
 /// What a call's body is held to.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(crate) struct Terms {
     pub(crate) share: BudgetShare,
     pub(crate) message_len_max: usize,
     pub(crate) minimum_rate: MinimumRate,
+    pub(crate) bulk: BulkThreads,
     pub(crate) encoding: Option<Encoding>,
     pub(crate) hold: Hold,
     /// The type of its messages; none of a method whose requests have no lists (health, reflection).
@@ -137,6 +134,8 @@ pub(crate) struct Messages<B> {
     check: MessageCheck,
     /// Charged, and to be handed on before anything else.
     ready: VecDeque<Bytes>,
+    /// Bytes handed on since other tasks had a turn.
+    given: usize,
     /// Whether a whole message has arrived.
     has_message: bool,
     /// Of the message that has begun, once it had to be waited for.
@@ -153,11 +152,41 @@ enum State {
     },
     /// Plain bytes arrive.
     Arriving(Arriving),
-    Inflating {
-        left: usize,
-        inflater: Box<Inflater>,
-    },
+    /// Compressed bytes arrive.
+    Inflating(Box<Inflating>),
+    /// A step of a long one is under way.
+    InflatingApart(BulkWork<Result<Box<Inflating>, Status>>),
     Failed,
+}
+
+/// A compressed message of which not all has arrived.
+struct Inflating {
+    /// Compressed bytes in all.
+    len: usize,
+    /// Of those, the ones that have not arrived.
+    left: usize,
+    inflater: Inflater,
+    check: MessageCheck,
+}
+
+impl Inflating {
+    fn push(&mut self, piece: &[u8]) -> Result<(), Status> {
+        self.inflater.push(piece).map_err(|failure| to_status(&failure))?;
+        let more = self.check.read_to(self.inflater.plain())?;
+        self.inflater.charge(more).map_err(|failure| to_status(&failure))
+    }
+
+    /// The message, plain, with a prefix.
+    fn finish(self) -> Result<(Bytes, Charge), Status> {
+        let Self { inflater, mut check, .. } = self;
+        let (mut message, mut charge) = inflater.finish().map_err(|failure| to_status(&failure))?;
+        // The decoder may have kept its last bytes until it was asked to end.
+        let more = check.read_to(&message)?;
+        charge.grow(more).map_err(|failure| to_status(&failure))?;
+        check.finish()?;
+        write_prefix(&mut message);
+        Ok((message.freeze(), charge))
+    }
 }
 
 /// A plain message of which not all has arrived.
@@ -167,38 +196,6 @@ struct Arriving {
     charge: Charge,
     /// Its first half, its prefix in front, until more than that has arrived.
     held: Option<HeldBack>,
-}
-
-/// Pieces held back, in order.
-#[derive(Default)]
-struct HeldBack {
-    pieces: VecDeque<Bytes>,
-    len: usize,
-    /// Small pieces after those, copied together.
-    tail: BytesMut,
-}
-
-impl HeldBack {
-    fn push(&mut self, piece: Bytes) {
-        self.len += piece.len();
-        if piece.len() < HELD_PIECE_MIN {
-            self.tail.extend_from_slice(&piece);
-            return;
-        }
-        self.join();
-        self.pieces.push_back(piece);
-    }
-
-    fn join(&mut self) {
-        if !self.tail.is_empty() {
-            self.pieces.push_back(self.tail.split().freeze());
-        }
-    }
-
-    fn release(mut self) -> VecDeque<Bytes> {
-        self.join();
-        self.pieces
-    }
 }
 
 impl<B> Messages<B> {
@@ -211,6 +208,7 @@ impl<B> Messages<B> {
             state: State::Prefix,
             check: MessageCheck::default(),
             ready: VecDeque::new(),
+            given: 0,
             has_message: false,
             pace: None,
             timer: DeadlineTimer::default(),
@@ -251,7 +249,7 @@ impl<B> Messages<B> {
                         None => self.ready.push_back(piece),
                         Some(held) => {
                             held.push(piece);
-                            if held.len >= message.left {
+                            if held.len() >= message.left {
                                 self.ready = message.held.take().unwrap_or_default().release();
                             }
                         }
@@ -263,21 +261,30 @@ impl<B> Messages<B> {
                         self.end_message(message.charge);
                     }
                 }
-                State::Inflating { left, inflater } => {
-                    let piece = self.input.split_to(self.input.len().min(*left).min(STEP));
-                    *left -= piece.len();
-                    inflater.push(&piece).map_err(|failure| to_status(&failure))?;
-                    let more = self.check.read_to(inflater.plain())?;
-                    inflater.charge(more).map_err(|failure| to_status(&failure))?;
-                    if *left == 0 {
-                        return Poll::Ready(self.end_inflating().map(Some));
+                State::Inflating(message) if message.left == 0 => {
+                    if let State::Inflating(message) = std::mem::replace(&mut self.state, State::Prefix) {
+                        let (plain, charge) = message.finish()?;
+                        self.end_message(charge);
+                        self.ready = in_steps(plain);
                     }
-                    if self.input.is_empty() {
-                        return Poll::Ready(Ok(None));
+                }
+                State::Inflating(_) if self.input.is_empty() => return Poll::Ready(Ok(None)),
+                State::Inflating(message) => {
+                    let piece = self.input.split_to(self.input.len().min(message.left).min(STEP));
+                    message.left -= piece.len();
+                    if message.len <= STEP_HERE_MAX {
+                        message.push(&piece)?;
+                        continue;
                     }
-                    // A step may have been long: let others run.
-                    cx.waker().wake_by_ref();
-                    return Poll::Pending;
+                    if let State::Inflating(mut message) = std::mem::replace(&mut self.state, State::Failed) {
+                        let step = move || message.push(&piece).map(|()| message);
+                        self.state = State::InflatingApart(self.terms.bulk.run(step));
+                    }
+                }
+                State::InflatingApart(step) => {
+                    let done = ready!(Pin::new(step).poll(cx));
+                    let message = done.map_err(|error| to_status(&unfinished(&error)))??;
+                    self.state = State::Inflating(message);
                 }
             }
         }
@@ -292,10 +299,10 @@ impl<B> Messages<B> {
         }
         let share = &self.terms.share;
         match self.terms.hold {
-            Hold::WholeCall if self.has_message => {
+            Hold::WholeCall | Hold::UntilDecoded if self.has_message => {
                 return Err(to_status(&Failure::malformed("a second message, where a call has one")));
             }
-            Hold::UntilClaimed if !share.has_room_for(len as u64) => {
+            Hold::UntilNext | Hold::UntilClaimed if !share.has_room_for(len as u64) => {
                 self.wait(len);
                 return Ok(None);
             }
@@ -307,8 +314,8 @@ impl<B> Messages<B> {
             self.input.advance(PREFIX_LEN);
             let room = [0; PREFIX_LEN];
             let inflater = Inflater::new(encoding, &room, self.terms.message_len_max, charge);
-            self.check = MessageCheck::inflating(self.terms.message_type);
-            self.state = State::Inflating { left: len, inflater: Box::new(inflater) };
+            let check = MessageCheck::inflating(self.terms.message_type);
+            self.state = State::Inflating(Box::new(Inflating { len, left: len, inflater, check }));
             return Ok(None);
         }
         // A flag that no encoding explains is tonic's to refuse: such a message is not decoded.
@@ -316,7 +323,7 @@ impl<B> Messages<B> {
         let mut charge = match share.try_take((here - PREFIX_LEN) as u64) {
             Ok(charge) => charge,
             // Another took the room: it holds nothing yet, and may wait.
-            Err(_) if self.terms.hold == Hold::UntilClaimed => {
+            Err(_) if matches!(self.terms.hold, Hold::UntilNext | Hold::UntilClaimed) => {
                 self.wait(len);
                 return Ok(None);
             }
@@ -353,20 +360,6 @@ impl<B> Messages<B> {
         self.pace = None;
     }
 
-    fn end_inflating(&mut self) -> Result<Bytes, Status> {
-        let State::Inflating { inflater, .. } = std::mem::replace(&mut self.state, State::Prefix) else {
-            return Err(Status::internal("a message ended that had not begun"));
-        };
-        let (mut message, mut charge) = inflater.finish().map_err(|failure| to_status(&failure))?;
-        // The decoder may have kept its last bytes until it was asked to end.
-        let more = self.check.read_to(&message)?;
-        charge.grow(more).map_err(|failure| to_status(&failure))?;
-        self.check.finish()?;
-        write_prefix(&mut message);
-        self.end_message(charge);
-        Ok(message.freeze())
-    }
-
     /// Whether a message has begun and its end has not come.
     fn mid_message(&self) -> bool {
         match self.state {
@@ -378,7 +371,8 @@ impl<B> Messages<B> {
 
     /// More input is needed and none is there: fails when the message is below the minimum rate.
     fn poll_pace(&mut self, cx: &mut Context<'_>) -> Poll<Status> {
-        let must_end = self.terms.hold == Hold::WholeCall && self.has_message;
+        let is_unary = matches!(self.terms.hold, Hold::WholeCall | Hold::UntilDecoded);
+        let must_end = is_unary && self.has_message;
         if !self.mid_message() && !must_end {
             return Poll::Pending;
         }
@@ -403,8 +397,14 @@ where
     B::Error: Into<tonic::codegen::StdError>,
 {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        if self.given >= GIVEN_AT_ONCE {
+            self.given = 0;
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
         loop {
             if let Some(out) = ready!(self.advance(cx))? {
+                self.given += out.len();
                 return Poll::Ready(Some(Ok(Frame::data(out))));
             }
             let frame = match Pin::new(&mut self.inner).poll_frame(cx) {
@@ -428,10 +428,18 @@ where
     /// The client has sent everything.
     fn end(&self) -> Result<(), Status> {
         match self.state {
-            State::Arriving(_) | State::Inflating { .. } => {
+            State::Arriving(_) | State::Inflating(_) | State::InflatingApart(_) => {
                 Err(to_status(&Failure::malformed("the call ended within a message")))
             }
             _ => Ok(()),
+        }
+    }
+}
+
+impl<B> Drop for Messages<B> {
+    fn drop(&mut self) {
+        if self.terms.hold == Hold::UntilDecoded {
+            self.ledger.clear();
         }
     }
 }
@@ -460,6 +468,15 @@ where
     fn is_end_stream(&self) -> bool {
         self.input.is_empty() && self.ready.is_empty() && !self.mid_message() && self.inner.is_end_stream()
     }
+}
+
+/// A message in pieces that are handed on one by one.
+fn in_steps(mut message: Bytes) -> VecDeque<Bytes> {
+    let mut steps = VecDeque::with_capacity(message.len().div_ceil(GIVEN_AT_ONCE));
+    while !message.is_empty() {
+        steps.push_back(message.split_to(message.len().min(GIVEN_AT_ONCE)));
+    }
+    steps
 }
 
 /// The flag and length at the start of `input`, which has them.

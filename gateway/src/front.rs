@@ -15,6 +15,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::backend::{Availability, Backend, Completion, Intent, Invocation, Model, Tensor};
 use crate::budget::Budget;
+use crate::bulk::{BulkThreads, unfinished};
 use crate::call::{Call, ConnectionShares};
 use crate::closing::Closing;
 use crate::config::{Limits, WallClock};
@@ -28,11 +29,8 @@ pub(crate) const TENSORS_MAX: usize = 4_096;
 pub(crate) const SHAPE_RANK_MAX: usize = 64;
 /// Bytes of a tensor's name.
 const NAME_BYTES_MAX: usize = 256;
-/// Bytes from which on a message is converted on a thread of its own: the runtime's threads run Raft
-/// too, and 256 KiB of JSON take about a millisecond.
-const APART_BYTES_MIN: usize = 256 << 10;
-/// Messages that are converted on threads of their own at a time; further ones wait.
-pub(crate) const APART_MAX: usize = 4;
+/// Bytes from which on a message is converted by [`BulkThreads`]: 256 KiB of JSON take about a millisecond.
+pub(crate) const BULK_BYTES_MIN: usize = 256 << 10;
 
 /// What every handler shares.
 pub(crate) struct Front {
@@ -44,8 +42,8 @@ pub(crate) struct Front {
     pub(crate) admin_budget: Budget,
     /// The places of requests that wait for their model to get ready.
     pub(crate) waiting: Semaphore,
-    /// The places of messages that are converted on threads of their own.
-    pub(crate) apart: Arc<Semaphore>,
+    /// For large messages.
+    pub(crate) bulk: BulkThreads,
     pub(crate) limits: Limits,
     pub(crate) wall_clock: WallClock,
     pub(crate) closing: Closing,
@@ -127,25 +125,16 @@ impl Front {
         }
     }
 
-    /// Converts a message of `len` bytes: a large one on a thread of its own.
+    /// Converts a message of `len` bytes.
     pub(crate) async fn convert<T: Send + 'static>(
         &self,
         len: usize,
         convert: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Failure> {
-        if len < APART_BYTES_MIN {
-            return Ok(convert());
+        match len {
+            ..BULK_BYTES_MIN => Ok(convert()),
+            _ => self.bulk.run(convert).await.map_err(|error| unfinished(&error)),
         }
-        let failed = |error: &dyn fmt::Display| {
-            Failure::new(Reason::Internal, format!("cannot convert a large message: {error}"))
-        };
-        let place = Arc::clone(&self.apart).acquire_owned().await.map_err(|closed| failed(&closed))?;
-        let converting = tokio::task::spawn_blocking(move || {
-            // The place is taken until the work is done, though the call be cancelled.
-            let _place = place;
-            convert()
-        });
-        converting.await.map_err(|panicked| failed(&panicked))
     }
 
     /// Lets a function serve, or stops it. Whether there is one is for the backend to say: what can

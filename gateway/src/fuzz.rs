@@ -1,5 +1,6 @@
 //! The readers of clients' bytes, for the fuzz targets of `fuzz/`. Built for them alone.
 
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -17,6 +18,7 @@ use tonic::Status;
 
 use crate::backend::{Availability, Kind, Model};
 use crate::budget::Budget;
+use crate::bulk::BulkThreads;
 use crate::config::message_len;
 use crate::framing::{Hold, Ledger, Messages, Terms};
 use crate::front::Question;
@@ -27,6 +29,8 @@ use crate::rest::request::{self, HEADER_LENGTH};
 /// The longest message of the targets that inflate. The default of servers is larger than the memory that
 /// a target may take.
 const INFLATED_BYTES_MAX: usize = 4 << 20;
+/// For messages whose decompression is long.
+static BULK: LazyLock<BulkThreads> = LazyLock::new(|| BulkThreads::start().expect("there are threads"));
 
 /// The models that requests are read against: of an image, of a list of numbers, of an input of each
 /// datatype that is served, and of each that has a JSON form.
@@ -122,6 +126,7 @@ pub fn grpc_framing(data: &[u8]) {
         share: budget.share(),
         message_len_max: INFLATED_BYTES_MAX,
         minimum_rate: MinimumRate { grace: Duration::from_secs(60), bytes_per_sec: 1 },
+        bulk: BULK.clone(),
         encoding,
         hold,
         message_type: MessageType::named("inference.ModelInferRequest").filter(|_| how / 9 % 2 == 0),

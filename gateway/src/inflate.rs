@@ -10,9 +10,11 @@ use millrace_types::Failure;
 
 use crate::budget::{Charge, too_large};
 
-/// Input given to the decoder at a time. At deflate's best ratio of about 1:1000 this much is done
-/// in some 10 ms: the caller lets others run in between.
-pub(crate) const STEP: usize = 8 << 10;
+/// Input given to the decoder at a time, so that other messages have a turn in between. At deflate's best
+/// ratio of about 1:1000 this much takes some 20 ms.
+pub(crate) const STEP: usize = 16 << 10;
+/// Compressed bytes of a message which are decompressed by the thread that reads them: 1 ms at that ratio.
+pub(crate) const STEP_HERE_MAX: usize = 1 << 10;
 
 /// The compressions understood, with HTTP's names: `deflate` is the zlib format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -33,6 +33,7 @@ pub mod activity;
 pub mod auth;
 pub mod backend;
 mod budget;
+mod bulk;
 mod call;
 mod closing;
 pub mod config;

@@ -21,12 +21,13 @@ use tonic_health::pb::health_server::HealthServer;
 
 use crate::backend::Backend;
 use crate::budget::Budget;
+use crate::bulk::BulkThreads;
 use crate::closing::Closing;
 use crate::config::{ADMIN_IN_FLIGHT_MAX, FrontDoorConfig, message_len};
 use crate::door::{self, Door};
-use crate::front::{APART_MAX, Front};
-use crate::grpc::Inference;
+use crate::front::Front;
 use crate::grpc::health::FrontHealth;
+use crate::grpc::{Inference, stream};
 use crate::meters::Meters;
 use crate::request_id::RequestIds;
 use crate::rest;
@@ -48,10 +49,16 @@ pub struct Serving {
     port: millrace_transport::Serving,
 }
 
-/// A listener whose own address cannot be told.
+/// A door that cannot be opened.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot tell the address that was bound: {0}")]
-pub struct Error(#[from] std::io::Error);
+pub enum Error {
+    /// A listener whose own address cannot be told.
+    #[error("cannot tell the address that was bound: {0}")]
+    Address(std::io::Error),
+    /// The operating system gives no threads.
+    #[error("cannot start threads for large messages: {0}: raise the limit of processes")]
+    Threads(std::io::Error),
+}
 
 impl FrontDoor {
     /// A front door to `backend`.
@@ -95,13 +102,14 @@ impl FrontDoor {
     /// Opens the door. Must be called within a tokio runtime.
     ///
     /// # Errors
-    /// [`Error`] when the listener has no address.
+    /// [`Error`]
     pub fn serve(self, listener: TcpListener) -> Result<Serving, Error> {
-        let local_addr = listener.local_addr()?;
+        let local_addr = listener.local_addr().map_err(Error::Address)?;
+        let bulk = BulkThreads::start().map_err(Error::Threads)?;
         let (closing, closed) = Closing::new();
         let limits = &self.config.limits;
         let server = ServerConfig { minimum_rate: Some(limits.minimum_rate), ..limits.server.clone() };
-        let door = self.door(local_addr.ip(), closed);
+        let door = self.door(local_addr.ip(), closed, bulk);
         let port = millrace_transport::serve(listener, server, move |peer| {
             let door = door.for_connection();
             let open = OpenConnection::new(&door);
@@ -115,7 +123,7 @@ impl FrontDoor {
         Ok(Serving { local_addr, closing, port })
     }
 
-    fn door(self, listens: IpAddr, closing: Closing) -> Door {
+    fn door(self, listens: IpAddr, closing: Closing, bulk: BulkThreads) -> Door {
         let Self { config, backend, mut registry, mut services, mut routes } = self;
         let FrontDoorConfig { limits, authenticate, wall_clock, host_names, seed, activity } = config;
         let budget = Budget::new(limits.in_flight_max, limits.message_max);
@@ -125,7 +133,6 @@ impl FrontDoor {
         let ids = RequestIds::new(Arc::clone(&wall_clock), seed);
         let message_len_max = message_len(limits.message_max);
         let waiting = Semaphore::new(limits.waiting_max);
-        let apart = Arc::new(Semaphore::new(APART_MAX));
         let front = Arc::new(Front {
             backend,
             meters,
@@ -133,7 +140,7 @@ impl FrontDoor {
             budget,
             admin_budget,
             waiting,
-            apart,
+            bulk,
             limits,
             wall_clock,
             closing,
@@ -149,7 +156,12 @@ impl FrontDoor {
         let health = FrontHealth { front: Arc::clone(&front), services: Arc::clone(&services) };
         routes.add_service(inference).add_service(HealthServer::new(health));
         add_reflection(&mut routes, &services);
-        let grpc: Router = routes.routes().prepare().into_axum_router().fallback(door::unknown_method);
+        let streams_route = {
+            let front = Arc::clone(&front);
+            axum::routing::post(move |request| stream::serve(Arc::clone(&front), request))
+        };
+        let grpc: Router = routes.routes().prepare().into_axum_router();
+        let grpc = grpc.route(door::STREAM, streams_route).fallback(door::unknown_method);
         let rest = rest::router(Arc::clone(&front), registry);
         let own_names = OwnNames::new(listens, host_names);
         let streams = Arc::new(client_streams());

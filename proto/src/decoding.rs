@@ -24,6 +24,8 @@ use millrace_types::{Failure, Reason};
 use prost::{Message, Name};
 use prost_types::field_descriptor_proto::{Label, Type};
 use prost_types::{DescriptorProto, FieldDescriptorProto, FileDescriptorSet};
+use tokio::runtime::{Handle, RuntimeFlavor};
+use tokio::task::block_in_place;
 use tonic::Status;
 use tonic::codec::{BufferSettings, Codec, DecodeBuf, Decoder};
 use tonic_prost::ProstEncoder;
@@ -47,6 +49,9 @@ const SHORT_LIST_BYTES: u64 = 48;
 const MAP_NODE: u64 = 12;
 /// The header and the rounding of one allocation.
 const ALLOCATION_BYTES: u64 = 16;
+/// The least memory of a decoded message that takes a thread milliseconds to fill, beside bytes that are
+/// shared with the message.
+const LONG_DECODED_BYTES: u64 = 1 << 20;
 /// The longest varint.
 const VARINT_BYTES_MAX: u32 = 10;
 /// The message whose lists are elements of tensors: their bytes count as contents, not as text.
@@ -66,9 +71,9 @@ pub struct WalkLimits {
 impl WalkLimits {
     /// For messages of clients: no inference and no call of the admin API comes near.
     pub const CLIENT: Self = Self { fields_max: 65_536, elements_max: 4_096, text_bytes_max: 1 << 20 };
-    /// For messages of controllers, workers, executors and programs, whose lists are long: the bound on
-    /// decoded bytes alone.
-    pub const PEER: Self = Self { fields_max: u64::MAX, elements_max: u64::MAX, text_bytes_max: u64::MAX };
+    /// For messages of controllers, workers, executors and programs. Long lists come in parts of about a
+    /// mebibyte, of far fewer fields; to read as many as these takes a thread some milliseconds.
+    pub const PEER: Self = Self { fields_max: 1 << 18, elements_max: 1 << 18, text_bytes_max: u64::MAX };
 }
 
 /// Why a message is not decoded.
@@ -603,17 +608,30 @@ impl MessageWalk {
 /// # Errors
 /// [`DecodeError`].
 pub fn decode<M: Message + Name + Default>(message: Bytes, limits: WalkLimits) -> Result<M, DecodeError> {
-    check::<M>(&message, limits)?;
-    Ok(M::decode(message)?)
+    let bytes = check::<M>(&message, limits)?;
+    let decode = || M::decode(message);
+    Ok(if bytes < LONG_DECODED_BYTES { decode()? } else { let_others_run(decode)? })
 }
 
-/// Walks over a whole message.
-fn check<M: Name>(message: &[u8], limits: WalkLimits) -> Result<(), DecodeRefusal> {
+/// Walks over a whole message. Returns the memory that its decoded form takes.
+fn check<M: Name>(message: &[u8], limits: WalkLimits) -> Result<u64, DecodeRefusal> {
     // Every generated type is in the descriptors: they come from one build.
     let kind = MessageType::named(&M::full_name()).ok_or(DecodeRefusal::Malformed("its type is unknown"))?;
     let mut walk = MessageWalk::new(kind, Some(message.len() as u64), limits);
     walk.push(message)?;
-    walk.finish()
+    let decoded = walk.decoded_bytes();
+    walk.finish()?;
+    Ok(decoded)
+}
+
+/// Does work that takes milliseconds while other threads do the rest of this one's: on a runtime of one
+/// thread there are none.
+fn let_others_run<T>(work: impl FnOnce() -> T) -> T {
+    let flavor = Handle::try_current().map(|runtime| runtime.runtime_flavor());
+    if flavor.is_ok_and(|flavor| flavor == RuntimeFlavor::MultiThread) {
+        return block_in_place(work);
+    }
+    work()
 }
 
 /// tonic's prost codec, whose decoder walks over each message before it decodes the message.
@@ -655,9 +673,11 @@ impl<U: Message + Name + Default> Decoder for CheckedDecoder<U> {
 
     fn decode(&mut self, message: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
         // tonic holds a whole message in one piece; were it cut, the walk would not come to its end.
-        check::<U>(message.chunk(), WalkLimits::PEER).map_err(|refusal| to_status(&refusal.failure()))?;
-        let decoded = U::decode(message).map_err(|error| Status::internal(error.to_string()))?;
-        Ok(Some(decoded))
+        let bytes =
+            check::<U>(message.chunk(), WalkLimits::PEER).map_err(|refusal| to_status(&refusal.failure()))?;
+        let decode = || U::decode(message);
+        let decoded = if bytes < LONG_DECODED_BYTES { decode() } else { let_others_run(decode) };
+        Ok(Some(decoded.map_err(|error| Status::internal(error.to_string()))?))
     }
 
     fn buffer_settings(&self) -> BufferSettings {

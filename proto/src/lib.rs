@@ -82,6 +82,13 @@ pub mod trace;
 /// Every service's descriptors, for server reflection.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
 
+/// The paths of the methods whose answers may wait for as long as the request asks.
+pub const WAITING_METHODS: [&str; 3] = [
+    "/millrace.admin.v1.Admin/ListEvents",
+    "/millrace.admin.v1.Admin/ListLogs",
+    "/millrace.admin.v1.Admin/WaitOperation",
+];
+
 /// The paths of the methods whose clients send several messages, as encoded descriptors have them.
 ///
 /// # Panics

@@ -3,6 +3,7 @@
 //! differ in what a counter is called in its HELP and TYPE lines, in units and the end, and in exemplars,
 //! which the older one does not have.
 
+use bytes::Bytes;
 use http::header::ACCEPT;
 use http::{HeaderMap, HeaderValue};
 
@@ -10,15 +11,31 @@ use http::{HeaderMap, HeaderValue};
 const EXEMPLAR: &str = " # {trace_id=\"";
 const OPEN_METRICS: &str = "application/openmetrics-text";
 
-/// The text and its content type for a scrape with these headers.
-#[must_use]
-pub fn negotiated(headers: &HeaderMap, open_metrics: String) -> (HeaderValue, String) {
-    let accepts = |value: &HeaderValue| value.to_str().is_ok_and(|text| text.contains(OPEN_METRICS));
-    if headers.get_all(ACCEPT).iter().any(accepts) {
-        let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-        return (HeaderValue::from_static(kind), open_metrics);
+/// The metrics of one moment, in both formats. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct MetricsPage {
+    open_metrics: Bytes,
+    prometheus: Bytes,
+}
+
+impl MetricsPage {
+    /// From the text of OpenMetrics.
+    #[must_use]
+    pub fn new(open_metrics: String) -> Self {
+        let prometheus = prometheus_text(&open_metrics).into();
+        Self { open_metrics: open_metrics.into(), prometheus }
     }
-    (HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8"), prometheus_text(&open_metrics))
+
+    /// The content type and the text for a scrape with these headers.
+    #[must_use]
+    pub fn negotiated(&self, headers: &HeaderMap) -> (HeaderValue, Bytes) {
+        let accepts = |value: &HeaderValue| value.to_str().is_ok_and(|text| text.contains(OPEN_METRICS));
+        if headers.get_all(ACCEPT).iter().any(accepts) {
+            let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+            return (HeaderValue::from_static(kind), self.open_metrics.clone());
+        }
+        (HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8"), self.prometheus.clone())
+    }
 }
 
 fn prometheus_text(open_metrics: &str) -> String {
@@ -72,14 +89,14 @@ took_seconds_bucket{le=\"0.1\",of=\"a # {trace_id=\\\"b\"} 2 # {trace_id=\"5ca1a
     fn who_asks_for_open_metrics_gets_them() {
         let accept = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;q=0.4";
         let headers = HeaderMap::from_iter([(ACCEPT, accept.parse().unwrap())]);
-        let (kind, text) = negotiated(&headers, WRITTEN.to_owned());
+        let (kind, text) = MetricsPage::new(WRITTEN.to_owned()).negotiated(&headers);
         assert!(kind.to_str().unwrap().starts_with(OPEN_METRICS));
         assert_eq!(text, WRITTEN);
     }
 
     #[test]
     fn others_get_counters_under_their_whole_names() {
-        let (kind, text) = negotiated(&HeaderMap::new(), WRITTEN.to_owned());
+        let (kind, text) = MetricsPage::new(WRITTEN.to_owned()).negotiated(&HeaderMap::new());
         assert!(kind.to_str().unwrap().starts_with("text/plain"));
         let expected = "\
 # HELP requests_total Requests finished.

@@ -99,6 +99,12 @@ pub fn to_status(failure: &Failure) -> Status {
     Status::with_error_details(code(failure.reason), &failure.message, details)
 }
 
+/// The status of something that was refused with a code alone, before anybody began to execute it.
+#[must_use]
+pub fn of_code(code: Code, message: String) -> Status {
+    to_status(&Failure::new(nearest(code), message))
+}
+
 /// Reads a failure back. A status without our `ErrorInfo` (a transport error, another server, a
 /// newer reason) gets the reason nearest to its code; one that may have reached the server counts
 /// as executed.

@@ -22,7 +22,7 @@ pub(crate) struct Coalesce<T> {
 
 impl<T> Coalesce<T> {
     pub(crate) fn new(inner: T) -> Self {
-        Self { inner, held: BytesMut::with_capacity(HELD_MAX) }
+        Self { inner, held: BytesMut::new() }
     }
 }
 
@@ -55,6 +55,8 @@ impl<T: Write + Unpin> Write for Coalesce<T> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, piece: &[u8]) -> Poll<io::Result<usize>> {
         let this = &mut *self;
         if this.held.len() + piece.len() <= HELD_MAX {
+            // A connection that is never written to takes no memory for this.
+            this.held.reserve(HELD_MAX - this.held.len());
             this.held.extend_from_slice(piece);
             return Poll::Ready(Ok(piece.len()));
         }

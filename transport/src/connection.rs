@@ -9,14 +9,20 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use bytes::Bytes;
+use http::Version;
 use http_body::{Body, Frame, SizeHint};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use crate::reading::{STEP, await_client, await_server};
 use crate::server::ServerConfig;
 use crate::table::IdleRank;
 
+/// A piece of an answer below this is given at once: it costs no more than the connection's own record
+/// of it.
+const STEPS_MIN: usize = 4 << 10;
 /// Length of HTTP/2's connection preface. A whole HTTP/1.1 request is about as long.
 const PREFACE_LEN: u64 = 24;
 
@@ -80,7 +86,7 @@ impl Watched {
 
     /// Counts a request until the guard is dropped.
     pub(crate) fn begin_request(self: &Arc<Self>) -> RequestGuard {
-        self.under_way.fetch_add(1, Ordering::Relaxed);
+        self.under_way.fetch_add(1, Ordering::SeqCst);
         if !self.served.swap(true, Ordering::Relaxed) {
             // The watchdog counts from the head's bound to the idle bound now.
             self.wake.notify_one();
@@ -90,14 +96,19 @@ impl Watched {
 
     /// The rank among connections that make room, if no request is under way.
     pub(crate) fn idle(&self) -> Option<IdleRank> {
-        let idle = self.under_way.load(Ordering::Relaxed) == 0 && !self.is_displaced();
+        let idle = !self.is_busy() && !self.is_displaced();
         idle.then(|| IdleRank { served: self.served.load(Ordering::Relaxed), since: self.idle_at() })
     }
 
     /// Ends the connection: another one needs its slot.
     pub(crate) fn displace(&self) {
-        self.displaced.store(true, Ordering::Relaxed);
+        self.displaced.store(true, Ordering::SeqCst);
         self.wake.notify_one();
+    }
+
+    /// Whether a request is under way.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.under_way.load(Ordering::Relaxed) > 0
     }
 
     pub(crate) fn is_displaced(&self) -> bool {
@@ -113,7 +124,7 @@ impl Watched {
         let by = |deadline: Instant, why: Silence| {
             if now >= deadline { Verdict::End(why) } else { Verdict::LookAgainAt(deadline) }
         };
-        if self.under_way.load(Ordering::Relaxed) > 0 {
+        if self.under_way.load(Ordering::SeqCst) > 0 {
             return Verdict::LookAgainAt(now + config.idle_max);
         }
         if self.is_displaced() {
@@ -153,40 +164,83 @@ impl Drop for RequestGuard {
         let watched = &self.0;
         let idle_since = watched.opened.elapsed().as_millis();
         watched.idle_since.store(u64::try_from(idle_since).unwrap_or(u64::MAX), Ordering::Relaxed);
-        watched.under_way.fetch_sub(1, Ordering::Relaxed);
+        // SeqCst, here and in `displace`: one of the two sees what the other did.
+        if watched.under_way.fetch_sub(1, Ordering::SeqCst) == 1 && watched.displaced.load(Ordering::SeqCst) {
+            // It was displaced just as this request began.
+            watched.wake.notify_one();
+        }
     }
 }
 
-/// An answer's body. The request counts as under way until the body is dropped.
+/// An answer's body. The request counts as under way until the body is dropped. A client of HTTP/2 that
+/// does not take what it is given is given up (`reading`).
 #[derive(Debug)]
 pub struct Tracked<B> {
     body: B,
+    /// Whether large pieces are given in steps: over HTTP/2, where the next one is asked for when the
+    /// client has room for the last.
+    in_steps: bool,
+    /// Of a piece of several steps.
+    rest: Bytes,
     _request: RequestGuard,
 }
 
 impl<B> Tracked<B> {
-    pub(crate) fn new(body: B, request: RequestGuard) -> Self {
-        Self { body, _request: request }
+    pub(crate) fn new(body: B, version: Version, request: RequestGuard) -> Self {
+        Self { body, in_steps: version == Version::HTTP_2, rest: Bytes::new(), _request: request }
+    }
+
+    /// The next step of `rest`. The last byte is a step of its own: hyper gives it away when there is
+    /// room for all before it, so that none but it is beyond the reach of the time kept here.
+    fn step(&mut self) -> Bytes {
+        let len = self.rest.len();
+        self.rest.split_to(STEP.min(len.saturating_sub(1)).max(1))
     }
 }
 
-impl<B: Body + Unpin> Body for Tracked<B> {
-    type Data = B::Data;
+impl<B: Body<Data = Bytes> + Unpin> Body for Tracked<B> {
+    type Data = Bytes;
     type Error = B::Error;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
+    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        if self.rest.is_empty() {
+            let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) else {
+                await_server();
+                return Poll::Pending;
+            };
+            let piece = match frame.map(|frame| frame.map(Frame::into_data)) {
+                Some(Ok(Ok(piece))) => piece,
+                Some(Ok(Err(other))) => return Poll::Ready(Some(Ok(other))),
+                Some(Err(error)) => return Poll::Ready(Some(Err(error))),
+                None => return Poll::Ready(None),
+            };
+            if !self.in_steps || piece.len() < STEPS_MIN {
+                await_client();
+                return Poll::Ready(Some(Ok(Frame::data(piece))));
+            }
+            self.rest = piece;
+        }
+        await_client();
+        let step = self.step();
+        Poll::Ready(Some(Ok(Frame::data(step))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.rest.is_empty() && self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        let inner = self.body.size_hint();
+        let rest = self.rest.len() as u64;
+        let mut hint = SizeHint::new();
+        hint.set_lower(inner.lower() + rest);
+        if let Some(upper) = inner.upper() {
+            hint.set_upper(upper + rest);
+        }
+        hint
     }
 }
 
@@ -274,6 +328,19 @@ mod tests {
         assert_eq!(judge(), Verdict::LookAgainAt(idle_since + config.idle_max));
         tokio::time::advance(config.idle_max).await;
         assert_eq!(judge(), Verdict::End(Silence::Idle));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_displaced_as_a_request_began_ends_with_that_request() {
+        let (config, watched) = (config(), Watched::new());
+        let request = watched.begin_request();
+        watched.displace();
+        let mut silent = std::pin::pin!(watched.silent(&config));
+        assert!(futures::poll!(silent.as_mut()).is_pending());
+        drop(request);
+        let then = Instant::now();
+        assert_eq!(silent.await, Silence::Displaced);
+        assert_eq!(Instant::now(), then);
     }
 
     #[tokio::test]

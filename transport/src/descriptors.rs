@@ -34,12 +34,14 @@ pub enum DescriptorError {
     },
     /// The ports' connections do not fit.
     #[error(
-        "{connections} connections were asked for and half of this process's {limit} file descriptors are for connections: ask for at most {} in all, or raise the limit of descriptors",
-        limit / 2
+        "{connections} connections were asked for, and half of this process's {limit} file descriptors are for connections: ask for at most {most} in all{}",
+        if *limit < WANTED { ", or raise its hard limit of descriptors" } else { "" }
     )]
     TooManyConnections {
-        /// Connections of all ports together.
+        /// Connections of the ports that were set by hand.
         connections: u64,
+        /// The most of them, with one left for each other port.
+        most: u64,
         /// The process's limit of descriptors.
         limit: u64,
     },
@@ -96,9 +98,9 @@ impl Descriptors {
         let total = self.limit / 2;
         let asked: u64 = ports.iter().filter_map(|port| port.connections).map(|it| it as u64).sum();
         let unset: u64 = ports.iter().filter(|port| port.connections.is_none()).map(|port| port.weight).sum();
-        let left = total.checked_sub(asked).filter(|&left| left > 0 || unset == 0);
-        let Some(left) = left else {
-            return Err(DescriptorError::TooManyConnections { connections: asked, limit: self.limit });
+        let most = total - ports.iter().filter(|port| port.connections.is_none()).count() as u64;
+        let Some(left) = total.checked_sub(asked).filter(|_| asked <= most) else {
+            return Err(DescriptorError::TooManyConnections { connections: asked, most, limit: self.limit });
         };
         Ok(ports.map(|port| {
             let part = || usize::try_from(left * port.weight / unset.max(1)).unwrap_or(usize::MAX).max(1);
@@ -130,8 +132,14 @@ mod tests {
     fn more_connections_than_half_of_the_descriptors_are_refused() {
         let descriptors = Descriptors { limit: NEEDED };
         let refused = descriptors.divide([port(2, Some(2049)), port(1, None)], None).unwrap_err();
-        assert_eq!(refused, DescriptorError::TooManyConnections { connections: 2049, limit: NEEDED });
-        assert!(refused.to_string().contains("at most 2048 in all"), "{refused}");
+        let too_many = DescriptorError::TooManyConnections { connections: 2049, most: 2047, limit: NEEDED };
+        assert_eq!(refused, too_many);
+        assert!(refused.to_string().contains("at most 2047 in all, or raise"), "{refused}");
+        assert!(descriptors.divide([port(2, Some(2048)), port(1, None)], None).is_err());
+        let most = descriptors.divide([port(2, Some(2047)), port(1, None)], None).unwrap();
+        assert_eq!(most.map(|it| it.connections_max), [2047, 1]);
+        let enough = Descriptors { limit: WANTED }.divide([port(2, Some(40_000))], None).unwrap_err();
+        assert!(enough.to_string().ends_with("at most 32768 in all"), "{enough}");
         let [client, internal] = descriptors.divide([port(2, Some(2000)), port(1, None)], None).unwrap();
         assert_eq!((client.connections_max, internal.connections_max), (2000, 48));
     }

@@ -11,21 +11,26 @@
 //! ```
 //!
 //! Bounds: connections of a port and of an address on it ([`PortLimits`]), streams and bytes on
-//! their way of a connection ([`ServerConfig`]), descriptors of the process ([`descriptors`]).
-//! Deliberately absent: what a request is, who sends it, and how many bytes its body may have. The
-//! services decide that.
+//! their way of a connection ([`ServerConfig`]), bytes of the messages that are arriving at a port for
+//! other processes ([`ArrivingMessages`]), descriptors of the process ([`descriptors`]). Deliberately
+//! absent: what a request is, who sends it, and how many bytes one may have. The services decide that.
 
+mod arriving;
 pub mod channel;
 mod coalesce;
 mod connection;
 pub mod descriptors;
 pub mod pace;
-pub mod reading;
+mod reading;
 pub mod server;
+mod shared;
 mod table;
 
+pub use arriving::{ArrivingMessages, HeldBack, PREFIX_LEN, Refuse};
 pub use connection::{Peer, Tracked};
 pub use pace::{DeadlineTimer, MinimumRate, ProgressClock};
 pub use server::{
-    Listener, PortLimits, ServerConfig, Serving, StreamListener, serve, serve_service, serve_while_polled,
+    AnswerBody, Listener, PortLimits, ServerConfig, Serving, StreamListener, listen, serve, serve_service,
+    serve_while_polled,
 };
+pub use shared::SharedResult;

@@ -31,6 +31,9 @@ pub struct ProgressClock {
 }
 
 impl MinimumRate {
+    /// What other processes of a cluster are held to: one that is paused or far away is not given up.
+    pub const PEER: Self = Self { grace: Duration::from_secs(30), bytes_per_sec: 64 << 10 };
+
     /// The time that `bytes` may take, the grace included.
     pub(crate) fn time_for(self, bytes: u64) -> Duration {
         self.grace + self.earned_by(bytes)

@@ -15,7 +15,7 @@ use crate::pace::{DeadlineTimer, MinimumRate};
 
 /// The most bytes of an answer that a body gives to HTTP/2 at a time. Two steps may be on their way:
 /// the client has to take them within the grace and their time at the minimum rate.
-pub const STEP: usize = 128 << 10;
+pub(crate) const STEP: usize = 128 << 10;
 
 /// The side for which an HTTP/2 stream waits, as told by the body of its answer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -34,12 +34,12 @@ tokio::task_local! {
 }
 
 /// Records that this stream waits for its client, which has been given up to [`STEP`] more bytes.
-pub fn await_client() {
+pub(crate) fn await_client() {
     set(Awaits::Client);
 }
 
 /// Records that this stream waits for the server's own work.
-pub fn await_server() {
+pub(crate) fn await_server() {
     set(Awaits::Server);
 }
 

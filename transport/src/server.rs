@@ -1,11 +1,13 @@
 //! A port that is served: its bounds, its accept loop, and its end.
 
 use std::convert::Infallible;
+use std::error::Error;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures::future::BoxFuture;
 use futures::{Stream, StreamExt as _};
 use http::header::ORIGIN;
@@ -16,18 +18,24 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::sync::{Semaphore, watch};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::timeout;
 use tower::{Service, ServiceExt as _};
 
+use crate::arriving::{ArrivingBytes, ArrivingMessages, Refuse};
 use crate::coalesce::Coalesce;
 use crate::connection::{Counted, Peer, Silence, Tracked, Watched};
 use crate::pace::{MinimumRate, PacedWrites};
 use crate::reading::StreamExecutor;
 use crate::table::{ConnectionTable, Refused};
 
+/// Connections that the kernel keeps for a port until they are accepted; at most `net.core.somaxconn`. With
+/// tokio's 128, whoever connects while others do by the hundred waits a second for the kernel's next attempt.
+const LISTEN_QUEUE_MAX: u32 = 4096;
+/// Connections accepted one after the other, until other tasks of the thread have a turn.
+const ACCEPTED_AT_ONCE: u32 = 16;
 /// Wait after the process ran out of descriptors, before the next connection is accepted.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 /// Interval between two looks for a slot while every connection of a full port is busy.
@@ -42,6 +50,8 @@ const HTTP1_BUFFER_MAX: usize = 64 << 10;
 const HEADER_LIST_MAX: u32 = 16 << 10;
 /// Largest HTTP/2 frame that is accepted. Large tensors come in fewer pieces.
 const FRAME_MAX: u32 = 256 << 10;
+/// The window of an HTTP/2 connection before anything is agreed on: none can have less.
+const NARROW_WINDOW: u32 = 65_535;
 /// Most bytes of an answer that are buffered for one HTTP/2 stream.
 const SEND_BUFFER_MAX: usize = 1 << 20;
 
@@ -87,12 +97,18 @@ pub struct ServerConfig {
     pub stream_window: u32,
     /// The same for one HTTP/2 connection.
     pub connection_window: u32,
+    /// Most bytes that the windows of a port's connections have together. Connections beyond that have a
+    /// window of 64 KiB each, for which HTTP/2 has no smaller one.
+    pub windows_max: u32,
     /// Interval between the questions to a quiet HTTP/2 peer whether it is there.
     pub keep_alive_every: Duration,
     /// Time in which such a peer has to answer.
     pub keep_alive_max: Duration,
-    /// How slowly a client may take answers. `None`: as slowly as it likes.
+    /// How slowly a client may take answers and, to a port for other processes, send messages that have
+    /// begun. `None`: as slowly as it likes.
     pub minimum_rate: Option<MinimumRate>,
+    /// To a port for other processes: bytes of all messages that are arriving.
+    pub arriving_max: u64,
 }
 
 impl Default for ServerConfig {
@@ -105,15 +121,25 @@ impl Default for ServerConfig {
             streams_max: 128,
             stream_window: 1 << 20,
             connection_window: 2 << 20,
+            windows_max: 1 << 30,
             keep_alive_every: Duration::from_secs(60),
             keep_alive_max: Duration::from_secs(30),
-            minimum_rate: None,
+            minimum_rate: Some(MinimumRate::PEER),
+            arriving_max: 256 << 20,
         }
     }
 }
 
 impl ServerConfig {
-    fn protocol(&self) -> auto::Builder<StreamExecutor> {
+    /// Connections that have the windows asked for.
+    fn roomy_max(&self) -> usize {
+        let connections = self.windows_max / self.connection_window.max(NARROW_WINDOW);
+        usize::try_from(connections.max(1)).unwrap_or(1)
+    }
+
+    /// The protocol of one connection, with the windows asked for if it is `roomy`.
+    fn protocol(&self, roomy: bool) -> auto::Builder<StreamExecutor> {
+        let window_max = if roomy { u32::MAX } else { NARROW_WINDOW };
         let mut builder = auto::Builder::new(StreamExecutor(self.minimum_rate));
         builder
             .http1()
@@ -124,8 +150,8 @@ impl ServerConfig {
         builder
             .http2()
             .timer(TokioTimer::new())
-            .initial_stream_window_size(self.stream_window)
-            .initial_connection_window_size(self.connection_window)
+            .initial_stream_window_size(self.stream_window.min(window_max))
+            .initial_connection_window_size(self.connection_window.min(window_max))
             .max_frame_size(FRAME_MAX)
             .max_header_list_size(HEADER_LIST_MAX)
             .max_send_buf_size(SEND_BUFFER_MAX)
@@ -134,6 +160,17 @@ impl ServerConfig {
             .keep_alive_timeout(self.keep_alive_max);
         builder
     }
+}
+
+/// The body of an answer, as HTTP needs it.
+pub trait AnswerBody:
+    Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>> + Send + Unpin + 'static
+{
+}
+
+impl<B> AnswerBody for B where
+    B: Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>> + Send + Unpin + 'static
+{
 }
 
 /// Hands out connections.
@@ -216,43 +253,75 @@ impl Drop for Serving {
     }
 }
 
-/// Serves `listener` with one service for other processes: a request of a web page is refused with 403.
-/// See [`serve`].
-pub fn serve_service<L, S, B>(listener: L, config: ServerConfig, service: S) -> Serving
+/// Listens on an address, and returns the one that it got: another one for port 0. Must be called within a
+/// runtime, which is then the listener's.
+///
+/// # Errors
+/// As the operating system says; [`io::ErrorKind::AddrInUse`] for one.
+pub fn listen(address: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    // A server that starts again has its port at once, as with `TcpListener::bind`.
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    let listener = socket.listen(LISTEN_QUEUE_MAX)?;
+    let address = listener.local_addr()?;
+    Ok((listener, address))
+}
+
+/// Serves `listener` with one service for other processes: a request of a web page is refused with 403, and
+/// messages arrive within bounds ([`ArrivingMessages`]). See [`serve`].
+pub fn serve_service<L, S, B>(listener: L, config: ServerConfig, service: S, refuse: Refuse) -> Serving
 where
     L: Listener,
-    S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
+    S: MessageService<B>,
     S::Future: Send + 'static,
-    B: Body<Error: Into<Box<dyn std::error::Error + Send + Sync>>> + Default + Send + Unpin + 'static,
-    B::Data: Send,
+    B: AnswerBody + Default,
 {
+    let arriving = ArrivingBytes::new(&config, refuse);
     serve(listener, config, move |_peer| {
-        let service = service.clone();
-        move |request| ask(service.clone(), request)
+        let (service, arriving) = (service.clone(), arriving.clone());
+        move |request: Request<_>| ask(service.clone(), request.map(|body| arriving.messages(body)))
     })
 }
 
 /// Serves `listener` with one service until this is dropped: the port is free at once then.
-pub async fn serve_while_polled<L, S, B>(listener: L, config: ServerConfig, service: S)
+pub async fn serve_while_polled<L, S, B>(listener: L, config: ServerConfig, service: S, refuse: Refuse)
 where
     L: Listener,
-    S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
+    S: MessageService<B>,
     S::Future: Send + 'static,
-    B: Body<Error: Into<Box<dyn std::error::Error + Send + Sync>>> + Default + Send + Unpin + 'static,
-    B::Data: Send,
+    B: AnswerBody + Default,
 {
     let (_open, closed) = watch::channel(false);
+    let arriving = ArrivingBytes::new(&config, refuse);
     let connected = move |_peer| {
-        let service = service.clone();
-        move |request| ask(service.clone(), request)
+        let (service, arriving) = (service.clone(), arriving.clone());
+        move |request: Request<_>| ask(service.clone(), request.map(|body| arriving.messages(body)))
     };
     accept(listener, config, connected, closed).await;
 }
 
+/// A service that takes gRPC messages.
+pub trait MessageService<B>:
+    Service<Request<ArrivingMessages<Incoming>>, Response = Response<B>, Error = Infallible>
+    + Clone
+    + Send
+    + 'static
+{
+}
+
+impl<B, S> MessageService<B> for S where
+    S: Service<Request<ArrivingMessages<Incoming>>, Response = Response<B>, Error = Infallible>
+        + Clone
+        + Send
+        + 'static
+{
+}
+
 /// The answer of a service that cannot fail. A web page gets none: browsers name the page in `Origin`.
-async fn ask<S, B>(service: S, request: Request<Incoming>) -> Response<B>
+async fn ask<S, B>(service: S, request: Request<ArrivingMessages<Incoming>>) -> Response<B>
 where
-    S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible>,
+    S: MessageService<B>,
     B: Default,
 {
     if request.headers().contains_key(ORIGIN) {
@@ -274,8 +343,7 @@ where
     C: Fn(Peer) -> H + Send + 'static,
     H: Fn(Request<Incoming>) -> F + Send + 'static,
     F: Future<Output = Response<B>> + Send + 'static,
-    B: Body<Error: Into<Box<dyn std::error::Error + Send + Sync>>> + Send + Unpin + 'static,
-    B::Data: Send,
+    B: AnswerBody,
 {
     let (closing, closed) = watch::channel(false);
     let accepting = tokio::spawn(accept(listener, config, connected, closed));
@@ -294,25 +362,32 @@ where
     C: Fn(Peer) -> H + Send + 'static,
     H: Fn(Request<Incoming>) -> F + Send + 'static,
     F: Future<Output = Response<B>> + Send + 'static,
-    B: Body<Error: Into<Box<dyn std::error::Error + Send + Sync>>> + Send + Unpin + 'static,
-    B::Data: Send,
+    B: AnswerBody,
 {
     let config = Arc::new(config);
     let table = ConnectionTable::new(config.port);
+    let roomy = Arc::new(Semaphore::new(config.roomy_max()));
     let mut connections = JoinSet::new();
     let mut closing = std::pin::pin!(begun(closed.clone()));
     // Accepted, and waiting for a slot. Further ones stay in the listen queue meanwhile.
     let mut newcomer: Option<(L::Io, SocketAddr)> = None;
+    let mut accepted_at_once = 0;
     loop {
+        if accepted_at_once == ACCEPTED_AT_ONCE {
+            accepted_at_once = 0;
+            tokio::task::yield_now().await;
+        }
         if let Some((io, address)) = newcomer.take() {
             let watched = Watched::new();
             match table.take(address.ip(), &watched) {
                 Ok(slot) => {
                     let handler = connected(Peer { address });
                     let (config, closed) = (config.clone(), closed.clone());
+                    let roomy = roomy.clone().try_acquire_owned().ok();
                     connections.spawn(async move {
-                        connection(io, address, watched, handler, &config, closed).await;
-                        drop(slot);
+                        let protocol = config.protocol(roomy.is_some());
+                        connection(io, address, watched, handler, &config, &protocol, closed).await;
+                        drop((slot, roomy));
                     });
                 }
                 Err(Refused::AddressFull) => {
@@ -326,7 +401,10 @@ where
         }
         tokio::select! {
             accepted = listener.accept(), if newcomer.is_none() => match accepted {
-                Ok(accepted) => newcomer = Some(accepted),
+                Ok(accepted) => {
+                    newcomer = Some(accepted);
+                    accepted_at_once += 1;
+                }
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept a connection");
                     tokio::time::sleep(ACCEPT_BACKOFF).await;
@@ -356,24 +434,24 @@ async fn connection<IO, H, F, B>(
     watched: Arc<Watched>,
     handler: H,
     config: &ServerConfig,
+    protocol: &auto::Builder<StreamExecutor>,
     closed: watch::Receiver<bool>,
 ) where
     IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     H: Fn(Request<Incoming>) -> F + Send + 'static,
     F: Future<Output = Response<B>> + Send + 'static,
-    B: Body<Error: Into<Box<dyn std::error::Error + Send + Sync>>> + Send + Unpin + 'static,
-    B::Data: Send,
+    B: AnswerBody,
 {
     let asked = watched.clone();
     let service = service_fn(move |request: Request<Incoming>| {
         let guard = asked.begin_request();
+        let version = request.version();
         let answer = handler(request);
-        async move { Ok::<_, Infallible>(answer.await.map(|body| Tracked::new(body, guard))) }
+        async move { Ok::<_, Infallible>(answer.await.map(|body| Tracked::new(body, version, guard))) }
     });
     let io = TokioIo::new(Counted::new(io, watched.clone()));
     let io = Coalesce::new(PacedWrites::new(io, config.minimum_rate));
-    let builder = config.protocol();
-    let mut serving = std::pin::pin!(builder.serve_connection(io, service));
+    let mut serving = std::pin::pin!(protocol.serve_connection(io, service));
     let ended = tokio::select! {
         ended = serving.as_mut() => ended,
         () = begun(closed) => {
@@ -386,8 +464,13 @@ async fn connection<IO, H, F, B>(
                 return;
             }
             serving.as_mut().graceful_shutdown();
-            // A client that does not agree in time is cut.
-            timeout(PARTING_MAX, serving).await.unwrap_or(Ok(()))
+            match timeout(PARTING_MAX, serving.as_mut()).await {
+                Ok(ended) => ended,
+                // A request began before the client heard: it is the last.
+                Err(_) if watched.is_busy() => serving.await,
+                // A client that does not agree in time is cut.
+                Err(_) => Ok(()),
+            }
         }
     };
     if let Err(error) = ended {

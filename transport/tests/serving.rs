@@ -8,11 +8,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::{Empty, Full};
+use hyper::body::Incoming;
 use hyper::client::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use millrace_transport::{PortLimits, ServerConfig, Serving, serve, serve_service};
+use millrace_transport::{ArrivingMessages, PortLimits, ServerConfig, Serving, listen, serve, serve_service};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
 use tokio::sync::watch;
 
 const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nhost: here\r\n\r\n";
@@ -35,8 +36,7 @@ fn patient() -> ServerConfig {
 }
 
 async fn port(config: ServerConfig) -> Port {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
+    let (listener, address) = listen("127.0.0.1:0".parse().unwrap()).unwrap();
     let release = watch::Sender::new(false);
     let released = release.subscribe();
     let (holding, held) = watch::channel(0);
@@ -139,19 +139,54 @@ async fn silent_connections_keep_nobody_out_of_a_full_port() {
     ended(silent.remove(0)).await;
 }
 
+/// With tokio's queue of 128 the others get no answer from the kernel until somebody accepts.
+#[tokio::test]
+async fn hundreds_connect_before_one_is_accepted() {
+    let allowed = std::fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap();
+    let crowd = allowed.trim().parse::<usize>().unwrap().min(400);
+    let (listener, address) = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+    let connected = futures::future::try_join_all((0..crowd).map(|_| TcpStream::connect(address)));
+    assert_eq!(tokio::time::timeout(LONG / 60, connected).await.unwrap().unwrap().len(), crowd);
+    drop(listener);
+}
+
 #[tokio::test]
 async fn a_full_port_of_busy_connections_lets_newcomers_wait() {
     let mut port = port(ServerConfig { port: PortLimits::new(1), ..patient() }).await;
     let mut busy = port.hold().await;
     let waiting = port.ask();
     let mut waiting = std::pin::pin!(waiting);
-    assert!(futures::poll!(waiting.as_mut()).is_pending());
+    // Nothing but the end of the busy request lets it in.
+    assert!(tokio::time::timeout(SHORT, waiting.as_mut()).await.is_err());
     port.release.send_replace(true);
     let mut first = [0; 12];
     busy.read_exact(&mut first).await.unwrap();
     assert_eq!(&first, b"HTTP/1.1 200");
     // The busy connection is idle now, and makes room.
     assert_eq!(waiting.await, 200);
+}
+
+/// The window of a new stream, as the server's SETTINGS say.
+async fn stream_window(connection: &mut TcpStream) -> u32 {
+    const INITIAL_WINDOW_SIZE: u16 = 4;
+    let len = [connection.read_u8().await.unwrap().into(), connection.read_u16().await.unwrap()];
+    let mut rest = vec![0; 6 + usize::from(len[0]) * 0x1_0000 + usize::from(len[1])];
+    connection.read_exact(&mut rest).await.unwrap();
+    // The kind, flags and stream of the frame come before its settings.
+    let settings = rest[6..].chunks_exact(6).map(|it| it.split_first_chunk().unwrap());
+    let window = settings.map(|(id, value)| (u16::from_be_bytes(*id), value));
+    let (_, value) = window.clone().find(|(id, _)| *id == INITIAL_WINDOW_SIZE).unwrap();
+    u32::from_be_bytes(value.try_into().unwrap())
+}
+
+#[tokio::test]
+async fn connections_beyond_the_roomy_ones_have_narrow_windows() {
+    let port = port(ServerConfig { windows_max: 2 << 20, connection_window: 2 << 20, ..patient() }).await;
+    let hello = [PREFACE, b"\0\0\0\x04\0\0\0\0\0"].concat();
+    let mut first = port.say(&hello).await;
+    assert_eq!(stream_window(&mut first).await, 1 << 20);
+    let mut second = port.say(&hello).await;
+    assert_eq!(stream_window(&mut second).await, 65_535);
 }
 
 #[tokio::test]
@@ -187,12 +222,11 @@ async fn closing_waits_for_requests_and_not_for_idle_connections() {
 
 #[tokio::test]
 async fn a_service_for_other_processes_refuses_web_pages() {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    let service = tower::service_fn(|_request: Request<hyper::body::Incoming>| async {
+    let (listener, address) = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+    let service = tower::service_fn(|_request: Request<ArrivingMessages<Incoming>>| async {
         Ok::<_, Infallible>(Response::new(Full::new(Bytes::from_static(b"here"))))
     });
-    let _serving = serve_service(listener, patient(), service);
+    let _serving = serve_service(listener, patient(), service, tonic::Status::new);
     let ask = async |origin: Option<&str>| {
         let stream = TcpStream::connect(address).await.unwrap();
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.unwrap();

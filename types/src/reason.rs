@@ -5,6 +5,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::limits::beginning;
+
 /// The domain of every [`Reason`] in a gRPC `ErrorInfo`.
 pub const DOMAIN: &str = "millrace.dev";
 
@@ -168,11 +170,20 @@ pub struct Failure {
     pub may_have_executed: bool,
 }
 
+/// The most bytes of a failure's message, which may repeat what a client wrote: gRPC puts the message into
+/// headers twice, and clients take 8 KiB of them.
+pub const FAILURE_MESSAGE_BYTES_MAX: usize = 2 << 10;
+
 impl Failure {
-    /// A failure of something that has not begun to execute, retryable as its reason says.
+    /// A failure of something that has not begun to execute, retryable as its reason says. Of a longer
+    /// message, the first [`FAILURE_MESSAGE_BYTES_MAX`] are kept.
     #[must_use]
     pub fn new(reason: Reason, message: impl Into<String>) -> Self {
-        Self { reason, message: message.into(), retryable: reason.retryable(), may_have_executed: false }
+        let mut message = message.into();
+        if message.len() > FAILURE_MESSAGE_BYTES_MAX {
+            message = beginning(&message, FAILURE_MESSAGE_BYTES_MAX).to_owned();
+        }
+        Self { reason, message, retryable: reason.retryable(), may_have_executed: false }
     }
 
     /// A request that says what no request may, or lacks what each has: [`Reason::MalformedRequest`].
@@ -191,6 +202,13 @@ impl Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_long_message_is_cut_at_a_whole_character() {
+        let failure = Failure::malformed("é".repeat(FAILURE_MESSAGE_BYTES_MAX));
+        assert_eq!(failure.message, "é".repeat(FAILURE_MESSAGE_BYTES_MAX / 2));
+        assert!(failure.message.capacity() < 2 * FAILURE_MESSAGE_BYTES_MAX);
+    }
 
     #[test]
     fn texts_are_unique_and_round_trip() {

@@ -61,6 +61,8 @@ pub struct WorkerService {
     signatures: watch::Receiver<Arc<Signatures>>,
     gate: Gate,
     budget: Arc<Budget>,
+    /// The tensors of one answer.
+    message_max: Bytes,
     faults: Faults,
     draining: Arc<AtomicBool>,
     place: Place,
@@ -84,7 +86,20 @@ impl WorkerService {
         let budget = Arc::new(Budget::new(limits.in_flight));
         let (draining, kept, hints) = (Arc::default(), None, None);
         let sequences = Sequences::new(signatures.clone(), objects.clone());
-        Self { node, signatures, gate, budget, faults, draining, place, kept, objects, hints, sequences }
+        Self {
+            node,
+            signatures,
+            gate,
+            budget,
+            message_max: limits.message,
+            faults,
+            draining,
+            place,
+            kept,
+            objects,
+            hints,
+            sequences,
+        }
     }
 
     /// The same, showing the spans that are kept here.

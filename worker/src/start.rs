@@ -21,9 +21,9 @@ pub use millrace_policy::paths::{HOST_LINKS, HostLinks};
 pub use millrace_policy::prewarm::{PREWARMS, Prewarm};
 pub use millrace_policy::rates::{SHARINGS, Sharing};
 use millrace_proto::trace::Kept;
+use millrace_transport::SharedResult;
 use millrace_types::topology::Topology;
 use millrace_types::{Bytes, NodeName};
-use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
@@ -181,9 +181,8 @@ pub async fn start(config: WorkerConfig) -> Result<Worker, StartError> {
     let store = Store::open(&data_dir.path().join("artifacts"))?;
     let learned = Learned::open(data_dir.path());
     let programs_dir = data_dir.path().join("programs");
-    let listen = |source| StartError::Listen { address: config.listen, source };
-    let listener = TcpListener::bind(config.listen).await.map_err(listen)?;
-    let addr = listener.local_addr().map_err(listen)?;
+    let (listener, addr) = millrace_transport::listen(config.listen)
+        .map_err(|source| StartError::Listen { address: config.listen, source })?;
     let control_channels = channels(&config.controllers)?;
     // Artifacts have connections of their own, so that telemetry never waits behind a model.
     let artifact_channels = channels(&config.controllers)?;
@@ -264,6 +263,7 @@ pub async fn start(config: WorkerConfig) -> Result<Worker, StartError> {
         desired: desired_shown,
         hints,
         programs: programs.clone(),
+        page: SharedResult::default(),
     };
     telemetry_task.spawn(telemetry::publish(node.clone(), host, desired_now, telemetry_now));
     let passing = passing::start(control.scores(), quotas_now, &node);

@@ -148,8 +148,7 @@ fn refused(error: StartError) -> Failure {
 pub(crate) fn halted(error: &HaltError) -> Failure {
     let failed = Failure::failed(format!("controller: {error}"));
     if matches!(error, HaltError::Diverged { .. }) {
-        return failed
-            .hint("started again over the same data directory, it may come to the same state again");
+        return failed.hint("it is not started again over the same data directory");
     }
     failed
         .hint("nothing that was acknowledged is lost: remove the cause, and start it again over the same data directory")

@@ -1,47 +1,28 @@
 //! A group of controllers in this process, each with runtimes of its own.
 
+#[path = "../../tests/controller/group/threads.rs"]
+mod threads;
+
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_cluster_state::ControllerId;
-use millrace_controller::{Controller, ControllerConfig, JoinAs, RaftRuntime, Start, Tcp};
+use millrace_controller::{Controller, ControllerConfig, JoinAs, Start};
 use millrace_proto::admin as api;
 use millrace_proto::admin::admin_client::AdminClient;
-use tokio::runtime::Runtime;
 use tonic::transport::Channel;
+
+use self::threads::Threads;
 
 pub(crate) struct Member {
     pub(crate) config: ControllerConfig,
     pub(crate) up: Option<(Threads, Controller)>,
 }
 
-/// The threads of a controller, as a process has them.
-pub(crate) struct Threads {
-    requests: Runtime,
-    raft: RaftRuntime,
-}
-
-impl Threads {
-    fn start() -> Self {
-        let mut builder = tokio::runtime::Builder::new_multi_thread();
-        let requests = builder.worker_threads(1).enable_all().build().unwrap();
-        Self { requests, raft: RaftRuntime::start().unwrap() }
-    }
-
-    /// Ends what runs there wherever it is.
-    pub(crate) fn end(self) {
-        self.requests.shutdown_background();
-        drop(self.raft);
-    }
-}
-
 pub(crate) async fn run(config: &ControllerConfig) -> (Threads, Controller) {
     loop {
-        let threads = Threads::start();
-        let config = ControllerConfig { raft_runtime: Some(threads.raft.handle()), ..config.clone() };
-        let started = threads.requests.spawn(millrace_controller::start(config, Arc::new(Tcp)));
-        match started.await.unwrap() {
+        let threads = Threads::new();
+        match threads.start(config).await {
             Ok(controller) => return (threads, controller),
             Err(error) => {
                 // The one that was killed still holds the directory's lock.

@@ -21,6 +21,8 @@ impl AdminService {
         };
         let wait = wait("wait", request.wait.as_ref())?;
         let max = page_size(request.page_size);
+        // Nothing of the request is held while it waits.
+        drop(request);
         let mut page = self.events.after(token, max);
         if page.events.is_empty() && !wait.is_zero() {
             // A server that stops makes nobody wait.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_proto::admin as api;
+use millrace_proto::decoding::{WalkLimits, decode};
 use millrace_proto::log::{Line, Page, Query};
 use millrace_proto::logs::{self, PAGE_MAX};
 use millrace_proto::pages::PageRoom;
@@ -102,7 +103,7 @@ impl AdminService {
                 let page: Vec<u8> = peer
                     .call(ASK_TIMEOUT, &query, async |mut it, message| it.get_logs(message).await)
                     .await?;
-                let page = Page::decode(page.as_slice());
+                let page: Result<Page, _> = decode(page.into(), WalkLimits::PEER);
                 page.map(Some).map_err(|error| Failure::new(Reason::Internal, error.to_string()))
             }
         };
@@ -122,8 +123,9 @@ impl AdminService {
 }
 
 /// What is kept here, as another controller is given it.
-pub(crate) fn given(query: &[u8]) -> Vec<u8> {
-    Query::decode(query).map(|query| logs::here(&query)).unwrap_or_default().encode_to_vec()
+pub(crate) fn given(query: Vec<u8>) -> Vec<u8> {
+    let query = decode(query.into(), WalkLimits::PEER);
+    query.map(|query: Query| logs::here(&query)).unwrap_or_default().encode_to_vec()
 }
 
 fn controller(id: u64) -> String {

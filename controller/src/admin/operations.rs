@@ -52,6 +52,8 @@ impl AdminService {
     ) -> Result<api::Operation, Failure> {
         let id = read_id(&request.id)?;
         let wait = wait("timeout", request.timeout.as_ref())?;
+        // Nothing of the request is held while it waits.
+        drop(request);
         let mut changes = self.replica.changes();
         let first = self.replica.linearizable().await?;
         self.found(&first, id)?;
@@ -150,14 +152,13 @@ fn stuck(short: &Unplaced) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use millrace_cluster_state::{
-        Caller, ControllerId, ModelSummary, PlacementReason, Proposal, Scheduling, UnixMillis,
-    };
+    use millrace_cluster_state::{Caller, ControllerId, PlacementReason, Proposal, Scheduling, UnixMillis};
     use millrace_policy::placement::Why;
     use millrace_proto::convert;
     use millrace_types::{Bytes, ClusterId, Digest, Epoch, FunctionSpec, NodeName};
 
     use super::*;
+    use crate::fixtures::bare_model;
 
     /// A function on `n1`, which is being drained, and another node.
     fn draining(function: &FunctionSpec) -> State {
@@ -171,13 +172,7 @@ mod tests {
             host_memory: Bytes::gib(1),
             seen: Epoch(0),
         };
-        let model = ModelSummary {
-            weights: Bytes(1),
-            parameters: 1,
-            launches: 1,
-            inputs: Vec::new(),
-            outputs: Vec::new(),
-        };
+        let model = bare_model();
         let (spec, key, node) = (function.clone(), function.key.clone(), name("n1"));
         let commands = [
             Command::InitCluster { cluster_id: ClusterId("c".into()) },

@@ -14,6 +14,10 @@ use super::pool::Loss;
 use super::spread::{Held, pieces};
 use super::{Artifacts, blocking};
 
+/// Files that are read for workers and other controllers at a time, an open file and a piece in memory each.
+/// Further readers wait.
+pub(super) const READS_MAX: usize = 64;
+
 impl Artifacts {
     /// The file's bytes in order: from here, from the object store, or fetched from another controller
     /// first. An error ends the stream of a file that is not what its name says, after its last byte:
@@ -76,6 +80,8 @@ impl Artifacts {
         digest: Digest,
     ) -> Result<impl Stream<Item = Result<Vec<u8>, Failure>> + Send + use<>, Failure> {
         let store = self.store.clone();
+        // Never closed.
+        let permit = self.reads.clone().acquire_owned().await.ok();
         let file = match blocking(move || store.open_file(digest)).await {
             Ok(file) => file,
             Err(failure) => {
@@ -85,6 +91,8 @@ impl Artifacts {
         };
         let artifacts = self.clone();
         Ok(pieces(file).then(move |chunk| {
+            // Held as long as the stream.
+            let _permit = &permit;
             let artifacts = artifacts.clone();
             async move {
                 if chunk.as_ref().is_err_and(|failure| failure.reason == Reason::DigestMismatch) {

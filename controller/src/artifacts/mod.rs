@@ -55,6 +55,8 @@ pub(crate) struct Artifacts {
     fetches: Semaphore,
     /// Files on their way from the object store.
     streams: Arc<Semaphore>,
+    /// Files here that are being read for others.
+    reads: Arc<Semaphore>,
     /// Files here that have no record.
     orphans: Orphans,
     /// The same, of those in the object store.
@@ -75,6 +77,7 @@ impl Artifacts {
         let holder = replica.id();
         let (changing, fetches) = (Locks::default(), Semaphore::new(spread::FETCHES_MAX));
         let streams = Arc::new(Semaphore::new(pool::STREAMS_MAX));
+        let reads = Arc::new(Semaphore::new(fetch::READS_MAX));
         let (orphans, shared_orphans) = (Orphans::default(), Orphans::default());
         let store = Arc::new(store);
         let uploads = Uploads::new(store.clone(), limits.clone());
@@ -90,6 +93,7 @@ impl Artifacts {
             changing,
             fetches,
             streams,
+            reads,
             orphans,
             shared_orphans,
         }

@@ -19,7 +19,7 @@ use super::spread::Held;
 use super::store::{Incoming, Store, Verified};
 use super::{Artifacts, blocking};
 use crate::config::Limits;
-use crate::pace::{Pace, PaceLimits};
+use crate::pace::Pace;
 
 /// What came of an upload.
 #[derive(Debug)]
@@ -54,14 +54,13 @@ impl Uploads {
     where
         S: Stream<Item = Result<admin::UploadArtifactRequest, Status>>,
     {
-        let Limits { upload_idle: idle, upload_bytes_per_sec_min: bytes_per_sec_min, .. } = self.limits;
-        let mut pace = Pace::begin(PaceLimits { idle, bytes_per_sec_min });
+        let mut pace = Pace::begin(self.limits.upload_rate);
         let mut messages = pin!(messages);
-        let Some(Part::Header(header)) = next_part(&mut messages, &pace).await? else {
+        let Some(Part::Header(header)) = next_part(&mut messages, &mut pace).await? else {
             return Err(Failure::malformed("an upload begins with its header"));
         };
         let mut incoming = self.begin(&header).await?;
-        while let Some(part) = next_part(&mut messages, &pace).await? {
+        while let Some(part) = next_part(&mut messages, &mut pace).await? {
             let Part::Data(chunk) = part else {
                 return Err(Failure::malformed("an upload has one header, at its beginning"));
             };
@@ -87,7 +86,7 @@ impl Uploads {
 /// What comes next of an upload; `None` at its end.
 async fn next_part(
     messages: &mut (impl Stream<Item = Result<admin::UploadArtifactRequest, Status>> + Unpin),
-    pace: &Pace,
+    pace: &mut Pace,
 ) -> Result<Option<Part>, Failure> {
     match pace.next(messages.next()).await? {
         None => Ok(None),

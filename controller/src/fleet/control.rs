@@ -9,6 +9,7 @@ use millrace_proto::status::to_status;
 use millrace_proto::worker::worker_control_server::WorkerControl;
 use millrace_proto::{convert, worker as wire};
 use millrace_types::{ClusterId, Failure, NodeName};
+use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
@@ -29,6 +30,8 @@ pub(crate) struct Control {
     pub(crate) fleet: Fleet,
     pub(crate) artifacts: Arc<Artifacts>,
     pub(crate) connector: Arc<dyn Connector>,
+    /// Carries out the connections to workers: this service runs on Raft's threads, and requests may not.
+    pub(crate) requests: Handle,
     pub(crate) outlook: Outlook,
     /// Ends every stream.
     pub(crate) stop: CancellationToken,

@@ -137,9 +137,7 @@ fn desired_function(
 
 #[cfg(test)]
 mod tests {
-    use millrace_cluster_state::{
-        Caller, Command, ControllerId, ModelSummary, PlacementReason, Proposal, UnixMillis,
-    };
+    use millrace_cluster_state::{Caller, Command, ControllerId, PlacementReason, Proposal, UnixMillis};
     use millrace_proto::parts::{ItemSet, PART_BYTES_MAX, PartAssembler, PartSender};
     use millrace_types::{
         Bytes, ClusterId, Digest, FunctionKey, FunctionName, FunctionSpec, Slo, TenantName,
@@ -147,6 +145,7 @@ mod tests {
     use prost::Message as _;
 
     use super::*;
+    use crate::fixtures::bare_model;
 
     /// Functions of the cluster, each with two revisions.
     const FUNCTIONS: usize = 100_000;
@@ -178,13 +177,7 @@ mod tests {
         let function = FunctionKey { tenant: TenantName::default(), name };
         for revision in 1..=2u64 {
             let digest = Digest::of(&revision.to_le_bytes());
-            let model = ModelSummary {
-                weights: Bytes(1),
-                parameters: 1,
-                launches: 1,
-                inputs: Vec::new(),
-                outputs: Vec::new(),
-            };
+            let model = bare_model();
             let artifact = Command::AddArtifact { digest, bytes: Bytes(1), model, holder: ControllerId(1) };
             apply(&mut state, artifact);
             let mut spec = FunctionSpec::new(function.clone());

@@ -3,15 +3,16 @@
 
 use std::sync::Arc;
 
-use millrace_proto::parts::PartAssembler;
+use millrace_proto::parts::{PartAssembler, TELEMETRY_BYTES_MAX};
 use millrace_proto::worker as wire;
 use millrace_proto::worker::worker_message::Message;
+use prost::Message as _;
 use tonic::Streaming;
 
 use super::checkpoints::Checkpoints;
 use super::control::Control;
 use super::registration;
-use super::worker::Worker;
+use super::worker::{STATUS_BOUNDS, Worker};
 
 /// Why a stream ended.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -58,7 +59,7 @@ async fn hear(
     checkpoints: &Checkpoints,
 ) -> Ended {
     let mut left = false;
-    let mut statuses = PartAssembler::default();
+    let mut statuses = PartAssembler::new(STATUS_BOUNDS);
     loop {
         let message = tokio::select! {
             message = incoming.message() => message,
@@ -70,14 +71,22 @@ async fn hear(
         }
         match message {
             Ok(Some(wire::WorkerMessage { message: Some(message) })) => match message {
-                Message::Telemetry(telemetry) => worker.report(telemetry),
+                Message::Telemetry(telemetry) => {
+                    let len = telemetry.encoded_len();
+                    if len > TELEMETRY_BYTES_MAX {
+                        return Ended::Broken(format!(
+                            "its telemetry has {len} bytes, more than {TELEMETRY_BYTES_MAX}"
+                        ));
+                    }
+                    worker.report(telemetry);
+                }
                 Message::FunctionStatuses(part) => match statuses.take(part) {
                     Ok(None) => {}
-                    Ok(Some(update)) => {
-                        if worker.report_functions(update) {
-                            control.fleet.changed();
-                        }
-                    }
+                    Ok(Some(update)) => match worker.report_functions(update) {
+                        Ok(true) => control.fleet.changed(),
+                        Ok(false) => {}
+                        Err(error) => return Ended::Broken(error.to_string()),
+                    },
                     Err(error) => return Ended::Broken(error.to_string()),
                 },
                 Message::Checkpoint(checkpoint) => {

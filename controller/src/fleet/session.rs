@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::Stream;
+use millrace_proto::parts::cut_text;
 use millrace_proto::worker as wire;
 use millrace_proto::worker::worker_message;
 use millrace_proto::{BUILD, PROTOCOL_VERSION};
@@ -40,10 +41,11 @@ async fn enter(
     hello: wire::WorkerHello,
     incoming: Streaming<wire::WorkerMessage>,
 ) -> Result<(Arc<Worker>, mpsc::Receiver<wire::CheckpointAck>), Failure> {
-    let transport = control
-        .connector
-        .connect(&name, &hello.address)
-        .map_err(|error| Failure::malformed(error.to_string()))?;
+    let transport = {
+        let _entered = control.requests.enter();
+        control.connector.connect(&name, &hello.address)
+    };
+    let transport = transport.map_err(|error| Failure::malformed(error.to_string()))?;
     let epoch = registration::register(&control.replica, &name, &hello, Epoch(hello.seen_epoch)).await?;
     let worker = Arc::new(Worker::new(name, hello, epoch, transport, control.fleet.now()));
     tracing::info!(worker = %worker.name, epoch = epoch.0, address = worker.hello.address, build = worker.hello.build, "worker attached");
@@ -61,7 +63,12 @@ async fn greeting(incoming: &mut Streaming<wire::WorkerMessage>) -> Result<wire:
         .map_err(|_| Failure::new(Reason::TimedOut, format!("no greeting came within {HELLO_TIMEOUT:?}")))?
         .map_err(|status| millrace_proto::status::from_status(&status))?;
     match first.and_then(|first| first.message) {
-        Some(worker_message::Message::Hello(hello)) => Ok(hello),
+        Some(worker_message::Message::Hello(mut hello)) => {
+            if let Some(broke) = &mut hello.stream_break {
+                cut_text(&mut broke.why);
+            }
+            Ok(hello)
+        }
         _ => Err(Failure::malformed("a worker's first message is its greeting")),
     }
 }

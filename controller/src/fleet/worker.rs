@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use millrace_policy::lease::Member;
 use millrace_policy::router::MachineType;
-use millrace_proto::parts::SetUpdate;
+use millrace_proto::parts::{SetBounds, SetUpdate, TEXT_BYTES_MAX, cut_text};
 use millrace_proto::worker as wire;
+use millrace_types::node::FUNCTIONS_PER_NODE_MAX;
 use millrace_types::{Epoch, FunctionKey, NodeName, Revision, RevisionKey, Timestamp};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -208,21 +209,29 @@ impl Worker {
     }
 
     /// Takes statuses of its functions. Says whether anything changed.
-    pub(crate) fn report_functions(&self, update: SetUpdate<wire::FunctionStatuses>) -> bool {
+    ///
+    /// # Errors
+    /// When they are more than a node has: its stream must end.
+    pub(crate) fn report_functions(
+        &self,
+        update: SetUpdate<wire::FunctionStatuses>,
+    ) -> Result<bool, TooManyStatuses> {
         let SetUpdate { is_whole, items, gone, .. } = update;
         let news = items.into_iter().map(read_status);
         if is_whole {
             let statuses: BTreeMap<_, _> = news.filter_map(|(key, phase)| Some((key?, phase?))).collect();
-            return self.statuses.send_if_modified(|known| {
+            let changed = self.statuses.send_if_modified(|known| {
                 let changed = **known != statuses;
                 if changed {
                     *known = Arc::new(statuses);
                 }
                 changed
             });
+            return Ok(changed);
         }
         let gone = gone.iter().map(|it| (status_key(&it.tenant, &it.function, it.revision), None));
-        self.statuses.send_if_modified(|known| {
+        let mut is_too_many = false;
+        let changed = self.statuses.send_if_modified(|known| {
             let known = Arc::make_mut(known);
             let mut changed = false;
             for (key, phase) in gone.chain(news) {
@@ -233,9 +242,14 @@ impl Worker {
                     Some(phase) => drop(known.insert(key, phase)),
                     None => drop(known.remove(&key)),
                 }
+                is_too_many = known.len() > STATUS_BOUNDS.items;
+                if is_too_many {
+                    break;
+                }
             }
             changed
-        })
+        });
+        if is_too_many { Err(TooManyStatuses) } else { Ok(changed) }
     }
 
     /// Returns how often and why the worker's young streams broke in a row; `None` once a stream has held.
@@ -246,8 +260,18 @@ impl Worker {
     }
 }
 
+/// The bounds of the statuses of a worker's functions: of two revisions each, with a text.
+pub(crate) const STATUS_BOUNDS: SetBounds =
+    SetBounds { items: 2 * FUNCTIONS_PER_NODE_MAX, bytes: 2 * FUNCTIONS_PER_NODE_MAX * 2 * TEXT_BYTES_MAX };
+
+/// A worker told of more functions than a node has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("it tells of more than {} revisions of functions", STATUS_BOUNDS.items)]
+pub(crate) struct TooManyStatuses;
+
 /// A status that cannot be read is no status: the function is not routed there.
-fn read_status(status: wire::FunctionStatus) -> (Option<RevisionKey>, Option<Phase>) {
+fn read_status(mut status: wire::FunctionStatus) -> (Option<RevisionKey>, Option<Phase>) {
+    cut_text(&mut status.message);
     let phase = match status.phase() {
         wire::FunctionPhase::Unspecified => None,
         wire::FunctionPhase::Preparing => Some(Phase::Preparing),
@@ -321,7 +345,7 @@ mod tests {
             revision: Revision::new(revision).unwrap(),
         };
         let mut parts = PartAssembler::default();
-        let mut take = |statuses| worker.report_functions(parts.take(statuses).unwrap().unwrap());
+        let mut take = |statuses| worker.report_functions(parts.take(statuses).unwrap().unwrap()).unwrap();
         let mut report = |functions| take(wire::FunctionStatuses { functions, ..Default::default() });
         assert!(report(vec![
             status(wire::FunctionPhase::Ready, 1),
@@ -343,7 +367,7 @@ mod tests {
         let mut parts = PartAssembler::default();
         let mut report = |statuses: &[wire::FunctionStatus]| {
             let mut messages = sender.next(&(), &Arc::new(statuses.to_vec()));
-            worker.report_functions(parts.take(messages.remove(0)).unwrap().unwrap())
+            worker.report_functions(parts.take(messages.remove(0)).unwrap().unwrap()).unwrap()
         };
         let phases = || [1, 2, 3].map(|revision| worker.phase(&status_key("", "f", revision).unwrap()));
         let ready = |revision| status(wire::FunctionPhase::Ready, revision);

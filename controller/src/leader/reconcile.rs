@@ -13,7 +13,7 @@ use futures::future::join_all;
 use millrace_cluster_state::{Caller, Command, NodeStatus, PlacementReason, Scheduling, State};
 use millrace_policy::placement::{self, Limits, Plan, Step};
 use millrace_types::{Failure, FunctionKey};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 
 use super::load::{LOOK_EVERY, Loads};
 use super::scaling::Scaler;
@@ -25,8 +25,10 @@ use crate::fleet::desired::Desired;
 const STEPS_MAX: usize = 256;
 /// Plans with steps in a row before nodes are told what to serve all the same.
 const ROUNDS_MAX: u32 = 64;
-/// The least time between two plans, so that a burst of reports is one.
+/// The least time between two plans of the leader, so that a burst of reports is one.
 const PLAN_PAUSE: Duration = Duration::from_millis(20);
+/// The same of a controller that only says why functions are not placed.
+const IDLE_PLAN_PAUSE: Duration = Duration::from_millis(500);
 /// How long a step that failed waits for its next chance when nothing changes.
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
 
@@ -46,7 +48,14 @@ pub(super) async fn run(duties: &Duties) {
     let mut reconciler = Reconciler::new(duties);
     loop {
         let again = reconciler.plan_if_changed().await;
-        tokio::time::sleep(PLAN_PAUSE).await;
+        let mut elected = leadership.clone();
+        let leader_pause = async {
+            if elected.wait_for(|it| it.leads).await.is_ok() {
+                tokio::time::sleep(PLAN_PAUSE).await;
+            }
+        };
+        // The shorter of both, once this controller leads.
+        let _over = timeout(IDLE_PLAN_PAUSE, leader_pause).await;
         if again == Next::Plan {
             continue;
         }

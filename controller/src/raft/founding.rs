@@ -14,9 +14,9 @@ use millrace_cluster_state::ControllerId;
 use millrace_proto::raft::founding_client::FoundingClient;
 use millrace_proto::raft::founding_server::{Founding, FoundingServer};
 use millrace_proto::raft::{JoinRequest, LookRequest, LookResponse};
+use millrace_proto::status::of_code;
 use millrace_transport::{PortLimits, serve_while_polled};
 use millrace_types::ClusterId;
-use tokio::net::TcpListener;
 use tokio::time::Instant;
 use tonic::service::Routes;
 use tonic::{Code, Request, Response, Status};
@@ -112,10 +112,15 @@ impl Founding for Empty {
 pub(crate) async fn say_empty(address: SocketAddr, id: ControllerId, start: &Start) {
     let empty = Empty { id, founds: matches!(start, Start::Found { .. }) };
     let serve = async {
-        let listener = TcpListener::bind(address).await?;
+        let (listener, _) = millrace_transport::listen(address)?;
         let routes = Routes::new(FoundingServer::new(empty));
-        serve_while_polled(listener, internal_server(PortLimits::new(FOUNDING_CONNECTIONS_MAX)), routes)
-            .await;
+        serve_while_polled(
+            listener,
+            internal_server(PortLimits::new(FOUNDING_CONNECTIONS_MAX)),
+            routes,
+            of_code,
+        )
+        .await;
         Ok::<_, std::io::Error>(())
     };
     if let Err(error) = serve.await {

@@ -113,13 +113,7 @@ impl Node {
         let command = Command::AddArtifact {
             digest: Digest::of(model.as_bytes()),
             bytes: Bytes(1),
-            model: millrace_cluster_state::ModelSummary {
-                weights: Bytes(1),
-                parameters: 1,
-                launches: 1,
-                inputs: vec![],
-                outputs: vec![],
-            },
+            model: crate::fixtures::bare_model(),
             holder: ControllerId(1),
         };
         // Named, as clients' are: what a leader did not answer before it stopped leading is asked again.
@@ -226,6 +220,16 @@ async fn a_cluster_of_rules_9_is_switched_by_its_leader_once_all_voters_know_the
     b.agrees_with(&a).await;
     assert_eq!(a.replica.cluster_status().await.cluster_version, CLUSTER_VERSION);
     stop.cancel();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rules_that_no_build_knows_do_not_come_into_the_log() {
+    let first = first().await;
+    let version = RulesVersion::NEWEST.next();
+    let unknown = Command::SetClusterVersion { version };
+    let refused = first.replica.propose(Caller("test".into()), None, unknown).await.unwrap_err();
+    assert_eq!(refused.reason, Reason::MalformedRequest, "{refused}");
+    first.write("goes on").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -183,7 +183,10 @@ impl Replica {
         check_knows(request.id, build, self.reader.latest().state.rules())?;
         let membership = self.membership();
         let known = membership.get_node(&request.id);
-        rules::admit(request.id, &request.directory, known.map(|known| known.directory.as_str()))?;
+        let JoinRequest { id, address, directory, .. } = request;
+        let announced = rules::Announced { id: *id, address, directory };
+        let known_directory = known.map(|known| known.directory.as_str());
+        rules::admit(announced, known_directory, membership.nodes().count())?;
         let member = Member { address: request.address.clone(), directory: request.directory.clone() };
         let intent = request.intent();
         match known {

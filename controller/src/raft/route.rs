@@ -8,7 +8,9 @@
 use std::time::Duration;
 
 use millrace_cluster_state::quota::check_sizes;
-use millrace_cluster_state::{Applied, Caller, Command, IdempotencyKey, Proposal, Refusal, State};
+use millrace_cluster_state::{
+    Applied, Caller, Command, IdempotencyKey, KnownRules, Proposal, Refusal, State,
+};
 use millrace_proto::trace;
 use millrace_raft_store::{LogId, Member};
 use millrace_types::limits::COMMAND_BYTES_MAX;
@@ -219,7 +221,12 @@ impl Replica {
         let Forwarded { caller, idempotency, command } = write.clone();
         // The stamp is the batch's: this one is for the trial alone.
         let proposal = Proposal { stamp: self.time.now(), caller, idempotency, command };
-        self.reader.latest().state.admit(&proposal).map_err(|refusal| refused(&refusal))?;
+        let state = &self.reader.latest().state;
+        // In the log, a command that no build can apply would end every controller.
+        state
+            .check_rules(KnownRules::THIS_BUILD, &proposal)
+            .map_err(|unknown| Failure::malformed(unknown.to_string()))?;
+        state.admit(&proposal).map_err(|refusal| refused(&refusal))?;
         let Proposal { caller, idempotency, command, .. } = proposal;
         let (answer, answered) = oneshot::channel();
         let proposed = Proposed { caller, idempotency, command, term, bytes, answer };

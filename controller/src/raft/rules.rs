@@ -148,11 +148,38 @@ fn lagging<T>(message: String) -> Result<T, Failure> {
     Err(Failure { retryable: true, ..Failure::new(Reason::MembershipRefused, message) })
 }
 
-/// Whether a controller that announces itself may be taken for the member of its number.
-/// `known` is the data directory that the group knows for it.
-pub(super) fn admit(id: u64, directory: &str, known: Option<&str>) -> Result<(), Failure> {
+/// The most members of a group. Each is in every entry of the log that changes the group.
+pub(super) const MEMBERS_MAX: usize = 32;
+/// The longest address of a member: a host name has 253 bytes at most.
+pub(super) const ADDRESS_BYTES_MAX: usize = 260;
+/// The longest name of a data directory.
+pub(super) const DIRECTORY_BYTES_MAX: usize = 128;
+
+/// A controller that wants to be a member, as its request describes the controller.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Announced<'a> {
+    pub(super) id: u64,
+    pub(super) address: &'a str,
+    pub(super) directory: &'a str,
+}
+
+/// Whether a controller that announces itself may be taken for the member of its number in a group of
+/// `members`. `known` is the data directory that the group knows for it.
+pub(super) fn admit(announced: Announced<'_>, known: Option<&str>, members: usize) -> Result<(), Failure> {
+    let Announced { id, address, directory } = announced;
     if id == 0 {
         return refused("controllers are numbered from 1: give this one another id".to_owned());
+    }
+    // An entry of the log that is too long to be written would end the leader.
+    if address.len() > ADDRESS_BYTES_MAX {
+        return refused(format!("the address has {} bytes: at most {ADDRESS_BYTES_MAX}", address.len()));
+    }
+    if directory.len() > DIRECTORY_BYTES_MAX {
+        let len = directory.len();
+        return refused(format!("the data directory's name has {len} bytes: at most {DIRECTORY_BYTES_MAX}"));
+    }
+    if known.is_none() && members >= MEMBERS_MAX {
+        return refused(format!("the group has {members} members, the most that it may have: remove some"));
     }
     match known {
         Some(known) if known != directory => {
@@ -208,7 +235,7 @@ pub(super) fn place_warning(places: &BTreeMap<u64, &str>, shared: usize) -> Opti
 
 #[cfg(test)]
 mod tests {
-    use millrace_cluster_state::{Caller, ModelSummary, UnixMillis};
+    use millrace_cluster_state::{Caller, UnixMillis};
     use millrace_types::{Bytes, Digest};
 
     use super::*;
@@ -260,13 +287,7 @@ mod tests {
         Artifact {
             digest: Digest::of(b"m"),
             bytes: Bytes(1),
-            model: ModelSummary {
-                weights: Bytes(1),
-                parameters: 1,
-                launches: 1,
-                inputs: vec![],
-                outputs: vec![],
-            },
+            model: crate::fixtures::bare_model(),
             holders: holders.iter().copied().map(ControllerId).collect(),
             uses: 1,
             touched_at: UnixMillis(1),
@@ -316,12 +337,26 @@ mod tests {
 
     #[test]
     fn a_member_with_another_directory_is_not_that_member() {
+        let admit = |id, directory, known| {
+            super::admit(Announced { id, address: "b:7070", directory }, known, MEMBERS_MAX - 1)
+        };
         assert_eq!(admit(2, "b", None), Ok(()));
         assert_eq!(admit(2, "b", Some("b")), Ok(()));
         let wiped = admit(2, "new", Some("b")).unwrap_err();
         assert_eq!(wiped.reason, Reason::PeerMismatch);
         assert!(wiped.message.contains("millrace cluster remove 2"), "{wiped}");
         assert!(admit(0, "b", None).is_err());
+    }
+
+    #[test]
+    fn a_member_that_makes_entries_of_the_log_too_long_is_refused() {
+        let (address, directory) = ("a".repeat(ADDRESS_BYTES_MAX), "d".repeat(DIRECTORY_BYTES_MAX));
+        let longest = Announced { id: 2, address: &address, directory: &directory };
+        assert_eq!(admit(longest, None, MEMBERS_MAX - 1), Ok(()));
+        assert!(admit(Announced { address: &format!("{address}a"), ..longest }, None, 1).is_err());
+        assert!(admit(Announced { directory: &format!("{directory}d"), ..longest }, None, 1).is_err());
+        assert!(admit(longest, None, MEMBERS_MAX).is_err());
+        assert_eq!(admit(longest, Some(&directory), MEMBERS_MAX), Ok(()), "one that is a member");
     }
 
     #[test]

@@ -8,6 +8,7 @@ use futures::{StreamExt as _, TryFutureExt as _};
 use millrace_proto::raft::{JoinRequest, JoinResponse, Message, raft_server};
 use millrace_proto::trace::{self, Kept};
 use millrace_raft_store::{SnapshotFile, SnapshotMeta, Vote};
+use millrace_transport::MinimumRate;
 use millrace_types::{Failure, Reason};
 use openraft::Snapshot;
 use prost::Message as _;
@@ -23,7 +24,7 @@ use super::replica::Replica;
 use crate::activity::Doors;
 use crate::admin::logs;
 use crate::artifacts::{Artifacts, Held};
-use crate::pace::{Pace, PaceLimits};
+use crate::pace::Pace;
 use crate::passed::Passed;
 use crate::traces;
 
@@ -51,7 +52,7 @@ pub(crate) struct Shown {
 /// The largest snapshot that is received.
 const SNAPSHOT_BYTES_MAX: u64 = 4 << 30;
 /// How slowly a snapshot may come. Its sender reads a file and has nothing else to wait for.
-const SNAPSHOT_PACE: PaceLimits = PaceLimits { idle: Duration::from_secs(30), bytes_per_sec_min: 1 << 20 };
+const SNAPSHOT_RATE: MinimumRate = MinimumRate { grace: Duration::from_secs(30), bytes_per_sec: 1 << 20 };
 /// Snapshots received at a time: the leader sends one, and another leader may follow it.
 const SNAPSHOTS_MAX: usize = 2;
 
@@ -112,7 +113,7 @@ impl Service {
             let message = format!("{SNAPSHOTS_MAX} snapshots are being received already: try again soon");
             return Err(codec::status(Failure::new(Reason::QueueFull, message)));
         };
-        let mut pace = Pace::begin(SNAPSHOT_PACE);
+        let mut pace = Pace::begin(SNAPSHOT_RATE);
         let mut received = 0;
         let receiver = self.replica.snapshots.clone();
         // Not by openraft, which would halt where no file can be made.
@@ -261,7 +262,7 @@ impl raft_server::Raft for Service {
 
     async fn get_logs(&self, request: Request<Message>) -> Answer {
         let query: Vec<u8> = self.decode(request.get_ref())?;
-        self.answer(request.get_ref(), &logs::given(&query))
+        self.answer(request.get_ref(), &logs::given(query))
     }
 
     async fn get_activity(&self, request: Request<Message>) -> Answer {

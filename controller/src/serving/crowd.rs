@@ -107,7 +107,7 @@ fn worker(node: u64, ready: impl Iterator<Item = usize>) -> Arc<Worker> {
     });
     let statuses = wire::FunctionStatuses { functions: ready.collect(), ..Default::default() };
     let whole = PartAssembler::default().take(statuses).expect("a whole set").expect("a whole set");
-    worker.report_functions(whole);
+    worker.report_functions(whole).expect("as many as a node has");
     let model =
         |model: usize| wire::ResidentModel { digest: digest(model).to_string(), ..Default::default() };
     let gpu = |gpu: usize| wire::GpuTelemetry {

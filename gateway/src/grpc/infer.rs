@@ -12,10 +12,12 @@ use tonic::metadata::AsciiMetadataValue;
 
 use super::{SERVER_TIMING, contents};
 use crate::backend::{Model, Tensor};
+use crate::budget::Charge;
 use crate::call::Call;
 use crate::config::message_len;
 use crate::front::{Answer, Front, Named, Question, Run, check_named, check_requested, check_size};
 use crate::parameters::{Parameters, Value, refuse_unserved};
+use crate::rest::response::COMPRESS_APART_MIN;
 
 /// Answers a call of one request.
 pub(super) async fn infer(
@@ -24,16 +26,22 @@ pub(super) async fn infer(
     request: ModelInferRequest,
 ) -> Result<Response<ModelInferResponse>, Failure> {
     let mut run = front.begin(call);
-    let answered = answer(&mut run, request).await.and_then(|(answer, id)| {
-        call.ledger.answer_all(answer.bytes())?;
-        Ok((answer, id))
-    });
-    let (answer, id) = match answered {
-        Ok(answered) => answered,
+    let (answer, id) = match answer(&mut run, request, call.ledger.claim()).await {
+        Ok((answer, id, charge)) => {
+            if let Some(charge) = charge {
+                call.ledger.answer(charge);
+            }
+            (answer, id)
+        }
         Err(failure) => return Err(run.fail(failure)),
     };
+    let is_large = answer.bytes() >= COMPRESS_APART_MIN as u64;
     let (answer, message) = response(answer, id);
     let mut response = Response::new(message);
+    if is_large {
+        // tonic would compress it on the runtime's threads.
+        response.disable_compression();
+    }
     let times = run.succeed(&answer);
     // Digits, letters and punctuation: always a valid value.
     if let Ok(timing) = AsciiMetadataValue::try_from(times.to_string()) {
@@ -42,23 +50,36 @@ pub(super) async fn infer(
     Ok(response)
 }
 
-/// Carries a request out; its answer, with the id to echo.
+/// Carries out a request that is charged; its answer, with the id to echo and the answer's charge.
 pub(super) async fn answer(
     run: &mut Run<'_>,
     mut request: ModelInferRequest,
-) -> Result<(Answer, String), Failure> {
+    charge: Option<Charge>,
+) -> Result<(Answer, String, Option<Charge>), Failure> {
     let (name, version) =
         (std::mem::take(&mut request.model_name), std::mem::take(&mut request.model_version));
     let id = std::mem::take(&mut request.id);
     let front = run.front();
     let len_max = message_len(front.limits.message_max);
-    let read = move |model: Arc<Model>| async move {
-        let typed = request.inputs.iter().filter_map(|input| input.contents.as_ref()).map(contents::elements);
-        let elements: usize = typed.sum();
-        front.convert(elements, move || question(&model, request, len_max)).await?
+    let mut kept = None;
+    let read = {
+        let kept = &mut kept;
+        move |model: Arc<Model>| async move {
+            let typed =
+                request.inputs.iter().filter_map(|input| input.contents.as_ref()).map(contents::elements);
+            let elements: usize = typed.sum();
+            // The charge goes along: the work goes on when the call is cancelled.
+            let read = move || (question(&model, request, len_max), charge);
+            let (question, charge) = front.convert(elements, read).await?;
+            *kept = charge;
+            question
+        }
     };
     let answer = run.answer(&name, &version, read).await?;
-    Ok((answer, id))
+    if let Some(charge) = &mut kept {
+        charge.answer(answer.bytes() + id.len() as u64)?;
+    }
+    Ok((answer, id, kept))
 }
 
 /// Reads a request against its model.

@@ -4,10 +4,11 @@
 //! one place, with their reason in `ErrorInfo`.
 
 mod contents;
+mod frames;
 pub(crate) mod health;
 pub(crate) mod infer;
 mod sequences;
-mod stream;
+pub(crate) mod stream;
 
 use std::sync::Arc;
 
@@ -114,13 +115,12 @@ impl GrpcInferenceService for Inference {
 
     type ModelStreamInferStream = stream::Answers;
 
+    /// Never called: its route leads to [`stream::serve`].
     async fn model_stream_infer(
         &self,
-        request: Request<Streaming<ModelInferRequest>>,
+        _request: Request<Streaming<ModelInferRequest>>,
     ) -> Result<Response<stream::Answers>, Status> {
-        let (_, extensions, requests) = request.into_parts();
-        let call = call(&extensions)?.clone();
-        Ok(Response::new(stream::answers(Arc::clone(&self.0), call, requests)))
+        Err(Status::internal("ModelStreamInfer has a route of its own"))
     }
 
     async fn model_config(

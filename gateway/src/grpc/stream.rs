@@ -7,8 +7,11 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use axum::body::Body;
 use futures::FutureExt as _;
 use futures::stream::{self, Stream, StreamExt as _};
+use http::header::{CONTENT_TYPE, HeaderValue};
+use http::{Request, Response};
 use millrace_proto::inference::infer_parameter::ParameterChoice;
 use millrace_proto::inference::{
     InferParameter, ModelInferRequest, ModelInferResponse, ModelStreamInferResponse,
@@ -16,13 +19,16 @@ use millrace_proto::inference::{
 use millrace_proto::status::to_status;
 use millrace_types::{Failure, Reason, RequestId};
 use tokio::time::Instant;
-use tonic::{Status, Streaming};
+use tonic::Status;
 
+use super::frames;
 use super::sequences::Sequences;
 use super::{SERVER_TIMING, infer};
 use crate::budget::Charge;
 use crate::call::Call;
+use crate::door::{GRPC_ACCEPT_ENCODING, GRPC_ENCODING};
 use crate::front::Front;
+use crate::inflate::Encoding;
 use crate::parameters::SEQUENCE_ID;
 use crate::request_id;
 
@@ -40,9 +46,38 @@ struct Asked {
     charge: Option<Charge>,
 }
 
+/// Serves `ModelStreamInfer`.
+pub(crate) async fn serve(front: Arc<Front>, request: Request<Body>) -> Response<Body> {
+    let (parts, body) = request.into_parts();
+    let Some(call) = parts.extensions.get::<Call>().cloned() else {
+        return Status::internal("the call did not come through the front door").into_http();
+    };
+    // The door took away the one that it understands.
+    let foreign = parts.headers.get(GRPC_ENCODING).filter(|name| *name != "identity");
+    if let Some(name) = foreign {
+        let message = format!("compression {name:?} is not served: use gzip, deflate or identity");
+        let mut refused = Status::unimplemented(message).into_http();
+        refused.headers_mut().insert(GRPC_ACCEPT_ENCODING, HeaderValue::from_static("gzip,deflate,identity"));
+        return refused;
+    }
+    let wanted = parts.headers.get(GRPC_ACCEPT_ENCODING).map(HeaderValue::as_bytes);
+    let encoding = wanted.and_then(Encoding::from_name);
+    let answers = answers(front, call, frames::requests(body));
+    let mut response = Response::new(frames::body(answers, encoding));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    if let Some(encoding) = encoding {
+        response.headers_mut().insert(GRPC_ENCODING, HeaderValue::from_static(encoding.name()));
+    }
+    response
+}
+
 /// Answers every request of a stream. Ends when the client ends it, when it breaks the protocol, or
 /// when the server goes down, which it says.
-pub(super) fn answers(front: Arc<Front>, call: Call, requests: Streaming<ModelInferRequest>) -> Answers {
+fn answers(
+    front: Arc<Front>,
+    call: Call,
+    requests: impl Stream<Item = Result<ModelInferRequest, Status>> + Send + 'static,
+) -> Answers {
     let concurrency = front.limits.stream_concurrency;
     let mut number = 0;
     let arrivals = call.ledger.clone();
@@ -100,16 +135,12 @@ fn end(cut_off: Arc<AtomicBool>) -> impl Stream<Item = Result<ModelStreamInferRe
 
 /// Answers one request. The answer's charge is in place of the request's.
 async fn answer(front: &Front, call: &Call, asked: Asked) -> (ModelStreamInferResponse, Option<Charge>) {
-    let Asked { number, arrived, request, mut charge } = asked;
+    let Asked { number, arrived, request, charge } = asked;
     let mut run = front.begin_part(call, request_id(front, call, number), arrived);
     let request_id = run.request_id().clone();
     let (name, id) = (request.model_name.clone(), request.id.clone());
-    let answered = infer::answer(&mut run, request).await.and_then(|(answer, id)| {
-        charge.as_mut().map_or(Ok(()), |charge| charge.answer(answer.bytes()))?;
-        Ok((answer, id))
-    });
-    match answered {
-        Ok((answer, id)) => {
+    match infer::answer(&mut run, request, charge).await {
+        Ok((answer, id, charge)) => {
             let (answer, mut response) = infer::response(answer, id);
             let times = run.succeed(&answer);
             response.parameters = parameters(&request_id);
@@ -118,7 +149,11 @@ async fn answer(front: &Front, call: &Call, asked: Asked) -> (ModelStreamInferRe
                 ModelStreamInferResponse { error_message: String::new(), infer_response: Some(response) };
             (answer, charge)
         }
-        Err(failure) => (failed(&run.fail(failure), name, id, &request_id), None),
+        Err(failure) => {
+            // Large names and ids cost something while this waits behind an earlier answer.
+            let charge = call.shares.inference.take_held((name.len() + id.len()) as u64);
+            (failed(&run.fail(failure), name, id, &request_id), Some(charge))
+        }
     }
 }
 

@@ -4,29 +4,32 @@
 use std::time::Duration;
 
 use axum::body::Body;
-use bytes::{Buf as _, Bytes};
+use bytes::Bytes;
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH};
 use http::{HeaderMap, StatusCode};
 use http_body_util::BodyExt as _;
-use millrace_transport::{MinimumRate, ProgressClock};
+use millrace_transport::{HeldBack, MinimumRate, ProgressClock};
 use millrace_types::{Failure, Reason};
 use tokio::time::{timeout, timeout_at};
 
 use super::error::RestError;
 use crate::budget::{BudgetShare, Charge, too_large};
+use crate::bulk::{BulkThreads, unfinished};
 use crate::framing::too_slow;
-use crate::inflate::{Encoding, Inflater, STEP};
+use crate::front::BULK_BYTES_MIN;
+use crate::inflate::{Encoding, Inflater, STEP, STEP_HERE_MAX};
 
 /// How long the rest of a refused body is read and dropped. A client that is still sending when the
 /// connection closes would see that, and not the refusal.
 const DISCARD_FOR: Duration = Duration::from_secs(5);
 
 /// What a body is held to.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 pub(crate) struct Terms<'a> {
     pub(crate) share: &'a BudgetShare,
     pub(crate) len_max: usize,
     pub(crate) minimum_rate: MinimumRate,
+    pub(crate) bulk: &'a BulkThreads,
 }
 
 /// Collects a body; its bytes stay charged while the charge lives.
@@ -121,29 +124,21 @@ impl Arriving<'_> {
         if self.announced == Some(first.len() as u64) {
             return Ok((first, charge));
         }
-        let mut whole = Vec::new();
-        let mut next = Some(first);
-        while let Some(data) = next {
-            self.make_room(&mut whole, data.len());
-            whole.extend_from_slice(&data);
-            next = self.next().await?;
-            let Some(data) = &next else { break };
-            if data.len() > self.terms.len_max - whole.len() {
+        let mut held = HeldBack::default();
+        held.push(first);
+        while let Some(data) = self.next().await? {
+            if data.len() > self.terms.len_max - held.len() {
                 return Err(self.too_large().into());
             }
             charge.grow(data.len() as u64)?;
+            held.push(data);
         }
-        Ok((whole.into(), charge))
-    }
-
-    /// Makes room for `more` bytes, and for at most as many as have arrived on top.
-    fn make_room(&self, whole: &mut Vec<u8>, more: usize) {
-        if whole.capacity() - whole.len() < more {
-            let arrived = whole.len() + more;
-            let announced = self.announced.map_or(usize::MAX, |length| length as usize);
-            // A sender that announced less than it sends is hyper's to refuse.
-            whole.reserve_exact(announced.clamp(arrived, 2 * arrived) - whole.len());
+        if held.len() < BULK_BYTES_MIN {
+            return Ok((held.joined(), charge));
         }
+        // The charge goes along: the work goes on when the call is cancelled.
+        let joining = self.terms.bulk.run(move || (held.joined(), charge));
+        Ok(joining.await.map_err(|error| unfinished(&error))?)
     }
 
     async fn inflated(&mut self, encoding: Encoding) -> Result<(Bytes, Charge), RestError> {
@@ -156,13 +151,16 @@ impl Arriving<'_> {
                 return Err(self.too_large().into());
             }
             while !data.is_empty() {
-                let step = data.len().min(STEP);
-                inflater.push(&data[..step])?;
-                data.advance(step);
-                if !data.is_empty() {
-                    // A step may have been long: let others run.
-                    tokio::task::yield_now().await;
+                let step = data.split_to(data.len().min(STEP));
+                if arrived <= STEP_HERE_MAX {
+                    inflater.push(&step)?;
+                    continue;
                 }
+                let pushing = self.terms.bulk.run(move || {
+                    inflater.push(&step)?;
+                    Ok::<_, Failure>(inflater)
+                });
+                inflater = pushing.await.map_err(|error| unfinished(&error))??;
             }
         }
         let (plain, charge) = inflater.finish()?;

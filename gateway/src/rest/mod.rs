@@ -6,8 +6,9 @@ pub(crate) mod elements;
 pub(crate) mod error;
 mod json;
 pub(crate) mod request;
-mod response;
+pub(crate) mod response;
 
+use std::fmt;
 use std::sync::Arc;
 
 use axum::body::Body;
@@ -18,7 +19,8 @@ use http::header::{CONTENT_TYPE, HeaderName, HeaderValue};
 use http::request::Parts;
 use http::{HeaderMap, Response, StatusCode, Uri};
 use http_body::Body as _;
-use millrace_proto::metrics::negotiated;
+use millrace_proto::metrics::MetricsPage;
+use millrace_transport::SharedResult;
 use millrace_types::{Failure, Reason};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
@@ -70,7 +72,11 @@ pub(crate) fn router(front: Arc<Front>, registry: Registry) -> Router {
     }
     let metrics = {
         let (front, registry) = (Arc::clone(&front), Arc::new(registry));
-        move |headers: HeaderMap| std::future::ready(metrics(&front, &registry, &headers))
+        let page = Arc::new(SharedResult::default());
+        move |headers: HeaderMap| {
+            let (front, registry, page) = (front.clone(), registry.clone(), page.clone());
+            async move { answer_metrics(page.get(async || metrics(&front, &registry)).await, &headers) }
+        }
     };
     router.route("/metrics", get(metrics)).fallback(unknown_path).with_state(front)
 }
@@ -155,8 +161,12 @@ async fn infer(
 ) -> Answered {
     let mut run = front.begin(&call);
     let len_max = message_len(front.limits.message_max);
-    let terms =
-        body::Terms { share: &call.shares.inference, len_max, minimum_rate: front.limits.minimum_rate };
+    let terms = body::Terms {
+        share: &call.shares.inference,
+        len_max,
+        minimum_rate: front.limits.minimum_rate,
+        bulk: &front.bulk,
+    };
     let collected = body::collect(terms, &headers, body).await;
     let (body, mut charge) = match collected {
         Ok(collected) => collected,
@@ -194,11 +204,11 @@ async fn infer(
         (Ok(_), None) => Err(Failure::new(Reason::Internal, "an answer came to a request that was not read")),
         (Err(failure), _) => Err(failure),
     };
-    let (answer, encoded, mut charge) = match answered {
+    let (answer, encoded, charge) = match answered {
         Ok(answered) => answered,
         Err(failure) => return Err(run.fail(failure).into()),
     };
-    let mut response = match response::response(encoded, &headers).await {
+    let (mut response, mut charge) = match response::response(&front, encoded, &headers, charge).await {
         Ok(response) => response,
         Err(failure) => return Err(run.fail(failure).into()),
     };
@@ -226,17 +236,24 @@ struct RepositoryRequest {
     parameters: FirstParameter,
 }
 
+/// The type that libcurl gives a body of no stated type.
+const FORM: &str = "application/x-www-form-urlencoded";
+/// What browsers tell of the page that makes a request.
+const SEC_FETCH_SITE: &str = "sec-fetch-site";
+
 /// Reads a small JSON body that may be left out.
 ///
 /// A browser sends other types without asking the server whether it may. No type at all is
-/// tritonclient's; a browser that sends none names its page's origin, which the door refuses.
+/// tritonclient's, and a form's is that of Triton's C++ client and of `curl -d`: a browser that sends either
+/// names its page's origin, which the door refuses, or says in `Sec-Fetch-Site` that it is one.
 async fn optional<T: Default + for<'de> Deserialize<'de>>(
     front: &Front,
     call: &Call,
     headers: &HeaderMap,
     body: Body,
 ) -> Result<T, RestError> {
-    if let Some(kind) = headers.get(CONTENT_TYPE).filter(|kind| !is_json(kind)) {
+    let is_form = |kind: &HeaderValue| kind == FORM && !headers.contains_key(SEC_FETCH_SITE);
+    if let Some(kind) = headers.get(CONTENT_TYPE).filter(|kind| !is_json(kind) && !is_form(kind)) {
         let message = format!("content-type {kind:?} is not served here: send application/json");
         return Err(RestError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, Reason::MalformedRequest, message));
     }
@@ -244,6 +261,7 @@ async fn optional<T: Default + for<'de> Deserialize<'de>>(
         share: &call.shares.admin,
         len_max: message_len(front.limits.admin_message_max()),
         minimum_rate: front.limits.minimum_rate,
+        bulk: &front.bulk,
     };
     let (body, _charge) = body::collect(terms, headers, body).await?;
     if body.is_empty() {
@@ -292,13 +310,19 @@ async fn unload(
     Ok(ok(&json!({ "name": wanted.name, "unload": true })))
 }
 
-fn metrics(front: &Front, registry: &Registry, headers: &HeaderMap) -> Answered {
+/// All metrics as they are now.
+fn metrics(front: &Front, registry: &Registry) -> Result<MetricsPage, fmt::Error> {
     front.meters.bytes_in_flight.set(i64::try_from(front.budget.used()).unwrap_or(i64::MAX));
     front.meters.waiting.set(i64::try_from(front.waiting_now()).unwrap_or(i64::MAX));
     let mut text = String::new();
-    encode(&mut text, registry)
-        .map_err(|error| Failure::new(Reason::Internal, format!("cannot write the metrics: {error}")))?;
-    let (kind, text) = negotiated(headers, text);
+    encode(&mut text, registry)?;
+    Ok(MetricsPage::new(text))
+}
+
+fn answer_metrics(page: Result<MetricsPage, fmt::Error>, headers: &HeaderMap) -> Answered {
+    let page =
+        page.map_err(|error| Failure::new(Reason::Internal, format!("cannot write the metrics: {error}")))?;
+    let (kind, text) = page.negotiated(headers);
     let mut response = Response::new(Body::from(text));
     response.headers_mut().insert(CONTENT_TYPE, kind);
     Ok(response)

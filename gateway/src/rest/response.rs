@@ -22,15 +22,16 @@ use super::request::{Form, HEADER_LENGTH};
 use crate::backend::Tensor;
 use crate::budget::Charge;
 use crate::front::Answer;
+use crate::front::Front;
 use crate::inflate::Encoding;
 
 const BINARY: HeaderValue = HeaderValue::from_static("application/octet-stream");
 /// The bytes of JSON that are not charged: every answer has some.
 const JSON_FREE: usize = 1 << 10;
 /// Below this, compressing costs more than it saves.
-const COMPRESS_MIN: usize = 1 << 10;
+pub(crate) const COMPRESS_MIN: usize = 1 << 10;
 /// From here on it is done on a thread of its own.
-const COMPRESS_APART_MIN: usize = 64 << 10;
+pub(crate) const COMPRESS_APART_MIN: usize = 64 << 10;
 
 #[derive(Serialize)]
 struct Written<'a> {
@@ -141,8 +142,13 @@ impl io::Write for ChargedJson<'_> {
     }
 }
 
-/// Sends an answer, compressed when the client takes that.
-pub(crate) async fn response(encoded: Encoded, headers: &HeaderMap) -> Result<Response<Body>, Failure> {
+/// Sends an answer, compressed when the client takes that. Returns the answer's charge too.
+pub(crate) async fn response(
+    front: &Front,
+    encoded: Encoded,
+    headers: &HeaderMap,
+    mut charge: Charge,
+) -> Result<(Response<Body>, Charge), Failure> {
     let Encoded { pieces, json_len } = encoded;
     let len: usize = pieces.iter().map(Bytes::len).sum();
     let encoding = (len >= COMPRESS_MIN).then(|| accepted(headers)).flatten();
@@ -150,8 +156,11 @@ pub(crate) async fn response(encoded: Encoded, headers: &HeaderMap) -> Result<Re
         None => Body::new(Pieces(pieces)),
         Some(encoding) if len < COMPRESS_APART_MIN => Body::from(compressed(encoding, pieces)?),
         Some(encoding) => {
-            let done = tokio::task::spawn_blocking(move || compressed(encoding, pieces)).await;
-            Body::from(done.map_err(|error| internal(&error))??)
+            // The charge goes along: the work goes on when the call is cancelled.
+            let compress = move || (compressed(encoding, pieces), charge);
+            let (done, returned) = front.convert(len, compress).await.map_err(Failure::after_execution)?;
+            charge = returned;
+            Body::from(done?)
         }
     };
     let mut response = Response::new(body);
@@ -163,14 +172,14 @@ pub(crate) async fn response(encoded: Encoded, headers: &HeaderMap) -> Result<Re
     if let Some(encoding) = encoding {
         response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static(encoding.name()));
     }
-    Ok(response)
+    Ok((response, charge))
 }
 
 fn internal(error: &dyn std::error::Error) -> Failure {
     Failure::new(Reason::Internal, format!("cannot compress the answer: {error}")).after_execution()
 }
 
-fn compressed(encoding: Encoding, pieces: VecDeque<Bytes>) -> Result<Vec<u8>, Failure> {
+pub(crate) fn compressed(encoding: Encoding, pieces: VecDeque<Bytes>) -> Result<Vec<u8>, Failure> {
     let compress = || -> io::Result<Vec<u8>> {
         match encoding {
             Encoding::Gzip => {

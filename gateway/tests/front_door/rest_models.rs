@@ -159,11 +159,16 @@ async fn a_page_of_another_origin_changes_nothing() {
     call(unload, "attacker.example", &[json]).await.refuses(403, denied, "attacker.example");
     let forwarded = ("x-forwarded-host", own.as_str());
     call(unload, "attacker.example", &[json, forwarded]).await.refuses(403, denied, "--host-name");
+    let cross_site = ("sec-fetch-site", "cross-site");
     for kind in ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"] {
         let text = ("content-type", kind);
-        call(unload, &own, &[text]).await.refuses(415, Reason::MalformedRequest, kind);
-        call("/v2/repository/index", &own, &[text]).await.refuses(415, Reason::MalformedRequest, kind);
+        let index = "/v2/repository/index";
+        call(unload, &own, &[text, cross_site]).await.refuses(415, Reason::MalformedRequest, kind);
+        call(index, &own, &[text, cross_site]).await.refuses(415, Reason::MalformedRequest, kind);
     }
+    // Triton's C++ client and `curl -d` say so, and are no browsers.
+    let form = ("content-type", "application/x-www-form-urlencoded");
+    assert_eq!(call("/v2/repository/index", &own, &[form]).await.status, 200);
 
     let grpc = ("content-type", "application/grpc");
     let unload = "/inference.GRPCInferenceService/RepositoryModelUnload";

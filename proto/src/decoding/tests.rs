@@ -83,6 +83,9 @@ fn every_method_has_a_type() {
     let invoke = MessageType::of_requests("/millrace.worker.v1.Worker/Invoke");
     assert_eq!(invoke, Some(kind::<InvokeRequest>()));
     assert_eq!(MessageType::of_requests("/grpc.health.v1.Health/Check"), None);
+    for path in crate::WAITING_METHODS {
+        assert!(MessageType::of_requests(path).is_some(), "{path}");
+    }
 }
 
 #[test]
@@ -94,7 +97,7 @@ fn tensors_without_fields_are_refused_by_their_number() {
         DecodeRefusal::TooManyElements { max }
     );
     assert!(walk::<ModelInferRequest>(&tensors[..2 * max as usize], 999, WalkLimits::CLIENT).is_ok());
-    // Peers have no such limit: the decoded bytes are bounded all the same.
+    // Peers may send more: the decoded bytes are bounded all the same.
     let refused = refusal::<ModelInferRequest>(&tensors, WalkLimits::PEER);
     assert!(matches!(refused, DecodeRefusal::TooLarge { .. }), "{refused}");
     assert!(decode::<ModelInferRequest>(tensors.into(), WalkLimits::PEER).is_err());
@@ -147,8 +150,11 @@ fn contents_may_be_large_unless_they_grow() {
     assert!(matches!(refused, DecodeRefusal::TooLarge { .. }), "{refused}");
     // The same, each with a tag of its own.
     let unpacked = field(5, &field(5, &[0x18, 1].repeat(4 << 20)));
-    let refused = refusal::<ModelInferRequest>(&unpacked, WalkLimits::PEER);
-    assert!(matches!(refused, DecodeRefusal::TooLarge { .. }), "{refused}");
+    let max = WalkLimits::PEER.fields_max;
+    assert_eq!(
+        refusal::<ModelInferRequest>(&unpacked, WalkLimits::PEER),
+        DecodeRefusal::TooManyFields { max }
+    );
 }
 
 #[test]

@@ -208,32 +208,22 @@ mod tests {
     #[test]
     fn says_what_the_snapshot_says() {
         let digest = Digest::of(b"m");
+        let model = ResidentModel {
+            digest,
+            functions: Vec::new(),
+            bytes: Bytes(10),
+            loaded: Bytes(7),
+            idle: Duration::from_secs(3),
+            executor_pid: Some(9),
+        };
         let snapshot = NodeSnapshot {
             gpus: vec![GpuSnapshot {
                 index: GpuIndex(1),
-                gpu_type: "V100".into(),
                 health: GpuHealth::Restarting,
                 memory: Bytes(100),
                 used: Bytes(10),
-                models: vec![ResidentModel {
-                    digest,
-                    functions: Vec::new(),
-                    bytes: Bytes(10),
-                    loaded: Bytes(7),
-                    idle: Duration::from_secs(3),
-                    executor_pid: Some(9),
-                }],
-                running: None,
-                incarnation: Incarnation(4),
-                executor_pid: None,
                 executor_pids: vec![8, 9],
-                restarts: 3,
-                swaps: 2,
-                peer_swaps: 1,
-                evictions: 1,
-                busy: Duration::from_micros(5),
-                moved: Bytes::ZERO,
-                data: crate::snapshot::GpuData::default(),
+                ..with_models(vec![model], None)
             }],
             queued: 6,
             ..NodeSnapshot::default()

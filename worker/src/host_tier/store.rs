@@ -82,7 +82,11 @@ impl Store {
         };
         let found = file.metadata().map_err(at(&path))?.len();
         if found <= announced.get() {
-            let mut bytes = Vec::with_capacity(usize::try_from(found).unwrap_or(0));
+            let mut bytes = Vec::new();
+            // Where there is no memory for it now, there may be later.
+            bytes
+                .try_reserve_exact(usize::try_from(found).unwrap_or(usize::MAX))
+                .map_err(|_| at(&path)(io::ErrorKind::OutOfMemory.into()))?;
             // Should the file grow meanwhile, its digest is another.
             (&mut file).take(found).read_to_end(&mut bytes).map_err(at(&path))?;
             if Digest::of(&bytes) == digest {

@@ -21,8 +21,9 @@ use millrace_policy::admission::Score;
 use millrace_policy::dispatch::PredictionError;
 use millrace_policy::fabric;
 use millrace_policy::paths::Direction;
-use millrace_proto::metrics::negotiated;
+use millrace_proto::metrics::MetricsPage;
 use millrace_proto::worker::HostModel;
+use millrace_transport::SharedResult;
 use millrace_types::topology::LinkId;
 use millrace_types::{FunctionKey, Slo};
 use prometheus_client::collector::Collector;
@@ -49,7 +50,7 @@ const FUNCTIONS_MAX: usize = 1000;
 const OTHER: &str = "_other";
 
 /// Answers whoever scrapes.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct Shown {
     pub(crate) node: NodeHandle,
     pub(crate) host: telemetry::Host,
@@ -58,10 +59,28 @@ pub(crate) struct Shown {
     pub(crate) desired: watch::Receiver<Desired>,
     pub(crate) hints: Hints,
     pub(crate) programs: Option<Programs>,
+    pub(crate) page: SharedResult<Result<MetricsPage, fmt::Error>>,
 }
 
 impl Shown {
-    pub(crate) async fn answer(self, headers: HeaderMap) -> Response<Body> {
+    /// The answer to a scrape.
+    pub(crate) async fn answer(&self, headers: &HeaderMap) -> Response<Body> {
+        match self.page.get(|| self.page_now()).await {
+            Ok(page) => {
+                let (kind, text) = page.negotiated(headers);
+                let mut response = Response::new(Body::from(text));
+                response.headers_mut().insert(CONTENT_TYPE, kind);
+                response
+            }
+            Err(error) => {
+                let mut response = Response::new(Body::from(format!("cannot write the metrics: {error}\n")));
+                *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
+                response
+            }
+        }
+    }
+
+    async fn page_now(&self) -> Result<MetricsPage, fmt::Error> {
         let objectives = {
             let desired = self.desired.borrow();
             let objective = |it: &Function| Some((it.key.function.clone(), it.slo?));
@@ -76,19 +95,7 @@ impl Shown {
         let sequences = self.sequences.tallies();
         let seen =
             Seen { snapshot, host_models, host_counts, objects, objectives, followed, restarts, sequences };
-        match text(seen) {
-            Ok(text) => {
-                let (kind, text) = negotiated(&headers, text);
-                let mut response = Response::new(Body::from(text));
-                response.headers_mut().insert(CONTENT_TYPE, kind);
-                response
-            }
-            Err(error) => {
-                let mut response = Response::new(Body::from(format!("cannot write the metrics: {error}\n")));
-                *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
-                response
-            }
-        }
+        text(seen).map(MetricsPage::new)
     }
 }
 

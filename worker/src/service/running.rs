@@ -8,7 +8,7 @@ use std::time::Duration;
 use millrace_proto::trace::{self, Past};
 use millrace_proto::{convert, worker as wire};
 use millrace_types::function::DEFAULT_TIMEOUT;
-use millrace_types::{DataId, Failure, Reason, RequestId, RevisionKey, Timestamp};
+use millrace_types::{Bytes, DataId, Failure, Reason, RequestId, RevisionKey, Timestamp};
 
 use crate::actors::fetch_attributes;
 use crate::host_tier::Reader;
@@ -123,6 +123,7 @@ impl WorkerService {
         let taken = tensors::take(outputs, (&descriptors, &kept), share)?;
         let mut outputs: Vec<wire::InferTensor> = Vec::with_capacity(taken.len());
         let mut answered = Vec::new();
+        let mut told = 0;
         for output in taken {
             let output = match turn.as_deref_mut() {
                 None => Some(output),
@@ -139,7 +140,15 @@ impl WorkerService {
                 Ok(held) => held,
                 Err(output) => {
                     answered.extend(mark.object);
-                    match tensors::answer(output, asker).await {
+                    told += output.contents.len();
+                    let max = self.message_max;
+                    let answer = if told > max.get() {
+                        // Nothing of it is read: it may be as large as a GPU.
+                        Err(tensors::UnpackError::TooLarge { name: output.name, bytes: Bytes(told), max })
+                    } else {
+                        tensors::answer(output, asker).await
+                    };
+                    match answer {
                         Ok(answer) => answer,
                         Err(error) => {
                             // Nobody will ever hear of those that were kept.
@@ -222,6 +231,7 @@ fn object_of(output: &wire::InferTensor) -> Option<DataId> {
 fn unreadable(error: &tensors::UnpackError) -> Failure {
     let reason = match error {
         tensors::UnpackError::Lost(_) => Reason::ExecutorLost,
+        tensors::UnpackError::TooLarge { .. } => Reason::ModelFailed,
         _ => Reason::Internal,
     };
     Failure::new(reason, format!("the executor's answer: {error}")).after_execution()

@@ -198,6 +198,18 @@ pub enum UnpackError {
     /// Its memory cannot be read.
     #[error("output {0:?}: {1}")]
     Read(String, io::Error),
+    /// With it, the answer is larger than a message may be.
+    #[error(
+        "with output {name:?} the answer has {bytes}, more than the {max} of a message: ask for fewer rows or fewer outputs, or raise the worker's message limit"
+    )]
+    TooLarge {
+        /// The output.
+        name: String,
+        /// The bytes of all outputs up to this one.
+        bytes: millrace_types::Bytes,
+        /// The most.
+        max: millrace_types::Bytes,
+    },
 }
 
 /// Makes an executor's outputs a request's own, without copying those that are its alone.

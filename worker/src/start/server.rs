@@ -1,8 +1,11 @@
 //! The worker's port: its service, its health for whoever probes it, its metrics for whoever scrapes.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use http::HeaderMap;
 use millrace_proto::parts::objects_server;
+use millrace_proto::status::of_code;
 use millrace_proto::worker::worker_server::WorkerServer;
 use millrace_transport::{ServerConfig, Serving, serve_service};
 use tokio::net::TcpListener;
@@ -58,7 +61,11 @@ pub(super) fn serve(
         WorkerServer::new(service.clone()).max_decoding_message_size(bytes).max_encoding_message_size(bytes);
     let objects = objects_server(service.clone());
     let (reporter, health) = tonic_health::server::health_reporter();
-    let metrics = axum::routing::get(move |headers| shown.clone().answer(headers));
+    let shown = Arc::new(shown);
+    let metrics = axum::routing::get(move |headers: HeaderMap| {
+        let shown = shown.clone();
+        async move { shown.answer(&headers).await }
+    });
     let routes = Routes::new(worker)
         .add_service(objects)
         .add_service(health)
@@ -71,7 +78,8 @@ pub(super) fn serve(
         connection_window: CONNECTION_WINDOW,
         keep_alive_every: KEEP_ALIVE,
         keep_alive_max: KEEP_ALIVE,
+        arriving_max: limits.in_flight.get(),
         ..ServerConfig::default()
     };
-    (Server(serve_service(listener, config, Routes::from(routes).prepare())), Health(reporter))
+    (Server(serve_service(listener, config, Routes::from(routes).prepare(), of_code)), Health(reporter))
 }

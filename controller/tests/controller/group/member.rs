@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_cluster_state::{ControllerId, State};
-use millrace_controller::{Controller, ControllerConfig, JoinAs, RaftRuntime, Start, Tcp};
+use millrace_controller::{Controller, ControllerConfig, JoinAs, Start};
 use millrace_proto::admin::admin_client::AdminClient;
 use millrace_types::Digest;
 use tempfile::TempDir;
-use tokio::runtime::Runtime;
 use tonic::transport::Channel;
 
+use super::threads::Threads;
 use crate::support::{channel, config, soon};
 
 /// One controller in runtimes of its own, so that it can be killed like a process, on a port that
@@ -22,26 +22,6 @@ pub(crate) struct Member {
     pub(crate) config: ControllerConfig,
     client: SocketAddr,
     _dir: Arc<TempDir>,
-}
-
-/// The threads of a controller, as a process has them.
-pub(crate) struct Threads {
-    pub(crate) requests: Runtime,
-    raft: RaftRuntime,
-}
-
-impl Threads {
-    fn start() -> Self {
-        let mut builder = tokio::runtime::Builder::new_multi_thread();
-        let requests = builder.worker_threads(1).enable_all().build().unwrap();
-        Self { requests, raft: RaftRuntime::start().unwrap() }
-    }
-
-    /// Ends what runs there wherever it is.
-    pub(crate) fn end(self) {
-        self.requests.shutdown_background();
-        drop(self.raft);
-    }
 }
 
 impl Member {
@@ -135,10 +115,8 @@ pub(super) async fn run(
 ) -> Result<(Threads, Controller), millrace_controller::StartError> {
     soon("the directory and the ports of the one that was killed are free", async {
         loop {
-            let threads = Threads::start();
-            let config = ControllerConfig { raft_runtime: Some(threads.raft.handle()), ..config.clone() };
-            let started = threads.requests.spawn(millrace_controller::start(config, Arc::new(Tcp)));
-            match started.await.unwrap() {
+            let threads = Threads::new();
+            match threads.start(config).await {
                 Ok(controller) => return Ok((threads, controller)),
                 Err(error) => {
                     threads.end();

@@ -1,6 +1,7 @@
 //! Three controllers in one process, over loopback, through the interfaces that people use.
 
 mod member;
+mod threads;
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,0 +1,31 @@
+//! The threads of a controller, as a process has them.
+
+use std::sync::Arc;
+
+use millrace_controller::{Controller, ControllerConfig, RaftRuntime, StartError, Tcp};
+use tokio::runtime::{Builder, Runtime};
+
+/// One thread for requests, and those of Raft.
+pub(crate) struct Threads {
+    pub(crate) requests: Runtime,
+    raft: RaftRuntime,
+}
+
+impl Threads {
+    pub(crate) fn new() -> Self {
+        let requests = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        Self { requests, raft: RaftRuntime::start().unwrap() }
+    }
+
+    /// Starts a controller here.
+    pub(crate) async fn start(&self, config: &ControllerConfig) -> Result<Controller, StartError> {
+        let config = ControllerConfig { raft_runtime: Some(self.raft.handle()), ..config.clone() };
+        self.requests.spawn(millrace_controller::start(config, Arc::new(Tcp))).await.unwrap()
+    }
+
+    /// Ends what runs there wherever it is.
+    pub(crate) fn end(self) {
+        self.requests.shutdown_background();
+        drop(self.raft);
+    }
+}

@@ -1,0 +1,443 @@
+//! Bounds on gRPC messages while they arrive at a port for other processes: their bytes together, the rate
+//! of each, and the silence between them.
+//!
+//! tonic reserves as much memory as a message's prefix announces, and waits for the rest as long as the
+//! sender likes. So tonic gets a message when half of it has arrived, and reserves at most as much again.
+//!
+//! The client port has a byte budget of its own instead (`millrace-gateway`), which also follows a message
+//! after it arrived.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http_body::{Body, Frame, SizeHint};
+use tokio::time::Instant;
+use tonic::{Code, Status};
+
+use crate::pace::{DeadlineTimer, MinimumRate, ProgressClock};
+use crate::server::ServerConfig;
+
+/// The bytes before each gRPC message: a flag for compression and a big-endian u32 length.
+pub const PREFIX_LEN: usize = 5;
+/// Pieces below this are copied together while they are held back: a small one would keep a whole
+/// buffer of its connection in memory.
+const HELD_PIECE_MIN: usize = 16 << 10;
+
+/// Pieces of a message that are held back, in order.
+#[derive(Debug, Default)]
+pub struct HeldBack {
+    pieces: VecDeque<Bytes>,
+    len: usize,
+    /// Small pieces after those, copied together.
+    tail: BytesMut,
+}
+
+impl HeldBack {
+    /// Holds another piece back.
+    pub fn push(&mut self, piece: Bytes) {
+        self.len += piece.len();
+        if piece.len() < HELD_PIECE_MIN {
+            self.tail.extend_from_slice(&piece);
+            return;
+        }
+        self.join();
+        self.pieces.push_back(piece);
+    }
+
+    /// Bytes held back.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether nothing is held back.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    fn join(&mut self) {
+        if !self.tail.is_empty() {
+            self.pieces.push_back(self.tail.split().freeze());
+        }
+    }
+
+    /// All pieces in one. Copies unless there is only one, and drops each piece once it is copied.
+    #[must_use]
+    pub fn joined(self) -> Bytes {
+        let len = self.len;
+        let mut pieces = self.release();
+        match pieces.pop_front() {
+            Some(whole) if pieces.is_empty() => whole,
+            first => {
+                let mut joined = BytesMut::with_capacity(len);
+                for piece in first.into_iter().chain(pieces) {
+                    joined.extend_from_slice(&piece);
+                }
+                joined.freeze()
+            }
+        }
+    }
+
+    /// All pieces.
+    #[must_use]
+    pub fn release(mut self) -> VecDeque<Bytes> {
+        self.join();
+        self.pieces
+    }
+}
+
+/// Makes the status of a call whose messages do not arrive as they have to, as the caller is told everything
+/// else.
+pub type Refuse = fn(Code, String) -> Status;
+
+/// Why a call's messages are not waited for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+enum Refused {
+    #[error("the messages that are arriving fill this port's {max} bytes: try again soon")]
+    Full { max: u64 },
+    #[error("the message is {grace:?} behind {bytes_per_sec} bytes a second: send it again, faster")]
+    Slow { grace: Duration, bytes_per_sec: u64 },
+    #[error("no message and no end of the call came for {silence:?}")]
+    Silent { silence: Duration },
+    #[error("the call ended within a message")]
+    CutShort,
+}
+
+impl Refused {
+    fn code(self) -> Code {
+        match self {
+            Self::Full { .. } => Code::ResourceExhausted,
+            Self::Slow { .. } | Self::Silent { .. } => Code::DeadlineExceeded,
+            Self::CutShort => Code::InvalidArgument,
+        }
+    }
+}
+
+/// The bytes of all messages that are arriving at a port.
+#[derive(Debug)]
+pub(crate) struct ArrivingBytes {
+    max: u64,
+    used: AtomicU64,
+    minimum_rate: Option<MinimumRate>,
+    /// The longest silence between messages.
+    silence_max: Duration,
+    refuse: Refuse,
+}
+
+impl ArrivingBytes {
+    /// What the port is set to.
+    pub(crate) fn new(config: &ServerConfig, refuse: Refuse) -> Arc<Self> {
+        Arc::new(Self {
+            max: config.arriving_max,
+            used: AtomicU64::new(0),
+            minimum_rate: config.minimum_rate,
+            silence_max: config.idle_max,
+            refuse,
+        })
+    }
+
+    /// A body whose messages count.
+    pub(crate) fn messages<B>(self: &Arc<Self>, inner: B) -> ArrivingMessages<B> {
+        ArrivingMessages {
+            inner,
+            port: self.clone(),
+            input: Bytes::new(),
+            left: 0,
+            charged: 0,
+            held: None,
+            ready: VecDeque::new(),
+            has_message: false,
+            pace: None,
+            quiet_since: None,
+            timer: DeadlineTimer::default(),
+            failed: false,
+        }
+    }
+
+    fn grow(&self, bytes: u64) -> Result<(), Refused> {
+        let fits = |used: u64| used.checked_add(bytes).filter(|&sum| sum <= self.max);
+        let grown = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits);
+        grown.map(drop).map_err(|_used| Refused::Full { max: self.max })
+    }
+}
+
+/// A request's body whose messages arrive within bounds.
+#[derive(Debug)]
+pub struct ArrivingMessages<B> {
+    inner: B,
+    port: Arc<ArrivingBytes>,
+    /// Arrived and not yet looked at.
+    input: Bytes,
+    /// Of the message at hand: bytes that have not arrived, 0 between messages.
+    left: usize,
+    /// Of the message at hand: charged to the port.
+    charged: u64,
+    /// Of the message at hand: its first half, until more than that has arrived.
+    held: Option<HeldBack>,
+    /// To be handed on before anything else.
+    ready: VecDeque<Bytes>,
+    /// Whether a whole message has arrived.
+    has_message: bool,
+    /// Of the first message, and of each that has begun, once it had to be waited for.
+    pace: Option<ProgressClock>,
+    /// Between messages: since when the next is waited for.
+    quiet_since: Option<Instant>,
+    timer: DeadlineTimer,
+    failed: bool,
+}
+
+impl<B> ArrivingMessages<B> {
+    /// Takes as much of the input as is of one message. False: more input is needed.
+    fn advance(&mut self) -> Result<bool, Refused> {
+        if self.left == 0 {
+            let Some(prefix) = self.input.first_chunk::<PREFIX_LEN>() else { return Ok(false) };
+            let [_, len @ ..] = *prefix;
+            // A u32 and 5: it fits into a usize.
+            self.left = u32::from_be_bytes(len) as usize + PREFIX_LEN;
+            self.held = Some(HeldBack::default());
+        }
+        if self.input.is_empty() {
+            return Ok(false);
+        }
+        let piece = self.input.split_to(self.input.len().min(self.left));
+        self.port.grow(piece.len() as u64)?;
+        self.charged += piece.len() as u64;
+        self.left -= piece.len();
+        match &mut self.held {
+            None => self.ready.push_back(piece),
+            Some(held) => {
+                held.push(piece);
+                if held.len() >= self.left {
+                    self.ready.extend(self.held.take().unwrap_or_default().release());
+                }
+            }
+        }
+        if self.left == 0 {
+            // The handler counts what has arrived.
+            self.give_back();
+            self.has_message = true;
+            self.pace = None;
+            self.quiet_since = None;
+        }
+        Ok(true)
+    }
+
+    fn give_back(&mut self) {
+        self.port.used.fetch_sub(std::mem::take(&mut self.charged), Ordering::Relaxed);
+    }
+
+    fn fail(&mut self, refused: Refused) -> Status {
+        self.failed = true;
+        self.input = Bytes::new();
+        self.held = None;
+        self.ready.clear();
+        self.give_back();
+        (self.port.refuse)(refused.code(), refused.to_string())
+    }
+
+    /// More input is needed and none is there: ready when that has lasted too long.
+    fn poll_pace(&mut self, cx: &mut Context<'_>) -> Poll<Refused> {
+        let mid_message = self.left > 0 || !self.input.is_empty();
+        if self.has_message && !mid_message {
+            let silence_max = self.port.silence_max;
+            let since = *self.quiet_since.get_or_insert_with(Instant::now);
+            ready!(self.timer.poll(since + silence_max, cx));
+            return Poll::Ready(Refused::Silent { silence: silence_max });
+        }
+        let Some(minimum) = self.port.minimum_rate else { return Poll::Pending };
+        let until = self.pace.get_or_insert_with(|| ProgressClock::begin(minimum)).until();
+        ready!(self.timer.poll(until, cx));
+        let MinimumRate { grace, bytes_per_sec } = minimum;
+        Poll::Ready(Refused::Slow { grace, bytes_per_sec })
+    }
+}
+
+impl<B> Body for ArrivingMessages<B>
+where
+    B: Body<Data = Bytes> + Unpin,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let this = &mut *self;
+        loop {
+            if this.failed {
+                return Poll::Ready(None);
+            }
+            if let Some(piece) = this.ready.pop_front() {
+                return Poll::Ready(Some(Ok(Frame::data(piece))));
+            }
+            match this.advance() {
+                Ok(true) => continue,
+                Ok(false) => {}
+                Err(refused) => return Poll::Ready(Some(Err(this.fail(refused)))),
+            }
+            let Poll::Ready(frame) = Pin::new(&mut this.inner).poll_frame(cx) else {
+                let refused = ready!(this.poll_pace(cx));
+                return Poll::Ready(Some(Err(this.fail(refused))));
+            };
+            let frame = match frame {
+                Some(Ok(frame)) => frame,
+                Some(Err(error)) => return Poll::Ready(Some(Err(Status::from_error(error.into())))),
+                None if this.left > 0 || !this.input.is_empty() => {
+                    return Poll::Ready(Some(Err(this.fail(Refused::CutShort))));
+                }
+                None => return Poll::Ready(None),
+            };
+            match frame.into_data() {
+                Ok(data) => {
+                    if let Some(pace) = &mut this.pace {
+                        pace.progress(data.len());
+                    }
+                    // Only a prefix that came in two pieces is left over.
+                    this.input = match this.input.is_empty() {
+                        true => data,
+                        false => [&this.input[..], &data[..]].concat().into(),
+                    };
+                }
+                Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.ready.is_empty() && self.input.is_empty() && self.left == 0 && self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::default()
+    }
+}
+
+impl<B> Drop for ArrivingMessages<B> {
+    fn drop(&mut self) {
+        self.give_back();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use futures::stream::{self, StreamExt as _};
+    use http_body_util::{BodyExt as _, StreamBody};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const RATE: MinimumRate = MinimumRate { grace: Duration::from_secs(5), bytes_per_sec: 1 << 10 };
+
+    fn port(arriving_max: u64) -> Arc<ArrivingBytes> {
+        let config = ServerConfig { arriving_max, minimum_rate: Some(RATE), ..ServerConfig::default() };
+        ArrivingBytes::new(&config, Status::new)
+    }
+
+    fn message(len: usize) -> Vec<u8> {
+        let len_bytes = u32::try_from(len).unwrap().to_be_bytes();
+        [&[0][..], &len_bytes, &vec![7; len]].concat()
+    }
+
+    /// A body of these pieces, which then ends, or stays open.
+    fn body(pieces: Vec<Bytes>, ends: bool) -> impl Body<Data = Bytes, Error = Infallible> + Unpin {
+        let pieces = stream::iter(pieces.into_iter().map(|piece| Ok(Frame::data(piece))));
+        let rest = if ends { stream::empty().boxed() } else { stream::pending().boxed() };
+        StreamBody::new(pieces.chain(rest))
+    }
+
+    async fn next<B: Body<Data = Bytes> + Unpin>(
+        messages: &mut ArrivingMessages<B>,
+    ) -> Option<Result<Bytes, Status>>
+    where
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        Some(messages.frame().await?.map(|frame| frame.into_data().unwrap()))
+    }
+
+    #[tokio::test]
+    async fn a_prefix_that_announces_much_is_held_back_until_half_is_there() {
+        let whole = message(100_000);
+        let port = port(1 << 20);
+        let pieces = whole[..50_000].chunks(1_000).map(Bytes::copy_from_slice).collect();
+        let mut messages = port.messages(body(pieces, false));
+        let mut waiting = std::pin::pin!(messages.frame());
+        assert!(futures::poll!(waiting.as_mut()).is_pending());
+        assert_eq!(port.used.load(Ordering::Relaxed), 50_000);
+        drop(messages);
+        assert_eq!(port.used.load(Ordering::Relaxed), 0);
+    }
+
+    #[tokio::test]
+    async fn messages_beyond_the_ports_bytes_are_refused_and_give_theirs_back() {
+        let port = port(60_000);
+        let half = |len: usize| vec![Bytes::from(message(len)).slice(..len / 2)];
+        let mut first = port.messages(body(half(80_000), false));
+        let mut waiting = std::pin::pin!(first.frame());
+        assert!(futures::poll!(waiting.as_mut()).is_pending());
+        let mut second = port.messages(body(half(80_000), false));
+        let refused = next(&mut second).await.unwrap().unwrap_err();
+        assert_eq!(refused.code(), Code::ResourceExhausted);
+        assert!(next(&mut second).await.is_none());
+        assert_eq!(port.used.load(Ordering::Relaxed), 40_000);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_message_that_stops_or_never_begins_is_given_up() {
+        let port = port(1 << 20);
+        let begun = vec![message(10).into(), Bytes::from(message(4_000)).slice(..1_000)];
+        let mut messages = port.messages(body(begun, false));
+        assert_eq!(next(&mut messages).await.unwrap().unwrap().len(), 15);
+        let late = next(&mut messages).await.unwrap().unwrap_err();
+        assert_eq!(late.code(), Code::DeadlineExceeded);
+        assert_eq!(port.used.load(Ordering::Relaxed), 0);
+        let began = Instant::now();
+        let mut silent = port.messages(body(vec![], false));
+        let late = next(&mut silent).await.unwrap().unwrap_err();
+        assert_eq!(late.code(), Code::DeadlineExceeded);
+        assert_eq!(began.elapsed().as_secs(), RATE.grace.as_secs());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_may_be_silent_between_messages_as_long_as_a_connection() {
+        let port = port(1 << 20);
+        let mut quiet = port.messages(body(vec![message(10).into()], false));
+        assert_eq!(next(&mut quiet).await.unwrap().unwrap().len(), 15);
+        let began = Instant::now();
+        let late = next(&mut quiet).await.unwrap().unwrap_err();
+        assert_eq!(late.code(), Code::DeadlineExceeded);
+        assert_eq!(began.elapsed().as_secs(), ServerConfig::default().idle_max.as_secs());
+    }
+
+    proptest! {
+        #[test]
+        fn messages_in_any_pieces_come_out_as_they_went_in(
+            lens in proptest::collection::vec(0_usize..50_000, 0..5),
+            piece in 1_usize..70_000,
+            cut in 0_usize..3,
+        ) {
+            let mut sent: Vec<u8> = lens.into_iter().flat_map(message).collect();
+            let is_whole = cut == 0 || sent.is_empty();
+            sent.truncate(sent.len().saturating_sub(cut));
+            let pieces = sent.chunks(piece).map(Bytes::copy_from_slice).collect();
+            let port = port(1 << 20);
+            let messages = port.messages(body(pieces, true));
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+            let collected = runtime.block_on(messages.collect());
+            prop_assert_eq!(collected.is_ok(), is_whole);
+            if let Ok(came) = collected {
+                prop_assert_eq!(&came.to_bytes()[..], &sent[..]);
+            }
+            prop_assert_eq!(port.used.load(Ordering::Relaxed), 0);
+        }
+    }
+}
