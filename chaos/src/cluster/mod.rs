@@ -32,7 +32,7 @@ pub(crate) use self::part::{descendants, is_alive, own_pid, signal};
 pub use self::status::Wanted;
 pub(crate) use self::status::{until, until_within};
 pub use self::usage::{ResidentMemory, Usage};
-pub(crate) use self::usage::{descriptors_max, reset_peak, shared_memory};
+pub(crate) use self::usage::{descriptors_max, processor_time, reset_peak, shared_memory};
 use crate::hostile::{PortKind, ServerPort};
 use crate::proxy::{Front, Network, Party};
 use crate::timeline::Timeline;

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
+use std::time::Duration;
 
 use anyhow::Context as _;
 
@@ -31,6 +32,20 @@ impl Usage {
         let fds = fs::read_dir(format!("/proc/{pid}/fd")).with_context(ended)?.count() as u64;
         Ok(Self { private: field(&status, "RssAnon:")?, shared: field(&status, "RssShmem:")?, fds })
     }
+}
+
+/// The processor time that a process took since it started, of all its threads.
+///
+/// # Errors
+/// When the process ended.
+pub(crate) fn processor_time(pid: u32) -> anyhow::Result<Duration> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat"));
+    let stat = stat.with_context(|| format!("process {pid} ended"))?;
+    // The name, the second field, may have spaces; utime and stime are the 14th and 15th.
+    let (_, after_name) = stat.rsplit_once(") ").context("/proc has no name of a process")?;
+    let ticks = after_name.split(' ').skip(11).take(2).map(str::parse::<u64>);
+    let ticks: u64 = ticks.sum::<Result<_, _>>().context("/proc has no processor times")?;
+    Ok(Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64))
 }
 
 /// The memory of one process, file pages and shared memory included.

@@ -163,6 +163,30 @@ impl Attacker {
         true
     }
 
+    /// Sends the beginning of a request, then a piece at each interval, until all of them are sent or the
+    /// server ends the connection.
+    pub(super) async fn send_slowly(
+        &mut self,
+        stream: TcpStream,
+        beginning: &[u8],
+        pieces: impl Iterator<Item = Vec<u8>>,
+        every: Duration,
+    ) {
+        let mut connection = DiscardingConnection::to(stream, self.pace.clone());
+        self.counts.sent(1);
+        let mut goes_on = self.write(&mut connection.write, beginning).await;
+        for piece in pieces {
+            tokio::select! {
+                () = connection.closed() => goes_on = false,
+                () = tokio::time::sleep(every) => {}
+            }
+            if !goes_on {
+                return self.counts.ended();
+            }
+            goes_on = self.write(&mut connection.write, &piece).await;
+        }
+    }
+
     /// Sends a request of HTTP/1 over a connection of its own, and hears how its answer begins.
     pub(super) async fn request(&mut self, request: &[u8]) {
         let Some(mut stream) = self.connect().await else { return };

@@ -199,7 +199,15 @@ pub fn run(orders: &AttackOrders) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The names of all attacks.
+pub(crate) fn attack_names() -> impl Iterator<Item = &'static str> {
+    Attack::ALL.into_iter().map(Attack::name)
+}
+
 async fn carry_out(orders: &AttackOrders) -> anyhow::Result<AttackSummary> {
+    if orders.work == AttackerWork::Attack {
+        attacks::prepare();
+    }
     let begun = clock::now();
     let pace = ProcessorPace::begin()?;
     let tally = AttackTally::default();

@@ -162,10 +162,11 @@ pub(super) fn varint(mut value: u64) -> Vec<u8> {
 }
 
 /// `pattern` again and again until there are `length` bytes, compressed.
-pub(super) fn gzip(pattern: &[u8], length: usize) -> Vec<u8> {
+pub(super) fn gzip(beginning: &[u8], pattern: &[u8], length: usize) -> Vec<u8> {
     const CHUNK: usize = 64 << 10;
     let chunk = pattern.repeat(CHUNK / pattern.len());
     let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
+    gzip.write_all(beginning).expect("memory takes all bytes");
     for _ in 0..length / chunk.len() {
         gzip.write_all(&chunk).expect("memory takes all bytes");
     }
@@ -227,7 +228,7 @@ mod tests {
 
     #[test]
     fn a_bomb_is_small_until_it_goes_off() {
-        let bomb = gzip(b"0,", 1 << 20);
+        let bomb = gzip(&[], b"0,", 1 << 20);
         assert!(bomb.len() < 16 << 10, "{}", bomb.len());
         let mut plain = Vec::new();
         flate2::read::GzDecoder::new(&bomb[..]).read_to_end(&mut plain).unwrap();

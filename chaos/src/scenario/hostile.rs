@@ -18,10 +18,10 @@ use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use super::stage::Stage;
 use crate::cluster::{
     ConnectionCaps, Process, ResidentMemory, Usage, Wanted, descendants, descriptors_max, is_alive,
-    reset_peak, until_within,
+    processor_time, reset_peak, until_within,
 };
 use crate::history::Op;
-use crate::hostile::{AttackOrders, AttackSummary, AttackerLine, AttackerWork};
+use crate::hostile::{AttackOrders, AttackSummary, AttackerLine, AttackerWork, share_of};
 use crate::load::Newcomers;
 use crate::oracle::healthy::ALLOWANCE;
 use crate::oracle::hostile::{self as judge, ClientLatencies, ClusterReading, NORMAL_WITHIN, ServerUsage};
@@ -45,6 +45,8 @@ const READ_EVERY: Duration = Duration::from_secs(1);
 const STATUS_TIMEOUT: Duration = Duration::from_secs(2);
 /// The longest wait for attackers to end after their time is over.
 const OVERTIME: Duration = Duration::from_secs(30);
+/// The longest that a request takes that began in the first run and is not lost.
+const REQUESTS_END_WITHIN: Duration = Duration::from_secs(12);
 /// The runs, as checks call them.
 const FIRST: &str = "from elsewhere";
 const SECOND: &str = "from beside";
@@ -59,9 +61,19 @@ struct AttackPhase {
     begun: Duration,
     ended: Duration,
     done: AttackSummary,
+    /// Each attack, or all of them, with when it began.
+    turns: Vec<AttackTurn>,
     watched: WatchedProcesses,
     /// The first from before it, the last from its end.
     readings: Vec<ClusterReading>,
+}
+
+/// The beginning of an attack's turn.
+struct AttackTurn {
+    name: String,
+    begun: Duration,
+    /// The processor time that the servers had taken by then.
+    servers_used: Duration,
 }
 
 /// The processes of a run.
@@ -89,9 +101,11 @@ impl Stage {
         let control = self.under_attackers(AttackerWork::Burn, &ELSEWHERE, lasts).await?;
         self.fault();
         let attacked = self.under_attackers(AttackerWork::Attack, &ELSEWHERE, lasts).await?;
-        let gap = self.load.writes.gap_max();
+        let gaps = [self.load.writes.gap_max(), self.load.answers.gap_max()];
         let as_before = self.as_before(&attacked).await;
         let until = self.timeline.now();
+        // What had begun by then is judged however long it takes.
+        tokio::time::sleep(REQUESTS_END_WITHIN).await;
 
         let fresh = newcomers.requests();
         newcomers.end().await?;
@@ -105,7 +119,14 @@ impl Stage {
             new: latencies(&fresh, phase),
         };
         self.checks.push(judge::latency(FIRST, &of(&control), &of(&attacked)));
-        self.checks.push(judge::writes(FIRST, &self.writes(&attacked), gap));
+        self.tell_turns(&control, &all);
+        self.tell_turns(&attacked, &all);
+        let took: Vec<_> = latencies(&kept, &attacked);
+        let writes = self.writes(&attacked);
+        self.checks.extend([
+            judge::goes_on(format!("{FIRST}: admin writes go on"), &writes, gaps[0]),
+            judge::goes_on(format!("{FIRST}: requests are answered throughout"), &took, gaps[1]),
+        ]);
         let went_on = self.judge_run(FIRST, &control.done, attacked, as_before).await;
         ensure!(went_on, "a process ended in the first run: there is no second");
         Ok(control.done)
@@ -180,10 +201,16 @@ impl Stage {
         let mut attackers = Attackers::start(&orders)?;
         let mut looks = tokio::time::interval(READ_EVERY);
         looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let turn =
+            |name| AttackTurn { name, begun: self.timeline.now(), servers_used: watched.servers_used() };
+        let mut turns = vec![turn("nothing yet".to_owned())];
         let done = loop {
             tokio::select! {
                 line = attackers.says() => match line? {
-                    AttackerLine::Begins(attack) => self.timeline.fault(format!("attackers: {attack}")),
+                    AttackerLine::Begins(attack) => {
+                        self.timeline.fault(format!("attackers: {attack}"));
+                        turns.push(turn(attack));
+                    }
                     AttackerLine::Done(done) => break done,
                 },
                 _ = looks.tick() => readings.push(self.read(&watched).await),
@@ -192,10 +219,11 @@ impl Stage {
             ensure!(!late, "attackers do not end when their time is over");
         };
         attackers.end().await?;
+        turns.push(turn("the end".to_owned()));
         let ended = self.timeline.now();
         self.tell(&done);
         readings.push(self.read(&watched).await);
-        Ok(AttackPhase { begun, ended, done, watched, readings })
+        Ok(AttackPhase { begun, ended, done, turns, watched, readings })
     }
 
     /// Waits until the cluster is as before the attack. Returns the time, or the reason why the cluster is
@@ -291,6 +319,21 @@ impl Stage {
         }
     }
 
+    /// Notes the others' latencies and the servers' processor time in the turn of each attack.
+    fn tell_turns(&self, phase: &AttackPhase, requests: &[Request]) {
+        for (turn, next) in phase.turns.iter().zip(phase.turns.iter().skip(1)) {
+            let within = requests.iter().filter(|it| (turn.begun..next.begun).contains(&it.begun));
+            let took: Vec<_> = within.map(|it| it.ended - it.begun).collect();
+            let share = share_of(next.servers_used - turn.servers_used, next.begun - turn.begun);
+            self.timeline.saw(format!(
+                "under {}: the others' p99 {} of {} requests; servers took {share:.2} of a processor",
+                turn.name,
+                judge::millis(judge::p99(&took)),
+                took.len(),
+            ));
+        }
+    }
+
     /// Returns the latencies of acknowledged writes under attack. An enable does not count, because it waits
     /// until its function is ready.
     fn writes(&self, phase: &AttackPhase) -> Vec<Duration> {
@@ -312,6 +355,13 @@ impl Stage {
             (name, caps.map_or_else(|| half_of_all(pid), |caps| caps.of_process(ports)))
         });
         each.collect()
+    }
+}
+
+impl WatchedProcesses {
+    /// The processor time that the servers took, executors not included.
+    fn servers_used(&self) -> Duration {
+        self.servers.iter().filter_map(|(_, pid)| processor_time(*pid).ok()).sum()
     }
 }
 

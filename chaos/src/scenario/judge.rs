@@ -139,7 +139,7 @@ impl Stage {
         let requests = self.load.requests();
         if self.holds(Invariant::Answered) {
             let excused_from = self.excused_from.unwrap_or(Duration::MAX);
-            let judged: Vec<_> = requests.iter().filter(|it| it.ended <= excused_from).cloned().collect();
+            let judged: Vec<_> = requests.iter().filter(|it| it.begun < excused_from).cloned().collect();
             self.checks.push(answered::check(&judged, &self.killed));
         }
         if self.holds(Invariant::Right) {

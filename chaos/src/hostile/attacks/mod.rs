@@ -48,6 +48,11 @@ pub(super) enum Attack {
     Streams,
 }
 
+/// Does the work that is no part of the attacks' time.
+pub(super) fn prepare() {
+    gzip::prepare();
+}
+
 impl Attack {
     pub(super) const ALL: [Self; 13] = [
         Self::Announced,

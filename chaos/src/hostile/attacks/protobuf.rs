@@ -44,10 +44,16 @@ fn repeat(field: &[u8]) -> Vec<u8> {
     field.repeat(MESSAGE / field.len())
 }
 
-/// A field in a field, 50,000 times.
+/// A field in a field, 50,000 times, each as long as what it holds.
 fn nested(number: u32) -> Vec<u8> {
     const DEPTH: usize = 50_000;
-    // The length of each is at most the whole, and may say more than there is.
-    let one = [wire::varint(u64::from(number << 3 | 2)), wire::varint(1 << 14)].concat();
-    one.repeat(DEPTH)
+    let tag = wire::varint(u64::from(number << 3 | 2));
+    // From the inside out, and therefore backwards.
+    let mut backwards = Vec::new();
+    for _ in 0..DEPTH {
+        let length = wire::varint(backwards.len() as u64);
+        backwards.extend(length.iter().rev().chain(tag.iter().rev()));
+    }
+    backwards.reverse();
+    backwards
 }

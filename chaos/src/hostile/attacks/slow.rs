@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 
 use crate::hostile::PortKind;
-use crate::hostile::attacker::{Attacker, DiscardingConnection};
+use crate::hostile::attacker::Attacker;
 use crate::hostile::wire::{self, flag, kind};
 
 /// Senders to each port at a time.
@@ -39,21 +39,10 @@ pub(super) async fn run(mut attacker: Attacker) {
 async fn send(sender: Sender, mut attacker: Attacker) {
     for _ in 0..CONNECTIONS_MAX {
         if let Some(stream) = attacker.connect().await {
-            let mut deaf = DiscardingConnection::to(stream, attacker.pace.clone());
-            attacker.counts.sent(1);
-            let begun = beginning(sender, attacker.port.kind, &attacker.function);
-            let mut goes_on = attacker.write(&mut deaf.write, &begun).await;
-            for at in 0..BYTES_MAX {
-                tokio::select! {
-                    () = deaf.closed() => goes_on = false,
-                    () = tokio::time::sleep(BYTE_EVERY) => {}
-                }
-                if !goes_on {
-                    attacker.counts.ended();
-                    break;
-                }
-                goes_on = attacker.write(&mut deaf.write, &piece(sender, attacker.port.kind, at)).await;
-            }
+            let kind = attacker.port.kind;
+            let begun = beginning(sender, kind, &attacker.function);
+            let pieces = (0..BYTES_MAX).map(|at| piece(sender, kind, at));
+            attacker.send_slowly(stream, &begun, pieces, BYTE_EVERY).await;
         }
         tokio::time::sleep(BYTE_EVERY).await;
     }
