@@ -18,7 +18,24 @@ const FILES: [(&str, &str); 9] = [
     ("log_records", "raft-store/tests/data/rules-10.log"),
 ];
 
-/// The corpus of a target, in the order of the files' names.
+/// Attacks of 2 MiB: their beginning and what is repeated. Shorter ones stay below the margin of the heap
+/// that every target has, whatever their reader takes for each byte.
+const LARGE: [(&str, &[u8], &[u8]); 6] = [
+    // Tensors without fields.
+    ("grpc_request", b"", b"\x2a\x00"),
+    // Unknown fields.
+    ("grpc_request", b"", b"\x9a\x06\x00"),
+    // An invocation's tensors without fields, and a desired state's functions.
+    ("messages", b"\x05", b"\x4a\x00"),
+    ("messages", b"\x04", b"\x0a\x02\x0a\x00"),
+    // A framed message of such tensors, whole.
+    ("grpc_framing", b"\x00\xff\x00\x00\x20\x00\x00", b"\x2a\x00"),
+    // Numbers in a parameter.
+    ("rest_request", b"-\n{\"parameters\":{\"p\":[0", b",0"),
+];
+const LARGE_BYTES: usize = 2 << 20;
+
+/// The corpus of a target, in the order of the files' names, and behind it its [`LARGE`] attacks.
 ///
 /// # Panics
 /// Where files cannot be read.
@@ -32,7 +49,11 @@ pub fn of(target: Target) -> Vec<Vec<u8>> {
     let others = FILES.iter().filter(|(name, _)| *name == target.name);
     paths.extend(others.map(|(_, path)| here.join("..").join(path)));
     let read = |path: PathBuf| fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    paths.into_iter().map(read).collect()
+    let large = LARGE.iter().filter(|(name, ..)| *name == target.name);
+    let large = large.map(|(_, beginning, pattern)| {
+        [beginning.to_vec(), pattern.repeat(LARGE_BYTES / pattern.len())].concat()
+    });
+    paths.into_iter().map(read).chain(large).collect()
 }
 
 /// Runs a target over an input that is in `fuzz/artifacts` meanwhile, and stays there if it ends the

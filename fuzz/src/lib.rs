@@ -27,7 +27,8 @@ pub const HEAP_MARGIN_BYTES: usize = 32 << 20;
 pub struct Target {
     /// As its corpus is called.
     pub name: &'static str,
-    read: fn(&[u8]),
+    /// The reader.
+    pub read: fn(&[u8]),
 }
 
 /// Every target.
