@@ -246,6 +246,38 @@ fn a_model_is_brought_while_another_runs_for_what_has_no_deadline() {
     assert_eq!(node.ask(3, 0, LARGE), [assign(0, 3, LARGE)]);
 }
 
+#[test]
+fn hits_with_short_runs_are_handed_ahead_together_up_to_the_bound() {
+    let mut node = node_with(unified(UNIFIED_OVERTAKES_MAX), &[64]);
+    node.enqueue(1000, A);
+    let ran = Some(Duration::from_micros(3));
+    node.step(Event::Ended { gpu: gpu(0), key: RequestKey(1000), ran });
+    assert_eq!(node.enqueue(0, A), [assign(0, 0, A)]);
+    for key in 1..=AHEAD_MAX as u64 {
+        assert_eq!(node.enqueue(key, A), [assign(0, key, A)]);
+    }
+    assert_eq!(node.enqueue(100, A), [], "no more than {AHEAD_MAX}");
+    assert_eq!(node.ended(0, 0, 0), [assign(0, 100, A)]);
+}
+
+#[test]
+fn a_hit_is_not_handed_ahead_if_a_pressing_request_cannot_wait_for_it() {
+    let asked = |deadline_ms| {
+        let mut node = profiled(&[64]);
+        let (load, run) = (Duration::from_millis(60), Duration::from_micros(3));
+        node.step(Event::Profile { model: A, kind: 0, load, run });
+        node.bound(1, deadline_ms, (0, 0));
+        node.ask(1000, 0, A);
+        node.step(Event::Ended { gpu: gpu(0), key: RequestKey(1000), ran: Some(run) });
+        assert_eq!(node.ask(1, 0, A), [assign(0, 1, A)]);
+        assert_eq!(node.ask(2, 1, LARGE), [], "it has a deadline");
+        node.ask(3, 0, A)
+    };
+    // LARGE takes 60 ms of loading and 100 of running.
+    assert_eq!(asked(160), []);
+    assert_eq!(asked(161), [assign(0, 3, A)]);
+}
+
 proptest! {
     /// L14 against a count kept from outside, where some are late, some never, and all are scored.
     #[test]

@@ -19,10 +19,12 @@
 //! run has to begin for how likely the request is in time. No distribution of waits is estimated: what
 //! comes next is not known, and a wrong one would put sure losses before what can be saved.
 //!
-//! **Ahead.** Where no GPU is idle and a busy one will find nothing it holds, its next model is
-//! brought while it runs; but only for requests without a deadline, since it binds early, and a more
-//! pressing one may come. What was handed ahead is asked back by a GPU that falls idle and would
-//! begin it sooner.
+//! **Ahead.** While no GPU is idle, hits are handed ahead to a busy GPU that will begin them sooner than
+//! they could be asked back ([`RECALL_COST`]), as long as the most pressing request can wait for them.
+//! Where runs take a few microseconds, several then share one wake of the executor. If a busy GPU will find
+//! nothing that it holds, its next model is brought while it runs, but only for a request without a
+//! deadline: the request is bound early, and a more pressing one may come. A GPU that falls idle asks for a
+//! request that was handed ahead, if the GPU would begin that request sooner.
 //!
 //! **Overtaking** is bounded after LALB (L14): who has been [overtaken](super::overtaking) as often as
 //! is allowed goes next, late or not, so a demoted request is not starved. A late request may be more
@@ -41,10 +43,10 @@ use millrace_types::{GpuIndex, SloCounts, Timestamp};
 
 use self::flows::{CLASSES, Candidate, Class, Flows};
 use self::together::Together;
-use super::RECALL_COST;
+use super::{AHEAD_MAX, RECALL_COST};
 use super::config::UnifiedConfig;
 use super::gpus::Expected;
-use super::models::Models;
+use super::models::{Models, Slot};
 use super::overtaking::{Ages, Bound};
 use super::policy::{Decision, Entry, Policy, Route, Stats, View};
 use super::protocol::Objective;
@@ -83,8 +85,8 @@ pub(super) struct Unified {
     flows: Flows,
     /// Busy GPUs that may take a request ahead.
     ready: BTreeSet<GpuIndex>,
-    /// Whether a request came since all others were looked at.
-    fresh: bool,
+    /// The model of the request that came last, since busy GPUs were looked at for it.
+    fresh: Option<Slot>,
 }
 
 impl Unified {
@@ -96,7 +98,7 @@ impl Unified {
             ages: Ages::new(ranks),
             flows: Flows::new(ranks),
             ready: BTreeSet::new(),
-            fresh: false,
+            fresh: None,
         }
     }
 
@@ -207,35 +209,57 @@ impl Unified {
             || self.busy_holder(view, request).is_none_or(|(_, first)| first == gpu)
     }
 
-    /// What a busy GPU is brought ahead of its turn.
+    /// The request that a busy GPU is handed ahead of its turn, if any.
     fn for_busy(&mut self, view: &View<'_>, gpu: GpuIndex) -> Option<Decision> {
         let it = view.fleet.get(gpu);
-        if !it.takes_ahead() || !it.ahead.is_empty() {
+        if !it.takes_ahead() || it.ahead.len() >= AHEAD_MAX {
             return None;
         }
         let left = view.fleet.backlog(view.models, view.now, gpu)?;
+        let nobody_ahead = it.ahead.is_empty();
         let rank = it.rank;
-        let limit = self.ages.at_limit(it.rank).and_then(|(key, from)| self.ages.get(from, key));
-        if let Some(request) = limit {
-            return self
-                .worth_bringing(view, gpu, left, &request)
+        if let Some((key, from)) = self.ages.at_limit(rank) {
+            let request = self.ages.get(from, key)?;
+            // Nothing else is handed ahead of it.
+            return (nobody_ahead && self.worth_bringing(view, gpu, left, &request))
                 .then(|| self.assign(view, &request, gpu, Route::Host));
         }
-        // A hit waits for the end of what runs, and nothing else is brought ahead.
-        if left > RECALL_COST && !self.flows.has_free(rank) {
+        let soon = left <= RECALL_COST;
+        if !soon && !(nobody_ahead && self.flows.has_free(rank)) {
             return None;
         }
         if let Some(hit) = self.hit(view, gpu) {
-            let soon = left <= RECALL_COST
+            // A hit whose turn is not so soon waits for the end of what runs, and nothing else is brought.
+            let goes = soon
                 && !hit.request.attempts.suspect()
-                && self.nearest(view, gpu, &hit.request);
-            return soon.then(|| self.assign(view, &hit.request, gpu, Route::Host));
+                && self.nearest(view, gpu, &hit.request)
+                && self.delays_nobody(view, gpu, left, &hit);
+            return goes.then(|| self.assign(view, &hit.request, gpu, Route::Host));
+        }
+        if !nobody_ahead {
+            return None;
         }
         let free = self.flows.firsts(rank, Class::Free, view.now, LOOKED_AT_MAX);
         let suits = |candidate: &&Candidate| self.worth_bringing(view, gpu, left, &candidate.request);
         let request = free.iter().find(suits)?.request;
         Some(self.assign(view, &request, gpu, Route::Host))
     }
+
+    /// Whether the most pressing request for a busy GPU can wait for a hit that is handed ahead.
+    fn delays_nobody(&self, view: &View<'_>, gpu: GpuIndex, left: Duration, hit: &Candidate) -> bool {
+        let Some(first) = self.most_pressing(view, gpu) else { return true };
+        if first.request.key == hit.request.key {
+            return true;
+        }
+        hit.late <= first.late && self.can_wait(view, gpu, &first, left + self.takes(view, gpu, hit))
+    }
+}
+
+/// Holders of a model that may take another request of it ahead of its turn.
+fn soon_free_holders(view: &View<'_>, model: Slot) -> impl Iterator<Item = GpuIndex> {
+    let soon = Expected::At(view.now + RECALL_COST);
+    let holders = view.models.get(model).holders.iter().take(placing::COMPARED_MAX);
+    holders.filter(move |&gpu| view.fleet.glance(gpu).soonest(view.models, view.now) <= soon)
 }
 
 fn class(objective: Option<Objective>, tally: &Tally) -> Class {
@@ -264,7 +288,7 @@ impl Policy for Unified {
         self.ages.insert(request, entry, bound);
         self.flows.insert(request, class, deadline);
         self.hear(request.function, false);
-        self.fresh = true;
+        self.fresh = Some(request.model);
     }
 
     fn remove(&mut self, request: &Waiting) {
@@ -284,8 +308,9 @@ impl Policy for Unified {
         if let Some(gpu) = view.fleet.first_idle(smallest) {
             return self.for_idle(view, gpu);
         }
-        if std::mem::take(&mut self.fresh) {
+        if let Some(model) = self.fresh.take() {
             self.ready.extend(view.fleet.free_ahead().take(AHEAD_LOOKS_MAX));
+            self.ready.extend(soon_free_holders(view, model));
         }
         while let Some(gpu) = self.ready.pop_first() {
             if let Some(decision) = self.for_busy(view, gpu) {
