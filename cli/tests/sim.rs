@@ -101,7 +101,7 @@ async fn tenants_have_rows_of_their_own_and_their_caps() {
     let capped = sandbox.run(&format!("{line},gpus-max=1 -o json")).await;
     assert!(p99(&capped) < p99(&free) / 2.0, "{} and {}", capped.stdout, free.stdout);
     let run = sandbox.run(line).await;
-    assert!(run.stdout.contains("POLICY   TENANT"), "{}", run.stdout);
+    assert!(run.stdout.contains("TENANT   REQUESTS"), "{}", run.stdout);
 }
 
 #[tokio::test]

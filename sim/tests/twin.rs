@@ -203,7 +203,8 @@ fn joined() -> Topology {
 #[test]
 fn models_come_over_neighbours_links_and_nothing_is_lost() {
     let over = |host_links: HostLinks, ties: u64| {
-        let mut scenario = Scenario { ties, ..scenario(PolicyConfig::default(), 4) };
+        // It copies no model from another GPU, so that NVLinks carry what is forwarded alone.
+        let mut scenario = Scenario { ties, ..scenario(PolicyConfig::Fifo, 4) };
         for node in &mut scenario.nodes {
             (node.topology, node.host_links) = (joined(), host_links);
         }

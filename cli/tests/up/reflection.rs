@@ -291,7 +291,7 @@ fn policies(admin: &Stock) {
     let policy = admin.ok("GetPolicy", json!({}));
     let (dispatch, resource_version) =
         (&policy["nodes"][0]["actual"]["dispatch"], &policy["resourceVersion"]);
-    assert_eq!((dispatch, resource_version), (&json!("fifo"), &Value::Null), "as it was started");
+    assert_eq!((dispatch, resource_version), (&json!("unified"), &Value::Null), "as it was started");
     let update = |spec: Value, more: Value| {
         let mut request = json!({ "spec": spec });
         request.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -323,7 +323,7 @@ fn policies(admin: &Stock) {
     assert_eq!(admin.refused("UpdatePolicy", bound), Reason::InvalidSpec);
     admin.ok("UpdatePolicy", json!({}));
     eventually("it is as it was started", || {
-        admin.ok("GetPolicy", json!({}))["nodes"][0]["actual"]["dispatch"] == "fifo"
+        admin.ok("GetPolicy", json!({}))["nodes"][0]["actual"]["dispatch"] == "unified"
     });
     let changes = admin.ok("ListPolicyChanges", json!({ "pageSize": 2 }))["changes"].clone();
     assert_eq!((&changes[0]["generation"], &changes[1]["spec"]), (&json!("3"), &spec));

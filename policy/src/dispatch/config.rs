@@ -65,11 +65,12 @@ pub struct Config {
 }
 
 impl Config {
-    /// GPUs that share no link, first come first served.
+    /// GPUs that share no link, with `fifo` and `lru`.
     #[must_use]
     pub fn new(gpus: Vec<GpuConfig>, queue_max: u32) -> Self {
         let (switches, peers, ways) = (Vec::new(), Vec::new(), Vec::new());
-        let (policy, eviction) = (PolicyConfig::default(), Eviction::default());
+        let policy = PolicyConfig::Fifo;
+        let eviction = Eviction::Lru;
         Self { gpus, switches, peers, ways, queue_max, policy, eviction, seed: 0 }
     }
 
@@ -145,10 +146,9 @@ pub fn gpu_types(topology: &Topology) -> Vec<&str> {
 pub const OVERTAKES_MAX: u32 = 25;
 
 /// How requests are ordered and given to GPUs.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PolicyConfig {
     /// The oldest first, handed ahead to busy GPUs. Ours.
-    #[default]
     Fifo,
     /// The oldest first, to the GPU that has been idle longest, wherever its model is (L18).
     Lb,
@@ -160,7 +160,7 @@ pub enum PolicyConfig {
     },
     /// By required request counts, onto the GPU with least interference (T17 to T22), or at random.
     Torpor(TorporConfig),
-    /// By estimated finish and by what can still be in time. Ours.
+    /// By estimated finish and by what can still be in time. Ours, and the default.
     Unified(UnifiedConfig),
     /// Each function on a GPU of its own choice before anything runs (T28).
     Bound(BoundConfig),
@@ -195,6 +195,12 @@ pub const COLD_START: Duration = Duration::from_secs(8);
 /// How long a function without requests stays bound. The paper gives none; its functions are asked
 /// for every 2 to 12 s.
 pub const KEEP_ALIVE: Duration = Duration::from_secs(10);
+
+impl Default for PolicyConfig {
+    fn default() -> Self {
+        Self::Unified(UNIFIED)
+    }
+}
 
 impl PolicyConfig {
     /// Whether decisions depend on objectives and scores, and on when models have arrived.
@@ -409,7 +415,7 @@ mod tests {
         for (name, policy) in POLICIES {
             assert_eq!((name.parse(), policy.to_string()), (Ok(policy), name.to_owned()));
         }
-        assert_eq!(PolicyConfig::default().to_string(), "fifo");
+        assert_eq!(PolicyConfig::default().to_string(), "unified");
         let refused = "lifo".parse::<PolicyConfig>().unwrap_err().to_string();
         assert_eq!(
             refused,

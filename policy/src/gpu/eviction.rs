@@ -26,11 +26,11 @@ use crate::names::{self, UnknownName};
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Eviction {
     /// The least recently used first.
-    #[default]
     Lru,
     /// Replicas first, whatever they weigh.
     Replicas,
     /// Replicas first, then light models, then medium, then heavy ones (T24).
+    #[default]
     Torpor,
 }
 
@@ -125,7 +125,7 @@ mod tests {
         for &name in EvictionName::ALL {
             assert_eq!(Eviction::named(name).to_string(), name.name());
         }
-        assert_eq!(Eviction::default(), Eviction::Lru);
+        assert_eq!(Eviction::default(), Eviction::Torpor);
         let refused = "fifo".parse::<Eviction>().unwrap_err().to_string();
         assert_eq!(refused, "eviction policy \"fifo\" is not known: use one of lru, replicas, torpor");
     }

@@ -130,7 +130,7 @@ pub struct Gpu {
 }
 
 impl Gpu {
-    /// A GPU without an executor, whose memory is empty.
+    /// A GPU without an executor, whose memory is empty. It evicts the least recently used models first.
     #[must_use]
     pub fn new(gpu: GpuIndex, memory: MemoryMap) -> Self {
         Self {
@@ -139,7 +139,7 @@ impl Gpu {
             incarnation: None,
             memory,
             data: None,
-            eviction: Eviction::default(),
+            eviction: Eviction::Lru,
             isolation: Isolation::default(),
             pinned: BTreeSet::new(),
             kept: BTreeSet::new(),

@@ -26,7 +26,7 @@ use crate::output::Output;
 
 const EXAMPLES: &str = "\
 Examples:
-  millrace sim --policy fifo,torpor --functions 480 --deadline 80ms
+  millrace sim --policy unified,torpor,fifo --functions 480 --deadline 80ms
   millrace sim --topology a10x4 --nodes 3 --models models.yaml --trace azure.csv --rate 325 --out results
   millrace sim --functions 40 --pattern bursty --rate 4000 --policy lb,lalb,lalb-o3
   millrace sim --tenants quiet=80 --tenants noisy=80,times=10,gpus-max=1
@@ -55,7 +55,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value = "1")]
     replicas: NonZeroU32,
     /// The policies to compare, separated by commas.
-    #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "fifo", value_parser = one_of(POLICIES))]
+    #[arg(long, value_name = "NAME", value_delimiter = ',', default_values_t = [PolicyConfig::default()], value_parser = one_of(POLICIES))]
     policy: Vec<PolicyConfig>,
     /// Which models make room on a GPU first.
     #[arg(long, value_name = "NAME", default_value_t, value_parser = one_of(EVICTIONS))]
