@@ -81,7 +81,7 @@ mod tests {
             generation: 3,
             spec: Some(wire::PolicySpec {
                 dispatch: dispatch.into(),
-                eviction: "lru".into(),
+                eviction: "torpor".into(),
                 overtakes_max,
                 alpha: alpha.into(),
                 batching: "on".into(),

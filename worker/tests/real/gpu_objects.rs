@@ -16,7 +16,7 @@ use crate::controller::Controller;
 use crate::objects::{ROW_BYTES, ROWS, ask, close, keeping, methods, object, part, rows, tensor, twice};
 use crate::programs;
 use crate::support::{
-    Client, all_up, client, config, kill_9, launcher, pid, request, script, serving_mlp, within, worker,
+    Client, all_up, client, config, kill_9, launcher, pid, request, script, serving_mlp, within,
 };
 
 const LONG: Duration = Duration::from_secs(60);
@@ -101,7 +101,9 @@ async fn the_next_run_on_the_gpu_reads_an_object_where_it_lies() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_next_step_of_a_workflow_runs_on_the_gpu_that_has_its_data() {
     let dir = tempfile::tempdir().unwrap();
-    let (worker, controller) = worker(dir.path(), 2).await;
+    // It gives an idle GPU the next request, where `unified` hands one ahead to the GPU with the model.
+    let fifo = |config| WorkerConfig { dispatch: PolicyConfig::Fifo, ..config };
+    let (worker, controller) = serving_as(dir.path(), 2, fifo).await;
     let mlp = controller.publish(&millrace_model::synth::mlp());
     let other = controller.publish(&millrace_model::synth::Seeded(7).mlp());
     controller.desire(&[("mlp", mlp), ("other", other)]);

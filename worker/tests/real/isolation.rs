@@ -10,7 +10,7 @@ use millrace_proto::executor::Fault;
 use millrace_proto::status::from_status;
 use millrace_proto::worker as wire;
 use millrace_types::{Bytes, Digest, Reason};
-use millrace_worker::start::{ISOLATIONS, Isolation, Worker, WorkerConfig, start};
+use millrace_worker::start::{Eviction, ISOLATIONS, Isolation, Worker, WorkerConfig, start};
 use tokio::task::JoinHandle;
 
 use crate::controller::Controller;
@@ -176,7 +176,10 @@ async fn what_a_dead_process_left_in_memory_is_nobody_elses_model() {
 #[tokio::test(flavor = "multi_thread")]
 async fn evicted_models_lose_their_process_where_the_processes_are_the_cached_models() {
     let dir = tempfile::tempdir().unwrap();
-    let two_blocks = |config: &mut WorkerConfig| config.topology.gpus[0].memory = Bytes::mib(4);
+    let two_blocks = |config: &mut WorkerConfig| {
+        config.topology.gpus[0].memory = Bytes::mib(4);
+        config.eviction = Eviction::Lru;
+    };
     let names = ["a", "b", "c"];
     let (worker, controller) = serving(dir.path(), Isolation::Resident, &names, two_blocks).await;
     let client = client(&worker);

@@ -53,7 +53,10 @@ fn what_waits_is_answered_once_whatever_the_policy_becomes() {
 #[test]
 fn a_policy_that_goes_by_scores_is_told_them_once_it_is_in_force() {
     in_virtual_time(async {
-        let world = World::start(gpus(1), &behaviour(&[40, 5]));
+        // It goes by no scores.
+        let config =
+            NodeConfig { dispatch: PolicyConfig::Fifo, eviction: Eviction::Lru, ..NodeConfig::new(gpus(1)) };
+        let world = World::start_with(config, &behaviour(&[40, 5]), 1, |machine| Box::new(machine));
         for model in 0..2 {
             world.install(model, Bytes::mib(20)).await;
         }

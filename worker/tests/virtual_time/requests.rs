@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_policy::dispatch::POLICIES;
+use millrace_policy::dispatch::{POLICIES, PolicyConfig};
 use millrace_policy::trace::CoreId;
 use millrace_types::tenancy::Share;
 use millrace_types::{Bytes, GpuIndex, Quota, Reason};
@@ -185,7 +185,9 @@ fn the_workers_and_the_functions_limits_refuse_and_take_again() {
 #[test]
 fn a_request_expires_in_the_queue_and_while_it_runs_each_at_its_deadline() {
     in_virtual_time(async {
-        let world = World::start(gpus(1), &behaviour(&[50]));
+        // It hands one request ahead.
+        let config = NodeConfig { dispatch: PolicyConfig::Fifo, ..NodeConfig::new(gpus(1)) };
+        let world = World::start_with(config, &behaviour(&[50]), 1, |machine| Box::new(machine));
         world.install(0, Bytes::mib(2)).await;
         world.pass_ms(20).await;
         let start = world.clock.now();
@@ -210,7 +212,9 @@ fn a_request_expires_in_the_queue_and_while_it_runs_each_at_its_deadline() {
 #[test]
 fn a_client_that_goes_away_leaves_every_queue() {
     in_virtual_time(async {
-        let world = World::start(gpus(1), &behaviour(&[50]));
+        // It hands one request ahead.
+        let config = NodeConfig { dispatch: PolicyConfig::Fifo, ..NodeConfig::new(gpus(1)) };
+        let world = World::start_with(config, &behaviour(&[50]), 1, |machine| Box::new(machine));
         world.install(0, Bytes::mib(2)).await;
         world.pass_ms(20).await;
         let clients: Vec<_> = (0..5).map(|_| world.ask(request(0))).collect();
