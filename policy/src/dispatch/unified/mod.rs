@@ -43,7 +43,6 @@ use millrace_types::{GpuIndex, SloCounts, Timestamp};
 
 use self::flows::{CLASSES, Candidate, Class, Flows};
 use self::together::Together;
-use super::{AHEAD_MAX, RECALL_COST};
 use super::config::UnifiedConfig;
 use super::gpus::Expected;
 use super::models::{Models, Slot};
@@ -52,6 +51,7 @@ use super::policy::{Decision, Entry, Policy, Route, Stats, View};
 use super::protocol::Objective;
 use super::queue::Waiting;
 use super::torpor::required::{Required, Tally};
+use super::{AHEAD_MAX, RECALL_COST};
 use crate::ids::FunctionIndex;
 
 /// A function is hopeless when it is more late requests beyond its objective than this.
@@ -225,7 +225,8 @@ impl Unified {
                 .then(|| self.assign(view, &request, gpu, Route::Host));
         }
         let soon = left <= RECALL_COST;
-        if !soon && !(nobody_ahead && self.flows.has_free(rank)) {
+        let may_bring = nobody_ahead && self.flows.has_free(rank);
+        if !soon && !may_bring {
             return None;
         }
         if let Some(hit) = self.hit(view, gpu) {
