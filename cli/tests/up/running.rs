@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use tempfile::NamedTempFile;
+use tempfile::{NamedTempFile, TempDir};
 
 /// How long anything here may take before it counts as hung.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -23,6 +23,8 @@ pub(crate) struct Up {
     pub(crate) ready: Value,
     /// Every endpoint, with commas.
     pub(crate) client: String,
+    /// Where an ephemeral cluster has its data. Removed after the processes are killed.
+    _temporary: TempDir,
 }
 
 /// A process of a group.
@@ -91,10 +93,13 @@ impl Up {
 
     fn start_with(args: &[&str], variables: &[(&str, &Path)]) -> Self {
         let stderr = NamedTempFile::new().expect("there is room for a file");
+        let temporary = TempDir::new().expect("there is room for a folder");
         let free = free();
         let mut child = millrace()
             .args(["up", "--listen", &free, "--internal-listen", &free, "--worker-listen", &free])
             .args(args)
+            // A killed cluster leaves its data, which has 256 MiB and more for each controller.
+            .env("TMPDIR", temporary.path())
             .envs(variables.iter().copied())
             .stdout(Stdio::piped())
             .stderr(stderr.reopen().expect("the file is there"))
@@ -111,7 +116,7 @@ impl Up {
         let endpoints = ready["endpoints"].as_array().expect("the ready line names the endpoints");
         let endpoints: Vec<_> = endpoints.iter().filter_map(Value::as_str).collect();
         let client = endpoints.join(",");
-        Self { child, stdout, stderr, ready, client }
+        Self { child, stdout, stderr, ready, client, _temporary: temporary }
     }
 
     pub(crate) fn pid(&self) -> u32 {
