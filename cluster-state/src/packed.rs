@@ -1,6 +1,6 @@
 //! MessagePack that a disk or another process has written. How deep it nests is bounded: each level takes
-//! stack, and a thread that is out of stack ends its process. Maps and sets take memory for what they
-//! have, and none for what they announce.
+//! stack, and a thread that is out of stack ends its process. Maps and sets take memory for the rows
+//! that arrived, and none for a length that a header announces.
 
 use std::collections::BTreeSet;
 use std::io;

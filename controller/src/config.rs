@@ -173,7 +173,7 @@ pub struct Limits {
     pub artifact_bytes: Bytes,
     /// Uploads at a time.
     pub uploads: usize,
-    /// How slowly an upload may come.
+    /// The minimum rate of an upload.
     pub upload_rate: MinimumRate,
     /// Memory of the processes that check uploaded models, all together.
     pub inspection_memory: Bytes,

@@ -72,7 +72,7 @@ async fn come(
         tokio::time::sleep(Duration::from_millis(rng.random_range(PAUSE_MS))).await;
         addresses.rotate_left(1);
         let function = names[rng.random_range(0..names.len())].clone();
-        // One alone: another would hide that this one takes nobody.
+        // A single address: with a second one, the client would hide that the first refuses connections.
         let Ok(endpoints) = Endpoints::with_client_id(vec![addresses[0].clone()], rng.random()) else {
             return;
         };

@@ -23,7 +23,7 @@ pub(crate) struct Up {
     pub(crate) ready: Value,
     /// Every endpoint, with commas.
     pub(crate) client: String,
-    /// Where an ephemeral cluster has its data. Removed after the processes are killed.
+    /// The folder for an ephemeral cluster's data. Removed after the processes are killed.
     _temporary: TempDir,
 }
 
