@@ -8,13 +8,11 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::thread::available_parallelism;
 
+use millrace_transport::low_priority_runtime;
 use millrace_types::{Failure, Reason};
-use rustix::process::setpriority_process;
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::Runtime;
 use tokio_util::task::AbortOnDropHandle;
 
-/// The niceness of the threads: under contention each has a tenth of the share of another thread.
-const NICENESS: i32 = 10;
 /// Most threads. There is one for two processors.
 const THREADS_MAX: usize = 4;
 
@@ -31,15 +29,7 @@ impl BulkThreads {
     /// When the operating system gives no threads.
     pub(crate) fn start() -> io::Result<Self> {
         let threads = available_parallelism().map_or(1, NonZeroUsize::get).div_ceil(2).min(THREADS_MAX);
-        let runtime = Builder::new_multi_thread()
-            .worker_threads(threads)
-            .thread_name("bulk")
-            .on_thread_start(|| {
-                if let Err(error) = setpriority_process(None, NICENESS) {
-                    tracing::debug!(%error, "a thread for long work keeps its priority");
-                }
-            })
-            .build()?;
+        let runtime = low_priority_runtime("bulk", threads)?;
         Ok(Self(Arc::new(OwnedRuntime(Some(runtime)))))
     }
 
@@ -68,21 +58,5 @@ impl Drop for OwnedRuntime {
             // May be dropped within a runtime, where nothing may be waited for.
             runtime.shutdown_background();
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use rustix::process::getpriority_process;
-
-    use super::*;
-
-    #[tokio::test]
-    async fn long_work_has_a_low_priority_and_other_threads_keep_theirs() {
-        let threads = BulkThreads::start().unwrap();
-        let before = getpriority_process(None).unwrap();
-        let there = threads.run(|| getpriority_process(None).unwrap()).await.unwrap();
-        assert_eq!(there, NICENESS.max(before));
-        assert_eq!(getpriority_process(None).unwrap(), before);
     }
 }

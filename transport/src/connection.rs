@@ -1,7 +1,6 @@
 //! One connection: the requests under way on it, the bytes it sent, and when its silence has lasted
 //! too long.
 
-use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -12,7 +11,6 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::Version;
 use http_body::{Body, Frame, SizeHint};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -23,8 +21,6 @@ use crate::table::IdleRank;
 /// A piece of an answer below this is given at once: it costs no more than the connection's own record
 /// of it.
 const STEPS_MIN: usize = 4 << 10;
-/// Length of HTTP/2's connection preface. A whole HTTP/1.1 request is about as long.
-const PREFACE_LEN: u64 = 24;
 
 /// The other end of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,17 +29,17 @@ pub struct Peer {
     pub address: SocketAddr,
 }
 
-/// What is known of a connection while it is open.
+/// The state of an open connection.
 #[derive(Debug)]
 pub(crate) struct Watched {
-    opened: Instant,
-    /// Bytes that arrived.
-    received: AtomicU64,
+    accepted: Instant,
+    /// Whether its opening arrived.
+    opened: AtomicBool,
     /// Whether a request ever began.
     served: AtomicBool,
     /// Requests whose answer has not left.
     under_way: AtomicUsize,
-    /// When the last answer had left, in milliseconds after `opened`.
+    /// When the last answer had left, in milliseconds after `accepted`.
     idle_since: AtomicU64,
     displaced: AtomicBool,
     wake: Notify,
@@ -62,7 +58,7 @@ pub(crate) enum Verdict {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Silence {
     /// The client's first bytes did not arrive in time.
-    NoPreface,
+    NoOpening,
     /// A request's head did not arrive in time.
     NoRequest,
     /// No request was under way for too long.
@@ -74,14 +70,19 @@ pub(crate) enum Silence {
 impl Watched {
     pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self {
-            opened: Instant::now(),
-            received: AtomicU64::new(0),
+            accepted: Instant::now(),
+            opened: AtomicBool::new(false),
             served: AtomicBool::new(false),
             under_way: AtomicUsize::new(0),
             idle_since: AtomicU64::new(0),
             displaced: AtomicBool::new(false),
             wake: Notify::new(),
         })
+    }
+
+    /// The opening arrived: the watchdog counts to the head's bound from now on.
+    pub(crate) fn open(&self) {
+        self.opened.store(true, Ordering::Relaxed);
     }
 
     /// Counts a request until the guard is dropped.
@@ -111,12 +112,17 @@ impl Watched {
         self.under_way.load(Ordering::Relaxed) > 0
     }
 
+    /// Whether no request ever began.
+    pub(crate) fn is_unserved(&self) -> bool {
+        !self.served.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn is_displaced(&self) -> bool {
         self.displaced.load(Ordering::Relaxed)
     }
 
     fn idle_at(&self) -> Instant {
-        self.opened + Duration::from_millis(self.idle_since.load(Ordering::Relaxed))
+        self.accepted + Duration::from_millis(self.idle_since.load(Ordering::Relaxed))
     }
 
     /// Judges the connection at `now`.
@@ -133,10 +139,10 @@ impl Watched {
         if self.served.load(Ordering::Relaxed) {
             return by(self.idle_at() + config.idle_max, Silence::Idle);
         }
-        if self.received.load(Ordering::Relaxed) < PREFACE_LEN {
-            return by(self.opened + config.preface_max, Silence::NoPreface);
+        if !self.opened.load(Ordering::Relaxed) {
+            return by(self.accepted + config.opening_max, Silence::NoOpening);
         }
-        by(self.opened + config.head_max, Silence::NoRequest)
+        by(self.accepted + config.head_max, Silence::NoRequest)
     }
 
     /// Waits until the connection has to end, and says why.
@@ -162,7 +168,7 @@ pub(crate) struct RequestGuard(Arc<Watched>);
 impl Drop for RequestGuard {
     fn drop(&mut self) {
         let watched = &self.0;
-        let idle_since = watched.opened.elapsed().as_millis();
+        let idle_since = watched.accepted.elapsed().as_millis();
         watched.idle_since.store(u64::try_from(idle_since).unwrap_or(u64::MAX), Ordering::Relaxed);
         // SeqCst, here and in `displace`: one of the two sees what the other did.
         if watched.under_way.fetch_sub(1, Ordering::SeqCst) == 1 && watched.displaced.load(Ordering::SeqCst) {
@@ -244,65 +250,13 @@ impl<B: Body<Data = Bytes> + Unpin> Body for Tracked<B> {
     }
 }
 
-/// A socket whose received bytes are counted.
-pub(crate) struct Counted<T> {
-    inner: T,
-    watched: Arc<Watched>,
-}
-
-impl<T> Counted<T> {
-    pub(crate) fn new(inner: T, watched: Arc<Watched>) -> Self {
-        Self { inner, watched }
-    }
-}
-
-impl<T: AsyncRead + Unpin> AsyncRead for Counted<T> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let before = buf.filled().len();
-        let polled = Pin::new(&mut self.inner).poll_read(cx, buf);
-        let arrived = buf.filled().len() - before;
-        self.watched.received.fetch_add(arrived as u64, Ordering::Relaxed);
-        polled
-    }
-}
-
-impl<T: AsyncWrite + Unpin> AsyncWrite for Counted<T> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, piece: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.inner).poll_write(cx, piece)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        pieces: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.inner).poll_write_vectored(cx, pieces)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.inner.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_shutdown(cx)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn config() -> ServerConfig {
         ServerConfig {
-            preface_max: Duration::from_secs(5),
+            opening_max: Duration::from_secs(5),
             head_max: Duration::from_secs(60),
             idle_max: Duration::from_secs(300),
             ..ServerConfig::default()
@@ -313,12 +267,12 @@ mod tests {
     async fn silence_ends_a_connection_by_how_far_it_came() {
         let (config, watched) = (config(), Watched::new());
         let judge = || watched.judge(Instant::now(), &config);
-        let opened = Instant::now();
-        assert_eq!(judge(), Verdict::LookAgainAt(opened + config.preface_max));
-        tokio::time::advance(config.preface_max).await;
-        assert_eq!(judge(), Verdict::End(Silence::NoPreface));
-        watched.received.fetch_add(PREFACE_LEN, Ordering::Relaxed);
-        assert_eq!(judge(), Verdict::LookAgainAt(opened + config.head_max));
+        let accepted = Instant::now();
+        assert_eq!(judge(), Verdict::LookAgainAt(accepted + config.opening_max));
+        tokio::time::advance(config.opening_max).await;
+        assert_eq!(judge(), Verdict::End(Silence::NoOpening));
+        watched.open();
+        assert_eq!(judge(), Verdict::LookAgainAt(accepted + config.head_max));
         tokio::time::advance(config.head_max).await;
         assert_eq!(judge(), Verdict::End(Silence::NoRequest));
         let request = watched.begin_request();

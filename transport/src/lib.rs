@@ -4,8 +4,8 @@
 //! ```text
 //!   Listener ──▶ accept loop ──▶ ConnectionTable: slots of the port, cap by address
 //!                    │
-//!                    ▼ one task per connection
-//!   socket ─ Counted ─ PacedWrites ─ Coalesce ─ hyper (HTTP/1.1 or HTTP/2) ─ handler ─ answer body (counted)
+//!                    ▼ one task per connection; of distrusted addresses, on a thread of low priority
+//!   socket ─ Opening ─ PacedWrites ─ Coalesce ─ hyper (HTTP/1.1 or HTTP/2) ─ handler ─ answer body (counted)
 //!                    │
 //!                    └─ watchdog: silent, slow to start and idle connections end
 //! ```
@@ -15,12 +15,16 @@
 //! other processes ([`ArrivingMessages`]), descriptors of the process ([`descriptors`]). Deliberately
 //! absent: what a request is, who sends it, and how many bytes one may have. The services decide that.
 
+mod accepted;
 mod arriving;
 pub mod channel;
 mod coalesce;
+mod conduct;
 mod connection;
 pub mod descriptors;
+mod opening;
 pub mod pace;
+mod priority;
 mod reading;
 pub mod server;
 mod shared;
@@ -29,6 +33,7 @@ mod table;
 pub use arriving::{ArrivingMessages, HeldBack, PREFIX_LEN, Refuse};
 pub use connection::{Peer, Tracked};
 pub use pace::{DeadlineTimer, MinimumRate, ProgressClock};
+pub use priority::low_priority_runtime;
 pub use server::{
     AnswerBody, Listener, PortLimits, ServerConfig, Serving, StreamListener, listen, serve, serve_service,
     serve_while_polled,

@@ -11,6 +11,7 @@ use std::task::Poll;
 
 use tokio::time::Instant;
 
+use crate::conduct::Behaviour;
 use crate::pace::{DeadlineTimer, MinimumRate};
 
 /// The most bytes of an answer that a body gives to HTTP/2 at a time. Two steps may be on their way:
@@ -51,22 +52,36 @@ fn set(now: Awaits) {
 /// Runs the streams of an HTTP/2 connection. A stream whose client does not take the answer is
 /// dropped: that resets the stream and frees its bytes.
 #[derive(Debug, Clone)]
-pub(crate) struct StreamExecutor(pub(crate) Option<MinimumRate>);
+pub(crate) struct StreamExecutor {
+    /// `None`: answers may be taken as slowly as the client likes.
+    pub(crate) minimum: Option<MinimumRate>,
+    pub(crate) behaviour: Behaviour,
+}
 
 impl<F> hyper::rt::Executor<F> for StreamExecutor
 where
     F: Future<Output: Send> + Send + 'static,
 {
     fn execute(&self, stream: F) {
-        match self.0 {
-            Some(minimum) => tokio::spawn(AWAITS.scope(Cell::default(), taken_in_time(stream, minimum))),
+        match self.minimum {
+            Some(minimum) => {
+                let behaviour = self.behaviour.clone();
+                let stream = async move {
+                    if !taken_in_time(stream, minimum).await {
+                        tracing::debug!("a client did not take its answer: its stream is reset");
+                        behaviour.violated();
+                    }
+                };
+                tokio::spawn(AWAITS.scope(Cell::default(), stream))
+            }
             None => tokio::spawn(async move { drop(stream.await) }),
         };
     }
 }
 
-/// Ends with the stream, or when its client has not taken what it was given in time.
-async fn taken_in_time<F: Future>(stream: F, minimum: MinimumRate) {
+/// Ends with the stream, or when its client has not taken what it was given in time. Returns whether the
+/// client took it in time.
+async fn taken_in_time<F: Future>(stream: F, minimum: MinimumRate) -> bool {
     let mut stream = pin!(stream);
     let mut timer = DeadlineTimer::default();
     let mut until = None;
@@ -82,7 +97,5 @@ async fn taken_in_time<F: Future>(stream: F, minimum: MinimumRate) {
         let Some(until) = until else { return Poll::Pending };
         timer.poll(until, cx).map(|()| false)
     });
-    if !ended.await {
-        tracing::debug!("a client did not take its answer: its stream is reset");
-    }
+    ended.await
 }

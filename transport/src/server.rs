@@ -14,20 +14,22 @@ use http::header::ORIGIN;
 use http::{Request, Response, StatusCode};
 use http_body::Body;
 use hyper::body::Incoming;
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::conn::auto;
+use hyper::server::conn::{http1, http2};
+use hyper_util::rt::TokioTimer;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::timeout;
 use tower::{Service, ServiceExt as _};
 
+use crate::accepted::{Accepted, PortConnection};
 use crate::arriving::{ArrivingBytes, ArrivingMessages, Refuse};
-use crate::coalesce::Coalesce;
-use crate::connection::{Counted, Peer, Silence, Tracked, Watched};
-use crate::pace::{MinimumRate, PacedWrites};
+use crate::conduct::{Behaviour, Conduct};
+use crate::connection::{Peer, Watched};
+use crate::pace::MinimumRate;
+use crate::priority;
 use crate::reading::StreamExecutor;
 use crate::table::{ConnectionTable, Refused};
 
@@ -40,8 +42,6 @@ const ACCEPTED_AT_ONCE: u32 = 16;
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 /// Interval between two looks for a slot while every connection of a full port is busy.
 const ROOM_LOOK_EVERY: Duration = Duration::from_millis(100);
-/// Time in which an idle connection may end by agreement before it is cut.
-const PARTING_MAX: Duration = Duration::from_secs(1);
 /// Share of a port's connections that one address off loopback may have: one in this many.
 const ADDRESS_SHARE: usize = 4;
 /// Most bytes of an HTTP/1.1 request's head, and of its body that wait to be read.
@@ -79,14 +79,15 @@ impl PortLimits {
     }
 }
 
-/// Bounds of a server. `preface_max`, `head_max` and `idle_max` are judged in this order, and each is
+/// Bounds of a server. `opening_max`, `head_max` and `idle_max` are judged in this order, and each is
 /// at most as long as the next.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerConfig {
     /// Connections of the port.
     pub port: PortLimits,
-    /// Time for a connection's first bytes: HTTP/2's preface, or as much of an HTTP/1.1 request.
-    pub preface_max: Duration,
+    /// Time for a connection's first bytes: HTTP/2's preface with the SETTINGS frame's head, or the first byte of
+    /// an HTTP/1.1 request.
+    pub opening_max: Duration,
     /// Time for a request's head, and for an idle HTTP/1.1 connection.
     pub head_max: Duration,
     /// Time without a request under way after which a connection ends.
@@ -115,7 +116,7 @@ impl Default for ServerConfig {
     fn default() -> Self {
         Self {
             port: PortLimits::new(1024),
-            preface_max: Duration::from_secs(5),
+            opening_max: Duration::from_secs(5),
             head_max: Duration::from_secs(75),
             idle_max: Duration::from_secs(300),
             streams_max: 128,
@@ -137,18 +138,21 @@ impl ServerConfig {
         usize::try_from(connections.max(1)).unwrap_or(1)
     }
 
-    /// The protocol of one connection, with the windows asked for if it is `roomy`.
-    fn protocol(&self, roomy: bool) -> auto::Builder<StreamExecutor> {
-        let window_max = if roomy { u32::MAX } else { NARROW_WINDOW };
-        let mut builder = auto::Builder::new(StreamExecutor(self.minimum_rate));
+    pub(crate) fn http1(&self) -> http1::Builder {
+        let mut builder = http1::Builder::new();
         builder
-            .http1()
             .writev(true)
             .timer(TokioTimer::new())
             .header_read_timeout(self.head_max)
             .max_buf_size(HTTP1_BUFFER_MAX);
         builder
-            .http2()
+    }
+
+    /// HTTP/2 with the windows asked for if the connection is `roomy`.
+    pub(crate) fn http2(&self, roomy: bool, behaviour: Behaviour) -> http2::Builder<StreamExecutor> {
+        let window_max = if roomy { u32::MAX } else { NARROW_WINDOW };
+        let mut builder = http2::Builder::new(StreamExecutor { minimum: self.minimum_rate, behaviour });
+        builder
             .timer(TokioTimer::new())
             .initial_stream_window_size(self.stream_window.min(window_max))
             .initial_connection_window_size(self.connection_window.min(window_max))
@@ -180,6 +184,19 @@ pub trait Listener: Send + 'static {
 
     /// Waits for the next connection.
     fn accept(&mut self) -> BoxFuture<'_, io::Result<(Self::Io, SocketAddr)>>;
+
+    /// The runtime that serves connections of distrusted addresses. `None`: the same that serves all.
+    fn low_priority() -> Option<&'static Handle> {
+        None
+    }
+
+    /// Moves a connection to this runtime, which is told of its bytes from now on.
+    ///
+    /// # Errors
+    /// As the operating system says. The connection is closed then.
+    fn moved(io: Self::Io, _to: &Handle) -> io::Result<Self::Io> {
+        Ok(io)
+    }
 }
 
 impl Listener for TcpListener {
@@ -193,6 +210,16 @@ impl Listener for TcpListener {
             }
             Ok((stream, address))
         })
+    }
+
+    fn low_priority() -> Option<&'static Handle> {
+        priority::distrusted()
+    }
+
+    fn moved(stream: TcpStream, to: &Handle) -> io::Result<TcpStream> {
+        let stream = stream.into_std()?;
+        let _within = to.enter();
+        TcpStream::from_std(stream)
     }
 }
 
@@ -366,6 +393,7 @@ where
 {
     let config = Arc::new(config);
     let table = ConnectionTable::new(config.port);
+    let conduct = Conduct::new(config.port);
     let roomy = Arc::new(Semaphore::new(config.roomy_max()));
     let mut connections = JoinSet::new();
     let mut closing = std::pin::pin!(begun(closed.clone()));
@@ -379,18 +407,26 @@ where
         }
         if let Some((io, address)) = newcomer.take() {
             let watched = Watched::new();
+            let behaviour = conduct.of(address.ip());
             match table.take(address.ip(), &watched) {
                 Ok(slot) => {
                     let handler = connected(Peer { address });
+                    let waits_behind = behaviour.is_distrusted() || behaviour.is_awaited_often();
+                    let awaited = behaviour.awaited();
                     let (config, closed) = (config.clone(), closed.clone());
-                    let roomy = roomy.clone().try_acquire_owned().ok();
-                    connections.spawn(async move {
-                        let protocol = config.protocol(roomy.is_some());
-                        connection(io, address, watched, handler, &config, &protocol, closed).await;
-                        drop((slot, roomy));
-                    });
+                    let connection =
+                        PortConnection { address, watched, behaviour, config, closed, _slot: slot };
+                    let accepted = Accepted { connection, awaited, handler, roomy: roomy.clone() };
+                    match waits_behind.then(L::low_priority).flatten() {
+                        Some(behind) => {
+                            let served = accepted.serve_behind::<L, _, _>(io, Handle::current());
+                            connections.spawn_on(served, behind)
+                        }
+                        None => connections.spawn(accepted.serve(io)),
+                    };
                 }
                 Err(Refused::AddressFull) => {
+                    behaviour.violated();
                     tracing::debug!(%address, "a connection was refused: its address has as many as it may have");
                 }
                 Err(Refused::PortFull) => {
@@ -422,59 +458,7 @@ where
 }
 
 /// Ends once the port is closing.
-async fn begun(mut closed: watch::Receiver<bool>) {
+pub(crate) async fn begun(mut closed: watch::Receiver<bool>) {
     // A sender that was dropped closes the port too.
     let _closing = closed.wait_for(|&closing| closing).await.is_ok();
-}
-
-/// Serves one connection until either side ends it.
-async fn connection<IO, H, F, B>(
-    io: IO,
-    address: SocketAddr,
-    watched: Arc<Watched>,
-    handler: H,
-    config: &ServerConfig,
-    protocol: &auto::Builder<StreamExecutor>,
-    closed: watch::Receiver<bool>,
-) where
-    IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
-    H: Fn(Request<Incoming>) -> F + Send + 'static,
-    F: Future<Output = Response<B>> + Send + 'static,
-    B: AnswerBody,
-{
-    let asked = watched.clone();
-    let service = service_fn(move |request: Request<Incoming>| {
-        let guard = asked.begin_request();
-        let version = request.version();
-        let answer = handler(request);
-        async move { Ok::<_, Infallible>(answer.await.map(|body| Tracked::new(body, version, guard))) }
-    });
-    let io = TokioIo::new(Counted::new(io, watched.clone()));
-    let io = Coalesce::new(PacedWrites::new(io, config.minimum_rate));
-    let mut serving = std::pin::pin!(protocol.serve_connection(io, service));
-    let ended = tokio::select! {
-        ended = serving.as_mut() => ended,
-        () = begun(closed) => {
-            serving.as_mut().graceful_shutdown();
-            serving.await
-        }
-        why = watched.silent(config) => {
-            tracing::debug!(%address, ?why, "a connection is ended");
-            if matches!(why, Silence::NoPreface) {
-                return;
-            }
-            serving.as_mut().graceful_shutdown();
-            match timeout(PARTING_MAX, serving.as_mut()).await {
-                Ok(ended) => ended,
-                // A request began before the client heard: it is the last.
-                Err(_) if watched.is_busy() => serving.await,
-                // A client that does not agree in time is cut.
-                Err(_) => Ok(()),
-            }
-        }
-    };
-    if let Err(error) = ended {
-        // Most of these are clients that went away.
-        tracing::debug!(%error, %address, "connection ended");
-    }
 }

@@ -118,7 +118,7 @@ pub(crate) struct IdleRank {
 }
 
 /// The address that a connection counts for: an IPv6 host may have all addresses of its /64.
-fn counted_as(address: IpAddr) -> IpAddr {
+pub(crate) fn counted_as(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) if !address.is_loopback() => {
             let network = address.to_bits() >> 64 << 64;

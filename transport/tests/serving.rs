@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, Response};
-use http_body_util::{Empty, Full};
+use http_body_util::{BodyExt as _, Empty, Full};
 use hyper::body::Incoming;
 use hyper::client::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use millrace_transport::{ArrivingMessages, PortLimits, ServerConfig, Serving, listen, serve, serve_service};
+use rustix::process::getpriority_process;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::watch;
 
 const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nhost: here\r\n\r\n";
@@ -32,7 +33,12 @@ struct Port {
 }
 
 fn patient() -> ServerConfig {
-    ServerConfig { preface_max: LONG, head_max: LONG, idle_max: LONG, ..ServerConfig::default() }
+    ServerConfig { opening_max: LONG, head_max: LONG, idle_max: LONG, ..ServerConfig::default() }
+}
+
+/// The niceness of this thread.
+fn niceness() -> i32 {
+    getpriority_process(None).unwrap()
 }
 
 async fn port(config: ServerConfig) -> Port {
@@ -48,6 +54,9 @@ async fn port(config: ServerConfig) -> Port {
                 if request.uri().path() == "/hold" {
                     holding.send_modify(|held| *held += 1);
                     released.wait_for(|&released| released).await.unwrap();
+                }
+                if request.uri().path() == "/niceness" {
+                    return Response::new(Full::new(niceness().to_string().into()));
                 }
                 Response::new(Full::new(Bytes::from_static(b"here")))
             }
@@ -75,6 +84,18 @@ impl Port {
         stream
     }
 
+    /// The niceness of the thread that serves a new connection of this address.
+    async fn niceness_for(&self, address: &str) -> i32 {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind(format!("{address}:0").parse().unwrap()).unwrap();
+        let stream = socket.connect(self.address).await.unwrap();
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.unwrap();
+        tokio::spawn(connection);
+        let request = Request::get("/niceness").header("host", "here").body(Empty::<Bytes>::new()).unwrap();
+        let answer = sender.send_request(request).await.unwrap().into_body().collect().await.unwrap();
+        String::from_utf8(answer.to_bytes().to_vec()).unwrap().parse().unwrap()
+    }
+
     async fn ask(&self) -> u16 {
         let (mut sender, connection) = http1::handshake(TokioIo::new(self.open().await)).await.unwrap();
         tokio::spawn(connection);
@@ -91,19 +112,19 @@ async fn ended(mut stream: TcpStream) {
 
 #[tokio::test]
 async fn a_connection_that_sends_no_byte_is_ended() {
-    let port = port(ServerConfig { preface_max: SHORT, ..patient() }).await;
+    let port = port(ServerConfig { opening_max: SHORT, ..patient() }).await;
     ended(port.open().await).await;
 }
 
 #[tokio::test]
 async fn a_connection_that_sends_half_a_preface_is_ended() {
-    let port = port(ServerConfig { preface_max: SHORT, ..patient() }).await;
+    let port = port(ServerConfig { opening_max: SHORT, ..patient() }).await;
     ended(port.say(&PREFACE[..10]).await).await;
 }
 
 #[tokio::test]
 async fn a_connection_that_sends_only_a_preface_is_ended() {
-    let port = port(ServerConfig { preface_max: SHORT, head_max: SHORT, ..patient() }).await;
+    let port = port(ServerConfig { opening_max: SHORT, head_max: SHORT, ..patient() }).await;
     ended(port.say(PREFACE).await).await;
 }
 
@@ -115,7 +136,7 @@ async fn a_request_whose_head_does_not_end_is_ended() {
 
 #[tokio::test]
 async fn an_idle_http2_connection_is_ended_by_agreement() {
-    let port = port(ServerConfig { preface_max: SHORT, idle_max: SHORT, ..patient() }).await;
+    let port = port(ServerConfig { opening_max: SHORT, idle_max: SHORT, ..patient() }).await;
     let (mut sender, connection) =
         http2::handshake(TokioExecutor::new(), TokioIo::new(port.open().await)).await.unwrap();
     let connection = tokio::spawn(connection);
@@ -198,6 +219,55 @@ async fn an_address_beyond_its_cap_is_refused() {
     first.read_exact(&mut answered).await.unwrap();
     ended(port.open().await).await;
     drop(first);
+}
+
+/// Says this on connections of 127.0.0.1 that the server ends, until the address is distrusted.
+async fn misbehave(port: &Port, says: &[u8]) {
+    for _ in 0..32 {
+        ended(port.say(says).await).await;
+    }
+}
+
+#[tokio::test]
+async fn an_address_whose_connections_say_nothing_is_served_at_a_low_priority() {
+    let capped = PortLimits { address_max: Some(64), ..PortLimits::new(1024) };
+    let port = port(ServerConfig { port: capped, opening_max: SHORT, ..patient() }).await;
+    assert_eq!(port.niceness_for("127.0.0.1").await, niceness());
+    misbehave(&port, b"").await;
+    assert_eq!(port.niceness_for("127.0.0.1").await, niceness().max(10));
+    assert_eq!(port.niceness_for("127.0.0.2").await, niceness());
+}
+
+#[tokio::test]
+async fn an_address_that_breaks_the_protocol_is_served_at_a_low_priority() {
+    let capped = PortLimits { address_max: Some(64), ..PortLimits::new(1024) };
+    let port = port(ServerConfig { port: capped, ..patient() }).await;
+    misbehave(&port, b"no such method or protocol at all\r\n\r\n").await;
+    assert_eq!(port.niceness_for("127.0.0.1").await, niceness().max(10));
+}
+
+#[tokio::test]
+async fn a_request_after_many_silent_connections_has_its_priority() {
+    let capped = PortLimits { address_max: Some(512), ..PortLimits::new(1024) };
+    let port = port(ServerConfig { port: capped, ..patient() }).await;
+    let mut silent = Vec::new();
+    for _ in 0..100 {
+        silent.push(port.open().await);
+    }
+    // Its opening is awaited at a low priority, its request is not.
+    assert_eq!(port.niceness_for("127.0.0.1").await, niceness());
+}
+
+#[tokio::test]
+async fn an_address_whose_clients_come_and_go_keeps_its_priority() {
+    let capped = PortLimits { address_max: Some(64), ..PortLimits::new(1024) };
+    let mut port = port(ServerConfig { port: capped, ..patient() }).await;
+    for _ in 0..32 {
+        drop(port.open().await);
+        drop(port.say(PREFACE).await);
+        drop(port.hold().await);
+    }
+    assert_eq!(port.niceness_for("127.0.0.1").await, niceness());
 }
 
 #[tokio::test]

@@ -1,0 +1,224 @@
+//! A connection from its first byte to its end.
+//!
+//! ```text
+//!   accept loop ──▶ Accepted ── opening ──▶ conversation: hyper, HTTP/1.1 or HTTP/2
+//!                   on the runtime          on the runtime of the accept loop, or at a low priority
+//!                   of the accept loop,     if the address is distrusted
+//!                   or at a low priority
+//! ```
+
+use std::convert::Infallible;
+use std::error::Error;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use http::{Request, Response};
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use hyper_util::server::graceful::GracefulConnection;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::runtime::Handle;
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use crate::coalesce::Coalesce;
+use crate::conduct::{Awaited, Behaviour};
+use crate::connection::{Silence, Tracked, Watched};
+use crate::opening::{self, Opening, Protocol, Replayed};
+use crate::pace::PacedWrites;
+use crate::server::{AnswerBody, Listener, ServerConfig, begun};
+use crate::table::Slot;
+
+/// Time in which an idle connection may end by agreement before it is cut.
+const PARTING_MAX: Duration = Duration::from_secs(1);
+
+/// A connection that was accepted and has a slot.
+pub(crate) struct Accepted<H> {
+    pub(crate) connection: PortConnection,
+    pub(crate) awaited: Awaited,
+    pub(crate) handler: H,
+    /// Connections that may have the windows asked for.
+    pub(crate) roomy: Arc<Semaphore>,
+}
+
+/// A connection of a port, without its bytes.
+pub(crate) struct PortConnection {
+    pub(crate) address: SocketAddr,
+    pub(crate) watched: Arc<Watched>,
+    pub(crate) behaviour: Behaviour,
+    pub(crate) config: Arc<ServerConfig>,
+    /// True once the port is closing.
+    pub(crate) closed: watch::Receiver<bool>,
+    pub(crate) _slot: Slot,
+}
+
+impl<H> Accepted<H> {
+    /// Serves the connection on this runtime.
+    pub(crate) async fn serve<IO, F, B>(self, mut io: IO)
+    where
+        IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+        H: Fn(Request<Incoming>) -> F + Send + 'static,
+        F: Future<Output = Response<B>> + Send + 'static,
+        B: AnswerBody,
+    {
+        if let Some(opening) = self.connection.opening(&mut io).await {
+            self.converse(io, opening).await;
+        }
+    }
+
+    /// Serves the connection on this runtime, which is of low priority, until its opening has arrived. `front`
+    /// serves the rest, unless the address is distrusted.
+    pub(crate) async fn serve_behind<L, F, B>(self, io: L::Io, front: Handle)
+    where
+        L: Listener,
+        H: Fn(Request<Incoming>) -> F + Send + 'static,
+        F: Future<Output = Response<B>> + Send + 'static,
+        B: AnswerBody,
+    {
+        let Some(mut io) = self.connection.moved::<L>(io, &Handle::current()) else { return };
+        let Some(opening) = self.connection.opening(&mut io).await else { return };
+        if self.connection.behaviour.is_distrusted() {
+            return self.converse(io, opening).await;
+        }
+        let Some(io) = self.connection.moved::<L>(io, &front) else { return };
+        // Aborts its task when it is dropped.
+        let mut moved = JoinSet::new();
+        moved.spawn_on(self.converse(io, opening), &front);
+        if let Some(Err(error)) = moved.join_next().await {
+            tracing::error!(%error, "a connection's task failed");
+        }
+    }
+
+    /// Serves the requests of a connection until either side ends it. The future is large, and boxed: a
+    /// connection without an opening takes no memory for it.
+    fn converse<IO, F, B>(self, io: IO, opening: Opening) -> BoxFuture<'static, ()>
+    where
+        IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+        H: Fn(Request<Incoming>) -> F + Send + 'static,
+        F: Future<Output = Response<B>> + Send + 'static,
+        B: AnswerBody,
+    {
+        let Self { connection, awaited, handler, roomy } = self;
+        drop(awaited);
+        Box::pin(async move {
+            let asked = connection.watched.clone();
+            let service = service_fn(move |request: Request<Incoming>| {
+                let guard = asked.begin_request();
+                let version = request.version();
+                let answer = handler(request);
+                async move { Ok::<_, Infallible>(answer.await.map(|body| Tracked::new(body, version, guard))) }
+            });
+            let io = TokioIo::new(Replayed::new(opening.said, io));
+            let io = Coalesce::new(PacedWrites::new(io, connection.config.minimum_rate));
+            match opening.protocol {
+                Protocol::Http1 => {
+                    let serving = connection.config.http1().serve_connection(io, service);
+                    connection.until_it_ends(serving).await;
+                }
+                Protocol::Http2 => {
+                    let roomy = roomy.try_acquire_owned().ok();
+                    let protocol = connection.config.http2(roomy.is_some(), connection.behaviour.clone());
+                    connection.until_it_ends(protocol.serve_connection(io, service)).await;
+                }
+            }
+        })
+    }
+}
+
+impl PortConnection {
+    /// Moves the connection to a runtime. `None`: the connection is lost.
+    fn moved<L: Listener>(&self, io: L::Io, to: &Handle) -> Option<L::Io> {
+        let address = self.address;
+        L::moved(io, to).inspect_err(|error| tracing::debug!(%error, %address, "a connection was lost")).ok()
+    }
+
+    /// Waits for the opening. `None`: the connection ends without one.
+    async fn opening<IO: AsyncRead + Unpin>(&self, io: &mut IO) -> Option<Opening> {
+        let address = self.address;
+        tokio::select! {
+            read = opening::read(io) => {
+                self.watched.open();
+                read.inspect_err(|error| tracing::debug!(%error, %address, "connection ended")).ok().flatten()
+            }
+            why = self.watched.silent(&self.config) => {
+                self.tell(why);
+                None
+            }
+            () = self.closing() => None,
+        }
+    }
+
+    /// Drives a connection until either side ends it.
+    async fn until_it_ends<C>(self, serving: C)
+    where
+        C: GracefulConnection<Error = hyper::Error>,
+    {
+        let mut serving = std::pin::pin!(serving);
+        let ended = tokio::select! {
+            ended = serving.as_mut() => ended,
+            () = self.closing() => {
+                serving.as_mut().graceful_shutdown();
+                serving.await
+            }
+            why = self.watched.silent(&self.config) => {
+                self.tell(why);
+                serving.as_mut().graceful_shutdown();
+                match timeout(PARTING_MAX, serving.as_mut()).await {
+                    Ok(ended) => ended,
+                    // A request began before the client heard: it is the last.
+                    Err(_) if self.watched.is_busy() => serving.await,
+                    // A client that does not agree in time is cut.
+                    Err(_) => Ok(()),
+                }
+            }
+        };
+        if let Err(error) = ended {
+            // Most of these are clients that went away.
+            tracing::debug!(%error, address = %self.address, "connection ended");
+            if is_violation(&error) {
+                self.behaviour.violated();
+            }
+        }
+    }
+
+    /// Ends once the port is closing.
+    async fn closing(&self) {
+        begun(self.closed.clone()).await;
+    }
+
+    /// Tells why the connection is ended, and counts it if it is the client's fault.
+    fn tell(&self, why: Silence) {
+        tracing::debug!(address = %self.address, ?why, "a connection is ended");
+        let violation = match why {
+            Silence::NoOpening | Silence::NoRequest => true,
+            Silence::Displaced => self.watched.is_unserved(),
+            Silence::Idle => false,
+        };
+        if violation {
+            self.behaviour.violated();
+        }
+    }
+}
+
+/// Whether a connection ended in a way in which those of well-behaved clients do not end.
+fn is_violation(error: &hyper::Error) -> bool {
+    // A timeout: a peer that is paused or far away does not answer keep-alives.
+    if error.is_incomplete_message() || error.is_canceled() || error.is_closed() || error.is_timeout() {
+        return false;
+    }
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        if let Some(error) = error.downcast_ref::<io::Error>() {
+            // The client went away, or it did not take its answer (`pace`).
+            return error.kind() == io::ErrorKind::TimedOut;
+        }
+        cause = error.source();
+    }
+    // Neither HTTP/1.1 nor HTTP/2.
+    true
+}

@@ -1,0 +1,216 @@
+//! How addresses behave on a port, and which of them are served by threads of low priority for it.
+//!
+//! What a well-behaved client does not do counts as a violation: it connects and stays silent, asks for more
+//! connections than it may have, breaks the protocol, or does not take its answers. An address with many
+//! violations in a short time is *distrusted*: its new connections are served by [`low priority
+//! threads`](crate::priority), and delay the requests of others as little as the operating system can arrange.
+//! Nothing is refused to it, so that clients behind one address translator lose no more than speed, and that
+//! only while the processors are full.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::server::PortLimits;
+use crate::table::counted_as;
+
+/// Violations after which an address is distrusted, where none is forgotten meanwhile.
+const VIOLATIONS_FREE: u32 = 8;
+/// Time in which one violation is forgotten.
+const FORGOTTEN_EVERY: Duration = Duration::from_secs(10);
+/// Violations that are remembered at most: an address is trusted again a minute after its last one.
+const VIOLATIONS_MAX: u32 = VIOLATIONS_FREE + 6;
+/// Addresses that are remembered.
+const ADDRESSES_MAX: usize = 4096;
+/// Connections of an address whose opening is awaited, beyond which further ones wait at a low priority.
+const AWAITED_MAX: usize = 64;
+
+/// The conduct of the addresses on one port.
+#[derive(Debug)]
+pub(crate) struct Conduct {
+    limits: PortLimits,
+    violations: Mutex<Violations>,
+    /// Connections of each address whose opening is awaited. As many entries as the port has connections at most.
+    awaited: Mutex<HashMap<IpAddr, usize>>,
+}
+
+/// Tells of the violations of one address.
+#[derive(Debug, Clone)]
+pub(crate) struct Behaviour {
+    conduct: Arc<Conduct>,
+    address: IpAddr,
+}
+
+/// The violations of each address: leaky buckets. Pure.
+#[derive(Debug, Default)]
+struct Violations {
+    /// When all violations of an address are forgotten.
+    forgotten_at: HashMap<IpAddr, Instant>,
+}
+
+impl Violations {
+    /// Counts one violation.
+    fn count(&mut self, address: IpAddr, now: Instant) {
+        if self.forgotten_at.len() >= ADDRESSES_MAX && !self.forgotten_at.contains_key(&address) {
+            self.forgotten_at.retain(|_, &mut forgotten_at| forgotten_at > now);
+            if self.forgotten_at.len() >= ADDRESSES_MAX {
+                // So many addresses misbehave at once that the priority of one more makes no difference.
+                return;
+            }
+        }
+        let forgotten_at = self.forgotten_at.entry(address).or_insert(now);
+        let latest = now + FORGOTTEN_EVERY * VIOLATIONS_MAX;
+        *forgotten_at = ((*forgotten_at).max(now) + FORGOTTEN_EVERY).min(latest);
+    }
+
+    fn is_distrusted(&self, address: IpAddr, now: Instant) -> bool {
+        let trusted_until = now + FORGOTTEN_EVERY * VIOLATIONS_FREE;
+        self.forgotten_at.get(&address).is_some_and(|&forgotten_at| forgotten_at > trusted_until)
+    }
+}
+
+impl Behaviour {
+    /// Counts a violation. An address without a cap on its connections is trusted whatever it does: by
+    /// default, loopback.
+    pub(crate) fn violated(&self) {
+        let Self { conduct, address } = self;
+        if conduct.limits.address_max_of(*address).is_some() {
+            conduct.violations().count(counted_as(*address), Instant::now());
+        }
+    }
+
+    /// Whether new connections of this address are served at a low priority.
+    pub(crate) fn is_distrusted(&self) -> bool {
+        self.conduct.violations().is_distrusted(counted_as(self.address), Instant::now())
+    }
+
+    /// Whether this address has connections that say nothing in such numbers that another one waits for its
+    /// opening at a low priority. It is served as others are once the opening is there.
+    pub(crate) fn is_awaited_often(&self) -> bool {
+        let Self { conduct, address } = self;
+        let capped = conduct.limits.address_max_of(*address).is_some();
+        capped && conduct.awaited().get(&counted_as(*address)).is_some_and(|&count| count >= AWAITED_MAX)
+    }
+
+    /// Counts a connection of this address as awaited until the guard is dropped.
+    pub(crate) fn awaited(&self) -> Awaited {
+        *self.conduct.awaited().entry(counted_as(self.address)).or_default() += 1;
+        Awaited(self.clone())
+    }
+}
+
+/// Counts a connection as awaited until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Awaited(Behaviour);
+
+impl Drop for Awaited {
+    fn drop(&mut self) {
+        let address = counted_as(self.0.address);
+        let mut awaited = self.0.conduct.awaited();
+        if let Some(count) = awaited.get_mut(&address) {
+            *count -= 1;
+            if *count == 0 {
+                awaited.remove(&address);
+            }
+        }
+    }
+}
+
+impl Conduct {
+    pub(crate) fn new(limits: PortLimits) -> Arc<Self> {
+        Arc::new(Self { limits, violations: Mutex::default(), awaited: Mutex::default() })
+    }
+
+    /// The behaviour of one address.
+    pub(crate) fn of(self: &Arc<Self>, address: IpAddr) -> Behaviour {
+        Behaviour { conduct: self.clone(), address }
+    }
+
+    fn violations(&self) -> MutexGuard<'_, Violations> {
+        // A panic elsewhere leaves whole entries.
+        self.violations.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn awaited(&self) -> MutexGuard<'_, HashMap<IpAddr, usize>> {
+        // A panic elsewhere leaves whole entries.
+        self.awaited.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    const STRANGER: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
+    const NEIGHBOUR: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2));
+
+    #[test]
+    fn an_address_is_distrusted_after_many_violations_and_trusted_again_a_minute_later() {
+        let mut violations = Violations::default();
+        let start = Instant::now();
+        for _ in 0..VIOLATIONS_FREE {
+            violations.count(STRANGER, start);
+        }
+        assert!(!violations.is_distrusted(STRANGER, start));
+        for _ in 0..1_000_000 {
+            violations.count(STRANGER, start);
+        }
+        assert!(violations.is_distrusted(STRANGER, start));
+        assert!(!violations.is_distrusted(NEIGHBOUR, start));
+        assert!(violations.is_distrusted(STRANGER, start + Duration::from_secs(59)));
+        assert!(!violations.is_distrusted(STRANGER, start + Duration::from_secs(60)));
+    }
+
+    #[test]
+    fn one_violation_in_ten_seconds_is_forgiven_for_ever() {
+        let mut violations = Violations::default();
+        let start = Instant::now();
+        for number in 0..1000 {
+            let now = start + FORGOTTEN_EVERY * number;
+            violations.count(STRANGER, now);
+            assert!(!violations.is_distrusted(STRANGER, now));
+        }
+    }
+
+    #[test]
+    fn the_memory_of_addresses_is_bounded_and_old_ones_make_room() {
+        let mut violations = Violations::default();
+        let start = Instant::now();
+        let address = |number: u32| IpAddr::V4(Ipv4Addr::from_bits(number));
+        for number in 0..10_000 {
+            violations.count(address(number), start);
+        }
+        assert_eq!(violations.forgotten_at.len(), ADDRESSES_MAX);
+        violations.count(STRANGER, start + FORGOTTEN_EVERY);
+        assert_eq!(violations.forgotten_at.len(), 1);
+    }
+
+    #[test]
+    fn many_awaited_connections_of_an_address_are_told_until_they_end() {
+        let conduct = Conduct::new(PortLimits::new(1024));
+        let stranger = conduct.of(STRANGER);
+        let awaited: Vec<_> = (0..AWAITED_MAX).map(|_| stranger.awaited()).collect();
+        assert!(stranger.is_awaited_often());
+        assert!(!conduct.of(NEIGHBOUR).is_awaited_often());
+        drop(awaited);
+        assert!(!stranger.is_awaited_often());
+        assert!(conduct.awaited().is_empty());
+    }
+
+    #[test]
+    fn loopback_is_trusted_unless_its_connections_are_capped() {
+        let local = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        let distrusts = |limits: PortLimits| {
+            let behaviour = Conduct::new(limits).of(local);
+            (0..=VIOLATIONS_MAX).for_each(|_| behaviour.violated());
+            behaviour.is_distrusted()
+        };
+        assert!(!distrusts(PortLimits::new(8)));
+        assert!(distrusts(PortLimits { address_max: Some(2), ..PortLimits::new(8) }));
+    }
+}
