@@ -3,6 +3,8 @@
 //! differ in what a counter is called in its HELP and TYPE lines, in units and the end, and in exemplars,
 //! which the older one does not have.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use http::header::ACCEPT;
 use http::{HeaderMap, HeaderValue};
@@ -19,6 +21,9 @@ pub struct MetricsPage {
 }
 
 impl MetricsPage {
+    /// The shortest interval between two pages of a server: whoever asks for more waits as long.
+    pub const EVERY: Duration = Duration::from_millis(200);
+
     /// From the text of OpenMetrics.
     #[must_use]
     pub fn new(open_metrics: String) -> Self {

@@ -20,6 +20,7 @@ pub use millrace_policy::memory;
 pub use millrace_policy::paths::{HOST_LINKS, HostLinks};
 pub use millrace_policy::prewarm::{PREWARMS, Prewarm};
 pub use millrace_policy::rates::{SHARINGS, Sharing};
+use millrace_proto::metrics::MetricsPage;
 use millrace_proto::trace::Kept;
 use millrace_transport::SharedResult;
 use millrace_types::topology::Topology;
@@ -263,7 +264,7 @@ pub async fn start(config: WorkerConfig) -> Result<Worker, StartError> {
         desired: desired_shown,
         hints,
         programs: programs.clone(),
-        page: SharedResult::default(),
+        page: SharedResult::every(MetricsPage::EVERY),
     };
     telemetry_task.spawn(telemetry::publish(node.clone(), host, desired_now, telemetry_now));
     let passing = passing::start(control.scores(), quotas_now, &node);

@@ -72,7 +72,7 @@ pub(crate) fn router(front: Arc<Front>, registry: Registry) -> Router {
     }
     let metrics = {
         let (front, registry) = (Arc::clone(&front), Arc::new(registry));
-        let page = Arc::new(SharedResult::default());
+        let page = Arc::new(SharedResult::every(MetricsPage::EVERY));
         move |headers: HeaderMap| {
             let (front, registry, page) = (front.clone(), registry.clone(), page.clone());
             async move { answer_metrics(page.get(async || metrics(&front, &registry)).await, &headers) }
