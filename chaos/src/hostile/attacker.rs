@@ -189,10 +189,19 @@ impl Attacker {
 
     /// Sends a request of HTTP/1 over a connection of its own, and hears how its answer begins.
     pub(super) async fn request(&mut self, request: &[u8]) {
+        self.request_in_parts(&[request]).await;
+    }
+
+    /// The same, with a request that is not in one piece.
+    pub(super) async fn request_in_parts(&mut self, parts: &[&[u8]]) {
         let Some(mut stream) = self.connect().await else { return };
         self.counts.sent(1);
         // A server that refuses what it has seen so far answers before all of it was sent.
-        self.write(&mut stream, request).await;
+        for part in parts {
+            if !self.write(&mut stream, part).await {
+                break;
+            }
+        }
         self.hear(&mut stream).await;
     }
 

@@ -28,11 +28,13 @@ struct Governor {
     used: Duration,
     /// Seconds of processor time that may be taken now. Negative: that many too many were taken.
     credit: f64,
+    /// The most processor time that was taken beyond what the process had.
+    overdraft: f64,
 }
 
 impl Governor {
     fn new(share: f64, at: Duration, used: Duration) -> Self {
-        Self { share, at, used, credit: BURST.as_secs_f64() }
+        Self { share, at, used, credit: BURST.as_secs_f64(), overdraft: 0.0 }
     }
 
     /// Returns the rest that the process owes at `at`, having used so much processor time in all, until it has
@@ -41,6 +43,7 @@ impl Governor {
         let filled = at.saturating_sub(self.at).as_secs_f64() * self.share;
         let spent = used.saturating_sub(self.used).as_secs_f64();
         self.credit = (self.credit + filled - spent).min(BURST.as_secs_f64());
+        self.overdraft = self.overdraft.max(-self.credit);
         self.at = at;
         self.used = used;
         let missing = reserve.as_secs_f64() - self.credit;
@@ -95,6 +98,13 @@ impl ProcessorPace {
             }
             tokio::time::sleep(rest).await;
         }
+    }
+
+    /// The most processor time that one step of work took beyond what the process had: such a step was not cut
+    /// into pieces.
+    pub(super) fn overdraft(&self) -> Duration {
+        let overdraft = self.governor.lock().unwrap_or_else(PoisonError::into_inner).overdraft;
+        Duration::from_secs_f64(overdraft)
     }
 
     /// The processor time that the process took so far.

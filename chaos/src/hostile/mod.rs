@@ -173,6 +173,8 @@ pub struct AttackSummary {
     pub used_ms: u64,
     /// The elapsed time, in milliseconds.
     pub passed_ms: u64,
+    /// The most processor time that the process took beyond its share at once, in milliseconds.
+    pub overdraft_ms: u64,
     /// The counts of each attack, by its name.
     pub attacks: BTreeMap<String, AttackCounts>,
 }
@@ -223,6 +225,7 @@ async fn carry_out(orders: &AttackOrders) -> anyhow::Result<AttackSummary> {
     Ok(AttackSummary {
         used_ms: millis(pace.used()),
         passed_ms: millis(begun.elapsed()),
+        overdraft_ms: millis(pace.overdraft()),
         attacks: tally.counts(),
     })
 }

@@ -278,7 +278,8 @@ pub fn attackers(run: &str, control: &AttackSummary, done: &AttackSummary) -> Ch
     }
     let sum = |of: fn(&crate::hostile::AttackCounts) -> u64| done.attacks.values().map(of).sum::<u64>();
     let detail = format!(
-        "{own:.2} of a processor, the control {control:.2}; {} connections, {} not taken, {} requests and streams, {} MiB",
+        "{own:.2} of a processor, the control {control:.2}; at most {} ms beyond it at once; {} connections, {} not taken, {} requests and streams, {} MiB",
+        done.overdraft_ms,
         sum(|it| it.connections),
         sum(|it| it.unconnected),
         sum(|it| it.sent),
@@ -433,7 +434,7 @@ mod tests {
         let done = |used_ms, connections| {
             let counts = AttackCounts { connections, ..AttackCounts::default() };
             let attacks = attack_names().map(|name| (name.to_owned(), counts)).collect();
-            AttackSummary { used_ms, passed_ms: 1_000, attacks }
+            AttackSummary { used_ms, passed_ms: 1_000, attacks, ..AttackSummary::default() }
         };
         let verdict = |done: &AttackSummary| attackers(RUN, &control, done).verdict;
         assert_eq!(verdict(&done(500, 1)), Verdict::Pass);

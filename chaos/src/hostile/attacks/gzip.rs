@@ -41,7 +41,8 @@ pub(super) async fn run(mut attacker: Attacker) {
             _ if attacker.port.kind == PortKind::Client => {
                 let path = wire::infer(&attacker.function);
                 let more = [("content-encoding", "gzip")];
-                attacker.request(&wire::post(&path, &more, NUMBERS.len(), &NUMBERS)).await;
+                let head = wire::post(&path, &more, NUMBERS.len(), &[]);
+                attacker.request_in_parts(&[&head, &NUMBERS]).await;
             }
             _ => attacker.call(method, Some("deflate"), wire::message(true, &NUMBERS)).await,
         }

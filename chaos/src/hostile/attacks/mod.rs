@@ -51,6 +51,8 @@ pub(super) enum Attack {
 /// Does the work that is no part of the attacks' time.
 pub(super) fn prepare() {
     gzip::prepare();
+    json::prepare();
+    protobuf::prepare();
 }
 
 impl Attack {
