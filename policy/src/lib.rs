@@ -29,6 +29,7 @@
 //! | [`retries`] | whether a request that a full worker refused is sent to another |
 //! | [`workflow`] | which step of a workflow runs when, and what is freed or made again |
 //! | [`checkpoint`] | what a worker tells the leader of its soft state, and when |
+//! | [`decision_text`] | (nothing) writes decisions as a text that refactorings leave as it is |
 //! | [`names`] | (nothing) reads what is chosen by name |
 //! | [`trace`] | (nothing) folds what cores did into a number, to compare runs |
 
@@ -39,6 +40,7 @@ pub mod batching;
 pub mod checkpoint;
 pub mod core;
 pub mod crew;
+pub mod decision_text;
 pub mod dispatch;
 pub mod elastic;
 pub mod fabric;

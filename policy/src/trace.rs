@@ -11,6 +11,7 @@ use millrace_types::topology::LinkId;
 use millrace_types::{GpuIndex, Timestamp};
 
 use crate::core::Core;
+use crate::decision_text::DecisionDigest;
 use crate::ids::FunctionIndex;
 
 /// Which core of a node.
@@ -30,6 +31,16 @@ pub enum CoreId {
     Link(LinkId),
 }
 
+impl CoreId {
+    /// The GPU whose core it is.
+    fn gpu(self) -> Option<GpuIndex> {
+        match self {
+            Self::Gpu(gpu) | Self::Executor(gpu) => Some(gpu),
+            Self::Admission(_) | Self::Dispatch | Self::Fabric | Self::Link(_) => None,
+        }
+    }
+}
+
 /// What one core saw and did, folded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fold {
@@ -43,6 +54,7 @@ pub struct Fold {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Trace {
     folds: BTreeMap<CoreId, Fold>,
+    decisions: DecisionDigest,
 }
 
 impl Trace {
@@ -62,6 +74,15 @@ impl Trace {
         actions.hash(&mut hasher);
         core.next_wake().hash(&mut hasher);
         *fold = Fold { hash: hasher.finish(), events: fold.events + 1 };
+        for decision in actions.iter().filter_map(C::decision) {
+            self.decisions.take(now, id.gpu(), decision);
+        }
+    }
+
+    /// All decisions.
+    #[must_use]
+    pub fn decisions(&self) -> &DecisionDigest {
+        &self.decisions
     }
 
     /// Every core's fold.
@@ -82,11 +103,27 @@ impl Trace {
 }
 
 /// FNV-1a with 64-bit words for digits.
-struct Fnv(u64);
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Fnv(u64);
+
+impl Default for Fnv {
+    fn default() -> Self {
+        Self(Self::OFFSET)
+    }
+}
 
 impl Fnv {
     const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
     const PRIME: u64 = 0x0000_0100_0000_01b3;
+
+    /// Folds a text in.
+    pub(crate) fn text(&mut self, text: &str) {
+        self.write(text.as_bytes());
+    }
+
+    pub(crate) fn digest(self) -> u64 {
+        self.0
+    }
 
     fn word(&mut self, word: u64) {
         self.0 = (self.0 ^ word).wrapping_mul(Self::PRIME).rotate_left(23);

@@ -93,6 +93,15 @@ impl Outcome {
         (events.sum(), if self.traces.is_empty() { 0 } else { hash })
     }
 
+    /// The number of the nodes' decisions, and the digest of their canonical text. Zeros unless traced.
+    #[must_use]
+    pub fn decisions(&self) -> (u64, u64) {
+        let digests = self.traces.iter().map(|trace| trace.decisions().digest());
+        digests.fold((0, 0), |(all, digest): (u64, u64), (count, of_node)| {
+            (all + count, digest.rotate_left(17) ^ of_node)
+        })
+    }
+
     /// How wrong the nodes' cost models were, by type of GPU and by what turns had to do: how many were
     /// predicted, and by how much of what came they were off on average (L15). With what warming took.
     #[must_use]

@@ -115,6 +115,7 @@ use self::queue::{SizeRank, Waiting};
 use self::warm::Warm;
 use crate::attempts::Progress;
 use crate::core::Core;
+use crate::decision_text::DecisionText;
 use crate::gpu::{Eviction, SLOTS_MAX};
 use crate::ids::RequestKey;
 use crate::memory::blocks_for;
@@ -330,6 +331,21 @@ impl Dispatch {
 impl Core for Dispatch {
     type Event = Event;
     type Action = Action;
+
+    fn decision(action: &Action) -> Option<DecisionText> {
+        let named = DecisionText::new;
+        Some(match *action {
+            Action::Assign { gpu, key, model, .. } => named("assign").request(key).model(model).gpu(gpu),
+            Action::Prefetch { gpu, model } => named("prefetch").model(model).gpu(gpu),
+            Action::Prewarm { gpu, model } => named("prewarm").model(model).gpu(gpu),
+            Action::Recall { gpu, key } => named("recall").request(key).gpu(gpu),
+            Action::Cancel { gpu, key } => named("cancel").request(key).gpu(gpu),
+            Action::Fail { key, .. } => named("fail").request(key),
+            Action::Standing { .. } | Action::Pin { .. } | Action::Unpin { .. } | Action::Keep { .. } => {
+                return None;
+            }
+        })
+    }
 
     fn on_event(&mut self, now: Timestamp, event: Event, actions: &mut Vec<Action>) {
         // These free nothing, and nobody goes anywhere for them: what is due by now is left for who looks.

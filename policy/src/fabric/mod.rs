@@ -65,6 +65,7 @@ use self::lanes::{Lane, Path, Route};
 use self::sharing::{Shares, Wanted};
 use self::transfer::{Batch, OUT_MAX, Source, Transfer};
 use crate::core::Core;
+use crate::decision_text::DecisionText;
 use crate::ids::{BatchId, TransferId};
 use crate::memory::BLOCK;
 use crate::paths::{Direction, Paths};
@@ -334,6 +335,17 @@ impl Fabric {
 impl Core for Fabric {
     type Event = Event;
     type Action = Action;
+
+    fn decision(action: &Action) -> Option<DecisionText> {
+        let Action::Grant { grant } = action else { return None };
+        let (_, bytes) = grant.cargo.span(&grant.chunks);
+        let named = DecisionText::new("grant").gpu(grant.gpu).bytes(bytes);
+        Some(match &grant.cargo {
+            Cargo::Weights(weights) => named.model(weights.model),
+            Cargo::Object(piece) => named.object(piece.of),
+            Cargo::ToHost(_) => DecisionText::new("grant to the host").gpu(grant.gpu).bytes(bytes),
+        })
+    }
 
     fn on_event(&mut self, now: Timestamp, event: Event, actions: &mut Vec<Action>) {
         self.shares.now = now;

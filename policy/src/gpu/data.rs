@@ -21,6 +21,7 @@ use millrace_types::{Bytes, ModelId, Timestamp};
 use super::slots::Stage;
 use super::{Action, Gpu};
 use crate::core::Core as _;
+use crate::decision_text::DecisionText;
 use crate::elastic::{self, Counts, Extent, ObjectKey, Place, Store};
 use crate::ids::RequestKey;
 use crate::memory::{BLOCK, Evicted, Run as BlockRun, Shortage};
@@ -77,6 +78,21 @@ pub enum DataAction {
         /// Which.
         object: ObjectKey,
     },
+}
+
+impl DataAction {
+    /// The action as a decision of the canonical text.
+    pub(super) fn decision(&self) -> Option<DecisionText> {
+        let (name, object) = match self {
+            Self::Place { object, .. } => ("keep on the GPU", object),
+            Self::Refuse { object } | Self::Decline { object } => ("keep on the host", object),
+            Self::Migrate { object } => ("migrate", object),
+            Self::Reload { object, .. } => ("reload", object),
+            Self::Free { object } => ("free", object),
+            Self::Left { .. } | Self::Keep { .. } | Self::Lost { .. } => return None,
+        };
+        Some(DecisionText::new(name).object(*object))
+    }
 }
 
 /// The data on a GPU.

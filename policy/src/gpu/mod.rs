@@ -52,6 +52,7 @@ use self::serve::Moving;
 use self::slots::{Slot, Slots, Stage};
 use crate::attempts::Progress;
 use crate::core::Core;
+use crate::decision_text::DecisionText;
 use crate::elastic;
 use crate::ids::{RequestKey, RunId, TransferId};
 use crate::memory::{BLOCK, MemoryMap};
@@ -302,6 +303,39 @@ impl Gpu {
 impl Core for Gpu {
     type Event = Event;
     type Action = Action;
+
+    fn decision(action: &Action) -> Option<DecisionText> {
+        let named = DecisionText::new;
+        Some(match *action {
+            Action::Run { key, model, .. } => named("run").request(key).model(model),
+            Action::Transfer { weights, ref chunks, .. } => {
+                let bytes = chunks.iter().map(|chunks| weights.span(chunks).1);
+                named("bring").model(weights.model).bytes(bytes.sum())
+            }
+            Action::Replace => named("replace the executor"),
+            Action::EndProgram { model } => named("end the process").model(model),
+            Action::Returned { key, .. } => named("return").request(key),
+            Action::Failed { key, .. } => named("fail on the GPU").request(key),
+            Action::Data(ref action) => return action.decision(),
+            Action::LoadProgram { .. }
+            | Action::UnloadProgram { .. }
+            | Action::Map { .. }
+            | Action::Unmap { .. }
+            | Action::Relocate { .. }
+            | Action::CancelRun { .. }
+            | Action::Hasten { .. }
+            | Action::Locked { .. }
+            | Action::NotLocked { .. }
+            | Action::LockLost { .. }
+            | Action::CancelTransfer { .. }
+            | Action::Completed { .. }
+            | Action::Up { .. }
+            | Action::Down { .. }
+            | Action::Ended { .. }
+            | Action::Evicted { .. }
+            | Action::Forgot { .. } => return None,
+        })
+    }
 
     fn on_event(&mut self, now: Timestamp, event: Event, actions: &mut Vec<Action>) {
         match event {

@@ -1,0 +1,179 @@
+//! The canonical text of decisions, and its digest: a commit that changes no behaviour leaves the digest as
+//! it was.
+//!
+//! A line has the time in nanoseconds, the name of the decision, and as much of request, model or object, GPU
+//! and bytes as the decision has: `1500000 assign r7 m3 g0`. The names are part of the digest, and those of
+//! types, variants and fields are not. DecisionDigest of one moment are sorted by their text, so that the order in
+//! which cores are asked at that moment makes no difference.
+
+use std::fmt;
+
+use millrace_types::{Bytes, GpuIndex, ModelId, Timestamp};
+
+use crate::elastic::ObjectKey;
+use crate::ids::RequestKey;
+use crate::trace::Fnv;
+
+/// A decision of a core.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DecisionText {
+    name: &'static str,
+    request: Option<RequestKey>,
+    subject: Option<Subject>,
+    gpu: Option<GpuIndex>,
+    bytes: Option<Bytes>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Subject {
+    Model(ModelId),
+    Object(ObjectKey),
+}
+
+impl DecisionText {
+    /// A decision with this name in the canonical text. A renamed variant keeps its name there.
+    #[must_use]
+    pub const fn new(name: &'static str) -> Self {
+        Self { name, request: None, subject: None, gpu: None, bytes: None }
+    }
+
+    /// About this request.
+    #[must_use]
+    pub const fn request(self, request: RequestKey) -> Self {
+        Self { request: Some(request), ..self }
+    }
+
+    /// About this model.
+    #[must_use]
+    pub const fn model(self, model: ModelId) -> Self {
+        Self { subject: Some(Subject::Model(model)), ..self }
+    }
+
+    /// About this object.
+    #[must_use]
+    pub const fn object(self, object: ObjectKey) -> Self {
+        Self { subject: Some(Subject::Object(object)), ..self }
+    }
+
+    /// About this GPU.
+    #[must_use]
+    pub const fn gpu(self, gpu: GpuIndex) -> Self {
+        Self { gpu: Some(gpu), ..self }
+    }
+
+    /// About so many bytes.
+    #[must_use]
+    pub const fn bytes(self, bytes: Bytes) -> Self {
+        Self { bytes: Some(bytes), ..self }
+    }
+}
+
+impl fmt::Display for DecisionText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)?;
+        if let Some(request) = self.request {
+            write!(f, " r{}", request.0)?;
+        }
+        match self.subject {
+            Some(Subject::Model(model)) => write!(f, " m{}", model.0)?,
+            Some(Subject::Object(object)) => write!(f, " o{}", object.0)?,
+            None => {}
+        }
+        if let Some(gpu) = self.gpu {
+            write!(f, " g{}", gpu.0)?;
+        }
+        if let Some(bytes) = self.bytes {
+            write!(f, " {}", bytes.0)?;
+        }
+        Ok(())
+    }
+}
+
+/// The decisions of a node, folded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DecisionDigest {
+    now: Timestamp,
+    /// The lines of this moment.
+    lines: Vec<String>,
+    fold: Fnv,
+    count: u64,
+}
+
+impl Default for DecisionDigest {
+    fn default() -> Self {
+        Self { now: Timestamp(0), lines: Vec::new(), fold: Fnv::default(), count: 0 }
+    }
+}
+
+impl DecisionDigest {
+    /// Takes a decision. `on` is the GPU of the core that made it, and stands for the one that the decision does
+    /// not name.
+    pub(crate) fn take(&mut self, now: Timestamp, on: Option<GpuIndex>, decision: DecisionText) {
+        if now != self.now {
+            self.flush();
+            self.now = now;
+        }
+        let decision = DecisionText { gpu: decision.gpu.or(on), ..decision };
+        self.lines.push(format!("{} {decision}\n", now.0));
+        self.count += 1;
+    }
+
+    /// The number of decisions and the digest of their text.
+    #[must_use]
+    pub fn digest(&self) -> (u64, u64) {
+        let mut all = self.clone();
+        all.flush();
+        (all.count, all.fold.digest())
+    }
+
+    fn flush(&mut self) {
+        self.lines.sort_unstable();
+        for line in self.lines.drain(..) {
+            self.fold.text(&line);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn assign(request: u64) -> DecisionText {
+        DecisionText::new("assign").request(RequestKey(request)).model(ModelId(3)).gpu(GpuIndex(0))
+    }
+
+    fn digest(decisions: &[(u64, DecisionText)]) -> (u64, u64) {
+        let mut all = DecisionDigest::default();
+        for &(at, decision) in decisions {
+            all.take(Timestamp(at), Some(GpuIndex(1)), decision);
+        }
+        all.digest()
+    }
+
+    #[test]
+    fn the_text_names_each_part_that_a_decision_has() {
+        assert_eq!(assign(7).to_string(), "assign r7 m3 g0");
+        let moved = DecisionText::new("migrate").object(ObjectKey(9)).bytes(Bytes(12));
+        assert_eq!(moved.to_string(), "migrate o9 12");
+    }
+
+    #[test]
+    fn the_order_within_a_moment_makes_no_difference_and_the_moment_does() {
+        let digest_of = |times: [u64; 2]| digest(&[(times[0], assign(1)), (times[1], assign(2))]);
+        assert_eq!(digest_of([5, 5]), digest(&[(5, assign(2)), (5, assign(1))]));
+        assert_ne!(digest_of([5, 5]), digest_of([5, 6]));
+        assert_ne!(digest_of([5, 6]), digest(&[(5, assign(2)), (6, assign(1))]));
+    }
+
+    #[test]
+    fn a_decision_without_a_gpu_is_about_its_cores() {
+        let run = |gpu: Option<GpuIndex>| DecisionText { gpu, ..DecisionText::new("run") };
+        assert_eq!(digest(&[(1, run(None))]), digest(&[(1, run(Some(GpuIndex(1))))]));
+        assert_ne!(digest(&[(1, run(None))]), digest(&[(1, run(Some(GpuIndex(2))))]));
+    }
+
+    #[test]
+    fn the_digest_does_not_change_between_builds() {
+        assert_eq!(digest(&[(1, assign(7)), (2, assign(8))]), (2, 3_357_841_219_831_247_357));
+    }
+}
