@@ -60,3 +60,19 @@ impl Drop for OwnedRuntime {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rustix::process::getpriority_process;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn long_work_has_a_low_priority_and_other_threads_keep_theirs() {
+        let threads = BulkThreads::start().unwrap();
+        let before = getpriority_process(None).unwrap();
+        let there = threads.run(|| getpriority_process(None).unwrap()).await.unwrap();
+        assert_eq!(there, before.max(10));
+        assert_eq!(getpriority_process(None).unwrap(), before);
+    }
+}

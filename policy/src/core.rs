@@ -17,7 +17,8 @@ pub trait Core {
     /// Takes an event and adds what is to be done to `actions`, in order.
     fn on_event(&mut self, now: Timestamp, event: Self::Event, actions: &mut Vec<Self::Action>);
 
-    /// An action as a decision of the canonical text. `None`: the action follows from decisions, or prepares one.
+    /// Describes an action as a decision of the [canonical text](crate::decision_text). `None`: the action follows
+    /// from decisions, or prepares one.
     fn decision(_action: &Self::Action) -> Option<DecisionText> {
         None
     }

@@ -3,10 +3,11 @@
 //!
 //! A line has the time in nanoseconds, the name of the decision, and as much of request, model or object, GPU
 //! and bytes as the decision has: `1500000 assign r7 m3 g0`. The names are part of the digest, and those of
-//! types, variants and fields are not. DecisionDigest of one moment are sorted by their text, so that the order in
-//! which cores are asked at that moment makes no difference.
+//! types, variants and fields are not. Lines of one moment are sorted, so that the order in which cores are asked at
+//! that moment makes no difference.
 
 use std::fmt;
+use std::hash::Hasher as _;
 
 use millrace_types::{Bytes, GpuIndex, ModelId, Timestamp};
 
@@ -89,20 +90,14 @@ impl fmt::Display for DecisionText {
     }
 }
 
-/// The decisions of a node, folded.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// The number of a node's decisions, and the digest of their text.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DecisionDigest {
     now: Timestamp,
     /// The lines of this moment.
     lines: Vec<String>,
     fold: Fnv,
     count: u64,
-}
-
-impl Default for DecisionDigest {
-    fn default() -> Self {
-        Self { now: Timestamp(0), lines: Vec::new(), fold: Fnv::default(), count: 0 }
-    }
 }
 
 impl DecisionDigest {
@@ -123,13 +118,13 @@ impl DecisionDigest {
     pub fn digest(&self) -> (u64, u64) {
         let mut all = self.clone();
         all.flush();
-        (all.count, all.fold.digest())
+        (all.count, all.fold.finish())
     }
 
     fn flush(&mut self) {
         self.lines.sort_unstable();
         for line in self.lines.drain(..) {
-            self.fold.text(&line);
+            self.fold.write(line.as_bytes());
         }
     }
 }

@@ -32,7 +32,7 @@ pub enum CoreId {
 }
 
 impl CoreId {
-    /// The GPU whose core it is.
+    /// Returns the GPU that the core belongs to.
     fn gpu(self) -> Option<GpuIndex> {
         match self {
             Self::Gpu(gpu) | Self::Executor(gpu) => Some(gpu),
@@ -115,15 +115,6 @@ impl Default for Fnv {
 impl Fnv {
     const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
     const PRIME: u64 = 0x0000_0100_0000_01b3;
-
-    /// Folds a text in.
-    pub(crate) fn text(&mut self, text: &str) {
-        self.write(text.as_bytes());
-    }
-
-    pub(crate) fn digest(self) -> u64 {
-        self.0
-    }
 
     fn word(&mut self, word: u64) {
         self.0 = (self.0 ^ word).wrapping_mul(Self::PRIME).rotate_left(23);

@@ -27,9 +27,9 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::coalesce::Coalesce;
-use crate::conduct::{Awaited, Behaviour};
+use crate::conduct::AddressConduct;
 use crate::connection::{Silence, Tracked, Watched};
-use crate::opening::{self, Opening, Protocol, Replayed};
+use crate::opening::{self, HttpVersion, Opening, Replayed};
 use crate::pace::PacedWrites;
 use crate::server::{AnswerBody, Listener, ServerConfig, begun};
 use crate::table::Slot;
@@ -40,7 +40,6 @@ const PARTING_MAX: Duration = Duration::from_secs(1);
 /// A connection that was accepted and has a slot.
 pub(crate) struct Accepted<H> {
     pub(crate) connection: PortConnection,
-    pub(crate) awaited: Awaited,
     pub(crate) handler: H,
     /// Connections that may have the windows asked for.
     pub(crate) roomy: Arc<Semaphore>,
@@ -50,16 +49,16 @@ pub(crate) struct Accepted<H> {
 pub(crate) struct PortConnection {
     pub(crate) address: SocketAddr,
     pub(crate) watched: Arc<Watched>,
-    pub(crate) behaviour: Behaviour,
+    pub(crate) conduct: AddressConduct,
     pub(crate) config: Arc<ServerConfig>,
     /// True once the port is closing.
     pub(crate) closed: watch::Receiver<bool>,
-    pub(crate) _slot: Slot,
+    pub(crate) slot: Slot,
 }
 
 impl<H> Accepted<H> {
     /// Serves the connection on this runtime.
-    pub(crate) async fn serve<IO, F, B>(self, mut io: IO)
+    pub(crate) async fn serve<IO, F, B>(mut self, mut io: IO)
     where
         IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
         H: Fn(Request<Incoming>) -> F + Send + 'static,
@@ -73,7 +72,7 @@ impl<H> Accepted<H> {
 
     /// Serves the connection on this runtime, which is of low priority, until its opening has arrived. `front`
     /// serves the rest, unless the address is distrusted.
-    pub(crate) async fn serve_behind<L, F, B>(self, io: L::Io, front: Handle)
+    pub(crate) async fn serve_behind<L, F, B>(mut self, io: L::Io, front: Handle)
     where
         L: Listener,
         H: Fn(Request<Incoming>) -> F + Send + 'static,
@@ -82,7 +81,7 @@ impl<H> Accepted<H> {
     {
         let Some(mut io) = self.connection.moved::<L>(io, &Handle::current()) else { return };
         let Some(opening) = self.connection.opening(&mut io).await else { return };
-        if self.connection.behaviour.is_distrusted() {
+        if self.connection.conduct.is_distrusted() {
             return self.converse(io, opening).await;
         }
         let Some(io) = self.connection.moved::<L>(io, &front) else { return };
@@ -103,8 +102,7 @@ impl<H> Accepted<H> {
         F: Future<Output = Response<B>> + Send + 'static,
         B: AnswerBody,
     {
-        let Self { connection, awaited, handler, roomy } = self;
-        drop(awaited);
+        let Self { connection, handler, roomy } = self;
         Box::pin(async move {
             let asked = connection.watched.clone();
             let service = service_fn(move |request: Request<Incoming>| {
@@ -115,14 +113,14 @@ impl<H> Accepted<H> {
             });
             let io = TokioIo::new(Replayed::new(opening.said, io));
             let io = Coalesce::new(PacedWrites::new(io, connection.config.minimum_rate));
-            match opening.protocol {
-                Protocol::Http1 => {
+            match opening.version {
+                HttpVersion::Http1 => {
                     let serving = connection.config.http1().serve_connection(io, service);
                     connection.until_it_ends(serving).await;
                 }
-                Protocol::Http2 => {
+                HttpVersion::Http2 => {
                     let roomy = roomy.try_acquire_owned().ok();
-                    let protocol = connection.config.http2(roomy.is_some(), connection.behaviour.clone());
+                    let protocol = connection.config.http2(roomy.is_some(), connection.conduct.clone());
                     connection.until_it_ends(protocol.serve_connection(io, service)).await;
                 }
             }
@@ -138,18 +136,19 @@ impl PortConnection {
     }
 
     /// Waits for the opening. `None`: the connection ends without one.
-    async fn opening<IO: AsyncRead + Unpin>(&self, io: &mut IO) -> Option<Opening> {
+    async fn opening<IO: AsyncRead + Unpin>(&mut self, io: &mut IO) -> Option<Opening> {
         let address = self.address;
         tokio::select! {
             read = opening::read(io) => {
                 self.watched.open();
+                self.slot.open();
                 read.inspect_err(|error| tracing::debug!(%error, %address, "connection ended")).ok().flatten()
             }
             why = self.watched.silent(&self.config) => {
                 self.tell(why);
                 None
             }
-            () = self.closing() => None,
+            () = begun(self.closed.clone()) => None,
         }
     }
 
@@ -161,34 +160,29 @@ impl PortConnection {
         let mut serving = std::pin::pin!(serving);
         let ended = tokio::select! {
             ended = serving.as_mut() => ended,
-            () = self.closing() => {
+            () = begun(self.closed.clone()) => {
                 serving.as_mut().graceful_shutdown();
                 serving.await
             }
             why = self.watched.silent(&self.config) => {
                 self.tell(why);
                 serving.as_mut().graceful_shutdown();
-                match timeout(PARTING_MAX, serving.as_mut()).await {
-                    Ok(ended) => ended,
+                let parted = timeout(PARTING_MAX, serving.as_mut()).await;
+                if parted.is_err() && self.watched.is_busy() {
                     // A request began before the client heard: it is the last.
-                    Err(_) if self.watched.is_busy() => serving.await,
-                    // A client that does not agree in time is cut.
-                    Err(_) => Ok(()),
+                    let _ended = serving.await;
                 }
+                // A client that does not agree in time is cut.
+                return;
             }
         };
         if let Err(error) = ended {
             // Most of these are clients that went away.
             tracing::debug!(%error, address = %self.address, "connection ended");
             if is_violation(&error) {
-                self.behaviour.violated();
+                self.conduct.violated();
             }
         }
-    }
-
-    /// Ends once the port is closing.
-    async fn closing(&self) {
-        begun(self.closed.clone()).await;
     }
 
     /// Tells why the connection is ended, and counts it if it is the client's fault.
@@ -200,7 +194,7 @@ impl PortConnection {
             Silence::Idle => false,
         };
         if violation {
-            self.behaviour.violated();
+            self.conduct.violated();
         }
     }
 }

@@ -25,22 +25,18 @@ const FORGOTTEN_EVERY: Duration = Duration::from_secs(10);
 const VIOLATIONS_MAX: u32 = VIOLATIONS_FREE + 6;
 /// Addresses that are remembered.
 const ADDRESSES_MAX: usize = 4096;
-/// Connections of an address whose opening is awaited, beyond which further ones wait at a low priority.
-const AWAITED_MAX: usize = 64;
 
 /// The conduct of the addresses on one port.
 #[derive(Debug)]
-pub(crate) struct Conduct {
+pub(crate) struct PortConduct {
     limits: PortLimits,
     violations: Mutex<Violations>,
-    /// Connections of each address whose opening is awaited. As many entries as the port has connections at most.
-    awaited: Mutex<HashMap<IpAddr, usize>>,
 }
 
-/// Tells of the violations of one address.
+/// The conduct of one address on one port.
 #[derive(Debug, Clone)]
-pub(crate) struct Behaviour {
-    conduct: Arc<Conduct>,
+pub(crate) struct AddressConduct {
+    conduct: Arc<PortConduct>,
     address: IpAddr,
 }
 
@@ -72,7 +68,7 @@ impl Violations {
     }
 }
 
-impl Behaviour {
+impl AddressConduct {
     /// Counts a violation. An address without a cap on its connections is trusted whatever it does: by
     /// default, loopback.
     pub(crate) fn violated(&self) {
@@ -86,57 +82,21 @@ impl Behaviour {
     pub(crate) fn is_distrusted(&self) -> bool {
         self.conduct.violations().is_distrusted(counted_as(self.address), Instant::now())
     }
-
-    /// Whether this address has connections that say nothing in such numbers that another one waits for its
-    /// opening at a low priority. It is served as others are once the opening is there.
-    pub(crate) fn is_awaited_often(&self) -> bool {
-        let Self { conduct, address } = self;
-        let capped = conduct.limits.address_max_of(*address).is_some();
-        capped && conduct.awaited().get(&counted_as(*address)).is_some_and(|&count| count >= AWAITED_MAX)
-    }
-
-    /// Counts a connection of this address as awaited until the guard is dropped.
-    pub(crate) fn awaited(&self) -> Awaited {
-        *self.conduct.awaited().entry(counted_as(self.address)).or_default() += 1;
-        Awaited(self.clone())
-    }
 }
 
-/// Counts a connection as awaited until it is dropped.
-#[derive(Debug)]
-pub(crate) struct Awaited(Behaviour);
-
-impl Drop for Awaited {
-    fn drop(&mut self) {
-        let address = counted_as(self.0.address);
-        let mut awaited = self.0.conduct.awaited();
-        if let Some(count) = awaited.get_mut(&address) {
-            *count -= 1;
-            if *count == 0 {
-                awaited.remove(&address);
-            }
-        }
-    }
-}
-
-impl Conduct {
+impl PortConduct {
     pub(crate) fn new(limits: PortLimits) -> Arc<Self> {
-        Arc::new(Self { limits, violations: Mutex::default(), awaited: Mutex::default() })
+        Arc::new(Self { limits, violations: Mutex::default() })
     }
 
-    /// The behaviour of one address.
-    pub(crate) fn of(self: &Arc<Self>, address: IpAddr) -> Behaviour {
-        Behaviour { conduct: self.clone(), address }
+    /// Returns the conduct of one address.
+    pub(crate) fn of(self: &Arc<Self>, address: IpAddr) -> AddressConduct {
+        AddressConduct { conduct: self.clone(), address }
     }
 
     fn violations(&self) -> MutexGuard<'_, Violations> {
         // A panic elsewhere leaves whole entries.
         self.violations.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn awaited(&self) -> MutexGuard<'_, HashMap<IpAddr, usize>> {
-        // A panic elsewhere leaves whole entries.
-        self.awaited.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -191,24 +151,12 @@ mod tests {
     }
 
     #[test]
-    fn many_awaited_connections_of_an_address_are_told_until_they_end() {
-        let conduct = Conduct::new(PortLimits::new(1024));
-        let stranger = conduct.of(STRANGER);
-        let awaited: Vec<_> = (0..AWAITED_MAX).map(|_| stranger.awaited()).collect();
-        assert!(stranger.is_awaited_often());
-        assert!(!conduct.of(NEIGHBOUR).is_awaited_often());
-        drop(awaited);
-        assert!(!stranger.is_awaited_often());
-        assert!(conduct.awaited().is_empty());
-    }
-
-    #[test]
     fn loopback_is_trusted_unless_its_connections_are_capped() {
         let local = IpAddr::V4(Ipv4Addr::LOCALHOST);
         let distrusts = |limits: PortLimits| {
-            let behaviour = Conduct::new(limits).of(local);
-            (0..=VIOLATIONS_MAX).for_each(|_| behaviour.violated());
-            behaviour.is_distrusted()
+            let conduct = PortConduct::new(limits).of(local);
+            (0..=VIOLATIONS_MAX).for_each(|_| conduct.violated());
+            conduct.is_distrusted()
         };
         assert!(!distrusts(PortLimits::new(8)));
         assert!(distrusts(PortLimits { address_max: Some(2), ..PortLimits::new(8) }));

@@ -1,5 +1,4 @@
-//! One connection: the requests under way on it, the bytes it sent, and when its silence has lasted
-//! too long.
+//! One connection: the requests under way on it, and when its silence has lasted too long.
 
 use std::net::SocketAddr;
 use std::pin::Pin;

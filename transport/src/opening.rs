@@ -16,22 +16,22 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const FRAME_HEAD_LEN: usize = 9;
 const OPENING_LEN: usize = PREFACE.len() + FRAME_HEAD_LEN;
 
-/// A protocol of connections.
+/// The version of HTTP that a connection speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Protocol {
+pub(crate) enum HttpVersion {
     Http1,
     Http2,
 }
 
-/// What a connection said first.
+/// The first bytes of a connection.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Opening {
-    pub(crate) protocol: Protocol,
-    /// All bytes that were read. The protocol reads them again ([`Replayed`]).
+    pub(crate) version: HttpVersion,
+    /// All bytes that were read. hyper reads them again ([`Replayed`]).
     pub(crate) said: Bytes,
 }
 
-/// Reads until the protocol is known. `None`: the client closed the connection before.
+/// Reads until the version is known. `None`: the client closed the connection before.
 pub(crate) async fn read<T: AsyncRead + Unpin>(io: &mut T) -> io::Result<Option<Opening>> {
     let mut said = [0; OPENING_LEN];
     let mut len = 0;
@@ -42,14 +42,14 @@ pub(crate) async fn read<T: AsyncRead + Unpin>(io: &mut T) -> io::Result<Option<
         }
         len += read;
         let compared = len.min(PREFACE.len());
-        let protocol = if said[..compared] != PREFACE[..compared] {
-            Protocol::Http1
+        let version = if said[..compared] != PREFACE[..compared] {
+            HttpVersion::Http1
         } else if len == OPENING_LEN {
-            Protocol::Http2
+            HttpVersion::Http2
         } else {
             continue;
         };
-        return Ok(Some(Opening { protocol, said: Bytes::copy_from_slice(&said[..len]) }));
+        return Ok(Some(Opening { version, said: Bytes::copy_from_slice(&said[..len]) }));
     }
 }
 
@@ -135,14 +135,17 @@ mod tests {
     async fn the_preface_and_settings_are_http2() {
         let said = [PREFACE, SETTINGS].concat();
         let opening = opening_of(&[&said, &b"more"[..]].concat()).await;
-        assert_eq!(opening, Some(Opening { protocol: Protocol::Http2, said: said.into() }));
+        assert_eq!(opening, Some(Opening { version: HttpVersion::Http2, said: said.into() }));
     }
 
     #[tokio::test]
     async fn the_first_byte_that_is_not_of_the_preface_means_http1() {
         for (says, read) in [("GET / HTTP/1.1\r\n", 1), ("PRI * HTTP/1.1\r\n", 12), ("PROPFIND", 3)] {
             let said = Bytes::copy_from_slice(&says.as_bytes()[..read]);
-            assert_eq!(opening_of(says.as_bytes()).await, Some(Opening { protocol: Protocol::Http1, said }));
+            assert_eq!(
+                opening_of(says.as_bytes()).await,
+                Some(Opening { version: HttpVersion::Http1, said })
+            );
         }
     }
 
@@ -154,7 +157,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_opening_is_read_again_before_what_follows() {
+    async fn the_opening_is_read_again_before_later_bytes() {
         let mut replayed = Replayed::new(Bytes::from_static(b"GET /"), &b" HTTP/1.1"[..]);
         let mut read = String::new();
         let mut few = [0; 2];

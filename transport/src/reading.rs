@@ -11,7 +11,7 @@ use std::task::Poll;
 
 use tokio::time::Instant;
 
-use crate::conduct::Behaviour;
+use crate::conduct::AddressConduct;
 use crate::pace::{DeadlineTimer, MinimumRate};
 
 /// The most bytes of an answer that a body gives to HTTP/2 at a time. Two steps may be on their way:
@@ -55,7 +55,7 @@ fn set(now: Awaits) {
 pub(crate) struct StreamExecutor {
     /// `None`: answers may be taken as slowly as the client likes.
     pub(crate) minimum: Option<MinimumRate>,
-    pub(crate) behaviour: Behaviour,
+    pub(crate) conduct: AddressConduct,
 }
 
 impl<F> hyper::rt::Executor<F> for StreamExecutor
@@ -65,11 +65,11 @@ where
     fn execute(&self, stream: F) {
         match self.minimum {
             Some(minimum) => {
-                let behaviour = self.behaviour.clone();
+                let conduct = self.conduct.clone();
                 let stream = async move {
                     if !taken_in_time(stream, minimum).await {
                         tracing::debug!("a client did not take its answer: its stream is reset");
-                        behaviour.violated();
+                        conduct.violated();
                     }
                 };
                 tokio::spawn(AWAITS.scope(Cell::default(), stream))

@@ -26,7 +26,7 @@ use tower::{Service, ServiceExt as _};
 
 use crate::accepted::{Accepted, PortConnection};
 use crate::arriving::{ArrivingBytes, ArrivingMessages, Refuse};
-use crate::conduct::{Behaviour, Conduct};
+use crate::conduct::{AddressConduct, PortConduct};
 use crate::connection::{Peer, Watched};
 use crate::pace::MinimumRate;
 use crate::priority;
@@ -149,9 +149,9 @@ impl ServerConfig {
     }
 
     /// HTTP/2 with the windows asked for if the connection is `roomy`.
-    pub(crate) fn http2(&self, roomy: bool, behaviour: Behaviour) -> http2::Builder<StreamExecutor> {
+    pub(crate) fn http2(&self, roomy: bool, conduct: AddressConduct) -> http2::Builder<StreamExecutor> {
         let window_max = if roomy { u32::MAX } else { NARROW_WINDOW };
-        let mut builder = http2::Builder::new(StreamExecutor { minimum: self.minimum_rate, behaviour });
+        let mut builder = http2::Builder::new(StreamExecutor { minimum: self.minimum_rate, conduct });
         builder
             .timer(TokioTimer::new())
             .initial_stream_window_size(self.stream_window.min(window_max))
@@ -393,7 +393,7 @@ where
 {
     let config = Arc::new(config);
     let table = ConnectionTable::new(config.port);
-    let conduct = Conduct::new(config.port);
+    let conducts = PortConduct::new(config.port);
     let roomy = Arc::new(Semaphore::new(config.roomy_max()));
     let mut connections = JoinSet::new();
     let mut closing = std::pin::pin!(begun(closed.clone()));
@@ -407,16 +407,14 @@ where
         }
         if let Some((io, address)) = newcomer.take() {
             let watched = Watched::new();
-            let behaviour = conduct.of(address.ip());
+            let conduct = conducts.of(address.ip());
             match table.take(address.ip(), &watched) {
                 Ok(slot) => {
                     let handler = connected(Peer { address });
-                    let waits_behind = behaviour.is_distrusted() || behaviour.is_awaited_often();
-                    let awaited = behaviour.awaited();
+                    let waits_behind = conduct.is_distrusted() || slot.is_among_silent();
                     let (config, closed) = (config.clone(), closed.clone());
-                    let connection =
-                        PortConnection { address, watched, behaviour, config, closed, _slot: slot };
-                    let accepted = Accepted { connection, awaited, handler, roomy: roomy.clone() };
+                    let connection = PortConnection { address, watched, conduct, config, closed, slot };
+                    let accepted = Accepted { connection, handler, roomy: roomy.clone() };
                     match waits_behind.then(L::low_priority).flatten() {
                         Some(behind) => {
                             let served = accepted.serve_behind::<L, _, _>(io, Handle::current());
@@ -426,7 +424,7 @@ where
                     };
                 }
                 Err(Refused::AddressFull) => {
-                    behaviour.violated();
+                    conduct.violated();
                     tracing::debug!(%address, "a connection was refused: its address has as many as it may have");
                 }
                 Err(Refused::PortFull) => {

@@ -65,7 +65,8 @@ mod tests {
 
     #[tokio::test]
     async fn questions_that_come_together_are_answered_by_one_piece_of_work() {
-        let (shared, works) = (SharedResult::every(Duration::ZERO), AtomicU64::new(0));
+        let shared = SharedResult::every(Duration::ZERO);
+        let works = AtomicU64::new(0);
         let ask = || shared.get(async || works.fetch_add(1, Ordering::Relaxed));
         assert_eq!(join_all((0..100).map(|_| ask())).await, [0; 100]);
         // A later question gets a later answer.
@@ -75,7 +76,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn work_begins_once_in_an_interval() {
         let every = Duration::from_millis(100);
-        let (shared, begun) = (SharedResult::every(every), Instant::now());
+        let shared = SharedResult::every(every);
+        let begun = Instant::now();
         for works in 0..10 {
             assert_eq!(shared.get(async || Instant::now()).await, begun + every * works);
         }
@@ -86,7 +88,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_question_that_comes_during_the_work_is_answered_by_the_next() {
-        let (shared, works) = (SharedResult::every(Duration::ZERO), AtomicU64::new(0));
+        let shared = SharedResult::every(Duration::ZERO);
+        let works = AtomicU64::new(0);
         let (begun, mut has_begun) = tokio::sync::mpsc::unbounded_channel();
         let go_on = tokio::sync::Semaphore::new(0);
         let ask = || {

@@ -18,6 +18,10 @@ use crate::server::PortLimits;
 /// look through the whole table for each of them.
 const DISPLACED_AT_ONCE: usize = 64;
 
+/// Silent connections of an address with a cap, beyond which further ones wait for their opening at a low
+/// priority.
+const SILENT_MAX: usize = 64;
+
 /// The open connections of one port.
 #[derive(Debug)]
 pub(crate) struct ConnectionTable {
@@ -28,8 +32,16 @@ pub(crate) struct ConnectionTable {
 #[derive(Debug, Default)]
 struct Entries {
     open: BTreeMap<u64, Arc<Watched>>,
-    by_address: HashMap<IpAddr, usize>,
+    by_address: HashMap<IpAddr, AddressConnections>,
     next: u64,
+}
+
+/// The connections of one address.
+#[derive(Debug, Default)]
+struct AddressConnections {
+    open: usize,
+    /// Of those, the ones that have not sent their opening.
+    silent: usize,
 }
 
 /// A connection's slot. Dropping the slot frees it.
@@ -38,6 +50,10 @@ pub(crate) struct Slot {
     table: Arc<ConnectionTable>,
     number: u64,
     address: IpAddr,
+    /// Whether the connection counts as silent.
+    silent: bool,
+    /// Whether the address had [`SILENT_MAX`] other silent connections as this one was accepted.
+    among_silent: bool,
 }
 
 /// Why a connection gets no slot.
@@ -60,7 +76,7 @@ impl ConnectionTable {
         let key = counted_as(address);
         let mut entries = self.entries();
         if let Some(max) = self.limits.address_max_of(address)
-            && entries.by_address.get(&key).is_some_and(|&open| open >= max)
+            && entries.by_address.get(&key).is_some_and(|connections| connections.open >= max)
         {
             return Err(Refused::AddressFull);
         }
@@ -70,8 +86,12 @@ impl ConnectionTable {
         let number = entries.next;
         entries.next += 1;
         entries.open.insert(number, watched.clone());
-        *entries.by_address.entry(key).or_default() += 1;
-        Ok(Slot { table: self.clone(), number, address: key })
+        let connections = entries.by_address.entry(key).or_default();
+        let capped = self.limits.address_max_of(address).is_some();
+        let among_silent = capped && connections.silent >= SILENT_MAX;
+        connections.open += 1;
+        connections.silent += 1;
+        Ok(Slot { table: self.clone(), number, address: key, silent: true, among_silent })
     }
 
     /// Tells connections without a request under way to end, and returns how many: those that never
@@ -96,13 +116,30 @@ impl ConnectionTable {
     }
 }
 
+impl Slot {
+    /// Whether the address has a cap, and had many silent connections as this one was accepted.
+    pub(crate) fn is_among_silent(&self) -> bool {
+        self.among_silent
+    }
+
+    /// The connection's opening has arrived.
+    pub(crate) fn open(&mut self) {
+        if std::mem::take(&mut self.silent)
+            && let Some(connections) = self.table.entries().by_address.get_mut(&self.address)
+        {
+            connections.silent -= 1;
+        }
+    }
+}
+
 impl Drop for Slot {
     fn drop(&mut self) {
         let mut entries = self.table.entries();
         entries.open.remove(&self.number);
-        if let Some(open) = entries.by_address.get_mut(&self.address) {
-            *open -= 1;
-            if *open == 0 {
+        if let Some(connections) = entries.by_address.get_mut(&self.address) {
+            connections.open -= 1;
+            connections.silent -= usize::from(self.silent);
+            if connections.open == 0 {
                 entries.by_address.remove(&self.address);
             }
         }
@@ -164,6 +201,31 @@ mod tests {
         let _held = table.take(ip("2001:db8::1"), &watched).unwrap();
         assert_eq!(table.take(ip("2001:db8::2"), &watched).unwrap_err(), Refused::AddressFull);
         assert!(table.take(ip("2001:db8:0:1::2"), &watched).is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_connection_after_many_silent_ones_of_its_address_is_among_them() {
+        let table = table(1024);
+        let watched = Watched::new();
+        let mut silent: Vec<_> =
+            (0..SILENT_MAX).map(|_| table.take(ip(STRANGER), &watched).unwrap()).collect();
+        assert!(!silent.iter().any(Slot::is_among_silent));
+        assert!(table.take(ip(STRANGER), &watched).unwrap().is_among_silent());
+        assert!(!table.take(ip("192.0.2.2"), &watched).unwrap().is_among_silent());
+        silent[0].open();
+        silent[0].open();
+        assert!(!table.take(ip(STRANGER), &watched).unwrap().is_among_silent());
+        drop(silent);
+        assert!(table.entries().by_address.is_empty());
+    }
+
+    #[tokio::test]
+    async fn silent_connections_of_loopback_are_not_told_apart() {
+        let table = table(1024);
+        let watched = Watched::new();
+        let silent: Vec<_> =
+            (0..=SILENT_MAX).map(|_| table.take(ip("127.0.0.1"), &watched).unwrap()).collect();
+        assert!(!silent.iter().any(Slot::is_among_silent));
     }
 
     #[tokio::test]

@@ -192,7 +192,7 @@ impl Attacker {
         self.request_in_parts(&[request]).await;
     }
 
-    /// The same, with a request that is not in one piece.
+    /// Sends a request of HTTP/1 that is in several parts, as [`Self::request`] does.
     pub(super) async fn request_in_parts(&mut self, parts: &[&[u8]]) {
         let Some(mut stream) = self.connect().await else { return };
         self.counts.sent(1);

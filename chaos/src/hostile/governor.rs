@@ -156,6 +156,7 @@ mod tests {
         let too_many = BURST + Duration::from_millis(50);
         let rest = governor.rest(hour, too_many, Duration::ZERO);
         assert!((rest.as_secs_f64() - 0.1).abs() < 1e-6, "50 ms too many take 100 ms: {rest:?}");
+        assert!((governor.overdraft - 0.05).abs() < 1e-6, "50 ms too many: {}", governor.overdraft);
     }
 
     #[test]

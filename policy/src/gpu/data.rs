@@ -81,7 +81,7 @@ pub enum DataAction {
 }
 
 impl DataAction {
-    /// The action as a decision of the canonical text.
+    /// Describes the action as a decision of the canonical text.
     pub(super) fn decision(&self) -> Option<DecisionText> {
         let (name, object) = match self {
             Self::Place { object, .. } => ("keep on the GPU", object),

@@ -308,6 +308,7 @@ impl Core for Gpu {
         let named = DecisionText::new;
         Some(match *action {
             Action::Run { key, model, .. } => named("run").request(key).model(model),
+            Action::Unmap { model, .. } => named("unload").model(model),
             Action::Transfer { weights, ref chunks, .. } => {
                 let bytes = chunks.iter().map(|chunks| weights.span(chunks).1);
                 named("bring").model(weights.model).bytes(bytes.sum())
@@ -320,7 +321,6 @@ impl Core for Gpu {
             Action::LoadProgram { .. }
             | Action::UnloadProgram { .. }
             | Action::Map { .. }
-            | Action::Unmap { .. }
             | Action::Relocate { .. }
             | Action::CancelRun { .. }
             | Action::Hasten { .. }

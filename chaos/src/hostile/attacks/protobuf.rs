@@ -34,8 +34,9 @@ enum Kind {
 const FIELDS: std::ops::Range<u32> = 1..16;
 
 static MESSAGES: LazyLock<HashMap<Kind, Bytes>> = LazyLock::new(|| {
-    let of_fields = FIELDS.flat_map(|field| [Kind::Repeated(field), Kind::Nested(field)]);
-    let all = of_fields.chain([Kind::EndlessGroup, Kind::Overlong]);
+    let ports = [PortKind::Client, PortKind::Internal, PortKind::Worker];
+    let nested = ports.map(|port| Kind::Nested(tensors(port)));
+    let all = FIELDS.map(Kind::Repeated).chain(nested).chain([Kind::EndlessGroup, Kind::Overlong]);
     all.map(|kind| (kind, wire::message(false, &kind.bytes()))).collect()
 });
 

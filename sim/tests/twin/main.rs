@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod decisions;
+
 use std::collections::BTreeMap;
 use std::env;
 use std::process::Command;
@@ -34,16 +36,21 @@ fn topology() -> Topology {
     }
 }
 
-/// Two nodes under a minute of load, with executors that die.
+/// Two nodes under a minute of load of 40 functions, with executors that die.
 fn scenario(dispatch: PolicyConfig, seed: u64) -> Scenario {
+    scenario_of(40, dispatch, seed)
+}
+
+/// The same with so many functions.
+fn scenario_of(count: usize, dispatch: PolicyConfig, seed: u64) -> Scenario {
     let table = models::torpor();
     let slo = Slo { deadline: Duration::from_millis(200), percentile: 0.98 };
     let function = |place: usize| {
         let replicas = 1 + (place % 2) as u32;
         Function { replicas, ..Function::new(table[place % table.len()].clone(), Some(slo)) }
     };
-    let functions = (0..40).map(function).collect();
-    let counts = rates::by_minute(&rates::torpor(), 40, 1, seed as usize);
+    let functions = (0..count).map(function).collect();
+    let counts = rates::by_minute(&rates::torpor(), count, 1, seed as usize);
     let nodes = vec![NodeSpec::new(topology(), dispatch); 2];
     let fault = |second: u64| Fault {
         at: Timestamp(second * 1_000_000_000),

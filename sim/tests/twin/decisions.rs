@@ -1,0 +1,85 @@
+//! The digests of decisions, compared with `decisions.txt`: a commit that means to change no behaviour leaves that
+//! file as it is. To write the file anew, and to say in the commit why:
+//!
+//! ```text
+//! MILLRACE_WRITE_DECISIONS=1 cargo test -p millrace-sim --test twin decisions
+//! ```
+
+use std::env;
+use std::fmt::Write as _;
+use std::path::Path;
+
+use millrace_policy::gpu::isolation::Isolation;
+use millrace_policy::paths::HostLinks;
+use millrace_policy::rates::Sharing;
+use millrace_sim::run;
+use millrace_sim::scenario::Scenario;
+
+use crate::scenario_of;
+
+const WRITE: &str = "MILLRACE_WRITE_DECISIONS";
+const PRESETS: [(&str, &str); 6] = [
+    ("unified", "torpor"),
+    ("torpor", "torpor"),
+    ("torpor", "lru"),
+    ("lalb-o3", "lru"),
+    ("lalb", "replicas"),
+    ("fifo", "lru"),
+];
+/// The change that makes a scenario of the common one.
+type Change = fn(&mut Scenario);
+
+const SCENARIOS: [(&str, Change); 4] = [
+    ("swapping", |scenario| scenario.faults.clear()),
+    ("executors that die", |_| {}),
+    ("shared links", |scenario| {
+        scenario.faults.clear();
+        for node in &mut scenario.nodes {
+            node.sharing = Sharing::FaasTube;
+            node.host_links = HostLinks::All;
+        }
+    }),
+    ("processes of models", |scenario| {
+        scenario.faults.clear();
+        for node in &mut scenario.nodes {
+            node.isolation = Isolation::Model;
+        }
+    }),
+];
+/// As many as keep the GPUs of the scenario busy.
+const FUNCTIONS: usize = 80;
+
+fn digests() -> String {
+    let mut text = String::new();
+    for (seed, (name, change)) in (1..).zip(SCENARIOS) {
+        for (dispatch, eviction) in PRESETS {
+            let mut scenario = scenario_of(FUNCTIONS, dispatch.parse().unwrap(), seed);
+            for node in &mut scenario.nodes {
+                node.eviction = eviction.parse().unwrap();
+            }
+            change(&mut scenario);
+            let (count, digest) = run(&scenario).unwrap().decisions();
+            let run = format!("{name}; {dispatch}, {eviction}; seed {seed}");
+            writeln!(text, "{run}: {count} decisions, {digest:016x}").unwrap();
+        }
+    }
+    text
+}
+
+#[test]
+fn decisions_have_the_committed_digests() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/twin/decisions.txt");
+    let now = digests();
+    if env::var_os(WRITE).is_some() {
+        std::fs::write(&file, &now).unwrap();
+    }
+    print!("{now}");
+    let committed = std::fs::read_to_string(&file).unwrap();
+    let changed: Vec<_> = now.lines().filter(|line| !committed.lines().any(|it| it == *line)).collect();
+    assert!(
+        now == committed,
+        "these decisions are not those of {}; if the commit means to change them, write it anew with {WRITE}=1:\n{}",
+        file.display(),
+        changed.join("\n")
+    );
+}
