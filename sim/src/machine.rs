@@ -121,7 +121,6 @@ pub(crate) fn models(functions: &[Function]) -> Result<Vec<Arc<PreparedModel>>, 
             launches: Vec::new(),
             inputs: Vec::new(),
             outputs: Vec::new(),
-            opaque_block: None,
         })
     };
     Ok(functions.iter().enumerate().map(model).collect())

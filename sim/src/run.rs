@@ -320,7 +320,6 @@ async fn ask(shared: Rc<Shared>, request: usize, function: u32) {
         objective: None,
         priority: 0,
         inputs: if shared.rows[function as usize] { vec![modelled::row()] } else { Vec::new() },
-        reads: Vec::new(),
         descriptors: Vec::new(),
         on_gpus: OnGpus::default(),
         next: Vec::new(),

@@ -118,7 +118,6 @@ async fn install(node: &NodeHandle) {
         launches: Vec::new(),
         inputs: Vec::new(),
         outputs: Vec::new(),
-        opaque_block: None,
     };
     let config = FunctionConfig {
         key: revision(),
@@ -151,7 +150,6 @@ fn invocation() -> Invocation {
         objective: None,
         priority: 0,
         inputs: vec![input],
-        reads: Vec::new(),
         descriptors: Vec::new(),
         on_gpus: OnGpus::default(),
         next: Vec::new(),

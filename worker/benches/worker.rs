@@ -75,7 +75,6 @@ fn invocation(id: usize) -> Invocation {
             shape: vec![1, 64],
             contents: Some(Contents::Inline(data.into())),
         }],
-        reads: Vec::new(),
         descriptors: Vec::new(),
         on_gpus: OnGpus::default(),
         outputs: Vec::new(),

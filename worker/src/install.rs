@@ -1,6 +1,5 @@
 //! What the host tier gives to the actors: functions, and models ready to be swapped.
 
-use std::num::NonZeroU64;
 use std::time::Duration;
 
 use millrace_proto::executor::{Launch, TensorSpec};
@@ -32,9 +31,6 @@ pub struct PreparedModel {
     pub inputs: Vec<TensorSpec>,
     /// What it gives.
     pub outputs: Vec<TensorSpec>,
-    /// Of an opaque program (T06), whose launches declare no reads: the size of the blocks in which they
-    /// are recorded. Its requests say what they read.
-    pub opaque_block: Option<NonZeroU64>,
 }
 
 /// One function to serve.

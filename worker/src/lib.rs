@@ -14,7 +14,6 @@
 //! | [`programs`] | processes of users' own programs, beside the GPUs |
 //! | [`host_tier`] | artifacts become models in host memory |
 //! | [`control`] | the streams to the controllers |
-//! | `copy_order` | in which order an opaque program's weights are copied |
 //! | `hints` | what workflows are likely to ask for next |
 //! | `objects` | intermediate data of workflows: what is held here, and what comes from other workers |
 //! | `sequences` | the state of functions that keep some from one request to the next |
@@ -27,7 +26,6 @@ mod activity;
 mod actors;
 pub mod clock;
 pub mod control;
-mod copy_order;
 pub mod data_dir;
 pub mod groups;
 pub mod handle;

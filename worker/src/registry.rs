@@ -11,11 +11,9 @@ use millrace_types::{Bytes, Digest, FunctionKey, ModelId, Residency, RevisionKey
 
 use crate::actors::function;
 use crate::actors::gpu::ModelUsers;
-use crate::copy_order::CopyOrder;
 use crate::install::{FunctionConfig, InstallError, PreparedModel};
 use crate::programs::{Program, crew};
 use crate::seams::Slot;
-use crate::snapshot::ReadOrders;
 
 /// A function here.
 pub(crate) struct Hosted {
@@ -41,9 +39,6 @@ struct Model {
     users: BTreeSet<FunctionIndex>,
     /// What of it stays on GPUs, as the actors were last told.
     residency: Residency,
-    /// Of an opaque program: the order in which to copy it, by all that was recorded of its reads. It is kept
-    /// as long as the model is installed, and no longer: a worker that starts again records again.
-    order: Option<Arc<CopyOrder>>,
 }
 
 /// A function that was added.
@@ -72,7 +67,6 @@ pub(crate) struct Registry {
     /// What revisions that are gone have counted: nothing served here goes uncharged because its
     /// function went. One small entry for each function ever served here.
     past: BTreeMap<FunctionKey, Score>,
-    read_orders: ReadOrders,
     next_function: u32,
     next_model: u32,
 }
@@ -98,9 +92,12 @@ impl Registry {
         let known = self.model_like(prepared.digest, needed);
         let model = known.unwrap_or_else(|| {
             let model = self.new_model();
-            let prepared = Arc::clone(prepared);
-            let (users, residency) = (BTreeSet::new(), Residency::default());
-            let entry = Model { prepared, memory: needed, users, residency, order: None };
+            let entry = Model {
+                prepared: Arc::clone(prepared),
+                memory: needed,
+                users: BTreeSet::new(),
+                residency: Residency::default(),
+            };
             self.models.insert(model, entry);
             model
         });
@@ -204,38 +201,6 @@ impl Registry {
 
     pub(crate) fn models(&self) -> impl Iterator<Item = (ModelId, Bytes, &Arc<PreparedModel>)> {
         self.models.iter().map(|(&model, entry)| (model, entry.memory, &entry.prepared))
-    }
-
-    /// Notes what an executor recorded of a model's reads; gives the order of all that is known, where that is
-    /// news.
-    pub(crate) fn recorded(&mut self, model: ModelId, order: Arc<CopyOrder>) -> Option<Arc<CopyOrder>> {
-        // The model may have been removed meanwhile.
-        let entry = self.models.get_mut(&model)?;
-        let Some(known) = &entry.order else {
-            self.read_orders.first += 1;
-            entry.order = Some(Arc::clone(&order));
-            return Some(order);
-        };
-        // Executors record side by side: the actor that tells this may not have heard of the others'.
-        let order = CopyOrder::clone(&order).after(known);
-        if order == **known {
-            self.read_orders.same += 1;
-            return None;
-        }
-        self.read_orders.changed += 1;
-        let order = Arc::new(order);
-        entry.order = Some(Arc::clone(&order));
-        Some(order)
-    }
-
-    /// The recorded orders of opaque programs.
-    pub(crate) fn orders(&self) -> impl Iterator<Item = (ModelId, &Arc<CopyOrder>)> {
-        self.models.iter().filter_map(|(&model, entry)| Some((model, entry.order.as_ref()?)))
-    }
-
-    /// How often orders were recorded.
-    pub(crate) fn read_orders(&self) -> ReadOrders {
-        self.read_orders
     }
 
     /// What of a function's model is to stay on GPUs now, where that is not what the actors were told.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_policy::dispatch::Inputs;
-use millrace_proto::executor::{LaunchReads, Tensor, tensor::Contents};
+use millrace_proto::executor::{Tensor, tensor::Contents};
 use millrace_proto::worker::FetchMethod;
 use millrace_types::{Bytes, DataId, GpuIndex, RequestId, RevisionKey, Timestamp};
 
@@ -34,8 +34,6 @@ pub struct Invocation {
     pub priority: u64,
     /// The inputs, as the executor takes them.
     pub inputs: Vec<Tensor>,
-    /// Of an opaque program alone: what each launch reads of its weights, as its client's calls say.
-    pub reads: Vec<LaunchReads>,
     /// What the inputs' `contents_fd` count.
     pub descriptors: Vec<Descriptor>,
     /// What of its data is on GPUs.

@@ -36,8 +36,6 @@ pub struct NodeSnapshot {
     pub batches: Totals,
     /// Transfers to its GPUs that are over, and how long they waited for their links.
     pub transfers: Tally,
-    /// How often its executors recorded in which order opaque programs read.
-    pub read_orders: ReadOrders,
     /// How it schedules now.
     pub policy: Option<InForce>,
 }
@@ -50,17 +48,6 @@ impl NodeSnapshot {
         let told = self.dispatch.errors.iter();
         told.filter_map(move |error| Some((*types.get(error.kind as usize)?, *error)))
     }
-}
-
-/// How often executors recorded in which order an opaque program reads (T06), by what the node had of it.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct ReadOrders {
-    /// Nothing.
-    pub first: u64,
-    /// Not all of it: what is new is added.
-    pub changed: u64,
-    /// All of it: an executor that is new to the program.
-    pub same: u64,
 }
 
 /// How much of a node is looked at.
@@ -194,7 +181,6 @@ pub(crate) enum SnapshotPart {
     Past(BTreeMap<FunctionKey, Score>),
     Queue { queued: u32, stats: Stats, batches: Totals, transfers: Tally, policy: InForce },
     Idle(BTreeMap<FunctionKey, Duration>),
-    Recorded(ReadOrders),
 }
 
 impl NodeSnapshot {
@@ -209,7 +195,6 @@ impl NodeSnapshot {
                 (self.transfers, self.policy) = (transfers, Some(policy));
             }
             SnapshotPart::Idle(idle) => self.idle = idle,
-            SnapshotPart::Recorded(read_orders) => self.read_orders = read_orders,
         }
     }
 

@@ -281,9 +281,6 @@ impl Supervisor {
             let prepared = Arc::clone(prepared);
             self.gpu(index).post(gpu::Message::Install { model, memory, prepared });
         }
-        for (model, order) in self.registry.borrow().orders() {
-            self.gpu(index).post(gpu::Message::CopyOrder { model, order: Arc::clone(order) });
-        }
         for (model, residency) in self.registry.borrow().residencies() {
             self.gpu(index).post(gpu::Message::Event(GpuEvent::Residency { model, residency }));
         }

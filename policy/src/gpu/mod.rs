@@ -212,12 +212,6 @@ impl Gpu {
         self.slots.place_of(key).is_some()
     }
 
-    /// The model of a run that the executor was sent and has not ended.
-    #[must_use]
-    pub fn model_of(&self, run: RunId) -> Option<ModelId> {
-        self.slots.iter().find(|slot| slot.run() == Some(run)).map(|slot| slot.model)
-    }
-
     /// Requests on it.
     #[must_use]
     pub fn requests(&self) -> usize {

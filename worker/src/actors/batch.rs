@@ -10,12 +10,9 @@ use crate::actors::work::SharedWork;
 use crate::port::Descriptor;
 use crate::request::{Invocation, Share};
 
-/// With whom a request may run; `None`: with nobody, for its inputs have no rows, or not the same, or what
-/// its launches read comes with it.
+/// Returns the class and size by which a request is batched; `None` if it runs alone, because its inputs have
+/// no rows or different numbers of rows.
 pub(crate) fn item(invocation: &Invocation) -> Option<Item> {
-    if !invocation.reads.is_empty() {
-        return None;
-    }
     let rows = rows(invocation)?;
     let mut class = DefaultHasher::new();
     let (mut inline, mut descriptors) = (0, 0);

@@ -26,7 +26,6 @@ use std::sync::Arc;
 
 use crate::actors::driven::Driven;
 use crate::actors::{extents, gpu, link, node};
-use crate::copy_order::CopyOrder;
 use crate::groups;
 use crate::handle::Directory;
 use crate::port::{Descriptor, ExecutorPort, Lent, PortEvent, PortEventKind};
@@ -40,8 +39,6 @@ pub(crate) enum Message {
     Start,
     /// Pass a command on, if the process is still the one it was meant for.
     Send { incarnation: Incarnation, command: Command, descriptors: Vec<Descriptor> },
-    /// The next mapping of an opaque program is filled in this order; `None`: as its weights lie.
-    CopyOrder { incarnation: Incarnation, model: ModelId, order: Option<Arc<CopyOrder>> },
     /// Carry a grant out.
     Copy(Grant),
     /// Take one back.
@@ -76,8 +73,6 @@ pub(crate) struct Executor {
     peers: Peers,
     /// The link that issued each batch that is out, and who forwards it, where others do.
     out: BTreeMap<(TransferId, BatchId), (LinkId, Option<Forwarded>)>,
-    /// The orders in which the present mappings of opaque programs are filled.
-    orders: BTreeMap<ModelId, Arc<CopyOrder>>,
 }
 
 /// Which way a batch goes that other GPUs forward, and over which of them.
@@ -103,8 +98,7 @@ impl Executor {
         started: Box<dyn Fn(Incarnation)>,
         peers: Peers,
     ) -> Self {
-        let (out, orders) = (BTreeMap::new(), BTreeMap::new());
-        Self { gpu, life, up: false, stopping: false, pid: 0, port, started, peers, out, orders }
+        Self { gpu, life, up: false, stopping: false, pid: 0, port, started, peers, out: BTreeMap::new() }
     }
 
     fn step(&mut self, now: Timestamp, event: Event) {
@@ -143,7 +137,6 @@ impl Executor {
     /// There is no process, or none that is to be listened to.
     fn gone(&mut self) {
         self.out.clear();
-        self.orders.clear();
         if std::mem::take(&mut self.up) {
             self.peers.neighbours.values().for_each(|peer| peer.post(Message::PeerLost(self.gpu)));
         }
@@ -183,15 +176,10 @@ impl Executor {
             Cargo::Object(piece) => Copy { object: piece.object.0, ..Copy::default() },
             Cargo::ToHost(Leaving { copy, .. }) => Copy { copy_out: copy, ..Copy::default() },
         };
-        let order = match grant.cargo {
-            Cargo::Weights(Weights { model, .. }) => self.orders.get(&model),
-            Cargo::Object(_) | Cargo::ToHost(_) => None,
-        };
-        let as_it_lies = || vec![ByteRange { offset: offset.0, bytes: size.0 }];
         let copy = Copy {
             transfer: grant.transfer.0,
             batch: grant.batch.0,
-            ranges: order.map_or_else(as_it_lies, |order| order.ranges(offset, size)),
+            ranges: vec![ByteRange { offset: offset.0, bytes: size.0 }],
             not_before_ns: grant.not_before.0,
             not_after_ns: grant.not_after.0,
             peer: grant.peer.as_ref().map(|peer| extents::of_peer(peer, offset)),
@@ -259,12 +247,6 @@ impl Behaviour for Executor {
             Message::Send { incarnation, command, descriptors } => {
                 if incarnation == self.life.core.incarnation() {
                     self.send(command, descriptors);
-                }
-            }
-            Message::CopyOrder { incarnation, model, order } => {
-                if incarnation == self.life.core.incarnation() {
-                    self.orders.remove(&model);
-                    self.orders.extend(order.map(|order| (model, order)));
                 }
             }
             Message::Copy(grant) => self.copy(&grant),

@@ -11,7 +11,6 @@ mod data;
 mod inputs;
 mod message;
 mod moves;
-mod orders;
 mod outgoing;
 mod report;
 mod requests;
@@ -34,7 +33,6 @@ use crate::actors::driven::Driven;
 use crate::actors::function::Outputs;
 use crate::actors::spans::Spans;
 use crate::actors::{executor, node};
-use crate::copy_order::CopyOrder;
 use crate::handle::Directory;
 use crate::install::PreparedModel;
 use crate::port::Descriptor;
@@ -74,8 +72,6 @@ pub(crate) struct Gpu {
     hardware: topology::Gpu,
     core: Driven<Core>,
     models: BTreeMap<ModelId, Arc<PreparedModel>>,
-    /// Of opaque programs, as they were recorded so far: mappings that begin are filled so.
-    orders: BTreeMap<ModelId, Arc<CopyOrder>>,
     entries: BTreeMap<RequestKey, Entry>,
     incarnation: Incarnation,
     /// Of the executor that all models share.
@@ -92,21 +88,17 @@ pub(crate) struct Gpu {
 
 impl Gpu {
     pub(crate) fn new(hardware: topology::Gpu, core: Driven<Core>, peers: Peers) -> Self {
-        let (models, entries, loaded) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        let (incarnation, pid, evicted) = (Incarnation(0), None, 0);
-        let (leaving, data, orders) = (Vec::new(), Data::default(), BTreeMap::new());
         Self {
             hardware,
             core,
-            models,
-            orders,
-            entries,
-            incarnation,
-            pid,
-            loaded,
-            leaving,
-            evicted,
-            data,
+            models: BTreeMap::new(),
+            entries: BTreeMap::new(),
+            incarnation: Incarnation(0),
+            pid: None,
+            loaded: BTreeMap::new(),
+            leaving: Vec::new(),
+            evicted: 0,
+            data: Data::default(),
             peers,
         }
     }
@@ -166,12 +158,6 @@ impl Behaviour for Gpu {
                 self.models.insert(model, prepared);
                 self.step(now, Event::Install { model, memory, weights }, Carried::Nothing);
             }
-            Message::CopyOrder { model, order } => {
-                // It may have been removed meanwhile.
-                if self.models.contains_key(&model) {
-                    self.orders.insert(model, order);
-                }
-            }
             Message::Remove(model) => self.step(now, Event::Remove { model }, Carried::Nothing),
             Message::Assign { key, works, incarnation, attempt, from } => {
                 let parent = works.first().map_or_else(Span::none, |work| work.span.clone());
@@ -216,8 +202,7 @@ impl Behaviour for Gpu {
                 spans.for_each(|spans| spans.copied(now, &copied));
                 self.batch_crossed(now, &copied);
             }
-            Message::RunDone { run, times, event, outputs, first_reads } => {
-                self.recorded(run, &first_reads);
+            Message::RunDone { run, times, event, outputs } => {
                 self.entries.values().for_each(|entry| entry.spans.launched(now, run, &times));
                 let kept = outputs
                     .tensors

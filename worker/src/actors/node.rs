@@ -324,7 +324,6 @@ impl Behaviour for Node {
             }
             Message::Policy(wanted) => self.set_policy(now, &wanted),
             Message::Evicted { gpu, models } => self.dispatch(now, dispatch::Event::Evicted { gpu, models }),
-            Message::Recorded { model, order } => self.supervisor.recorded(model, order),
             Message::Transfer { gpu, transfer, cargo, chunks, from, reader } => {
                 self.moving.insert(transfer, (gpu, cargo));
                 let objective = match reader {

@@ -125,7 +125,6 @@ pub(super) fn compile(digest: Digest, onnx: Vec<u8>, grouping: Grouping) -> Resu
         launches: launches.into_iter().map(launch).collect(),
         inputs: summary.inputs.iter().map(spec).collect(),
         outputs: summary.outputs.iter().map(spec).collect(),
-        opaque_block: None,
     };
     let (inputs, outputs) = (summary.inputs, summary.outputs);
     let signature = Signature { digest, inputs, outputs, reader: Reader::Gpu, state: None };

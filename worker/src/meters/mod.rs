@@ -42,7 +42,7 @@ use crate::host_tier::Counts;
 use crate::objects::{Objects, Tally};
 use crate::programs::Programs;
 use crate::sequences::{self, Sequences};
-use crate::snapshot::{GpuHealth, NodeSnapshot, ReadOrders};
+use crate::snapshot::{GpuHealth, NodeSnapshot};
 
 /// Functions with labels of their own.
 const FUNCTIONS_MAX: usize = 1000;
@@ -279,7 +279,6 @@ impl Seen {
             writer.counter((name, help, None), count)?;
         }
         self.prewarms(writer)?;
-        self.read_orders(writer)?;
         self.predictions(writer)?;
         let bytes: u64 = self.host_models.iter().map(|model| model.bytes).sum();
         for (name, help, unit, value) in [
@@ -345,14 +344,6 @@ impl Seen {
         let held_out = self.snapshot.dispatch.held_out;
         let about = ("millrace_batch_prediction_error_ratio", help, None);
         held_out.map_or(Ok(()), |percent| writer.gauge(about, percent / 100.0))
-    }
-
-    fn read_orders(&self, writer: &mut Writer<'_, '_>) -> fmt::Result {
-        let ReadOrders { first, changed, same } = self.snapshot.read_orders;
-        let labelled = |(outcome, count): (&str, u64)| (vec![("outcome", outcome.to_owned())], count as f64);
-        let help = "Orders of an opaque program's reads that executors recorded, by what was known before";
-        let outcomes = [("first", first), ("changed", changed), ("same", same)];
-        writer.counters(("millrace_read_orders_recorded", help, None), outcomes.into_iter().map(labelled))
     }
 
     fn functions(&self, writer: &mut Writer<'_, '_>) -> fmt::Result {

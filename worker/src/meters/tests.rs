@@ -291,15 +291,3 @@ fn models_that_came_before_they_were_asked_for_are_counted_by_what_became_of_the
     ];
     assert_eq!(lines(Seen { snapshot, followed, ..Seen::default() }, "millrace_prewarms"), expected);
 }
-
-#[test]
-fn recorded_orders_are_counted_by_what_was_known_before() {
-    let read_orders = ReadOrders { first: 3, changed: 2, same: 1 };
-    let snapshot = NodeSnapshot { read_orders, ..NodeSnapshot::default() };
-    let expected = [
-        r#"millrace_read_orders_recorded_total{outcome="first"} 3.0"#,
-        r#"millrace_read_orders_recorded_total{outcome="changed"} 2.0"#,
-        r#"millrace_read_orders_recorded_total{outcome="same"} 1.0"#,
-    ];
-    assert_eq!(lines(Seen { snapshot, ..Seen::default() }, "millrace_read_orders"), expected);
-}

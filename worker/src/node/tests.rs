@@ -135,7 +135,6 @@ fn prepared() -> Arc<PreparedModel> {
         launches: Vec::new(),
         inputs: Vec::new(),
         outputs: Vec::new(),
-        opaque_block: None,
     })
 }
 
@@ -187,7 +186,6 @@ fn request(timeout: Duration) -> Invocation {
         objective: None,
         next: Vec::new(),
         inputs: Vec::new(),
-        reads: Vec::new(),
         descriptors: Vec::new(),
         on_gpus: OnGpus { objects: Vec::new(), keep: vec!["run".to_owned()] },
         outputs: Vec::new(),

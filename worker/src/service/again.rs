@@ -55,7 +55,6 @@ mod tests {
             objective: Some(millis(50)),
             priority: 0,
             inputs: Vec::new(),
-            reads: Vec::new(),
             descriptors: Vec::new(),
             on_gpus: OnGpus::default(),
             outputs: Vec::new(),

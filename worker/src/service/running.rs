@@ -98,7 +98,6 @@ impl WorkerService {
             objective: objective.map(|objective| objective.saturating_sub(gathered.took)),
             priority: request.priority,
             inputs: packed.tensors,
-            reads: Vec::new(),
             descriptors: packed.descriptors,
             on_gpus: OnGpus { objects: packed.objects, keep: Vec::new() },
             outputs: request.outputs,

@@ -58,7 +58,6 @@ impl Supervisor {
         // Together with the rest: a function that goes meanwhile is counted here or there, once.
         // Whoever asked may have given up.
         parts.send(SnapshotPart::Past(registry.past().clone())).unwrap_or_default();
-        parts.send(SnapshotPart::Recorded(registry.read_orders())).unwrap_or_default();
         let idle = self.residence().idle(self.clock.now()).map(|(key, idle)| (key.clone(), idle)).collect();
         parts.send(SnapshotPart::Idle(idle)).unwrap_or_default();
         for hosted in registry.functions() {

@@ -19,7 +19,6 @@ use super::{Removed, Supervisor, Who};
 use crate::actors::function::{self, Below, Function, ScoresTold};
 use crate::actors::gpu;
 use crate::clock::Sleeper;
-use crate::copy_order::CopyOrder;
 use crate::handle::FunctionEntry;
 use crate::install::{FunctionConfig, InstallError, PreparedModel};
 use crate::programs::Program;
@@ -64,17 +63,6 @@ impl Supervisor {
             gpu.post(gpu::Message::Event(GpuEvent::Residency { model, residency }));
         }
         Some(residency)
-    }
-
-    /// Notes what was recorded of how an opaque program reads. Where that is news, every GPU copies it so from
-    /// its next mapping on.
-    pub(crate) fn recorded(&self, model: ModelId, order: Arc<CopyOrder>) {
-        let news = self.registry.borrow_mut().recorded(model, order);
-        if let Some(order) = news {
-            for gpu in &self.gpus {
-                gpu.post(gpu::Message::CopyOrder { model, order: Arc::clone(&order) });
-            }
-        }
     }
 
     /// Takes no more requests of a function. It is removed once it has answered those it has.

@@ -21,7 +21,6 @@ mod many;
 mod memory;
 mod metrics;
 mod objects;
-mod opaque;
 mod peers;
 mod port;
 mod ports;

@@ -148,7 +148,6 @@ pub(crate) fn prepare(number: usize, weights: Bytes) -> Arc<PreparedModel> {
         launches: Vec::new(),
         inputs: Vec::new(),
         outputs: Vec::new(),
-        opaque_block: None,
     })
 }
 
@@ -166,7 +165,6 @@ pub(crate) fn request(function: usize) -> Invocation {
         objective: None,
         priority: 0,
         inputs: Vec::new(),
-        reads: Vec::new(),
         descriptors: Vec::new(),
         on_gpus: OnGpus::default(),
         next: Vec::new(),

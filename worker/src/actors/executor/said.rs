@@ -50,8 +50,8 @@ impl Executor {
                 let descriptors = descriptors.into_iter().map(Arc::new).collect();
                 let tensors = done.outputs;
                 let outputs = Outputs { tensors, descriptors, ..Outputs::default() };
-                let (times, first_reads) = (done.launch_times, done.first_reads);
-                self.peers.gpu.post(gpu::Message::RunDone { run, times, event, outputs, first_reads });
+                let times = done.launch_times;
+                self.peers.gpu.post(gpu::Message::RunDone { run, times, event, outputs });
             }
             Said::RunFailed(failed) => {
                 let event =

@@ -1,6 +1,5 @@
 //! What the core says is to be done, carried out.
 
-use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use millrace_policy::dispatch::Return;
@@ -27,7 +26,6 @@ impl Gpu {
                 self.send(Command::UnloadProgram(UnloadProgram { program: model.0.into() }), Vec::new());
             }
             Action::Map { model, generation, blocks } => {
-                self.tell_order(model);
                 let extents = extents::of_program(&blocks, self.weights(model));
                 let map = Map { program: model.0.into(), generation: generation.0, extents };
                 self.send(Command::Map(map), Vec::new());
@@ -56,8 +54,6 @@ impl Gpu {
             }
             Action::Replace => self.peers.executor.post(executor::Message::Replace),
             Action::Transfer { transfer, weights, chunks, from } => {
-                // A peer's bytes are found by chunk; by place in an order only the host's are.
-                let from = from.filter(|_| !self.is_opaque(weights.model));
                 let evicted = self.evicted;
                 let waiting = self.entries.values_mut().filter(|entry| entry.work().model == weights.model);
                 waiting.for_each(|entry| entry.spans.swap_begins(transfer, weights, from, evicted));
@@ -131,9 +127,6 @@ impl Gpu {
             }
             Action::Evicted { models } => self.peers.node.post(node::Message::Evicted { gpu, models }),
             Action::Forgot { model } => {
-                if self.orders.remove(&model).is_some() {
-                    self.tell_order(model);
-                }
                 self.models.remove(&model);
             }
         }
@@ -152,7 +145,7 @@ impl Gpu {
             inputs: prepared.inputs.clone(),
             outputs: prepared.outputs.clone(),
             weights_pageable: false,
-            opaque_block_bytes: prepared.opaque_block.map_or(0, NonZeroU64::get),
+            opaque_block_bytes: 0,
             group_bytes: prepared.group_bytes.0,
         };
         let descriptors = vec![Arc::clone(&prepared.graph), Arc::clone(&prepared.weights)];

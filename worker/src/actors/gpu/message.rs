@@ -7,7 +7,7 @@ use millrace_policy::fabric::{Outcome, Piece};
 use millrace_policy::gpu::Event;
 use millrace_policy::ids::{RequestKey, RunId, TransferId};
 use millrace_policy::paths::Hops;
-use millrace_proto::executor::{Fault, LaunchReads, LaunchTimes, ObjectPart};
+use millrace_proto::executor::{Fault, LaunchTimes, ObjectPart};
 use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId};
 
 use super::ModelUsers;
@@ -16,7 +16,6 @@ use crate::actors::function::Outputs;
 use crate::actors::node::Reader;
 use crate::actors::spans::Copied;
 use crate::actors::work::SharedWork;
-use crate::copy_order::CopyOrder;
 use crate::handle::Parts;
 use crate::install::PreparedModel;
 use crate::objects::{OnHost, Reply};
@@ -25,8 +24,6 @@ use crate::objects::{OnHost, Reply};
 pub(crate) enum Message {
     /// A model may be asked for.
     Install { model: ModelId, memory: Bytes, prepared: Arc<PreparedModel> },
-    /// The order in which an opaque program is copied from its next mapping on.
-    CopyOrder { model: ModelId, order: Arc<CopyOrder> },
     /// It will not be any more.
     Remove(ModelId),
     /// A request is to run here, or several as one, known by a key of theirs.
@@ -49,15 +46,8 @@ pub(crate) enum Message {
     Event(Event),
     /// A batch of a transfer came.
     Copied(Copied),
-    /// A run ended with outputs; when its launches ran, where that was asked for; and by launch what of its
-    /// program it is the first to read, where that was recorded.
-    RunDone {
-        run: RunId,
-        times: Vec<LaunchTimes>,
-        event: Event,
-        outputs: Outputs,
-        first_reads: Vec<LaunchReads>,
-    },
+    /// A run ended with outputs. `times` has when its launches ran, if the run asked for that.
+    RunDone { run: RunId, times: Vec<LaunchTimes>, event: Event, outputs: Outputs },
     /// A run ended without, and why.
     RunFailed { event: Event, detail: String },
     /// Its executor said something of objects.

@@ -75,8 +75,6 @@ impl Gpu {
         entry.let_go(&mut self.data);
         let (inputs, descriptors) = batch::inputs(&entry.works);
         let (outputs, members) = (entry.work().invocation.outputs.clone(), entry.works.len());
-        // One that has any runs alone.
-        let reads = entry.work().invocation.reads.clone();
         let kept = self.entries.get(&key).map(|entry| self.kept_outputs(entry)).unwrap_or_default();
         let run = Run {
             run: run.0,
@@ -85,7 +83,7 @@ impl Gpu {
             inputs,
             outputs,
             kept,
-            reads,
+            reads: Vec::new(),
             times,
             members: u32::try_from(members).unwrap_or(u32::MAX),
         };

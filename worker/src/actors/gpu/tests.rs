@@ -1,7 +1,5 @@
 //! A Gpu actor by itself: what it tells its peers is written down, and they say what the tests want.
 
-mod orders;
-
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -125,11 +123,6 @@ impl Bench {
 
     /// Gives it a request that reads these objects, and may leave its output here.
     fn assign(&mut self, key: u64, model: u32, objects: Vec<Arc<Kept>>) {
-        self.assign_from(key, model, objects, None);
-    }
-
-    /// The same, with its model from this GPU, if it is not here.
-    fn assign_from(&mut self, key: u64, model: u32, objects: Vec<Arc<Kept>>, from: Option<GpuIndex>) {
         let input = |object: &Arc<Kept>| {
             let part = ObjectPart { object: object.key.0, offset: 0, bytes: object.bytes };
             let shape = vec![i64::try_from(object.bytes).unwrap()];
@@ -152,7 +145,6 @@ impl Bench {
             objective: None,
             next: Vec::new(),
             inputs: objects.iter().map(input).collect(),
-            reads: Vec::new(),
             descriptors: Vec::new(),
             on_gpus: OnGpus { objects, keep: vec!["y".to_owned()] },
             outputs: Vec::new(),
@@ -171,7 +163,8 @@ impl Bench {
             home: self.function.mailbox(),
             span: Span::none(),
         });
-        self.tell(Message::Assign { key, works: vec![work], incarnation: INCARNATION, attempt: 1, from });
+        let works = vec![work];
+        self.tell(Message::Assign { key, works, incarnation: INCARNATION, attempt: 1, from: None });
     }
 
     /// An object on the other GPU.
@@ -187,7 +180,7 @@ impl Bench {
         let output = Tensor { name: "y".to_owned(), contents, ..Tensor::default() };
         let outputs = Outputs { tensors: vec![output], ..Outputs::default() };
         let event = Event::RunDone { run, started: NOW, finished: NOW, waited: Duration::ZERO };
-        self.tell(Message::RunDone { run, times: Vec::new(), event, outputs, first_reads: Vec::new() });
+        self.tell(Message::RunDone { run, times: Vec::new(), event, outputs });
     }
 
     /// Lets it hear what it was told meanwhile.
@@ -229,7 +222,6 @@ fn prepared(weights: Bytes) -> Arc<PreparedModel> {
         launches: Vec::new(),
         inputs: Vec::new(),
         outputs: Vec::new(),
-        opaque_block: None,
     })
 }
 

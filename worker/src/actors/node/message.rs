@@ -15,7 +15,6 @@ use tokio::sync::oneshot;
 use crate::actors::work::SharedWork;
 use crate::control::checkpoint::Scores;
 use crate::control::desired::Quotas;
-use crate::copy_order::CopyOrder;
 use crate::handle::{FaultError, Parts};
 use crate::install::{FunctionConfig, InstallError, PreparedModel, Profile};
 use crate::policy::Wanted;
@@ -55,8 +54,6 @@ pub(crate) enum Message {
     Policy(Wanted),
     /// Models left a GPU.
     Evicted { gpu: GpuIndex, models: Vec<ModelId> },
-    /// An executor recorded in which order an opaque program reads.
-    Recorded { model: ModelId, order: Arc<CopyOrder> },
     /// Weights or an object want to go to a GPU, or an object from there to the host.
     Transfer {
         gpu: GpuIndex,
