@@ -24,7 +24,6 @@
 //! | `program` | a loaded model: its launches, and the memory under it |
 //! | `mapping` | the memory under a program or an object: its region, its residency |
 //! | `residency` | what mapping there is, and who uses it. Pure |
-//! | `opaque` | a program whose launches declare no reads: what it read when it ran first |
 //! | `peers` | other GPUs whose memory copies may read |
 //! | `plan` | launches with their values numbered. Pure |
 //! | `wire` | what messages mean here |
@@ -40,7 +39,6 @@ mod events;
 mod kept;
 mod mapping;
 mod objects;
-mod opaque;
 mod peers;
 mod plan;
 mod process;

@@ -5,12 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use millrace_device::{Access, Code, Device, Error as DeviceError, HostRegion, KernelSpec};
+use millrace_device::{Access, Code, Device, Error as DeviceError, HostRegion};
 use millrace_proto::executor::LoadProgram;
 use millrace_types::Bytes;
 
 use crate::mapping::{Mapping, Of};
-use crate::opaque::{self, Opaque};
 use crate::plan::{self, Plan};
 use crate::process::Shared;
 use crate::wire::{self, Declared, Descriptors};
@@ -21,7 +20,6 @@ const QUICK_MAX: Duration = Duration::from_micros(50);
 /// A program, shared by the control thread and whatever copies and runs name it.
 #[derive(Debug)]
 pub(crate) struct Program<D: Device> {
-    shared: Arc<Shared<D>>,
     pub(crate) name: String,
     /// Its launches, by number.
     pub(crate) plan: Plan,
@@ -37,8 +35,6 @@ pub(crate) struct Program<D: Device> {
     pub(crate) host: Arc<HostRegion>,
     /// The most that is copied before launches which wait are woken.
     pub(crate) group: u64,
-    /// An opaque program's, whose launches declare no reads.
-    pub(crate) opaque: Option<Opaque>,
 }
 
 /// Why a program could not be loaded.
@@ -48,8 +44,6 @@ pub(crate) enum LoadError {
     Message(#[from] wire::Error),
     #[error(transparent)]
     Launches(#[from] plan::Error),
-    #[error(transparent)]
-    Opaque(#[from] opaque::Error),
     #[error(transparent)]
     Device(#[from] DeviceError),
 }
@@ -71,8 +65,7 @@ impl<D: Device> Program<D> {
         let outputs = message.outputs.into_iter().map(wire::declared).collect::<Result<Vec<_>, _>>()?;
         let launches = message.launches.into_iter().map(wire::launch).collect::<Result<_, _>>()?;
         let names = |values: &[Declared]| values.iter().map(|value| value.name.clone()).collect::<Vec<_>>();
-        let mut plan = Plan::new(&names(&inputs), &names(&outputs), launches)?;
-        let opaque = Opaque::new(&mut plan, host.bytes(), message.opaque_block_bytes)?;
+        let plan = Plan::new(&names(&inputs), &names(&outputs), launches)?;
 
         let region = device.reserve(host.bytes())?;
         let code = Code {
@@ -86,9 +79,8 @@ impl<D: Device> Program<D> {
             plan.steps.iter().map(|step| device.kernel(&module, &step.spec)).collect::<Result<_, _>>()?;
         let copy_max = device.capabilities().copy_max.get();
         let group = if message.group_bytes == 0 { copy_max } else { message.group_bytes.min(copy_max) };
-        let mapping = Mapping::new(Arc::clone(&shared), Of::Program(message.program), region);
+        let mapping = Mapping::new(shared, Of::Program(message.program), region);
         Ok(Self {
-            shared,
             name: message.name,
             plan,
             module,
@@ -100,13 +92,7 @@ impl<D: Device> Program<D> {
             quick_inputs: AtomicUsize::new(0),
             host: Arc::new(host),
             group,
-            opaque,
         })
-    }
-
-    /// One of its launches, with reads that were not known before.
-    pub(crate) fn kernel(&self, spec: &KernelSpec) -> Result<D::Kernel, DeviceError> {
-        self.shared.device.kernel(&self.module, spec)
     }
 
     /// Learns from a run. Quick ones raise the bound to their size, others lower it below theirs.

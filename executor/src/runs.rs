@@ -2,17 +2,14 @@
 //! whole; else launch by launch, each waiting for what it reads (T08).
 
 use std::collections::HashMap;
-use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use millrace_device::{
-    Arg, Device, Error as DeviceError, Event as _, KernelSpec, Stream as _, monotonic_now,
-};
+use millrace_device::{Arg, Device, Error as DeviceError, Event as _, Stream as _, monotonic_now};
 use millrace_proto::executor::event::Event;
-use millrace_proto::executor::{LaunchReads, LaunchTimes, Run, RunDone, RunFailed, RunFailure};
+use millrace_proto::executor::{LaunchTimes, Run, RunDone, RunFailed, RunFailure};
 use millrace_proto::frames;
 use millrace_types::Timestamp;
 
@@ -22,7 +19,6 @@ use crate::events::clip;
 use crate::kept;
 use crate::mapping::Use;
 use crate::objects::{self, Objects};
-use crate::opaque::Opaque;
 use crate::plan::{Slot, Step};
 use crate::process::Shared;
 use crate::program::Program;
@@ -41,8 +37,6 @@ pub(crate) struct Job<D: Device> {
     generation: u64,
     inputs: Inputs<D>,
     asked: Asked,
-    /// Of an opaque program: what each launch reads.
-    reads: Vec<Vec<Range<u64>>>,
     told: Told,
 }
 
@@ -79,8 +73,6 @@ pub(crate) enum Failed {
     KeptUnknown(String),
     #[error("outputs cannot be kept: {0}")]
     Kept(#[from] kept::Error),
-    #[error("the run says what {found} launches read, and must of {due}")]
-    Reads { found: usize, due: usize },
     #[error("value {0:?} is not there: the launches do not fit together")]
     ValueMissing(String),
     #[error(transparent)]
@@ -118,16 +110,10 @@ impl<D: Device> Job<D> {
         mut descriptors: Descriptors,
     ) -> Result<Self, Failed> {
         let inputs = batch::inputs(message.inputs, message.members, objects, &mut descriptors)?;
-        let reads = message.reads.into_iter().map(|reads| wire::ranges(reads.ranges));
-        let reads = reads.collect::<Result<Vec<_>, _>>()?;
-        let due = program.opaque.as_ref().map_or(0, |_| program.plan.steps.len());
-        if reads.len() != due {
-            return Err(Failed::Reads { found: reads.len(), due });
-        }
         let Run { run, generation, outputs, kept, times, .. } = message;
         let told = if times { Told::Launches } else { Told::Nothing };
         let asked = Asked { outputs, kept, rows: inputs.rows };
-        Ok(Self { run, program, generation, inputs, asked, reads, told })
+        Ok(Self { run, program, generation, inputs, asked, told })
     }
 
     /// Whether it waits for nothing and is likely to be quick: a run of the program with as much
@@ -172,17 +158,14 @@ fn carry_out<D: Device>(
     job: Job<D>,
     stream: &mut D::Stream,
 ) -> Result<(RunDone, Vec<OwnedFd>), Failed> {
-    let Job { run, program, generation, inputs, asked, reads, told } = job;
+    let Job { run, program, generation, inputs, asked, told } = job;
     let wanted = asked.wanted(run, &program.outputs, &shared.kept)?;
     // The uses outlive all values: what is declared first is dropped last.
     let Inputs { tensors: inputs, uses: _uses, .. } = inputs;
     let (began, bytes) = (monotonic_now(), inline_bytes(&inputs));
     let inputs = upload::<D>(&program.inputs, inputs, stream)?;
     let mut running = Running { program: &program, generation, stream, times: Times::start(told) };
-    let (mut values, first_reads) = match &program.opaque {
-        None => (running.run(inputs)?, Vec::new()),
-        Some(opaque) => running.run_opaque(inputs, opaque, reads)?,
-    };
+    let mut values = running.run(inputs)?;
     let times = running.times;
     let mut answer = Answer::<D>::new();
     for index in wanted {
@@ -197,14 +180,9 @@ fn carry_out<D: Device>(
         finished_ns: times.finished.as_nanos(),
         waited_ns: u64::try_from(times.waited.as_nanos()).unwrap_or(u64::MAX),
         launches: times.launches,
-        first_reads: first_reads.into_iter().map(launch_reads).collect(),
         launch_times: times.each,
     };
     Ok((done, descriptors))
-}
-
-fn launch_reads(reads: Vec<Range<u64>>) -> LaunchReads {
-    LaunchReads { ranges: reads.into_iter().map(wire::byte_range).collect() }
 }
 
 /// The inputs' bytes, where they came in the message; what is elsewhere is too much to be quick.
@@ -267,10 +245,6 @@ impl Times {
     }
 }
 
-/// What a run of an opaque program leaves: its values by slot, and by launch what it was the first to read,
-/// empty unless that is new.
-type OpaqueRun<D> = (Vec<Option<<D as Device>::Value>>, Vec<Vec<Range<u64>>>);
-
 /// A run between its first launch and its last.
 struct Running<'a, D: Device> {
     program: &'a Program<D>,
@@ -284,70 +258,32 @@ impl<D: Device> Running<'_, D> {
     fn run(&mut self, mut slots: Vec<Option<D::Value>>) -> Result<Vec<Option<D::Value>>, Failed> {
         let program = self.program;
         if let Some(mapping) = program.mapping.use_loaded(self.generation, &program.plan.whole.spec.reads)? {
-            return self.whole(slots, mapping);
+            let values =
+                self.launch(&program.plan.whole, &program.whole, &mut slots, mapping, Duration::ZERO)?;
+            return Ok(values.into_iter().map(Some).collect());
         }
         slots.resize_with(program.plan.slots, || None);
         for (step, kernel) in program.plan.steps.iter().zip(&program.kernels) {
-            self.step(step, kernel, &step.spec.reads, &mut slots)?;
+            self.step(step, kernel, &mut slots)?;
         }
-        Ok(self.outputs(slots))
+        Ok(program.plan.outputs.iter().map(|&slot| slots[slot].take()).collect())
     }
 
-    /// As [`Self::run`], of a program whose launches read what comes with the run. Returns what is recorded
-    /// of its reads, too, if that is new.
-    fn run_opaque(
-        &mut self,
-        mut slots: Vec<Option<D::Value>>,
-        opaque: &Opaque,
-        reads: Vec<Vec<Range<u64>>>,
-    ) -> Result<OpaqueRun<D>, Failed> {
-        let program = self.program;
-        let (mut trace, known) = opaque.begin();
-        let reads_all = &program.plan.whole.spec.reads;
-        if known && let Some(mapping) = program.mapping.use_loaded(self.generation, reads_all)? {
-            return Ok((self.whole(slots, mapping)?, Vec::new()));
-        }
-        slots.resize_with(program.plan.slots, || None);
-        for (step, reads) in program.plan.steps.iter().zip(reads) {
-            let spec = KernelSpec { reads, ..step.spec.clone() };
-            // Before anything is waited for: it refuses reads that are outside the program's range,
-            // which would never come.
-            let kernel = program.kernel(&spec)?;
-            self.step(step, &kernel, opaque.wait_for(&mut trace, &spec.reads), &mut slots)?;
-        }
-        Ok((self.outputs(slots), opaque.end(trace)))
-    }
-
-    fn whole(
-        &mut self,
-        mut slots: Vec<Option<D::Value>>,
-        mapping: Use<D>,
-    ) -> Result<Vec<Option<D::Value>>, Failed> {
-        let program = self.program;
-        let values = self.launch(&program.plan.whole, &program.whole, &mut slots, mapping, Duration::ZERO)?;
-        Ok(values.into_iter().map(Some).collect())
-    }
-
-    /// Runs one launch, once these bytes are loaded.
+    /// Runs one launch as soon as the weights that it reads are loaded.
     fn step(
         &mut self,
         step: &Step,
         kernel: &D::Kernel,
-        due: &[Range<u64>],
         slots: &mut [Option<D::Value>],
     ) -> Result<(), Failed> {
         let before = monotonic_now();
-        let mapping = self.program.mapping.wait_loaded(self.generation, due)?;
+        let mapping = self.program.mapping.wait_loaded(self.generation, &step.spec.reads)?;
         let waited = monotonic_now().since(before);
         let values = self.launch(step, kernel, slots, mapping, waited)?;
         for (&slot, value) in step.writes.iter().zip(values) {
             slots[slot] = Some(value);
         }
         Ok(())
-    }
-
-    fn outputs(&self, mut slots: Vec<Option<D::Value>>) -> Vec<Option<D::Value>> {
-        self.program.plan.outputs.iter().map(|&slot| slots[slot].take()).collect()
     }
 
     fn launch(

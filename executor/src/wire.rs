@@ -55,11 +55,6 @@ pub(crate) fn ranges(ranges: Vec<wire::ByteRange>) -> Result<Vec<Range<u64>>, Er
     ranges.into_iter().map(range).collect()
 }
 
-/// What ours is on the wire.
-pub(crate) fn byte_range(range: Range<u64>) -> wire::ByteRange {
-    wire::ByteRange { offset: range.start, bytes: range.end - range.start }
-}
-
 /// Where a part of a region goes, and the physical memory for it.
 pub(crate) fn extent(extent: wire::Extent) -> (u64, Extent) {
     (extent.range_offset, Extent { offset: extent.device_offset, bytes: extent.bytes })

@@ -68,7 +68,6 @@ impl ExecutorPort for InstantPort {
                 waited_ns: 0,
                 launches: 1,
                 launch_times: Vec::new(),
-                first_reads: Vec::new(),
             })),
             _ => {}
         }

@@ -9,7 +9,6 @@ mod loading;
 mod object_failures;
 mod object_support;
 mod objects;
-mod opaque;
 mod peers;
 mod relocations;
 mod support;

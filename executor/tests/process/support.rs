@@ -100,7 +100,6 @@ impl Model {
             inputs: specs(&self.compiled.summary.inputs),
             outputs: specs(&self.compiled.summary.outputs),
             weights_pageable: self.pageable,
-            opaque_block_bytes: 0,
             group_bytes: 0,
         };
         (Command::LoadProgram(load), vec![self.graph.share().unwrap(), self.weights.share().unwrap()])

@@ -324,7 +324,6 @@ fn translate(word: Word, incarnation: Incarnation) -> PortEventKind {
             waited_ns: u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX),
             launches: 1,
             launch_times: Vec::new(),
-            first_reads: Vec::new(),
         }),
         Word::RunFailed { run } => failed(run, RunFailure::Model, "the model failed"),
         Word::RunNotThere { run } => failed(run, RunFailure::NotResident, "not resident"),

@@ -145,7 +145,6 @@ impl Gpu {
             inputs: prepared.inputs.clone(),
             outputs: prepared.outputs.clone(),
             weights_pageable: false,
-            opaque_block_bytes: 0,
             group_bytes: prepared.group_bytes.0,
         };
         let descriptors = vec![Arc::clone(&prepared.graph), Arc::clone(&prepared.weights)];

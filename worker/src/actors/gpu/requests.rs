@@ -83,7 +83,6 @@ impl Gpu {
             inputs,
             outputs,
             kept,
-            reads: Vec::new(),
             times,
             members: u32::try_from(members).unwrap_or(u32::MAX),
         };
