@@ -1,11 +1,14 @@
-//! The order in which an opaque program first reads its memory, recorded on its first run (T06).
-//! Pure: whoever runs the program says what each launch is about to read.
+//! Records the order in which an opaque program first reads its memory, on the program's first run (T06).
+//! Pure: the caller runs the program and passes the reads of each launch.
 //!
-//! An opaque program's launches do not declare what they read. What their arguments point at is seen
-//! when they are issued, as an API that is redirected sees it (Torpor §4.3, §4.4), too late to copy in
-//! the right order. So the first run waits for everything before its launches and records; later swaps
-//! copy in the recorded order, and launches wait only for what they read. Places are blocks from the
-//! start of the program's region: where the region is, and on which GPU, is nothing to them.
+//! The launches of an opaque program do not declare their reads. A redirected API sees the arguments of a
+//! launch when the launch is issued (Torpor §4.3, §4.4), too late to copy in the right order. So each launch
+//! of the first run waits for all memory, and the run is recorded. Later swaps copy in the recorded order, and
+//! launches wait only for their own reads. Positions are blocks from the start of the program's region, so
+//! a record is valid at every address and on every GPU.
+//!
+//! Only tests use this module now: the launches of models declare their reads. User code on a GPU will
+//! use this module (T06), because nothing declares the reads of user code.
 //!
 //! ```text
 //!              every launch waits for everything
@@ -14,9 +17,9 @@
 //!                                                    └─► unexpected ───┘
 //!                                                    waits for everything, records from there on
 //! ```
-//! A run that reads as recorded is followed by comparing numbers and writes nothing. What an earlier
-//! behaviour read and this one does not stays in the record: a program that goes one way or another
-//! settles, since each new recording moves some block to an earlier launch and none to a later one.
+//! A run that reads as recorded costs comparisons of numbers and writes nothing. A block that only an
+//! earlier behaviour read stays in the record. So a program with several behaviours settles: each new
+//! recording moves some block to an earlier launch and no block to a later launch.
 
 use std::num::NonZeroU64;
 use std::ops::Range;
