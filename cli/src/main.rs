@@ -17,6 +17,7 @@ mod process;
 mod processes;
 mod progress;
 mod readiness;
+mod removed;
 mod session;
 mod telemetry;
 mod tensors;
@@ -35,7 +36,13 @@ use crate::failure::Failure;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => match removed::refusal(&error) {
+            Some(failure) => return failure.report(),
+            None => error.exit(),
+        },
+    };
     if cli.command.keeps_data() {
         private::keep_new_files_private();
     }

@@ -191,16 +191,6 @@ pub trait Device: Debug + Send + Sync + 'static {
     /// is unmapped then.
     fn map(&self, region: &Self::Region, chunks: Vec<(u64, Self::Chunk)>) -> Result<(), Error>;
 
-    /// Puts other chunks under a region that has some, with what is in it: all that counts as loaded
-    /// is copied, where it lies elsewhere, and is loaded still. The new memory overlaps none of the
-    /// old but where both have the same bytes in the same place.
-    ///
-    /// # Errors
-    /// [`Error::BadExtent`], [`Error::Busy`] while a launch or copy uses it, [`Error::NotMapped`] where
-    /// loaded bytes would have no place, [`Error::CopyFailed`], [`Error::OutOfMemory`],
-    /// [`Error::Lost`]. What the region shows then is to be unmapped.
-    fn relocate(&self, region: &Self::Region, chunks: Vec<(u64, Self::Chunk)>) -> Result<(), Error>;
-
     /// Takes all memory from under a region; fine when it has none.
     ///
     /// # Errors

@@ -47,13 +47,6 @@ impl Bench {
         self.gpu.map(&self.region, chunks)
     }
 
-    fn relocate(&self, extents: &[(u64, u64, u64)]) -> Result<(), Error> {
-        let chunk =
-            |&(at, offset, bytes): &(u64, u64, u64)| Ok((at, self.gpu.create(Extent { offset, bytes })?));
-        let chunks = extents.iter().map(chunk).collect::<Result<_, Error>>()?;
-        self.gpu.relocate(&self.region, chunks)
-    }
-
     fn copy(&mut self, bytes: std::ops::Range<u64>) -> Result<(), Error> {
         self.stream.copy(&self.region, &self.host, bytes)?;
         self.stream.record()?.wait().map(drop)
@@ -121,45 +114,6 @@ fn the_answer_comes_from_device_memory() {
     assert_ne!(bench.launch(&module, &both).unwrap(), 211.0);
     bench.copy(0..WEIGHTS).unwrap();
     assert_eq!(bench.launch(&module, &both).unwrap(), 211.0);
-}
-
-#[test]
-fn what_moves_to_other_memory_stays_loaded_and_leaves_the_old() {
-    let mut bench = bench();
-    let module = bench.module();
-    let both = bench.kernel(&module, "total", 0..WEIGHTS);
-    bench.map(&[(0, 0, WEIGHTS)]).unwrap();
-    bench.copy(0..WEIGHTS).unwrap();
-    // The first page stays where it is, and the second goes.
-    bench.relocate(&[(0, 0, PAGE), (PAGE, 8 * PAGE, PAGE)]).unwrap();
-    assert_eq!(bench.launch(&module, &both).unwrap(), 211.0);
-    // Others have what it left.
-    let other = bench.gpu.reserve(Bytes(PAGE)).unwrap();
-    let left = bench.gpu.create(Extent { offset: PAGE, bytes: PAGE }).unwrap();
-    bench.gpu.map(&other, vec![(0, left)]).unwrap();
-    let zeros = HostRegion::from_bytes("zeros", &[0; PAGE as usize]).unwrap();
-    bench.stream.copy(&other, &zeros, 0..PAGE).unwrap();
-    assert_eq!(bench.launch(&module, &both).unwrap(), 211.0);
-    bench.gpu.inject(Fault::Corrupt(&bench.region)).unwrap();
-    assert_ne!(bench.launch(&module, &both).unwrap(), 211.0, "it is read where it is now");
-}
-
-#[test]
-fn what_was_not_loaded_is_not_loaded_by_a_move() {
-    let mut bench = bench();
-    let module = bench.module();
-    let (first, both) = (bench.kernel(&module, "sum", 0..PAGE), bench.kernel(&module, "total", 0..WEIGHTS));
-    bench.map(&[(0, 0, WEIGHTS)]).unwrap();
-    bench.copy(0..PAGE).unwrap();
-    bench.relocate(&[(0, 4 * PAGE, WEIGHTS)]).unwrap();
-    assert_eq!(bench.launch(&module, &first).unwrap(), 11.0);
-    assert!(matches!(bench.launch(&module, &both), Err(Error::NotResident(gap)) if gap == (PAGE..WEIGHTS)));
-    bench.copy(PAGE..WEIGHTS).unwrap();
-    assert_eq!(bench.launch(&module, &both).unwrap(), 211.0);
-    let short = bench.relocate(&[(0, 8 * PAGE, PAGE)]);
-    assert!(matches!(short, Err(Error::NotMapped(gap)) if gap == (PAGE..WEIGHTS)));
-    bench.gpu.inject(Fault::FailNextCopy).unwrap();
-    assert!(matches!(bench.relocate(&[(0, 8 * PAGE, WEIGHTS)]), Err(Error::CopyFailed(_))));
 }
 
 #[test]

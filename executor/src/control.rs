@@ -10,7 +10,7 @@ use millrace_proto::executor::command::Command;
 use millrace_proto::executor::event::Event;
 use millrace_proto::executor::{
     self as wire_messages, AddPeer, Copy, CopyFailure, CopyOut, InjectFault, LoadProgram, Map, MapFailed,
-    PlaceObject, ProgramFailed, ProgramLoaded, Relocate, Revoke, Run, RunCancelled, RunFailure,
+    PlaceObject, ProgramFailed, ProgramLoaded, Revoke, Run, RunCancelled, RunFailure,
 };
 
 use crate::copies::{self, COPIES_QUEUED_MAX, To, Work};
@@ -22,7 +22,6 @@ use crate::peers::Peers;
 use crate::process::{Faults, PROGRAMS_MAX, Shared};
 use crate::program::Program;
 use crate::queue::Queue;
-use crate::relocations::{self, Relocation};
 use crate::runs::{self, RUNS_QUEUED_MAX};
 use crate::wire::{self, Descriptors};
 
@@ -93,7 +92,6 @@ impl<D: Device> Control<D> {
                     self.copies.reconsider();
                 }
             }
-            Command::Relocate(relocate) => self.relocate(relocate),
             Command::AddPeer(peer) => self.add_peer(&peer, descriptors),
             Command::ForgetPeer(peer) => self.peers.forget(peer.gpu),
             Command::Copy(copy) => self.copy(copy),
@@ -166,20 +164,6 @@ impl<D: Device> Control<D> {
         };
         if let Err(error) = program.mapping.map(generation, extents.into_iter().map(wire::extent).collect()) {
             self.say(failed(error.to_string()));
-        }
-    }
-
-    fn relocate(&self, message: Relocate) {
-        let (id, generation) = (message.program, message.generation);
-        let refuse = |why: String| self.say(relocations::refused(id, generation, why));
-        let Some(program) = self.programs.get(&id) else {
-            return refuse(format!("program {id} is not loaded"));
-        };
-        let relocation = Relocation::new(message, Arc::clone(&program.mapping));
-        if self.copies.push(Work::Relocation(relocation)).is_err() {
-            // The memory it lies in is taken for free from here on.
-            program.mapping.retire();
-            refuse(format!("{COPIES_QUEUED_MAX} copies wait already"));
         }
     }
 

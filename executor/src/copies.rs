@@ -25,13 +25,12 @@ use crate::peers;
 use crate::process::Shared;
 use crate::program::Program;
 use crate::queue::Queue;
-use crate::relocations::Relocation;
 use crate::residency::Refusal;
 use crate::wire;
 
-/// What waits behind the batch being copied, in each direction. The fabric keeps one batch running and one
-/// queued for each link, and moves come only while there is none; but what a run keeps is placed and copied
-/// out piece by piece, for each of its requests. More is the worker's mistake.
+/// The most copies that wait behind the one being carried out, in each direction. The fabric keeps one batch
+/// running and one queued for each link; but the outputs that a run keeps are placed and copied out piece by
+/// piece, for each of its requests. More is the worker's mistake.
 pub const COPIES_QUEUED_MAX: usize = 1024;
 
 /// What a copy thread does in one turn.
@@ -39,8 +38,6 @@ pub const COPIES_QUEUED_MAX: usize = 1024;
 pub(crate) enum Work<D: Device> {
     /// Carries out a grant.
     Batch(Job<D>),
-    /// Moves a program.
-    Relocation(Relocation<D>),
     /// Fills an object.
     Filling(Filling<D>),
     /// Copies to the host at once.
@@ -56,7 +53,7 @@ impl<D: Device> Work<D> {
     fn wait(&self) -> Duration {
         match self {
             Self::Batch(job) => job.wait(),
-            Self::Relocation(_) | Self::Filling(_) | Self::Out(_) => Duration::ZERO,
+            Self::Filling(_) | Self::Out(_) => Duration::ZERO,
         }
     }
 }
@@ -198,7 +195,6 @@ pub(crate) fn serve<D: Device>(shared: &Shared<D>, queue: &Queue<Work<D>>, mut s
     while let Some(work) = queue.pop_when(Work::wait) {
         match work {
             Work::Batch(job) => shared.events.send(batch(shared, job, &mut stream)),
-            Work::Relocation(relocation) => shared.events.send(relocation.carry_out(shared)),
             Work::Filling(filling) => filling.carry_out(shared, &mut stream),
             Work::Out(copy) => shared.events.send(copy.carry_out(shared, &mut stream)),
         }

@@ -15,7 +15,6 @@
 //! |---|---|
 //! | `control` | commands, in the order sent |
 //! | `copies` | the copy threads |
-//! | `relocations` | moves to other physical memory, on the copy thread |
 //! | `copy_out` | copies to the host, on a thread of their own |
 //! | `objects` | tensors in the GPU's memory that runs read in place |
 //! | `kept` | outputs that stay here after their run |
@@ -44,7 +43,6 @@ mod plan;
 mod process;
 mod program;
 mod queue;
-mod relocations;
 mod residency;
 mod runs;
 mod wire;

@@ -63,28 +63,6 @@ impl<D: Device> Mapping<D> {
         Ok(())
     }
 
-    /// Puts other physical memory under the region, with what is in it. Where that fails, none is
-    /// under it afterwards.
-    pub(crate) fn relocate(
-        self: &Arc<Self>,
-        was: u64,
-        generation: u64,
-        extents: Vec<(u64, Extent)>,
-    ) -> Result<(), MapError> {
-        // In use meanwhile: an unmap that comes waits for its end.
-        let mapping = self.use_mapped(was)?;
-        let device = &self.shared.device;
-        let chunks = extents.into_iter().map(|(at, extent)| Ok((at, device.create(extent)?)));
-        let chunks = chunks.collect::<Result<_, DeviceError>>();
-        let moved = chunks.and_then(|chunks| device.relocate(&self.region, chunks)).map_err(MapError::from);
-        let moved = moved.and_then(|()| Ok(self.residency().renew(generation)?));
-        if moved.is_err() {
-            self.unmap(was);
-        }
-        drop(mapping);
-        moved
-    }
-
     /// Takes the memory away, now or when its last user is done; who waits for it is woken.
     pub(crate) fn unmap(&self, generation: u64) {
         let mut residency = self.residency();

@@ -85,18 +85,6 @@ impl Residency {
         Ok(())
     }
 
-    /// What is mapped has moved: it is this mapping from now on.
-    pub(crate) fn renew(&mut self, generation: u64) -> Result<(), Refusal> {
-        if generation <= self.generation {
-            return Err(Refusal::Stale { asked: generation, current: self.generation });
-        }
-        if self.phase != Phase::Mapped {
-            return Err(Refusal::NotMapped(self.generation));
-        }
-        self.generation = generation;
-        Ok(())
-    }
-
     /// The mapping just begun did not come about.
     pub(crate) fn map_failed(&mut self) {
         self.phase = Phase::Unmapped;
@@ -212,22 +200,6 @@ mod tests {
         assert_eq!(residency.check(6), Err(Refusal::NotMapped(6)));
         assert_eq!(residency.unmap(4), Unmapping::Ignored);
         assert_eq!(residency.check(5), Ok(()));
-    }
-
-    #[test]
-    fn a_mapping_that_moved_has_the_next_generation_and_its_users() {
-        let mut residency = Residency::default();
-        assert_eq!(residency.renew(1), Err(Refusal::NotMapped(0)));
-        residency.map(1).unwrap();
-        residency.enter();
-        assert_eq!(residency.renew(1), Err(Refusal::Stale { asked: 1, current: 1 }));
-        residency.renew(2).unwrap();
-        assert_eq!(residency.check(1), Err(Refusal::Stale { asked: 1, current: 2 }));
-        assert_eq!((residency.check(2), residency.leave()), (Ok(()), None));
-        residency.enter();
-        assert_eq!(residency.unmap(2), Unmapping::Later);
-        assert_eq!(residency.renew(3), Err(Refusal::NotMapped(2)), "it is to go");
-        assert_eq!(residency.leave(), Some(2));
     }
 
     #[test]

@@ -13,6 +13,7 @@
 //! |---|---|
 //! | [`scenario`] | what is simulated |
 //! | [`workload`] | generators of arrivals, and readers of traces |
+//! | [`memory`] | a GPU's memory as the Torpor paper and its baseline give it out |
 //! | [`models`] | what the papers say of their models, and what is assumed beyond that |
 //! | [`mod@run`] | runs a scenario |
 //! | [`control`] | the control plane: who serves which function, by state and placement as in production |
@@ -28,6 +29,7 @@
 
 pub mod control;
 mod machine;
+pub mod memory;
 pub mod models;
 pub mod outcome;
 pub mod passing;

@@ -62,7 +62,7 @@ impl Machine {
         let trace = scenario.traced.then(SharedTrace::default);
         let mut config = NodeConfig::new(node.topology.clone());
         (config.dispatch, config.eviction, config.isolation) = (node.dispatch, node.eviction, node.isolation);
-        (config.memory, config.sharing) = (node.memory.clone(), node.sharing);
+        config.sharing = node.sharing;
         config.host_links = node.host_links;
         (config.requests_max, config.in_flight_max) = (REQUESTS_MAX, REQUESTS_MAX);
         let seed = scenario.seed.wrapping_add(place as u64);

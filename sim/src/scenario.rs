@@ -6,7 +6,6 @@ use std::time::Duration;
 use millrace_policy::dispatch::PolicyConfig;
 use millrace_policy::gpu::Eviction;
 use millrace_policy::gpu::isolation::Isolation;
-use millrace_policy::memory::Grid;
 use millrace_policy::paths::HostLinks;
 use millrace_policy::rates::Sharing;
 use millrace_types::topology::Topology;
@@ -26,8 +25,6 @@ pub struct NodeSpec {
     pub eviction: Eviction,
     /// Which models share an executor process.
     pub isolation: Isolation,
-    /// How its GPUs' memory is cut up.
-    pub memory: Grid,
     /// How transfers from the host share their links: in turns unless said, as in the papers that share
     /// by no objective.
     pub sharing: Sharing,
@@ -41,10 +38,11 @@ impl NodeSpec {
     /// A machine with this topology that dispatches so, with room for any number of models.
     #[must_use]
     pub fn new(topology: Topology, dispatch: PolicyConfig) -> Self {
-        let (eviction, isolation, memory) = (Eviction::default(), Isolation::default(), Grid::default());
+        let eviction = Eviction::default();
+        let isolation = Isolation::default();
         let (sharing, host_links) = (Sharing::Fair, HostLinks::default());
         let host_memory = Bytes(u64::MAX / 2);
-        Self { topology, dispatch, eviction, isolation, memory, sharing, host_links, host_memory }
+        Self { topology, dispatch, eviction, isolation, sharing, host_links, host_memory }
     }
 }
 

@@ -7,7 +7,6 @@ use std::thread::{self, JoinHandle};
 use millrace_policy::dispatch::PolicyConfig;
 use millrace_policy::elastic::{self, MigrationPolicy, POOL_FLOOR, PoolPolicy, STORE_CAP};
 use millrace_policy::gpu::{Eviction, Isolation};
-use millrace_policy::memory;
 use millrace_policy::paths::HostLinks;
 use millrace_policy::prewarm::Prewarm;
 use millrace_policy::rates::Sharing;
@@ -82,8 +81,6 @@ pub struct NodeConfig {
     pub eviction: Eviction,
     /// Which models share an executor.
     pub isolation: Isolation,
-    /// How its GPUs' memory is cut up.
-    pub memory: memory::Grid,
     /// How they keep intermediate data.
     pub data: DataConfig,
     /// How transfers from the host share their links.
@@ -101,7 +98,7 @@ impl NodeConfig {
         let (dispatch, eviction) = (PolicyConfig::default(), Eviction::default());
         let isolation = Isolation::default();
         let (requests_max, in_flight_max) = (REQUESTS_MAX, IN_FLIGHT_MAX);
-        let (memory, data) = (memory::Grid::default(), DataConfig::default());
+        let data = DataConfig::default();
         let (sharing, prewarm) = (TRANSFER_SHARING, Prewarm::default());
         let host_links = HostLinks::default();
         Self {
@@ -111,7 +108,6 @@ impl NodeConfig {
             dispatch,
             eviction,
             isolation,
-            memory,
             data,
             sharing,
             host_links,

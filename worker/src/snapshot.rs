@@ -105,8 +105,6 @@ pub struct GpuSnapshot {
     pub evictions: u64,
     /// Time spent computing.
     pub busy: Duration,
-    /// What of models was moved within it, so that the rest stays together.
-    pub moved: Bytes,
     /// The intermediate data on it.
     pub data: GpuData,
 }

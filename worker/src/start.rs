@@ -16,7 +16,6 @@ pub use millrace_policy::elastic::{MIGRATIONS, MigrationPolicy, PoolPolicy};
 pub use millrace_policy::gpu::eviction::{EVICTIONS, Eviction};
 pub use millrace_policy::gpu::isolation::{ISOLATIONS, Isolation};
 pub use millrace_policy::index::{LOOKUP_ORDERS, LookupOrder};
-pub use millrace_policy::memory;
 pub use millrace_policy::paths::{HOST_LINKS, HostLinks};
 pub use millrace_policy::prewarm::{PREWARMS, Prewarm};
 pub use millrace_policy::rates::{SHARINGS, Sharing};
@@ -73,8 +72,6 @@ pub struct WorkerConfig {
     /// How much of models it takes on, at least as much: what does not fit host memory at one time
     /// waits on its disk.
     pub model_storage: Bytes,
-    /// How its GPUs' memory is laid out.
-    pub gpu_memory: memory::Grid,
     /// How they keep intermediate data.
     pub gpu_data: DataConfig,
     /// The program that is an executor.

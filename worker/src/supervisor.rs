@@ -268,8 +268,7 @@ impl Supervisor {
             directory: Arc::clone(&self.directory),
             joined: self.neighbours_of(index).into_iter().collect(),
         };
-        let memory = MemoryMap::with(hardware.memory, self.config.memory.clone());
-        let core = GpuCore::new(index, memory)
+        let core = GpuCore::new(index, MemoryMap::new(hardware.memory))
             .with_eviction(self.policy().eviction)
             .with_isolation(self.config.isolation)
             .with_data(self.config.data.of(hardware.memory));

@@ -19,7 +19,7 @@ use millrace_worker::process_port::ExecutorCommand;
 use millrace_worker::service::{Faults, Limits};
 use millrace_worker::start::{
     DataConfig, Eviction, HostLinks, Isolation, Launcher, LookupOrder, PolicyConfig, Prewarm, Sharing,
-    Worker, WorkerConfig, memory,
+    Worker, WorkerConfig,
 };
 
 use crate::cluster::near::{Neighbours, Places};
@@ -70,8 +70,6 @@ pub(crate) struct Plan {
     pub(crate) prewarm: Prewarm,
     /// Whom they ask first where data is.
     pub(crate) lookup: LookupOrder,
-    /// How its GPUs' memory is laid out.
-    pub(crate) gpu_memory: memory::Grid,
     /// What becomes a program of a user's, where such are run.
     pub(crate) programs: Option<Launcher>,
     /// Whether faults may be injected.
@@ -204,7 +202,6 @@ async fn start_workers(
             host_links: plan.host_links,
             prewarm: plan.prewarm,
             lookup: plan.lookup,
-            gpu_memory: plan.gpu_memory.clone(),
             executor: ExecutorCommand::this_program()
                 .map_err(|error| Failure::failed(format!("cannot find this program: {error}")))?,
             executor_threads: executor_threads(plan.topology.gpus.len() * plan.workers.get() as usize)?,

@@ -1,7 +1,6 @@
 //! Options that several servers take.
 
 mod gpu_data;
-mod gpu_memory;
 
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
@@ -17,14 +16,12 @@ use millrace_types::Bytes;
 use millrace_types::topology::Topology;
 use millrace_worker::service::Faults;
 use millrace_worker::start::DataConfig;
-use millrace_worker::start::memory::Grid;
 use millrace_worker::start::{
     EVICTIONS, Eviction, HOST_LINKS, HostLinks, ISOLATIONS, Isolation, LOOKUP_ORDERS, Launcher, LookupOrder,
     POLICIES, PREWARMS, PolicyConfig, Prewarm, SHARINGS, Sharing, TRANSFER_SHARING,
 };
 
 use self::gpu_data::GpuData;
-use self::gpu_memory::GpuMemory;
 use crate::failure::Failure;
 
 /// A worker's GPUs and memory.
@@ -77,8 +74,6 @@ pub(crate) struct Machine {
     /// made it (home), or the controllers (paper).
     #[arg(long, value_name = "NAME", default_value_t, value_parser = one_of(LOOKUP_ORDERS))]
     pub(crate) lookup: LookupOrder,
-    #[command(flatten)]
-    memory: GpuMemory,
     #[command(flatten)]
     data: GpuData,
     /// Run programs that users publish as functions (runtime: process), with the rights of this user.
@@ -213,11 +208,6 @@ impl Machine {
         launcher.map_err(|error| Failure::failed(format!("cannot find this program: {error}")))
     }
 
-    /// How each GPU's memory is laid out.
-    pub(crate) fn gpu_memory(&self) -> Result<Grid, Failure> {
-        self.memory.grid()
-    }
-
     /// How each GPU keeps objects.
     pub(crate) fn gpu_data(&self) -> DataConfig {
         self.data.config()
@@ -244,7 +234,6 @@ impl Machine {
         words.extend(["--host-links".to_owned(), self.host_links.to_string()]);
         words.extend(["--prewarm".to_owned(), self.prewarm.to_string()]);
         words.extend(["--lookup".to_owned(), self.lookup.to_string()]);
-        words.extend(self.memory.words());
         words.extend(self.data.words());
         words.extend(self.allow_processes.then(|| "--allow-processes".to_owned()));
         words

@@ -129,7 +129,6 @@ impl Args {
             host_links: self.machine.host_links,
             prewarm: self.machine.prewarm,
             lookup: self.machine.lookup,
-            gpu_memory: self.machine.gpu_memory()?,
             executor: ExecutorCommand::this_program()
                 .map_err(|error| Failure::failed(format!("cannot find this program: {error}")))?,
             programs: self.machine.programs()?,

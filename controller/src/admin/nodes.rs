@@ -167,7 +167,6 @@ fn live_gpu(gpu: &wire::GpuTelemetry) -> api::Gpu {
         swaps: gpu.swaps,
         peer_swaps: gpu.peer_swaps,
         evictions: gpu.evictions,
-        moved_bytes: gpu.moved_bytes,
         busy: Some(duration_wire(Duration::from_nanos(gpu.busy_ns))),
     }
 }

@@ -143,14 +143,6 @@ impl Device for EmulatedGpu {
         region.map(chunks)
     }
 
-    fn relocate(&self, region: &Region, chunks: Vec<(u64, Chunk)>) -> Result<(), Error> {
-        self.faults.alive()?;
-        if self.faults.fail_copy.swap(false, Ordering::Relaxed) {
-            return Err(Error::CopyFailed("this fault was injected".to_owned()));
-        }
-        region.relocate(chunks, COPY_MAX.get())
-    }
-
     fn unmap(&self, region: &Region) -> Result<(), Error> {
         region.unmap()
     }

@@ -75,28 +75,6 @@ impl Region {
         self.show(&mut state, placed)
     }
 
-    /// Puts other memory under the region, with the bytes that are loaded; at most `step` at a time
-    /// are in neither place.
-    pub(super) fn relocate(&self, chunks: Vec<(u64, Chunk)>, step: u64) -> Result<(), Error> {
-        let placed = self.placed(chunks)?;
-        // Held throughout: nobody reads or fills what is on its way.
-        let mut state = self.state();
-        if state.pins + state.fills > 0 {
-            return Err(Error::Busy);
-        }
-        let loaded = state.loaded.clone();
-        for range in loaded.iter() {
-            carry(&state.placed, &placed, range, step)?;
-        }
-        self.hide(&mut state)?;
-        self.show(&mut state, placed)?;
-        for range in loaded.iter() {
-            self.open(&range)?;
-        }
-        state.loaded = loaded;
-        Ok(())
-    }
-
     fn placed(&self, chunks: Vec<(u64, Chunk)>) -> Result<Vec<Placed>, Error> {
         let mut placed: Vec<_> = chunks
             .into_iter()
@@ -308,26 +286,6 @@ fn locate(placed: &[Placed], bytes: Range<u64>) -> Result<Vec<Piece>, Error> {
         at = end;
     }
     if at < bytes.end { Err(Error::NotMapped(at..bytes.end)) } else { Ok(pieces) }
-}
-
-/// Copies these bytes from one place to another, but for those that are where they should be.
-fn carry(from: &[Placed], to: &[Placed], bytes: Range<u64>, step: u64) -> Result<(), Error> {
-    let mut buffer = Vec::new();
-    for (part, source, source_offset) in locate(from, bytes)? {
-        for (piece, target, target_offset) in locate(to, part.clone())? {
-            let source_offset = source_offset + (piece.start - part.start);
-            if Arc::ptr_eq(&source, &target) && source_offset == target_offset {
-                continue;
-            }
-            for start in (piece.start..piece.end).step_by(step as usize) {
-                let length = step.min(piece.end - start);
-                buffer.resize(length as usize, 0);
-                memfd::read_at(&source, &mut buffer, source_offset + (start - piece.start))?;
-                memfd::write_at(&target, &buffer, target_offset + (start - piece.start))?;
-            }
-        }
-    }
-    Ok(())
 }
 
 /// A launch that runs, or another that reads.

@@ -10,7 +10,6 @@ mod object_failures;
 mod object_support;
 mod objects;
 mod peers;
-mod relocations;
 mod support;
 
 use std::os::fd::AsFd as _;

@@ -222,7 +222,7 @@ impl Gpu {
     /// in use, whatever leaves, needs nothing of data yet: when one of them ends there may be enough.
     fn spare_blocks(&self) -> u32 {
         let mut used: BTreeSet<ModelId> = self.in_use().into_iter().collect();
-        used.extend(self.lent.values().chain(self.relocating.keys()));
+        used.extend(self.lent.values());
         let unused = self.memory.total_blocks().saturating_sub(self.memory.blocks_of(&used));
         let waiting = self.roomless().and_then(|slot| self.programs.shape(slot.model));
         waiting.and_then(|shape| unused.checked_sub(shape.blocks)).unwrap_or(unused)

@@ -85,8 +85,6 @@ impl Gpu {
         self.programs.died(now, model, seed(self.index, model));
         self.prefetched.remove(&model);
         self.cancel_transfers(|moving| moving.model == model, actions);
-        // What moved it died too.
-        self.end_move(model);
         self.lose_region(model, actions);
         actions.push(Action::Evicted { models: vec![model] });
         for (key, progress) in lost {
@@ -117,10 +115,10 @@ impl Gpu {
         });
     }
 
-    /// Whether a model has to wait, whatever room there is: its last process died only now, what that
-    /// left is still being copied from here, or it moves.
+    /// Whether a model has to wait, whatever room there is: its last process died just now, or another
+    /// GPU still copies the blocks of that process.
     pub(super) fn held_back(&self, now: Timestamp, model: ModelId) -> bool {
-        self.leftovers.contains(&model) || self.is_relocating(model) || self.programs.starts(model) > now
+        self.leftovers.contains(&model) || self.programs.starts(model) > now
     }
 
     /// Lets others go before requests whose model has to wait.
@@ -145,7 +143,7 @@ impl Gpu {
         actions: &mut Vec<Action>,
     ) -> Result<(), Shortage> {
         let idle = |model| self.memory.region(model).is_none() && !self.slots.uses(model);
-        let may_go = |model| !spared.contains(&model) && !self.is_lent(model) && !self.is_relocating(model);
+        let may_go = |model| !spared.contains(&model) && !self.is_lent(model);
         let surplus = self.programs.surplus(PROCESSES_MAX, idle);
         let Some(model) = surplus.or_else(|| self.programs.surplus(PROCESSES_MAX, may_go)) else {
             let full = self.programs.known_count() >= PROCESSES_MAX;
@@ -182,12 +180,6 @@ impl Gpu {
                 slot.cancelled = Some(now);
                 actions.push(Action::EndProgram { model: slot.model });
             }
-        }
-        for (&model, since) in
-            self.relocating.iter_mut().filter(|(_, since)| **since + super::HANG_AFTER <= now)
-        {
-            *since = now;
-            actions.push(Action::EndProgram { model });
         }
     }
 }

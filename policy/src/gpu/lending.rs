@@ -1,6 +1,6 @@
-//! Models that other GPUs copy from here over a direct link (T22, T25). From when one is locked until
-//! it is unlocked it is neither evicted nor moved, so that no copy reads what has taken its place. A
-//! lock is refused where it would be in somebody's way here.
+//! Models that other GPUs copy from here over a direct link (T22, T25). A locked model is not evicted,
+//! so that no copy reads blocks that have another owner by then. A lock is refused if the model is not
+//! complete here, or if a request here waits for room.
 
 use millrace_types::{Bytes, ModelId};
 
@@ -26,7 +26,7 @@ impl Gpu {
         let (incarnation, shape) = (self.incarnation?, self.programs.shape(model)?);
         // Else a model that is copied again and again could keep a request here from its room.
         let waits_for_room = self.slots.iter().any(|slot| slot.stage == Stage::Waiting);
-        if waits_for_room || !self.complete(model) || self.is_relocating(model) {
+        if waits_for_room || !self.complete(model) {
             return None;
         }
         let region = self.memory.lock(model)?;

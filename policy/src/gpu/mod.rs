@@ -13,14 +13,12 @@
 //! the same way while the first runs. One transfer at a time: the first request that lacks weights
 //! has the link.
 //!
-//! A model may be copied to another GPU meanwhile, and stays where it is until that is over (T25).
-//! What is not in use may move to other blocks, so that the rest stays together ([`consolidation`]).
+//! While another GPU copies a model from here, the model is not evicted (T25).
 //!
 //! When the executor goes, everything is lost: the map is cleared, and each request is handed back
 //! with how far it was. Where each model has a process of its own ([`isolation`]), that process may go
 //! alone.
 
-pub mod consolidation;
 mod data;
 pub mod eviction;
 pub mod isolation;
@@ -86,8 +84,6 @@ pub struct Totals {
     pub evictions: u64,
     /// Time spent computing.
     pub busy: Duration,
-    /// Blocks of models that moved so that the rest stays together.
-    pub moved_blocks: u64,
     /// Executors after the first.
     pub restarts: u64,
 }
@@ -115,14 +111,10 @@ pub struct Gpu {
     programs: Programs,
     slots: Slots,
     moving: Vec<Moving>,
-    /// Models that stay where they are while other GPUs copy them, by transfer.
+    /// Models that other GPUs copy from here, by transfer. None of these is evicted.
     lent: BTreeMap<TransferId, ModelId>,
     /// Of those, the ones whose process died: they are here for nobody else.
     leftovers: BTreeSet<ModelId>,
-    /// Models that are being moved to other blocks, and since when.
-    relocating: BTreeMap<ModelId, Timestamp>,
-    /// When to look whether consolidation is due.
-    tidy_at: Option<Timestamp>,
     /// When a model that waits for its next process may have it.
     look_again: Option<Timestamp>,
     last_run: RunId,
@@ -151,8 +143,6 @@ impl Gpu {
             moving: Vec::new(),
             lent: BTreeMap::new(),
             leftovers: BTreeSet::new(),
-            relocating: BTreeMap::new(),
-            tidy_at: None,
             look_again: None,
             last_run: RunId(0),
             // Apart from those of the node's other GPUs.
@@ -250,8 +240,6 @@ impl Gpu {
             self.moving.clear();
             self.lent.clear();
             self.leftovers.clear();
-            self.relocating.clear();
-            self.tidy_at = None;
             self.look_again = None;
             self.memory.clear();
             self.data.iter_mut().for_each(Data::clear);
@@ -286,11 +274,11 @@ impl Gpu {
         }
     }
 
-    /// When the executor counts as hung, if what it runs or moves does not end.
+    /// When the executor counts as hung, if a cancelled run does not end.
     fn hung_at(&self) -> Option<Timestamp> {
         let cancelled =
             self.slots.iter().filter(|slot| slot.run().is_some()).filter_map(|slot| slot.cancelled);
-        cancelled.chain(self.relocating.values().copied()).min().map(|since| since + HANG_AFTER)
+        cancelled.min().map(|since| since + HANG_AFTER)
     }
 }
 
@@ -315,7 +303,6 @@ impl Core for Gpu {
             Action::LoadProgram { .. }
             | Action::UnloadProgram { .. }
             | Action::Map { .. }
-            | Action::Relocate { .. }
             | Action::CancelRun { .. }
             | Action::Hasten { .. }
             | Action::Locked { .. }
@@ -378,7 +365,6 @@ impl Core for Gpu {
                     self.drop_region(model, actions);
                 }
             }
-            Event::Relocated { model, generation } => self.relocated(now, model, generation),
             Event::Arrived { model, generation, chunks } => self.arrived(model, generation, chunks),
             Event::TransferEnded { transfer, outcome, from } => {
                 self.transfer_ended(transfer, outcome, from, actions);
@@ -411,13 +397,11 @@ impl Core for Gpu {
             self.advance(now, actions);
         }
         self.sweep(actions);
-        self.consolidate(now, actions);
     }
 
     fn next_wake(&self) -> Option<Timestamp> {
-        let tidy_at = self.tidy_at.filter(|_| self.relocating.is_empty());
         let data = self.data.as_ref().and_then(Data::next_wake);
-        [self.hung_at(), self.look_at, self.look_again, tidy_at, data].into_iter().flatten().min()
+        [self.hung_at(), self.look_at, self.look_again, data].into_iter().flatten().min()
     }
 }
 

@@ -115,18 +115,11 @@ pub enum Event {
         /// Which model.
         model: ModelId,
     },
-    /// The executor could not map a region, or could not move it: none is mapped then.
+    /// The executor could not map a region.
     MapFailed {
         /// Whose.
         model: ModelId,
         /// Which mapping.
-        generation: Generation,
-    },
-    /// The executor moved a region to other blocks.
-    Relocated {
-        /// Whose.
-        model: ModelId,
-        /// The mapping it is now.
         generation: Generation,
     },
     /// Weights have arrived.
@@ -248,17 +241,6 @@ pub enum Action {
         model: ModelId,
         /// Which mapping.
         generation: Generation,
-    },
-    /// Executor: move what is mapped to other blocks.
-    Relocate {
-        /// Whose.
-        model: ModelId,
-        /// The mapping it was.
-        was: Generation,
-        /// The mapping it is from then on.
-        generation: Generation,
-        /// All its blocks then, in the order of its addresses.
-        blocks: Vec<BlockRun>,
     },
     /// Executor: run a request as soon as what it reads is there, after those sent before.
     Run {

@@ -203,10 +203,9 @@ impl Gpu {
     pub(super) fn sweep(&mut self, actions: &mut Vec<Action>) {
         let (slots, moving, lent) = (&self.slots, &self.moving, &self.lent);
         let moves = |model| moving.iter().any(|moving| moving.model == model);
-        let relocating = &self.relocating;
         let used = |model| {
             let lent = || lent.values().any(|&lent| lent == model);
-            slots.uses(model) || moves(model) || relocating.contains_key(&model) || lent()
+            slots.uses(model) || moves(model) || lent()
         };
         for (model, known) in self.programs.sweep(used) {
             if let Some(Evicted { model, generation }) = self.memory.unmap(model) {

@@ -161,7 +161,6 @@ impl Gpu {
         }
         self.slots.feed(model);
         self.prefetched.remove(&model);
-        self.end_move(model);
         if self.memory.unmap(model).is_some() {
             self.cancel_transfers(|moving| moving.model == model, actions);
             if !self.slots.uses(model) {

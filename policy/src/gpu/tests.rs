@@ -4,9 +4,8 @@ use super::*;
 use crate::dispatch::Return;
 use crate::fabric::{Outcome, Weights};
 use crate::ids::Generation;
-use crate::memory::{Arrangement, Config, Placement, Run as BlockRun, blocks_for};
+use crate::memory::{Placement, Run as BlockRun, blocks_for};
 
-mod consolidation;
 mod data;
 mod eviction;
 mod failures;
@@ -421,30 +420,23 @@ fn memory_beyond_the_weights_is_held_but_not_mapped() {
 }
 
 #[test]
-fn a_model_whose_pieces_have_no_room_side_by_side_waits_or_evicts() {
-    let (placement, arrangement) = (Placement::Contiguous, Arrangement::Partitions);
-    let config = Config { placement, arrangement, ..Config::default() };
-    let memory = MemoryMap::with(Bytes::mib(256), config.grid().unwrap());
+fn a_model_that_no_free_run_holds_waits_or_evicts() {
+    let memory = MemoryMap::with(Bytes(BLOCK.0 * 30), Placement::Contiguous);
     let mut bench = Bench { gpu: Gpu::new(GpuIndex(0), memory), now: Timestamp(1_000) };
     bench.step(Event::Up { incarnation: FIRST });
-    // In blocks of the 128: six tens; a ten and five ones; seven tens, which one partition has not.
-    let sizes = [60, 15, 70, 13].map(|blocks| Bytes(BLOCK.0 * blocks));
-    for (model, memory) in (0..).map(ModelId).zip(sizes) {
+    let sizes = [10, 10, 15].map(|blocks| Bytes(BLOCK.0 * blocks));
+    for (model, memory) in [A, B, C].into_iter().zip(sizes) {
         bench.step(Event::Install { model, memory, weights: memory });
     }
     let mapped = |actions: &[Action]| actions.iter().any(|action| matches!(action, Action::Map { .. }));
     assert!(mapped(&bench.assign(1, A)));
-    // B's tens would need the partition that its ones take: both run only after A is gone.
-    assert!(!mapped(&bench.assign(2, B)), "there are 68 free blocks, but not of the right shape");
-    let actions = bench.run_done(1, 100);
-    assert!(!mapped(&actions), "A's weights are still on their way");
-    let actions = bench.end_transfer(1, Outcome::Cancelled);
-    assert_eq!(actions[0], unmap(A, 1));
-    assert!(mapped(&actions));
-    // C needs both partitions for its tens.
+    assert!(mapped(&bench.assign(2, B)));
+    bench.run_done(1, 100);
+    bench.end_transfer(1, Outcome::Complete);
+    // The 10 blocks behind B and the 10 of A before B are not 15 in a row.
+    assert!(!mapped(&bench.assign(3, C)), "B is in use, between two runs of 10 blocks");
     bench.run_done(2, 100);
-    bench.end_transfer(2, Outcome::Complete);
-    let actions = bench.assign(3, C);
-    assert_eq!(actions[0], unmap(B, 2));
-    assert!(mapped(&actions));
+    let actions = bench.end_transfer(2, Outcome::Complete);
+    assert!(mapped(&actions), "{actions:?}");
+    assert_eq!(bench.gpu.memory().region(C).unwrap().runs().len(), 1);
 }

@@ -1,16 +1,15 @@
-//! Gives out a GPU's blocks. All memory is reserved at boot (T12), so this only keeps the books.
+//! Gives out a GPU's free blocks by best fit: the shortest free run that is long enough, else the
+//! longest runs. The worker reserves all of a GPU's memory at boot (T12), so an allocation only changes
+//! these books.
 
-use super::config::{Arrangement, Grid, Placement};
-use super::partitions::Partitions;
-use super::pool::Pool;
-use super::runs::Runs;
+use std::collections::BTreeMap;
 
-/// A run of blocks.
+/// Consecutive blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Run {
-    /// The first.
+    /// The index of the first block.
     pub start: u32,
-    /// How many, at least 1.
+    /// The number of blocks, at least 1.
     pub len: u32,
 }
 
@@ -22,7 +21,7 @@ impl Run {
     }
 }
 
-/// Joins runs that follow on each other, keeping their order.
+/// Joins runs that follow on each other, and keeps their order.
 pub(super) fn join(pieces: &[Run]) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     for &piece in pieces {
@@ -34,101 +33,202 @@ pub(super) fn join(pieces: &[Run]) -> Vec<Run> {
     runs
 }
 
-/// What is free, and in what state.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Fragmentation {
-    /// Blocks free.
-    pub free: u32,
-    /// Of them, blocks in partitions that are partly used: the rest is in whole partitions.
-    pub stranded: u32,
-    /// Partitions that are wholly free.
-    pub whole: u32,
-    /// The longest run of free blocks.
-    pub longest: u32,
+/// The addresses that an allocation needs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum Placement {
+    /// Any blocks: virtual memory management maps them side by side.
+    #[default]
+    Scattered,
+    /// One run for each piece. A device needs this if it cannot map blocks while kernels run; the
+    /// executor patches pointers instead (§4.4).
+    Contiguous,
 }
 
-/// Free memory, kept as configured.
+/// The free blocks of a GPU, as runs that do not touch each other.
 #[derive(Debug, Clone)]
-pub(super) enum Allocator {
-    BestFit(Runs),
-    Partitions(Partitions),
-    Pool(Pool),
+pub struct BestFit {
+    placement: Placement,
+    free: BTreeMap<u32, u32>,
+    free_blocks: u32,
 }
 
-impl Allocator {
-    /// All of `total` blocks free.
-    pub(super) fn new(total: u32, grid: &Grid) -> Self {
-        match grid.arrangement {
-            Arrangement::BestFit => Self::BestFit(Runs::new(total)),
-            Arrangement::Partitions => Self::Partitions(Partitions::new(total, grid)),
-            Arrangement::Pool => Self::Pool(Pool::new(total)),
+impl BestFit {
+    /// Returns the books of `total` free blocks.
+    #[must_use]
+    pub fn new(total: u32, placement: Placement) -> Self {
+        let free = (total > 0).then_some((0, total)).into_iter().collect();
+        Self { placement, free, free_blocks: total }
+    }
+
+    /// The number of free blocks.
+    #[must_use]
+    pub fn free_blocks(&self) -> u32 {
+        self.free_blocks
+    }
+
+    /// The free runs, in the order of their blocks.
+    pub fn free_runs(&self) -> impl Iterator<Item = Run> + '_ {
+        self.free.iter().map(|(&start, &len)| Run { start, len })
+    }
+
+    /// Whether [`Self::take`] fails for lack of blocks alone.
+    #[must_use]
+    pub fn takes_any(&self) -> bool {
+        self.placement == Placement::Scattered
+    }
+
+    /// Takes memory for pieces of these lengths in blocks, none of them 0. Contiguous placement gives
+    /// a run for each piece, in order; scattered placement gives runs of the sum. Returns `None`, and
+    /// takes nothing, if the pieces do not fit.
+    pub fn take(&mut self, pieces: &[u32]) -> Option<Vec<Run>> {
+        match self.placement {
+            Placement::Scattered => self.take_scattered(pieces.iter().sum()),
+            Placement::Contiguous => self.take_contiguous(pieces),
         }
     }
 
-    /// Takes memory for a model's pieces (in blocks, none of them 0, in the model's order): a run for each where
-    /// they have to be contiguous, else any runs of as much in all. `None`, and nothing taken,
-    /// where that cannot be had.
-    pub(super) fn take(&mut self, pieces: &[u32], placement: Placement) -> Option<Vec<Run>> {
-        match (self, placement) {
-            (Self::BestFit(runs), Placement::Scattered) => runs.take(pieces.iter().sum()),
-            (Self::BestFit(runs), Placement::Contiguous) => runs.take_each(pieces),
-            (Self::Partitions(partitions), _) => partitions.take(pieces, placement),
-            (Self::Pool(pool), _) => pool.take(pieces),
+    fn take_scattered(&mut self, blocks: u32) -> Option<Vec<Run>> {
+        if blocks > self.free_blocks {
+            return None;
         }
+        let mut taken = Vec::new();
+        let mut left = blocks;
+        while left > 0 {
+            let fits = self.free.iter().filter(|&(_, &len)| len >= left).min_by_key(|&(_, &len)| len);
+            // The lowest of equals: the map is in order, and max_by_key would keep the last.
+            let longest = || self.free.iter().rev().max_by_key(|&(_, &len)| len);
+            let (&start, &len) = fits.or_else(longest).expect("enough blocks are free");
+            let run = Run { start, len: len.min(left) };
+            self.take_front(run, len);
+            left -= run.len;
+            taken.push(run);
+        }
+        taken.sort_unstable();
+        Some(taken)
     }
 
-    /// Gives back what was taken.
+    fn take_contiguous(&mut self, lengths: &[u32]) -> Option<Vec<Run>> {
+        // The longest first: a short piece could cut up the run that a long one needs.
+        let mut order: Vec<usize> = (0..lengths.len()).collect();
+        order.sort_by_key(|&place| std::cmp::Reverse(lengths[place]));
+        let mut taken = vec![None; lengths.len()];
+        for place in order {
+            let len = lengths[place];
+            let fits = self.free.iter().filter(|&(_, &free)| free >= len).min_by_key(|&(_, &free)| free);
+            let Some((&start, &free)) = fits else {
+                let back: Vec<Run> = taken.into_iter().flatten().collect();
+                self.give_back(&back);
+                return None;
+            };
+            let run = Run { start, len };
+            self.take_front(run, free);
+            taken[place] = Some(run);
+        }
+        taken.into_iter().collect()
+    }
+
+    /// Takes the front of a free run of `free` blocks.
+    fn take_front(&mut self, run: Run, free: u32) {
+        self.free.remove(&run.start);
+        if run.len < free {
+            self.free.insert(run.end(), free - run.len);
+        }
+        self.free_blocks -= run.len;
+    }
+
+    /// Gives runs back.
     ///
     /// # Panics
-    /// When something is free already: a bug of the caller.
-    pub(super) fn give_back(&mut self, pieces: &[Run]) {
-        match self {
-            Self::BestFit(runs) => runs.give_back(pieces),
-            Self::Partitions(partitions) => partitions.give_back(pieces),
-            Self::Pool(pool) => pool.give_back(pieces),
+    /// When a block is free already: a bug of the caller.
+    pub fn give_back(&mut self, runs: &[Run]) {
+        for &run in runs {
+            self.give_back_one(run);
         }
     }
 
-    /// Whether enough free blocks are all that [`Self::take`] needs.
-    pub(super) fn takes_any(&self, placement: Placement) -> bool {
-        placement == Placement::Scattered && !matches!(self, Self::Pool(_))
+    fn give_back_one(&mut self, Run { mut start, mut len }: Run) {
+        self.free_blocks += len;
+        if let Some((&before, &before_len)) = self.free.range(..start).next_back() {
+            assert!(before + before_len <= start, "block {start} is given back twice");
+            if before + before_len == start {
+                self.free.remove(&before);
+                start = before;
+                len += before_len;
+            }
+        }
+        if let Some((&after, &after_len)) = self.free.range(start..).next() {
+            assert!(start + len <= after, "block {after} is given back twice");
+            if start + len == after {
+                self.free.remove(&after);
+                len += after_len;
+            }
+        }
+        self.free.insert(start, len);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn run(start: u32, len: u32) -> Run {
+        Run { start, len }
     }
 
-    /// Takes a run that something is moved to.
-    pub(super) fn begin_move(&mut self, to: Run) {
-        if let Self::Partitions(partitions) = self {
-            partitions.mark(to);
-        }
+    fn scattered(total: u32) -> BestFit {
+        BestFit::new(total, Placement::Scattered)
     }
 
-    /// Blocks free.
-    pub(super) fn free_blocks(&self) -> u32 {
-        match self {
-            Self::BestFit(runs) => runs.free_blocks(),
-            Self::Partitions(partitions) => partitions.free_blocks(),
-            Self::Pool(pool) => pool.free_blocks(),
-        }
+    #[test]
+    fn an_allocation_prefers_the_tightest_single_run() {
+        let mut blocks = scattered(100);
+        let first = blocks.take(&[10]).unwrap();
+        assert_eq!(first, [run(0, 10)]);
+        assert_eq!(blocks.take(&[20]), Some(vec![run(10, 20)]));
+        assert_eq!(blocks.take(&[5]), Some(vec![run(30, 5)]));
+        blocks.give_back(&first);
+        assert_eq!(blocks.take(&[8]), Some(vec![run(0, 8)]), "the hole of ten is tighter than the rest");
     }
 
-    /// What is free, by partitions of `partition` blocks.
-    pub(super) fn fragmentation(&self, total: u32, partition: u32) -> Fragmentation {
-        let free = match self {
-            Self::BestFit(runs) => runs.free().collect(),
-            Self::Partitions(partitions) => partitions.free(),
-            Self::Pool(pool) => pool.free(),
-        };
-        let mut found = Fragmentation::default();
-        for run in join(&free) {
-            found.free += run.len;
-            found.longest = found.longest.max(run.len);
-            // A short partition at the end counts as whole too.
-            let end = if run.end() == total { total.next_multiple_of(partition) } else { run.end() };
-            let whole = (end / partition).saturating_sub(run.start.div_ceil(partition));
-            let first = run.start.div_ceil(partition) * partition;
-            let held = if whole > 0 { ((first + whole * partition).min(total)) - first } else { 0 };
-            found.whole += whole;
-            found.stranded += run.len - held;
+    #[test]
+    fn an_allocation_gathers_runs_if_no_single_run_is_long_enough() {
+        let mut blocks = scattered(30);
+        let runs: Vec<_> = (0..6).map(|_| blocks.take(&[5]).unwrap()).collect();
+        blocks.give_back(&runs[1]);
+        blocks.give_back(&runs[4]);
+        assert_eq!(blocks.take(&[8]), Some(vec![run(5, 5), run(20, 3)]));
+        assert_eq!(blocks.take(&[3]), None);
+        assert_eq!(blocks.free_blocks(), 2);
+    }
+
+    #[test]
+    fn contiguous_pieces_get_a_run_each_or_nothing() {
+        let mut blocks = BestFit::new(30, Placement::Contiguous);
+        let pieces = blocks.take(&[5, 10, 5]).unwrap();
+        assert_eq!(pieces, [run(10, 5), run(0, 10), run(15, 5)]);
+        blocks.give_back(&[pieces[0]]);
+        assert_eq!(blocks.take(&[11]), None, "15 blocks are free, and no 11 of them follow on each other");
+        assert_eq!(blocks.take(&[5, 6, 5]), None);
+        assert_eq!(blocks.free_blocks(), 15, "a refused allocation takes nothing");
+        assert_eq!(blocks.take(&[5, 10]), Some(vec![run(10, 5), run(20, 10)]));
+    }
+
+    #[test]
+    fn neighbouring_free_runs_join() {
+        let mut blocks = scattered(30);
+        let runs: Vec<_> = (0..3).map(|_| blocks.take(&[10]).unwrap()).collect();
+        for place in [0, 2, 1] {
+            blocks.give_back(&runs[place]);
         }
-        found
+        assert_eq!(blocks.take(&[30]), Some(vec![run(0, 30)]));
+    }
+
+    #[test]
+    #[should_panic(expected = "given back twice")]
+    fn a_block_that_is_given_back_twice_panics() {
+        let mut blocks = scattered(30);
+        let run = blocks.take(&[10]).unwrap();
+        blocks.give_back(&run);
+        blocks.give_back(&run);
     }
 }

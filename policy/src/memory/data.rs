@@ -1,5 +1,5 @@
-//! Blocks of the intermediate data on a GPU, out of the same memory as the models': there is one
-//! authority about it. They are neither ranked nor moved; who gives them back decides when.
+//! Blocks of the intermediate data on a GPU, out of the same memory as the models', because a GPU's
+//! memory has one authority. Data is not ranked: its owner decides when the blocks are given back.
 
 use std::collections::BTreeSet;
 
@@ -8,9 +8,8 @@ use millrace_types::ModelId;
 use super::{Evicted, MemoryMap, Run, Shortage};
 
 impl MemoryMap {
-    /// Takes so many blocks for data, wherever they lie, evicting what is not in `pinned` until there
-    /// is room. On a shortage nothing is evicted. One run for each block; a pool may lend more than the
-    /// one that it begins with.
+    /// Takes so many blocks for data, one run for each block, and evicts models that are not in `pinned`
+    /// until there is room. On a shortage nothing is evicted.
     ///
     /// # Errors
     /// [`Shortage`].
@@ -19,27 +18,17 @@ impl MemoryMap {
         blocks: u32,
         pinned: &[ModelId],
     ) -> Result<(Vec<Run>, Vec<Evicted>), Shortage> {
-        let any = self.allocator.takes_any(self.grid.placement);
-        let pieces = if any { vec![blocks] } else { vec![1; blocks as usize] };
-        let (evicted, taken) = match self.allocator.take(&pieces, self.grid.placement) {
-            Some(taken) => (Vec::new(), taken),
-            None => {
-                let victims = self.victims(&pieces, pinned)?;
-                let evicted = victims.into_iter().filter_map(|model| self.unmap(model)).collect();
-                (evicted, self.allocator.take(&pieces, self.grid.placement).expect("room was made"))
-            }
-        };
+        let (taken, evicted) = self.take(&vec![1; blocks as usize], pinned)?;
         let single = |run: Run| (run.start..run.end()).map(|start| Run { start, len: 1 });
-        let runs: Vec<_> = if any { taken.into_iter().flat_map(single).collect() } else { taken };
+        let runs: Vec<_> = taken.into_iter().flat_map(single).collect();
         self.data.extend(&runs);
-        self.untidy = true;
         Ok((runs, evicted))
     }
 
     /// Whether an allocation fails for lack of blocks alone, whatever their places.
     #[must_use]
     pub fn gives_any_block(&self) -> bool {
-        self.allocator.takes_any(self.grid.placement)
+        self.allocator.takes_any()
     }
 
     /// Gives a run of [`Self::take_blocks`] back.
@@ -49,7 +38,6 @@ impl MemoryMap {
     pub fn give_back_block(&mut self, run: Run) {
         assert!(self.data.remove(&run), "{run:?} holds no data");
         self.allocator.give_back(&[run]);
-        self.untidy = true;
     }
 
     /// Blocks that data holds.
@@ -58,12 +46,10 @@ impl MemoryMap {
         self.data.iter().map(|run| run.len).sum()
     }
 
-    /// Blocks that these models hold, and those that they are leaving.
+    /// Blocks that these models hold.
     #[must_use]
     pub fn blocks_of(&self, models: &BTreeSet<ModelId>) -> u32 {
-        let held = models.iter().filter_map(|model| self.regions.get(model)).map(|region| region.blocks);
-        let left = self.leaving.values().flatten().map(|run| run.len);
-        held.chain(left).sum()
+        models.iter().filter_map(|model| self.regions.get(model)).map(|region| region.blocks).sum()
     }
 }
 
@@ -73,7 +59,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::memory::{BLOCK, Config, LAYOUTS};
+    use crate::memory::{BLOCK, Placement};
 
     #[derive(Debug, Clone, Copy)]
     enum Step {
@@ -93,14 +79,14 @@ mod tests {
     }
 
     proptest! {
-        /// In every layout: nobody has a block twice, none is lost, and data never makes way.
+        /// No block has two owners, none is lost, and data never makes way.
         #[test]
         fn models_and_data_share_the_blocks(
-            layout in 0..LAYOUTS.len(),
+            placement in prop_oneof![Just(Placement::Scattered), Just(Placement::Contiguous)],
             steps in proptest::collection::vec(step(), 1..60),
         ) {
             let total = 160;
-            let mut map = MemoryMap::with(Bytes(BLOCK.0 * total), LAYOUTS[layout].1.of(Config::default()).grid().unwrap());
+            let mut map = MemoryMap::with(Bytes(BLOCK.0 * total), placement);
             let mut data: Vec<Run> = Vec::new();
             for (now, step) in steps.into_iter().enumerate() {
                 let now = Timestamp(now as u64);
@@ -131,9 +117,6 @@ mod tests {
                 taken.sort();
                 prop_assert!(taken.windows(2).all(|pair| pair[0].end() <= pair[1].start), "{:?}", taken);
                 prop_assert_eq!(map.data_blocks(), data.iter().map(|run| run.len).sum::<u32>());
-                let moves = map.consolidate(&[]);
-                let hits = |run: &Run| moves.iter().any(|step| step.from.start < run.end() && run.start < step.from.end());
-                prop_assert!(!data.iter().any(hits), "data moves");
             }
             let models: Vec<_> = map.regions().map(|(model, _)| model).collect();
             for model in models {

@@ -1,81 +1,33 @@
-//! A GPU's memory map: which model holds which blocks, what of it has arrived, who is evicted to make
-//! room, and which blocks hold intermediate data. The only authority about the GPU's memory, all of
-//! which is reserved at boot (T12).
+//! A GPU's memory map: the blocks of each model, the weights that have arrived, the models that leave
+//! to make room, and the blocks of intermediate data. The map is the only authority over the GPU's
+//! memory, all of which is reserved at boot (T12).
 //!
-//! Eviction never copies back: the host copy stays authoritative, so dropping the GPU copy is all
-//! there is to it (T10). Victims are taken least recently used first, never one that is pinned. Of
-//! those, what is not needed after all stays: first what would free the fewest whole partitions,
-//! then what was used last (T13, as far as it costs no more than LRU does).
+//! An eviction copies nothing back: the host copy stays authoritative, so an eviction only drops the
+//! GPU copy (T10). The least recently used models leave first, pinned models never. A victim that the
+//! other victims make needless stays, the most recently used first.
 //!
-//! | [`Arrangement`] | [`Placement::Scattered`] | [`Placement::Contiguous`] |
-//! |---|---|---|
-//! | `Partitions` (T13) | fails only for lack of blocks | can fail by shape |
-//! | `BestFit` (ours) | fails only for lack of blocks | can fail by shape |
-//! | `Pool` (Torpor-Block) | lends more than is asked for | the same |
-//!
-//! The default is `BestFit`, scattered, and not the paper's two tiers: under virtual memory
-//! management no fragmentation makes an allocation fail, and the runs it finds are fewer (each is a
-//! map operation) and found sooner; what two tiers give is whole partitions. Where pieces have to be
-//! contiguous, two tiers are faster and free more whole partitions, and hold less: with pieces of 22
-//! to 150 MiB, rests that no other piece fits. `benches/memory.rs` has the figures. With two tiers a
-//! model of several common sizes needs a partition for each, so a GPU of few partitions is too small
-//! for models that would fit it by size.
-//!
-//! # Fragmentation
-//!
-//! Free blocks in partly used partitions are *stranded*: they serve no model that needs whole
-//! partitions. With `Partitions`, P blocks a partition, once [`MemoryMap::consolidate`] plans no
-//! more:
-//!
-//! - for each common size of s blocks, the partly used partitions have less than one partition's
-//!   slots free, that is less than P blocks, besides P mod s blocks at the end of each partition,
-//!   which are in no slot (4 of 64 for 20 MiB);
-//! - among buddies at most P - 1 blocks are free, besides the rest of each piece's buddy (less than
-//!   the piece; the next power of two counts, not `irregular_min`).
-//!
-//! Scattered memory has one size of one block, so that less than P blocks are stranded in all. What
-//! is pinned adds at most P - 1 for each partition it is in; so does an irregular piece longer than a
-//! partition (it never moves), and a last partition that is short. `properties.rs` fails above that.
-//!
-//! Consolidation is due, and its plan not empty, when a step frees a whole partition among slots, or
-//! when what is free among buddies adds up to one. A Gpu core looks once a second where something has
-//! changed, and carries steps out until none is due ([`consolidation`](crate::gpu::consolidation)); a step moves
-//! at most [`Config::step`].
-//!
-//! `BestFit`, scattered, needs none: whatever the fragmentation, an allocation fails only where fewer
-//! blocks are free than it asks for (`scattered_memory_fails_for_lack_of_blocks_alone`), and what it
-//! finds is shown side by side by remapping. `Pool` has none: that it goes to the native allocator
-//! instead is what it is compared for.
+//! Blocks are given out by best fit. With [`Placement::Scattered`], the default, an allocation fails
+//! only if too few blocks are free: virtual memory management maps any blocks side by side, so there is
+//! no fragmentation to undo. With [`Placement::Contiguous`] an allocation can fail by shape. The paper's
+//! two tiers with consolidation (T13) and its baseline Torpor-Block are in the simulator
+//! (`millrace_sim::memory`); `sim/benches/memory.rs` compares all of them.
 
 mod allocator;
-mod bits;
 mod chunks;
-mod config;
-mod consolidate;
 mod data;
-mod layout;
-mod moves;
-mod partitions;
-mod pool;
 mod region;
-mod runs;
 
-use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use millrace_types::{Bytes, ModelId, Timestamp};
 
-pub use allocator::{Fragmentation, Run};
+pub use allocator::{BestFit, Placement, Run};
 pub use chunks::ChunkSet;
-pub use config::{Arrangement, Config, ConfigError, Grid, PARTITION_BLOCKS_MAX, Placement, REGULAR_MAX};
-pub use consolidate::Move;
-pub use layout::{LAYOUTS, Layout};
-pub use pool::NativeCalls;
 use region::Turn;
 pub use region::{Rank, Region};
 
-use allocator::{Allocator, join};
+use allocator::join;
 
 use crate::ids::Generation;
 
@@ -100,17 +52,6 @@ pub struct Evicted {
     pub generation: Generation,
 }
 
-/// A model that has other blocks than before.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Relocated {
-    /// Which model.
-    pub model: ModelId,
-    /// The mapping that ended.
-    pub was: Generation,
-    /// The mapping there is now.
-    pub generation: Generation,
-}
-
 /// Why there is no room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Shortage {
@@ -122,45 +63,40 @@ pub enum Shortage {
     TooLarge,
 }
 
-/// Which model holds what.
+/// The blocks of a GPU and their owners.
 #[derive(Debug)]
 pub struct MemoryMap {
-    grid: Grid,
+    placement: Placement,
     total: u32,
-    allocator: Allocator,
+    allocator: BestFit,
     regions: BTreeMap<ModelId, Region>,
-    /// In the order in which they make room: by rank, then by last use.
+    /// The models in the order in which they make room: by rank, then by last use.
     order: BTreeSet<Turn>,
     last_generation: Generation,
-    /// Blocks that models which are being moved leave, and which are theirs until they have.
-    leaving: BTreeMap<ModelId, Vec<Run>>,
-    /// What intermediate data holds.
+    /// The blocks of intermediate data.
     data: BTreeSet<Run>,
-    /// Whether something changed since consolidation was found not to be due.
-    untidy: bool,
 }
 
 impl MemoryMap {
-    /// An empty GPU of this much memory, cut up by default. What does not fill a block is left out.
+    /// Returns an empty map of this much memory, with scattered placement. A rest that does not fill a
+    /// block is left out.
     #[must_use]
     pub fn new(memory: Bytes) -> Self {
-        Self::with(memory, Grid::default())
+        Self::with(memory, Placement::Scattered)
     }
 
-    /// An empty GPU whose memory is cut up like this.
+    /// As [`Self::new`], with this placement.
     #[must_use]
-    pub fn with(memory: Bytes, grid: Grid) -> Self {
+    pub fn with(memory: Bytes, placement: Placement) -> Self {
         let total = u32::try_from(memory.0 / BLOCK.0).unwrap_or(u32::MAX);
         Self {
-            allocator: Allocator::new(total, &grid),
-            grid,
+            placement,
             total,
+            allocator: BestFit::new(total, placement),
             regions: BTreeMap::new(),
             order: BTreeSet::new(),
             last_generation: Generation(0),
-            leaving: BTreeMap::new(),
             data: BTreeSet::new(),
-            untidy: false,
         }
     }
 
@@ -170,7 +106,7 @@ impl MemoryMap {
         self.total
     }
 
-    /// Blocks taken, and lent beyond what was asked for.
+    /// Blocks taken.
     #[must_use]
     pub fn used_blocks(&self) -> u32 {
         self.total - self.allocator.free_blocks()
@@ -187,24 +123,9 @@ impl MemoryMap {
         self.regions.iter().map(|(&model, region)| (model, region))
     }
 
-    /// What is free, and in what state.
-    #[must_use]
-    pub fn fragmentation(&self) -> Fragmentation {
-        self.allocator.fragmentation(self.total, self.grid.partition)
-    }
-
-    /// What the pool asked of the native allocator; nothing in other arrangements (T12).
-    #[must_use]
-    pub fn native_calls(&self) -> NativeCalls {
-        match &self.allocator {
-            Allocator::Pool(pool) => pool.calls(),
-            Allocator::BestFit(_) | Allocator::Partitions(_) => NativeCalls::default(),
-        }
-    }
-
     /// Gives a model that has none a region of `blocks` blocks, of which `chunks` will be filled,
-    /// evicting what is not in `pinned` until there is room. On a shortage nothing is evicted. The
-    /// model's pieces are taken to be of the common sizes ([`Grid::cut`]).
+    /// and evicts models that are not in `pinned` until there is room. On a shortage nothing is
+    /// evicted. With contiguous placement the region is one run.
     ///
     /// # Errors
     /// [`Shortage`].
@@ -219,13 +140,11 @@ impl MemoryMap {
         chunks: u32,
         pinned: &[ModelId],
     ) -> Result<Vec<Evicted>, Shortage> {
-        if self.allocator.takes_any(self.grid.placement) {
-            return self.map_pieces(now, model, &[blocks], chunks, pinned);
-        }
-        self.map_pieces(now, model, &self.grid.cut(blocks), chunks, pinned)
+        self.map_pieces(now, model, &[blocks], chunks, pinned)
     }
 
-    /// As [`Self::map`], for a model that asks for pieces of these lengths, in blocks, in its order.
+    /// As [`Self::map`], for a model whose framework asks for pieces of these lengths, in blocks. With
+    /// contiguous placement each piece is one run.
     ///
     /// # Errors
     /// [`Shortage`].
@@ -242,24 +161,30 @@ impl MemoryMap {
     ) -> Result<Vec<Evicted>, Shortage> {
         assert!(!self.regions.contains_key(&model), "model {model} is mapped already");
         let pieces: Vec<_> = pieces.iter().copied().filter(|&len| len > 0).collect();
-        let (evicted, pieces) = match self.allocator.take(&pieces, self.grid.placement) {
-            Some(taken) => (Vec::new(), taken),
-            None => {
-                let victims = self.victims(&pieces, pinned)?;
-                let evicted = victims.into_iter().filter_map(|model| self.unmap(model)).collect();
-                let taken = self.allocator.take(&pieces, self.grid.placement);
-                (evicted, taken.expect("room was made"))
-            }
+        let (taken, evicted) = self.take(&pieces, pinned)?;
+        let region = Region {
+            generation: self.next_generation(),
+            runs: join(&taken),
+            blocks: pieces.iter().sum(),
+            loaded: ChunkSet::empty(chunks),
+            last_used: now,
+            rank: Rank::default(),
+            locks: 0,
         };
-        let generation = self.next_generation();
-        let (runs, blocks) = (join(&pieces), pieces.iter().map(|run| run.len).sum());
-        let loaded = ChunkSet::empty(chunks);
-        let (last_used, rank, locks) = (now, Rank::default(), 0);
-        let region = Region { generation, pieces, runs, blocks, loaded, last_used, rank, locks };
         self.order.insert(region.turn(model));
         self.regions.insert(model, region);
-        self.untidy = true;
         Ok(evicted)
+    }
+
+    /// Takes runs for these pieces, and evicts models that are not in `pinned` until there is room.
+    fn take(&mut self, pieces: &[u32], pinned: &[ModelId]) -> Result<(Vec<Run>, Vec<Evicted>), Shortage> {
+        if let Some(taken) = self.allocator.take(pieces) {
+            return Ok((taken, Vec::new()));
+        }
+        let victims = self.victims(pieces, pinned)?;
+        let evicted = victims.into_iter().filter_map(|model| self.unmap(model)).collect();
+        let taken = self.allocator.take(pieces).expect("the victims made room");
+        Ok((taken, evicted))
     }
 
     fn next_generation(&mut self) -> Generation {
@@ -273,57 +198,45 @@ impl MemoryMap {
         let mut victims = Vec::new();
         let may_go = |model: &ModelId| !pinned.contains(model) && !self.regions[model].is_locked();
         let mut candidates = self.order.iter().map(|&(.., model)| model).filter(may_go);
-        while !self.suffices(&trial, pieces) {
+        while !suffices(&trial, pieces) {
             let Some(model) = candidates.next() else {
-                let empty = Allocator::new(self.total, &self.grid);
-                let fits = self.suffices(&empty, pieces);
+                let fits = suffices(&self.empty(), pieces);
                 return Err(if fits { Shortage::Pinned } else { Shortage::TooLarge });
             };
-            trial.give_back(&self.regions[&model].pieces);
+            trial.give_back(&self.regions[&model].runs);
             victims.push(model);
         }
         self.spare(&mut victims, pieces, trial.free_blocks());
         Ok(victims)
     }
 
-    /// Whether these pieces could be taken.
-    fn suffices(&self, allocator: &Allocator, pieces: &[u32]) -> bool {
-        let blocks = pieces.iter().map(|&len| u64::from(len)).sum::<u64>();
-        let enough = blocks <= allocator.free_blocks().into();
-        enough
-            && (allocator.takes_any(self.grid.placement)
-                || allocator.clone().take(pieces, self.grid.placement).is_some())
+    /// The books of a GPU on which everything is free.
+    fn empty(&self) -> BestFit {
+        BestFit::new(self.total, self.placement)
     }
 
-    /// Takes victims back that the others make room without: only of the highest rank, so that
-    /// none goes before one of a lower rank.
+    /// Takes victims back that are needless beside the others: only of the highest rank, so that no
+    /// model leaves before one of a lower rank.
     fn spare(&self, victims: &mut Vec<ModelId>, pieces: &[u32], free: u32) {
         let surplus = free - pieces.iter().sum::<u32>();
         let highest = victims.iter().map(|model| self.regions[model].rank).max().unwrap_or_default();
-        let small = |model: &ModelId| {
-            let region = &self.regions[model];
+        let small = |model: &&ModelId| {
+            let region = &self.regions[*model];
             region.blocks <= surplus && region.rank == highest
         };
-        let whole = |model: &ModelId| {
-            let mut without = self.allocator.clone();
-            without.give_back(&self.regions[model].pieces);
-            without.fragmentation(self.total, self.grid.partition).whole
-        };
-        let latest = victims.iter().enumerate().rev().filter(|(_, model)| small(model));
-        let mut order: Vec<_> = latest.take(SPARED_MAX).collect();
-        order.sort_by_cached_key(|&(age, model)| (whole(model), Reverse(age)));
-        for model in order.into_iter().map(|(_, &model)| model).collect::<Vec<_>>() {
+        let latest: Vec<_> = victims.iter().rev().filter(small).take(SPARED_MAX).copied().collect();
+        for model in latest {
             let rest: Vec<_> = victims.iter().copied().filter(|&victim| victim != model).collect();
             let mut trial = self.allocator.clone();
-            rest.iter().for_each(|victim| trial.give_back(&self.regions[victim].pieces));
-            if self.suffices(&trial, pieces) {
+            rest.iter().for_each(|victim| trial.give_back(&self.regions[victim].runs));
+            if suffices(&trial, pieces) {
                 *victims = rest;
             }
         }
     }
 
-    /// Keeps a model where it is, neither evicted nor moved, while another GPU copies it (T25): until
-    /// it was unlocked as often as it was locked. Gives its region, if it has one.
+    /// Keeps a model from eviction while another GPU copies it (T25), until it was unlocked as often as
+    /// it was locked. Returns the model's region, if it has one.
     pub fn lock(&mut self, model: ModelId) -> Option<&Region> {
         let region = self.regions.get_mut(&model)?;
         region.locks += 1;
@@ -342,13 +255,12 @@ impl MemoryMap {
     /// Drops a model's region, if it has one.
     ///
     /// # Panics
-    /// When the model is locked or being moved: a bug of the caller.
+    /// When the model is locked: a bug of the caller.
     pub fn unmap(&mut self, model: ModelId) -> Option<Evicted> {
         let region = self.regions.remove(&model)?;
-        assert!(!region.is_locked(), "model {model} is being copied or moved");
-        self.untidy = true;
+        assert!(!region.is_locked(), "model {model} is being copied");
         self.order.remove(&region.turn(model));
-        self.allocator.give_back(&region.pieces);
+        self.allocator.give_back(&region.runs);
         Some(Evicted { model, generation: region.generation })
     }
 
@@ -379,13 +291,18 @@ impl MemoryMap {
 
     /// Forgets everything: the device's contents are lost. Generations go on counting.
     pub fn clear(&mut self) {
-        self.allocator = Allocator::new(self.total, &self.grid);
+        self.allocator = self.empty();
         self.regions.clear();
         self.order.clear();
-        self.leaving.clear();
         self.data.clear();
-        self.untidy = false;
     }
+}
+
+/// Whether these pieces can be taken.
+fn suffices(allocator: &BestFit, pieces: &[u32]) -> bool {
+    let blocks = pieces.iter().map(|&len| u64::from(len)).sum::<u64>();
+    let enough = blocks <= allocator.free_blocks().into();
+    enough && (allocator.takes_any() || allocator.clone().take(pieces).is_some())
 }
 
 #[cfg(test)]

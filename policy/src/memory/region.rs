@@ -23,9 +23,7 @@ pub(super) type Turn = (Rank, Timestamp, ModelId);
 #[derive(Debug)]
 pub struct Region {
     pub(super) generation: Generation,
-    /// As they were given out, in the model's order.
-    pub(super) pieces: Vec<Run>,
-    /// The same, joined where they touch.
+    /// In the model's order, joined where they touch.
     pub(super) runs: Vec<Run>,
     pub(super) blocks: u32,
     pub(super) loaded: ChunkSet,
@@ -70,19 +68,9 @@ impl Region {
         (self.rank, self.last_used, model)
     }
 
-    /// Whether it is being copied to another GPU, and has to stay where it is.
+    /// Whether another GPU is copying the model, which keeps it from eviction.
     #[must_use]
     pub fn is_locked(&self) -> bool {
         self.locks > 0
-    }
-
-    pub(super) fn relocate(&mut self, from: Run, to: Run) {
-        let holds = |piece: &Run| piece.start <= from.start && from.end() <= piece.end();
-        let place = self.pieces.iter().position(holds).expect("who moves holds what it leaves");
-        let piece = self.pieces[place];
-        let before = Run { start: piece.start, len: from.start - piece.start };
-        let after = Run { start: from.end(), len: piece.end() - from.end() };
-        let parts = [before, to, after].into_iter().filter(|run| run.len > 0);
-        self.pieces.splice(place..=place, parts);
     }
 }

@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use millrace_policy::fabric::BatchFailure;
 use millrace_policy::gpu::Isolation;
-use millrace_policy::memory::Layout;
+use millrace_policy::memory::Placement;
 use millrace_types::ModelId;
 use proptest::prelude::*;
 
@@ -18,8 +18,6 @@ enum Step {
     Copy(usize),
     FailCopy(usize),
     LateCopy(usize),
-    Move(usize),
-    FailMove(usize),
     Wait,
     Run(usize),
     Cancel(usize),
@@ -36,8 +34,6 @@ fn step() -> impl Strategy<Value = Step> {
         15 => (0..GPUS).prop_map(Step::Copy),
         1 => (0..GPUS).prop_map(Step::FailCopy),
         1 => (0..GPUS).prop_map(Step::LateCopy),
-        4 => (0..GPUS).prop_map(Step::Move),
-        1 => (0..GPUS).prop_map(Step::FailMove),
         4 => Just(Step::Wait),
         10 => (0..GPUS).prop_map(Step::Run),
         1 => (0..GPUS).prop_map(Step::Cancel),
@@ -51,7 +47,7 @@ fn drain(world: &mut World) {
     for _ in 0..10_000 {
         let mut busy = world.deliver(0);
         for gpu in 0..GPUS {
-            busy |= world.copy(gpu) | world.relocate(gpu) | world.run(gpu);
+            busy |= world.copy(gpu) | world.run(gpu);
         }
         world.check();
         if !busy && !world.wait() {
@@ -61,20 +57,19 @@ fn drain(world: &mut World) {
     panic!("it never comes to rest");
 }
 
-/// T25: a source is neither evicted nor moved before its copy has ended, so that every run reads its
-/// own model, and every request ends whoever is lost. T13: what moves within a GPU arrives whole, and
-/// nothing takes its place before.
+/// T25: a source is not evicted before its copy has ended, so that every run reads its own model. Every
+/// request ends, whichever executors die.
 #[test]
 fn no_copy_reads_what_has_taken_its_models_place_and_every_request_ends() {
-    let (from_peers, moved) = (Cell::new(0), Cell::new(0));
-    let layout = prop_oneof![Just(Layout::BestFit), Just(Layout::Partitions), Just(Layout::TwoTier)];
+    let from_peers = Cell::new(0);
+    let placement = prop_oneof![Just(Placement::Scattered), Just(Placement::Contiguous)];
     let isolation = prop_oneof![Just(Isolation::Gpu), Just(Isolation::Model), Just(Isolation::Resident)];
     proptest!(ProptestConfig::with_cases(768), |(
         isolation in isolation,
-        layout in layout,
+        placement in placement,
         steps in prop::collection::vec(step(), 1..400),
     )| {
-        let mut world = World::new(isolation, layout);
+        let mut world = World::new(isolation, placement);
         for step in steps {
             match step {
                 Step::Assign { gpu, model, from } => world.assign(gpu, ModelId(model), from),
@@ -83,8 +78,6 @@ fn no_copy_reads_what_has_taken_its_models_place_and_every_request_ends() {
                 Step::Copy(gpu) => drop(world.copy(gpu)),
                 Step::FailCopy(gpu) => drop(world.fail_copy(gpu, BatchFailure::Faulty)),
                 Step::LateCopy(gpu) => drop(world.fail_copy(gpu, BatchFailure::NotBegun)),
-                Step::Move(gpu) => drop(world.relocate(gpu)),
-                Step::FailMove(gpu) => world.fail_move(gpu),
                 Step::Wait => drop(world.wait()),
                 Step::Run(gpu) => drop(world.run(gpu)),
                 Step::Cancel(gpu) => world.cancel(gpu),
@@ -98,43 +91,6 @@ fn no_copy_reads_what_has_taken_its_models_place_and_every_request_ends() {
         drain(&mut world);
         world.check_idle();
         from_peers.set(from_peers.get() + world.from_peers);
-        moved.set(moved.get() + world.moved);
     });
-    assert!(moved.get() > 10, "{} models moved: the test shows little", moved.get());
     assert!(from_peers.get() > 1_000, "{} chunks came from peers: the test shows little", from_peers.get());
-}
-
-/// A model that was being moved is not there any more when the move fails: with it goes its process,
-/// also where a request for it waits behind others, which may never come to its turn.
-#[test]
-fn a_move_that_fails_ends_the_process_of_a_model_that_only_waiting_requests_want() {
-    let mut world = World::new(Isolation::Resident, Layout::Partitions);
-    let deliver = |world: &mut World, times| (0..times).for_each(|_| _ = world.deliver(0));
-    world.prefetch(2, ModelId(1));
-    world.assign(2, ModelId(0), None);
-    world.prefetch(0, ModelId(0));
-    deliver(&mut world, 3);
-    world.copy(2);
-    deliver(&mut world, 2);
-    world.copy(2);
-    world.prefetch(0, ModelId(0));
-    deliver(&mut world, 1);
-    world.prefetch(0, ModelId(0));
-    deliver(&mut world, 4);
-    world.copy(2);
-    deliver(&mut world, 4);
-    world.copy(2);
-    deliver(&mut world, 3);
-    world.run(2);
-    world.wait();
-    world.assign(2, ModelId(3), None);
-    world.assign(0, ModelId(0), None);
-    world.assign(2, ModelId(2), None);
-    (0..3).for_each(|_| world.assign(0, ModelId(0), None));
-    world.wait();
-    world.assign(2, ModelId(1), None);
-    let moving = world.moves(2);
-    world.fail_move(2);
-    assert_eq!((moving, world.moves(2)), (1, 0), "the move is what fails");
-    world.check();
 }

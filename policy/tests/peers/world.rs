@@ -2,7 +2,7 @@
 //!
 //! What one core tells another waits in a channel of the two until the test delivers it: any order
 //! that keeps each channel's own is possible. Executors do at once what they are told, except for
-//! copies, moves and runs, which end when the test says so.
+//! copies and runs, which end when the test says so.
 
 mod wiring;
 
@@ -12,7 +12,7 @@ use millrace_policy::core::Core as _;
 use millrace_policy::fabric::{self, BatchFailure, Cargo, Fabric, Grant, Weights};
 use millrace_policy::gpu::{self, Gpu, Isolation};
 use millrace_policy::ids::{Generation, RequestKey, RunId};
-use millrace_policy::memory::{BLOCK, Config, Layout, MemoryMap};
+use millrace_policy::memory::{BLOCK, MemoryMap, Placement};
 use millrace_types::topology::{Gpu as GpuOf, Link, LinkId, LinkKind, Topology};
 use millrace_types::{Bytes, BytesPerSec, GpuIndex, Incarnation, ModelId, Timestamp};
 
@@ -22,8 +22,6 @@ pub(crate) const GPUS: usize = 3;
 pub(crate) const MODELS: u32 = 5;
 /// Room for two or three models.
 const GPU_BLOCKS: u64 = 24;
-/// In layouts that have partitions.
-const PARTITION_BLOCKS: u64 = 4;
 /// Requests on one GPU at a time.
 const REQUESTS_MAX: usize = 3;
 
@@ -54,15 +52,6 @@ struct Place {
     mapped: BTreeMap<ModelId, (Generation, Vec<u32>)>,
     copies: VecDeque<Grant>,
     runs: VecDeque<(RunId, ModelId, Generation)>,
-    moves: VecDeque<Move>,
-}
-
-/// What is mapped goes to other blocks.
-struct Move {
-    model: ModelId,
-    was: Generation,
-    generation: Generation,
-    blocks: Vec<u32>,
 }
 
 impl Place {
@@ -86,8 +75,6 @@ pub(crate) struct World {
     pub(crate) requests: usize,
     /// Bytes copied from peers, in chunks.
     pub(crate) from_peers: u32,
-    /// Models that moved.
-    pub(crate) moved: u32,
 }
 
 /// Nothing else moves here.
@@ -112,25 +99,15 @@ fn topology() -> Topology {
 }
 
 impl World {
-    pub(crate) fn new(isolation: Isolation, layout: Layout) -> Self {
-        let blocks = |blocks| Bytes(BLOCK.0 * blocks);
-        let sizes = Config {
-            partition: blocks(PARTITION_BLOCKS),
-            regular: vec![blocks(1), blocks(4)],
-            irregular_min: blocks(1),
-            step: blocks(PARTITION_BLOCKS),
-            ..Config::default()
-        };
-        let grid = layout.of(sizes).grid().unwrap();
+    pub(crate) fn new(isolation: Isolation, placement: Placement) -> Self {
+        let memory = Bytes(BLOCK.0 * GPU_BLOCKS);
         let place = |index: u32| Place {
-            core: Gpu::new(GpuIndex(index), MemoryMap::with(blocks(GPU_BLOCKS), grid.clone()))
-                .with_isolation(isolation),
+            core: Gpu::new(GpuIndex(index), MemoryMap::with(memory, placement)).with_isolation(isolation),
             incarnation: Incarnation(0),
             programs: BTreeSet::new(),
             mapped: BTreeMap::new(),
             copies: VecDeque::new(),
             runs: VecDeque::new(),
-            moves: VecDeque::new(),
         };
         let mut world = Self {
             isolation,
@@ -142,7 +119,6 @@ impl World {
             last_key: 0,
             requests: 0,
             from_peers: 0,
-            moved: 0,
         };
         for index in 0..GPUS {
             for model in (0..MODELS).map(ModelId) {
@@ -169,7 +145,6 @@ impl World {
         place.mapped.clear();
         place.copies.clear();
         place.runs.clear();
-        place.moves.clear();
         self.gpu(index, gpu::Event::Down);
         self.start(index);
     }
@@ -182,7 +157,6 @@ impl World {
         }
         place.mapped.remove(&model);
         place.runs.retain(|run| run.1 != model);
-        place.moves.retain(|step| step.model != model);
         let (lost, left): (VecDeque<Grant>, _) =
             place.copies.drain(..).partition(|copy| weights(copy).model == model);
         place.copies = left;
@@ -254,35 +228,6 @@ impl World {
         true
     }
 
-    /// An executor makes the first move it was told to.
-    pub(crate) fn relocate(&mut self, index: usize) -> bool {
-        let place = &mut self.places[index];
-        let Some(Move { model, was, generation, blocks }) = place.moves.pop_front() else { return false };
-        let (mapped, from) = place.mapped.insert(model, (generation, blocks.clone())).unwrap();
-        assert_eq!(mapped, was);
-        let memory = self.memories.get_mut(&(index, place.incarnation)).unwrap();
-        for (from, to) in from.into_iter().zip(blocks) {
-            memory[to as usize] = memory[from as usize];
-        }
-        self.moved += 1;
-        self.gpu(index, gpu::Event::Relocated { model, generation });
-        true
-    }
-
-    /// A move fails, and nothing of the model is mapped any more.
-    pub(crate) fn fail_move(&mut self, index: usize) {
-        let place = &mut self.places[index];
-        if let Some(Move { model, generation, .. }) = place.moves.pop_front() {
-            place.mapped.remove(&model);
-            self.gpu(index, gpu::Event::MapFailed { model, generation });
-        }
-    }
-
-    /// Moves that an executor was told to make and has not made.
-    pub(crate) fn moves(&self, index: usize) -> usize {
-        self.places[index].moves.len()
-    }
-
     /// What a copy reads.
     fn read(&self, grant: &Grant) -> Vec<Option<Chunk>> {
         let model = weights(grant).model;
@@ -340,10 +285,6 @@ impl World {
             assert_eq!(self.read(grant), expected, "{grant:?}");
         }
         for place in &self.places {
-            let memory = place.core.memory();
-            let moves = memory.consolidate(&[]);
-            let locked = |model| memory.region(model).is_some_and(|region| region.is_locked());
-            assert!(moves.iter().all(|moved| !locked(moved.model)), "{moves:?}");
             if self.isolation == Isolation::Resident {
                 assert!(place.programs.iter().eq(place.mapped.keys()), "the processes are the cached models");
             }
@@ -356,8 +297,7 @@ impl World {
         for place in &self.places {
             assert_eq!((place.core.requests(), place.core.transfers(), place.copies.len()), (0, 0, 0));
             let memory = place.core.memory();
-            assert!(memory.regions().all(|(_, region)| !region.is_locked()) && place.moves.is_empty());
-            assert!(memory.consolidate(&[]).is_empty(), "what is due is done");
+            assert!(memory.regions().all(|(_, region)| !region.is_locked()));
         }
     }
 }

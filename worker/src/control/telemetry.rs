@@ -168,7 +168,6 @@ fn gpu(gpu: &GpuSnapshot, names: &mut Names) -> wire::GpuTelemetry {
         evictions: gpu.evictions,
         busy_ns: u64::try_from(gpu.busy.as_nanos()).unwrap_or(u64::MAX),
         gpu_type: gpu.gpu_type.clone(),
-        moved_bytes: gpu.moved.get(),
         object_bytes: gpu.data.used.get(),
         object_pool_bytes: gpu.data.pool.get(),
     }
@@ -262,7 +261,6 @@ mod tests {
                 evictions: 1,
                 busy_ns: 5000,
                 gpu_type: "V100".into(),
-                moved_bytes: 0,
                 object_bytes: 0,
                 object_pool_bytes: 0,
                 models_left_out: 0,
@@ -315,7 +313,6 @@ mod tests {
             peer_swaps: 1,
             evictions: 1,
             busy: Duration::from_micros(5),
-            moved: Bytes::ZERO,
             data: crate::snapshot::GpuData::default(),
         }
     }

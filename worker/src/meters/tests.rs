@@ -47,7 +47,6 @@ fn gpu() -> GpuSnapshot {
         swaps: 5,
         peer_swaps: 2,
         evictions: 1,
-        moved: Bytes::ZERO,
         data: GpuData { used: Bytes(4), pool: Bytes(6), migrated: 7, refused: 8, reloaded: 9 },
         busy: Duration::from_millis(250),
     }

@@ -9,9 +9,8 @@ use millrace_policy::paths::{Direction, Hops};
 use millrace_proto::executor::command::Command;
 use millrace_proto::executor::event::Event;
 use millrace_proto::executor::{
-    CopiedOut, Copy, CopyDone, CopyFailed, CopyFailure, CopyOut, ObjectPlaced, ProgramLoaded, Ready,
-    Relocate, Relocated, Run, RunCancelled, RunDone, RunFailed, RunFailure, Tensor, copy_out::Source,
-    tensor::Contents,
+    CopiedOut, Copy, CopyDone, CopyFailed, CopyFailure, CopyOut, ObjectPlaced, ProgramLoaded, Ready, Run,
+    RunCancelled, RunDone, RunFailed, RunFailure, Tensor, copy_out::Source, tensor::Contents,
 };
 use millrace_proto::{BUILD, PROTOCOL_VERSION};
 use millrace_types::topology::Topology;
@@ -238,10 +237,6 @@ fn order(command: Command) -> Option<Order> {
         }
         Command::UnloadProgram(unload) => Order::Unload { program: unload.program },
         Command::Map(map) => Order::Map { program: map.program, generation: map.generation },
-        Command::Relocate(relocate) => {
-            let Relocate { program, was, generation, .. } = relocate;
-            Order::Relocate { program, was, generation }
-        }
         Command::Unmap(unmap) => Order::Unmap { program: unmap.program, generation: unmap.generation },
         Command::Copy(copy) => Order::Copy(copy_order(&copy)),
         Command::Revoke(revoke) => Order::Revoke { transfer: revoke.transfer, batch: revoke.batch },
@@ -293,7 +288,6 @@ fn translate(word: Word, incarnation: Incarnation) -> PortEventKind {
             copy_rates: Vec::new(),
         }),
         Word::Loaded { program } => Event::ProgramLoaded(ProgramLoaded { program, took_ns: 0 }),
-        Word::Relocated { program, generation } => Event::Relocated(Relocated { program, generation }),
         Word::CopyDone { transfer, batch, started, finished, size } => Event::CopyDone(CopyDone {
             transfer,
             batch,

@@ -21,12 +21,12 @@ pub(super) struct ActorThread {
 impl ActorThread {
     pub(super) async fn start(config: &WorkerConfig) -> Result<(Self, NodeHandle), StartError> {
         let (dispatch, eviction, isolation) = (config.dispatch, config.eviction, config.isolation);
-        let (memory, data) = (config.gpu_memory.clone(), config.gpu_data);
+        let data = config.gpu_data;
         let (sharing, host_links) = (config.transfer_sharing, config.host_links);
         let prewarm = config.prewarm;
         let base = NodeConfig::new(config.topology.clone());
         let node_config =
-            NodeConfig { dispatch, eviction, isolation, memory, data, sharing, host_links, prewarm, ..base };
+            NodeConfig { dispatch, eviction, isolation, data, sharing, host_links, prewarm, ..base };
         let allow_faults = config.faults == Faults::Obey;
         let spawner = ProcessSpawner::new(
             config.executor.clone(),

@@ -4,7 +4,6 @@ use std::path::Path;
 
 use millrace_proto::worker::{FunctionPhase, InvokeRequest, Likely, Telemetry, WarmTo};
 use millrace_types::{Bytes, Digest, Reason};
-use millrace_worker::start::memory::{Config, Layout};
 use millrace_worker::start::{Worker, start};
 
 use crate::controller::Controller;
@@ -47,44 +46,6 @@ async fn a_left_for_b(dir: &Path) -> (Worker, Controller, Vec<f32>) {
 /// Whether one model left host memory so far, and so many are there.
 fn one_left(there: usize) -> impl Fn(&Telemetry) -> bool {
     move |telemetry: &Telemetry| (telemetry.host_evictions, telemetry.host_models.len()) == (1, there)
-}
-
-/// T13: three models of one block, each in a partition of two.
-#[tokio::test(flavor = "multi_thread")]
-async fn models_move_within_a_gpu_until_a_partition_is_free_and_answer_as_before() {
-    const NAMES: [&str; 3] = ["a", "b", "c"];
-    for isolation in ["gpu", "model"] {
-        let dir = tempfile::tempdir().unwrap();
-        let controller = Controller::start("test-cluster", 1).await;
-        let mut config = config(dir.path(), &[controller.addr], 1);
-        config.topology.gpus[0].memory = Bytes::mib(12);
-        config.isolation = isolation.parse().unwrap();
-        let two = Bytes::mib(4);
-        let sizes = Config { partition: two, step: two, irregular_min: two, ..Config::default() };
-        let sizes = Config { regular: vec![Bytes::mib(2)], ..sizes };
-        config.gpu_memory = Layout::Partitions.of(sizes).grid().unwrap();
-        let worker = start(config).await.unwrap();
-        all_up(&controller).await;
-        controller.desire(&published(&controller, &NAMES));
-        for name in NAMES {
-            controller.ready(name).await;
-        }
-        let expected = answer(&worker, "a").await;
-        for name in NAMES {
-            assert_eq!(answer(&worker, name).await, expected, "{name}");
-        }
-        let moved = |telemetry: &Telemetry| {
-            let gpu = &telemetry.gpus[0];
-            (gpu.moved_bytes, gpu.swaps) == (2 << 20, 3)
-        };
-        controller.telemetry("a model moves, and none comes again", moved).await;
-        for name in NAMES {
-            assert_eq!(answer(&worker, name).await, expected, "{name}, {isolation}");
-        }
-        let gpu = worker.node().snapshot().await.gpus.remove(0);
-        assert_eq!((gpu.swaps, gpu.evictions, gpu.used), (3, 0, Bytes::mib(6)), "nothing came again");
-        worker.shutdown().await;
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

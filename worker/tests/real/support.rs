@@ -17,7 +17,7 @@ use millrace_worker::process_port::ExecutorCommand;
 use millrace_worker::service::{Faults, Limits, WorkerService};
 use millrace_worker::start::{
     DataConfig, Eviction, HostLinks, Isolation, Launcher, LookupOrder, PolicyConfig, Prewarm,
-    TRANSFER_SHARING, Worker, WorkerConfig, memory, start,
+    TRANSFER_SHARING, Worker, WorkerConfig, start,
 };
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -115,7 +115,6 @@ pub(crate) fn config(dir: &Path, controllers: &[SocketAddr], gpus: u32) -> Worke
         host_links: HostLinks::default(),
         prewarm: Prewarm::default(),
         lookup: LookupOrder::default(),
-        gpu_memory: memory::Grid::default(),
         executor_threads: 1,
         faults: Faults::Obey,
         seed: 1,

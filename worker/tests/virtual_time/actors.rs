@@ -19,7 +19,6 @@ async fn drive(scenario: &Scenario) -> (Outcome, NodeSnapshot) {
     let config = NodeConfig {
         dispatch: scenario.dispatch,
         eviction: scenario.eviction,
-        memory: scenario.memory.clone(),
         sharing: scenario.sharing,
         ..NodeConfig::new(scenario.topology.clone())
     };

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use millrace_policy::dispatch::{PolicyConfig, TorporConfig};
 use millrace_policy::gpu::Eviction;
-use millrace_policy::memory::{Config, Grid, Layout};
 use millrace_policy::rates::Sharing;
 use millrace_types::topology::{Gpu, Link, LinkId, LinkKind, Topology};
 use millrace_types::{Bytes, BytesPerSec, GpuIndex, Reason, Timestamp};
@@ -48,7 +47,6 @@ pub(crate) struct Scenario {
     pub(crate) topology: Topology,
     pub(crate) dispatch: PolicyConfig,
     pub(crate) eviction: Eviction,
-    pub(crate) memory: Grid,
     pub(crate) sharing: Sharing,
     /// Each function has a model of its own, of the same number.
     pub(crate) functions: Vec<FunctionModel>,
@@ -101,7 +99,6 @@ impl Scenario {
             topology: topology(),
             dispatch,
             eviction,
-            memory: Grid::default(),
             sharing: TRANSFER_SHARING,
             functions,
             copy_fails_every: Some(23),
@@ -120,13 +117,6 @@ impl Scenario {
         }
         let dispatch = PolicyConfig::Torpor(TorporConfig::default());
         Self { topology, dispatch, eviction: Eviction::Torpor, ..self }
-    }
-
-    /// The same with memory in partitions of 16 MiB, which are kept whole by moving models.
-    pub(crate) fn partitioned(self) -> Self {
-        let sizes = Config { partition: Bytes::mib(16), step: Bytes::mib(16), ..Config::default() };
-        let sizes = Config { regular: vec![Bytes::mib(2), Bytes::mib(8)], ..sizes };
-        Self { memory: Layout::TwoTier.of(sizes).grid().unwrap(), ..self }
     }
 
     pub(crate) fn behaviour(&self) -> Behaviour {

@@ -3,8 +3,9 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
-use millrace_policy::memory::{Arrangement, Config, MemoryMap, NativeCalls, Placement};
+use anyhow::Result;
+use millrace_policy::memory::Placement;
+use millrace_sim::memory::{ComparedMemory, MemoryKind};
 use millrace_sim::models::{self, ModelFigures};
 use millrace_sim::report::percent;
 use millrace_sim::workload::random;
@@ -41,57 +42,52 @@ fn pieces(model: &ModelFigures, rng: &mut impl Rng) -> Vec<u32> {
     pieces
 }
 
-/// Each request's model that was brought, and what its allocation called for.
-fn swaps(arrangement: Arrangement, requests: u64, seed: u64) -> Result<Vec<(usize, u64)>> {
+/// Each request's model that was brought, and the number of native calls of its allocation.
+fn swaps(kind: MemoryKind, requests: u64, seed: u64) -> Vec<(usize, u64)> {
     let table = models::torpor();
     let mut rng = random(seed, 13);
     let shapes: Vec<_> = table.iter().map(|model| pieces(model, &mut rng)).collect();
-    let config = Config { placement: Placement::Scattered, arrangement, ..Config::default() };
-    let mut map = MemoryMap::with(GPU_MEMORY, config.grid().context("the default sizes")?);
-    let calls = |map: &MemoryMap| {
-        let NativeCalls { allocations, releases } = map.native_calls();
-        allocations + releases
-    };
+    let mut memory = ComparedMemory::new(GPU_MEMORY, kind);
     let mut swaps = Vec::new();
     let mut last = ModelId(0);
     for at in 0..WARM_UP + requests {
         let model = ModelId(rng.random_range(0..FUNCTIONS));
-        let (kind, now) = (model.0 as usize % table.len(), Timestamp(at));
+        let kind = model.0 as usize % table.len();
+        let now = Timestamp(at);
         let pinned = [last, model];
         last = model;
-        if map.region(model).is_some() {
-            map.touch(now, model);
+        if memory.touch(now, model) {
             continue;
         }
-        let before = calls(&map);
+        let before = memory.native_calls();
         // What finds no room waits for the one that runs, and is asked for again some time.
-        if map.map_pieces(now, model, &shapes[kind], 0, &pinned).is_ok() && at >= WARM_UP {
-            swaps.push((kind, calls(&map) - before));
+        if memory.map(now, model, &shapes[kind], &pinned).is_ok() && at >= WARM_UP {
+            swaps.push((kind, memory.native_calls() - before));
         }
     }
-    Ok(swaps)
+    swaps
 }
 
 /// What allocation takes in each swap of a model on average, in the order of [`models::torpor`], by
 /// Torpor-Block.
-pub(super) fn of_pool(seed: u64) -> Result<Vec<Duration>> {
+pub(super) fn of_pool(seed: u64) -> Vec<Duration> {
     let mut sums = vec![(0, 0); models::torpor().len()];
-    for (kind, calls) in swaps(Arrangement::Pool, 20_000, seed)? {
+    for (kind, calls) in swaps(MemoryKind::Pool, 20_000, seed) {
         sums[kind] = (sums[kind].0 + calls, sums[kind].1 + 1);
     }
     let mean = |(calls, swaps): (u64, u32)| NATIVE_CALL.mul_f64(calls as f64 / f64::from(swaps.max(1)));
-    Ok(sums.into_iter().map(mean).collect())
+    sums.into_iter().map(mean).collect()
 }
 
 /// The part of a run that allocation takes, of the swaps in order.
-fn by_run(arrangement: Arrangement, requests: u64, seed: u64) -> Result<Vec<f64>> {
+fn by_run(kind: MemoryKind, requests: u64, seed: u64) -> Vec<f64> {
     let table = models::torpor();
     let part = |(kind, calls): (usize, u64)| {
         NATIVE_CALL.as_secs_f64() * calls as f64 / table[kind].run.as_secs_f64()
     };
-    let mut parts: Vec<_> = swaps(arrangement, requests, seed)?.into_iter().map(part).collect();
+    let mut parts: Vec<_> = swaps(kind, requests, seed).into_iter().map(part).collect();
     parts.sort_unstable_by(f64::total_cmp);
-    Ok(parts)
+    parts
 }
 
 /// Why so little of it is seen here.
@@ -102,13 +98,12 @@ pub(super) fn allocation(effort: Effort) -> Result<Report> {
     let requests = if effort.short { 2_000 } else { 50_000 };
     let at = |parts: &[f64], share: f64| parts[((parts.len() as f64 * share) as usize).min(parts.len() - 1)];
     let (mut rows, mut tails) = (Vec::new(), Vec::new());
-    for (name, arrangement) in [
-        ("torpor (best fit)", Arrangement::BestFit),
-        ("torpor (two tiers)", Arrangement::Partitions),
-        ("torpor-block", Arrangement::Pool),
+    for (name, kind) in [
+        ("torpor (best fit)", MemoryKind::BestFit(Placement::Scattered)),
+        ("torpor (two tiers)", MemoryKind::TwoTiers(Placement::Scattered)),
+        ("torpor-block", MemoryKind::Pool),
     ] {
-        let seeds = (1..=effort.seeds).map(|seed| by_run(arrangement, requests, seed));
-        let seeds = seeds.collect::<Result<Vec<_>>>()?;
+        let seeds: Vec<_> = (1..=effort.seeds).map(|seed| by_run(kind, requests, seed)).collect();
         let spread = |of: &dyn Fn(&[f64]) -> f64| Spread(seeds.iter().map(|parts| of(parts)).collect());
         let some = spread(&|parts| {
             parts.iter().filter(|part| **part > 0.0).count() as f64 / parts.len().max(1) as f64
@@ -126,7 +121,7 @@ pub(super) fn allocation(effort: Effort) -> Result<Report> {
     let mut report = Report {
         assumed: [
             format!("One V100 of {GPU_MEMORY} and {FUNCTIONS} functions over the eight models, asked for at random, the least recently used evicted; {requests} requests after {WARM_UP}. A model's pieces: half of it irregular, of 22 to 150 MiB, half of 20 MiB and 2 MiB."),
-            format!("A call to CUDA's allocator takes {NATIVE_CALL:?}. Torpor's blocks are in memory that was reserved at the start (T12): they call for none, and what finding them takes is measured apart (`cargo bench -p millrace-policy --bench memory`: microseconds)."),
+            format!("A call to CUDA's allocator takes {NATIVE_CALL:?}. Torpor's blocks are in memory that was reserved at the start (T12): they call for none, and what finding them takes is measured apart (`cargo bench -p millrace-sim --bench memory`: microseconds)."),
         ]
         .to_vec(),
         ..Report::default()

@@ -16,7 +16,7 @@ use millrace_types::Bytes;
 use millrace_worker::service::Faults;
 use millrace_worker::start::{
     DataConfig, Eviction, HostLinks, Isolation, LookupOrder, OBJECT_MEMORY, PolicyConfig, Prewarm,
-    TRANSFER_SHARING, memory,
+    TRANSFER_SHARING,
 };
 
 use crate::clock;
@@ -154,7 +154,6 @@ fn plan(args: &Args, folder: &Path) -> Result<Plan, Failure> {
         host_links: HostLinks::default(),
         prewarm: Prewarm::default(),
         lookup: LookupOrder::default(),
-        gpu_memory: memory::Grid::default(),
         programs: None,
         faults: Faults::Refuse,
         insecure: false,

@@ -59,7 +59,6 @@ fn plan(args: &Args, config: &Config, data_dir: PathBuf) -> Result<Plan, Failure
         host_links: args.machine.host_links,
         prewarm: args.machine.prewarm,
         lookup: args.machine.lookup,
-        gpu_memory: args.machine.gpu_memory()?,
         programs: args.machine.programs()?,
         faults: args.manners.faults(),
         insecure: args.manners.insecure,

@@ -7,7 +7,7 @@ use millrace_policy::gpu;
 use millrace_policy::memory::Run as BlockRun;
 use millrace_types::GpuIndex;
 
-use super::{FABRIC, Mail, Move, Who, World, weights};
+use super::{FABRIC, Mail, Who, World};
 
 impl World {
     pub(super) fn post(&mut self, from: Who, to: Who, mail: Mail) {
@@ -97,13 +97,6 @@ impl World {
                 let memory = self.memories.get_mut(&(index, place.incarnation)).unwrap();
                 blocks.iter().for_each(|&block| memory[block as usize] = None);
                 place.mapped.insert(model, (generation, blocks));
-            }
-            gpu::Action::Relocate { model, was, generation, blocks } => {
-                assert!(place.runs.iter().all(|run| run.1 != model), "a model moves that somebody runs");
-                let comes = |copy: &Grant| weights(copy).model == model && place.takes(copy);
-                assert!(!place.copies.iter().any(comes), "a model moves that is on its way");
-                let blocks = each(&blocks).collect();
-                place.moves.push_back(Move { model, was, generation, blocks });
             }
             gpu::Action::Unmap { model, .. } => {
                 place.mapped.remove(&model);

@@ -75,10 +75,6 @@ impl Executor {
                 let generation = Generation(failed.generation);
                 self.tell_gpu_of(failed.program, |model| GpuEvent::MapFailed { model, generation });
             }
-            Said::Relocated(relocated) => {
-                let generation = Generation(relocated.generation);
-                self.tell_gpu_of(relocated.program, |model| GpuEvent::Relocated { model, generation });
-            }
             Said::RunCancelled(cancelled) => {
                 self.tell_gpu(GpuEvent::RunCancelled { run: RunId(cancelled.run) });
             }

@@ -6,7 +6,7 @@ use millrace_policy::dispatch::Return;
 use millrace_policy::fabric::{self, Cargo};
 use millrace_policy::gpu::Action;
 use millrace_proto::executor::command::Command;
-use millrace_proto::executor::{Cancel, LoadProgram, Map, Relocate, UnloadProgram, Unmap};
+use millrace_proto::executor::{Cancel, LoadProgram, Map, UnloadProgram, Unmap};
 use millrace_types::{ModelId, Reason, Timestamp};
 
 use super::{Carried, Gpu};
@@ -30,11 +30,6 @@ impl Gpu {
                 let map = Map { program: model.0.into(), generation: generation.0, extents };
                 self.send(Command::Map(map), Vec::new());
                 self.peers.directory.changed();
-            }
-            Action::Relocate { model, was, generation, blocks } => {
-                let extents = extents::of_program(&blocks, self.weights(model));
-                let (program, was, generation) = (model.0.into(), was.0, generation.0);
-                self.send(Command::Relocate(Relocate { program, was, generation, extents }), Vec::new());
             }
             Action::Unmap { model, generation } => {
                 let unmap = Unmap { program: model.0.into(), generation: generation.0 };

@@ -46,7 +46,6 @@ impl Gpu {
             peer_swaps: totals.peer_swaps,
             evictions: totals.evictions,
             busy: totals.busy,
-            moved: Bytes(BLOCK.0 * totals.moved_blocks),
             data: self.data_report(),
         });
         // Whoever asked may have given up.

@@ -260,7 +260,6 @@ mod tests {
             peer_swaps: 0,
             evictions: 0,
             busy: Duration::ZERO,
-            moved: Bytes::ZERO,
             data: crate::snapshot::GpuData::default(),
         };
         NodeSnapshot { gpus: vec![gpu], ..NodeSnapshot::default() }

@@ -310,7 +310,6 @@ impl<P: Parts> ExecutorPort for IsolatingPort<P> {
             Command::UnloadProgram(unload) => self.end(unload.program),
             Command::Map(ref map) => place.send_to(map.program, command, descriptors),
             Command::Unmap(ref unmap) => place.send_to(unmap.program, command, descriptors),
-            Command::Relocate(ref relocate) => place.send_to(relocate.program, command, descriptors),
             Command::Copy(copy) => self.copy(copy),
             Command::Revoke(revoke) => {
                 let id = place.copies.get(&(revoke.transfer, revoke.batch));

@@ -214,13 +214,6 @@ impl Model {
                     program.generation = None;
                 }
             }
-            Order::Relocate { program: id, was, generation } => {
-                let mapped = |program: &&mut Program| program.generation == Some(was);
-                if let Some(program) = self.programs.get_mut(&id).filter(mapped) {
-                    program.generation = Some(generation);
-                    self.say(Word::Relocated { program: id, generation });
-                }
-            }
             Order::Copy(order) => self.copies.of_mut(order.way()).push(now, order),
             Order::Revoke { transfer, batch } => self.revoke(transfer, batch),
             Order::Run { run, program, generation, members, keeps } => {

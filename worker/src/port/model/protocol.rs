@@ -37,16 +37,6 @@ pub enum Order {
         /// The mapping's stamp.
         generation: u64,
     },
-    /// Move what it has to other memory. It takes no time: a GPU moves within itself what crosses a
-    /// link at a hundredth of the rate.
-    Relocate {
-        /// Which program.
-        program: u64,
-        /// The mapping's stamp.
-        was: u64,
-        /// Its stamp from then on.
-        generation: u64,
-    },
     /// Copy a batch.
     Copy(CopyOrder),
     /// Forget a batch that has not begun.
@@ -171,13 +161,6 @@ pub enum Word {
     Loaded {
         /// Which.
         program: u64,
-    },
-    /// It moved what a program has.
-    Relocated {
-        /// Which program.
-        program: u64,
-        /// The mapping's stamp.
-        generation: u64,
     },
     /// It copied a batch.
     CopyDone {

@@ -91,8 +91,7 @@ impl<'a> Node<'a> {
             })
         };
         let place = |gpu: &millrace_types::topology::Gpu| Place {
-            gpu: gpu::Gpu::new(gpu.index, MemoryMap::with(gpu.memory, scenario.memory.clone()))
-                .with_eviction(scenario.eviction),
+            gpu: gpu::Gpu::new(gpu.index, MemoryMap::new(gpu.memory)).with_eviction(scenario.eviction),
             life: Lifecycle::new(
                 gpu.index,
                 Incarnation(u64::from(gpu.index.0) + 1),

@@ -7,7 +7,7 @@ use millrace_policy::attempts::Progress;
 use millrace_policy::dispatch;
 use millrace_policy::fabric::{self, BatchFailure, Cargo, Grant, Weights, link};
 use millrace_policy::gpu::{self, RunFailure};
-use millrace_policy::ids::{BatchId, FunctionIndex, Generation, RequestKey, RunId, TransferId};
+use millrace_policy::ids::{BatchId, FunctionIndex, RequestKey, RunId, TransferId};
 use millrace_policy::lifecycle;
 use millrace_policy::rates::Objective;
 use millrace_policy::trace::CoreId;
@@ -302,9 +302,6 @@ impl Node<'_> {
             gpu::Action::Map { model, generation, .. } => {
                 Order::Map { program: program(model), generation: generation.0 }
             }
-            gpu::Action::Relocate { model, was, generation, .. } => {
-                Order::Relocate { program: program(model), was: was.0, generation: generation.0 }
-            }
             gpu::Action::Unmap { model, generation } => {
                 Order::Unmap { program: program(model), generation: generation.0 }
             }
@@ -394,10 +391,6 @@ impl Node<'_> {
             _ if !place.up || incarnation != place.life.incarnation() => return,
             Word::Loaded { program } => {
                 Mail::Gpu(index, gpu::Event::ProgramLoaded { model: ModelId(program as u32) })
-            }
-            Word::Relocated { program, generation } => {
-                let (model, generation) = (ModelId(program as u32), Generation(generation));
-                Mail::Gpu(index, gpu::Event::Relocated { model, generation })
             }
             Word::CopyDone { transfer, batch, started, finished, .. } => {
                 let (transfer, batch) = (TransferId(transfer), BatchId(batch));

@@ -1,5 +1,6 @@
-//! What the memory map's arrangements cost, and how they fragment (T13), against the paper's
-//! baseline Torpor-Block, a pool over a native allocator (§7.3).
+//! The time and the fragmentation of the ways to give out a GPU's memory: best fit, which servers use, and
+//! the paper's two tiers (T13), against the paper's baseline Torpor-Block, a pool over a native allocator
+//! (§7.3).
 //!
 //! The workload is seeded: 220 functions over the 22 models of LALB's Table I (occupation at batch
 //! 32), asked for by Zipf's law of exponent 1, on a GPU of 25 GiB (what Torpor's artifact reserves)
@@ -13,16 +14,24 @@
 
 #![allow(clippy::disallowed_methods, reason = "it measures")]
 
-#[path = "support/seeded.rs"]
-mod seeded;
-
 use std::time::{Duration, Instant};
 
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
-use millrace_policy::memory::{Arrangement, Config, MemoryMap, Placement};
+use millrace_policy::memory::{Placement, Run};
+use millrace_sim::memory::{ComparedMemory, MemoryKind};
 use millrace_types::{Bytes, ModelId, Timestamp};
 
-use seeded::Seeded;
+/// xorshift64*: the same numbers everywhere.
+struct Seeded(u64);
+
+impl Seeded {
+    fn below(&mut self, end: u32) -> u32 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (((self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 32) * u64::from(end)) >> 32) as u32
+    }
+}
 
 /// LALB's Table I: occupation in MB.
 const MODELS: [u32; 22] = [
@@ -38,15 +47,23 @@ const NATIVE_CALL: Duration = Duration::from_millis(1);
 /// Consolidation runs once in so many requests, where it runs.
 const CONSOLIDATE_EVERY: u32 = 16;
 
-const KINDS: [(&str, Placement, Arrangement, Moves); 7] = [
-    ("pool (Torpor-Block)", Placement::Scattered, Arrangement::Pool, Moves::Never),
-    ("best fit, scattered", Placement::Scattered, Arrangement::BestFit, Moves::Never),
-    ("two tiers, scattered", Placement::Scattered, Arrangement::Partitions, Moves::Never),
-    ("  and consolidated", Placement::Scattered, Arrangement::Partitions, Moves::Sometimes),
-    ("best fit, contiguous", Placement::Contiguous, Arrangement::BestFit, Moves::Never),
-    ("two tiers, contiguous", Placement::Contiguous, Arrangement::Partitions, Moves::Never),
-    ("  and consolidated", Placement::Contiguous, Arrangement::Partitions, Moves::Sometimes),
+const KINDS: [(MemoryKind, Moves); 7] = [
+    (MemoryKind::Pool, Moves::Never),
+    (MemoryKind::BestFit(Placement::Scattered), Moves::Never),
+    (MemoryKind::TwoTiers(Placement::Scattered), Moves::Never),
+    (MemoryKind::TwoTiers(Placement::Scattered), Moves::Sometimes),
+    (MemoryKind::BestFit(Placement::Contiguous), Moves::Never),
+    (MemoryKind::TwoTiers(Placement::Contiguous), Moves::Never),
+    (MemoryKind::TwoTiers(Placement::Contiguous), Moves::Sometimes),
 ];
+
+/// The name of a kind in the tables.
+fn name((kind, moves): (MemoryKind, Moves)) -> String {
+    match moves {
+        Moves::Never => kind.to_string(),
+        Moves::Sometimes => "  and consolidated".to_owned(),
+    }
+}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Moves {
@@ -86,11 +103,6 @@ fn requests(seed: u64) -> Vec<u32> {
     (0..REQUESTS).map(ask).collect()
 }
 
-fn map(memory: Bytes, placement: Placement, arrangement: Arrangement) -> MemoryMap {
-    let config = Config { placement, arrangement, ..Config::default() };
-    MemoryMap::with(memory, config.grid().expect("the sizes are the defaults"))
-}
-
 #[derive(Default)]
 struct Found {
     took: Vec<Duration>,
@@ -109,45 +121,44 @@ struct Found {
     misses: u32,
 }
 
-fn serve(memory: Bytes, kind: (&str, Placement, Arrangement, Moves), seed: u64) -> Found {
-    let (_, placement, arrangement, consolidation) = kind;
+fn serve(memory: Bytes, (kind, consolidation): (MemoryKind, Moves), seed: u64) -> Found {
     let shapes: Vec<_> = (0..FUNCTIONS).map(pieces).collect();
-    let mut map = map(memory, placement, arrangement);
+    let mut map = ComparedMemory::new(memory, kind);
     let mut found = Found::default();
     let mut last = ModelId(0);
     for (at, function) in (0..).zip(requests(seed)) {
-        let (now, model) = (Timestamp(at), ModelId(function));
+        let now = Timestamp(at);
+        let model = ModelId(function);
         let counts = at >= u64::from(WARM_UP);
         let pinned = [last, model];
         last = model;
-        if map.region(model).is_some() {
-            map.touch(now, model);
+        if map.touch(now, model) {
             continue;
         }
         found.misses += u32::from(counts);
         let shape = &shapes[function as usize];
-        let calls = |map: &MemoryMap| map.native_calls().allocations + map.native_calls().releases;
-        let before = (calls(&map), map.regions().count());
+        let before = map.native_calls();
         let began = Instant::now();
-        let mapped = map.map_pieces(now, model, shape, 0, &pinned);
+        let mapped = map.map(now, model, shape, &pinned);
         let took = began.elapsed();
         let Ok(evicted) = mapped else {
             found.short += 1;
             continue;
         };
         if counts {
-            let native = calls(&map) - before.0;
+            let native = map.native_calls() - before;
             found.took.push(took);
             found.charged.push(took + NATIVE_CALL * native as u32);
             found.native += native;
             found.evicted += evicted.len() as u32;
-            let region = map.region(model).expect("it was mapped");
-            found.runs += region.runs().len() as u64;
-            let spread = |run: &millrace_policy::memory::Run| run.start / 64..=(run.end() - 1) / 64;
-            let mut partitions: Vec<_> = region.runs().iter().flat_map(spread).collect();
+            let runs = map.runs(model).expect("the model was mapped");
+            found.runs += runs.len() as u64;
+            let spread = |run: &Run| run.start / 64..=(run.end() - 1) / 64;
+            let mut partitions: Vec<_> = runs.iter().flat_map(spread).collect();
             partitions.sort_unstable();
             partitions.dedup();
-            found.partitions += partitions.len() as f64 / f64::from(region.blocks().div_ceil(64));
+            let blocks = runs.iter().map(|run| run.len).sum::<u32>();
+            found.partitions += partitions.len() as f64 / f64::from(blocks.div_ceil(64));
             let fragmentation = map.fragmentation();
             found.stranded += f64::from(fragmentation.stranded) / f64::from(map.total_blocks());
             found.free += f64::from(fragmentation.free) / f64::from(map.total_blocks());
@@ -157,11 +168,10 @@ fn serve(memory: Bytes, kind: (&str, Placement, Arrangement, Moves), seed: u64) 
             let moves = map.consolidate(&pinned);
             found.plans.push(began.elapsed());
             found.moved += moves.iter().map(|step| u64::from(step.from.len)).sum::<u64>();
-            map.begin_moves(&moves).iter().for_each(|relocated| map.end_moves(relocated.model));
         }
     }
-    // What eviction frees, from the full GPU, least recently used first.
-    let mut models: Vec<_> = map.regions().map(|(model, region)| (region.last_used(), model)).collect();
+    // The partitions that eviction frees on the full GPU, least recently used models first.
+    let mut models = map.models();
     models.sort_unstable();
     for (_, model) in models.into_iter().take(5) {
         let before = map.fragmentation().whole;
@@ -173,7 +183,7 @@ fn serve(memory: Bytes, kind: (&str, Placement, Arrangement, Moves), seed: u64) 
 
 /// The same three times over, each step's time the least of the three: whatever else the machine
 /// does falls on other steps each time.
-fn serve_quietly(memory: Bytes, kind: (&str, Placement, Arrangement, Moves), seed: u64) -> Found {
+fn serve_quietly(memory: Bytes, kind: (MemoryKind, Moves), seed: u64) -> Found {
     let mut found = serve(memory, kind, seed);
     for again in [serve(memory, kind, seed), serve(memory, kind, seed)] {
         let times = [
@@ -212,7 +222,7 @@ fn table(memory: Bytes) {
     };
     let rounds: Vec<Vec<Found>> = (0..ROUNDS).map(round).collect();
     println!("{:24} {:>9} {:>9}  time with native calls / the pool's: p50, p99", "", "p50 us", "p99 us");
-    for (kind, (name, ..)) in KINDS.iter().enumerate() {
+    for (kind, name) in KINDS.map(name).iter().enumerate() {
         let ratio = |share: f64| {
             spread(
                 rounds
@@ -239,7 +249,7 @@ fn table(memory: Bytes) {
         "short",
         "plan us"
     );
-    for (kind, (name, ..)) in KINDS.iter().enumerate() {
+    for (kind, name) in KINDS.map(name).iter().enumerate() {
         let sum = |value: &dyn Fn(&Found) -> f64| rounds.iter().map(|round| value(&round[kind])).sum::<f64>();
         let maps = sum(&|found| found.took.len() as f64);
         let mean = |value: &dyn Fn(&Found) -> f64| sum(value) / maps;
@@ -263,24 +273,24 @@ fn table(memory: Bytes) {
 fn benches(c: &mut Criterion) {
     table(Bytes::gib(25));
     table(Bytes::gib(80));
-    for (name, placement, arrangement, _) in KINDS.iter().filter(|(.., moves)| *moves == Moves::Never) {
+    for (kind, _) in KINDS.iter().filter(|(_, moves)| *moves == Moves::Never) {
         let shapes: Vec<_> = (0..FUNCTIONS).map(pieces).collect();
-        let mut map = map(Bytes::gib(25), *placement, *arrangement);
+        let mut map = ComparedMemory::new(Bytes::gib(25), *kind);
         let (mut now, mut at) = (0, 0);
         let requests = requests(1);
         // Each turn brings what is not there.
-        let mut bring = |map: &mut MemoryMap| {
+        let mut bring = |map: &mut ComparedMemory| {
             now += 1;
-            while map.region(ModelId(requests[at])).is_some() {
+            while map.runs(ModelId(requests[at])).is_some() {
                 at = (at + 1) % requests.len();
             }
             let function = requests[at];
-            map.map_pieces(Timestamp(now), ModelId(function), &shapes[function as usize], 0, &[]).is_ok()
+            map.map(Timestamp(now), ModelId(function), &shapes[function as usize], &[]).is_ok()
         };
         for _ in 0..WARM_UP {
             assert!(bring(&mut map), "every model fits an empty GPU");
         }
-        c.bench_function(&format!("memory/make room and map a model of Table I, {name}"), |b| {
+        c.bench_function(&format!("memory/make room and map a model of Table I, {kind}"), |b| {
             b.iter_batched(|| (), |()| bring(&mut map), BatchSize::PerIteration);
         });
     }

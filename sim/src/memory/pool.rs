@@ -7,8 +7,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::allocator::Run;
-use super::runs::Runs;
+use millrace_policy::memory::{BestFit, Placement, Run};
 
 /// Native allocations and releases so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -24,7 +23,7 @@ type Piece = Vec<Run>;
 
 #[derive(Debug, Clone)]
 pub(super) struct Pool {
-    native: Runs,
+    native: BestFit,
     /// Released pieces, the oldest first.
     cached: VecDeque<Piece>,
     cached_blocks: u32,
@@ -40,7 +39,7 @@ fn len(piece: &[Run]) -> u32 {
 impl Pool {
     pub(super) fn new(total: u32) -> Self {
         Self {
-            native: Runs::new(total),
+            native: BestFit::new(total, Placement::Scattered),
             cached: VecDeque::new(),
             cached_blocks: 0,
             lent: BTreeMap::new(),
@@ -57,7 +56,7 @@ impl Pool {
     }
 
     pub(super) fn free(&self) -> Vec<Run> {
-        let mut free: Vec<_> = self.native.free().chain(self.cached.iter().flatten().copied()).collect();
+        let mut free: Vec<_> = self.native.free_runs().chain(self.cached.iter().flatten().copied()).collect();
         free.sort_unstable();
         free
     }
@@ -93,7 +92,7 @@ impl Pool {
             self.calls.releases += 1;
         }
         self.calls.allocations += 1;
-        self.native.take(wanted)
+        self.native.take(&[wanted])
     }
 
     pub(super) fn give_back(&mut self, runs: &[Run]) {

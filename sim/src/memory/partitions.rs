@@ -18,9 +18,10 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::allocator::Run;
+use millrace_policy::memory::{Placement, Run};
+
+use super::Sizes;
 use super::bits::{self, Word};
-use super::config::{Grid, Placement};
 
 /// What a partition holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,15 +53,15 @@ pub(super) struct Partitions {
 }
 
 impl Partitions {
-    pub(super) fn new(total: u32, grid: &Grid) -> Self {
-        let len = grid.partition;
+    pub(super) fn new(total: u32, sizes: &Sizes) -> Self {
+        let len = sizes.partition;
         let part = |start| Partition { free: bits::first(len.min(total - start)), tier: Tier::Unset };
         Self {
             parts: (0..total).step_by(len as usize).map(part).collect(),
             len,
             total,
-            regular: grid.regular.clone(),
-            irregular_min: grid.irregular_min,
+            regular: sizes.regular.clone(),
+            irregular_min: sizes.irregular_min,
             free_blocks: total,
         }
     }
@@ -128,7 +129,8 @@ impl Partitions {
         if lends { bits::fits(part.free, slot) & bits::multiples(slot, self.len) } else { 0 }
     }
 
-    /// As [`super::allocator::Allocator::take`].
+    /// Takes memory for pieces of these lengths in blocks, none of them 0: with contiguous placement a run for
+    /// each piece, in order, else any runs of the sum. Returns `None`, and takes nothing, if the pieces do not fit.
     pub(super) fn take(&mut self, pieces: &[u32], placement: Placement) -> Option<Vec<Run>> {
         match placement {
             Placement::Scattered => {

@@ -1,5 +1,4 @@
-//! Plans which blocks move so that partly used partitions become whole again (A.2). Pure: nothing
-//! moves here.
+//! Plans which blocks move so that partly used partitions become whole again (A.2).
 //!
 //! **Slots.** The emptiest partition of a size is emptied into the others, fullest first, as long as
 //! they have room for all of it. It ends with less than one partition's slots free in all partly
@@ -10,13 +9,13 @@
 //! but for those beside what must not move, and those that are the rest of a longer piece's buddy.
 //!
 //! A step of slots is planned only if it frees a partition; buddies are joined once what is free
-//! among them adds up to one. That is what triggers consolidation: see [`super`] for the bound.
+//! among them adds up to one. [`super`] states the bound on fragmentation that follows.
 
 use std::cmp::Reverse;
 
+use millrace_policy::memory::Run;
 use millrace_types::ModelId;
 
-use super::allocator::Run;
 use super::bits;
 use super::partitions::{Partitions, Tier};
 
@@ -46,13 +45,13 @@ struct Planner {
     moves: Vec<Move>,
 }
 
-/// Plans one step of at most `step` blocks. `held`: every model's runs, whether each is in one piece
-/// that has to stay so, and whether the model must not move.
+/// Plans one step of at most `step` blocks, and returns the moves with the books after them. `held` has
+/// the pieces of every model, and whether the model must not move.
 pub(super) fn plan<'a>(
     partitions: &Partitions,
     held: impl Iterator<Item = (ModelId, &'a [Run], bool)>,
     step: u32,
-) -> Vec<Move> {
+) -> (Vec<Move>, Partitions) {
     let mut items = vec![Vec::new(); partitions.parts().len()];
     for (model, runs, pinned) in held {
         for &run in runs {
@@ -72,7 +71,7 @@ pub(super) fn plan<'a>(
         let lengths = (0..=partitions.len().ilog2()).map(|order| 1 << order);
         lengths.take_while(|&len| len < partitions.len()).for_each(|len| while planner.join_buddies(len) {});
     }
-    planner.moves
+    (planner.moves, planner.partitions)
 }
 
 impl Planner {

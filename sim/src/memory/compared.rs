@@ -1,0 +1,159 @@
+//! The ways to give out a GPU's memory behind one face, for the experiments and benches that compare them.
+
+use std::fmt;
+
+use millrace_policy::memory::{MemoryMap, Placement, Run, Shortage};
+use millrace_types::{Bytes, ModelId, Timestamp};
+
+use super::{BaselineMemory, Fragmentation, Move, NativeCalls, Sizes};
+
+/// A way to give out memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MemoryKind {
+    /// Best fit, the memory map of servers.
+    BestFit(Placement),
+    /// Partitions of common sizes and of buddies (T13), with the default [`Sizes`].
+    TwoTiers(Placement),
+    /// A pool of released pieces over a native allocator: Torpor-Block (§7.3).
+    Pool,
+}
+
+impl fmt::Display for MemoryKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::BestFit(Placement::Scattered) => "best fit, scattered",
+            Self::BestFit(Placement::Contiguous) => "best fit, contiguous",
+            Self::TwoTiers(Placement::Scattered) => "two tiers, scattered",
+            Self::TwoTiers(Placement::Contiguous) => "two tiers, contiguous",
+            Self::Pool => "pool (Torpor-Block)",
+        })
+    }
+}
+
+/// The memory of a GPU, given out in one of the ways.
+#[derive(Debug)]
+pub enum ComparedMemory {
+    /// Best fit.
+    BestFit(MemoryMap),
+    /// One of the paper's.
+    Baseline(BaselineMemory),
+}
+
+impl ComparedMemory {
+    /// Returns an empty GPU of this much memory.
+    #[must_use]
+    pub fn new(memory: Bytes, kind: MemoryKind) -> Self {
+        match kind {
+            MemoryKind::BestFit(placement) => Self::BestFit(MemoryMap::with(memory, placement)),
+            MemoryKind::TwoTiers(placement) => {
+                Self::Baseline(BaselineMemory::two_tiers(memory, Sizes::default(), placement))
+            }
+            MemoryKind::Pool => Self::Baseline(BaselineMemory::pool(memory)),
+        }
+    }
+
+    /// The number of blocks.
+    #[must_use]
+    pub fn total_blocks(&self) -> u32 {
+        match self {
+            Self::BestFit(memory) => memory.total_blocks(),
+            Self::Baseline(memory) => memory.total_blocks(),
+        }
+    }
+
+    /// The memory of a model in its order, if it has any.
+    #[must_use]
+    pub fn runs(&self, model: ModelId) -> Option<&[Run]> {
+        match self {
+            Self::BestFit(memory) => memory.region(model).map(millrace_policy::memory::Region::runs),
+            Self::Baseline(memory) => memory.pieces(model),
+        }
+    }
+
+    /// Notes that a model is used. Returns whether the model has memory.
+    pub fn touch(&mut self, now: Timestamp, model: ModelId) -> bool {
+        match self {
+            Self::BestFit(memory) => memory.touch(now, model),
+            Self::Baseline(memory) => memory.touch(now, model),
+        }
+        self.runs(model).is_some()
+    }
+
+    /// Gives a model memory for pieces of these lengths in blocks. Returns the evicted models.
+    ///
+    /// # Errors
+    /// [`Shortage`].
+    pub fn map(
+        &mut self,
+        now: Timestamp,
+        model: ModelId,
+        pieces: &[u32],
+        pinned: &[ModelId],
+    ) -> Result<Vec<ModelId>, Shortage> {
+        match self {
+            Self::BestFit(memory) => {
+                let evicted = memory.map_pieces(now, model, pieces, 0, pinned)?;
+                Ok(evicted.into_iter().map(|evicted| evicted.model).collect())
+            }
+            Self::Baseline(memory) => memory.map(now, model, pieces, pinned),
+        }
+    }
+
+    /// Frees a model's memory, if it has any.
+    pub fn unmap(&mut self, model: ModelId) {
+        match self {
+            Self::BestFit(memory) => drop(memory.unmap(model)),
+            Self::Baseline(memory) => memory.unmap(model),
+        }
+    }
+
+    /// The models that have memory, with their last use.
+    #[must_use]
+    pub fn models(&self) -> Vec<(Timestamp, ModelId)> {
+        match self {
+            Self::BestFit(memory) => {
+                memory.regions().map(|(model, region)| (region.last_used(), model)).collect()
+            }
+            Self::Baseline(memory) => memory.models().collect(),
+        }
+    }
+
+    /// The calls of the native allocator so far.
+    #[must_use]
+    pub fn native_calls(&self) -> u64 {
+        match self {
+            Self::BestFit(_) => 0,
+            Self::Baseline(memory) => {
+                let NativeCalls { allocations, releases } = memory.native_calls();
+                allocations + releases
+            }
+        }
+    }
+
+    /// The free memory, by partitions of the default [`Sizes`].
+    #[must_use]
+    pub fn fragmentation(&self) -> Fragmentation {
+        match self {
+            Self::BestFit(memory) => {
+                let mut used: Vec<Run> =
+                    memory.regions().flat_map(|(_, region)| region.runs().iter().copied()).collect();
+                used.sort_unstable();
+                let total = memory.total_blocks();
+                let ends = [0].into_iter().chain(used.iter().map(|run| run.end()));
+                let starts = used.iter().map(|run| run.start).chain([total]);
+                let gaps = ends.zip(starts).filter(|(end, start)| end < start);
+                let free: Vec<_> = gaps.map(|(end, start)| Run { start: end, len: start - end }).collect();
+                Fragmentation::of(&free, total, Sizes::default().partition)
+            }
+            Self::Baseline(memory) => memory.fragmentation(),
+        }
+    }
+
+    /// Carries out one step of consolidation; nothing with best fit or a pool.
+    pub fn consolidate(&mut self, pinned: &[ModelId]) -> Vec<Move> {
+        match self {
+            Self::BestFit(_) => Vec::new(),
+            Self::Baseline(memory) => memory.consolidate(pinned),
+        }
+    }
+}

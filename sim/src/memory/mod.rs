@@ -1,0 +1,326 @@
+//! The memory of a GPU as the Torpor paper gives it out: two tiers with consolidation (T13; §4.4, A.2), and the
+//! baseline Torpor-Block, a pool over a native allocator (§7.3). Production gives memory out by best fit
+//! (`millrace_policy::memory`); the experiments and `benches/memory.rs` compare the three.
+//!
+//! The least recently used models leave to make room, pinned ones never.
+//!
+//! # Fragmentation
+//!
+//! Free blocks in partly used partitions are *stranded*: they serve no model that needs whole
+//! partitions. With P blocks a partition, once [`BaselineMemory::consolidate`] moves nothing more:
+//!
+//! - for each common size of s blocks, the partly used partitions have less than one partition's
+//!   slots free, that is less than P blocks, besides P mod s blocks at the end of each partition,
+//!   which are in no slot (4 of 64 for 20 MiB);
+//! - among buddies at most P - 1 blocks are free, besides the rest of each piece's buddy (less than
+//!   the piece; the next power of two counts, not `irregular_min`).
+//!
+//! Pinned models add at most P - 1 for each partition that they are in. So does an irregular piece longer
+//! than a partition, which never moves, and a short last partition. `tests.rs` fails above these bounds.
+
+mod bits;
+mod compared;
+mod consolidate;
+mod partitions;
+mod pool;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use millrace_policy::memory::{BLOCK, Placement, Run, Shortage};
+use millrace_types::{Bytes, ModelId, Timestamp};
+
+pub use self::compared::{ComparedMemory, MemoryKind};
+pub use self::consolidate::Move;
+use self::partitions::Partitions;
+pub use self::pool::NativeCalls;
+use self::pool::Pool;
+
+/// The sizes of the two tiers, in blocks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sizes {
+    /// The length of a partition: a power of two, at most 128.
+    pub partition: u32,
+    /// The common sizes, ascending, at most a partition. Pieces of a common size share partitions.
+    pub regular: Vec<u32>,
+    /// The smallest buddy, a power of two. Smaller irregular pieces begin at its multiples.
+    pub irregular_min: u32,
+    /// The most blocks that one step of consolidation moves, at least a partition.
+    pub step: u32,
+}
+
+impl Default for Sizes {
+    /// Returns the sizes of the paper and its artifact: 128 MiB, 2 MiB and 20 MiB, 16 MiB; a step of
+    /// 512 MiB is ours.
+    fn default() -> Self {
+        Self { partition: 64, regular: vec![1, 10], irregular_min: 8, step: 256 }
+    }
+}
+
+/// The free blocks of a GPU.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Fragmentation {
+    /// Free blocks.
+    pub free: u32,
+    /// The free blocks in partly used partitions.
+    pub stranded: u32,
+    /// Partitions that are wholly free.
+    pub whole: u32,
+    /// The length of the longest free run.
+    pub longest: u32,
+}
+
+impl Fragmentation {
+    /// Describes free runs of a GPU of `total` blocks in partitions of `partition` blocks.
+    #[must_use]
+    pub fn of(free: &[Run], total: u32, partition: u32) -> Self {
+        let mut found = Self::default();
+        for run in join(free) {
+            found.free += run.len;
+            found.longest = found.longest.max(run.len);
+            // A short partition at the end counts as whole too.
+            let end = if run.end() == total { total.next_multiple_of(partition) } else { run.end() };
+            let whole = (end / partition).saturating_sub(run.start.div_ceil(partition));
+            let first = run.start.div_ceil(partition) * partition;
+            let held = if whole > 0 { ((first + whole * partition).min(total)) - first } else { 0 };
+            found.whole += whole;
+            found.stranded += run.len - held;
+        }
+        found
+    }
+}
+
+fn join(pieces: &[Run]) -> Vec<Run> {
+    let mut runs: Vec<Run> = Vec::new();
+    for &piece in pieces {
+        match runs.last_mut() {
+            Some(last) if last.end() == piece.start => last.len += piece.len,
+            _ => runs.push(piece),
+        }
+    }
+    runs
+}
+
+/// The books of free memory.
+#[derive(Debug, Clone)]
+enum Allocator {
+    TwoTier(Partitions, Placement),
+    Pool(Pool),
+}
+
+impl Allocator {
+    fn take(&mut self, pieces: &[u32]) -> Option<Vec<Run>> {
+        match self {
+            Self::TwoTier(partitions, placement) => partitions.take(pieces, *placement),
+            Self::Pool(pool) => pool.take(pieces),
+        }
+    }
+
+    fn give_back(&mut self, pieces: &[Run]) {
+        match self {
+            Self::TwoTier(partitions, _) => partitions.give_back(pieces),
+            Self::Pool(pool) => pool.give_back(pieces),
+        }
+    }
+
+    fn free_blocks(&self) -> u32 {
+        match self {
+            Self::TwoTier(partitions, _) => partitions.free_blocks(),
+            Self::Pool(pool) => pool.free_blocks(),
+        }
+    }
+
+    /// Whether the pieces can be taken.
+    fn suffices(&self, pieces: &[u32]) -> bool {
+        pieces.iter().sum::<u32>() <= self.free_blocks() && self.clone().take(pieces).is_some()
+    }
+}
+
+/// The memory of one model.
+#[derive(Debug, Clone)]
+struct Region {
+    /// The pieces in the model's order.
+    pieces: Vec<Run>,
+    last_used: Timestamp,
+}
+
+impl Region {
+    fn move_blocks(&mut self, Move { from, to, .. }: Move) {
+        let holds = |piece: &Run| piece.start <= from.start && from.end() <= piece.end();
+        let place = self.pieces.iter().position(holds).expect("a move is of blocks that the model has");
+        let piece = self.pieces[place];
+        let before = Run { start: piece.start, len: from.start - piece.start };
+        let after = Run { start: from.end(), len: piece.end() - from.end() };
+        let parts = [before, to, after].into_iter().filter(|run| run.len > 0);
+        self.pieces.splice(place..=place, parts);
+    }
+}
+
+/// The memory of a GPU as a baseline gives it out.
+#[derive(Debug, Clone)]
+pub struct BaselineMemory {
+    empty: Allocator,
+    allocator: Allocator,
+    sizes: Sizes,
+    total: u32,
+    regions: BTreeMap<ModelId, Region>,
+    /// The models, the least recently used first.
+    order: BTreeSet<(Timestamp, ModelId)>,
+}
+
+impl BaselineMemory {
+    /// Returns an empty GPU whose memory has two tiers (T13).
+    #[must_use]
+    pub fn two_tiers(memory: Bytes, sizes: Sizes, placement: Placement) -> Self {
+        let total = blocks_in(memory);
+        Self::new(total, Allocator::TwoTier(Partitions::new(total, &sizes), placement), sizes)
+    }
+
+    /// Returns an empty GPU whose memory is a pool over a native allocator (Torpor-Block).
+    #[must_use]
+    pub fn pool(memory: Bytes) -> Self {
+        let total = blocks_in(memory);
+        Self::new(total, Allocator::Pool(Pool::new(total)), Sizes::default())
+    }
+
+    fn new(total: u32, allocator: Allocator, sizes: Sizes) -> Self {
+        let empty = allocator.clone();
+        Self { empty, allocator, sizes, total, regions: BTreeMap::new(), order: BTreeSet::new() }
+    }
+
+    /// The number of blocks.
+    #[must_use]
+    pub fn total_blocks(&self) -> u32 {
+        self.total
+    }
+
+    /// The blocks that are not free. A pool lends more than a model asks for.
+    #[must_use]
+    pub fn used_blocks(&self) -> u32 {
+        self.total - self.allocator.free_blocks()
+    }
+
+    /// The pieces of a model in its order, if it has memory.
+    #[must_use]
+    pub fn pieces(&self, model: ModelId) -> Option<&[Run]> {
+        self.regions.get(&model).map(|region| &region.pieces[..])
+    }
+
+    /// The models that have memory, with their last use.
+    pub fn models(&self) -> impl Iterator<Item = (Timestamp, ModelId)> + '_ {
+        self.regions.iter().map(|(&model, region)| (region.last_used, model))
+    }
+
+    /// The calls of the native allocator so far; none with two tiers.
+    #[must_use]
+    pub fn native_calls(&self) -> NativeCalls {
+        match &self.allocator {
+            Allocator::TwoTier(..) => NativeCalls::default(),
+            Allocator::Pool(pool) => pool.calls(),
+        }
+    }
+
+    /// The free memory, by partitions of [`Sizes::partition`].
+    #[must_use]
+    pub fn fragmentation(&self) -> Fragmentation {
+        let free = match &self.allocator {
+            Allocator::TwoTier(partitions, _) => partitions.free(),
+            Allocator::Pool(pool) => pool.free(),
+        };
+        Fragmentation::of(&free, self.total, self.sizes.partition)
+    }
+
+    /// Gives a model that has none memory for pieces of these lengths in blocks, and evicts models that
+    /// are not in `pinned` until there is room. Returns the evicted models. A shortage evicts nothing.
+    ///
+    /// # Errors
+    /// [`Shortage`].
+    ///
+    /// # Panics
+    /// When the model has memory: a bug of the caller.
+    pub fn map(
+        &mut self,
+        now: Timestamp,
+        model: ModelId,
+        pieces: &[u32],
+        pinned: &[ModelId],
+    ) -> Result<Vec<ModelId>, Shortage> {
+        assert!(!self.regions.contains_key(&model), "model {model} has memory already");
+        let pieces: Vec<_> = pieces.iter().copied().filter(|&len| len > 0).collect();
+        let mut evicted = Vec::new();
+        let taken = match self.allocator.take(&pieces) {
+            Some(taken) => taken,
+            None => {
+                evicted = self.victims(&pieces, pinned)?;
+                evicted.iter().for_each(|&model| self.unmap(model));
+                self.allocator.take(&pieces).expect("the victims made room")
+            }
+        };
+        self.regions.insert(model, Region { pieces: taken, last_used: now });
+        self.order.insert((now, model));
+        Ok(evicted)
+    }
+
+    /// The models to evict for these pieces, in this order: the least recently used ones, without those that
+    /// the others make needless.
+    fn victims(&self, pieces: &[u32], pinned: &[ModelId]) -> Result<Vec<ModelId>, Shortage> {
+        let mut trial = self.allocator.clone();
+        let mut victims = Vec::new();
+        let mut candidates =
+            self.order.iter().map(|&(_, model)| model).filter(|model| !pinned.contains(model));
+        while !trial.suffices(pieces) {
+            let Some(model) = candidates.next() else {
+                let fits = self.empty.suffices(pieces);
+                return Err(if fits { Shortage::Pinned } else { Shortage::TooLarge });
+            };
+            trial.give_back(&self.regions[&model].pieces);
+            victims.push(model);
+        }
+        for model in victims.clone().into_iter().rev() {
+            let rest: Vec<_> = victims.iter().copied().filter(|&victim| victim != model).collect();
+            let mut trial = self.allocator.clone();
+            rest.iter().for_each(|victim| trial.give_back(&self.regions[victim].pieces));
+            if trial.suffices(pieces) {
+                victims = rest;
+            }
+        }
+        Ok(victims)
+    }
+
+    /// Notes that a model is used.
+    pub fn touch(&mut self, now: Timestamp, model: ModelId) {
+        if let Some(region) = self.regions.get_mut(&model) {
+            self.order.remove(&(region.last_used, model));
+            region.last_used = now;
+            self.order.insert((now, model));
+        }
+    }
+
+    /// Frees a model's memory, if it has any.
+    pub fn unmap(&mut self, model: ModelId) {
+        if let Some(region) = self.regions.remove(&model) {
+            self.order.remove(&(region.last_used, model));
+            self.allocator.give_back(&region.pieces);
+        }
+    }
+
+    /// Carries out one step of consolidation, and returns its moves in order; none if no step is due, or
+    /// without tiers. Pinned models do not move.
+    pub fn consolidate(&mut self, pinned: &[ModelId]) -> Vec<Move> {
+        let Allocator::TwoTier(partitions, placement) = &self.allocator else { return Vec::new() };
+        let held =
+            self.regions.iter().map(|(model, region)| (*model, &region.pieces[..], pinned.contains(model)));
+        let (moves, after) = consolidate::plan(partitions, held, self.sizes.step);
+        self.allocator = Allocator::TwoTier(after, *placement);
+        for &step in &moves {
+            self.regions.get_mut(&step.model).expect("a model that moves has memory").move_blocks(step);
+        }
+        moves
+    }
+}
+
+fn blocks_in(memory: Bytes) -> u32 {
+    u32::try_from(memory.0 / BLOCK.0).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests;
