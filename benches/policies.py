@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Measures a small model under two dispatch policies in turns on one server, and prints ratios.
+"""Measures a small model under two presets in turns on one server, and prints ratios.
 
-The server keeps running; `millrace policy set` changes the policy before each turn, and the order of the
-policies changes by round. A ratio is taken within each round, so that what the machine does to one round
-it does to both policies.
+The server keeps running; `millrace policy set` changes the preset before each turn, and the order of the
+presets changes by round. A ratio is taken within each round, so that what the machine does to one round
+it does to both presets.
 """
 
 import argparse
@@ -16,8 +16,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# Name of the pair, dispatch, eviction.
-POLICIES = [("fifo", "fifo", "lru"), ("unified", "unified", "torpor")]
+PRESETS = ["fifo", "unified"]
 CONCURRENCIES = [1, 64]
 MANIFEST = """apiVersion: millrace/v1
 kind: Function
@@ -69,22 +68,21 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=int, default=3, help="the length of one turn")
     args = parser.parse_args()
-    measured = {(name, concurrency): [] for name, _, _ in POLICIES for concurrency in CONCURRENCIES}
+    measured = {(name, concurrency): [] for name in PRESETS for concurrency in CONCURRENCIES}
     with tempfile.TemporaryDirectory() as folder:
         server = Server(args.binary, Path(folder))
         try:
             for number in range(args.rounds):
-                for name, dispatch, eviction in POLICIES[:: 1 if number % 2 == 0 else -1]:
-                    server.verb("policy", "set", "--dispatch", dispatch, "--eviction", eviction)
-                    # The worker takes over a policy with its next message from the leader.
-                    time.sleep(0.5)
+                for name in PRESETS[:: 1 if number % 2 == 0 else -1]:
+                    # The verb returns when the worker has the preset.
+                    server.verb("policy", "set", "--preset", name)
                     for concurrency in CONCURRENCIES:
                         measured[name, concurrency].append(server.throughput(concurrency, args.seconds))
         finally:
             server.process.terminate()
             server.process.wait()
     for concurrency in CONCURRENCIES:
-        fifo, unified = (measured[name, concurrency] for name, _, _ in POLICIES)
+        fifo, unified = (measured[name, concurrency] for name in PRESETS)
         ratios = [ours / theirs for ours, theirs in zip(unified, fifo)]
         print(
             f"{concurrency} clients: fifo {statistics.median(fifo):,.0f} requests a second,"

@@ -17,7 +17,7 @@ const EXAMPLES: &str = "\
 Examples:
   millrace-chaos list
   millrace-chaos run leader-kill --seed 7
-  millrace-chaos run executor-storm --lasts 1m --dispatch torpor --isolation model
+  millrace-chaos run executor-storm --lasts 1m --preset torpor --isolation model
   millrace-chaos run mine.yaml --report target/chaos
   millrace-chaos run all -o json > report.jsonl
   millrace-chaos run split-brain --ground namespaces
@@ -91,12 +91,9 @@ pub(crate) struct How {
     /// Where random choices begin: which process, when, which bytes [default: a random one, printed].
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// The dispatch policy of the workers, as of 'millrace up' [default: its own].
+    /// The preset that the cluster begins with, as of 'millrace up' [default: its own].
     #[arg(long, value_name = "NAME")]
-    dispatch: Option<String>,
-    /// The eviction policy of the workers, as of 'millrace up' [default: its own].
-    #[arg(long, value_name = "NAME")]
-    eviction: Option<String>,
+    preset: Option<String>,
     /// Which models share an executor process, as of 'millrace up' [default: the scenario's].
     #[arg(long, value_name = "NAME", value_parser = ["gpu", "model", "resident"])]
     isolation: Option<String>,
@@ -172,22 +169,11 @@ impl How {
             rounds: None,
             lasts: None,
             functions: None,
-            policies: self.policies(),
+            preset: self.preset.clone(),
+            isolation: self.isolation.clone(),
             echo: if self.output == Output::Text { Echo::Print } else { Echo::Silent },
             keep: if self.keep { Keep::Always } else { Keep::Failed },
         })
-    }
-
-    /// The policies and the isolation that were named, as words for a worker, which refuses what it
-    /// does not know.
-    fn policies(&self) -> Vec<String> {
-        let flags = [
-            ("--dispatch", &self.dispatch),
-            ("--eviction", &self.eviction),
-            ("--isolation", &self.isolation),
-        ];
-        let words = flags.into_iter().flat_map(|(flag, name)| Some([flag.to_owned(), name.clone()?]));
-        words.flatten().collect()
     }
 }
 
@@ -210,7 +196,8 @@ mod tests {
             rounds: None,
             lasts: None,
             functions: None,
-            policies: Vec::new(),
+            preset: None,
+            isolation: None,
             echo: Echo::Silent,
             keep: Keep::Failed,
         }
@@ -244,8 +231,9 @@ mod tests {
     }
 
     #[test]
-    fn policies_and_isolation_are_words_for_workers() {
-        let run = run(&["executor-kill", "--isolation", "model", "--eviction", "lru"]);
-        assert_eq!(run.how.policies(), ["--eviction", "lru", "--isolation", "model"]);
+    fn a_preset_and_an_isolation_can_be_named() {
+        let run = run(&["executor-kill", "--isolation", "model", "--preset", "fifo"]);
+        assert_eq!(run.how.isolation.as_deref(), Some("model"));
+        assert_eq!(run.how.preset.as_deref(), Some("fifo"));
     }
 }

@@ -6,13 +6,31 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use crate::failure::Failure;
 
 /// Each removed flag, and what to do in its place.
-const FLAGS: [(&str, &str); 4] = [
+const FLAGS: [(&str, &str); 12] = [
+    ("--dispatch", PRESET),
+    (
+        "--eviction",
+        "name a preset when the cluster begins: --preset NAME; or replace the part: 'millrace policy set --eviction NAME'",
+    ),
+    ("--transfer-sharing", "set it for the cluster: 'millrace policy set --transfer-sharing NAME'"),
+    ("--host-links", "set it for the cluster: 'millrace policy set --host-links WHICH'"),
+    (
+        "--prewarm",
+        "omit it: workers always bring the models of likely next steps, if nobody else needs the room",
+    ),
+    ("--lookup", "omit it: the worker that made the data is always asked first"),
+    ("--object-pool", "omit it: the pool of objects is always elastic"),
+    (
+        "--object-migration",
+        "omit it: objects whose consumers are furthest back in the queue always leave first",
+    ),
     ("--gpu-memory-layout", LAYOUT),
     ("--gpu-memory-partition", LAYOUT),
     ("--gpu-memory-blocks", LAYOUT),
     ("--gpu-memory-buddy", LAYOUT),
 ];
 
+const PRESET: &str = "name a preset when the cluster begins: --preset unified, torpor, lalb-o3 or fifo; later, 'millrace policy set --preset NAME'. Baselines such as lb and native are in 'millrace sim'";
 const LAYOUT: &str = "omit it: GPU memory is always laid out by best fit, in which any free block serves";
 
 /// Returns the refusal of a command line, if a removed flag is the reason why clap cannot parse it.
@@ -41,7 +59,7 @@ mod tests {
                 let line = ["millrace".to_owned(), "up".to_owned()].into_iter().chain(words);
                 let refused = refusal(&Cli::try_parse_from(line).unwrap_err()).unwrap();
                 assert_eq!(refused.message.as_deref(), Some(format!("{flag} was removed").as_str()));
-                assert_eq!(refused.hint.as_deref(), Some(instead));
+                assert_eq!(refused.hint.as_deref(), Some(instead), "{flag}");
             }
         }
     }

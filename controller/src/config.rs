@@ -10,6 +10,7 @@ use millrace_policy::lease;
 use millrace_proto::trace::Kept;
 use millrace_transport::{MinimumRate, PortLimits, ServerConfig};
 use millrace_types::Bytes;
+use millrace_types::policy::PresetName;
 
 use crate::artifacts::SharedPlace;
 use crate::clock::{SystemClock, WallClock};
@@ -107,6 +108,8 @@ pub struct ControllerConfig {
     /// The object store that all controllers of the group share for model files. `None`: each keeps
     /// them on its own disk. The same for every one of them; the cluster's status warns otherwise.
     pub artifacts: Option<SharedPlace>,
+    /// The preset to schedule by until an operator sets a policy. `None`: the default preset.
+    pub preset: Option<PresetName>,
     /// Serves fault injection. For tests and demonstrations.
     pub allow_faults: bool,
     /// Serves the fault service on the internal port: anyone who reaches that may move this
@@ -152,6 +155,7 @@ impl ControllerConfig {
             client_advertise: None,
             snapshot_every: SNAPSHOT_EVERY,
             artifacts: None,
+            preset: None,
             allow_faults: false,
             fault_injection: false,
             insecure: false,

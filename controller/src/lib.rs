@@ -36,6 +36,7 @@ mod leader;
 mod meters;
 mod pace;
 mod passed;
+mod preset;
 mod raft;
 mod server;
 mod serving;

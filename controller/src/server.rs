@@ -157,6 +157,9 @@ pub async fn start(
         end(internal, background, &replica).await;
         return Err(error.into());
     }
+    if let Some(preset) = config.preset {
+        crate::preset::set_first(&replica, preset).await;
+    }
     background.spawn(fleet.clone().follow_until(stop.clone(), replica.clone(), config.limits.lease.lease));
     background.spawn(leading.run_until(stop.clone()));
     let events = Events::new(config.seed);

@@ -23,6 +23,7 @@
 //! | [`crew`] | which process of a program gets which request, and when one is killed or started again |
 //! | [`lease`] | which silent nodes are still believed alive |
 //! | [`placement`] | which functions are kept on which nodes |
+//! | [`preset`] | (nothing) bundles the settings of scheduling, and reads the ones that an operator set |
 //! | [`prewarm`] | which hints of functions that come next are followed |
 //! | [`scaling`] | how many nodes the cluster needs |
 //! | [`router`] | which worker gets a request |
@@ -55,6 +56,7 @@ pub mod memory;
 pub mod names;
 pub mod paths;
 pub mod placement;
+pub mod preset;
 pub mod prewarm;
 pub mod rates;
 pub mod residence;

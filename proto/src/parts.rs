@@ -193,7 +193,7 @@ pub struct DesiredHead {
     pub index: u64,
     /// The operator's wish for the node.
     pub scheduling: NodeScheduling,
-    /// The node's scheduling policy; `None`: as it was started.
+    /// The scheduling policy; `None`: the default preset.
     pub policy: Option<Policy>,
 }
 

@@ -8,9 +8,11 @@ use millrace_policy::dispatch::PolicyConfig;
 use millrace_policy::elastic::{self, MigrationPolicy, POOL_FLOOR, PoolPolicy, STORE_CAP};
 use millrace_policy::gpu::{Eviction, Isolation};
 use millrace_policy::paths::HostLinks;
+use millrace_policy::preset::SchedulingPolicy;
 use millrace_policy::prewarm::Prewarm;
 use millrace_policy::rates::Sharing;
 use millrace_types::Bytes;
+use millrace_types::policy::Batches;
 use millrace_types::topology::Topology;
 
 pub use crate::actors::driven::SharedTrace;
@@ -25,17 +27,8 @@ pub const REQUESTS_MAX: u32 = 4096;
 /// Requests that one function may have in flight.
 pub const IN_FLIGHT_MAX: u32 = 2048;
 
-/// How transfers from the host share their links unless that is said: in turns. By objective is the
-/// paper's choice, and waits for being measured.
-pub const TRANSFER_SHARING: Sharing = Sharing::Fair;
-
 /// A GPU's memory is shared by so many, of which data is one at most.
 const DATA_SHARE: u64 = 4;
-
-/// The pools that a GPU can have. Its memory is given out in whole blocks, so that one which cuts
-/// segments as it likes has no place here.
-pub const POOLS: [(&str, PoolPolicy); 3] =
-    [("elastic", PoolPolicy::Elastic), ("gmlake", PoolPolicy::GmLake), ("none", PoolPolicy::Unpooled)];
 
 /// How GPUs keep intermediate data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,24 +88,36 @@ impl NodeConfig {
     /// A node with these GPUs and the default limits.
     #[must_use]
     pub fn new(topology: Topology) -> Self {
-        let (dispatch, eviction) = (PolicyConfig::default(), Eviction::default());
+        let policy = SchedulingPolicy::default();
         let isolation = Isolation::default();
         let (requests_max, in_flight_max) = (REQUESTS_MAX, IN_FLIGHT_MAX);
         let data = DataConfig::default();
-        let (sharing, prewarm) = (TRANSFER_SHARING, Prewarm::default());
-        let host_links = HostLinks::default();
         Self {
             topology,
             requests_max,
             in_flight_max,
-            dispatch,
-            eviction,
+            dispatch: policy.dispatch,
+            eviction: policy.eviction,
             isolation,
             data,
-            sharing,
-            host_links,
-            prewarm,
+            sharing: policy.sharing,
+            host_links: policy.host_links,
+            prewarm: Prewarm::default(),
         }
+    }
+
+    /// Returns the same node with this policy until an operator sets another.
+    #[must_use]
+    pub fn with_policy(self, policy: SchedulingPolicy) -> Self {
+        let SchedulingPolicy { dispatch, eviction, batching: _, sharing, host_links } = policy;
+        Self { dispatch, eviction, sharing, host_links, ..self }
+    }
+
+    /// The policy of the node until an operator sets another.
+    #[must_use]
+    pub fn policy(&self) -> SchedulingPolicy {
+        let &Self { dispatch, eviction, sharing, host_links, .. } = self;
+        SchedulingPolicy { dispatch, eviction, batching: Batches::On, sharing, host_links }
     }
 }
 

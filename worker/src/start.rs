@@ -12,13 +12,13 @@ mod server;
 mod thread;
 
 pub use millrace_policy::dispatch::{POLICIES, PolicyConfig};
-pub use millrace_policy::elastic::{MIGRATIONS, MigrationPolicy, PoolPolicy};
+pub use millrace_policy::elastic::MigrationPolicy;
 pub use millrace_policy::gpu::eviction::{EVICTIONS, Eviction};
 pub use millrace_policy::gpu::isolation::{ISOLATIONS, Isolation};
-pub use millrace_policy::index::{LOOKUP_ORDERS, LookupOrder};
+pub use millrace_policy::index::LookupOrder;
 pub use millrace_policy::paths::{HOST_LINKS, HostLinks};
-pub use millrace_policy::prewarm::{PREWARMS, Prewarm};
-pub use millrace_policy::rates::{SHARINGS, Sharing};
+pub use millrace_policy::preset::SchedulingPolicy;
+use millrace_policy::prewarm::Prewarm;
 use millrace_proto::metrics::MetricsPage;
 use millrace_proto::trace::Kept;
 use millrace_transport::SharedResult;
@@ -40,7 +40,7 @@ use crate::host_tier::store::{self, Store};
 use crate::host_tier::{self, View};
 use crate::learned::Learned;
 use crate::meters::Shown;
-pub use crate::node::{DataConfig, POOLS, TRANSFER_SHARING};
+pub use crate::node::DataConfig;
 pub use crate::objects::OBJECT_MEMORY;
 use crate::objects::{Objects, Whereabouts};
 use crate::process_port::ExecutorCommand;
@@ -78,19 +78,11 @@ pub struct WorkerConfig {
     pub executor: ExecutorCommand,
     /// What becomes a user's program; `None`: programs are refused.
     pub programs: Option<Launcher>,
-    /// Which request goes to which GPU.
-    pub dispatch: PolicyConfig,
-    /// Which models make room first on a GPU.
-    pub eviction: Eviction,
+    /// The scheduling policy until a controller reports the one that operators set.
+    pub policy: SchedulingPolicy,
     /// Which models share an executor process.
     pub isolation: Isolation,
-    /// How transfers from host memory to its GPUs share their links.
-    pub transfer_sharing: Sharing,
-    /// Over whose PCIe links what comes from host memory reaches a GPU.
-    pub host_links: HostLinks,
-    /// Whether it brings models before they are asked for, where a workflow is likely to.
-    pub prewarm: Prewarm,
-    /// Who is asked first where data is that a program names and that is not here.
+    /// The first to be asked for the place of data that a program names and this worker does not have.
     pub lookup: LookupOrder,
     /// Threads that one executor's launches may use.
     pub executor_threads: u32,
@@ -247,7 +239,7 @@ pub async fn start(config: WorkerConfig) -> Result<Worker, StartError> {
     );
     let mut sweep = JoinSet::new();
     sweep.spawn(objects.clone().sweep());
-    let hints = Hints::new(config.prewarm, view.signatures.clone(), gate.clone(), hints_clock);
+    let hints = Hints::new(Prewarm::On, view.signatures.clone(), gate.clone(), hints_clock);
     let models = (view.signatures.clone(), gate);
     let service =
         WorkerService::new(node.clone(), place, models, objects.clone(), config.limits, config.faults);
@@ -267,7 +259,7 @@ pub async fn start(config: WorkerConfig) -> Result<Worker, StartError> {
     let passing = passing::start(control.scores(), quotas_now, &node);
     // Serving from now on, until it is told to stop.
     let (server, health) = server::serve(&service, config.limits, shown, listener);
-    tracing::info!(node = %config.node, %addr, gpus = config.topology.gpus.len(), dispatch = %config.dispatch, eviction = %config.eviction, isolation = %config.isolation, "worker started");
+    tracing::info!(node = %config.node, %addr, gpus = config.topology.gpus.len(), dispatch = %config.policy.dispatch, eviction = %config.policy.eviction, isolation = %config.isolation, "worker started");
     Ok(Worker {
         addr,
         node: node.clone(),

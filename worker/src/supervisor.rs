@@ -30,7 +30,7 @@ use millrace_policy::gpu::{Event as GpuEvent, Gpu as GpuCore};
 use millrace_policy::ids::FunctionIndex;
 use millrace_policy::lifecycle::Lifecycle;
 use millrace_policy::memory::MemoryMap;
-use millrace_policy::paths::{HostLinks, Paths};
+use millrace_policy::paths::Paths;
 use millrace_policy::prewarm::Prewarm;
 use millrace_policy::residence::Residence;
 use millrace_policy::trace::CoreId;
@@ -87,7 +87,7 @@ pub(crate) struct Supervisor {
     /// Caps hold, whichever Node actor keeps to them.
     tenants: RefCell<Tenants>,
     /// How the node schedules, whichever actors carry it out; and whether that goes by scores.
-    policy: Cell<InForce>,
+    in_force: Cell<InForce>,
     told: Rc<Cell<ScoresTold>>,
     /// Which GPUs' objects can come to which without the host; `None` where they never do.
     routes: Option<Paths>,
@@ -107,15 +107,10 @@ impl Supervisor {
         let of_host = config.topology.gpus.iter().flat_map(|gpu| gpu.host_path.iter().copied());
         let nvlinks = config.topology.gpus.iter().flat_map(|gpu| config.topology.nvlinks_of(gpu.index));
         let crossed = of_host.chain(nvlinks.map(|(link, _)| link));
-        let policy = InForce::of(&config, &Wanted::default());
-        let routes = fabric::routes_of(&config.topology);
-        if let (Err(why), HostLinks::All) = (&routes, config.host_links) {
-            tracing::warn!(
-                %why,
-                "no GPU forwards for others on a machine of this size, as --host-links all asks: each uses its own \
-                 links to the host; give several workers some of its GPUs each, or leave that option out"
-            );
-        }
+        let in_force = InForce::of(&config, &Wanted::default());
+        let routes = fabric::routes_of(&config.topology).inspect_err(|why| {
+            tracing::info!(%why, "GPUs of a machine of this size do not forward for each other: host_links all has no effect");
+        });
         let supervisor = Rc::new(Self {
             node: Slot::empty(),
             gpus: (0..gpus).map(|_| Slot::empty()).collect(),
@@ -124,8 +119,8 @@ impl Supervisor {
             registry: RefCell::new(Registry::default()),
             residence: RefCell::default(),
             tenants: RefCell::default(),
-            policy: Cell::new(policy),
-            told: Rc::new(Cell::new(policy::told(&policy))),
+            in_force: Cell::new(in_force),
+            told: Rc::new(Cell::new(policy::told(&in_force))),
             routes: routes.ok(),
             // Each GPU counts in steps of the number of GPUs, from its own number: 1, 2, 3, …
             incarnations: (1..=gpus as u64).map(|gpu| Cell::new(Incarnation(gpu))).collect(),
@@ -240,10 +235,11 @@ impl Supervisor {
             }
         }
         drop(registry);
-        let fabric = Fabric::with_sharing(topology, self.config.sharing);
+        let policy = self.policy();
+        let fabric = Fabric::with_sharing(topology, policy.sharing).with_host_links(policy.host_links);
         let node = Node::new(
             self.drive(dispatch, CoreId::Dispatch),
-            self.drive(fabric.with_host_links(self.config.host_links), CoreId::Fabric),
+            self.drive(fabric, CoreId::Fabric),
             Rc::clone(self),
         );
         let mailbox = self.spawn(node, Who::Node, Sleeper::NODE);

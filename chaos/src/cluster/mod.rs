@@ -56,6 +56,8 @@ pub struct Plan {
     pub machine: Machine,
     /// What workers are started with besides.
     pub worker_words: Vec<String>,
+    /// The preset that the cluster begins with; `None` for the default one.
+    pub preset: Option<String>,
     /// The bounds of connections that servers are started with; `None` leaves the servers' defaults.
     pub caps: Option<ConnectionCaps>,
     /// The soft limit of descriptors that processes are started under; `None` for the harness's own.
@@ -93,6 +95,7 @@ pub struct Cluster {
     injection: Injection,
     /// The words that every worker is started with.
     worker_words: Vec<String>,
+    preset: Option<String>,
     caps: Option<ConnectionCaps>,
     /// The soft limit of descriptors that processes are started under.
     descriptors: Option<u64>,
@@ -152,6 +155,7 @@ impl Cluster {
             links,
             injection: Injection::Off,
             worker_words: Vec::new(),
+            preset: None,
             caps: None,
             descriptors: None,
             controllers: BTreeMap::new(),
@@ -169,6 +173,7 @@ impl Cluster {
         self.injection = plan.injection;
         self.worker_words = plan.machine.words();
         self.worker_words.extend_from_slice(&plan.worker_words);
+        self.preset = plan.preset.clone();
         self.caps = plan.caps;
         self.descriptors = plan.descriptors;
         let workers: Vec<_> = (1..=plan.workers).map(|number| format!("worker-{number}")).collect();
@@ -215,7 +220,10 @@ impl Cluster {
         words.extend_from_slice(&house.words);
         let others: Vec<_> = self.controllers.values().map(|it| it.advertised.to_string()).collect();
         let first = match others.as_slice() {
-            [] => vec!["--bootstrap".to_owned()],
+            [] => {
+                let preset = self.preset.iter().flat_map(|it| ["--preset".to_owned(), it.clone()]);
+                ["--bootstrap".to_owned()].into_iter().chain(preset).collect()
+            }
             others => vec!["--join".to_owned(), others.join(",")],
         };
         // Only an empty folder is begun so: it is started again without.

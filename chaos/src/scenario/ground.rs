@@ -7,8 +7,9 @@ use crate::cluster::Ground;
 const COMPOSE_CONTROLLERS: u64 = 3;
 const COMPOSE_WORKERS: u32 = 3;
 
-/// What a ground cannot do of a scenario, with `policies` besides, and what to do about that.
-pub(super) fn refusal(spec: &Spec, ground: Ground, policies: &[String]) -> Option<String> {
+/// Returns why a scenario cannot run on a ground with these options for its processes, and the grounds to use
+/// instead.
+pub(super) fn refusal(spec: &Spec, ground: Ground, words: &[String]) -> Option<String> {
     let (what, others) = match ground {
         Ground::Processes => {
             let unplug = |fault: &Fault| matches!(fault, Fault::Unplug(_));
@@ -20,13 +21,13 @@ pub(super) fn refusal(spec: &Spec, ground: Ground, policies: &[String]) -> Optio
                 (spec.plays == Some(Code::HostileClients)).then_some("has no addresses for attackers");
             (hostile?.to_owned(), "--ground processes")
         }
-        Ground::Compose => (compose_cannot(spec, policies)?, "--ground processes or namespaces"),
+        Ground::Compose => (compose_cannot(spec, words)?, "--ground processes or namespaces"),
     };
     Some(format!("{} cannot run with --ground {}, which {what}: use {others}", spec.name, ground.word()))
 }
 
 /// Containers are what `compose.yaml` says: they can be killed, stopped and restarted.
-fn compose_cannot(spec: &Spec, policies: &[String]) -> Option<String> {
+fn compose_cannot(spec: &Spec, words: &[String]) -> Option<String> {
     let shape = &spec.cluster;
     if shape.controllers > COMPOSE_CONTROLLERS || shape.workers > COMPOSE_WORKERS {
         return Some(format!("has {COMPOSE_CONTROLLERS} controllers and {COMPOSE_WORKERS} workers at most"));
@@ -34,9 +35,9 @@ fn compose_cannot(spec: &Spec, policies: &[String]) -> Option<String> {
     if spec.plays.is_some() {
         return Some("has no way to what this does in code".to_owned());
     }
-    if shape.isolation.is_some() || !policies.is_empty() {
+    if shape.isolation.is_some() || !words.is_empty() {
         return Some(
-            "starts workers with the words of compose.yaml, and no policies or isolation".to_owned(),
+            "starts processes with the words of compose.yaml, without preset or isolation".to_owned(),
         );
     }
     let cannot = |fault: &Fault| {
@@ -76,8 +77,8 @@ mod tests {
         let refusal = refused("hostile-clients", Ground::Namespaces).unwrap();
         assert!(refusal.contains("use --ground processes"), "{refusal}");
         let killed = &find("leader-kill").unwrap().spec;
-        let words = ["--dispatch".to_owned(), "fifo".to_owned()];
-        assert!(super::refusal(killed, Ground::Compose, &words).unwrap().contains("no policies"));
+        let words = ["--preset".to_owned(), "fifo".to_owned()];
+        assert!(super::refusal(killed, Ground::Compose, &words).unwrap().contains("without preset"));
     }
 
     #[test]

@@ -57,8 +57,10 @@ pub struct Options {
     pub lasts: Option<Duration>,
     /// How many functions there are of those that are several; `None` for the scenario's own number.
     pub functions: Option<u32>,
-    /// What workers are started with besides: which policies and isolation.
-    pub policies: Vec<String>,
+    /// The preset that the cluster begins with; `None` for the default one.
+    pub preset: Option<String>,
+    /// The isolation of the workers; `None` for the scenario's own.
+    pub isolation: Option<String>,
     /// Where events go as they happen.
     pub echo: Echo,
     /// What becomes of the processes' folders and logs.
@@ -66,6 +68,13 @@ pub struct Options {
 }
 
 impl Options {
+    /// The options that processes are started with, as they are typed.
+    fn words(&self) -> Vec<String> {
+        let named = [("--preset", &self.preset), ("--isolation", &self.isolation)];
+        let words = named.into_iter().flat_map(|(flag, name)| Some([flag.to_owned(), name.clone()?]));
+        words.flatten().collect()
+    }
+
     /// The command that makes the same choices in a scenario again.
     fn again(&self, scenario: &Spec) -> String {
         let mut words = vec!["millrace-chaos run".to_owned(), scenario.name.clone()];
@@ -75,7 +84,7 @@ impl Options {
             false => words.extend(self.lasts.map(|it| format!("--lasts {}s", it.as_secs_f64()))),
         }
         words.extend(self.functions.map(|functions| format!("--functions {functions}")));
-        words.extend_from_slice(&self.policies);
+        words.extend(self.words());
         let ground = self.terrain.ground;
         words.extend((ground != Ground::default()).then(|| format!("--ground {}", ground.word())));
         words.join(" ")
@@ -150,7 +159,7 @@ impl Scenario {
     /// What its ground cannot do of it, and what to do about that.
     #[must_use]
     pub fn refusal(&self, options: &Options) -> Option<String> {
-        ground::refusal(&self.spec, options.terrain.ground, &options.policies)
+        ground::refusal(&self.spec, options.terrain.ground, &options.words())
     }
 
     /// Where it can run.

@@ -247,10 +247,9 @@ impl Stage {
 /// What to start for a scenario.
 fn plan(spec: &Spec, options: &Options) -> Plan {
     let Shape { controllers, workers, gpus, gpu_memory, host_memory, isolation } = spec.cluster.clone();
-    let named = options.policies.iter().any(|word| word == "--isolation");
-    let own = isolation.filter(|_| !named).map(|it| ["--isolation".to_owned(), it.word().to_owned()]);
-    let mut worker_words = options.policies.clone();
-    worker_words.extend(own.into_iter().flatten());
+    let isolation = options.isolation.clone().or_else(|| isolation.map(|it| it.word().to_owned()));
+    let mut worker_words = Vec::new();
+    worker_words.extend(isolation.into_iter().flat_map(|it| ["--isolation".to_owned(), it]));
     worker_words.extend(spec.fails_devices().then(|| "--allow-faults".to_owned()));
     // Its long request has to be seen while it runs, however many cores there are.
     if spec.plays == Some(Code::PoisonRequest) {
@@ -263,6 +262,7 @@ fn plan(spec: &Spec, options: &Options) -> Plan {
         injection: if spec.is_injected() { Injection::On } else { Injection::Off },
         machine: Machine { gpus, gpu_memory: gpu_memory.0, host_memory: host_memory.0 },
         worker_words,
+        preset: options.preset.clone(),
         caps: None,
         descriptors: None,
     }

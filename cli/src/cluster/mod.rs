@@ -13,13 +13,13 @@ use millrace_client::{Address, Admin, Endpoints};
 use millrace_controller::{Controller, ControllerConfig, RaftRuntime, SharedPlace};
 use millrace_proto::trace::Kept;
 use millrace_transport::PortLimits;
+use millrace_types::policy::PresetName;
 use millrace_types::topology::Topology;
 use millrace_types::{Bytes, NodeName};
 use millrace_worker::process_port::ExecutorCommand;
 use millrace_worker::service::{Faults, Limits};
 use millrace_worker::start::{
-    DataConfig, Eviction, HostLinks, Isolation, Launcher, LookupOrder, PolicyConfig, Prewarm, Sharing,
-    Worker, WorkerConfig,
+    DataConfig, Isolation, Launcher, LookupOrder, SchedulingPolicy, Worker, WorkerConfig,
 };
 
 use crate::cluster::near::{Neighbours, Places};
@@ -57,19 +57,10 @@ pub(crate) struct Plan {
     pub(crate) gpu_data: DataConfig,
     /// How much of models it takes on.
     pub(crate) model_storage: Bytes,
-    /// Which request goes to which of its GPUs.
-    pub(crate) dispatch: PolicyConfig,
-    pub(crate) eviction: Eviction,
+    /// The preset to schedule by until an operator sets a policy.
+    pub(crate) preset: Option<PresetName>,
     /// Which models share an executor process.
     pub(crate) isolation: Isolation,
-    /// How transfers to its GPUs share their links.
-    pub(crate) transfer_sharing: Sharing,
-    /// Over whose PCIe links they come.
-    pub(crate) host_links: HostLinks,
-    /// Whether they bring models before they are asked for.
-    pub(crate) prewarm: Prewarm,
-    /// Whom they ask first where data is.
-    pub(crate) lookup: LookupOrder,
     /// What becomes a program of a user's, where such are run.
     pub(crate) programs: Option<Launcher>,
     /// Whether faults may be injected.
@@ -108,6 +99,7 @@ impl Cluster {
             internal_listen: plan.internal,
             allow_faults: plan.faults == Faults::Obey,
             insecure: plan.insecure,
+            preset: plan.preset,
             host_names: plan.host_names.clone(),
             artifacts: plan.artifacts.clone(),
             inspection: inspection()?,
@@ -195,13 +187,9 @@ async fn start_workers(
             object_memory: plan.object_memory,
             gpu_data: plan.gpu_data,
             model_storage: plan.model_storage,
-            dispatch: plan.dispatch,
-            eviction: plan.eviction,
+            policy: SchedulingPolicy::default(),
             isolation: plan.isolation,
-            transfer_sharing: plan.transfer_sharing,
-            host_links: plan.host_links,
-            prewarm: plan.prewarm,
-            lookup: plan.lookup,
+            lookup: LookupOrder::default(),
             executor: ExecutorCommand::this_program()
                 .map_err(|error| Failure::failed(format!("cannot find this program: {error}")))?,
             executor_threads: executor_threads(plan.topology.gpus.len() * plan.workers.get() as usize)?,

@@ -13,7 +13,7 @@ use millrace_controller::{
 };
 use millrace_proto::trace::Kept;
 
-use crate::commands::options::{HostNames, Manners, Origin, advertised};
+use crate::commands::options::{FirstPolicy, HostNames, Manners, Origin, advertised};
 use crate::config::Config;
 use crate::failure::Failure;
 use crate::private;
@@ -90,6 +90,8 @@ pub(crate) struct Args {
     /// same for every one of them. Also MILLRACE_ARTIFACTS, or `artifacts` in the settings file.
     #[arg(long, value_name = "URL")]
     artifacts: Option<SharedPlace>,
+    #[command(flatten)]
+    policy: FirstPolicy,
     #[command(flatten)]
     host_names: HostNames,
     #[command(flatten)]
@@ -188,6 +190,7 @@ impl Args {
             internal_advertise: internal,
             client_advertise: advertised(self.advertise.as_ref(), self.listen, "--advertise")?,
             snapshot_every: self.snapshot_every,
+            preset: self.policy.preset,
             artifacts: self.artifacts.as_ref().or(settings.artifacts.as_ref()).cloned(),
             inspection: process::inspection()?,
             allow_faults: self.manners.allow_faults,

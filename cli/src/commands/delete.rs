@@ -83,7 +83,7 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
                 }
                 Kind::Policy => {
                     return Err(Failure::usage("there is always a policy")
-                        .hint("as each worker was started: millrace policy set --unset dispatch,eviction"));
+                        .hint("for the default one: millrace policy set --unset preset,dispatch,eviction"));
                 }
                 Kind::Operation => {
                     return Err(Failure::usage("an operation is forgotten a day after its end")

@@ -1,7 +1,5 @@
 //! Options that several servers take.
 
-mod gpu_data;
-
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
 use std::str::FromStr;
@@ -13,15 +11,12 @@ use millrace_device::topology::{DEFAULT_PRESET, Description, names};
 use millrace_transport::PortLimits;
 use millrace_transport::descriptors::{Descriptors, PortShare};
 use millrace_types::Bytes;
+use millrace_types::policy::PresetName;
 use millrace_types::topology::Topology;
 use millrace_worker::service::Faults;
 use millrace_worker::start::DataConfig;
-use millrace_worker::start::{
-    EVICTIONS, Eviction, HOST_LINKS, HostLinks, ISOLATIONS, Isolation, LOOKUP_ORDERS, Launcher, LookupOrder,
-    POLICIES, PREWARMS, PolicyConfig, Prewarm, SHARINGS, Sharing, TRANSFER_SHARING,
-};
+use millrace_worker::start::{ISOLATIONS, Isolation, Launcher};
 
-use self::gpu_data::GpuData;
 use crate::failure::Failure;
 
 /// A worker's GPUs and memory.
@@ -48,34 +43,14 @@ pub(crate) struct Machine {
     /// --host-memory].
     #[arg(long, value_name = "SIZE")]
     model_storage: Option<Bytes>,
-    /// Which request goes to which GPU.
-    #[arg(long, value_name = "NAME", default_value_t, value_parser = one_of(POLICIES))]
-    pub(crate) dispatch: PolicyConfig,
-    /// Which models make room first on a GPU.
-    #[arg(long, value_name = "NAME", default_value_t, value_parser = one_of(EVICTIONS))]
-    pub(crate) eviction: Eviction,
     /// Which models share an executor process: all of a GPU (gpu), or none, each with its own from its
     /// first request on (model) or while it is on the GPU (resident).
     #[arg(long, value_name = "NAME", default_value_t, value_parser = one_of(ISOLATIONS))]
     pub(crate) isolation: Isolation,
-    /// How transfers between host memory and GPUs share their links, each direction by itself: each
-    /// transfer at the rate that has it there in time for the request that waits for it (faastube), in
-    /// turns (fair), or the first to come first (fifo).
-    #[arg(long, value_name = "NAME", default_value_t = TRANSFER_SHARING, value_parser = one_of(SHARINGS))]
-    pub(crate) transfer_sharing: Sharing,
-    /// Over whose PCIe links models and objects come from host memory, and objects go there: each GPU's own, or
-    /// idle ones of other GPUs too, which forward over NVLinks (all).
-    #[arg(long, value_name = "WHOSE", default_value_t, value_parser = one_of(HOST_LINKS))]
-    pub(crate) host_links: HostLinks,
-    /// Whether workers bring models before they are asked for, where a workflow is likely to ask next.
-    #[arg(long, value_name = "WHEN", default_value_t, value_parser = one_of(PREWARMS))]
-    pub(crate) prewarm: Prewarm,
-    /// Whom workers ask first where data is that a program names and that is not on them: the worker that
-    /// made it (home), or the controllers (paper).
-    #[arg(long, value_name = "NAME", default_value_t, value_parser = one_of(LOOKUP_ORDERS))]
-    pub(crate) lookup: LookupOrder,
-    #[command(flatten)]
-    data: GpuData,
+    /// The most of each GPU's memory for objects, and at most a quarter of the GPU; 0 keeps all objects in
+    /// host memory.
+    #[arg(long, value_name = "SIZE", default_value = "1GiB")]
+    gpu_object_memory: Bytes,
     /// Run programs that users publish as functions (runtime: process), with the rights of this user.
     /// Without this they are refused.
     #[arg(long)]
@@ -176,6 +151,23 @@ pub(crate) struct HostNames {
     names: Vec<String>,
 }
 
+/// How a new cluster schedules.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct FirstPolicy {
+    /// How the cluster schedules until somebody sets a policy: Millrace's own way (unified), the Torpor
+    /// paper's (torpor), the LALB paper's (lalb-o3), or in order of arrival (fifo). A cluster that has a
+    /// policy keeps it: 'millrace policy set' changes it [default: unified].
+    #[arg(long, value_name = "NAME", value_parser = named(PresetName::ALL, PresetName::name))]
+    pub(crate) preset: Option<PresetName>,
+}
+
+impl FirstPolicy {
+    /// The same options, to be typed again.
+    pub(crate) fn words(&self) -> Vec<String> {
+        self.preset.iter().flat_map(|preset| ["--preset".to_owned(), preset.to_string()]).collect()
+    }
+}
+
 /// Who started a server, where that is not a person or a service manager.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Origin {
@@ -208,9 +200,9 @@ impl Machine {
         launcher.map_err(|error| Failure::failed(format!("cannot find this program: {error}")))
     }
 
-    /// How each GPU keeps objects.
+    /// The memory of each GPU for objects.
     pub(crate) fn gpu_data(&self) -> DataConfig {
-        self.data.config()
+        DataConfig { memory: self.gpu_object_memory, ..DataConfig::default() }
     }
 
     /// The same options, to be typed again.
@@ -227,14 +219,8 @@ impl Machine {
         if let Some(storage) = self.model_storage {
             words.extend(["--model-storage".to_owned(), storage.get().to_string()]);
         }
-        words.extend(["--dispatch".to_owned(), self.dispatch.to_string()]);
-        words.extend(["--eviction".to_owned(), self.eviction.to_string()]);
         words.extend(["--isolation".to_owned(), self.isolation.to_string()]);
-        words.extend(["--transfer-sharing".to_owned(), self.transfer_sharing.to_string()]);
-        words.extend(["--host-links".to_owned(), self.host_links.to_string()]);
-        words.extend(["--prewarm".to_owned(), self.prewarm.to_string()]);
-        words.extend(["--lookup".to_owned(), self.lookup.to_string()]);
-        words.extend(self.data.words());
+        words.extend(["--gpu-object-memory".to_owned(), self.gpu_object_memory.get().to_string()]);
         words.extend(self.allow_processes.then(|| "--allow-processes".to_owned()));
         words
     }
@@ -337,6 +323,14 @@ where
     PossibleValuesParser::new(all.map(|(name, _)| name)).try_map(|name| name.parse::<T>())
 }
 
+/// Parses a name of a list, and refuses another with the whole list.
+pub(crate) fn named<T>(all: &'static [T], name: fn(T) -> &'static str) -> impl TypedValueParser<Value = T>
+where
+    T: FromStr<Err: std::error::Error + Send + Sync + 'static> + Copy + Send + Sync + 'static,
+{
+    PossibleValuesParser::new(all.iter().map(move |&it| name(it))).try_map(|name| name.parse::<T>())
+}
+
 /// A preset with its number of GPUs and memory changed.
 pub(crate) fn topology(
     name: &str,
@@ -398,20 +392,10 @@ mod tests {
                     "256MiB",
                     "--model-storage",
                     "8GiB",
-                    "--dispatch",
-                    "lalb-o3",
-                    "--eviction",
-                    "torpor",
                     "--isolation",
                     "resident",
-                    "--transfer-sharing",
-                    "fair",
-                    "--host-links",
-                    "all",
-                    "--prewarm",
-                    "off",
-                    "--lookup",
-                    "paper",
+                    "--gpu-object-memory",
+                    "0",
                     "--connections-max",
                     "300",
                     "--internal-connections-max",
@@ -497,13 +481,7 @@ mod tests {
 
     #[test]
     fn what_is_chosen_by_name_has_one_of_the_names() {
-        takes_the_names("--dispatch", &POLICIES, |line| line.machine.dispatch);
-        takes_the_names("--eviction", &EVICTIONS, |line| line.machine.eviction);
         takes_the_names("--isolation", &ISOLATIONS, |line| line.machine.isolation);
-        takes_the_names("--transfer-sharing", &SHARINGS, |line| line.machine.transfer_sharing);
-        takes_the_names("--host-links", &HOST_LINKS, |line| line.machine.host_links);
-        takes_the_names("--prewarm", &PREWARMS, |line| line.machine.prewarm);
-        takes_the_names("--lookup", &LOOKUP_ORDERS, |line| line.machine.lookup);
     }
 
     #[test]

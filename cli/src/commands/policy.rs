@@ -4,10 +4,15 @@ use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use millrace_client::{PolicyChange, messages as wire};
+use millrace_proto::convert::policy_settings;
 use millrace_types::PolicySpec;
-use millrace_types::policy::{AlphaReading, Batches, DispatchName, EvictionName, SLO_WINDOW_MAX, Setting};
+use millrace_types::policy::{
+    AlphaReading, Batches, DispatchName, EvictionName, HostLinksName, PresetName, SLO_WINDOW_MAX, Setting,
+    TransferSharingName,
+};
 
 use crate::clock;
+use crate::commands::options::named;
 use crate::failure::Failure;
 use crate::output::{Output, list, policies, print};
 use crate::progress;
@@ -17,15 +22,14 @@ use crate::session::Session;
 const PAUSE: Duration = Duration::from_millis(100);
 
 const EXAMPLES: &str = "\
-Every node changes at once, with all that waits there; nothing is refused for it. What is not named stays
-as it is, and what was never set is as each worker was started. A worker that was started with a policy that
-binds early (native, nonswap, infless-ka) keeps it.
+Every node changes at once, with the requests that wait there; no request is refused for it. A preset is a
+bundle of settings; the other options replace parts of it. A setting that is not named stays as it is.
 
 Examples:
-  millrace policy set --dispatch torpor --eviction torpor
-  millrace policy set --dispatch lalb-o3 --overtakes-max 50 --unset alpha --dry-run
-  millrace policy set --unset dispatch,eviction          as each worker was started
-  millrace get policies                                  what is wanted, and what each node does
+  millrace policy set --preset torpor
+  millrace policy set --preset lalb-o3 --overtakes-max 50 --unset alpha --dry-run
+  millrace policy set --unset preset,eviction            the default preset, with its own eviction
+  millrace get policies                                  the policy, and the settings in force on each node
   millrace get policy -o yaml                            the same for 'millrace apply -f FILE'
   millrace policy history                                who changed what, and when";
 
@@ -55,6 +59,10 @@ struct History {
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 struct Set {
+    /// The bundle of settings to begin with: Millrace's own (unified), the Torpor paper's (torpor), the LALB
+    /// paper's (lalb-o3), or order of arrival (fifo).
+    #[arg(long, value_name = "NAME", value_parser = named(PresetName::ALL, PresetName::name))]
+    preset: Option<PresetName>,
     /// Which request goes to which GPU.
     #[arg(long, value_name = "NAME", value_parser = named(DispatchName::ALL, DispatchName::name))]
     dispatch: Option<DispatchName>,
@@ -71,11 +79,20 @@ struct Set {
     /// Whether requests run as one where their functions allow it.
     #[arg(long, value_name = "NAME", value_parser = named(Batches::ALL, Batches::name))]
     batching: Option<Batches>,
-    /// Of each function the last N requests say whether it meets its objective, under torpor, random and
-    /// unified; unless set, all there ever were.
+    /// The last N requests of a function say whether it meets its objective, under torpor and unified; unless
+    /// set, all requests so far.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(SLO_WINDOW_MAX)))]
     slo_window: Option<u32>,
-    /// Settings that are to be as each worker was started.
+    /// How transfers between host memory and GPUs share links, each direction by itself: each at the rate that
+    /// meets the deadline of the request that waits for it (faastube), in turns (fair), or in order of arrival
+    /// (fifo).
+    #[arg(long, value_name = "NAME", value_parser = named(TransferSharingName::ALL, TransferSharingName::name))]
+    transfer_sharing: Option<TransferSharingName>,
+    /// The PCIe links that data crosses between host memory and a GPU: its own, or idle ones of other GPUs too,
+    /// which forward over NVLinks (all).
+    #[arg(long, value_name = "WHICH", value_parser = named(HostLinksName::ALL, HostLinksName::name))]
+    host_links: Option<HostLinksName>,
+    /// Settings that are to be the preset's.
     #[arg(long, value_delimiter = ',', value_name = "SETTING", value_parser = setting())]
     unset: Vec<Setting>,
     /// Every check, nothing changed.
@@ -92,17 +109,20 @@ struct Set {
     no_wait: bool,
 }
 
-fn named<T>(all: &'static [T], name: fn(T) -> &'static str) -> impl TypedValueParser<Value = T>
-where
-    T: std::str::FromStr<Err: std::error::Error + Send + Sync + 'static> + Copy + Send + Sync + 'static,
-{
-    PossibleValuesParser::new(all.iter().map(move |&it| name(it))).try_map(|name| name.parse::<T>())
-}
-
 /// A setting as its flag is written.
 fn setting() -> impl TypedValueParser<Value = Setting> {
-    PossibleValuesParser::new(["dispatch", "eviction", "overtakes-max", "alpha", "batching", "slo-window"])
-        .try_map(|flag| flag.replace('-', "_").parse::<Setting>())
+    const FLAGS: [&str; 9] = [
+        "preset",
+        "dispatch",
+        "eviction",
+        "overtakes-max",
+        "alpha",
+        "batching",
+        "slo-window",
+        "transfer-sharing",
+        "host-links",
+    ];
+    PossibleValuesParser::new(FLAGS).try_map(|flag| flag.replace('-', "_").parse::<Setting>())
 }
 
 pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
@@ -127,19 +147,22 @@ impl Set {
             alpha: self.alpha,
             batching: self.batching,
             slo_window: self.slo_window,
+            preset: self.preset,
+            transfer_sharing: self.transfer_sharing,
+            host_links: self.host_links,
         };
         let set = spec.settings();
         let unset = |it: &&Setting| self.unset.contains(it);
         let is_set = |it: &&Setting| set.iter().any(|(name, _)| *name == it.name());
         if let Some(both) = Setting::ALL.iter().find(|it| unset(it) && is_set(it)) {
-            let flag = both.name().replace('_', "-");
+            let flag = flag(*both);
             return Err(Failure::usage(format!("--{flag} is both set and unset")).hint("name it once"));
         }
         let named = Setting::ALL.iter().filter(|it| unset(it) || is_set(it));
         let fields: Vec<_> = named.map(|it| it.name().to_owned()).collect();
         if fields.is_empty() {
             return Err(Failure::usage("no setting is named")
-                .hint("name one, such as --dispatch NAME; or --unset dispatch"));
+                .hint("name one, such as --preset NAME; or --unset preset"));
         }
         let (dry_run, resource_version) = (self.dry_run, self.resource_version);
         Ok(PolicyChange { spec, fields: Some(fields), dry_run, resource_version })
@@ -162,7 +185,7 @@ async fn change(set: Set, session: &Session) -> Result<(), Failure> {
         loop {
             let now = session.admin.policy().await?;
             if now.nodes.iter().all(|node| node.generation >= policy.generation) {
-                return Ok::<_, Failure>(now);
+                return Ok::<_, Failure>(());
             }
             tokio::time::sleep(PAUSE).await;
         }
@@ -170,14 +193,7 @@ async fn change(set: Set, session: &Session) -> Result<(), Failure> {
     let heard = tokio::time::timeout_at(clock::now() + set.timeout, heard).await;
     line.finish_and_clear();
     match heard {
-        Ok(heard) => {
-            let heard = heard?;
-            // What another set since is theirs to be warned of.
-            if heard.generation == policy.generation {
-                policies::warnings(&heard).for_each(|warning| eprintln!("warning: {warning}"));
-            }
-            Ok(())
-        }
+        Ok(heard) => heard,
         Err(_) => {
             let timeout = humantime::format_duration(set.timeout);
             Err(Failure::timed_out(format!("not every node has heard of it after {timeout}"))
@@ -186,21 +202,20 @@ async fn change(set: Set, session: &Session) -> Result<(), Failure> {
     }
 }
 
-/// What is wanted, as it was typed.
+/// The flag of a setting, without its dashes.
+fn flag(setting: Setting) -> String {
+    setting.name().replace('_', "-")
+}
+
+/// The policy as it is typed.
 fn told(policy: &wire::Policy) -> String {
-    let spec = policy.spec.clone().unwrap_or_default();
-    let number = |number: Option<u32>| number.map(|number| number.to_string()).unwrap_or_default();
-    let settings = [
-        ("dispatch", spec.dispatch),
-        ("eviction", spec.eviction),
-        ("overtakes-max", number(spec.overtakes_max)),
-        ("alpha", spec.alpha),
-        ("batching", spec.batching),
-        ("slo-window", number(spec.slo_window)),
-    ];
-    let set = settings.into_iter().filter(|(_, value)| !value.is_empty());
-    let said: Vec<_> = set.map(|(name, value)| format!("{name} {value}")).collect();
-    if said.is_empty() { "as each worker was started".to_owned() } else { said.join(", ") }
+    let spec = policy_settings(policy.spec.as_ref().unwrap_or(&Default::default())).unwrap_or_default();
+    let said: Vec<_> = spec
+        .settings()
+        .into_iter()
+        .map(|(name, value)| format!("{} {value}", name.replace('_', "-")))
+        .collect();
+    if said.is_empty() { "the default preset".to_owned() } else { said.join(", ") }
 }
 
 #[cfg(test)]
@@ -220,12 +235,22 @@ mod tests {
         let lalb = change(&["--dispatch", "lalb-o3", "--overtakes-max", "7"]).unwrap().spec;
         assert_eq!((lalb.dispatch, lalb.overtakes_max), (Some(DispatchName::LalbO3), Some(7)));
         assert!(change(&[]).is_err(), "nothing is named");
-        assert!(change(&["--dispatch", "lb", "--unset", "dispatch"]).is_err(), "it is both");
+        assert!(change(&["--dispatch", "fifo", "--unset", "dispatch"]).is_err(), "it is both");
+        let preset = change(&["--preset", "torpor", "--host-links", "all", "--unset", "slo-window"]).unwrap();
+        assert_eq!(preset.fields.unwrap(), ["preset", "slo_window", "host_links"]);
     }
 
     #[test]
-    fn policies_that_bind_early_cannot_be_set() {
+    fn every_setting_can_be_unset() {
+        for &setting in Setting::ALL {
+            let fields = change(&["--unset", &flag(setting)]).unwrap().fields.unwrap();
+            assert_eq!(fields, [setting.name()]);
+        }
+    }
+
+    #[test]
+    fn a_baseline_of_the_simulator_is_refused_with_the_policies_that_can_be_set() {
         let refused = options::<Set>(["--dispatch", "native"]).unwrap_err().to_string();
-        assert!(refused.contains("simpleswap"), "{refused}");
+        assert!(refused.contains("unified, torpor, lalb-o3, lalb, fifo"), "{refused}");
     }
 }

@@ -9,7 +9,7 @@ use millrace_proto::trace::Kept;
 use millrace_types::NodeName;
 use millrace_worker::process_port::ExecutorCommand;
 use millrace_worker::service::Limits;
-use millrace_worker::start::{Worker, WorkerConfig};
+use millrace_worker::start::{LookupOrder, SchedulingPolicy, Worker, WorkerConfig};
 
 use crate::commands::options::{Machine, Manners, Origin, advertised, executor_threads};
 use crate::failure::Failure;
@@ -122,13 +122,9 @@ impl Args {
             object_memory: self.machine.object_memory,
             gpu_data: self.machine.gpu_data(),
             model_storage: self.machine.model_storage()?,
-            dispatch: self.machine.dispatch,
-            eviction: self.machine.eviction,
+            policy: SchedulingPolicy::default(),
             isolation: self.machine.isolation,
-            transfer_sharing: self.machine.transfer_sharing,
-            host_links: self.machine.host_links,
-            prewarm: self.machine.prewarm,
-            lookup: self.machine.lookup,
+            lookup: LookupOrder::default(),
             executor: ExecutorCommand::this_program()
                 .map_err(|error| Failure::failed(format!("cannot find this program: {error}")))?,
             programs: self.machine.programs()?,

@@ -7,7 +7,7 @@ use millrace_types::manifest::{Kind, POLICY};
 use serde::Serialize;
 
 use crate::output::documents::Document;
-use crate::output::table::{Table, col, wide};
+use crate::output::table::{Column, Table, col, wide};
 use crate::output::text::{moment, said};
 
 pub(crate) type Policy = Document<Metadata, Spec, Status>;
@@ -53,6 +53,8 @@ pub(crate) struct Change {
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Spec {
     #[serde(skip_serializing_if = "Option::is_none")]
+    preset: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     dispatch: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     eviction: Option<String>,
@@ -64,17 +66,24 @@ pub(crate) struct Spec {
     batching: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     slo_window: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    transfer_sharing: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    host_links: Option<String>,
 }
 
 impl From<PolicySpec> for Spec {
     fn from(spec: PolicySpec) -> Self {
         Self {
+            preset: said(spec.preset),
             dispatch: said(spec.dispatch),
             eviction: said(spec.eviction),
             overtakes_max: spec.overtakes_max,
             alpha: said(spec.alpha),
             batching: said(spec.batching),
             slo_window: spec.slo_window,
+            transfer_sharing: said(spec.transfer_sharing),
+            host_links: said(spec.host_links),
         }
     }
 }
@@ -110,67 +119,64 @@ impl From<wire::PolicyChange> for Change {
     }
 }
 
-/// What is set, in the order of the columns; what is not is as each worker was started.
-fn cells(spec: &PolicySpec) -> [String; 6] {
-    let number = |number: Option<u32>| number.map(|number| number.to_string()).unwrap_or_default();
-    let (max, window) = (number(spec.overtakes_max), number(spec.slo_window));
-    [spec.dispatch.clone(), spec.eviction.clone(), max, spec.alpha.clone(), spec.batching.clone(), window]
-}
-
-/// What is wanted, then what each node does.
-pub(crate) fn table(policy: &wire::Policy) -> Table {
-    let mut table = Table::new([
-        col("NODE"),
+/// The columns of a policy's settings.
+fn columns() -> [Column; 9] {
+    [
+        col("PRESET"),
         col("DISPATCH"),
         col("EVICTION"),
         col("OVERTAKES"),
         col("ALPHA"),
         col("BATCHING"),
         col("WINDOW"),
-        col("CHANGE"),
-        col("OBEYS"),
-        wide("UPDATED"),
-        wide("BY"),
-    ]);
-    let [dispatch, eviction, max, alpha, batching, window] = cells(&policy.spec.clone().unwrap_or_default());
-    let (updated, by) = (policy.updated_at.and_then(moment).unwrap_or_default(), policy.updated_by.clone());
-    let (wanted, change) = ("(wanted)".to_owned(), policy.generation.to_string());
-    table.row([wanted, dispatch, eviction, max, alpha, batching, window, change, String::new(), updated, by]);
+        wide("TRANSFERS"),
+        wide("HOST LINKS"),
+    ]
+}
+
+/// The settings of a policy, in the order of the columns.
+fn cells(spec: &PolicySpec) -> [String; 9] {
+    let number = |number: Option<u32>| number.map(|number| number.to_string()).unwrap_or_default();
+    [
+        spec.preset.clone(),
+        spec.dispatch.clone(),
+        spec.eviction.clone(),
+        number(spec.overtakes_max),
+        spec.alpha.clone(),
+        spec.batching.clone(),
+        number(spec.slo_window),
+        spec.transfer_sharing.clone(),
+        spec.host_links.clone(),
+    ]
+}
+
+/// The policy, then the settings in force on each node.
+pub(crate) fn table(policy: &wire::Policy) -> Table {
+    let header = [col("NODE")].into_iter().chain(columns());
+    let last = [col("CHANGE"), col("OBEYS"), wide("UPDATED"), wide("BY")];
+    let mut table = Table::new(header.chain(last).collect::<Vec<_>>());
+    let wanted = cells(&policy.spec.clone().unwrap_or_default());
+    let updated = policy.updated_at.and_then(moment).unwrap_or_default();
+    let last = [policy.generation.to_string(), String::new(), updated, policy.updated_by.clone()];
+    table.row(["(wanted)".to_owned()].into_iter().chain(wanted).chain(last).collect::<Vec<_>>());
     for node in &policy.nodes {
-        let [dispatch, eviction, max, alpha, batching, window] =
-            cells(&node.actual.clone().unwrap_or_default());
+        let actual = cells(&node.actual.clone().unwrap_or_default());
         let obeys = if node.obeys { "yes" } else { "no" }.to_owned();
-        let (name, change, none) = (node.node.clone(), node.generation.to_string(), String::new);
-        table.row([name, dispatch, eviction, max, alpha, batching, window, change, obeys, none(), none()]);
+        let last = [node.generation.to_string(), obeys, String::new(), String::new()];
+        table.row([node.node.clone()].into_iter().chain(actual).chain(last).collect::<Vec<_>>());
     }
     table
 }
 
-/// Who says that it does something else than is wanted, where all have heard of it: it always will.
-pub(crate) fn warnings(policy: &wire::Policy) -> impl Iterator<Item = String> {
-    let others = policy.nodes.iter().filter(|node| node.actual.is_some() && !node.obeys);
-    others.map(|node| format!("node {} keeps the policy that it was started with", node.node))
-}
-
 /// The last changes.
 pub(crate) fn changes(changes: &[wire::PolicyChange]) -> Table {
-    let mut table = Table::new([
-        col("CHANGE"),
-        col("WHEN"),
-        col("BY"),
-        col("DISPATCH"),
-        col("EVICTION"),
-        col("OVERTAKES"),
-        col("ALPHA"),
-        col("BATCHING"),
-        col("WINDOW"),
-    ]);
+    let first = [col("CHANGE"), col("WHEN"), col("BY")];
+    let mut table = Table::new(first.into_iter().chain(columns()).collect::<Vec<_>>());
     for change in changes {
-        let [dispatch, eviction, max, alpha, batching, window] =
-            cells(&change.spec.clone().unwrap_or_default());
+        let settings = cells(&change.spec.clone().unwrap_or_default());
         let when = change.changed_at.and_then(moment).unwrap_or_default();
-        let (number, by) = (change.generation.to_string(), change.changed_by.clone());
-        table.row([number, when, by, dispatch, eviction, max, alpha, batching, window]);
+        let first = [change.generation.to_string(), when, change.changed_by.clone()];
+        table.row(first.into_iter().chain(settings).collect::<Vec<_>>());
     }
     table
 }
@@ -181,7 +187,9 @@ mod tests {
     use crate::output::{Format, document};
     use millrace_proto::convert::policy_spec_wire;
     use millrace_types::manifest::{self, Manifest};
-    use millrace_types::policy::{Batches, DispatchName, EvictionName};
+    use millrace_types::policy::{
+        Batches, DispatchName, EvictionName, HostLinksName, PresetName, TransferSharingName,
+    };
 
     #[test]
     fn what_is_wanted_stands_above_what_each_node_does() {
@@ -196,30 +204,29 @@ mod tests {
             ..Default::default()
         };
         let expected = "\
-NODE       DISPATCH   EVICTION   OVERTAKES   ALPHA   BATCHING   WINDOW   CHANGE   OBEYS
-(wanted)   torpor     -          -           -       -          -        2        -
-a          torpor     -          -           -       -          100      2        yes
-b          -          -          -           -       -          -        2        no
+NODE       PRESET   DISPATCH   EVICTION   OVERTAKES   ALPHA   BATCHING   WINDOW   CHANGE   OBEYS
+(wanted)   -        torpor     -          -           -       -          -        2        -
+a          -        torpor     -          -           -       -          100      2        yes
+b          -        -          -          -           -       -          -        2        no
 ";
         assert_eq!(table(&policy).render(Format::Table), expected);
-        assert_eq!(warnings(&policy).count(), 0, "node b has not said anything");
         let json = serde_json::to_value(Policy::from(policy)).unwrap();
         assert_eq!(json["spec"], serde_json::json!({ "dispatch": "torpor" }));
         assert_eq!(json["status"]["nodes"][1]["obeys"], false);
-        let nodes = vec![node("a", Some(spec("torpor")), true), node("b", Some(spec("native")), false)];
-        let said: Vec<_> = warnings(&wire::Policy { nodes, ..Default::default() }).collect();
-        assert_eq!(said, ["node b keeps the policy that it was started with"]);
     }
 
     #[test]
     fn the_policy_is_printed_as_it_is_applied() {
         let all = millrace_types::PolicySpec {
+            preset: Some(PresetName::LalbO3),
             dispatch: Some(DispatchName::LalbO3),
             eviction: Some(EvictionName::Lru),
             overtakes_max: Some(9),
             alpha: None,
             batching: Some(Batches::Off),
             slo_window: None,
+            transfer_sharing: Some(TransferSharingName::Faastube),
+            host_links: Some(HostLinksName::All),
         };
         let windowed = millrace_types::PolicySpec {
             dispatch: Some(DispatchName::Unified),

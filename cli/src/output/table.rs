@@ -41,9 +41,10 @@ impl Table {
     }
 
     /// Adds a row: one cell for each column, shown or not.
-    pub(crate) fn row<const N: usize>(&mut self, cells: [String; N]) {
-        debug_assert_eq!(N, self.columns.len(), "a cell for each column");
-        self.rows.push(cells.into());
+    pub(crate) fn row(&mut self, cells: impl Into<Vec<String>>) {
+        let cells = cells.into();
+        debug_assert_eq!(cells.len(), self.columns.len(), "a cell for each column");
+        self.rows.push(cells);
     }
 
     pub(crate) fn is_empty(&self) -> bool {

@@ -48,7 +48,7 @@ async fn what_operators_set_goes_before_functions_and_is_taken_back_after_them()
         [
             "function/digits deleted",
             "tenant/acme deleted: gpuShare none (was 0.5)",
-            "policy/cluster deleted: dispatch as started (was lalb-o3), overtakesMax as started (was 5)",
+            "policy/cluster deleted: dispatch the preset's (was lalb-o3), overtakesMax the preset's (was 5)",
         ]
         .map(|line| format!("{line}{suffix}\n"))
         .concat()
@@ -75,7 +75,12 @@ async fn what_is_no_rule_is_refused_with_its_file_and_field_before_anything_is_s
             "document 2, spec.gpuShare: 50 is none: a share is above 0",
             tenant,
         ),
-        ("lalb-o3", "nonswap", "document 1, spec.dispatch: dispatch policy \"nonswap\" is none", policy),
+        (
+            "lalb-o3",
+            "nonswap",
+            "document 1, spec.dispatch: dispatch policy \"nonswap\" cannot be set",
+            policy,
+        ),
         (
             "name: acme",
             "name: acme, tenant: acme",

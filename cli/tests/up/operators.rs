@@ -15,33 +15,47 @@ fn operation(up: &Up, id: &str) -> Value {
 
 #[test]
 fn the_policy_operations_and_logs_of_a_group_are_shown_changed_and_waited_for() {
-    let up = Up::group(None, 2, &[]);
+    let up = Up::group(None, 2, &["--preset", "fifo"]);
     up.apply_digits();
 
-    let set = up.ok(&["policy", "set", "--dispatch", "lalb-o3", "--overtakes-max", "9"]);
-    assert_eq!(set, "policy/cluster dispatch lalb-o3, overtakes-max 9 (change 1)\n");
-    let dry = up.ok(&["policy", "set", "--unset", "overtakes-max", "--dry-run"]);
-    assert_eq!(dry, "policy/cluster dispatch lalb-o3 (dry run)\n");
-    up.ok(&["policy", "set", "--dispatch", "torpor", "--unset", "overtakes-max"]);
     let policy = up.json(&["get", "policies"]);
-    let wanted = json!({"dispatch": "torpor"});
-    assert_eq!((&policy["spec"], &policy["metadata"]["generation"]), (&wanted, &json!(2)));
+    assert_eq!(policy["spec"], json!({"preset": "fifo"}), "the first policy of the cluster");
+    let set = up.ok(&["policy", "set", "--preset", "lalb-o3", "--overtakes-max", "9"]);
+    assert_eq!(set, "policy/cluster preset lalb-o3, overtakes-max 9 (change 2)\n");
+    let dry = up.ok(&["policy", "set", "--unset", "overtakes-max", "--dry-run"]);
+    assert_eq!(dry, "policy/cluster preset lalb-o3 (dry run)\n");
+    up.ok(&[
+        "policy",
+        "set",
+        "--preset",
+        "torpor",
+        "--transfer-sharing",
+        "faastube",
+        "--unset",
+        "overtakes-max",
+    ]);
+    let policy = up.json(&["get", "policies"]);
+    let wanted = json!({"preset": "torpor", "transferSharing": "faastube"});
+    assert_eq!((&policy["spec"], &policy["metadata"]["generation"]), (&wanted, &json!(3)));
+    let actual = &policy["status"]["nodes"][0]["actual"];
+    assert_eq!((&actual["dispatch"], &actual["transferSharing"]), (&json!("torpor"), &json!("faastube")));
     assert!(
         policy["status"]["nodes"].as_array().unwrap().iter().all(|node| node["obeys"] == true),
         "{policy}"
     );
     let history = up.json(&["policy", "history"]);
     let changes: Vec<_> = history.as_array().unwrap().iter().map(|it| &it["spec"]).collect();
-    assert_eq!(changes, [&wanted, &json!({"dispatch": "lalb-o3", "overtakesMax": 9})]);
+    let first = [json!({"preset": "lalb-o3", "overtakesMax": 9}), json!({"preset": "fifo"})];
+    assert_eq!(changes, [&wanted, &first[0], &first[1]]);
 
     let folder = tempfile::tempdir().unwrap();
     let manifest = folder.path().join("policy.yaml");
     let shown = up.ok(&["get", "policy", "-o", "yaml"]);
-    std::fs::write(&manifest, shown.replace("dispatch: torpor", "dispatch: lb")).unwrap();
+    std::fs::write(&manifest, shown.replace("preset: torpor", "preset: fifo")).unwrap();
     let applied = up.ok(&["apply", "-f", manifest.to_str().unwrap()]);
-    assert_eq!(applied, "policy/cluster configured: dispatch lb (was torpor)\n");
+    assert_eq!(applied, "policy/cluster configured: preset fifo (was torpor)\n");
     let policy = up.json(&["get", "policies"]);
-    assert_eq!(policy["spec"], json!({"dispatch": "lb"}));
+    assert_eq!(policy["spec"], json!({"preset": "fifo", "transferSharing": "faastube"}));
     assert!(
         policy["status"]["nodes"].as_array().unwrap().iter().all(|node| node["obeys"] == true),
         "{policy}"

@@ -291,7 +291,7 @@ fn policies(admin: &Stock) {
     let policy = admin.ok("GetPolicy", json!({}));
     let (dispatch, resource_version) =
         (&policy["nodes"][0]["actual"]["dispatch"], &policy["resourceVersion"]);
-    assert_eq!((dispatch, resource_version), (&json!("unified"), &Value::Null), "as it was started");
+    assert_eq!((dispatch, resource_version), (&json!("unified"), &Value::Null), "the default preset");
     let update = |spec: Value, more: Value| {
         let mut request = json!({ "spec": spec });
         request.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -322,7 +322,7 @@ fn policies(admin: &Stock) {
     let bound = update(json!({ "dispatch": "native" }), json!({}));
     assert_eq!(admin.refused("UpdatePolicy", bound), Reason::InvalidSpec);
     admin.ok("UpdatePolicy", json!({}));
-    eventually("it is as it was started", || {
+    eventually("the node has the default preset", || {
         admin.ok("GetPolicy", json!({}))["nodes"][0]["actual"]["dispatch"] == "unified"
     });
     let changes = admin.ok("ListPolicyChanges", json!({ "pageSize": 2 }))["changes"].clone();

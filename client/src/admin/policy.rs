@@ -13,8 +13,8 @@ use crate::error::Error;
 pub struct PolicyChange {
     /// What is set.
     pub spec: PolicySpec,
-    /// Which fields of it are meant, such as `dispatch`: one that is named and not set is as each worker
-    /// was started from then on. `None`: all of them.
+    /// The fields of the spec to change, such as `dispatch`: a field that is named here and not set in the
+    /// spec becomes the preset's. `None`: all fields.
     pub fields: Option<Vec<String>>,
     /// Every check, nothing stored.
     pub dry_run: bool,

@@ -77,6 +77,15 @@ mod tests {
     }
 
     #[test]
+    fn a_stored_policy_with_a_retired_name_stays_as_it_was_stored() {
+        let mut log = Log::new();
+        log.apply(set(spec(DispatchName::Lb), None)).unwrap();
+        let read = State::decode(&log.state.encode()).unwrap();
+        assert_eq!(read.policy().unwrap().spec, spec(DispatchName::Lb));
+        assert_eq!(read, log.state);
+    }
+
+    #[test]
     fn of_two_writers_who_saw_the_same_one_wins() {
         let mut log = Log::new();
         assert!(log.apply(set(spec(DispatchName::Lb), Some(0))).is_ok(), "nobody had set any");

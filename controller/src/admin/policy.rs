@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use millrace_cluster_state::{Command, State};
+use millrace_policy::preset::SchedulingPolicy;
 use millrace_proto::admin as api;
 use millrace_proto::convert::{policy_settings, policy_spec_wire, timestamp_wire};
 use millrace_proto::policy as wire;
@@ -68,6 +69,9 @@ fn meant(given: &wire::PolicySpec, named: &[&str]) -> Result<(PolicySpec, Vec<Se
         alpha: text(Setting::Alpha, &given.alpha),
         batching: text(Setting::Batching, &given.batching),
         slo_window: given.slo_window.filter(|_| settings.contains(&Setting::SloWindow)),
+        preset: text(Setting::Preset, &given.preset),
+        transfer_sharing: text(Setting::TransferSharing, &given.transfer_sharing),
+        host_links: text(Setting::HostLinks, &given.host_links),
     };
     Ok((policy_settings(&spec)?, settings))
 }
@@ -101,21 +105,14 @@ fn view(state: &State, workers: &Workers) -> api::Policy {
     }
 }
 
-/// Whether a node does all that is wanted; what is not said is its own business.
+/// Whether the settings in force on a node are those that are wanted, with the preset's for the rest.
 fn obeys(wanted: &PolicySpec, does: &wire::PolicySpec) -> bool {
-    let wanted = policy_spec_wire(wanted);
-    let same = |wanted: &str, does: &str| wanted.is_empty() || wanted == does;
-    same(&wanted.dispatch, &does.dispatch)
-        && same(&wanted.eviction, &does.eviction)
-        && same(&wanted.alpha, &does.alpha)
-        && same(&wanted.batching, &does.batching)
-        && wanted.overtakes_max.is_none_or(|max| does.overtakes_max == Some(max))
-        && wanted.slo_window.is_none_or(|window| does.slo_window == Some(window))
+    policy_spec_wire(&SchedulingPolicy::default().with(wanted).spec()) == *does
 }
 
 #[cfg(test)]
 mod tests {
-    use millrace_types::policy::{DispatchName, EvictionName};
+    use millrace_types::policy::{EvictionName, PresetName};
 
     use super::*;
 
@@ -130,24 +127,27 @@ mod tests {
         let named = |names: &[&str]| meant(&given, names);
         let torpor = PolicySpec { eviction: Some(EvictionName::Torpor), ..PolicySpec::NONE };
         assert_eq!(named(&["eviction"]), Ok((torpor, vec![Setting::Eviction])));
-        assert_eq!(named(&["batching"]), Ok((PolicySpec::NONE, vec![Setting::Batching])), "as started");
+        assert_eq!(named(&["batching"]), Ok((PolicySpec::NONE, vec![Setting::Batching])), "unset");
         let alone = PolicySpec { overtakes_max: Some(9), ..PolicySpec::NONE };
         assert_eq!(named(&["overtakes_max"]), Ok((alone, vec![Setting::OvertakesMax])));
         assert!(meant(&given, &names()).is_err(), "there is no such policy");
     }
 
     #[test]
-    fn a_node_obeys_that_does_what_is_said() {
+    fn a_node_obeys_if_every_setting_in_force_is_wanted() {
         let wanted =
-            PolicySpec { dispatch: Some(DispatchName::LalbO3), overtakes_max: Some(9), ..PolicySpec::NONE };
-        let does = |dispatch: &str, overtakes_max| wire::PolicySpec {
-            dispatch: dispatch.into(),
+            PolicySpec { preset: Some(PresetName::LalbO3), overtakes_max: Some(9), ..PolicySpec::NONE };
+        let does = |overtakes_max| wire::PolicySpec {
+            dispatch: "lalb-o3".into(),
             eviction: "lru".into(),
-            overtakes_max,
+            overtakes_max: Some(overtakes_max),
+            batching: "on".into(),
+            transfer_sharing: "fair".into(),
+            host_links: "own".into(),
             ..Default::default()
         };
-        assert!(obeys(&wanted, &does("lalb-o3", Some(9))));
-        assert!(!obeys(&wanted, &does("lalb-o3", Some(25))) && !obeys(&wanted, &does("native", None)));
-        assert!(obeys(&PolicySpec::NONE, &does("native", None)), "nothing is wanted of it");
+        assert!(obeys(&wanted, &does(9)));
+        assert!(!obeys(&wanted, &does(25)));
+        assert!(!obeys(&PolicySpec::NONE, &does(9)), "the default preset is wanted");
     }
 }

@@ -217,6 +217,7 @@ impl Watch {
             let mut ticks = tokio::time::interval(LOOK_EVERY);
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
             let mut before = Picture::of(&self.replica, &self.fleet, &self.outlook, None);
+            self.events.add(self.clock.now(), before.policy_warning().into_iter().collect());
             loop {
                 ticks.tick().await;
                 let after = Picture::of(&self.replica, &self.fleet, &self.outlook, Some(&before));

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use millrace_cluster_state::{NodeStatus, Policy, Scheduling};
 use millrace_proto::worker::GpuHealth;
+use millrace_types::policy::DispatchName;
 use millrace_types::{FunctionKey, NodeName, PolicySpec};
 
 use super::{Event, Severity};
@@ -110,6 +111,21 @@ impl Picture {
     }
 }
 
+impl Picture {
+    fn retired_dispatch(&self) -> Option<DispatchName> {
+        self.policies.last()?.spec.dispatch.filter(|dispatch| dispatch.is_retired())
+    }
+
+    /// The warning about a stored policy that nodes cannot carry out, if there is one.
+    pub(super) fn policy_warning(&self) -> Option<Event> {
+        let dispatch = self.retired_dispatch()?;
+        let message = format!(
+            "nodes use the default preset, because dispatch {dispatch} is in the simulator only: choose another with 'millrace policy set --preset'"
+        );
+        Some(warning("PolicyRetired", "policy/cluster", message))
+    }
+}
+
 /// What happened between two moments.
 pub(super) fn between(before: &Picture, after: &Picture) -> Vec<Event> {
     let mut events = Vec::new();
@@ -121,6 +137,9 @@ pub(super) fn between(before: &Picture, after: &Picture) -> Vec<Event> {
         }
     });
     policy(before, after, &mut events);
+    if before.retired_dispatch() != after.retired_dispatch() {
+        events.extend(after.policy_warning());
+    }
     each(&before.functions, &after.functions, |key, was, is| function(key, was, is, &mut events));
     events
 }
@@ -219,12 +238,12 @@ fn policy(before: &Picture, after: &Picture, events: &mut Vec<Event>) {
     }
 }
 
-/// What is other, such as "dispatch fifo -> torpor, batching off -> as started".
+/// Describes the difference, such as "preset fifo -> torpor, batching off -> the preset's".
 fn difference(was: &PolicySpec, is: &PolicySpec) -> String {
     let said = |spec: &PolicySpec| spec.settings().into_iter().collect::<BTreeMap<_, _>>();
     let (was, is) = (said(was), said(is));
     let names: BTreeSet<_> = was.keys().chain(is.keys()).copied().collect();
-    let shown = |value: Option<&String>| value.map_or("as started", String::as_str).to_owned();
+    let shown = |value: Option<&String>| value.map_or("the preset's", String::as_str).to_owned();
     let other = names.into_iter().filter(|name| was.get(name) != is.get(name));
     let told = other.map(|name| format!("{name} {} -> {}", shown(was.get(name)), shown(is.get(name))));
     told.collect::<Vec<_>>().join(", ")
@@ -367,7 +386,7 @@ mod tests {
 
     #[test]
     fn every_change_of_the_policy_is_told_with_what_was_before() {
-        use millrace_types::policy::{Batches, DispatchName};
+        use millrace_types::policy::Batches;
         let change = |generation, dispatch, batching| {
             Arc::new(Policy {
                 spec: PolicySpec { dispatch, batching, ..PolicySpec::NONE },
@@ -377,24 +396,29 @@ mod tests {
                 changed_by: millrace_cluster_state::Caller("ann".into()),
             })
         };
-        let lb = change(1, Some(DispatchName::Lb), None);
+        let lalb = change(1, Some(DispatchName::Lalb), None);
         let torpor = change(2, Some(DispatchName::Torpor), Some(Batches::Off));
         let none = change(3, None, Some(Batches::Off));
         let with = |policies: &[&Arc<Policy>]| Picture {
             policies: policies.iter().map(|&it| it.clone()).collect(),
             ..Picture::default()
         };
-        let events = between(&with(&[&lb]), &with(&[&lb, &torpor, &none]));
+        let events = between(&with(&[&lalb]), &with(&[&lalb, &torpor, &none]));
         let told: Vec<_> = events.iter().map(|it| (it.reason, it.message.as_str())).collect();
         let expected = [
-            ("PolicyChanged", "batching as started -> off, dispatch lb -> torpor, by ann (change 2)"),
-            ("PolicyChanged", "dispatch torpor -> as started, by ann (change 3)"),
+            ("PolicyChanged", "batching the preset's -> off, dispatch lalb -> torpor, by ann (change 2)"),
+            ("PolicyChanged", "dispatch torpor -> the preset's, by ann (change 3)"),
         ];
         assert_eq!(told, expected);
-        assert_eq!(between(&with(&[&lb]), &with(&[&lb])), []);
+        assert_eq!(between(&with(&[&lalb]), &with(&[&lalb])), []);
         // What was between is not kept any more.
-        let events = between(&with(&[&lb]), &with(&[&none]));
+        let events = between(&with(&[&lalb]), &with(&[&none]));
         assert_eq!(events[0].message, "now batching off, by ann (change 3)");
+        let lb = change(1, Some(DispatchName::Lb), None);
+        let warned = with(&[&lb]).policy_warning().unwrap();
+        assert_eq!(warned.reason, "PolicyRetired");
+        assert!(between(&with(&[]), &with(&[&lb])).contains(&warned));
+        assert_eq!(between(&with(&[&lb]), &with(&[&lb])), [], "one warning is enough");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What an operator sets while a node runs, as a policy.
+//! The dispatch policy that an operator sets while a node runs.
 
 use millrace_types::policy::{AlphaReading, DispatchName, PolicySpec};
 
@@ -8,36 +8,59 @@ use super::config::{
 };
 
 impl PolicyConfig {
-    /// What an operator set, of a node that was started with this. One that binds early stays as it is:
-    /// what waits there may have no other place.
+    /// Returns the dispatch policy that an operator set. Without a name in `spec`, the other settings change
+    /// `self`.
     #[must_use]
     pub fn with(self, spec: &PolicySpec) -> Self {
-        let Some(name) = spec.dispatch.filter(|_| !self.binds_early()) else { return self };
-        let counts = spec.slo_window.map_or(Counts::Cumulative, Counts::Last);
-        let torpor = |choice, order| {
-            let alpha = match spec.alpha {
-                None | Some(AlphaReading::Paper) => AlphaRule::Paper,
-                Some(AlphaReading::Artifact) => AlphaRule::Artifact,
-            };
-            Self::Torpor(TorporConfig { choice, order, alpha, counts, ..TORPOR })
+        let base = match spec.dispatch {
+            None => self,
+            Some(DispatchName::Fifo) => Self::Fifo,
+            Some(DispatchName::Lalb) => Self::Lalb { overtakes_max: 0 },
+            Some(DispatchName::LalbO3) => Self::Lalb { overtakes_max: OVERTAKES_MAX },
+            Some(DispatchName::Torpor) => Self::Torpor(TORPOR),
+            Some(DispatchName::Unified) => Self::Unified(UNIFIED),
+            Some(DispatchName::Lb | DispatchName::Random | DispatchName::Simpleswap) => Self::default(),
         };
-        match name {
-            DispatchName::Fifo => Self::Fifo,
-            DispatchName::Lb => Self::Lb,
-            DispatchName::Lalb => Self::Lalb { overtakes_max: 0 },
-            DispatchName::LalbO3 => Self::Lalb { overtakes_max: spec.overtakes_max.unwrap_or(OVERTAKES_MAX) },
-            DispatchName::Torpor => torpor(Choice::Interference, Order::Required),
-            DispatchName::Random => torpor(Choice::Random, Order::Required),
-            DispatchName::Simpleswap => torpor(Choice::Random, Order::Arrival),
-            DispatchName::Unified => {
-                let overtakes_max = spec.overtakes_max.unwrap_or(UNIFIED.overtakes_max);
-                let free_overtakes_max = UNIFIED.free_overtakes_max.min(overtakes_max);
-                // None may be overtaken then: all go by age.
-                let aged_every = if overtakes_max == 0 { 1 } else { UNIFIED.aged_every };
-                let limits =
-                    UnifiedConfig { overtakes_max, aged_every, free_overtakes_max, counts, ..UNIFIED };
-                Self::Unified(limits)
+        let window = spec.slo_window.map(Counts::Last);
+        match base {
+            Self::Lalb { overtakes_max } => {
+                Self::Lalb { overtakes_max: spec.overtakes_max.unwrap_or(overtakes_max) }
             }
+            Self::Torpor(config) => {
+                let alpha = match spec.alpha {
+                    None => config.alpha,
+                    Some(AlphaReading::Paper) => AlphaRule::Paper,
+                    Some(AlphaReading::Artifact) => AlphaRule::Artifact,
+                };
+                Self::Torpor(TorporConfig { alpha, counts: window.unwrap_or(config.counts), ..config })
+            }
+            Self::Unified(config) => {
+                let overtakes_max = spec.overtakes_max.unwrap_or(config.overtakes_max);
+                Self::Unified(UnifiedConfig {
+                    overtakes_max,
+                    free_overtakes_max: config.free_overtakes_max.min(overtakes_max),
+                    // Without overtaking all requests go by age.
+                    aged_every: if overtakes_max == 0 { 1 } else { config.aged_every },
+                    counts: window.unwrap_or(config.counts),
+                    ..config
+                })
+            }
+            Self::Fifo | Self::Lb | Self::Bound(_) => base,
+        }
+    }
+
+    /// The name under which an operator sets the policy. `None`: only the simulator has it.
+    #[must_use]
+    pub const fn dispatch_name(self) -> Option<DispatchName> {
+        match self {
+            Self::Fifo => Some(DispatchName::Fifo),
+            Self::Lalb { overtakes_max: 0 } => Some(DispatchName::Lalb),
+            Self::Lalb { .. } => Some(DispatchName::LalbO3),
+            Self::Torpor(TorporConfig { order: Order::Required, choice: Choice::Interference, .. }) => {
+                Some(DispatchName::Torpor)
+            }
+            Self::Unified(_) => Some(DispatchName::Unified),
+            Self::Torpor(_) | Self::Lb | Self::Bound(_) => None,
         }
     }
 
@@ -82,35 +105,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_an_operator_sets_is_what_its_name_stands_for() {
+    fn a_name_stands_for_the_policy_that_is_shown_by_it() {
         for &name in DispatchName::ALL {
             let set = PolicyConfig::Fifo.with(&PolicySpec { dispatch: Some(name), ..PolicySpec::NONE });
             assert_eq!(Ok(set), name.name().parse(), "{name}");
+            assert_eq!(set.dispatch_name(), Some(name));
         }
-        let spec = |dispatch, overtakes_max| PolicySpec {
-            dispatch: Some(dispatch),
-            overtakes_max,
-            ..PolicySpec::NONE
-        };
-        let lalb = PolicyConfig::Lb.with(&spec(DispatchName::LalbO3, Some(3)));
-        assert_eq!((lalb, lalb.overtakes_max()), (PolicyConfig::Lalb { overtakes_max: 3 }, Some(3)));
-        let PolicyConfig::Unified(unified) = PolicyConfig::Lb.with(&spec(DispatchName::Unified, Some(3)))
-        else {
-            panic!("it is unified");
-        };
-        assert_eq!((unified.overtakes_max, unified.free_overtakes_max), (3, 3));
-        assert_eq!(unified.aged_every, UNIFIED.aged_every);
-        let by_age = PolicyConfig::Lb.with(&spec(DispatchName::Unified, Some(0)));
+    }
+
+    #[test]
+    fn settings_change_the_policy_that_reads_them() {
+        let spec = |dispatch, overtakes_max| PolicySpec { dispatch, overtakes_max, ..PolicySpec::NONE };
+        let lalb = PolicyConfig::Fifo.with(&spec(Some(DispatchName::LalbO3), Some(3)));
+        assert_eq!(lalb, PolicyConfig::Lalb { overtakes_max: 3 });
+        assert_eq!(lalb.with(&spec(None, Some(4))), PolicyConfig::Lalb { overtakes_max: 4 });
+        assert_eq!(lalb.with(&PolicySpec::NONE), lalb);
+        let unified = PolicyConfig::default().with(&spec(None, Some(3)));
+        let limits = UnifiedConfig { overtakes_max: 3, free_overtakes_max: 3, ..UNIFIED };
+        assert_eq!(unified, PolicyConfig::Unified(limits));
+        let by_age = PolicyConfig::default().with(&spec(None, Some(0)));
         assert!(matches!(by_age, PolicyConfig::Unified(it) if (it.overtakes_max, it.aged_every) == (0, 1)));
-        let artifact = PolicySpec { alpha: Some(AlphaReading::Artifact), ..spec(DispatchName::Torpor, None) };
-        assert_eq!(PolicyConfig::Lb.with(&artifact).alpha(), Some(AlphaReading::Artifact));
-        for dispatch in [DispatchName::Torpor, DispatchName::Random, DispatchName::Unified] {
-            let windowed = PolicySpec { slo_window: Some(100), ..spec(dispatch, None) };
-            assert_eq!(PolicyConfig::Lb.with(&windowed).slo_window(), Some(100), "{dispatch}");
-            assert_eq!(PolicyConfig::Lb.with(&spec(dispatch, None)).slo_window(), None);
+        let torpor = PolicyConfig::Torpor(TORPOR);
+        let artifact = PolicySpec { alpha: Some(AlphaReading::Artifact), ..PolicySpec::NONE };
+        assert_eq!(torpor.with(&artifact).alpha(), Some(AlphaReading::Artifact));
+        for policy in [torpor, PolicyConfig::default()] {
+            let windowed = PolicySpec { slo_window: Some(100), ..PolicySpec::NONE };
+            assert_eq!(policy.with(&windowed).slo_window(), Some(100), "{policy}");
+            assert_eq!(policy.slo_window(), None);
         }
-        assert_eq!(PolicyConfig::Lb.with(&PolicySpec::NONE), PolicyConfig::Lb);
-        let native: PolicyConfig = "native".parse().unwrap();
-        assert_eq!(native.with(&artifact), native, "it binds early");
     }
 }

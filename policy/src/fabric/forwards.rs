@@ -31,14 +31,19 @@ use crate::ids::TransferId;
 use crate::paths::{Direction, Hops, HostLinks};
 
 impl Fabric {
-    /// The same fabric, where what comes from the host, or goes there, crosses these links.
+    /// Returns the fabric with data that crosses these links between the host and GPUs.
     #[must_use]
     pub fn with_host_links(mut self, links: HostLinks) -> Self {
+        self.use_host_links(links);
+        self
+    }
+
+    /// Lets data cross these links from the next batch on. A batch that is out keeps its path.
+    pub(super) fn use_host_links(&mut self, links: HostLinks) {
         self.forwards = match links {
             HostLinks::Own => BTreeMap::new(),
             HostLinks::All => self.lay_forwards(),
         };
-        self
     }
 
     /// Finds the ways by which others may forward, and their paths.

@@ -83,6 +83,7 @@ pub const FAILURES_MAX: u32 = 3;
 /// All links of a node, towards its GPUs and from there to the host.
 #[derive(Debug)]
 pub struct Fabric {
+    topology: Topology,
     lanes: Vec<Lane>,
     paths: BTreeMap<Route, Path>,
     /// Who of the objects' transfers has which NVLinks; `None` where there are too many for it.
@@ -115,7 +116,8 @@ impl Fabric {
         let (lanes, paths) = lanes::lay(topology);
         let routes = routes_of(topology).ok();
         let (shares, forwards) = (Shares::new(topology, sharing), BTreeMap::new());
-        Self { lanes, paths, routes, forwards, shares, transfers: BTreeMap::new(), grants: 0 }
+        let topology = topology.clone();
+        Self { topology, lanes, paths, routes, forwards, shares, transfers: BTreeMap::new(), grants: 0 }
     }
 
     /// What it has counted so far.
@@ -362,6 +364,10 @@ impl Core for Fabric {
             Event::Done { transfer, batch } => self.done(transfer, batch, actions),
             Event::Failed { transfer, batch, why } => self.failed(transfer, batch, why, actions),
             Event::Down { gpu } => self.down(gpu, actions),
+            Event::Change { sharing, host_links } => {
+                self.use_host_links(host_links);
+                self.share_anew(sharing);
+            }
             Event::Tick => self.lose_unreported(now, actions),
         }
         self.pump(now, actions);

@@ -8,8 +8,8 @@ use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, Timestamp};
 use crate::elastic::ObjectKey;
 use crate::ids::{BatchId, Generation, TransferId};
 use crate::memory::{BLOCK, Run as BlockRun};
-use crate::paths::{Direction, Hops};
-use crate::rates::Objective;
+use crate::paths::{Direction, Hops, HostLinks};
+use crate::rates::{Objective, Sharing};
 
 /// Weights of a model, for whoever copies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -221,6 +221,13 @@ pub enum Event {
     Down {
         /// Which.
         gpu: GpuIndex,
+    },
+    /// An operator changed how the links between the host and GPUs are used.
+    Change {
+        /// How transfers share the links.
+        sharing: Sharing,
+        /// The links that data crosses.
+        host_links: HostLinks,
     },
     /// Time passed.
     Tick,

@@ -1,5 +1,5 @@
-//! Whose batch crosses between the host and a GPU next (`FaaSTube` §6.1; D12 to D16), as
-//! `--transfer-sharing` says. Each direction goes by itself.
+//! Whose batch crosses between the host and a GPU next (`FaaSTube` §6.1; D12 to D16), as the policy's
+//! transfer sharing says. Each direction goes by itself.
 //!
 //! - `fair`: whoever was served longest ago, as on NVLinks.
 //! - `fifo`: whoever came first.
@@ -119,6 +119,30 @@ impl Shares {
 }
 
 impl Fabric {
+    /// Shares the host's links otherwise. Batches that are out stay granted; the rest of each transfer goes by
+    /// the new rule, with a new promise.
+    pub(super) fn share_anew(&mut self, sharing: Sharing) {
+        if self.shares.sharing == sharing {
+            return;
+        }
+        let before = std::mem::replace(&mut self.shares, Shares::new(&self.topology, sharing));
+        self.shares.now = before.now;
+        self.shares.tally = before.tally;
+        for state in self.transfers.values_mut() {
+            state.standing = Standing::Unpromised;
+            for batch in &mut state.out {
+                // The old rates are gone: no batch can be given back to them.
+                batch.turn = match batch.turn {
+                    Turn::Forwarded { .. } => Turn::Forwarded { promised: false },
+                    Turn::Due(_) | Turn::Longest { .. } => Turn::Longest { passed: 0, spare: None },
+                };
+            }
+        }
+        for transfer in self.transfers.keys().copied().collect::<Vec<_>>() {
+            self.promise(transfer);
+        }
+    }
+
     /// Whether it is a transfer's turn only when that is due by its rate.
     pub(super) fn goes_by_rate(&self, transfer: TransferId) -> bool {
         Direction::BOTH.into_iter().any(|direction| self.shares.ways[direction].sends(transfer))

@@ -7,7 +7,7 @@ use millrace_types::{Failure, PolicySpec, Reason};
 
 use crate::policy;
 
-/// Reads how nodes schedule; what is empty is as they were started.
+/// Reads how nodes schedule.
 ///
 /// # Errors
 /// [`Reason::InvalidSpec`] names what is not known, or what nothing would read.
@@ -33,6 +33,9 @@ pub fn policy_settings(wire: &policy::PolicySpec) -> Result<PolicySpec, Failure>
         alpha: named(&wire.alpha)?,
         batching: named(&wire.batching)?,
         slo_window: wire.slo_window,
+        preset: named(&wire.preset)?,
+        transfer_sharing: named(&wire.transfer_sharing)?,
+        host_links: named(&wire.host_links)?,
     })
 }
 
@@ -46,24 +49,32 @@ pub fn policy_spec_wire(spec: &PolicySpec) -> policy::PolicySpec {
         alpha: spec.alpha.map(|it| it.to_string()).unwrap_or_default(),
         batching: spec.batching.map(|it| it.to_string()).unwrap_or_default(),
         slo_window: spec.slo_window,
+        preset: spec.preset.map(|it| it.to_string()).unwrap_or_default(),
+        transfer_sharing: spec.transfer_sharing.map(|it| it.to_string()).unwrap_or_default(),
+        host_links: spec.host_links.map(|it| it.to_string()).unwrap_or_default(),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use millrace_types::policy::{AlphaReading, Batches, DispatchName, EvictionName};
+    use millrace_types::policy::{
+        AlphaReading, Batches, DispatchName, EvictionName, HostLinksName, PresetName, TransferSharingName,
+    };
 
     use super::*;
 
     #[test]
     fn a_policy_survives_the_wire() {
         let spec = PolicySpec {
-            dispatch: Some(DispatchName::Random),
+            preset: Some(PresetName::Torpor),
+            dispatch: Some(DispatchName::Torpor),
             eviction: Some(EvictionName::Replicas),
             overtakes_max: None,
             alpha: Some(AlphaReading::Artifact),
             batching: Some(Batches::Off),
             slo_window: Some(100),
+            transfer_sharing: Some(TransferSharingName::Faastube),
+            host_links: Some(HostLinksName::All),
         };
         for spec in [spec, PolicySpec::NONE] {
             assert_eq!(policy_spec(&policy_spec_wire(&spec)), Ok(spec));

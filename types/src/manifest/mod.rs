@@ -69,10 +69,10 @@
 //! apiVersion: millrace/v1
 //! kind: Policy                 # how nodes schedule: see [`crate::policy`]
 //! metadata: {name: cluster}    # there is one
-//! spec:                        # each is optional: what is not named is as each worker was started
-//!   dispatch: lalb-o3
-//!   eviction: lru
-//!   overtakesMax: 50           # under lalb-o3 and unified; alpha: paper under torpor and random
+//! spec:                        # each is optional: a setting that is not named has the preset's value
+//!   preset: lalb-o3            # unified by default
+//!   eviction: replicas
+//!   overtakesMax: 50           # under lalb-o3 and unified; alpha: paper under torpor
 //!   batching: on
 //! ```
 

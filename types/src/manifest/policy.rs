@@ -1,5 +1,5 @@
-//! A manifest's `kind: Policy`: how the cluster's nodes schedule, all of it. What it does not name is as
-//! each worker was started.
+//! A manifest's `kind: Policy`: how the cluster's nodes schedule, all of it. A setting that the manifest does
+//! not name has the value of the preset.
 
 use std::str::FromStr;
 
@@ -14,12 +14,15 @@ pub const POLICY: &str = "cluster";
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub(super) struct Spec {
+    preset: Option<String>,
     dispatch: Option<String>,
     eviction: Option<String>,
     overtakes_max: Option<u32>,
     alpha: Option<String>,
     batching: Option<String>,
     slo_window: Option<u32>,
+    transfer_sharing: Option<String>,
+    host_links: Option<String>,
 }
 
 impl Spec {
@@ -31,12 +34,15 @@ impl Spec {
             return Err(("metadata.name", problem));
         }
         let spec = PolicySpec {
+            preset: named("spec.preset", self.preset)?,
             dispatch: named("spec.dispatch", self.dispatch)?,
             eviction: named("spec.eviction", self.eviction)?,
             overtakes_max: self.overtakes_max,
             alpha: named("spec.alpha", self.alpha)?,
             batching: named("spec.batching", self.batching)?,
             slo_window: self.slo_window,
+            transfer_sharing: named("spec.transferSharing", self.transfer_sharing)?,
+            host_links: named("spec.hostLinks", self.host_links)?,
         };
         spec.check().map_err(|error| (about(&error), error.to_string()))?;
         Ok(spec)

@@ -264,7 +264,7 @@ impl Node {
         let stats = self.dispatch.core.dispatch().stats();
         // Whoever asked may have given up.
         let batches = self.dispatch.core.totals();
-        let (transfers, policy) = (self.fabric.core.tally().clone(), self.supervisor.policy());
+        let (transfers, policy) = (self.fabric.core.tally().clone(), self.supervisor.in_force());
         parts.send(SnapshotPart::Queue { queued, stats, batches, transfers, policy }).unwrap_or_default();
         self.supervisor.report(look, parts);
     }

@@ -20,13 +20,10 @@ pub(super) struct ActorThread {
 
 impl ActorThread {
     pub(super) async fn start(config: &WorkerConfig) -> Result<(Self, NodeHandle), StartError> {
-        let (dispatch, eviction, isolation) = (config.dispatch, config.eviction, config.isolation);
+        let isolation = config.isolation;
         let data = config.gpu_data;
-        let (sharing, host_links) = (config.transfer_sharing, config.host_links);
-        let prewarm = config.prewarm;
-        let base = NodeConfig::new(config.topology.clone());
-        let node_config =
-            NodeConfig { dispatch, eviction, isolation, data, sharing, host_links, prewarm, ..base };
+        let base = NodeConfig::new(config.topology.clone()).with_policy(config.policy);
+        let node_config = NodeConfig { isolation, data, ..base };
         let allow_faults = config.faults == Faults::Obey;
         let spawner = ProcessSpawner::new(
             config.executor.clone(),

@@ -3,6 +3,7 @@
 use millrace_policy::batching;
 use millrace_policy::dispatch::Objective;
 use millrace_policy::ids::FunctionIndex;
+use millrace_policy::preset::SchedulingPolicy;
 use millrace_types::SloCounts;
 use millrace_types::policy::Batches;
 
@@ -13,31 +14,36 @@ use crate::install::FunctionConfig;
 use crate::policy::{InForce, Wanted};
 
 /// Whether functions tell their scores.
-pub(super) fn told(policy: &InForce) -> ScoresTold {
-    if policy.dispatch.scores() { ScoresTold::Yes } else { ScoresTold::No }
+pub(super) fn told(in_force: &InForce) -> ScoresTold {
+    if in_force.policy.dispatch.scores() { ScoresTold::Yes } else { ScoresTold::No }
 }
 
 impl Supervisor {
-    /// What is in force.
-    pub(crate) fn policy(&self) -> InForce {
-        self.policy.get()
+    /// The policy in force, with the number of the last change.
+    pub(crate) fn in_force(&self) -> InForce {
+        self.in_force.get()
     }
 
-    /// Notes what an operator set. What was in force before, and what is now.
+    /// The policy in force.
+    pub(crate) fn policy(&self) -> SchedulingPolicy {
+        self.in_force.get().policy
+    }
+
+    /// Notes the policy that an operator set. Returns the one before, and the new one.
     pub(crate) fn set_policy(&self, wanted: &Wanted) -> (InForce, InForce) {
         let after = InForce::of(&self.config, wanted);
         self.told.set(told(&after));
-        (self.policy.replace(after), after)
+        (self.in_force.replace(after), after)
     }
 
     /// How a function's requests are batched, where they are.
     pub(super) fn limits(&self, function: FunctionIndex, config: &FunctionConfig) -> Option<batching::Event> {
-        limits(function, config).filter(|_| self.policy.get().batching == Batches::On)
+        limits(function, config).filter(|_| self.policy().batching == Batches::On)
     }
 
     /// What a function is held to.
     pub(super) fn objective(&self, config: &FunctionConfig) -> Option<Objective> {
-        let together = config.serving.batching.is_some() && self.policy.get().batching == Batches::On;
+        let together = config.serving.batching.is_some() && self.policy().batching == Batches::On;
         config.slo.as_ref().map(|slo| Objective::of(slo).together(together))
     }
 

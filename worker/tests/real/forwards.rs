@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use millrace_types::topology::{Link, LinkKind};
 use millrace_types::{Bytes, BytesPerSec, GpuIndex};
-use millrace_worker::start::{HostLinks, WorkerConfig, start};
+use millrace_worker::start::{HostLinks, start};
 
 use crate::controller::Controller;
 use crate::peers::{ask, model};
@@ -20,7 +20,8 @@ async fn what_a_neighbour_forwards_is_what_the_host_has() {
     for host_links in [HostLinks::Own, HostLinks::All] {
         let dir = tempfile::tempdir().unwrap();
         let controller = Controller::start("test-cluster", 1).await;
-        let mut config = WorkerConfig { host_links, ..config(dir.path(), &[controller.addr], 2) };
+        let mut config = config(dir.path(), &[controller.addr], 2);
+        config.policy.host_links = host_links;
         let topology = &mut config.topology;
         topology.links.iter_mut().for_each(|link| link.rate = BytesPerSec(100_000_000));
         let kind = LinkKind::NvLink { a: GpuIndex(0), b: GpuIndex(1) };

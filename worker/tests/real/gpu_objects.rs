@@ -9,7 +9,9 @@ use futures::future::{join_all, select_all};
 use millrace_proto::worker as wire;
 use millrace_proto::worker::FetchMethod;
 use millrace_types::Bytes;
-use millrace_worker::start::{DataConfig, Isolation, PolicyConfig, Worker, WorkerConfig, start};
+use millrace_worker::start::{
+    DataConfig, Isolation, PolicyConfig, SchedulingPolicy, Worker, WorkerConfig, start,
+};
 use rustix::process::{Signal, kill_process};
 
 use crate::controller::Controller;
@@ -102,7 +104,10 @@ async fn the_next_run_on_the_gpu_reads_an_object_where_it_lies() {
 async fn the_next_step_of_a_workflow_runs_on_the_gpu_that_has_its_data() {
     let dir = tempfile::tempdir().unwrap();
     // It gives an idle GPU the next request, where `unified` hands one ahead to the GPU with the model.
-    let fifo = |config| WorkerConfig { dispatch: PolicyConfig::Fifo, ..config };
+    let fifo = |config: WorkerConfig| {
+        let policy = SchedulingPolicy { dispatch: PolicyConfig::Fifo, ..config.policy };
+        WorkerConfig { policy, ..config }
+    };
     let (worker, controller) = serving_as(dir.path(), 2, fifo).await;
     let mlp = controller.publish(&millrace_model::synth::mlp());
     let other = controller.publish(&millrace_model::synth::Seeded(7).mlp());
@@ -136,7 +141,10 @@ async fn the_next_step_of_a_workflow_runs_on_the_gpu_that_has_its_data() {
 async fn another_gpu_has_an_object_over_the_host() {
     let dir = tempfile::tempdir().unwrap();
     // One after the other, they go to the GPUs by turns.
-    let by_turns = |config| WorkerConfig { dispatch: PolicyConfig::Lb, ..config };
+    let by_turns = |config: WorkerConfig| {
+        let policy = SchedulingPolicy { dispatch: PolicyConfig::Lb, ..config.policy };
+        WorkerConfig { policy, ..config }
+    };
     let (worker, _controller) = serving_as(dir.path(), 2, by_turns).await;
     let mut client = client(&worker);
     let expected = twice(&mut client, ROWS).await;

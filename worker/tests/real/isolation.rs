@@ -178,7 +178,7 @@ async fn evicted_models_lose_their_process_where_the_processes_are_the_cached_mo
     let dir = tempfile::tempdir().unwrap();
     let two_blocks = |config: &mut WorkerConfig| {
         config.topology.gpus[0].memory = Bytes::mib(4);
-        config.eviction = Eviction::Lru;
+        config.policy.eviction = Eviction::Lru;
     };
     let names = ["a", "b", "c"];
     let (worker, controller) = serving(dir.path(), Isolation::Resident, &names, two_blocks).await;

@@ -11,7 +11,7 @@ use millrace_proto::worker::FetchMethod;
 use millrace_types::topology::{Link, LinkKind};
 use millrace_types::{Bytes, BytesPerSec, GpuIndex};
 use millrace_worker::snapshot::NodeSnapshot;
-use millrace_worker::start::{DataConfig, PolicyConfig, Worker, WorkerConfig, start};
+use millrace_worker::start::{DataConfig, PolicyConfig, Worker, start};
 
 use crate::controller::Controller;
 use crate::objects::{ROW_BYTES, ROWS, ask, close, keeping, methods, object, part, tensor};
@@ -40,7 +40,9 @@ async fn serving(
     config.topology.links.extend(joined.iter().map(nvlink));
     let gpu_data = DataConfig { memory, ..DataConfig::default() };
     // By turns, wherever the data is: that copies cross is what is tested.
-    let worker = start(WorkerConfig { gpu_data, dispatch: PolicyConfig::Lb, ..config }).await.unwrap();
+    config.gpu_data = gpu_data;
+    config.policy.dispatch = PolicyConfig::Lb;
+    let worker = start(config).await.unwrap();
     all_up(&controller).await;
     let digest = controller.publish(&millrace_model::synth::mlp());
     controller.desire(&[("mlp", digest)]);

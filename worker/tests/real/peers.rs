@@ -43,7 +43,7 @@ async fn joined(dir: &Path) -> Joined {
 async fn joined_with(dir: &Path, isolation: Isolation) -> Joined {
     let controller = Controller::start("test-cluster", 1).await;
     let mut config = config(dir, &[controller.addr], 2);
-    config.dispatch = "torpor".parse().unwrap();
+    config.policy.dispatch = "torpor".parse().unwrap();
     config.isolation = isolation;
     let topology = &mut config.topology;
     topology.links.iter_mut().for_each(|link| link.rate = BytesPerSec(30_000_000));

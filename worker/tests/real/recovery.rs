@@ -44,7 +44,7 @@ async fn moves_what_is_asked_for(dispatch: &str) {
     let controller = Controller::start("test-cluster", 1).await;
     controller.lead(1);
     let mut config = config(dir.path(), &[controller.addr], 2);
-    config.dispatch = dispatch.parse().unwrap();
+    config.policy.dispatch = dispatch.parse().unwrap();
     config.executor = held_back(config.executor, &hold);
     let worker = start(config).await.unwrap();
     let before = all_up(&controller).await;

@@ -16,8 +16,7 @@ use millrace_types::{Bytes, BytesPerSec, Failure, GpuIndex, NodeName};
 use millrace_worker::process_port::ExecutorCommand;
 use millrace_worker::service::{Faults, Limits, WorkerService};
 use millrace_worker::start::{
-    DataConfig, Eviction, HostLinks, Isolation, Launcher, LookupOrder, PolicyConfig, Prewarm,
-    TRANSFER_SHARING, Worker, WorkerConfig, start,
+    DataConfig, Isolation, Launcher, LookupOrder, SchedulingPolicy, Worker, WorkerConfig, start,
 };
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -108,12 +107,8 @@ pub(crate) fn config(dir: &Path, controllers: &[SocketAddr], gpus: u32) -> Worke
         model_storage: Bytes::ZERO,
         executor: ExecutorCommand { program, args, envs: vec![(EXECUTOR_VARIABLE.into(), "1".into())] },
         programs: None,
-        dispatch: PolicyConfig::default(),
-        eviction: Eviction::default(),
+        policy: SchedulingPolicy::default(),
         isolation: Isolation::default(),
-        transfer_sharing: TRANSFER_SHARING,
-        host_links: HostLinks::default(),
-        prewarm: Prewarm::default(),
         lookup: LookupOrder::default(),
         executor_threads: 1,
         faults: Faults::Obey,

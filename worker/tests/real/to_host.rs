@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use futures::StreamExt as _;
 use millrace_policy::fabric::Counts;
+use millrace_policy::rates::Sharing;
 use millrace_proto::executor::Fault;
 use millrace_proto::status::from_status;
 use millrace_proto::worker as wire;
 use millrace_proto::worker::worker_objects_client::WorkerObjectsClient;
 use millrace_types::{Bytes, BytesPerSec, Failure, NodeName, Reason};
 use millrace_worker::snapshot::{LinkSnapshot, NodeSnapshot};
-use millrace_worker::start::{DataConfig, Sharing, Worker, WorkerConfig, start};
+use millrace_worker::start::{DataConfig, SchedulingPolicy, Worker, WorkerConfig, start};
 
 use crate::controller::Controller;
 use crate::objects::{ROW_BYTES, ask, keeping, methods, object, part, rows, tensor};
@@ -116,7 +117,10 @@ async fn an_object_that_is_read_elsewhere_crosses_its_gpus_link_under_grants() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_request_of_another_worker_fetches_is_wanted_when_its_answer_is() {
     let dir = tempfile::tempdir().unwrap();
-    let sharing = |config: WorkerConfig| WorkerConfig { transfer_sharing: Sharing::FaasTube, ..config };
+    let sharing = |config: WorkerConfig| {
+        let policy = SchedulingPolicy { sharing: Sharing::FaasTube, ..config.policy };
+        WorkerConfig { policy, ..config }
+    };
     let (home, _controller) = serving_as(&dir.path().join("w1"), FAST, sharing).await;
     let named = |config: WorkerConfig| WorkerConfig { node: NodeName::new("w2").unwrap(), ..config };
     let (other, _elsewhere) = serving_as(&dir.path().join("w2"), FAST, named).await;

@@ -4,7 +4,11 @@ use std::time::Duration;
 
 use millrace_policy::dispatch::PolicyConfig;
 use millrace_policy::gpu::Eviction;
-use millrace_types::policy::{AlphaReading, Batches, DispatchName, EvictionName};
+use millrace_policy::preset::SchedulingPolicy;
+use millrace_policy::rates::Sharing;
+use millrace_types::policy::{
+    AlphaReading, Batches, DispatchName, EvictionName, HostLinksName, PresetName, TransferSharingName,
+};
 use millrace_types::{Batching, Bytes, PolicySpec, Serving};
 use millrace_worker::install::FunctionConfig;
 use millrace_worker::node::NodeConfig;
@@ -68,7 +72,8 @@ fn a_policy_that_goes_by_scores_is_told_them_once_it_is_in_force() {
         world.node.set_policy(wanted(1, DispatchName::Torpor));
         world.pass_ms(1).await;
         let now = in_force(&world).await;
-        assert_eq!((now.dispatch.alpha(), now.eviction), (Some(AlphaReading::Artifact), Eviction::Torpor));
+        assert_eq!(now.policy.dispatch.alpha(), Some(AlphaReading::Artifact));
+        assert_eq!(now.policy.eviction, Eviction::Torpor);
         assert!(world.node.snapshot().await.dispatch.alpha.is_some());
         // The one that is behind goes before the one that came first.
         let running = world.ask(request(1));
@@ -79,12 +84,7 @@ fn a_policy_that_goes_by_scores_is_told_them_once_it_is_in_force() {
         }
         world.node.set_policy(Wanted { generation: 2, spec: PolicySpec::NONE });
         world.pass_ms(1).await;
-        let back = InForce {
-            generation: 2,
-            dispatch: PolicyConfig::Fifo,
-            eviction: Eviction::Lru,
-            batching: Batches::On,
-        };
+        let back = InForce { generation: 2, policy: SchedulingPolicy::preset(PresetName::Fifo) };
         assert_eq!(in_force(&world).await, back, "as it was started");
     });
 }
@@ -114,16 +114,25 @@ fn requests_run_alone_while_batching_is_off() {
 }
 
 #[test]
-fn who_was_started_to_bind_early_goes_on_so() {
+fn transfers_go_on_when_an_operator_changes_how_links_are_shared() {
     in_virtual_time(async {
-        let dispatch: PolicyConfig = "nonswap".parse().unwrap();
-        let config = NodeConfig { dispatch, ..NodeConfig::new(gpus(1)) };
-        let world = World::start_with(config, &behaviour(&[5]), 1, |machine| Box::new(machine));
-        world.install(0, Bytes::mib(20)).await;
-        world.node.set_policy(wanted(1, DispatchName::Torpor));
+        let world =
+            World::start_with(NodeConfig::new(gpus(2)), &behaviour(&[5, 5]), 1, |machine| Box::new(machine));
+        for model in 0..2 {
+            world.install(model, Bytes::mib(40)).await;
+        }
         world.pass_ms(20).await;
-        world.node.invoke(request(0)).await.unwrap();
-        let now = in_force(&world).await;
-        assert_eq!((now.generation, now.dispatch, now.eviction), (1, dispatch, Eviction::Torpor));
+        let asked: Vec<_> = (0..2).map(|model| world.ask(request(model))).collect();
+        world.pass_ms(1).await;
+        for (generation, sharing) in (1..).zip([TransferSharingName::Faastube, TransferSharingName::Fifo]) {
+            let host_links = Some(HostLinksName::All);
+            let spec = PolicySpec { transfer_sharing: Some(sharing), host_links, ..PolicySpec::NONE };
+            world.node.set_policy(Wanted { generation, spec });
+            world.pass_ms(1).await;
+        }
+        assert_eq!(in_force(&world).await.policy.sharing, Sharing::Fifo);
+        for answer in asked {
+            answer.await.unwrap().unwrap();
+        }
     });
 }

@@ -9,7 +9,6 @@ use millrace_policy::rates::Sharing;
 use millrace_types::topology::{Gpu, Link, LinkId, LinkKind, Topology};
 use millrace_types::{Bytes, BytesPerSec, GpuIndex, Reason, Timestamp};
 use millrace_worker::clock::{Sleeper, own_microsecond};
-use millrace_worker::node::TRANSFER_SHARING;
 use millrace_worker::port::model::{Behaviour, RunEnd, RunModel};
 use rand::rngs::SmallRng;
 use rand::{Rng as _, SeedableRng as _};
@@ -99,7 +98,7 @@ impl Scenario {
             topology: topology(),
             dispatch,
             eviction,
-            sharing: TRANSFER_SHARING,
+            sharing: Sharing::Fair,
             functions,
             copy_fails_every: Some(23),
             happenings,

@@ -16,7 +16,7 @@ use crate::failure::Failure;
 const FUNCTION: &str = "a function is: {apiVersion: millrace/v1, kind: Function, metadata: {name: NAME}, spec: {model: {file: FILE.onnx}}}";
 const WORKFLOW: &str = "a workflow is: {apiVersion: millrace/v1, kind: Workflow, metadata: {name: NAME}, spec: {inputs: [INPUT], steps: [{name: STEP, function: NAME, inputs: {INPUT: input.INPUT}}], outputs: {OUTPUT: STEP.OUTPUT}}}";
 const TENANT: &str = "a tenant is: {apiVersion: millrace/v1, kind: Tenant, metadata: {name: NAME}, spec: {gpusMax: 2, gpuShare: 0.5, memoryShare: 0.5}}";
-const POLICY: &str = "the policy is: {apiVersion: millrace/v1, kind: Policy, metadata: {name: cluster}, spec: {dispatch: lalb-o3, eviction: lru, overtakesMax: 9, batching: off}}";
+const POLICY: &str = "the policy is: {apiVersion: millrace/v1, kind: Policy, metadata: {name: cluster}, spec: {preset: lalb-o3, eviction: replicas, overtakesMax: 9, batching: off}}";
 
 /// What is asked for.
 #[derive(Debug, Default, PartialEq)]
@@ -296,7 +296,7 @@ mod tests {
     #[test]
     fn tenants_go_before_the_policy_and_each_is_there_once() {
         let all = folder(&[
-            ("a.yaml", &policy("lb")),
+            ("a.yaml", &policy("fifo")),
             ("b.yaml", &tenant("zeta")),
             ("c.yaml", &format!("{}---\n{}", tenant("acme"), manifest("one"))),
         ]);
@@ -307,7 +307,7 @@ mod tests {
         assert_eq!(items.functions.len(), 1);
         for (text, says) in [
             (tenant("acme"), "b.yaml: tenant/acme is also in"),
-            (policy("lb"), "b.yaml: policy/cluster is also in"),
+            (policy("fifo"), "b.yaml: policy/cluster is also in"),
         ] {
             let twice = folder(&[("a.yaml", &text), ("b.yaml", &text)]);
             let message = read_all(&twice, "default").unwrap_err().message.unwrap();
@@ -330,7 +330,7 @@ mod tests {
         assert!(hint(&tenant("Bad")).starts_with("a tenant is: "));
         assert!(hint(&policy("native")).starts_with("the policy is: "));
         // Of the document that is refused, whatever else is in the file, and where it cannot be read at all.
-        let unknown = policy("lb").replace("dispatch", "dipsatch");
+        let unknown = policy("fifo").replace("dispatch", "dipsatch");
         for (good, bad, says) in [
             (workflow("one", "function: two"), manifest("Bad"), "a function is: "),
             (manifest("one"), policy("native"), "the policy is: "),

@@ -8,7 +8,6 @@ use super::resource::Resource;
 use crate::clock;
 use crate::failure::Failure;
 use crate::output::documents::status_word;
-use crate::output::policies;
 use crate::progress;
 use crate::session::Session;
 
@@ -60,9 +59,6 @@ pub(super) async fn wait(
             resource = resource.again(&session.admin).await?;
         }
         line.finish_and_clear();
-        if let Resource::Policy(policy) = &resource {
-            policies::warnings(policy).for_each(|warning| eprintln!("warning: {warning}"));
-        }
         ready.push(resource);
     }
     Ok(ready)

@@ -114,7 +114,7 @@ impl Change {
     /// There is always a policy.
     fn of_policy(spec: PolicySpec, before: wire::Policy) -> Self {
         let was = before.spec.clone().unwrap_or_default();
-        let differences = differences(settings(&was), settings(&policy_spec_wire(&spec)), "as started");
+        let differences = differences(settings(&was), settings(&policy_spec_wire(&spec)), "the preset's");
         let outcome = if differences.is_empty() { Outcome::Unchanged } else { Outcome::Configured };
         Self { rule: Rule::Policy(spec), outcome, before: Resource::Policy(before), differences }
     }
@@ -161,14 +161,17 @@ fn caps(quota: &wire::Quota) -> Fields<3> {
     ]
 }
 
-fn settings(spec: &WirePolicy) -> Fields<6> {
+fn settings(spec: &WirePolicy) -> Fields<9> {
     [
+        ("preset", said(spec.preset.clone())),
         ("dispatch", said(spec.dispatch.clone())),
         ("eviction", said(spec.eviction.clone())),
         ("overtakesMax", spec.overtakes_max.map(|it| it.to_string())),
         ("alpha", said(spec.alpha.clone())),
         ("batching", said(spec.batching.clone())),
         ("sloWindow", spec.slo_window.map(|it| it.to_string())),
+        ("transferSharing", said(spec.transfer_sharing.clone())),
+        ("hostLinks", said(spec.host_links.clone())),
     ]
 }
 
@@ -220,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_policy_does_not_name_is_as_started_and_others_changes_are_not_undone() {
+    fn a_setting_that_the_policy_does_not_name_becomes_the_presets() {
         let torpor = PolicySpec {
             dispatch: Some(DispatchName::Torpor),
             eviction: Some(EvictionName::Torpor),
@@ -231,7 +234,7 @@ mod tests {
         let lalb =
             PolicySpec { dispatch: Some(DispatchName::LalbO3), overtakes_max: Some(9), ..PolicySpec::NONE };
         let change = Change::of_policy(lalb, there.clone());
-        let told = ": dispatch lalb-o3 (was torpor), eviction as started (was torpor), overtakesMax 9";
+        let told = ": dispatch lalb-o3 (was torpor), eviction the preset's (was torpor), overtakesMax 9";
         assert_eq!((change.outcome, change.told().as_str()), (Outcome::Configured, told));
         let expected = PolicyChange { spec: lalb, fields: None, dry_run: false, resource_version: Some(7) };
         assert_eq!(change.policy(lalb), expected);
@@ -244,7 +247,7 @@ mod tests {
     fn what_is_taken_back_sets_nothing() {
         let capped = tenant(Quota { gpus_max: NonZeroU32::new(2), ..Quota::NONE });
         assert_eq!(Rule::Tenant(capped).taken_back(), Rule::Tenant(tenant(Quota::NONE)));
-        let lb = PolicySpec { dispatch: Some(DispatchName::Lb), ..PolicySpec::NONE };
-        assert_eq!(Rule::Policy(lb).taken_back(), Rule::Policy(PolicySpec::NONE));
+        let fifo = PolicySpec { dispatch: Some(DispatchName::Fifo), ..PolicySpec::NONE };
+        assert_eq!(Rule::Policy(fifo).taken_back(), Rule::Policy(PolicySpec::NONE));
     }
 }

@@ -14,10 +14,7 @@ use millrace_client::{InferRequest, Inference, TensorMetadata};
 use millrace_proto::trace::Kept;
 use millrace_types::Bytes;
 use millrace_worker::service::Faults;
-use millrace_worker::start::{
-    DataConfig, Eviction, HostLinks, Isolation, LookupOrder, OBJECT_MEMORY, PolicyConfig, Prewarm,
-    TRANSFER_SHARING,
-};
+use millrace_worker::start::{DataConfig, Isolation, OBJECT_MEMORY};
 
 use crate::clock;
 use crate::cluster::{Cluster, Plan};
@@ -147,13 +144,8 @@ fn plan(args: &Args, folder: &Path) -> Result<Plan, Failure> {
         object_memory: OBJECT_MEMORY,
         gpu_data: DataConfig::default(),
         model_storage: HOST_MEMORY,
-        dispatch: PolicyConfig::default(),
-        eviction: Eviction::default(),
+        preset: None,
         isolation: Isolation::default(),
-        transfer_sharing: TRANSFER_SHARING,
-        host_links: HostLinks::default(),
-        prewarm: Prewarm::default(),
-        lookup: LookupOrder::default(),
         programs: None,
         faults: Faults::Refuse,
         insecure: false,

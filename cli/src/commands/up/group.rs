@@ -54,6 +54,7 @@ fn plan(args: &Args, config: &Config, data_dir: PathBuf) -> Result<Plan, Failure
             .iter()
             .flat_map(|place| ["--artifacts".to_owned(), place.to_string()])
             .chain(args.host_names.words())
+            .chain(args.policy.words())
             .collect(),
         machine: args.machine.words().into_iter().chain(threads).collect(),
         grace: args.manners.grace,

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use millrace_proto::trace::Kept;
 
 use crate::cluster::WORKERS_MAX;
-use crate::commands::options::{HostNames, Machine, Manners};
+use crate::commands::options::{FirstPolicy, HostNames, Machine, Manners};
 use crate::commands::worker::WORKER_PORT;
 use crate::config::Config;
 use crate::failure::Failure;
@@ -32,6 +32,7 @@ Examples:
   millrace up                                   two emulated GPUs, kept in the usual place
   millrace up --ephemeral --listen 127.0.0.1:0  nothing kept, a free port
   millrace up --gpus 4 --gpu-memory 2GiB --data-dir ./data
+  millrace up --ephemeral --preset torpor       scheduled as in the Torpor paper
   millrace up --controllers 3 --workers 2 --data-dir ./group";
 
 /// Run a cluster on this machine.
@@ -58,6 +59,8 @@ pub(crate) struct Args {
     workers: u32,
     #[command(flatten)]
     machine: Machine,
+    #[command(flatten)]
+    policy: FirstPolicy,
     /// Where clients connect; other controllers take the next ports. Port 0 takes free ones.
     #[arg(long, value_name = "ADDRESS", default_value_t = loopback(CLIENT_PORT))]
     listen: SocketAddr,

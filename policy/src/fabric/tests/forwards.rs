@@ -367,6 +367,14 @@ proptest! {
             for _ in 0..copies {
                 machine.copy()?;
             }
+            // Now and then an operator lets neighbours forward, or stops that.
+            let host_links = match copies {
+                4 => HostLinks::Own,
+                5 => HostLinks::All,
+                _ => continue,
+            };
+            let actions = machine.node.step(Event::Change { sharing, host_links });
+            machine.take(actions)?;
         }
         let mut forwards = 0;
         while let Some(grant) = machine.take_next() {

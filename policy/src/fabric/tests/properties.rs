@@ -4,6 +4,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::paths::HostLinks;
 use crate::rates::SHARINGS;
 
 #[derive(Debug, Clone, Copy)]
@@ -26,6 +27,8 @@ enum Step {
     Cancel(usize),
     Down(u32),
     Pass(u64),
+    /// An operator changes how links are shared.
+    Share(usize),
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -39,6 +42,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => any::<usize>().prop_map(Step::Cancel),
         1 => (0..3u32).prop_map(Step::Down),
         3 => (0..20u64).prop_map(Step::Pass),
+        1 => (0..SHARINGS.len()).prop_map(Step::Share),
     ]
 }
 
@@ -158,6 +162,9 @@ proptest! {
                     world.out.retain(|(grant, _)| grant.gpu.0 != gpu);
                     world.missing.retain(|_, (at, _)| at.0 != gpu);
                     node.step(Event::Down { gpu: GpuIndex(gpu) })
+                }
+                Step::Share(at) => {
+                    node.step(Event::Change { sharing: SHARINGS[at].1, host_links: HostLinks::Own })
                 }
                 Step::Pass(ms) => {
                     node.now = node.now + Duration::from_millis(ms);

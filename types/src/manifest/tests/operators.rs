@@ -4,7 +4,9 @@ use std::num::NonZeroU32;
 
 use crate::ids::TenantName;
 use crate::manifest::{Manifest, TenantManifest, parse};
-use crate::policy::{Batches, DispatchName, EvictionName, PolicySpec};
+use crate::policy::{
+    Batches, DispatchName, EvictionName, HostLinksName, PolicySpec, PresetName, TransferSharingName,
+};
 use crate::tenancy::{Quota, Share};
 
 const TENANT: &str = "\
@@ -18,7 +20,7 @@ const POLICY_TEXT: &str = "\
 apiVersion: millrace/v1
 kind: Policy
 metadata: {name: cluster}
-spec: {dispatch: lalb-o3, eviction: replicas, overtakesMax: 9, batching: on}
+spec: {preset: torpor, dispatch: lalb-o3, eviction: replicas, overtakesMax: 9, batching: on, transferSharing: faastube, hostLinks: all}
 ";
 
 #[test]
@@ -30,12 +32,15 @@ fn reads_what_operators_set() {
         memory_share: Some(Share::ALL),
     };
     let policy = PolicySpec {
+        preset: Some(PresetName::Torpor),
         dispatch: Some(DispatchName::LalbO3),
         eviction: Some(EvictionName::Replicas),
         overtakes_max: Some(9),
         alpha: None,
         batching: Some(Batches::On),
         slo_window: None,
+        transfer_sharing: Some(TransferSharingName::Faastube),
+        host_links: Some(HostLinksName::All),
     };
     let both = parse(&format!("{TENANT}---\n{POLICY_TEXT}")).unwrap();
     let tenant = Manifest::Tenant(TenantManifest { name: name.clone(), quota });
@@ -67,15 +72,10 @@ fn each_refusal_of_what_operators_set_says_what_to_do() {
             "metadata.labels: functions and workflows alone",
         ),
         (POLICY_TEXT, "name: cluster", "name: mine", "the cluster has one, named cluster"),
-        (
-            POLICY_TEXT,
-            "lalb-o3",
-            "native",
-            "spec.dispatch: dispatch policy \"native\" is none that can be set",
-        ),
-        (POLICY_TEXT, "lalb-o3", "lb", "spec.overtakesMax: overtakes_max is read under dispatch lalb-o3"),
+        (POLICY_TEXT, "lalb-o3", "native", "spec.dispatch: dispatch policy \"native\" cannot be set"),
+        (POLICY_TEXT, "lalb-o3", "fifo", "spec.overtakesMax: overtakes_max is read under dispatch lalb-o3"),
         (POLICY_TEXT, "overtakesMax: 9", "overtakesMax: 0", "set dispatch lalb"),
-        (POLICY_TEXT, "batching: on", "batching: yes", "spec.batching: batching \"yes\" is none"),
+        (POLICY_TEXT, "batching: on", "batching: yes", "spec.batching: batching \"yes\" cannot be set"),
         (POLICY_TEXT, "batching: on", "alpha: paper", "spec.alpha: alpha is read under dispatch torpor"),
         (
             POLICY_TEXT,

@@ -1,6 +1,7 @@
-//! Another policy while the node works.
+//! Another scheduling policy while the node works.
 
 use millrace_policy::dispatch::{self, Objective};
+use millrace_policy::fabric;
 use millrace_policy::gpu::Event as GpuEvent;
 use millrace_policy::ids::FunctionIndex;
 use millrace_types::{SloCounts, Timestamp};
@@ -11,8 +12,11 @@ use crate::policy::Wanted;
 impl Node {
     pub(super) fn set_policy(&mut self, now: Timestamp, wanted: &Wanted) {
         let (before, after) = self.supervisor.set_policy(wanted);
+        let generation = after.generation;
+        let before = before.policy;
+        let after = after.policy;
         if before.eviction != after.eviction {
-            // First: dispatch says next how what is resident stands.
+            // The GPUs come first, because dispatch tells them next how resident models stand.
             for gpu in self.supervisor.gpu_indices() {
                 self.tell_gpu(gpu, GpuEvent::Eviction(after.eviction));
             }
@@ -26,23 +30,29 @@ impl Node {
             for limits in self.supervisor.all_limits() {
                 self.dispatch(now, limits);
             }
-            // Whether their requests run together is said with them.
+            // An objective also says whether the function's requests run together.
             if after.dispatch.scores() {
                 for (function, objective, _) in self.supervisor.objectives() {
                     self.dispatch(now, dispatch::Event::Objective { function, objective });
                 }
             }
         }
+        if (before.sharing, before.host_links) != (after.sharing, after.host_links) {
+            let (sharing, host_links) = (after.sharing, after.host_links);
+            self.fabric(now, fabric::Event::Change { sharing, host_links });
+        }
         tracing::info!(
-            generation = after.generation,
+            generation,
             dispatch = %after.dispatch,
             eviction = %after.eviction,
             batching = %after.batching,
+            sharing = %after.sharing,
+            host_links = %after.host_links,
             "the policy was set"
         );
     }
 
-    /// What every function is held to, and what it scored here, elsewhere and before.
+    /// The objective of every function, and its counts here, elsewhere and before.
     fn standings(&self) -> Vec<(FunctionIndex, Option<Objective>, SloCounts)> {
         let mut standings = self.supervisor.objectives();
         for (function, _, counts) in &mut standings {
