@@ -5,8 +5,8 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use crate::failure::Failure;
 
-/// Each removed flag, and what to do in its place.
-const FLAGS: [(&str, &str); 12] = [
+/// Each flag that a verb no longer has, and its replacement.
+const FLAGS: [(&str, &str); 15] = [
     ("--dispatch", PRESET),
     (
         "--eviction",
@@ -24,6 +24,12 @@ const FLAGS: [(&str, &str); 12] = [
         "--object-migration",
         "omit it: objects whose consumers are furthest back in the queue always leave first",
     ),
+    ("--connections-max", WORKER_PORT),
+    ("--internal-connections-max", WORKER_PORT),
+    (
+        "--worker-connections-max",
+        "omit it: a controller has no worker's port; --connections-max and --internal-connections-max bound its ports",
+    ),
     ("--gpu-memory-layout", LAYOUT),
     ("--gpu-memory-partition", LAYOUT),
     ("--gpu-memory-blocks", LAYOUT),
@@ -31,6 +37,7 @@ const FLAGS: [(&str, &str); 12] = [
 ];
 
 const PRESET: &str = "name a preset when the cluster begins: --preset unified, torpor, lalb-o3 or fifo; later, 'millrace policy set --preset NAME'. Baselines such as lb and native are in 'millrace sim'";
+const WORKER_PORT: &str = "a worker has one port: use --worker-connections-max";
 const LAYOUT: &str = "omit it: GPU memory is always laid out by best fit, in which any free block serves";
 
 /// Returns the refusal of a command line, if a removed flag is the reason why clap cannot parse it.
@@ -55,8 +62,14 @@ mod tests {
     #[test]
     fn a_removed_flag_is_refused_with_its_replacement() {
         for (flag, instead) in FLAGS {
-            for words in [vec![flag.to_owned(), "x".to_owned()], vec![format!("{flag}=x")]] {
-                let line = ["millrace".to_owned(), "up".to_owned()].into_iter().chain(words);
+            // A flag of some verbs is removed from the others alone.
+            let verb = match instead {
+                WORKER_PORT => "worker",
+                _ if flag == "--worker-connections-max" => "controller",
+                _ => "up",
+            };
+            for words in [vec![flag.to_owned(), "9".to_owned()], vec![format!("{flag}=9")]] {
+                let line = ["millrace".to_owned(), verb.to_owned()].into_iter().chain(words);
                 let refused = refusal(&Cli::try_parse_from(line).unwrap_err()).unwrap();
                 assert_eq!(refused.message.as_deref(), Some(format!("{flag} was removed").as_str()));
                 assert_eq!(refused.hint.as_deref(), Some(instead), "{flag}");

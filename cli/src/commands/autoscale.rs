@@ -7,7 +7,9 @@ use std::time::Duration;
 use millrace_client::messages::{self as wire, NodeScheduling, NodeStatus};
 use millrace_types::NodeName;
 
-use crate::commands::options::{Machine, Manners, executor_threads};
+use crate::commands::options::{
+    AddressConnections, Machine, ServerOptions, WorkerConnections, executor_threads,
+};
 use crate::failure::Failure;
 use crate::process::{self, Stop};
 use crate::processes::Log;
@@ -45,7 +47,11 @@ pub(crate) struct Args {
     #[command(flatten)]
     machine: Machine,
     #[command(flatten)]
-    manners: Manners,
+    connections: WorkerConnections,
+    #[command(flatten)]
+    address: AddressConnections,
+    #[command(flatten)]
+    options: ServerOptions,
 }
 
 pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
@@ -54,7 +60,7 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
     }
     // Before anything starts, so that no signal is missed.
     let mut stop = Stop::new()?;
-    let mut local = Local::new(args.data_dir.clone(), options(&args)?, args.manners.grace, Log::Named);
+    let mut local = Local::new(args.data_dir.clone(), options(&args)?, args.options.grace, Log::Named);
     loop {
         // Without an answer everything stays as it is.
         if let Err(failure) = round(&args, session, &mut local).await {
@@ -66,7 +72,7 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
             () = stop.asked() => break,
         }
     }
-    process::say_stopping(args.manners.grace);
+    process::say_stopping(args.options.grace);
     let all = async {
         for name in local.running() {
             local.stop(&name).await;
@@ -81,7 +87,8 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
 fn options(args: &Args) -> Result<Vec<String>, Failure> {
     let gpus = args.machine.topology()?.gpus.len() * args.max.max(1) as usize;
     let threads = vec!["--executor-threads".to_owned(), executor_threads(gpus)?.to_string()];
-    Ok([args.machine.words(), args.manners.words(), threads].concat())
+    let connections = [args.connections.words(), args.address.words()].concat();
+    Ok([args.machine.words(), args.options.words(), connections, threads].concat())
 }
 
 /// Asks, and does one thing.

@@ -13,7 +13,9 @@ use millrace_controller::{
 };
 use millrace_proto::trace::Kept;
 
-use crate::commands::options::{FirstPolicy, HostNames, Manners, Origin, advertised};
+use crate::commands::options::{
+    AddressConnections, ControllerConnections, FirstPolicy, HostNames, Origin, ServerOptions, advertised,
+};
 use crate::config::Config;
 use crate::failure::Failure;
 use crate::private;
@@ -95,7 +97,11 @@ pub(crate) struct Args {
     #[command(flatten)]
     host_names: HostNames,
     #[command(flatten)]
-    manners: Manners,
+    connections: ControllerConnections,
+    #[command(flatten)]
+    address: AddressConnections,
+    #[command(flatten)]
+    options: ServerOptions,
     #[command(flatten)]
     origin: Origin,
 }
@@ -116,9 +122,9 @@ pub(crate) async fn run(args: Args, settings: &Config, kept: Option<Kept>) -> Re
         () = stop.asked() => Ok(()),
         error = controller.failed() => Err(halted(&error)),
     };
-    process::say_stopping(args.manners.grace);
+    process::say_stopping(args.options.grace);
     tokio::select! {
-        cut = controller.shutdown(args.manners.grace) => {
+        cut = controller.shutdown(args.options.grace) => {
             if cut > 0 {
                 tracing::warn!(connections = cut, "connections were cut short: --grace gives them longer");
             }
@@ -176,12 +182,12 @@ impl Args {
     }
 
     fn config(&self, settings: &Config) -> Result<ControllerConfig, Failure> {
-        self.manners.check_exposed(self.listen)?;
-        self.manners.check_exposed(self.internal_listen)?;
+        self.options.check_exposed(self.listen)?;
+        self.options.check_exposed(self.internal_listen)?;
         let internal =
             advertised(self.internal_advertise.as_ref(), self.internal_listen, "--internal-advertise")?;
         let mut defaults = ControllerConfig::new(self.data_dir.clone(), seed()?);
-        [defaults.limits.client, defaults.limits.internal] = self.manners.controller_ports()?;
+        [defaults.limits.client, defaults.limits.internal] = self.connections.ports(&self.address)?;
         Ok(ControllerConfig {
             id: millrace_controller::ControllerId(self.id.get()),
             start: self.start(),
@@ -193,9 +199,9 @@ impl Args {
             preset: self.policy.preset,
             artifacts: self.artifacts.as_ref().or(settings.artifacts.as_ref()).cloned(),
             inspection: process::inspection()?,
-            allow_faults: self.manners.allow_faults,
+            allow_faults: self.options.allow_faults,
             fault_injection: self.enable_fault_injection,
-            insecure: self.manners.insecure,
+            insecure: self.options.insecure,
             host_names: self.host_names.all(),
             ..defaults
         })

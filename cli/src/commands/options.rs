@@ -34,8 +34,8 @@ pub(crate) struct Machine {
     /// The most host memory that one worker's models may take.
     #[arg(long, value_name = "SIZE", default_value = "8GiB")]
     pub(crate) host_memory: Bytes,
-    /// The most memory that one worker keeps objects in, on its GPUs and its host: what workflows hand
-    /// from function to function.
+    /// The most memory for objects of one worker, on its GPUs and its host: the data that workflows hand from
+    /// function to function.
     #[arg(long, value_name = "SIZE", default_value = "1GiB")]
     pub(crate) object_memory: Bytes,
     /// How much of models one worker takes on: those that do not fit --host-memory at one time wait on
@@ -59,7 +59,7 @@ pub(crate) struct Machine {
 
 /// How a server serves, and stops.
 #[derive(Debug, Clone, clap::Args)]
-pub(crate) struct Manners {
+pub(crate) struct ServerOptions {
     /// How long requests under way may take when it is stopped.
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "10s")]
     pub(crate) grace: Duration,
@@ -69,23 +69,43 @@ pub(crate) struct Manners {
     /// Listen at other addresses than loopback, without encryption or authentication.
     #[arg(long)]
     pub(crate) insecure: bool,
-    #[command(flatten)]
-    pub(crate) connections: Connections,
 }
 
-/// Connections of the ports of one process.
+/// Connections of the ports of a process that is a controller and workers.
 #[derive(Debug, Clone, Default, clap::Args)]
-pub(crate) struct Connections {
-    /// Most connections of a controller's client port [default: half of the process's descriptors are
-    /// divided among its ports, and this port has twice the part of each other one].
+pub(crate) struct AllConnections {
+    #[command(flatten)]
+    pub(crate) controller: ControllerConnections,
+    #[command(flatten)]
+    pub(crate) worker: WorkerConnections,
+    #[command(flatten)]
+    pub(crate) address: AddressConnections,
+}
+
+/// Connections of a controller's ports.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub(crate) struct ControllerConnections {
+    /// Most connections of the client port [default: half of the process's descriptors are divided among
+    /// its ports, and this port has twice the part of each other one].
     #[arg(long, value_name = "N", value_parser = connections())]
     connections_max: Option<usize>,
-    /// Most connections of a controller's internal port.
+    /// Most connections of the internal port.
     #[arg(long, value_name = "N", value_parser = connections())]
     internal_connections_max: Option<usize>,
-    /// Most connections of a worker's port.
+}
+
+/// Connections of a worker's port.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub(crate) struct WorkerConnections {
+    /// Most connections of a worker's port [default: half of the process's descriptors, divided among its
+    /// ports].
     #[arg(long, value_name = "N", value_parser = connections())]
     worker_connections_max: Option<usize>,
+}
+
+/// Connections of one address.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub(crate) struct AddressConnections {
     /// Most connections of one address on each port, loopback included [default: a quarter of the
     /// port's connections for an address off loopback, and no cap on loopback].
     #[arg(long, value_name = "N", value_parser = connections())]
@@ -97,46 +117,72 @@ fn connections() -> impl TypedValueParser<Value = usize> {
     clap::value_parser!(u32).range(1..).map(|number| number as usize)
 }
 
-impl Connections {
-    fn words(&self) -> Vec<String> {
-        [
-            ("--connections-max", self.connections_max),
-            ("--internal-connections-max", self.internal_connections_max),
-            ("--worker-connections-max", self.worker_connections_max),
-            ("--address-connections-max", self.address_connections_max),
-        ]
-        .into_iter()
-        .filter_map(|(flag, number)| Some([flag.to_owned(), number?.to_string()]))
-        .flatten()
-        .collect()
-    }
+/// The options of these numbers, to be typed again.
+fn numbers<const N: usize>(flags: [(&str, Option<usize>); N]) -> Vec<String> {
+    let given = flags.into_iter().filter_map(|(flag, number)| Some([flag.to_owned(), number?.to_string()]));
+    given.flatten().collect()
+}
 
-    fn client(&self) -> PortShare {
-        PortShare { weight: 2, connections: self.connections_max }
-    }
-
-    fn internal(&self) -> PortShare {
-        PortShare { weight: 1, connections: self.internal_connections_max }
-    }
-
-    fn worker(&self) -> PortShare {
-        PortShare { weight: 1, connections: self.worker_connections_max }
-    }
-
+impl AllConnections {
     /// Connections of the client port, of the internal port and of each worker's port, in a process
     /// that serves all of them.
-    pub(crate) fn of_all_ports(&self, workers: NonZeroU32) -> Result<[PortLimits; 3], Failure> {
-        let [client, internal, mut worker] = self.divide([self.client(), self.internal(), self.worker()])?;
-        if self.worker_connections_max.is_none() {
+    pub(crate) fn ports(&self, workers: NonZeroU32) -> Result<[PortLimits; 3], Failure> {
+        let [client, internal] = self.controller.shares();
+        let [client, internal, mut worker] = self.address.divide([client, internal, self.worker.share()])?;
+        if self.worker.worker_connections_max.is_none() {
             worker.connections_max = (worker.connections_max / workers.get() as usize).max(1);
         }
         Ok([client, internal, worker])
     }
+}
 
+impl ControllerConnections {
+    /// Connections of the client port and of the internal port, in a process that serves these two.
+    pub(crate) fn ports(&self, address: &AddressConnections) -> Result<[PortLimits; 2], Failure> {
+        address.divide(self.shares())
+    }
+
+    fn shares(&self) -> [PortShare; 2] {
+        let client = PortShare { weight: 2, connections: self.connections_max };
+        [client, PortShare { weight: 1, connections: self.internal_connections_max }]
+    }
+
+    /// The same options, to be typed again.
+    pub(crate) fn words(&self) -> Vec<String> {
+        numbers([
+            ("--connections-max", self.connections_max),
+            ("--internal-connections-max", self.internal_connections_max),
+        ])
+    }
+}
+
+impl WorkerConnections {
+    /// Connections of the worker's port, in a process that serves this one.
+    pub(crate) fn port(&self, address: &AddressConnections) -> Result<PortLimits, Failure> {
+        let [worker] = address.divide([self.share()])?;
+        Ok(worker)
+    }
+
+    fn share(&self) -> PortShare {
+        PortShare { weight: 1, connections: self.worker_connections_max }
+    }
+
+    /// The same options, to be typed again.
+    pub(crate) fn words(&self) -> Vec<String> {
+        numbers([("--worker-connections-max", self.worker_connections_max)])
+    }
+}
+
+impl AddressConnections {
     fn divide<const N: usize>(&self, ports: [PortShare; N]) -> Result<[PortLimits; N], Failure> {
         let divided = Descriptors::raise()
             .and_then(|descriptors| descriptors.divide(ports, self.address_connections_max));
         divided.map_err(|error| Failure::failed(error.to_string()))
+    }
+
+    /// The same options, to be typed again.
+    pub(crate) fn words(&self) -> Vec<String> {
+        numbers([("--address-connections-max", self.address_connections_max)])
     }
 }
 
@@ -226,22 +272,9 @@ impl Machine {
     }
 }
 
-impl Manners {
+impl ServerOptions {
     pub(crate) fn faults(&self) -> Faults {
         if self.allow_faults { Faults::Obey } else { Faults::Refuse }
-    }
-
-    /// Connections of the client port and of the internal port, in a process that serves these two.
-    pub(crate) fn controller_ports(&self) -> Result<[PortLimits; 2], Failure> {
-        let connections = &self.connections;
-        connections.divide([connections.client(), connections.internal()])
-    }
-
-    /// Connections of the worker's port, in a process that serves this one.
-    pub(crate) fn worker_port(&self) -> Result<PortLimits, Failure> {
-        let connections = &self.connections;
-        let [worker] = connections.divide([connections.worker()])?;
-        Ok(worker)
     }
 
     /// The same options, to be typed again.
@@ -250,7 +283,6 @@ impl Manners {
         let mut words = vec!["--grace".to_owned(), grace];
         words.extend(self.allow_faults.then(|| "--allow-faults".to_owned()));
         words.extend(self.insecure.then(|| "--insecure".to_owned()));
-        words.extend(self.connections.words());
         words
     }
 
@@ -371,7 +403,9 @@ mod tests {
         #[command(flatten)]
         machine: Machine,
         #[command(flatten)]
-        manners: Manners,
+        connections: AllConnections,
+        #[command(flatten)]
+        options: ServerOptions,
         #[command(flatten)]
         host_names: HostNames,
     }
@@ -411,7 +445,16 @@ mod tests {
                 ],
             ] {
                 let first = Line::parse_from(typed.iter().chain(more));
-                let words = [first.machine.words(), first.manners.words(), first.host_names.words()].concat();
+                let connections = &first.connections;
+                let words = [
+                    first.machine.words(),
+                    connections.controller.words(),
+                    connections.worker.words(),
+                    connections.address.words(),
+                    first.options.words(),
+                    first.host_names.words(),
+                ]
+                .concat();
                 let again = Line::parse_from(std::iter::once("x".to_owned()).chain(words));
                 assert_eq!(format!("{first:?}"), format!("{again:?}"));
             }
@@ -442,7 +485,7 @@ mod tests {
 
     #[test]
     fn other_addresses_than_loopback_have_to_be_meant() {
-        let parsed = |more: &[&str]| Line::parse_from(["x"].iter().chain(more)).manners;
+        let parsed = |more: &[&str]| Line::parse_from(["x"].iter().chain(more)).options;
         let everywhere = "0.0.0.0:1".parse().unwrap();
         assert!(parsed(&[]).check_exposed("127.0.0.1:1".parse().unwrap()).is_ok());
         assert!(parsed(&[]).check_exposed(everywhere).unwrap_err().hint.unwrap().contains("--insecure"));
@@ -451,16 +494,16 @@ mod tests {
 
     #[test]
     fn ports_that_were_set_have_as_many_connections() {
-        let parsed = |more: &[&str]| Line::parse_from(["x"].iter().chain(more)).manners;
+        let parsed = |more: &[&str]| Line::parse_from(["x"].iter().chain(more)).connections;
         let set = parsed(&["--connections-max", "300", "--address-connections-max", "10"]);
-        let [client, internal] = set.controller_ports().unwrap();
+        let [client, internal] = set.controller.ports(&set.address).unwrap();
         assert_eq!(client, PortLimits { connections_max: 300, address_max: Some(10) });
         assert!(internal.connections_max > 300);
         let workers = NonZeroU32::new(4).unwrap();
-        let [.., one] = parsed(&[]).connections.of_all_ports(NonZeroU32::MIN).unwrap();
-        let [.., of_four] = parsed(&[]).connections.of_all_ports(workers).unwrap();
+        let [.., one] = parsed(&[]).ports(NonZeroU32::MIN).unwrap();
+        let [.., of_four] = parsed(&[]).ports(workers).unwrap();
         assert_eq!(of_four.connections_max, one.connections_max / 4);
-        let refused = parsed(&["--connections-max", "4000000"]).controller_ports().unwrap_err();
+        let refused = parsed(&["--connections-max", "4000000"]).ports(workers).unwrap_err();
         assert!(refused.message.as_deref().unwrap_or_default().contains("file descriptors"), "{refused:?}");
     }
 

@@ -11,7 +11,9 @@ use millrace_worker::process_port::ExecutorCommand;
 use millrace_worker::service::Limits;
 use millrace_worker::start::{LookupOrder, SchedulingPolicy, Worker, WorkerConfig};
 
-use crate::commands::options::{Machine, Manners, Origin, advertised, executor_threads};
+use crate::commands::options::{
+    AddressConnections, Machine, Origin, ServerOptions, WorkerConnections, advertised, executor_threads,
+};
 use crate::failure::Failure;
 use crate::private;
 use crate::process::{self, Stop, WorkerReady, announce, loopback, seed};
@@ -54,7 +56,11 @@ pub(crate) struct Args {
     #[command(flatten)]
     machine: Machine,
     #[command(flatten)]
-    manners: Manners,
+    connections: WorkerConnections,
+    #[command(flatten)]
+    address: AddressConnections,
+    #[command(flatten)]
+    options: ServerOptions,
     #[command(flatten)]
     origin: Origin,
 }
@@ -76,9 +82,9 @@ pub(crate) async fn run(args: Args, kept: Option<Kept>) -> Result<(), Failure> {
         () = stop.asked() => Ok(()),
         error = worker.failed() => Err(Failure::failed(format!("{}: {error}", args.name))),
     };
-    process::say_stopping(args.manners.grace);
+    process::say_stopping(args.options.grace);
     tokio::select! {
-        () = end(worker, args.manners.grace) => ended,
+        () = end(worker, args.options.grace) => ended,
         // Dropping the worker ends it, executors included.
         () = stop.asked() => Err(process::stopped_at_once()),
     }
@@ -107,7 +113,7 @@ impl Args {
     }
 
     fn config(&self) -> Result<WorkerConfig, Failure> {
-        self.manners.check_exposed(self.listen)?;
+        self.options.check_exposed(self.listen)?;
         let topology = self.machine.topology()?;
         let threads = self.executor_threads.map(NonZeroU32::get);
         Ok(WorkerConfig {
@@ -128,9 +134,9 @@ impl Args {
             executor: ExecutorCommand::this_program()
                 .map_err(|error| Failure::failed(format!("cannot find this program: {error}")))?,
             programs: self.machine.programs()?,
-            faults: self.manners.faults(),
+            faults: self.options.faults(),
             seed: seed()?,
-            limits: Limits { port: self.manners.worker_port()?, ..Limits::default() },
+            limits: Limits { port: self.connections.port(&self.address)?, ..Limits::default() },
             kept: None,
         })
     }

@@ -20,7 +20,7 @@ use crate::clock;
 use crate::cluster::{Cluster, Plan};
 use crate::commands::demo::chaos::{Evidence, Storm};
 use crate::commands::demo::example::Picture;
-use crate::commands::options::{Connections, topology};
+use crate::commands::options::{AllConnections, topology};
 use crate::commands::{apply, ps};
 use crate::config::Config;
 use crate::failure::Failure;
@@ -133,7 +133,7 @@ async fn show_classifier(args: &Args, session: &Session, folder: &Path) -> Resul
 
 fn plan(args: &Args, folder: &Path) -> Result<Plan, Failure> {
     Ok(Plan {
-        ports: Connections::default().of_all_ports(NonZeroU32::MIN)?,
+        ports: AllConnections::default().ports(NonZeroU32::MIN)?,
         data_dir: folder.join("data"),
         client: loopback(0),
         internal: loopback(0),

@@ -27,7 +27,7 @@ pub(super) async fn run(args: &Args, config: &Config, data_dir: PathBuf) -> Resu
         () = stop.asked() => Ok(()),
         failure = group.watch() => Err(failure),
     };
-    process::say_stopping(args.manners.grace);
+    process::say_stopping(args.options.grace);
     tokio::select! {
         () = group.shutdown() => ended,
         // Dropping the group kills it, executors included.
@@ -36,8 +36,8 @@ pub(super) async fn run(args: &Args, config: &Config, data_dir: PathBuf) -> Resu
 }
 
 fn plan(args: &Args, config: &Config, data_dir: PathBuf) -> Result<Plan, Failure> {
-    args.manners.check_exposed(args.listen)?;
-    args.manners.check_exposed(args.internal())?;
+    args.options.check_exposed(args.listen)?;
+    args.options.check_exposed(args.internal())?;
     let gpus = args.machine.topology()?.gpus.len() * args.workers().get() as usize;
     let threads = ["--executor-threads".to_owned(), executor_threads(gpus)?.to_string()];
     Ok(Plan {
@@ -48,16 +48,17 @@ fn plan(args: &Args, config: &Config, data_dir: PathBuf) -> Result<Plan, Failure
         worker: args.worker(),
         controllers: args.controllers,
         workers: args.workers(),
-        common: [args.manners.words(), log_words(config)].concat(),
+        common: [args.options.words(), args.connections.address.words(), log_words(config)].concat(),
         control: config
             .artifacts
             .iter()
             .flat_map(|place| ["--artifacts".to_owned(), place.to_string()])
             .chain(args.host_names.words())
             .chain(args.policy.words())
+            .chain(args.connections.controller.words())
             .collect(),
-        machine: args.machine.words().into_iter().chain(threads).collect(),
-        grace: args.manners.grace,
+        machine: [args.machine.words(), args.connections.worker.words(), threads.to_vec()].concat(),
+        grace: args.options.grace,
         restart: if args.restart { Restart::WithBackoff } else { Restart::Never },
         log: match config.log_format {
             LogFormat::Text => Log::Named,

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use millrace_proto::trace::Kept;
 
 use crate::cluster::WORKERS_MAX;
-use crate::commands::options::{FirstPolicy, HostNames, Machine, Manners};
+use crate::commands::options::{AllConnections, FirstPolicy, HostNames, Machine, ServerOptions};
 use crate::commands::worker::WORKER_PORT;
 use crate::config::Config;
 use crate::failure::Failure;
@@ -78,12 +78,14 @@ pub(crate) struct Args {
     #[command(flatten)]
     host_names: HostNames,
     #[command(flatten)]
-    manners: Manners,
+    connections: AllConnections,
+    #[command(flatten)]
+    options: ServerOptions,
 }
 
 pub(crate) async fn run(args: Args, config: &Config, spans: Option<Kept>) -> Result<(), Failure> {
     let (data_dir, _kept) = args.data_dir()?;
-    args.manners.check_exposed(args.worker())?;
+    args.options.check_exposed(args.worker())?;
     match args.controllers.get() {
         1 => single::run(&args, config, data_dir, spans).await,
         _ => group::run(&args, config, data_dir).await,

@@ -31,9 +31,9 @@ pub(super) async fn run(
         () = stop.asked() => Ok(()),
         failure = cluster.failed() => Err(failure),
     };
-    process::say_stopping(args.manners.grace);
+    process::say_stopping(args.options.grace);
     tokio::select! {
-        () = cluster.shutdown(args.manners.grace) => ended,
+        () = cluster.shutdown(args.options.grace) => ended,
         // Dropping the cluster ends it, executors included.
         () = stop.asked() => Err(process::stopped_at_once()),
     }
@@ -55,9 +55,9 @@ fn plan(args: &Args, config: &Config, data_dir: PathBuf) -> Result<Plan, Failure
         preset: args.policy.preset,
         isolation: args.machine.isolation,
         programs: args.machine.programs()?,
-        faults: args.manners.faults(),
-        insecure: args.manners.insecure,
-        ports: args.manners.connections.of_all_ports(args.workers())?,
+        faults: args.options.faults(),
+        insecure: args.options.insecure,
+        ports: args.connections.ports(args.workers())?,
         host_names: args.host_names.all(),
         artifacts: config.artifacts.clone(),
         kept: None,
