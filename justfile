@@ -23,6 +23,10 @@ fuzz seconds *targets:
 ci:
     .ci/run
 
+# The checks that take hours.
+nightly *args:
+    scripts/nightly {{args}}
+
 fmt:
     cargo fmt --all
 
