@@ -279,17 +279,6 @@ pub struct TorporConfig {
     pub alpha: AlphaRule,
     /// How often that is adjusted.
     pub period: Duration,
-    /// What becomes of requests that are late already.
-    pub late: Late,
-}
-
-/// What becomes of a request whose deadline has passed while it waited: serving it raises no score.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Late {
-    /// It keeps its turn, as in the paper.
-    Keep,
-    /// It waits for all that are not late. Ours.
-    Demote,
 }
 
 impl Default for TorporConfig {
@@ -376,7 +365,6 @@ pub(super) const TORPOR: TorporConfig = TorporConfig {
     counts: Counts::Cumulative,
     alpha: AlphaRule::Paper,
     period: ALPHA_PERIOD,
-    late: Late::Keep,
 };
 
 impl FromStr for PolicyConfig {

@@ -93,9 +93,9 @@ use millrace_types::{Bytes, GpuIndex, ModelId, Reason, Timestamp};
 
 pub use self::config::{
     AGED_EVERY, ALPHA_PERIOD, AlphaRule, Binding, BoundConfig, COLD_START, Choice, Config, Counts,
-    FREE_OVERTAKES_MAX, GpuConfig, KEEP_ALIVE, Late, OVERTAKES_MAX, Order, PATIENCE_PERCENT, POLICIES,
-    PeerLink, PolicyConfig, RUNTIME_MEMORY, TorporConfig, UNIFIED_OVERTAKES_MAX, UnifiedConfig, WINDOW_MAX,
-    gpu_types, kind_of,
+    FREE_OVERTAKES_MAX, GpuConfig, KEEP_ALIVE, OVERTAKES_MAX, Order, PATIENCE_PERCENT, POLICIES, PeerLink,
+    PolicyConfig, RUNTIME_MEMORY, TorporConfig, UNIFIED_OVERTAKES_MAX, UnifiedConfig, WINDOW_MAX, gpu_types,
+    kind_of,
 };
 pub use self::cost::{Predicted, PredictionError};
 pub use self::inputs::{INPUT_GPUS_MAX, Inputs};

@@ -51,8 +51,7 @@ fn policy() -> impl Strategy<Value = PolicyConfig> {
     let artifact =
         TorporConfig { alpha: AlphaRule::Artifact, counts: Counts::Last(8), ..TorporConfig::default() };
     let arrival = TorporConfig { order: Order::Arrival, ..TorporConfig::default() };
-    let demoting = TorporConfig { late: Late::Demote, ..TorporConfig::default() };
-    let others = [artifact, arrival, demoting].map(PolicyConfig::Torpor);
+    let others = [artifact, arrival].map(PolicyConfig::Torpor);
     let named = POLICIES.map(|(_, policy)| policy);
     prop::sample::select([&named[..], &limits, &others, &unified, &bound].concat())
 }

@@ -15,8 +15,7 @@
 //! that the request's data comes to soonest ([`inputs`](super::inputs); the paper's pass none). Nothing
 //! is handed ahead: a request is bound to a GPU when that is free (T01, T15).
 //!
-//! Requests that are late already keep their turn, as in the paper; or they wait for all that are not
-//! ([`Late`], MECHANISMS section 2).
+//! Requests that are late already keep their turn, as in the paper.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,7 +26,7 @@ use millrace_types::{BytesPerSec, GpuIndex, SloCounts, Timestamp};
 use self::alpha::Alpha;
 use self::groups::{ALPHA_ONE, Groups};
 use self::required::{Required, Tally};
-use super::config::{AlphaRule, Choice, Late, Order, TorporConfig};
+use super::config::{AlphaRule, Choice, Order, TorporConfig};
 use super::models::{Models, Slot};
 use super::policy::{Decision, Entry, Policy, Route, Stats, View};
 use super::protocol::Objective;
@@ -40,9 +39,6 @@ pub(super) mod required;
 
 /// How often the artifact renews its groups (T20).
 const REGROUP_PERIOD: Duration = Duration::from_secs(2);
-
-/// Requests that are demoted at one event, at most: more than one comes for each only for a while.
-const DEMOTED_MAX: usize = 32;
 
 /// Where a function's oldest request stands: its group, place in it, age.
 type Turn = (u8, i128, RequestKey, FunctionIndex);
@@ -57,10 +53,6 @@ struct Function {
     /// The model of its last request.
     model: Option<Slot>,
     waiting: BTreeMap<RequestKey, Waiting>,
-    /// Those that are late, where that matters.
-    late: BTreeMap<RequestKey, Waiting>,
-    /// When the first that waits will be.
-    late_at: Option<Timestamp>,
     /// Where it stands in the line of its requests' size class.
     turn: Option<(SizeRank, Turn)>,
     /// Whether it goes with its last request.
@@ -79,27 +71,12 @@ pub(super) struct Torpor {
     /// Functions with an objective, and how many of them comply.
     held: usize,
     compliant: usize,
-    /// When functions have a late request more.
-    lateness: BTreeSet<(Timestamp, FunctionIndex)>,
     /// Functions whose new scores wait for the next regrouping.
     changed: BTreeSet<FunctionIndex>,
     moved: Vec<FunctionIndex>,
     next_regroup: Option<Timestamp>,
     next_adjust: Option<Timestamp>,
     lots: Lots,
-}
-
-impl Function {
-    /// The oldest that is not late, else the oldest.
-    fn first(&self) -> Option<(&RequestKey, &Waiting)> {
-        self.waiting.first_key_value().or_else(|| self.late.first_key_value())
-    }
-
-    /// When its oldest that is not late will be.
-    fn late_at(&self, late: Late) -> Option<Timestamp> {
-        let deadline = self.objective?.deadline().filter(|_| late == Late::Demote)?;
-        Some(self.waiting.first_key_value()?.1.arrived + deadline)
-    }
 }
 
 impl Torpor {
@@ -113,7 +90,6 @@ impl Torpor {
             alpha: Alpha::new(config.alpha),
             held: 0,
             compliant: 0,
-            lateness: BTreeSet::new(),
             changed: BTreeSet::new(),
             moved: Vec::new(),
             next_regroup: None,
@@ -131,8 +107,6 @@ impl Torpor {
             complies: false,
             model: None,
             waiting: BTreeMap::new(),
-            late: BTreeMap::new(),
-            late_at: None,
             turn: None,
             gone: false,
         })
@@ -141,15 +115,8 @@ impl Torpor {
     /// Puts a function where it belongs among those with requests.
     fn place(&mut self, index: FunctionIndex) {
         let Some(function) = self.functions.get_mut(&index) else { return };
-        let late_at = function.late_at(self.config.late);
-        if late_at != function.late_at {
-            function.late_at.map(|at| self.lateness.remove(&(at, index)));
-            late_at.map(|at| self.lateness.insert((at, index)));
-            function.late_at = late_at;
-        }
-        let turn = function.first().map(|(&oldest, request)| {
+        let turn = function.waiting.first_key_value().map(|(&oldest, request)| {
             let (group, place) = match (self.config.order, function.required) {
-                _ if function.waiting.is_empty() => (2, 0),
                 (Order::Arrival, _) | (Order::Required, None) => (0, 0),
                 (Order::Required, Some(required)) if self.groups.is_high(required, index) => (0, -required.0),
                 (Order::Required, Some(required)) => (1, required.0),
@@ -282,7 +249,6 @@ impl Policy for Torpor {
     fn remove(&mut self, request: &Waiting) {
         let function = self.function(request.function);
         function.waiting.remove(&request.key);
-        function.late.remove(&request.key);
         self.place(request.function);
     }
 
@@ -291,7 +257,7 @@ impl Policy for Torpor {
             return None;
         }
         let function = self.first(view)?;
-        let request = *self.functions.get(&function)?.first()?.1;
+        let request = *self.functions.get(&function)?.waiting.first_key_value()?.1;
         let (gpu, over) = self.choose(view, &request)?;
         self.remove(&request);
         Some(Decision::Assign { request, gpu, over })
@@ -323,20 +289,13 @@ impl Policy for Torpor {
             (it.objective, it.gone) = (None, true);
             self.changed.remove(&function);
             self.apply(None, function);
-            if self.functions.get(&function).is_some_and(|it| it.first().is_none()) {
+            if self.functions.get(&function).is_some_and(|it| it.waiting.is_empty()) {
                 self.functions.remove(&function);
             }
         }
     }
 
     fn tick(&mut self, now: Timestamp, models: &Models) {
-        for _ in 0..DEMOTED_MAX {
-            let Some(&(_, function)) = self.lateness.first().filter(|(at, _)| *at < now) else { break };
-            if let Some(it) = self.functions.get_mut(&function) {
-                it.late.extend(it.waiting.pop_first());
-            }
-            self.place(function);
-        }
         if self.held == 0 {
             (self.next_regroup, self.next_adjust) = (None, None);
             return;
