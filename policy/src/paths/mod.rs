@@ -37,7 +37,6 @@ mod matrix;
 mod place;
 mod running;
 mod search;
-mod split;
 #[cfg(test)]
 mod tests;
 mod ways;
@@ -54,7 +53,6 @@ pub use self::direction::{Direction, Each};
 pub use self::hops::{HOPS_MAX, Hops};
 pub use self::host::{HostPlan, HostRoute};
 pub use self::place::{Edge, place};
-pub use self::split::split;
 pub use self::ways::{Way, ways};
 pub use crate::ids::FlowId;
 

@@ -5,7 +5,6 @@ mod contention;
 mod host;
 mod place;
 mod properties;
-mod split;
 
 use super::*;
 use crate::fixtures::{dgx_v100, machine};
