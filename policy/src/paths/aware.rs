@@ -5,18 +5,13 @@ use super::matrix::{Mask, bits};
 use super::running::{Flow, Parts, Role, Running};
 
 impl Running {
-    /// Gives routes to the flows from `first` on, which have none: all their own links, then what is
-    /// free, the one with least first (§6.2), then what is busy.
-    pub(super) fn admit(&mut self, first: usize) {
-        for at in first..self.flows.len() {
-            self.claim(at);
-        }
-        for at in self.poorest_first(first) {
-            self.spread(at);
-        }
-        for at in self.poorest_first(first) {
-            self.balance(at);
-        }
+    /// Gives routes to the flow that began last: the link of its pair, then free paths, then busy paths.
+    /// The other flows take the free paths that are left.
+    pub(super) fn admit(&mut self) {
+        let Some(newcomer) = self.flows.len().checked_sub(1) else { return };
+        self.claim(newcomer);
+        self.spread(newcomer);
+        self.balance(newcomer);
         self.grow();
     }
 
@@ -35,7 +30,7 @@ impl Running {
             for link in bits(self.matrix.owned & self.matrix.open) {
                 self.even_out(link);
             }
-            for at in self.poorest_first(0) {
+            for at in self.poorest_first() {
                 self.spread(at);
             }
             if !strangers {
@@ -61,9 +56,9 @@ impl Running {
         }
     }
 
-    /// The transfers from `first` on.
-    fn poorest_first(&self, first: usize) -> Vec<usize> {
-        let transfers = (first..self.flows.len()).filter(|&at| self.flows[at].role == Role::Transfer);
+    /// Transfers, the one with the lowest rate first.
+    fn poorest_first(&self) -> Vec<usize> {
+        let transfers = (0..self.flows.len()).filter(|&at| self.flows[at].role == Role::Transfer);
         let mut order: Vec<_> = transfers.collect();
         order.sort_unstable_by_key(|&at| (self.flows[at].total, at));
         order

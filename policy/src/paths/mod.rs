@@ -6,9 +6,9 @@
 //! through others, and those that one joins are faster with detours beside it.
 //!
 //! ```text
-//! begin, begin_all, begin_host, end ──► ┌───────┐ ──► Change { flow, routes }
-//!                                       │ Paths │ ──► HostPlan
-//!                                       └───────┘
+//! begin, begin_host, end ──► ┌───────┐ ──► Change { flow, routes }
+//!                            │ Paths │ ──► HostPlan
+//!                            └───────┘
 //! ```
 //!
 //! A newcomer takes, in this order:
@@ -103,19 +103,6 @@ pub enum Error {
     },
 }
 
-/// A transfer that is to begin.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Begin {
-    /// Its name.
-    pub flow: FlowId,
-    /// Where the bytes are.
-    pub from: GpuIndex,
-    /// Where they go.
-    pub to: GpuIndex,
-    /// What it is not to be slowed below for others, once it has it.
-    pub floor: BytesPerSec,
-}
-
 /// A way from one GPU to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Route {
@@ -166,39 +153,22 @@ impl Paths {
         to: GpuIndex,
         floor: BytesPerSec,
     ) -> Result<Vec<Change>, Error> {
-        self.begin_all(&[Begin { flow, from, to, floor }])
-    }
-
-    /// Begins the transfers of a workflow together: all have their own links before any looks for
-    /// more, the pair with least bandwidth first. Only tests begin more than one yet.
-    ///
-    /// # Errors
-    /// As [`Self::begin`]: then none has begun.
-    pub fn begin_all(&mut self, transfers: &[Begin]) -> Result<Vec<Change>, Error> {
-        for (at, begin) in transfers.iter().enumerate() {
-            self.check_gpu(begin.from)?;
-            self.check_gpu(begin.to)?;
-            if begin.from == begin.to {
-                return Err(Error::SameGpu(begin.from));
-            }
-            self.check_flow(begin.flow, at)?;
-            if transfers[..at].iter().any(|other| other.flow == begin.flow) {
-                return Err(Error::Runs(begin.flow));
-            }
+        self.check_gpu(from)?;
+        self.check_gpu(to)?;
+        if from == to {
+            return Err(Error::SameGpu(from));
         }
-        let first = self.running.flows.len();
-        for begin in transfers {
-            let (from, to) = (begin.from.0 as usize, begin.to.0 as usize);
-            let mut flow = Flow::new(begin.flow, Role::Transfer, (from, to), begin.floor.0);
-            match self.selection {
-                Selection::FaasTube => {}
-                Selection::Direct => flow.fixed = self.running.direct_parts(from, to),
-                Selection::Ucx => flow.fixed = self.running.shortest_parts(from, to),
-            }
-            self.running.flows.push(flow);
-        }
+        self.check_flow(flow)?;
+        let ends = (from.0 as usize, to.0 as usize);
+        let mut newcomer = Flow::new(flow, Role::Transfer, ends, floor.0);
         match self.selection {
-            Selection::FaasTube => self.running.admit(first),
+            Selection::FaasTube => {}
+            Selection::Direct => newcomer.fixed = self.running.direct_parts(ends.0, ends.1),
+            Selection::Ucx => newcomer.fixed = self.running.shortest_parts(ends.0, ends.1),
+        }
+        self.running.flows.push(newcomer);
+        match self.selection {
+            Selection::FaasTube => self.running.admit(),
             Selection::Direct | Selection::Ucx => self.running.share_out(),
         }
         Ok(self.running.changes())
@@ -218,7 +188,7 @@ impl Paths {
         hops_max: NonZeroU32,
     ) -> Result<HostPlan, Error> {
         self.check_gpu(gpu)?;
-        self.check_flow(flow, 0)?;
+        self.check_flow(flow)?;
         let ask = Ask {
             hosts: &self.hosts,
             id: flow,
@@ -289,11 +259,11 @@ impl Paths {
         if (gpu.0 as usize) < self.running.matrix.gpus() { Ok(()) } else { Err(Error::UnknownGpu(gpu)) }
     }
 
-    /// Whether a flow can be added to those that run and so many more.
-    fn check_flow(&self, flow: FlowId, more: usize) -> Result<(), Error> {
+    /// Whether a flow can be added to those that run.
+    fn check_flow(&self, flow: FlowId) -> Result<(), Error> {
         if self.running.flows.iter().any(|it| it.id == flow) {
             return Err(Error::Runs(flow));
         }
-        if self.running.flows.len() + more >= FLOWS_MAX { Err(Error::TooManyFlows) } else { Ok(()) }
+        if self.running.flows.len() >= FLOWS_MAX { Err(Error::TooManyFlows) } else { Ok(()) }
     }
 }

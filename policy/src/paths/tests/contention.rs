@@ -179,20 +179,6 @@ fn who_had_to_go_by_the_host_gets_a_route_when_another_ends() {
 }
 
 #[test]
-fn the_transfers_of_a_workflow_have_their_own_links_before_any_borrows() {
-    // One after the other, the first would borrow the links of the others. Of the ways past GPU 4 it
-    // gets none either: it has most already.
-    let mut paths = paths(&dgx_v100(), Selection::FaasTube, Some(3));
-    let ask = |flow, to| Begin { flow: FlowId(flow), from: GpuIndex(0), to: GpuIndex(to), floor: gb(0) };
-    let changes = [
-        change(1, &[route(&[0, 3], 48)]),
-        change(2, &[route(&[0, 2], 24), route(&[0, 4, 6, 2], 24)]),
-        change(3, &[route(&[0, 1], 24), route(&[0, 4, 5, 1], 24)]),
-    ];
-    assert_eq!(paths.begin_all(&[ask(1, 3), ask(2, 2), ask(3, 1)]).unwrap(), changes);
-}
-
-#[test]
 fn a_switch_carries_no_more_over_several_paths() {
     let topology = dgx_a100();
     for selection in SELECTIONS.map(|(_, selection)| selection) {

@@ -61,17 +61,17 @@ fn of_the_28_pairs_of_dgx_v100_12_have_no_nvlink_8_one_and_8_two() {
 #[test]
 fn what_cannot_be_is_refused_and_changes_nothing() {
     let mut paths = paths(&dgx_v100(), Selection::FaasTube, None);
-    let ask =
-        |flow, from, to| Begin { flow: FlowId(flow), from: GpuIndex(from), to: GpuIndex(to), floor: gb(0) };
-    assert_eq!(paths.begin_all(&[ask(0, 0, 1), ask(1, 2, 8)]), Err(Error::UnknownGpu(GpuIndex(8))));
-    assert_eq!(paths.begin_all(&[ask(0, 0, 1), ask(1, 2, 2)]), Err(Error::SameGpu(GpuIndex(2))));
-    assert_eq!(paths.begin_all(&[ask(0, 0, 1), ask(0, 1, 0)]), Err(Error::Runs(FlowId(0))));
+    let refused = |paths: &mut Paths, flow, from, to| {
+        paths.begin(FlowId(flow), GpuIndex(from), GpuIndex(to), gb(0)).unwrap_err()
+    };
+    assert_eq!(refused(&mut paths, 0, 2, 8), Error::UnknownGpu(GpuIndex(8)));
+    assert_eq!(refused(&mut paths, 0, 2, 2), Error::SameGpu(GpuIndex(2)));
     assert_eq!(paths.routes(FlowId(0)), None);
     for flow in 0..FLOWS_MAX as u64 {
         begin(&mut paths, flow, 0, 5);
     }
-    assert_eq!(paths.begin_all(&[ask(1, 0, 1)]), Err(Error::Runs(FlowId(1))));
-    assert_eq!(paths.begin_all(&[ask(1000, 0, 1)]), Err(Error::TooManyFlows));
+    assert_eq!(refused(&mut paths, 1, 0, 1), Error::Runs(FlowId(1)));
+    assert_eq!(refused(&mut paths, 1000, 0, 1), Error::TooManyFlows);
     assert_eq!(paths.end(FlowId(1000)), []);
     let starved = (0..FLOWS_MAX as u64).filter(|&flow| total(&paths, flow) == 0).count();
     assert_eq!(starved, 0);

@@ -10,19 +10,20 @@ use crate::paths::running::Role;
 
 #[derive(Debug, Clone)]
 enum Step {
-    Begin(Vec<(u32, u32, u64)>),
+    Begin(u32, u32, u64),
     Host { gpu: u32, direction: Direction, hops: u32 },
     End(usize),
 }
 
 fn step(floors: u64) -> impl Strategy<Value = Step> {
-    let transfer = || (0..8u32, 0..8u32, 0..=floors).prop_map(|(from, to, floor)| (from, to, floor * 6));
+    let transfer = (0..8u32, 0..8u32, 0..=floors)
+        .prop_filter("two GPUs", |(from, to, _)| from != to)
+        .prop_map(|(from, to, floor)| Step::Begin(from, to, floor * 6));
     let direction = prop_oneof![Just(Direction::ToGpu), Just(Direction::FromGpu)];
     let host =
         (0..8u32, direction, 1..3u32).prop_map(|(gpu, direction, hops)| Step::Host { gpu, direction, hops });
     prop_oneof![
-        6 => transfer().prop_map(|transfer| Step::Begin(vec![transfer])),
-        2 => prop::collection::vec(transfer(), 0..5).prop_map(Step::Begin),
+        8 => transfer,
         1 => host,
         4 => any::<usize>().prop_map(Step::End),
     ]
@@ -56,20 +57,13 @@ impl Node {
     fn step(&mut self, step: &Step) {
         let before = self.routes.clone();
         match step {
-            Step::Begin(transfers) => {
-                let mut asked = Vec::new();
-                for &(from, to, floor) in transfers.iter().filter(|(from, to, _)| from != to) {
-                    self.begun += 1;
-                    let flow = FlowId(self.begun);
-                    self.floors.insert(flow, gb(floor).0);
-                    asked.push(Begin { flow, from: GpuIndex(from), to: GpuIndex(to), floor: gb(floor) });
-                }
-                let changes = self.paths.begin_all(&asked).unwrap();
+            Step::Begin(from, to, floor) => {
+                self.begun += 1;
+                let flow = FlowId(self.begun);
+                self.floors.insert(flow, gb(*floor).0);
+                let changes = self.paths.begin(flow, GpuIndex(*from), GpuIndex(*to), gb(*floor)).unwrap();
                 self.take(changes);
-                assert!(
-                    asked.iter().all(|begin| self.routes.contains_key(&begin.flow)),
-                    "newcomers are told"
-                );
+                assert!(self.routes.contains_key(&flow), "the newcomer is told");
             }
             Step::Host { gpu, direction, hops } => {
                 self.begun += 1;
