@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use millrace_policy::paths::{Config, FlowId, Paths, SELECTIONS, Selection};
-use millrace_types::{BytesPerSec, GpuIndex};
+use millrace_types::GpuIndex;
 
 use fixtures::dgx_v100;
 use percentiles::percentiles;
@@ -56,7 +56,7 @@ impl Busy {
     fn begin(&mut self) -> usize {
         let (from, to) = pair(&mut self.seeded);
         self.next += 1;
-        let begun = self.paths.begin(FlowId(self.next), from, to, BytesPerSec(0));
+        let begun = self.paths.begin(FlowId(self.next), from, to);
         begun.expect("the flow is new").len()
     }
 

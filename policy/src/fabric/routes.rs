@@ -6,8 +6,8 @@
 //! Weights know nothing of these: they cross the link that joins their pair, in turns with the objects
 //! that do.
 
+use millrace_types::GpuIndex;
 use millrace_types::topology::Topology;
-use millrace_types::{BytesPerSec, GpuIndex};
 
 use super::Fabric;
 use super::lanes::{Lane, Route, joined};
@@ -27,8 +27,7 @@ impl Fabric {
     /// Gives a transfer its routes. False where there are none.
     pub(super) fn begin_routes(&mut self, transfer: TransferId, from: GpuIndex, to: GpuIndex) -> bool {
         let Some(routes) = &mut self.routes else { return false };
-        // Objects are slowed down for each other without end, and none to nothing.
-        let Ok(changes) = routes.begin(FlowId(transfer.0), from, to, BytesPerSec(0)) else { return false };
+        let Ok(changes) = routes.begin(FlowId(transfer.0), from, to) else { return false };
         self.replan(changes);
         self.transfers.get(&transfer).is_some_and(|state| !state.routes.is_empty())
     }

@@ -2,7 +2,7 @@
 //! is busy. Whoever is evicted takes only what is free and evicts nobody, so this ends.
 
 use super::matrix::{Mask, bits};
-use super::running::{Flow, Parts, Role, Running};
+use super::running::{Flow, Role, Running};
 
 impl Running {
     /// Gives routes to the flow that began last: the link of its pair, then free paths, then busy paths.
@@ -85,8 +85,7 @@ impl Running {
         self.even_out(link);
     }
 
-    /// Gives each owner of a link the same of it, after those who could not leave. One that would fall
-    /// under its floor keeps what it needs.
+    /// Gives each owner of a link the same of it, after those who could not leave.
     fn even_out(&mut self, link: usize) {
         let owns = |flow: &Flow| flow.link == Some(link);
         let Some(owner) = self.flows.iter().find(|flow| owns(flow)) else { return };
@@ -102,9 +101,8 @@ impl Running {
                 if !owns(&self.flows[at]) {
                     continue;
                 }
-                let (rate, flow) = (self.rate_on(at, link), &self.flows[at]);
-                let needs = flow.kept().saturating_sub(flow.total - rate);
-                let over = rate.saturating_sub(share.max(needs));
+                let rate = self.rate_on(at, link);
+                let over = rate.saturating_sub(share);
                 if gains {
                     self.lay(at, path, share.saturating_sub(rate).min(self.matrix.room(path)));
                 } else if over > 0 {
@@ -115,31 +113,22 @@ impl Running {
     }
 
     /// Evicts a flow from links that are others' own. What it had there it looks for where it is free.
-    /// Only a flow that would be left without a route, or under its floor, keeps some of it: a fair
-    /// share, or what the floor lacks.
+    /// Only a flow that would be left without a route keeps a fair share of it.
     fn leave(&mut self, at: usize, links: Mask) {
         if self.flows[at].role == Role::Forward {
             return self.strip(at, links);
         }
-        let (before, floor, share) = (self.flows[at].parts, self.flows[at].kept(), self.share(links));
+        let before = self.flows[at].parts;
+        let share = self.share(links);
         self.strip(at, links);
         self.spread(at);
-        self.restore(at, &before, floor, share);
-        if self.flows[at].total < floor.max(1) {
-            // What it took elsewhere crosses the rest of its former routes: it goes back to those.
-            self.strip(at, Mask::MAX);
-            self.restore(at, &before, floor, share);
-        }
-        debug_assert!(self.flows[at].total >= floor.max(1), "nobody else took what it had");
-    }
-
-    /// Gives a flow of its former routes what its floor lacks, and a share if it has no route at all.
-    fn restore(&mut self, at: usize, before: &Parts, floor: u64, share: u64) {
         for part in before.as_slice() {
-            let total = self.flows[at].total;
-            let lacks = if total == 0 { floor.max(share) } else { floor.saturating_sub(total) };
-            self.lay(at, part.path, lacks.min(part.rate).min(self.matrix.room(part.path)));
+            if self.flows[at].total > 0 {
+                return;
+            }
+            self.lay(at, part.path, share.min(part.rate).min(self.matrix.room(part.path)));
         }
+        debug_assert!(self.flows[at].total > 0, "no other flow took the rates that this flow had");
     }
 
     /// What a flow without another way may use of the tightest of these links.

@@ -3,7 +3,7 @@
 //! The paper says that the totals are compared and the running function moves if it can. Here: a route
 //! moves if its flow finds it a path at least as fast elsewhere and still has no less than the newcomer.
 //! Else those who have more than the newcomer give it some, until the poorer has as much as they keep:
-//! max-min. Nobody gives what their floor needs. Owners give nothing of their link, except to other
+//! max-min. Owners give nothing of their link, except to other
 //! flows of the pair and to one that has no route at all, and they keep an equal part of it.
 
 use super::LINKS_MAX;
@@ -24,9 +24,8 @@ struct User {
     resource: usize,
     /// What it has of the resource and need not keep.
     spare: u64,
-    /// Its total, and the part of that which its floor keeps.
+    /// The flow's total rate.
     total: u64,
-    kept: u64,
 }
 
 impl Running {
@@ -163,7 +162,7 @@ impl Running {
     fn collect(&mut self, user: &User, level: u64, gain: u64) {
         let mut lacks = gain.saturating_sub(self.matrix.left(user.resource));
         let flow = &self.flows[user.flow];
-        lacks = lacks.min(User { total: flow.total, kept: flow.kept(), ..*user }.gives(level));
+        lacks = lacks.min(User { total: flow.total, ..*user }.gives(level));
         let parts = flow.parts;
         for part in parts.as_slice().iter().rev() {
             if self.matrix.path(part.path).mask >> user.resource & 1 == 1 {
@@ -192,7 +191,7 @@ impl Running {
         let it = &self.flows[flow];
         let keeps = if it.link == Some(resource) { self.equal_part(at, resource) } else { 0 };
         let spare = self.rate_on(flow, resource).saturating_sub(keeps);
-        User { flow, resource, spare, total: it.total, kept: it.kept() }
+        User { flow, resource, spare, total: it.total }
     }
 
     /// What each would have of a resource if a flow joined those who use it.
@@ -209,8 +208,8 @@ fn least_gain(total: u64, width: u64) -> u64 {
 }
 
 impl User {
-    /// What it gives so that it keeps at least a level and its floor.
+    /// Returns the rate that the flow gives up so that it keeps at least a level.
     fn gives(&self, level: u64) -> u64 {
-        self.spare.min(self.total.saturating_sub(level.max(self.kept)))
+        self.spare.min(self.total.saturating_sub(level))
     }
 }

@@ -32,7 +32,7 @@ impl Default for Config {
     }
 }
 
-/// Who gets which links (D20, D31). Only the first heeds floors.
+/// The rule that gives links to transfers (D20, D31).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Selection {
     /// Several paths that nobody else uses (Algorithm 1).

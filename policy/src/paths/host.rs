@@ -77,7 +77,6 @@ pub(super) struct Ask<'a> {
     pub(super) id: FlowId,
     pub(super) gpu: usize,
     pub(super) direction: Direction,
-    pub(super) hops_max: usize,
 }
 
 impl Ask<'_> {
@@ -113,7 +112,7 @@ impl Ask<'_> {
                 if selection == Selection::FaasTube { matrix.room(path) } else { matrix.path(path).width };
             let rate = room.min(self.hosts[via].rate);
             let hops = matrix.path(path).hops.links().count();
-            (hops <= self.hops_max && free(path) && rate > 0)
+            (hops <= FORWARDS_MAX.get() as usize && free(path) && rate > 0)
                 .then_some(((hops, Reverse(rate), Reverse(room), path), (via, Part { path, rate })))
         };
         ways.filter_map(way).min_by_key(|(order, _)| *order).map(|(_, found)| found)
@@ -124,7 +123,7 @@ impl Running {
     /// Adds the flow that neighbours forward for a GPU's host transfer.
     pub(super) fn begin_host(&mut self, ask: &Ask<'_>, selection: Selection) {
         let at = self.flows.len();
-        self.flows.push(Flow::new(ask.id, Role::Forward, (ask.gpu, ask.gpu), 0));
+        self.flows.push(Flow::new(ask.id, Role::Forward, (ask.gpu, ask.gpu)));
         let mut used = ask.hosts[ask.gpu].links.clone();
         let mut fixed = Vec::new();
         while let Some((via, part)) =

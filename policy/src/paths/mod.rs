@@ -13,15 +13,15 @@
 //!
 //! A newcomer takes, in this order:
 //! 1. the link that joins its pair. It owns it: flows of other pairs leave, and take what is free. One
-//!    that would have no route then, or less than its floor, stays with a fair share or what it lacks.
-//!    Owners are never evicted, so nobody evicts each other in turns;
+//!    that would have no route then stays with a fair share. Owners are never evicted, so nobody evicts
+//!    each other in turns;
 //! 2. its shortest paths over what is free, each at the rate of its narrowest link, which every link
 //!    of the path has less then, until nothing leaves its GPU or arrives at the other;
 //! 3. busy paths: a route of another flow moves to where it is as fast, or the slower flow is given a
 //!    part by the faster ones (see `balance`).
 //!
-//! Then, and when a flow ends, all flows take what is free, the slowest first. A flow without a route, since
-//! others' floors leave nothing or no NVLink leads there, goes by the host: that is the caller's.
+//! Then, and when a flow ends, all flows take what is free, the slowest first. Between GPUs that no NVLinks
+//! join, a flow has no route, and the caller sends its bytes over the host.
 //!
 //! Absent: PCIe bandwidth, which belongs to whoever schedules host transfers; chunks and batches: a
 //! caller goes on with the batches it has sent and plans the next by the new routes.
@@ -40,8 +40,6 @@ mod search;
 #[cfg(test)]
 mod tests;
 mod ways;
-
-use std::num::NonZeroU32;
 
 use millrace_types::topology::Topology;
 use millrace_types::{BytesPerSec, GpuIndex};
@@ -146,13 +144,7 @@ impl Paths {
     /// # Errors
     /// [`Error::UnknownGpu`], [`Error::SameGpu`], [`Error::Runs`], [`Error::TooManyFlows`]: then nothing
     /// has changed.
-    pub fn begin(
-        &mut self,
-        flow: FlowId,
-        from: GpuIndex,
-        to: GpuIndex,
-        floor: BytesPerSec,
-    ) -> Result<Vec<Change>, Error> {
+    pub fn begin(&mut self, flow: FlowId, from: GpuIndex, to: GpuIndex) -> Result<Vec<Change>, Error> {
         self.check_gpu(from)?;
         self.check_gpu(to)?;
         if from == to {
@@ -160,7 +152,7 @@ impl Paths {
         }
         self.check_flow(flow)?;
         let ends = (from.0 as usize, to.0 as usize);
-        let mut newcomer = Flow::new(flow, Role::Transfer, ends, floor.0);
+        let mut newcomer = Flow::new(flow, Role::Transfer, ends);
         match self.selection {
             Selection::FaasTube => {}
             Selection::Direct => newcomer.fixed = self.running.direct_parts(ends.0, ends.1),
@@ -175,7 +167,7 @@ impl Paths {
     }
 
     /// Begins a transfer between the host and a GPU over as many PCIe links as there are ways to,
-    /// with at most `hops_max` NVLinks on each. The GPU's own is always one of them. [`Self::end`]
+    /// with at most [`FORWARDS_MAX`] NVLinks on each. The GPU's own is always one of them. [`Self::end`]
     /// ends it. Where an owner takes a link back it loses that way, as a [`Change`] says.
     ///
     /// # Errors
@@ -185,17 +177,10 @@ impl Paths {
         flow: FlowId,
         gpu: GpuIndex,
         direction: Direction,
-        hops_max: NonZeroU32,
     ) -> Result<HostPlan, Error> {
         self.check_gpu(gpu)?;
         self.check_flow(flow)?;
-        let ask = Ask {
-            hosts: &self.hosts,
-            id: flow,
-            gpu: gpu.0 as usize,
-            direction,
-            hops_max: hops_max.get() as usize,
-        };
+        let ask = Ask { hosts: &self.hosts, id: flow, gpu: gpu.0 as usize, direction };
         self.running.begin_host(&ask, self.selection);
         if self.selection != Selection::FaasTube {
             self.running.share_out();

@@ -73,7 +73,6 @@ pub(super) struct Flow {
     pub(super) role: Role,
     pub(super) from: usize,
     pub(super) to: usize,
-    pub(super) floor: u64,
     /// The routes it would have if it were alone, where these are fixed from the beginning.
     pub(super) fixed: Parts,
     /// The link it owns, while it runs.
@@ -88,14 +87,9 @@ pub(super) struct Flow {
 }
 
 impl Flow {
-    pub(super) fn new(id: FlowId, role: Role, (from, to): (usize, usize), floor: u64) -> Self {
+    pub(super) fn new(id: FlowId, role: Role, (from, to): (usize, usize)) -> Self {
         let (told, fixed, parts) = (Some(None), Parts::default(), Parts::default());
-        Self { id, role, from, to, floor, fixed, link: None, parts, total: 0, mask: 0, told }
-    }
-
-    /// What it keeps of what it has, whoever else asks.
-    pub(super) fn kept(&self) -> u64 {
-        self.floor.min(self.total)
+        Self { id, role, from, to, fixed, link: None, parts, total: 0, mask: 0, told }
     }
 }
 

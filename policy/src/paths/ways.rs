@@ -27,7 +27,7 @@ pub fn ways(topology: &Topology, config: Config) -> Result<Vec<Way>, Error> {
     let (flow, mut ways) = (FlowId(0), Vec::new());
     for (from, to) in gpus().flat_map(|from| gpus().map(move |to| (from, to))).filter(|(from, to)| from != to)
     {
-        paths.begin(flow, from, to, BytesPerSec(0))?;
+        paths.begin(flow, from, to)?;
         let routes = paths.routes(flow).into_iter().flatten();
         let rate = routes.fold(0u64, |rate, route| rate.saturating_add(route.rate.0));
         paths.end(flow);

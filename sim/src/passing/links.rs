@@ -3,9 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use millrace_policy::paths::{
-    self, Direction, Each, FORWARDS_MAX, FlowId, HostLinks, Paths, Route, Selection,
-};
+use millrace_policy::paths::{self, Direction, Each, FlowId, HostLinks, Paths, Route, Selection};
 use millrace_policy::rates::{self, Objective, Rates, Sharing};
 use millrace_types::topology::{LinkId, LinkKind, Topology};
 use millrace_types::{Bytes, BytesPerSec, GpuIndex, Timestamp};
@@ -66,7 +64,7 @@ impl Links {
         let mut idle = paths()?;
         let mut reach = Vec::new();
         for gpu in &topology.gpus {
-            let plan = idle.begin_host(FlowId(0), gpu.index, Direction::ToGpu, FORWARDS_MAX)?;
+            let plan = idle.begin_host(FlowId(0), gpu.index, Direction::ToGpu)?;
             idle.end(FlowId(0));
             reach.push(plan.routes.len() as u32);
         }
@@ -150,7 +148,7 @@ impl Links {
         let (mut links, mut forwards) = (vec![own], BTreeMap::new());
         let forwarded = copy.links == HostLinks::All && self.reach[copy.gpu.0 as usize] > 1;
         if forwarded {
-            let plan = self.paths.begin_host(FlowId(id), copy.gpu, copy.direction, FORWARDS_MAX)?;
+            let plan = self.paths.begin_host(FlowId(id), copy.gpu, copy.direction)?;
             for route in plan.routes.iter().filter(|route| route.via != copy.gpu) {
                 links.push(self.pcie(route.via));
                 forwards.insert(self.pcie(route.via), route.rate.0);
@@ -184,7 +182,7 @@ impl Links {
         to: GpuIndex,
     ) -> Result<Option<usize>, Error> {
         self.legs.insert(id, Leg::NvLink(Vec::new()));
-        let changes = self.paths.begin(FlowId(id), from, to, BytesPerSec(0))?;
+        let changes = self.paths.begin(FlowId(id), from, to)?;
         self.take_routes(changes);
         let longest = match self.legs.get(&id) {
             Some(Leg::NvLink(routes)) => routes.iter().map(|route| route.hops.links().count()).max(),

@@ -146,39 +146,6 @@ fn splits_a_busy_path_evenly() {
 }
 
 #[test]
-fn a_split_leaves_everybody_their_floor() {
-    let check = |floor, expected: [u64; 2]| {
-        let mut paths = paths(&shared_link(), Selection::FaasTube, None);
-        paths.begin(FlowId(1), GpuIndex(0), GpuIndex(2), gb(floor)).unwrap();
-        begin(&mut paths, 2, 3, 2);
-        let totals = [1, 2].map(|flow| (total(&paths, flow) + 500_000_000) / 1_000_000_000);
-        assert_eq!(totals, expected);
-        assert!(total(&paths, 1) >= gb(floor.min(24)).0);
-    };
-    check(0, [12, 12]);
-    check(20, [20, 4]);
-    // Nothing is left: the newcomer goes by the host, until the other ends.
-    check(24, [24, 0]);
-    check(100, [24, 0]);
-}
-
-#[test]
-fn an_owner_takes_no_more_than_the_floor_of_one_without_another_way_leaves() {
-    let mut paths = paths(&machine(3, &[(0, 1, 24), (1, 2, 24)]), Selection::FaasTube, None);
-    paths.begin(FlowId(1), GpuIndex(0), GpuIndex(2), gb(18)).unwrap();
-    let changes = [change(1, &[route(&[0, 1, 2], 18)]), change(2, &[route(&[0, 1], 6)])];
-    assert_eq!(begin(&mut paths, 2, 0, 1), changes);
-}
-
-#[test]
-fn who_had_to_go_by_the_host_gets_a_route_when_another_ends() {
-    let mut paths = paths(&shared_link(), Selection::FaasTube, None);
-    paths.begin(FlowId(1), GpuIndex(0), GpuIndex(2), gb(24)).unwrap();
-    assert_eq!(begin(&mut paths, 2, 3, 2), [change(2, &[])]);
-    assert_eq!(paths.end(FlowId(1)), [change(2, &[route(&[3, 1, 2], 24)])]);
-}
-
-#[test]
 fn a_switch_carries_no_more_over_several_paths() {
     let topology = dgx_a100();
     for selection in SELECTIONS.map(|(_, selection)| selection) {

@@ -6,6 +6,8 @@ mod host;
 mod place;
 mod properties;
 
+use std::num::NonZeroU32;
+
 use super::*;
 use crate::fixtures::{dgx_v100, machine};
 
@@ -24,7 +26,7 @@ fn paths(topology: &Topology, selection: Selection, hops_max: Option<u32>) -> Pa
 }
 
 fn begin(paths: &mut Paths, flow: u64, from: u32, to: u32) -> Vec<Change> {
-    paths.begin(FlowId(flow), GpuIndex(from), GpuIndex(to), BytesPerSec(0)).unwrap()
+    paths.begin(FlowId(flow), GpuIndex(from), GpuIndex(to)).unwrap()
 }
 
 fn route(gpus: &[u32], gb_per_s: u64) -> Route {
@@ -62,7 +64,7 @@ fn of_the_28_pairs_of_dgx_v100_12_have_no_nvlink_8_one_and_8_two() {
 fn what_cannot_be_is_refused_and_changes_nothing() {
     let mut paths = paths(&dgx_v100(), Selection::FaasTube, None);
     let refused = |paths: &mut Paths, flow, from, to| {
-        paths.begin(FlowId(flow), GpuIndex(from), GpuIndex(to), gb(0)).unwrap_err()
+        paths.begin(FlowId(flow), GpuIndex(from), GpuIndex(to)).unwrap_err()
     };
     assert_eq!(refused(&mut paths, 0, 2, 8), Error::UnknownGpu(GpuIndex(8)));
     assert_eq!(refused(&mut paths, 0, 2, 2), Error::SameGpu(GpuIndex(2)));
