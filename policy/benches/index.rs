@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use millrace_policy::checkpoint::{Action, Checkpoint, Config as Checkpoints, Event};
 use millrace_policy::core::Core;
 use millrace_policy::index::{Held, Index, Limit, OBJECTS_MAX};
-use millrace_policy::rates::{Config, FLOWS_MAX, Flow, FlowId, Objective, Rates, SHARINGS, Sharing};
+use millrace_policy::rates::{self, Config, FLOWS_MAX, Flow, FlowId, Objective, Rates, SHARINGS, Sharing};
 use millrace_types::topology::LinkId;
 use millrace_types::{Bytes, BytesPerSec, DataId, Epoch, NodeName, Timestamp};
 
@@ -204,7 +204,7 @@ fn decisions(sharing: Sharing, flows: u64, load_percent: u64) {
         black_box(rates.begin(now, &flow)).expect("a new flow");
         shared.push(start.elapsed());
         let start = Instant::now();
-        black_box(rates.next_batch(LinkId((turn % 8) as u32)));
+        black_box(rates.next_rated(LinkId((turn % 8) as u32), |_, _| rates::BATCH));
         picked.push(start.elapsed());
     }
     let [[begin50, begin99], [next50, next99]] = [shared, picked].map(|took| percentiles(took, [50, 99]));

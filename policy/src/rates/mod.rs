@@ -23,7 +23,7 @@
 //!
 //! ```text
 //! begin, end, measured ─────► ┌───────┐ ──► Change{allocations, standings}
-//! next_batch, give_back ────► │ rates │ ──► Batch{flow, link, bytes}
+//! next_rated, give_back ────► │ rates │ ──► Batch{flow, link, bytes}
 //!                             └───────┘
 //! ```
 
@@ -209,13 +209,6 @@ impl Rates {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.flows.is_empty()
-    }
-
-    /// How fast a flow may go, by all its links together.
-    #[must_use]
-    pub fn rate(&self, flow: FlowId) -> Option<BytesPerSec> {
-        let parts = |state: &State| state.parts.iter().map(|part| part.rate).sum();
-        self.flows.get(&flow).map(|state| BytesPerSec(parts(state)))
     }
 
     /// The links a flow may enter by, each once.

@@ -10,8 +10,7 @@
 //!
 //! Links of a switch share its uplink, so what enters by any of them is counted together, at the last
 //! link on the way that can run short. Whoever is ahead there waits, its own link idle, while somebody
-//! is not: else PCIe would give each link half of the uplink, whatever the rates. Who has no rate waits
-//! until nobody has anything to send there.
+//! is not: else PCIe would give each link half of the uplink, whatever the rates.
 //!
 //! A newcomer that is the tightest of its link sends its first batch before anybody else, and pays for
 //! it like any other: it waits for the batch that is crossing. Its rate counts from the beginning of
@@ -87,30 +86,15 @@ impl State {
     fn next_bytes(&self) -> u64 {
         (self.bytes - self.granted).min(BATCH.0)
     }
-
-    fn part_on(&self, link: usize) -> Option<usize> {
-        self.parts.iter().position(|part| part.link == link)
-    }
 }
 
 impl Rates {
-    /// Gives out the batch that is to enter by a link next. The caller asks when the link is free for
-    /// one, and reports what it carried to [`Self::measured`]. `None` when nobody who may use the link
-    /// has anything to send, or while a flow by another link of the same uplink comes first: the caller
-    /// asks again when rates change, and for all free links when a batch has ended.
-    pub fn next_batch(&mut self, link: LinkId) -> Option<Batch> {
-        let place = self.links.place(link)?;
-        let meter = self.links.meter(place);
-        if self.senders(meter, &|_, _| BATCH).is_empty() {
-            self.last_grants[meter] = None;
-            let flow = self.longest_waiting(place)?;
-            return self.grant(flow, link, BATCH, Vec::new());
-        }
-        self.next_rated(link, |_, _| BATCH)
-    }
-
-    /// The same among those that have a rate alone. `sized` says how much of a flow can enter by a link
-    /// now; nothing where that has no room, so that nobody waits for a link that is taken.
+    /// Gives out the next batch of a link, among the flows that have a rate there. `sized` returns the bytes
+    /// of a flow that can enter by a link now: none if the link has no room, so that no flow waits for a busy
+    /// link. The caller asks when the link is free, and reports the bytes that the batch carried to
+    /// [`Self::measured`]. `None` when no flow with a rate has bytes left for the link, or while a flow by
+    /// another link of the same uplink is due first. The caller asks again when rates change, and for all free
+    /// links when a batch has ended.
     pub fn next_rated(&mut self, link: LinkId, sized: impl Fn(FlowId, LinkId) -> Bytes) -> Option<Batch> {
         let place = self.links.place(link)?;
         let meter = self.links.meter(place);
@@ -195,13 +179,6 @@ impl Rates {
             }
         }
         Ok(())
-    }
-
-    /// Whoever has waited longest of those that may use a link, with a rate there or not.
-    fn longest_waiting(&self, link: usize) -> Option<FlowId> {
-        let may = |(_, state): &(&FlowId, &State)| state.next_bytes() > 0 && state.part_on(link).is_some();
-        let oldest = self.flows.iter().filter(may).min_by_key(|(_, state)| state.arrival);
-        oldest.map(|(&flow, _)| flow)
     }
 
     /// Flows with a rate and something to send now, by each of the links that are counted at a meter;

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use proptest::prelude::*;
 
 use super::runs::run;
-use super::tests::{GB, MB, machine};
+use super::tests::{GB, MB, machine, next_batch};
 use super::*;
 
 #[derive(Debug, Clone)]

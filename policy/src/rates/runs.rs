@@ -1,7 +1,7 @@
 //! Whole flows on links that carry one batch after the other, and what that comes to for a workflow
 //! that is pressed for time.
 
-use super::tests::{GB, MB, best_effort, gb, machine};
+use super::tests::{GB, MB, best_effort, gb, machine, next_batch};
 use super::*;
 
 /// How fast what enters by a link crosses: links and uplinks are shared by as many as cross them.
@@ -51,7 +51,7 @@ pub(super) fn run(topology: &Topology, sharing: Sharing, flows: &[(u64, Flow)]) 
         for (link, out) in (0..).map(LinkId).zip(&mut out) {
             if out.is_none() {
                 let left = |batch: &Batch| u128::from(batch.bytes.0) * NANOS_PER_SEC;
-                *out = rates.next_batch(link).map(|batch| (left(&batch), batch));
+                *out = next_batch(&mut rates, link).map(|batch| (left(&batch), batch));
             }
         }
     }

@@ -44,6 +44,19 @@ fn faastube(topology: &Topology) -> Rates {
     Rates::new(topology, Config::default()).unwrap()
 }
 
+impl Rates {
+    /// The rate of a flow, over all of its links.
+    pub(super) fn rate(&self, flow: FlowId) -> Option<BytesPerSec> {
+        let parts = |state: &State| state.parts.iter().map(|part| part.rate).sum();
+        self.flows.get(&flow).map(|state| BytesPerSec(parts(state)))
+    }
+}
+
+/// The next batch of a link that has room for whole batches.
+pub(super) fn next_batch(rates: &mut Rates, link: LinkId) -> Option<Batch> {
+    rates.next_rated(link, |_, _| BATCH)
+}
+
 /// A flow that has so many milliseconds besides an inference of 10 ms.
 fn wanted_in(id: u64, megabytes: u64, links: &[u32], slack_ms: u64) -> Flow {
     let infer = Duration::from_millis(10);
