@@ -31,7 +31,7 @@ use criterion::{Criterion, criterion_group, criterion_main};
 use millrace_policy::attempts::{Attempts, Idempotent};
 use millrace_policy::core::Core;
 use millrace_policy::dispatch::{
-    Action, AlphaRule, Config, Dispatch, Event, GpuConfig, Inputs, Objective, POLICIES, PeerLink,
+    Action, AlphaRule, Config, Dispatch, Event, GpuConfig, Inputs, Learned, Objective, POLICIES, PeerLink,
     PolicyConfig, Request, TorporConfig,
 };
 use millrace_policy::ids::{FunctionIndex, RequestKey};
@@ -106,7 +106,7 @@ impl Domain {
             domain.tell(Event::Install { model, memory: size, weights: size });
             let load = BytesPerSec::gb(12).time_for(size);
             let run = Duration::from_millis(5 + u64::from(index % 40));
-            domain.tell(Event::Profile { model, kind: 0, load, run });
+            domain.tell(Event::Learned(Learned { model, kind: 0, load, swap: None, run }));
             let share = Objective::from_billionths(980_000_000);
             let within = |millis: u32| share.map(|it| it.within(Duration::from_millis(millis.into())));
             let objective = deadline.map_or(share, within);

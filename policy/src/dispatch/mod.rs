@@ -52,7 +52,7 @@
 //! ──────────────────────────────────────►│       ├──────────────────────────────────► Gpu
 //! Up, Down, Ended, Returned, Evicted     │       │  Fail
 //! ──────────────────────────────────────►│       ├──────────────────────────────────► Function
-//! Objective, Score, Forget, Profile      │       │
+//! Objective, Score, Forget, Learned      │       │
 //! ──────────────────────────────────────►└───────┘
 //! ```
 
@@ -116,7 +116,7 @@ use self::warm::Warm;
 use crate::attempts::Progress;
 use crate::core::Core;
 use crate::decision_text::DecisionText;
-use crate::gpu::{Eviction, SLOTS_MAX};
+use crate::gpu::SLOTS_MAX;
 use crate::ids::RequestKey;
 use crate::memory::blocks_for;
 
@@ -229,12 +229,6 @@ impl Dispatch {
     #[must_use]
     pub fn wants_scores(&self) -> bool {
         self.policy.scores()
-    }
-
-    /// How it decides, and how its GPUs choose what makes room.
-    #[must_use]
-    pub fn policy(&self) -> (PolicyConfig, Eviction) {
-        (self.config.policy, self.config.eviction)
     }
 
     /// What it has counted so far.
@@ -364,13 +358,6 @@ impl Core for Dispatch {
             Event::Remove { model } => {
                 self.keep(model, 0, actions);
                 self.models.remove(model);
-            }
-            Event::Profile { model, kind, load, run } => {
-                if let Some(slot) = self.models.slot(model) {
-                    let before = self.weights(slot, kind);
-                    self.models.profile(slot, kind, load, run);
-                    self.reweighed(slot, before, actions);
-                }
             }
             Event::Learned(Learned { model, kind, load, swap, run }) => {
                 if let Some(slot) = self.models.slot(model) {

@@ -204,10 +204,6 @@ impl Models {
         &mut costs[kind]
     }
 
-    pub(super) fn profile(&mut self, slot: Slot, kind: u32, load: Duration, run: Duration) {
-        self.learn(slot, kind, |cost| cost.profile(load, run));
-    }
-
     /// What is known of it on this kind of GPU.
     pub(super) fn cost(&self, slot: Slot, kind: u32) -> Option<&Cost> {
         self.get(slot).costs.get(kind as usize)
@@ -289,7 +285,7 @@ mod tests {
         let ms = Duration::from_millis;
         models.learn(slot, 1, |cost| cost.ran(1, ms(8)));
         assert_eq!((models.run_time(slot, 0), models.run_time(slot, 1)), (None, Some(ms(8))));
-        models.profile(slot, 0, ms(30), ms(4));
+        models.learn(slot, 0, |cost| cost.learned(ms(30), None, ms(4)));
         let transfer = |kind| models.cost(slot, kind).unwrap().transfer();
         assert_eq!((transfer(0), transfer(1)), (Some(ms(30)), None));
     }

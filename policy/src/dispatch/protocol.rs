@@ -133,18 +133,6 @@ pub enum Event {
         /// How many; 0 keeps none.
         copies: u32,
     },
-    /// What runs and copies of a model take on one kind of GPU, as a profile has it (L15). Runs
-    /// are learned in any case; what a load takes is else told by the link's rate.
-    Profile {
-        /// Which.
-        model: ModelId,
-        /// On GPUs of this [kind](super::GpuConfig::kind).
-        kind: u32,
-        /// From the host.
-        load: Duration,
-        /// A run.
-        run: Duration,
-    },
     /// What an earlier process learned of a model: replaces what is known of it.
     Learned(Learned),
     /// What a function is held to; `None`: nothing.

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::attempts::{Attempts, Idempotent};
+use crate::gpu::Eviction;
 use crate::ids::FunctionIndex;
 use crate::paths::Way;
 use millrace_types::{BytesPerSec, Incarnation, Priority, SloCounts};

@@ -41,14 +41,6 @@ pub struct PredictionError {
     pub thousandths: u64,
 }
 
-impl PredictionError {
-    /// By how much of what came they were off on average.
-    #[must_use]
-    pub fn ratio(&self) -> f64 {
-        self.thousandths as f64 / 1000.0 / self.predictions.max(1) as f64
-    }
-}
-
 #[derive(Debug, Default, Clone, Copy)]
 struct Sum {
     predictions: u64,

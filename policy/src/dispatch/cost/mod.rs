@@ -61,23 +61,15 @@ pub(super) struct Cost {
 }
 
 impl Cost {
-    /// A profile replaces what was learned. It is taken to tell of loads that nothing overlaps
-    /// (L15).
-    pub(super) fn profile(&mut self, load: Duration, run: Duration) {
+    /// Replaces the estimates by those of an earlier process (L15). Without a `swap`, a load is assumed
+    /// to overlap no run.
+    pub(super) fn learned(&mut self, load: Duration, swap: Option<Duration>, run: Duration) {
         *self = Self {
             runs: Runs::profiled(run),
             transfer: Estimate::profiled(nanos(load)),
-            host: Estimate::profiled(nanos(load)),
+            host: Estimate::profiled(nanos(swap.unwrap_or(load))),
             ..Self::default()
         };
-    }
-
-    /// What an earlier process learned replaces what was learned.
-    pub(super) fn learned(&mut self, load: Duration, swap: Option<Duration>, run: Duration) {
-        self.profile(load, run);
-        if let Some(swap) = swap {
-            self.host = Estimate::profiled(nanos(swap));
-        }
     }
 
     /// What a swap from the host adds to a run, where that was told or seen.
@@ -165,7 +157,7 @@ mod tests {
         assert_eq!(cost.run(1), None);
         assert_eq!((swap(&cost, Source::Host), swap(&cost, peer)), (MS(40), MS(40)), "by the rate");
         assert_eq!(swap(&cost, Source::SharedHost), MS(80));
-        cost.profile(MS(30), MS(10));
+        cost.learned(MS(30), None, MS(10));
         assert_eq!((cost.run(1), cost.transfer()), (Some(MS(10)), Some(MS(30))));
         assert_eq!((swap(&cost, Source::Host), swap(&cost, Source::SharedHost)), (MS(30), MS(60)));
         (0..5).for_each(|_| cost.swapped(Source::Host, MS(12), MS(40)));
@@ -176,7 +168,7 @@ mod tests {
         cost.swapped(peer, MS(10), MS(20));
         assert_eq!(swap(&cost, peer), MS(20), "half of what this link's rate says");
         assert_eq!(swap(&cost, Source::Here), Duration::ZERO);
-        cost.profile(MS(31), MS(11));
+        cost.learned(MS(31), None, MS(11));
         assert_eq!((swap(&cost, Source::Host), cost.run(1)), (MS(31), Some(MS(11))));
     }
 }

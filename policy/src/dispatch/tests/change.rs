@@ -52,7 +52,7 @@ fn a_request_bound_to_a_busy_gpu_is_free_again_and_its_model_may_go() {
     node.enqueue(1, A);
     // A load takes so long that waiting is always better.
     let (load, run) = (Duration::from_secs(9), Duration::from_millis(100));
-    node.step(Event::Profile { model: A, kind: 0, load, run });
+    node.step(Event::Learned(Learned { model: A, kind: 0, load, swap: None, run }));
     assert_eq!(node.enqueue(2, A), [assign(0, 2, A)], "handed ahead");
     assert_eq!(node.enqueue(3, A), [Action::Pin { gpu: gpu(0), model: A }]);
     let changed = node.step(change_to(PolicyConfig::Lb, Eviction::Lru));
@@ -68,7 +68,8 @@ fn gpus_are_told_how_models_stand_once_that_matters() {
         |actions: Vec<Action>| actions.into_iter().filter(|it| matches!(it, Action::Standing { .. })).count();
     assert_eq!(told(node.step(change_to(PolicyConfig::Fifo, Eviction::Torpor))), 2);
     assert_eq!(told(node.step(change_to(PolicyConfig::Lb, Eviction::Torpor))), 0, "they know");
-    assert_eq!(node.dispatch.policy(), (PolicyConfig::Lb, Eviction::Torpor));
+    let config = &node.dispatch.config;
+    assert_eq!((config.policy, config.eviction), (PolicyConfig::Lb, Eviction::Torpor));
 }
 
 #[test]

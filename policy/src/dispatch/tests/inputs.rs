@@ -103,7 +103,7 @@ fn unified_weighs_data_against_loads_and_waits() {
     let on = |holds: &[u32], read: &[(u32, u64)], busy_for_ms: Option<u64>| {
         let mut node = holding("unified", &[]);
         let (load, run) = (Duration::from_millis(20), Duration::from_millis(30));
-        node.step(Event::Profile { model: A, kind: 0, load, run });
+        node.step(Event::Learned(Learned { model: A, kind: 0, load, swap: None, run }));
         for &index in holds {
             node.ask_with(1000, A, &[(index, 60)]);
             node.step(Event::Loaded { gpu: gpu(index), model: A, from: None });

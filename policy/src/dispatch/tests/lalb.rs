@@ -56,7 +56,7 @@ fn profiled(policy: PolicyConfig, memories_mib: &[u64]) -> Node {
     let mut node = node_with(policy, memories_mib);
     let (load, run) = (Duration::from_millis(60), Duration::from_millis(100));
     for model in [A, B] {
-        node.step(Event::Profile { model, kind: 0, load, run });
+        node.step(Event::Learned(Learned { model, kind: 0, load, swap: None, run }));
     }
     node
 }
@@ -121,7 +121,7 @@ fn a_gpus_own_queue_comes_before_the_shared_one_and_pins_its_model() {
     node.to(1, A);
     // From now on a load takes so long that waiting is always better.
     let (load, run) = (Duration::from_secs(9), Duration::from_millis(100));
-    node.step(Event::Profile { model: A, kind: 0, load, run });
+    node.step(Event::Learned(Learned { model: A, kind: 0, load, swap: None, run }));
     assert_eq!(node.enqueue(2, A), [assign(0, 2, A)], "handed ahead");
     let pin = Action::Pin { gpu: gpu(0), model: A };
     assert_eq!(node.enqueue(3, A), [pin], "it waits for GPU 0");
@@ -141,7 +141,7 @@ fn what_waits_for_a_gpu_waits_with_the_others_again_when_it_is_lost() {
     node.to(1, A);
     // From now on a load takes so long that waiting is always better.
     let (load, run) = (Duration::from_secs(9), Duration::from_millis(100));
-    node.step(Event::Profile { model: A, kind: 0, load, run });
+    node.step(Event::Learned(Learned { model: A, kind: 0, load, swap: None, run }));
     (2..=3).for_each(|key| drop(node.enqueue(key, A)));
     let unpin = Action::Unpin { gpu: gpu(0), model: A };
     assert_eq!(node.down(0, &[(1, Progress::Begun)]), [unpin, again(1, 1, A, 2)], "a suspect, alone");

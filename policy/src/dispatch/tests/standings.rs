@@ -41,7 +41,7 @@ fn a_model_weighs_what_was_learned_of_its_runs() {
     assert_eq!(node.ended(0, 1, 3), []);
     let profile = |run_ms| {
         let (load, run) = (Duration::from_millis(8), Duration::from_millis(run_ms));
-        Event::Profile { model: A, kind: 0, load, run }
+        Event::Learned(Learned { model: A, kind: 0, load, swap: None, run })
     };
     assert_eq!(node.step(profile(40)), [weighs(Weight::Light)]);
     assert_eq!(node.step(profile(50)), [], "nothing new");

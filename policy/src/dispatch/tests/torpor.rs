@@ -29,7 +29,7 @@ impl Node {
 
     fn class(&mut self, model: ModelId, load_ms: u64, run_ms: u64) {
         let (load, run) = (Duration::from_millis(load_ms), Duration::from_millis(run_ms));
-        self.step(Event::Profile { model, kind: 0, load, run });
+        self.step(Event::Learned(Learned { model, kind: 0, load, swap: None, run }));
     }
 
     fn loaded(&mut self, index: u32, model: ModelId) {

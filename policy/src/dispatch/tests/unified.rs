@@ -24,7 +24,7 @@ fn with_profiles(config: &Config) -> Node {
     let mut node = node_of(config);
     for model in [A, B, LARGE] {
         let (load, run) = (Duration::from_millis(60), Duration::from_millis(100));
-        node.step(Event::Profile { model, kind: 0, load, run });
+        node.step(Event::Learned(Learned { model, kind: 0, load, swap: None, run }));
     }
     node
 }
@@ -265,7 +265,7 @@ fn a_hit_is_not_handed_ahead_if_a_pressing_request_cannot_wait_for_it() {
     let asked = |deadline_ms| {
         let mut node = profiled(&[64]);
         let (load, run) = (Duration::from_millis(60), Duration::from_micros(3));
-        node.step(Event::Profile { model: A, kind: 0, load, run });
+        node.step(Event::Learned(Learned { model: A, kind: 0, load, swap: None, run }));
         node.bound(1, deadline_ms, (0, 0));
         node.ask(1000, 0, A);
         node.step(Event::Ended { gpu: gpu(0), key: RequestKey(1000), ran: Some(run) });
