@@ -85,18 +85,6 @@ impl Demand {
         self.concurrency.p99()
     }
 
-    /// How many of its objects exist.
-    #[must_use]
-    pub fn live(&self) -> u64 {
-        self.live
-    }
-
-    /// What is reserved: `R_size` in whole blocks, times `R_con`, while the window is open.
-    #[must_use]
-    pub fn reserved(&self) -> Bytes {
-        self.reserved.map_or(Bytes::ZERO, |(_, size)| size)
-    }
-
     fn due(&self, now: Timestamp) -> Option<(Timestamp, Bytes)> {
         let ends = self.last_request? + self.window()?;
         let object = u64::from(blocks_for(self.size()?).max(1)).saturating_mul(BLOCK.0);
@@ -116,12 +104,6 @@ pub struct Demands {
 }
 
 impl Demands {
-    /// One function's.
-    #[must_use]
-    pub fn of(&self, function: FunctionIndex) -> Option<&Demand> {
-        self.functions.get(&function)
-    }
-
     /// What all reservations that hold add up to, as of the last change or [`Self::expire`].
     #[must_use]
     pub fn total(&self) -> Bytes {
@@ -204,6 +186,18 @@ impl Demands {
         let (&function, _) = idle.min_by_key(|(function, it)| (it.last_request, **function))?;
         self.functions.remove(&function);
         Some(())
+    }
+}
+
+#[cfg(test)]
+impl Demands {
+    pub(super) fn of(&self, function: FunctionIndex) -> Option<&Demand> {
+        self.functions.get(&function)
+    }
+
+    /// The number of a function's objects.
+    pub(super) fn live(&self, function: FunctionIndex) -> u64 {
+        self.of(function).map_or(0, |demand| demand.live)
     }
 }
 

@@ -192,27 +192,4 @@ impl Store {
             actions.push(Action::Lost { object: key });
         }
     }
-
-    /// What was on the GPU is lost, except what the host has too.
-    pub(super) fn gpu_lost(&mut self, actions: &mut Vec<Action>) {
-        self.pool.clear();
-        let keys: Vec<_> = self.objects.keys().copied().collect();
-        for key in keys {
-            match self.place(key) {
-                Some(Place::Filling | Place::Gpu | Place::Migrating) => {
-                    self.change(key, |object| object.extents.clear());
-                    self.lost(key, actions);
-                }
-                Some(Place::Ending) => {
-                    self.change(key, |object| object.extents.clear());
-                    self.remove(key, actions);
-                }
-                Some(Place::Reloading) => self.change(key, |object| {
-                    object.extents.clear();
-                    object.place = Place::Host;
-                }),
-                Some(Place::Waiting | Place::Refused | Place::Host) | None => {}
-            }
-        }
-    }
 }

@@ -7,7 +7,7 @@
 //! Store, Stands, Consumed, Discard ──► │         │ ──► Allocate, Release        to the device
 //! Filled, Migrated, Reloaded, ───────► │  store  │ ──► Place, Refuse, Decline   to the producer
 //!   CopyFailed                         │         │ ──► Migrate, Reload, …       to the copies
-//! Limit, GpuLost, Tick ──────────────► └─────────┘ ──► Free, Lost               to the data index
+//! Limit, Tick ───────────────────────► └─────────┘ ──► Free, Lost               to the data index
 //! ```
 //!
 //! An object is in one [`Place`] at a time:
@@ -174,12 +174,6 @@ impl Store {
         &self.pool
     }
 
-    /// What functions ask for.
-    #[must_use]
-    pub fn demands(&self) -> &Demands {
-        &self.demands
-    }
-
     /// What is kept allocated if the limit permits: what functions are expected to need, between the
     /// floor and the cap (D23, D24).
     #[must_use]
@@ -255,7 +249,6 @@ impl Store {
             Event::Limit { limit } => {
                 self.limit = Bytes(limit.0 / BLOCK.0 * BLOCK.0).min(self.config.cap);
             }
-            Event::GpuLost => self.gpu_lost(actions),
             Event::Tick => {}
         }
     }

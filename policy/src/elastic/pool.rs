@@ -225,12 +225,6 @@ impl Pool {
     pub fn next_reclaim(&self) -> Option<Timestamp> {
         self.next_reclaim
     }
-
-    /// Forgets everything: the device lost it. The counts and the period go on.
-    pub fn clear(&mut self) {
-        let (calls, next_reclaim) = (self.calls, self.next_reclaim);
-        *self = Self { calls, next_reclaim, ..Self::new(self.policy, self.cap) };
-    }
 }
 
 /// What stretches hold.

@@ -41,7 +41,6 @@ enum Step {
     Executed(u32),
     Forget(u32),
     Limit(u64),
-    GpuLost,
     Wait(u64),
 }
 
@@ -74,8 +73,7 @@ fn step() -> impl Strategy<Value = Step> {
         4 => function().prop_map(Step::Executed),
         1 => function().prop_map(Step::Forget),
         2 => prop_oneof![1 => Just(0u64), 2 => 0..(70u64 << 20), 1 => Just(CAP.0)].prop_map(Step::Limit),
-        1 => prop::bool::weighted(0.2).prop_map(|lost| if lost { Step::GpuLost } else { Step::Wait(0) }),
-        5 => (0..3_000u64).prop_map(Step::Wait),
+        6 => (0..3_000u64).prop_map(Step::Wait),
     ]
 }
 
@@ -134,7 +132,6 @@ impl World {
             Step::Executed(function) => self.tell(Event::Executed { function: FunctionIndex(function) }),
             Step::Forget(function) => self.tell(Event::Forget { function: FunctionIndex(function) }),
             Step::Limit(limit) => self.tell(Event::Limit { limit: Bytes(limit) }),
-            Step::GpuLost => self.lose_gpu(),
             Step::Wait(millis) => {
                 self.now = self.now + Duration::from_millis(millis);
                 self.tell(Event::Tick);
@@ -183,7 +180,7 @@ proptest! {
             PoolPolicy::Caching { reclaim_every: None } | PoolPolicy::GmLake => {}
         }
         for function in (0..4).map(FunctionIndex) {
-            prop_assert_eq!(store.demands().of(function).map_or(0, demand::Demand::live), 0);
+            prop_assert_eq!(store.demands.live(function), 0);
         }
     }
 

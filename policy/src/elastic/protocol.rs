@@ -112,9 +112,6 @@ pub enum Event {
         /// How much. Above the cap it is the cap.
         limit: Bytes,
     },
-    /// The GPU lost what it held, and can be used again. Copies that had begun are not reported any
-    /// more, except to the host from where an object was produced.
-    GpuLost,
     /// Time passed.
     Tick,
 }

@@ -189,11 +189,12 @@ fn what_can_never_fit_does_not_size_the_pool() {
     }
     bench.now = Timestamp(1_000_000_000);
     bench.tell(Event::Requested { function: A });
-    let demand = bench.store.demands().of(A).unwrap();
-    assert_eq!((demand.size(), demand.concurrency(), demand.live()), (Some(SIZE), Some(1), 1));
+    let demand = bench.store.demands.of(A).unwrap();
+    assert_eq!((demand.size(), demand.concurrency()), (Some(SIZE), Some(1)));
+    assert_eq!(bench.store.demands.live(A), 1);
     assert_eq!(bench.store.target(), SIZE);
     assert_eq!(bench.store(3, Bytes(SIZE.0 * 3), Queued(1)), [Action::Refuse { object: key(3) }]);
-    assert_eq!(bench.store.demands().of(A).unwrap().live(), 2, "as large as the cap could fit");
+    assert_eq!(bench.store.demands.live(A), 2, "as large as the cap could fit");
 }
 
 #[test]
@@ -373,20 +374,7 @@ fn what_can_be_copied_nowhere_is_lost_in_the_end() {
     }
     assert_eq!(bench.tell(Event::CopyFailed { object: key(1) }), [Action::Lost { object: key(1) }]);
     assert_eq!((bench.store.objects(), bench.store.pool().used()), (0, Bytes::ZERO));
-    assert_eq!(bench.store.demands().of(A).unwrap().live(), 0);
-}
-
-#[test]
-fn a_lost_gpu_loses_what_the_host_has_not() {
-    let mut bench = Bench::new(config(3));
-    (1..=3).for_each(|object| bench.put(object, SIZE, Queued(object)));
-    bench.limit(2);
-    bench.migrated(3);
-    bench.stands(1, Claimed);
-    let lost = bench.tell(Event::GpuLost);
-    assert_eq!(lost[..2], [1, 2].map(|object| Action::Lost { object: key(object) }));
-    assert_eq!(lost[2..], [bench.reload(3)], "there is room, and it is still waited for");
-    assert_eq!((bench.store.objects(), bench.store.pool().used()), (1, SIZE));
+    assert_eq!(bench.store.demands.live(A), 0);
 }
 
 #[test]
@@ -399,7 +387,7 @@ fn an_object_that_is_none_is_declined() {
     }
     bench.put(1, SIZE, Unqueued);
     assert_eq!(bench.store(1, SIZE, Unqueued), declined);
-    assert_eq!(bench.store.demands().of(A).unwrap().concurrency(), Some(1));
+    assert_eq!(bench.store.demands.of(A).unwrap().concurrency(), Some(1));
 }
 
 /// The paper's reason against segments (§9.2.4): more is free than is asked for, and none of it fits.

@@ -307,16 +307,4 @@ impl World {
             self.seen.iter().filter(|(_, seen)| which(seen)).map(|(&object, _)| object).collect();
         (!keys.is_empty()).then(|| *index.get(&keys))
     }
-
-    pub(super) fn lose_gpu(&mut self) {
-        self.backed.clear();
-        self.seen.retain(|_, seen| seen.place != Place::Ending);
-        for seen in self.seen.values_mut() {
-            seen.extents.clear();
-            if seen.place == Place::Reloading {
-                seen.place = Place::Host;
-            }
-        }
-        self.tell(Event::GpuLost);
-    }
 }

@@ -73,7 +73,7 @@ fn check_steady(load: Load) {
     assert_eq!(bench.store.pool().calls(), warm, "no native calls");
     let objects = Bytes(u64::from(blocks_for(load.size)) * BLOCK.0 * load.objects);
     assert_eq!((bench.store.pool().size(), bench.store.objects()), (objects.max(POOL_FLOOR), 0));
-    let window = bench.store.demands().of(A).unwrap().window();
+    let window = bench.store.demands.of(A).unwrap().window();
     assert_eq!(window, Some(load.period));
     let wake = bench.now + Duration::from_nanos(1);
     assert_eq!(bench.store.next_wake(), Some(wake), "the window's end is inside");
