@@ -127,12 +127,6 @@ impl Crew {
         self.restarts
     }
 
-    /// Requests that wait.
-    #[must_use]
-    pub fn waiting(&self) -> usize {
-        self.waiting.len()
-    }
-
     /// The request that a process has, whether or not somebody waits for it.
     #[must_use]
     pub fn running(&self, place: Place, incarnation: Incarnation) -> Option<RequestKey> {

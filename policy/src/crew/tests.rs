@@ -170,7 +170,7 @@ fn a_request_that_was_running_at_the_stop_is_not_run_by_a_process_that_greets_af
     assert_eq!(world.tell(ready(1, 1)), [], "it greeted before it was killed");
     assert!(!world.crew.is_over());
     assert_eq!(world.tell(exited(1, 1)), []);
-    assert_eq!((world.crew.waiting(), world.crew.next_wake()), (0, None));
+    assert_eq!((world.crew.waiting.len(), world.crew.next_wake()), (0, None));
     assert!(world.crew.is_over());
 }
 
@@ -387,7 +387,7 @@ proptest! {
                     Action::Kill { place, .. } => drop(running.remove(&place.0)),
                 }
             }
-            prop_assert_eq!(open.len(), running.len() + world.crew.waiting());
+            prop_assert_eq!(open.len(), running.len() + world.crew.waiting.len());
             prop_assert_eq!(world.crew.restarts(), spawned);
         }
     }

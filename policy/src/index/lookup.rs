@@ -9,7 +9,8 @@
 //!
 //! Names are never given twice and a holder looks for the whole name, so an answer that is out of date
 //! costs a step and never yields other data. No node is asked twice. Tier 2 is asked again once; what is
-//! then not where it says is given up. With either order the home is asked before that: tier 2 has not
+//! then not where it says is given up. So a lookup has at most six steps, the last included: the home, and
+//! twice tier 2 and a holder. With either order the home is asked before that: tier 2 has not
 //! heard yet of what was stored within the last sync period. It may also be that no controller answers:
 //! that counts as nobody.
 
@@ -20,8 +21,6 @@ use millrace_types::NodeName;
 
 use crate::names::{self, UnknownName};
 
-/// The most steps of a lookup, the last included: home, and twice tier 2 and a holder.
-pub const STEPS_MAX: u32 = 6;
 /// How often tier 2 is asked at most.
 const TIER2_MAX: u32 = 2;
 

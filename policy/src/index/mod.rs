@@ -20,7 +20,7 @@ mod table;
 
 use millrace_types::{Bytes, DataId, Epoch, NodeName, Timestamp};
 
-pub use self::lookup::{Calls, LOOKUP_ORDERS, Lookup, LookupOrder, STEPS_MAX, Step};
+pub use self::lookup::{Calls, LOOKUP_ORDERS, Lookup, LookupOrder, Step};
 use self::table::Table;
 
 /// The most objects of a node, copies included: what the index itself takes is bounded too. How much that

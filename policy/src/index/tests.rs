@@ -6,6 +6,9 @@ use super::*;
 
 mod cluster;
 
+/// The most steps of a lookup, the last included.
+const STEPS_MAX: usize = 6;
+
 const LIMIT: Limit = Limit { bytes: Bytes(100), files: 100, objects: 3 };
 
 /// So many bytes, and files.
@@ -267,7 +270,7 @@ fn what_tier_2_names_wrongly_twice_is_nowhere() {
     // The longest there is.
     let steps =
         [stale(), (held_by(&[3]), fetch(3)), stale(), (held_by(&[4]), fetch(4)), (NotHeld, Step::Nowhere)];
-    assert_eq!(steps.len() + 1, STEPS_MAX as usize);
+    assert_eq!(steps.len() + 1, STEPS_MAX);
     check(LookupOrder::Home, &ask, &steps, [1, 2, 2]);
     // A node that did not hold it is not asked again.
     let steps = [stale(), (held_by(&[1]), Step::AskTier2), (held_by(&[1]), Step::Nowhere)];
@@ -277,7 +280,7 @@ fn what_tier_2_names_wrongly_twice_is_nowhere() {
     let steps = [(held_by(&[3]), fetch(3)), stale(), (held_by(&[4]), fetch(4)), to_home];
     check(LookupOrder::Paper, &Step::AskTier2, &steps, [1, 2, 2]);
     let steps = [&steps[..], &[(NotHeld, Step::Nowhere)]].concat();
-    assert_eq!(steps.len() + 1, STEPS_MAX as usize);
+    assert_eq!(steps.len() + 1, STEPS_MAX);
     check(LookupOrder::Paper, &Step::AskTier2, &steps, [1, 2, 2]);
 }
 

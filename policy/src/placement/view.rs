@@ -22,11 +22,6 @@ impl Default for Limits {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GpuLoad(pub u64);
 
-impl GpuLoad {
-    /// One GPU that never rests.
-    pub const ONE: Self = Self(1000);
-}
-
 /// A model that is wanted in host memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Model {

@@ -116,12 +116,6 @@ impl Tenancy {
         self.dispatch.queued() + self.gate.parked()
     }
 
-    /// Of those, the ones outside.
-    #[must_use]
-    pub fn parked(&self) -> usize {
-        self.gate.parked()
-    }
-
     /// Whether a request waits or is on a GPU.
     #[must_use]
     pub fn holds(&self, key: RequestKey) -> bool {

@@ -104,9 +104,9 @@ fn what_is_beyond_the_gpus_cap_waits_outside_and_others_pass_it_by() {
     assert_eq!(given(&node.enqueue(2, 0, 0)), [(1, 2)]);
     assert_eq!(given(&node.enqueue(3, 0, 0)), []);
     assert_eq!(given(&node.enqueue(4, 7, 0)), [(2, 4)], "of somebody else");
-    assert_eq!((node.core.queued(), node.core.parked()), (1, 1));
+    assert_eq!((node.core.queued(), node.core.gate.parked()), (1, 1));
     assert_eq!(given(&node.ended(1, 2)), [(3, 3)]);
-    assert!(node.core.holds(RequestKey(3)) && node.core.parked() == 0);
+    assert!(node.core.holds(RequestKey(3)) && node.core.gate.parked() == 0);
 }
 
 #[test]
@@ -335,9 +335,9 @@ fn nothing_is_let_in_while_the_queue_is_full() {
         assert_eq!(node.enqueue(key, 7, 0), []);
     }
     assert_eq!(node.enqueue(5, 0, 0), [], "it waits outside");
-    assert_eq!((node.core.queued(), node.core.parked()), (5, 1));
+    assert_eq!((node.core.queued(), node.core.gate.parked()), (5, 1));
     assert_eq!(node.tell(dispatch::Event::Withdraw { key: RequestKey(4) }), []);
-    assert_eq!((node.core.queued(), node.core.parked()), (4, 0));
+    assert_eq!((node.core.queued(), node.core.gate.parked()), (4, 0));
 }
 
 #[test]

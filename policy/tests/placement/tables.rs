@@ -278,8 +278,9 @@ fn a_tenants_functions_and_busy_ones_are_spread() {
     let tenants = ["x/f", "x/g", "y/h", "y/i"].map(|text| function(text, 1, 10));
     check(tenants.to_vec(), [&["f", "h"], &["g", "i"]]);
     let mut busy = ["f", "g", "h", "i"].map(|text| function(text, 1, 10));
-    busy[0].load = GpuLoad::ONE;
-    busy[1].load = GpuLoad::ONE;
+    let one_gpu = GpuLoad(1000);
+    busy[0].load = one_gpu;
+    busy[1].load = one_gpu;
     check(busy.to_vec(), [&["f", "h"], &["g", "i"]]);
 }
 
