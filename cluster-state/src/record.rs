@@ -163,12 +163,6 @@ impl Function {
         self.latest().number
     }
 
-    /// A kept revision.
-    #[must_use]
-    pub fn revision(&self, number: Revision) -> Option<&Arc<RevisionRecord>> {
-        self.revisions.iter().find(|record| record.number == number)
-    }
-
     /// The revisions that workers prepare, oldest first: the newest and, while a change rolls out
     /// and for clients that name it, the one before.
     #[must_use]

@@ -24,12 +24,6 @@ impl State {
         self.placements.len()
     }
 
-    /// One placement.
-    #[must_use]
-    pub fn placement(&self, function: &FunctionKey, node: &NodeName) -> Option<&Arc<Placement>> {
-        self.placements.get(function, node)
-    }
-
     /// The placements of a function, by node.
     pub fn placements_of<'a>(
         &'a self,
@@ -124,12 +118,6 @@ impl State {
     /// What was used, by account from `from` on: a listing's next page.
     pub fn bills(&self, from: Bound<&Account>) -> impl Iterator<Item = (Account, Usage)> {
         self.bills.list(from)
-    }
-
-    /// What everyone used.
-    #[must_use]
-    pub fn usage_in_all(&self) -> Usage {
-        self.bills.total()
     }
 
     /// Takes a live node's checkpoint out, to be changed and put back; a new one if there is none.

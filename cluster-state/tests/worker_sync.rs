@@ -4,6 +4,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
+use std::ops::Bound;
 use std::time::Duration;
 
 use millrace_cluster_state::{
@@ -271,7 +272,7 @@ proptest! {
             }
         }
         world.settle();
-        let charged = world.group.state.usage_in_all();
+        let charged = world.group.state.bills(Bound::Unbounded).fold(Usage::NONE, |sum, (_, usage)| sum.plus(usage));
         prop_assert_eq!(charged.merge(happened), happened);
         let loses = |step: &Step| matches!(step, Step::LoseBatch(_) | Step::LoseAnswer(_) | Step::NodeLost(_));
         if !steps.iter().any(loses) {

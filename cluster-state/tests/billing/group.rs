@@ -1,5 +1,7 @@
 //! The controllers, and names.
 
+use std::ops::Bound;
+
 use millrace_cluster_state::{
     Applied, Caller, Command, ControllerId, ModelSummary, Outcome, Proposal, State, UnixMillis,
 };
@@ -70,6 +72,6 @@ impl Group {
     }
 
     pub(crate) fn charged(&self) -> Usage {
-        self.state.usage_in_all()
+        self.state.bills(Bound::Unbounded).fold(Usage::NONE, |sum, (_, usage)| sum.plus(usage))
     }
 }

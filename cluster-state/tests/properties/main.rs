@@ -6,6 +6,7 @@ mod commands;
 mod workflows;
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 
 use commands::{command, digest, log, spec, sync};
 use millrace_cluster_state::operations::{Kind, OPERATIONS_MAX};
@@ -13,7 +14,9 @@ use millrace_cluster_state::{
     Applied, Caller, Command, ControllerId, IdempotencyKey, Outcome, Proposal, Refusal, RulesVersion, State,
 };
 use millrace_types::workflow::{NESTING_MAX, Run, Signature};
-use millrace_types::{ClusterId, Digest, FunctionKey, FunctionSpec, Revision, TenantName, WorkflowSpec};
+use millrace_types::{
+    ClusterId, Digest, FunctionKey, FunctionSpec, Revision, TenantName, Usage, WorkflowSpec,
+};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree as _;
 use proptest::test_runner::TestRunner;
@@ -312,8 +315,10 @@ proptest! {
         for (n, proposal) in log.iter().enumerate() {
             let before = state.clone();
             let outcome = state.apply(index_of(n), proposal);
-            let used = before.usage_in_all();
-            prop_assert_eq!(state.usage_in_all().merge(used), state.usage_in_all());
+            let charged =
+                |state: &State| state.bills(Bound::Unbounded).fold(Usage::NONE, |sum, (_, usage)| sum.plus(usage));
+            let used = charged(&before);
+            prop_assert_eq!(charged(&state).merge(used), charged(&state));
             if matches!(outcome, Ok(Applied::Deleted { .. })) {
                 continue;
             }
