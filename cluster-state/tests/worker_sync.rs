@@ -11,7 +11,6 @@ use millrace_cluster_state::{
     Applied, Caller, Command, ControllerId, Knowledge, Located, ModelSummary, Outcome, Proposal, Refusal,
     State, UnixMillis,
 };
-use millrace_policy::checkpoint::load::{Load, Profile};
 use millrace_policy::checkpoint::{Action, Checkpoint, Config, Event};
 use millrace_policy::core::Core;
 use millrace_types::checkpoint::SYNC_BYTES_MAX;
@@ -19,6 +18,11 @@ use millrace_types::{
     Bytes, ClusterId, Digest, Epoch, FunctionSpec, NodeName, SloCounts, SyncBatch, Timestamp, Usage,
 };
 use proptest::prelude::*;
+
+use self::load::{LoadProfile, NodeLoad};
+
+#[path = "../../policy/src/checkpoint/load.rs"]
+mod load;
 
 const FUNCTIONS: u64 = 4;
 
@@ -40,7 +44,7 @@ impl Group {
             .propose(Command::AddArtifact { digest, bytes: Bytes(1), model, holder: ControllerId(1) })
             .unwrap();
         for number in 0..FUNCTIONS {
-            let spec = FunctionSpec::new(Load::function_of(number));
+            let spec = FunctionSpec::new(NodeLoad::function_of(number));
             group.propose(Command::ApplyFunction { spec, digest, expected: None, voters: vec![] }).unwrap();
         }
         group
@@ -69,23 +73,25 @@ impl Group {
         }
     }
 
-    /// Commits a batch, and gives what the worker is told.
-    fn take(&mut self, node: &NodeName, batch: &SyncBatch) -> Event {
+    /// Commits a batch and returns the answer. `None` if the batch's registration is over.
+    fn take(&mut self, node: &NodeName, batch: &SyncBatch) -> Option<Event> {
         let SyncBatch { epoch, seq, .. } = *batch;
-        match self.propose(Command::SyncNode { node: node.clone(), batch: batch.clone() }) {
+        Some(match self.propose(Command::SyncNode { node: node.clone(), batch: batch.clone() }) {
             Ok(Applied::Synced { seq }) => Event::Acknowledged { epoch, seq },
             Ok(Applied::SyncRepeated { last }) => Event::Acknowledged { epoch, seq: last },
             Ok(Applied::ResyncWanted { last }) => Event::ResyncWanted { epoch, seq, last },
-            Err(Refusal::Fenced { epoch, .. }) => Event::Fenced { epoch },
+            Err(Refusal::Fenced { .. }) => return None,
             other => panic!("{other:?}"),
-        }
+        })
     }
 }
 
 struct Worker {
     name: NodeName,
     core: Checkpoint,
-    load: Load,
+    /// The highest epoch that the worker was registered with, or that a name of its data has.
+    seen: Epoch,
+    load: NodeLoad,
     lose_batch: bool,
     lose_answer: bool,
 }
@@ -103,9 +109,10 @@ impl World {
             let name = NodeName::new(&format!("n{number}")).unwrap();
             // They name the same data at times: one is the home, others hold replicas.
             let home = NodeName::new(&format!("n{}", number / 2)).unwrap();
-            let profile = Profile { node: home, functions: FUNCTIONS, gpus: 2, live_max: 20 };
-            let load = Load::new(profile, seed + number);
-            Worker { name, core: Checkpoint::new(config), load, lose_batch: false, lose_answer: false }
+            let profile = LoadProfile { node: home, functions: FUNCTIONS, gpus: 2, live_max: 20 };
+            let load = NodeLoad::new(profile, seed + number);
+            let core = Checkpoint::new(config);
+            Worker { name, core, seen: Epoch(1), load, lose_batch: false, lose_answer: false }
         });
         let mut world =
             Self { group: Group::new(), workers: workers.collect(), now: Timestamp::ZERO, largest: 0 };
@@ -116,8 +123,9 @@ impl World {
     }
 
     fn register(&mut self, at: usize) {
-        let worker = &self.workers[at];
-        let epoch = self.group.register(&worker.name, worker.core.seen());
+        let worker = &mut self.workers[at];
+        let epoch = self.group.register(&worker.name, worker.seen);
+        worker.seen = worker.seen.max(epoch);
         self.tell(at, Event::Registered { epoch });
     }
 
@@ -128,17 +136,19 @@ impl World {
             let worker = &mut self.workers[at];
             worker.core.on_event(self.now, event, &mut actions);
             for action in actions {
+                let Action::Send(batch) = action;
                 let worker = &mut self.workers[at];
-                match action {
-                    Action::Send(_) if std::mem::take(&mut worker.lose_batch) => {}
-                    Action::Send(batch) => {
-                        self.largest = self.largest.max(batch.delta.len());
-                        let answer = self.group.take(&worker.name, &batch);
-                        if !std::mem::take(&mut worker.lose_answer) {
-                            events.push(answer);
-                        }
-                    }
-                    Action::Register => self.register(at),
+                if std::mem::take(&mut worker.lose_batch) {
+                    continue;
+                }
+                self.largest = self.largest.max(batch.delta.len());
+                let answer = self.group.take(&worker.name, &batch);
+                if std::mem::take(&mut worker.lose_answer) {
+                    continue;
+                }
+                match answer {
+                    Some(answer) => events.push(answer),
+                    None => self.register(at),
                 }
             }
         }
@@ -178,7 +188,7 @@ impl World {
             (self.workers[at].lose_batch, self.workers[at].lose_answer) = (false, false);
             // A loss is noticed with the next batch.
             let counts = SloCounts { m: 1, n: 1 };
-            self.tell(at, Event::Scored { function: Load::function_of(0), counts });
+            self.tell(at, Event::Scored { function: NodeLoad::function_of(0), counts });
         }
         for _ in 0..10 {
             self.wait(2000);
@@ -286,8 +296,8 @@ proptest! {
 fn a_batch_fits_its_bytes_whatever_the_names() {
     for name in ["n", &"n".repeat(63)] {
         let node = NodeName::new(name).unwrap();
-        let profile = Profile { node: node.clone(), functions: 3_000, gpus: 4, live_max: 100_000 };
-        let mut load = Load::new(profile, 11);
+        let profile = LoadProfile { node: node.clone(), functions: 3_000, gpus: 4, live_max: 100_000 };
+        let mut load = NodeLoad::new(profile, 11);
         let mut core = Checkpoint::new(Config::default());
         for _ in 0..60_000 {
             core.on_event(Timestamp::ZERO, load.step(), &mut Vec::new());

@@ -26,6 +26,7 @@ struct Worker {
     core: Checkpoint,
     /// What of its counts the core was told.
     looked: Usage,
+    /// The highest epoch that the worker was registered with.
     seen: Epoch,
     held: BTreeSet<u64>,
 }
@@ -126,8 +127,8 @@ impl World {
     }
 
     fn register(&mut self, at: usize) {
-        let seen = self.workers[at].core.seen().max(self.workers[at].seen);
-        let epoch = self.group.register(at, seen);
+        let epoch = self.group.register(at, self.workers[at].seen);
+        self.workers[at].seen = epoch;
         self.tell(at, Event::Registered { epoch });
     }
 
@@ -137,29 +138,32 @@ impl World {
             let mut actions = Vec::new();
             self.workers[at].core.on_event(self.now, event, &mut actions);
             for action in actions {
-                match action {
-                    checkpoint::Action::Send(_) if std::mem::take(&mut self.lose_batch) => {}
-                    checkpoint::Action::Send(batch) => {
-                        let answer = self.commit(at, &batch);
-                        if !std::mem::take(&mut self.lose_answer) {
-                            events.push(answer);
-                        }
-                    }
-                    checkpoint::Action::Register => self.register(at),
+                let checkpoint::Action::Send(batch) = action;
+                if std::mem::take(&mut self.lose_batch) {
+                    continue;
+                }
+                let answer = self.commit(at, &batch);
+                if std::mem::take(&mut self.lose_answer) {
+                    continue;
+                }
+                match answer {
+                    Some(answer) => events.push(answer),
+                    None => self.register(at),
                 }
             }
         }
     }
 
-    fn commit(&mut self, at: usize, batch: &SyncBatch) -> Event {
+    /// Commits a batch and returns the answer. `None` if the batch's registration is over.
+    fn commit(&mut self, at: usize, batch: &SyncBatch) -> Option<Event> {
         let SyncBatch { epoch, seq, .. } = *batch;
-        match self.group.propose(Command::SyncNode { node: node(at), batch: batch.clone() }) {
+        Some(match self.group.propose(Command::SyncNode { node: node(at), batch: batch.clone() }) {
             Ok(Applied::Synced { seq }) => Event::Acknowledged { epoch, seq },
             Ok(Applied::SyncRepeated { last }) => Event::Acknowledged { epoch, seq: last },
             Ok(Applied::ResyncWanted { last }) => Event::ResyncWanted { epoch, seq, last },
-            Err(Refusal::Fenced { epoch, .. }) => Event::Fenced { epoch },
+            Err(Refusal::Fenced { .. }) => return None,
             other => panic!("{other:?}"),
-        }
+        })
     }
 
     fn serve(&mut self, at: usize, event: admission::Event) -> Vec<admission::Action> {
@@ -234,7 +238,7 @@ impl World {
                 self.workers[at].held.remove(&key);
             }
             Step::Die(at) => {
-                let seen = self.workers[at].core.seen();
+                let seen = self.workers[at].seen;
                 let other = (at + 1) % NODES;
                 let orphans = std::mem::replace(&mut self.workers[at], Worker::new(self.now, seen)).held;
                 self.register(at);

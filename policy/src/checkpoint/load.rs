@@ -1,6 +1,6 @@
-//! Makes up what a node does, for tests and benches of the checkpoints: data that mostly dies
-//! young, models that move between tiers, requests that finish. The same seed gives the same
-//! events.
+//! Generates the events of a node for tests of the checkpoints: data that is mostly dropped soon,
+//! models that move between tiers, requests that finish. The same seed gives the same events. The tests
+//! of `cluster-state` include this file too.
 
 use millrace_types::{
     Alpha, Bytes, DataId, Digest, Epoch, FunctionKey, FunctionName, GpuIndex, ModelCopy, NodeName, SloCounts,
@@ -11,36 +11,35 @@ use super::Event;
 
 /// What a made-up node has.
 #[derive(Debug, Clone)]
-pub struct Profile {
+pub(super) struct LoadProfile {
     /// Whose data it names.
-    pub node: NodeName,
+    pub(super) node: NodeName,
     /// Functions it serves: f0, f1, …
-    pub functions: u64,
+    pub(super) functions: u64,
     /// Its GPUs.
-    pub gpus: u32,
+    pub(super) gpus: u32,
     /// The most data it holds at a time.
-    pub live_max: u64,
+    pub(super) live_max: u64,
 }
 
 /// A made-up node's life.
 #[derive(Debug, Clone)]
-pub struct Load {
-    profile: Profile,
+pub(super) struct NodeLoad {
+    profile: LoadProfile,
     random: u64,
     /// Data is numbered from here to `next`; older is gone.
     oldest: u64,
     next: u64,
 }
 
-impl Load {
+impl NodeLoad {
     /// Begins a life.
-    #[must_use]
-    pub fn new(profile: Profile, seed: u64) -> Self {
+    pub(super) fn new(profile: LoadProfile, seed: u64) -> Self {
         Self { profile, random: seed, oldest: 0, next: 0 }
     }
 
     /// The next thing that happens.
-    pub fn step(&mut self) -> Event {
+    pub(super) fn step(&mut self) -> Event {
         match self.draw(16) {
             0..8 if self.next - self.oldest < self.profile.live_max => self.store(),
             0..8 if self.profile.live_max > 0 => self.drop_data(),
@@ -63,15 +62,14 @@ impl Load {
     }
 
     /// A piece of data more.
-    pub fn store(&mut self) -> Event {
+    pub(super) fn store(&mut self) -> Event {
         let id = self.id(self.next);
         self.next += 1;
         Event::DataStored { id, bytes: Bytes(4096) }
     }
 
     /// The function of a number, as the events name it.
-    #[must_use]
-    pub fn function_of(number: u64) -> FunctionKey {
+    pub(super) fn function_of(number: u64) -> FunctionKey {
         let name = FunctionName::new(&format!("f{number}")).expect("a letter and digits are a valid name");
         FunctionKey { tenant: TenantName::default(), name }
     }

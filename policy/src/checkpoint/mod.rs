@@ -10,7 +10,7 @@
 //!        ▲
 //!        │  Acknowledged      the next batch, or the next period
 //!        │  ResyncWanted      everything again, in portions
-//!        │  Fenced            Register; a new epoch, then everything
+//!        │  Registered        a new epoch: everything again
 //!        └─ (nothing)         the same batch again, after a while or at a new leader
 //! ```
 //!
@@ -23,7 +23,8 @@
 
 mod holdings;
 mod ledger;
-pub mod load;
+#[cfg(test)]
+mod load;
 mod protocol;
 #[cfg(test)]
 mod tests;
@@ -49,8 +50,6 @@ const BATCH_BYTES_MIN: usize = 1 << 10;
 pub struct Checkpoint {
     config: Config,
     epoch: Option<Epoch>,
-    /// The highest epoch met, in data's names too.
-    seen: Epoch,
     /// The last number given in this epoch.
     seq: u64,
     stage: Stage,
@@ -96,7 +95,6 @@ impl Checkpoint {
         Self {
             config: Config { items_max, bytes_max, ..config },
             epoch: None,
-            seen: Epoch(0),
             seq: 0,
             stage: Stage::Resync,
             in_flight: None,
@@ -112,23 +110,11 @@ impl Checkpoint {
         }
     }
 
-    /// The highest epoch met: a registration says it, so that none is given twice.
-    #[must_use]
-    pub fn seen(&self) -> Epoch {
-        self.seen
-    }
-
     /// A function's score as it is reported in this epoch. With the placement's base it is what
     /// its required request count is computed from.
     #[must_use]
     pub fn counts(&self, function: &FunctionKey) -> SloCounts {
         self.scores.get(function).copied().unwrap_or_default()
-    }
-
-    /// Data old enough to be named, and beyond the bound.
-    #[must_use]
-    pub fn overflow(&self) -> u64 {
-        self.data.overflow()
     }
 
     /// Whether the leader has been told everything, and has said so.
@@ -152,7 +138,7 @@ impl Checkpoint {
         }
     }
 
-    fn note(&mut self, now: Timestamp, event: Event, actions: &mut Vec<Action>) {
+    fn note(&mut self, now: Timestamp, event: Event) {
         match event {
             Event::ModelLoaded { copy, bytes } => {
                 self.models.set(copy, bytes);
@@ -161,7 +147,6 @@ impl Checkpoint {
                 self.models.unset(&copy);
             }
             Event::DataStored { id, bytes } => {
-                self.seen = self.seen.max(id.epoch);
                 self.data.store(now, id, bytes);
             }
             Event::DataDropped { id } => self.data.drop(&id),
@@ -179,13 +164,6 @@ impl Checkpoint {
             Event::Reached => self.hurry(now),
             Event::Acknowledged { epoch, seq } => self.acknowledge(epoch, seq),
             Event::ResyncWanted { epoch, seq, last } => self.resync(now, epoch, seq, last),
-            Event::Fenced { epoch } => {
-                if self.epoch == Some(epoch) {
-                    self.epoch = None;
-                    self.in_flight = None;
-                    actions.push(Action::Register);
-                }
-            }
             Event::Flush => self.due = now,
             Event::Tick => {}
         }
@@ -196,7 +174,6 @@ impl Checkpoint {
             return;
         }
         self.epoch = Some(epoch);
-        self.seen = self.seen.max(epoch);
         self.seq = 0;
         self.in_flight = None;
         self.scores.rebase(|counts, told| Some(counts.since(*told)).filter(|it| *it != SloCounts::default()));
@@ -347,7 +324,7 @@ impl Core for Checkpoint {
     type Action = Action;
 
     fn on_event(&mut self, now: Timestamp, event: Event, actions: &mut Vec<Action>) {
-        self.note(now, event, actions);
+        self.note(now, event);
         self.advance(now, actions);
     }
 

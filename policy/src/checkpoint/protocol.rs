@@ -108,11 +108,6 @@ pub enum Event {
         /// The last that the leader took: a full sync has higher numbers.
         last: u64,
     },
-    /// A registration is over.
-    Fenced {
-        /// Which.
-        epoch: Epoch,
-    },
     /// The node goes down in order: what is to be told is told now, not when the period ends.
     Flush,
     /// Time has passed.
@@ -124,6 +119,4 @@ pub enum Event {
 pub enum Action {
     /// Send a batch to the leader. The same number may come more than once: it is the same batch.
     Send(Arc<SyncBatch>),
-    /// Register again, and say under which epoch.
-    Register,
 }

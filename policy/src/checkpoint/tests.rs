@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use millrace_types::{DataId, Digest, FunctionName, NodeName, TenantName, Tier};
 
-use super::load::Load;
+use super::load::NodeLoad;
 use super::*;
 
 mod properties;
@@ -59,14 +59,14 @@ impl Leader {
         *self = Self { epoch, past, ..Self::default() };
     }
 
-    fn take(&mut self, batch: &SyncBatch) -> Event {
-        let SyncBatch { epoch, seq, part, delta } = batch;
-        let (epoch, seq) = (*epoch, *seq);
+    /// Takes a batch and returns the answer. `None` if the batch's registration is over.
+    fn take(&mut self, batch: &SyncBatch) -> Option<Event> {
+        let &SyncBatch { epoch, seq, part, ref delta } = batch;
         if epoch != self.epoch {
-            return Event::Fenced { epoch };
+            return None;
         }
         if seq <= self.seq {
-            return Event::Acknowledged { epoch, seq: self.seq };
+            return Some(Event::Acknowledged { epoch, seq: self.seq });
         }
         let next = seq == self.seq + 1;
         let begins = matches!(part, SyncPart::Full(Portion::Only | Portion::First));
@@ -76,7 +76,7 @@ impl Leader {
                 SyncPart::Full(_) => next && self.syncing,
             };
         if !follows {
-            return Event::ResyncWanted { epoch, seq, last: self.seq };
+            return Some(Event::ResyncWanted { epoch, seq, last: self.seq });
         }
         if begins {
             self.models.clear();
@@ -88,7 +88,7 @@ impl Leader {
         if let SyncPart::Full(Portion::Only | Portion::Last) = part {
             (self.whole, self.syncing) = (true, false);
         }
-        Event::Acknowledged { epoch, seq }
+        Some(Event::Acknowledged { epoch, seq })
     }
 
     fn merge(&mut self, delta: &NodeDelta) {
@@ -148,11 +148,7 @@ impl Node {
 }
 
 fn sent(actions: &[Action]) -> Vec<(u64, SyncPart)> {
-    let batch = |action: &Action| match action {
-        Action::Send(batch) => (batch.seq, batch.part),
-        Action::Register => panic!("nothing to register for"),
-    };
-    actions.iter().map(batch).collect()
+    actions.iter().map(|Action::Send(batch)| (batch.seq, batch.part)).collect()
 }
 
 fn delta(actions: &[Action]) -> NodeDelta {
@@ -228,13 +224,10 @@ fn a_new_epoch_begins_at_what_the_old_one_was_not_told() {
     node.say(scored(3, 4));
     assert_eq!(sent(&node.wait(1000)), [(2, SyncPart::Delta)]);
     node.say(scored(1, 2));
-    assert_eq!(node.say(Event::Fenced { epoch: Epoch(3) }), [], "another registration");
-    assert_eq!(node.say(Event::Fenced { epoch: EPOCH }), [Action::Register]);
-    assert_eq!(node.core.next_wake(), None);
     let full = node.say(Event::Registered { epoch: Epoch(9) });
     assert_eq!(sent(&full), [(1, SyncPart::Full(Portion::Only))]);
     assert_eq!(delta(&full).slo, [(function(), SloCounts { m: 1, n: 2 })]);
-    assert_eq!((node.core.counts(&function()), node.core.seen()), (SloCounts { m: 1, n: 2 }, Epoch(9)));
+    assert_eq!(node.core.counts(&function()), SloCounts { m: 1, n: 2 });
 }
 
 #[test]
@@ -244,13 +237,12 @@ fn an_epoch_that_ends_in_a_full_sync_has_still_been_told_what_came_before() {
     node.acknowledge(1);
     for number in 0..2 {
         let usage = Usage { gpu_ns: 5, requests: 1, idle_ms: 3 };
-        node.say(Event::Used { function: Load::function_of(number), usage });
+        node.say(Event::Used { function: NodeLoad::function_of(number), usage });
     }
     node.wait(1000);
     assert_eq!(sent(&node.acknowledge(2)), [(3, SyncPart::Delta)]);
     let resync = node.say(Event::ResyncWanted { epoch: EPOCH, seq: 3, last: 2 });
     assert_eq!(sent(&resync), [(4, SyncPart::Full(Portion::First))]);
-    node.say(Event::Fenced { epoch: EPOCH });
     let full = node.say(Event::Registered { epoch: Epoch(9) });
     assert_eq!(delta(&full).usage, [], "both were told, one of them before the full sync");
 }
@@ -282,7 +274,7 @@ fn what_is_beyond_the_bound_is_counted_and_named_when_there_is_room() {
     }
     node.now = node.now + Duration::from_secs(1);
     let full = delta(&node.say(Event::Registered { epoch: EPOCH }));
-    assert_eq!((full.entries.len(), full.overflow, node.core.overflow()), (2, Some(3), 3));
+    assert_eq!((full.entries.len(), full.overflow, node.core.data.overflow()), (2, Some(3), 3));
     node.acknowledge(1);
     node.say(Event::DataDropped { id: data(0) });
     let next = delta(&node.wait(1000));

@@ -123,7 +123,7 @@ impl Process {
             host_memory_bytes: HOST_MEMORY.get(),
             topology: "stub".into(),
             stream_break: None,
-            seen_epoch: self.inner.borrow().core.seen().0,
+            seen_epoch: self.inner.borrow().epoch.unwrap_or_default().0,
             runs_programs: false,
         }
     }
@@ -249,12 +249,8 @@ impl Process {
     fn tell(&self, event: Event) {
         let (now, mut actions) = (self.now(), Vec::new());
         self.inner.borrow_mut().core.on_event(now, event, &mut actions);
-        for action in actions {
-            match action {
-                Action::Send(batch) => self.send(&batch),
-                // Controllers do that as soon as they hear of this node.
-                Action::Register => {}
-            }
+        for Action::Send(batch) in actions {
+            self.send(&batch);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::super::load::{Load, Profile};
+use super::super::load::{LoadProfile, NodeLoad};
 use super::*;
 
 #[derive(Debug, Clone)]
@@ -72,10 +72,9 @@ impl Pair {
         let mut events = vec![event];
         while let Some(event) = events.pop() {
             for action in self.node.say(event) {
-                match action {
-                    Action::Send(_) if std::mem::take(&mut self.lose_batch) => {}
-                    Action::Send(batch) => events.extend(self.deliver(&batch)),
-                    Action::Register => self.register(),
+                let Action::Send(batch) = action;
+                if !std::mem::take(&mut self.lose_batch) {
+                    events.extend(self.deliver(&batch));
                 }
             }
         }
@@ -84,11 +83,17 @@ impl Pair {
     fn deliver(&mut self, batch: &SyncBatch) -> Option<Event> {
         self.batches += 1;
         let answer = self.leader.take(batch);
-        self.last_answer = Some(answer.clone());
-        (!std::mem::take(&mut self.lose_answer)).then_some(answer)
+        self.last_answer = answer.clone().or(self.last_answer.take());
+        if std::mem::take(&mut self.lose_answer) {
+            return None;
+        }
+        if answer.is_none() {
+            self.register();
+        }
+        answer
     }
 
-    fn step(&mut self, load: &mut Load, step: &Step) {
+    fn step(&mut self, load: &mut NodeLoad, step: &Step) {
         match step {
             Step::Live(events) => (0..*events).for_each(|_| self.tell(load.step())),
             Step::Wait(ms) => {
@@ -113,7 +118,7 @@ impl Pair {
     fn settle(&mut self) {
         (self.lose_batch, self.lose_answer) = (false, false);
         // Whatever the leader forgot is noticed with the next change.
-        self.tell(Event::Scored { function: Load::function_of(0), counts: SloCounts { m: 1, n: 1 } });
+        self.tell(Event::Scored { function: NodeLoad::function_of(0), counts: SloCounts { m: 1, n: 1 } });
         for _ in 0..10 {
             self.node.now = self.node.now + Duration::from_secs(2);
             self.tell(Event::Tick);
@@ -122,8 +127,8 @@ impl Pair {
     }
 }
 
-fn profile(live_max: u64) -> Profile {
-    Profile { node: NodeName::new("n1").unwrap(), functions: 4, gpus: 2, live_max }
+fn profile(live_max: u64) -> LoadProfile {
+    LoadProfile { node: NodeName::new("n1").unwrap(), functions: 4, gpus: 2, live_max }
 }
 
 proptest! {
@@ -131,7 +136,7 @@ proptest! {
     fn the_leader_ends_up_with_what_the_node_has(
         steps in prop::collection::vec(step(), 0..60), seed: u64, items_max in 1usize..20, entries_max in 1usize..30,
     ) {
-        let mut load = Load::new(profile(40), seed);
+        let mut load = NodeLoad::new(profile(40), seed);
         let mut pair = Pair::new(Config { items_max, entries_max, ..Config::default() });
         pair.register();
         for step in &steps {
@@ -152,7 +157,7 @@ proptest! {
     fn nothing_is_charged_twice(
         steps in prop::collection::vec(step(), 0..60), seed: u64, items_max in 1usize..5,
     ) {
-        let mut load = Load::new(profile(0), seed);
+        let mut load = NodeLoad::new(profile(0), seed);
         let mut happened = Usage::default();
         let mut pair = Pair::new(Config { items_max, ..Config::default() });
         pair.register();
@@ -182,7 +187,7 @@ proptest! {
 
 #[test]
 fn a_hundred_thousand_entries_take_a_hundred_batches() {
-    let mut load = Load::new(profile(100_000), 7);
+    let mut load = NodeLoad::new(profile(100_000), 7);
     let mut pair = Pair::new(Config::default());
     for _ in 0..100_000 {
         let event = load.store();

@@ -141,12 +141,8 @@ impl Task {
     fn tell(&mut self, event: Event) {
         let mut actions = Vec::new();
         self.core.on_event(self.from.clock.now(), event, &mut actions);
-        for action in actions {
-            match action {
-                Action::Send(batch) => self.send(&batch),
-                // Controllers do that by themselves as soon as they hear of this node.
-                Action::Register => {}
-            }
+        for Action::Send(batch) in actions {
+            self.send(&batch);
         }
     }
 
