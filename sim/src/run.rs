@@ -313,7 +313,6 @@ async fn ask(shared: Rc<Shared>, request: usize, function: u32) {
         behind: Duration::ZERO,
         counted: false,
         request_id: RequestId::new(&format!("r{request}")).unwrap_or_else(|| unreachable!("r and a number")),
-        attempt: 1,
         attempts_left: 3,
         revision: revision.clone(),
         timeout: shared.timeout,

@@ -142,7 +142,6 @@ fn invocation() -> Invocation {
         behind: Duration::ZERO,
         counted: false,
         request_id: RequestId::new("bench").expect("a good id"),
-        attempt: 1,
         attempts_left: 3,
         revision: revision(),
         timeout: Duration::from_secs(60),

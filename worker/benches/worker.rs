@@ -63,7 +63,6 @@ fn invocation(id: usize) -> Invocation {
         behind: Duration::ZERO,
         counted: false,
         request_id: RequestId::new(&format!("r{id}")).unwrap(),
-        attempt: 1,
         attempts_left: 3,
         revision: RevisionKey { function, revision: Revision::FIRST },
         timeout: Duration::from_secs(60),

@@ -18,8 +18,6 @@ use crate::port::Descriptor;
 pub struct Invocation {
     /// The cluster's name for the request.
     pub request_id: RequestId,
-    /// Which attempt of the gateway this is, from 1.
-    pub attempt: u32,
     /// How often the request may still be started, counting this time; 0 counts as 1.
     pub attempts_left: u32,
     /// What to run.

@@ -178,7 +178,6 @@ fn function() -> FunctionConfig {
 fn request(timeout: Duration) -> Invocation {
     Invocation {
         request_id: RequestId::new("request").unwrap(),
-        attempt: 1,
         attempts_left: 3,
         revision: revision(),
         timeout,

@@ -45,7 +45,6 @@ mod tests {
         let name = FunctionName::new("f").unwrap();
         let invocation = Invocation {
             request_id: RequestId::new("request-1").unwrap(),
-            attempt: 1,
             attempts_left: 3,
             revision: RevisionKey {
                 function: FunctionKey { tenant: TenantName::default(), name },

@@ -91,7 +91,6 @@ impl WorkerService {
         let packed = tensors::pack(std::mem::take(&mut gathered.inputs))?;
         let invocation = Invocation {
             request_id,
-            attempt: request.attempt,
             attempts_left: request.attempts_left,
             revision,
             timeout: timeout.saturating_sub(gathered.took),

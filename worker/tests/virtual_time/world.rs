@@ -158,7 +158,6 @@ pub(crate) fn request(function: usize) -> Invocation {
         behind: Duration::ZERO,
         counted: false,
         request_id: RequestId::new("request").unwrap(),
-        attempt: 1,
         attempts_left: 3,
         revision: revision(function),
         timeout: Duration::from_secs(60),

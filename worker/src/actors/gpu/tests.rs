@@ -131,7 +131,6 @@ impl Bench {
         };
         let invocation = Invocation {
             request_id: RequestId::new("request").unwrap(),
-            attempt: 1,
             attempts_left: 3,
             revision: RevisionKey {
                 function: FunctionKey {
