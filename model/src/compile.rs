@@ -12,7 +12,6 @@ use crate::cut::{Grouping, Launch, Step};
 use crate::error::{ModelError, UnsupportedOperator};
 use crate::layout::{Layout, Placement};
 use crate::onnx::{GraphProto, ModelProto, NodeProto, TensorType, TypeProto};
-use crate::tensors::Source;
 use crate::{arrange, constants, cut, layout, operators, signature, sizes, tensors, wire};
 
 /// What a model is, without its weights.
@@ -45,25 +44,6 @@ pub struct Compiled {
     pub weights: Vec<Placement>,
     /// The parts in which the model runs, in order. At least one.
     pub launches: Vec<Launch>,
-}
-
-/// A region of weights could not be filled.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum WriteError {
-    /// The region is not [`Summary::weights_bytes`] long.
-    #[error("the region for the weights is {found} bytes long and must be {expected}")]
-    Region {
-        /// The right length.
-        expected: u64,
-        /// The length given.
-        found: u64,
-    },
-    /// The file is not the one that was compiled.
-    #[error("the model file given for weight {weight:?} is shorter than the one that was compiled")]
-    File {
-        /// The weight whose bytes it lacks.
-        weight: String,
-    },
 }
 
 /// Checks an ONNX file and prepares it to be served. The weights' bytes stay in the file: nothing of
@@ -107,37 +87,6 @@ pub fn compile_grouped(onnx: &Bytes, grouping: Grouping) -> Result<Compiled, Mod
     };
     let graph = ModelProto { graph: Some(graph), ..model }.encode_to_vec();
     Ok(Compiled { summary, graph, weights: layout.placements, launches })
-}
-
-impl Compiled {
-    /// Fills a region with the weights. `onnx` is the file that was compiled.
-    ///
-    /// # Errors
-    /// [`WriteError`] when the region or the file is not as long as it must be; the region is then
-    /// filled in part.
-    pub fn write_weights(&self, onnx: &[u8], region: &mut [u8]) -> Result<(), WriteError> {
-        let (expected, found) = (self.summary.weights_bytes, region.len() as u64);
-        if expected != found {
-            return Err(WriteError::Region { expected, found });
-        }
-        let mut rest = region;
-        let mut position = 0;
-        for weight in &self.weights {
-            let bytes = match &weight.source {
-                Source::File(range) => onnx.get(range.clone()),
-                Source::Owned(bytes) => Some(bytes.as_ref()),
-            };
-            let bytes = bytes.ok_or_else(|| WriteError::File { weight: weight.name.clone() })?;
-            let (padding, after) = rest.split_at_mut((weight.offset - position) as usize);
-            let (place, after) = after.split_at_mut(bytes.len());
-            padding.fill(0);
-            place.copy_from_slice(bytes);
-            rest = after;
-            position = weight.offset + weight.bytes;
-        }
-        rest.fill(0);
-        Ok(())
-    }
 }
 
 /// Refuses every operator that does not run, all at once.

@@ -34,7 +34,7 @@ mod tests;
 mod wire;
 
 pub use arrange::{MAX_CHAIN, MAX_NODES};
-pub use compile::{Compiled, Summary, WriteError, compile, compile_grouped};
+pub use compile::{Compiled, Summary, compile, compile_grouped};
 pub use cut::{GROUP_BYTES, Grouping, Launch, MAX_LAUNCHES};
 pub use error::{ModelError, UnsupportedOperator};
 pub use layout::{ALIGNMENT, MIN_PLACED_BYTES, Placement, WEIGHTS_FILE};

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes as Buffer;
 use millrace_device::{DeviceMemory, HostRegion, HostRegionBuilder, monotonic_now};
-use millrace_model::{Compiled, Grouping};
+use millrace_model::{Compiled, Grouping, Source};
 use millrace_proto::executor::command::Command;
 use millrace_proto::executor::event::Event;
 use millrace_proto::executor::*;
@@ -51,10 +51,14 @@ impl Model {
 
     fn of(compiled: Compiled, onnx: &Buffer, padding: u64) -> Self {
         let own = compiled.summary.weights_bytes;
-        let mut bytes = vec![0; own as usize];
-        compiled.write_weights(onnx, &mut bytes).unwrap();
         let mut weights = HostRegionBuilder::new("weights", Bytes(own + padding)).unwrap();
-        weights.write_at(0, &bytes).unwrap();
+        for weight in &compiled.weights {
+            let bytes = match &weight.source {
+                Source::File(range) => &onnx[range.clone()],
+                Source::Owned(bytes) => bytes,
+            };
+            weights.write_at(weight.offset, bytes).unwrap();
+        }
         for offset in (own..own + padding).step_by(PAGE as usize) {
             weights.write_at(offset, &[0xAB]).unwrap();
         }

@@ -2,6 +2,7 @@
 
 use proptest::prelude::*;
 
+use super::runner::region;
 use super::*;
 use crate::{ALIGNMENT, MAX_LAUNCHES, compile};
 
@@ -11,8 +12,8 @@ fn check(file: Vec<u8>) {
     let Ok(compiled) = compile(&file) else { return };
     let bytes = compiled.summary.weights_bytes;
     assert!(bytes <= 8 * file.len() as u64 + 8 * ALIGNMENT, "{bytes} bytes of weights from a small file");
-    let mut region = vec![0; bytes as usize];
-    compiled.write_weights(&file, &mut region).unwrap();
+    // Panics if a weight lies outside of the region or of the file.
+    region(&compiled, &file);
     assert!((1..=MAX_LAUNCHES).contains(&compiled.launches.len()));
     let mut known: Vec<&String> = compiled.summary.inputs.iter().map(|input| &input.name).collect();
     for launch in &compiled.launches {

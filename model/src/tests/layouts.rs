@@ -2,8 +2,9 @@
 
 use millrace_types::{DataType, Dim, TensorSpec};
 
+use super::runner::region;
 use super::*;
-use crate::{Compiled, Launch, Source, WriteError, compile};
+use crate::{Compiled, Launch, Source, compile};
 
 #[track_caller]
 fn compiled(model: &ModelProto) -> (Compiled, Bytes) {
@@ -61,11 +62,9 @@ fn weights_lie_in_the_order_of_first_use_and_shared_ones_once() {
     }));
     assert_eq!(names(&compiled), ["early", "late"]);
     assert_eq!(compiled.summary.weights_bytes, 64 + 128);
-    let mut region = vec![0xff; 192];
-    compiled.write_weights(&file, &mut region).unwrap();
+    let region = region(&compiled, &file);
     assert_eq!(region[..64], weight("early", &[4, 4]).raw_data.unwrap());
     assert_eq!(region[64..144], weight("late", &[4, 5]).raw_data.unwrap());
-    assert_eq!(region[144..], [0; 48], "padding is cleared");
     let nodes: Vec<String> = left(&compiled).node.iter().map(|node| node.output[0].clone()).collect();
     assert_eq!(nodes, ["a", "b", "y"]);
 }
@@ -77,9 +76,7 @@ fn typed_data_are_placed_as_raw_bytes() {
         graph.initializer[0].raw_data = None;
         graph.initializer[0].float_data = floats;
     }));
-    let mut region = vec![0; 64];
-    compiled.write_weights(&file, &mut region).unwrap();
-    assert_eq!(region[4..8], 1f32.to_le_bytes());
+    assert_eq!(region(&compiled, &file)[4..8], 1f32.to_le_bytes());
 }
 
 #[test]
@@ -127,13 +124,4 @@ fn a_subgraph_reads_what_it_captures_and_its_own_weights() {
 fn weights_listed_as_inputs_are_not_asked_of_a_request() {
     let (compiled, _) = compiled(&with(|graph| graph.input.push(value("w", element::FLOAT, &["4", "4"]))));
     assert_eq!(compiled.summary.inputs.len(), 1);
-}
-
-#[test]
-fn a_region_or_a_file_of_the_wrong_length_is_refused() {
-    let (compiled, file) = compiled(&model());
-    let refused = compiled.write_weights(&file, &mut [0; 63]);
-    assert_eq!(refused, Err(WriteError::Region { expected: 64, found: 63 }));
-    let refused = compiled.write_weights(&file[..10], &mut [0; 64]);
-    assert_eq!(refused, Err(WriteError::File { weight: "w".into() }));
 }

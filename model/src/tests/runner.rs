@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use bytes::Bytes;
 use rten::{Model, ModelOptions, Value, ValueOrView};
 
-use crate::{Compiled, WEIGHTS_FILE};
+use crate::{Compiled, Source, WEIGHTS_FILE};
 
 /// A model's values by name.
 pub(super) type Values = Vec<(String, Value)>;
@@ -15,10 +15,22 @@ pub(super) fn load_original(onnx: &[u8]) -> Model {
     ModelOptions::with_all_ops().enable_optimization(false).load(onnx.to_vec()).unwrap()
 }
 
+/// The region of a compiled file's weights.
+pub(super) fn region(compiled: &Compiled, onnx: &[u8]) -> Vec<u8> {
+    let mut region = vec![0; compiled.summary.weights_bytes as usize];
+    for weight in &compiled.weights {
+        let bytes = match &weight.source {
+            Source::File(range) => &onnx[range.clone()],
+            Source::Owned(bytes) => bytes,
+        };
+        region[weight.offset as usize..][..bytes.len()].copy_from_slice(bytes);
+    }
+    region
+}
+
 /// Loads the graph over a region filled with its weights.
 pub(super) fn load_compiled(compiled: &Compiled, onnx: &Bytes) -> Model {
-    let mut region = vec![0xff; compiled.summary.weights_bytes as usize];
-    compiled.write_weights(onnx, &mut region).unwrap();
+    let region = region(compiled, onnx);
     let mut options = ModelOptions::with_all_ops();
     options.external_data_static(WEIGHTS_FILE, region.leak());
     options.enable_optimization(false).load(compiled.graph.clone()).unwrap()
