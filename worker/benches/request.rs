@@ -4,7 +4,8 @@
 //! One bench asks from the actor thread itself, which leaves the messages between actors; one from
 //! another thread, which adds the two thread wake-ups that a gRPC request pays.
 
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
+use std::thread;
 use std::time::Duration;
 
 use criterion::{Criterion, criterion_group, criterion_main};
@@ -20,9 +21,10 @@ use millrace_types::{
 use millrace_worker::clock::{Clock, MonotonicClock};
 use millrace_worker::handle::NodeHandle;
 use millrace_worker::install::{FunctionConfig, PreparedModel};
-use millrace_worker::node::{NodeConfig, NodeContext, start, start_here};
+use millrace_worker::node::{NodeConfig, NodeContext, start_here};
 use millrace_worker::port::{Descriptor, ExecutorPort, PortEvent, PortEventKind, PortSink, Spawner};
 use millrace_worker::request::{Invocation, OnGpus};
+use tokio::sync::oneshot;
 
 struct Instant;
 
@@ -176,7 +178,15 @@ fn request(c: &mut Criterion) {
     });
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let runtime = runtime.expect("a runtime can be made");
-    let (node, thread) = start(config(), context()).expect("a thread can be started");
+    let (started, handle) = mpsc::channel();
+    let (stop, stopped) = oneshot::channel::<()>();
+    let thread = thread::spawn(move || {
+        actix::System::new().block_on(async move {
+            started.send(start_here(config(), context())).expect("the bench waits for the node");
+            drop(stopped.await);
+        });
+    });
+    let node = handle.recv().expect("the thread starts the node");
     runtime.block_on(install(&node));
     c.bench_function("request/through the actors, asked from another thread", |b| {
         b.iter_custom(|times| {
@@ -185,7 +195,9 @@ fn request(c: &mut Criterion) {
             runtime.block_on(asked).expect("asking does not panic")
         });
     });
-    runtime.block_on(node.drain(Duration::from_secs(1)));
+    runtime.block_on(node.quiesce(Duration::from_secs(1)));
+    runtime.block_on(node.stop());
+    drop(stop);
     thread.join().expect("the actors end well");
 }
 

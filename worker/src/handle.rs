@@ -340,12 +340,6 @@ impl NodeHandle {
         self.directory.post(node::Message::Shutdown { reply });
         replied.await.unwrap_or(());
     }
-
-    /// Takes no more requests, waits up to `grace` for those there are, then stops.
-    pub async fn drain(&self, grace: Duration) {
-        self.quiesce(grace).await;
-        self.stop().await;
-    }
 }
 
 impl std::fmt::Debug for NodeHandle {

@@ -1,8 +1,6 @@
 //! What a node is made of, and how its actors are started.
 
-use std::io;
-use std::sync::{Arc, mpsc};
-use std::thread::{self, JoinHandle};
+use std::sync::Arc;
 
 use millrace_policy::dispatch::PolicyConfig;
 use millrace_policy::elastic::{self, MigrationPolicy, POOL_FLOOR, PoolPolicy, STORE_CAP};
@@ -153,31 +151,11 @@ impl NodeContext {
     }
 }
 
-/// Starts a node's actors on a thread of their own, `node-actors`. The thread ends after
-/// [`NodeHandle::drain`].
-///
-/// # Errors
-/// When the thread cannot be started.
-pub fn start(config: NodeConfig, context: NodeContext) -> io::Result<(NodeHandle, JoinHandle<()>)> {
-    let (started, handle) = mpsc::channel();
-    let actors = move || {
-        actix::System::new().block_on(async move {
-            let (handle, ended) = Supervisor::start(config, context);
-            // Whoever started the node waits for this, and it ends with the actors either way.
-            started.send(handle).unwrap_or_default();
-            ended.await.unwrap_or_default();
-        });
-    };
-    let thread = thread::Builder::new().name("node-actors".to_owned()).spawn(actors)?;
-    let handle = handle.recv().map_err(io::Error::other)?;
-    Ok((handle, thread))
-}
-
 /// Starts a node's actors on this thread, which must be running an actix system: how a simulation
 /// has them in its own time.
 #[must_use]
 pub fn start_here(config: NodeConfig, context: NodeContext) -> NodeHandle {
-    Supervisor::start(config, context).0
+    Supervisor::start(config, context)
 }
 
 #[cfg(test)]

@@ -36,7 +36,6 @@ use millrace_policy::residence::Residence;
 use millrace_policy::trace::CoreId;
 use millrace_types::topology::LinkId;
 use millrace_types::{Digest, GpuIndex, Incarnation, ModelId, Reason};
-use tokio::sync::oneshot;
 
 use crate::actors::driven::{Driven, SharedTrace};
 use crate::actors::executor::{self, Executor};
@@ -93,14 +92,12 @@ pub(crate) struct Supervisor {
     routes: Option<Paths>,
     /// The next incarnation of each GPU's executor: numbers are not used twice.
     incarnations: Rc<[Cell<Incarnation>]>,
-    ended: Cell<Option<oneshot::Sender<()>>>,
 }
 
 impl Supervisor {
-    /// Starts a node's actors on this thread. The receiver hears when they have ended.
-    pub(crate) fn start(config: NodeConfig, context: NodeContext) -> (NodeHandle, oneshot::Receiver<()>) {
+    /// Starts a node's actors on this thread.
+    pub(crate) fn start(config: NodeConfig, context: NodeContext) -> NodeHandle {
         let NodeContext { clock, seed, spawner, trace } = context;
-        let (end, ended) = oneshot::channel();
         let directory = Directory::new();
         let handle = NodeHandle::new(Arc::clone(&directory), config.requests_max, Arc::clone(&clock));
         let gpus = config.topology.gpus.len();
@@ -125,7 +122,6 @@ impl Supervisor {
             // Each GPU counts in steps of the number of GPUs, from its own number: 1, 2, 3, …
             incarnations: (1..=gpus as u64).map(|gpu| Cell::new(Incarnation(gpu))).collect(),
             spawner: RefCell::new(spawner),
-            ended: Cell::new(Some(end)),
             config,
             clock,
             seed,
@@ -133,7 +129,7 @@ impl Supervisor {
             directory,
         });
         supervisor.start_all();
-        (handle, ended)
+        handle
     }
 
     fn start_all(self: &Rc<Self>) {
@@ -346,10 +342,6 @@ impl Supervisor {
             if let Some(hosting) = &hosted.program {
                 hosting.crew.post(crew::Message::Stop);
             }
-        }
-        if let Some(end) = self.ended.take() {
-            // Nobody need wait for it.
-            end.send(()).unwrap_or_default();
         }
     }
 }

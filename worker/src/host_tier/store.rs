@@ -98,12 +98,6 @@ impl Store {
         Ok(None)
     }
 
-    /// Whether a file of that name is here. Says nothing about its contents.
-    #[must_use]
-    pub fn has(&self, digest: Digest) -> bool {
-        self.path(digest).exists()
-    }
-
     /// Begins to write an artifact of at most `announced` bytes.
     ///
     /// # Errors
@@ -270,7 +264,7 @@ mod tests {
         let digest = put(&store, b"a model");
         std::fs::write(store.path(digest), b"a mode!").unwrap();
         assert!(store.read(digest, Bytes(7)).unwrap().is_none());
-        assert!(!store.has(digest));
+        assert!(!store.path(digest).exists());
     }
 
     #[test]
@@ -280,7 +274,7 @@ mod tests {
         // A sparse file that no memory could hold.
         File::options().write(true).open(store.path(digest)).unwrap().set_len(1 << 42).unwrap();
         assert!(store.read(digest, Bytes(7)).unwrap().is_none());
-        assert!(!store.has(digest));
+        assert!(!store.path(digest).exists());
     }
 
     #[test]
@@ -296,6 +290,6 @@ mod tests {
         let (_dir, store) = store();
         let (a, b) = (put(&store, b"a"), put(&store, b"b"));
         store.retain(|digest| digest == a).unwrap();
-        assert!(store.has(a) && !store.has(b));
+        assert!(store.path(a).exists() && !store.path(b).exists());
     }
 }

@@ -349,7 +349,10 @@ fn draining_answers_what_runs_refuses_what_comes_and_stops_the_executors() {
         let running = world.ask(request(0));
         world.pass_ms(5).await;
         let node = world.node.clone();
-        let draining = actix_rt::spawn(async move { node.drain(Duration::from_secs(1)).await });
+        let draining = actix_rt::spawn(async move {
+            node.quiesce(Duration::from_secs(1)).await;
+            node.stop().await;
+        });
         world.pass_ms(1).await;
         assert_eq!(reason(world.ask(request(0))).await, (Reason::ShuttingDown, false));
         running.await.unwrap().unwrap();
@@ -370,7 +373,8 @@ fn draining_does_not_wait_for_ever() {
         let waits: Vec<_> = (0..3).map(|_| world.ask(request(0))).collect();
         world.pass_ms(5).await;
         let start = world.clock.now();
-        world.node.drain(Duration::from_millis(100)).await;
+        world.node.quiesce(Duration::from_millis(100)).await;
+        world.node.stop().await;
         assert!(world.clock.now().since(start) < Duration::from_millis(110));
         for answer in waits {
             assert_eq!(reason(answer).await.0, Reason::ShuttingDown);
