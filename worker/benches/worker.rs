@@ -23,7 +23,7 @@ mod port;
 #[path = "../tests/real/support.rs"]
 mod support;
 
-use support::{client, invoke, kill_9, row, serving_mlp, worker};
+use support::{client, index_data, invoke, kill_9, row, serving_mlp, worker};
 
 const WARM_UP: usize = 500;
 const ROUNDS: usize = 5000;
@@ -132,7 +132,7 @@ async fn an_index_until_it_is_committed() {
         let dir = tempfile::tempdir().unwrap();
         let (worker, controller) = worker(dir.path(), 1).await;
         controller.lead(1);
-        worker.control().index().make_up(INDEX_ENTRIES as u64).await;
+        index_data(&worker, INDEX_ENTRIES as u64).await;
         let whole = |ledger: &ledger::Ledger| ledger.kept.entries.len() == INDEX_ENTRIES;
         controller.committed("the index", whole).await;
         controller.ledger().send_modify(ledger::Ledger::lose);

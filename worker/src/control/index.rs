@@ -9,8 +9,6 @@ use super::registration::Registration;
 
 /// Changes said and not yet taken in. Whoever says more waits.
 pub(super) const CHANGES_MAX: usize = 1024;
-/// The size of a made-up piece of data.
-const MADE_UP: Bytes = Bytes(4096);
 
 /// The way in. Cheap to clone. What is said after the worker's end is heard by nobody.
 #[derive(Debug, Clone)]
@@ -20,51 +18,26 @@ pub struct IndexFeed {
     pub(crate) node: NodeName,
 }
 
-/// Room for one thing to say.
+/// A permit to report one change.
 #[derive(Debug)]
-pub(crate) struct Place<'a>(mpsc::Permit<'a, Event>);
+pub struct IndexPermit<'a>(mpsc::Permit<'a, Event>);
 
-impl Place<'_> {
-    /// A piece of data is here.
-    pub(crate) fn stored(self, id: DataId, bytes: Bytes) {
+impl IndexPermit<'_> {
+    /// Reports that a piece of data is here.
+    pub fn stored(self, id: DataId, bytes: Bytes) {
         self.0.send(Event::DataStored { id, bytes });
     }
 
-    /// It is no longer here.
-    pub(crate) fn dropped(self, id: DataId) {
+    /// Reports that a piece of data is no longer here.
+    pub fn dropped(self, id: DataId) {
         self.0.send(Event::DataDropped { id });
     }
 }
 
 impl IndexFeed {
-    /// A piece of data is here.
-    pub async fn stored(&self, id: DataId, bytes: Bytes) {
-        // Closed only when the worker goes, and its data with it.
-        drop(self.changes.send(Event::DataStored { id, bytes }).await);
-    }
-
-    /// It is no longer here.
-    pub async fn dropped(&self, id: DataId) {
-        drop(self.changes.send(Event::DataDropped { id }).await);
-    }
-
-    /// Room for one thing to say, which then waits for nobody; `None` once the worker goes.
-    pub(crate) async fn place(&self) -> Option<Place<'_>> {
-        self.changes.reserve().await.ok().map(Place)
-    }
-
-    /// Says that `entries` pieces of data are here, which are not: an index of real size to test
-    /// and measure the control plane with. Waits for the registration that names them.
-    pub async fn make_up(&self, entries: u64) {
-        let mut registration = self.registration.clone();
-        // Without a worker there is nothing to name.
-        let Ok(Some(epoch)) = registration.wait_for(|it| it.current.is_some()).await.map(|it| it.current)
-        else {
-            return;
-        };
-        for counter in 1..=entries {
-            self.stored(DataId { home: self.node.clone(), epoch, counter }, MADE_UP).await;
-        }
+    /// Waits for a permit to report one change. `None` once the worker ends.
+    pub async fn place(&self) -> Option<IndexPermit<'_>> {
+        self.changes.reserve().await.ok().map(IndexPermit)
     }
 }
 

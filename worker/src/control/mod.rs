@@ -21,7 +21,7 @@ use checkpoint::{Checkpoints, Scores};
 use desired::Desired;
 use index::IndexFeed;
 use outgoing::Feeds;
-use registration::{Registration, Registrations};
+use registration::Registrations;
 use session::{Peer, Shared};
 
 pub mod checkpoint;
@@ -91,7 +91,6 @@ pub struct Refused {
 pub struct Control {
     sessions: JoinSet<Option<Refused>>,
     checkpoints: JoinSet<()>,
-    registrations: Registrations,
     scores: watch::Receiver<Scores>,
     index: IndexFeed,
     flushes: mpsc::Sender<oneshot::Sender<()>>,
@@ -115,7 +114,6 @@ impl Control {
         let control = Self {
             sessions: JoinSet::new(),
             checkpoints: JoinSet::new(),
-            registrations: registrations.clone(),
             scores: scores.subscribe(),
             index: IndexFeed { changes, registration: registrations.subscribe(), node: name },
             flushes,
@@ -162,12 +160,6 @@ impl Control {
             self.sessions.spawn(session::run(shared.clone(), peer, seed ^ place as u64));
         }
         self
-    }
-
-    /// Under which epoch the controllers know this node, as far as it has heard.
-    #[must_use]
-    pub fn registration(&self) -> watch::Receiver<Registration> {
-        self.registrations.subscribe()
     }
 
     /// What functions placed here go by.

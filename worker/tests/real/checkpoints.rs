@@ -9,7 +9,7 @@ use tokio::sync::watch;
 
 use crate::controller::Controller;
 use crate::ledger::Ledger;
-use crate::support::{all_up, client, config, invoke, row, serving_mlp, within, worker};
+use crate::support::{all_up, client, config, index_data, invoke, row, serving_mlp, within, worker};
 
 fn mlp() -> FunctionKey {
     FunctionKey { tenant: TenantName::default(), name: FunctionName::new("mlp").unwrap() }
@@ -107,7 +107,7 @@ async fn a_group_that_lost_its_state_is_told_everything() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, controller) = serving_mlp(dir.path(), 1, &["mlp"]).await;
     controller.lead(1);
-    worker.control().index().make_up(2_500).await;
+    index_data(&worker, 2_500).await;
     let before = controller.committed("the index", |ledger| ledger.kept.entries.len() == 2_500).await;
     controller.ledger().send_modify(Ledger::lose);
     invoke(&mut client(&worker), "mlp", 1, &row(1)).await.unwrap();
@@ -135,7 +135,7 @@ async fn what_one_leader_did_not_answer_is_sent_to_the_next() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, first, second) = with_two(dir.path()).await;
     first.commit(false);
-    worker.control().index().make_up(10).await;
+    index_data(&worker, 10).await;
     first.offered_another().await;
     assert_eq!(second.offered(), 0, "only the leader is told");
     // Still says that it leads: the higher term is right.
@@ -206,11 +206,11 @@ async fn a_hundred_thousand_index_entries_reach_the_leader_and_go_again() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, controller) = worker(dir.path(), 1).await;
     controller.lead(1);
-    let index = worker.control().index();
-    index.make_up(ENTRIES as u64).await;
+    index_data(&worker, ENTRIES as u64).await;
     let ledger = controller.committed("the index", |ledger| ledger.kept.entries.len() == ENTRIES).await;
+    let index = worker.control().index();
     for id in ledger.kept.entries {
-        index.dropped(id).await;
+        index.place().await.unwrap().dropped(id);
     }
     controller.committed("an empty index", |ledger| ledger.kept.entries.is_empty()).await;
     worker.shutdown().await;

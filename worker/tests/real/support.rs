@@ -12,7 +12,7 @@ use millrace_proto::worker as wire;
 use millrace_proto::worker::worker_client::WorkerClient;
 use millrace_proto::worker::worker_server::WorkerServer;
 use millrace_types::topology::{Gpu, Link, LinkId, LinkKind, Topology};
-use millrace_types::{Bytes, BytesPerSec, Failure, GpuIndex, NodeName};
+use millrace_types::{Bytes, BytesPerSec, DataId, Epoch, Failure, GpuIndex, NodeName};
 use millrace_worker::process_port::ExecutorCommand;
 use millrace_worker::service::{Faults, Limits, WorkerService};
 use millrace_worker::start::{
@@ -142,6 +142,15 @@ pub(crate) async fn serving_mlp(dir: &Path, gpus: u32, names: &[&str]) -> (Worke
         controller.ready(name).await;
     }
     (worker, controller)
+}
+
+/// Reports data to a registered worker's index that the worker does not hold.
+pub(crate) async fn index_data(worker: &Worker, entries: u64) {
+    let index = worker.control().index();
+    for counter in 1..=entries {
+        let id = DataId { home: NodeName::new("w1").unwrap(), epoch: Epoch(1), counter };
+        index.place().await.unwrap().stored(id, Bytes(4096));
+    }
 }
 
 pub(crate) type Client = WorkerClient<WorkerServer<WorkerService>>;
