@@ -169,7 +169,6 @@ fn gpu(gpu: &GpuSnapshot, names: &mut Names) -> wire::GpuTelemetry {
         busy_ns: u64::try_from(gpu.busy.as_nanos()).unwrap_or(u64::MAX),
         gpu_type: gpu.gpu_type.clone(),
         object_bytes: gpu.data.used.get(),
-        object_pool_bytes: gpu.data.pool.get(),
     }
 }
 
@@ -262,7 +261,6 @@ mod tests {
                 busy_ns: 5000,
                 gpu_type: "V100".into(),
                 object_bytes: 0,
-                object_pool_bytes: 0,
                 models_left_out: 0,
             }],
             queued: 6,
