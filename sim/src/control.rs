@@ -93,12 +93,6 @@ impl Control {
         Ok((control, placed))
     }
 
-    /// The state as it is now.
-    #[must_use]
-    pub fn state(&self) -> &State {
-        &self.state
-    }
-
     /// What tenants may use, as nodes are told it.
     #[must_use]
     pub fn quotas(&self) -> BTreeMap<TenantName, Quota> {

@@ -103,17 +103,17 @@ pub fn torpor() -> Vec<ModelFigures> {
     TORPOR.iter().map(figures).collect()
 }
 
-/// One swap alone on its link: the first bytes, then whichever is longer, and what is left after.
-#[must_use]
-pub fn swap_alone(model: &ModelFigures, rate: BytesPerSec) -> Duration {
-    let first = rate.time_for(model.weights.min(Bytes::mib(10)));
-    let load = rate.time_for(model.weights);
-    (first + model.run).max(load + model.tail).max(model.start + model.run)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// One swap alone on its link: the first bytes, then the longer of the run and the load, and the rest
+    /// of the run after the load.
+    fn swap_alone(model: &ModelFigures, rate: BytesPerSec) -> Duration {
+        let first = rate.time_for(model.weights.min(Bytes::mib(10)));
+        let load = rate.time_for(model.weights);
+        (first + model.run).max(load + model.tail).max(model.start + model.run)
+    }
 
     #[test]
     fn swaps_over_pcie_take_what_table_4_says() {

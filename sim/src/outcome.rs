@@ -76,8 +76,6 @@ pub struct Outcome {
     pub span: Duration,
     /// GPUs that held the most popular model, on average over time (L17).
     pub held_of_top: f64,
-    /// Copies of functions that the control plane placed.
-    pub placements: usize,
     /// What each node's cores saw and did, where that was traced.
     pub traces: Vec<Trace>,
 }

@@ -177,7 +177,7 @@ impl World {
         ];
         bring(&shared, scenario, began).await;
         tasks.iter().for_each(tokio::task::JoinHandle::abort);
-        Ok(shared.outcome(began, before, &control).await)
+        Ok(shared.outcome(began, before).await)
     }
 }
 
@@ -212,7 +212,7 @@ impl Shared {
         nodes
     }
 
-    async fn outcome(&self, began: Timestamp, before: Vec<NodeSnapshot>, control: &Control) -> Outcome {
+    async fn outcome(&self, began: Timestamp, before: Vec<NodeSnapshot>) -> Outcome {
         let ended = self.clock.now();
         let nodes = self.snapshots().await;
         let mut records = self.records.take();
@@ -230,7 +230,6 @@ impl Shared {
             nodes,
             span: ended.since(began),
             held_of_top: if looks == 0 { 0.0 } else { sum as f64 / looks as f64 },
-            placements: control.state().placements().count(),
             traces,
         }
     }

@@ -1,4 +1,4 @@
-//! How a run is told: a table for people, CSV for programs, plots as SVG.
+//! Reports of a run: CSV for programs, plots as SVG.
 
 mod plot;
 
@@ -8,35 +8,6 @@ use std::time::Duration;
 pub use plot::{Line, PlotError, lines};
 
 use crate::outcome::{Ending, Outcome, Summary};
-
-/// A table with columns as wide as they need, the first to the left, the others to the right.
-#[must_use]
-pub fn table(header: &[&str], rows: &[Vec<String>]) -> String {
-    let width = |column: usize| {
-        let cells = rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count());
-        cells.chain([header[column].chars().count()]).max().unwrap_or(0)
-    };
-    let widths: Vec<usize> = (0..header.len()).map(width).collect();
-    let line = |cells: &mut dyn Iterator<Item = &str>| {
-        let mut line = String::new();
-        for (column, cell) in cells.enumerate() {
-            let pad = widths[column].saturating_sub(cell.chars().count());
-            if column == 0 {
-                line.push_str(cell);
-                line.push_str(&" ".repeat(pad));
-            } else {
-                line.push_str(&" ".repeat(pad + 2));
-                line.push_str(cell);
-            }
-        }
-        line.trim_end().to_owned() + "\n"
-    };
-    let mut text = line(&mut header.iter().copied());
-    for row in rows {
-        text.push_str(&line(&mut row.iter().map(String::as_str)));
-    }
-    text
-}
 
 /// A duration with three digits that matter.
 #[must_use]
@@ -150,12 +121,6 @@ pub fn summary_csv<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn columns_are_as_wide_as_they_need() {
-        let rows = [vec!["a".to_owned(), "1".to_owned()], vec!["long".to_owned(), "100".to_owned()]];
-        assert_eq!(table(&["name", "n"], &rows), "name    n\na       1\nlong  100\n");
-    }
 
     #[test]
     fn spans_keep_three_digits() {
