@@ -33,9 +33,6 @@ pub enum ConnectError {
         /// What is wrong with it.
         cause: String,
     },
-    /// The process has no such worker.
-    #[error("worker {0} is not in this process")]
-    NotHere(NodeName),
 }
 
 /// Gives the transport to a worker. Connecting itself may happen at the first call.
