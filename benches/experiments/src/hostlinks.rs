@@ -73,7 +73,7 @@ fn swapping(
     let (table, node) = (models::torpor(), node(dispatch, host_links)?);
     let functions = if effort.short { FUNCTIONS / 10 } else { FUNCTIONS };
     let mean = table.iter().map(|model| model.weights.get()).sum::<u64>() as f64 / table.len() as f64;
-    let uplinks = of_kind(&node.topology, LinkKind::PcieUplink).map(|link| node.topology.links[link].rate.0);
+    let uplinks = pcie_uplinks(&node.topology).map(|link| node.topology.links[link].rate.0);
     let rate = uplinks.sum::<u64>() as f64 / mean * f64::from(load) / 100.0;
     let mean_gap = Duration::from_secs_f64(functions as f64 / rate);
     let span = if effort.short { MINUTE / 60 } else { MINUTE };
@@ -85,9 +85,9 @@ fn swapping(
 }
 
 /// The links of a kind, by place.
-fn of_kind(topology: &Topology, kind: LinkKind) -> impl Iterator<Item = usize> {
+fn pcie_uplinks(topology: &Topology) -> impl Iterator<Item = usize> {
     let links = topology.links.iter().enumerate();
-    links.filter(move |(_, link)| link.kind == kind).map(|(place, _)| place)
+    links.filter(|(_, link)| link.kind == LinkKind::PcieUplink).map(|(place, _)| place)
 }
 
 /// How loaded the uplinks of a run's machine were, towards the GPUs.
@@ -97,7 +97,7 @@ fn of_kind(topology: &Topology, kind: LinkKind) -> impl Iterator<Item = usize> {
 pub fn uplink_loads(outcome: &Outcome) -> Result<Vec<f64>> {
     let loads = outcome.link_loads();
     let of = |link: usize| loads.iter().filter_map(move |node| node.get(link).copied());
-    Ok(of_kind(&dgx()?, LinkKind::PcieUplink).flat_map(of).collect())
+    Ok(pcie_uplinks(&dgx()?).flat_map(of).collect())
 }
 
 fn nvlink_loads(outcome: &Outcome) -> Result<Vec<f64>> {

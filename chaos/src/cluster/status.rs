@@ -61,12 +61,12 @@ impl Cluster {
         None
     }
 
-    /// Who leads, as soon as somebody does who is not `but`: the id and the term.
+    /// Waits for a leader and returns its id and term.
     ///
     /// # Errors
-    /// When nobody does within [`PATIENCE`].
-    pub async fn leader_but(&self, but: Option<u64>) -> anyhow::Result<(u64, u64)> {
-        leader_at(&self.admin()?, but).await
+    /// When no controller leads within [`PATIENCE`].
+    pub async fn leader_and_term(&self) -> anyhow::Result<(u64, u64)> {
+        leader_at(&self.admin()?, None).await
     }
 
     /// Who leads a majority as these controllers see it, as soon as somebody does who is not `but`: the id
@@ -83,7 +83,7 @@ impl Cluster {
     /// # Errors
     /// When nobody does within [`PATIENCE`].
     pub async fn leader(&self) -> anyhow::Result<u64> {
-        Ok(self.leader_but(None).await?.0)
+        Ok(self.leader_and_term().await?.0)
     }
 }
 

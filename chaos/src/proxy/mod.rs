@@ -119,12 +119,6 @@ impl Network {
         self.rules.borrow().cuts()
     }
 
-    /// Connections that a cut holds now.
-    #[must_use]
-    pub fn held(&self) -> watch::Receiver<usize> {
-        self.held.subscribe()
-    }
-
     /// Opens a front for the party that listens at `target`, now or later.
     ///
     /// # Errors
@@ -229,7 +223,7 @@ mod tests {
     }
 
     async fn until_held(network: &Network, count: usize) {
-        network.held().wait_for(|&held| held == count).await.unwrap();
+        network.held.subscribe().wait_for(|&held| held == count).await.unwrap();
     }
 
     #[tokio::test]

@@ -74,7 +74,7 @@ impl Stage {
         self.timeline.did(format!("asked for controller {id} to lead"));
         // It may have failed for a moment, or been done under another's lead: who leads then counts.
         let asked = self.cluster.admin()?.transfer_leadership(Some(id)).await;
-        let (leader, term) = self.cluster.leader_but(None).await?;
+        let (leader, term) = self.cluster.leader_and_term().await?;
         self.timeline.saw(match asked {
             Ok(_) => format!("controller {leader} leads, term {term}"),
             Err(error) => format!("controller {leader} leads, term {term}; it was not handed over: {error}"),

@@ -139,14 +139,15 @@ impl Stage {
     async fn slow(&mut self) -> anyhow::Result<()> {
         let by = Duration::from_millis(self.rng.random_range(SLOW_MS));
         let all = [self.controllers(), self.workers()].concat();
-        let (leader, term) = self.cluster.leader_but(None).await?;
+        let (leader, term) = self.cluster.leader_and_term().await?;
         self.fault();
         self.timeline.fault(format!("made every link take {by:?} longer each way"));
         self.cluster.slow(&all, Slowness { delay: by, ..Slowness::default() });
         self.calm().await;
         self.resumed().await?;
         self.note_writes_resumed();
-        let (now, then) = (self.cluster.leader_but(None).await?, (leader, term));
+        let now = self.cluster.leader_and_term().await?;
+        let then = (leader, term);
         if now != then {
             self.timeline.saw(format!("controller {} leads, term {}, which was not needed", now.0, now.1));
         }
