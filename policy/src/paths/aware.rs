@@ -39,23 +39,6 @@ impl Running {
         }
     }
 
-    /// Gives what a flow left behind to the others: what is free, and busy paths to those that have no
-    /// route at all.
-    pub(super) fn inherit(&mut self) {
-        self.grow();
-        let routeless = |flow: &Flow| flow.role == Role::Transfer && flow.total == 0;
-        let mut fed = false;
-        for at in 0..self.flows.len() {
-            if routeless(&self.flows[at]) {
-                self.balance(at);
-                fed |= self.flows[at].total > 0;
-            }
-        }
-        if fed {
-            self.grow();
-        }
-    }
-
     /// Transfers, the one with the lowest rate first.
     fn poorest_first(&self) -> Vec<usize> {
         let transfers = (0..self.flows.len()).filter(|&at| self.flows[at].role == Role::Transfer);

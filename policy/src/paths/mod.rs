@@ -197,7 +197,7 @@ impl Paths {
             return Vec::new();
         }
         match self.selection {
-            Selection::FaasTube => self.running.inherit(),
+            Selection::FaasTube => self.running.grow(),
             Selection::Direct | Selection::Ucx => self.running.share_out(),
         }
         self.running.changes()
