@@ -229,10 +229,6 @@ pub const AGED_EVERY: u32 = 10;
 /// The same for requests without a deadline, of which none is given up. More gains nothing on average.
 pub const FREE_OVERTAKES_MAX: u32 = 1000;
 
-/// How long a request waits under `unified` rather than have its model loaded, by default. Ours, from
-/// the papers' workloads: less loads more models than needed under load, more leaves GPUs idle.
-pub const PATIENCE_PERCENT: u32 = 105;
-
 /// Our own policy's settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct UnifiedConfig {
@@ -244,10 +240,6 @@ pub struct UnifiedConfig {
     /// Times one without a deadline may be; while an older one has one, as often as that one. At most
     /// [`Self::overtakes_max`].
     pub free_overtakes_max: u32,
-    /// How long a request waits for a busy GPU that holds its model rather than have it loaded on an
-    /// idle one, in percent of the load: that costs others a GPU's time too. What is charged for
-    /// evicting others comes on top.
-    pub patience_percent: u32,
     /// Which requests count for a function's score.
     pub counts: Counts,
 }
@@ -262,7 +254,6 @@ pub(super) const UNIFIED: UnifiedConfig = UnifiedConfig {
     overtakes_max: UNIFIED_OVERTAKES_MAX,
     aged_every: AGED_EVERY,
     free_overtakes_max: FREE_OVERTAKES_MAX,
-    patience_percent: PATIENCE_PERCENT,
     counts: Counts::Cumulative,
 };
 
@@ -277,8 +268,6 @@ pub struct TorporConfig {
     pub counts: Counts,
     /// How many are prioritised.
     pub alpha: AlphaRule,
-    /// How often that is adjusted.
-    pub period: Duration,
 }
 
 impl Default for TorporConfig {
@@ -286,9 +275,6 @@ impl Default for TorporConfig {
         TORPOR
     }
 }
-
-/// How often alpha is adjusted by default: the artifact's 20 times 2 s. The paper gives no period.
-pub const ALPHA_PERIOD: Duration = Duration::from_secs(40);
 
 /// Which request is first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -364,7 +350,6 @@ pub(super) const TORPOR: TorporConfig = TorporConfig {
     choice: Choice::Interference,
     counts: Counts::Cumulative,
     alpha: AlphaRule::Paper,
-    period: ALPHA_PERIOD,
 };
 
 impl FromStr for PolicyConfig {

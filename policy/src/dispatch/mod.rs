@@ -92,10 +92,9 @@ use std::time::Duration;
 use millrace_types::{Bytes, GpuIndex, ModelId, Reason, Timestamp};
 
 pub use self::config::{
-    AGED_EVERY, ALPHA_PERIOD, AlphaRule, Binding, BoundConfig, COLD_START, Choice, Config, Counts,
-    FREE_OVERTAKES_MAX, GpuConfig, KEEP_ALIVE, OVERTAKES_MAX, Order, PATIENCE_PERCENT, POLICIES, PeerLink,
-    PolicyConfig, RUNTIME_MEMORY, TorporConfig, UNIFIED_OVERTAKES_MAX, UnifiedConfig, WINDOW_MAX, gpu_types,
-    kind_of,
+    AGED_EVERY, AlphaRule, Binding, BoundConfig, COLD_START, Choice, Config, Counts, FREE_OVERTAKES_MAX,
+    GpuConfig, KEEP_ALIVE, OVERTAKES_MAX, Order, POLICIES, PeerLink, PolicyConfig, RUNTIME_MEMORY,
+    TorporConfig, UNIFIED_OVERTAKES_MAX, UnifiedConfig, WINDOW_MAX, gpu_types, kind_of,
 };
 pub use self::cost::{Predicted, PredictionError};
 pub use self::inputs::{INPUT_GPUS_MAX, Inputs};

@@ -1,5 +1,6 @@
 use super::*;
 use crate::dispatch::gpus::Loading;
+use crate::dispatch::torpor::ALPHA_PERIOD;
 use millrace_types::Slo;
 
 fn torpor(config: TorporConfig) -> PolicyConfig {

@@ -37,6 +37,8 @@ mod alpha;
 mod groups;
 pub(super) mod required;
 
+/// The interval at which alpha is adjusted: the artifact's 20 times 2 s. The paper gives none.
+pub(super) const ALPHA_PERIOD: Duration = Duration::from_secs(40);
 /// How often the artifact renews its groups (T20).
 const REGROUP_PERIOD: Duration = Duration::from_secs(2);
 
@@ -308,8 +310,8 @@ impl Policy for Torpor {
                 self.apply(Some(models), function);
             }
         }
-        if *self.next_adjust.get_or_insert(now + self.config.period) <= now {
-            self.next_adjust = Some(now + self.config.period);
+        if *self.next_adjust.get_or_insert(now + ALPHA_PERIOD) <= now {
+            self.next_adjust = Some(now + ALPHA_PERIOD);
             self.adjust();
         }
     }
