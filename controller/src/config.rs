@@ -170,6 +170,12 @@ impl ControllerConfig {
     }
 }
 
+/// The minimum rate of an upload.
+pub(crate) const UPLOAD_RATE: MinimumRate =
+    MinimumRate { grace: Duration::from_secs(30), bytes_per_sec: 64 << 10 };
+/// Memory of the processes that check uploaded models, all together.
+pub(crate) const INSPECTION_MEMORY: Bytes = Bytes::gib(8);
+
 /// Bounds on what clients may ask.
 #[derive(Debug, Clone)]
 pub struct Limits {
@@ -177,10 +183,6 @@ pub struct Limits {
     pub artifact_bytes: Bytes,
     /// Uploads at a time.
     pub uploads: usize,
-    /// The minimum rate of an upload.
-    pub upload_rate: MinimumRate,
-    /// Memory of the processes that check uploaded models, all together.
-    pub inspection_memory: Bytes,
     /// How long a model file that no function uses is kept.
     pub artifact_grace: Duration,
     /// Model files kept here of those that are in the object store. Trimmed as often as unused ones
@@ -201,8 +203,6 @@ impl Default for Limits {
         Self {
             artifact_bytes: Bytes::gib(16),
             uploads: 32,
-            upload_rate: MinimumRate { grace: Duration::from_secs(30), bytes_per_sec: 64 << 10 },
-            inspection_memory: Bytes::gib(8),
             artifact_grace: Duration::from_secs(3600),
             artifact_cache: Bytes::gib(64),
             collect_every: Duration::from_secs(60),

@@ -69,6 +69,9 @@ const WINDOWS_MAX: u32 = 256 << 20;
 /// The largest message to a service that does no inference.
 const ADMIN_MESSAGE_MAX: Bytes = Bytes::mib(4);
 
+/// Functions that have labels of their own in metrics; further ones share `_other`.
+pub(crate) const LABELLED_FUNCTIONS_MAX: usize = 1000;
+
 /// The bounds a front door keeps.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
@@ -88,8 +91,6 @@ pub struct Limits {
     pub stream_concurrency: usize,
     /// How slowly a client may send a message that has begun, and take an answer.
     pub minimum_rate: MinimumRate,
-    /// Functions that have labels of their own in metrics; further ones share `_other`.
-    pub labelled_functions_max: usize,
 }
 
 impl Default for Limits {
@@ -108,7 +109,6 @@ impl Default for Limits {
             },
             stream_concurrency: 64,
             minimum_rate: MinimumRate { grace: Duration::from_secs(5), bytes_per_sec: 64 << 10 },
-            labelled_functions_max: 1000,
         }
     }
 }

@@ -23,7 +23,7 @@ use crate::backend::Backend;
 use crate::budget::Budget;
 use crate::bulk::BulkThreads;
 use crate::closing::Closing;
-use crate::config::{ADMIN_IN_FLIGHT_MAX, FrontDoorConfig, message_len};
+use crate::config::{ADMIN_IN_FLIGHT_MAX, FrontDoorConfig, LABELLED_FUNCTIONS_MAX, message_len};
 use crate::door::{self, Door};
 use crate::front::Front;
 use crate::grpc::health::FrontHealth;
@@ -128,8 +128,7 @@ impl FrontDoor {
         let FrontDoorConfig { limits, authenticate, wall_clock, host_names, seed, activity } = config;
         let budget = Budget::new(limits.in_flight_max, limits.message_max);
         let admin_budget = Budget::new(ADMIN_IN_FLIGHT_MAX, limits.admin_message_max());
-        let labelled_max = limits.labelled_functions_max;
-        let meters = Meters::new(&mut registry, activity.0, labelled_max, budget.capacity());
+        let meters = Meters::new(&mut registry, activity.0, LABELLED_FUNCTIONS_MAX, budget.capacity());
         let ids = RequestIds::new(Arc::clone(&wall_clock), seed);
         let message_len_max = message_len(limits.message_max);
         let waiting = Semaphore::new(limits.waiting_max);

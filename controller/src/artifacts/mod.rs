@@ -27,7 +27,7 @@ use millrace_cluster_state::{Artifact, ControllerId};
 use millrace_types::{Bytes, Digest, Failure, Reason};
 use tokio::sync::Semaphore;
 
-use crate::config::Limits;
+use crate::config::{INSPECTION_MEMORY, Limits};
 use crate::inspection::{Inspection, Inspector};
 use crate::raft::Replica;
 pub(crate) use bucket::Bucket;
@@ -81,7 +81,7 @@ impl Artifacts {
         let (orphans, shared_orphans) = (Orphans::default(), Orphans::default());
         let store = Arc::new(store);
         let uploads = Uploads::new(store.clone(), limits.clone());
-        let inspector = Inspector::new(inspection, limits.inspection_memory);
+        let inspector = Inspector::new(inspection, INSPECTION_MEMORY);
         Self {
             store,
             shared,

@@ -16,13 +16,14 @@ use tokio_util::sync::CancellationToken;
 
 use super::store::Outgoing;
 use super::{Artifacts, blocking};
+use crate::config::UPLOAD_RATE;
 use crate::pace::Pace;
 use crate::raft::peers::{Lane, Peer};
 
 /// The most bytes of a chunk.
 pub(super) const CHUNK_BYTES: usize = millrace_proto::parts::CHUNK_BYTES_MAX;
-/// A controller that takes or gives a file more slowly than this, or does not begin within
-/// the grace of [`Limits::upload_rate`](crate::Limits), counts as not there.
+/// A controller that takes or gives a file more slowly than this, or does not begin within the grace of
+/// [`UPLOAD_RATE`], counts as not there.
 const BYTES_PER_SEC_MIN: u64 = 8 << 20;
 /// Files fetched from other controllers at a time.
 pub(super) const FETCHES_MAX: usize = 2;
@@ -120,7 +121,7 @@ impl Artifacts {
     }
 
     fn patience(&self, bytes: Bytes) -> Duration {
-        self.limits.upload_rate.grace + Duration::from_secs(bytes.get() / BYTES_PER_SEC_MIN)
+        UPLOAD_RATE.grace + Duration::from_secs(bytes.get() / BYTES_PER_SEC_MIN)
     }
 
     /// Takes a file that another controller wants held, checks it and makes it durable.
@@ -150,7 +151,7 @@ impl Artifacts {
         chunks: impl Stream<Item = Result<Chunk, Failure>>,
     ) -> Result<(), Failure> {
         let mut chunks = std::pin::pin!(chunks);
-        let grace = self.limits.upload_rate.grace;
+        let grace = UPLOAD_RATE.grace;
         let mut pace = Pace::begin(MinimumRate { grace, bytes_per_sec: BYTES_PER_SEC_MIN });
         let store = self.store.clone();
         let mut incoming = blocking(move || store.begin(held.digest, held.bytes)).await?;
@@ -164,7 +165,7 @@ impl Artifacts {
     }
 
     fn idle(&self) -> Failure {
-        Failure::new(Reason::TimedOut, format!("nothing came for {:?}", self.limits.upload_rate.grace))
+        Failure::new(Reason::TimedOut, format!("nothing came for {:?}", UPLOAD_RATE.grace))
     }
 
     /// Makes sure that a recorded file is here: fetches it from a holder if it is not. Of a file in
@@ -185,7 +186,7 @@ impl Artifacts {
         others.retain(|peer| artifact.in_store() || artifact.holders.contains(&ControllerId(peer.id())));
         for peer in others {
             let fetched = async {
-                let chunks = peer.give_artifact(self.limits.upload_rate.grace, &held.digest).await?;
+                let chunks = peer.give_artifact(UPLOAD_RATE.grace, &held.digest).await?;
                 self.take(held, chunks).await
             };
             match tokio::time::timeout(self.patience(held.bytes), fetched).await {

@@ -18,7 +18,7 @@ use tonic::Status;
 use super::spread::Held;
 use super::store::{Incoming, Store, Verified};
 use super::{Artifacts, blocking};
-use crate::config::Limits;
+use crate::config::{Limits, UPLOAD_RATE};
 use crate::pace::Pace;
 
 /// What came of an upload.
@@ -54,7 +54,7 @@ impl Uploads {
     where
         S: Stream<Item = Result<admin::UploadArtifactRequest, Status>>,
     {
-        let mut pace = Pace::begin(self.limits.upload_rate);
+        let mut pace = Pace::begin(UPLOAD_RATE);
         let mut messages = pin!(messages);
         let Some(Part::Header(header)) = next_part(&mut messages, &mut pace).await? else {
             return Err(Failure::malformed("an upload begins with its header"));

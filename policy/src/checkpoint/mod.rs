@@ -30,6 +30,7 @@ mod protocol;
 mod tests;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use millrace_types::checkpoint::{SYNC_ITEMS_MAX, encoded};
 use millrace_types::{
@@ -42,6 +43,10 @@ use self::ledger::{Ledger, Source, Told};
 pub use self::protocol::{Action, Config, Event};
 use crate::core::Core;
 
+/// The interval at which changes are told, and the age at which data is named.
+const PERIOD: Duration = Duration::from_secs(1);
+/// The time without an answer after which the same batch is sent again.
+const PATIENCE: Duration = Duration::from_secs(1);
 /// The least a batch is given: more than any item takes.
 const BATCH_BYTES_MIN: usize = 1 << 10;
 
@@ -216,21 +221,21 @@ impl Checkpoint {
         let Some(epoch) = self.epoch else { return };
         if let Some(in_flight) = &mut self.in_flight {
             if in_flight.again <= now {
-                in_flight.again = now + self.config.patience;
+                in_flight.again = now + PATIENCE;
                 actions.push(Action::Send(in_flight.batch.clone()));
             }
             return;
         }
         if self.due <= now {
-            self.due = now + self.config.period;
-            self.data.mature(now, self.config.period);
+            self.due = now + PERIOD;
+            self.data.mature(now, PERIOD);
         } else if !self.more {
             return;
         }
         if let Some((part, delta)) = self.next() {
             self.seq += 1;
             let batch = Arc::new(SyncBatch { epoch, seq: self.seq, part, delta });
-            self.in_flight = Some(InFlight { batch: batch.clone(), again: now + self.config.patience });
+            self.in_flight = Some(InFlight { batch: batch.clone(), again: now + PATIENCE });
             actions.push(Action::Send(batch));
         }
     }

@@ -1,19 +1,14 @@
 //! What the checkpoint's core is told, what it wants done, and its limits.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use millrace_types::checkpoint::{SYNC_BYTES_MAX, SYNC_ITEMS_MAX};
 use millrace_types::limits::INDEX_ENTRIES_PER_NODE_MAX;
 use millrace_types::{Alpha, Bytes, DataId, Epoch, FunctionKey, ModelCopy, SloCounts, SyncBatch, Usage};
 
-/// How often, and how much at a time.
+/// The bounds of batches and of named data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Config {
-    /// How often changes are told, and how old data gets before it is named.
-    pub period: Duration,
-    /// How long an answer is waited for before the same batch is sent again.
-    pub patience: Duration,
     /// The most items of a batch.
     pub items_max: usize,
     /// The most bytes of a batch, encoded.
@@ -24,13 +19,7 @@ pub struct Config {
 
 impl Default for Config {
     fn default() -> Self {
-        Self {
-            period: Duration::from_secs(1),
-            patience: Duration::from_secs(1),
-            items_max: SYNC_ITEMS_MAX,
-            bytes_max: SYNC_BYTES_MAX,
-            entries_max: INDEX_ENTRIES_PER_NODE_MAX,
-        }
+        Self { items_max: SYNC_ITEMS_MAX, bytes_max: SYNC_BYTES_MAX, entries_max: INDEX_ENTRIES_PER_NODE_MAX }
     }
 }
 

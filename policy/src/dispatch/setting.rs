@@ -42,7 +42,6 @@ impl PolicyConfig {
                     // Without overtaking all requests go by age.
                     aged_every: if overtakes_max == 0 { 1 } else { config.aged_every },
                     counts: window.unwrap_or(config.counts),
-                    ..config
                 })
             }
             Self::Fifo | Self::Lb | Self::Bound(_) => base,
