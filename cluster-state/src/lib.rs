@@ -22,6 +22,7 @@
 //! | [`command`] | [`Proposal`] and [`Command`]: what is in the log |
 //! | [`outcome`] | [`Applied`] and [`Refusal`]: what a command answers |
 //! | [`quota`] | what the state may hold, in items and bytes |
+//! | [`apply_set`] | the dry run of several functions and workflows as one |
 //! | [`record`] | functions, workflows, artifacts, nodes, placements, tenants and policies as they are kept |
 //! | [`workflows`] | whether a workflow fits what it runs, and what a change below it makes of it |
 //! | [`checkpoint`] | what a node told of its soft state |
@@ -33,6 +34,7 @@
 //! | [`packed`] | MessagePack of disks and other processes, its nesting bounded |
 
 mod accounts;
+pub mod apply_set;
 pub mod checkpoint;
 pub mod command;
 mod commands;
@@ -55,6 +57,7 @@ mod workflow_invariants;
 pub mod workflows;
 
 pub use accounts::{Account, FORGOTTEN_TENANTS_MAX, FunctionScore};
+pub use apply_set::{ApplySet, SetItem, SetRefusal, SetStep};
 pub use checkpoint::{Checkpoint, Knowledge, Score};
 pub use command::{Caller, Command, IdempotencyKey, Proposal, UnixMillis};
 pub use index::{LOST_ENTRIES_MAX, Located};

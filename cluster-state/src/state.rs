@@ -345,6 +345,16 @@ impl State {
         let outcome = after.carry_out(proposal);
         (outcome, after)
     }
+
+    /// Admits and applies a proposal on a copy, as the leader would, and returns the copy after it.
+    ///
+    /// # Errors
+    /// The [`Refusal`] of the leader or of the command.
+    pub fn admitted_dry_run(&self, proposal: &Proposal) -> Result<(Applied, Self), Refusal> {
+        self.admit(proposal)?;
+        let (outcome, after) = self.dry_run(proposal);
+        Ok((outcome?, after))
+    }
 }
 
 impl Command {

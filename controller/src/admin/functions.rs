@@ -18,7 +18,7 @@ use crate::raft::replica::refused;
 
 /// How long an apply waits for its model file to be copied to a majority of the controllers, which
 /// an upload ends with and a change of the group undoes.
-const COPY_PATIENCE: Duration = Duration::from_secs(10);
+pub(super) const COPY_PATIENCE: Duration = Duration::from_secs(10);
 
 impl AdminService {
     pub(super) async fn apply_function(
@@ -39,8 +39,7 @@ impl AdminService {
             self.artifacts.copied_within(COPY_PATIENCE, &digest).await;
         }
         // A majority of them must hold the model: the others may be lost.
-        let voters = self.replica.membership().voter_ids().map(ControllerId).collect();
-        let command = Command::ApplyFunction { spec, digest, expected, voters };
+        let command = Command::ApplyFunction { spec, digest, expected, voters: self.voters() };
         let (applied, state) = self.write(caller, idempotency, request.dry_run, command).await?;
         Ok(api::ApplyFunctionResponse {
             outcome: outcome(applied).into(),
@@ -51,9 +50,14 @@ impl AdminService {
         })
     }
 
+    /// The controllers of which a majority must hold a model.
+    pub(super) fn voters(&self) -> Vec<ControllerId> {
+        self.replica.membership().voter_ids().map(ControllerId).collect()
+    }
+
     /// A program runs only where its operator said so. With no worker here yet anything is taken, as
     /// with models: they come and go.
-    fn check_runnable(&self, runtime: Runtime) -> Result<(), Failure> {
+    pub(super) fn check_runnable(&self, runtime: Runtime) -> Result<(), Failure> {
         let workers = self.fleet.workers();
         let refused = runtime == Runtime::Process
             && !workers.is_empty()
@@ -96,9 +100,7 @@ impl AdminService {
     async fn dry_run(&self, caller: Caller, command: Command) -> Result<(Applied, State), Failure> {
         let state = self.replica.linearizable().await?;
         let proposal = Proposal { stamp: self.replica.now(), caller, idempotency: None, command };
-        state.admit(&proposal).map_err(|refusal| refused(&refusal))?;
-        let (outcome, after) = state.dry_run(&proposal);
-        Ok((outcome.map_err(|refusal| refused(&refusal))?, after))
+        state.admitted_dry_run(&proposal).map_err(|refusal| refused(&refusal))
     }
 
     pub(super) async fn get_function(
