@@ -2,6 +2,7 @@
 
 mod billing;
 mod cluster;
+mod dry_run;
 mod logs;
 mod nodes;
 mod operations;
@@ -27,6 +28,7 @@ use millrace_types::{Digest, FunctionKey, FunctionSpec, TenantName};
 use tonic::transport::Channel;
 use tonic::{IntoStreamingRequest, Request, Response, Status};
 
+pub use dry_run::{ApplyItem, BrokenWorkflow, DryRun, DryRunStep, ItemRefusal, PendingModel};
 pub use policy::PolicyChange;
 pub use workflows::AppliedWorkflow;
 

@@ -40,7 +40,10 @@ mod split;
 mod tensor;
 
 pub use address::{Address, AddressError};
-pub use admin::{Admin, Applied, AppliedWorkflow, ApplyOptions, DeleteOptions, Outcome, PolicyChange};
+pub use admin::{
+    Admin, Applied, AppliedWorkflow, ApplyItem, ApplyOptions, BrokenWorkflow, DeleteOptions, DryRun,
+    DryRunStep, ItemRefusal, Outcome, PendingModel, PolicyChange,
+};
 pub use endpoints::{Endpoints, Repeat};
 pub use error::Error;
 pub use inference::{InferRequest, InferResponse, Inference, ModelMetadata, TENANT_HEADER, TensorMetadata};

@@ -10,8 +10,9 @@ use bytes::Bytes;
 use fake::{Break, Fake, dead_address};
 use futures::{StreamExt as _, TryStreamExt as _};
 use millrace_client::{
-    Address, Admin, ApplyOptions, DeleteOptions, Endpoints, Error, InferRequest, Inference, ModelFile,
-    Outcome, PolicyChange, Repeat, Split, Tensor, log::Filter, messages,
+    Address, Admin, ApplyItem, ApplyOptions, DeleteOptions, DryRun, DryRunStep, Endpoints, Error,
+    InferRequest, Inference, ModelFile, Outcome, PendingModel, PolicyChange, Repeat, Split, Tensor,
+    log::Filter, messages,
 };
 use millrace_types::policy::DispatchName;
 use millrace_types::workflow::{Output, Run, Step};
@@ -129,6 +130,38 @@ async fn publishes_and_reads_back_workflows() {
     assert_eq!(names().await, ["a", "c"]);
     let gone = admin.delete_workflow(&key("b"), DeleteOptions::default()).await.unwrap_err();
     assert_eq!(gone.reason(), Some(Reason::WorkflowNotFound));
+}
+
+#[tokio::test]
+async fn a_dry_run_of_several_says_in_which_order_they_are_taken() {
+    let server = Fake::start().await;
+    let admin = Admin::new(endpoints(&[&server.address]));
+    let artifact = Digest::of(b"model");
+    let tensor = |name: &str| messages::TensorSpec {
+        name: name.into(),
+        datatype: "FP32".into(),
+        shape: vec![-1, 64],
+        ..Default::default()
+    };
+    let model = messages::ModelSummary {
+        launches: 1,
+        inputs: vec![tensor("x")],
+        outputs: vec![tensor("y")],
+        ..Default::default()
+    };
+    let items = [
+        ApplyItem::Workflow(workflow("chain", "digits")),
+        ApplyItem::Function { spec: FunctionSpec::new(key("digits")), artifact },
+    ];
+    let DryRun::Refused(refusal) = admin.dry_run_apply(&items, Vec::new()).await.unwrap() else {
+        panic!("the model is not there")
+    };
+    assert_eq!((refusal.item, refusal.failure.reason), (1, Reason::ArtifactNotFound));
+    let models = vec![PendingModel { digest: artifact, model }];
+    let step = |item| DryRunStep { item, outcome: Outcome::Created };
+    let taken = DryRun::Taken(vec![step(1), step(0)]);
+    assert_eq!(admin.dry_run_apply(&items, models).await.unwrap(), taken);
+    assert_eq!(server.function_names(), Vec::<String>::new());
 }
 
 #[tokio::test]

@@ -311,19 +311,51 @@ pub fn quota_wire(quota: &Quota) -> admin::Quota {
     }
 }
 
-/// Writes a declared tensor for the admin API; free dimensions become -1.
+/// Writes a declared tensor for the admin API; free dimensions become -1, with their names beside them.
 #[must_use]
 pub fn tensor_spec_wire(spec: &TensorSpec) -> admin::TensorSpec {
+    let free = |dim: &Dim| match dim {
+        Dim::Symbol(name) => Some(name.clone()),
+        Dim::Fixed(_) => None,
+    };
     admin::TensorSpec {
         name: spec.name.clone(),
         datatype: spec.datatype.to_string(),
         shape: spec.shape.iter().map(Dim::wire).collect(),
+        free_dims: spec.shape.iter().filter_map(free).collect(),
     }
+}
+
+/// Reads a declared tensor. A free dimension without a name gets one that no other dimension has.
+///
+/// # Errors
+/// [`Reason::MalformedRequest`] for an unknown datatype, a dimension of 0, and names of some free dimensions
+/// only.
+pub fn tensor_spec(wire: admin::TensorSpec) -> Result<TensorSpec, Failure> {
+    let admin::TensorSpec { name, datatype, shape, free_dims } = wire;
+    let datatype =
+        datatype.parse().map_err(|error| Failure::malformed(format!("tensor {name:?}: {error}")))?;
+    let free = shape.iter().filter(|&&size| size < 0).count();
+    if !free_dims.is_empty() && free_dims.len() != free {
+        let named = free_dims.len();
+        return Err(Failure::malformed(format!(
+            "tensor {name:?} has {free} free dimensions and names {named}: name all of them or none"
+        )));
+    }
+    let mut names = free_dims.into_iter();
+    let mut dim = |(axis, &size): (usize, &i64)| match u64::try_from(size) {
+        Ok(0) => Err(Failure::malformed(format!("tensor {name:?} has a dimension of 0: sizes begin at 1"))),
+        Ok(size) => Ok(Dim::Fixed(size)),
+        Err(_) => Ok(Dim::Symbol(names.next().unwrap_or_else(|| format!("{name}.{axis}")))),
+    };
+    let shape = shape.iter().enumerate().map(&mut dim).collect::<Result<_, _>>()?;
+    Ok(TensorSpec { name, datatype, shape })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use millrace_types::DataType;
 
     fn spec() -> FunctionSpec {
         let key = function_key("", "digits").unwrap();
@@ -335,6 +367,26 @@ mod tests {
     #[test]
     fn a_spec_survives_the_wire() {
         assert_eq!(function_spec(function_spec_wire(&spec())), Ok(spec()));
+    }
+
+    #[test]
+    fn a_tensor_survives_the_wire_with_the_names_of_its_free_dimensions() {
+        let shape = vec![Dim::Symbol("batch".into()), Dim::Fixed(3), Dim::Symbol("width".into())];
+        let tensor = TensorSpec { name: "x".into(), datatype: DataType::Int64, shape };
+        let wire = tensor_spec_wire(&tensor);
+        assert_eq!((wire.shape.as_slice(), wire.free_dims.len()), ([-1, 3, -1].as_slice(), 2));
+        assert_eq!(tensor_spec(wire.clone()), Ok(tensor));
+        let unnamed = tensor_spec(admin::TensorSpec { free_dims: Vec::new(), ..wire.clone() }).unwrap();
+        assert_ne!(unnamed.shape[0], unnamed.shape[2]);
+        for (malformed, says) in [
+            (admin::TensorSpec { free_dims: vec!["batch".into()], ..wire.clone() }, "names 1: name all"),
+            (admin::TensorSpec { shape: vec![0], free_dims: Vec::new(), ..wire.clone() }, "dimension of 0"),
+            (admin::TensorSpec { datatype: "COMPLEX".into(), ..wire }, "COMPLEX"),
+        ] {
+            let refused = tensor_spec(malformed).unwrap_err();
+            assert_eq!(refused.reason, Reason::MalformedRequest);
+            assert!(refused.message.contains(says), "{refused}");
+        }
     }
 
     #[test]

@@ -234,6 +234,10 @@ fn workflows(admin: &Stock) {
     };
     let outcome = |more| admin.ok("ApplyWorkflow", apply(&more))["outcome"].as_str().unwrap().to_owned();
     assert_eq!(outcome(json!({ "dryRun": true })), "APPLY_OUTCOME_CREATED");
+    let item = json!({ "workflow": apply(&json!({}))["spec"] });
+    let steps = admin.ok("DryRunApply", json!({ "items": [item] }))["steps"].clone();
+    // A position of 0 is left out.
+    assert_eq!(steps, json!([{ "outcome": "APPLY_OUTCOME_CREATED" }]));
     let name = json!({ "tenant": "default", "name": "reader" });
     assert_eq!(admin.refused("GetWorkflow", name.clone()), Reason::WorkflowNotFound, "it was only tried");
     assert_eq!(outcome(json!({})), "APPLY_OUTCOME_CREATED");

@@ -97,6 +97,13 @@ impl admin_server::Admin for Service {
         self.0.apply_workflow(request).map(Response::new)
     }
 
+    async fn dry_run_apply(
+        &self,
+        request: Request<admin::DryRunApplyRequest>,
+    ) -> Result<Response<admin::DryRunApplyResponse>, Status> {
+        Ok(Response::new(self.0.dry_run_apply(request.into_inner())))
+    }
+
     async fn get_workflow(
         &self,
         request: Request<admin::GetWorkflowRequest>,

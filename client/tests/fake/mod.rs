@@ -18,6 +18,7 @@
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 mod admin_api;
+mod dry_run;
 mod functions;
 mod inference_api;
 mod operations;
@@ -29,10 +30,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use millrace_client::Address;
+use millrace_cluster_state::ModelSummary;
 use millrace_proto::admin::{self, admin_server};
 use millrace_proto::inference::grpc_inference_service_server as inference_server;
 use millrace_proto::status::to_status;
-use millrace_types::{Failure, Reason};
+use millrace_types::{Digest, Failure, Reason};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpListener;
 use tokio_stream::wrappers::TcpListenerStream;
@@ -61,6 +63,8 @@ pub(crate) enum Break {
 #[derive(Default)]
 struct State {
     artifacts: Mutex<BTreeMap<String, u64>>,
+    /// Models that dry runs described, by digest.
+    models: Mutex<BTreeMap<Digest, ModelSummary>>,
     functions: Mutex<BTreeMap<String, admin::Function>>,
     workflows: Mutex<BTreeMap<String, admin::Workflow>>,
     quotas: Mutex<BTreeMap<String, admin::Quota>>,

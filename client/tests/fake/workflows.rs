@@ -9,9 +9,19 @@ use super::{State, refused};
 
 /// Every function's model.
 pub(super) fn model() -> admin::ModelSummary {
-    let rows =
-        |name: &str| admin::TensorSpec { name: name.into(), datatype: "FP32".into(), shape: vec![-1, 64] };
-    admin::ModelSummary { inputs: vec![rows("x")], outputs: vec![rows("y")], ..Default::default() }
+    let rows = |name: &str| admin::TensorSpec {
+        name: name.into(),
+        datatype: "FP32".into(),
+        shape: vec![-1, 64],
+        ..Default::default()
+    };
+    admin::ModelSummary {
+        // A summary without launches describes a program.
+        launches: 1,
+        inputs: vec![rows("x")],
+        outputs: vec![rows("y")],
+        ..Default::default()
+    }
 }
 
 impl State {

@@ -16,6 +16,7 @@
 //! | [`operations`] | what takes its time |
 //! | [`policy`] | how nodes schedule |
 //! | [`scheduling`] | cordon, drain, uncordon and removal of nodes |
+//! | [`dry_run`] | several applies tried as one |
 //! | [`events`] | what happened |
 //! | [`scaling`] | how many nodes are needed |
 //! | [`data`] | where intermediate data is |
@@ -27,6 +28,7 @@ mod artifacts;
 mod billing;
 mod cluster;
 mod data;
+mod dry_run;
 mod events;
 mod functions;
 mod listing;

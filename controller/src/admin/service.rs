@@ -78,6 +78,13 @@ impl Admin for AdminService {
         answer(self.list_workflows(request.into_inner()).await)
     }
 
+    async fn dry_run_apply(
+        &self,
+        request: Request<api::DryRunApplyRequest>,
+    ) -> Result<Response<api::DryRunApplyResponse>, Status> {
+        answer(self.dry_run_apply(request).await)
+    }
+
     async fn delete_workflow(
         &self,
         request: Request<api::DeleteWorkflowRequest>,

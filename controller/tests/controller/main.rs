@@ -5,6 +5,7 @@
 mod admin;
 mod checkpoints;
 mod control_stream;
+mod dry_run;
 mod durability;
 mod faults;
 mod fleet;

@@ -112,7 +112,7 @@ pub(super) fn signature(
 /// An answer says which dimensions are free, not which of them are equal. They are taken for equal, so
 /// that nothing is refused here that the server, which knows, would take.
 fn tensor(wire: wire::TensorSpec) -> Result<TensorSpec, Failure> {
-    let wire::TensorSpec { name, datatype, shape } = wire;
+    let wire::TensorSpec { name, datatype, shape, .. } = wire;
     let datatype = datatype.parse().map_err(|error| unusable(&format!("{error}")))?;
     let dim = |&size: &i64| match u64::try_from(size) {
         Ok(size) => Dim::Fixed(size),
@@ -133,7 +133,12 @@ mod tests {
     use millrace_types::{DataType, FunctionName, TenantName};
 
     fn spec(name: &str, datatype: &str, shape: &[i64]) -> wire::TensorSpec {
-        wire::TensorSpec { name: name.into(), datatype: datatype.into(), shape: shape.to_vec() }
+        wire::TensorSpec {
+            name: name.into(),
+            datatype: datatype.into(),
+            shape: shape.to_vec(),
+            ..Default::default()
+        }
     }
 
     fn item(second: &str) -> WorkflowItem {

@@ -246,8 +246,12 @@ mod tests {
 
     #[test]
     fn a_report_shows_what_a_function_is_and_where() {
-        let tensor =
-            |name: &str, shape| wire::TensorSpec { name: name.into(), datatype: "FP32".into(), shape };
+        let tensor = |name: &str, shape| wire::TensorSpec {
+            name: name.into(),
+            datatype: "FP32".into(),
+            shape,
+            ..Default::default()
+        };
         let model = wire::ModelSummary {
             weights_bytes: 33_280,
             parameters: 8_320,

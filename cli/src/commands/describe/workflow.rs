@@ -171,8 +171,12 @@ spec:
   outputs: {total: count.total, people: people.scores}
 ",
         );
-        let tensor =
-            |name: &str, shape| wire::TensorSpec { name: name.into(), datatype: "FP32".into(), shape };
+        let tensor = |name: &str, shape| wire::TensorSpec {
+            name: name.into(),
+            datatype: "FP32".into(),
+            shape,
+            ..Default::default()
+        };
         let workflow = wire::Workflow {
             spec: Some(workflow_spec_wire(&spec)),
             generation: 3,

@@ -296,7 +296,12 @@ mod tests {
             processes: 1,
             sequences: None,
         };
-        let x = wire::TensorSpec { name: "x".into(), datatype: "FP32".into(), shape: vec![-1, 64] };
+        let x = wire::TensorSpec {
+            name: "x".into(),
+            datatype: "FP32".into(),
+            shape: vec![-1, 64],
+            ..Default::default()
+        };
         let model = wire::ModelSummary {
             weights_bytes: 5,
             parameters: 3,

@@ -148,6 +148,7 @@ spec:
                 name: "frame".into(),
                 datatype: "FP32".into(),
                 shape: vec![-1, 3],
+                ..Default::default()
             }],
             ..Default::default()
         };
