@@ -105,7 +105,7 @@ async fn a_name_that_a_function_of_the_server_has_is_refused_before_anything_is_
     sandbox.write("b-inner.yaml", workflow("one", &["function: two"]));
     let run = sandbox.run("apply -f b-inner.yaml -f two.yaml").await;
     assert_eq!((run.code, run.stdout.as_str()), (1, ""), "{run:?}");
-    assert!(run.stderr.contains("workflow/one: a function has this name (NAME_TAKEN)"), "{}", run.stderr);
+    assert!(run.stderr.contains("workflow/one: default/one is a function already: choose"), "{}", run.stderr);
     assert_eq!(server.function_names(), ["one"]);
 }
 
@@ -223,7 +223,11 @@ async fn a_trial_finds_a_function_that_has_the_name_of_a_workflow() {
     sandbox.write("inner.yaml", manifest("inner", "cnn.onnx"));
     let run = sandbox.run("apply -f inner.yaml --dry-run").await;
     assert_eq!((run.code, run.stdout.as_str(), server.uploads()), (1, "", 1), "{run:?}");
-    assert!(run.stderr.contains("function/inner: a workflow has this name (NAME_TAKEN)"), "{}", run.stderr);
+    assert!(
+        run.stderr.contains("function/inner: default/inner is a workflow already: choose"),
+        "{}",
+        run.stderr
+    );
 }
 
 #[tokio::test]

@@ -163,9 +163,24 @@ fn a_workflow_goes_before_what_it_runs_and_its_manifest_takes_all_away() {
     let up = Up::ephemeral(&[]);
     let folder = folder(1);
     let path = folder.path().to_str().unwrap();
-    let said = up.ok(&["apply", "-f", path]);
-    assert_eq!(said, "function/first created\nfunction/second created\nworkflow/both created\n");
+    let created = |suffix: &str| {
+        ["function/first", "function/second", "workflow/both"]
+            .map(|title| format!("{title} created{suffix}\n"))
+            .concat()
+    };
+    assert_eq!(up.ok(&["apply", "-f", path, "--dry-run"]), created(" (dry run)"));
+    assert_eq!(up.ok(&["apply", "-f", path]), created(""));
     assert_eq!(up.ok(&["apply", "-f", path]).matches("unchanged").count(), 3);
+    let pictures = tempfile::tempdir().unwrap();
+    std::fs::write(pictures.path().join("cnn.onnx"), millrace_model::synth::tiny_cnn()).unwrap();
+    let other = pictures.path().join("first.yaml");
+    let text =
+        "apiVersion: millrace/v1\nkind: Function\nmetadata: {name: first}\nspec: {model: {file: cnn.onnx}}\n";
+    std::fs::write(&other, text).unwrap();
+    let refused = up.refused(2, &["apply", "-f", other.to_str().unwrap()]);
+    for says in ["first.yaml: function first: workflow both, as the server has it", "delete workflow both"] {
+        assert!(refused.contains(says), "{says}: {refused}");
+    }
     let refused = up.refused(1, &["delete", "function/first"]);
     assert!(refused.contains("run by workflow both") && refused.contains("IN_USE"), "{refused}");
     let refused = up.refused(2, &["invoke", "both", "--json", "{\"x\": [[1, 2]]}"]);

@@ -1,34 +1,34 @@
 //! `apply`: creates functions and workflows, or changes them, and sets tenants' caps and the policy.
 //!
-//! Everything is checked before anything is stored. Before anything is sent: all manifests and models,
-//! workflows beside what they run, and that there is an [order](plan) in which a server that has what
-//! this one has takes the whole. What operators [set](rules) goes before it, and is asked about before
-//! any model is sent. Then the models that the cluster does not have are sent and, where there are
-//! several items, the server is asked about each without storing, as far as it can tell what will be
-//! from what is. What others write meanwhile may still have an item refused after those before it were
-//! stored.
+//! ```text
+//!   manifests, model files ─▶ the server's dry run ─▶ upload of missing models ─▶ apply, in its order
+//!   checked here              of all, stores nothing
+//! ```
+//!
+//! Everything is checked before anything is stored. The server's [dry run](dry_run) alone decides about
+//! functions and workflows: it creates, changes or refuses an item, and it gives the order. The dry run
+//! describes models that the cluster does not have. Their files are uploaded afterwards. An apply of several
+//! items then repeats the dry run, because the server now knows the models itself and an upload may last an
+//! hour. [Rules](rules) of operators are tried and stored before functions and workflows. If another client
+//! writes meanwhile, an item may be refused after earlier items were stored.
 
-mod check;
+mod dry_run;
 pub(crate) mod manifests;
 mod models;
 mod order;
-mod plan;
 mod ready;
 mod resource;
 pub(crate) mod rules;
-mod trial;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use millrace_client::{Applied, AppliedWorkflow, ApplyOptions, Outcome};
-use millrace_types::workflow::{Fit, Run};
-use millrace_types::{FunctionKey, TenantName};
 
+use self::dry_run::{ApplyStep, ItemPosition};
 use self::manifests::{Item, WorkflowItem};
-use self::models::Model;
-use self::plan::Step;
+use self::models::FunctionModel;
 use self::resource::Resource;
 use self::rules::{Change, Rule};
 use crate::failure::Failure;
@@ -62,72 +62,40 @@ pub(crate) struct Args {
     output: Output,
 }
 
-/// What is asked for, with every model read.
-struct Wanted {
+/// The functions and workflows of the manifests, with every model read.
+struct LoadedItems {
     functions: Vec<Function>,
-    /// Each after those of them that it runs.
+    /// A workflow follows the workflows of the list that it runs.
     workflows: Vec<WorkflowItem>,
 }
 
 struct Function {
     item: Item,
-    model: Model,
-}
-
-impl Function {
-    /// What it is to a workflow that runs it.
-    fn fit(&self) -> Fit {
-        let keeps_state = self.item.spec.sequences.is_some();
-        Fit { keeps_state, ..Fit::of_function(self.model.signature.clone()) }
-    }
-}
-
-/// What a workflow runs, and whose.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct Callee {
-    tenant: TenantName,
-    run: Run,
-}
-
-impl Callee {
-    fn function(key: &FunctionKey) -> Self {
-        Self { tenant: key.tenant.clone(), run: Run::Function(key.name.clone()) }
-    }
-
-    fn workflow(key: &FunctionKey) -> Self {
-        Self { tenant: key.tenant.clone(), run: Run::Workflow(key.name.clone()) }
-    }
-
-    /// What a workflow runs is of its tenant.
-    fn of(item: &WorkflowItem, run: &Run) -> Self {
-        Self { tenant: item.spec.key.tenant.clone(), run: run.clone() }
-    }
+    model: FunctionModel,
 }
 
 pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
     let items = manifests::read(&args.file, &session.config.tenant)?;
     let rules: Vec<Rule> = items.rules.into_iter().map(|item| item.rule).collect();
-    let functions = models::read(items.functions, &session.admin).await?;
-    let wanted = Wanted { functions, workflows: items.workflows };
-    let order = check::check(&wanted, &session.admin).await?;
+    let items = LoadedItems { functions: models::read(items.functions)?, workflows: items.workflows };
+    let missing = models::missing(&items.functions, &session.admin).await?;
+    let mut steps = dry_run::run(&items, &missing, session).await?;
     let changes = rules::compare(rules, &session.admin).await?;
-    let several = changes.len() + order.len() > 1;
+    let several = changes.len() + steps.len() > 1;
     if args.dry_run || several {
         rules::check(&changes, &session.admin).await?;
     }
-    let missing = models::missing(&wanted.functions, &session.admin).await?;
     if args.dry_run {
-        let outcomes = trial::run(&wanted, &order, &missing, session).await?;
-        return tell(&changes, &wanted, &order, &outcomes);
+        return tell(&changes, &items, &steps);
     }
     for model in missing.values() {
-        models::upload(model, session).await?;
+        models::upload(&model.file, session).await?;
     }
-    if several {
-        trial::run(&wanted, &order, &BTreeMap::new(), session).await?;
+    if several && !missing.is_empty() {
+        steps = dry_run::run(&items, &BTreeMap::new(), session).await?;
     }
     let mut resources = set(&changes, session, args.output.output).await?;
-    resources.extend(store(&wanted, &order, session, args.output.output).await?);
+    resources.extend(store(&items, &steps, session, args.output.output).await?);
     if !args.no_wait {
         resources = ready::wait(resources, session, args.wait).await?;
     }
@@ -154,20 +122,20 @@ async fn set(changes: &[Change], session: &Session, format: Format) -> Result<Ve
 
 /// Stores all functions and workflows.
 async fn store(
-    wanted: &Wanted,
-    order: &[Step],
+    items: &LoadedItems,
+    steps: &[ApplyStep],
     session: &Session,
     format: Format,
 ) -> Result<Vec<Resource>, Failure> {
-    let mut resources = Vec::with_capacity(order.len());
-    for step in order {
-        let (resource, outcome) = match *step {
-            Step::Function(at) => {
-                let applied = apply(&wanted.functions[at], session, ApplyOptions::default()).await?;
+    let mut resources = Vec::with_capacity(steps.len());
+    for step in steps {
+        let (resource, outcome) = match step.item {
+            ItemPosition::Function(at) => {
+                let applied = apply(&items.functions[at], session).await?;
                 (Resource::Function(applied.function), applied.outcome)
             }
-            Step::Workflow(at) => {
-                let applied = apply_workflow(&wanted.workflows[at], session, ApplyOptions::default()).await?;
+            ItemPosition::Workflow(at) => {
+                let applied = apply_workflow(&items.workflows[at], session).await?;
                 (Resource::Workflow(applied.workflow), applied.outcome)
             }
         };
@@ -177,32 +145,28 @@ async fn store(
     Ok(resources)
 }
 
-async fn apply(function: &Function, session: &Session, options: ApplyOptions) -> Result<Applied, Failure> {
+async fn apply(function: &Function, session: &Session) -> Result<Applied, Failure> {
     let spec = &function.item.spec;
-    let applied = session.admin.apply(spec, function.model.digest, options).await;
+    let applied = session.admin.apply(spec, function.model.digest(), ApplyOptions::default()).await;
     applied.map_err(|error| Failure::from(error).about(format_args!("function/{}", spec.key.name)))
 }
 
-async fn apply_workflow(
-    item: &WorkflowItem,
-    session: &Session,
-    options: ApplyOptions,
-) -> Result<AppliedWorkflow, Failure> {
-    let applied = session.admin.apply_workflow(&item.spec, options).await;
+async fn apply_workflow(item: &WorkflowItem, session: &Session) -> Result<AppliedWorkflow, Failure> {
+    let applied = session.admin.apply_workflow(&item.spec, ApplyOptions::default()).await;
     applied.map_err(|error| Failure::from(error).about(format_args!("workflow/{}", item.spec.key.name)))
 }
 
-/// Says what would happen.
-fn tell(changes: &[Change], wanted: &Wanted, order: &[Step], outcomes: &[Outcome]) -> Result<(), Failure> {
+/// Prints the outcomes of a dry run.
+fn tell(changes: &[Change], items: &LoadedItems, steps: &[ApplyStep]) -> Result<(), Failure> {
     for change in changes {
         print(&change_line(change, " (dry run)"))?;
     }
-    for (step, &outcome) in order.iter().zip(outcomes) {
-        let title = match *step {
-            Step::Function(at) => format!("function/{}", wanted.functions[at].item.spec.key.name),
-            Step::Workflow(at) => format!("workflow/{}", wanted.workflows[at].spec.key.name),
+    for step in steps {
+        let title = match step.item {
+            ItemPosition::Function(at) => format!("function/{}", items.functions[at].item.spec.key.name),
+            ItemPosition::Workflow(at) => format!("workflow/{}", items.workflows[at].spec.key.name),
         };
-        print(&outcome_line(&title, outcome, " (dry run)"))?;
+        print(&outcome_line(&title, step.outcome, " (dry run)"))?;
     }
     Ok(())
 }

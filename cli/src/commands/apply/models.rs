@@ -1,69 +1,85 @@
-//! The models and programs that functions are made of: from files, checked as the server will, or those
-//! that the cluster has already.
+//! The models and programs of functions: files of this machine, checked as the server checks them, or files
+//! of the cluster, named by their digests.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use millrace_client::{Admin, Error, ModelFile};
+use millrace_client::{Admin, Error, ModelFile, messages as wire};
 use millrace_model::program::Program;
+use millrace_proto::convert::tensor_spec_wire;
 use millrace_types::Digest;
 use millrace_types::workflow::Signature;
 
 use super::Function;
-use super::check::signature;
 use super::manifests::{Item, ModelAt};
 use crate::failure::Failure;
 use crate::progress;
 use crate::session::Session;
 
-/// A model, and what it takes and gives.
+/// The model or program of a function, and the place of its file.
 #[derive(Debug, Clone)]
-pub(super) struct Model {
-    pub(super) digest: Digest,
-    pub(super) signature: Signature,
-    /// What is sent where the cluster does not have it; `None`: it has.
-    file: Option<ModelFile>,
+pub(super) enum FunctionModel {
+    /// A file of this machine. The cluster may have the same file.
+    Local(LocalModel),
+    /// A file that the cluster must have.
+    Cluster(Digest),
 }
 
-/// Every function with its model.
-pub(super) async fn read(items: Vec<Item>, admin: &Admin) -> Result<Vec<Function>, Failure> {
-    let kept = kept(&items, admin).await?;
-    let mut opened: BTreeMap<PathBuf, Model> = BTreeMap::new();
+/// A model or program in a file of this machine, checked.
+#[derive(Debug, Clone)]
+pub(super) struct LocalModel {
+    pub(super) file: ModelFile,
+    signature: Signature,
+    weights_bytes: u64,
+    parameters: u64,
+    /// Zero for a program.
+    launches: usize,
+}
+
+/// Reads the model of every function.
+pub(super) fn read(items: Vec<Item>) -> Result<Vec<Function>, Failure> {
+    let mut opened: BTreeMap<PathBuf, LocalModel> = BTreeMap::new();
     let mut functions = Vec::with_capacity(items.len());
     for item in items {
         let model = match &item.model {
-            ModelAt::Cluster(digest) => of_cluster(&item, *digest, &kept)?,
-            ModelAt::File { path, declared: Some(declared) } => pack(&item, path, declared)?,
-            ModelAt::File { path, declared: None } => match opened.get(path) {
-                Some(model) => model.clone(),
-                None => {
-                    let model = open(&item, path)?;
-                    opened.insert(path.clone(), model.clone());
-                    model
-                }
-            },
+            ModelAt::Cluster(digest) => FunctionModel::Cluster(*digest),
+            ModelAt::File { path, declared } => {
+                let model = match (declared, opened.get(path)) {
+                    (Some(declared), _) => pack(&item, path, declared)?,
+                    (None, Some(model)) => model.clone(),
+                    (None, None) => {
+                        let model = open(&item, path)?;
+                        opened.insert(path.clone(), model.clone());
+                        model
+                    }
+                };
+                check_state(&item, &model.signature)?;
+                FunctionModel::Local(model)
+            }
         };
-        check_state(&item, &model.signature)?;
         functions.push(Function { item, model });
     }
     Ok(functions)
 }
 
-/// The model files that the cluster does not have, each once.
+/// Returns the models that the cluster does not have, each once.
 pub(super) async fn missing(
     functions: &[Function],
     admin: &Admin,
-) -> Result<BTreeMap<Digest, ModelFile>, Failure> {
-    let files = functions.iter().filter_map(|function| function.model.file.clone());
-    let mut files: BTreeMap<Digest, ModelFile> = files.map(|file| (file.digest(), file)).collect();
-    if files.is_empty() {
-        return Ok(files);
+) -> Result<BTreeMap<Digest, LocalModel>, Failure> {
+    let local = functions.iter().filter_map(|function| match &function.model {
+        FunctionModel::Local(model) => Some((model.file.digest(), model.clone())),
+        FunctionModel::Cluster(_) => None,
+    });
+    let mut models: BTreeMap<Digest, LocalModel> = local.collect();
+    if models.is_empty() {
+        return Ok(models);
     }
-    let digests: Vec<Digest> = files.keys().copied().collect();
+    let digests: Vec<Digest> = models.keys().copied().collect();
     for found in admin.find_artifacts(&digests).await? {
-        files.remove(&found);
+        models.remove(&found);
     }
-    Ok(files)
+    Ok(models)
 }
 
 pub(super) async fn upload(model: &ModelFile, session: &Session) -> Result<(), Failure> {
@@ -79,39 +95,33 @@ fn name_of(path: &Path) -> String {
     path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
 }
 
-impl Model {
-    fn of_file(file: ModelFile, signature: Signature) -> Self {
-        Self { digest: file.digest(), signature, file: Some(file) }
-    }
-
-    /// One that the cluster has.
-    pub(super) fn of_cluster(digest: Digest, signature: Signature) -> Self {
-        Self { digest, signature, file: None }
+impl FunctionModel {
+    pub(super) fn digest(&self) -> Digest {
+        match self {
+            Self::Local(model) => model.file.digest(),
+            Self::Cluster(digest) => *digest,
+        }
     }
 }
 
-/// What the cluster has of what is named by its digest.
-async fn kept(items: &[Item], admin: &Admin) -> Result<BTreeMap<Digest, Signature>, Failure> {
-    let digest = |item: &Item| match item.model {
-        ModelAt::Cluster(digest) => Some(digest),
-        ModelAt::File { .. } => None,
-    };
-    let digests: BTreeSet<Digest> = items.iter().filter_map(digest).collect();
-    if digests.is_empty() {
-        return Ok(BTreeMap::new());
+impl LocalModel {
+    /// Describes the model for a server that does not have its file.
+    pub(super) fn summary(&self) -> wire::ModelSummary {
+        wire::ModelSummary {
+            weights_bytes: self.weights_bytes,
+            parameters: self.parameters,
+            launches: u32::try_from(self.launches).unwrap_or(u32::MAX),
+            inputs: self.signature.inputs.iter().map(tensor_spec_wire).collect(),
+            outputs: self.signature.outputs.iter().map(tensor_spec_wire).collect(),
+        }
     }
-    let digests: Vec<Digest> = digests.into_iter().collect();
-    let found = admin.find_models(&digests).await?;
-    found.into_iter().map(|(digest, model)| Ok((digest, signature(model.inputs, model.outputs)?))).collect()
 }
 
-fn of_cluster(item: &Item, digest: Digest, kept: &BTreeMap<Digest, Signature>) -> Result<Model, Failure> {
-    let signature = kept.get(&digest).cloned().ok_or_else(|| {
-        Failure::not_found(format!("the cluster does not have {digest}"))
-            .about(subject(item))
-            .hint("name the file in place of its digest: spec.model.file, or spec.program.file")
-    })?;
-    Ok(Model::of_cluster(digest, signature))
+/// The failure of a manifest that names a model by a digest which the cluster does not have.
+pub(super) fn unknown(item: &Item, digest: Digest) -> Failure {
+    Failure::not_found(format!("the cluster does not have {digest}"))
+        .about(subject(item))
+        .hint("name the file in place of its digest: spec.model.file, or spec.program.file")
 }
 
 /// Checks, as the server will, that the model can keep the state that its function names.
@@ -122,7 +132,7 @@ fn check_state(item: &Item, signature: &Signature) -> Result<(), Failure> {
 }
 
 /// Digests a model file and checks, as the server will, that it can be served.
-fn open(item: &Item, path: &Path) -> Result<Model, Failure> {
+fn open(item: &Item, path: &Path) -> Result<LocalModel, Failure> {
     let unreadable = |error: Error| {
         Failure::from(error).about(subject(item)).hint("spec.model.file is relative to the manifest's folder")
     };
@@ -131,12 +141,17 @@ fn open(item: &Item, path: &Path) -> Result<Model, Failure> {
         std::fs::read(path).map_err(|cause| unreadable(Error::File { path: path.to_owned(), cause }))?;
     let compiled = millrace_model::compile(&bytes.into())
         .map_err(|error| Failure::usage(format!("{}: {error}", path.display())).about(subject(item)))?;
-    let signature = Signature { inputs: compiled.summary.inputs, outputs: compiled.summary.outputs };
-    Ok(Model::of_file(file, signature))
+    Ok(LocalModel {
+        file,
+        signature: Signature { inputs: compiled.summary.inputs, outputs: compiled.summary.outputs },
+        weights_bytes: compiled.summary.weights_bytes,
+        parameters: compiled.summary.parameters,
+        launches: compiled.launches.len(),
+    })
 }
 
 /// Packs a program with what it declares, checked as the server will.
-fn pack(item: &Item, path: &Path, declared: &Signature) -> Result<Model, Failure> {
+fn pack(item: &Item, path: &Path, declared: &Signature) -> Result<LocalModel, Failure> {
     let file = std::fs::read(path).map_err(|cause| {
         Failure::from(Error::File { path: path.to_owned(), cause })
             .about(subject(item))
@@ -146,10 +161,16 @@ fn pack(item: &Item, path: &Path, declared: &Signature) -> Result<Model, Failure
     let packed = program
         .pack()
         .map_err(|error| Failure::usage(format!("{}: {error}", path.display())).about(subject(item)))?;
-    Ok(Model::of_file(ModelFile::packed(path, packed), program.declared))
+    Ok(LocalModel {
+        file: ModelFile::packed(path, packed),
+        signature: program.declared,
+        weights_bytes: 0,
+        parameters: 0,
+        launches: 0,
+    })
 }
 
-/// Which function of which file, for messages.
-fn subject(item: &Item) -> String {
+/// The file and name of a function, for messages.
+pub(super) fn subject(item: &Item) -> String {
     format!("{}: function {}", item.source.display(), item.spec.key.name)
 }
