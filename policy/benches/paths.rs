@@ -18,7 +18,7 @@ use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use millrace_policy::paths::{Config, FlowId, Paths, SELECTIONS, Selection};
+use millrace_policy::paths::{Config, FlowId, Paths, Selection};
 use millrace_types::GpuIndex;
 
 use fixtures::dgx_v100;
@@ -28,6 +28,8 @@ use seeded::Seeded;
 const DECISIONS: usize = 100_000;
 const SEEDS: u64 = 500;
 const OTHERS: [u64; 3] = [0, 4, 12];
+const SELECTIONS: [(&str, Selection); 3] =
+    [("faastube", Selection::FaasTube), ("direct", Selection::Direct), ("ucx", Selection::Ucx)];
 
 /// Two of eight GPUs.
 fn pair(seeded: &mut Seeded) -> (GpuIndex, GpuIndex) {

@@ -244,12 +244,6 @@ pub struct UnifiedConfig {
     pub counts: Counts,
 }
 
-impl Default for UnifiedConfig {
-    fn default() -> Self {
-        UNIFIED
-    }
-}
-
 pub(super) const UNIFIED: UnifiedConfig = UnifiedConfig {
     overtakes_max: UNIFIED_OVERTAKES_MAX,
     aged_every: AGED_EVERY,

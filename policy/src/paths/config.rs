@@ -1,4 +1,4 @@
-//! How paths are chosen, by name.
+//! Settings of NVLink paths.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -46,16 +46,6 @@ pub enum Selection {
     Ucx,
 }
 
-/// Every name, with what it stands for.
-pub const SELECTIONS: [(&str, Selection); 3] =
-    [("faastube", Selection::FaasTube), ("direct", Selection::Direct), ("ucx", Selection::Ucx)];
-
-impl fmt::Display for Selection {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(names::of(&SELECTIONS, self))
-    }
-}
-
 /// NVLinks between a GPU and the neighbour that forwards for it, at most: with two a GPU of DGX-V100
 /// reaches all four PCIe links (D05).
 pub const FORWARDS_MAX: NonZeroU32 = NonZeroU32::new(2).expect("not zero");
@@ -84,16 +74,5 @@ impl FromStr for HostLinks {
 impl fmt::Display for HostLinks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(names::of(&HOST_LINKS, self))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn selections_have_names() {
-        let names = [Selection::FaasTube, Selection::Direct, Selection::Ucx].map(|it| it.to_string());
-        assert_eq!(names, ["faastube", "direct", "ucx"]);
     }
 }

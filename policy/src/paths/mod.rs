@@ -44,9 +44,7 @@ mod ways;
 use millrace_types::topology::Topology;
 use millrace_types::{BytesPerSec, GpuIndex};
 
-pub use self::config::{
-    Config, FORWARDS_MAX, HOPS_DEFAULT, HOST_LINKS, HostLinks, SELECTIONS, Selection, UCX_ROUTES,
-};
+pub use self::config::{Config, FORWARDS_MAX, HOPS_DEFAULT, HOST_LINKS, HostLinks, Selection, UCX_ROUTES};
 pub use self::direction::{Direction, Each};
 pub use self::hops::{HOPS_MAX, Hops};
 pub use self::host::{HostPlan, HostRoute};

@@ -1,6 +1,7 @@
 //! Whatever happens, under every policy: nothing is lost, nothing runs twice, no GPU idles in vain.
 
 use super::*;
+use crate::dispatch::config::UNIFIED;
 use crate::gpu::eviction::CopyKind;
 
 /// What a random node does next; numbers are taken modulo what there is.
@@ -41,7 +42,7 @@ fn policy() -> impl Strategy<Value = PolicyConfig> {
     let limits = [1, 3].map(|overtakes_max| PolicyConfig::Lalb { overtakes_max });
     let unified = [0, 2].map(|overtakes_max| {
         let free_overtakes_max = overtakes_max.min(1);
-        let limits = UnifiedConfig { overtakes_max, free_overtakes_max, ..UnifiedConfig::default() };
+        let limits = UnifiedConfig { overtakes_max, free_overtakes_max, ..UNIFIED };
         PolicyConfig::Unified(UnifiedConfig { aged_every: 1, ..limits })
     });
     let bound = [Binding::ForGood, Binding::KeepAlive(Duration::from_millis(1))].map(|binding| {

@@ -1,5 +1,6 @@
 use super::*;
 use crate::attempts::{Loss, Verdict};
+use crate::dispatch::config::UNIFIED;
 use crate::dispatch::gpus::Gpu;
 
 fn unified(overtakes_max: u32) -> PolicyConfig {
@@ -9,7 +10,7 @@ fn unified(overtakes_max: u32) -> PolicyConfig {
 /// Of which one in `aged_every` that leave is one at its limit.
 fn unified_aging(overtakes_max: u32, aged_every: u32) -> PolicyConfig {
     let free_overtakes_max = overtakes_max.min(FREE_OVERTAKES_MAX);
-    let limits = UnifiedConfig { overtakes_max, aged_every, free_overtakes_max, ..UnifiedConfig::default() };
+    let limits = UnifiedConfig { overtakes_max, aged_every, free_overtakes_max, ..UNIFIED };
     PolicyConfig::Unified(limits)
 }
 
@@ -211,7 +212,7 @@ fn one_in_so_many_that_leave_is_one_at_its_limit() {
 /// Which goes first of three functions with a request each, which came in this order: two that scored
 /// so, and one without a deadline.
 fn first_of(scores: [u64; 2], together: bool) -> u64 {
-    let mut node = node_with(PolicyConfig::Unified(UnifiedConfig::default()), &[64]);
+    let mut node = node_with(PolicyConfig::Unified(UNIFIED), &[64]);
     let objective = Objective::from_billionths(900_000_000).unwrap();
     let objective = objective.within(Duration::from_secs(5)).together(together);
     for (function, m) in (1..).zip(scores).chain([(4, 90), (5, 90)]) {

@@ -38,6 +38,6 @@ fn contention_makes_ucx_slower_than_direct_links_and_faastube_faster() {
             edges.enumerate().map(|(flow, (from, to))| begin(&mut paths, flow as u64, from, to)).count();
         (0..flows).map(|flow| total(&paths, flow as u64)).min().unwrap()
     };
-    let [faastube, direct, ucx] = SELECTIONS.map(|(_, selection)| slowest(selection));
+    let [faastube, direct, ucx] = SELECTIONS.map(slowest);
     assert!(ucx < direct && direct <= faastube, "{ucx} {direct} {faastube}");
 }

@@ -148,7 +148,7 @@ fn splits_a_busy_path_evenly() {
 #[test]
 fn a_switch_carries_no_more_over_several_paths() {
     let topology = dgx_a100();
-    for selection in SELECTIONS.map(|(_, selection)| selection) {
+    for selection in SELECTIONS {
         for (from, to) in pairs() {
             let mut paths = paths(&topology, selection, None);
             assert_eq!(begin(&mut paths, 1, from, to), [change(1, &[route(&[from, to], 300)])]);
@@ -159,20 +159,20 @@ fn a_switch_carries_no_more_over_several_paths() {
 #[test]
 fn a_switchs_port_is_shared_by_all_that_cross_it() {
     let topology = dgx_a100();
-    for selection in SELECTIONS.map(|(_, selection)| selection) {
+    for selection in SELECTIONS {
         let mut paths = paths(&topology, selection, None);
         begin(&mut paths, 1, 0, 1);
         begin(&mut paths, 2, 0, 2);
         begin(&mut paths, 3, 3, 4);
         for (flow, expected) in [(1, 150), (2, 150), (3, 300)] {
-            assert!(total(&paths, flow).abs_diff(gb(expected).0) < 300_000_000, "{selection}, {flow}");
+            assert!(total(&paths, flow).abs_diff(gb(expected).0) < 300_000_000, "{selection:?}, {flow}");
         }
     }
 }
 
 #[test]
 fn four_gpus_without_nvlink_go_by_the_host() {
-    for selection in SELECTIONS.map(|(_, selection)| selection) {
+    for selection in SELECTIONS {
         let mut paths = paths(&machine(4, &[]), selection, None);
         assert_eq!(begin(&mut paths, 1, 0, 3), [change(1, &[])]);
     }

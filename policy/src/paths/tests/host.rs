@@ -39,7 +39,7 @@ fn a_switch_joins_a_gpu_to_the_pcie_links_of_all_others() {
 
 #[test]
 fn without_nvlink_a_gpu_has_its_own_link_alone() {
-    for selection in SELECTIONS.map(|(_, selection)| selection) {
+    for selection in SELECTIONS {
         let mut paths = paths(&machine(4, &[]), selection, None);
         let own = GpuIndex(2);
         let routes = vec![HostRoute { via: own, forward: Hops::of([own]), rate: gb(12) }];

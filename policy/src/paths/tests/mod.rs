@@ -11,6 +11,8 @@ use std::num::NonZeroU32;
 use super::*;
 use crate::fixtures::{dgx_v100, machine};
 
+const SELECTIONS: [Selection; 3] = [Selection::FaasTube, Selection::Direct, Selection::Ucx];
+
 fn gb(n: u64) -> BytesPerSec {
     BytesPerSec::gb(n)
 }
