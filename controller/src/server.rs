@@ -22,12 +22,13 @@ use millrace_types::ClusterId;
 use millrace_types::limits::ANSWER_BYTES_MAX;
 use tokio::net::TcpListener;
 use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::service::Routes;
 
 use crate::activity::{Activities, Doors};
-use crate::admin::{AdminService, Faults};
+use crate::admin::{AdminService, Faults, ORDER_SEARCHES_MAX};
 use crate::artifacts::{Artifacts, Bucket, SharedPlace, Store};
 use crate::clock::MovedClock;
 use crate::config::{ControllerConfig, internal_server};
@@ -188,6 +189,7 @@ pub async fn start(
         activities: Activities { own: shown.doors, everyone },
         passed: passed.clone(),
         faults,
+        order_searches: Arc::new(Semaphore::new(ORDER_SEARCHES_MAX)),
     };
     let serving = Serving::new(replica.clone(), fleet, outlook, passed);
     let front = open_front_door(&config, client_listener, admin, serving);

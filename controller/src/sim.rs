@@ -147,6 +147,7 @@ impl Member {
             passed,
             stop: ended,
             faults,
+            order_searches: Arc::new(tokio::sync::Semaphore::new(crate::admin::ORDER_SEARCHES_MAX)),
         };
         let guard = stop.clone().drop_guard();
         let duties = RefCell::new(Some(duties));

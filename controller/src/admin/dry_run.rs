@@ -3,6 +3,7 @@
 //! clients' messages (`WalkLimits::CLIENT`) bound the items and models of a request.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use futures::future::join_all;
 use millrace_cluster_state::{ApplySet, ModelSummary, Refusal, SetItem, SetRefusal};
@@ -34,10 +35,17 @@ impl AdminService {
         let uploaded: BTreeSet<Digest> = items.iter().filter_map(model_of).collect();
         let uploaded = uploaded.iter().filter(|digest| !models.contains_key(digest));
         join_all(uploaded.map(|digest| self.artifacts.copied_within(COPY_PATIENCE, digest))).await;
+        let permit = Arc::clone(&self.order_searches).acquire_owned().await;
+        let permit = permit.map_err(|error| Failure::new(Reason::Internal, error.to_string()))?;
         let state = self.replica.linearizable().await?;
         let set = ApplySet { items, models, voters: self.voters(), caller, stamp: self.replica.now() };
-        // The search for an order may try thousands of items: no task of the runtime waits for that.
-        let searched = tokio::task::spawn_blocking(move || state.dry_run_set(&set)).await;
+        // The search for an order may try thousands of items, so it runs on a thread of its own. The thread has
+        // the permit, because the search goes on when its client has left.
+        let searched = tokio::task::spawn_blocking(move || {
+            let _permit = permit;
+            state.dry_run_set(&set)
+        });
+        let searched = searched.await;
         let searched = searched
             .map_err(|error| Failure::new(Reason::Internal, format!("the dry run failed: {error}")))?;
         match searched {

@@ -55,6 +55,7 @@ use millrace_proto::convert;
 use millrace_types::ids::NameError;
 use millrace_types::limits::IDEMPOTENCY_KEY_BYTES_MAX;
 use millrace_types::{Failure, NodeName, Reason};
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tonic::Request;
 
@@ -85,7 +86,13 @@ pub(crate) struct AdminService {
     /// Ends what waits.
     pub(crate) stop: CancellationToken,
     pub(crate) faults: Faults,
+    /// Permits for the search for an order of a dry run's items.
+    pub(crate) order_searches: Arc<Semaphore>,
 }
+
+/// The dry runs of an apply that a controller carries out at a time. A client can ask for many, and each may try
+/// thousands of items.
+pub(crate) const ORDER_SEARCHES_MAX: usize = 1;
 
 /// Whether fault injection is served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
