@@ -29,6 +29,8 @@
 //! # }
 //! ```
 
+#![warn(missing_docs)]
+
 mod address;
 mod admin;
 mod endpoints;

@@ -18,6 +18,8 @@
 //! own), so that a `cuda` implementation adds a module and changes no caller, but no GPU has run
 //! it: only the emulated device exists and is tested.
 
+#![warn(missing_docs)]
+
 pub mod api;
 pub mod clock;
 pub mod emulated;

@@ -23,47 +23,47 @@
 //! | [`metrics`] | metrics as text, in the format asked for |
 //! | [`trace`] | W3C trace context through gRPC metadata and HTTP headers, spans told after the fact, spans kept |
 
-#[allow(missing_docs, clippy::all, clippy::pedantic, unreachable_pub, reason = "generated")]
+#[allow(clippy::all, clippy::pedantic, unreachable_pub, reason = "generated")]
 pub mod inference {
     tonic::include_proto!("inference");
 }
-#[allow(missing_docs, clippy::all, clippy::pedantic, unreachable_pub, reason = "generated")]
+#[allow(clippy::all, clippy::pedantic, unreachable_pub, reason = "generated")]
 pub mod admin {
     tonic::include_proto!("millrace.admin.v1");
 }
-#[allow(missing_docs, clippy::all, clippy::pedantic, unreachable_pub, reason = "generated")]
+#[allow(clippy::all, clippy::pedantic, unreachable_pub, reason = "generated")]
 pub mod worker {
     tonic::include_proto!("millrace.worker.v1");
 }
-#[allow(missing_docs, clippy::all, clippy::pedantic, unreachable_pub, reason = "generated")]
+#[allow(clippy::all, clippy::pedantic, unreachable_pub, reason = "generated")]
 pub mod executor {
     tonic::include_proto!("millrace.executor.v1");
 }
-#[allow(missing_docs, clippy::all, clippy::pedantic, unreachable_pub, reason = "generated")]
+#[allow(clippy::all, clippy::pedantic, unreachable_pub, reason = "generated")]
 pub mod function {
     tonic::include_proto!("millrace.function.v1");
 }
-#[allow(missing_docs, clippy::all, clippy::pedantic, unreachable_pub, reason = "generated")]
+#[allow(clippy::all, clippy::pedantic, unreachable_pub, reason = "generated")]
 pub mod raft {
     tonic::include_proto!("millrace.raft.v1");
 }
 
-#[allow(missing_docs, clippy::all, clippy::pedantic, unreachable_pub, reason = "generated")]
+#[allow(clippy::all, clippy::pedantic, unreachable_pub, reason = "generated")]
 pub mod fault {
     tonic::include_proto!("millrace.fault.v1");
 }
 
-#[allow(missing_docs, clippy::all, clippy::pedantic, unreachable_pub, reason = "generated")]
+#[allow(clippy::all, clippy::pedantic, unreachable_pub, reason = "generated")]
 pub mod activity {
     tonic::include_proto!("millrace.activity.v1");
 }
 
-#[allow(missing_docs, clippy::all, clippy::pedantic, unreachable_pub, reason = "generated")]
+#[allow(clippy::all, clippy::pedantic, unreachable_pub, reason = "generated")]
 pub mod log {
     tonic::include_proto!("millrace.log.v1");
 }
 
-#[allow(missing_docs, clippy::all, clippy::pedantic, unreachable_pub, reason = "generated")]
+#[allow(clippy::all, clippy::pedantic, unreachable_pub, reason = "generated")]
 pub mod policy {
     tonic::include_proto!("millrace.policy.v1");
 }

@@ -22,6 +22,8 @@
 //! | [`topology`] | GPUs and the links between them, as data |
 //! | [`reason`] | the stable reasons that errors carry |
 
+#![warn(missing_docs)]
+
 pub mod checkpoint;
 pub mod counts;
 pub mod digest;
