@@ -1,6 +1,6 @@
-//! Memory in blocks of 2 MiB behind one address range: any block serves any object, so nothing that
-//! fits by size is refused for its shape. Keeps the books of which blocks are backed and which free;
-//! it decides nothing.
+//! Memory in blocks of 2 MiB behind one address range. Any block serves any object, so no request
+//! that fits by size is refused for fragmentation. This type only records which blocks are backed
+//! and which are free; the caller decides.
 
 use millrace_types::Bytes;
 
@@ -8,10 +8,9 @@ use super::protocol::Extent;
 use super::slots::Slots;
 use crate::memory::{BLOCK, Run};
 
-/// The blocks of a store.
 #[derive(Debug)]
 pub(super) struct Blocks {
-    /// Backed, and in no object.
+    /// Blocks that are backed and used by no object.
     free: Slots,
     unbacked: Slots,
     total: u32,
@@ -27,13 +26,13 @@ fn run(extent: Extent) -> Run {
     Run { start: blocks(extent.at), len: blocks(extent.len.0) }
 }
 
-/// What blocks hold.
+/// Returns the bytes of a number of blocks.
 pub(super) fn bytes(blocks: u32) -> Bytes {
     Bytes(u64::from(blocks) * BLOCK.0)
 }
 
 impl Blocks {
-    /// `total` blocks, none of them backed.
+    /// Returns `total` blocks, none of them backed.
     pub(super) fn new(total: u32) -> Self {
         Self { free: Slots::empty(total), unbacked: Slots::full(total), total }
     }
@@ -46,21 +45,21 @@ impl Blocks {
         self.free.len()
     }
 
-    /// Backs the lowest blocks that are not, which are free then.
+    /// Backs the lowest unbacked blocks and adds them to the free ones.
     pub(super) fn grow(&mut self, blocks: u32) -> Vec<Extent> {
         let runs = self.unbacked.take_lowest(blocks);
         runs.iter().for_each(|&run| self.free.insert(run));
         extents(runs)
     }
 
-    /// Gives up the highest free blocks.
+    /// Unbacks the highest free blocks.
     pub(super) fn shrink(&mut self, blocks: u32) -> Vec<Extent> {
         let runs = self.free.take_highest(blocks);
         runs.iter().for_each(|&run| self.unbacked.insert(run));
         extents(runs)
     }
 
-    /// Takes the lowest free blocks.
+    /// Removes the lowest free blocks from the free set for an object.
     pub(super) fn take(&mut self, blocks: u32) -> Vec<Extent> {
         extents(self.free.take_lowest(blocks))
     }

@@ -1,4 +1,4 @@
-//! What a store is: how much of the GPU it may have, how it keeps it, and who leaves first.
+//! Configuration of a store: its size, its pool policy and its migration policy.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,32 +9,33 @@ use millrace_types::Bytes;
 use crate::memory::BLOCK;
 use crate::names::{self, UnknownName};
 
-/// The most the store has of a GPU (D26). The paper's 1 GB; its MB and GB are read as binary, as its
-/// 2 MB chunks are 2 MiB.
+/// Default maximum of the store's memory on a GPU (D26): the paper's 1 GB. The paper's MB and GB
+/// are read as binary, because its 2 MB chunks are 2 MiB.
 pub const STORE_CAP: Bytes = Bytes::gib(1);
-/// What an elastic pool never falls below, for the whole GPU (D24).
+/// Default minimum size of an elastic pool, for the whole GPU (D24).
 pub const POOL_FLOOR: Bytes = Bytes::mib(300);
-/// The most that a cap may be: the books hold two bits for each block.
+/// Largest permitted cap: the block table holds two bits for each block.
 pub const CAP_MAX: Bytes = Bytes::gib(1024);
 
-/// What of the GPU's memory stays allocated.
+/// Which of the GPU's memory stays allocated.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum PoolPolicy {
-    /// What the functions are expected to need (D23 to D25).
+    /// The expected need of the functions stays allocated (D23 to D25).
     #[default]
     Elastic,
-    /// All that was ever needed, in segments, as `PyTorch` does.
+    /// All memory ever needed stays allocated, in segments, as `PyTorch` does.
     Caching {
-        /// How often all free segments are given back; `None`: never.
+        /// Period after which all free segments are released; `None`: never.
         reclaim_every: Option<Duration>,
     },
-    /// All that was ever needed, in blocks that are stitched together, as `GMLake` does.
+    /// All memory ever needed stays allocated, in blocks that are stitched together, as `GMLake`
+    /// does.
     GmLake,
-    /// Nothing: each object is allocated and released by the device.
+    /// No memory stays allocated: the device allocates and releases each object.
     Unpooled,
 }
 
-/// Every pool by name, with the paper's three periods of manual reclamation (§9.2.4).
+/// All pools by name, with the paper's three periods of manual reclamation (§9.2.4).
 pub const POOLS: [(&str, PoolPolicy); 7] = [
     ("elastic", PoolPolicy::Elastic),
     ("caching", PoolPolicy::Caching { reclaim_every: None }),
@@ -57,7 +58,7 @@ impl FromStr for PoolPolicy {
     }
 }
 
-/// By its name; with a period that has none, as `caching`.
+/// Writes the pool's name, or `caching` for a period that has no name.
 impl fmt::Display for PoolPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = names::of(&POOLS, self);
@@ -65,19 +66,19 @@ impl fmt::Display for PoolPolicy {
     }
 }
 
-/// Which object leaves the GPU when there is too little room.
+/// Which object leaves the GPU when memory is short.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum MigrationPolicy {
-    /// The one whose first consumer is furthest back in the queue; it comes back when there is room
-    /// (D27, D28).
+    /// The object whose first consumer is furthest back in the queue leaves. It returns when there
+    /// is room (D27, D28).
     #[default]
     QueueAware,
-    /// The one that was stored or read longest ago. It does not come back: its consumers read it from
+    /// The object stored or read longest ago leaves. It does not return: its consumers read it from
     /// the host.
     Lru,
 }
 
-/// Every migration policy by name.
+/// All migration policies by name.
 pub const MIGRATIONS: [(&str, MigrationPolicy); 2] =
     [("queue-aware", MigrationPolicy::QueueAware), ("lru", MigrationPolicy::Lru)];
 
@@ -95,16 +96,14 @@ impl fmt::Display for MigrationPolicy {
     }
 }
 
-/// What a store is.
+/// Configuration of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Config {
-    /// The most it has of the GPU. Counted in whole blocks, rounded down.
+    /// Maximum memory on the GPU, rounded down to whole blocks.
     pub cap: Bytes,
-    /// What an elastic pool never falls below. Rounded up, but not above the cap.
+    /// Minimum size of an elastic pool, rounded up to whole blocks, but at most the cap.
     pub floor: Bytes,
-    /// What stays allocated.
     pub pool: PoolPolicy,
-    /// Who leaves first.
     pub migration: MigrationPolicy,
 }
 
@@ -119,22 +118,22 @@ impl Default for Config {
     }
 }
 
-/// Why there can be no such store. Sizes are shown to the byte: rounded, one that is just too large
-/// reads like one that may be.
+/// Reason why a configuration is invalid. Sizes are shown to the byte: a rounded size just above
+/// its bound would read like a permitted one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// The pool could never be as small as that.
+    /// The floor is above the cap, so the pool could never be that small.
     #[error("floor is {} bytes: give at most the cap, {} bytes", .floor.0, .cap.0)]
     FloorAboveCap {
-        /// What it is.
+        /// Configured floor.
         floor: Bytes,
-        /// What it may be.
+        /// Configured cap, which bounds the floor.
         cap: Bytes,
     },
-    /// No GPU has as much.
+    /// The cap is larger than any GPU's memory.
     #[error("cap is {} bytes: give at most {} bytes", .cap.0, CAP_MAX.0)]
     CapTooLarge {
-        /// What it is.
+        /// Configured cap.
         cap: Bytes,
     },
 }
@@ -159,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_policy_is_read_by_the_name_it_is_shown_by() {
+    fn every_policy_parses_from_its_displayed_name() {
         for (name, pool) in POOLS {
             assert_eq!((name.parse(), pool.to_string()), (Ok(pool), name.to_owned()));
         }
@@ -185,6 +184,6 @@ mod tests {
         );
         let above = Bytes(CAP_MAX.0 + 1);
         let message = "cap is 1099511627777 bytes: give at most 1099511627776 bytes";
-        assert_eq!(refused(above, Bytes::ZERO), message, "a byte more than may be shows");
+        assert_eq!(refused(above, Bytes::ZERO), message, "the message shows the excess of one byte");
     }
 }

@@ -1,19 +1,20 @@
-//! What functions are expected to need (D23): from what each asked for lately, how much of the store
-//! to keep allocated for it, and for how long after its last request.
+//! Expected memory need of functions (D23). From each function's recent behaviour, this module
+//! derives how much of the store to keep allocated for the function, and for how long after its
+//! last request.
 //!
 //! | value | sampled | used as |
 //! |---|---|---|
 //! | interval | at each request, since the one before | `R_window`: the reservation holds that long after the last request, its last nanosecond included |
-//! | size | at each object stored that the cap could hold | `R_size`, rounded up to blocks: what an object takes |
-//! | concurrency | at each of those: how many of the function's exist, this one included, wherever they are | `R_con` |
+//! | size | at each stored object that the cap could hold | `R_size`, rounded up to blocks: the memory of one object |
+//! | concurrency | at each of these: the function's objects that exist, the new one included, in any place | `R_con` |
 //!
 //! Each `R` is the exact 99th percentile, by nearest rank, of the last [`SAMPLES_MAX`] samples: the
-//! 254th of 256, so up to two outliers do not count. With at most 99 samples it is the largest. A
-//! histogram would hold more history, with an error of a bucket's width in each of two factors; the
-//! paper draws histograms (Fig. 10a) and gives no buckets.
+//! 254th of 256, so up to two outliers do not count. With at most 99 samples `R` is the largest. A
+//! histogram would cover more history, with an error of a bucket's width in each of two factors;
+//! the paper draws histograms (Fig. 10a) and gives no buckets.
 //!
-//! Until a function's second request no interval is known, and nothing is reserved: the pool's floor
-//! serves it.
+//! Before a function's second request no interval is known, and no memory is reserved: the pool's
+//! floor serves the function.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -23,14 +24,14 @@ use millrace_types::{Bytes, Timestamp};
 use crate::ids::FunctionIndex;
 use crate::memory::{BLOCK, blocks_for};
 
-/// How many samples of each value are remembered of a function.
+/// Samples remembered per value and function.
 pub const SAMPLES_MAX: usize = 256;
-/// How many functions are remembered, at 12 KiB each. One that comes when there are as many takes the
-/// place of the one that asked longest ago, of those that have neither an object nor an open window;
-/// where there is none, it has no reservation.
+/// Functions remembered, at 12 KiB each. In a full table, a new function replaces the one with the
+/// oldest last request among the functions without objects and without an open window. If every
+/// function has either, the new function gets no reservation.
 pub const FUNCTIONS_MAX: usize = 2048;
 
-/// The last samples of a value.
+/// The most recent samples of a value.
 #[derive(Debug, Clone, Default)]
 struct Samples {
     by_age: VecDeque<u64>,
@@ -54,7 +55,7 @@ impl Samples {
     }
 }
 
-/// What one function asked for lately.
+/// Recent behaviour of one function.
 #[derive(Debug, Clone, Default)]
 pub struct Demand {
     intervals: Samples,
@@ -62,24 +63,25 @@ pub struct Demand {
     concurrency: Samples,
     live: u64,
     last_request: Option<Timestamp>,
-    /// What is reserved for it now, and until when.
+    /// End and size of the current reservation.
     reserved: Option<(Timestamp, Bytes)>,
 }
 
 impl Demand {
-    /// `R_window`: how long after a request the next is expected; `None` before there were two.
+    /// Returns `R_window`: the time after a request within which the next is expected; `None`
+    /// before the second request.
     #[must_use]
     pub fn window(&self) -> Option<Duration> {
         self.intervals.p99().map(Duration::from_nanos)
     }
 
-    /// `R_size`: how large an object is expected to be; `None` before there was one.
+    /// Returns `R_size`: the expected size of an object; `None` before the first object.
     #[must_use]
     pub fn size(&self) -> Option<Bytes> {
         self.sizes.p99().map(Bytes)
     }
 
-    /// `R_con`: how many objects are expected at once; `None` before there was one.
+    /// Returns `R_con`: the expected number of concurrent objects; `None` before the first object.
     #[must_use]
     pub fn concurrency(&self) -> Option<u64> {
         self.concurrency.p99()
@@ -93,30 +95,31 @@ impl Demand {
     }
 }
 
-/// What all functions of a GPU asked for lately.
+/// Recent behaviour of all functions on a GPU.
 #[derive(Debug, Default)]
 pub struct Demands {
     functions: BTreeMap<FunctionIndex, Demand>,
-    /// When windows end.
+    /// Ends of open windows.
     ends: BTreeSet<(Timestamp, FunctionIndex)>,
-    /// What is reserved in all. Wide: functions may each ask for more than there is.
+    /// Sum of all reservations. 128 bits wide, because each function may reserve more than any GPU
+    /// has.
     total: u128,
 }
 
 impl Demands {
-    /// What all reservations that hold add up to, as of the last change or [`Self::expire`].
+    /// Returns the sum of all open reservations, as of the last change or [`Self::expire`].
     #[must_use]
     pub fn total(&self) -> Bytes {
         Bytes(u64::try_from(self.total).unwrap_or(u64::MAX))
     }
 
-    /// When the first window has ended.
+    /// Returns the time at which the first window has ended.
     #[must_use]
     pub fn next_end(&self) -> Option<Timestamp> {
         self.ends.first().map(|&(ends, _)| ends + Duration::from_nanos(1))
     }
 
-    /// A request came. Its function's window opens anew.
+    /// Records a request, which reopens its function's window.
     pub fn requested(&mut self, now: Timestamp, function: FunctionIndex) {
         let Some(demand) = self.entry(function) else { return };
         if let Some(last) = demand.last_request {
@@ -126,7 +129,8 @@ impl Demands {
         self.recompute(now, function);
     }
 
-    /// An object came. What it changes shows at the next request or execution (D25).
+    /// Records a stored object. Its effect on the reservation shows at the next request or
+    /// execution (D25).
     pub fn stored(&mut self, function: FunctionIndex, size: Bytes) {
         let Some(demand) = self.entry(function) else { return };
         demand.live += 1;
@@ -134,17 +138,18 @@ impl Demands {
         demand.concurrency.add(demand.live);
     }
 
-    /// An object is gone.
+    /// Records the end of an object.
     pub fn gone(&mut self, function: FunctionIndex) {
         if let Some(demand) = self.functions.get_mut(&function) {
             demand.live = demand.live.saturating_sub(1);
         }
     }
 
-    /// Computes a function's reservation anew: after each of its executions (D25).
+    /// Recomputes a function's reservation, as after each of its executions (D25).
     pub fn recompute(&mut self, now: Timestamp, function: FunctionIndex) {
         let Some(demand) = self.functions.get_mut(&function) else { return };
-        let (before, after) = (demand.reserved, demand.due(now));
+        let before = demand.reserved;
+        let after = demand.due(now);
         demand.reserved = after;
         if let Some((ends, size)) = before {
             self.ends.remove(&(ends, function));
@@ -156,7 +161,7 @@ impl Demands {
         }
     }
 
-    /// Ends the windows that are over.
+    /// Ends expired windows.
     pub fn expire(&mut self, now: Timestamp) {
         while let Some(&(ends, function)) = self.ends.first()
             && ends < now
@@ -165,7 +170,7 @@ impl Demands {
         }
     }
 
-    /// A function is gone.
+    /// Drops all records of a function that no longer exists.
     pub fn forget(&mut self, function: FunctionIndex) {
         if let Some((ends, size)) = self.functions.remove(&function).and_then(|demand| demand.reserved) {
             self.ends.remove(&(ends, function));
@@ -180,7 +185,8 @@ impl Demands {
         Some(self.functions.entry(function).or_default())
     }
 
-    /// Drops who asked longest ago of those that have nothing; `None` where all have something.
+    /// Drops the function with the oldest last request among the functions without objects and
+    /// reservation. Returns `None` if there is no such function.
     fn drop_idle(&mut self) -> Option<()> {
         let idle = self.functions.iter().filter(|(_, it)| it.live == 0 && it.reserved.is_none());
         let (&function, _) = idle.min_by_key(|(function, it)| (it.last_request, **function))?;
@@ -195,7 +201,7 @@ impl Demands {
         self.functions.get(&function)
     }
 
-    /// The number of a function's objects.
+    /// Returns the number of a function's objects.
     pub(super) fn live(&self, function: FunctionIndex) -> u64 {
         self.of(function).map_or(0, |demand| demand.live)
     }
@@ -261,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn concurrency_counts_what_exists_at_once() {
+    fn concurrency_counts_only_objects_that_exist_together() {
         let mut demands = Demands::default();
         for _ in 0..5 {
             demands.stored(F, Bytes::mib(1));
@@ -271,16 +277,17 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_drops_who_asked_longest_ago_and_has_nothing() {
+    fn a_full_table_drops_the_idle_function_with_the_oldest_request() {
         let mut demands = Demands::default();
         let all = || (0..FUNCTIONS_MAX as u32).map(FunctionIndex);
         for function in all() {
             demands.requested(secs(u64::from(function.0)), function);
             demands.stored(function, Bytes::mib(1));
         }
-        let (newest, live) = (FunctionIndex(FUNCTIONS_MAX as u32), FunctionIndex(0));
+        let newest = FunctionIndex(FUNCTIONS_MAX as u32);
+        let live = FunctionIndex(0);
         all().filter(|&function| function != live).for_each(|function| demands.gone(function));
-        // The next after it has an open window.
+        // Function 1 now has an open window, so function 2 is the oldest idle one.
         demands.requested(secs(10_000), FunctionIndex(1));
         demands.requested(secs(10_000), newest);
         assert!(demands.of(newest).is_some(), "a function that comes later is remembered");
@@ -290,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_forgotten_function_still_stores_does_not_keep_others_out() {
+    fn objects_of_forgotten_functions_do_not_keep_new_functions_out() {
         let mut demands = Demands::default();
         for function in (0..FUNCTIONS_MAX as u32).map(FunctionIndex) {
             demands.forget(function);

@@ -1,4 +1,4 @@
-//! What becomes of an object, from its coming to its end.
+//! The life of an object, from its arrival to its end.
 
 use millrace_types::{Bytes, Timestamp};
 
@@ -44,8 +44,8 @@ impl Store {
         }
     }
 
-    /// Whether an object counts as its function's demand. What is above the cap is refused whatever the
-    /// pool keeps, so nothing is kept for it.
+    /// Returns whether an object counts as its function's demand. An object above the cap is
+    /// refused at any pool size, so it must not enlarge the pool.
     fn may_ever_fit(&self, size: Bytes) -> bool {
         self.pool.takes(size) <= self.config.cap
     }
@@ -75,7 +75,7 @@ impl Store {
             return;
         };
         let Some(&Some(before)) = object.consumers.get(consumer) else { return };
-        // Who was not claimed never read.
+        // A consumer that was never claimed has not read the object.
         if before == Standing::Claimed {
             self.pool.mapped(&object.extents);
             self.counts.host_reads += u64::from(matches!(object.place, Place::Host | Place::Refused));
@@ -90,10 +90,12 @@ impl Store {
         }
     }
 
-    /// Nobody wants an object any more (D28).
+    /// Ends an object that no consumer needs any more (D28).
     pub(super) fn end(&mut self, key: ObjectKey, actions: &mut Vec<Action>) {
         let Some(object) = self.objects.get(&key) else { return };
-        let (function, size, place) = (object.function, object.size, object.place);
+        let function = object.function;
+        let size = object.size;
+        let place = object.place;
         match place {
             Place::Ending => return,
             Place::Filling | Place::Migrating | Place::Reloading => {
@@ -122,7 +124,8 @@ impl Store {
         }
     }
 
-    /// Whether an object that was to leave is read here, or would be reloaded at once.
+    /// Returns whether a migrating object stays: a consumer claimed it, or it would be reloaded at
+    /// once.
     fn stays(&self, object: &Object) -> bool {
         let comes_back = self.config.migration == MigrationPolicy::QueueAware
             && self.orders.waiting.is_empty()
@@ -156,7 +159,7 @@ impl Store {
         }
     }
 
-    /// Lets those move again that have stayed for long enough.
+    /// Permits moves again for objects whose waiting time after a failure is over.
     pub(super) fn let_move(&mut self, now: Timestamp) {
         while let Some(&(at, key)) = self.orders.staying.first()
             && at <= now
@@ -165,14 +168,16 @@ impl Store {
         }
     }
 
-    /// Tries the other way with an object that is where it was produced still: the host for one that
-    /// could not be written, room that may be there by now for one that could not be copied to the host.
+    /// Tries the other destination for an object that is still with its producer. An object that
+    /// could not be written is sent to the host; an object that could not be copied to the host
+    /// waits for room again.
     fn not_taken(&mut self, key: ObjectKey, actions: &mut Vec<Action>) {
         let Some(object) = self.objects.get(&key) else { return };
         if object.failures + 1 >= FAILURES_MAX {
             return self.lost(key, actions);
         }
-        let (mut extents, to_host) = (Vec::new(), object.place == Place::Filling);
+        let to_host = object.place == Place::Filling;
+        let mut extents = Vec::new();
         self.change(key, |object| {
             extents = std::mem::take(&mut object.extents);
             object.failures += 1;

@@ -1,4 +1,4 @@
-//! Who gets room, who makes it, and who comes back.
+//! Admission to the store, migration to the host, and reloads.
 
 use millrace_types::Bytes;
 
@@ -8,12 +8,12 @@ use super::pool::Purpose;
 use super::protocol::Action;
 use super::{RELOADS_MAX, Store};
 
-/// What of the limit stays free after a reload of an object that would be the next to leave.
+/// Divisor of the limit: this share stays free after the reload of the next object to leave.
 const MARGIN_DIVISOR: u64 = 8;
 
 impl Store {
-    /// Gives room to those who wait, the nearest first; makes room for the first that finds none, or
-    /// refuses it.
+    /// Places waiting objects, the nearest first. Makes room for the first object that finds none,
+    /// or refuses it.
     pub(super) fn admit(&mut self, actions: &mut Vec<Action>) {
         while let Some(&(rank, key)) = self.orders.waiting.first() {
             let Some(size) = self.objects.get(&key).map(|object| object.size) else { break };
@@ -34,19 +34,21 @@ impl Store {
         }
     }
 
-    /// Makes objects leave that are beyond the limit since it was lowered, as far as they may.
+    /// Migrates objects that are beyond a lowered limit, as far as they may move.
     pub(super) fn shed(&mut self, actions: &mut Vec<Action>) {
         if self.pool.used() > self.limit {
             self.make_room(Bytes::ZERO, None, actions);
         }
     }
 
-    /// Has as few leave as there have to for `wanted`, of those further than who it is for. None
-    /// leaves where that would not be enough, unless the limit demands it.
+    /// Migrates as few objects as `wanted` requires, and only objects further back than `for_whom`.
+    /// Migrates none if all of them would not be enough, unless the limit demands it.
     fn make_room(&mut self, wanted: Bytes, for_whom: Option<Rank>, actions: &mut Vec<Action>) -> Room {
         let needed = (self.pool.used() + wanted).saturating_sub(self.limit);
-        let (mut freed, mut victims) = (self.orders.leaving, Vec::new());
-        // Where size is not all that matters, what fits by size may have found no room.
+        let mut freed = self.orders.leaving;
+        let mut victims = Vec::new();
+        // In segments, an object may find no piece although enough bytes are free: then evict one
+        // object.
         let mut one_more = self.orders.leaving == Bytes::ZERO && needed == Bytes::ZERO;
         for &(rank, key) in self.orders.movable.iter().rev() {
             let nearer = |newcomer| self.config.migration == MigrationPolicy::QueueAware && rank < newcomer;
@@ -68,8 +70,8 @@ impl Store {
         if enough { Room::Coming } else { Room::None }
     }
 
-    /// Has those come back that are needed first, while nobody waits and there is room without moving
-    /// anything.
+    /// Reloads the objects needed first, while no object waits and there is room without a
+    /// migration.
     pub(super) fn reload(&mut self, actions: &mut Vec<Action>) {
         if self.config.migration != MigrationPolicy::QueueAware || !self.orders.waiting.is_empty() {
             return;
@@ -87,8 +89,8 @@ impl Store {
         }
     }
 
-    /// Whether an object that takes `size` may be on the GPU beside what is `used` there. One that
-    /// would be the first to leave again has to leave room for the next newcomer.
+    /// Returns whether an object of `size` may be on the GPU beside `used` bytes. An object that
+    /// would be the next to leave must leave room for a new object.
     pub(super) fn has_room_for(&self, rank: Rank, size: Bytes, used: Bytes) -> bool {
         let leaves_first = self.orders.movable.last().is_some_and(|&(last, _)| last < rank);
         let margin = if leaves_first { Bytes(self.limit.0 / MARGIN_DIVISOR) } else { Bytes::ZERO };
@@ -96,11 +98,11 @@ impl Store {
     }
 }
 
-/// What came of making room.
+/// Outcome of an attempt to make room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Room {
-    /// There will be when those that leave have left.
+    /// Enough room is free once the migrating objects have left.
     Coming,
-    /// There cannot be.
+    /// No eviction can make enough room.
     None,
 }

@@ -1,6 +1,6 @@
-//! The elastic store of intermediate data on one GPU (FaaSTube §7; D23 to D28): which objects are in
-//! the GPU's memory, which leave for the host and come back, and how much memory stays allocated for
-//! them. One core for each GPU.
+//! The elastic store of one GPU for intermediate data (FaaSTube §7; D23 to D28). The store decides
+//! which objects are in the GPU's memory, which migrate to the host and back, and how much memory
+//! stays allocated for them. Each GPU has its own store.
 //!
 //! ```text
 //! Requested, Executed ───────────────► ┌─────────┐
@@ -21,44 +21,49 @@
 //!             └─────────────────Migrated────────────────────────────────▲
 //! ```
 //!
-//! It is freed as soon as its last consumer has read it, before anything else is decided (D28). Where
-//! a copy of it is under way then, its memory is free once that has been reported: until then it is
-//! [`Place::Ending`].
+//! The store frees an object as soon as its last consumer has read it, before any other decision
+//! (D28). If a copy of the object is still running, its memory is free when that copy is reported
+//! as ended; until then the object is [`Place::Ending`].
 //!
-//! **How much** ([`demand`], [`pool`]). The target is what all functions are expected to need, at
-//! least the floor and at most the cap (D23 to D25). An elastic pool is always as large as its target,
-//! or as what is in use if that is more; it changes at requests, executions and when a window ends.
-//! Memory whose copy is under way counts as in use, so nothing passes the cap (D26).
+//! **Size** ([`demand`], [`pool`]). The target is the expected need of all functions, at least the
+//! floor and at most the cap (D23 to D25). An elastic pool is always as large as its target, or as
+//! the memory in use if that is more. The target changes at requests, at executions and when a
+//! window ends. Memory under a running copy counts as in use, so the pool never passes the cap
+//! (D26).
 //!
-//! **Who leaves** (D27). When an object finds no room, others are copied to the host: those whose first
-//! consumer is furthest back in the queue, and not queued at all is furthest; of equals, what was
-//! stored last. If the newcomer is further back than all that could make room, it is the one that goes
-//! to the host. Never moved is what is being written or copied, and whatever has a consumer that runs
-//! or is next. `lru` takes what was stored or read longest ago instead, whoever waits for it.
+//! **Migration** (D27). When an object finds no room, other objects are copied to the host. The
+//! object whose first consumer is furthest back in the queue leaves first; an unqueued consumer is
+//! furthest; ties go to the object stored last. If the new object is further back than every
+//! candidate, the new object itself is sent to the host. Objects that are being written or copied
+//! never migrate, nor do objects with a consumer that runs or is next. `lru` chooses the object
+//! stored or read longest ago and ignores the queue.
 //!
-//! **Who comes back** (D28). While nobody waits for room, the object on the host whose consumer is
-//! nearest is reloaded if it fits without moving anything, so a reload never causes a migration. One
-//! that would then be the first to leave also has to leave an eighth of the limit free, so that it
-//! does not go back and forth with each newcomer; at most [`RELOADS_MAX`] are under way at once. An
-//! object that is claimed on the host is read there: a reload would cost its consumer as much. So
-//! `lru` reloads nothing.
+//! **Reloads** (D28). While no object waits for room, the queued object on the host whose consumer
+//! is nearest is reloaded. A reload needs room that is already free, so a reload never causes a
+//! migration. If the reloaded object would be the next to leave, an eighth of the limit must stay
+//! free as well; otherwise each new object would push it out again. At most [`RELOADS_MAX`] reloads
+//! run at once. An object that is claimed on the host is read there, because a reload would cost
+//! its consumer as much. `lru` ignores the queue and could reload only at that moment, so `lru`
+//! reloads nothing.
 //!
-//! **One authority with the models.** The GPU's memory map owns the memory; this store asks it for
-//! blocks by `Allocate`, and is told by `Limit` what it may have. Live objects come before idle models:
-//! the limit is what is free plus what idle models hold, never less than what running and pinned models
-//! leave. When it falls, free memory goes back at once, below the floor too; then objects migrate,
-//! in the order above. What cannot be moved stays until it is read, so the pool may be above the
-//! limit meanwhile, but takes no more. The limit has to be raised again by whoever lowered it.
+//! **One authority with the models.** The GPU's memory map owns the memory. This store asks for
+//! blocks with `Allocate`, and `Limit` sets the most it may have. Live objects have priority over
+//! idle models: the limit is the free memory plus the memory of idle models, and never less than
+//! running and pinned models leave. When the limit falls, free memory is released at once, even
+//! below the floor; then objects migrate in the order above. Objects that cannot move stay until
+//! they are read, so the pool may exceed the limit meanwhile, but it does not grow. The sender of
+//! `Limit` has to raise the limit again; the store never does.
 //!
-//! **Copies that fail.** What could not be written to the store is refused to the host instead, and
-//! what could not be copied from its producer to the host waits for room again: until then its bytes
-//! are where they were produced. After [`FAILURES_MAX`] of these it is lost. An object whose migration
-//! or reload failed stays where it is for [`MOVES_AFTER`], twice as long each time, and after
-//! [`MOVES_FAILED_MAX`] for good. So no copy is tried for ever.
+//! **Failed copies.** An object that could not be written to the store is refused to the host. An
+//! object that could not be copied from its producer to the host waits for room again; until then
+//! its bytes stay with the producer. After [`FAILURES_MAX`] such failures the object is lost. After
+//! a failed migration or reload the object stays in its place for [`MOVES_AFTER`], twice as long
+//! each time, and for good after [`MOVES_FAILED_MAX`]. So no copy is retried for ever.
 //!
 //! Bounds: [`OBJECTS_MAX`] objects, [`CONSUMERS_MAX`] consumers each.
 //!
-//! Not here: the bytes, the links they cross, the index of who holds what, and the host's memory.
+//! Out of scope: the bytes, the links they cross, the index of object holders, and the host's
+//! memory.
 
 mod blocks;
 mod config;
@@ -88,30 +93,31 @@ use self::object::{Object, Orders};
 use crate::core::Core;
 use crate::memory::BLOCK;
 
-/// The most objects of a GPU, wherever they are.
+/// Maximum number of objects of a GPU, in any place.
 pub const OBJECTS_MAX: usize = 65_536;
-/// The most consumers of an object.
+/// Maximum number of consumers of an object.
 pub const CONSUMERS_MAX: usize = 64;
-/// The most copies of an object from where it was produced that may fail: the last makes it lost.
+/// Failed copies from the producer's memory after which an object is lost.
 pub const FAILURES_MAX: u32 = 3;
-/// The most migrations and reloads of an object that may fail: after the last it stays where it is.
+/// Failed migrations and reloads after which an object stays in its place for good.
 pub const MOVES_FAILED_MAX: u32 = 6;
-/// How long an object is not moved after the first of these. Each one doubles it: 31 s in all, in which
-/// whoever had no memory for its copy may have some again.
+/// Time for which an object is not moved after its first failed migration or reload. Each further
+/// failure doubles it: 31 s in all, which gives a destination without free memory time to regain
+/// some.
 pub const MOVES_AFTER: Duration = Duration::from_secs(1);
-/// The most reloads at once: enough to keep a link busy between two of them.
+/// Maximum number of concurrent reloads: enough to keep a link busy between two of them.
 pub const RELOADS_MAX: usize = 2;
 
-/// What became of objects so far.
+/// Cumulative counts of object movements.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Begun to be copied to the host.
+    /// Migrations to the host that were started.
     pub migrated: u64,
-    /// Begun to be copied back.
+    /// Reloads from the host that were started.
     pub reloaded: u64,
-    /// Sent to the host by their producer, since there was no room.
+    /// Objects that the store had no room for, so that their producer sent them to the host.
     pub refused: u64,
-    /// Read by consumers while they were on the host, or on the way there: over PCIe.
+    /// Reads by consumers while the object was on the host or on the way there, over PCIe.
     pub host_reads: u64,
 }
 
@@ -124,17 +130,18 @@ pub struct Store {
     pool: Pool,
     demands: Demands,
     limit: Bytes,
-    /// Counts up, to tell what was stored or used before what.
+    /// Logical clock that orders stores and uses of objects.
     clock: u64,
     counts: Counts,
     begun: bool,
 }
 
 impl Store {
-    /// An empty store. An elastic one allocates its floor at its first event: it asks for one at once.
+    /// Returns an empty store. An elastic store allocates its floor at its first event, and
+    /// `next_wake` requests that event at once.
     ///
     /// # Errors
-    /// [`ConfigError`], which names the size and what it may be.
+    /// [`ConfigError`], which names the faulty size and its bound.
     pub fn new(config: Config) -> Result<Self, ConfigError> {
         let config = config.checked()?;
         Ok(Self {
@@ -150,51 +157,49 @@ impl Store {
         })
     }
 
-    /// Where an object is; `None` once it is gone.
+    /// Returns the place of an object, or `None` once the object is gone.
     #[must_use]
     pub fn place(&self, object: ObjectKey) -> Option<Place> {
         self.objects.get(&object).map(|object| object.place)
     }
 
-    /// What of the store an object has; empty where none.
+    /// Returns the memory that an object has in the store, which may be empty.
     #[must_use]
     pub fn extents(&self, object: ObjectKey) -> &[Extent] {
         self.objects.get(&object).map_or(&[], |object| &object.extents)
     }
 
-    /// Objects that are not gone.
+    /// Returns the number of objects that are not gone.
     #[must_use]
     pub fn objects(&self) -> usize {
         self.objects.len()
     }
 
-    /// The memory.
     #[must_use]
     pub fn pool(&self) -> &Pool {
         &self.pool
     }
 
-    /// What is kept allocated if the limit permits: what functions are expected to need, between the
-    /// floor and the cap (D23, D24).
+    /// Returns the size that the pool keeps allocated if the limit permits: the expected need of
+    /// all functions, between the floor and the cap (D23, D24).
     #[must_use]
     pub fn target(&self) -> Bytes {
         self.demands.total().clamp(self.config.floor, self.config.cap)
     }
 
-    /// What the store may have now.
+    /// Returns the most memory that the store may have now.
     #[must_use]
     pub fn limit(&self) -> Bytes {
         self.limit
     }
 
-    /// The object that has room next, of those that have none yet: what leaves makes it for this one,
-    /// unless the limit fell.
+    /// Returns the object that gets room next among the objects without room. Migrations make room
+    /// for this object, unless the limit fell.
     #[must_use]
     pub fn waits_for_room(&self) -> Option<ObjectKey> {
         self.orders.waiting.first().map(|&(_, object)| object)
     }
 
-    /// What became of objects.
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.counts
@@ -205,7 +210,7 @@ impl Store {
         self.clock
     }
 
-    /// Changes an object, and its place in the orders with it.
+    /// Changes an object and updates its position in the orders.
     fn change(&mut self, key: ObjectKey, change: impl FnOnce(&mut Object)) {
         let Some(object) = self.objects.get_mut(&key) else { return };
         self.orders.leave(key, object);
@@ -221,7 +226,7 @@ impl Store {
         }
     }
 
-    /// Takes an object's memory in the store, which only the host has now.
+    /// Releases the store's memory of an object that now exists only on the host.
     fn only_on_host(&mut self, key: ObjectKey, actions: &mut Vec<Action>) {
         let mut extents = Vec::new();
         self.change(key, |object| {

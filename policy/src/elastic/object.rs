@@ -1,4 +1,4 @@
-//! What the store knows of an object, and the orders in which objects leave, come back and wait.
+//! State of one object, and the orders in which objects migrate, reload and wait for room.
 
 use std::collections::BTreeSet;
 
@@ -10,10 +10,10 @@ use super::protocol::{Extent, ObjectKey, Standing};
 use super::{MOVES_AFTER, MOVES_FAILED_MAX};
 use crate::ids::FunctionIndex;
 
-/// Where an object is.
+/// Location and copy state of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Place {
-    /// Where it was produced, until there is room.
+    /// With its producer, until there is room.
     Waiting,
     /// In the store, being written.
     Filling,
@@ -21,63 +21,62 @@ pub enum Place {
     Gpu,
     /// In the store, being copied to the host.
     Migrating,
-    /// Where it was produced, being copied to the host.
+    /// With its producer, being copied to the host.
     Refused,
     /// On the host alone.
     Host,
     /// On the host, being copied to the store.
     Reloading,
-    /// Gone, but for a copy that has not ended and still uses its memory in the store.
+    /// Gone, except for a copy that has not ended and still uses memory in the store.
     Ending,
 }
 
-/// How far back an object's first consumer is; of equals, the later stored is further. What is
-/// greatest leaves first.
+/// Distance of an object's first consumer; of two equal ones, the object stored later is further.
+/// The object with the greatest rank leaves first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Rank {
     pub(super) standing: Standing,
     age: u64,
 }
 
-/// Whether an object is moved to the host and back.
+/// Whether an object may be moved to the host and back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Moves {
     Now,
-    /// A copy of it failed: not before then.
+    /// A copy of the object failed: no move before this time.
     From(Timestamp),
-    /// So many failed that it stays where it is.
+    /// Too many copies failed: the object stays in its place.
     NoMore,
 }
 
-/// What the store knows of an object.
 #[derive(Debug)]
 pub(super) struct Object {
     pub(super) function: FunctionIndex,
     pub(super) size: Bytes,
-    /// Where each consumer stands; `None` once it has read the object.
+    /// Standing of each consumer; `None` once the consumer has read the object.
     pub(super) consumers: Vec<Option<Standing>>,
-    /// Where the first consumer stands.
+    /// Standing of the first consumer.
     pub(super) standing: Standing,
     pub(super) place: Place,
     pub(super) extents: Vec<Extent>,
-    /// When it was stored, counted.
+    /// Logical time at which the object was stored.
     pub(super) stored: u64,
-    /// When it was stored or claimed last, counted.
+    /// Logical time at which the object was last stored or claimed.
     pub(super) used: u64,
     pub(super) moves: Moves,
-    /// How many migrations and reloads of it failed.
+    /// Failed migrations and reloads.
     pub(super) moves_failed: u32,
-    /// How many copies of it from where it was produced failed.
+    /// Failed copies from the producer's memory.
     pub(super) failures: u32,
 }
 
 impl Object {
-    /// What of the store it has.
+    /// Returns the memory that the object has in the store.
     pub(super) fn held(&self) -> Bytes {
         held(&self.extents)
     }
 
-    /// What of the store it will free before long, though nobody has read it.
+    /// Returns the memory in the store that the object will soon free without having been read.
     fn leaving(&self) -> Bytes {
         let claimed = self.standing == Standing::Claimed;
         match self.place {
@@ -87,8 +86,8 @@ impl Object {
         }
     }
 
-    /// A migration or a reload of it failed: it stays where it is, longer each time, and in the end for
-    /// good.
+    /// Records a failed migration or reload: no further move for twice as long each time, and in
+    /// the end never again.
     pub(super) fn stays(&mut self, now: Timestamp) {
         let longer = 1 << self.moves_failed;
         self.moves_failed += 1;
@@ -99,7 +98,7 @@ impl Object {
         };
     }
 
-    /// Sees who is first, and whether anybody is left.
+    /// Recomputes the first consumer's standing, and returns whether a consumer is left.
     pub(super) fn look(&mut self) -> bool {
         let first = self.consumers.iter().flatten().min().copied();
         self.standing = first.unwrap_or(Standing::Unqueued);
@@ -110,7 +109,7 @@ impl Object {
         Rank { standing: self.standing, age: self.stored }
     }
 
-    /// In which order it leaves.
+    /// Returns the object's rank in the order in which objects leave.
     fn leaves(&self, policy: MigrationPolicy) -> Rank {
         match policy {
             MigrationPolicy::QueueAware => self.rank(),
@@ -121,31 +120,37 @@ impl Object {
 
 type Order = BTreeSet<(Rank, ObjectKey)>;
 
-/// Objects in order.
 #[derive(Debug)]
 pub(super) struct Orders {
     policy: MigrationPolicy,
-    /// Those that may leave: whose consumers neither run nor are next, and nothing is copied. The
-    /// last leaves first.
+    /// Objects that may migrate: no consumer runs or is next, and no copy is under way. The last
+    /// leaves first.
     pub(super) movable: Order,
-    /// Those that wait for room, the nearest first.
+    /// Objects that wait for room, the nearest first.
     pub(super) waiting: Order,
-    /// Those on the host that are queued for, the nearest first. Those claimed are read there, for a
-    /// reload costs as much; for those not queued nobody waits.
+    /// Queued objects on the host, the nearest first. Claimed objects are absent because they are
+    /// read on the host: a reload costs as much. Unqueued objects are absent because no request
+    /// waits for them.
     pub(super) away: Order,
-    /// Those that are not moved for a while, by when that ends.
+    /// Objects that may not move for a while, by the end of that time.
     pub(super) staying: BTreeSet<(Timestamp, ObjectKey)>,
-    /// What those that leave will free.
+    /// Memory that migrating and ending objects will free.
     pub(super) leaving: Bytes,
-    /// How many are being reloaded.
+    /// Number of objects that are being reloaded.
     pub(super) reloading: usize,
 }
 
 impl Orders {
     pub(super) fn new(policy: MigrationPolicy) -> Self {
-        let (movable, waiting, away) = (Order::new(), Order::new(), Order::new());
-        let staying = BTreeSet::new();
-        Self { policy, movable, waiting, away, staying, leaving: Bytes::ZERO, reloading: 0 }
+        Self {
+            policy,
+            movable: Order::new(),
+            waiting: Order::new(),
+            away: Order::new(),
+            staying: BTreeSet::new(),
+            leaving: Bytes::ZERO,
+            reloading: 0,
+        }
     }
 
     fn of(&mut self, object: &Object) -> Option<(&mut Order, Rank)> {

@@ -1,17 +1,19 @@
-//! What of the GPU's memory the store keeps allocated, and what it costs to change that.
+//! Memory pool of the store: which of the GPU's memory stays allocated, and the cost of changing
+//! that.
 //!
-//! | [`PoolPolicy`] | keeps | an object costs | gives back |
+//! | [`PoolPolicy`] | keeps | cost of an object | gives back |
 //! |---|---|---|---|
-//! | `elastic` | the target, or what is in use if that is more | nothing within the target; beyond it a native allocation | what is free beyond the target, at once |
-//! | `caching` | all that was ever needed, in segments as `PyTorch`'s | a native allocation where no free piece is long enough | all free segments, at each period or at the limit |
-//! | `gmlake` | all that was ever needed, in blocks | a native allocation where too few are free; one IPC operation for each block whenever the object is handed to a function | nothing |
-//! | `none` | what is in use | a native allocation and a release | each object's, at once |
+//! | `elastic` | the target, or the memory in use if that is more | nothing within the target; beyond it a native allocation | free memory beyond the target, at once |
+//! | `caching` | all memory ever needed, in segments as `PyTorch`'s | a native allocation if no free piece is long enough | all free segments, at each period or at the limit |
+//! | `gmlake` | all memory ever needed, in blocks | a native allocation if too few are free; one IPC operation for each block whenever the object is handed to a function | nothing |
+//! | `none` | the memory in use | a native allocation and a release | each object's memory, at once |
 //!
-//! A native call ("millisecond-level", §7.1) is counted per call: blocks that are backed together are
-//! one. The paper's 19% of latency (`none`) and its 45 ms (`gmlake`) are for whoever prices calls. The
-//! elastic pool's blocks are shared once, as a transfer buffer (§8), so an object costs it no IPC.
+//! Each native call ("millisecond-level", §7.1) counts once: blocks that are backed together need
+//! one call. Callers that price the calls can use the paper's 19% of latency (`none`) and 45 ms
+//! (`gmlake`). The elastic pool's blocks are shared once, as a transfer buffer (§8), so an object
+//! costs it no IPC.
 //!
-//! The limit is no matter of policy: when it is lowered, every pool gives free memory back.
+//! The limit binds every policy: when it falls, every pool gives free memory back.
 
 use millrace_types::{Bytes, Timestamp};
 
@@ -21,14 +23,13 @@ use super::protocol::{Action, Extent};
 use super::segments::{self, Segments};
 use crate::memory::{BLOCK, blocks_for};
 
-/// What a pool asked of the device so far.
+/// Cumulative native calls of a pool.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct NativeCalls {
     /// Allocations that an object waited for.
     pub allocations: u64,
-    /// Allocations that none waited for.
+    /// Allocations that no object waited for.
     pub ahead: u64,
-    /// Releases.
     pub releases: u64,
     /// IPC operations, one for each block that a function had to map.
     pub ipc: u64,
@@ -50,18 +51,18 @@ impl NativeCalls {
         }
     }
 
-    /// Each segment is an allocation of its own.
+    /// Counts one release for each segment, because each segment is an allocation of its own.
     fn released_each(&mut self, segments: Vec<Extent>, actions: &mut Vec<Action>) {
         segments.into_iter().for_each(|segment| self.released(vec![segment], actions));
     }
 }
 
-/// Who memory is for.
+/// Reason for an allocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
-    /// An object that waits for it.
+    /// An object waits for the memory.
     Object,
-    /// Nobody waits.
+    /// No object waits: the pool grows ahead of demand.
     Ahead,
 }
 
@@ -71,7 +72,6 @@ enum Books {
     Segments(Segments),
 }
 
-/// The memory of one store.
 #[derive(Debug)]
 pub struct Pool {
     policy: PoolPolicy,
@@ -83,7 +83,7 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// An empty pool that may have up to `cap`, a multiple of blocks.
+    /// Returns an empty pool of at most `cap`, a multiple of the block size.
     #[must_use]
     pub fn new(policy: PoolPolicy, cap: Bytes) -> Self {
         let books = match policy {
@@ -96,7 +96,7 @@ impl Pool {
         Self { policy, cap, books, used: Bytes::ZERO, calls, next_reclaim: None }
     }
 
-    /// What is allocated.
+    /// Returns the allocated memory.
     #[must_use]
     pub fn size(&self) -> Bytes {
         match &self.books {
@@ -105,19 +105,19 @@ impl Pool {
         }
     }
 
-    /// Of that, what objects have. The rest is free.
+    /// Returns the allocated memory that objects use. The rest is free.
     #[must_use]
     pub fn used(&self) -> Bytes {
         self.used
     }
 
-    /// What was asked of the device.
+    /// Returns the cumulative native calls.
     #[must_use]
     pub fn calls(&self) -> NativeCalls {
         self.calls
     }
 
-    /// What an object takes at least.
+    /// Returns the least memory that an object of this size needs.
     #[must_use]
     pub fn takes(&self, size: Bytes) -> Bytes {
         match &self.books {
@@ -126,8 +126,8 @@ impl Pool {
         }
     }
 
-    /// Takes memory for an object, within `limit`; `None`, and nothing taken, where there is no such
-    /// room.
+    /// Reserves memory for an object within `limit`. Returns `None`, and reserves nothing, if there
+    /// is no such room.
     pub fn take(
         &mut self,
         size: Bytes,
@@ -167,7 +167,7 @@ impl Pool {
         Some(extents)
     }
 
-    /// Takes back what an object had.
+    /// Takes back the memory of an object.
     pub fn give_back(&mut self, extents: &[Extent], actions: &mut Vec<Action>) {
         self.used = self.used - held(extents);
         match &mut self.books {
@@ -181,14 +181,15 @@ impl Pool {
         }
     }
 
-    /// Counts that a function maps an object's memory.
+    /// Counts the IPC operations of a function that maps an object's memory.
     pub fn mapped(&mut self, extents: &[Extent]) {
         if self.policy == PoolPolicy::GmLake {
             self.calls.ipc += held(extents).0 / BLOCK.0;
         }
     }
 
-    /// Follows the target, where the policy does, within `limit`. Objects keep what they have.
+    /// Resizes an elastic pool to the target, and any other pool only within `limit`. Objects keep
+    /// their memory.
     pub fn follow(&mut self, target: Bytes, limit: Bytes, actions: &mut Vec<Action>) {
         let limit = limit.min(self.cap);
         let elastic = self.policy == PoolPolicy::Elastic;
@@ -208,7 +209,7 @@ impl Pool {
         }
     }
 
-    /// Gives all free segments back when a period is over, where the policy has periods.
+    /// Releases all free segments at the end of a period, if the policy has periods.
     pub fn reclaim(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
         let PoolPolicy::Caching { reclaim_every: Some(every) } = self.policy else { return };
         let due = *self.next_reclaim.get_or_insert(now + every);
@@ -220,14 +221,14 @@ impl Pool {
         }
     }
 
-    /// When the period is over.
+    /// Returns the end of the current period.
     #[must_use]
     pub fn next_reclaim(&self) -> Option<Timestamp> {
         self.next_reclaim
     }
 }
 
-/// What stretches hold.
+/// Returns the total length of extents.
 pub(super) fn held(extents: &[Extent]) -> Bytes {
     extents.iter().map(|extent| extent.len).sum()
 }
@@ -238,7 +239,7 @@ mod tests {
 
     const CAP: Bytes = Bytes::mib(40);
 
-    /// Takes sizes in MiB one by one and gives each back before the next.
+    /// Takes an object of each size in MiB, and gives it back before the next.
     fn one_by_one(policy: PoolPolicy, sizes: &[u64]) -> (Bytes, NativeCalls) {
         let mut pool = Pool::new(policy, CAP);
         for &size in sizes {
@@ -251,14 +252,15 @@ mod tests {
     }
 
     #[test]
-    fn each_policy_keeps_what_it_says() {
+    fn pool_policies_differ_in_kept_memory_and_native_calls() {
         let sizes = [12, 12, 14, 6];
         let calls = |allocations, ahead, releases, ipc| NativeCalls { allocations, ahead, releases, ipc };
-        // The first two need 12 MiB, of which the target keeps 8; the third 14; the last fits.
+        // The first two objects need 12 MiB each, and the target keeps 8. The third needs 14, and
+        // the last fits.
         assert_eq!(one_by_one(PoolPolicy::Elastic, &sizes), (Bytes::mib(8), calls(3, 0, 3, 0)));
         assert_eq!(one_by_one(PoolPolicy::GmLake, &sizes), (Bytes::mib(14), calls(2, 0, 0, 22)));
         assert_eq!(one_by_one(PoolPolicy::Unpooled, &sizes), (Bytes::ZERO, calls(4, 0, 4, 0)));
-        // A segment of 12 and one of 14: the last is cut from the shorter.
+        // The pool has a segment of 12 MiB and one of 14. The last object is cut from the shorter.
         let caching = PoolPolicy::Caching { reclaim_every: None };
         assert_eq!(one_by_one(caching, &sizes), (Bytes::mib(26), calls(2, 0, 0, 0)));
     }

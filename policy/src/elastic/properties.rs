@@ -1,6 +1,7 @@
-//! For every pool and every migration policy, whatever happens: no byte has two owners, none is
-//! lost, nothing passes the cap, nobody moves what is next, and everything ends where it began.
-//! What is expected is kept beside the store, from its actions alone.
+//! Properties that hold for every pool, every migration policy and every sequence of events: no
+//! byte has two owners, no byte is lost, the pool stays within the cap, no object that is next
+//! moves, and the store ends empty. The model beside the store is derived from the store's actions
+//! alone.
 
 mod world;
 
@@ -32,7 +33,7 @@ enum Step {
         consumer: usize,
     },
     Discard(prop::sample::Index),
-    /// A copy ends, well or not.
+    /// A copy ends, successfully or not.
     Copied {
         object: prop::sample::Index,
         well: bool,
@@ -52,7 +53,7 @@ fn standing() -> impl Strategy<Value = Standing> {
     ]
 }
 
-/// Less than a block, a few blocks, and what is most of the store or more than it.
+/// Sizes below a block, of a few blocks, of most of the store, and beyond it.
 fn size() -> impl Strategy<Value = u64> {
     prop_oneof![3 => 0..(3u64 << 20), 6 => (1u64 << 20)..(24 << 20), 1 => (40u64 << 20)..(70 << 20), 1 => Just(u64::MAX)]
 }
@@ -139,7 +140,7 @@ impl World {
         }
     }
 
-    /// Ends everything that has begun.
+    /// Ends every object and every copy.
     fn settle(&mut self) {
         self.tell(Event::Limit { limit: CAP });
         while let Some(&object) = self.seen.keys().next() {
@@ -160,14 +161,15 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
     #[test]
-    fn the_store_and_the_device_agree(
+    fn the_store_and_the_device_agree_on_every_byte(
         (pool, migration) in policies(),
         steps in prop::collection::vec(step(), 1..150),
     ) {
         let mut world = World::new(pool, migration);
         steps.into_iter().for_each(|step| world.step(step));
         world.settle();
-        let (store, pool) = (&world.store, world.store.pool());
+        let store = &world.store;
+        let pool = store.pool();
         prop_assert_eq!((store.objects(), pool.used()), (0, Bytes::ZERO));
         prop_assert_eq!((store.orders.movable.len(), store.orders.waiting.len()), (0, 0));
         prop_assert_eq!((store.orders.away.len(), store.orders.reloading), (0, 0));

@@ -1,4 +1,4 @@
-//! What a store is told, and what it wants done.
+//! Events and actions of the store.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use millrace_types::Bytes;
 
 use crate::ids::FunctionIndex;
 
-/// A piece of intermediate data, as one worker numbers it. Not given again.
+/// Number of a piece of intermediate data, unique on one worker and never reused.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectKey(pub u64);
 
@@ -19,166 +19,116 @@ impl fmt::Display for ObjectKey {
 /// A stretch of the store's address range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Extent {
-    /// Where it begins, in bytes from the beginning of the range.
+    /// Offset from the beginning of the range, in bytes.
     pub at: u64,
-    /// How long it is, at least 1.
+    /// Length, at least 1 byte.
     pub len: Bytes,
 }
 
-/// Where a consumer of an object is, the nearest first.
+/// Distance of an object's consumer from its run, the nearest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Standing {
-    /// It runs, or it is next: it has been given to a GPU. The object stays where it is.
+    /// The consumer runs, or was assigned to a GPU and is next. The object stays in its place.
     Claimed,
-    /// It waits in the queue, at this place: the smaller, the sooner.
+    /// The consumer waits in the queue at this position; a smaller position runs sooner.
     Queued(u64),
-    /// It is not queued yet.
+    /// The consumer is not queued yet.
     Unqueued,
 }
 
-/// What happened.
+/// Input of the store.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Event {
-    /// A request of a function came.
-    Requested {
-        /// Whose.
-        function: FunctionIndex,
-    },
+    /// A request for a function arrived.
+    Requested { function: FunctionIndex },
     /// An execution of a function ended.
-    Executed {
-        /// Whose.
-        function: FunctionIndex,
-    },
-    /// A function is gone.
-    Forget {
-        /// Which.
-        function: FunctionIndex,
-    },
-    /// An object wants to be stored. Until it is filled or on the host it is where it was produced.
+    Executed { function: FunctionIndex },
+    /// A function no longer exists.
+    Forget { function: FunctionIndex },
+    /// An object is to be stored. Its bytes stay with the producer until it is filled or on the
+    /// host.
     Store {
-        /// A new name.
+        /// New key of the object.
         object: ObjectKey,
-        /// Whose output it is.
+        /// Function that produced the object.
         function: FunctionIndex,
-        /// How large.
         size: Bytes,
-        /// Where those who will read it are: 1 to [`CONSUMERS_MAX`](super::CONSUMERS_MAX). They are
-        /// known by their place here.
+        /// Distance of each consumer: 1 to [`CONSUMERS_MAX`](super::CONSUMERS_MAX) entries. Later
+        /// events name a consumer by its index here.
         consumers: Vec<Standing>,
     },
-    /// An object that was placed has been written.
-    Filled {
-        /// Which.
-        object: ObjectKey,
-    },
-    /// A consumer is somewhere else in the queue, or out of it, or has been given to a GPU, or is back.
+    /// A placed object has been written.
+    Filled { object: ObjectKey },
+    /// The standing of a consumer changed: its queue position, its assignment to a GPU, or the end
+    /// of either.
     Stands {
-        /// Of which object.
         object: ObjectKey,
-        /// Which.
+        /// Index of the consumer in the list given to `Store`.
         consumer: usize,
-        /// Where.
         standing: Standing,
     },
-    /// A consumer has read an object, or will never.
+    /// A consumer has read an object, or never will.
     Consumed {
-        /// Which object.
         object: ObjectKey,
-        /// Which consumer.
+        /// Index of the consumer in the list given to `Store`.
         consumer: usize,
     },
-    /// Nobody will read an object any more.
-    Discard {
-        /// Which.
-        object: ObjectKey,
-    },
+    /// No consumer will read an object any more.
+    Discard { object: ObjectKey },
     /// A whole copy of an object is on the host.
-    Migrated {
-        /// Which.
-        object: ObjectKey,
-    },
-    /// An object is on the GPU again. Its copy on the host may go.
-    Reloaded {
-        /// Which.
-        object: ObjectKey,
-    },
-    /// What was to be written, migrated, reloaded or refused was not, or not to the end.
-    CopyFailed {
-        /// Which object.
-        object: ObjectKey,
-    },
-    /// What the GPU's memory can spare for the store, by evicting idle models where need be.
+    Migrated { object: ObjectKey },
+    /// An object is on the GPU again. Its copy on the host may be dropped.
+    Reloaded { object: ObjectKey },
+    /// A write, migration, reload or refusal copy of an object failed or stopped early.
+    CopyFailed { object: ObjectKey },
+    /// The memory that the GPU can spare for the store changed. It includes idle models that would
+    /// be evicted.
     Limit {
-        /// How much. Above the cap it is the cap.
+        /// New limit; a value above the cap counts as the cap.
         limit: Bytes,
     },
     /// Time passed.
     Tick,
 }
 
-/// What to do, in this order.
+/// Output of the store, to be carried out in order.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// Have the device back stretches of the address range with memory: one native allocation.
-    Allocate {
-        /// Which.
-        extents: Vec<Extent>,
-    },
-    /// Give the memory of stretches back to the device: one native release.
-    Release {
-        /// Which.
-        extents: Vec<Extent>,
-    },
-    /// Have an object written to the store.
+    /// Back stretches of the address range with device memory: one native allocation.
+    Allocate { extents: Vec<Extent> },
+    /// Return the memory of stretches to the device: one native release.
+    Release { extents: Vec<Extent> },
+    /// Write an object to the store.
     Place {
-        /// Which.
         object: ObjectKey,
-        /// Where to, in this order. The last may be longer than what is left of the object.
+        /// Destination stretches, in this order. The last may be longer than the rest of the
+        /// object.
         extents: Vec<Extent>,
     },
-    /// Copy an object to the host. It can be read here until then.
-    Migrate {
-        /// Which.
-        object: ObjectKey,
-    },
-    /// A migrated object is on the host alone now: whoever reads it from now on reads it there. Before
-    /// its memory is anybody else's.
-    Left {
-        /// Which.
-        object: ObjectKey,
-    },
-    /// A migrated object was claimed before it left, or is wanted again: drop its copy on the host.
-    Keep {
-        /// Which.
-        object: ObjectKey,
-    },
-    /// Copy an object from the host to the GPU. It may be read there until then.
+    /// Copy an object to the host. Until the copy ends, consumers can read the object in the store.
+    Migrate { object: ObjectKey },
+    /// A migrated object now exists on the host alone: direct every new reader there. This action
+    /// precedes any reuse of the object's memory.
+    Left { object: ObjectKey },
+    /// A migrated object was claimed before it left, or would be reloaded at once: drop its copy on
+    /// the host.
+    Keep { object: ObjectKey },
+    /// Copy an object from the host to the GPU. Until the copy ends, consumers may read the object
+    /// on the host.
     Reload {
-        /// Which.
         object: ObjectKey,
-        /// Where to.
+        /// Destination stretches, in order.
         extents: Vec<Extent>,
     },
-    /// There is no room, or an object could not be written: copy it from where it was produced to the host, and say that it
-    /// migrated.
-    Refuse {
-        /// Which.
-        object: ObjectKey,
-    },
-    /// An object is gone: drop every copy. What is copied still is to end, and to be reported.
-    Free {
-        /// Which.
-        object: ObjectKey,
-    },
-    /// The only copy of an object is lost, or could be taken nowhere: its producer has to run again.
-    Lost {
-        /// Which.
-        object: ObjectKey,
-    },
-    /// An object is not taken: its name is in use, [`OBJECTS_MAX`](super::OBJECTS_MAX) are here, or
-    /// it has no consumers or too many.
-    Decline {
-        /// Which.
-        object: ObjectKey,
-    },
+    /// Copy an object from its producer to the host and report it as migrated, because the store
+    /// has no room for it or could not write it.
+    Refuse { object: ObjectKey },
+    /// Drop every copy of an object that is gone. Running copies are to end, and their end is to be
+    /// reported.
+    Free { object: ObjectKey },
+    /// Run the producer of an object again: its only copy is lost, or could not be copied anywhere.
+    Lost { object: ObjectKey },
+    /// Reject an object: its key is in use, the store has [`OBJECTS_MAX`](super::OBJECTS_MAX)
+    /// objects, or the number of consumers is zero or too large.
+    Decline { object: ObjectKey },
 }

@@ -1,18 +1,20 @@
-//! Memory as `PyTorch`'s caching allocator keeps it, with that allocator's sizes and rules as of its
-//! defaults (`c10/cuda/CUDACachingAllocator.cpp`, no `PYTORCH_CUDA_ALLOC_CONF`):
+//! Memory with the sizes and rules of `PyTorch`'s caching allocator at its defaults
+//! (`c10/cuda/CUDACachingAllocator.cpp`, no `PYTORCH_CUDA_ALLOC_CONF`):
 //!
-//! - a request is rounded up to 512 B. Up to 1 MiB it is *small*, and small and large ones never
-//!   share a segment;
-//! - the smallest free piece that is long enough serves it, the lowest of equals;
-//! - where none is, a segment is allocated: 2 MiB for small ones, 20 MiB for those below 10 MiB, else
-//!   the size rounded up to 2 MiB. Segments never join: 100 MiB free in each of two do not serve 120;
-//! - what is left of a piece is split off if it is at least 512 B (small) or more than 1 MiB (large);
-//! - a piece that comes back joins its free neighbours in its segment, and stays;
-//! - where the device has no more, here where the limit is reached, all segments that are wholly free
-//!   go back, and the allocation is tried once more.
+//! - a request is rounded up to 512 B. Up to 1 MiB it is *small*, and small and large requests
+//!   never share a segment;
+//! - the smallest free piece that is long enough serves the request; ties go to the lowest address;
+//! - if no piece is long enough, a segment is allocated: 2 MiB for small requests, 20 MiB for
+//!   requests below 10 MiB, else the size rounded up to 2 MiB. Segments never join: 100 MiB free in
+//!   each of two do not serve 120;
+//! - the rest of a piece is split off if it is at least 512 B (small) or more than 1 MiB (large);
+//! - a returned piece joins its free neighbours in its segment and stays allocated;
+//! - when the device is out of memory (here: at the limit), all wholly free segments are released,
+//!   and the allocation is retried once.
 //!
-//! Not modelled: streams (a store's copies end before anything is given back), `max_split_size`,
-//! expandable segments and the garbage collector, all of which are off by default.
+//! Not modelled: streams, because a store's copies end before their memory is given back; and
+//! `max_split_size`, expandable segments and the garbage collector, all of which are off by
+//! default.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,18 +24,18 @@ use super::config::CAP_MAX;
 use super::protocol::Extent;
 use crate::memory::BLOCK;
 
-/// What sizes are rounded up to.
+/// Granularity to which sizes are rounded up, in bytes.
 const QUANTUM: u64 = 512;
-/// The largest small request, and what has to be left of a large piece for it to be split.
+/// Largest small request in bytes, and the rest above which a large piece is split.
 const SMALL_MAX: u64 = 1 << 20;
-/// The segment of small requests.
+/// Size of a segment for small requests, in bytes.
 const SMALL_SEGMENT: u64 = 2 << 20;
-/// The smallest request with a segment of its own.
+/// Smallest request with a segment of its own, in bytes.
 const OWN_SEGMENT_MIN: u64 = 10 << 20;
-/// The segment of large requests below that.
+/// Size of a segment for large requests below [`OWN_SEGMENT_MIN`], in bytes.
 const SHARED_SEGMENT: u64 = 20 << 20;
 
-/// Which requests a segment serves.
+/// Size class of the requests that a segment serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Class {
     Small,
@@ -55,17 +57,18 @@ struct Piece {
     free: bool,
 }
 
-/// All segments, and their pieces, by where they begin.
+/// All segments and their pieces, by start address.
 #[derive(Debug, Default)]
 pub(super) struct Segments {
     segments: BTreeMap<u64, Segment>,
     pieces: BTreeMap<u64, Piece>,
-    /// Free pieces, the shortest first.
+    /// Free pieces as (class, length, address), the shortest first.
     free: BTreeSet<(Class, u64, u64)>,
     size: u64,
 }
 
-/// What an object of a size takes at least. What no cap allows is as good as twice the largest one.
+/// Returns the least memory that an object of a size needs. Sizes are clamped to twice the largest
+/// cap, which no cap allows either.
 pub(super) fn rounded(size: Bytes) -> Bytes {
     Bytes(size.0.clamp(1, 2 * CAP_MAX.0).next_multiple_of(QUANTUM))
 }
@@ -83,12 +86,13 @@ fn segment_for(rounded: u64) -> u64 {
 }
 
 impl Segments {
-    /// What all segments hold.
+    /// Returns the memory of all segments.
     pub(super) fn size(&self) -> Bytes {
         Bytes(self.size)
     }
 
-    /// The new segment that a request needs; `None` where a free piece serves it.
+    /// Returns the size of the new segment that a request needs; `None` if a free piece serves the
+    /// request.
     pub(super) fn short(&self, size: Bytes) -> Option<Bytes> {
         let len = rounded(size).0;
         self.best_fit(len).is_none().then(|| Bytes(segment_for(len)))
@@ -102,7 +106,8 @@ impl Segments {
     /// Adds the segment that a request needs.
     pub(super) fn grow(&mut self, size: Bytes) -> Extent {
         let len = rounded(size).0;
-        let (class, len) = (class_of(len), segment_for(len));
+        let class = class_of(len);
+        let len = segment_for(len);
         let at = self.gap(len);
         self.segments.insert(at, Segment { class, len, free: true });
         self.pieces.insert(at, Piece { segment: at, len, free: true });
@@ -111,7 +116,7 @@ impl Segments {
         Extent { at, len: Bytes(len) }
     }
 
-    /// The lowest stretch of addresses that no segment has.
+    /// Returns the lowest gap of `len` addresses between segments, or the end of the last segment.
     fn gap(&self, len: u64) -> u64 {
         let mut at = 0;
         for (&start, segment) in &self.segments {
@@ -123,8 +128,8 @@ impl Segments {
         at
     }
 
-    /// Takes a piece for a request; `None` where no free one is long enough, or it would have to be
-    /// taken with a rest that makes it more than `most`.
+    /// Takes a piece for a request. Returns `None` if no free piece is long enough, or if the piece
+    /// cannot be split and is longer than `most`.
     pub(super) fn take(&mut self, size: Bytes, most: Bytes) -> Option<Extent> {
         let len = rounded(size).0;
         let (class, found, at) = self.best_fit(len)?;
@@ -176,7 +181,7 @@ impl Segments {
         }
     }
 
-    /// Gives up segments that are wholly free, the highest first, until no more than `keep` is left.
+    /// Releases wholly free segments, the highest first, until at most `keep` is left.
     pub(super) fn shrink(&mut self, keep: Bytes) -> Vec<Extent> {
         let mut gone = Vec::new();
         for (&at, segment) in self.segments.iter().rev().filter(|(_, segment)| segment.free) {
@@ -251,7 +256,7 @@ mod tests {
 
     /// The paper's example of fragmentation (§9.2.4).
     #[test]
-    fn a_hundred_mebibytes_do_not_serve_a_hundred_and_twenty() {
+    fn two_free_segments_of_100_mib_do_not_serve_120_mib() {
         let mut segments = Segments::default();
         let pieces = [take(&mut segments, Bytes::mib(100)), take(&mut segments, Bytes::mib(100))];
         pieces.into_iter().for_each(|piece| segments.give_back(piece));
@@ -259,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_partly_used_is_not_given_up() {
+    fn segments_in_use_are_not_released() {
         let mut segments = Segments::default();
         let pieces = [1, 2, 3].map(|_| take(&mut segments, Bytes::mib(12)));
         segments.give_back(pieces[0]);

@@ -1,41 +1,41 @@
-//! Sets of the store's blocks, as bits.
+//! Bit sets of the store's blocks.
 
 use crate::memory::Run;
 
-/// A set of blocks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Slots {
     words: Vec<u64>,
     len: u32,
 }
 
-/// `len` bits from `start`, within a word.
+/// Returns a mask of `len` bits from `start` within a word.
 const fn mask(start: u32, len: u32) -> u64 {
     let ones = if len >= u64::BITS { u64::MAX } else { (1 << len) - 1 };
     ones << start
 }
 
 impl Slots {
-    /// None of `total` blocks.
+    /// Returns an empty set with capacity for `total` blocks.
     pub(super) fn empty(total: u32) -> Self {
         Self { words: vec![0; total.div_ceil(u64::BITS) as usize], len: 0 }
     }
 
-    /// All of `total` blocks.
+    /// Returns the set of all of `total` blocks.
     pub(super) fn full(total: u32) -> Self {
         let mut slots = Self::empty(total);
         slots.insert(Run { start: 0, len: total });
         slots
     }
 
-    /// How many there are.
+    /// Returns the number of blocks in the set.
     pub(super) fn len(&self) -> u32 {
         self.len
     }
 
-    /// Adds blocks, none of which is in the set.
+    /// Adds blocks, none of which may be in the set.
     pub(super) fn insert(&mut self, run: Run) {
-        let (mut start, mut left) = (run.start, run.len);
+        let mut start = run.start;
+        let mut left = run.len;
         while left > 0 {
             let bit = start % u64::BITS;
             let len = left.min(u64::BITS - bit);
@@ -47,10 +47,11 @@ impl Slots {
         self.len += run.len;
     }
 
-    /// Takes the lowest blocks, as runs that do not touch, ascending.
+    /// Removes the lowest blocks and returns them as runs that do not touch, ascending.
     pub(super) fn take_lowest(&mut self, count: u32) -> Vec<Run> {
         debug_assert!(count <= self.len, "{count} of {} blocks", self.len);
-        let (mut runs, mut left): (Vec<Run>, u32) = (Vec::new(), count);
+        let mut runs: Vec<Run> = Vec::new();
+        let mut left = count;
         for (word, base) in self.words.iter_mut().zip((0..).step_by(u64::BITS as usize)) {
             while *word != 0 && left > 0 {
                 let bit = word.trailing_zeros();
@@ -70,10 +71,11 @@ impl Slots {
         runs
     }
 
-    /// Takes the highest blocks, as runs that do not touch, descending.
+    /// Removes the highest blocks and returns them as runs that do not touch, descending.
     pub(super) fn take_highest(&mut self, count: u32) -> Vec<Run> {
         debug_assert!(count <= self.len, "{count} of {} blocks", self.len);
-        let (mut runs, mut left): (Vec<Run>, u32) = (Vec::new(), count);
+        let mut runs: Vec<Run> = Vec::new();
+        let mut left = count;
         let bases = (0..self.words.len() as u32).map(|word| word * u64::BITS);
         for (word, base) in self.words.iter_mut().rev().zip(bases.rev()) {
             while *word != 0 && left > 0 {
@@ -107,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn takes_from_either_end_in_runs() {
+    fn blocks_are_taken_from_either_end_as_runs() {
         let mut slots = Slots::full(150);
         assert_eq!(slots.take_lowest(100), [run(0, 100)], "across words");
         assert_eq!(slots.take_highest(30), [run(120, 30)]);
@@ -121,7 +123,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "given back twice")]
-    fn giving_back_twice_is_caught() {
+    fn inserting_a_block_twice_panics() {
         let mut slots = Slots::full(10);
         slots.insert(run(9, 1));
     }

@@ -17,7 +17,7 @@ fn config(objects: u64) -> Config {
     Config { cap, floor: Bytes::ZERO, ..Config::default() }
 }
 
-/// A store, and a device that does at once what it is told, except for copies.
+/// A store, and a device that carries out every action at once, except for copies.
 struct Bench {
     store: Store,
     now: Timestamp,
@@ -30,7 +30,7 @@ impl Bench {
         Self { store: Store::new(config).unwrap(), now: Timestamp(0), stored: 0 }
     }
 
-    /// What is done besides native calls.
+    /// Returns all actions except native calls.
     fn tell(&mut self, event: Event) -> Vec<Action> {
         let mut actions = self.tell_all(event);
         actions.retain(|action| !matches!(action, Action::Allocate { .. } | Action::Release { .. }));
@@ -64,7 +64,8 @@ impl Bench {
         self.tell(Event::Consumed { object: key(object), consumer: 0 })
     }
 
-    /// What follows a copy to the host. An object that is there alone then has left before all else.
+    /// Reports a copy to the host. If the object is now on the host alone, `Left` must be the first
+    /// action.
     fn migrated(&mut self, object: u64) -> Vec<Action> {
         let mut actions = self.tell(Event::Migrated { object: key(object) });
         if let Some(place) = actions.iter().position(|action| matches!(action, Action::Left { .. })) {
@@ -101,7 +102,7 @@ impl Bench {
 
 /// §7.2, Fig. 10b: a1 and a2 feed b1 and b2, which are queued in this order.
 #[test]
-fn what_is_needed_later_leaves_first_and_is_back_before_it_is_needed() {
+fn the_object_needed_last_leaves_first_and_returns_before_its_turn() {
     let mut bench = Bench::new(config(2));
     bench.put(1, SIZE, Queued(1));
     bench.put(2, SIZE, Queued(2));
@@ -116,9 +117,10 @@ fn what_is_needed_later_leaves_first_and_is_back_before_it_is_needed() {
     assert_eq!(bench.store.counts(), Counts { migrated: 1, reloaded: 1, refused: 0, host_reads: 0 });
 }
 
-/// The same by LRU: b1 has to read from the host what b2 could have waited for.
+/// The same case under LRU: b1 reads its input from the host, although b2 could have waited
+/// instead.
 #[test]
-fn lru_moves_what_is_needed_first() {
+fn lru_migrates_the_oldest_object_even_if_it_is_needed_first() {
     let mut bench = Bench::new(Config { migration: MigrationPolicy::Lru, ..config(2) });
     bench.put(1, SIZE, Queued(1));
     bench.put(2, SIZE, Queued(2));
@@ -142,24 +144,28 @@ fn lru_counts_a_read_as_use() {
 }
 
 #[test]
-fn a_newcomer_waits_for_the_room_of_what_is_further_back() {
+fn a_newcomer_waits_while_an_object_further_back_migrates() {
     let mut bench = Bench::new(config(2));
     bench.put(1, SIZE, Queued(5));
     bench.put(2, SIZE, Unqueued);
     assert_eq!(bench.store(3, SIZE, Queued(7)), [Bench::migrate(2)]);
     assert_eq!(bench.places(&[1, 2, 3]), [Place::Gpu, Place::Migrating, Place::Waiting].map(Some));
-    assert_eq!(bench.store.pool().used(), Bytes(SIZE.0 * 2), "what is copied counts");
+    assert_eq!(bench.store.pool().used(), Bytes(SIZE.0 * 2), "a migrating object counts as used");
     let migrated = bench.migrated(2);
     assert_eq!(migrated, [bench.place(3)]);
 }
 
 #[test]
-fn a_newcomer_that_is_furthest_back_goes_to_the_host_itself() {
+fn a_newcomer_that_is_furthest_back_is_refused_to_the_host() {
     let mut bench = Bench::new(config(2));
     bench.put(1, SIZE, Queued(5));
     bench.put(2, SIZE, Queued(6));
     assert_eq!(bench.store(3, SIZE, Queued(7)), [Action::Refuse { object: key(3) }]);
-    assert_eq!(bench.store(4, SIZE, Queued(6)), [Action::Refuse { object: key(4) }], "of equals the later");
+    assert_eq!(
+        bench.store(4, SIZE, Queued(6)),
+        [Action::Refuse { object: key(4) }],
+        "ties go to the newer object"
+    );
     assert_eq!(bench.migrated(3), []);
     assert_eq!(bench.places(&[3, 4]), [Place::Host, Place::Refused].map(Some));
     bench.stands(1, Claimed);
@@ -179,7 +185,7 @@ fn nothing_leaves_for_a_newcomer_that_cannot_fit() {
 }
 
 #[test]
-fn what_can_never_fit_does_not_size_the_pool() {
+fn an_object_above_the_cap_does_not_size_the_pool() {
     let mut bench = Bench::new(config(3));
     bench.tell(Event::Requested { function: A });
     bench.put(1, SIZE, Claimed);
@@ -194,11 +200,11 @@ fn what_can_never_fit_does_not_size_the_pool() {
     assert_eq!(bench.store.demands.live(A), 1);
     assert_eq!(bench.store.target(), SIZE);
     assert_eq!(bench.store(3, Bytes(SIZE.0 * 3), Queued(1)), [Action::Refuse { object: key(3) }]);
-    assert_eq!(bench.store.demands.live(A), 2, "as large as the cap could fit");
+    assert_eq!(bench.store.demands.live(A), 2, "an object as large as the cap could fit");
 }
 
 #[test]
-fn who_waits_for_room_is_named_until_it_has_some() {
+fn waits_for_room_names_the_nearest_waiting_object() {
     let mut bench = Bench::new(config(2));
     bench.put(1, SIZE, Queued(3));
     bench.put(2, SIZE, Queued(4));
@@ -206,7 +212,7 @@ fn who_waits_for_room_is_named_until_it_has_some() {
     assert_eq!(bench.store(3, SIZE, Queued(2)), [Bench::migrate(2)]);
     assert_eq!(bench.store.waits_for_room(), Some(key(3)));
     assert_eq!(bench.store(4, SIZE, Queued(1)), []);
-    assert_eq!(bench.store.waits_for_room(), Some(key(4)), "it is nearer, and has the room");
+    assert_eq!(bench.store.waits_for_room(), Some(key(4)), "object 4 is nearer and gets the room");
     let migrated = bench.migrated(2);
     assert_eq!(migrated, [bench.place(4), Bench::migrate(1)]);
     assert_eq!(bench.store.waits_for_room(), Some(key(3)));
@@ -216,45 +222,53 @@ fn who_waits_for_room_is_named_until_it_has_some() {
 }
 
 #[test]
-fn what_is_claimed_or_written_never_moves() {
+fn claimed_and_unwritten_objects_never_migrate() {
     let mut bench = Bench::new(config(3));
     bench.put(1, SIZE, Claimed);
     bench.store(2, SIZE, Unqueued);
     bench.put(3, SIZE, Queued(1));
     assert_eq!(bench.limit(0), [Bench::migrate(3)]);
     assert_eq!(bench.migrated(3), []);
-    assert_eq!(bench.store.pool().size(), Bytes(SIZE.0 * 2), "above the limit until it is read");
+    assert_eq!(bench.store.pool().size(), Bytes(SIZE.0 * 2), "above the limit until they are read");
     assert_eq!(bench.tell(Event::Filled { object: key(2) }), [Bench::migrate(2)]);
-    assert_eq!(bench.stands(1, Queued(4)), [Bench::migrate(1)], "its consumer went back to the queue");
+    assert_eq!(
+        bench.stands(1, Queued(4)),
+        [Bench::migrate(1)],
+        "the consumer of object 1 returned to the queue"
+    );
 }
 
 #[test]
-fn an_object_of_many_consumers_goes_by_the_first_in_the_queue() {
+fn an_object_ranks_by_its_first_consumer_in_the_queue() {
     let mut bench = Bench::new(config(2));
     let consumers = vec![Unqueued, Queued(3)];
     bench.tell(Event::Store { object: key(1), function: A, size: SIZE, consumers });
     bench.tell(Event::Filled { object: key(1) });
     bench.put(2, SIZE, Queued(4));
     assert_eq!(bench.tell(Event::Consumed { object: key(1), consumer: 1 }), []);
-    assert_eq!(bench.limit(1), [Bench::migrate(1)], "who is left is not queued");
-    assert_eq!(bench.tell(Event::Consumed { object: key(1), consumer: 1 }), [], "it has read already");
+    assert_eq!(bench.limit(1), [Bench::migrate(1)], "the remaining consumer is not queued");
+    assert_eq!(
+        bench.tell(Event::Consumed { object: key(1), consumer: 1 }),
+        [],
+        "this consumer has read already"
+    );
     assert_eq!(bench.consumed(1), [Bench::free(1)]);
 }
 
 #[test]
-fn what_is_claimed_while_it_leaves_stays() {
+fn an_object_claimed_during_its_migration_stays() {
     let mut bench = Bench::new(config(2));
     bench.put(1, SIZE, Queued(1));
     bench.put(2, SIZE, Queued(2));
     assert_eq!(bench.limit(1), [Bench::migrate(2)]);
-    assert_eq!(bench.stands(2, Claimed), [Bench::migrate(1)], "its room is still needed");
+    assert_eq!(bench.stands(2, Claimed), [Bench::migrate(1)], "another object has to make the room");
     assert_eq!(bench.migrated(2), [Action::Keep { object: key(2) }]);
     assert_eq!(bench.migrated(1), []);
     assert_eq!(bench.places(&[1, 2]), [Place::Host, Place::Gpu].map(Some));
 }
 
 #[test]
-fn what_left_for_a_room_that_is_there_now_stays() {
+fn an_object_stays_if_room_appears_during_its_migration() {
     let mut bench = Bench::new(config(2));
     bench.put(1, SIZE, Queued(1));
     bench.put(2, SIZE, Queued(2));
@@ -273,13 +287,13 @@ fn memory_under_a_copy_is_free_when_the_copy_has_ended() {
     assert_eq!(bench.consumed(2), [Bench::free(2)]);
     assert_eq!(bench.places(&[2]), [Some(Place::Ending)]);
     assert_eq!(bench.store.pool().used(), Bytes(SIZE.0 * 2));
-    assert_eq!(bench.tell(Event::Discard { object: key(2) }), [], "it is gone already");
+    assert_eq!(bench.tell(Event::Discard { object: key(2) }), [], "the object is gone already");
     assert_eq!(bench.tell(Event::CopyFailed { object: key(2) }), []);
     assert_eq!((bench.store.objects(), bench.store.pool().used()), (1, SIZE));
 }
 
 #[test]
-fn a_reload_of_what_would_leave_first_leaves_room_for_a_newcomer() {
+fn reloading_the_next_victim_leaves_an_eighth_of_the_limit_free() {
     let mut bench = Bench::new(config(8));
     (1..=9).for_each(|object| drop(bench.store(object, SIZE, Queued(object))));
     (1..=8).for_each(|object| drop(bench.tell(Event::Filled { object: key(object) })));
@@ -290,7 +304,7 @@ fn a_reload_of_what_would_leave_first_leaves_room_for_a_newcomer() {
 }
 
 #[test]
-fn the_nearest_come_back_first_and_few_at_once() {
+fn the_nearest_objects_reload_first_and_at_most_two_at_once() {
     let mut bench = Bench::new(config(4));
     (1..=4).for_each(|object| bench.put(object, SIZE, Queued(object)));
     assert_eq!(bench.limit(0), [4, 3, 2, 1].map(Bench::migrate), "the furthest first");
@@ -300,7 +314,7 @@ fn the_nearest_come_back_first_and_few_at_once() {
     let third = bench.tell(Event::Reloaded { object: key(2) });
     assert_eq!(third, [bench.reload(3)]);
     let fourth = bench.tell(Event::Reloaded { object: key(1) });
-    assert_eq!(fourth, [], "it would leave first, and take the margin");
+    assert_eq!(fourth, [], "object 4 would leave first and use the margin");
 }
 
 #[test]
@@ -312,7 +326,7 @@ fn a_copy_that_failed_is_tried_again_later_and_not_for_ever() {
     assert_eq!(bench.tell(Event::CopyFailed { object: key(2) }), [Bench::migrate(1)]);
     bench.migrated(1);
     bench.limit(2);
-    assert_eq!(bench.tell(Event::CopyFailed { object: key(1) }), [], "its reload");
+    assert_eq!(bench.tell(Event::CopyFailed { object: key(1) }), [], "the reload of object 1");
     assert_eq!(bench.places(&[1, 2]), [Place::Host, Place::Gpu].map(Some));
     assert_eq!(bench.store.pool().used(), SIZE);
     assert_eq!(bench.stands(1, Queued(0)), []);
@@ -325,14 +339,14 @@ fn a_copy_that_failed_is_tried_again_later_and_not_for_ever() {
         assert_eq!(again, [bench.reload(1)]);
         assert_eq!(bench.tell(Event::CopyFailed { object: key(1) }), []);
     }
-    // The other one may move since the first second was over.
+    // Object 2 may move again since the first second is over.
     assert_eq!((bench.store.next_wake(), bench.limit(0)), (None, vec![Bench::migrate(2)]));
     bench.migrated(2);
-    assert_eq!(bench.limit(2), [bench.reload(2)], "the first one's consumer reads it on the host");
+    assert_eq!(bench.limit(2), [bench.reload(2)], "object 1 stays on the host for good");
 }
 
 #[test]
-fn an_object_that_goes_while_it_stays_leaves_no_wake() {
+fn an_object_discarded_during_its_move_backoff_leaves_no_wake() {
     let mut bench = Bench::new(config(1));
     bench.put(1, SIZE, Unqueued);
     bench.limit(0);
@@ -342,20 +356,20 @@ fn an_object_that_goes_while_it_stays_leaves_no_wake() {
     assert_eq!(bench.store.next_wake(), None);
 }
 
-/// Until it is filled or on the host an object is where it was produced, too.
+/// An object is with its producer until it is filled or on the host.
 #[test]
-fn what_could_not_be_written_goes_to_the_host() {
+fn an_object_that_could_not_be_written_is_refused_to_the_host() {
     let mut bench = Bench::new(config(2));
     bench.store(1, SIZE, Queued(1));
     assert_eq!(bench.tell(Event::CopyFailed { object: key(1) }), [Action::Refuse { object: key(1) }]);
     assert_eq!((bench.places(&[1]), bench.store.pool().used()), (vec![Some(Place::Refused)], Bytes::ZERO));
     let migrated = bench.migrated(1);
-    assert_eq!(migrated, [bench.reload(1)], "it is on the host like any other");
+    assert_eq!(migrated, [bench.reload(1)], "the object is on the host like any other");
     assert_eq!(bench.store.counts().refused, 1);
 }
 
 #[test]
-fn what_could_not_be_copied_to_the_host_waits_for_room_again() {
+fn an_object_that_could_not_reach_the_host_waits_for_room_again() {
     let mut bench = Bench::new(config(1));
     bench.put(1, SIZE, Claimed);
     assert_eq!(bench.store(2, SIZE, Queued(1)), [Action::Refuse { object: key(2) }]);
@@ -365,7 +379,7 @@ fn what_could_not_be_copied_to_the_host_waits_for_room_again() {
 }
 
 #[test]
-fn what_can_be_copied_nowhere_is_lost_in_the_end() {
+fn an_object_is_lost_after_all_its_copies_fail() {
     let mut bench = Bench::new(config(1));
     bench.store(1, SIZE, Queued(1));
     for _ in 1..FAILURES_MAX {
@@ -378,7 +392,7 @@ fn what_can_be_copied_nowhere_is_lost_in_the_end() {
 }
 
 #[test]
-fn an_object_that_is_none_is_declined() {
+fn an_object_with_invalid_consumers_or_a_used_key_is_declined() {
     let mut bench = Bench::new(config(2));
     let declined = [Action::Decline { object: key(1) }];
     let many = vec![Unqueued; CONSUMERS_MAX + 1];
@@ -390,9 +404,10 @@ fn an_object_that_is_none_is_declined() {
     assert_eq!(bench.store.demands.of(A).unwrap().concurrency(), Some(1));
 }
 
-/// The paper's reason against segments (§9.2.4): more is free than is asked for, and none of it fits.
+/// The paper's reason against segments (§9.2.4): more bytes are free than requested, but no piece
+/// fits.
 #[test]
-fn in_segments_an_object_has_to_leave_though_there_is_room_by_size() {
+fn segments_force_a_migration_although_enough_bytes_are_free() {
     let pool = PoolPolicy::Caching { reclaim_every: None };
     let mut bench = Bench::new(Config { pool, ..config(4) });
     (1..=8).for_each(|object| bench.put(object, Bytes::mib(5), Queued(object)));
@@ -400,6 +415,6 @@ fn in_segments_an_object_has_to_leave_though_there_is_room_by_size() {
     assert_eq!((bench.store.pool().size(), bench.store.pool().used()), (Bytes::mib(40), Bytes::mib(20)));
     assert_eq!(bench.store(9, Bytes::mib(8), Queued(0)), [Bench::migrate(7)]);
     let migrated = bench.migrated(7);
-    assert_eq!(migrated, [bench.place(9), bench.reload(7)], "three pieces have joined; 7 fits a hole");
+    assert_eq!(migrated, [bench.place(9), bench.reload(7)], "three pieces have joined; object 7 fits a gap");
     assert_eq!(bench.store(10, Bytes::mib(8), Queued(9)), [Action::Refuse { object: key(10) }]);
 }

@@ -1,4 +1,4 @@
-//! A store, and what is known of its objects and its memory from its actions alone.
+//! A store, and a model of its objects and memory that is derived from its actions alone.
 
 use std::collections::BTreeMap;
 
@@ -6,17 +6,17 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// What is known of an object from outside.
+/// Model of an object.
 #[derive(Debug, Clone)]
 pub(super) struct Seen {
     pub(super) place: Place,
     pub(super) extents: Vec<Extent>,
     pub(super) consumers: Vec<Option<Standing>>,
-    /// Migrations and reloads that failed.
+    /// Failed migrations and reloads.
     pub(super) failed: u32,
-    /// Until when it is not moved.
+    /// Time until which the object is not moved.
     pub(super) stays_until: Timestamp,
-    /// When it was stored or claimed last, in steps.
+    /// Value of `World::clock` when the object was last stored or claimed.
     pub(super) used: u64,
 }
 
@@ -44,21 +44,28 @@ pub(super) struct World {
     pub(super) config: Config,
     pub(super) now: Timestamp,
     pub(super) seen: BTreeMap<ObjectKey, Seen>,
-    /// What is backed, by where it begins.
+    /// End of each backed stretch, by its start.
     pub(super) backed: BTreeMap<u64, u64>,
     pub(super) stored: u64,
-    /// Counts what was stored and claimed.
+    /// Logical clock of stores and claims.
     pub(super) clock: u64,
-    /// All that was ever to be done.
+    /// All actions so far.
     pub(super) done: Vec<Action>,
 }
 
 impl World {
     pub(super) fn new(pool: PoolPolicy, migration: MigrationPolicy) -> Self {
         let config = Config { cap: CAP, floor: FLOOR, pool, migration };
-        let (store, now) = (Store::new(config).unwrap(), Timestamp(0));
-        let (seen, backed) = (BTreeMap::new(), BTreeMap::new());
-        Self { store, config, now, seen, backed, stored: 0, clock: 0, done: Vec::new() }
+        Self {
+            store: Store::new(config).unwrap(),
+            config,
+            now: Timestamp(0),
+            seen: BTreeMap::new(),
+            backed: BTreeMap::new(),
+            stored: 0,
+            clock: 0,
+            done: Vec::new(),
+        }
     }
 
     pub(super) fn tell(&mut self, event: Event) {
@@ -68,7 +75,8 @@ impl World {
         };
         let actions = self.on_event(event);
         if let Some(object) = freed {
-            // D28: before anything is given to anybody; an unpooled object's memory goes first.
+            // D28: the object is freed before any memory is given out. Only an unpooled release
+            // precedes `Free`.
             let first = actions.iter().find(|action| !matches!(action, Action::Release { .. }));
             assert_eq!(first, Some(&Action::Free { object }));
         }
@@ -78,17 +86,19 @@ impl World {
     }
 
     fn on_event(&mut self, event: Event) -> Vec<Action> {
-        let (size, used) = (self.store.pool().size(), self.store.pool().used());
+        let size = self.store.pool().size();
+        let used = self.store.pool().used();
         let mut actions = Vec::new();
         self.store.on_event(self.now, event, &mut actions);
         self.done.extend(actions.iter().cloned());
-        let (pool, limit) = (self.store.pool(), self.store.limit());
+        let pool = self.store.pool();
+        let limit = self.store.limit();
         assert!(pool.size() <= size.max(limit), "{} is allocated beyond the limit", pool.size());
         assert!(pool.used() <= used.max(limit), "{} is taken beyond the limit", pool.used());
         actions
     }
 
-    /// Whose end this is.
+    /// Returns the object if this event ends it.
     fn read(&mut self, object: ObjectKey, event: &Event) -> Option<ObjectKey> {
         let seen = self.seen.get_mut(&object).filter(|seen| seen.place != Place::Ending)?;
         match event {
@@ -98,7 +108,7 @@ impl World {
         seen.consumers.iter().flatten().next().is_none().then_some(object)
     }
 
-    /// D27: nobody leaves who is needed before one that stays.
+    /// Checks D27: no object leaves that is needed before an object that stays.
     fn check_victims(&self, actions: &[Action]) {
         let leave = |action: &Action| match *action {
             Action::Migrate { object } => Some(object),
@@ -121,7 +131,7 @@ impl World {
         }
     }
 
-    /// Whoever leaves comes after all that stay and may leave, in the order given.
+    /// Checks that every object that leaves ranks after every movable object that stays.
     fn check_order<K: Ord + std::fmt::Debug>(
         &self,
         victims: &[ObjectKey],
@@ -187,9 +197,10 @@ impl World {
     }
 
     fn unback(&mut self, Extent { at, len }: Extent) {
-        let (mut at, end) = (at, at + len.0);
+        let end = at + len.0;
+        let mut at = at;
         while at < end {
-            let (&start, &stop) = self.backed.range(..=at).next_back().expect("it is backed");
+            let (&start, &stop) = self.backed.range(..=at).next_back().expect("the stretch is backed");
             assert!(stop > at, "{at} is not backed");
             self.backed.remove(&start);
             if start < at {
@@ -203,7 +214,8 @@ impl World {
     }
 
     fn is_backed(&self, extent: Extent) -> bool {
-        let (mut at, end) = (extent.at, extent.at + extent.len.0);
+        let end = extent.at + extent.len.0;
+        let mut at = extent.at;
         while at < end {
             match self.backed.range(..=at).next_back() {
                 Some((_, &stop)) if stop > at => at = stop,
@@ -216,7 +228,7 @@ impl World {
     fn check(&self) {
         let pool = self.store.pool();
         let size: u64 = self.backed.iter().map(|(start, end)| end - start).sum();
-        assert_eq!(pool.size(), Bytes(size), "what is backed");
+        assert_eq!(pool.size(), Bytes(size), "backed memory");
         assert!(pool.size() <= CAP, "{} is over the cap", pool.size());
         let mut owned: Vec<_> = self.seen.values().flat_map(|seen| &seen.extents).copied().collect();
         owned.sort_unstable();
@@ -240,16 +252,17 @@ impl World {
         assert!(self.seen.values().filter(coming).count() <= RELOADS_MAX);
     }
 
-    /// Who waits, waits for a copy; and so does what the limit demands.
+    /// Checks that waiting objects, and movable objects beyond the limit, exist only while a copy
+    /// is running.
     fn check_progress(&self) {
         if self.seen.values().any(Seen::is_copied) {
             return;
         }
         let places = |place: Place| self.seen.values().filter(move |seen| seen.place == place);
-        assert_eq!(places(Place::Waiting).count(), 0, "they wait for nothing");
+        assert_eq!(places(Place::Waiting).count(), 0, "an object waits although no copy is running");
         let stuck = |seen: &Seen| !self.may_move(seen) || seen.standing() == Standing::Claimed;
         let over = self.store.pool().used() > self.store.limit();
-        assert!(!over || places(Place::Gpu).all(stuck), "the limit is not kept");
+        assert!(!over || places(Place::Gpu).all(stuck), "movable objects stay beyond the limit");
     }
 
     /// Ends an object's copy.
@@ -260,7 +273,7 @@ impl World {
             (Place::Filling, true) => Event::Filled { object },
             (Place::Migrating | Place::Refused | Place::Ending, true) => Event::Migrated { object },
             (Place::Reloading, true) => Event::Reloaded { object },
-            (place, true) => panic!("nothing of {object} is copied: {place:?}"),
+            (place, true) => panic!("{object} has no running copy: {place:?}"),
         };
         let stays = well && seen.place == Place::Migrating && seen.standing() == Standing::Claimed;
         match (seen.place, well) {
@@ -275,7 +288,7 @@ impl World {
                 seen.place = Place::Host;
                 seen.stays(self.now);
             }
-            // It is where it was produced still, and is refused, placed or lost at once.
+            // The object is still with its producer, and is refused, placed or lost at once.
             (Place::Filling, false) => {
                 seen.place = Place::Waiting;
                 seen.extents.clear();

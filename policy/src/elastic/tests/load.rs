@@ -1,4 +1,4 @@
-//! How much memory stays allocated, under load and after it.
+//! Allocated memory under load and after it.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ fn the_floor_gives_way_to_models_alone() {
     assert_eq!(bench.store.limit(), STORE_CAP);
 }
 
-/// A request each period that stores objects, which are read a quarter of a period later.
+/// Each period, a request stores objects, which are read a quarter of a period later.
 #[derive(Debug, Clone, Copy)]
 struct Load {
     period: Duration,
@@ -39,11 +39,11 @@ struct Load {
     size: Bytes,
 }
 
-/// What it reserves is above the floor.
+/// A load whose reservation is above the floor.
 const STEADY: Load = Load { period: Duration::from_secs(1), objects: 5, size: Bytes::mib(100) };
 
 impl Load {
-    /// Ends a period after the last request.
+    /// Runs the load, and ends a period after the last request.
     fn run(self, bench: &mut Bench, requests: u64) {
         for _ in 0..requests {
             let came = bench.now;
@@ -64,7 +64,7 @@ impl Load {
     }
 }
 
-/// D25, for a load that fits the store.
+/// Checks D25 for a load that fits the store.
 fn check_steady(load: Load) {
     let mut bench = Bench::new(Config::default());
     load.run(&mut bench, 3);
@@ -85,7 +85,7 @@ fn check_steady(load: Load) {
 }
 
 #[test]
-fn a_steady_load_allocates_nothing_and_its_memory_goes_when_it_stops() {
+fn a_steady_load_allocates_nothing_and_frees_its_memory_when_it_stops() {
     check_steady(STEADY);
 }
 
@@ -93,12 +93,12 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn so_does_any_steady_load(millis in 4..3_600_000u64, objects in 1..=8u64, size in 1..(100u64 << 20)) {
+    fn any_steady_load_allocates_nothing_and_frees_its_memory(millis in 4..3_600_000u64, objects in 1..=8u64, size in 1..(100u64 << 20)) {
         check_steady(Load { period: Duration::from_millis(millis), objects, size: Bytes(size) });
     }
 }
 
-/// H22, H23: what each pool costs the same load, once warm, and what it keeps when the load is over.
+/// H22, H23: the cost of the same load in each pool once warm, and the memory kept after the load.
 #[test]
 fn other_pools_allocate_or_keep_more() {
     let after = |pool: PoolPolicy| {
@@ -115,7 +115,7 @@ fn other_pools_allocate_or_keep_more() {
     assert_eq!(after(PoolPolicy::Caching { reclaim_every: None }), (0, 0, Bytes::mib(500)));
     let minute = Some(Duration::from_secs(60));
     let reclaimed = after(PoolPolicy::Caching { reclaim_every: minute });
-    assert_eq!(reclaimed, (5, 0, Bytes::ZERO), "all is allocated anew after each reclamation");
+    assert_eq!(reclaimed, (5, 0, Bytes::ZERO), "all memory is allocated again after each reclamation");
     assert_eq!(after(PoolPolicy::GmLake), (0, 100 * 500, Bytes::mib(500)));
     assert_eq!(after(PoolPolicy::Unpooled), (500, 0, Bytes::ZERO));
 }
