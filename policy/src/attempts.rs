@@ -1,80 +1,80 @@
-//! What becomes of a request that lost its GPU. The worker owns executor failure (DESIGN §3): it
-//! runs the request again where that does no harm, but a request that kills executors must not
+//! Decides whether a request that lost its GPU runs again. The worker owns executor failure (DESIGN
+//! §3): it runs the request again if that does no harm, but a request that kills executors must not
 //! walk through all of them.
 
 use millrace_types::Reason;
 
-/// Executors a request may be running in as they die before it is kept from others.
+/// Dying executors a request may be running in before the request is quarantined.
 pub const DEATHS_MAX: u32 = 2;
 
-/// A request's record. Travels with it.
+/// Attempts of a request, which travel with the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Attempts {
-    /// How often it may still be started, counting the present time. At least 1.
+    /// Starts that are left, including the present one. At least 1.
     pub left: u32,
-    /// Times it was started before, and lost.
+    /// Earlier starts that were lost.
     pub lost: u32,
-    /// Executors it was running in as they died.
+    /// Executors that died while the request was running in them.
     pub deaths: u32,
-    /// Whether it may have run by now, wherever it was lost.
+    /// Whether the request may have run by now, in any attempt.
     pub begun: bool,
-    /// Whether running it twice does no harm.
+    /// Whether a second run does no harm.
     pub idempotent: Idempotent,
 }
 
-/// Whether a request may be run again when it may have run before.
+/// Whether a request may be run again after it may have run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Idempotent {
-    /// It may.
+    /// A second run does no harm.
     Yes,
-    /// It must not.
+    /// The request must not run twice.
     No,
 }
 
-/// How far a request was when it lost its GPU.
+/// Progress of a request when it lost its GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Progress {
-    /// It waited behind another, with its program known to be harmless. It has nothing to do with
-    /// what happened.
+    /// The request waited behind another, and its program was known to be harmless. The request is
+    /// not the cause of the loss.
     Waiting,
-    /// It was being brought onto the GPU: not run, but perhaps the cause.
+    /// The request was being loaded onto the GPU. It has not run, but may be the cause.
     Preparing,
-    /// It may have run.
+    /// The request may have run.
     Begun,
 }
 
-/// What to do with it.
+/// Decision about a request that lost its GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Verdict {
-    /// Run it again, with this record.
+    /// Run the request again, with this record.
     Again(Attempts),
-    /// Answer with an error.
+    /// Answer the request with an error.
     Refuse {
-        /// Which.
+        /// Reason of the error.
         reason: Reason,
-        /// Whether it may have run.
+        /// Whether the request may have run.
         may_have_executed: bool,
     },
 }
 
-/// How a request lost its GPU.
+/// Cause of a loss.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Loss {
     /// The executor died.
     Died(Progress),
-    /// The executor lives, but could not run it.
+    /// The executor lives, but could not run the request.
     Failed(Progress),
 }
 
 impl Attempts {
-    /// The record of a request that was never started.
+    /// Returns the record of a request that was never started.
     #[must_use]
     pub fn new(left: u32, idempotent: Idempotent) -> Self {
         Self { left: left.max(1), lost: 0, deaths: 0, begun: false, idempotent }
     }
 
-    /// Whether it was around when an executor died. A suspect runs alone, so that nobody else is
-    /// blamed for what it does.
+    /// Returns whether an executor died or failed during an earlier attempt. Such a suspect runs
+    /// alone, so that no other request is blamed for its failures.
     #[must_use]
     pub fn suspect(&self) -> bool {
         self.lost > 0
@@ -87,7 +87,7 @@ impl Attempts {
             Loss::Died(progress) => (progress, 1),
             Loss::Failed(progress) => (progress, 0),
         };
-        // What failed by itself is nobody's bystander.
+        // Only a death has bystanders: a waiting request that failed by itself uses up an attempt.
         if loss == Loss::Died(Progress::Waiting) {
             return Verdict::Again(self);
         }
@@ -129,13 +129,13 @@ mod tests {
     }
 
     #[test]
-    fn running_in_two_dying_executors_is_quarantined() {
+    fn a_request_that_runs_in_two_dying_executors_is_quarantined() {
         check(3, Yes, &[Died(Begun), Died(Begun)], refused(Reason::Quarantined, true));
         check(3, Yes, &[Died(Begun), Failed(Preparing), Died(Begun)], refused(Reason::Quarantined, true));
     }
 
     #[test]
-    fn what_must_not_run_twice_is_not_run_again_once_it_may_have() {
+    fn a_request_that_is_not_idempotent_never_runs_twice() {
         check(3, No, &[Died(Begun)], refused(Reason::ExecutorLost, true));
         check(3, No, &[Failed(Begun)], refused(Reason::ExecutorLost, true));
         let again = Attempts { left: 2, lost: 1, deaths: 0, begun: false, idempotent: No };
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn attempts_run_out() {
+    fn a_request_is_refused_when_its_attempts_are_used_up() {
         check(3, Yes, &[Failed(Begun); 3], refused(Reason::AttemptsExhausted, true));
         check(3, Yes, &[Died(Preparing); 3], refused(Reason::AttemptsExhausted, false));
         let begun_before = [Failed(Begun), Failed(Preparing), Died(Preparing)];
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bystander_loses_nothing() {
+    fn a_bystander_of_a_death_loses_no_attempt() {
         let untouched = Verdict::Again(Attempts::new(1, No));
         check(1, No, &[Died(Waiting); 9], untouched);
         assert!(!Attempts::new(1, No).suspect());

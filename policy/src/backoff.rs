@@ -1,9 +1,9 @@
-//! How long to wait before trying again: doubling from a base to a ceiling, each wait drawn from
-//! the upper half of its step, so that what failed together does not come back together. Seeded:
-//! the same seed gives the same waits.
+//! Waits between retries. They double from a base to a ceiling, and each wait is drawn from the
+//! upper half of its step, so that tries that failed together are not repeated together. The same
+//! seed gives the same waits.
 //!
-//! [`Waits`] is that and no more, for whoever counts failures itself. [`Backoff`] restarts what
-//! dies: at once the first time, and again at once after it has lived for a while.
+//! [`Waits`] only computes waits, for callers that count failures themselves. [`Backoff`] restarts
+//! a process: at once after its first death, and again at once after a stable life.
 
 use std::time::Duration;
 
@@ -18,21 +18,21 @@ pub struct Waits {
 }
 
 impl Waits {
-    /// Waits from `base`, doubling up to `ceiling`.
+    /// Returns waits that double from `base` up to `ceiling`.
     #[must_use]
     pub fn new(base: Duration, ceiling: Duration, seed: u64) -> Self {
         Self { base, ceiling, seed }
     }
 
-    /// The wait after a failure that `failures` others came before.
+    /// Returns the wait after a failure, given the number of failures before it.
     pub fn after(&mut self, failures: u32) -> Duration {
-        // 2^20 times any sensible base is beyond any sensible ceiling.
+        // The exponent is capped: 2^20 times any sensible base is beyond any sensible ceiling.
         let step = self.base.saturating_mul(1 << failures.min(20)).min(self.ceiling);
         let half = u64::try_from(step.as_nanos() / 2).unwrap_or(u64::MAX / 2);
         step.saturating_sub(Duration::from_nanos(self.draw() % (half + 1)))
     }
 
-    /// The next number of SplitMix64.
+    /// Returns the next number of SplitMix64.
     fn draw(&mut self) -> u64 {
         self.seed = self.seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.seed ^ (self.seed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -41,18 +41,18 @@ impl Waits {
     }
 }
 
-/// When something that dies is started again.
+/// Timing of restarts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// The second wait; the first is none.
+    /// Wait before the second restart; the first restart is immediate.
     pub base: Duration,
-    /// The longest wait.
+    /// Longest wait.
     pub ceiling: Duration,
-    /// Living this long makes the next death the first again.
+    /// Lifetime after which the next death counts as the first again.
     pub stable: Duration,
 }
 
-/// The waits of one thing that is started again and again.
+/// Restart state of one process.
 #[derive(Debug, Clone)]
 pub struct Backoff {
     stable: Duration,
@@ -67,7 +67,8 @@ impl Backoff {
         Self { stable: limits.stable, deaths: 0, waits: Waits::new(limits.base, limits.ceiling, seed) }
     }
 
-    /// Counts a death and says when to start again. `alive_since` is `None` where it never lived.
+    /// Counts a death and returns the time of the next start. `alive_since` is `None` if the
+    /// process never became ready.
     pub fn died(&mut self, now: Timestamp, alive_since: Option<Timestamp>) -> Timestamp {
         if alive_since.is_some_and(|since| now.since(since) >= self.stable) {
             self.deaths = 0;
@@ -91,7 +92,7 @@ mod tests {
     };
 
     #[test]
-    fn the_first_wait_is_none_then_they_double_to_the_ceiling() {
+    fn the_first_restart_is_immediate_and_later_waits_double_to_the_ceiling() {
         let mut backoff = Backoff::new(LIMITS, 7);
         assert_eq!(backoff.died(Timestamp(5), None), Timestamp(5));
         for step_ms in [100, 200, 400, 800, 1000, 1000, 1000] {
@@ -102,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn living_long_enough_begins_anew() {
+    fn a_stable_life_resets_the_backoff() {
         let mut backoff = Backoff::new(LIMITS, 7);
         let late = Timestamp::ZERO + LIMITS.stable;
         for _ in 0..4 {
@@ -125,7 +126,8 @@ mod tests {
     fn waits_double_to_the_ceiling_and_never_overflow() {
         let mut waits = Waits::new(LIMITS.base, LIMITS.ceiling, 7);
         for (failures, step_ms) in [(0, 100), (1, 200), (2, 400), (3, 800), (4, 1000), (u32::MAX, 1000)] {
-            let (wait, step) = (waits.after(failures), Duration::from_millis(step_ms));
+            let wait = waits.after(failures);
+            let step = Duration::from_millis(step_ms);
             assert!(wait >= step / 2 && wait <= step, "{wait:?} of {step:?}");
         }
     }

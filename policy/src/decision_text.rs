@@ -1,10 +1,10 @@
-//! The canonical text of decisions, and its digest: a commit that changes no behaviour leaves the digest as
-//! it was.
+//! Canonical text of decisions, and its digest: a commit that changes no behaviour leaves the
+//! digest as it was.
 //!
-//! A line has the time in nanoseconds, the name of the decision, and as much of request, model or object, GPU
-//! and bytes as the decision has: `1500000 assign r7 m3 g0`. The names are part of the digest, and those of
-//! types, variants and fields are not. Lines of one moment are sorted, so that the order in which cores are asked at
-//! that moment makes no difference.
+//! A line has the time in nanoseconds, the name of the decision, and the decision's request, model
+//! or object, GPU and bytes, if it has them: `1500000 assign r7 m3 g0`. The names are part of the
+//! digest; the names of types, variants and fields are not. Lines of one moment are sorted, so that
+//! the order of the cores at that moment makes no difference.
 
 use std::fmt;
 use std::hash::Hasher as _;
@@ -32,37 +32,38 @@ enum Subject {
 }
 
 impl DecisionText {
-    /// A decision with this name in the canonical text. A renamed variant keeps its name there.
+    /// Returns a decision with this name in the canonical text. A renamed variant keeps its name in
+    /// the text.
     #[must_use]
     pub const fn new(name: &'static str) -> Self {
         Self { name, request: None, subject: None, gpu: None, bytes: None }
     }
 
-    /// About this request.
+    /// Adds the request.
     #[must_use]
     pub const fn request(self, request: RequestKey) -> Self {
         Self { request: Some(request), ..self }
     }
 
-    /// About this model.
+    /// Adds the model.
     #[must_use]
     pub const fn model(self, model: ModelId) -> Self {
         Self { subject: Some(Subject::Model(model)), ..self }
     }
 
-    /// About this object.
+    /// Adds the object.
     #[must_use]
     pub const fn object(self, object: ObjectKey) -> Self {
         Self { subject: Some(Subject::Object(object)), ..self }
     }
 
-    /// About this GPU.
+    /// Adds the GPU.
     #[must_use]
     pub const fn gpu(self, gpu: GpuIndex) -> Self {
         Self { gpu: Some(gpu), ..self }
     }
 
-    /// About so many bytes.
+    /// Adds the number of bytes.
     #[must_use]
     pub const fn bytes(self, bytes: Bytes) -> Self {
         Self { bytes: Some(bytes), ..self }
@@ -90,19 +91,19 @@ impl fmt::Display for DecisionText {
     }
 }
 
-/// The number of a node's decisions, and the digest of their text.
+/// Number of a node's decisions, and the digest of their text.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DecisionDigest {
     now: Timestamp,
-    /// The lines of this moment.
+    /// Lines of the present moment.
     lines: Vec<String>,
     fold: Fnv,
     count: u64,
 }
 
 impl DecisionDigest {
-    /// Takes a decision. `on` is the GPU of the core that made it, and stands for the one that the decision does
-    /// not name.
+    /// Adds a decision. `on` is the GPU of the core that made it; it counts if the decision names
+    /// no GPU.
     pub(crate) fn take(&mut self, now: Timestamp, on: Option<GpuIndex>, decision: DecisionText) {
         if now != self.now {
             self.flush();
@@ -113,7 +114,7 @@ impl DecisionDigest {
         self.count += 1;
     }
 
-    /// The number of decisions and the digest of their text.
+    /// Returns the number of decisions and the digest of their text.
     #[must_use]
     pub fn digest(&self) -> (u64, u64) {
         let mut all = self.clone();
@@ -161,14 +162,14 @@ mod tests {
     }
 
     #[test]
-    fn a_decision_without_a_gpu_is_about_its_cores() {
+    fn a_decision_without_a_gpu_gets_the_gpu_of_its_core() {
         let run = |gpu: Option<GpuIndex>| DecisionText { gpu, ..DecisionText::new("run") };
         assert_eq!(digest(&[(1, run(None))]), digest(&[(1, run(Some(GpuIndex(1))))]));
         assert_ne!(digest(&[(1, run(None))]), digest(&[(1, run(Some(GpuIndex(2))))]));
     }
 
     #[test]
-    fn the_digest_does_not_change_between_builds() {
+    fn the_decision_digest_does_not_change_between_builds() {
         assert_eq!(digest(&[(1, assign(7)), (2, assign(8))]), (2, 3_357_841_219_831_247_357));
     }
 }

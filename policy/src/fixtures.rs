@@ -3,12 +3,13 @@
 use millrace_types::topology::{Gpu, Link, LinkId, LinkKind, Topology};
 use millrace_types::{Bytes, BytesPerSec, GpuIndex};
 
-/// DGX-V100's pairs, as in the preset `dgx-v100`: those that two NVLinks join, and those that one does.
+/// Pairs of GPUs of a DGX-V100 that two NVLinks join, as in the preset `dgx-v100`.
 const DOUBLE: [(u32, u32); 8] = [(0, 3), (0, 4), (1, 2), (1, 5), (2, 3), (4, 7), (5, 6), (6, 7)];
+/// Pairs of GPUs of a DGX-V100 that one NVLink joins.
 const SINGLE: [(u32, u32); 8] = [(0, 1), (0, 2), (1, 3), (2, 6), (3, 7), (4, 5), (4, 6), (5, 7)];
 
-/// GPUs with a PCIe link each, of which each two share a switch, all of 12 GB/s; and NVLinks in GB/s.
-/// The PCIe links come first, then the switches' uplinks.
+/// Returns a machine with NVLinks in GB/s. Each GPU has a PCIe link of 12 GB/s, and every two GPUs
+/// share a switch with an uplink of 12 GB/s. The PCIe links are numbered first, then the uplinks.
 pub(crate) fn machine(gpus: u32, nvlinks: &[(u32, u32, u64)]) -> Topology {
     let gpu = |index: u32| Gpu {
         index: GpuIndex(index),

@@ -1,4 +1,4 @@
-//! Names that mean something on one worker only.
+//! Identifiers that are valid on one worker only.
 
 use std::fmt;
 
@@ -17,48 +17,49 @@ macro_rules! local_id {
 }
 
 local_id!(
-    /// One attempt of a request, numbered in the order in which the worker accepted them: the
-    /// order of the queue.
+    /// One attempt of a request, numbered in the order in which the worker accepted the attempts:
+    /// the order of the queue.
     RequestKey(u64),
     "r"
 );
 local_id!(
-    /// A function revision hosted here. Not given again while the worker lives.
+    /// A function revision hosted on the worker. Never reused while the worker lives.
     FunctionIndex(u32),
     "f"
 );
 local_id!(
-    /// A tenant with caps, as one worker numbers them.
+    /// A tenant with caps, as one worker numbers tenants.
     TenantIndex(u32),
     "tenant"
 );
 local_id!(
-    /// A run as one executor is told of it. A request that is started twice has two.
+    /// A run in one executor. A request that is started twice has two runs.
     RunId(u64),
     "run"
 );
 local_id!(
-    /// A mapping of a model into a GPU's memory: stamps every copy and run that relies on it.
+    /// A mapping of a model into a GPU's memory. Every copy and run that relies on the mapping
+    /// carries it.
     Generation(u64),
     "g"
 );
 local_id!(
-    /// Bytes on their way over a path.
+    /// A transfer of bytes over a path.
     TransferId(u64),
     "t"
 );
 local_id!(
-    /// One grant of a transfer, numbered from 0 within it.
+    /// One grant of a transfer, numbered from 0 within the transfer.
     BatchId(u64),
     "b"
 );
 local_id!(
-    /// A sequence's state as one run of its function left it.
+    /// A sequence's state after one run of its function.
     StateId(u64),
     "state"
 );
 local_id!(
-    /// An object on its way between memories of one node, over however many links, as the caller
+    /// An object in transit between memories of one node, over any number of links, as the caller
     /// numbers it.
     FlowId(u64),
     "flow"

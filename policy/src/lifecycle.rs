@@ -1,5 +1,5 @@
-//! Keeps one executor process alive: starts it, gives up on a start that takes too long, and starts
-//! it again with backoff when it dies. The core of the Executor actor.
+//! Keeps one executor process alive: starts the process, gives up on a start that takes too long,
+//! and restarts it with backoff when it dies. This is the core of the Executor actor.
 //!
 //! ```text
 //!            Start                Ready
@@ -17,59 +17,47 @@ use millrace_types::{GpuIndex, Incarnation, Timestamp};
 use crate::backoff::{Backoff, Limits};
 use crate::core::Core;
 
-/// How long a process may take until it is ready.
+/// Time that a process may take to become ready.
 pub const START_TIMEOUT: Duration = Duration::from_secs(20);
-/// The waits between starts.
+/// Backoff between starts.
 pub const RESTARTS: Limits = Limits {
     base: Duration::from_millis(50),
     ceiling: Duration::from_secs(5),
     stable: Duration::from_secs(10),
 };
 
-/// What happened.
+/// Input of the lifecycle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Event {
     /// Keep an executor alive from now on.
     Start,
-    /// The process shook hands.
-    Ready {
-        /// Which.
-        incarnation: Incarnation,
-    },
+    /// The process completed its handshake.
+    Ready { incarnation: Incarnation },
     /// The process ended.
-    Exited {
-        /// Which.
-        incarnation: Incarnation,
-    },
-    /// Replace the process: what it says can no longer be relied on.
+    Exited { incarnation: Incarnation },
+    /// Replace the process: its reports are no longer reliable.
     Kill,
-    /// Keep none alive any more.
+    /// Stop the process and start no other.
     Stop,
     /// Time passed.
     Tick,
 }
 
-/// What to do.
+/// Output of the lifecycle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Action {
     /// Start a process.
-    Spawn {
-        /// Its number.
-        incarnation: Incarnation,
-    },
+    Spawn { incarnation: Incarnation },
     /// Kill the process.
     Kill,
-    /// Tell the GPU that it has an executor.
-    Up {
-        /// Which.
-        incarnation: Incarnation,
-    },
-    /// Tell the GPU that it has none.
+    /// Report to the GPU that it has an executor.
+    Up { incarnation: Incarnation },
+    /// Report to the GPU that it has no executor.
     Down {
-        /// Which it had last.
+        /// Incarnation of the last process.
         incarnation: Incarnation,
     },
-    /// There is no process and there will be none.
+    /// No process exists and none will be started.
     Stopped,
 }
 
@@ -82,14 +70,14 @@ enum State {
     Waiting { until: Timestamp },
 }
 
-/// One executor's life.
+/// Life of one executor.
 #[derive(Debug)]
 pub struct Lifecycle {
     state: State,
-    /// Of the present or the last process; 0 before the first.
+    /// Incarnation of the present or the last process; 0 before the first.
     incarnation: Incarnation,
     next: Incarnation,
-    /// Since when it has been ready, if it was.
+    /// Time since which the present process has been ready, if it is.
     ready_since: Option<Timestamp>,
     stride: u64,
     stopping: bool,
@@ -97,11 +85,12 @@ pub struct Lifecycle {
 }
 
 impl Lifecycle {
-    /// Of a GPU's executor. Its incarnations are `first`, `first + stride` and so on, which keeps
-    /// those of a node's GPUs apart when each begins at its own number.
+    /// Returns the stopped lifecycle of a GPU's executor. Its incarnations are `first`, `first +
+    /// stride` and so on, which keeps the incarnations of a node's GPUs distinct if each begins at
+    /// its own number.
     #[must_use]
     pub fn new(gpu: GpuIndex, first: Incarnation, stride: u64, seed: u64) -> Self {
-        // Each GPU draws its own waits.
+        // The GPU's index changes the seed, so that each GPU draws its own waits.
         let seed = seed ^ u64::from(gpu.0).wrapping_mul(0xff51_afd7_ed55_8ccd);
         let backoff = Backoff::new(RESTARTS, seed);
         Self {
@@ -115,7 +104,7 @@ impl Lifecycle {
         }
     }
 
-    /// The present or the last process.
+    /// Returns the incarnation of the present or the last process.
     #[must_use]
     pub fn incarnation(&self) -> Incarnation {
         self.incarnation
@@ -187,7 +176,7 @@ impl Core for Lifecycle {
             }
             (Event::Tick, State::Waiting { until }) if until <= now => self.spawn(now, actions),
             (Event::Stop, _) => self.stop(actions),
-            // What an earlier process said, or nothing to do.
+            // Late events of an earlier process, or events that need no action.
             (
                 Event::Start | Event::Ready { .. } | Event::Exited { .. } | Event::Kill | Event::Tick,
                 State::Stopped | State::Starting { .. } | State::Up | State::Dying | State::Waiting { .. },
@@ -250,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_earlier_incarnation_says_is_ignored() {
+    fn events_of_an_earlier_incarnation_are_ignored() {
         let mut life = up();
         step(&mut life, 10, Event::Exited { incarnation: ONE });
         assert_eq!(step(&mut life, 11, Event::Ready { incarnation: ONE }), []);
@@ -258,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn stopping_kills_and_ends_for_good() {
+    fn a_stopped_lifecycle_kills_its_process_and_never_starts_again() {
         let mut life = up();
         assert_eq!(step(&mut life, 10, Event::Stop), [Action::Kill]);
         assert_eq!(

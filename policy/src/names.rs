@@ -1,18 +1,18 @@
-//! What is chosen by name: read by it, shown by it, and refused with all the names there are.
+//! Settings chosen by name: parsing, display, and an error that lists all names.
 
-/// A name that stands for nothing.
+/// A name that is not in its table.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what} {given:?} is not known: use one of {names}", names = known.join(", "))]
 pub struct UnknownName {
-    /// What was to be named.
+    /// Kind of the named setting, such as "migration policy".
     pub what: &'static str,
-    /// The name that was given.
+    /// Name that was given.
     pub given: String,
-    /// All there are.
+    /// All valid names.
     pub known: Vec<&'static str>,
 }
 
-/// What a name of a table stands for.
+/// Returns the value of a name in a table.
 pub(crate) fn read<T: Copy>(
     what: &'static str,
     table: &[(&'static str, T)],
@@ -23,7 +23,7 @@ pub(crate) fn read<T: Copy>(
     found.map(|&(_, it)| it).ok_or_else(|| UnknownName { what, given: given.to_owned(), known: known() })
 }
 
-/// The name of what is in a table; empty for what is not.
+/// Returns the name of a value, or an empty text if the table lacks the value.
 pub(crate) fn of<T: PartialEq>(table: &[(&'static str, T)], it: &T) -> &'static str {
     table.iter().find(|(_, other)| other == it).map_or("", |&(name, _)| name)
 }

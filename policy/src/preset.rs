@@ -1,5 +1,5 @@
-//! How a node schedules: the presets, each a bundle of settings that were measured together, and the
-//! settings that an operator puts in place of parts of a preset.
+//! Scheduling policy of a node: presets, each a bundle of settings that were measured together, and
+//! the settings with which an operator replaces parts of a preset.
 //!
 //! | preset | dispatch | eviction | transfers | host links |
 //! |---|---|---|---|---|
@@ -18,18 +18,18 @@ use crate::gpu::Eviction;
 use crate::paths::HostLinks;
 use crate::rates::Sharing;
 
-/// Every decision about scheduling that an operator can change.
+/// All scheduling decisions that an operator can change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SchedulingPolicy {
-    /// Which request goes to which GPU.
+    /// Policy that assigns requests to GPUs.
     pub dispatch: PolicyConfig,
-    /// Which models make room first on a GPU.
+    /// Policy that orders models for eviction from a GPU.
     pub eviction: Eviction,
-    /// Whether requests run as one where their functions allow it.
+    /// Whether requests run as one if their functions allow it.
     pub batching: Batches,
-    /// How transfers between host memory and GPUs share links.
+    /// Policy by which transfers between host memory and GPUs share links.
     pub sharing: Sharing,
-    /// The PCIe links that data crosses between host memory and a GPU.
+    /// PCIe links that data crosses between host memory and a GPU.
     pub host_links: HostLinks,
 }
 
@@ -56,8 +56,8 @@ impl SchedulingPolicy {
         }
     }
 
-    /// Returns the policy that an operator set on a node whose own policy is `self`. A node in production
-    /// has the default preset.
+    /// Returns the policy that an operator set on a node with the base policy `self`. In production
+    /// the base is the default preset.
     #[must_use]
     pub fn with(self, spec: &PolicySpec) -> Self {
         let base = spec.preset.map_or(self, Self::preset);
@@ -70,7 +70,7 @@ impl SchedulingPolicy {
         }
     }
 
-    /// The settings in force, each by its name.
+    /// Returns the settings in force, each by its name.
     #[must_use]
     pub fn spec(&self) -> PolicySpec {
         PolicySpec {
@@ -118,7 +118,7 @@ impl HostLinks {
 }
 
 impl PolicyConfig {
-    /// Returns a dispatch policy with its own settings. A retired one gives the default.
+    /// Returns a dispatch policy with its own settings. A retired policy's name gives the default.
     #[must_use]
     pub fn named(name: DispatchName) -> Self {
         Self::default().with(&PolicySpec { dispatch: Some(name), ..PolicySpec::NONE })

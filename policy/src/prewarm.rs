@@ -1,5 +1,5 @@
-//! Hints of functions that workflows are likely to ask for next (D29): whether a worker follows them, and
-//! how often. Which GPU follows one is `dispatch`'s.
+//! Prewarming hints for functions that workflows are likely to request next (D29): whether a worker
+//! follows them, and how often. `dispatch` chooses the GPU.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,23 +11,23 @@ use millrace_types::{RevisionKey, Timestamp};
 use crate::names::{self, UnknownName};
 use crate::workflow::Nearness;
 
-/// The least time between two hints of one function that a worker follows equally far.
+/// Minimum time between two followed hints for the same function and target.
 pub const PACE: Duration = Duration::from_secs(1);
-/// Functions, and how far, of which it is known when the last hint was followed: hints of more are not
-/// followed.
+/// Maximum number of (function, target) entries with the time of the last followed hint. While that
+/// many entries are recent, hints for other entries are not followed.
 pub const PACED_MAX: usize = 1024;
 
-/// Whether a worker follows hints.
+/// Whether a worker follows prewarming hints.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Prewarm {
-    /// Where it is in nobody's way.
+    /// The worker follows a hint if that delays no request.
     #[default]
     On,
-    /// Never: models come with the requests that need them.
+    /// The worker ignores hints: models are loaded for the requests that need them.
     Off,
 }
 
-/// By name.
+/// Both settings by name.
 pub const PREWARMS: [(&str, Prewarm); 2] = [("on", Prewarm::On), ("off", Prewarm::Off)];
 
 impl FromStr for Prewarm {
@@ -44,16 +44,17 @@ impl fmt::Display for Prewarm {
     }
 }
 
-/// When hints were followed last. A step far down a workflow is first to be brought into host memory and
-/// a moment later onto a GPU: the two do not hold each other up.
+/// Times of the last followed hints. The target is part of the key, because a step far down a
+/// workflow is first brought into host memory and a moment later onto a GPU: the first must not
+/// delay the second.
 #[derive(Debug, Default)]
 pub struct Pace {
     last: BTreeMap<(RevisionKey, Nearness), Timestamp>,
 }
 
 impl Pace {
-    /// Whether a hint of a function may be followed now. What does not come of it costs nothing: only
-    /// what [`Self::followed`] is told of does.
+    /// Returns whether a hint for a function may be followed now. A hint without effect costs
+    /// nothing: only [`Self::followed`] starts the minimum time.
     pub fn admits(&mut self, now: Timestamp, function: &RevisionKey, to: Nearness) -> bool {
         let step = (function.clone(), to);
         if self.last.get(&step).is_some_and(|&last| last + PACE > now) {
@@ -65,7 +66,7 @@ impl Pace {
         self.last.len() < PACED_MAX || self.last.contains_key(&step)
     }
 
-    /// A hint that was admitted had something brought.
+    /// Records that an admitted hint started a load.
     pub fn followed(&mut self, now: Timestamp, function: &RevisionKey, to: Nearness) {
         self.last.insert((function.clone(), to), now);
     }
@@ -91,34 +92,39 @@ mod tests {
     }
 
     #[test]
-    fn one_hint_of_a_function_is_followed_in_a_second() {
-        let (mut pace, start, gpu) = (Pace::default(), Timestamp(5), Nearness::Gpu);
+    fn a_function_has_one_hint_followed_per_second() {
+        let mut pace = Pace::default();
+        let start = Timestamp(5);
+        let gpu = Nearness::Gpu;
         assert!(follows(&mut pace, start, 1, gpu));
         assert!(!follows(&mut pace, start + PACE / 2, 1, gpu));
-        assert!(follows(&mut pace, start + PACE / 2, 2, gpu), "each function has its own");
+        assert!(follows(&mut pace, start + PACE / 2, 2, gpu), "each function has its own time");
         assert!(follows(&mut pace, start + PACE, 1, gpu));
     }
 
     #[test]
-    fn a_hint_that_had_nothing_brought_or_less_far_holds_up_no_other() {
-        let (mut pace, start) = (Pace::default(), Timestamp(5));
+    fn a_hint_without_effect_or_for_host_memory_delays_no_gpu_hint() {
+        let mut pace = Pace::default();
+        let start = Timestamp(5);
         assert!(pace.admits(start, &key(1), Nearness::Gpu));
-        assert!(pace.admits(start, &key(1), Nearness::Gpu), "nothing came of the first");
+        assert!(pace.admits(start, &key(1), Nearness::Gpu), "the first hint had no effect");
         assert!(follows(&mut pace, start, 1, Nearness::Host));
         assert!(!follows(&mut pace, start + PACE / 50, 1, Nearness::Host));
-        assert!(follows(&mut pace, start + PACE / 50, 1, Nearness::Gpu), "it is the next step now");
+        assert!(follows(&mut pace, start + PACE / 50, 1, Nearness::Gpu), "the GPU is another target");
     }
 
     #[test]
-    fn of_too_many_functions_no_more_are_followed_until_some_are_forgotten() {
-        let (mut pace, start, gpu) = (Pace::default(), Timestamp(5), Nearness::Gpu);
+    fn a_full_pace_table_admits_no_new_function_until_entries_expire() {
+        let mut pace = Pace::default();
+        let start = Timestamp(5);
+        let gpu = Nearness::Gpu;
         assert!((0..PACED_MAX).all(|number| follows(&mut pace, start, number, gpu)));
         assert!(!follows(&mut pace, start, PACED_MAX, gpu));
         assert!(follows(&mut pace, start + PACE, PACED_MAX, gpu));
     }
 
     #[test]
-    fn it_is_on_unless_it_is_turned_off() {
+    fn prewarming_is_on_by_default() {
         assert_eq!((Prewarm::default().to_string(), "off".parse()), ("on".to_owned(), Ok(Prewarm::Off)));
         assert!("maybe".parse::<Prewarm>().unwrap_err().to_string().contains("on, off"));
     }

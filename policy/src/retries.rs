@@ -1,11 +1,11 @@
-//! How much work a refusal for lack of room may add. A request that one worker refuses because its queue
-//! is full may find room at another, but when every worker is full each retry only adds load, with all
-//! bytes of the request.
+//! Bounds on the work that refusals for lack of room may add. A request that one worker refuses
+//! because its queue is full may find room at another. But when every worker is full, each retry
+//! only adds load, with all bytes of the request.
 //!
-//! Two bounds: a request asks at most [`OTHER_WORKERS_MAX`] other workers, and all requests that share a
-//! [`RetryCredits`] retry at most one in [`REQUESTS_PER_RETRY`] of them, after a burst of
-//! [`RETRY_BURST_MAX`]. Retries after the loss of a worker are not counted here: their bound is their
-//! number of attempts.
+//! Two bounds apply. A request asks at most [`OTHER_WORKERS_MAX`] other workers. All requests that
+//! share a [`RetryCredits`] retry at most one in [`REQUESTS_PER_RETRY`] of them, after a burst of
+//! [`RETRY_BURST_MAX`]. Retries after the loss of a worker are not counted here: their number of
+//! attempts bounds them.
 
 /// Other workers that a request is sent to after the first one refused it for lack of room.
 pub const OTHER_WORKERS_MAX: u32 = 2;
@@ -16,22 +16,22 @@ pub const REQUESTS_PER_RETRY: u32 = 10;
 /// Retries that may follow each other at once, before requests have earned them again.
 pub const RETRY_BURST_MAX: u32 = 10;
 
-/// Retries left, in [`REQUESTS_PER_RETRY`]ths of a retry. A value, so that a caller can keep it in an
-/// atomic number.
+/// Retries left, in [`REQUESTS_PER_RETRY`]ths of a retry. A plain value, so that a caller can store
+/// it in an atomic number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RetryCredits(pub u32);
 
 impl RetryCredits {
-    /// The most that is ever left, and the credits of a budget that no request has used.
+    /// Maximum credits, and the credits of a budget that no request has used.
     pub const FULL: Self = Self(RETRY_BURST_MAX * REQUESTS_PER_RETRY);
 
-    /// The credits after one more request.
+    /// Returns the credits after one more request.
     #[must_use]
     pub fn after_request(self) -> Self {
         Self(self.0.saturating_add(1).min(Self::FULL.0))
     }
 
-    /// The credits after one more retry; `None` if no retry is left.
+    /// Returns the credits after one more retry, or `None` if no retry is left.
     #[must_use]
     pub fn after_retry(self) -> Option<Self> {
         self.0.checked_sub(REQUESTS_PER_RETRY).map(Self)
@@ -42,7 +42,7 @@ impl RetryCredits {
 mod tests {
     use super::*;
 
-    /// Retries of `requests` requests that would each retry `wanted` times.
+    /// Counts the retries of `requests` requests that would each retry `wanted` times.
     fn retries(requests: u32, wanted: u32) -> u32 {
         let mut credits = RetryCredits::FULL;
         let mut made = 0;
@@ -61,7 +61,7 @@ mod tests {
     #[test]
     fn retries_are_a_tenth_of_the_requests_after_a_burst() {
         assert_eq!(retries(1, 2), 2);
-        // The first request finds all credits there and earns none.
+        // The first request finds all credits and earns none.
         assert_eq!(retries(101, 2), RETRY_BURST_MAX + 10);
         assert_eq!(retries(10_001, 9), RETRY_BURST_MAX + 1_000);
     }

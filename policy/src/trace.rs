@@ -1,8 +1,8 @@
-//! Folds what cores saw and did into one number each, so that two drivers of the same scenario can
-//! be compared: equal numbers, equal runs.
+//! Folds the events and actions of cores into one number each, so that two drivers of the same
+//! scenario can be compared: equal numbers mean equal runs.
 //!
 //! The hash is our own (FNV-1a over words), because the standard library's may change between
-//! releases. It keeps runs apart, not adversaries.
+//! releases. It distinguishes runs, but does not resist adversaries.
 
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
@@ -14,20 +14,17 @@ use crate::core::Core;
 use crate::decision_text::DecisionDigest;
 use crate::ids::FunctionIndex;
 
-/// Which core of a node.
+/// Identity of a core within a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CoreId {
-    /// A function's admission.
     Admission(FunctionIndex),
-    /// The node's queue.
+    /// The node's dispatch queue.
     Dispatch,
-    /// The node's links.
+    /// The node's fabric of links.
     Fabric,
-    /// A GPU.
     Gpu(GpuIndex),
     /// A GPU's executor process.
     Executor(GpuIndex),
-    /// A link.
     Link(LinkId),
 }
 
@@ -41,16 +38,16 @@ impl CoreId {
     }
 }
 
-/// What one core saw and did, folded.
+/// Digest of the events and actions of one core.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fold {
     /// The hash of every (core, time, event, actions) in order.
     pub hash: u64,
-    /// Events folded in.
+    /// Number of events folded in.
     pub events: u64,
 }
 
-/// The folds of a node's cores.
+/// Digests of a node's cores.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Trace {
     folds: BTreeMap<CoreId, Fold>,
@@ -58,7 +55,7 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Lets `core` handle an event and folds in what it did. `actions` must be empty.
+    /// Lets `core` handle an event and folds in its actions. `actions` must be empty.
     pub fn step<C: Core>(
         &mut self,
         id: CoreId,
@@ -79,19 +76,19 @@ impl Trace {
         }
     }
 
-    /// All decisions.
+    /// Returns the digest of all decisions.
     #[must_use]
     pub fn decisions(&self) -> &DecisionDigest {
         &self.decisions
     }
 
-    /// Every core's fold.
+    /// Returns the digest of every core.
     #[must_use]
     pub fn folds(&self) -> &BTreeMap<CoreId, Fold> {
         &self.folds
     }
 
-    /// One number for all of them.
+    /// Returns one number for all cores.
     #[must_use]
     pub fn digest(&self) -> u64 {
         let mut hasher = Fnv(Fnv::OFFSET);
@@ -102,7 +99,7 @@ impl Trace {
     }
 }
 
-/// FNV-1a with 64-bit words for digits.
+/// FNV-1a with 64-bit words instead of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Fnv(u64);
 
@@ -142,7 +139,7 @@ impl Hasher for Fnv {
         self.word(n as u64);
     }
     fn write_isize(&mut self, n: isize) {
-        // How enum variants are told apart.
+        // The derived `Hash` writes the discriminants of enum variants as `isize`.
         self.word(n as u64);
     }
     fn finish(&self) -> u64 {
@@ -173,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_runs_fold_to_equal_numbers_and_others_do_not() {
+    fn equal_runs_have_equal_digests_and_other_runs_differ() {
         assert_eq!(digest(&[(1, 7), (2, 8)]), digest(&[(1, 7), (2, 8)]));
         for other in [&[(1, 7), (3, 8)][..], &[(1, 8), (2, 7)], &[(1, 7)], &[(2, 8), (1, 7)]] {
             assert_ne!(digest(&[(1, 7), (2, 8)]), digest(other), "{other:?}");
@@ -181,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn the_number_does_not_change_between_builds() {
+    fn the_trace_digest_does_not_change_between_builds() {
         assert_eq!(digest(&[(1, 7), (2, 8)]), 4_642_758_995_554_097_409);
     }
 }

@@ -1,6 +1,7 @@
-//! Moves copies from the fullest nodes to the emptiest: after a node joined, or when load shifted.
-//! Few at a time, and only where nodes are far apart: a move costs a model's way over the network. Who
-//! is with its group stays, unless the node's GPUs have no time for all that is on it.
+//! Moves copies from the fullest nodes to the emptiest, after a node joined or the load shifted.
+//! Moves are few, and only between nodes that differ widely, because a move costs a model's
+//! transfer over the network. A copy beside its group stays, unless the node's GPUs have no time
+//! for their present load.
 
 use std::cmp::Reverse;
 
@@ -9,14 +10,14 @@ use super::leave::{self, Turn};
 use super::rows::{Fate, WHOLE};
 use super::table::Table;
 
-/// How far apart nodes may be, in shares of their memory and GPUs. More than the tenant's weight
-/// in a placement, so that the one does not undo the other.
+/// Difference of fullness above which copies move, in shares of memory and GPUs. Greater than the
+/// tenant's weight in a placement, so that placement and balance do not undo each other.
 const GAP: u64 = WHOLE * 3 / 10;
-/// Moves of one plan. The next comes when these are done.
+/// Moves of one plan. The next plan waits until these are done.
 const MOVES_MAX: usize = 8;
 
-/// Plans the first half of moves: the copy on the emptier node. The one on the fuller node goes as
-/// surplus once that is ready.
+/// Plans the first half of moves: the copy on the emptier node. The copy on the fuller node is
+/// removed as surplus once the new one is ready.
 pub(super) fn level(table: &mut Table<'_>, draft: &mut Draft) {
     let mut roles = vec![None; table.nodes.len()];
     for _ in 0..MOVES_MAX {
@@ -34,22 +35,25 @@ pub(super) fn level(table: &mut Table<'_>, draft: &mut Draft) {
     }
 }
 
-/// A node has one part in a plan: what it gives is still there while the plan is carried out.
+/// Role of a node in a plan. A node has a single role, because a copy that it gives still uses its
+/// memory while the plan is carried out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Role {
     Gives,
     Takes,
 }
 
-/// A copy, its node and the emptiest node that takes one: of the fullest node that has such a copy, for
-/// a group that stays together on the fullest of all is no reason to leave the others as they are.
+/// Returns a function, the node that gives its copy and the emptiest node that takes one. The
+/// giving node is the fullest one with a movable copy: a group that stays together on the very
+/// fullest node must not stop the other nodes.
 fn best_move(table: &Table<'_>, roles: &[Option<Role>]) -> Option<(usize, usize, usize)> {
     let open = |but: Role| {
         let is_open = move |&node: &usize| table.nodes[node].is_open() && roles[node] != Some(but);
         (0..table.nodes.len()).filter(is_open).collect::<Vec<_>>()
     };
     let fullness = |node: usize| table.nodes[node].fullness();
-    let (mut sources, mut targets) = (open(Role::Takes), open(Role::Gives));
+    let mut sources = open(Role::Takes);
+    let mut targets = open(Role::Gives);
     sources.sort_by_key(|&from| Reverse((fullness(from), from)));
     targets.sort_by_key(|&to| fullness(to));
     let are_apart = |from: usize, to: usize| fullness(from) > fullness(to).saturating_add(GAP);
@@ -63,7 +67,7 @@ fn best_move(table: &Table<'_>, roles: &[Option<Role>]) -> Option<(usize, usize,
     })
 }
 
-/// The functions of which each node has a copy that may go.
+/// Returns, for each node, the functions with a copy there that may move.
 fn movable(table: &Table<'_>) -> Vec<Vec<usize>> {
     let mut on = vec![Vec::new(); table.nodes.len()];
     for (function, row) in table.functions.iter().enumerate() {
@@ -74,12 +78,13 @@ fn movable(table: &Table<'_>) -> Vec<Vec<usize>> {
     on
 }
 
-/// Of the functions with a copy on one node that another takes, the one that leaves least of its group
-/// behind, and the largest that does not turn the two around.
+/// Returns the function to move between two nodes: the one that leaves least of its group behind,
+/// and of equals the largest that does not make the target fuller than the source.
 fn largest(table: &Table<'_>, movable: &[usize], from: usize, to: usize) -> Option<usize> {
     let may_part = !table.nodes[from].has_time_for(0);
     let gains = movable.iter().filter_map(|&function| {
-        let (row, node) = (&table.functions[function], &table.nodes[to]);
+        let row = &table.functions[function];
+        let node = &table.nodes[to];
         if row.is_on(to) || node.of.gpu < row.of.gpu || !node.fits(table.added(function, to)) {
             return None;
         }
@@ -95,7 +100,7 @@ fn largest(table: &Table<'_>, movable: &[usize], from: usize, to: usize) -> Opti
     gains.max().map(|(.., Reverse(function))| function)
 }
 
-/// Whether it is this node's copy that goes once the other node has one.
+/// Returns whether this node's copy is the one to be removed once the other node has a copy.
 fn goes_from(table: &Table<'_>, function: usize, from: usize, to: usize) -> bool {
     let row = &table.functions[function];
     let turn = |copy| leave::turn(table, function, copy);

@@ -1,12 +1,12 @@
-//! Which functions belong on one node: those that pass data to each other in workflows (D19). As in
-//! FaasFlow, groups grow along edges: the pair that passes most comes first, of equals the smaller one and
-//! then the one on a critical path, and the groups of its two become one as long as some node could hold
-//! that, in its host memory and in the time of its GPUs. FaasFlow takes critical paths before all else:
-//! so workflows that fit no node pass more than they have to, the examples' among them
-//! (`policy/tests/placement/groups.rs` tries every way).
+//! Groups of functions that belong on one node because they pass data to each other in workflows
+//! (D19). As in FaasFlow, groups grow along edges. Pairs are visited by traffic, the greatest
+//! first; of equals the smaller pair, then the one on a critical path. The groups of a pair merge
+//! if some node could hold the result in its host memory and its GPU time. FaasFlow visits critical
+//! paths before all other pairs. With that order, workflows that fit no node pass more than they
+//! have to, the examples among them (`policy/tests/placement/groups.rs` tries every order).
 //!
-//! Derived anew for each plan, from the view alone: a group is where copies would best be, and nothing
-//! that anyone has to keep.
+//! Each plan derives the groups again from the view alone. A group says where copies would best be,
+//! so no state has to be stored.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,31 +14,30 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::table::Table;
 use super::view::Flow;
 
-/// The groups, and who passes how much to whom. Without flows there is nothing in it.
+/// The groups, and the traffic between functions. Empty without flows.
 #[derive(Debug, Default)]
 pub(super) struct Groups {
-    /// Each function's group, where it is not alone.
+    /// Each function's group; `None` for a function without one.
     of: Vec<Option<usize>>,
-    /// Those that each function passes data to or from, and how much.
+    /// Partners that each function passes data to or from, with the bytes.
     near: Vec<Vec<(usize, u64)>>,
     rows: Vec<Row>,
 }
 
-/// One group.
 #[derive(Debug)]
 pub(super) struct Row {
-    /// The first of its functions.
+    /// First function of the group.
     pub(super) first: usize,
-    /// Host memory that its models need where none of them is.
+    /// Host memory that all its models need.
     pub(super) bytes: u64,
-    /// Expected load of one copy of each.
+    /// Expected load of one copy of each function.
     pub(super) load: u64,
     /// Copies that stay, by node.
     copies: BTreeMap<usize, u32>,
 }
 
 impl Groups {
-    /// A function's group.
+    /// Returns a function's group.
     pub(super) fn row_of(&self, function: usize) -> Option<&Row> {
         Some(&self.rows[self.number_of(function)?])
     }
@@ -47,24 +46,24 @@ impl Groups {
         self.of.get(function).copied().flatten()
     }
 
-    /// Whether two functions are of one group.
+    /// Returns whether two functions are in the same group.
     pub(super) fn are_one(&self, a: usize, b: usize) -> bool {
         self.number_of(a).is_some_and(|group| self.number_of(b) == Some(group))
     }
 
-    /// Those that a function passes data to or from, and how much.
+    /// Returns the partners that a function passes data to or from, with the bytes.
     pub(super) fn near(&self, function: usize) -> &[(usize, u64)] {
         self.near.get(function).map_or(&[], Vec::as_slice)
     }
 
-    /// A copy is placed that stays.
+    /// Records that a copy was placed and stays.
     pub(super) fn came(&mut self, function: usize, node: usize) {
         if let Some(group) = self.number_of(function) {
             *self.rows[group].copies.entry(node).or_insert(0) += 1;
         }
     }
 
-    /// It does not stay any more.
+    /// Records that a copy no longer stays.
     pub(super) fn left(&mut self, function: usize, node: usize) {
         if let Some(group) = self.number_of(function) {
             self.rows[group].copies.entry(node).and_modify(|copies| *copies -= 1);
@@ -73,14 +72,14 @@ impl Groups {
 }
 
 impl Row {
-    /// Copies of its functions that stay on a node.
+    /// Returns the number of copies of its functions that stay on a node.
     pub(super) fn on(&self, node: usize) -> u32 {
         self.copies.get(&node).copied().unwrap_or(0)
     }
 }
 
 impl Table<'_> {
-    /// Takes in who passes what to whom.
+    /// Derives the groups from the flows.
     pub(super) fn group(&mut self, flows: &[Flow]) {
         let pairs = self.pairs(flows);
         if pairs.is_empty() {
@@ -107,7 +106,7 @@ impl Table<'_> {
         self.groups = groups;
     }
 
-    /// Every two functions that are wanted and pass data, with all that they pass.
+    /// Returns every two wanted functions that pass data, with their total traffic.
     fn pairs(&self, flows: &[Flow]) -> BTreeMap<(usize, usize), Pair> {
         let mut pairs: BTreeMap<(usize, usize), Pair> = BTreeMap::new();
         let wanted = |key| {
@@ -126,39 +125,39 @@ impl Table<'_> {
     }
 }
 
-/// What two functions pass, in all workflows.
+/// Traffic of two functions in all workflows.
 #[derive(Debug, Clone, Copy, Default)]
 struct Pair {
     bytes: u64,
     is_critical: bool,
 }
 
-/// A group in the making.
+/// A group under construction.
 #[derive(Debug, Default)]
 struct Group {
     members: Vec<usize>,
     models: BTreeSet<usize>,
     bytes: u64,
     load: u64,
-    /// Memory of one GPU that the largest of them needs.
+    /// Memory of one GPU that its most demanding function needs.
     gpu: u64,
 }
 
-/// What a node can hold at most: host memory, GPU memory and load.
+/// Capacity of a node: host memory, GPU memory and load.
 type Shape = (u64, u64, u64);
 
 struct Merge<'t, 'v> {
     table: &'t Table<'v>,
-    /// The pairs, those that are to be together most first.
+    /// Pairs in the order in which they merge.
     pairs: Vec<(usize, usize)>,
-    /// The kinds of nodes that take functions.
+    /// Distinct capacities of the nodes that take functions.
     shapes: BTreeSet<Shape>,
 }
 
 impl<'t, 'v> Merge<'t, 'v> {
     fn of(table: &'t Table<'v>, pairs: BTreeMap<(usize, usize), Pair>) -> Self {
         let mut pairs: Vec<_> = pairs.into_iter().collect();
-        // What is small leaves room for others.
+        // Small pairs come first, because they leave room for others.
         let needed = |(a, b): (usize, usize)| table.needed(a).saturating_add(table.needed(b));
         pairs.sort_by_key(|&(ends, pair)| (Reverse(pair.bytes), needed(ends), !pair.is_critical, ends));
         let open = table.nodes.iter().filter(|node| node.is_open());
@@ -166,7 +165,7 @@ impl<'t, 'v> Merge<'t, 'v> {
         Self { table, pairs: pairs.into_iter().map(|(ends, _)| ends).collect(), shapes }
     }
 
-    /// The groups of more than one function.
+    /// Returns the groups of more than one function.
     fn groups(self) -> Vec<Group> {
         let mut groups: Vec<Group> = Vec::new();
         let mut of: BTreeMap<usize, usize> = BTreeMap::new();
@@ -177,7 +176,8 @@ impl<'t, 'v> Merge<'t, 'v> {
                     groups.len() - 1
                 })
             });
-            // The smaller joins the larger, so that nobody is moved more than a few times.
+            // The smaller group joins the larger, so that each function changes its group only a
+            // few times.
             let (into, from) =
                 if groups[a].members.len() < groups[b].members.len() { (b, a) } else { (a, b) };
             if into == from || !self.fits(&groups[into], &groups[from]) {
@@ -198,26 +198,26 @@ impl<'t, 'v> Merge<'t, 'v> {
 
     fn alone(&self, function: usize) -> Group {
         let row = &self.table.functions[function];
-        let (bytes, gpu) = (self.table.needed(function), row.of.gpu.0);
         Group {
             members: vec![function],
             models: row.models.iter().copied().collect(),
-            bytes,
+            bytes: self.table.needed(function),
             load: row.load,
-            gpu,
+            gpu: row.of.gpu.0,
         }
     }
 
-    /// Bytes that one group adds to another: what they share is there once.
+    /// Returns the bytes that one group adds to another: shared models count once.
     fn added(&self, to: &Group, group: &Group) -> u64 {
         let new = group.models.difference(&to.models);
         new.fold(0, |sum: u64, &model| sum.saturating_add(self.table.model_bytes(model)))
     }
 
-    /// Whether some node could hold both, if it were empty.
+    /// Returns whether some node could hold both groups, if it were empty.
     fn fits(&self, a: &Group, b: &Group) -> bool {
         let bytes = a.bytes.saturating_add(self.added(a, b));
-        let (gpu, load) = (a.gpu.max(b.gpu), a.load.saturating_add(b.load));
+        let gpu = a.gpu.max(b.gpu);
+        let load = a.load.saturating_add(b.load);
         let holds = |&(host, memory, time): &Shape| bytes <= host && gpu <= memory && load <= time;
         self.shapes.iter().any(holds)
     }

@@ -1,5 +1,5 @@
-//! Lets copies go: those on draining, lost and overfull nodes, and those that are too many. Each
-//! only once others are ready; or placed, where two must not serve.
+//! Removes copies: those on draining, lost and overfull nodes, and surplus ones. A copy is removed
+//! only once enough others are ready, or placed, if two copies must not serve at once.
 
 use std::cmp::Reverse;
 
@@ -8,7 +8,7 @@ use super::place::Short;
 use super::rows::{Copy, Fate};
 use super::table::Table;
 
-/// Unplaces what is not needed any more.
+/// Unplaces copies that are no longer needed.
 pub(super) fn let_go(table: &mut Table<'_>, short: &[Short], draft: &mut Draft) {
     let mut is_short = vec![false; table.functions.len()];
     for short in short {
@@ -20,20 +20,21 @@ pub(super) fn let_go(table: &mut Table<'_>, short: &[Short], draft: &mut Draft) 
     }
 }
 
-/// Copies that others have replaced.
+/// Unplaces copies that others have replaced.
 fn replaced(table: &mut Table<'_>, function: usize, is_short: bool, draft: &mut Draft) {
     let row = &table.functions[function];
     let ready = if row.of.keeps_state { row.staying() } else { row.ready() };
     let all = ready >= row.wanted;
-    // Where no more copies can be had, those that could be are enough to end a drain. One has to
-    // serve in any case.
+    // If no more copies can be placed, the copies that could be placed suffice to end a drain. At
+    // least one copy has to serve in any case.
     let failing = row.missing() == 0 && row.staying() < row.wanted;
     let enough = all || (is_short || failing) && ready >= row.staying().max(1);
     let goes = |copy: &&Copy| match copy.fate {
         Fate::Leave => enough,
         Fate::Lost => all,
-        // Forgotten, the node would be the emptiest and be tried again. But where it gets better it must not
-        // come to serve beside the one that has the state.
+        // Without its failed copy on record, the node would be the emptiest and be tried again. But
+        // a function with state must not come to serve on a recovered node beside the copy that has
+        // the state.
         Fate::Failed => row.of.keeps_state && row.ready() >= row.wanted,
         Fate::Stay | Fate::Gone => false,
     };
@@ -43,8 +44,8 @@ fn replaced(table: &mut Table<'_>, function: usize, is_short: bool, draft: &mut 
     }
 }
 
-/// How soon a copy goes of which there are too many, the greatest first: those with least of their group,
-/// of these from the fullest node.
+/// Removal order among surplus copies; the greatest is removed first. The copy with least traffic
+/// to its group on its node is removed first, of equals the one on the fullest node.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Turn {
     pub(super) near: Reverse<u64>,
@@ -53,20 +54,20 @@ pub(super) struct Turn {
     pub(super) node: usize,
 }
 
-/// When a copy's turn is.
+/// Returns the removal order of a copy.
 pub(super) fn turn(table: &Table<'_>, function: usize, copy: &Copy) -> Turn {
     let fullness = table.nodes[copy.node].fullness();
     let near = Reverse(near(table, function, copy.node, 0));
     Turn { near, fullness, is_preparing: !copy.ready, node: copy.node }
 }
 
-/// What a function passes to those of its group on a node that gets so much more to do. Who moves away
-/// from a busy node leaves its group behind.
+/// Returns the bytes that a function passes to its group on a node, or 0 if the node's GPUs have no
+/// time for `load` more. So a copy that leaves a busy node may leave its group behind.
 pub(super) fn near(table: &Table<'_>, function: usize, node: usize, load: u64) -> u64 {
     if table.nodes[node].has_time_for(load) { table.passed_within(function, node) } else { 0 }
 }
 
-/// Copies beyond those wanted, each in its turn.
+/// Unplaces copies beyond the wanted number, in removal order.
 fn surplus(table: &mut Table<'_>, function: usize, draft: &mut Draft) {
     loop {
         let row = &table.functions[function];

@@ -1,47 +1,50 @@
-//! How much functions really pass to each other when a workflow runs (D19): declared shapes leave open
-//! whatever they do not fix. In: what each controller counted of the runs that it drives, now and then.
-//! Out: bytes in one run, for the planner. A guide: lost with whoever learned it, and learned again.
+//! Measured traffic between functions in one run of a workflow (D19), because declared shapes leave
+//! open dimensions. Each controller's counts of the runs that it drives come in from time to time;
+//! the planner reads bytes per run. The measurements are soft state: a new leader learns them
+//! again.
 //!
-//! A mean of the last runs: each look adds what was counted since the one before, and as much as is beyond
-//! [`RUNS_WINDOW`] runs fades. What the planner is told stays until the mean is well away from it: with
-//! numbers that waver it would group functions one way and the other, and move those that never ran.
+//! The value is a mean over the last runs. Each sample adds the counts since the sample before, and
+//! the share beyond [`RUNS_WINDOW`] runs fades. The planner's value stays until the mean differs
+//! clearly. A value that wavers would group functions back and forth, and move those that never
+//! ran.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use millrace_types::{Bytes, FunctionKey, FunctionName, Revision};
 
-/// Runs of a workflow that are seen before what they passed counts in place of what is declared.
+/// Runs of a workflow after which measured traffic replaces the declared one.
 pub const RUNS_MIN: u64 = 32;
-/// Runs that a mean is of, at most.
+/// Maximum number of runs that a mean covers.
 pub const RUNS_WINDOW: u64 = 256;
-/// Pairs of functions that are counted of one workflow. Of one with more of them nothing is known.
+/// Maximum number of pairs counted per workflow. The traffic of a workflow with more pairs is
+/// unknown.
 pub const PAIRS_MAX: usize = 256;
-/// What is told stays while the mean is nearer to it than one part of it in so many,
+/// The planner's value stays while the mean differs by at most this fraction of it (one in
+/// `APART`),
 const APART: u64 = 4;
-/// or than so many bytes.
+/// or by at most this number of bytes.
 const APART_MIN: u64 = 1024;
 
-/// Who makes data and who takes it, of the workflow's tenant.
+/// Producer and consumer of data, both of the workflow's tenant.
 pub type Pair = (FunctionName, FunctionName);
 
-/// What one controller counted of a workflow, since it began to count it.
+/// Counts of a workflow by one controller, since that controller began to count.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tally {
-    /// Which workflow.
     pub workflow: FunctionKey,
-    /// Which version of it.
+    /// Version of the workflow.
     pub generation: Revision,
-    /// Runs that were answered.
+    /// Answered runs.
     pub runs: u64,
-    /// Bytes that were passed in all of them: who is not among these passed nothing. `None` where the
-    /// controller had no room for all, or there are more than [`PAIRS_MAX`].
+    /// Bytes passed in all these runs. A missing pair passed nothing. `None` if the controller had
+    /// no room for all pairs, or there are more than [`PAIRS_MAX`].
     pub pairs: Option<BTreeMap<Pair, u64>>,
 }
 
-/// What is known of all workflows. Bounded by the workflows that there are.
+/// Measurements of all workflows, bounded by the number of workflows.
 #[derive(Debug, Default)]
 pub struct Measured {
-    /// What each controller, by its number, said last.
+    /// Last counts of each controller, by its number.
     counted: BTreeMap<u64, BTreeMap<FunctionKey, Tally>>,
     means: BTreeMap<FunctionKey, Mean>,
     version: u64,
@@ -50,29 +53,29 @@ pub struct Measured {
 #[derive(Debug)]
 struct Mean {
     generation: Revision,
-    /// Runs that it is of.
+    /// Number of runs that the mean covers.
     runs: u64,
-    /// `None` once a controller could not count all of them: what went between the others nobody knows.
+    /// `None` once a controller could not count all pairs: the traffic of the others is unknown.
     pairs: Option<BTreeMap<Pair, Passed>>,
 }
 
 #[derive(Debug, Default)]
 struct Passed {
-    /// In all of these runs.
+    /// Bytes in all runs of the mean.
     bytes: u64,
-    /// In one, as the planner knows it.
+    /// Bytes in one run, as the planner reads them.
     told: Option<u64>,
 }
 
 impl Measured {
-    /// Changes with what is told.
+    /// Returns a number that changes whenever the planner's values change.
     #[must_use]
     pub fn version(&self) -> u64 {
         self.version
     }
 
-    /// What two functions pass in one run of a version of a workflow; `None` before enough runs were seen,
-    /// and where not all pairs could be counted.
+    /// Returns the bytes that two functions pass in one run of a version of a workflow. Returns
+    /// `None` before enough runs, and if not all pairs could be counted.
     #[must_use]
     pub fn passed(&self, workflow: &FunctionKey, generation: Revision, pair: &Pair) -> Option<Bytes> {
         let mean = self.means.get(workflow).filter(|it| it.generation == generation && it.is_known())?;
@@ -80,7 +83,8 @@ impl Measured {
         passed.map_or(Some(Bytes::ZERO), |passed| passed.told.map(Bytes))
     }
 
-    /// Takes in all that a controller counted. What it names no more it has forgotten.
+    /// Replaces a controller's counts. Workflows missing from `tallies` count as forgotten by the
+    /// controller.
     pub fn take(&mut self, controller: u64, tallies: Vec<Tally>) {
         let last = self.counted.remove(&controller).unwrap_or_default();
         let mut news = false;
@@ -92,7 +96,7 @@ impl Measured {
                 news = true;
             }
             if mean.generation == tally.generation {
-                // A counter that went back began anew.
+                // A counter that went back was restarted from zero.
                 let last = last.get(&tally.workflow);
                 let last = last.filter(|it| it.generation == tally.generation && it.runs <= tally.runs);
                 news |= mean.add(tally, last);
@@ -103,7 +107,7 @@ impl Measured {
         self.counted.insert(controller, by_workflow.collect());
     }
 
-    /// Forgets controllers that are no more, and workflows that are no more or have another version.
+    /// Forgets removed controllers, and workflows that were removed or have another version.
     pub fn retain(
         &mut self,
         controllers: &BTreeSet<u64>,
@@ -125,7 +129,7 @@ impl Mean {
         self.runs >= RUNS_MIN && self.pairs.is_some()
     }
 
-    /// Adds what was counted since the last look. Says whether the planner is told something else now.
+    /// Adds the counts since the last sample. Returns whether the planner's values changed.
     fn add(&mut self, tally: &Tally, last: Option<&Tally>) -> bool {
         let was_known = self.is_known();
         let (Some(pairs), Some(counted)) = (&mut self.pairs, &tally.pairs) else {
@@ -165,7 +169,7 @@ impl Mean {
 }
 
 impl Passed {
-    /// Has the mean told, where it is well away from what was. Says whether it was.
+    /// Updates the planner's value if the mean differs clearly. Returns whether it changed.
     fn settle(&mut self, runs: u64) -> bool {
         let mean = self.bytes / runs;
         let is_near = |told: u64| mean.abs_diff(told) <= (told / APART).max(APART_MIN);
@@ -193,13 +197,13 @@ mod tests {
         FunctionKey { tenant: TenantName::default(), name: name("w") }
     }
 
-    /// So many runs, of each of which so many KiB went from `a` to `b`.
+    /// Returns counts of `runs` runs, each of which passed `kib` KiB from `a` to `b`.
     fn tally(generation: Revision, runs: u64, kib: u64) -> Tally {
         let pairs = BTreeMap::from([((name("a"), name("b")), runs * kib * KIB)]);
         Tally { workflow: key(), generation, runs, pairs: Some(pairs) }
     }
 
-    /// KiB in one run.
+    /// Returns the KiB in one run.
     fn passed(measured: &Measured, generation: Revision) -> Option<u64> {
         let bytes = measured.passed(&key(), generation, &(name("a"), name("b")))?;
         Some(bytes.0 / KIB)
@@ -208,25 +212,26 @@ mod tests {
     const FIRST: Revision = Revision::FIRST;
 
     #[test]
-    fn what_is_declared_counts_until_there_were_enough_runs_wherever() {
+    fn measurements_count_after_enough_runs_over_all_controllers() {
         let mut measured = Measured::default();
         measured.take(1, vec![tally(FIRST, RUNS_MIN - 2, 100)]);
         measured.take(2, vec![tally(FIRST, 1, 68)]);
         assert_eq!((passed(&measured, FIRST), measured.version()), (None, 0));
-        // The same again is nothing new.
+        // The same counts again add nothing.
         measured.take(2, vec![tally(FIRST, 1, 68)]);
         assert_eq!(passed(&measured, FIRST), None);
         measured.take(2, vec![tally(FIRST, 2, 68)]);
         assert_eq!((passed(&measured, FIRST), measured.version()), (Some(98), 1));
         let pair = (name("a"), name("c"));
-        assert_eq!(measured.passed(&key(), FIRST, &pair), Some(Bytes::ZERO), "nothing went there");
-        assert_eq!(passed(&measured, FIRST.next()), None, "of another version nothing is known");
+        assert_eq!(measured.passed(&key(), FIRST, &pair), Some(Bytes::ZERO), "a to c passed nothing");
+        assert_eq!(passed(&measured, FIRST.next()), None, "another version has no measurements");
     }
 
     #[test]
-    fn what_is_told_stays_until_the_mean_is_well_away_from_it() {
+    fn the_planned_value_stays_until_the_mean_differs_clearly() {
         let mut measured = Measured::default();
-        let (mut runs, mut bytes) = (0, 0);
+        let mut runs = 0;
+        let mut bytes = 0;
         let mut run = |measured: &mut Measured, count: u64, kib: u64| {
             (runs, bytes) = (runs + count, bytes + count * kib * KIB);
             let pairs = Some(BTreeMap::from([((name("a"), name("b")), bytes)]));
@@ -239,7 +244,7 @@ mod tests {
         }
         let (told, version) = run(&mut measured, 1_000, 200);
         assert!((170..=200).contains(&told.unwrap()) && version == 2, "{told:?}");
-        // It had faded: only the last runs count.
+        // The older runs had faded: only the last ones count.
         for _ in 0..9 {
             run(&mut measured, RUNS_WINDOW, 50);
         }
@@ -248,23 +253,24 @@ mod tests {
     }
 
     #[test]
-    fn a_controller_that_began_anew_counts_from_nothing() {
+    fn counts_of_a_restarted_controller_start_from_zero() {
         let mut measured = Measured::default();
         measured.take(1, vec![tally(FIRST, 100, 100)]);
         measured.take(1, vec![tally(FIRST, 50, 400)]);
         assert_eq!(passed(&measured, FIRST), Some(200));
-        // It forgot it for a while.
+        // The controller forgot the workflow for a while.
         measured.take(1, Vec::new());
         measured.take(1, vec![tally(FIRST, 150, 200)]);
         assert_eq!(passed(&measured, FIRST), Some(200));
     }
 
     #[test]
-    fn another_version_begins_anew_and_what_is_gone_is_forgotten() {
-        let (mut measured, next) = (Measured::default(), FIRST.next());
+    fn a_new_version_starts_empty_and_removed_workflows_are_forgotten() {
+        let mut measured = Measured::default();
+        let next = FIRST.next();
         measured.take(1, vec![tally(FIRST, 100, 100)]);
         measured.take(2, vec![tally(next, RUNS_MIN, 10)]);
-        // The other controller has not heard of it.
+        // Controller 1 has not heard of the new version.
         measured.take(1, vec![tally(FIRST, 200, 100)]);
         assert_eq!((passed(&measured, FIRST), passed(&measured, next)), (None, Some(10)));
         let both = BTreeSet::from([1, 2]);
@@ -274,11 +280,11 @@ mod tests {
         assert!(measured.means.is_empty() && measured.counted.keys().eq([&2]));
     }
 
-    /// A pair that the full table of one controller has no room for would be told as nothing.
+    /// A pair that one controller's full table has no room for would be reported as 0 bytes.
     #[test]
-    fn where_not_all_pairs_are_counted_nothing_is_known() {
+    fn an_incomplete_count_makes_the_workflow_unknown() {
         let to = |at: usize| (name("a"), name(&format!("f{at}")));
-        // As many as are counted, from one on.
+        // `PAIRS_MAX` pairs from index `first` on.
         let tally = |first: Option<usize>, runs: u64| {
             let pairs =
                 |first: usize| (first..).take(PAIRS_MAX).map(|at| (to(at), runs * 64 * KIB)).collect();
@@ -291,7 +297,7 @@ mod tests {
             assert_eq!(known(&measured), [Some(Bytes(64 * KIB)), Some(Bytes::ZERO)]);
             measured.take(2, vec![tally(other, 1)]);
             assert_eq!((known(&measured), measured.version()), ([None, None], 2));
-            // However many runs there are of those that fit.
+            // More runs of the counted pairs do not help.
             measured.take(1, vec![tally(Some(0), 2 * RUNS_MIN)]);
             assert_eq!((known(&measured), measured.version()), ([None, None], 2));
         }

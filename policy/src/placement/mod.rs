@@ -1,38 +1,40 @@
-//! Which functions' models are kept in which nodes' host memory: the pure planner of a leader's
+//! Placement of functions' models in nodes' host memory: the pure planner of the leader's
 //! reconciler (Torpor's cluster manager, T02; node loss, T16 and Torpor §4.5; replicas in several
 //! nodes' host memory, T31).
 //!
 //! ```text
 //! View { functions, nodes, placements, flows }  ──►  Plan { steps, unplaced, more }
-//!        what is wanted and what is                      ▲
+//!        desired and present state                       ▲
 //!                 ▲                                      │ commit a step, wait for the change, plan again
 //!                 └──────────────────────────────────────┘
 //! ```
 //!
-//! Steps are small and do no harm when repeated or left out: each is right by itself, given the
-//! view. Carrying them out and planning again ends in a view that needs none. The rules, in the
-//! order in which they are applied:
+//! Steps are small, and harmless when repeated or left out: each is right by itself, given the
+//! view. A loop of carrying out steps and planning again ends in a view that needs no step. The
+//! rules apply in this order:
 //!
-//! 1. What nobody wants goes: of disabled functions, of unknown functions and nodes ([`table`]).
-//! 2. Missing copies are placed, each function's first before any function's second, on nodes that
-//!    have room and fewer than [`FUNCTIONS_PER_NODE_MAX`] functions, spread by memory, by expected load and
-//!    by tenant ([`place`]).
-//! 3. A function without any copy may have the room of others' spare ones ([`room`]).
-//! 4. What is on a draining, lost or overfull node, and what is too many, goes once enough others
-//!    are ready. The last ready copy of a function that is wanted never goes, but for one that keeps state,
-//!    which goes once another is placed ([`leave`]).
-//! 5. When nothing else is under way, functions that never ran move to their groups ([`together`]);
-//!    and then a few copies from the fullest nodes to the emptiest, if those are far apart ([`balance`]).
-//!    Neither moves what keeps state.
+//! 1. Unwanted placements are removed: those of disabled functions, of unknown functions and on
+//!    unknown nodes ([`table`]).
+//! 2. Missing copies are placed, each function's first before any function's second. A node needs
+//!    room and fewer than [`FUNCTIONS_PER_NODE_MAX`] functions; copies are spread by memory, by
+//!    expected load and by tenant ([`place`]).
+//! 3. A function without any copy may get the room of other functions' spare copies ([`room`]).
+//! 4. Copies on a draining, lost or overfull node, and surplus copies, are removed once enough
+//!    others are ready. The last ready copy of a wanted function stays. The exception is a function
+//!    that keeps state: its copy is removed once another is placed ([`leave`]).
+//! 5. When no other change is under way, functions that never ran move to their groups
+//!    ([`together`]). After that, a few copies move from the fullest nodes to the emptiest, if
+//!    these differ widely ([`balance`]). Functions that keep state do not move.
 //!
-//! **Groups** ([`groups`], D19): functions that pass data to each other in workflows belong on one node,
-//! as FaasFlow places them, so that the data need not leave it. A copy that has to be placed goes where
-//! most of what it passes is, as long as that node has room and time on its GPUs for it. Nothing that
-//! ran moves for that alone. How much they pass the caller says: as declared, and once enough runs were
-//! seen, as [`Measured`].
+//! **Groups** ([`groups`], D19): functions that pass data to each other in workflows belong on one
+//! node, as FaasFlow places them, so that their data need not leave it. A copy that has to be
+//! placed is placed beside most of its traffic, if that node has room and GPU time for it. A
+//! function that ran never moves for that reason alone. The caller provides the traffic: as
+//! declared, and after enough runs as [`Measured`].
 //!
-//! Deliberately absent: copies are not shuffled about to make room for one large model that fits no
-//! node's free memory while it would fit the sum. That is told instead ([`Why::HostMemory`]).
+//! Deliberately absent: copies do not move to make room for one large model that would fit the sum
+//! of the free memory, but no single node. The plan reports such a function instead
+//! ([`Why::HostMemory`]).
 
 mod balance;
 mod groups;
@@ -56,7 +58,7 @@ pub use view::{
 
 use table::Table;
 
-/// Plans the next steps. The order of anything in `view` makes no difference.
+/// Plans the next steps. The order of the entries in `view` makes no difference.
 #[must_use]
 pub fn plan(view: &View, limits: &Limits) -> Plan {
     let mut draft = Draft { steps: Vec::new(), steps_max: limits.steps_max, more: false };
@@ -75,11 +77,11 @@ pub fn plan(view: &View, limits: &Limits) -> Plan {
     Plan { steps: draft.steps, unplaced, more: draft.more }
 }
 
-/// A plan in the making, with a bound.
+/// A plan under construction, with a bound on its steps.
 struct Draft {
     steps: Vec<Step>,
     steps_max: usize,
-    /// Whether a step found no place.
+    /// Whether a step was left out for lack of room.
     more: bool,
 }
 
@@ -88,7 +90,7 @@ impl Draft {
         self.steps.len() >= self.steps_max
     }
 
-    /// Steps that find a place.
+    /// Returns the number of steps that still fit.
     fn left(&self) -> usize {
         self.steps_max.saturating_sub(self.steps.len())
     }

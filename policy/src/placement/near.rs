@@ -1,28 +1,28 @@
-//! How near a copy on a node is, or would be, to what it passes data to (D19).
+//! Nearness of a copy on a node to the functions that it exchanges data with (D19).
 
 use std::collections::BTreeMap;
 
 use super::rows::Fate;
 use super::table::Table;
 
-/// More is nearer. All the same for a function that is of no group.
+/// Nearness of a copy; greater is nearer. Equal on all nodes for a function without a group.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Nearness {
-    /// Bytes that it passes to those of its group that are on the node.
+    /// Bytes passed to group members on the node.
     within: u64,
-    /// Copies of its group on the node, whether or not it passes anything to them.
+    /// Copies of group members on the node, with or without traffic to them.
     companions: u32,
-    /// Whether the node has room for all of the group.
+    /// Whether the node has room for the whole group.
     has_room: bool,
-    /// Bytes that it passes to those of other groups that are on the node.
+    /// Bytes passed to functions of other groups on the node.
     beyond: u64,
 }
 
-/// What a function passes to those that stay on each node: within its group, and beyond.
+/// Bytes that a function passes to the copies that stay on each node: within its group, and beyond.
 pub(super) type Passed = BTreeMap<usize, (u64, u64)>;
 
 impl Table<'_> {
-    /// What a function passes to those that stay on each node.
+    /// Returns the bytes that a function passes to the copies that stay on each node.
     pub(super) fn passed(&self, function: usize) -> Passed {
         let mut passed = Passed::new();
         for &(other, bytes) in self.groups.near(function) {
@@ -36,7 +36,7 @@ impl Table<'_> {
         passed
     }
 
-    /// Bytes that a function passes to those of its group that stay on a node.
+    /// Returns the bytes that a function passes to the copies of its group that stay on a node.
     pub(super) fn passed_within(&self, function: usize, node: usize) -> u64 {
         let near = self.groups.near(function).iter();
         let here = near.filter(|&&(other, _)| {
@@ -46,7 +46,8 @@ impl Table<'_> {
         here.fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
     }
 
-    /// How near a copy on a node would be. Nothing where the node's GPUs have no time for it.
+    /// Returns the nearness of a copy on a node, which is zero if the node's GPUs have no time for
+    /// the copy.
     pub(super) fn nearness(&self, function: usize, node: usize, passed: &Passed) -> Nearness {
         let Some(group) = self.groups.row_of(function) else { return Nearness::default() };
         let row = &self.nodes[node];

@@ -1,5 +1,5 @@
-//! Places missing copies, each function's first before any function's second; those of a group one
-//! after the other, near each other ([`near`](super::near)).
+//! Places missing copies, each function's first copy before any function's second. The functions of
+//! a group are placed one after the other, near each other ([`near`](super::near)).
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -15,15 +15,20 @@ pub(super) struct Short {
 }
 
 impl Short {
-    /// As the caller is told.
+    /// Returns the report to the caller.
     pub(super) fn told(&self, table: &Table<'_>) -> Unplaced {
         let row = &table.functions[self.function];
-        let (copies, missing) = (row.staying(), row.missing());
-        Unplaced { function: row.of.key.clone(), copies, missing, why: self.why }
+        Unplaced {
+            function: row.of.key.clone(),
+            copies: row.staying(),
+            missing: row.missing(),
+            why: self.why,
+        }
     }
 }
 
-/// Places what is missing where it costs least. Returns the functions that found no node.
+/// Places missing copies on the nearest and cheapest nodes. Returns the functions that found no
+/// node.
 pub(super) fn missing(table: &mut Table<'_>, draft: &mut Draft) -> Vec<Short> {
     let lacking = (0..table.functions.len()).filter(|&function| table.functions[function].missing() > 0);
     let mut urgent: BinaryHeap<_> = lacking.map(|function| urgency(table, function)).collect();
@@ -46,11 +51,12 @@ pub(super) fn missing(table: &mut Table<'_>, draft: &mut Draft) -> Vec<Short> {
     short
 }
 
-/// Fewest copies first, of those the ones that no leaving copy serves, of those the largest group: what
-/// is small still fits when little is left. Within a group the largest again. A function that is of no
-/// group is one by itself.
+/// Placement order; the greatest is placed first. Functions with the fewest copies come first, of
+/// these the functions without a leaving copy, of these the largest group: small functions still
+/// fit when little room is left. Within a group the largest function comes first. A function
+/// without a group counts as a group of its own.
 type Urgency = (Reverse<u32>, Reverse<u32>, Size, Size);
-/// Bytes, load, and who of equals is first.
+/// Bytes, load, and the number that breaks ties in favour of the first.
 type Size = (u64, u64, Reverse<usize>);
 
 fn urgency(table: &Table<'_>, function: usize) -> Urgency {
@@ -61,7 +67,7 @@ fn urgency(table: &Table<'_>, function: usize) -> Urgency {
     (Reverse(row.staying()), Reverse(row.leaving()), group, own)
 }
 
-/// The node that is nearest to the function's group, and of these the cheapest.
+/// Returns the node nearest to the function's group, and of equally near nodes the cheapest.
 fn cheapest(table: &Table<'_>, function: usize) -> Option<usize> {
     let row = &table.functions[function];
     let passed = table.passed(function);

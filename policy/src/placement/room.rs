@@ -1,5 +1,5 @@
-//! Makes room for functions that have no copy at all, out of copies that others can spare: one copy
-//! of every function is worth more than a second of some.
+//! Makes room for functions without any copy by removing spare copies of others: one copy of every
+//! function is worth more than a second of some.
 
 use std::cmp::Reverse;
 
@@ -9,19 +9,20 @@ use super::rows::{Copy, Fate};
 use super::table::Table;
 use super::view::Why;
 
-/// What a node could give and what of that is promised already.
+/// Memory that a node could free, and the part of it that is already promised.
 #[derive(Default)]
 struct Offer {
-    /// Spare copies: functions that have others that are ready, those with most and least load first.
+    /// Functions with a spare copy here, because others of their copies are ready. Functions with
+    /// most ready copies come first, of these the ones with least load.
     spare: Vec<usize>,
-    /// Bytes that go with steps of this plan.
+    /// Bytes freed by steps of this plan.
     freed: u64,
     /// Bytes promised to functions that the next plan places.
     promised: u64,
 }
 
-/// Unplaces spare copies where that makes room for a function without any. The function is placed
-/// by the next plan, which has the room.
+/// Unplaces spare copies if that makes room for a function without any copy. The next plan, which
+/// sees the room, places the function.
 pub(super) fn make(table: &mut Table<'_>, short: &[Short], draft: &mut Draft) {
     let homeless = |short: &&Short| {
         matches!(short.why, Why::HostMemory { .. }) && table.functions[short.function].staying() == 0
@@ -41,7 +42,7 @@ pub(super) fn make(table: &mut Table<'_>, short: &[Short], draft: &mut Draft) {
             continue;
         }
         if victims.len() > draft.left() {
-            // All or none: the next plan would fill half the room again.
+            // All victims or none: otherwise the next plan would fill half of the room again.
             draft.more = true;
             return;
         }
@@ -70,7 +71,7 @@ fn offers(table: &Table<'_>) -> Vec<Offer> {
     offers
 }
 
-/// The node where the fewest copies have to go, and which.
+/// Returns the node where the fewest copies have to be removed, and these copies.
 fn best(table: &Table<'_>, offers: &[Offer], function: usize) -> Option<(usize, Vec<usize>)> {
     let row = &table.functions[function];
     let open = table.nodes.iter().enumerate().filter(|(number, node)| {
@@ -80,7 +81,7 @@ fn best(table: &Table<'_>, offers: &[Offer], function: usize) -> Option<(usize, 
         .min_by_key(|(_, victims)| victims.len())
 }
 
-/// Spare copies that make room on a node, `None` where all of them would not.
+/// Returns spare copies that make room on a node, or `None` if all of them would not suffice.
 fn victims(table: &Table<'_>, offer: &Offer, function: usize, node: usize) -> Option<Vec<usize>> {
     let added = table.added(function, node).saturating_add(offer.promised);
     let needs = table.nodes[node].lacks(added, offer.freed);
@@ -105,7 +106,7 @@ fn victims(table: &Table<'_>, offer: &Offer, function: usize, node: usize) -> Op
     Some(without_needless(chosen, needs))
 }
 
-/// Leaves out what is not needed, the last chosen first to stay chosen.
+/// Drops victims that are not needed, the first chosen ones first.
 fn without_needless(chosen: Vec<(usize, u64)>, lacks: u64) -> Vec<usize> {
     let mut surplus = chosen.iter().map(|(_, freed)| freed).sum::<u64>().saturating_sub(lacks);
     let needed = |(spare, freed): (usize, u64)| {

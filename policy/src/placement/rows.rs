@@ -1,4 +1,5 @@
-//! What is known of one function, node, model or tenant, with the steps planned so far.
+//! Rows of the planner's table for functions, nodes, models and tenants, including the steps
+//! planned so far.
 
 use std::collections::BTreeMap;
 
@@ -7,28 +8,30 @@ use millrace_types::node::FUNCTIONS_PER_NODE_MAX;
 
 use super::view::{Function, Node};
 
-/// One, in the integer fractions that costs are reckoned in.
+/// The number 1 in the fixed-point fractions of costs.
 pub(super) const WHOLE: u64 = 1_000_000;
-/// Nodes that may fail to prepare a function until no other is tried in their place.
+/// Failed nodes per function up to which another node is tried instead.
 const FAILED_MAX: u32 = 2;
 
-/// How busy a GPU may be, in thousandths, for functions to be put together on its node: beyond that a
-/// request waits longer for the GPU than its data would take from another node.
+/// GPU load, in thousandths, up to which functions are grouped on a node. Above that, a request
+/// waits longer for the GPU than its data would take to arrive from another node.
 const LOAD_MAX: u64 = 750;
 
-/// What is to become of a copy.
+/// Planned fate of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fate {
-    /// It stays, or goes when it is one too many.
+    /// The copy stays, or is removed if it is surplus.
     Stay,
-    /// It serves, and is to go when others are ready.
+    /// The copy serves, and is removed when others are ready.
     Leave,
-    /// Its node is lost. The record is kept until it is replaced, in case the node comes back.
+    /// The copy's node is lost. The record stays until the copy is replaced, in case the node
+    /// returns.
     Lost,
-    /// It serves nobody; another is tried. The record is kept, with its memory, for as long as the
-    /// function is wanted: it says where not to try again, until a revision or the node gets better.
+    /// The copy serves no request, and another node is tried. The record stays, with its memory, as
+    /// long as the function is wanted. It marks a node not to try again until a revision or the
+    /// node improves.
     Failed,
-    /// A step takes it away.
+    /// A step removes the copy.
     Gone,
 }
 
@@ -43,7 +46,7 @@ pub(super) struct FunctionRow<'a> {
     pub(super) of: &'a Function,
     pub(super) tenant: usize,
     pub(super) models: Vec<usize>,
-    /// Copies it should have.
+    /// Number of copies that the function should have.
     pub(super) wanted: u32,
     /// Expected load of one copy.
     pub(super) load: u64,
@@ -52,24 +55,24 @@ pub(super) struct FunctionRow<'a> {
 
 pub(super) struct NodeRow<'a> {
     pub(super) of: &'a Node,
-    /// Bytes of the models placed there.
+    /// Bytes of the models placed on the node.
     pub(super) used: u64,
-    /// Expected load of the copies placed there.
+    /// Expected load of the copies placed on the node.
     pub(super) load: u64,
-    /// Copies placed there.
+    /// Number of copies placed on the node.
     pub(super) copies: u64,
 }
 
 pub(super) struct ModelRow {
     pub(super) bytes: u64,
-    /// Nodes that have it, and for how many functions.
+    /// Nodes that have the model, with the number of functions that share it there.
     pub(super) holders: BTreeMap<usize, u32>,
 }
 
 pub(super) struct TenantRow {
-    /// Copies its functions should have.
+    /// Number of copies that the tenant's functions should have.
     pub(super) wanted: u64,
-    /// Copies its functions have, by node.
+    /// Number of copies that the tenant's functions have, by node.
     pub(super) copies: BTreeMap<usize, u64>,
 }
 
@@ -78,22 +81,22 @@ impl FunctionRow<'_> {
         u32::try_from(self.copies.iter().filter(|copy| is(copy)).count()).unwrap_or(u32::MAX)
     }
 
-    /// The copies that stay.
+    /// Returns the copies that stay.
     pub(super) fn those_staying(&self) -> impl Iterator<Item = &Copy> {
         self.copies.iter().filter(|copy| copy.fate == Fate::Stay)
     }
 
-    /// How many stay.
+    /// Returns the number of copies that stay.
     pub(super) fn staying(&self) -> u32 {
         self.count(|copy| copy.fate == Fate::Stay)
     }
 
-    /// The nodes where copies stay.
+    /// Returns the nodes where copies stay.
     pub(super) fn staying_on(&self) -> impl Iterator<Item = usize> {
         self.those_staying().map(|copy| copy.node)
     }
 
-    /// Copies that stay and serve.
+    /// Returns the number of copies that stay and serve.
     pub(super) fn ready(&self) -> u32 {
         self.count(|copy| copy.fate == Fate::Stay && copy.ready)
     }
@@ -106,68 +109,68 @@ impl FunctionRow<'_> {
         self.count(|copy| copy.fate == Fate::Failed)
     }
 
-    /// Copies that are to be placed. Failures beyond [`FAILED_MAX`] count as copies: a function that
-    /// no node can prepare must not walk through the cluster.
+    /// Returns the number of copies to place. Failures beyond [`FAILED_MAX`] count as copies: a
+    /// function that no node can prepare must not walk through the cluster.
     pub(super) fn missing(&self) -> u32 {
         self.wanted.saturating_sub(self.staying()).saturating_sub(self.failed().saturating_sub(FAILED_MAX))
     }
 
-    /// Whether any step so far or before has something of it on the node.
+    /// Returns whether the node has a copy, or had one that failed or is being removed.
     pub(super) fn is_on(&self, node: usize) -> bool {
         self.copies.iter().any(|copy| copy.node == node)
     }
 }
 
 impl NodeRow<'_> {
-    /// Whether it takes new functions.
+    /// Returns whether the node takes new functions.
     pub(super) fn is_open(&self) -> bool {
         self.of.state == NodeState::Schedulable
     }
 
-    /// Whether one more copy fits that adds so much to its host memory. Nothing fits a node that has too much,
-    /// not even what needs no more: what is there has to go.
+    /// Returns whether a copy that adds `added` bytes of host memory fits. An overfull node fits no
+    /// copy, not even one that adds no bytes, because its present copies have to leave.
     pub(super) fn fits(&self, added: u64) -> bool {
         !self.is_full() && self.used.saturating_add(added) <= self.of.host.0
     }
 
-    /// Whether it has the most functions of a node, although memory may be left.
+    /// Returns whether the node has the maximum number of functions, although memory may be left.
     pub(super) fn is_full(&self) -> bool {
         self.copies >= FUNCTIONS_PER_NODE_MAX as u64
     }
 
-    /// Host memory it would have too little, with so much more and so much gone.
+    /// Returns the host memory that is missing after adding and freeing bytes.
     pub(super) fn lacks(&self, added: u64, freed: u64) -> u64 {
         self.used.saturating_add(added).saturating_sub(self.of.host.0.saturating_add(freed))
     }
 
-    /// Host memory left.
+    /// Returns the free host memory.
     pub(super) fn free(&self) -> u64 {
         self.of.host.0.saturating_sub(self.used)
     }
 
-    /// How full it is: the share of its memory and of its GPUs that is spoken for.
+    /// Returns the sum of the used shares of the node's memory and of its GPUs.
     pub(super) fn fullness(&self) -> u64 {
         self.fullness_at(self.used, self.load)
     }
 
     pub(super) fn fullness_at(&self, used: u64, load: u64) -> u64 {
-        // In KiB, so that nothing overflows below 16 PiB.
+        // Computed in KiB, so that no product overflows below 16 PiB.
         let memory = (used >> 10).saturating_mul(WHOLE) / (self.of.host.0 >> 10).max(1);
         let gpus = load.saturating_mul(WHOLE / 1000) / u64::from(self.of.gpus).max(1);
         memory.saturating_add(gpus)
     }
 
-    /// GPU time in each second up to which functions are put together on it.
+    /// Returns the GPU time in each second up to which functions are grouped on the node.
     pub(super) fn load_max(&self) -> u64 {
         u64::from(self.of.gpus) * LOAD_MAX
     }
 
-    /// Whether its GPUs have time for so much more.
+    /// Returns whether the node's GPUs have time for this additional load.
     pub(super) fn has_time_for(&self, load: u64) -> bool {
         self.load.saturating_add(self.unexpected()).saturating_add(load) <= self.load_max()
     }
 
-    /// What its GPUs were seen to do beyond what its copies are expected to need.
+    /// Returns the observed load of the GPUs beyond the expected load of the copies.
     pub(super) fn unexpected(&self) -> u64 {
         self.of.busy.0.saturating_sub(self.load)
     }

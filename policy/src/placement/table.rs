@@ -1,6 +1,6 @@
-//! The view with dense numbers for names, and what is known of every node with the steps planned so
-//! far. Functions are in the order of their keys and nodes in that of their names, so that plans do
-//! not depend on the order of the view.
+//! The view with dense numbers for names, and the state of every node including the steps planned
+//! so far. Functions are sorted by key and nodes by name, so that plans do not depend on the order
+//! of the view.
 
 use std::collections::BTreeMap;
 
@@ -12,8 +12,8 @@ use super::groups::Groups;
 use super::rows::{Copy, Fate, FunctionRow, ModelRow, NodeRow, TenantRow, WHOLE};
 use super::view::{Function, Phase, Step, Unplaced, View, Why};
 
-/// What it costs at most to put a tenant's copies together on a node, against 1 for filling its
-/// memory and 1 for filling its GPUs.
+/// Maximum cost of placing a tenant's copies together on a node, against 1 for filling its memory
+/// and 1 for filling its GPUs.
 const TENANT_WEIGHT: u64 = WHOLE / 4;
 
 pub(super) struct Table<'a> {
@@ -25,7 +25,7 @@ pub(super) struct Table<'a> {
 }
 
 impl<'a> Table<'a> {
-    /// Takes the view in. What nobody wants is unplaced at once.
+    /// Builds the table from the view. Unwanted placements are unplaced at once.
     pub(super) fn new(view: &'a View, draft: &mut Draft) -> Self {
         let mut functions: Vec<_> = view.functions.iter().collect();
         functions.sort_unstable_by_key(|function| &function.key);
@@ -92,21 +92,24 @@ impl<'a> Table<'a> {
                 Some((function, Copy { node, ready: placement.phase == Phase::Ready, fate }))
             });
             if let (Some(function), Some(node)) = (function, node) {
-                // Its bytes are there even if it is to go: room comes with the next plan.
+                // The copy's bytes are in use even if a step removes it: its room is free for the
+                // next plan.
                 self.count_in(function, node);
             }
             if let Some((function, copy)) = copy {
                 self.functions[function].copies.push(copy);
             } else {
-                let (function, node) = (placement.function.clone(), placement.node.clone());
+                let function = placement.function.clone();
+                let node = placement.node.clone();
                 draft.push(Step::Unplace { function, node });
             }
         }
     }
 
-    /// What is to become of a copy; `None` where it goes at once.
+    /// Returns the fate of a copy, or `None` if it is removed at once.
     fn fate(&self, function: usize, node: usize, phase: Phase) -> Option<Fate> {
-        let (function, node) = (&self.functions[function], &self.nodes[node]);
+        let function = &self.functions[function];
+        let node = &self.nodes[node];
         if function.wanted == 0 {
             return None;
         }
@@ -118,8 +121,9 @@ impl<'a> Table<'a> {
         }
     }
 
-    /// Sends copies away from nodes whose models are more than their memory: it shrank, or a new
-    /// revision is larger. The smallest model that is enough, or else the largest, and so on.
+    /// Marks copies to leave on nodes whose models exceed their memory, because it shrank or a new
+    /// revision is larger. Chooses the smallest model that suffices, or else the largest, and
+    /// repeats.
     fn relieve_overfull(&mut self) {
         for node in 0..self.nodes.len() {
             let row = &self.nodes[node];
@@ -179,17 +183,18 @@ impl<'a> Table<'a> {
         row.copies -= 1;
     }
 
-    /// Host memory that a node needs beyond what it has, for a function to be there.
+    /// Returns the additional host memory that a node needs for a function.
     pub(super) fn added(&self, function: usize, node: usize) -> u64 {
         self.bytes(function, |model| !model.holders.contains_key(&node))
     }
 
-    /// Host memory that a node needs no more when a function goes.
+    /// Returns the host memory that a node frees when a function leaves.
     pub(super) fn freed(&self, function: usize, node: usize) -> u64 {
         self.bytes(function, |model| model.holders.get(&node) == Some(&1))
     }
 
-    /// Host memory that a node has more for one function when another goes: what they share stays.
+    /// Returns the host memory that a node gains for one function when another leaves: shared
+    /// models stay.
     pub(super) fn freed_for(&self, homeless: usize, function: usize, node: usize) -> u64 {
         let kept = &self.functions[homeless].models;
         let models = self.functions[function].models.iter().filter(|model| !kept.contains(model));
@@ -199,12 +204,12 @@ impl<'a> Table<'a> {
             .fold(0, |sum, model| sum.saturating_add(model.bytes))
     }
 
-    /// Host memory that a function needs where nothing of it is.
+    /// Returns the host memory that all models of a function need.
     pub(super) fn needed(&self, function: usize) -> u64 {
         self.bytes(function, |_| true)
     }
 
-    /// What of a model stays in a node's host memory.
+    /// Returns the host memory that a model needs.
     pub(super) fn model_bytes(&self, model: usize) -> u64 {
         self.models[model].bytes
     }
@@ -214,15 +219,16 @@ impl<'a> Table<'a> {
         models.filter(|model| counts(model)).fold(0, |sum, model| sum.saturating_add(model.bytes))
     }
 
-    /// Expected load of one of a function's copies.
+    /// Returns the expected load of one of a function's copies.
     pub(super) fn load(&self, function: usize) -> u64 {
         self.functions[function].load
     }
 
-    /// What a function would cost on a node: how full it would be then, and how much of its tenant
-    /// would be there. Lower is better; of equals the node with fewer copies.
+    /// Returns the cost of a function on a node: the node's resulting fullness plus the share of
+    /// the function's tenant on the node. Lower is better; ties go to the node with fewer copies.
     pub(super) fn cost(&self, function: usize, node: usize, added: u64) -> (u64, u64) {
-        let (function, row) = (&self.functions[function], &self.nodes[node]);
+        let function = &self.functions[function];
+        let row = &self.nodes[node];
         let tenant = &self.tenants[function.tenant];
         let together = tenant.copies.get(&node).copied().unwrap_or(0);
         let load = row.load.saturating_add(row.unexpected()).saturating_add(function.load);
@@ -230,14 +236,14 @@ impl<'a> Table<'a> {
         (fullness.saturating_add(together * TENANT_WEIGHT / tenant.wanted.max(1)), row.copies)
     }
 
-    /// How full a node would be with a function's copy more.
+    /// Returns the fullness of a node with an additional copy of a function.
     pub(super) fn fullness_with(&self, function: usize, node: usize) -> u64 {
         let row = &self.nodes[node];
         let used = row.used.saturating_add(self.added(function, node));
         row.fullness_at(used, row.load + self.functions[function].load)
     }
 
-    /// How full a node would be with a function's copy less.
+    /// Returns the fullness of a node without its copy of a function.
     pub(super) fn fullness_without(&self, function: usize, node: usize) -> u64 {
         let row = &self.nodes[node];
         row.fullness_at(row.used - self.freed(function, node), row.load - self.functions[function].load)
@@ -252,8 +258,8 @@ impl<'a> Table<'a> {
         Step::Place { function: row.of.key.clone(), node: self.nodes[node].of.name.clone() }
     }
 
-    /// Takes a function's copy from a node. Its bytes count as there until the next plan, so that
-    /// no placement depends on a removal, except where what is judged is how full nodes will be.
+    /// Unplaces a function's copy. Its bytes count as used until the next plan, so that no
+    /// placement depends on a removal; only [`Self::give_up`] subtracts them.
     pub(super) fn unplace(&mut self, function: usize, node: usize) -> Step {
         let row = &mut self.functions[function];
         for copy in row.copies.iter_mut().filter(|copy| copy.node == node) {
@@ -264,18 +270,18 @@ impl<'a> Table<'a> {
         Step::Unplace { function: row.of.key.clone(), node: self.nodes[node].of.name.clone() }
     }
 
-    /// Forgets what a function's copy took from a node. For judging how full nodes will be.
+    /// Subtracts a copy's bytes and load from a node, to compare how full nodes will be.
     pub(super) fn give_up(&mut self, function: usize, node: usize) {
         self.count_out(function, node);
     }
 
-    /// Whether no copy is on its way and none is one too many.
+    /// Returns whether no copy is being prepared and no copy is surplus.
     pub(super) fn is_settled(&self) -> bool {
         let settled = |row: &FunctionRow<'_>| row.ready() == row.staying() && row.staying() <= row.wanted;
         self.functions.iter().all(settled)
     }
 
-    /// Functions that nodes could not prepare, and that no more are tried for.
+    /// Returns functions that nodes failed to prepare, and for which no further node is tried.
     pub(super) fn failing(&self) -> impl Iterator<Item = Unplaced> {
         let failing = |row: &&FunctionRow<'_>| row.missing() == 0 && row.staying() < row.wanted;
         self.functions.iter().filter(failing).map(|row| Unplaced {
@@ -286,7 +292,7 @@ impl<'a> Table<'a> {
         })
     }
 
-    /// Why no node takes a copy.
+    /// Returns the reason why no node takes a copy.
     pub(super) fn why(&self, function: usize) -> Why {
         let row = &self.functions[function];
         let open = || self.nodes.iter().enumerate().filter(|(_, node)| node.is_open());

@@ -1,16 +1,17 @@
-//! Moves functions to their groups that were placed before anybody knew of the workflow: where a
-//! workflow comes with its functions, these come first. Only such as never ran: what serves stays where
-//! it is, and of what keeps state no two may serve.
+//! Moves functions to groups that became known after their placement, for a workflow's functions
+//! are created before the workflow. Only functions that never ran move: a function that serves
+//! stays, and two copies of a function with state must not serve.
 
 use super::Draft;
 use super::rows::Fate;
 use super::table::Table;
 
-/// Moves of one plan. The next comes when these are done.
+/// Moves of one plan. The next plan waits until these are done.
 const MOVES_MAX: usize = 8;
 
-/// Plans the first half of moves: the copy beside more of its group. The other goes as surplus once
-/// that is ready. Each move brings more of what is passed onto one node, so they come to an end.
+/// Plans the first half of moves: a copy beside more of its group. The old copy is removed as
+/// surplus once the new one is ready. Each move brings more of the traffic onto one node, so the
+/// moves end.
 pub(super) fn join(table: &mut Table<'_>, draft: &mut Draft) {
     let mut moves = 0;
     for function in 0..table.functions.len() {
@@ -21,7 +22,7 @@ pub(super) fn join(table: &mut Table<'_>, draft: &mut Draft) {
         }
         let step = table.place(function, to);
         draft.push(step);
-        // Its bytes are there until it has gone.
+        // The bytes of the old copy stay on the node until the copy is removed.
         table.unplace(function, from);
         moves += 1;
         if moves == MOVES_MAX {
@@ -30,8 +31,8 @@ pub(super) fn join(table: &mut Table<'_>, draft: &mut Draft) {
     }
 }
 
-/// Of the copies of a function that never ran the one that is with least of its group, and the node
-/// that is with most of it, if that is more.
+/// Returns the copy of a function that never ran with least of its group beside it, and the node
+/// with most of its group, if that is more.
 fn best_move(table: &Table<'_>, function: usize) -> Option<(usize, usize)> {
     let row = &table.functions[function];
     table.groups.row_of(function).filter(|_| !row.of.ran && !row.of.keeps_state)?;
@@ -50,7 +51,7 @@ fn best_move(table: &Table<'_>, function: usize) -> Option<(usize, usize)> {
             && node.has_time_for(row.load)
             && within(to) > within(from)
     };
-    // Of equals the first.
+    // Of equals the first node.
     let to = passed.keys().copied().filter(takes).max_by_key(|&to| (within(to), std::cmp::Reverse(to)))?;
     Some((from, to))
 }

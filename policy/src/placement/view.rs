@@ -1,14 +1,14 @@
-//! What the planner is told, and what it answers.
+//! Input and output of the planner.
 
 use millrace_types::{Bytes, Digest, FunctionKey, NodeName, NodeState};
 
-/// Steps of one plan, unless the caller says otherwise: what one command in the log may hold.
+/// Default maximum number of steps of one plan: as many as one command in the log may hold.
 pub const STEPS_MAX: usize = 512;
 
-/// What a plan is held to.
+/// Bounds of a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Steps in a plan.
+    /// Maximum number of steps in a plan.
     pub steps_max: usize,
 }
 
@@ -22,192 +22,176 @@ impl Default for Limits {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GpuLoad(pub u64);
 
-/// A model that is wanted in host memory.
+/// A model that is needed in host memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Model {
-    /// Which. Functions that share one on a node share its bytes.
+    /// Digest of the model file. Functions that share a model on a node share its bytes.
     pub digest: Digest,
-    /// Host memory it needs.
+    /// Host memory that the model needs.
     pub host: Bytes,
 }
 
-/// A function as it is wanted.
+/// Desired state of a function.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Function {
-    /// Whose it is and what it is called.
+    /// Tenant and name.
     pub key: FunctionKey,
     /// Whether requests are served. A disabled function is placed nowhere.
     pub enabled: bool,
-    /// Nodes that should have its models.
+    /// Number of nodes that should have the function's models.
     pub replicas: u32,
-    /// Its models: the newest revision's and, while a change rolls out, the one before.
+    /// Models of the newest revision and, during a rollout, of the one before.
     pub models: Vec<Model>,
     /// Memory of one GPU that a run needs.
     pub gpu: Bytes,
-    /// What all its requests together are expected to need. Its replicas share it.
+    /// Expected load of all its requests together. Its replicas share this load.
     pub load: GpuLoad,
-    /// Whether it ever answered a request. What did not may move for its group's sake.
+    /// Whether the function ever answered a request. A function that never ran may move to its
+    /// group.
     pub ran: bool,
-    /// Whether its copy has what no other has: the state of sequences. It goes only from where it must, and
-    /// as soon as another is placed: two that serve would each have state of their own.
+    /// Whether its copy has the only state of sequences. Such a copy moves only if it must, and is
+    /// removed as soon as another is placed: two serving copies would each have a state of their
+    /// own.
     pub keeps_state: bool,
 }
 
 /// Data that two functions pass to each other when a workflow runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Flow {
-    /// Who makes it.
+    /// Function that produces the data.
     pub from: FunctionKey,
-    /// Who takes it.
+    /// Function that consumes the data.
     pub to: FunctionKey,
-    /// How much, in one run: as measured, or as declared.
+    /// Bytes in one run, as measured or as declared.
     pub bytes: Bytes,
-    /// Whether it lies on the workflow's critical path.
+    /// Whether the flow lies on the workflow's critical path.
     pub is_critical: bool,
 }
 
 /// A worker machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
-    /// Its name.
     pub name: NodeName,
-    /// What may be placed there.
+    /// State, which determines whether the node takes new copies and keeps its copies.
     pub state: NodeState,
     /// Host memory for models.
     pub host: Bytes,
-    /// Memory of its largest GPU.
+    /// Memory of the node's largest GPU.
     pub gpu: Bytes,
-    /// Its GPUs.
+    /// Number of GPUs.
     pub gpus: u32,
-    /// What its GPUs were seen to do, all together.
+    /// Observed load of all its GPUs together.
     pub busy: GpuLoad,
 }
 
-/// How far a placement is.
+/// Progress of a placement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Phase {
     /// Every model of the function is in the node's host memory.
     Ready,
-    /// On its way, or nothing was heard of it yet.
+    /// The models are on their way, or the node has not reported yet.
     Preparing,
-    /// The node could not.
+    /// The node could not prepare the function.
     Failed,
 }
 
 /// A function that is placed on a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Placement {
-    /// Which.
     pub function: FunctionKey,
-    /// Where.
     pub node: NodeName,
-    /// How far.
     pub phase: Phase,
 }
 
-/// Everything a plan depends on. Keys and names are unique; of a placement that is given twice the
-/// better one counts.
+/// Everything that a plan depends on. Keys and names are unique; if a placement is listed twice,
+/// the better phase counts.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct View {
-    /// All functions.
     pub functions: Vec<Function>,
-    /// All nodes.
     pub nodes: Vec<Node>,
-    /// All placements.
     pub placements: Vec<Placement>,
-    /// What workflows pass. Of two functions there may be several: they add up.
+    /// Data passed in workflows. Several flows between the same two functions add up.
     pub flows: Vec<Flow>,
 }
 
 /// A change to one placement.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Step {
-    /// Have the function's models on the node.
-    Place {
-        /// Which.
-        function: FunctionKey,
-        /// Where.
-        node: NodeName,
-    },
-    /// Have them there no more.
-    Unplace {
-        /// Which.
-        function: FunctionKey,
-        /// Where.
-        node: NodeName,
-    },
+    /// Place a copy: the node loads the function's models.
+    Place { function: FunctionKey, node: NodeName },
+    /// Unplace a copy: the node drops the function's models.
+    Unplace { function: FunctionKey, node: NodeName },
 }
 
-/// What to do next.
+/// Next steps of the reconciler.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// In the order of their urgency.
+    /// Steps, the most urgent first.
     pub steps: Vec<Step>,
-    /// Functions with fewer copies than they should have, and no step that helps.
+    /// Functions with fewer copies than wanted, for which no step helps.
     pub unplaced: Vec<Unplaced>,
-    /// Whether steps were left out. Then `unplaced` may lack some, too.
+    /// Whether steps were left out. Then `unplaced` may be incomplete, too.
     pub more: bool,
 }
 
 /// A function that cannot have all its copies.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unplaced {
-    /// Which.
     pub function: FunctionKey,
-    /// Copies that are placed on nodes that may keep them.
+    /// Copies placed on nodes that may keep them.
     pub copies: u32,
-    /// Copies that are missing.
+    /// Missing copies.
     pub missing: u32,
-    /// What keeps the next one from being placed.
+    /// Reason why the next copy cannot be placed.
     pub why: Why,
 }
 
-/// Why a copy cannot be placed. Prints what to do about it.
+/// Reason why a copy cannot be placed. The text says what to do about it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Why {
-    /// No node takes anything.
+    /// No node takes functions.
     #[error("no node takes functions: start a worker, or uncordon one")]
     NoNode,
-    /// Every node that takes functions has a copy already, or had one and failed.
+    /// Every node that takes functions has a copy already, or failed to prepare one.
     #[error("{nodes} nodes take functions and each has its copy: add a node, or ask for fewer replicas")]
     TooFewNodes {
-        /// Nodes that take functions.
+        /// Number of nodes that take functions.
         nodes: u32,
     },
-    /// No GPU is large enough.
+    /// No GPU is large enough for a run.
     #[error(
         "a run needs {needs} of GPU memory and the largest GPU has {largest}: add a node with a larger one"
     )]
     GpuMemory {
-        /// What a run needs.
+        /// GPU memory that a run needs.
         needs: Bytes,
-        /// What the largest GPU has.
+        /// Memory of the largest GPU.
         largest: Bytes,
     },
-    /// Every node that could take it has as many functions as a node may have.
+    /// Every suitable node has the maximum number of functions.
     #[error(
         "{nodes} nodes take functions and each has the most that a node may have ({max}): add a node, or remove functions"
     )]
     NodesFull {
-        /// Nodes that take functions.
+        /// Number of nodes that take functions.
         nodes: u32,
-        /// The most functions of a node.
+        /// Maximum number of functions of a node.
         max: usize,
     },
-    /// No node has room for its models.
+    /// No node has room for the function's models.
     #[error(
-        "its models need {needs} of host memory and no node has more than {free} left: add a node, give workers more (--host-memory), or remove functions"
+        "the function's models need {needs} of host memory and no node has more than {free} left: add a node, give workers more (--host-memory), or remove functions"
     )]
     HostMemory {
-        /// What its models need, where none of them is.
+        /// Host memory that all its models need.
         needs: Bytes,
-        /// The most that a node has left.
+        /// Largest free host memory of a node.
         free: Bytes,
     },
-    /// Nodes tried and failed, and more are not tried.
-    #[error("{nodes} nodes could not prepare it: see what they report")]
+    /// Nodes failed to prepare the function, and no further node is tried.
+    #[error("{nodes} nodes failed to prepare the function: see the errors that these nodes report")]
     Failing {
-        /// Nodes that failed.
+        /// Number of nodes that failed.
         nodes: u32,
     },
 }
