@@ -1,33 +1,33 @@
-//! Where a controller is reached, as people write it.
+//! The address of a controller, parsed from text.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// Where a server of clients listens: a host and a port.
+/// A host and a port where a server listens for clients.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Address {
     authority: String,
 }
 
-/// A text that names no endpoint.
+/// The error of parsing text that is not an [`Address`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
-    /// Not of the form `host:port`.
+    /// The text is not of the form `host:port`.
     #[error("{0:?} is not an endpoint: write host:port, such as 127.0.0.1:8080 or [::1]:8080")]
     Malformed(String),
-    /// TLS was asked for.
+    /// The text asks for TLS, which the client does not support.
     #[error("{0:?} asks for TLS, which this version does not speak: write http:// or only host:port")]
     Tls(String),
 }
 
 impl Address {
-    /// The address as an `http` URI.
+    /// Returns the address as an `http` URI.
     #[must_use]
     pub fn uri(&self) -> String {
         format!("http://{}", self.authority)
     }
 
-    /// `host:port`.
+    /// Returns the address as `host:port`.
     #[must_use]
     pub fn authority(&self) -> &str {
         &self.authority
@@ -66,7 +66,7 @@ mod tests {
     use tonic::transport::Endpoint;
 
     #[test]
-    fn addresses_read_in_every_usual_form() {
+    fn addresses_are_parsed_in_every_usual_form() {
         for (text, expected) in [
             ("127.0.0.1:8080", "127.0.0.1:8080"),
             ("http://localhost:80/", "localhost:80"),
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_is_no_endpoint() {
+    fn malformed_endpoints_are_refused() {
         for text in
             ["", "localhost", ":80", "a:b", "a:70000", "ftp://a:1", "http://a:1/v2", "::1:80", "u@a:1"]
         {

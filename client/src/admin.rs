@@ -1,4 +1,4 @@
-//! The admin API, one method a call.
+//! A client of the admin API, with a method per call.
 
 mod billing;
 mod cluster;
@@ -37,11 +37,11 @@ use crate::endpoints::{Endpoints, Repeat};
 use crate::error::Error;
 use crate::model_file::{ModelFile, ReadFailure};
 
-/// How long a call may take, other than an upload.
+/// The timeout of every call except an upload.
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long the upload of one model may take: 100 GB at 30 MB/s.
+/// The timeout for the upload of one model: 100 GB at 30 MB/s.
 const UPLOAD_TIMEOUT: Duration = Duration::from_secs(3600);
-/// How many artifacts are asked after in one call. Fewer than a server takes.
+/// The number of artifacts in one `FindArtifacts` call, below a server's limit.
 const DIGESTS_AT_ONCE: usize = 200;
 
 /// A client of the admin API. Clones share their connections.
@@ -51,34 +51,34 @@ pub struct Admin {
     consistency: Consistency,
 }
 
-/// How to apply a function or workflow.
+/// The options of an apply of a function or workflow.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ApplyOptions {
-    /// Every check, nothing stored.
+    /// Whether the server makes every check but stores nothing.
     pub dry_run: bool,
-    /// Refuse with `CONFLICT` unless it is at this version; `None` takes whatever is
-    /// there.
+    /// The version that the object must have; any other version is refused with `CONFLICT`. `None`
+    /// accepts any version.
     pub resource_version: Option<u64>,
 }
 
-/// How to delete a function or workflow.
+/// The options of a deletion of a function or workflow.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DeleteOptions {
-    /// Every check, nothing deleted.
+    /// Whether the server makes every check but deletes nothing.
     pub dry_run: bool,
-    /// Refuse with `CONFLICT` unless it is at this version; `None` takes whatever is
-    /// there.
+    /// The version that the object must have; any other version is refused with `CONFLICT`. `None`
+    /// accepts any version.
     pub resource_version: Option<u64>,
 }
 
-/// What an apply did.
+/// The effect of an apply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// There was none: a function's first revision.
+    /// The apply created the object: the first revision of a function.
     Created,
-    /// There was one, and it was changed: a function's next revision.
+    /// The apply changed the object: the next revision of a function.
     Configured,
-    /// It was like this already.
+    /// The object already was as the apply asked.
     Unchanged,
 }
 
@@ -89,36 +89,36 @@ impl Outcome {
             Ok(ApplyOutcome::Configured) => Ok(Self::Configured),
             Ok(ApplyOutcome::Unchanged) => Ok(Self::Unchanged),
             Ok(ApplyOutcome::Unspecified) | Err(_) => {
-                Err(Error::BadAnswer(format!("outcome {wire} is not known")))
+                Err(Error::BadAnswer(format!("unknown outcome {wire}")))
             }
         }
     }
 }
 
-/// The answer to an apply of a function.
+/// The response to an apply of a function.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Applied {
-    /// What was done.
+    /// The effect of the apply.
     pub outcome: Outcome,
-    /// The function as it is now.
+    /// The function after the apply.
     pub function: admin::Function,
 }
 
 impl Admin {
-    /// A client of the cluster at these endpoints.
+    /// Creates a client of the cluster at these endpoints.
     #[must_use]
     pub fn new(endpoints: Endpoints) -> Self {
         Self { endpoints, consistency: Consistency::Linearizable }
     }
 
-    /// The same, reading what the endpoint that answers has: perhaps not the newest, and also while
-    /// no controller leads.
+    /// Returns a client with stale reads: an endpoint answers from its own copy, which may be out
+    /// of date. Stale reads work while no controller leads.
     #[must_use]
     pub fn stale(self) -> Self {
         Self { consistency: Consistency::Stale, ..self }
     }
 
-    /// Makes a call that may be made again where its connection breaks, as most may.
+    /// Sends a call that may run twice, as most calls may.
     async fn ask<M, T, Fut>(
         &self,
         message: M,
@@ -131,7 +131,7 @@ impl Admin {
         self.ask_with(Repeat::Allowed, CALL_TIMEOUT, message, make).await
     }
 
-    /// Makes a call: `make` sends the message to one endpoint.
+    /// Sends a call: `make` sends the message to one endpoint.
     async fn ask_with<M, T, Fut>(
         &self,
         repeat: Repeat,
@@ -147,7 +147,7 @@ impl Admin {
         Ok(self.endpoints.call(repeat, timeout, make).await?.into_inner())
     }
 
-    /// Which of these artifacts the cluster has: what need not be uploaded.
+    /// Returns the given artifacts that the cluster has, and that therefore need no upload.
     ///
     /// # Errors
     /// [`Error`] when the call fails.
@@ -155,7 +155,7 @@ impl Admin {
         self.find(digests).await?.found.iter().map(digest_of).collect()
     }
 
-    /// What those of these artifacts are that the cluster has.
+    /// Returns the models of the given artifacts that the cluster has.
     ///
     /// # Errors
     /// [`Error`] when the call fails.
@@ -165,7 +165,7 @@ impl Admin {
     ) -> Result<BTreeMap<Digest, admin::ModelSummary>, Error> {
         let answer = self.find(digests).await?;
         if answer.models.len() != answer.found.len() {
-            let why = "it does not say what its artifacts are: the server is older than this client";
+            let why = "the artifacts lack their models: the server is older than this client";
             return Err(Error::BadAnswer(why.to_owned()));
         }
         let digests = answer.found.iter().map(digest_of);
@@ -182,7 +182,9 @@ impl Admin {
             let admin::FindArtifactsResponse { found, models, not_looked_at } = asked.await?;
             let looked_at = some.len().saturating_sub(not_looked_at as usize);
             if looked_at == 0 {
-                return Err(Error::BadAnswer("it looked at none of the artifacts asked after".to_owned()));
+                return Err(Error::BadAnswer(
+                    "the server examined none of the requested artifacts".to_owned(),
+                ));
             }
             all.found.extend(found);
             all.models.extend(models);
@@ -191,12 +193,12 @@ impl Admin {
         Ok(all)
     }
 
-    /// Sends a model file. `progress` hears the bytes handed over so far; it starts again from
-    /// little when the upload goes on to another endpoint.
+    /// Uploads a model file. `progress` receives the number of bytes sent so far. The number starts
+    /// again from a low value when the upload is repeated at another endpoint.
     ///
     /// # Errors
-    /// [`Error::Refused`] when the model cannot be served, [`Error::File`] when the file cannot be
-    /// read.
+    /// [`Error::Refused`] when the cluster cannot serve the model, [`Error::File`] when the file
+    /// cannot be read.
     pub async fn upload<P>(
         &self,
         file: &ModelFile,
@@ -216,17 +218,18 @@ impl Admin {
                 admin_client(channel).upload_artifact(request).await
             })
             .await;
-        // What the server made of half a file does not matter.
+        // A read error takes precedence: the server's response to a truncated file means nothing.
         if let Some(error) = unread.lock().unwrap_or_else(PoisonError::into_inner).take() {
             return Err(error);
         }
         Ok(answer?.into_inner())
     }
 
-    /// Creates a function or makes its next revision.
+    /// Creates a function or the function's next revision.
     ///
     /// # Errors
-    /// [`Error::Refused`] when the spec or the artifact is, or the function changed meanwhile.
+    /// [`Error::Refused`] when the server refuses the spec or the artifact, or another client
+    /// changed the function meanwhile.
     pub async fn apply(
         &self,
         spec: &FunctionSpec,
@@ -243,14 +246,15 @@ impl Admin {
         let answer =
             self.ask(request, async |mut client, request| client.apply_function(request).await).await?;
         let outcome = Outcome::read(answer.outcome)?;
-        let function = answer.function.ok_or_else(|| Error::BadAnswer("it has no function".to_owned()))?;
+        let function =
+            answer.function.ok_or_else(|| Error::BadAnswer("the response has no function".to_owned()))?;
         Ok(Applied { outcome, function })
     }
 
-    /// One function.
+    /// Returns a function.
     ///
     /// # Errors
-    /// [`Error::Refused`] with `FUNCTION_NOT_FOUND` when there is none.
+    /// [`Error::Refused`] with `FUNCTION_NOT_FOUND` when the function does not exist.
     pub async fn function(&self, key: &FunctionKey) -> Result<admin::Function, Error> {
         let request = GetFunctionRequest {
             tenant: key.tenant.to_string(),
@@ -261,7 +265,7 @@ impl Admin {
         self.ask(request, async |mut client, request| client.get_function(request).await).await
     }
 
-    /// Every function of a tenant, or of all tenants, page after page.
+    /// Lists every function of a tenant, or of all tenants, page by page.
     #[must_use]
     pub fn functions(
         &self,
@@ -283,7 +287,7 @@ impl Admin {
     /// Deletes a function and all its revisions.
     ///
     /// # Errors
-    /// [`Error::Refused`] with `FUNCTION_NOT_FOUND` when there is none.
+    /// [`Error::Refused`] with `FUNCTION_NOT_FOUND` when the function does not exist.
     pub async fn delete(&self, key: &FunctionKey, options: DeleteOptions) -> Result<(), Error> {
         let request = DeleteFunctionRequest {
             tenant: key.tenant.to_string(),
@@ -296,7 +300,7 @@ impl Admin {
         Ok(())
     }
 
-    /// How many nodes the cluster needs, as the endpoint that answers sees it.
+    /// Returns the number of nodes that the cluster needs, as the answering endpoint sees it.
     ///
     /// # Errors
     /// [`Error`] when the call fails.
@@ -307,8 +311,8 @@ impl Admin {
         .await
     }
 
-    /// What happened after an earlier answer's `next` (empty: from the oldest that is kept), waiting so
-    /// long where there is nothing new.
+    /// Returns the events after an earlier response's `next`. An empty `after` starts at the oldest
+    /// event that is kept. Without new events, the server waits up to `wait`.
     ///
     /// # Errors
     /// [`Error`] when the call fails.
@@ -324,8 +328,8 @@ impl Admin {
         .await
     }
 
-    /// What functions and links did, as all controllers and workers count it together: the busiest
-    /// functions, at most so many.
+    /// Returns the activity of functions and links, summed over all controllers and workers: the
+    /// busiest functions, up to `functions_max`.
     ///
     /// # Errors
     /// [`Error`] when the call fails.
@@ -334,16 +338,16 @@ impl Admin {
         self.ask(request, async |mut client, request| client.get_activity(request).await).await
     }
 
-    /// What controllers and workers still know of a request or a trace, by its id.
+    /// Returns the spans of a request or trace that controllers and workers still keep, by its id.
     ///
     /// # Errors
-    /// [`Error::Refused`] with `TRACE_NOT_FOUND` where nobody keeps a span of it.
+    /// [`Error::Refused`] with `TRACE_NOT_FOUND` when no process keeps a span of the trace.
     pub async fn trace(&self, id: &str) -> Result<admin::Trace, Error> {
         let request = admin::GetTraceRequest { id: id.to_owned() };
         self.ask(request, async |mut client, request| client.get_trace(request).await).await
     }
 
-    /// The server's version and its cluster's.
+    /// Returns the version of the server and of its cluster.
     ///
     /// # Errors
     /// [`Error`] when the call fails.
@@ -351,10 +355,10 @@ impl Admin {
         self.ask(GetVersionRequest {}, async |mut client, request| client.get_version(request).await).await
     }
 
-    /// Breaks something, for tests. Servers refuse it unless started with `--allow-faults`.
+    /// Injects a fault, for tests. Servers refuse the call unless they run with `--allow-faults`.
     ///
     /// # Errors
-    /// [`Error::Refused`] with `PERMISSION_DENIED` where faults are not allowed.
+    /// [`Error::Refused`] with `PERMISSION_DENIED` when the server does not allow faults.
     pub async fn inject_fault(&self, fault: InjectFaultRequest) -> Result<(), Error> {
         self.ask_with(Repeat::Forbidden, CALL_TIMEOUT, fault, async |mut client, request| {
             client.inject_fault(request).await
@@ -368,7 +372,7 @@ fn digest_of(artifact: &admin::Artifact) -> Result<Digest, Error> {
     artifact.digest.parse::<Digest>().map_err(|error| Error::BadAnswer(error.to_string()))
 }
 
-/// A client of one endpoint that takes what a server may answer, and no more.
+/// Returns a client of one endpoint that accepts responses up to the server's size limit.
 fn admin_client(channel: Channel) -> AdminClient<Channel> {
     AdminClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX)
 }
@@ -379,7 +383,7 @@ fn stamped<T>(message: T, left: Duration) -> Request<T> {
     request
 }
 
-/// Adds what every call carries: how long it may take, and its trace.
+/// Adds the metadata of every call: the timeout and the trace context.
 fn stamp<T>(request: &mut Request<T>, left: Duration) {
     request.set_timeout(left);
     trace::inject(request.metadata_mut());

@@ -1,5 +1,6 @@
-//! The controllers a client knows, and one lazy connection to each. A call is made at the one that
-//! answered last, and where that one fails it, at the others: see [`failover`](crate::failover).
+//! The endpoints of a cluster's controllers, and one lazy connection to each. A call is sent to the
+//! endpoint that answered last. If that endpoint fails the call, the client tries the others: see
+//! [`failover`](crate::failover).
 
 use std::future::Future;
 use std::sync::Arc;
@@ -16,24 +17,28 @@ use crate::address::Address;
 use crate::error::{Cause, Error};
 use crate::failover::{Pauses, Round};
 
-/// HTTP/2 receive windows: a tensor of this size arrives without waiting for a window update.
+/// The HTTP/2 receive window of a stream, in bytes: a tensor of this size arrives without waiting
+/// for a window update.
 const STREAM_WINDOW: u32 = 4 << 20;
 const CONNECTION_WINDOW: u32 = 16 << 20;
 
-/// How often a busy connection is tried, and how long the answer may take, where there is another
-/// endpoint to go on to: a server that hangs or vanished is noticed in twice this.
+/// The interval between pings on a busy connection, and the time limit for the reply to a ping. The
+/// client therefore notices a hung or vanished server within twice this time. Used only with
+/// several endpoints.
 const KEEP_ALIVE: Duration = Duration::from_secs(2);
 
-/// What to do with a call whose connection broke after it was sent: it may have been carried out.
+/// The action after the connection broke under a call that was sent. The server may have carried
+/// out the call.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Repeat {
-    /// As the function is declared: the next endpoint is asked whether it is idempotent. Where none
-    /// says so, the call is not made again.
+    /// Asks the next endpoint whether the function is declared idempotent, and sends the call again
+    /// only if it is. Without an answer, the call is not sent again.
     #[default]
     AsDeclared,
-    /// Make it again at the next endpoint, under the same id: a second execution does no harm.
+    /// Sends the call again to the next endpoint under the same id: a second execution does no
+    /// harm.
     Allowed,
-    /// Report [`Error::ConnectionLost`].
+    /// Reports [`Error::ConnectionLost`] and never sends the call again.
     Forbidden,
 }
 
@@ -45,9 +50,10 @@ pub struct Endpoints {
 
 struct Shared {
     connections: Vec<Connection>,
-    /// The one that answered last.
+    /// The index of the connection that answered last.
     preferred: AtomicUsize,
-    /// Together they make the ids of requests: unique per client, and ordered.
+    /// The first half of every request id. With `calls` it makes ids that are unique and, per
+    /// client, ordered.
     client_id: u64,
     calls: AtomicU64,
 }
@@ -58,16 +64,18 @@ struct Connection {
 }
 
 impl Endpoints {
-    /// Takes the addresses of a cluster's controllers, in the order in which to try them. Nothing
-    /// is connected until the first call. To be called within a tokio runtime.
+    /// Creates endpoints from the addresses of a cluster's controllers, in the order in which to
+    /// try them. Connects at the first call. Must be called within a tokio runtime.
     ///
     /// # Errors
-    /// [`Error::NoEndpoints`] without addresses, [`Error::NoRandomness`] when the system has none.
+    /// [`Error::NoEndpoints`] without addresses, [`Error::NoRandomness`] when the system has no
+    /// random numbers.
     pub fn new(addresses: Vec<Address>) -> Result<Self, Error> {
         Self::with_client_id(addresses, getrandom::u64().map_err(Error::NoRandomness)?)
     }
 
-    /// The same with ids that can be foretold, for tests and replays.
+    /// Creates endpoints like [`new`](Self::new), but with a given client id, so that tests and
+    /// replays can predict the ids of requests.
     ///
     /// # Errors
     /// [`Error::NoEndpoints`] without addresses.
@@ -75,28 +83,30 @@ impl Endpoints {
         if addresses.is_empty() {
             return Err(Error::NoEndpoints);
         }
-        // Only where it helps: servers of other makers take pings for an attack.
+        // Keep-alive helps only with another endpoint to fail over to. Other vendors' servers treat
+        // frequent pings as an attack.
         let keep_alive = (addresses.len() > 1).then_some(KEEP_ALIVE);
         let connections =
             addresses.into_iter().map(|address| Connection::open(address, keep_alive)).collect();
-        let (preferred, calls) = (AtomicUsize::new(0), AtomicU64::new(0));
+        let preferred = AtomicUsize::new(0);
+        let calls = AtomicU64::new(0);
         Ok(Self { shared: Arc::new(Shared { connections, preferred, client_id, calls }) })
     }
 
-    /// The addresses, in the order given.
+    /// Returns the addresses in the order in which they were given.
     pub fn addresses(&self) -> impl Iterator<Item = &Address> {
         self.shared.connections.iter().map(|connection| &connection.address)
     }
 
-    /// An id no other call of any client has.
+    /// Returns an id that no other call of any client has.
     #[must_use]
     pub fn next_id(&self) -> String {
         let call = self.shared.calls.fetch_add(1, Ordering::Relaxed);
         format!("{:016x}-{call}", self.shared.client_id)
     }
 
-    /// Makes a call at the preferred endpoint, and at the others where that one fails it, all within
-    /// `timeout`. While no controller leads, they are asked again after a pause.
+    /// Sends a call to the preferred endpoint and, if that endpoint fails the call, to the others,
+    /// all within `timeout`. While no controller leads, asks all endpoints again after a pause.
     pub(crate) async fn call<T, F, Fut>(&self, repeat: Repeat, timeout: Duration, make: F) -> Result<T, Error>
     where
         F: Fn(Channel, Duration) -> Fut,
@@ -114,7 +124,8 @@ impl Endpoints {
         }
     }
 
-    /// Asks every endpoint once, until one answers or it makes no sense to ask another.
+    /// Asks the endpoints in turn until one answers, or a failure is final. Returns `None` if every
+    /// endpoint failed.
     async fn ask_each<T, F, Fut>(
         &self,
         round: &mut Round,
@@ -141,8 +152,8 @@ impl Endpoints {
                 Err(status) => status,
             };
             let cause = match Cause::of(&status) {
-                // A server that keeps the call's time itself may see it end first, and says cancelled:
-                // nobody else cancels a call that is awaited here.
+                // A server that enforces the call's timeout itself may see it expire first and
+                // report the call as cancelled. Nothing else cancels a call that is awaited here.
                 Cause::Answer(failure)
                     if failure.reason == Reason::Cancelled && Instant::now() >= deadline =>
                 {
@@ -158,7 +169,7 @@ impl Endpoints {
         Ok(None)
     }
 
-    /// Begins the next call at another endpoint than this one, unless somebody else saw to that.
+    /// Moves the preference to the next endpoint, unless another call has already moved it.
     fn leave(&self, index: usize) {
         let next = (index + 1) % self.shared.connections.len();
         let relaxed = Ordering::Relaxed;
@@ -166,13 +177,14 @@ impl Endpoints {
     }
 }
 
-/// A call at one endpoint. Dropped without having heard of it, its caller gave up: the next call
-/// begins at another endpoint, or callers with less patience than it takes to notice that a server
-/// hangs or is cut off would ask it for ever.
+/// A call in progress at one endpoint. If the guard is dropped before an outcome arrived, the
+/// caller gave up, and the next call starts at another endpoint. Otherwise, callers with a short
+/// timeout would return to a hung or partitioned server forever, because they give up before
+/// keep-alive notices it.
 struct Asked<'a> {
     endpoints: &'a Endpoints,
     index: usize,
-    /// Whatever was heard, and if it is that the connection broke.
+    /// Whether any outcome arrived, a broken connection included.
     heard: bool,
 }
 
@@ -200,7 +212,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn ids_are_distinct_and_can_be_foretold() {
+    async fn ids_are_distinct_and_predictable() {
         let endpoints = Endpoints::with_client_id(vec!["a:1".parse().unwrap()], 255).unwrap();
         assert_eq!(endpoints.next_id(), "00000000000000ff-0");
         assert_eq!(endpoints.clone().next_id(), "00000000000000ff-1");
@@ -210,7 +222,7 @@ mod tests {
     async fn a_caller_that_gives_up_asks_another_endpoint_next() {
         let endpoints = Endpoints::new(vec!["a:1".parse().unwrap(), "b:1".parse().unwrap()]).unwrap();
         let preferred = || endpoints.shared.preferred.load(Ordering::Relaxed);
-        // Waits no longer than it takes to ask.
+        // Polls the call once, so a call that waits counts as given up.
         let call = |hangs: bool| {
             let answer = endpoints.call(Repeat::Forbidden, KEEP_ALIVE, move |_, _| async move {
                 if hangs { std::future::pending().await } else { Ok::<_, Status>(()) }
@@ -218,11 +230,11 @@ mod tests {
             answer.now_or_never().is_some()
         };
         assert!(call(false));
-        assert_eq!(preferred(), 0, "it answered");
+        assert_eq!(preferred(), 0, "the first endpoint answered");
         assert!(!call(true));
         assert_eq!(preferred(), 1);
         assert!(call(false));
-        assert_eq!(preferred(), 1, "it answered");
+        assert_eq!(preferred(), 1, "the second endpoint answered");
     }
 
     #[test]

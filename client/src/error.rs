@@ -1,4 +1,4 @@
-//! What can go wrong with a call, told apart by what the caller does next.
+//! The errors of a call, divided by the action that a caller takes next.
 
 use std::error::Error as StdError;
 use std::path::PathBuf;
@@ -11,70 +11,70 @@ use tonic::Status;
 use crate::address::Address;
 use crate::tensor::TensorError;
 
-/// Why a call failed.
+/// The reason why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// No endpoint was given.
+    /// The client was created without endpoints.
     #[error("no endpoint was given: name at least one, such as 127.0.0.1:8080")]
     NoEndpoints,
-    /// No endpoint could be connected to: the call did not happen.
+    /// The client connected to no endpoint. No server received the call.
     #[error("cannot reach {}: {cause}", names(addresses))]
     Unreachable {
-        /// Every endpoint tried, in order.
+        /// The addresses of all endpoints tried, in order.
         addresses: Vec<Address>,
-        /// What the last one's connection failed with.
+        /// The connection error of the last endpoint.
         cause: String,
     },
-    /// The connection broke after the call was sent: it may have been carried out.
+    /// The connection broke after the call was sent. The server may have carried out the call.
     #[error("lost the connection to {address}: {cause}")]
     ConnectionLost {
-        /// The endpoint.
+        /// The address of the endpoint.
         address: Address,
-        /// What the connection failed with.
+        /// The error that broke the connection.
         cause: String,
     },
-    /// No answer came in time: the call may have been carried out.
+    /// No response arrived within the timeout. The server may have carried out the call.
     #[error("no answer from {address} within {}", seconds(*timeout))]
     TimedOut {
-        /// The endpoint.
+        /// The address of the endpoint.
         address: Address,
-        /// How long the caller was ready to wait.
+        /// The timeout that the caller set.
         timeout: Duration,
     },
     /// The server answered with an error.
     #[error("{}", .0.message)]
     Refused(Failure),
-    /// The server answered something the protocol does not allow.
-    #[error("the server's answer cannot be used: {0}")]
+    /// The server's response breaks the protocol.
+    #[error("the server's response is malformed: {0}")]
     BadAnswer(String),
-    /// A local file could not be read.
+    /// A local file cannot be read.
     #[error("cannot read {}: {cause}", path.display())]
     File {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         cause: std::io::Error,
     },
-    /// The file changed between being digested and being sent.
+    /// The file changed after its digest was computed, while it was being sent.
     #[error("{} changed while it was being sent: {sent} bytes instead of {expected}", path.display())]
     FileChanged {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// Its size when it was opened.
+        /// The size when the digest was computed, in bytes.
         expected: u64,
-        /// What could be read of it.
+        /// The bytes that were read during the upload.
         sent: u64,
     },
-    /// The system has no random numbers to make ids from.
-    #[error("cannot make ids: {0}")]
+    /// The system has no random numbers for request ids.
+    #[error("cannot generate request ids: {0}")]
     NoRandomness(getrandom::Error),
-    /// A tensor does not hold what it declares.
+    /// A tensor's bytes do not match its declaration.
     #[error(transparent)]
     Tensor(#[from] TensorError),
 }
 
 impl Error {
-    /// The server's reason, where it gave one.
+    /// Returns the server's stable reason, if the server gave one.
     #[must_use]
     pub fn reason(&self) -> Option<Reason> {
         match self {
@@ -83,7 +83,7 @@ impl Error {
         }
     }
 
-    /// Whether the same call may succeed when made again unchanged.
+    /// Returns whether the same call may succeed when repeated unchanged.
     #[must_use]
     pub fn retryable(&self) -> bool {
         match self {
@@ -93,7 +93,7 @@ impl Error {
         }
     }
 
-    /// Whether the call may have been carried out all the same.
+    /// Returns whether the server may have carried out the call despite the error.
     #[must_use]
     pub fn may_have_executed(&self) -> bool {
         match self {
@@ -104,22 +104,22 @@ impl Error {
     }
 }
 
-/// How a call to one endpoint failed.
+/// The failure of a call at one endpoint.
 #[derive(Debug)]
 pub(crate) enum Cause {
-    /// Never connected.
+    /// The client could not connect, so the call was not sent.
     NotSent(String),
-    /// Connected, then broken.
+    /// The connection broke after the call was sent.
     Broken(String),
-    /// The client's own clock ran out.
+    /// The client's timeout expired.
     TimedOut,
-    /// The server's answer.
+    /// The server answered with an error.
     Answer(Failure),
 }
 
 impl Cause {
-    /// Sorts a status. Those made on this side carry the error they came from; those that travelled
-    /// do not.
+    /// Classifies a status. A status created by the client carries its source error. A status that
+    /// came over the network does not.
     pub(crate) fn of(status: &Status) -> Self {
         let Some(source) = status.source() else { return Self::Answer(from_status(status)) };
         let mut cause: &(dyn StdError + 'static) = source;

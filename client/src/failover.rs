@@ -1,16 +1,17 @@
-//! Where a call goes when an endpoint fails it. Pure: failures in, what to do next out.
+//! The failover rules of a call. Pure logic: takes the failure of an endpoint and returns the next
+//! action.
 //!
-//! | what an endpoint did | then |
+//! | failure of an endpoint | next action |
 //! |---|---|
-//! | it could not be connected to | the next one: the call did not happen there |
-//! | the connection broke under the call | the next one, under the same id, if that may be; else the caller hears of it |
-//! | it has no leader, no worker that is ready, or goes down | the next one, unless the call may have been carried out and must not be again |
-//! | it refused the call for another reason | the caller hears of it: the others would say the same |
-//! | it did not answer in time | the caller hears of it |
+//! | the connection cannot be opened | try the next endpoint: the call did not reach this one |
+//! | the connection breaks under the call | try the next endpoint under the same id if the call may run twice; otherwise report the error |
+//! | the server has no leader or no ready worker, or is shutting down | try the next endpoint, unless the call may have been carried out and must not run twice |
+//! | the server refuses the call for another reason | report the error: the other endpoints would refuse too |
+//! | no response arrives within the timeout | report the error |
 //!
-//! Each endpoint is asked once in a round. Another round follows, after a pause, only where one of
-//! them said that there is no leader: an election ends by itself, and what else is wrong is not
-//! likely to.
+//! A round asks each endpoint once. Another round follows after a pause only if an endpoint
+//! reported that there is no leader. An election ends by itself, and other failures probably do
+//! not.
 
 use std::time::Duration;
 
@@ -20,28 +21,28 @@ use crate::address::Address;
 use crate::endpoints::Repeat;
 use crate::error::{Cause, Error};
 
-/// How long the election of a leader is waited for. It takes less than two seconds where a majority
-/// of the controllers is up; more than this and it waits for an operator.
+/// The longest wait for the election of a leader. An election takes less than two seconds while a
+/// majority of the controllers is up. A longer one needs an operator.
 const LEADER_PATIENCE: Duration = Duration::from_secs(10);
-/// The first pause before everybody is asked again; each is twice the one before.
+/// The first pause between rounds. Each later pause is twice as long, up to `PAUSE_MAX`.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_millis(800);
 
-/// One round of a call over the endpoints.
+/// One round of a call over all endpoints.
 #[derive(Debug)]
 pub(crate) struct Round {
     repeat: Repeat,
     timeout: Duration,
     pause: Duration,
-    /// In this round, in order.
+    /// The endpoints that failed in this round, in order.
     tried: Vec<Address>,
-    /// The failure of this round that says most.
+    /// The failure of this round that is most useful to the caller.
     told: Option<Error>,
-    /// Whether an endpoint of any round may have carried the call out.
+    /// Whether an endpoint of this or an earlier round may have carried out the call.
     may_have_executed: bool,
 }
 
-/// How long to wait before each round but the first.
+/// The pauses before each round except the first.
 #[derive(Debug)]
 pub(crate) struct Pauses {
     next: Duration,
@@ -53,7 +54,8 @@ impl Pauses {
         Self { next: PAUSE_MIN, until: timeout.min(LEADER_PATIENCE) }
     }
 
-    /// The next pause, so long after the call began; `None` when it is time to give up.
+    /// Returns the next pause, or `None` when the time is over. `elapsed` is the time since the
+    /// call began.
     pub(crate) fn next(&mut self, elapsed: Duration) -> Option<Duration> {
         let pause = self.next;
         self.next = (pause * 2).min(PAUSE_MAX);
@@ -63,21 +65,27 @@ impl Pauses {
 
 impl Round {
     pub(crate) fn first(repeat: Repeat, timeout: Duration) -> Self {
-        let (pause, tried, told) = (Duration::ZERO, Vec::new(), None);
-        Self { repeat, timeout, pause, tried, told, may_have_executed: false }
+        Self {
+            repeat,
+            timeout,
+            pause: Duration::ZERO,
+            tried: Vec::new(),
+            told: None,
+            may_have_executed: false,
+        }
     }
 
-    /// The pause before it.
+    /// Returns the pause before this round.
     pub(crate) fn pause(&self) -> Duration {
         self.pause
     }
 
-    /// Takes an endpoint's failure in. An error when no other is to be asked.
+    /// Records the failure of an endpoint. Returns an error if no other endpoint may be asked.
     pub(crate) fn failed(&mut self, address: &Address, cause: Cause) -> Result<(), Error> {
         self.tried.push(address.clone());
-        let (address, timeout) = (address.clone(), self.timeout);
+        let address = address.clone();
         let error = match cause {
-            Cause::TimedOut => return Err(Error::TimedOut { address, timeout }),
+            Cause::TimedOut => return Err(Error::TimedOut { address, timeout: self.timeout }),
             Cause::NotSent(cause) => Error::Unreachable { addresses: self.tried.clone(), cause },
             Cause::Broken(cause) => {
                 let lost = Error::ConnectionLost { address, cause };
@@ -96,9 +104,9 @@ impl Round {
         Ok(())
     }
 
-    /// Whether another endpoint may do what this one did not.
+    /// Returns whether another endpoint may succeed.
     fn goes_on(&self, failure: &Failure) -> bool {
-        // A gateway that has just started waits for its workers while the others serve.
+        // A gateway that has just started waits for its workers while the other gateways serve.
         let elsewhere = matches!(
             failure.reason,
             Reason::NoLeader | Reason::NoWorker | Reason::FunctionNotReady | Reason::ShuttingDown
@@ -106,7 +114,8 @@ impl Round {
         elsewhere && (self.repeat == Repeat::Allowed || !failure.may_have_executed)
     }
 
-    /// The round after this one, which every endpoint failed. An error when there is to be none.
+    /// Returns the round after this one, in which every endpoint failed. Returns an error if no
+    /// further round is due.
     pub(crate) fn next(self, pause: Option<Duration>) -> Result<Self, Error> {
         let Self { repeat, timeout, told, may_have_executed, .. } = self;
         let told = told.unwrap_or(Error::NoEndpoints);
@@ -125,7 +134,8 @@ impl Round {
     }
 }
 
-/// How much a failure says: why there is no leader is more than that somebody did not answer.
+/// Ranks a failure by its use to the caller: the lack of a leader explains more than a missing
+/// response.
 fn weight(error: &Error) -> u8 {
     match error {
         Error::Refused(failure) if failure.reason == Reason::NoLeader => 3,
@@ -158,7 +168,7 @@ mod tests {
         Cause::NotSent("refused".to_owned())
     }
 
-    /// A round in which every endpoint failed so.
+    /// Returns a round in which the endpoints failed with these causes.
     fn round(repeat: Repeat, causes: Vec<Cause>) -> Result<Round, Error> {
         let mut round = Round::first(repeat, TIMEOUT);
         for (name, cause) in ["a", "b", "c"].iter().zip(causes) {
@@ -168,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_endpoint_would_refuse_too_is_told_at_once() {
+    fn only_failures_of_one_endpoint_are_retried_at_another() {
         for reason in Reason::ALL {
             let goes_on = round(Repeat::Allowed, vec![refused(*reason)]).is_ok();
             let elsewhere =
@@ -178,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_have_run_is_sent_again_only_where_allowed() {
+    fn calls_that_may_have_run_are_repeated_only_if_allowed() {
         let after = || Cause::Answer(Failure::new(Reason::NoLeader, "unconfirmed").after_execution());
         for repeat in [Repeat::AsDeclared, Repeat::Forbidden] {
             assert!(matches!(round(repeat, vec![broken()]), Err(Error::ConnectionLost { .. })));
@@ -189,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_lack_of_a_leader_is_waited_for() {
+    fn another_round_follows_only_without_a_leader() {
         let next = |causes| round(Repeat::Allowed, causes).unwrap().next(SOON);
         assert!(next(vec![not_sent(), refused(Reason::NoLeader), broken()]).is_ok());
         assert!(matches!(next(vec![not_sent(), not_sent()]), Err(Error::Unreachable { .. })));
@@ -209,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn pauses_grow_and_end_in_time() {
+    fn pauses_grow_and_end_before_the_timeout() {
         let all = |timeout: Duration| {
             let mut pauses = Pauses::new(timeout);
             let mut elapsed = Duration::ZERO;

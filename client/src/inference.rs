@@ -1,4 +1,4 @@
-//! The Open Inference Protocol over gRPC, with raw contents.
+//! A client of the Open Inference Protocol over gRPC, with raw tensor contents.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -23,16 +23,16 @@ use crate::error::Error;
 use crate::split::Split;
 use crate::tensor::{Tensor, raw_contents};
 
-/// The metadata key that names the tenant a request is for.
+/// The metadata key for the tenant of a request.
 pub const TENANT_HEADER: &str = "millrace-tenant";
 const REQUEST_ID_HEADER: &str = "x-request-id";
 const SPLIT_HEADER: &str = "server-timing";
-/// The parameter of a model's configuration that says whether it may run twice.
+/// The parameter of a model's configuration that says whether requests may run twice.
 const IDEMPOTENT: &str = "idempotent";
-/// How long a question about a model may take.
+/// The timeout of a metadata call.
 const METADATA_TIMEOUT: Duration = Duration::from_secs(30);
-/// How much longer than its timeout an inference is waited for, so that the server's own account of
-/// what happened arrives.
+/// The time that the client waits beyond an inference's timeout, so that the server's own report of
+/// the timeout can arrive.
 const GRACE: Duration = Duration::from_millis(500);
 
 /// A client of the inference API. Clones share their connections.
@@ -42,31 +42,31 @@ pub struct Inference {
     tenant: TenantName,
 }
 
-/// One inference.
+/// An inference request.
 #[derive(Debug, Clone, PartialEq)]
 pub struct InferRequest {
-    /// The function's name: the protocol calls it a model.
+    /// The function's name. The protocol calls a function a model.
     pub model: String,
-    /// Its revision; empty for the latest.
+    /// The revision of the function. Empty for the latest.
     pub version: String,
-    /// The request's id; `None` makes one. Echoed in the answer, and kept over retries.
+    /// The request's id. `None` generates an id. The response repeats the id, and retries keep it.
     pub id: Option<String>,
-    /// How long the caller waits. Travels with the request.
+    /// The time that the caller waits. The timeout travels with the request.
     pub timeout: Duration,
-    /// 0 for none given.
+    /// The request's priority. 0 if none is set.
     pub priority: u64,
-    /// The sequence that it is of, where the function keeps state.
+    /// The request's position in a sequence, if the function keeps state.
     pub sequence: Option<InSequence>,
-    /// The model's inputs.
+    /// The model's input tensors.
     pub inputs: Vec<Tensor>,
-    /// The outputs wanted; empty for all.
+    /// The names of the requested outputs. Empty for all.
     pub outputs: Vec<String>,
-    /// What to do when the connection breaks under the request: [`Repeat::AsDeclared`] unless said.
+    /// The action when the connection breaks under the request. [`Repeat::AsDeclared`] by default.
     pub repeat: Repeat,
 }
 
 impl InferRequest {
-    /// A request for the latest revision, every output, and the default timeout of 60 s.
+    /// Creates a request for the latest revision, all outputs and the default timeout of 60 s.
     #[must_use]
     pub fn new(model: impl Into<String>, inputs: Vec<Tensor>) -> Self {
         Self {
@@ -83,66 +83,67 @@ impl InferRequest {
     }
 }
 
-/// The answer to an inference.
+/// The response to an inference request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InferResponse {
-    /// The model that answered.
+    /// The name of the model that answered.
     pub model: String,
-    /// Which version of it.
+    /// The revision of the model that answered.
     pub version: String,
     /// The request's id.
     pub request_id: String,
-    /// Its outputs.
+    /// The output tensors.
     pub outputs: Vec<Tensor>,
-    /// Where the time went, if the server says.
+    /// The latency breakdown, if the server reports one.
     pub split: Option<Split>,
 }
 
-/// What a model takes and gives.
+/// The declared inputs and outputs of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelMetadata {
-    /// Its name.
+    /// The model's name.
     pub name: String,
-    /// Its versions that can be asked for.
+    /// The versions that a request may name.
     pub versions: Vec<String>,
-    /// Its framework and format.
+    /// The model's framework and format.
     pub platform: String,
-    /// Its inputs.
+    /// The declared input tensors.
     pub inputs: Vec<TensorMetadata>,
-    /// Its outputs.
+    /// The declared output tensors.
     pub outputs: Vec<TensorMetadata>,
 }
 
-/// What a model declares of one input or output.
+/// The declaration of one input or output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorMetadata {
     /// The tensor's name.
     pub name: String,
-    /// Its element type.
+    /// The type of each element.
     pub datatype: DataType,
-    /// Its shape, -1 where free.
+    /// The size of each dimension, -1 if variable.
     pub shape: Vec<i64>,
 }
 
 impl Inference {
-    /// A client of the servers at these endpoints, for the default tenant.
+    /// Creates a client of the servers at these endpoints, for the default tenant.
     #[must_use]
     pub fn new(endpoints: Endpoints) -> Self {
         Self { endpoints, tenant: TenantName::default() }
     }
 
-    /// The same for another tenant.
+    /// Returns the client with another tenant.
     #[must_use]
     pub fn with_tenant(self, tenant: TenantName) -> Self {
         Self { tenant, ..self }
     }
 
-    /// Runs a model once; where a gateway dies under the request, again at another, under the same
-    /// id, if [`InferRequest::repeat`] lets it.
+    /// Runs a model. If the connection breaks under the request and [`InferRequest::repeat`] allows
+    /// it, sends the request to another endpoint under the same id.
     ///
     /// # Errors
-    /// [`Error::Refused`] with the server's reason; [`Error::TimedOut`] when it did not answer;
-    /// [`Error::ConnectionLost`] when it may have run and must not run again.
+    /// [`Error::Refused`] with the server's reason; [`Error::TimedOut`] when the server did not
+    /// answer in time; [`Error::ConnectionLost`] when the request may have run and must not run
+    /// again.
     pub async fn infer(&self, request: InferRequest) -> Result<InferResponse, Error> {
         let id = request.id.clone().unwrap_or_else(|| self.endpoints.next_id());
         let message = message(&request, &id);
@@ -168,14 +169,15 @@ impl Inference {
             answer => answer,
         };
         let answer = answer.map_err(|error| match error {
-            // What the caller asked for, without the grace.
+            // Reports the caller's timeout, without the grace period.
             Error::TimedOut { address, .. } => Error::TimedOut { address, timeout: request.timeout },
             error => error,
         })?;
         read_answer(answer, id)
     }
 
-    /// Whether a model's function is declared idempotent. What nobody says is not so.
+    /// Returns whether a model's function is declared idempotent. Without an answer, a function
+    /// counts as not idempotent.
     async fn is_idempotent(&self, request: &InferRequest, left: Duration) -> bool {
         let asked = ModelConfigRequest { name: request.model.clone(), version: request.version.clone() };
         let timeout = left.min(METADATA_TIMEOUT);
@@ -188,10 +190,10 @@ impl Inference {
         })
     }
 
-    /// What a model takes and gives; an empty version is the latest.
+    /// Returns the declared inputs and outputs of a model. An empty version is the latest.
     ///
     /// # Errors
-    /// [`Error::Refused`] when there is no such model.
+    /// [`Error::Refused`] when the model does not exist.
     pub async fn model_metadata(&self, name: &str, version: &str) -> Result<ModelMetadata, Error> {
         let request = ModelMetadataRequest { name: name.to_owned(), version: version.to_owned() };
         let answer = self
@@ -217,10 +219,10 @@ impl Inference {
         })
     }
 
-    /// Whether a model can be inferred now; an empty version is the latest.
+    /// Returns whether a model is ready for inference. An empty version is the latest.
     ///
     /// # Errors
-    /// [`Error::Refused`] when there is no such model.
+    /// [`Error::Refused`] when the model does not exist.
     pub async fn model_ready(&self, name: &str, version: &str) -> Result<bool, Error> {
         let request = ModelReadyRequest { name: name.to_owned(), version: version.to_owned() };
         let answer = self
@@ -232,7 +234,7 @@ impl Inference {
         Ok(answer.into_inner().ready)
     }
 
-    /// Whether the server can serve inference.
+    /// Returns whether the server is ready for inference.
     ///
     /// # Errors
     /// [`Error`] when the call fails.
@@ -256,7 +258,7 @@ impl Inference {
     }
 }
 
-/// A stub that takes answers of any size: the server bounds what it sends by what was asked.
+/// Returns a stub that accepts responses of any size: the server bounds a response by its request.
 fn service(channel: Channel) -> GrpcInferenceServiceClient<Channel> {
     GrpcInferenceServiceClient::new(channel).max_decoding_message_size(usize::MAX)
 }
@@ -286,7 +288,7 @@ fn message(request: &InferRequest, id: &str) -> ModelInferRequest {
     }
 }
 
-/// A place in a sequence, as Triton's clients write it.
+/// Encodes a position in a sequence as the parameters that Triton clients send.
 fn sequence(InSequence { id, start, end }: &InSequence) -> [(String, InferParameter); 3] {
     let id = match id {
         SequenceId::Number(number) => ParameterChoice::Uint64Param(number.get()),

@@ -1,11 +1,15 @@
 //! The Rust SDK of Millrace.
 //!
 //! [`Endpoints`] holds one lazy connection to each controller. [`Admin`] publishes and inspects
-//! functions and workflows, [`Inference`] runs them; it speaks the Open Inference Protocol, so it also talks to
-//! other servers of that protocol. A call goes to the endpoint that answered last and, where that
-//! one is gone, hangs, goes down or has no leader, to the others, under the same id: a write is
-//! carried out once, and an inference is sent again only if its function may run twice
-//! ([`Repeat`]). [`function`] is the other side: what a program that is served as a function links.
+//! functions and workflows. [`Inference`] runs functions and workflows over the Open Inference
+//! Protocol, so it can also call other servers of that protocol.
+//!
+//! A call is sent to the endpoint that answered the previous call. If that endpoint is unreachable,
+//! hangs, shuts down or has no leader, the call is sent to the other endpoints under the same id. A
+//! write is therefore carried out once. An inference is sent again only if its function may run
+//! twice ([`Repeat`]).
+//!
+//! [`function`] is the library for programs that Millrace serves as functions.
 //!
 //! ```no_run
 //! use bytes::Bytes;
@@ -23,8 +27,8 @@
 //! admin.apply(&FunctionSpec::new(key), model.digest(), Default::default()).await?;
 //!
 //! let input = Tensor::new("input", DataType::Fp32, vec![1, 64], Bytes::from(vec![0; 256]))?;
-//! let answer = Inference::new(endpoints).infer(InferRequest::new("digits", vec![input])).await?;
-//! println!("{} took {:?}", answer.request_id, answer.split);
+//! let response = Inference::new(endpoints).infer(InferRequest::new("digits", vec![input])).await?;
+//! println!("{} took {:?}", response.request_id, response.split);
 //! # Ok(())
 //! # }
 //! ```
@@ -53,14 +57,14 @@ pub use model_file::ModelFile;
 pub use split::Split;
 pub use tensor::{Tensor, TensorError};
 
-/// What a function that is a program is written with.
+/// The library for writing a function that is a program (`runtime: process`).
 pub use millrace_function as function;
-/// The messages of the admin API, as [`Admin`] returns them.
+/// The messages of the admin API that [`Admin`] returns.
 pub use millrace_proto::admin as messages;
-/// Log lines, as [`Admin::logs`] asks for them and returns them.
+/// The messages that [`Admin::logs`] accepts and returns.
 pub mod log {
     pub use millrace_proto::log::*;
     pub use millrace_proto::logs::PAGE_MAX as PAGE_LINES;
 }
-/// A span, as [`Admin::trace`] returns them.
+/// A span of a trace that [`Admin::trace`] returns.
 pub use millrace_proto::trace::wire::{Span, SpanEvent};

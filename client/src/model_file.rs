@@ -1,5 +1,5 @@
-//! A model's file on this machine, or a program that was packed from one: its digest, and its bytes as
-//! an upload stream.
+//! A model file on this machine, or a program packed from a file: its digest, and its bytes as a
+//! stream of upload messages.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -15,27 +15,28 @@ use tokio::io::{AsyncRead, AsyncReadExt as _};
 
 use crate::error::Error;
 
-/// How much of a file one upload message carries.
+/// The file bytes that one upload message carries, and the read buffer's size.
 const CHUNK: usize = 1 << 20;
 
-/// A model file, read once to learn its digest.
+/// A model file whose digest is known.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelFile {
     path: PathBuf,
-    /// What is sent, where that is not the file as it lies.
+    /// The bytes to upload, if they differ from the file's: a program packed with its declaration.
     packed: Option<Bytes>,
     digest: Digest,
     bytes: u64,
 }
 
-/// Where an upload's stream leaves the error that ended it: a stream of messages has no other way.
+/// The slot in which an upload's stream leaves the error that ended the stream. A stream of
+/// messages cannot carry an error itself.
 pub(crate) type ReadFailure = Arc<Mutex<Option<Error>>>;
 
 impl ModelFile {
-    /// Reads a file through and digests it. Blocks.
+    /// Reads the whole file and computes its digest. Blocks the thread.
     ///
     /// # Errors
-    /// [`Error::File`] when it cannot be opened or read.
+    /// [`Error::File`] when the file cannot be opened or read.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref().to_owned();
         let failed = |cause| Error::File { path: path.clone(), cause };
@@ -54,33 +55,35 @@ impl ModelFile {
         Ok(Self { digest: hasher.finish(), bytes, path, packed: None })
     }
 
-    /// What was made of a file: a program with what it declares.
+    /// Returns an upload of bytes that were packed from the file: a program with its declared
+    /// inputs and outputs.
     #[must_use]
     pub fn packed(path: impl AsRef<Path>, packed: Bytes) -> Self {
         let path = path.as_ref().to_owned();
         Self { digest: Digest::of(&packed), bytes: packed.len() as u64, path, packed: Some(packed) }
     }
 
-    /// Where it lies.
+    /// Returns the path of the file on this machine.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What it is called in the cluster.
+    /// Returns the digest, which is the artifact's name in the cluster.
     #[must_use]
     pub fn digest(&self) -> Digest {
         self.digest
     }
 
-    /// Its size.
+    /// Returns the number of bytes that an upload sends.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The messages of an upload: the header, then the file in chunks. `progress` hears the bytes
-    /// handed over so far. An error ends the stream early and is left in `failure`.
+    /// Returns the messages of an upload: the header, then the contents in chunks. `progress`
+    /// receives the number of bytes sent so far. An error ends the stream early and is left in
+    /// `failure`.
     pub(crate) fn messages<P>(
         &self,
         progress: Arc<P>,
@@ -177,7 +180,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_was_packed_is_sent_instead_of_the_file() {
+    async fn packed_bytes_are_sent_instead_of_the_file() {
         let packed = Bytes::from_static(b"declared and the file");
         let file = ModelFile::packed("run.py", packed.clone());
         assert_eq!((file.digest(), file.bytes()), (Digest::of(&packed), packed.len() as u64));

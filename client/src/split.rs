@@ -1,27 +1,27 @@
-//! Where a request's time went, as the server reports it.
+//! The latency breakdown of a request, as the server reports it.
 
 use std::time::Duration;
 
-/// The parts of a request's time on the server, from the `Server-Timing` header of its answer
-/// (`queue;dur=0.1, swap;dur=0, run;dur=1.5, total;dur=1.7`, in milliseconds).
+/// The parts of a request's time on the server, parsed from the `Server-Timing` header of the
+/// response (`queue;dur=0.1, swap;dur=0, run;dur=1.5, total;dur=1.7`, in milliseconds).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Split {
-    /// Waiting for the model to come into host memory from a worker's disk, a cold start; zero when it
-    /// was there.
+    /// The wait for the model to be loaded from the worker's disk into host memory, a cold start.
+    /// Zero if the model was in host memory.
     pub cold: Duration,
-    /// Accepted until given to a GPU, but for that.
+    /// The wait from admission to the assignment to a GPU, without the cold start.
     pub queue: Duration,
-    /// Waiting for the model to come onto the GPU; zero when it was resident.
+    /// The wait for the model to be copied onto the GPU. Zero if the model was resident.
     pub swap: Duration,
-    /// Computing.
+    /// The time that the model computed.
     pub run: Duration,
-    /// Received until answered, everything counted.
+    /// The time from the request's arrival at the server to the response, with all other parts.
     pub total: Duration,
 }
 
 impl Split {
-    /// Reads a `Server-Timing` header. `None` unless it has a `total` and nothing in it is
-    /// malformed; parts it does not name are zero and names it does not know are skipped.
+    /// Parses a `Server-Timing` header. Metrics without a known name are skipped, and absent parts
+    /// are zero. Returns `None` if the header has no `total` or a known part is malformed.
     #[must_use]
     pub fn parse(header: &str) -> Option<Self> {
         let mut split = Self::default();
@@ -46,7 +46,7 @@ impl Split {
         complete.then_some(split)
     }
 
-    /// What no part explains: reading, routing, hops and answering.
+    /// Returns the time that no part covers: reading, routing, network hops and responding.
     #[must_use]
     pub fn other(&self) -> Duration {
         self.total.saturating_sub(self.cold + self.queue + self.swap + self.run)
@@ -63,14 +63,14 @@ mod tests {
     }
 
     #[test]
-    fn reads_every_part_in_milliseconds() {
+    fn every_part_is_parsed_in_milliseconds() {
         let split = Split::parse("queue;dur=0.1, swap;dur=2, run;dur=1.5, total;dur=4").unwrap();
         assert_eq!(split, micros(100, 2000, 1500, 4000));
         assert_eq!(split.other(), Duration::from_micros(400));
     }
 
     #[test]
-    fn a_cold_start_is_apart_from_the_swap() {
+    fn a_cold_start_is_counted_apart_from_the_swap() {
         let split =
             Split::parse("cold;dur=30, queue;dur=0.1, swap;dur=2, run;dur=1.5, total;dur=34").unwrap();
         let cold = Duration::from_millis(30);
@@ -79,13 +79,13 @@ mod tests {
     }
 
     #[test]
-    fn skips_what_it_does_not_know() {
+    fn unknown_metrics_are_skipped() {
         let header = "cache;desc=\"hit\", edge;dur=9, total;desc=all;dur=1";
         assert_eq!(Split::parse(header), Some(micros(0, 0, 0, 1000)));
     }
 
     #[test]
-    fn refuses_what_it_cannot_read() {
+    fn malformed_headers_are_refused() {
         for header in ["", "miss", "run;dur=1", "total;dur=soon", "total;dur=-1", "total;dur=NaN"] {
             assert_eq!(Split::parse(header), None, "{header}");
         }

@@ -1,11 +1,11 @@
-//! Tensors as a caller holds them: a name, a type, a shape and little-endian bytes.
+//! Tensors with a name, a type, a shape and little-endian bytes.
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use millrace_proto::inference::InferTensorContents;
 use millrace_types::DataType;
 use millrace_types::tensor::element_count;
 
-/// A tensor whose bytes fit its shape.
+/// A tensor whose byte count is checked against its type and shape.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tensor {
     name: String,
@@ -14,59 +14,61 @@ pub struct Tensor {
     data: Bytes,
 }
 
-/// Why something is not a tensor.
+/// The error of creating or reading a [`Tensor`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TensorError {
-    /// A negative or overflowing shape.
-    #[error("{name}: shape {shape:?} is not one a tensor can have")]
+    /// The shape has a negative dimension, or its element count overflows.
+    #[error(
+        "{name}: shape {shape:?} is invalid: every dimension must be at least 0, and the element count must not overflow"
+    )]
     Shape {
-        /// The tensor.
+        /// The tensor's name.
         name: String,
-        /// Its shape.
+        /// The invalid shape.
         shape: Vec<i64>,
     },
-    /// Too many or too few bytes for the shape.
-    #[error("{name}: {datatype} of shape {shape:?} takes {expected} bytes, but there are {found}")]
+    /// The byte count does not match the type and shape.
+    #[error("{name}: {datatype} of shape {shape:?} needs {expected} bytes, got {found}")]
     Size {
-        /// The tensor.
+        /// The tensor's name.
         name: String,
-        /// Its element type.
+        /// The tensor's element type.
         datatype: DataType,
-        /// Its shape.
+        /// The tensor's shape.
         shape: Vec<i64>,
-        /// Bytes the shape takes.
+        /// The byte count that the type and shape need.
         expected: usize,
-        /// Bytes there are.
+        /// The byte count that was given.
         found: usize,
     },
-    /// BYTES elements that are cut short or more or fewer than the shape says.
+    /// The BYTES elements are truncated, or their count differs from the shape's.
     #[error(
-        "{name}: shape {shape:?} does not fit its elements, each a little-endian u32 length and that many bytes"
+        "{name}: shape {shape:?} does not match its elements: write each as a little-endian u32 length and that many bytes"
     )]
     Elements {
-        /// The tensor.
+        /// The tensor's name.
         name: String,
-        /// Its shape.
+        /// The tensor's shape.
         shape: Vec<i64>,
     },
-    /// Read as another type than it has.
+    /// The tensor was read as a type that it does not have.
     #[error("{name} holds {found}, not {wanted}")]
     Datatype {
-        /// The tensor.
+        /// The tensor's name.
         name: String,
-        /// Its element type.
+        /// The tensor's element type.
         found: DataType,
-        /// The element type asked for.
+        /// The element type that the caller asked for.
         wanted: DataType,
     },
 }
 
 impl Tensor {
-    /// Takes a tensor's bytes: little-endian, the last dimension varying fastest; for BYTES each
-    /// element after its length as a little-endian u32.
+    /// Creates a tensor from its bytes: little-endian, with the last dimension varying fastest. For
+    /// BYTES, each element follows its length as a little-endian u32.
     ///
     /// # Errors
-    /// [`TensorError`] when the bytes do not fit the shape.
+    /// [`TensorError`] when the bytes do not match the shape.
     pub fn new(
         name: impl Into<String>,
         datatype: DataType,
@@ -80,60 +82,61 @@ impl Tensor {
                 Err(TensorError::Elements { name, shape })
             }
             Some(size) if count.checked_mul(size) != Some(data.len()) => {
-                let (expected, found) = (count.saturating_mul(size), data.len());
+                let expected = count.saturating_mul(size);
+                let found = data.len();
                 Err(TensorError::Size { name, datatype, shape, expected, found })
             }
             _ => Ok(Self { name, datatype, shape, data }),
         }
     }
 
-    /// A tensor of 32-bit floats.
+    /// Creates a tensor of 32-bit floats.
     ///
     /// # Errors
-    /// [`TensorError`] when there are more or fewer values than the shape says.
+    /// [`TensorError`] when the number of values differs from the shape's.
     pub fn from_f32(name: impl Into<String>, shape: Vec<i64>, values: &[f32]) -> Result<Self, TensorError> {
         let data: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
         Self::new(name, DataType::Fp32, shape, Bytes::from(data))
     }
 
-    /// Its name in the model.
+    /// Returns the name of the model's input or output.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its element type.
+    /// Returns the type of each element.
     #[must_use]
     pub fn datatype(&self) -> DataType {
         self.datatype
     }
 
-    /// Its shape.
+    /// Returns the size of each dimension.
     #[must_use]
     pub fn shape(&self) -> &[i64] {
         &self.shape
     }
 
-    /// Its bytes.
+    /// Returns the elements as little-endian bytes.
     #[must_use]
     pub fn data(&self) -> &Bytes {
         &self.data
     }
 
-    /// Its values as 32-bit floats.
+    /// Returns the elements of an FP32 tensor.
     ///
     /// # Errors
-    /// [`TensorError::Datatype`] when it holds something else.
+    /// [`TensorError::Datatype`] when the element type is not FP32.
     pub fn to_f32(&self) -> Result<Vec<f32>, TensorError> {
         self.expect_type(DataType::Fp32)?;
         let value = |chunk: &[u8; 4]| f32::from_le_bytes(*chunk);
         Ok(self.data.as_chunks().0.iter().map(value).collect())
     }
 
-    /// Its elements as byte strings.
+    /// Returns the elements of a BYTES tensor.
     ///
     /// # Errors
-    /// [`TensorError::Datatype`] when it holds something else.
+    /// [`TensorError::Datatype`] when the element type is not BYTES.
     pub fn to_byte_strings(&self) -> Result<Vec<Bytes>, TensorError> {
         self.expect_type(DataType::Bytes)?;
         Ok(length_prefixed(&self.data).unwrap_or_default())
@@ -147,7 +150,8 @@ impl Tensor {
     }
 }
 
-/// Splits BYTES contents; `None` when an element is cut short.
+/// Splits the contents of a BYTES tensor into elements. Returns `None` when an element is
+/// truncated.
 fn length_prefixed(data: &Bytes) -> Option<Vec<Bytes>> {
     let mut elements = Vec::new();
     let mut at = 0;
@@ -163,7 +167,8 @@ fn length_prefixed(data: &Bytes) -> Option<Vec<Bytes>> {
     Some(elements)
 }
 
-/// The raw form of contents that travelled as typed lists, as some servers answer.
+/// Converts contents that arrived as typed lists into raw bytes. Some servers answer with typed
+/// lists.
 pub(crate) fn raw_contents(datatype: DataType, contents: &InferTensorContents) -> Bytes {
     let mut raw = BytesMut::new();
     match datatype {
@@ -179,7 +184,7 @@ pub(crate) fn raw_contents(datatype: DataType, contents: &InferTensorContents) -
         DataType::Fp32 => contents.fp32_contents.iter().for_each(|&value| raw.put_f32_le(value)),
         DataType::Fp64 => contents.fp64_contents.iter().for_each(|&value| raw.put_f64_le(value)),
         DataType::Bytes => contents.bytes_contents.iter().for_each(|value| put_element(&mut raw, value)),
-        // No list holds half-precision values: they always travel raw.
+        // The protocol has no list for half-precision values: they always travel raw.
         DataType::Fp16 | DataType::Bf16 => {}
     }
     raw.freeze()
@@ -195,14 +200,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn floats_round_trip() {
+    fn floats_round_trip_through_a_tensor() {
         let tensor = Tensor::from_f32("x", vec![1, 3], &[1.0, -2.5, 0.0]).unwrap();
         assert_eq!(tensor.to_f32().unwrap(), [1.0, -2.5, 0.0]);
         assert_eq!(tensor.data().len(), 12);
     }
 
     #[test]
-    fn refuses_bytes_that_do_not_fit_the_shape() {
+    fn bytes_that_do_not_match_the_shape_are_refused() {
         let new = |shape: &[i64], bytes: usize| {
             Tensor::new("x", DataType::Fp32, shape.to_vec(), Bytes::from(vec![0; bytes]))
         };
@@ -234,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn typed_contents_become_raw() {
+    fn typed_contents_are_converted_to_raw_bytes() {
         let contents = InferTensorContents { int_contents: vec![-1, 2], ..Default::default() };
         assert_eq!(raw_contents(DataType::Int8, &contents), [255u8, 2].as_slice());
         assert_eq!(raw_contents(DataType::Int16, &contents), [255u8, 255, 2, 0].as_slice());

@@ -1,5 +1,5 @@
-//! The SDK against small servers in this process: what is sent, what is read back, and where a call
-//! goes when an endpoint is gone.
+//! Calls of the SDK to small servers in this process: the messages sent, the responses read, and
+//! the failover when an endpoint is gone.
 #![allow(clippy::unwrap_used)]
 
 mod fake;
@@ -33,7 +33,7 @@ fn request(model: &str) -> InferRequest {
 }
 
 #[tokio::test]
-async fn publishes_and_reads_back_a_function() {
+async fn an_applied_function_can_be_read_and_deleted() {
     let server = Fake::start().await;
     let admin = Admin::new(endpoints(&[&server.address]));
     let folder = tempfile::tempdir().unwrap();
@@ -45,7 +45,7 @@ async fn publishes_and_reads_back_a_function() {
     assert_eq!(uploaded.artifact.unwrap().bytes, 3_000_000);
     assert_eq!(admin.find_artifacts(&[file.digest()]).await.unwrap(), [file.digest()]);
     let models = admin.find_models(&[Digest::of(b"another"), file.digest()]).await.unwrap();
-    // More than a server takes at a time: as many as a cluster's functions may have.
+    // More digests than a server accepts in one call: as many as a cluster's functions may have.
     let many: Vec<Digest> = (0..1_001_u32).map(|n| Digest::of(&n.to_le_bytes())).collect();
     let many = [many, vec![file.digest()]].concat();
     assert_eq!(admin.find_artifacts(&many).await.unwrap(), [file.digest()]);
@@ -70,7 +70,7 @@ async fn publishes_and_reads_back_a_function() {
 }
 
 #[tokio::test]
-async fn a_listing_goes_through_every_page() {
+async fn a_listing_reads_every_page() {
     let server = Fake::start().await;
     let admin = Admin::new(endpoints(&[&server.address]));
     for name in ["a", "b", "c", "d", "e"] {
@@ -101,12 +101,12 @@ fn workflow(name: &str, function: &str) -> WorkflowSpec {
 }
 
 #[tokio::test]
-async fn publishes_and_reads_back_workflows() {
+async fn applied_workflows_can_be_read_and_deleted() {
     let server = Fake::start().await;
     let admin = Admin::new(endpoints(&[&server.address]));
     let options = ApplyOptions::default();
     let refused = admin.apply_workflow(&workflow("a", "digits"), options).await.unwrap_err();
-    assert_eq!(refused.reason(), Some(Reason::InvalidSpec), "its function is not there");
+    assert_eq!(refused.reason(), Some(Reason::InvalidSpec), "its function does not exist");
     let artifact = millrace_types::Digest::of(b"");
     admin.apply(&FunctionSpec::new(key("digits")), artifact, options).await.unwrap();
 
@@ -133,7 +133,7 @@ async fn publishes_and_reads_back_workflows() {
 }
 
 #[tokio::test]
-async fn a_dry_run_of_several_says_in_which_order_they_are_taken() {
+async fn a_dry_run_of_several_items_returns_their_order() {
     let server = Fake::start().await;
     let admin = Admin::new(endpoints(&[&server.address]));
     let artifact = Digest::of(b"model");
@@ -154,7 +154,7 @@ async fn a_dry_run_of_several_says_in_which_order_they_are_taken() {
         ApplyItem::Function { spec: FunctionSpec::new(key("digits")), artifact },
     ];
     let DryRun::Refused(refusal) = admin.dry_run_apply(&items, Vec::new()).await.unwrap() else {
-        panic!("the model is not there")
+        panic!("the model does not exist")
     };
     assert_eq!((refusal.item, refusal.failure.reason), (1, Reason::ArtifactNotFound));
     let models = vec![PendingModel { digest: artifact, model }];
@@ -173,7 +173,7 @@ async fn a_refusal_keeps_its_reason_and_flags() {
 }
 
 #[tokio::test]
-async fn an_answer_carries_outputs_id_and_split() {
+async fn a_response_carries_outputs_id_and_split() {
     let server = Fake::start().await;
     let inference = Inference::new(endpoints(&[&server.address]));
     let answer = inference.infer(InferRequest { id: Some("mine".into()), ..request("echo") }).await.unwrap();
@@ -184,12 +184,12 @@ async fn an_answer_carries_outputs_id_and_split() {
     let micros = Duration::from_micros;
     let split = Split { queue: micros(100), run: micros(1500), total: micros(2000), ..Split::default() };
     assert_eq!(answer.split, Some(split));
-    // Without an id of the caller's, the client makes one that can be foretold from its seed.
+    // Without an id from the caller, the client generates one that follows from its client id.
     assert_eq!(inference.infer(request("echo")).await.unwrap().request_id, "0000000000000007-0");
 }
 
 #[tokio::test]
-async fn typed_answers_read_like_raw_ones() {
+async fn typed_contents_are_read_like_raw_contents() {
     let server = Fake::start().await;
     let inference = Inference::new(endpoints(&[&server.address]));
     let answer = inference.infer(request("typed")).await.unwrap();
@@ -198,8 +198,9 @@ async fn typed_answers_read_like_raw_ones() {
 }
 
 #[tokio::test]
-async fn goes_on_to_the_next_endpoint_and_stays_there() {
-    let (dead, server) = (dead_address().await, Fake::start().await);
+async fn a_client_stays_at_the_endpoint_that_answered() {
+    let dead = dead_address().await;
+    let server = Fake::start().await;
     let endpoints = endpoints(&[&dead, &server.address]);
     let inference = Inference::new(endpoints);
     assert_eq!(inference.infer(request("echo")).await.unwrap().model, "echo");
@@ -207,8 +208,9 @@ async fn goes_on_to_the_next_endpoint_and_stays_there() {
 }
 
 #[tokio::test]
-async fn names_every_endpoint_when_none_can_be_reached() {
-    let (one, two) = (dead_address().await, dead_address().await);
+async fn an_error_names_every_endpoint_when_none_can_be_reached() {
+    let one = dead_address().await;
+    let two = dead_address().await;
     let error = Admin::new(endpoints(&[&one, &two])).version().await.unwrap_err();
     let Error::Unreachable { addresses, .. } = &error else { panic!("{error:?}") };
     assert_eq!(*addresses, [one.clone(), two.clone()]);
@@ -218,14 +220,15 @@ async fn names_every_endpoint_when_none_can_be_reached() {
 }
 
 #[tokio::test]
-async fn an_inference_whose_gateway_dies_is_sent_again_only_if_its_function_may_run_twice() {
+async fn an_inference_is_sent_again_after_a_lost_gateway_only_if_it_may_run_twice() {
     for (model, repeat, again) in [
         ("echo", Repeat::AsDeclared, true),
         ("once", Repeat::AsDeclared, false),
         ("once", Repeat::Allowed, true),
         ("echo", Repeat::Forbidden, false),
     ] {
-        let (dies, lives) = (Fake::broken(Break::Dies).await, Fake::start().await);
+        let dies = Fake::broken(Break::Dies).await;
+        let lives = Fake::start().await;
         let inference = Inference::new(endpoints(&[&dies.address, &lives.address]));
         let answer = inference.infer(InferRequest { repeat, ..request(model) }).await;
         let case = format!("{model} {repeat:?}");
@@ -248,7 +251,7 @@ async fn an_inference_whose_gateway_dies_is_sent_again_only_if_its_function_may_
 }
 
 #[tokio::test]
-async fn a_server_that_is_no_gateway_of_ours_is_not_asked_twice() {
+async fn an_inference_is_not_repeated_after_another_vendors_server_hangs_up() {
     let hangs_up = fake::hangs_up_in_the_middle().await;
     let inference = Inference::new(endpoints(&[&hangs_up]));
     let error = inference.infer(request("echo")).await.unwrap_err();
@@ -257,7 +260,8 @@ async fn a_server_that_is_no_gateway_of_ours_is_not_asked_twice() {
 
 #[tokio::test]
 async fn a_write_keeps_its_key_when_its_endpoint_dies() {
-    let (dies, lives) = (Fake::broken(Break::Dies).await, Fake::start().await);
+    let dies = Fake::broken(Break::Dies).await;
+    let lives = Fake::start().await;
     let admin = Admin::new(endpoints(&[&dies.address, &lives.address]));
     let artifact = millrace_types::Digest::of(b"");
     admin.apply(&FunctionSpec::new(key("digits")), artifact, ApplyOptions::default()).await.unwrap();
@@ -267,7 +271,8 @@ async fn a_write_keeps_its_key_when_its_endpoint_dies() {
 
 #[tokio::test]
 async fn a_write_waits_for_a_leader_and_keeps_its_key() {
-    let (one, two) = (Fake::broken(Break::Unled(2)).await, Fake::broken(Break::Unled(2)).await);
+    let one = Fake::broken(Break::Unled(2)).await;
+    let two = Fake::broken(Break::Unled(2)).await;
     let admin = Admin::new(endpoints(&[&one.address, &two.address]));
     let artifact = millrace_types::Digest::of(b"");
     admin.apply(&FunctionSpec::new(key("digits")), artifact, ApplyOptions::default()).await.unwrap();
@@ -276,20 +281,22 @@ async fn a_write_waits_for_a_leader_and_keeps_its_key() {
 }
 
 #[tokio::test]
-async fn a_server_that_goes_down_is_left_for_another() {
-    let (down, up) = (Fake::broken(Break::GoesDown).await, Fake::start().await);
+async fn a_client_leaves_a_server_that_shuts_down() {
+    let down = Fake::broken(Break::GoesDown).await;
+    let up = Fake::start().await;
     let inference = Inference::new(endpoints(&[&down.address, &up.address]));
     for _ in 0..2 {
         assert_eq!(inference.infer(request("echo")).await.unwrap().model, "echo");
     }
-    assert_eq!((down.ids().len(), up.ids().len()), (1, 2), "it stays where it was answered");
+    assert_eq!((down.ids().len(), up.ids().len()), (1, 2), "the client stays at the endpoint that answered");
     let alone = Inference::new(endpoints(&[&down.address])).infer(request("echo")).await.unwrap_err();
     assert_eq!(alone.reason(), Some(Reason::ShuttingDown));
 }
 
 #[tokio::test]
-async fn a_change_of_the_group_is_not_made_twice() {
-    let (dies, lives) = (Fake::broken(Break::Dies).await, Fake::start().await);
+async fn a_membership_change_is_never_sent_twice() {
+    let dies = Fake::broken(Break::Dies).await;
+    let lives = Fake::start().await;
     let admin = Admin::new(endpoints(&[&dies.address, &lives.address]));
     let error = admin.remove_controller(2).await.unwrap_err();
     assert!(matches!(error, Error::ConnectionLost { .. }) && error.may_have_executed(), "{error:?}");
@@ -306,7 +313,7 @@ async fn a_silent_server_is_given_up_after_the_timeout() {
 }
 
 #[tokio::test]
-async fn metadata_is_typed() {
+async fn model_metadata_has_types_and_shapes() {
     let server = Fake::start().await;
     let inference = Inference::new(endpoints(&[&server.address]));
     let model = inference.model_metadata("echo", "").await.unwrap();
@@ -316,7 +323,7 @@ async fn metadata_is_typed() {
 }
 
 #[tokio::test]
-async fn a_large_tensor_goes_there_and_back() {
+async fn a_large_tensor_round_trips() {
     let server = Fake::start().await;
     let inference = Inference::new(endpoints(&[&server.address]));
     let data = Bytes::from(vec![1u8; 24 << 20]);
@@ -326,21 +333,21 @@ async fn a_large_tensor_goes_there_and_back() {
 }
 
 #[tokio::test]
-async fn a_policy_is_changed_by_the_fields_that_are_named() {
+async fn a_policy_change_sets_only_the_named_fields() {
     let server = Fake::start().await;
     let admin = Admin::new(endpoints(&[&server.address]));
     let spec = PolicySpec { dispatch: Some(DispatchName::Torpor), ..PolicySpec::NONE };
     let change = PolicyChange { spec, fields: Some(vec!["dispatch".into()]), ..PolicyChange::default() };
     let dry = PolicyChange { dry_run: true, ..change.clone() };
     assert_eq!(admin.update_policy(&dry).await.unwrap().generation, 1);
-    assert_eq!(admin.policy().await.unwrap().generation, 0, "it was only tried");
+    assert_eq!(admin.policy().await.unwrap().generation, 0, "a dry run stores nothing");
     let first = PolicyChange { resource_version: Some(0), ..change.clone() };
     let changed = admin.update_policy(&first).await.unwrap();
     assert_eq!(
         (changed.spec.unwrap().dispatch.as_str(), changed.updated_by.as_str()),
         ("torpor", "dispatch")
     );
-    // 0: as nobody had changed it yet.
+    // 0 is the version before the first change.
     for stale in [7, 0] {
         let stale = PolicyChange { resource_version: Some(stale), ..change.clone() };
         let refused = admin.update_policy(&stale).await.unwrap_err();
@@ -349,7 +356,7 @@ async fn a_policy_is_changed_by_the_fields_that_are_named() {
 }
 
 #[tokio::test]
-async fn an_operation_is_waited_for_and_lines_are_read_on() {
+async fn the_client_waits_for_operations_and_reads_log_lines_page_by_page() {
     let server = Fake::start().await;
     let admin = Admin::new(endpoints(&[&server.address]));
     assert_eq!(admin.operations().await.unwrap().len(), 1);
@@ -358,7 +365,8 @@ async fn an_operation_is_waited_for_and_lines_are_read_on() {
     assert_eq!((ended.done, seen), (3, vec![1, 2, 3]));
     let unknown = admin.operation("9").await.unwrap_err();
     assert_eq!(unknown.reason(), Some(Reason::OperationNotFound));
-    let (mut after, mut read) = (String::new(), Vec::new());
+    let mut after = String::new();
+    let mut read = Vec::new();
     while read.len() < 3 {
         let page = admin.logs(&[], &Filter::default(), &after, Duration::ZERO).await.unwrap();
         read.extend(page.lines.into_iter().map(|line| line.message));

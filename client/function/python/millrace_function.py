@@ -1,8 +1,8 @@
-"""What a function in Python imports: its calls, their inputs, and where outputs go.
+"""The module for a Python program that Millrace serves as a function (`runtime: process`).
 
-The program that `runtime: process` names is started by a worker, and calls `serve` with what answers a
-call. docs/functions.md says how to publish it. Workers find this module by PYTHONPATH, and the library
-below it, which is that of `millrace.h`, by FUNCTION_LIBRARY.
+A worker starts the program, and the program passes a function that answers calls to `serve`.
+docs/functions.md explains how to publish the program. PYTHONPATH must name the folder of this module,
+and FUNCTION_LIBRARY the shared library of `millrace.h`.
 """
 
 import ctypes
@@ -13,7 +13,7 @@ _ID_BYTES = 128
 
 
 class Failed(Exception):
-    """What this module raises, with the library's reason. A function may raise it, or any other."""
+    """The error of this module, with the library's message. A function may raise it, or any other error."""
 
 
 class _Tensor(ctypes.Structure):
@@ -68,7 +68,7 @@ def _check(code):
 
 
 class _Buffer:
-    """Memory of the library's, given back when nothing refers to it any more."""
+    """Memory of the library, released when nothing refers to it any longer."""
 
     def __init__(self, fill):
         self.handle = ctypes.c_void_p()
@@ -82,7 +82,7 @@ class _Buffer:
         if not address:
             raise Failed(_library.millrace_error().decode())
         array = (ctypes.c_ubyte * size).from_address(address)
-        # Whoever has a view of it has the memory.
+        # A view keeps the memory alive.
         array.buffer = self
         return memoryview(array).cast("B")
 
@@ -97,37 +97,37 @@ class Input:
 
     @property
     def data(self):
-        """Its bytes, where they lie, to be read only."""
+        """The input's bytes, read-only and without a copy."""
         return self._call.fetch(self.id)
 
 
 class Call:
-    """A request, until what serves it returns."""
+    """A request, valid until the function that serves it returns."""
 
     def __init__(self, handle):
         self._handle = ctypes.c_void_p(handle.value)
 
     def inputs(self):
-        """All of them, in the order of the manifest."""
+        """Returns all inputs, in the order of the manifest."""
         tensors = [_Tensor() for _ in range(_library.millrace_input_count(self._handle))]
         for index, tensor in enumerate(tensors):
             _check(_library.millrace_input_at(self._handle, index, ctypes.byref(tensor)))
         return [Input(self, tensor) for tensor in tensors]
 
     def input(self, name):
-        """The one of that name."""
+        """Returns the input of that name."""
         for it in self.inputs():
             if it.name == name:
                 return it
-        raise Failed(f"there is no input {name!r}: it is what the manifest's inputs name")
+        raise Failed(f"there is no input {name!r}: use a name from the manifest's inputs")
 
     def fetch(self, id):
-        """Data by its id, where it lies, to be read only. It stays while something refers to it."""
+        """Returns the data of an id, read-only and without a copy. A reference keeps the data alive."""
         fetch = _library.millrace_fetch
         return _Buffer(lambda place: fetch(self._handle, id.encode(), place)).view().toreadonly()
 
     def store(self, data):
-        """Makes data (bytes, or what gives them, such as an array) an object of the worker; its id."""
+        """Makes data (bytes, or a buffer such as an array) an object of the worker, and returns its id."""
         data, identity = memoryview(data).cast("B"), ctypes.create_string_buffer(_ID_BYTES)
         create = _library.millrace_create
         buffer = _Buffer(lambda place: create(self._handle, len(data), place))
@@ -137,25 +137,25 @@ class Call:
         return identity.value.decode()
 
     def output(self, name, id, datatype, shape, response=False):
-        """Says that an output is the data of that id. A response is for the caller of the workflow: its
-        bytes are in the answer; any other output goes to whatever takes it next."""
+        """Sets an output to the data of an id. A response is for the caller of the workflow: its bytes are
+        in the answer. Any other output passes to its next consumer."""
         sizes = (ctypes.c_int64 * len(shape))(*shape)
         words = [it.encode() for it in (name, id, datatype)]
         _check(_library.millrace_output(self._handle, *words, sizes, len(shape), int(response)))
 
     def give(self, name, datatype, shape, data, response=False):
-        """Stores data and says which output it is."""
+        """Stores data and sets an output to it."""
         self.output(name, self.store(data), datatype, shape, response)
 
     def _answer(self, end, *words):
         handle, self._handle = self._handle, None
-        # Where it cannot be said, the worker is gone, which the next call finds out.
+        # If the answer cannot be sent, the worker is gone, and the wait for the next call reports it.
         end(handle, *words)
 
 
 def serve(function):
-    """Gives each Call to a function, until the worker wants no more. What it raises is the caller's
-    answer; with its traceback it is in the worker's log too, unless it is Failed."""
+    """Passes each Call to a function, until the worker needs the process no longer. An exception of the
+    function fails the request. Unless it is Failed, its traceback is in the worker's log too."""
     session, handle = ctypes.c_void_p(), ctypes.c_void_p()
     _check(_library.millrace_open(ctypes.byref(session)))
     try:

@@ -1,4 +1,4 @@
-//! One call: its inputs, the data it fetches and stores, and its answer.
+//! A call: its inputs, the data that it fetches and stores, and its response.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -16,23 +16,23 @@ use crate::ids;
 use crate::memory::{Buffer, Data, Room};
 use crate::session::{Arrived, Shared};
 
-/// The longest message of a failure; the rest of a longer one is left out.
+/// The longest failure message, in bytes. A longer message is truncated.
 const MESSAGE_BYTES_MAX: usize = 4 << 10;
 
 /// An input of a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Input {
-    /// Its name, as the manifest declares it.
+    /// The name that the manifest declares.
     pub name: String,
-    /// Its element type.
+    /// The type of each element.
     pub datatype: DataType,
-    /// Its shape, every dimension a number.
+    /// The size of each dimension. No dimension is variable.
     pub shape: Vec<i64>,
-    /// What its data is fetched by.
+    /// The id under which [`Call::fetch`] returns the input's data.
     pub id: DataId,
 }
 
-/// A call. Its methods may be used from any thread.
+/// A request that the process serves. The methods may be used from any thread.
 #[derive(Debug)]
 pub struct Call {
     shared: Arc<Shared>,
@@ -51,11 +51,11 @@ struct State {
     answered: bool,
 }
 
-/// Data that this process has at hand.
+/// Data that this process can read without asking the worker.
 #[derive(Debug)]
 struct Held {
     data: Data,
-    /// The worker has it as an object too.
+    /// Whether the worker has the data as an object too.
     kept: bool,
 }
 
@@ -80,74 +80,85 @@ impl Call {
                 _ => return Err(Error::Protocol("an input without contents")),
             };
             let datatype = datatype.parse().map_err(|_| Error::Protocol("an input of an unknown type"))?;
-            // Whatever it is elsewhere, here it goes by a name of its own.
+            // The input may have an id elsewhere in the cluster. The process reads it under an id
+            // of its own.
             let id = shared.unique_id(number)?;
             state.data.insert(id.clone(), Held { data, kept: false });
             inputs.push(Input { name, datatype, shape, id });
         }
-        let (timeout, state) = (Duration::from_nanos(timeout_ns), Mutex::new(state));
-        Ok(Self { shared, number, request_id, timeout, wanted, inputs, state })
+        Ok(Self {
+            shared,
+            number,
+            request_id,
+            timeout: Duration::from_nanos(timeout_ns),
+            wanted,
+            inputs,
+            state: Mutex::new(state),
+        })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Never left half-changed: a poisoned one is still good.
+        // No panic leaves the state half-changed, so a poisoned state is still valid.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Nobody waits for an answered one: what it asked might be answered with the next call.
+    /// Returns an error if the call is answered. The worker no longer expects messages of an
+    /// answered call, so a reply could belong to the next call.
     fn still_open(&self) -> Result<(), Error> {
         if self.state().answered { Err(Error::Answered) } else { Ok(()) }
     }
 
-    /// The cluster's name for the request.
+    /// Returns the id of the request in the cluster.
     #[must_use]
     pub fn request_id(&self) -> &str {
         &self.request_id
     }
 
-    /// What was left of the request's time when the call came. A process that takes longer is killed.
+    /// Returns the time that the request had left when the call arrived. The worker kills a process
+    /// that exceeds the time.
     #[must_use]
     pub fn timeout(&self) -> Duration {
         self.timeout
     }
 
-    /// The outputs that are wanted; none: all that are declared. More may be given.
+    /// Returns the names of the requested outputs. Empty for all declared outputs. A function may
+    /// set further outputs.
     #[must_use]
     pub fn wanted(&self) -> &[String] {
         &self.wanted
     }
 
-    /// The inputs, as they came.
+    /// Returns the inputs in the order in which they arrived.
     #[must_use]
     pub fn inputs(&self) -> &[Input] {
         &self.inputs
     }
 
-    /// An input by its name.
+    /// Returns an input by its name.
     ///
     /// # Errors
-    /// [`Error::NoInput`].
+    /// [`Error::NoInput`] when the call has no such input.
     pub fn input(&self, name: &str) -> Result<&Input, Error> {
         let input = self.inputs.iter().find(|input| input.name == name);
         input.ok_or_else(|| Error::NoInput(name.to_owned()))
     }
 
-    /// A name for data that nothing else in the cluster has, or will have (D02).
+    /// Returns an id for data that nothing else in the cluster has or will have (D02).
     ///
     /// # Errors
-    /// [`Error::NoIds`] before any controller has named this worker, [`Error::Answered`].
+    /// [`Error::NoIds`] before any controller has registered this worker, [`Error::Answered`].
     pub fn unique_id(&self) -> Result<DataId, Error> {
         self.still_open()?;
         self.shared.unique_id(self.number)
     }
 
-    /// Data by its name: an input's, what this call stored, or an object of any worker (D04). What is on
-    /// this worker is not copied, and nothing is mapped before it is looked at.
+    /// Returns the data of an id: an input, data that this call stored, or an object of any worker
+    /// (D04). Data on this worker is not copied, and is mapped only when it is first read.
     ///
     /// # Errors
-    /// [`Error::DataLost`] where no worker has it, [`Error::Unavailable`] where one that may have it
-    /// cannot be reached, at the latest when three quarters of what is left of the call's time are
-    /// over; [`Error::Answered`].
+    /// [`Error::DataLost`] when no worker has the data. [`Error::Unavailable`] when a worker that
+    /// may have the data cannot be reached, at the latest after three quarters of the call's
+    /// remaining time. [`Error::Answered`].
     pub fn fetch(&self, id: &DataId) -> Result<Buffer, Error> {
         self.still_open()?;
         if let Some(held) = self.state().data.get(id) {
@@ -156,7 +167,7 @@ impl Call {
         let fetch = wire::Fetch { id: Some(ids::write(id)) };
         let mut arrived = self.shared.ask(self.number, Said::Fetch(fetch), Vec::new())?;
         let Heard::Fetched(fetched) = &mut arrived.message else {
-            return Err(Error::Protocol("another answer than data"));
+            return Err(Error::Protocol("the reply to a fetch has no data"));
         };
         let refused = fetched.refused();
         let wire::Fetched { contents, bytes, message, .. } = std::mem::take(fetched);
@@ -171,20 +182,20 @@ impl Call {
         Ok(Buffer::new(data))
     }
 
-    /// Room for data of so many bytes, all zeros, to be written in place and then stored.
+    /// Allocates memory for `bytes` bytes, all zeros, to be written in place and then stored.
     ///
     /// # Errors
-    /// [`Error::Memory`].
+    /// [`Error::Memory`] when the memory cannot be allocated.
     pub fn create(&self, bytes: usize) -> Result<Room, Error> {
         Room::new(bytes)
     }
 
-    /// Stores data under a name that [`Self::unique_id`] gave this process: it is an object of this
-    /// worker, in the memory it was written to (D03). Where the worker has no room for it, it stays with
-    /// this process until the call is over, and its outputs still name it.
+    /// Stores data under an id that [`Self::unique_id`] returned. The data becomes an object of
+    /// this worker, in the memory in which it was written (D03). If the worker has no room for the
+    /// data, this process keeps it until the call is over, and outputs may still name it.
     ///
     /// # Errors
-    /// [`Error::Taken`] for a name used before, in whichever call; [`Error::Answered`].
+    /// [`Error::Taken`] for an id that any call used before; [`Error::Answered`].
     pub fn store(&self, id: &DataId, room: Room) -> Result<(), Error> {
         self.still_open()?;
         let data = room.seal()?;
@@ -199,7 +210,7 @@ impl Call {
         let store = wire::Store { id: Some(ids::write(id)), contents: Some(contents), bytes };
         let arrived = self.shared.ask(self.number, Said::Store(store), descriptors)?;
         let Heard::Stored(stored) = arrived.message else {
-            return Err(Error::Protocol("another answer than of a store"));
+            return Err(Error::Protocol("the reply to a store has another type"));
         };
         let kept = match stored.refused() {
             NotStored::Unspecified => true,
@@ -214,18 +225,18 @@ impl Call {
         Ok(())
     }
 
-    /// Says that an output is this data. It goes to whatever takes it next.
+    /// Sets an output to stored data. The data passes to the output's next consumer.
     ///
     /// # Errors
-    /// [`Error::Twice`] for an output that was given.
+    /// [`Error::Twice`] for an output that is already set.
     pub fn output(&self, name: &str, id: &DataId, datatype: DataType, shape: &[i64]) -> Result<(), Error> {
         self.give(name, id, datatype, shape, false)
     }
 
-    /// The same of an output that is for the caller of the workflow: its bytes are in the answer.
+    /// Sets an output for the caller of the workflow: its bytes are in the response.
     ///
     /// # Errors
-    /// As [`Self::output`].
+    /// The errors of [`Self::output`].
     pub fn response(&self, name: &str, id: &DataId, datatype: DataType, shape: &[i64]) -> Result<(), Error> {
         self.give(name, id, datatype, shape, true)
     }
@@ -242,24 +253,26 @@ impl Call {
         if state.outputs.iter().any(|output| output.name == name) {
             return Err(Error::Twice(name.to_owned()));
         }
-        let (name, id, shape) = (name.to_owned(), id.clone(), shape.to_vec());
-        state.outputs.push(Output { name, id, datatype, shape, response });
+        let name = name.to_owned();
+        let shape = shape.to_vec();
+        state.outputs.push(Output { name, id: id.clone(), datatype, shape, response });
         Ok(())
     }
 
-    /// Answers with the outputs given.
+    /// Answers the call with the outputs that were set.
     ///
     /// # Errors
-    /// [`Error::Answered`], or the socket's.
+    /// [`Error::Answered`], or the error of the socket.
     pub fn finish(&self) -> Result<(), Error> {
         let mut state = self.state();
         if state.answered {
             return Err(Error::Answered);
         }
-        let (mut outputs, mut descriptors) = (Vec::new(), Vec::new());
+        let mut outputs = Vec::new();
+        let mut descriptors = Vec::new();
         for Output { name, id, datatype, shape, response } in std::mem::take(&mut state.outputs) {
             let (contents, bytes) = match state.data.get(&id) {
-                // Small data travels: the answer is on its way in any case.
+                // Small data travels inline, because the response is sent in any case.
                 Some(Held { data: Data::Inline(data), kept: false }) => {
                     (tensor::Contents::Inline(data.clone()), data.len())
                 }
@@ -270,17 +283,23 @@ impl Call {
                 Some(Held { data, kept: true }) => (tensor::Contents::Object(ids::write(&id)), data.len()),
                 None => (tensor::Contents::Object(ids::write(&id)), 0),
             };
-            let (datatype, bytes) = (datatype.to_string(), bytes as u64);
-            outputs.push(wire::Tensor { name, datatype, shape, contents: Some(contents), bytes, response });
+            outputs.push(wire::Tensor {
+                name,
+                datatype: datatype.to_string(),
+                shape,
+                contents: Some(contents),
+                bytes: bytes as u64,
+                response,
+            });
         }
         state.answered = true;
         self.shared.answer(Said::Return(wire::Return { call: self.number, outputs }), descriptors)
     }
 
-    /// Answers that it cannot be done, and why.
+    /// Answers the call with an error. A message beyond 4 KiB is truncated.
     ///
     /// # Errors
-    /// As [`Self::finish`].
+    /// The errors of [`Self::finish`].
     pub fn fail(&self, message: &str) -> Result<(), Error> {
         if std::mem::replace(&mut self.state().answered, true) {
             return Err(Error::Answered);
@@ -294,24 +313,27 @@ impl Call {
 impl Drop for Call {
     fn drop(&mut self) {
         if !self.state().answered {
-            // Where nobody hears it, the worker is gone and the caller with it.
-            drop(self.fail("the function gave no answer"));
+            // If the message cannot be sent, the worker and thus the caller are gone.
+            drop(self.fail("the function dropped the call without an answer"));
         }
     }
 }
 
 fn memory(fd: OwnedFd, bytes: u64) -> Result<Data, Error> {
-    let len = usize::try_from(bytes).map_err(|_| Error::Protocol("more bytes than there are addresses"))?;
+    let len =
+        usize::try_from(bytes).map_err(|_| Error::Protocol("the data is larger than the address space"))?;
     Ok(Data::Memory { fd, len })
 }
 
 fn contents_fd(descriptors: &mut Vec<OwnedFd>, fd: OwnedFd) -> Result<tensor::Contents, Error> {
     let place = descriptors.len();
     if place == DESCRIPTORS_MAX {
-        let message = format!("more than {DESCRIPTORS_MAX} large outputs that there was no room to store");
+        let message = format!(
+            "more than {DESCRIPTORS_MAX} large outputs are not stored: the worker had no room for them"
+        );
         return Err(Error::Function(message));
     }
     descriptors.push(fd);
-    // Below DESCRIPTORS_MAX.
+    // `place` is below DESCRIPTORS_MAX, so it fits.
     Ok(tensor::Contents::ContentsFd(place as u32))
 }

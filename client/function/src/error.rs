@@ -1,4 +1,4 @@
-//! What can go wrong inside a function.
+//! The errors of this crate.
 
 use std::ffi::CStr;
 use std::io;
@@ -6,85 +6,85 @@ use std::io;
 use millrace_proto::{BUILD, FUNCTION_PROTOCOL_VERSION};
 use millrace_types::DataId;
 
-/// Why a call of this crate failed. What the function does with it is its own: most give up the
-/// request ([`Call::fail`](crate::Call::fail)).
+/// The reason why a call of this crate failed. Most functions report the error as the outcome of
+/// the request ([`Call::fail`](crate::Call::fail)), but a function may also handle it.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// There is no worker at standard input, or it is gone.
-    #[error("no worker is at standard input ({0}): a program of a function is started by a worker")]
+    /// No worker is at standard input, or the worker is gone.
+    #[error("no worker at standard input ({0}): let a worker start the function's program")]
     Socket(io::Error),
     /// The worker is of another version.
     #[error(
         "the worker speaks protocol {theirs} (build {build}) and this program {FUNCTION_PROTOCOL_VERSION} (build {BUILD}): build it against the worker's version"
     )]
     Version {
-        /// The worker's protocol.
+        /// The protocol version of the worker.
         theirs: u32,
-        /// Its build.
+        /// The build of the worker.
         build: String,
     },
-    /// It said what makes no sense here.
+    /// The worker sent a message that the protocol does not allow.
     #[error("the worker broke the protocol: {0}")]
     Protocol(&'static str),
-    /// No memory, or no descriptors, are left.
-    #[error("memory for {bytes} bytes: {cause}")]
+    /// The process has no memory or no descriptors left.
+    #[error("cannot allocate or map {bytes} bytes: {cause}")]
     Memory {
-        /// How many were wanted.
+        /// The number of bytes requested.
         bytes: usize,
-        /// The operating system's answer.
+        /// The error of the operating system.
         cause: io::Error,
     },
-    /// The function declares no such input.
-    #[error("there is no input {0:?}: it is what the manifest's inputs name")]
+    /// The manifest declares no input with this name.
+    #[error("there is no input {0:?}: use a name from the manifest's inputs")]
     NoInput(String),
-    /// Nothing has that name any more: asking again will not help.
+    /// No data has the id any longer: asking again will not help.
     #[error("{message}")]
     DataLost {
-        /// The name.
+        /// The id of the lost data.
         id: DataId,
-        /// What the worker found.
+        /// The worker's explanation.
         message: String,
     },
-    /// It may be on a worker that cannot be reached now: asking again may help.
+    /// The data may be on a worker that cannot be reached now: asking again may help.
     #[error("{message}")]
     Unavailable {
-        /// The name.
+        /// The id of the data.
         id: DataId,
-        /// Who could not be asked, and why.
+        /// The workers that could not be asked, and the reasons.
         message: String,
     },
-    /// Something was stored under the name before, whether or not it is there still.
-    #[error("data {0} is stored already: take a new id for each")]
+    /// Data was stored under this id before. The data may no longer exist.
+    #[error("data {0} is already stored: take a new id for each store")]
     Taken(DataId),
-    /// The worker has no names to give.
-    #[error("no id can be given: no controller has named this worker yet")]
+    /// The worker has no ids to assign.
+    #[error("no id is available: no controller has registered this worker yet")]
     NoIds,
-    /// Text that is no name of data.
-    #[error("{0:?} is no id: pass one that unique_id or an input gave")]
+    /// The text is not a data id.
+    #[error("{0:?} is not a data id: pass an id from unique_id or from an input")]
     NotAnId(String),
-    /// An output twice.
-    #[error("output {0:?} is given twice")]
+    /// The output already has data.
+    #[error("output {0:?} is set twice: set each output once")]
     Twice(String),
-    /// Another call is not answered yet.
-    #[error("the call before is not answered yet: finish or fail it, then wait for the next")]
+    /// The previous call is not answered yet.
+    #[error("the previous call is not answered yet: finish or fail it, then wait for the next call")]
     Open,
-    /// The call was answered already.
-    #[error("the call was answered already")]
+    /// The call has already been answered.
+    #[error("the call has already been answered")]
     Answered,
-    /// The function's own reason.
+    /// The function reports an error of its own.
     #[error("{0}")]
     Function(String),
 }
 
 impl Error {
-    /// A stable name for what a function may decide by.
+    /// Returns the stable name of the error, by which a function may decide.
     #[must_use]
     pub fn reason(&self) -> &'static str {
-        // All of them are ASCII.
+        // Every name is ASCII.
         self.c_reason().to_str().unwrap_or_default()
     }
 
-    /// The same, as C has it.
+    /// Returns the stable name of the error as a C string.
     pub(crate) fn c_reason(&self) -> &'static CStr {
         match self {
             Self::DataLost { .. } => c"DATA_LOST",

@@ -1,6 +1,6 @@
-//! The C interface: `include/millrace.h` says what each function takes and gives, this only crosses the
-//! boundary. Handles are opaque, what fails returns a negative number and leaves a message, no panic
-//! gets out, and every function may be called from any thread.
+//! The C interface. `include/millrace.h` documents each function; this module only crosses the
+//! boundary. Handles are opaque. A function that fails returns a negative number and stores a
+//! message. No panic escapes, and every function may be called from any thread.
 #![allow(unsafe_code, reason = "a C interface: pointers come from the caller, as the header asks")]
 #![allow(non_camel_case_types, reason = "the header's names")]
 #![allow(unreachable_pub, reason = "reached by their names, from outside")]
@@ -20,9 +20,9 @@ use crate::error::Error;
 use crate::memory::{Buffer, Room};
 use crate::session::Session;
 
-/// The longest id, with its end.
+/// The size of the longest id in bytes, with the terminating zero.
 const ID_BYTES: usize = 128;
-/// The most dimensions of a tensor.
+/// The largest number of dimensions of a tensor.
 const RANK_MAX: usize = 16;
 
 const OK: c_int = 0;
@@ -43,9 +43,9 @@ struct CInput {
 }
 
 impl millrace_call {
-    /// A call, with its text as C has it.
+    /// Converts a call, with its texts as C strings.
     fn new(call: Call) -> Result<Self, Error> {
-        let c_text = |text: &str| CString::new(text).map_err(|_| bad("a name with a zero byte"));
+        let c_text = |text: &str| CString::new(text).map_err(|_| bad("a name has a zero byte"));
         let inputs = call
             .inputs()
             .iter()
@@ -76,13 +76,13 @@ pub struct millrace_tensor {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn millrace_error() -> *const c_char {
-    // It lives until this thread's next failure.
+    // The text is valid until this thread's next failure.
     handles::message()
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn millrace_reason() -> *const c_char {
-    // It lives as long as the program.
+    // The text is valid as long as the program runs.
     handles::reason()
 }
 
@@ -131,7 +131,7 @@ pub unsafe extern "C" fn millrace_serve(
         let session = Session::open()?;
         while let Some(call) = session.next_call()? {
             let mut call = millrace_call::new(call)?;
-            // SAFETY: the header's promise that it takes them.
+            // SAFETY: the header's promise that `function` accepts these pointers.
             let problem = unsafe { function(&raw mut call, context) };
             match problem.is_null() {
                 true => call.call.finish(),
@@ -163,10 +163,10 @@ pub unsafe extern "C" fn millrace_input_at(
         // SAFETY: the header's promises.
         let call = unsafe { handle(call, "the call is null") }?;
         let (Some(input), Some(names)) = (call.call.inputs().get(index), call.inputs.get(index)) else {
-            return Err(bad("there is no such input: count them"));
+            return Err(bad("there is no input with this index: see millrace_input_count"));
         };
         if out.is_null() {
-            return Err(bad("the place for the result is null"));
+            return Err(bad("the pointer for the result is null"));
         }
         let tensor = millrace_tensor {
             name: names.name.as_ptr(),
@@ -175,7 +175,7 @@ pub unsafe extern "C" fn millrace_input_at(
             shape: input.shape.as_ptr(),
             rank: input.shape.len(),
         };
-        // SAFETY: not null, and the header's promise that it is a place for one.
+        // SAFETY: not null, and the header's promise that it points to a tensor.
         unsafe { out.write(tensor) };
         Ok(OK)
     })
@@ -193,7 +193,7 @@ pub unsafe extern "C" fn millrace_input(
         // SAFETY: the header's promises.
         let call = unsafe { handle(call, "the call is null") }?;
         // SAFETY: the header's promises.
-        let name = unsafe { text(name, "the name is null, or no text") }?;
+        let name = unsafe { text(name, "the name is null or not UTF-8") }?;
         let index = call.call.inputs().iter().position(|input| input.name == name);
         let index = index.ok_or_else(|| Error::NoInput(name.to_owned()))?;
         c_int::try_from(index).map_err(|_| bad("too many inputs"))
@@ -213,9 +213,10 @@ pub unsafe extern "C" fn millrace_unique_id(call: *mut millrace_call, out: *mut 
         // SAFETY: the header's promises.
         let id = unsafe { handle(call, "the call is null") }?.call.unique_id()?.to_string();
         if out.is_null() || id.len() >= ID_BYTES {
-            return Err(bad("there is no place for the id: pass MILLRACE_ID_BYTES bytes"));
+            return Err(bad("the buffer for the id is null or too small: pass MILLRACE_ID_BYTES bytes"));
         }
-        // SAFETY: the header's promise of ID_BYTES bytes, of which the id and its end take fewer.
+        // SAFETY: the header's promise of ID_BYTES bytes; the id with its terminating zero needs
+        // fewer.
         unsafe {
             ptr::copy_nonoverlapping(id.as_ptr(), out.cast(), id.len());
             out.add(id.len()).write(0);
@@ -338,13 +339,16 @@ pub unsafe extern "C" fn millrace_output(
         let (call, id) = unsafe { (handle(call, "the call is null")?, data_id(id)?) };
         // SAFETY: the header's promises.
         let (name, datatype) = unsafe {
-            (text(name, "the name is null, or no text")?, text(datatype, "the datatype is null, or no text")?)
+            (
+                text(name, "the name is null or not UTF-8")?,
+                text(datatype, "the datatype is null or not UTF-8")?,
+            )
         };
         let datatype: DataType = datatype.parse().map_err(|error| Error::Function(format!("{error}")))?;
         if rank > RANK_MAX || (shape.is_null() && rank > 0) {
-            return Err(bad("the shape is null, or has more than 16 sizes"));
+            return Err(bad("the shape is null or has more than 16 dimensions"));
         }
-        // SAFETY: the header's promise that there are so many; an empty one is not read.
+        // SAFETY: the header's promise of `rank` elements; an empty shape is not read.
         let shape = if rank == 0 { &[][..] } else { unsafe { std::slice::from_raw_parts(shape, rank) } };
         match response {
             0 => call.call.output(name, &id, datatype, shape),
@@ -373,7 +377,7 @@ pub unsafe extern "C" fn millrace_fail(call: *mut millrace_call, message: *const
         // SAFETY: the header's promises.
         let call = unsafe { take(call, "the call is null") }?;
         let message = match message.is_null() {
-            true => "the function failed and did not say why".into(),
+            true => "the function failed without a message".into(),
             // SAFETY: not null, and the header's promise that it is a C string.
             false => unsafe { CStr::from_ptr(message) }.to_string_lossy(),
         };
@@ -381,7 +385,7 @@ pub unsafe extern "C" fn millrace_fail(call: *mut millrace_call, message: *const
     })
 }
 
-/// The protocol's names, as C has them.
+/// Returns the protocol's name of a type as a C string.
 const fn c_name(datatype: DataType) -> &'static CStr {
     match datatype {
         DataType::Bool => c"BOOL",

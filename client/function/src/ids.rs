@@ -1,12 +1,12 @@
-//! Names for data that nothing else in the cluster has (D02): a worker gives each process a block of
-//! its own counts, so that a name costs no message.
+//! Ids for data that nothing else in the cluster has (D02). A worker assigns each process a block
+//! of counters, so that an id needs no message.
 
 use std::sync::{Mutex, PoisonError};
 
 use millrace_proto::function as wire;
 use millrace_types::{DataId, Epoch, NodeName};
 
-/// What is left of a block.
+/// The rest of a block of ids.
 #[derive(Debug)]
 struct Block {
     home: NodeName,
@@ -15,12 +15,12 @@ struct Block {
     end: u64,
 }
 
-/// The names that this process may give.
+/// The ids that this process may use.
 #[derive(Debug, Default)]
 pub(crate) struct Ids(Mutex<Option<Block>>);
 
 impl Ids {
-    /// The next name, if one is left.
+    /// Returns the next id, if one is left.
     pub(crate) fn take(&self) -> Option<DataId> {
         let mut block = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let block = block.as_mut().filter(|block| block.next < block.end)?;
@@ -29,32 +29,36 @@ impl Ids {
         Some(DataId { home: block.home.clone(), epoch: block.epoch, counter })
     }
 
-    /// Gives none of what is left: its registration may be over.
+    /// Discards the remaining ids: their registration may be over.
     pub(crate) fn forget(&self) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// Another block, instead of what is left of the last one.
+    /// Replaces the remaining ids with another block.
     pub(crate) fn refill(&self, wire: wire::IdBlock) {
         let wire::IdBlock { home, epoch, first, count } = wire;
-        let block = NodeName::new(&home).ok().map(|home| {
-            let (epoch, end) = (Epoch(epoch), first.saturating_add(count));
-            Block { home, epoch, next: first, end }
+        let block = NodeName::new(&home).ok().map(|home| Block {
+            home,
+            epoch: Epoch(epoch),
+            next: first,
+            end: first.saturating_add(count),
         });
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = block;
     }
 }
 
-/// Writes a name.
+/// Encodes an id for a message.
 pub(crate) fn write(id: &DataId) -> wire::DataId {
     wire::DataId { home: id.home.to_string(), epoch: id.epoch.0, counter: id.counter }
 }
 
-/// Reads a name from its text: home/epoch/counter.
+/// Parses an id from its text: home/epoch/counter.
 pub(crate) fn parse(text: &str) -> Option<DataId> {
     let mut parts = text.split('/');
     let mut part = || parts.next();
-    let (home, epoch, counter) = (part()?, part()?.parse().ok()?, part()?.parse().ok()?);
+    let home = part()?;
+    let epoch = part()?.parse().ok()?;
+    let counter = part()?.parse().ok()?;
     let id = DataId { home: NodeName::new(home).ok()?, epoch: Epoch(epoch), counter };
     parts.next().is_none().then_some(id)
 }
@@ -71,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_gives_each_of_its_names_once_and_no_other() {
+    fn a_block_yields_each_of_its_ids_once() {
         let ids = Ids::default();
         assert_eq!(ids.take(), None);
         ids.refill(block("w1", 2, 7, 2));
@@ -80,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_read_as_it_is_written() {
+    fn a_data_id_round_trips_through_text() {
         let id = DataId { home: NodeName::new("w1").unwrap(), epoch: Epoch(3), counter: u64::MAX };
         assert_eq!(parse(&id.to_string()), Some(id));
         for text in ["", "w1", "w1/3", "w1/3/x", "w1/3/4/5", "W 1/3/4"] {
@@ -88,9 +92,9 @@ mod tests {
         }
     }
 
-    /// D02: as many as the paper's row asks for, from threads of processes of four nodes.
+    /// D02: as many ids as the paper's row asks for, from threads of processes of four nodes.
     #[test]
-    fn no_name_is_given_twice_by_the_processes_of_four_nodes() {
+    fn processes_of_four_nodes_never_share_an_id() {
         const PROCESSES: u64 = 2;
         const THREADS: usize = 2;
         const EACH: usize = 62_500;

@@ -1,5 +1,6 @@
-//! What a user's function links: the program that `runtime: process` names is started by a worker and
-//! serves calls with this (FaaSTube's one interface, D02, D03, D04).
+//! The library for a program that Millrace serves as a function (`runtime: process`). A worker
+//! starts the program, and the program serves calls through this library (FaaSTube's single
+//! interface, D02, D03, D04).
 //!
 //! ```text
 //! Session::open ─► next ─► Call: inputs, each with an id
@@ -10,11 +11,12 @@
 //!                           │ output, response ─► which stored data is which output
 //!                           └ finish or fail
 //! ```
-//! The function sees memory and never a device (D11). Calls cross one Unix socket and large data lies
-//! in memfds (D10). One call at a time; its methods may be used from any thread.
+//! The function sees memory and never a device (D11). Calls cross one Unix socket, and large data
+//! lies in memfds (D10). A process serves one call at a time. A call's methods may be used from any
+//! thread.
 //!
-//! `include/millrace.h` is the same for other languages ([`ffi`]). With `device/` this is the only
-//! crate with unsafe code: mapped memory ([`memory`]) and the C interface.
+//! `include/millrace.h` is the same interface for other languages ([`ffi`]). Besides `device/`,
+//! only this crate has unsafe code: mapped memory ([`memory`]) and the C interface.
 //!
 //! ```no_run
 //! use millrace_function::{Call, DataType, Error};
@@ -51,5 +53,6 @@ pub use memory::{Buffer, Room};
 pub use millrace_types::{DataId, DataType};
 pub use session::{Session, serve};
 
-/// The largest data that travels inside a message; larger data lies in memory that both sides map.
+/// The largest data that travels inside a message, in bytes. Larger data lies in memory that both
+/// sides map.
 pub const INLINE_BYTES_MAX: usize = 64 << 10;

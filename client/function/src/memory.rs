@@ -1,6 +1,7 @@
-//! Data as a function has it: small data in its own memory, large data in a memfd that the worker and
-//! other processes map too. What is read is mapped when it is first looked at; what is written is
-//! sealed before anybody else is told of it, so that what others read never changes under them.
+//! The memory of a function's data. Small data lies in the process's own memory. Large data lies in
+//! a memfd that the worker and other processes map too. Data to read is mapped when it is first
+//! read. Written data is sealed before any other process learns of it, so the bytes that other
+//! processes read never change.
 #![allow(unsafe_code, reason = "mapping memory; each block says why it is sound")]
 
 use std::io;
@@ -25,7 +26,7 @@ struct Map {
 
 // SAFETY: the mapping is plain memory that this value alone owns.
 unsafe impl Send for Map {}
-// SAFETY: through a shared reference it is only read.
+// SAFETY: a shared reference only reads the mapping.
 unsafe impl Sync for Map {}
 
 impl Map {
@@ -33,20 +34,21 @@ impl Map {
         if len == 0 {
             return Ok(Self { at: NonNull::dangling(), len });
         }
-        // What is never written shows the file's pages all the same, and before Linux 6.7 memory that is
-        // sealed against writing may be mapped in no other way.
+        // A private mapping of memory that is never written shows the file's pages. Before Linux
+        // 6.7, memory that is sealed against writing can be mapped only privately.
         let writes = protection.contains(ProtFlags::WRITE);
         let sharing = if writes { MapFlags::SHARED } else { MapFlags::PRIVATE };
-        // SAFETY: a new mapping at an address that the kernel chooses touches no memory of ours.
+        // SAFETY: a new mapping at an address that the kernel chooses touches no memory of this
+        // process.
         let at = unsafe { mmap(ptr::null_mut(), len, protection, sharing, fd, 0)? };
-        // The kernel maps nothing at zero.
+        // The kernel never maps at address zero.
         let at = NonNull::new(at.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Self { at, len })
     }
 
     fn bytes(&self) -> &[u8] {
-        // SAFETY: `len` bytes are mapped here for as long as this lives; the memory behind them is as
-        // long (checked before it was mapped) and nobody writes to it (see `Buffer` and `Room`).
+        // SAFETY: `len` bytes are mapped here while this value lives. The file is at least as long
+        // (checked before the mapping), and no process writes to it (see `Buffer` and `Room`).
         unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.len) }
     }
 }
@@ -54,20 +56,20 @@ impl Map {
 impl Drop for Map {
     fn drop(&mut self) {
         if self.len > 0 {
-            // SAFETY: this mapping is ours, and nothing borrows from it any more. That it could not be
-            // unmapped would be a wrong address, which it is not.
+            // SAFETY: this value owns the mapping, and nothing borrows from it any longer. `munmap`
+            // fails only for a wrong address, and this one came from `mmap`.
             unsafe { munmap(self.at.as_ptr().cast(), self.len) }.unwrap_or_default();
         }
     }
 }
 
-/// What all data is aligned to, so that it can be read as numbers, many at a time.
+/// The alignment of all data in bytes, so that SIMD code can read the data as numbers.
 const ALIGNMENT: usize = 64;
 
 /// Small data, aligned, in an allocation of its own.
 #[derive(Debug)]
 struct Aligned {
-    // Never grown: its bytes stay where they are.
+    // The vector is never grown, so its bytes stay at their address.
     allocation: Vec<u8>,
     first: usize,
 }
@@ -88,11 +90,11 @@ impl AsRef<[u8]> for Aligned {
     }
 }
 
-/// Where data lies.
+/// The memory in which data lies.
 #[derive(Debug)]
 pub(crate) enum Data {
     Inline(Bytes),
-    /// A memfd. A worker gives out none that anybody can still write to.
+    /// A memfd. A worker shares only memfds that are sealed against writing.
     Memory {
         fd: OwnedFd,
         len: usize,
@@ -100,7 +102,7 @@ pub(crate) enum Data {
 }
 
 impl Data {
-    /// Small data as it came in a message, which lies anywhere.
+    /// Copies small data from a message, where it may be unaligned.
     pub(crate) fn arrived(data: &[u8]) -> Self {
         let mut aligned = Aligned::zeros(data.len());
         aligned.allocation[aligned.first..].copy_from_slice(data);
@@ -114,7 +116,7 @@ impl Data {
         }
     }
 
-    /// The same data under another descriptor.
+    /// Returns the same data. A memfd gets a second descriptor.
     pub(crate) fn share(&self) -> Result<Self, Error> {
         Ok(match self {
             Self::Inline(data) => Self::Inline(data.clone()),
@@ -138,17 +140,17 @@ impl Buffer {
         Self { data, map: OnceLock::new() }
     }
 
-    /// How many bytes there are.
+    /// Returns the number of bytes.
     #[must_use]
     #[allow(clippy::len_without_is_empty, reason = "no tensor is empty")]
     pub fn len(&self) -> usize {
         self.data.len()
     }
 
-    /// The bytes, at a multiple of 64. Large data is mapped read-only where it lies.
+    /// Returns the bytes, aligned to 64. Maps large data read-only, without a copy.
     ///
     /// # Errors
-    /// [`Error::Memory`] where it cannot be mapped.
+    /// [`Error::Memory`] when the data cannot be mapped.
     pub fn bytes(&self) -> Result<&[u8], Error> {
         let (fd, len) = match &self.data {
             Data::Inline(data) => return Ok(data),
@@ -163,14 +165,14 @@ impl Buffer {
 }
 
 fn map_whole(fd: &OwnedFd, len: usize) -> io::Result<Map> {
-    // Bytes beyond the end would be a signal when they are read.
+    // Reading a mapping beyond the end of its file raises SIGBUS.
     if u64::try_from(fstat(fd)?.st_size).unwrap_or(0) < len as u64 {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
     Map::new(fd, len, ProtFlags::READ)
 }
 
-/// Room for data to write in place, at a multiple of 64. All zeros at first.
+/// Memory for data to write in place, aligned to 64. All zeros at first.
 #[derive(Debug)]
 pub struct Room(Place);
 
@@ -194,13 +196,13 @@ impl Room {
         Ok(Self(shared().map_err(|cause| Error::Memory { bytes: len, cause })?))
     }
 
-    /// Ends the writing: from here on nobody can change it.
+    /// Seals the memory: no process can change the data from here on.
     pub(crate) fn seal(self) -> Result<Data, Error> {
         match self.0 {
             Place::Own(data) => Ok(Data::Inline(Bytes::from_owner(data))),
             Place::Shared { fd, map } => {
                 let len = map.len;
-                // A seal against writes is refused while it is mapped for them.
+                // The kernel refuses a seal against writes while a writable mapping exists.
                 drop(map);
                 fcntl_add_seals(fd.as_fd(), SEALS)
                     .map_err(|cause| Error::Memory { bytes: len, cause: cause.into() })?;
@@ -210,7 +212,7 @@ impl Room {
     }
 }
 
-/// What a worker wants of memory that it is given.
+/// The seals that a worker requires of memory that it receives.
 const SEALS: SealFlags =
     SealFlags::WRITE.union(SealFlags::GROW).union(SealFlags::SHRINK).union(SealFlags::SEAL);
 
@@ -228,8 +230,8 @@ impl DerefMut for Room {
     fn deref_mut(&mut self) -> &mut [u8] {
         match &mut self.0 {
             Place::Own(data) => &mut data.allocation[data.first..],
-            // SAFETY: `len` bytes are mapped for writing while this lives, nobody else knows of the
-            // memory before it is sealed, and the borrow is exclusive.
+            // SAFETY: `len` bytes are mapped for writing while this value lives, no other process
+            // knows the memory before it is sealed, and the borrow is exclusive.
             Place::Shared { map, .. } => unsafe { std::slice::from_raw_parts_mut(map.at.as_ptr(), map.len) },
         }
     }
@@ -240,7 +242,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_where_it_lies() {
+    fn written_data_is_read_in_place() {
         for len in [1, INLINE_BYTES_MAX, INLINE_BYTES_MAX + 1, 3 << 20] {
             let mut room = Room::new(len).unwrap();
             assert!(room.iter().all(|&byte| byte == 0));
@@ -249,13 +251,16 @@ mod tests {
             assert_eq!(matches!(data, Data::Inline(_)), len <= INLINE_BYTES_MAX);
             let buffer = Buffer::new(data);
             assert_eq!((buffer.len(), buffer.bytes().unwrap()[len - 1]), (len, 7));
-            assert!(std::ptr::eq(buffer.bytes().unwrap(), buffer.bytes().unwrap()), "mapped once");
+            assert!(
+                std::ptr::eq(buffer.bytes().unwrap(), buffer.bytes().unwrap()),
+                "the data is mapped once"
+            );
         }
     }
 
-    /// As every kernel lets memory be mapped that is sealed against writing.
+    /// Every kernel can map memory that is sealed against writing in this way.
     #[test]
-    fn what_is_read_is_mapped_private() {
+    fn data_to_read_is_mapped_privately() {
         let mut room = Room::new(1 << 20).unwrap();
         room[0] = 7;
         let buffer = Buffer::new(room.seal().unwrap());
@@ -267,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn all_data_is_aligned() {
+    fn data_of_every_size_is_aligned() {
         for len in (1..200).chain([INLINE_BYTES_MAX, INLINE_BYTES_MAX + 1]) {
             let room = Room::new(len).unwrap();
             assert!(room.as_ptr().addr().is_multiple_of(ALIGNMENT), "{len}");

@@ -1,4 +1,5 @@
-//! The socket to the worker: one call after another comes over it, and what a call asks meanwhile.
+//! The socket to the worker. Calls arrive one after another, and a call's messages to the worker
+//! cross the same socket.
 
 use std::collections::VecDeque;
 use std::fmt::Display;
@@ -18,14 +19,15 @@ use crate::call::Call;
 use crate::error::Error;
 use crate::ids::Ids;
 
-/// A process's tie to its worker.
+/// The connection of a process to its worker.
 #[derive(Debug)]
 pub struct Session(Arc<Shared>);
 
-/// What the session and its calls share.
+/// The state that a session and its calls share.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    /// Held for a message and its answer: calls ask one thing at a time.
+    /// The socket. The lock is held for a message and its reply, so calls send one message at a
+    /// time.
     link: Mutex<Link>,
     ids: Ids,
 }
@@ -35,21 +37,21 @@ struct Link {
     socket: OwnedFd,
     decoder: FrameDecoder,
     outbox: Outbox,
-    /// The call that is not answered yet.
+    /// The number of the call that is not answered yet.
     open: Option<u64>,
 }
 
-/// What arrived, and the descriptors with it.
+/// A message that arrived, and its descriptors.
 pub(crate) struct Arrived {
     pub(crate) message: Heard,
     descriptors: VecDeque<Option<OwnedFd>>,
 }
 
 impl Arrived {
-    /// A descriptor that came with it. Each is taken once.
+    /// Takes a descriptor that arrived with the message. Each descriptor can be taken once.
     pub(crate) fn take(&mut self, place: u32) -> Result<OwnedFd, Error> {
         let fd = self.descriptors.get_mut(place as usize).and_then(Option::take);
-        fd.ok_or(Error::Protocol("a descriptor did not come"))
+        fd.ok_or(Error::Protocol("a descriptor is missing"))
     }
 }
 
@@ -60,7 +62,7 @@ impl Link {
         self.outbox.flush(&self.socket).map_err(Error::Socket)
     }
 
-    /// `None` when the worker has closed its end.
+    /// Waits for the next message. Returns `None` when the worker has closed its end.
     fn receive(&mut self) -> Result<Option<Arrived>, Error> {
         let frame = match self.decoder.recv_frame(&self.socket) {
             Ok(Some(frame)) => frame,
@@ -81,18 +83,20 @@ fn broken(error: millrace_proto::frames::Error) -> Error {
 
 impl Shared {
     fn link(&self) -> MutexGuard<'_, Link> {
-        // A message is whole or not sent: a poisoned link is still good, or the socket says so.
+        // A message is sent whole or not at all, so a poisoned link is still valid, or the socket
+        // reports an error.
         self.link.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Answers the call that is open.
+    /// Answers the open call.
     pub(crate) fn answer(&self, message: Said, descriptors: Vec<OwnedFd>) -> Result<(), Error> {
         let mut link = self.link();
         link.open = None;
         link.send(message, descriptors)
     }
 
-    /// Asks something for a call. Once that is answered, the next message may be another call.
+    /// Sends a message of a call and waits for the reply. After the call is answered, the next
+    /// message on the socket may be another call.
     pub(crate) fn ask(&self, call: u64, message: Said, descriptors: Vec<OwnedFd>) -> Result<Arrived, Error> {
         let mut link = self.link();
         if link.open != Some(call) {
@@ -102,18 +106,20 @@ impl Shared {
         link.receive()?.ok_or_else(|| Error::Socket(io::ErrorKind::UnexpectedEof.into()))
     }
 
-    /// The registration is over under which our names were given: the next one is of a new block.
+    /// Discards the remaining ids, because the registration under which the worker assigned them is
+    /// over. The next id is from a new block.
     pub(crate) fn distrust_ids(&self) {
         self.ids.forget();
     }
 
-    /// A name that nothing else has. Asks the worker only once in many million times.
+    /// Returns an id that nothing else has. Asks the worker only when a block is used up, once in
+    /// many millions of ids.
     pub(crate) fn unique_id(&self, call: u64) -> Result<DataId, Error> {
         if let Some(id) = self.ids.take() {
             return Ok(id);
         }
         let Heard::Ids(block) = self.ask(call, Said::TakeIds(TakeIds {}), Vec::new())?.message else {
-            return Err(Error::Protocol("another answer than ids"));
+            return Err(Error::Protocol("the reply to a request for ids has another type"));
         };
         self.ids.refill(block);
         self.ids.take().ok_or(Error::NoIds)
@@ -121,12 +127,13 @@ impl Shared {
 }
 
 impl Session {
-    /// Greets the worker that started this process, whose socket is standard input. That is empty from
-    /// here on, so that no program started by this one reads what the worker says.
+    /// Greets the worker that started this process, over the socket at standard input. Replaces
+    /// standard input with an empty file, so that a child of this process cannot read the worker's
+    /// messages.
     ///
     /// # Errors
-    /// [`Error::Socket`] where no worker started it, [`Error::Version`] where that is of another
-    /// version.
+    /// [`Error::Socket`] when no worker started the process, [`Error::Version`] when the worker is
+    /// of another version.
     pub fn open() -> Result<Self, Error> {
         let socket = io::stdin().as_fd().try_clone_to_owned().map_err(Error::Socket)?;
         let nothing = File::open("/dev/null").map_err(Error::Socket)?;
@@ -134,16 +141,16 @@ impl Session {
         Self::over(socket)
     }
 
-    /// The same over another socket.
+    /// Greets a worker over another socket than standard input.
     ///
     /// # Errors
-    /// As [`Self::open`].
+    /// The errors of [`Self::open`].
     pub fn over(socket: OwnedFd) -> Result<Self, Error> {
         let mut link =
             Link { socket, decoder: FrameDecoder::default(), outbox: Outbox::default(), open: None };
         let closed = || Error::Socket(io::ErrorKind::UnexpectedEof.into());
         let Heard::Hello(hello) = link.receive()?.ok_or_else(closed)?.message else {
-            return Err(Error::Protocol("it did not greet"));
+            return Err(Error::Protocol("the first message is not a greeting"));
         };
         if hello.protocol_version != FUNCTION_PROTOCOL_VERSION {
             return Err(Error::Version { theirs: hello.protocol_version, build: hello.build });
@@ -155,11 +162,12 @@ impl Session {
         Ok(Self(Arc::new(Shared { link: Mutex::new(link), ids })))
     }
 
-    /// Waits for the next call; `None` when the worker wants no more of this process. The call before
-    /// it is to be answered first.
+    /// Waits for the next call. Returns `None` when the worker needs this process no longer. The
+    /// previous call must be answered first.
     ///
     /// # Errors
-    /// [`Error::Open`] before that; [`Error::Socket`], [`Error::Protocol`]: end the process then.
+    /// [`Error::Open`] while the previous call is not answered. [`Error::Socket`] and
+    /// [`Error::Protocol`], after which the process should exit.
     pub fn next_call(&self) -> Result<Option<Call>, Error> {
         let mut link = self.0.link();
         if link.open.is_some() {
@@ -167,7 +175,7 @@ impl Session {
         }
         let Some(mut arrived) = link.receive()? else { return Ok(None) };
         let Heard::Call(call) = &mut arrived.message else {
-            return Err(Error::Protocol("something else than a call"));
+            return Err(Error::Protocol("the message is not a call"));
         };
         let call = std::mem::take(call);
         link.open = Some(call.call);
@@ -176,12 +184,12 @@ impl Session {
     }
 }
 
-/// Serves calls until the worker wants no more: what the main function of a program does. What the
-/// function returns as an error is the caller's answer; where it panics, the process ends, and the
+/// Serves calls until the worker needs the process no longer. The main function of a program calls
+/// this function. An error of `function` fails the request. A panic ends the process, and the
 /// worker starts another.
 ///
 /// # Errors
-/// As [`Session::open`] and [`Session::next_call`].
+/// The errors of [`Session::open`] and [`Session::next_call`].
 pub fn serve<E: Display>(mut function: impl FnMut(&Call) -> Result<(), E>) -> Result<(), Error> {
     let session = Session::open()?;
     while let Some(call) = session.next_call()? {

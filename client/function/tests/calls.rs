@@ -1,4 +1,4 @@
-//! Calls as a worker makes them, over a socket whose other end is this test.
+//! Calls from a worker, played by the test at the other end of the socket.
 #![allow(clippy::unwrap_used)]
 
 use std::os::fd::OwnedFd;
@@ -14,14 +14,14 @@ use millrace_proto::function::to_process::Message as Told;
 use millrace_proto::function::{self as wire, NotFetched, NotStored};
 use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
 
-/// The worker's end.
+/// The worker's end of the socket.
 struct Worker {
     socket: UnixStream,
     decoder: FrameDecoder,
 }
 
 impl Worker {
-    /// Greets a session that gets so many names.
+    /// Greets a session and assigns it `names` ids.
     fn greet(version: u32, names: u64) -> (Self, Result<Session, Error>) {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let mut worker = Self { socket: ours, decoder: FrameDecoder::default() };
@@ -70,7 +70,7 @@ fn block(first: u64, count: u64) -> wire::IdBlock {
 }
 
 #[test]
-fn what_is_stored_is_sealed_memory_and_an_output_names_it() {
+fn stored_data_is_sealed_memory_that_an_output_names() {
     let (mut worker, session) = Worker::greet(FUNCTION_PROTOCOL_VERSION, 10);
     let session = session.unwrap();
     assert!(matches!(worker.hear().0, Said::Ready(_)));
@@ -91,18 +91,18 @@ fn what_is_stored_is_sealed_memory_and_an_output_names_it() {
         assert!(matches!(call.unique_id(), Err(Error::Answered)));
         assert!(matches!(call.fetch(&id), Err(Error::Answered)));
         assert!(matches!(call.store(&id, call.create(1).unwrap()), Err(Error::Answered)));
-        assert!(session.next_call().unwrap().is_none(), "the worker wants no more");
+        assert!(session.next_call().unwrap().is_none(), "the worker closed the socket");
     });
     worker.call(7, b"abc");
     let (Said::Store(store), descriptors) = worker.hear() else { panic!() };
-    // The first name went to the input.
+    // The first id went to the input.
     assert_eq!(store.id.unwrap().counter, 2);
     let seals = fcntl_get_seals(&descriptors[0]).unwrap();
     assert!(seals.contains(SealFlags::WRITE | SealFlags::SHRINK));
     assert_eq!(fstat(&descriptors[0]).unwrap().st_size as u64, store.bytes);
     worker.tell(Told::Stored(wire::Stored::default()), Vec::new());
     let (Said::Return(answer), descriptors) = worker.hear() else { panic!() };
-    assert!(descriptors.is_empty(), "no byte of it travels");
+    assert!(descriptors.is_empty(), "the data does not travel");
     let Some(Contents::Object(id)) = &answer.outputs[0].contents else { panic!("{answer:?}") };
     assert_eq!((answer.call, id.counter), (7, 2));
     drop(worker);
@@ -110,7 +110,7 @@ fn what_is_stored_is_sealed_memory_and_an_output_names_it() {
 }
 
 #[test]
-fn what_the_worker_has_no_room_for_is_answered_and_names_are_asked_for_anew() {
+fn data_without_room_at_the_worker_is_answered_inline_and_ids_of_an_old_registration_are_replaced() {
     let (mut worker, session) = Worker::greet(FUNCTION_PROTOCOL_VERSION, 10);
     let session = session.unwrap();
     worker.hear();
@@ -128,7 +128,7 @@ fn what_the_worker_has_no_room_for_is_answered_and_names_are_asked_for_anew() {
     worker.call(1, b"x");
     assert!(matches!(worker.hear().0, Said::Store(_)));
     worker.tell(Told::Stored(not_stored(NotStored::NoRoom)), Vec::new());
-    // There is no room for another either, but the name of the third is of a registration that is over.
+    // The second store is refused because the id's registration is over.
     assert!(matches!(worker.hear().0, Said::Store(_)));
     worker.tell(Told::Stored(not_stored(NotStored::Over)), Vec::new());
     assert!(matches!(worker.hear().0, Said::TakeIds(_)));
@@ -140,7 +140,7 @@ fn what_the_worker_has_no_room_for_is_answered_and_names_are_asked_for_anew() {
 }
 
 #[test]
-fn a_call_that_nobody_answers_fails_and_data_that_is_nowhere_is_an_error() {
+fn a_dropped_call_fails_and_lost_data_is_an_error() {
     let (mut worker, session) = Worker::greet(FUNCTION_PROTOCOL_VERSION, 10);
     let session = session.unwrap();
     worker.hear();
@@ -149,7 +149,7 @@ fn a_call_that_nobody_answers_fails_and_data_that_is_nowhere_is_an_error() {
         let nowhere = call.unique_id().unwrap();
         let lost = call.fetch(&nowhere).unwrap_err();
         assert!(matches!(&lost, Error::DataLost { id, .. } if *id == nowhere));
-        assert_eq!((lost.reason(), lost.to_string()), ("DATA_LOST", "nowhere any more".to_owned()));
+        assert_eq!((lost.reason(), lost.to_string()), ("DATA_LOST", "no worker has the data".to_owned()));
         assert_eq!(call.fetch(&nowhere).unwrap_err().reason(), "UNAVAILABLE");
         assert!(matches!(call.store(&nowhere, call.create(1).unwrap()), Err(Error::Taken(_))));
         assert!(matches!(call.input("z"), Err(Error::NoInput(_))));
@@ -157,19 +157,20 @@ fn a_call_that_nobody_answers_fails_and_data_that_is_nowhere_is_an_error() {
     worker.call(1, b"x");
     for refused in [NotFetched::Lost, NotFetched::Unavailable] {
         assert!(matches!(worker.hear().0, Said::Fetch(_)));
-        let (refused, message) = (refused.into(), "nowhere any more".to_owned());
-        worker.tell(Told::Fetched(wire::Fetched { refused, message, ..Default::default() }), Vec::new());
+        let message = "no worker has the data".to_owned();
+        let fetched = wire::Fetched { refused: refused.into(), message, ..Default::default() };
+        worker.tell(Told::Fetched(fetched), Vec::new());
     }
-    // Another call of this process may have used the name.
+    // Another call of this process may have used the id.
     assert!(matches!(worker.hear().0, Said::Store(_)));
     worker.tell(Told::Stored(not_stored(NotStored::Taken)), Vec::new());
     let (Said::Fail(fail), _) = worker.hear() else { panic!() };
-    assert_eq!(fail.message, "the function gave no answer");
+    assert_eq!(fail.message, "the function dropped the call without an answer");
     function.join().unwrap();
 }
 
 #[test]
-fn a_worker_of_another_version_is_refused_with_what_to_do() {
+fn a_worker_of_another_version_is_refused_with_advice() {
     let (_worker, session) = Worker::greet(FUNCTION_PROTOCOL_VERSION + 1, 10);
     let refused = session.unwrap_err().to_string();
     assert!(refused.contains("build it against the worker's version"), "{refused}");

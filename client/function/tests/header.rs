@@ -1,10 +1,11 @@
-//! `millrace.h` as C and C++ compilers read it, and the library's names as linkers do.
+//! `millrace.h` as C and C++ compilers read it.
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;
 use std::process::Command;
 
-/// Names every function, so that one which is declared and not defined does not link elsewhere either.
+/// A program that names every function, so that a function that is declared but not defined does
+/// not link.
 const USES_ALL: &str = r#"
 #include "millrace.h"
 typedef void (*any)(void);
@@ -25,10 +26,11 @@ int main(void) {
 }
 "#;
 
-/// Compiles the program; a warning is an error.
+/// Compiles the program with warnings as errors.
 fn compiles(compiler: &str, standard: &str, name: &str) {
     let dir = tempfile::tempdir().unwrap();
-    let (source, object) = (dir.path().join(name), dir.path().join("all.o"));
+    let source = dir.path().join(name);
+    let object = dir.path().join("all.o");
     std::fs::write(&source, USES_ALL).unwrap();
     let include = Path::new(env!("CARGO_MANIFEST_DIR")).join("include");
     let out = Command::new(compiler)
@@ -44,11 +46,11 @@ fn compiles(compiler: &str, standard: &str, name: &str) {
 }
 
 #[test]
-fn the_header_is_c99() {
+fn the_header_compiles_as_c99() {
     compiles("cc", "-std=c99", "all.c");
 }
 
 #[test]
-fn the_header_is_cpp() {
+fn the_header_compiles_as_cpp() {
     compiles("c++", "-std=c++11", "all.cc");
 }

@@ -1,4 +1,4 @@
-//! What was used, and what it costs.
+//! The bills of functions and tenants.
 
 use futures::stream::BoxStream;
 use millrace_proto::admin::{Bill, ListBillingRequest};
@@ -9,8 +9,8 @@ use super::{Admin, admin_client, stamped};
 use crate::error::Error;
 
 impl Admin {
-    /// What a function, or each, of a tenant, or of all, used and what it costs; deleted ones
-    /// included.
+    /// Lists the usage and cost of one function, or of every function of a tenant or of all
+    /// tenants. Includes deleted functions.
     pub fn billing(
         &self,
         tenant: Option<&TenantName>,

@@ -1,4 +1,4 @@
-//! The controllers: how far each is, and changes of their group.
+//! The status of the controllers, and changes of the controller group.
 
 use millrace_proto::admin::{
     ChangeMembershipResponse, ClusterStatus, GetClusterStatusRequest, PromoteControllerRequest,
@@ -10,8 +10,8 @@ use crate::endpoints::Repeat;
 use crate::error::Error;
 
 impl Admin {
-    /// The group of controllers, as the endpoint that answers sees it. Answered without a majority
-    /// too.
+    /// Returns the group of controllers, as the answering endpoint sees it. Works without a
+    /// majority.
     ///
     /// # Errors
     /// [`Error`] when the call fails.
@@ -22,16 +22,16 @@ impl Admin {
         .await
     }
 
-    /// Makes a learner a voter. A voter stays one.
+    /// Makes a learner a voter. Has no effect on a voter.
     ///
     /// # Errors
-    /// [`Error::Refused`] with `MEMBERSHIP_REFUSED` where that would not be safe.
+    /// [`Error::Refused`] with `MEMBERSHIP_REFUSED` when the change would not be safe.
     pub async fn promote_controller(&self, id: u64) -> Result<ChangeMembershipResponse, Error> {
         self.promote(PromoteControllerRequest { id, no_wait: false }).await
     }
 
-    /// The same without waiting: the answer names the operation alone, unless the change is refused or
-    /// done at once.
+    /// Starts a promotion without waiting for its end. The response names only the operation,
+    /// unless the change is refused or complete at once.
     ///
     /// # Errors
     /// As [`Self::promote_controller`].
@@ -43,17 +43,17 @@ impl Admin {
         self.ask(request, async |mut client, request| client.promote_controller(request).await).await
     }
 
-    /// Removes a controller for good: its id is not given again. Not repeated when the connection
-    /// breaks: the second answer would be that there is no such controller.
+    /// Removes a controller for good: the id is never assigned again. The call is not repeated when
+    /// the connection breaks, because the second response would report an unknown controller.
     ///
     /// # Errors
-    /// [`Error::Refused`] with `MEMBERSHIP_REFUSED` where that would not be safe.
+    /// [`Error::Refused`] with `MEMBERSHIP_REFUSED` when the change would not be safe.
     pub async fn remove_controller(&self, id: u64) -> Result<ChangeMembershipResponse, Error> {
         self.remove(RemoveControllerRequest { id, no_wait: false }).await
     }
 
-    /// The same without waiting: the answer names the operation alone, unless the change is refused or
-    /// done at once.
+    /// Starts a removal without waiting for its end. The response names only the operation, unless
+    /// the change is refused or complete at once.
     ///
     /// # Errors
     /// As [`Self::remove_controller`].
@@ -68,12 +68,12 @@ impl Admin {
         .await
     }
 
-    /// Lets a voter lead; without an id the one that has most of the log. Not repeated when the
-    /// connection breaks: leadership would be handed on once more.
+    /// Transfers leadership to a voter, or without an id to the voter with the most of the log. The
+    /// call is not repeated when the connection breaks, because leadership would move once more.
     ///
     /// # Errors
-    /// [`Error::Refused`] with `MEMBERSHIP_REFUSED` when that controller cannot lead, `NO_LEADER` when
-    /// it was not elected in time.
+    /// [`Error::Refused`] with `MEMBERSHIP_REFUSED` when the controller cannot lead, `NO_LEADER`
+    /// when the controller was not elected in time.
     pub async fn transfer_leadership(&self, to: Option<u64>) -> Result<TransferLeadershipResponse, Error> {
         let request = TransferLeadershipRequest { id: to.unwrap_or(0) };
         self.ask_with(Repeat::Forbidden, CALL_TIMEOUT, request, async |mut client, request| {

@@ -1,4 +1,4 @@
-//! The dry run of several applies as one.
+//! The dry run of a set of applies.
 
 use millrace_proto::admin::{self, apply_item::Item};
 use millrace_proto::convert::{function_spec_wire, workflow_spec_wire};
@@ -10,36 +10,36 @@ use crate::error::Error;
 /// A function or workflow to apply.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ApplyItem {
-    /// A function.
+    /// A function with its model.
     Function {
         /// The function's spec.
         spec: FunctionSpec,
         /// The model: an artifact of the cluster, or a pending model of the same dry run.
         artifact: Digest,
     },
-    /// A workflow.
+    /// A workflow of functions that the set or the cluster has.
     Workflow(WorkflowSpec),
 }
 
-/// A model that is not uploaded yet.
+/// A model that the caller has not uploaded yet.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PendingModel {
-    /// The content address of the file.
+    /// The digest of the model file.
     pub digest: Digest,
-    /// The model in the file.
+    /// The description of the model in the file.
     pub model: admin::ModelSummary,
 }
 
-/// The answer to a dry run.
+/// The response to a dry run.
 #[derive(Debug, Clone, PartialEq)]
 pub enum DryRun {
-    /// Every item once, in an order in which the server takes all of them.
+    /// All items are valid: each once, in an order in which the server accepts them.
     Taken(Vec<DryRunStep>),
-    /// The item that no such order takes.
+    /// An item is invalid: no order of the items makes the server accept it.
     Refused(ItemRefusal),
 }
 
-/// An item that the server takes.
+/// An item that the server accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DryRunStep {
     /// The item's position in the call.
@@ -53,28 +53,29 @@ pub struct DryRunStep {
 pub struct ItemRefusal {
     /// The item's position in the call.
     pub item: usize,
-    /// The failure with which the server would refuse an apply of the item.
+    /// The failure that an apply of the item would return.
     pub failure: Failure,
-    /// The stored workflow that could not run the item, if that is the reason.
+    /// The stored workflow that the item would break, if that is the reason.
     pub broken: Option<BrokenWorkflow>,
 }
 
-/// A stored workflow that could not run an item of a dry run.
+/// A stored workflow that an item of a dry run would break.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BrokenWorkflow {
-    /// The workflow's name. Its tenant is the item's.
+    /// The workflow's name. The tenant is the item's.
     pub workflow: String,
-    /// The edge that would not fit, and why.
+    /// The edge that would not fit, and the reason.
     pub problem: String,
 }
 
 impl Admin {
-    /// Tries to apply a set of functions and workflows beside the cluster's, and stores nothing. The caller will
-    /// upload `models` first. The next item is always the first that the server takes beside the items before.
+    /// Tries a set of functions and workflows on a copy of the cluster's state, and stores nothing.
+    /// The server counts `models` as uploaded. Each item in the result is the first of the
+    /// remaining items that the server accepts after the items before.
     ///
     /// # Errors
-    /// [`Error`] when the call fails: with `UNIMPLEMENTED` at a server that is older than this client. An item
-    /// that is refused is an answer.
+    /// [`Error`] when the call fails, with `UNIMPLEMENTED` if the server is older than this client.
+    /// The refusal of an item is not an error but a [`DryRun::Refused`].
     pub async fn dry_run_apply(
         &self,
         items: &[ApplyItem],
@@ -107,10 +108,9 @@ fn item_wire(item: &ApplyItem) -> admin::ApplyItem {
 
 fn read(answer: admin::DryRunApplyResponse, items: usize) -> Result<DryRun, Error> {
     let position = |item: u32| {
-        usize::try_from(item)
-            .ok()
-            .filter(|&item| item < items)
-            .ok_or_else(|| Error::BadAnswer(format!("item {item} is none of the {items} of the dry run")))
+        usize::try_from(item).ok().filter(|&item| item < items).ok_or_else(|| {
+            Error::BadAnswer(format!("item {item} is beyond the {items} items of the dry run"))
+        })
     };
     if let Some(admin::ItemRefusal { item, reason, message, broken }) = answer.refusal {
         // A newer server may have a reason that this client does not know.
@@ -126,7 +126,7 @@ fn read(answer: admin::DryRunApplyResponse, items: usize) -> Result<DryRun, Erro
     let mut named: Vec<usize> = steps.iter().map(|step| step.item).collect();
     named.sort_unstable();
     if !named.into_iter().eq(0..items) {
-        return Err(Error::BadAnswer("the dry run does not name every item once".to_owned()));
+        return Err(Error::BadAnswer("the response does not name every item of the dry run once".to_owned()));
     }
     Ok(DryRun::Taken(steps))
 }
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_names_every_item_once() {
+    fn an_answer_that_does_not_name_every_item_once_is_malformed() {
         let step = |item| DryRunStep { item, outcome: Outcome::Created };
         assert_eq!(steps(&[1, 0]).unwrap(), DryRun::Taken(vec![step(1), step(0)]));
         for items in [[].as_slice(), &[0], &[0, 0], &[0, 2], &[0, 1, 1]] {
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_keeps_its_reason_and_an_unknown_one_counts_as_internal() {
+    fn a_refusal_keeps_its_reason_and_an_unknown_reason_is_internal() {
         let refused = |item: u32, reason: &str| {
             let message = "what happened".to_owned();
             let refusal = admin::ItemRefusal { item, reason: reason.into(), message, broken: None };

@@ -12,12 +12,13 @@ use crate::endpoints::Repeat;
 use crate::error::Error;
 
 impl Admin {
-    /// Lines of these nodes and controllers (none: everybody's) after an earlier answer's `next` (empty:
-    /// from the oldest that is kept), waiting so long where there is nothing new. An answer that has `more`
-    /// is not all: ask again at once.
+    /// Returns log lines of these nodes and controllers after an earlier response's `next`. An
+    /// empty `of` selects all processes; an empty `after` starts at the oldest line that is kept.
+    /// Without new lines, the server waits up to `wait`. If the response has `more`, further lines
+    /// are ready at once.
     ///
     /// # Errors
-    /// [`Error::Refused`] with `NODE_NOT_FOUND` when nobody has one of the names.
+    /// [`Error::Refused`] with `NODE_NOT_FOUND` when no process has one of the names.
     pub async fn logs(
         &self,
         of: &[String],

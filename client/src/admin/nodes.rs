@@ -1,4 +1,4 @@
-//! The workers: what there is, and what is wished of each.
+//! The worker nodes, and their scheduling.
 
 use futures::TryStreamExt as _;
 use millrace_proto::admin::{
@@ -11,7 +11,7 @@ use super::{Admin, admin_client, stamped};
 use crate::error::Error;
 
 impl Admin {
-    /// Every node, with its GPUs and what is resident on them.
+    /// Returns every node with its GPUs and their resident models.
     ///
     /// # Errors
     /// [`Error`] when the call fails.
@@ -29,11 +29,12 @@ impl Admin {
         nodes.try_collect().await
     }
 
-    /// Says whether a node takes functions on, keeps what it has, or is to be emptied. The node as it
-    /// is then: a drain is over when it has no placements left.
+    /// Sets whether a node accepts functions, keeps those that it has (cordoned), or is drained.
+    /// Returns the node after the change. A drain is complete when the node has no placements left.
     ///
     /// # Errors
-    /// [`Error::Refused`] with `NODE_NOT_FOUND` when there is none, `NODE_STATE` when it is lost.
+    /// [`Error::Refused`] with `NODE_NOT_FOUND` when the node does not exist, `NODE_STATE` when the
+    /// node is lost.
     pub async fn set_scheduling(&self, node: &NodeName, scheduling: NodeScheduling) -> Result<Node, Error> {
         let request = SetNodeSchedulingRequest {
             name: node.to_string(),
@@ -43,10 +44,11 @@ impl Admin {
         self.ask(request, async |mut client, request| client.set_node_scheduling(request).await).await
     }
 
-    /// Forgets a node that is lost.
+    /// Removes a lost node from the cluster's state.
     ///
     /// # Errors
-    /// [`Error::Refused`] with `NODE_NOT_FOUND` when there is none, `NODE_STATE` when it is live.
+    /// [`Error::Refused`] with `NODE_NOT_FOUND` when the node does not exist, `NODE_STATE` when the
+    /// node is live.
     pub async fn remove_node(&self, node: &NodeName) -> Result<(), Error> {
         let request = RemoveNodeRequest { name: node.to_string(), idempotency_key: self.endpoints.next_id() };
         self.ask(request, async |mut client, request| client.remove_node(request).await).await?;

@@ -1,4 +1,4 @@
-//! What takes its time: drains of nodes, and changes of the controller group.
+//! Long-running operations: drains of nodes, and changes of the controller group.
 
 use std::time::Duration;
 
@@ -11,11 +11,11 @@ use super::{Admin, CALL_TIMEOUT, admin_client, stamped};
 use crate::endpoints::Repeat;
 use crate::error::Error;
 
-/// The longest that one call waits. Shorter than what a server would wait.
+/// The longest wait of one call, below the limit of a server.
 const WAIT_MAX: Duration = Duration::from_secs(20);
 
 impl Admin {
-    /// Every operation that is known, the newest first.
+    /// Returns every operation that the cluster still keeps, the newest first.
     ///
     /// # Errors
     /// [`Error`] when the call fails.
@@ -34,10 +34,11 @@ impl Admin {
         operations.try_collect().await
     }
 
-    /// One operation.
+    /// Returns an operation.
     ///
     /// # Errors
-    /// [`Error::Refused`] with `OPERATION_NOT_FOUND` when there is none, or it ended long ago.
+    /// [`Error::Refused`] with `OPERATION_NOT_FOUND` when the operation does not exist, or ended
+    /// long ago.
     pub async fn operation(&self, id: &str) -> Result<Operation, Error> {
         let request = admin::GetOperationRequest {
             id: id.to_owned(),
@@ -47,8 +48,8 @@ impl Admin {
         self.ask(request, async |mut client, request| client.get_operation(request).await).await
     }
 
-    /// Waits until an operation has ended, for as long as the caller does. `seen` is shown it now and
-    /// then.
+    /// Waits until an operation has ended. There is no timeout: drop the future to stop waiting.
+    /// `seen` receives the operation at least once per `step`.
     ///
     /// # Errors
     /// As [`Self::operation`].
@@ -75,10 +76,10 @@ impl Admin {
         }
     }
 
-    /// Ends an operation before its time. A drain that is cancelled leaves its node cordoned.
+    /// Cancels an operation. A cancelled drain leaves its node cordoned.
     ///
     /// # Errors
-    /// [`Error::Refused`] with `OPERATION_STATE` when it ends by itself.
+    /// [`Error::Refused`] with `OPERATION_STATE` when the operation cannot be cancelled.
     pub async fn cancel_operation(&self, id: &str) -> Result<Operation, Error> {
         let request =
             admin::CancelOperationRequest { id: id.to_owned(), idempotency_key: self.endpoints.next_id() };

@@ -1,4 +1,4 @@
-//! Lists that come a page at a time.
+//! Paged lists of the admin API.
 
 use std::time::Duration;
 
@@ -13,14 +13,14 @@ use super::CALL_TIMEOUT;
 use crate::endpoints::{Endpoints, Repeat};
 use crate::error::Error;
 
-/// Items asked for at a time. A page that has as many bytes as it may ends earlier.
+/// The number of items requested per page. A page that reaches the size limit in bytes has fewer.
 pub(super) const PAGE: u32 = 500;
 
-/// A page, as a list's answer has it.
+/// One page of a list, as the response carries it.
 pub(super) trait Page {
     type Item;
 
-    /// Its items, and the token of the next, which is empty on the last.
+    /// Returns the page's items and the token of the next page. The last page's token is empty.
     fn open(self) -> (Vec<Self::Item>, String);
 }
 
@@ -43,7 +43,7 @@ page!(ListBillingResponse, bills: Bill);
 page!(ListNodesResponse, nodes: Node);
 page!(ListOperationsResponse, operations: Operation);
 
-/// Everything in a list, page after page: `ask` asks one endpoint for the page of a token.
+/// Returns all items of a list, page by page. `ask` requests the page of a token from one endpoint.
 pub(super) fn all<P, A>(endpoints: Endpoints, ask: A) -> BoxStream<'static, Result<P::Item, Error>>
 where
     P: Page<Item: Send> + Send + 'static,

@@ -1,4 +1,4 @@
-//! How the cluster's nodes schedule, changed while they run.
+//! The scheduling policy of the cluster's nodes, which can change while they run.
 
 use millrace_proto::admin;
 use millrace_proto::convert::policy_spec_wire;
@@ -8,23 +8,23 @@ use prost_types::FieldMask;
 use super::Admin;
 use crate::error::Error;
 
-/// How a policy is changed.
+/// A change of the scheduling policy.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PolicyChange {
-    /// What is set.
+    /// The new values.
     pub spec: PolicySpec,
-    /// The fields of the spec to change, such as `dispatch`: a field that is named here and not set in the
-    /// spec becomes the preset's. `None`: all fields.
+    /// The fields of the spec to change, such as `dispatch`. A field that is named here and absent
+    /// from the spec returns to the preset's value. `None` changes all fields.
     pub fields: Option<Vec<String>>,
-    /// Every check, nothing stored.
+    /// Whether the server makes every check but stores nothing.
     pub dry_run: bool,
-    /// Refuses with `CONFLICT` unless the policy is at this resource version: at 0 until somebody changed
-    /// it. `None` takes whatever is there.
+    /// The resource version that the policy must have; any other version is refused with
+    /// `CONFLICT`. The version is 0 until the first change. `None` accepts any version.
     pub resource_version: Option<u64>,
 }
 
 impl Admin {
-    /// How nodes are wanted to schedule, and how each does.
+    /// Returns the desired scheduling policy, and the policy that each node reports.
     ///
     /// # Errors
     /// [`Error`] when the call fails.
@@ -33,7 +33,7 @@ impl Admin {
         self.ask(request, async |mut client, request| client.get_policy(request).await).await
     }
 
-    /// The last changes of it, the newest first.
+    /// Returns the last changes of the policy, the newest first.
     ///
     /// # Errors
     /// [`Error`] when the call fails.
@@ -44,11 +44,11 @@ impl Admin {
         Ok(answer.changes)
     }
 
-    /// Changes how nodes schedule. What waits for a GPU goes over in order.
+    /// Changes the scheduling policy. Requests that wait for a GPU move to the new policy in order.
     ///
     /// # Errors
-    /// [`Error::Refused`] with `INVALID_SPEC` when nothing would read what is set, with
-    /// `MALFORMED_REQUEST` when a field is not known, with `CONFLICT` when it was changed since.
+    /// [`Error::Refused`] with `INVALID_SPEC` when no part of the policy would read a value, with
+    /// `MALFORMED_REQUEST` when a field is unknown, with `CONFLICT` when the policy changed since.
     pub async fn update_policy(&self, change: &PolicyChange) -> Result<admin::Policy, Error> {
         let request = admin::UpdatePolicyRequest {
             spec: Some(policy_spec_wire(&change.spec)),

@@ -1,4 +1,4 @@
-//! Tenants, and what they may use.
+//! The tenants and their caps.
 
 use futures::stream::BoxStream;
 use millrace_proto::admin::{ListTenantsRequest, SetTenantRequest, Tenant};
@@ -11,7 +11,7 @@ use super::{Admin, admin_client, stamped};
 use crate::error::Error;
 
 impl Admin {
-    /// Sets all of a tenant's caps at once; [`Quota::NONE`] takes those away that there are.
+    /// Sets all caps of a tenant at once. [`Quota::NONE`] removes all caps.
     ///
     /// # Errors
     /// [`Error`] when the call fails.
@@ -19,11 +19,13 @@ impl Admin {
         self.ask_to_set(self.setting(name, quota)).await
     }
 
-    /// Makes every check of [`set_tenant`](Self::set_tenant), and stores nothing: the tenant as it would be.
+    /// Makes every check of [`set_tenant`](Self::set_tenant) but stores nothing. Returns the tenant
+    /// as it would be.
     ///
     /// # Errors
-    /// As those of `set_tenant`; and `MALFORMED_REQUEST` of a server that is too old to try: it would read over
-    /// `dry_run` and store, but for the mask that names it.
+    /// The errors of `set_tenant`, and `MALFORMED_REQUEST` when the server is too old for a dry
+    /// run. Such a server would ignore `dry_run` and store the caps. It refuses because the update
+    /// mask names a field that it does not know.
     pub async fn try_tenant(&self, name: &TenantName, quota: &Quota) -> Result<Tenant, Error> {
         let update_mask = Some(FieldMask { paths: vec!["dry_run".to_owned()] });
         let setting = self.setting(name, quota);
@@ -44,7 +46,7 @@ impl Admin {
         self.ask(request, async |mut client, request| client.set_tenant(request).await).await
     }
 
-    /// Every tenant that has caps or functions, by name.
+    /// Lists every tenant that has caps or functions, by name.
     pub fn tenants(&self) -> BoxStream<'static, Result<Tenant, Error>> {
         let request = ListTenantsRequest {
             page_size: PAGE,

@@ -1,4 +1,4 @@
-//! Workflows: functions joined into a graph, invoked as one model.
+//! Workflows: functions joined into a graph, and invoked as one model.
 
 use futures::stream::BoxStream;
 use millrace_proto::admin::{self, DeleteWorkflowRequest, GetWorkflowRequest, ListWorkflowsRequest};
@@ -9,21 +9,22 @@ use super::pages::{self, PAGE};
 use super::{Admin, ApplyOptions, DeleteOptions, Outcome, admin_client, stamped};
 use crate::error::Error;
 
-/// The answer to an apply of a workflow.
+/// The response to an apply of a workflow.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AppliedWorkflow {
-    /// What was done.
+    /// The effect of the apply.
     pub outcome: Outcome,
-    /// The workflow as it is now.
+    /// The workflow after the apply.
     pub workflow: admin::Workflow,
 }
 
 impl Admin {
-    /// Creates a workflow or changes it. What it runs must exist.
+    /// Creates or changes a workflow. The functions and workflows that it runs must exist.
     ///
     /// # Errors
-    /// [`Error::Refused`] when the spec is, beside the functions it runs too, with `NAME_TAKEN`
-    /// when a function has its name, or when the workflow changed meanwhile.
+    /// [`Error::Refused`] when the spec is invalid, alone or with the functions that it runs; with
+    /// `NAME_TAKEN` when a function has the name; when another client changed the workflow
+    /// meanwhile.
     pub async fn apply_workflow(
         &self,
         spec: &WorkflowSpec,
@@ -38,19 +39,21 @@ impl Admin {
         let answer =
             self.ask(request, async |mut client, request| client.apply_workflow(request).await).await?;
         let outcome = Outcome::read(answer.outcome)?;
-        let workflow = answer.workflow.ok_or_else(|| Error::BadAnswer("it has no workflow".to_owned()))?;
+        let workflow =
+            answer.workflow.ok_or_else(|| Error::BadAnswer("the response has no workflow".to_owned()))?;
         Ok(AppliedWorkflow { outcome, workflow })
     }
 
-    /// One workflow.
+    /// Returns a workflow.
     ///
     /// # Errors
-    /// [`Error::Refused`] with `WORKFLOW_NOT_FOUND` when there is none.
+    /// [`Error::Refused`] with `WORKFLOW_NOT_FOUND` when the workflow does not exist.
     pub async fn workflow(&self, key: &FunctionKey) -> Result<admin::Workflow, Error> {
         self.workflow_with(key, false).await
     }
 
-    /// The same with what its functions passed to each other, which every controller is asked for.
+    /// Returns a workflow with the traffic between its functions, which the server collects from
+    /// every controller.
     ///
     /// # Errors
     /// As [`Self::workflow`].
@@ -69,7 +72,7 @@ impl Admin {
         self.ask(request, async |mut client, request| client.get_workflow(request).await).await
     }
 
-    /// Every workflow of a tenant, or of all tenants, page after page.
+    /// Lists every workflow of a tenant, or of all tenants, page by page.
     #[must_use]
     pub fn workflows(
         &self,
@@ -88,11 +91,11 @@ impl Admin {
         })
     }
 
-    /// Deletes a workflow. What it runs stays.
+    /// Deletes a workflow. The functions and workflows that it runs stay.
     ///
     /// # Errors
-    /// [`Error::Refused`] with `WORKFLOW_NOT_FOUND` when there is none, with `IN_USE` when another
-    /// workflow runs it.
+    /// [`Error::Refused`] with `WORKFLOW_NOT_FOUND` when the workflow does not exist, with `IN_USE`
+    /// when another workflow runs it.
     pub async fn delete_workflow(&self, key: &FunctionKey, options: DeleteOptions) -> Result<(), Error> {
         let request = DeleteWorkflowRequest {
             tenant: key.tenant.to_string(),

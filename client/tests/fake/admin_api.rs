@@ -196,8 +196,8 @@ impl admin_server::Admin for Service {
         Ok(Response::new(self.0.status.lock().unwrap().clone()))
     }
 
-    /// One function that runs, one that was deleted, and the tenant's that are forgotten; two to a
-    /// page.
+    /// Returns bills, two to a page: of a function that runs, of a deleted function, and of the
+    /// tenant's forgotten functions.
     async fn list_billing(
         &self,
         request: Request<admin::ListBillingRequest>,
@@ -239,7 +239,7 @@ impl admin_server::Admin for Service {
         if request.name == "one-too-many" {
             return refused(Reason::QueueFull, "10000 tenants with caps are kept at most");
         }
-        // An older server would store it.
+        // An older server would ignore the dry run and store the caps.
         if request.dry_run && request.update_mask.is_none_or(|mask| mask.paths != ["dry_run"]) {
             return refused(Reason::MalformedRequest, "a trial that its mask does not name");
         }

@@ -1,4 +1,5 @@
-//! The dry run of the fake: a replicated state with the functions and workflows of the fake answers.
+//! The dry run of the fake: a replicated state with the functions and workflows of the fake
+//! answers.
 
 use std::collections::BTreeMap;
 
@@ -52,7 +53,7 @@ impl State {
         });
         let set = set(items.collect(), models.clone());
         let tried = self.replicated().state.dry_run_set(&set);
-        // The fake reads no file that is uploaded.
+        // The fake never reads an uploaded file, so it keeps the models that a dry run describes.
         self.models.lock().unwrap().extend(models);
         match tried {
             Ok(steps) => {

@@ -84,7 +84,7 @@ impl State {
     }
 }
 
-/// How ready a function is at its so manieth look.
+/// Returns a function's readiness at the given number of reads.
 fn condition(name: &str, looks: u64) -> admin::Condition {
     use admin::ConditionStatus::{False, True};
     let (status, reason, message) = match name {
@@ -93,6 +93,10 @@ fn condition(name: &str, looks: u64) -> admin::Condition {
         _ if looks < LOOKS_UNTIL_READY => (False, "Preparing", ""),
         _ => (True, "Prepared", ""),
     };
-    let (reason, message) = (reason.into(), message.into());
-    admin::Condition { r#type: "Ready".into(), status: status.into(), reason, message }
+    admin::Condition {
+        r#type: "Ready".into(),
+        status: status.into(),
+        reason: reason.into(),
+        message: message.into(),
+    }
 }

@@ -12,7 +12,8 @@ use super::{FORGOTTEN, STALL, STALLED, Sequences, Service, refused};
 
 type StreamOf<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-/// A whole service: what it serves, and the calls it answers with UNIMPLEMENTED.
+/// Implements the whole service: `$served` are its working calls, and the other calls answer
+/// UNIMPLEMENTED.
 macro_rules! inference_service {
     ({ $($served:tt)* } $($method:ident: $request:ident -> $response:ident;)*) => {
         #[tonic::async_trait]
@@ -62,7 +63,8 @@ inference_service! {
                 shape: shape.clone(),
             };
             let versions = vec!["1".into()];
-            let (inputs, outputs) = (vec![tensor("x")], vec![tensor("x")]);
+        let inputs = vec![tensor("x")];
+        let outputs = vec![tensor("x")];
             let platform = "fake".into();
             let answer = inference::ModelMetadataResponse { name, versions, platform, inputs, outputs };
             Ok(Response::new(answer))
@@ -147,7 +149,8 @@ fn take_turn(sequences: &mut Sequences, request: &inference::ModelInferRequest) 
     let Some(ParameterChoice::Int64Param(id)) = choice("sequence_id") else {
         return refused(Reason::MalformedRequest, "name a sequence");
     };
-    let (start, end) = (flag("sequence_start"), flag("sequence_end"));
+    let start = flag("sequence_start");
+    let end = flag("sequence_end");
     sequences.asked.push((id, start, end));
     if request.model_name == "forgets" && sequences.asked.len().is_multiple_of(FORGOTTEN) {
         sequences.begun.clear();
@@ -166,8 +169,12 @@ fn take_turn(sequences: &mut Sequences, request: &inference::ModelInferRequest) 
 
 fn echo(request: inference::ModelInferRequest) -> inference::ModelInferResponse {
     let output = |input: inference::model_infer_request::InferInputTensor| {
-        let (name, datatype, shape) = (input.name, input.datatype, input.shape);
-        inference::model_infer_response::InferOutputTensor { name, datatype, shape, ..Default::default() }
+        inference::model_infer_response::InferOutputTensor {
+            name: input.name,
+            datatype: input.datatype,
+            shape: input.shape,
+            ..Default::default()
+        }
     };
     inference::ModelInferResponse {
         model_name: request.model_name,

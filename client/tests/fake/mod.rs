@@ -1,19 +1,19 @@
-//! A server of the admin and inference APIs small enough to read. Functions lie in a map, two to a
-//! page. A function is ready at its third look, except `never`, and `broken`, which cannot be. A
+//! A small fake server of the admin and inference APIs. Functions lie in a map, two to a page. A
+//! function is ready at the third read, except `never` and `broken`, which never become ready. A
 //! workflow is ready at once.
 //!
-//! | model | does |
+//! | model | behaviour |
 //! |---|---|
-//! | `echo`, `image` | answers its inputs, with a split |
-//! | `typed` | answers typed contents |
+//! | `echo`, `image` | returns its inputs, with a latency breakdown |
+//! | `typed` | returns typed contents |
 //! | `silent` | never answers |
-//! | `full` | refuses |
-//! | `stalls` | echoes, one at a time, and takes [`STALL`] for the [`STALLED`]th |
-//! | `once` | as `echo`, and is not idempotent |
+//! | `full` | refuses every request |
+//! | `stalls` | echoes one request at a time, and sleeps [`STALL`] in request number [`STALLED`] |
+//! | `once` | behaves like `echo`, but is not idempotent |
 //! | `counts` | echoes requests of sequences that have begun, and refuses others |
-//! | `forgets` | the same, and loses every sequence before each [`FORGOTTEN`]th request |
+//! | `forgets` | behaves like `counts`, but loses every sequence before each [`FORGOTTEN`]th request |
 //!
-//! A server may be told to break ([`Break`]): what it was asked is noted all the same.
+//! A server can be broken on purpose ([`Break`]). It records the calls all the same.
 #![allow(clippy::unwrap_used)]
 #![allow(dead_code, reason = "each test binary uses its part")]
 
@@ -41,22 +41,23 @@ use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
-/// How long model `stalls` stalls, and at which request.
+/// The time that model `stalls` sleeps.
 pub(crate) const STALL: Duration = Duration::from_millis(300);
+/// The request at which model `stalls` sleeps.
 pub(crate) const STALLED: usize = 20;
-/// Before which requests `forgets` loses what it has.
+/// The interval in requests at which `forgets` loses its sequences.
 pub(crate) const FORGOTTEN: usize = 7;
-/// Looks at a function before it is ready.
+/// The number of reads of a function until it is ready.
 const LOOKS_UNTIL_READY: u64 = 3;
 
-/// How a server fails what it is asked.
+/// The way in which a server fails its calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Break {
-    /// It dies under the next call, with every connection.
+    /// The server dies under the next call, with every connection.
     Dies,
-    /// So many admin calls are answered with NO_LEADER.
+    /// The server answers this many calls with NO_LEADER.
     Unled(u32),
-    /// It goes down, and says so.
+    /// The server refuses every call because it shuts down.
     GoesDown,
 }
 
@@ -69,9 +70,9 @@ struct State {
     workflows: Mutex<BTreeMap<String, admin::Workflow>>,
     quotas: Mutex<BTreeMap<String, admin::Quota>>,
     policy: Mutex<admin::Policy>,
-    /// What happened; two are told at a time.
+    /// The cluster's events, returned two at a time.
     pub events: Mutex<Vec<admin::Event>>,
-    /// The one trace that is known.
+    /// The only trace that the server knows.
     pub trace: Mutex<Option<admin::Trace>>,
     pages: AtomicUsize,
     uploads: AtomicUsize,
@@ -83,20 +84,20 @@ struct State {
     sequences: Mutex<Sequences>,
     death: CancellationToken,
     status: Mutex<admin::ClusterStatus>,
-    /// What is wished of the node, and how often it was looked at since.
+    /// The node's desired scheduling, and the number of reads since it was set.
     scheduling: Mutex<(admin::NodeScheduling, u32)>,
 }
 
-/// What `counts` and `forgets` were asked.
+/// The sequences of `counts` and `forgets`.
 #[derive(Default)]
 struct Sequences {
     begun: BTreeSet<i64>,
-    /// Their ids, and whether they began and ended their sequences.
+    /// The sequence of each request, and whether the request began and ended the sequence.
     asked: Vec<(i64, bool, bool)>,
 }
 
 impl State {
-    /// The node: a drain is over at its third look, unless there is a function `never`.
+    /// Returns the node. A drain ends at the third read, unless a function `never` exists.
     fn node(&self) -> admin::Node {
         let (scheduling, looks) = *self.scheduling.lock().unwrap();
         let draining = scheduling == admin::NodeScheduling::Draining;
@@ -105,7 +106,7 @@ impl State {
         admin::Node { scheduling: scheduling.into(), placements: left, ..node() }
     }
 
-    /// Notes a call under its id, and fails it if the server is to.
+    /// Records a call under its id, and fails the call if the server is broken.
     async fn enter(&self, id: &str) -> Result<(), Status> {
         self.ids.lock().unwrap().push(id.to_owned());
         let broken = *self.broken.lock().unwrap();
@@ -149,7 +150,7 @@ impl Fake {
                     .max_decoding_message_size(limit),
             );
         let death = state.death.clone();
-        // Connections have tasks of their own: what ends them is the end of their runtime.
+        // Connections have tasks of their own, which end only with their runtime.
         std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
@@ -162,29 +163,30 @@ impl Fake {
         Self { address, state }
     }
 
-    /// The same, failing what it is asked.
+    /// Starts a server that fails its calls.
     pub(crate) async fn broken(how: Break) -> Self {
         let fake = Self::start().await;
         *fake.state.broken.lock().unwrap() = Some(how);
         fake
     }
 
-    /// The ids and idempotency keys of what it was asked, in order.
+    /// Returns the ids and idempotency keys of the calls, in order.
     pub(crate) fn ids(&self) -> Vec<String> {
         self.state.ids.lock().unwrap().clone()
     }
 
-    /// What `counts` and `forgets` were asked: sequences, and whether the requests began and ended them.
+    /// Returns the requests of `counts` and `forgets`: the sequence, and whether the request began
+    /// and ended it.
     pub(crate) fn sequences_asked(&self) -> Vec<(i64, bool, bool)> {
         self.state.sequences.lock().unwrap().asked.clone()
     }
 
-    /// How many sequences they have.
+    /// Returns the number of sequences of `counts` and `forgets` that have begun.
     pub(crate) fn sequences(&self) -> usize {
         self.state.sequences.lock().unwrap().begun.len()
     }
 
-    /// What it says of its group.
+    /// Sets the status of the controller group.
     pub(crate) fn set_status(&self, status: admin::ClusterStatus) {
         *self.state.status.lock().unwrap() = status;
     }
@@ -197,7 +199,7 @@ impl Fake {
         self.state.uploads.load(Ordering::Relaxed)
     }
 
-    /// The trace context of every inference that had one.
+    /// Returns the trace context of every inference that had one.
     pub(crate) fn traceparents(&self) -> Vec<String> {
         self.state.traceparents.lock().unwrap().clone()
     }
@@ -207,18 +209,18 @@ impl Fake {
     }
 }
 
-/// An address where nothing listens.
+/// Returns an address on which nothing listens.
 pub(crate) async fn dead_address() -> Address {
     address_of(&TcpListener::bind("127.0.0.1:0").await.unwrap())
 }
 
-/// A server that reads a little of each connection and hangs up.
+/// Starts a server that reads a little of each connection and hangs up.
 pub(crate) async fn hangs_up_in_the_middle() -> Address {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = address_of(&listener);
     tokio::spawn(async move {
         while let Ok((mut socket, _)) = listener.accept().await {
-            // The preface and settings, then at least the head of a request.
+            // The preface and the settings, then at least the head of a request.
             let mut seen = 0;
             let mut buffer = [0; 4096];
             while seen < 100 {

@@ -1,5 +1,5 @@
-//! The fake's policy, operations and log lines: one operation, which has ended at its third look, and a
-//! line for each time that it is asked for some.
+//! The policy, operations and log lines of the fake. There is one operation, which ends at the
+//! third read. Each read of the log returns a new line.
 
 use millrace_proto::admin;
 use millrace_proto::log::Line;

@@ -1,5 +1,6 @@
-//! The workflows of the fake: in a map, two to a page. What they run must be there, and stays while
-//! they run it. They and the functions all take and give the same: rows of 64.
+//! The workflows of the fake: in a map, two to a page. A workflow's functions must exist, and
+//! cannot be deleted while the workflow runs them. All workflows and functions have the same inputs
+//! and outputs: rows of 64.
 
 use millrace_proto::admin::{self, workflow_step::Run};
 use millrace_types::Reason;
@@ -7,7 +8,7 @@ use tonic::Status;
 
 use super::{State, refused};
 
-/// Every function's model.
+/// Returns the model of every function.
 pub(super) fn model() -> admin::ModelSummary {
     let rows = |name: &str| admin::TensorSpec {
         name: name.into(),
@@ -16,7 +17,7 @@ pub(super) fn model() -> admin::ModelSummary {
         ..Default::default()
     };
     admin::ModelSummary {
-        // A summary without launches describes a program.
+        // A summary without launches would describe a program.
         launches: 1,
         inputs: vec![rows("x")],
         outputs: vec![rows("y")],
@@ -41,7 +42,10 @@ impl State {
                 Run::Workflow(name) => workflows.contains_key(name),
             };
             if !known {
-                return refused(Reason::InvalidSpec, &format!("step {:?} runs what is not there", step.name));
+                return refused(
+                    Reason::InvalidSpec,
+                    &format!("step {:?} runs a function or workflow that does not exist", step.name),
+                );
             }
         }
         let outcome = match workflows.get(&spec.name) {
@@ -81,7 +85,7 @@ impl State {
         admin::ListWorkflowsResponse { workflows: page, next_page_token }
     }
 
-    /// Refuses what a workflow runs.
+    /// Refuses to delete a function or workflow that a workflow runs.
     pub(super) fn not_run(&self, run: &Run) -> Result<(), Status> {
         let workflows = self.workflows.lock().unwrap();
         let runs = |it: &&admin::Workflow| {

@@ -80,6 +80,6 @@ impl Resource {
 
 fn key(tenant: &str, name: &str) -> Result<FunctionKey, Failure> {
     function_key(tenant, name).map_err(|failure| {
-        Failure::failed(format!("the server's answer cannot be used: {}", failure.message))
+        Failure::failed(format!("the server's response is malformed: {}", failure.message))
     })
 }

@@ -1,5 +1,5 @@
-//! What a call says of itself, one thing at a time: for languages in which `millrace_tensor` is more
-//! trouble than it saves.
+//! The fields of a call, each through a function of its own, for languages in which the struct
+//! `millrace_tensor` is cumbersome.
 
 #![allow(unsafe_code, reason = "pointers come from the caller, as the header asks")]
 
@@ -10,7 +10,7 @@ use super::handles::note;
 use super::{CInput, c_name, millrace_call};
 use crate::call::Input;
 
-/// An input of a call, and its names as C has them.
+/// Returns an input of a call, and the input's names as C strings.
 ///
 /// # Safety
 /// As `millrace.h` says.
@@ -19,7 +19,7 @@ unsafe fn input<'a>(call: *const millrace_call, index: usize) -> Option<(&'a Inp
     let call = unsafe { call.as_ref() };
     let input = call.and_then(|call| Some((call.call.inputs().get(index)?, call.inputs.get(index)?)));
     if input.is_none() {
-        note(c"NO_INPUT", "there is no such input: count them");
+        note(c"NO_INPUT", "there is no input with this index: see millrace_input_count");
     }
     input
 }

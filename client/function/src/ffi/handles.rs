@@ -1,4 +1,4 @@
-//! What crosses the boundary: handles, text and messages, each checked once.
+//! The values that cross the C boundary: handles, texts and messages, each checked once.
 
 #![allow(unsafe_code, reason = "pointers come from the caller, as the header asks")]
 
@@ -17,24 +17,24 @@ thread_local! {
     static REASON: Cell<&'static CStr> = const { Cell::new(c"") };
 }
 
-/// The last message of this thread, for as long as it is.
+/// Returns the last error message of this thread, valid until the thread's next failure.
 pub(super) fn message() -> *const c_char {
     MESSAGE.with_borrow(|message| message.as_ptr())
 }
 
-/// The name of what failed last on this thread.
+/// Returns the stable name of the last error on this thread.
 pub(super) fn reason() -> *const c_char {
     REASON.get().as_ptr()
 }
 
 pub(super) fn note(reason: &'static CStr, message: &str) {
     REASON.set(reason);
-    // A zero byte would end it early.
+    // A zero byte would end the C string early.
     let text = CString::new(message.replace('\0', "?")).unwrap_or_default();
     MESSAGE.with_borrow_mut(|last| *last = text);
 }
 
-/// Carries a function out. What fails, or panics, is noted and returned as `FAILED`.
+/// Runs the body of a C function. An error or a panic is stored and returned as `FAILED`.
 pub(super) fn guarded(work: impl FnOnce() -> Result<c_int, Error>) -> c_int {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(code)) => code,
@@ -43,7 +43,7 @@ pub(super) fn guarded(work: impl FnOnce() -> Result<c_int, Error>) -> c_int {
             FAILED
         }
         Err(_panic) => {
-            note(c"INTERNAL", "a bug in millrace: this function panicked");
+            note(c"INTERNAL", "a bug in millrace: the function panicked");
             FAILED
         }
     }
@@ -53,10 +53,10 @@ pub(super) fn bad(what: &str) -> Error {
     Error::Function(what.to_owned())
 }
 
-/// Borrows what a handle points to.
+/// Borrows the value of a handle.
 ///
 /// # Safety
-/// The handle is null, or came from here and was not given back.
+/// The handle is null, or was created by this library and not given back.
 pub(super) unsafe fn handle<'a, T>(handle: *const T, what: &str) -> Result<&'a T, Error> {
     // SAFETY: the caller's promise, which the header asks for.
     unsafe { handle.as_ref() }.ok_or_else(|| bad(what))
@@ -76,23 +76,23 @@ pub(super) unsafe fn text<'a>(text: *const c_char, what: &str) -> Result<&'a str
 /// As [`text`].
 pub(super) unsafe fn data_id(id: *const c_char) -> Result<DataId, Error> {
     // SAFETY: the same promise.
-    let id = unsafe { text(id, "the id is null, or no text") }?;
+    let id = unsafe { text(id, "the id is null or not UTF-8") }?;
     ids::parse(id).ok_or_else(|| Error::NotAnId(id.to_owned()))
 }
 
-/// Gives a value to C as a handle.
+/// Moves a value into a handle for the caller in C.
 ///
 /// # Safety
-/// `out` is null, or a place for a handle.
+/// `out` is null, or points to memory for a handle.
 pub(super) unsafe fn give<T>(
     out: *mut *mut T,
     value: impl FnOnce() -> Result<T, Error>,
 ) -> Result<c_int, Error> {
     if out.is_null() {
-        return Err(bad("the place for the result is null"));
+        return Err(bad("the pointer for the result is null"));
     }
     let value = Box::new(value()?);
-    // SAFETY: not null, and the caller's promise that it is a place for a handle.
+    // SAFETY: not null, and the caller's promise that it points to memory for a handle.
     unsafe { out.write(Box::into_raw(value)) };
     Ok(OK)
 }
@@ -100,17 +100,17 @@ pub(super) unsafe fn give<T>(
 /// Takes a handle back.
 ///
 /// # Safety
-/// The handle is null, or came from here and was not given back.
+/// The handle is null, or was created by this library and not given back.
 pub(super) unsafe fn take<T>(handle: *mut T, what: &str) -> Result<Box<T>, Error> {
     if handle.is_null() {
         return Err(bad(what));
     }
-    // SAFETY: every handle is a box of ours, and the caller's promise that it is used no more.
+    // SAFETY: every handle is a box of this library, and the caller promises not to use it again.
     Ok(unsafe { Box::from_raw(handle) })
 }
 
-/// Takes a handle back and drops what it was. Null is nothing, and no failure: a function that failed
-/// gives back what it has and what it has not before it says why.
+/// Takes a handle back and drops its value. Null is no failure and keeps the last message: after an
+/// error, a program releases all its handles, some of them still null, and then reads the message.
 ///
 /// # Safety
 /// As [`take`].

@@ -5,14 +5,15 @@ use super::handles::note;
 use super::*;
 
 fn said() -> String {
-    // SAFETY: it is always a C string.
+    // SAFETY: the message is always a C string.
     unsafe { CStr::from_ptr(millrace_error()) }.to_str().unwrap().to_owned()
 }
 
 #[test]
-fn what_is_null_is_an_error_and_not_the_end() {
-    let (none, mut place) = (ptr::null_mut::<millrace_call>(), ptr::null_mut());
-    // SAFETY: null is what each of them takes for nothing.
+fn null_arguments_are_errors_and_do_not_crash() {
+    let none = ptr::null_mut::<millrace_call>();
+    let mut place = ptr::null_mut();
+    // SAFETY: every function accepts null.
     unsafe {
         assert_eq!(millrace_open(ptr::null_mut()), FAILED);
         assert_eq!(millrace_next(ptr::null_mut(), ptr::null_mut()), FAILED);
@@ -41,7 +42,7 @@ fn what_is_null_is_an_error_and_not_the_end() {
 }
 
 #[test]
-fn a_panic_stays_inside_and_each_thread_has_its_own_message() {
+fn a_panic_does_not_escape_and_each_thread_has_its_own_message() {
     assert_eq!(guarded(|| panic!("a bug")), FAILED);
     assert!(said().contains("a bug in millrace"), "{}", said());
     assert_eq!(std::thread::spawn(said).join().unwrap(), "");
@@ -50,9 +51,9 @@ fn a_panic_stays_inside_and_each_thread_has_its_own_message() {
 }
 
 #[test]
-fn giving_back_nothing_keeps_what_failed_before() {
+fn releasing_null_keeps_the_last_error() {
     note(c"DATA_LOST", "no worker has it");
-    // SAFETY: null is what each of them takes for nothing.
+    // SAFETY: both functions accept null.
     unsafe {
         millrace_release(ptr::null_mut());
         millrace_close(ptr::null_mut());
