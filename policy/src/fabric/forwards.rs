@@ -1,22 +1,27 @@
-//! What comes from the host over the PCIe links of other GPUs (D05, `FaaSTube` §5.1): a GPU under another
-//! PCIe switch takes part of the bytes and forwards them over NVLinks. So do weights come, and objects that
-//! come back. What goes to the host goes there by the same ways, the other way round.
+//! Forwards data between the host and a GPU over the PCIe links of other GPUs (D05, `FaaSTube`
+//! §5.1). A GPU under another PCIe switch takes part of the bytes from the host and forwards them
+//! over NVLinks. Weights are forwarded, and objects that return to a GPU. Data for the host takes
+//! the same routes in the other direction.
 //!
-//! A batch goes by a neighbour's way where
-//! - its GPU's own way has as much out as it may have,
-//! - it is there no later than by that way: runs read weights in the order in which they are granted, and
-//!   none of them waits longer for any (of what goes to the host nobody reads a part),
-//! - and all of the neighbour's way is idle: nothing is out on its links, and nobody who wants a batch has
-//!   any of them on a route of its own.
+//! A batch takes a forwarding route if all of these hold:
+//! - The GPU's own route has as many batches in flight as it may have.
+//! - The batch would arrive no later than over the GPU's own route. Runs read weights in the order
+//!   of their grants, so no run waits longer for any of them. Data for the host may arrive in any
+//!   order, because no reader reads a part of it.
+//! - The whole forwarding route is idle: no batch is in flight on its links, and no transfer that
+//!   wants a batch has any of these links on a route of its own.
 //!
-//! So neighbours forward what is left over, batch by batch, and each way carries as much as it is fast. It is
-//! no transfer's turn, and no rate is promised for it. Who comes to a link that forwards waits for the batch
-//! that crosses it and no longer, and while there is more to send nothing is forwarded there: nobody starves.
-//! Of those that could be forwarded the one that is wanted first goes first.
+//! So neighbours forward only what is left over, batch by batch, and each route carries bytes in
+//! proportion to its rate. A forwarded batch uses up no transfer's turn, and no rate is guaranteed
+//! for it. A transfer that arrives at a forwarding link waits for the batch that crosses it, and no
+//! longer. While the link's own transfers have more to send, nothing is forwarded there, so none of
+//! them starves. Of the transfers that could be forwarded, the transfer with the earliest deadline
+//! goes first.
 //!
-//! Where a copy fails, what is wrong may be wrong with the neighbour alone: the rest comes by the GPU's own
-//! way. In emulation the executor of the GPU that they are for, or come from, reads or writes the host's memory
-//! itself, and the batch counts on each link of its route; a real device would stage it in the GPUs between.
+//! If a forwarded copy fails, the fault may be the neighbour's alone, so the rest takes the GPU's
+//! own route. In emulation, the executor of the source or destination GPU reads or writes the
+//! host's memory itself, and the batch counts on each link of its route. A real device would stage
+//! the batch in the GPUs between.
 
 use std::collections::BTreeMap;
 
@@ -31,14 +36,14 @@ use crate::ids::TransferId;
 use crate::paths::{Direction, Hops, HostLinks};
 
 impl Fabric {
-    /// Returns the fabric with data that crosses these links between the host and GPUs.
+    /// Returns the fabric with `links` as the links that data between the host and GPUs may cross.
     #[must_use]
     pub fn with_host_links(mut self, links: HostLinks) -> Self {
         self.use_host_links(links);
         self
     }
 
-    /// Lets data cross these links from the next batch on. A batch that is out keeps its path.
+    /// Sets the links that data may cross from the next batch on. A batch in flight keeps its path.
     pub(super) fn use_host_links(&mut self, links: HostLinks) {
         self.forwards = match links {
             HostLinks::Own => BTreeMap::new(),
@@ -46,7 +51,7 @@ impl Fabric {
         };
     }
 
-    /// Finds the ways by which others may forward, and their paths.
+    /// Finds the routes over which other GPUs may forward, and adds their paths.
     fn lay_forwards(&mut self) -> BTreeMap<(Direction, GpuIndex), Vec<Route>> {
         let Some(routes) = &self.routes else { return BTreeMap::new() };
         let ends = self.paths.keys().filter_map(|route| Some((route.host_way()?, route.gpu())));
@@ -65,7 +70,7 @@ impl Fabric {
         forwards
     }
 
-    /// Grants what neighbours may forward now.
+    /// Grants every batch that neighbours may forward now.
     pub(super) fn grant_forwarded(&mut self, actions: &mut Vec<Action>) {
         while let Some((transfer, route)) = self.next_forwarded() {
             let promised = self.is_promised(transfer);
@@ -73,7 +78,8 @@ impl Fabric {
         }
     }
 
-    /// The transfer that is wanted first of those that neighbours may forward a batch of, and by which way.
+    /// Returns the transfer with the earliest deadline of those that neighbours may forward a batch
+    /// of, and the route.
     fn next_forwarded(&self) -> Option<(TransferId, Route)> {
         if self.forwards.is_empty() {
             return None;
@@ -86,13 +92,15 @@ impl Fabric {
         ways.min_by_key(|&(order, _)| order).map(|((_, _, transfer), route)| (transfer, route))
     }
 
-    /// The best way by which a transfer's next batch is there no later than by its own.
+    /// Returns the best idle forwarding route on which the transfer's next batch arrives no later
+    /// than on its own route.
     fn idle_way(&self, state: &Transfer) -> Option<Route> {
         let own = state.host_route()?;
         if state.takes_more(&own) && self.path_takes_more(own) {
             return None;
         }
-        let (now, size) = (self.shares.now, state.next_size());
+        let now = self.shares.now;
+        let size = state.next_size();
         let by_own = self.free_at(now, &own) + self.paths[&own].time_for(size);
         let in_time = |route: &&Route| now + self.paths[*route].time_for(size) <= by_own;
         let ways = self.forwards.get(&(state.cargo.direction(), state.gpu))?.iter();
@@ -103,21 +111,22 @@ impl Fabric {
         self.idle_from(route).is_some_and(|at| at <= self.shares.now) && !self.is_wanted(route)
     }
 
-    /// From when on nothing crosses a way; `None` while something is out on it.
+    /// Returns the time from which a route is idle; `None` while a batch is in flight on it.
     fn idle_from(&self, route: &Route) -> Option<Timestamp> {
         let mut lanes = self.paths[route].lanes.iter().map(|&lane| self.lanes[lane].idle_from());
         lanes.try_fold(Timestamp::ZERO, |latest, at| Some(latest.max(at?)))
     }
 
-    /// When to look again: batches are told of before they would have crossed at their links' rate, where
-    /// copies are faster.
+    /// Returns the time at which a forwarding route becomes idle. Copies may be faster than the
+    /// links' rates, so a batch may be reported before its time on the links is over: without a
+    /// wake-up no event would follow.
     pub(super) fn next_idle(&self) -> Option<Timestamp> {
         let waiting = self.transfers.values().filter(|state| state.may_be_forwarded());
         let ways = waiting.filter_map(|state| self.forwards.get(&(state.cargo.direction(), state.gpu)));
         ways.flatten().filter_map(|route| self.idle_from(route)).filter(|&at| at > self.shares.now).min()
     }
 
-    /// Whether somebody who wants a batch has a link of this on a route of its own.
+    /// Whether a transfer that wants a batch has a link of this route on a route of its own.
     fn is_wanted(&self, route: &Route) -> bool {
         let mut wanting = self.transfers.values().filter(|state| state.wants());
         wanting.any(|state| state.routes().any(|other| self.shares_a_lane(&other, route)))

@@ -1,4 +1,4 @@
-//! Who is granted the next batch, over which route.
+//! Chooses the transfer that is granted the next batch, and the route of the batch.
 
 use millrace_types::{Bytes, Timestamp};
 
@@ -11,12 +11,13 @@ use crate::ids::{BatchId, TransferId};
 use crate::memory::BLOCK;
 use crate::rates::Sharing;
 
-/// Who was served when: the least is next.
+/// The time of a transfer's last grant, the grant's number, and the transfer. The least value is
+/// next.
 type Served = ((Timestamp, u64), TransferId);
 
 impl Fabric {
-    /// Grants whatever can be granted: from the host and to it what is due by its rate, and where there is
-    /// nothing such, those served longest ago first.
+    /// Grants every batch that can be granted: first the host batches that are due by their rate,
+    /// then the batches of transfers that were served longest ago.
     pub(super) fn pump(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
         while self.grant_due(actions) {}
         loop {
@@ -34,8 +35,9 @@ impl Fabric {
         self.grant_forwarded(actions);
     }
 
-    /// Routes over several lanes whose transfers have nothing out: all of these must have room at one
-    /// time, so those who were served since let them have it.
+    /// Returns the routes of starving transfers: transfers of a peer's object that have no batch in
+    /// flight, with a first route over several lanes. All lanes of such a route must have room at
+    /// the same time, so transfers that were served later leave the room to the starving transfer.
     fn waited_for(&self) -> Vec<(Served, Route)> {
         let starves = |state: &&Transfer| {
             state.wants() && state.out.is_empty() && !state.routes().any(|route| self.path_takes_more(route))
@@ -47,7 +49,7 @@ impl Fabric {
         first.filter(|(_, route)| self.paths[route].lanes.len() > 1).collect()
     }
 
-    /// The route that a transfer's next batch may take now: the one on which it would be there first.
+    /// Returns the route with room on which the transfer's next batch would arrive first.
     fn next_route(
         &self,
         now: Timestamp,
@@ -68,20 +70,20 @@ impl Fabric {
         [first, second].into_iter().chain(open).min_by_key(there)
     }
 
-    /// From when on a batch can take a route.
+    /// Returns the time from which a route can carry another batch.
     pub(super) fn free_at(&self, now: Timestamp, route: &Route) -> Timestamp {
         let lanes = self.paths[route].lanes.iter();
         lanes.map(|&lane| self.lanes[lane].free_at()).fold(now, Timestamp::max)
     }
 
-    /// Whether a path takes another batch: one runs on it, one is queued, and each of its lanes
-    /// agrees.
+    /// Whether a path accepts another batch: at most one batch runs on it and one is queued, and
+    /// each of its lanes accepts the batch.
     pub(super) fn path_takes_more(&self, route: Route) -> bool {
         self.out_on(route) < OUT_MAX
             && self.paths[&route].lanes.iter().all(|&lane| self.lanes[lane].takes_more())
     }
 
-    /// Batches that are out on a route.
+    /// Returns the number of batches in flight on a route.
     pub(super) fn out_on(&self, route: Route) -> usize {
         let batches = self.transfers.values().flat_map(|state| &state.out);
         batches.filter(|batch| batch.route == route).count()
@@ -94,13 +96,14 @@ impl Fabric {
         turn: Turn,
         actions: &mut Vec<Action>,
     ) {
-        let (now, batch) = (self.shares.now, BATCH_CHUNKS.get());
+        let now = self.shares.now;
+        let batch_chunks = BATCH_CHUNKS.get();
         let free = self.free_at(now, &route);
         let Some(state) = self.transfers.get_mut(&transfer) else { return };
         let Some(mut range) = state.waiting.pop() else { return };
-        if range.len() > batch as usize {
-            state.waiting.push(range.start + batch..range.end);
-            range.end = range.start + batch;
+        if range.len() > batch_chunks as usize {
+            state.waiting.push(range.start + batch_chunks..range.end);
+            range.end = range.start + batch_chunks;
         }
         self.grants += 1;
         let hold = self.grants;
@@ -114,27 +117,29 @@ impl Fabric {
         let batch = state.next_batch;
         state.next_batch = BatchId(batch.0 + 1);
         let in_turns = route.host_way().is_none() || self.shares.sharing != Sharing::Fifo;
-        // What neighbours forward costs nobody a turn.
+        // A forwarded batch uses links that are idle, so it does not use up the transfer's turn.
         if in_turns && route.forwarded().is_none() {
             state.served = (now, hold);
         }
-        let (revoked, not_before) = (false, free);
+        let not_before = free;
         let chunks = range.clone();
-        state.out.push(Batch { id: batch, chunks, route, hold, give_up, revoked, not_before, turn });
+        state.out.push(Batch { id: batch, chunks, route, hold, give_up, revoked: false, not_before, turn });
         let peer = match &state.source {
             Source::Peer(peer) => Some(peer.of(&range)),
             Source::Host | Source::Asked(_) => None,
         };
-        let (gpu, cargo, via) = (state.gpu, state.cargo, route.forwarded());
+        let gpu = state.gpu;
+        let cargo = state.cargo;
+        let via = route.forwarded();
         let link = self.first_link(route);
         let chunks = range;
         let grant = Grant { link, transfer, batch, gpu, cargo, chunks, peer, via, not_before, not_after };
         actions.push(Action::Grant { grant });
     }
 
-    /// Takes queued batches back for transfers that have nothing out and find their path full: for those
-    /// that have just come and are the tightest of their link, and, of those without a rate, for who was
-    /// served before them.
+    /// Revokes queued batches for transfers that have no batch in flight and find their path full.
+    /// Such a transfer is either new and the tightest of its link, or has no rate and was served
+    /// before the transfer whose batch is revoked.
     fn make_way(&mut self, actions: &mut Vec<Action>) {
         let newcomers = self.newcomers_without_room();
         let stuck = |&(transfer, state): &(&TransferId, &Transfer)| {
@@ -158,19 +163,20 @@ impl Fabric {
             };
             let blockers = self.transfers.iter().filter_map(in_the_way);
             let batch = |(transfer, place): (TransferId, usize)| &self.transfers[&transfer].out[place];
-            // One at a time: who waits needs one place.
+            // Revoke one batch at a time: a waiting transfer needs a single slot.
             if blockers.clone().any(|blocker| batch(blocker).revoked) {
                 continue;
             }
             let yields = |&(transfer, place): &(TransferId, usize)| {
-                let (waiting, other) = (&self.transfers[&waits], &self.transfers[&transfer]);
+                let waiting = &self.transfers[&waits];
+                let other = &self.transfers[&transfer];
                 if is_new {
                     other.out[place].turn.makes_way_for(waiting, other)
                 } else {
                     matches!(other.out[place].turn, Turn::Longest { .. }) && other.served > waiting.served
                 }
             };
-            // First those that have no rate.
+            // Batches that were granted without a rate are revoked first.
             let due = |blocker| matches!(batch(blocker).turn, Turn::Due(_));
             let rank =
                 |&blocker: &(TransferId, usize)| (due(blocker), is_new.then_some(batch(blocker).not_before));
@@ -184,14 +190,16 @@ impl Fabric {
     }
 
     pub(super) fn shares_a_lane(&self, a: &Route, b: &Route) -> bool {
-        let (a_lanes, b_lanes) = (&self.paths[a].lanes, &self.paths[b].lanes);
+        let a_lanes = &self.paths[a].lanes;
+        let b_lanes = &self.paths[b].lanes;
         a_lanes.iter().any(|lane| b_lanes.contains(lane))
     }
 
-    /// Whether there is room for a batch that waits on one route once one on another is taken back. The
-    /// links of a path from the host lead one to the next: whoever crosses the first that is full crosses
-    /// those after it. The place of one who does not would go to who can use it, and be taken again,
-    /// without end.
+    /// Whether revoking a batch on the route `other` makes room for a batch that waits for the
+    /// route `waiting`. On a path from the host each link leads to the next, so a batch that
+    /// crosses the path's first full link also crosses the links after it. A batch that does not
+    /// cross the first full link must not be revoked: another transfer could take its slot, and the
+    /// slot would be revoked again without end.
     fn stands_in_the_way(&self, other: &Route, waiting: &Route) -> bool {
         let lanes = &self.paths[other].lanes;
         let mut full = self.paths[waiting].lanes.iter().filter(|&&lane| !self.lanes[lane].takes_more());

@@ -1,5 +1,5 @@
-//! One link in one direction, as the fabric books it: how many batches are out on it, and until
-//! when it is taken; and which of them each route crosses.
+//! One direction of a link, as the fabric books it: the number of batches in flight and the time
+//! until which the lane is busy. This module also maps each route to the lanes that it crosses.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -10,12 +10,12 @@ use millrace_types::{Bytes, BytesPerSec, GpuIndex, Timestamp};
 use super::transfer::OUT_MAX;
 use crate::paths::{Direction, Hops};
 
-/// Batches queued behind the running ones of a lane.
+/// Batches queued behind the running batches of a lane.
 const QUEUED_MAX: usize = 1;
-/// Tracks of a lane, however much faster it is than the paths that cross it.
+/// Tracks of a lane at most, even if the lane is much faster than the paths that cross it.
 const TRACKS_MAX: u64 = 64;
 
-/// A batch's hold on a lane.
+/// The time that a batch occupies on a lane.
 #[derive(Debug, Clone, Copy)]
 struct Hold {
     batch: u64,
@@ -23,48 +23,51 @@ struct Hold {
     until: Timestamp,
 }
 
-/// A link in one direction. One that is faster than the paths which cross it has as many tracks as
-/// paths can cross it at full speed side by side.
+/// One direction of a link. A lane that is faster than the paths over it has as many tracks as such
+/// paths can cross it side by side at full speed.
 #[derive(Debug)]
 pub(super) struct Lane {
     pub(super) link: LinkId,
-    /// Of an NVLink both are towards a GPU.
+    /// The direction of a host link. Both directions of an NVLink lead to a GPU, so both are
+    /// `ToGpu`.
     pub(super) direction: Direction,
     rate: BytesPerSec,
-    /// By track: until when batches that have ended would have taken it at its rate.
+    /// By track: the time until which batches that have ended would have occupied it at its rate.
     tracks: Vec<Timestamp>,
     holds: Vec<Hold>,
-    /// Batches that may be out on all that leads to it, where it carries as much as all of that.
+    /// The number of batches that may be in flight on all lanes that lead to this lane, if it can
+    /// carry as much as all of these lanes together; else 0.
     fed: usize,
-    /// Routes of objects that cross it now.
+    /// The number of routes of objects that cross the lane now.
     routes: usize,
 }
 
 impl Lane {
-    pub(super) fn new((link, direction): (LinkId, Direction), rate: BytesPerSec) -> Self {
+    pub(super) fn new(link: LinkId, direction: Direction, rate: BytesPerSec) -> Self {
         Self { link, direction, rate, tracks: vec![Timestamp::ZERO], holds: Vec::new(), fed: 0, routes: 0 }
     }
 
-    /// An object has a route that crosses it.
+    /// Counts an object's route that crosses the lane from now on.
     pub(super) fn enter(&mut self) {
         self.routes += 1;
     }
 
-    /// It has no longer.
+    /// Removes a route that no longer crosses the lane from the count.
     pub(super) fn leave(&mut self) {
         self.routes -= 1;
     }
 
-    /// Notes that a path of this rate crosses the lane.
+    /// Adds tracks for a path of this rate that crosses the lane.
     pub(super) fn crossed_by(&mut self, path_rate: BytesPerSec) {
         let tracks = (self.rate.0 / path_rate.0.max(1)).clamp(1, TRACKS_MAX);
         self.tracks.resize(self.tracks.len().max(tracks as usize), Timestamp::ZERO);
     }
 
-    /// Whether another batch may be granted on it: one runs on each track, and one more is queued,
-    /// so that the lane never idles for a message. One that carries as much as all that leads to it keeps
-    /// nobody waiting. Each route of an object may have as much as a track, for one that is slower
-    /// elsewhere leaves part of the lane to the others.
+    /// Whether another batch may be granted on the lane. One batch runs on each track and one more
+    /// is queued, so that the lane never idles while a message is on its way. A lane that carries
+    /// as much as all lanes that lead to it never makes a batch wait. Each route of an object may
+    /// have as many batches in flight as a track has: a route that is slower elsewhere leaves part
+    /// of the lane to the others.
     pub(super) fn takes_more(&self) -> bool {
         self.holds.len() < self.holds_max()
     }
@@ -73,13 +76,14 @@ impl Lane {
         (self.tracks.len() + QUEUED_MAX).max(self.fed).max(self.routes * OUT_MAX)
     }
 
-    /// From when on nothing crosses it, what has being over by its rate; `None` while something is out.
+    /// Returns the time from which the lane is idle, after the batches that crossed it at its rate;
+    /// `None` while a batch is in flight.
     pub(super) fn idle_from(&self) -> Option<Timestamp> {
         let free = self.tracks.iter().copied().max();
         free.filter(|_| self.holds.is_empty())
     }
 
-    /// From when on a batch can cross it.
+    /// Returns the time from which a batch can cross the lane.
     pub(super) fn free_at(&self) -> Timestamp {
         let free = (0..self.tracks.len()).map(|track| self.track_free_at(track));
         free.min().unwrap_or_default()
@@ -90,8 +94,9 @@ impl Lane {
         held.map(|hold| hold.until).fold(self.tracks[track], Timestamp::max)
     }
 
-    /// Takes a track from `start` on, when one is free: the one that has been free for the least
-    /// time, so that the others stay open for whoever can begin sooner.
+    /// Occupies a track from `start` on. Of the tracks that are free by then, the track that has
+    /// been free for the shortest time is chosen, so that the others stay open for batches that can
+    /// begin sooner.
     pub(super) fn hold(&mut self, batch: u64, start: Timestamp, size: Bytes) {
         let rank = |&track: &usize| {
             let free = self.track_free_at(track);
@@ -102,14 +107,15 @@ impl Lane {
         self.holds.push(Hold { batch, track, until: start + rate.time_for(size) });
     }
 
-    /// The batch has crossed: its time stays taken, so that the next is paced.
+    /// Ends the hold of a batch that has crossed. Its time stays occupied, so that the next batch
+    /// is paced.
     pub(super) fn carried(&mut self, batch: u64) {
         if let Some(hold) = self.take(batch) {
             self.tracks[hold.track] = self.tracks[hold.track].max(hold.until);
         }
     }
 
-    /// The batch will not cross: its time is free again.
+    /// Ends the hold of a batch that will not cross, and frees its time.
     pub(super) fn release(&mut self, batch: u64) {
         self.take(batch);
     }
@@ -130,25 +136,25 @@ impl Lane {
     }
 }
 
-/// Which way bytes go.
+/// The way that bytes take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Route {
     /// Between the host and a GPU.
     Host(Direction, GpuIndex),
-    /// From GPU to GPU, over others or not; both ends included.
+    /// From GPU to GPU, directly or over other GPUs; both ends included.
     Over(Hops),
-    /// Between the host and a GPU by the way of another, and over NVLinks between the two; both included, in
-    /// the order in which bytes cross them.
+    /// Between the host and a GPU over another GPU's host path, and over NVLinks between the two
+    /// GPUs. Both GPUs are included, in the order in which bytes cross them.
     Forwarded(Direction, Hops),
 }
 
 impl Route {
-    /// Over the NVLink that joins two GPUs.
+    /// Returns the route over the NVLink that joins two GPUs.
     pub(super) fn direct(from: GpuIndex, to: GpuIndex) -> Self {
         Self::Over(Hops::of([from, to]))
     }
 
-    /// Whose executor copies: where they go, unless that is the host.
+    /// Returns the GPU whose executor copies: the destination, or the source of data for the host.
     pub(super) fn gpu(&self) -> GpuIndex {
         match self {
             Self::Host(_, gpu) => *gpu,
@@ -157,7 +163,7 @@ impl Route {
         }
     }
 
-    /// The GPUs that it leads over, where it does not lead to the host or from there.
+    /// Returns the GPUs of a route between GPUs; `None` for a route to or from the host.
     pub(super) fn hops(&self) -> Option<Hops> {
         match self {
             Self::Host(..) | Self::Forwarded(..) => None,
@@ -165,7 +171,8 @@ impl Route {
         }
     }
 
-    /// The GPUs that forward what crosses between the host and a GPU, and that one, where others do.
+    /// Returns the GPUs that a forwarded host transfer crosses, its own GPU included; `None` if no
+    /// other GPU forwards.
     pub(super) fn forwarded(&self) -> Option<Hops> {
         match self {
             Self::Host(..) | Self::Over(_) => None,
@@ -173,7 +180,7 @@ impl Route {
         }
     }
 
-    /// Which way it leads between the host and a GPU, where no other GPU has a part in it.
+    /// Returns the direction of a route between the host and a GPU that no other GPU forwards.
     pub(super) fn host_way(&self) -> Option<Direction> {
         match self {
             Self::Host(direction, _) => Some(*direction),
@@ -182,10 +189,10 @@ impl Route {
     }
 }
 
-/// The lanes of each route of a node, and the path of each.
+/// Returns the lanes of a node, and the path of each route.
 ///
 /// # Panics
-/// When a GPU has no path from the host: such a topology is not one.
+/// If a GPU has no path from the host: such a topology is invalid.
 pub(super) fn lay(topology: &Topology) -> (Vec<Lane>, BTreeMap<Route, Path>) {
     let rate = |link: LinkId| topology.links[link.0 as usize].rate;
     let mut lanes: Vec<Lane> = Vec::new();
@@ -199,7 +206,7 @@ pub(super) fn lay(topology: &Topology) -> (Vec<Lane>, BTreeMap<Route, Path>) {
             for &link in &gpu.host_path {
                 let found = lanes.iter().position(|it| (it.link, it.direction) == (link, direction));
                 let lane = found.unwrap_or_else(|| {
-                    lanes.push(Lane::new((link, direction), rate(link)));
+                    lanes.push(Lane::new(link, direction, rate(link)));
                     lanes.len() - 1
                 });
                 lanes[lane].crossed_by(path_rate);
@@ -212,7 +219,7 @@ pub(super) fn lay(topology: &Topology) -> (Vec<Lane>, BTreeMap<Route, Path>) {
     for (link, wire) in (0..).map(LinkId).zip(&topology.links) {
         let LinkKind::NvLink { a, b } = wire.kind else { continue };
         for (from, to) in [(a, b), (b, a)] {
-            lanes.push(Lane::new((link, Direction::ToGpu), wire.rate));
+            lanes.push(Lane::new(link, Direction::ToGpu, wire.rate));
             let path = Path { lanes: vec![lanes.len() - 1], rate: wire.rate };
             paths.insert(Route::direct(from, to), path);
         }
@@ -220,9 +227,10 @@ pub(super) fn lay(topology: &Topology) -> (Vec<Lane>, BTreeMap<Route, Path>) {
     (lanes, paths)
 }
 
-/// Notes which lanes carry as much as all that leads to them. Who finds no room waits for another lane
-/// then, and his turn is counted where that fills up (`rates::links`, whose rates are rounded: as much is
-/// to within a byte a second of each).
+/// Sets `fed` for each lane that carries as much as all lanes that lead to it. A batch that finds
+/// no room there in truth waits for another lane, and its turn is counted at the lane that fills up
+/// (`rates::links`). The rates there are rounded, so rates count as equal up to a byte per second
+/// for each lane.
 fn feed(lanes: &mut [Lane], paths: &BTreeMap<Route, Path>) {
     let mut leading: Vec<BTreeSet<usize>> = vec![BTreeSet::new(); lanes.len()];
     let mut steps = vec![0; lanes.len()];
@@ -234,7 +242,7 @@ fn feed(lanes: &mut [Lane], paths: &BTreeMap<Route, Path>) {
             leading[pair[1]].insert(pair[0]);
         }
     }
-    // What leads to a lane comes before it.
+    // Visit a lane after all lanes that lead to it.
     let mut order: Vec<usize> = (0..lanes.len()).collect();
     order.sort_by_key(|&lane| steps[lane]);
     for lane in order {
@@ -246,8 +254,9 @@ fn feed(lanes: &mut [Lane], paths: &BTreeMap<Route, Path>) {
     }
 }
 
-/// The path of a route over several GPUs; `None` where two of them are not joined. It begins with the
-/// link that is nearest to where it goes, as those from the host do: the executor there copies.
+/// Returns the path of a route over several GPUs; `None` if two of them are not joined. The path
+/// begins with the link nearest to the destination, as paths from the host do, because the executor
+/// at the destination copies.
 pub(super) fn joined(hops: &Hops, paths: &BTreeMap<Route, Path>) -> Option<Path> {
     let steps = hops.links().map(|(from, to)| paths.get(&Route::direct(from, to)));
     let steps: Vec<_> = steps.collect::<Option<_>>()?;
@@ -255,8 +264,9 @@ pub(super) fn joined(hops: &Hops, paths: &BTreeMap<Route, Path>) -> Option<Path>
     Some(Path { lanes: steps.iter().rev().flat_map(|step| &step.lanes).copied().collect(), rate })
 }
 
-/// The path of a route by the way of the first of some GPUs from the host, or of the last to it; `None` where
-/// two of them are not joined. It begins at the GPU whose executor copies, and ends at the host.
+/// Returns the path of a forwarded route: from the host over the first of some GPUs, or to the host
+/// over the last. Returns `None` if two of the GPUs are not joined. The path begins at the GPU
+/// whose executor copies, and ends at the host.
 pub(super) fn forwarded(direction: Direction, hops: &Hops, paths: &BTreeMap<Route, Path>) -> Option<Path> {
     let nvlinks = joined(hops, paths)?;
     let (by, mut lanes) = match direction {
@@ -268,7 +278,7 @@ pub(super) fn forwarded(direction: Direction, hops: &Hops, paths: &BTreeMap<Rout
     Some(Path { lanes, rate: nvlinks.rate.min(own.rate) })
 }
 
-/// The lanes that bytes of a route cross, narrowest rate included.
+/// The lanes that the bytes of a route cross, and the rate of the slowest.
 #[derive(Debug)]
 pub(super) struct Path {
     pub(super) lanes: Vec<usize>,
@@ -276,7 +286,7 @@ pub(super) struct Path {
 }
 
 impl Path {
-    /// How long a batch takes from end to end.
+    /// Returns the time that a batch takes from end to end.
     pub(super) fn time_for(&self, size: Bytes) -> Duration {
         self.rate.time_for(size)
     }

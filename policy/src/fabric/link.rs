@@ -1,6 +1,6 @@
-//! One link's books: what is out on it, what it carried and how fast. The core of a Link actor. It
-//! issues the grants that the fabric gave for the paths that begin with this link, and reports
-//! their ends back.
+//! The core of a Link actor: the batches that are in flight on one link, the bytes that crossed,
+//! and the measured rate. The link issues the fabric's grants for paths that begin with it, and
+//! reports the end of each batch to the fabric.
 
 use std::time::Duration;
 
@@ -11,90 +11,65 @@ use crate::core::Core;
 use crate::ids::{BatchId, TransferId};
 use crate::paths::{Direction, Each};
 
-/// What happened.
+/// An event that a link handles.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Event {
     /// The fabric granted a batch.
     Grant(Grant),
-    /// The fabric wants one back.
+    /// The fabric revokes a batch.
     Revoke {
-        /// Whose executor was to copy it.
+        /// The GPU whose executor was to copy the batch.
         gpu: GpuIndex,
-        /// Of which transfer.
         transfer: TransferId,
-        /// Which.
         batch: BatchId,
     },
-    /// An executor copied one.
+    /// An executor copied a batch.
     Done {
-        /// Of which transfer.
         transfer: TransferId,
-        /// Which.
         batch: BatchId,
-        /// When it began.
+        /// Start of the copy.
         started: Timestamp,
-        /// When it ended.
+        /// End of the copy.
         finished: Timestamp,
     },
-    /// An executor did not.
-    Failed {
-        /// Of which transfer.
-        transfer: TransferId,
-        /// Which.
-        batch: BatchId,
-        /// Why.
-        why: BatchFailure,
-    },
+    /// An executor did not copy a batch.
+    Failed { transfer: TransferId, batch: BatchId, why: BatchFailure },
     /// Bytes crossed under a grant that another link issued.
     Carried(Direction, Bytes),
-    /// A GPU lost everything: nothing more is heard of its batches.
+    /// A GPU lost all its memory: no report of its batches will follow.
     Down(GpuIndex),
 }
 
-/// What to do.
+/// An action that a link asks for.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// Have the executor copy.
+    /// Have the executor copy a batch.
     Copy(Grant),
-    /// Have the executor forget a copy that has not begun.
+    /// Have the executor drop a copy that has not begun.
     Revoke {
-        /// Which executor.
+        /// The GPU whose executor was to copy the batch.
         gpu: GpuIndex,
-        /// Of which transfer.
         transfer: TransferId,
-        /// Which batch.
         batch: BatchId,
     },
     /// Tell the fabric that a batch crossed.
-    Done {
-        /// Of which transfer.
-        transfer: TransferId,
-        /// Which.
-        batch: BatchId,
-    },
-    /// Tell the fabric that one did not.
-    Failed {
-        /// Of which transfer.
-        transfer: TransferId,
-        /// Which.
-        batch: BatchId,
-        /// Why.
-        why: BatchFailure,
-    },
+    Done { transfer: TransferId, batch: BatchId },
+    /// Tell the fabric that a batch did not cross.
+    Failed { transfer: TransferId, batch: BatchId, why: BatchFailure },
 }
 
-/// A link: of the host's in both directions, of NVLinks towards either GPU.
+/// A link: both directions of a link to the host, or of an NVLink.
 #[derive(Debug, Default)]
 pub struct Link {
     out: Vec<Grant>,
     traffic: Each<Traffic>,
 }
 
-/// What crossed a link in one direction.
+/// The bytes that crossed a link in one direction, and their pace.
 #[derive(Debug, Default)]
 struct Traffic {
     carried: Bytes,
-    /// Nanoseconds that a mebibyte took, smoothed over the last batches.
+    /// Nanoseconds per mebibyte, smoothed over the last batches.
     pace: Option<u64>,
 }
 
@@ -103,25 +78,26 @@ impl Traffic {
         self.carried += size;
         let nanos = took.as_nanos() * u128::from(Bytes::mib(1).0) / u128::from(size.0.max(1));
         let new = u64::try_from(nanos).unwrap_or(u64::MAX);
-        // A quarter of the new, three of the old.
+        // The new value counts for a quarter.
         self.pace = Some(self.pace.map_or(new, |old| old - old / 4 + new / 4));
     }
 }
 
 impl Link {
-    /// Batches issued and not ended, in both directions.
+    /// Returns the number of batches that were issued and have not ended, in both directions.
     #[must_use]
     pub fn outstanding(&self) -> usize {
         self.out.len()
     }
 
-    /// Bytes that crossed.
+    /// Returns the bytes that crossed in a direction.
     #[must_use]
     pub fn carried(&self, direction: Direction) -> Bytes {
         self.traffic[direction].carried
     }
 
-    /// The rate of the last batches that this link issued.
+    /// Returns the smoothed rate of the batches that this link issued; `None` before the first
+    /// batch.
     #[must_use]
     pub fn measured(&self, direction: Direction) -> Option<BytesPerSec> {
         let nanos = self.traffic[direction].pace?.max(1);

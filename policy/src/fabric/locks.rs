@@ -1,5 +1,5 @@
-//! Peers that lock what a transfer is to take from them: whether they did, and what is done where none does
-//! any more.
+//! Locks that peer GPUs hold for transfers: the peers' replies, and the fallback if a peer is not
+//! available.
 
 use super::Fabric;
 use super::protocol::{Action, Cargo, Outcome, PeerBlocks};
@@ -13,14 +13,16 @@ impl Fabric {
         };
         match self.transfers.get_mut(&transfer).filter(asked) {
             Some(state) => {
-                let (from, to, cargo) = (peer.gpu, state.gpu, state.cargo);
+                let from = peer.gpu;
+                let to = state.gpu;
+                let cargo = state.cargo;
                 state.locked = Some(from);
                 state.source = Source::Peer(peer);
                 if matches!(cargo, Cargo::Object(_)) && !self.begin_routes(transfer, from, to) {
                     self.give_up(transfer, Outcome::Failed, actions);
                 }
             }
-            // It has ended meanwhile, or goes on from the host.
+            // The transfer has ended meanwhile, or continues from the host.
             None => actions.push(Action::Unlock { gpu: peer.gpu, transfer }),
         }
     }
@@ -32,8 +34,9 @@ impl Fabric {
         }
     }
 
-    /// What is still to be granted comes from the host, if it is there. What is out from the peer comes
-    /// whole or fails; until it has, the transfer holds the lock.
+    /// Switches the chunks that are still to be granted to the host, or fails a transfer whose
+    /// object is not there. Batches in flight from the peer either arrive whole or fail, and the
+    /// transfer holds the lock until the last of them has ended.
     pub(super) fn lose_source(&mut self, transfer: TransferId, actions: &mut Vec<Action>) {
         let Some(state) = self.transfers.get_mut(&transfer) else { return };
         if state.is_of_peers_object() {

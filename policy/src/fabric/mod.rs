@@ -1,32 +1,36 @@
-//! Which bytes cross which link when. One core of the Node actor; it keeps the state of all links,
-//! so that a transfer is given whole paths and never holds one link while it waits for another.
+//! Decides which bytes cross which link, and when. The fabric is a core of the Node actor and keeps
+//! the state of all links of the node. It therefore grants a transfer whole paths: no transfer
+//! holds one link while it waits for another.
 //!
-//! A transfer moves in chunks of 2 MiB (D12), granted in batches of five (D13). Per path one batch
-//! runs and at most one more is queued, which can be taken back: a link never idles for a message,
-//! and a newcomer waits for one batch at most. Batches are paced: the next may begin when the
-//! previous would have ended at the link's rate, so a slowed link really is slow.
+//! A transfer moves in chunks of 2 MiB (D12), granted in batches of five chunks (D13). On each path
+//! one batch runs and at most one more batch is queued; the queued batch can be revoked. So a link
+//! never idles while a message is on its way, and a new transfer waits for one batch at most.
+//! Batches are paced: the next batch may begin when the previous batch would have ended at the
+//! link's rate, so a link with a low configured rate really is slow.
 //!
-//! Who is next: the transfer that was served longest ago. A newcomer counts as served two batches
-//! ago, so it overtakes only those which were served since: nobody starves. From the host and to it,
-//! transfers that somebody waits for go by the rates that they need instead (`sharing`; D14 to D16). The
-//! directions of a link do not share its rate, and none waits for the other.
+//! The next batch is granted to the transfer that was served longest ago. A new transfer counts as
+//! served two batches ago, so it overtakes only transfers that were served since then, and no
+//! transfer starves. Transfers between the host and a GPU that a request waits for are granted at
+//! the rates that they need instead (`sharing`; D14 to D16). The two directions of a link do not
+//! share its rate, and neither direction waits for the other.
 //!
-//! **From another GPU** (T22, T25). A transfer that is to come from a peer asks that GPU first to
-//! lock the model where it is, and then crosses the NVLink between them, each direction of which is
-//! a lane of its own. It holds the lock until it ends, whichever way, or until the peer is lost. Where
-//! there is no such link, no lock is given, the peer goes or a copy from it fails, what is still to
-//! come takes the path from the host: a peer makes a transfer faster and never makes it fail.
+//! **Weights from another GPU** (T22, T25). The fabric first asks the peer GPU to lock the model in
+//! its memory. The transfer then crosses the NVLink between the two GPUs; each direction of that
+//! link is a lane of its own. The transfer holds the lock until the transfer ends in any way, or
+//! until the peer is lost. If the pair has no NVLink, the peer refuses the lock, the peer is lost,
+//! or a copy from the peer fails, the remaining bytes take the path from the host. A peer makes a
+//! transfer faster and never makes it fail.
 //!
-//! **Objects** (D07, D20, D22; `routes`) come from the host like weights, or from the GPU that has them,
-//! which locks them, over several routes at once as [`paths`](crate::paths) chooses, other GPUs in
-//! between included. Nobody else has their bytes: where the GPU is lost, a copy from it fails or no
-//! route leads there, the transfer fails.
+//! **Objects** (D07, D20, D22; `routes`) are copied from the host like weights, or from the GPU
+//! that holds the object. That GPU locks the object, and the bytes cross several routes at once,
+//! chosen by [`paths`](crate::paths); routes may cross other GPUs. No other place has the bytes: if
+//! the GPU is lost, a copy from it fails or no route exists, the transfer fails.
 //!
-//! **Over others' links** (D05; `forwards`). What comes from the host, or goes there, may cross idle PCIe links
-//! of other GPUs as well, which forward it.
+//! **PCIe links of other GPUs** (D05; `forwards`). Data between the host and a GPU may also cross
+//! idle PCIe links of other GPUs, which forward the data.
 //!
-//! **To the host** objects cross the GPU's way from there in the other direction, copied by its own
-//! executor. What fails is granted again, as from the host.
+//! **To the host**, objects cross the GPU's host path in the other direction, copied by the GPU's
+//! own executor. A batch that fails is granted again, as for transfers from the host.
 //!
 //! ```text
 //! Start, Hasten, Cancel ───────────────► ┌────────┐ ──► Arrived, Ended          to the Gpu
@@ -73,66 +77,82 @@ use crate::rates::{Objective, Sharing, Standing};
 
 /// Chunks in a batch (D13).
 pub const BATCH_CHUNKS: NonZeroU32 = NonZeroU32::new(5).expect("not zero");
-/// How much later than planned a batch may begin; after that it is refused and granted again.
+/// Latest start of a batch, counted from its planned start. An executor refuses a batch that would
+/// begin later, and the fabric grants its chunks again.
 pub const START_SLACK: Duration = Duration::from_millis(250);
-/// How long after the end of its window a batch that nobody reported counts as failed.
+/// Time after the end of a batch's window after which a batch without a report counts as failed.
 pub const REPORT_SLACK: Duration = Duration::from_secs(5);
-/// Failures in a row that end a transfer.
+/// Failed batches in a row that end a transfer.
 pub const FAILURES_MAX: u32 = 3;
 
-/// All links of a node, towards its GPUs and from there to the host.
+/// All links of a node: to its GPUs, from its GPUs to the host, and between its GPUs.
 #[derive(Debug)]
 pub struct Fabric {
     topology: Topology,
     lanes: Vec<Lane>,
     paths: BTreeMap<Route, Path>,
-    /// Who of the objects' transfers has which NVLinks; `None` where there are too many for it.
+    /// The NVLinks that each transfer of an object uses; `None` if the node is larger than
+    /// [`Paths`] can plan for.
     routes: Option<Paths>,
-    /// By GPU and direction: the ways by which others may forward for it, the best first. None where each
-    /// keeps to its own.
+    /// The routes over which other GPUs may forward, by direction and GPU, the best first. Empty if
+    /// each GPU uses only its own links.
     forwards: BTreeMap<(Direction, GpuIndex), Vec<Route>>,
-    /// How transfers from the host, and those to it, share their links.
+    /// The shares of the host's links that transfers have.
     shares: Shares,
     transfers: BTreeMap<TransferId, Transfer>,
     grants: u64,
 }
 
+/// The arguments of a transfer that is about to start.
+struct TransferRequest {
+    transfer: TransferId,
+    /// The destination GPU, or the source of data for the host.
+    gpu: GpuIndex,
+    /// The GPU to copy from; `None` for the host.
+    from: Option<GpuIndex>,
+    cargo: Cargo,
+    /// The chunks of the cargo, in the order to copy them.
+    chunks: Vec<Range<u32>>,
+}
+
 impl Fabric {
-    /// Idle links, those of the host shared by objective.
+    /// Returns a fabric of idle links whose host links are shared by objective.
     ///
     /// # Panics
-    /// When a GPU has no path from the host: such a topology is not one.
+    /// If a GPU of the topology has no path from the host: such a topology is invalid.
     #[must_use]
     pub fn new(topology: &Topology) -> Self {
         Self::with_sharing(topology, Sharing::default())
     }
 
-    /// Idle links, those of the host shared like this.
+    /// Returns a fabric of idle links whose host links are shared as `sharing` says.
     ///
     /// # Panics
-    /// When a GPU has no path from the host: such a topology is not one.
+    /// If a GPU of the topology has no path from the host: such a topology is invalid.
     #[must_use]
     pub fn with_sharing(topology: &Topology, sharing: Sharing) -> Self {
         let (lanes, paths) = lanes::lay(topology);
         let routes = routes_of(topology).ok();
-        let (shares, forwards) = (Shares::new(topology, sharing), BTreeMap::new());
+        let shares = Shares::new(topology, sharing);
+        let forwards = BTreeMap::new();
         let topology = topology.clone();
         Self { topology, lanes, paths, routes, forwards, shares, transfers: BTreeMap::new(), grants: 0 }
     }
 
-    /// What it has counted so far.
+    /// Returns the counts of transfers and waits so far.
     #[must_use]
     pub fn tally(&self) -> &Tally {
         &self.shares.tally
     }
 
-    /// Transfers that have not ended.
+    /// Returns the number of transfers that have not ended.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.transfers.len()
     }
 
-    /// The first link of a route's path: its Link actor issues the path's grants.
+    /// Returns the first link of a route's path. The Link actor of this link issues the path's
+    /// grants.
     fn first_link(&self, route: Route) -> LinkId {
         self.lanes[self.paths[&route].lanes[0]].link
     }
@@ -140,12 +160,11 @@ impl Fabric {
     fn start(
         &mut self,
         now: Timestamp,
-        transfer: TransferId,
-        (gpu, from): (GpuIndex, Option<GpuIndex>),
-        (cargo, chunks): (Cargo, Vec<Range<u32>>),
+        request: TransferRequest,
         objective: Option<Objective>,
         actions: &mut Vec<Action>,
     ) {
+        let TransferRequest { transfer, gpu, from, cargo, chunks } = request;
         let waiting: Vec<_> = chunks.into_iter().rev().filter(|range| !range.is_empty()).collect();
         let from = from.filter(|_| !waiting.is_empty());
         let leads = from.filter(|&from| match cargo {
@@ -186,7 +205,7 @@ impl Fabric {
         self.promise(transfer);
     }
 
-    /// Somebody waits for a transfer from now on.
+    /// Records that a request waits for a transfer that no request waited for before.
     fn hasten(&mut self, now: Timestamp, transfer: TransferId, objective: Objective) {
         let nobody = |state: &&mut Transfer| state.wanted.is_none();
         if let Some(state) = self.transfers.get_mut(&transfer).filter(nobody) {
@@ -195,8 +214,8 @@ impl Fabric {
         }
     }
 
-    /// A newcomer counts as served two batches ago; where who came first goes first, as served when it
-    /// came.
+    /// Returns the time and the number of grants at which a new transfer counts as served: two
+    /// batches ago, or its arrival if host links are shared first come, first served.
     fn head_start(&self, now: Timestamp, route: &Route) -> (Timestamp, u64) {
         if route.host_way().is_some() && self.shares.sharing == Sharing::Fifo {
             return (now, self.grants);
@@ -207,7 +226,7 @@ impl Fabric {
         (Timestamp(now.0.saturating_sub(head_start)), self.grants)
     }
 
-    /// Takes a batch that ended off its transfer.
+    /// Removes a batch that ended from its transfer.
     fn take_batch(&mut self, transfer: TransferId, batch: BatchId) -> Option<(Batch, &mut Transfer)> {
         let state = self.transfers.get_mut(&transfer)?;
         let place = state.out.iter().position(|out| out.id == batch)?;
@@ -217,7 +236,8 @@ impl Fabric {
     fn done(&mut self, transfer: TransferId, batch: BatchId, actions: &mut Vec<Action>) {
         let Some((batch, state)) = self.take_batch(transfer, batch) else { return };
         state.failures = 0;
-        let (cargo, size) = (state.cargo, state.cargo.span(&batch.chunks).1);
+        let cargo = state.cargo;
+        let size = cargo.span(&batch.chunks).1;
         if let Some(hops) = batch.route.hops().filter(|hops| !state.used.contains(hops))
             && matches!(cargo, Cargo::Object(_))
         {
@@ -227,8 +247,9 @@ impl Fabric {
         for (place, &lane) in self.paths[&batch.route].lanes.iter().enumerate() {
             self.lanes[lane].carried(batch.hold);
             if place > 0 {
-                // By where it goes, as the link that issued it counts.
-                let (link, direction) = (self.lanes[lane].link, cargo.direction());
+                // The direction is that of the cargo, as in the counts of the link that issued the batch.
+                let link = self.lanes[lane].link;
+                let direction = cargo.direction();
                 actions.push(Action::Carried { link, direction, size });
             }
         }
@@ -241,9 +262,9 @@ impl Fabric {
         state.waiting.push(batch.chunks.clone());
         match (why, batch.route) {
             (BatchFailure::NotBegun, _) => {}
-            // Whatever is wrong may be wrong with the peer alone.
+            // The fault may be the peer's alone: fetch the rest from the host.
             (BatchFailure::Faulty, Route::Over(_)) => self.lose_source(transfer, actions),
-            // Or with the neighbour.
+            // The fault may be the forwarding GPU's alone: use the GPU's own link from now on.
             (BatchFailure::Faulty, Route::Forwarded(..)) => state.forwarded = false,
             (BatchFailure::Faulty, Route::Host(..)) => {
                 state.failures += 1;
@@ -269,13 +290,15 @@ impl Fabric {
             if let Some(gpu) = state.locked {
                 actions.push(Action::Unlock { gpu, transfer });
             }
-            let (gpu, from, routes) = (state.gpu, state.source.peer(), state.used.clone());
+            let gpu = state.gpu;
+            let from = state.source.peer();
+            let routes = state.used.clone();
             actions.push(Action::Ended { gpu, transfer, outcome, from, routes });
             self.forget(transfer);
         }
     }
 
-    /// Ends a transfer as soon as nothing of it is out.
+    /// Ends a transfer as soon as none of its batches is in flight.
     fn give_up(&mut self, transfer: TransferId, outcome: Outcome, actions: &mut Vec<Action>) {
         let Some(state) = self.transfers.get_mut(&transfer) else { return };
         state.ending.get_or_insert(outcome);
@@ -290,12 +313,16 @@ impl Fabric {
         let Some(state) = self.transfers.get_mut(&transfer) else { return };
         let Some(batch) = state.out.get_mut(place).filter(|batch| !batch.revoked) else { return };
         batch.revoked = true;
-        let (batch, route) = (batch.id, batch.route);
-        actions.push(Action::Revoke { link: self.first_link(route), gpu: route.gpu(), transfer, batch });
+        let batch_id = batch.id;
+        let route = batch.route;
+        let link = self.first_link(route);
+        actions.push(Action::Revoke { link, gpu: route.gpu(), transfer, batch: batch_id });
     }
 
     fn down(&mut self, gpu: GpuIndex, actions: &mut Vec<Action>) {
-        let (mut gone, mut failed, mut on) = (Vec::new(), Vec::new(), Vec::new());
+        let mut gone = Vec::new();
+        let mut failed = Vec::new();
+        let mut redirected = Vec::new();
         for (&transfer, state) in self.transfers.iter_mut() {
             if state.gpu == gpu {
                 for batch in &state.out {
@@ -308,17 +335,18 @@ impl Fabric {
                 }
                 gone.push(transfer);
             } else if state.source.peer() == Some(gpu) || state.locked == Some(gpu) {
-                // It forgot its locks. What is out from it either comes whole or fails.
+                // The lost GPU has forgotten its locks. Each batch in flight from it either arrives
+                // whole or fails.
                 state.locked = None;
                 if state.is_of_peers_object() {
                     failed.push(transfer);
                 } else {
                     state.source = Source::Host;
-                    on.push(transfer);
+                    redirected.push(transfer);
                 }
             }
         }
-        on.into_iter().for_each(|transfer| self.promise(transfer));
+        redirected.into_iter().for_each(|transfer| self.promise(transfer));
         gone.into_iter().for_each(|transfer| self.forget(transfer));
         failed.into_iter().for_each(|transfer| self.give_up(transfer, Outcome::Failed, actions));
     }
@@ -353,7 +381,8 @@ impl Core for Fabric {
         self.shares.now = now;
         match event {
             Event::Start { transfer, gpu, cargo, chunks, from, objective } => {
-                self.start(now, transfer, (gpu, from), (cargo, chunks), objective, actions);
+                let request = TransferRequest { transfer, gpu, from, cargo, chunks };
+                self.start(now, request, objective, actions);
                 self.end_if_over(transfer, actions);
             }
             Event::Hasten { transfer, objective } => self.hasten(now, transfer, objective),

@@ -1,4 +1,4 @@
-//! What the fabric is told, what it grants, and what it wants done.
+//! The events that the fabric handles, the grants that it gives, and the actions that it returns.
 
 use std::ops::Range;
 
@@ -11,66 +11,65 @@ use crate::memory::{BLOCK, Run as BlockRun};
 use crate::paths::{Direction, Hops, HostLinks};
 use crate::rates::{Objective, Sharing};
 
-/// Weights of a model, for whoever copies.
+/// Weights of a model, as the copying executor is told about them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Weights {
-    /// The model.
     pub model: ModelId,
-    /// The mapping they go to.
+    /// The mapping of GPU memory that the weights are copied into.
     pub generation: Generation,
-    /// Their size.
     pub bytes: Bytes,
 }
 
 impl Weights {
-    /// Where a range of chunks lies in the weights: offset and size. The last chunk is short.
+    /// Returns the offset and the size of a range of chunks within the weights. The last chunk is
+    /// short.
     #[must_use]
     pub fn span(&self, chunks: &Range<u32>) -> (Bytes, Bytes) {
         span(self.bytes, chunks)
     }
 }
 
-/// Bytes of an object, which become one of their own where they go.
+/// A part of an object that fills an object of its own on the destination GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Piece {
-    /// The object that they fill.
+    /// The object on the destination GPU that the bytes fill.
     pub object: ObjectKey,
-    /// The one that they are of.
+    /// The object that the bytes are a part of.
     pub of: ObjectKey,
-    /// From where on.
+    /// Offset of the first byte in the source object.
     pub offset: Bytes,
-    /// How many.
+    /// Number of bytes.
     pub bytes: Bytes,
 }
 
 /// Intermediate data that a GPU's executor copies to host memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Leaving {
-    /// The copy of it, as that executor knows it.
+    /// The name of this copy at that executor.
     pub copy: u64,
-    /// How many bytes.
     pub bytes: Bytes,
 }
 
-/// What a transfer carries.
+/// The data that a transfer carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Cargo {
-    /// A model's weights, to a GPU.
+    /// A model's weights, copied to a GPU.
     Weights(Weights),
-    /// Intermediate data, to a GPU.
+    /// Intermediate data, copied to a GPU.
     Object(Piece),
-    /// Intermediate data, from a GPU to the host.
+    /// Intermediate data, copied from a GPU to the host.
     ToHost(Leaving),
 }
 
 impl Cargo {
-    /// Where a range of chunks lies in what is carried: offset and size. The last chunk is short.
+    /// Returns the offset and the size of a range of chunks within the cargo. The last chunk is
+    /// short.
     #[must_use]
     pub fn span(&self, chunks: &Range<u32>) -> (Bytes, Bytes) {
         span(self.bytes(), chunks)
     }
 
-    /// The size of it all.
+    /// Returns the size of the whole cargo.
     #[must_use]
     pub fn bytes(&self) -> Bytes {
         match self {
@@ -80,7 +79,7 @@ impl Cargo {
         }
     }
 
-    /// Which way it goes.
+    /// Returns the direction in which the cargo crosses host links.
     #[must_use]
     pub fn direction(&self) -> Direction {
         match self {
@@ -95,24 +94,24 @@ fn span(size: Bytes, chunks: &Range<u32>) -> (Bytes, Bytes) {
     (Bytes(at(chunks.start)), Bytes(at(chunks.end) - at(chunks.start)))
 }
 
-/// Where a cargo lies on the GPU that it is copied from.
+/// The blocks of a cargo on the GPU that it is copied from.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct PeerBlocks {
-    /// Which GPU.
     pub gpu: GpuIndex,
-    /// The executor whose memory it is: that of a later one holds something else.
+    /// The executor process that owns the memory. A later incarnation holds other data in these
+    /// blocks.
     pub incarnation: Incarnation,
-    /// In the order of the weights, or of the object.
+    /// The blocks, in the order of the weights' or the object's bytes.
     pub blocks: Vec<BlockRun>,
-    /// Where it begins in the first block: part of an object may begin anywhere.
+    /// Offset of the cargo in the first block: a part of an object may begin anywhere in a block.
     pub skip: Bytes,
 }
 
 impl PeerBlocks {
-    /// Those of some chunks.
+    /// Returns the blocks that hold the given chunks.
     #[must_use]
     pub fn of(&self, chunks: &Range<u32>) -> Self {
-        // Chunks that begin within blocks end in the one after.
+        // Chunks that begin inside a block end in the following block.
         let end = chunks.end + u32::from(self.skip > Bytes::ZERO);
         let mut at = 0;
         let part = |run: &BlockRun| {
@@ -125,199 +124,158 @@ impl PeerBlocks {
     }
 }
 
-/// Leave to copy one batch.
+/// Permission to copy one batch.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Grant {
-    /// The link that issues it: the first of the path.
+    /// The link that issues the grant: the first link of the path.
     pub link: LinkId,
-    /// Of which transfer.
     pub transfer: TransferId,
-    /// Which batch of it.
+    /// The batch's number within its transfer.
     pub batch: BatchId,
-    /// Whose executor copies: where to, or what it leaves for the host.
+    /// The GPU whose executor copies: the destination, or the source of data for the host.
     pub gpu: GpuIndex,
-    /// What.
     pub cargo: Cargo,
-    /// Which chunks.
+    /// The chunks of the cargo that the batch carries.
     pub chunks: Range<u32>,
-    /// Where they lie on another GPU, where they come from there.
+    /// The blocks of these chunks on the peer GPU; `None` if the chunks do not come from a peer.
     pub peer: Option<PeerBlocks>,
-    /// The GPUs by which they come from the host or go there, and the one they are for or of, where others
-    /// forward them.
+    /// The GPUs that forward the batch between the host and a GPU, including that GPU; `None` if no
+    /// GPU forwards it.
     pub via: Option<Hops>,
-    /// Not to begin before.
+    /// Earliest start of the copy.
     pub not_before: Timestamp,
-    /// Not to begin after.
+    /// Latest start of the copy.
     pub not_after: Timestamp,
 }
 
-/// What happened.
+/// An event that the fabric handles.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Event {
-    /// Bytes want to go to a GPU, or from one to the host.
+    /// A transfer is requested, to a GPU or from a GPU to the host.
     Start {
         /// A new name for the transfer.
         transfer: TransferId,
-        /// Where to, or what they leave for the host.
+        /// The destination GPU, or the source of data for the host.
         gpu: GpuIndex,
-        /// What.
         cargo: Cargo,
-        /// Which chunks of it, in this order; not empty.
+        /// The chunks of the cargo, in the order to copy them; not empty.
         chunks: Vec<Range<u32>>,
-        /// The GPU to copy them from, where not from the host. An object that no route leads for, or
-        /// that is not kept there, fails. It means nothing for what goes to the host.
+        /// The GPU to copy from; `None` for the host. A transfer of an object fails if no route
+        /// leads from that GPU or the GPU does not keep the object. Ignored for data that goes to
+        /// the host.
         from: Option<GpuIndex>,
-        /// By when the bytes are wanted, from now on; `None` where nobody waits for them. It counts for
-        /// what comes from the host or goes there.
+        /// The deadline, counted from now; `None` if no request waits. Used only for transfers
+        /// between the host and a GPU.
         objective: Option<Objective>,
     },
-    /// Somebody waits for a transfer that nobody waited for when it began.
+    /// A request now waits for a transfer that no request waited for when it began.
     Hasten {
-        /// Which.
         transfer: TransferId,
-        /// By when the bytes are wanted, from now on.
+        /// The deadline, counted from now.
         objective: Objective,
     },
-    /// A GPU keeps the cargo of a transfer where it is (T25).
+    /// A GPU has locked the cargo of a transfer in its memory (T25).
     Locked {
-        /// For which transfer.
         transfer: TransferId,
-        /// Where it is.
+        /// The blocks of the cargo on that GPU.
         peer: PeerBlocks,
     },
-    /// A GPU has not all of it, or cannot keep it.
-    NotLocked {
-        /// For which transfer.
-        transfer: TransferId,
-    },
-    /// A GPU would rather not have it copied from there any more. It keeps it until it is unlocked.
+    /// A GPU lacks part of the cargo, or cannot lock it.
+    NotLocked { transfer: TransferId },
+    /// A GPU withdraws its offer as a source. It keeps the cargo until the cargo is unlocked.
     LockLost {
-        /// By which transfer.
+        /// The transfer that copies from that GPU.
         transfer: TransferId,
     },
-    /// They are not wanted any more.
-    Cancel {
-        /// Which transfer.
-        transfer: TransferId,
-    },
+    /// The bytes of a transfer are no longer needed.
+    Cancel { transfer: TransferId },
     /// A batch was copied.
-    Done {
-        /// Of which transfer.
-        transfer: TransferId,
-        /// Which.
-        batch: BatchId,
-    },
+    Done { transfer: TransferId, batch: BatchId },
     /// A batch was not copied.
-    Failed {
-        /// Of which transfer.
-        transfer: TransferId,
-        /// Which.
-        batch: BatchId,
-        /// Why.
-        why: BatchFailure,
-    },
-    /// A GPU lost everything: transfers to it, and from it to the host, end without another word; those of
-    /// weights from it to other GPUs go on from the host, those of objects fail.
-    Down {
-        /// Which.
-        gpu: GpuIndex,
-    },
+    Failed { transfer: TransferId, batch: BatchId, why: BatchFailure },
+    /// A GPU lost all its memory. Transfers to it, and from it to the host, end without a report.
+    /// Transfers of weights from it to other GPUs continue from the host; transfers of objects from
+    /// it fail.
+    Down { gpu: GpuIndex },
     /// An operator changed how the links between the host and GPUs are used.
     Change {
-        /// How transfers share the links.
+        /// The rule by which transfers share the links.
         sharing: Sharing,
         /// The links that data crosses.
         host_links: HostLinks,
     },
-    /// Time passed.
+    /// Time has passed; no other event happened.
     Tick,
 }
 
-/// Why a batch was not copied.
+/// The reason why a batch was not copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum BatchFailure {
-    /// It was taken back, or could not begin in time: nothing is wrong with it.
+    /// The batch was revoked, or could not begin in time. Nothing is broken.
     NotBegun,
     /// The copy failed.
     Faulty,
 }
 
-/// How a transfer ended.
+/// The outcome of a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Outcome {
-    /// Everything has arrived.
+    /// All bytes have arrived.
     Complete,
-    /// It was cancelled; what had arrived is there.
+    /// The transfer was cancelled. Bytes that arrived before remain.
     Cancelled,
-    /// It failed too often, or an object can no longer be had from where it was; what had arrived is
-    /// there.
+    /// The transfer failed too often, or its object is no longer available at its source. Bytes
+    /// that arrived before remain.
     Failed,
 }
 
-/// What to do.
+/// An action that the fabric asks for.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Action {
     /// Have the path's first link issue a batch.
-    Grant {
-        /// The batch.
-        grant: Grant,
-    },
-    /// Ask a GPU to keep what a transfer carries until it is unlocked, and where it is.
+    Grant { grant: Grant },
+    /// Ask a GPU to lock the cargo of a transfer until the fabric unlocks it, and to report the
+    /// cargo's blocks.
     Lock {
-        /// Which GPU.
         gpu: GpuIndex,
-        /// For which transfer.
+        /// The transfer that needs the lock.
         transfer: TransferId,
-        /// What.
         cargo: Cargo,
     },
-    /// Nothing of a transfer is copied from a GPU any more.
+    /// Tell a GPU that a transfer copies nothing from it any longer.
     Unlock {
-        /// Which GPU.
+        /// The GPU that holds the lock.
         gpu: GpuIndex,
-        /// Which transfer.
         transfer: TransferId,
     },
-    /// Have the path's first link take a batch back, if it has not begun.
+    /// Have the path's first link revoke a batch that has not begun.
     Revoke {
-        /// That link.
+        /// The first link of the path.
         link: LinkId,
-        /// Whose executor was to copy it.
+        /// The GPU whose executor was to copy the batch.
         gpu: GpuIndex,
-        /// Of which transfer.
         transfer: TransferId,
-        /// Which batch.
         batch: BatchId,
     },
-    /// Tell another link of the path what crossed it.
+    /// Report bytes that crossed the path to another link of the path.
     Carried {
-        /// That link.
+        /// The link that the bytes crossed.
         link: LinkId,
-        /// Which way.
+        /// The direction of the bytes.
         direction: Direction,
-        /// How much.
         size: Bytes,
     },
-    /// Tell the GPU what has arrived there, or at the host.
-    Arrived {
-        /// Which GPU.
-        gpu: GpuIndex,
-        /// What of.
-        cargo: Cargo,
-        /// Which chunks.
-        chunks: Range<u32>,
-    },
-    /// Tell the GPU that a transfer ended; nothing of it is out any more.
+    /// Tell the GPU which chunks have arrived in its memory, or at the host.
+    Arrived { gpu: GpuIndex, cargo: Cargo, chunks: Range<u32> },
+    /// Tell the GPU that a transfer ended. None of its batches is in flight.
     Ended {
-        /// Which GPU: as it was started.
+        /// The GPU that the transfer was started for.
         gpu: GpuIndex,
-        /// Which.
         transfer: TransferId,
-        /// How.
         outcome: Outcome,
-        /// The GPU it came from to the end, where not from the host.
+        /// The GPU that the transfer copied from until its end; `None` for the host.
         from: Option<GpuIndex>,
-        /// The routes that an object took from another GPU.
+        /// The routes that the object took from another GPU.
         routes: Vec<Hops>,
     },
 }

@@ -1,10 +1,11 @@
-//! The NVLink routes of objects that come from another GPU (D07, D20 to D22). Which routes there are is
-//! decided by [`Paths`], anew whenever one of these transfers begins or ends; which of them takes the
-//! next batch, by who is there first: so each carries as much as it is fast. A route that is taken
-//! away gets no further batch, and what is out on it ends.
+//! The NVLink routes of objects that are copied from another GPU (D07, D20 to D22). [`Paths`]
+//! chooses the routes of all these transfers again whenever one of them begins or ends. Each batch
+//! takes the route on which it would arrive first, so each route carries bytes in proportion to its
+//! rate. A route that is taken away gets no further batch, and batches in flight on it end
+//! normally.
 //!
-//! Weights know nothing of these: they cross the link that joins their pair, in turns with the objects
-//! that do.
+//! Weights do not use these routes: they cross the link that joins the two GPUs, in turn with the
+//! objects that cross that link.
 
 use millrace_types::GpuIndex;
 use millrace_types::topology::Topology;
@@ -14,17 +15,18 @@ use super::lanes::{Lane, Route, joined};
 use crate::ids::{FlowId, TransferId};
 use crate::paths::{Change, Config, Error, Paths};
 
-/// The NVLinks that objects may take, and neighbours for others.
+/// Returns the planner of NVLink routes for objects, which also finds the GPUs that may forward for
+/// others.
 ///
 /// # Errors
-/// As [`Paths::new`], where a machine is larger than what that plans for: objects go by the host then, and
-/// nobody forwards for others.
+/// The errors of [`Paths::new`], if the machine is larger than the planner's bounds. Objects then
+/// cross the host, and no GPU forwards for others.
 pub fn routes_of(topology: &Topology) -> Result<Paths, Error> {
     Paths::new(topology, Config::default())
 }
 
 impl Fabric {
-    /// Gives a transfer its routes. False where there are none.
+    /// Assigns routes to a transfer. Returns false if no route exists.
     pub(super) fn begin_routes(&mut self, transfer: TransferId, from: GpuIndex, to: GpuIndex) -> bool {
         let Some(routes) = &mut self.routes else { return false };
         let Ok(changes) = routes.begin(FlowId(transfer.0), from, to) else { return false };
@@ -32,7 +34,7 @@ impl Fabric {
         self.transfers.get(&transfer).is_some_and(|state| !state.routes.is_empty())
     }
 
-    /// Drops a transfer that has nothing out, and its routes.
+    /// Removes a transfer without batches in flight, and its routes.
     pub(super) fn forget(&mut self, transfer: TransferId) {
         self.leave(transfer);
         let Some(state) = self.transfers.remove(&transfer) else { return };

@@ -1,22 +1,25 @@
-//! Whose batch crosses between the host and a GPU next (`FaaSTube` §6.1; D12 to D16), as the policy's
-//! transfer sharing says. Each direction goes by itself.
+//! Chooses the batch that crosses between the host and a GPU next (`FaaSTube` §6.1; D12 to D16), by
+//! the policy's transfer sharing. The two directions are decided separately.
 //!
-//! - `fair`: whoever was served longest ago, as on NVLinks.
-//! - `fifo`: whoever came first.
-//! - `faastube`: transfers that somebody waits for go by [`Rates`]: each at the least rate that has it there
-//!   in time, the tightest with what is idle. The others, those that are wanted by nobody in particular,
-//!   cannot be in time or have no rate beside those who can, are served in turns, longest ago first:
-//!   while nobody with a rate could use the link; and besides, one batch of [`SPARE_EVERY`] is theirs
-//!   wherever they wait. So that no promise is broken for it, rates are given out of what the links
-//!   carry without that. Nobody starves: a link that cannot run short keeps nobody waiting (`lanes`), and
-//!   at one that can all who cross it are counted.
+//! - `fair`: the transfer that was served longest ago, as on NVLinks.
+//! - `fifo`: the transfer that started first.
+//! - `faastube`: transfers that a request waits for are granted at the rates of [`Rates`]. Each has
+//!   the least rate that meets its deadline, and the tightest transfer also gets the idle rest.
+//!   Other transfers have no rate: no request waits for them, they cannot meet their deadline, or
+//!   their rate does not fit beside the others. These transfers take turns, longest unserved first.
+//!   Their turns are the times when no transfer with a rate can use the link, and one batch of
+//!   [`SPARE_EVERY`] whenever such a transfer waits. Rates are computed from the link rates without
+//!   these spare batches, so that spare batches break no guarantee. No transfer starves: a link
+//!   that cannot run short keeps no transfer waiting (`lanes`), and at a link that can, every batch
+//!   that crosses is counted.
 //!
-//! A transfer that is the tightest of its link as it begins is granted before anybody else, and has a
-//! queued batch taken back for it: it waits for the batch that crosses (D13). A spare batch makes way like
-//! any other, until as many again have passed: then it goes first and stays.
+//! A transfer that is the tightest of its link when it begins is granted before all others, and a
+//! queued batch is revoked for it, so it waits only for the batch that crosses (D13). A spare batch
+//! may be revoked like any other batch until as many batches again have passed; then it goes first
+//! and is not revoked.
 //!
-//! Where links do not lead to the host as [`Rates`] wants it, or there are more than
-//! [`FLOWS_MAX`](crate::rates::FLOWS_MAX) that are waited for, what is beyond that has no objective.
+//! Transfers have no objective if the topology's links do not lead to the host as [`Rates`]
+//! requires, or beyond [`FLOWS_MAX`](crate::rates::FLOWS_MAX) transfers that requests wait for.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -33,14 +36,15 @@ use crate::ids::{FlowId, TransferId};
 use crate::paths::{Direction, Each};
 use crate::rates::{self, Config, Flow, Objective, Rates, Sharing, Standing};
 
-/// One batch of so many on a link is for whoever has no rate there. Ours: the paper lets them wait.
+/// One batch of this many on a link goes to transfers without a rate. This share is ours: in the
+/// paper these transfers just wait.
 pub const SPARE_EVERY: u32 = 16;
-/// As many as may pass before it is their turn.
+/// Batches that may pass transfers without a rate before it is their turn.
 const SPARE_DUE: u32 = SPARE_EVERY - 1;
-/// As many as may pass while those that have just come are let by.
+/// Batches that may pass transfers without a rate while new transfers are let by.
 const SPARE_FIRM: u32 = 2 * SPARE_EVERY - 1;
 
-/// By when an answer is wanted, and what remains to be done once the bytes are there.
+/// The deadline of the answer, and the time of the inference after the transfer.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Wanted {
     by: Timestamp,
@@ -52,40 +56,42 @@ impl Wanted {
         Self { by: now + objective.slo, infer: objective.infer }
     }
 
-    /// When the bytes have to be there.
+    /// Returns the time at which the bytes must have arrived.
     pub(super) fn there_by(self) -> Timestamp {
         Timestamp(self.by.0.saturating_sub(u64::try_from(self.infer.as_nanos()).unwrap_or(u64::MAX)))
     }
 }
 
-/// Why a batch was granted.
+/// The rule by which a batch was granted.
 #[derive(Debug)]
 pub(super) enum Turn {
-    /// Its transfer was served longest ago. So many had passed those without a rate.
+    /// The transfer had no rate and was served longest ago. `passed` is the number of batches that
+    /// had passed transfers without a rate.
     Longest { passed: u32, spare: Option<rates::Batch> },
-    /// It was due by its rate.
+    /// The batch was due by the transfer's rate.
     Due(rates::Batch),
-    /// Its own way had no room, and that of a neighbour was idle. One that was granted before its transfer
-    /// was promised anything is no part of what that is.
+    /// The transfer's own route had no room, and a forwarding route was idle. `promised` is false
+    /// if the batch was granted before the transfer had a rate guarantee; the batch is then not
+    /// part of the measured rate.
     Forwarded { promised: bool },
 }
 
-/// How the host's links are shared.
+/// The shares of the host's links.
 #[derive(Debug)]
 pub(super) struct Shares {
     pub(super) sharing: Sharing,
     ways: Each<Way>,
-    /// When what is handled happened.
+    /// The time of the event that is being handled.
     pub(super) now: Timestamp,
     pub(super) tally: Tally,
 }
 
-/// One direction of the host's links.
+/// The state of the host's links in one direction.
 #[derive(Debug)]
 struct Way {
-    /// Those that are waited for, where it is by objective.
+    /// The transfers that requests wait for; `None` unless links are shared by objective.
     rates: Option<Rates>,
-    /// By meter: batches that passed those without a rate since one of theirs was granted.
+    /// By meter: batches that passed transfers without a rate since a batch of theirs was granted.
     passed: BTreeMap<LinkId, u32>,
 }
 
@@ -94,7 +100,7 @@ impl Way {
         self.rates.as_ref().map_or(link, |rates| rates.meter(link))
     }
 
-    /// Whether a transfer goes by its rate.
+    /// Whether the transfer has a rate, and bytes that are not granted.
     fn sends(&self, transfer: TransferId) -> bool {
         self.rates.as_ref().is_some_and(|rates| rates.sends(FlowId(transfer.0)))
     }
@@ -119,8 +125,8 @@ impl Shares {
 }
 
 impl Fabric {
-    /// Shares the host's links otherwise. Batches that are out stay granted; the rest of each transfer goes by
-    /// the new rule, with a new promise.
+    /// Changes the sharing of the host's links. Batches in flight stay granted. The rest of each
+    /// transfer follows the new rule, with a new rate guarantee.
     pub(super) fn share_anew(&mut self, sharing: Sharing) {
         if self.shares.sharing == sharing {
             return;
@@ -131,7 +137,7 @@ impl Fabric {
         for state in self.transfers.values_mut() {
             state.standing = Standing::Unpromised;
             for batch in &mut state.out {
-                // The old rates are gone: no batch can be given back to them.
+                // The old rates are dropped, so no batch can be given back to them.
                 batch.turn = match batch.turn {
                     Turn::Forwarded { .. } => Turn::Forwarded { promised: false },
                     Turn::Due(_) | Turn::Longest { .. } => Turn::Longest { passed: 0, spare: None },
@@ -143,31 +149,36 @@ impl Fabric {
         }
     }
 
-    /// Whether it is a transfer's turn only when that is due by its rate.
+    /// Whether the transfer is granted batches only when they are due by its rate.
     pub(super) fn goes_by_rate(&self, transfer: TransferId) -> bool {
         Direction::BOTH.into_iter().any(|direction| self.shares.ways[direction].sends(transfer))
     }
 
-    /// Whether what is granted of a transfer now is part of what it was promised.
+    /// Whether batches that are granted now count towards a rate guarantee of the transfer.
     pub(super) fn is_promised(&self, transfer: TransferId) -> bool {
         let promised = |rates: &Rates| rates.standing(FlowId(transfer.0)).is_some();
         Direction::BOTH.into_iter().any(|way| self.shares.ways[way].rates.as_ref().is_some_and(promised))
     }
 
-    /// Takes a transfer that comes from the host from now on, or goes there. One that could not be in time
-    /// alone has no rate, and says so at its end.
+    /// Requests a rate for a transfer that comes from the host from now on, or goes there. A
+    /// transfer that would miss its deadline even alone has no rate, and counts as infeasible at
+    /// its end.
     pub(super) fn promise(&mut self, transfer: TransferId) {
         let now = self.shares.now;
         let Some(state) = self.transfers.get_mut(&transfer) else { return };
-        let (Some(route), Some(wanted), None) = (state.host_route(), state.wanted, state.ending) else {
+        let Some(route) = state.host_route() else { return };
+        let Some(wanted) = state.wanted else { return };
+        if state.ending.is_some() {
             return;
-        };
-        let (id, bytes, direction) = (FlowId(transfer.0), state.left(), state.cargo.direction());
+        }
+        let id = FlowId(transfer.0);
+        let bytes = state.left();
+        let direction = state.cargo.direction();
         state.measured = now;
         let objective = Some(Objective { slo: wanted.by.since(now), infer: wanted.infer });
         let links = vec![self.lanes[self.paths[&route].lanes[0]].link];
         let Some(rates) = &mut self.shares.ways[direction].rates else { return };
-        // One that is not taken has no objective.
+        // A transfer that `Rates` refuses has no objective.
         if rates.begin(now, &Flow { id, bytes, links, objective }).is_ok()
             && let Some(standing @ Standing::Infeasible(_)) = rates.standing(id)
         {
@@ -179,15 +190,17 @@ impl Fabric {
     fn end_flow(&mut self, flow: FlowId, direction: Direction) {
         let now = self.shares.now;
         if let Some(rates) = &mut self.shares.ways[direction].rates {
-            // Most transfers have none.
+            // Most transfers have no flow, so an unknown flow is no error.
             drop(rates.end(now, flow));
         }
     }
 
-    /// A transfer asks for nothing more.
+    /// Ends the flow of a transfer that asks for no more batches, and keeps its last rate
+    /// guarantee.
     pub(super) fn leave(&mut self, transfer: TransferId) {
         let Some(state) = self.transfers.get_mut(&transfer) else { return };
-        let (flow, direction) = (FlowId(transfer.0), state.cargo.direction());
+        let flow = FlowId(transfer.0);
+        let direction = state.cargo.direction();
         let rates = self.shares.ways[direction].rates.as_ref();
         if let Some(standing) = rates.and_then(|rates| rates.standing(flow)) {
             state.standing = standing;
@@ -195,14 +208,14 @@ impl Fabric {
         }
     }
 
-    /// Counts a transfer that is over.
+    /// Counts a transfer that has ended.
     pub(super) fn count(&mut self, state: &Transfer) {
         if let Some(direction) = state.host_route().and_then(|route| route.host_way()) {
             self.shares.tally.ended[direction].add(state.standing);
         }
     }
 
-    /// A batch of a transfer crossed (D16).
+    /// Records that a batch of a transfer crossed, and measures the transfer's rate (D16).
     pub(super) fn crossed(&mut self, transfer: TransferId, batch: &Batch, size: Bytes) {
         let now = self.shares.now;
         let link = self.first_link(batch.route);
@@ -220,12 +233,12 @@ impl Fabric {
         };
         if let Some(rates) = self.shares.ways[direction].rates.as_mut().filter(|_| promised) {
             let window = now.since(std::mem::replace(&mut state.measured, now));
-            // Its flow may have ended before it.
+            // The flow may have ended before its last batch.
             drop(rates.measured(now, FlowId(transfer.0), size, window));
         }
     }
 
-    /// A batch did not cross: nobody has paid for it.
+    /// Gives back a batch that did not cross, so that no flow pays for it.
     pub(super) fn uncrossed(&mut self, batch: Batch) {
         let link = self.first_link(batch.route);
         let Some(direction) = batch.route.host_way() else { return };
@@ -240,13 +253,14 @@ impl Fabric {
             Turn::Forwarded { .. } => None,
         };
         if let (Some(given), Some(rates)) = (given, &mut way.rates) {
-            // Its flow may have ended before it.
+            // The flow may have ended before its last batch.
             rates.give_back(given).unwrap_or_default();
         }
     }
 
-    /// Grants the next batch that is due by a rate, or spared for those without. False where there is
-    /// none, and the links are for whoever was served longest ago.
+    /// Grants the next batch that is due by a rate, or a spare batch of a transfer without a rate.
+    /// Returns false if there is no such batch: the links are then free for the transfer that was
+    /// served longest ago.
     pub(super) fn grant_due(&mut self, actions: &mut Vec<Action>) -> bool {
         Direction::BOTH.into_iter().any(|direction| self.grant_due_one_way(direction, actions))
     }
@@ -255,7 +269,8 @@ impl Fabric {
         if self.shares.ways[direction].rates.as_ref().is_none_or(Rates::is_empty) {
             return false;
         }
-        // What can be granted now, by the link that it enters by.
+        // The size of each flow's next batch that can be granted now, with the link that the batch
+        // enters by.
         let mut sizes: BTreeMap<FlowId, (LinkId, Bytes)> = BTreeMap::new();
         let mut out: BTreeMap<LinkId, usize> = BTreeMap::new();
         for (transfer, state, route) in self.one_way(direction) {
@@ -277,11 +292,12 @@ impl Fabric {
         }
         let Some(rates) = &mut self.shares.ways[direction].rates else { return false };
         let mut links: Vec<_> = out.into_iter().collect();
-        // Where nothing is out the link idles.
+        // A link with nothing in flight idles, so such links come first.
         links.sort_by_key(|&(link, out)| (Some(link) != newcomer, out, link));
         let due = links.into_iter().find_map(|(link, _)| rates.next_rated(link, size));
         let Some(due) = due else { return false };
-        let (transfer, meter) = (TransferId(due.flow.0), self.shares.ways[direction].meter(due.link));
+        let transfer = TransferId(due.flow.0);
+        let meter = self.shares.ways[direction].meter(due.link);
         let waits = self.without_rate(direction).any(|(_, _, its)| its == meter);
         let most = if waits { SPARE_FIRM } else { SPARE_DUE };
         let passed = self.shares.ways[direction].passed.entry(meter).or_default();
@@ -296,7 +312,8 @@ impl Fabric {
         if let Some(direction) = route.host_way()
             && let Some(state) = self.transfers.get(&transfer)
         {
-            let (link, bytes) = (self.first_link(route), state.next_size());
+            let link = self.first_link(route);
+            let bytes = state.next_size();
             let way = &mut self.shares.ways[direction];
             let passed = way.passed.insert(way.meter(link), 0).unwrap_or(0);
             let rates = way.rates.as_mut();
@@ -306,7 +323,8 @@ impl Fabric {
         self.grant(transfer, route, turn, actions);
     }
 
-    /// Transfers between the host and GPUs that go one way and want more, each with its route.
+    /// Returns the transfers between the host and GPUs in one direction that want another batch,
+    /// each with its route.
     fn one_way(&self, direction: Direction) -> impl Iterator<Item = (TransferId, &Transfer, Route)> {
         self.transfers.iter().filter_map(move |(&transfer, state)| {
             let route = state.host_route().filter(|_| state.wants())?;
@@ -314,7 +332,8 @@ impl Fabric {
         })
     }
 
-    /// Those of them that do not go by their rates, and the meters they are under.
+    /// Returns the transfers in one direction that want another batch and have no rate, each with
+    /// its meter.
     fn without_rate(&self, direction: Direction) -> impl Iterator<Item = (TransferId, &Transfer, LinkId)> {
         let way = &self.shares.ways[direction];
         self.one_way(direction).filter_map(|(transfer, state, route)| {
@@ -323,8 +342,9 @@ impl Fabric {
         })
     }
 
-    /// Whose turn it is in spite of those who have rates, if its path has room: the transfer without one
-    /// that was served longest ago where enough have passed such.
+    /// Returns the transfer without a rate whose turn has come although transfers with rates wait,
+    /// if its path has room. The turn comes when enough batches with rates have passed, and goes to
+    /// the transfer that was served longest ago.
     fn spared(
         &self,
         direction: Direction,
@@ -346,7 +366,7 @@ impl Fabric {
         found
     }
 
-    /// The transfers that have just come and are the tightest of their links, and find no room there.
+    /// Returns the new transfers that are the tightest of their links and find no room there.
     pub(super) fn newcomers_without_room(&self) -> Vec<TransferId> {
         Direction::BOTH.into_iter().flat_map(|direction| self.newcomers_one_way(direction)).collect()
     }
@@ -368,7 +388,7 @@ impl Fabric {
 }
 
 impl Turn {
-    /// Whether a batch of a transfer may be taken back for one that has just come.
+    /// Whether a batch with this turn may be revoked for a new transfer.
     pub(super) fn makes_way_for(&self, newcomer: &Transfer, other: &Transfer) -> bool {
         match self {
             Self::Longest { passed, .. } => *passed < SPARE_FIRM,

@@ -1,4 +1,4 @@
-//! What the fabric counts of transfers between the host and GPUs.
+//! The counts of transfers between the host and GPUs.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,18 +8,19 @@ use millrace_types::topology::LinkId;
 use crate::paths::{Direction, Each};
 use crate::rates::Standing;
 
-/// Transfers between the host and GPUs that are over, by what they could count on at last.
+/// Numbers of ended transfers between the host and GPUs, by the rate guarantee that they had at
+/// their end.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Nobody waited for them, or links are not shared by objective.
+    /// Transfers that no request waited for, or whose links are not shared by objective.
     pub unpromised: u64,
-    /// They had the rate that they needed.
+    /// Transfers that had the rate that they needed.
     pub admitted: u64,
-    /// That rate did not fit beside those that were wanted earlier.
+    /// Transfers whose rate did not fit beside the rates of transfers with earlier deadlines.
     pub crowded: u64,
-    /// They could be in time when they began, and not any more.
+    /// Transfers that could meet their deadline at their start and no longer could at their end.
     pub late: u64,
-    /// They could not have been in time with their links to themselves.
+    /// Transfers that would have missed their deadline even alone on their links.
     pub infeasible: u64,
 }
 
@@ -35,7 +36,7 @@ impl Counts {
         *count += 1;
     }
 
-    /// Each with its name.
+    /// Returns each count with its name.
     #[must_use]
     pub fn named(&self) -> [(&'static str, u64); 5] {
         let Self { unpromised, admitted, crowded, late, infeasible } = *self;
@@ -49,20 +50,20 @@ impl Counts {
     }
 }
 
-/// How long transfers waited for their first batch on a link.
+/// The time that transfers waited for their first batch on a link.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Wait {
-    /// How many had their first batch by it.
+    /// Transfers whose first batch this link issued.
     pub transfers: u64,
-    /// From their beginning until that could begin, together.
+    /// Total time from the start of these transfers until their first batch could begin.
     pub waited: Duration,
 }
 
-/// What the fabric has counted.
+/// The counts of the fabric.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Transfers between the host and GPUs that ended.
+    /// Ended transfers between the host and GPUs, by direction.
     pub ended: Each<Counts>,
-    /// By the link that issued their first batch, and which way it went.
+    /// Waits for the first batch, by the link that issued it and by direction.
     pub waits: BTreeMap<(LinkId, Direction), Wait>,
 }

@@ -15,16 +15,17 @@ mod properties;
 mod sharing;
 
 const RATE: BytesPerSec = BytesPerSec(1 << 30);
-/// A batch of five chunks at that rate.
+/// The time of a batch of five chunks at `RATE`.
 const BATCH_TIME: Duration = Duration::from_nanos(9_765_625);
 const LINK_3: LinkId = LinkId(3);
 
-/// GPUs 0 and 1 share an uplink that is `uplink` times as fast as their own links; GPU 2 is alone.
+/// Returns a machine of three GPUs. GPUs 0 and 1 share an uplink that is `uplink` times as fast as
+/// their own links; GPU 2 shares none.
 fn topology(uplink: u64) -> Topology {
     shared(2, uplink)
 }
 
-/// The same where so many share it; the GPU after them is alone.
+/// Returns a machine on which GPUs 0 to `gpus - 1` share the uplink, and one more GPU shares none.
 fn shared(gpus: u32, uplink: u64) -> Topology {
     let link = |kind, times| Link { kind, rate: BytesPerSec(RATE.0 * times) };
     let gpu = |index: u32| Gpu {
@@ -38,12 +39,12 @@ fn shared(gpus: u32, uplink: u64) -> Topology {
     Topology { name: "test".to_owned(), gpus: (0..=gpus).map(gpu).collect(), links }
 }
 
-/// The weights of the model that is named after a transfer.
+/// Returns the weights of the model that is named after a transfer.
 fn weights(transfer: u64, bytes: Bytes) -> Cargo {
     Cargo::Weights(Weights { model: ModelId(transfer as u32), generation: Generation(1), bytes })
 }
 
-/// What the copy that is named after a transfer takes to the host.
+/// Returns the data for the host of the copy that is named after a transfer.
 fn leaving(transfer: u64, bytes: Bytes) -> Cargo {
     Cargo::ToHost(Leaving { copy: transfer, bytes })
 }
@@ -73,7 +74,8 @@ impl Node {
         let before: Vec<_> = self.fabric.lanes.iter().map(Lane::outstanding).collect();
         self.fabric.on_event(self.now, event, &mut actions);
         for (lane, before) in self.fabric.lanes.iter().zip(before) {
-            // Where a route was taken away, what is out on it ends.
+            // Batches in flight on a route that was taken away may exceed the new bound until they
+            // end.
             let most = lane.holds_max().max(before);
             assert!(lane.outstanding() <= most, "{:?} is overbooked", lane.link);
         }
@@ -89,26 +91,29 @@ impl Node {
         self.start_wanted(transfer, gpu, chunks, None)
     }
 
-    /// One that is wanted within so many milliseconds, where it is.
+    /// Starts a transfer of weights with a deadline in `ms` milliseconds, if any.
     fn start_wanted(&mut self, transfer: u64, gpu: u32, chunks: u32, ms: Option<u64>) -> Vec<Action> {
-        self.start_of(weights, (transfer, gpu, chunks), ms)
+        self.start_of(weights, transfer, gpu, chunks, ms)
     }
 
-    /// Bytes that leave a GPU.
+    /// Starts a transfer from a GPU to the host.
     fn leave(&mut self, transfer: u64, gpu: u32, chunks: u32) -> Vec<Action> {
-        self.start_of(leaving, (transfer, gpu, chunks), None)
+        self.start_of(leaving, transfer, gpu, chunks, None)
     }
 
     fn start_of(
         &mut self,
         cargo: fn(u64, Bytes) -> Cargo,
-        (transfer, gpu, chunks): (u64, u32, u32),
+        transfer: u64,
+        gpu: u32,
+        chunks: u32,
         ms: Option<u64>,
     ) -> Vec<Action> {
         // The last chunk is half a chunk.
         let bytes = Bytes(BLOCK.0 * u64::from(chunks) - BLOCK.0 / 2);
         let cargo = cargo(transfer, bytes);
-        let (transfer, gpu) = (TransferId(transfer), GpuIndex(gpu));
+        let transfer = TransferId(transfer);
+        let gpu = GpuIndex(gpu);
         let chunks = std::iter::once(0..chunks).collect();
         self.step(Event::Start { transfer, gpu, cargo, chunks, from: None, objective: ms.map(within) })
     }
@@ -122,12 +127,13 @@ impl Node {
     }
 }
 
-/// An objective that leaves so many milliseconds.
+/// Returns an objective that leaves `ms` milliseconds for the transfer.
 fn within(ms: u64) -> Objective {
     Objective { slo: Duration::from_millis(ms + 5), infer: Duration::from_millis(5) }
 }
 
-/// The grants among some actions: transfer, batch, chunks, and when they may begin from `start` on.
+/// Returns the grants among some actions: transfer, batch, chunks, and the earliest start after
+/// `start`.
 fn grants(actions: &[Action], start: Timestamp) -> Vec<(u64, u64, Range<u32>, Duration)> {
     let grant = |action: &Action| match action {
         Action::Grant { grant, .. } => {
@@ -148,12 +154,12 @@ fn ended(actions: &[Action]) -> Vec<(u64, Outcome)> {
 }
 
 #[test]
-fn a_transfer_goes_batch_by_batch_paced_at_the_links_rate() {
+fn batches_of_a_transfer_are_paced_at_the_rate_of_the_link() {
     let mut node = Node::new(1);
     let start = node.now;
     let actions = node.start(1, 2, 13);
     assert_eq!(grants(&actions, start), [(1, 0, 0..5, Duration::ZERO), (1, 1, 5..10, BATCH_TIME)]);
-    // It was copied faster than the link: the next one still waits for the link's time.
+    // The copy was faster than the link's rate. The next batch still waits for the link's time.
     let actions = node.done(1, 0);
     assert_eq!(grants(&actions, start), [(1, 2, 10..13, BATCH_TIME * 2)]);
     assert!(matches!(&actions[0], Action::Arrived { chunks, .. } if *chunks == (0..5)));
@@ -169,10 +175,11 @@ fn the_last_chunk_is_short() {
 }
 
 #[test]
-fn two_that_share_a_link_take_turns() {
+fn transfers_that_share_a_link_take_turns() {
     let mut node = Node::new(1);
     let start = node.now;
-    // Both may be out at one time, but never to cross the uplink at the same time.
+    // Batches of both transfers may be in flight at the same time, but never cross the uplink
+    // together.
     node.start(1, 0, 40);
     let revoke = node.start(2, 1, 40);
     assert!(matches!(revoke[..], [Action::Revoke { transfer: TransferId(1), batch: BatchId(1), .. }]));
@@ -192,7 +199,7 @@ fn two_that_share_a_link_take_turns() {
 }
 
 #[test]
-fn a_newcomer_is_served_after_the_batch_that_runs() {
+fn a_new_transfer_is_served_after_the_running_batch() {
     let mut node = Node::new(1);
     let start = node.now;
     node.start(1, 0, 100);
@@ -220,10 +227,11 @@ fn a_revoked_batch_that_had_begun_ends_as_usual() {
 }
 
 #[test]
-fn a_stream_of_newcomers_starves_nobody() {
+fn a_stream_of_new_transfers_does_not_starve_an_older_transfer() {
     let mut node = Node::new(1);
     let mut actions = node.start(1, 0, 400);
-    let (mut newcomer, mut there) = (1, false);
+    let mut newcomer = 1;
+    let mut there = false;
     let mut out = Vec::new();
     let mut served = 0;
     for _ in 0..60 {
@@ -252,7 +260,7 @@ fn a_stream_of_newcomers_starves_nobody() {
 }
 
 #[test]
-fn an_uplink_as_wide_as_all_of_its_links_keeps_none_of_them_waiting() {
+fn an_uplink_as_wide_as_all_links_below_keeps_no_transfer_waiting() {
     for gpus in 2..5 {
         let mut node = Node::of(&shared(gpus, u64::from(gpus)), Sharing::default());
         let start = node.now;
@@ -265,7 +273,7 @@ fn an_uplink_as_wide_as_all_of_its_links_keeps_none_of_them_waiting() {
 }
 
 #[test]
-fn failures_are_tried_again_and_end_a_transfer_in_the_end() {
+fn the_third_failure_in_a_row_ends_a_transfer() {
     let mut node = Node::new(1);
     let start = node.now;
     node.start(1, 2, 5);
@@ -277,7 +285,7 @@ fn failures_are_tried_again_and_end_a_transfer_in_the_end() {
 }
 
 #[test]
-fn a_batch_that_nobody_reports_is_granted_again() {
+fn an_unreported_batch_is_granted_again() {
     let mut node = Node::new(1);
     let start = node.now;
     node.start(1, 2, 5);
@@ -289,7 +297,7 @@ fn a_batch_that_nobody_reports_is_granted_again() {
 }
 
 #[test]
-fn a_cancelled_transfer_ends_with_what_is_out() {
+fn a_cancelled_transfer_ends_with_the_last_batch_in_flight() {
     let mut node = Node::new(1);
     node.start(1, 2, 40);
     let actions = node.step(Event::Cancel { transfer: TransferId(1) });

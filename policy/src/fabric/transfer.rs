@@ -1,5 +1,5 @@
-//! One transfer, as the fabric keeps it: what is still to be granted, what is out, and where it comes
-//! from.
+//! The state of one transfer: the chunks that are still to be granted, the batches in flight, and
+//! the source.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ use crate::ids::BatchId;
 use crate::paths::Hops;
 use crate::rates::Standing;
 
-/// Batches that a transfer has out on one route: one runs, one is queued.
+/// Batches of a transfer in flight on one route: one runs, one is queued.
 pub(super) const OUT_MAX: usize = 2;
 
 #[derive(Debug)]
@@ -21,24 +21,25 @@ pub(super) struct Batch {
     pub(super) id: BatchId,
     pub(super) chunks: Range<u32>,
     pub(super) route: Route,
-    /// Its name on the lanes.
+    /// The key of the batch's holds on the lanes.
     pub(super) hold: u64,
-    /// When it counts as lost.
+    /// Time after which the batch counts as lost.
     pub(super) give_up: Timestamp,
     pub(super) revoked: bool,
-    /// Not to begin before.
+    /// Earliest start of the copy.
     pub(super) not_before: Timestamp,
-    /// Why it was its turn.
+    /// The rule by which the batch was granted.
     pub(super) turn: Turn,
 }
 
-/// Where what is still to be granted comes from.
+/// The source of the chunks that are still to be granted.
 #[derive(Debug)]
 pub(super) enum Source {
-    /// The host, or, of what goes there, the transfer's own GPU.
+    /// Host memory. For data that goes to the host: the transfer's own GPU.
     Host,
-    /// A peer that has not said yet whether it locked the cargo.
+    /// A peer that has not yet reported whether it locked the cargo.
     Asked(GpuIndex),
+    /// A peer that locked the cargo.
     Peer(PeerBlocks),
 }
 
@@ -54,44 +55,47 @@ impl Source {
 
 #[derive(Debug)]
 pub(super) struct Transfer {
-    /// Where to, or what it leaves for the host.
+    /// The destination GPU, or the source of data for the host.
     pub(super) gpu: GpuIndex,
     pub(super) cargo: Cargo,
     pub(super) source: Source,
-    /// The peer that keeps the cargo for it.
+    /// The peer that keeps the cargo locked for this transfer.
     pub(super) locked: Option<GpuIndex>,
-    /// What is still to be granted, last first.
+    /// Chunks that are still to be granted, in reverse order.
     pub(super) waiting: Vec<Range<u32>>,
-    /// What is out, in the order granted: the first runs, and the first of each route.
+    /// Batches in flight, in the order of their grants. The first batch of each route runs.
     pub(super) out: Vec<Batch>,
     pub(super) next_batch: BatchId,
     pub(super) failures: u32,
-    /// When it was served last, and the grant's number to tell equals apart.
+    /// The time of the last grant and the grant's number, which breaks ties.
     pub(super) served: (Timestamp, u64),
-    /// How it ends once nothing is out, where that is decided already.
+    /// The outcome, if it is already decided while batches are still in flight.
     pub(super) ending: Option<Outcome>,
-    /// Where new batches of an object may go that comes from a GPU. Others have one route.
+    /// The routes of further batches of an object that comes from another GPU. Empty for every
+    /// other transfer, because it has a single route.
     pub(super) routes: Vec<Route>,
-    /// Those by which some came.
+    /// The routes by which batches arrived.
     pub(super) used: Vec<Hops>,
-    /// Whether other GPUs may forward what comes from the host or goes there: until a batch of theirs fails.
+    /// Whether other GPUs may forward data between the host and this GPU. False after a forwarded
+    /// batch failed.
     pub(super) forwarded: bool,
-    /// By when somebody wants it.
+    /// The deadline of the request that waits for the transfer; `None` if no request waits.
     pub(super) wanted: Option<Wanted>,
-    /// What it could count on, once it comes from the host or goes there.
+    /// The rate guarantee of the transfer while it comes from the host or goes there.
     pub(super) standing: Standing,
     pub(super) began: Timestamp,
-    /// Whether the wait for its first batch was counted.
+    /// Whether the wait for the first batch was counted.
     pub(super) begun: bool,
-    /// When its rate was measured last.
+    /// Time of the last measurement of the transfer's rate.
     pub(super) measured: Timestamp,
-    /// Whether a queued batch was taken back for it, as a newcomer. Once is enough: who takes the place
-    /// then goes before it by the rules, and would be taken back again for ever.
+    /// Whether a queued batch was revoked for this transfer when it was new. A second revocation
+    /// would be useless: the transfer that takes the slot goes first by the rules, so its batch
+    /// would be revoked again without end.
     pub(super) took_back: bool,
 }
 
 impl Transfer {
-    /// The routes of its next batch.
+    /// Returns the routes that the next batch may take.
     pub(super) fn routes(&self) -> impl Iterator<Item = Route> {
         let only = match (self.source.peer(), self.cargo) {
             (None, _) => self.host_route(),
@@ -101,12 +105,12 @@ impl Transfer {
         only.into_iter().chain(self.routes.iter().copied())
     }
 
-    /// Whether a batch of it can be granted, as far as it is concerned.
+    /// Whether the transfer's own state allows a grant: chunks are left, and the source is known.
     pub(super) fn wants(&self) -> bool {
         self.ending.is_none() && !self.waiting.is_empty() && !matches!(self.source, Source::Asked(_))
     }
 
-    /// Whether it may have another batch out on a route.
+    /// Whether the transfer may have another batch in flight on a route.
     pub(super) fn takes_more(&self, route: &Route) -> bool {
         match self.cargo {
             Cargo::Weights(_) | Cargo::ToHost(_) => self.out_unforwarded(self.out.len()) < OUT_MAX,
@@ -114,7 +118,7 @@ impl Transfer {
         }
     }
 
-    /// The batches that are out behind others of its own, by place.
+    /// Returns the positions in `out` of batches that wait behind other batches of this transfer.
     pub(super) fn queued(&self) -> impl Iterator<Item = usize> {
         let behind = |place: &usize| {
             let route = self.out[*place].route;
@@ -128,17 +132,17 @@ impl Transfer {
         (1..self.out.len()).filter(behind)
     }
 
-    /// How many of the first batches that are out come by a way of its own.
+    /// Returns how many of the first `first` batches in flight are not forwarded by another GPU.
     fn out_unforwarded(&self, first: usize) -> usize {
         self.out[..first].iter().filter(|batch| batch.route.forwarded().is_none()).count()
     }
 
-    /// Whether other GPUs may forward its next batch.
+    /// Whether other GPUs may forward the next batch.
     pub(super) fn may_be_forwarded(&self) -> bool {
         self.forwarded && matches!(self.source, Source::Host) && self.wants()
     }
 
-    /// The size of its next batch.
+    /// Returns the size of the next batch; zero if no chunks are left.
     pub(super) fn next_size(&self) -> Bytes {
         let next = self.waiting.last();
         next.map_or(Bytes::ZERO, |next| {
@@ -146,17 +150,17 @@ impl Transfer {
         })
     }
 
-    /// What was not granted of it.
+    /// Returns the size of the chunks that are still to be granted.
     pub(super) fn left(&self) -> Bytes {
         self.waiting.iter().map(|chunks| self.cargo.span(chunks).1).sum()
     }
 
-    /// The way that it takes between the host and its GPU, where it does.
+    /// Returns the route between the host and the GPU, unless the transfer copies from a peer.
     pub(super) fn host_route(&self) -> Option<Route> {
         matches!(self.source, Source::Host).then(|| Route::Host(self.cargo.direction(), self.gpu))
     }
 
-    /// Whether its bytes are of an object that another GPU has: nowhere else may have them.
+    /// Whether the transfer copies an object from another GPU. No other place has these bytes.
     pub(super) fn is_of_peers_object(&self) -> bool {
         matches!(self.cargo, Cargo::Object(_)) && self.source.peer().is_some()
     }

@@ -1,4 +1,4 @@
-//! What neighbours forward from the host and to it (D05).
+//! Tests of host transfers that neighbours forward (D05).
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use crate::elastic::ObjectKey;
 use crate::paths::{Hops, HostLinks};
 use crate::rates::SHARINGS;
 
-/// GPUs 0 and 1 share an uplink, the others have one each. GPU 1 has no NVLinks.
+/// GPUs 0 and 1 share an uplink; each other GPU has its own. GPU 1 has no NVLinks.
 const GPUS: u32 = 5;
 const JOINED: [(u32, u32); 4] = [(0, 2), (0, 3), (2, 3), (3, 4)];
 /// The first NVLink, after the PCIe links and the uplink.
@@ -44,7 +44,7 @@ fn hops(gpus: &[u32]) -> Hops {
     Hops::of(gpus.iter().map(|&gpu| GpuIndex(gpu)))
 }
 
-/// The object that is named after a transfer.
+/// Returns the object that is named after a transfer.
 fn reload(transfer: u64, bytes: Bytes) -> Cargo {
     let object = ObjectKey(transfer);
     Cargo::Object(Piece { object, of: object, offset: Bytes::ZERO, bytes })
@@ -56,28 +56,29 @@ fn granted(actions: &[Action]) -> Vec<Grant> {
     actions.iter().filter_map(grant).collect()
 }
 
-/// What neighbours forward of it: which chunks, issued by which link, by whom.
+/// Returns the forwarded grants: the chunks, the link that issues the grant, and the GPUs.
 fn forwarded(actions: &[Action]) -> Vec<(Range<u32>, LinkId, Hops)> {
     let via = |grant: Grant| Some((grant.chunks, grant.link, grant.via?));
     granted(actions).into_iter().filter_map(via).collect()
 }
 
 #[test]
-fn what_the_own_link_has_no_room_for_comes_by_idle_neighbours() {
+fn batches_without_room_on_the_own_link_are_forwarded_by_idle_neighbours() {
     for cargo in [weights, reload] {
         let mut node = node();
         let start = node.now;
-        let actions = node.start_of(cargo, (1, 0, 100), None);
+        let actions = node.start_of(cargo, 1, 0, 100, None);
         let own = [(1, 0, 0..5, Duration::ZERO), (1, 1, 5..10, BATCH_TIME)];
         let others = [(1, 2, 10..15, Duration::ZERO), (1, 3, 15..20, Duration::ZERO)];
         assert_eq!(grants(&actions, start), [own, others].concat());
         let by_2 = (10..15, LinkId(NVLINKS), hops(&[2, 0]));
         let by_3 = (15..20, LinkId(NVLINKS + 1), hops(&[3, 0]));
-        // GPU 4's link is idle, and the NVLink on from GPU 3 is not.
+        // GPU 4's link is idle, but the NVLink from GPU 3 is not.
         assert_eq!(forwarded(&actions), [by_2, by_3]);
         node.now = start + BATCH_TIME;
         let actions = node.done(1, 2);
-        let (direction, size) = (Direction::ToGpu, Bytes(BLOCK.0 * 5));
+        let direction = Direction::ToGpu;
+        let size = Bytes(BLOCK.0 * 5);
         assert!(actions.contains(&Action::Carried { link: LinkId(2), direction, size }), "{actions:?}");
         assert_eq!(forwarded(&actions), [(20..25, LinkId(NVLINKS), hops(&[2, 0]))]);
         assert_eq!(grants(&actions, start), [(1, 4, 20..25, BATCH_TIME)]);
@@ -85,28 +86,29 @@ fn what_the_own_link_has_no_room_for_comes_by_idle_neighbours() {
 }
 
 #[test]
-fn nothing_is_forwarded_unless_it_is_asked_for() {
+fn no_batch_is_forwarded_unless_all_host_links_may_be_used() {
     let mut node = node_of(2 * RATE.0, Sharing::Fair, HostLinks::Own);
     assert_eq!(granted(&node.start(1, 0, 100)).len(), 2);
     assert_eq!(granted(&node.leave(2, 0, 100)).len(), 2);
     let mut node = self::node();
-    // GPU 1 has its own link alone.
+    // GPU 1 has only its own link.
     assert_eq!(forwarded(&node.start(1, 1, 100)), []);
     assert_eq!(forwarded(&node.leave(2, 1, 100)), []);
 }
 
 #[test]
-fn what_leaves_goes_by_idle_neighbours_as_well() {
+fn data_for_the_host_is_forwarded_by_idle_neighbours() {
     let mut node = node();
     let start = node.now;
     let by_2 = |chunks: Range<u32>| (chunks, LinkId(NVLINKS), hops(&[0, 2]));
     let by_3 = |chunks: Range<u32>| (chunks, LinkId(NVLINKS + 1), hops(&[0, 3]));
     assert_eq!(forwarded(&node.leave(1, 0, 100)), [by_2(10..15), by_3(15..20)]);
-    // What comes has the same links the other way.
+    // Data from the host has the same links in the other direction.
     assert_eq!(forwarded(&node.start(2, 0, 100)).len(), 2);
     node.now = start + BATCH_TIME;
     let actions = node.done(1, 2);
-    let (direction, size) = (Direction::FromGpu, Bytes(BLOCK.0 * 5));
+    let direction = Direction::FromGpu;
+    let size = Bytes(BLOCK.0 * 5);
     assert!(actions.contains(&Action::Carried { link: LinkId(2), direction, size }), "{actions:?}");
     assert_eq!(forwarded(&actions), [by_2(20..25)]);
 }
@@ -129,24 +131,24 @@ fn a_neighbour_under_an_uplink_in_use_forwards_nothing() {
 
 /// D13, at the neighbour's own link.
 #[test]
-fn who_comes_to_a_link_that_forwards_waits_for_the_batch_that_crosses() {
+fn a_new_transfer_on_a_forwarding_link_waits_for_the_crossing_batch() {
     let mut node = node();
     let start = node.now;
     node.start(1, 0, 100);
     node.now = start + BATCH_TIME / 4;
     let actions = node.start(2, 2, 20);
-    // Beside what GPU 4 forwards for it.
+    // GPU 4 forwards a batch for the transfer as well.
     assert_eq!(grants(&actions, start), [(2, 0, 0..5, BATCH_TIME), (2, 1, 5..10, BATCH_TIME / 4)]);
     assert_eq!(forwarded(&actions), [(5..10, LinkId(NVLINKS + 2), hops(&[4, 3, 2]))]);
     node.now = start + BATCH_TIME;
     let actions = node.done(1, 2);
     assert_eq!(grants(&actions, start), [(2, 2, 10..15, BATCH_TIME * 2)]);
-    assert_eq!(forwarded(&actions), [], "it has more to send there");
+    assert_eq!(forwarded(&actions), [], "GPU 2 has more to send over this link");
 }
 
-/// Copies may be faster than the links that they count on.
+/// Copies may be faster than the rates of their links.
 #[test]
-fn a_neighbours_link_is_free_for_the_next_when_the_last_would_have_crossed() {
+fn a_forwarding_link_is_free_once_the_last_batch_would_have_crossed() {
     let mut node = node();
     let start = node.now;
     node.start(1, 0, 100);
@@ -161,25 +163,25 @@ fn a_neighbours_link_is_free_for_the_next_when_the_last_would_have_crossed() {
 }
 
 #[test]
-fn where_a_neighbour_fails_the_rest_comes_by_the_own_link() {
+fn after_a_forwarded_batch_fails_the_rest_takes_the_own_link() {
     let mut machine = Machine::of(node());
-    machine.start(weights, (1, 0, 60), None);
+    machine.start(weights, 1, 0, 60, None);
     let actions = machine.node.failed(1, 2, BatchFailure::Faulty);
     assert_eq!(forwarded(&actions), []);
     machine.out.retain(|grant| grant.batch != BatchId(2));
     machine.take(actions).unwrap();
     while machine.copy().unwrap() {}
     assert_eq!(machine.ended, [(1, Outcome::Complete)]);
-    assert_eq!(machine.forwarded, 2, "those that were out");
+    assert_eq!(machine.forwarded, 2, "the batches in flight");
 }
 
 #[test]
-fn three_ways_are_three_times_as_fast() {
+fn three_routes_are_three_times_as_fast() {
     for sharing in SHARINGS.map(|(_, sharing)| sharing) {
         for cargo in [weights, leaving] {
             let mut machine = Machine::of(node_of(2 * RATE.0, sharing, HostLinks::All));
             let start = machine.node.now;
-            machine.start(cargo, (1, 0, 300), Some(5_000));
+            machine.start(cargo, 1, 0, 300, Some(5_000));
             while machine.copy().unwrap() {}
             let batches = machine.node.now.since(start).as_secs_f64() / BATCH_TIME.as_secs_f64();
             assert!((19.5..22.0).contains(&batches), "{sharing:?}: {batches} of 60");
@@ -187,11 +189,13 @@ fn three_ways_are_three_times_as_fast() {
     }
 }
 
-/// By chunk: how long after its beginning each of a transfer is there, which has its own link to itself.
+/// Returns, by chunk, the time from the start until the chunk of a transfer arrives that has its
+/// own link to itself.
 fn arrivals(links: HostLinks, chunks: u32) -> BTreeMap<u32, Duration> {
     let mut machine = Machine::of(node_of(2 * RATE.0, Sharing::Fair, links));
-    let (start, mut there) = (machine.node.now, BTreeMap::new());
-    machine.start(weights, (1, 0, chunks), None);
+    let start = machine.node.now;
+    let mut there = BTreeMap::new();
+    machine.start(weights, 1, 0, chunks, None);
     while let Some(grant) = machine.take_next() {
         let now = machine.node.now.since(start);
         there.extend(grant.chunks.clone().map(|chunk| (chunk, now)));
@@ -201,30 +205,32 @@ fn arrivals(links: HostLinks, chunks: u32) -> BTreeMap<u32, Duration> {
     there
 }
 
-/// Runs wait for weights in their order.
+/// Runs wait for weights in the order of the chunks.
 #[test]
-fn no_chunk_comes_later_for_what_is_forwarded() {
+fn forwarding_delays_no_chunk() {
     for chunks in [1, 5, 6, 10, 11, 19, 20, 41, 113] {
-        let (own, all) = (arrivals(HostLinks::Own, chunks), arrivals(HostLinks::All, chunks));
+        let own = arrivals(HostLinks::Own, chunks);
+        let all = arrivals(HostLinks::All, chunks);
         assert_eq!((own.len(), all.len()), (chunks as usize, chunks as usize));
         assert!(own.iter().all(|(chunk, at)| all[chunk] <= *at), "{own:?} {all:?}");
     }
 }
 
-/// What neighbours forward is said to have arrived of a flow with a rate, whose promise is kept.
+/// Forwarded batches are reported for a flow with a rate, and its guarantee is kept.
 #[test]
-fn a_promise_is_kept_beside_what_is_forwarded() {
+fn a_rate_guarantee_is_kept_while_batches_are_forwarded() {
     let mut machine = Machine::of(node_of(2 * RATE.0, Sharing::FaasTube, HostLinks::All));
-    machine.start(weights, (1, 0, 200), Some(1_500));
-    machine.start(reload, (2, 0, 100), Some(1_000));
+    machine.start(weights, 1, 0, 200, Some(1_500));
+    machine.start(reload, 2, 0, 100, Some(1_000));
     while machine.copy().unwrap() {}
     let counts = Counts { admitted: 2, ..Counts::default() };
     assert_eq!((machine.ended.len(), machine.node.fabric.tally().ended.to_gpu), (2, counts));
 }
 
-/// What is promised to one that comes to be waited for is what was not granted by then.
+/// The rate guarantee of a transfer that a request begins to wait for covers the bytes that were
+/// not granted by then.
 #[test]
-fn what_was_forwarded_before_anybody_waited_is_no_part_of_a_promise() {
+fn batches_forwarded_before_a_request_waits_are_not_part_of_the_guarantee() {
     let mut node = node_of(2 * RATE.0, Sharing::FaasTube, HostLinks::All);
     let promised = |node: &Node| -> Vec<bool> {
         let out = node.fabric.transfers[&TransferId(1)].out.iter();
@@ -240,19 +246,19 @@ fn what_was_forwarded_before_anybody_waited_is_no_part_of_a_promise() {
     assert_eq!(promised(&node), [false, true]);
 }
 
-/// Executors that copy whatever they are granted, one batch after the other on each link, and have not begun
-/// what is taken back in time.
+/// Executors that copy every granted batch, one after the other on each link. A batch that is
+/// revoked before its start has not begun.
 struct Machine {
     node: Node,
     out: Vec<Grant>,
-    /// By transfer: the chunks that have come.
+    /// The chunks that have arrived, by transfer.
     come: BTreeMap<u64, BTreeSet<u32>>,
     ended: Vec<(u64, Outcome)>,
-    /// Batches that neighbours forwarded.
+    /// The number of batches that neighbours forwarded.
     forwarded: usize,
 }
 
-/// Which GPUs share an uplink.
+/// Returns the uplink that a GPU shares.
 fn switch(gpu: GpuIndex) -> u32 {
     if gpu.0 < 2 { 0 } else { gpu.0 }
 }
@@ -262,8 +268,15 @@ impl Machine {
         Self { node, out: Vec::new(), come: BTreeMap::new(), ended: Vec::new(), forwarded: 0 }
     }
 
-    fn start(&mut self, cargo: fn(u64, Bytes) -> Cargo, what: (u64, u32, u32), ms: Option<u64>) {
-        let actions = self.node.start_of(cargo, what, ms);
+    fn start(
+        &mut self,
+        cargo: fn(u64, Bytes) -> Cargo,
+        transfer: u64,
+        gpu: u32,
+        chunks: u32,
+        ms: Option<u64>,
+    ) {
+        let actions = self.node.start_of(cargo, transfer, gpu, chunks, ms);
         self.take(actions).unwrap();
     }
 
@@ -315,7 +328,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Takes the batch that ends first off those that are out, at its end.
+    /// Removes the batch with the earliest end from the batches in flight, at its end.
     fn take_next(&mut self) -> Option<Grant> {
         let end = |grant: &Grant| grant.not_before + RATE.time_for(grant.cargo.span(&grant.chunks).1);
         let place = (0..self.out.len()).min_by_key(|&place| (end(&self.out[place]), place))?;
@@ -324,7 +337,7 @@ impl Machine {
         Some(grant)
     }
 
-    /// The batch that ends first does. False where none is out.
+    /// Ends the batch with the earliest end. Returns false if no batch is in flight.
     fn copy(&mut self) -> Result<bool, TestCaseError> {
         let Some(grant) = self.take_next() else { return Ok(false) };
         let actions = self.node.done(grant.transfer.0, grant.batch.0);
@@ -333,7 +346,7 @@ impl Machine {
     }
 }
 
-/// What begins: which cargo, at which GPU, how many chunks, wanted within how long.
+/// A transfer to start: cargo, GPU, number of chunks, and milliseconds until the deadline.
 type Begins = (fn(u64, Bytes) -> Cargo, u32, u32, Option<u64>);
 
 fn begins(gpus: Range<u32>) -> impl Strategy<Value = Begins> {
@@ -352,9 +365,9 @@ fn sharings() -> impl Strategy<Value = Sharing> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever comes and goes when, and whichever neighbour fails.
+    /// For transfers that start at any time, and any neighbour that fails.
     #[test]
-    fn every_chunk_comes_once_and_no_link_stays_taken(
+    fn every_chunk_arrives_once_and_no_link_stays_occupied(
         sharing in sharings(),
         all in prop::collection::vec((begins(0..GPUS), 0..6u32), 1..25),
         fails in 2..9usize,
@@ -362,12 +375,12 @@ proptest! {
         let mut machine = Machine::of(node_of(2 * RATE.0, sharing, HostLinks::All));
         let mut expected = BTreeMap::new();
         for (transfer, ((cargo, gpu, chunks, ms), copies)) in (1..).zip(all) {
-            machine.start(cargo, (transfer, gpu, chunks), ms);
+            machine.start(cargo, transfer, gpu, chunks, ms);
             expected.insert(transfer, (0..chunks).collect::<BTreeSet<_>>());
             for _ in 0..copies {
                 machine.copy()?;
             }
-            // Now and then an operator lets neighbours forward, or stops that.
+            // From time to time an operator permits or forbids forwarding.
             let host_links = match copies {
                 4 => HostLinks::Own,
                 5 => HostLinks::All,
@@ -379,7 +392,8 @@ proptest! {
         let mut forwards = 0;
         while let Some(grant) = machine.take_next() {
             forwards += usize::from(grant.via.is_some());
-            let (transfer, batch) = (grant.transfer.0, grant.batch.0);
+            let transfer = grant.transfer.0;
+            let batch = grant.batch.0;
             let actions = if grant.via.is_some() && forwards % fails == 0 {
                 machine.node.failed(transfer, batch, BatchFailure::Faulty)
             } else {
@@ -395,9 +409,9 @@ proptest! {
         prop_assert_eq!(machine.node.fabric.next_wake(), None);
     }
 
-    /// Who has its links to itself is at most a batch later for what they forward.
+    /// The links are the new transfer's own: forwarded batches delay it by one batch at most.
     #[test]
-    fn a_newcomer_waits_for_one_batch_at_most_whatever_is_forwarded(
+    fn a_new_transfer_waits_for_at_most_one_forwarded_batch(
         sharing in sharings(),
         others in prop::collection::vec(begins(0..2), 1..8),
         before in 0..40usize,
@@ -405,13 +419,13 @@ proptest! {
     ) {
         let mut machine = Machine::of(node_of(2 * RATE.0, sharing, HostLinks::All));
         for (transfer, (cargo, gpu, chunks, ms)) in (1..).zip(others) {
-            machine.start(cargo, (transfer, gpu, chunks), ms);
+            machine.start(cargo, transfer, gpu, chunks, ms);
         }
         for _ in 0..before {
             machine.copy()?;
         }
         let start = machine.node.now;
-        machine.start(weights, (100, gpu, chunks), ms);
+        machine.start(weights, 100, gpu, chunks, ms);
         while machine.ended.iter().all(|(transfer, _)| *transfer != 100) {
             prop_assert!(machine.copy()?);
         }

@@ -1,9 +1,10 @@
-//! Objects that go from a GPU to the host: as what comes from there, the other way.
+//! Transfers from a GPU to the host, which follow the same rules as transfers from the host.
 
 use super::link::Link as Books;
 use super::*;
 
-/// What each grant among some actions has its executor copy to the host.
+/// Returns the GPU, link and chunks of each grant among some actions, all of which must copy to the
+/// host.
 fn left(actions: &[Action]) -> Vec<(GpuIndex, LinkId, Range<u32>)> {
     let grant = |action: &Action| match action {
         Action::Grant { grant } => {
@@ -16,12 +17,13 @@ fn left(actions: &[Action]) -> Vec<(GpuIndex, LinkId, Range<u32>)> {
 }
 
 #[test]
-fn it_goes_batch_by_batch_and_each_batch_over_all_of_the_way() {
+fn batches_for_the_host_cross_every_link_of_the_host_path() {
     let mut node = Node::new(1);
     let start = node.now;
     let actions = node.leave(1, 0, 13);
     assert_eq!(grants(&actions, start), [(1, 0, 0..5, Duration::ZERO), (1, 1, 5..10, BATCH_TIME)]);
-    let (gpu, link) = (GpuIndex(0), LinkId(0));
+    let gpu = GpuIndex(0);
+    let link = LinkId(0);
     assert_eq!(left(&actions), [(gpu, link, 0..5), (gpu, link, 5..10)]);
     let actions = node.done(1, 0);
     let size = Bytes(BLOCK.0 * 5);
@@ -46,12 +48,13 @@ fn the_directions_of_a_link_do_not_share_its_rate() {
 }
 
 #[test]
-fn those_that_leave_by_one_uplink_take_turns_and_a_newcomer_waits_for_one_batch() {
+fn transfers_to_the_host_take_turns_and_a_new_transfer_waits_for_one_batch() {
     let mut node = Node::new(1);
     let start = node.now;
     node.leave(1, 0, 100);
     node.now = node.now + BATCH_TIME / 4;
-    let (link, gpu) = (LinkId(0), GpuIndex(0));
+    let link = LinkId(0);
+    let gpu = GpuIndex(0);
     let revoke = Action::Revoke { link, gpu, transfer: TransferId(1), batch: BatchId(1) };
     assert_eq!(node.leave(2, 1, 40), [revoke]);
     let actions = node.failed(1, 1, BatchFailure::NotBegun);
@@ -70,7 +73,7 @@ fn those_that_leave_by_one_uplink_take_turns_and_a_newcomer_waits_for_one_batch(
 }
 
 #[test]
-fn failures_are_granted_again_and_the_third_in_a_row_ends_it() {
+fn the_third_failure_in_a_row_ends_a_transfer_to_the_host() {
     let faulty = BatchFailure::Faulty;
     let mut node = Node::new(1);
     node.leave(1, 2, 7);
@@ -83,7 +86,7 @@ fn failures_are_granted_again_and_the_third_in_a_row_ends_it() {
 }
 
 #[test]
-fn it_ends_without_a_word_with_its_gpu_and_otherwise_once_nothing_is_out() {
+fn a_lost_gpu_ends_a_transfer_to_the_host_silently_and_a_cancel_ends_a_transfer_after_the_last_batch() {
     let mut node = Node::new(1);
     let start = node.now;
     node.leave(1, 0, 40);
@@ -97,16 +100,19 @@ fn it_ends_without_a_word_with_its_gpu_and_otherwise_once_nothing_is_out() {
 }
 
 #[test]
-fn a_link_measures_its_directions_apart() {
+fn a_link_measures_each_direction_separately() {
     let mut node = Node::new(1);
     let mut actions = node.leave(1, 2, 5);
     actions.extend(node.start(2, 2, 10));
     let mut books = Books::default();
     for action in actions {
         if let Action::Grant { grant } = action {
-            let (transfer, batch, size) = (grant.transfer, grant.batch, grant.cargo.span(&grant.chunks).1);
+            let transfer = grant.transfer;
+            let batch = grant.batch;
+            let size = grant.cargo.span(&grant.chunks).1;
             let times = if grant.cargo.direction() == Direction::ToGpu { 1 } else { 2 };
-            let (started, finished) = (node.now, node.now + RATE.time_for(size) * times);
+            let started = node.now;
+            let finished = node.now + RATE.time_for(size) * times;
             books.on_event(node.now, link::Event::Grant(grant), &mut Vec::new());
             let done = link::Event::Done { transfer, batch, started, finished };
             books.on_event(node.now, done, &mut Vec::new());
@@ -114,7 +120,7 @@ fn a_link_measures_its_directions_apart() {
     }
     books.on_event(node.now, link::Event::Carried(Direction::FromGpu, Bytes(1)), &mut Vec::new());
     let carried = Direction::BOTH.map(|direction| books.carried(direction));
-    // The last chunk of each is half a chunk.
+    // The last chunk of each transfer is half a chunk.
     assert_eq!(carried, [Bytes::mib(19), Bytes(Bytes::mib(9).0 + 1)]);
     let measured = |direction| books.measured(direction).unwrap().0 / (1 << 20);
     assert_eq!([measured(Direction::ToGpu), measured(Direction::FromGpu)], [1024, 512]);

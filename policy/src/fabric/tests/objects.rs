@@ -8,7 +8,8 @@ use super::*;
 use crate::elastic::ObjectKey;
 use crate::memory::Run as BlockRun;
 
-/// A ring of four GPUs, of which 0 and 2 are joined across at twice the rate. GPU 4 has no NVLinks.
+/// A ring of four GPUs, with GPUs 0 and 2 also joined across at twice the rate. GPU 4 has no
+/// NVLinks.
 const JOINED: [(u32, u32, u64); 5] = [(0, 1, 1), (1, 2, 1), (2, 3, 1), (0, 3, 1), (0, 2, 2)];
 const GPUS: u32 = 5;
 const NVLINK_RATE: u64 = 8 * RATE.0;
@@ -31,11 +32,12 @@ fn node() -> Node {
 }
 
 fn object(transfer: u64, chunks: u32) -> Cargo {
-    let (object, of) = (ObjectKey(transfer), ObjectKey(1000 + transfer));
+    let object = ObjectKey(transfer);
+    let of = ObjectKey(1000 + transfer);
     Cargo::Object(Piece { object, of, offset: Bytes::ZERO, bytes: Bytes(BLOCK.0 * u64::from(chunks)) })
 }
 
-/// Where an object of so many chunks lies.
+/// Returns the blocks of an object of `chunks` chunks on a GPU.
 fn there(gpu: u32, chunks: u32) -> PeerBlocks {
     let blocks = vec![BlockRun { start: 7, len: chunks }];
     PeerBlocks { gpu: GpuIndex(gpu), incarnation: Incarnation(1), blocks, skip: Bytes::ZERO }
@@ -43,8 +45,11 @@ fn there(gpu: u32, chunks: u32) -> PeerBlocks {
 
 impl Node {
     fn ask(&mut self, transfer: u64, from: Option<u32>, to: u32, chunks: u32) -> Vec<Action> {
-        let (cargo, gpu, from) = (object(transfer, chunks), GpuIndex(to), from.map(GpuIndex));
-        let (transfer, chunks) = (TransferId(transfer), std::iter::once(0..chunks).collect());
+        let cargo = object(transfer, chunks);
+        let gpu = GpuIndex(to);
+        let from = from.map(GpuIndex);
+        let transfer = TransferId(transfer);
+        let chunks = std::iter::once(0..chunks).collect();
         self.step(Event::Start { transfer, gpu, cargo, chunks, from, objective: None })
     }
 
@@ -52,7 +57,7 @@ impl Node {
         self.step(Event::Locked { transfer: TransferId(transfer), peer: there(from, chunks) })
     }
 
-    /// Begins to copy an object.
+    /// Starts the copy of an object, and has its GPU lock the object.
     fn bring(&mut self, transfer: u64, from: u32, to: u32, chunks: u32) -> Vec<Action> {
         let cargo = object(transfer, chunks);
         let lock = Action::Lock { gpu: GpuIndex(from), transfer: TransferId(transfer), cargo };
@@ -60,7 +65,7 @@ impl Node {
         self.kept(transfer, from, chunks)
     }
 
-    /// The routes of a batch that is out, or that a transfer has.
+    /// Returns the routes of a transfer.
     fn routes(&self, transfer: u64) -> Vec<Vec<u32>> {
         let state = &self.fabric.transfers[&TransferId(transfer)];
         state.routes.iter().map(|route| gpus(&route.hops().unwrap())).collect()
@@ -86,7 +91,7 @@ fn outcome(actions: &[Action]) -> Option<(Outcome, Vec<Vec<u32>>)> {
     })
 }
 
-/// Ends batches in the order in which they are there, until a transfer has ended.
+/// Ends batches in the order of their grants until a transfer has ended.
 fn finish(node: &mut Node, actions: &[Action], transfer: u64) -> (Outcome, Vec<Vec<u32>>) {
     let mut out: VecDeque<Grant> = all_grants(actions).collect();
     while let Some(grant) = out.pop_front() {
@@ -109,17 +114,18 @@ fn all_grants(actions: &[Action]) -> impl Iterator<Item = Grant> {
 }
 
 #[test]
-fn an_object_takes_every_free_route_and_each_link_of_it_at_once() {
+fn an_object_uses_every_free_route_and_all_links_of_a_route_at_once() {
     let mut node = node();
     let actions = node.bring(1, 0, 1, 100);
     assert_eq!(node.routes(1), [vec![0, 1], vec![0, 2, 1]]);
-    // Two batches on each, granted by the link that is nearest to where they go.
+    // Each route has two batches, granted by the link nearest to the destination.
     let links: Vec<_> = all_grants(&actions).map(|grant| grant.link.0 - GPUS).collect();
     let by = |link| links.iter().filter(|&&it| it == link).count();
     assert_eq!((by(0), by(1), links.len()), (2, 2, 4));
     let first = all_grants(&actions).find(|grant| grant.link.0 == GPUS + 1).unwrap();
     let carried = node.done(1, first.batch.0);
-    let (link, direction) = (LinkId(GPUS + 4), Direction::ToGpu);
+    let link = LinkId(GPUS + 4);
+    let direction = Direction::ToGpu;
     let across = Action::Carried { link, direction, size: Bytes(BLOCK.0 * 5) };
     assert!(carried.contains(&across), "{carried:?}");
 }
@@ -132,7 +138,7 @@ fn routes_are_used_in_proportion_to_their_rates() {
     let mut out: Vec<Grant> = all_grants(&actions).collect();
     let mut chunks = BTreeMap::<LinkId, usize>::new();
     loop {
-        // A batch is there when its route has carried it.
+        // A batch arrives when its route has carried the batch.
         let took = |grant: &Grant| {
             let times = if grant.link.0 == GPUS + 4 { 16 } else { 8 };
             grant.not_before + BATCH_TIME / times
@@ -152,26 +158,26 @@ fn routes_are_used_in_proportion_to_their_rates() {
         }
         out.extend(all_grants(&actions));
     }
-    let (direct, beside) =
-        (chunks[&LinkId(GPUS + 4)], [chunks[&LinkId(GPUS + 1)], chunks[&LinkId(GPUS + 2)]]);
+    let direct = chunks[&LinkId(GPUS + 4)];
+    let beside = [chunks[&LinkId(GPUS + 1)], chunks[&LinkId(GPUS + 2)]];
     assert_eq!(direct + beside[0] + beside[1], 600);
     assert!((290..=310).contains(&direct) && beside.iter().all(|it| (140..=160).contains(it)), "{chunks:?}");
     assert!(node.at_rest());
 }
 
 #[test]
-fn who_owns_a_link_has_it_and_others_come_back_when_it_ends() {
+fn the_owner_gets_the_link_and_another_transfer_returns_when_the_owner_ends() {
     let mut node = node();
     let mut actions = node.bring(1, 0, 1, 200);
     actions.extend(node.bring(2, 2, 1, 5));
     assert_eq!((node.routes(1)[0].clone(), node.routes(2)[0].clone()), (vec![0, 1], vec![2, 1]));
-    assert!(!node.routes(1).contains(&vec![0, 2, 1]), "2 to 1 is another's: {:?}", node.routes(1));
+    assert!(!node.routes(1).contains(&vec![0, 2, 1]), "2 to 1 has another owner: {:?}", node.routes(1));
     assert_eq!(finish(&mut node, &actions, 2).0, Outcome::Complete);
     assert_eq!(node.routes(1), [vec![0, 1], vec![0, 2, 1]]);
 }
 
 #[test]
-fn an_object_that_cannot_be_had_from_its_gpu_fails_and_is_not_looked_for_on_the_host() {
+fn an_object_fails_without_trying_the_host_if_the_source_gpu_is_unavailable() {
     let mut node = node();
     assert_eq!(outcome(&node.ask(1, Some(4), 0, 5)), Some((Outcome::Failed, vec![])), "no NVLink");
     node.ask(2, Some(0), 1, 5);
@@ -179,7 +185,7 @@ fn an_object_that_cannot_be_had_from_its_gpu_fails_and_is_not_looked_for_on_the_
     assert_eq!(outcome(&gone), Some((Outcome::Failed, vec![])));
     node.ask(3, Some(0), 1, 5);
     assert_eq!(outcome(&node.step(Event::Down { gpu: GpuIndex(0) })), Some((Outcome::Failed, vec![])));
-    // What is out ends first.
+    // A batch in flight ends first.
     node.bring(4, 0, 4 - 1, 5);
     assert_eq!(outcome(&node.step(Event::Down { gpu: GpuIndex(0) })), None);
     assert_eq!(outcome(&node.failed(4, 0, BatchFailure::Faulty)), Some((Outcome::Failed, vec![])));
@@ -190,7 +196,7 @@ fn an_object_that_cannot_be_had_from_its_gpu_fails_and_is_not_looked_for_on_the_
 }
 
 #[test]
-fn an_object_comes_back_from_the_host_as_weights_do() {
+fn an_object_is_reloaded_from_the_host_like_weights() {
     let mut node = node();
     let start = node.now;
     let actions = node.ask(1, None, 2, 7);
@@ -209,12 +215,13 @@ fn a_part_of_an_object_may_begin_within_a_block() {
     assert_eq!(all.of(&(1..2)).skip, Bytes(9));
 }
 
-/// A transfer over two links of which each has a stream of newcomers is served among them.
+/// Each of the two links that the transfer needs has a stream of new transfers.
 #[test]
-fn who_needs_two_links_at_once_is_not_starved_by_those_who_need_one() {
+fn a_transfer_over_two_links_is_not_starved_by_transfers_over_single_links() {
     let mut node = node();
     let mut actions = node.bring(1, 3, 1, 40);
-    let (mut next, mut out) = (2, VecDeque::new());
+    let mut next = 2;
+    let mut out = VecDeque::new();
     let mut there = [0, 0];
     for round in 0..400 {
         for (count, (from, to)) in there.iter_mut().zip([(3, 0), (0, 1)]) {

@@ -1,5 +1,5 @@
-//! Transfers from another GPU (T22, T25), as tables. `tests/peers/` has what must hold of them in any
-//! order of events.
+//! Transfers of weights from another GPU (T22, T25), as tables. `tests/peers/` tests the properties
+//! that must hold for any order of events.
 
 use super::*;
 use crate::memory::Run as BlockRun;
@@ -40,8 +40,10 @@ fn down(gpu: u32) -> Event {
 impl Node {
     fn start_from(&mut self, from: u32, transfer: u64, gpu: u32, chunks: u32) -> Vec<Action> {
         let cargo = weights(transfer, Bytes(BLOCK.0 * u64::from(chunks)));
-        let (transfer, gpu) = (TransferId(transfer), GpuIndex(gpu));
-        let (chunks, from) = (std::iter::once(0..chunks).collect(), Some(GpuIndex(from)));
+        let transfer = TransferId(transfer);
+        let gpu = GpuIndex(gpu);
+        let chunks = std::iter::once(0..chunks).collect();
+        let from = Some(GpuIndex(from));
         self.step(Event::Start { transfer, gpu, cargo, chunks, from, objective: None })
     }
 
@@ -49,7 +51,7 @@ impl Node {
         self.step(Event::Locked { transfer: TransferId(transfer), peer })
     }
 
-    /// A transfer of 12 chunks from GPU 0 to GPU 2 with two batches out.
+    /// Returns a node that copies 12 chunks from GPU 0 to GPU 2 and has two batches in flight.
     fn copying() -> Self {
         let mut node = node();
         assert_eq!(node.start_from(0, 1, 2, 12), [lock(0, 1, 12)]);
@@ -58,7 +60,7 @@ impl Node {
     }
 }
 
-/// Where each grant among some actions copies from.
+/// Returns the GPU that each grant among some actions copies from.
 fn sources(actions: &[Action]) -> Vec<Option<u32>> {
     let source = |action: &Action| match action {
         Action::Grant { grant } => {
@@ -72,18 +74,20 @@ fn sources(actions: &[Action]) -> Vec<Option<u32>> {
 }
 
 fn complete(gpu: u32, transfer: u64, from: Option<u32>) -> Action {
-    let (gpu, transfer, outcome) = (GpuIndex(gpu), TransferId(transfer), Outcome::Complete);
+    let gpu = GpuIndex(gpu);
+    let transfer = TransferId(transfer);
+    let outcome = Outcome::Complete;
     Action::Ended { gpu, transfer, outcome, from: from.map(GpuIndex), routes: Vec::new() }
 }
 
-/// The last actions, without what arrived and what crossed.
+/// Returns the unlocks and the ends among some actions.
 fn ends(actions: &[Action]) -> Vec<Action> {
     let told = |action: &&Action| matches!(action, Action::Unlock { .. } | Action::Ended { .. });
     actions.iter().filter(told).cloned().collect()
 }
 
 #[test]
-fn a_model_is_locked_crosses_the_nvlink_at_its_rate_and_is_unlocked() {
+fn a_locked_model_crosses_the_nvlink_at_full_rate_and_is_unlocked() {
     let mut node = node();
     let start = node.now;
     assert_eq!(node.start_from(0, 1, 2, 7), [lock(0, 1, 7)], "nothing moves before it is locked");
@@ -103,7 +107,7 @@ fn a_model_is_locked_crosses_the_nvlink_at_its_rate_and_is_unlocked() {
 }
 
 #[test]
-fn without_a_lock_or_a_link_it_comes_from_the_host() {
+fn without_a_lock_or_an_nvlink_weights_are_copied_from_the_host() {
     let mut node = node();
     assert_eq!(sources(&node.start_from(1, 1, 2, 3)), [None], "1 and 2 are not joined");
     assert_eq!(ends(&node.done(1, 0)), [complete(2, 1, None)]);
@@ -113,11 +117,11 @@ fn without_a_lock_or_a_link_it_comes_from_the_host() {
 }
 
 #[test]
-fn a_failed_copy_from_a_peer_is_made_from_the_host_and_counts_for_nothing() {
+fn a_failed_copy_from_a_peer_is_repeated_from_the_host_and_not_counted() {
     let faulty = BatchFailure::Faulty;
     let mut node = Node::copying();
     assert_eq!(sources(&node.failed(1, 0, faulty)), [None]);
-    assert_eq!(sources(&node.failed(1, 1, faulty)), [None], "locked until it ends");
+    assert_eq!(sources(&node.failed(1, 1, faulty)), [None], "the peer stays locked until the transfer ends");
     node.failed(1, 2, faulty);
     assert_eq!(ends(&node.failed(1, 3, faulty)), [], "two in a row are not three");
     node.done(1, 4);
@@ -126,22 +130,22 @@ fn a_failed_copy_from_a_peer_is_made_from_the_host_and_counts_for_nothing() {
 }
 
 #[test]
-fn a_peer_that_is_lost_leaves_the_rest_to_the_host() {
+fn after_the_loss_of_a_peer_the_rest_is_copied_from_the_host() {
     let mut node = Node::copying();
     assert_eq!(node.step(down(0)), [], "two batches are out");
     assert_eq!(sources(&node.done(1, 0)), [None], "what was copied is there");
     assert_eq!(sources(&node.failed(1, 1, BatchFailure::Faulty)), [None]);
     node.done(1, 2);
-    assert_eq!(ends(&node.done(1, 3)), [complete(2, 1, None)], "it forgot its locks");
+    assert_eq!(ends(&node.done(1, 3)), [complete(2, 1, None)], "the lost GPU forgot its locks");
     let mut node = self::node();
     node.start_from(0, 1, 2, 3);
-    assert_eq!(sources(&node.step(down(0))), [None], "it never answered");
+    assert_eq!(sources(&node.step(down(0))), [None], "the lost GPU never answered");
 }
 
 #[test]
-fn a_transfer_that_ends_early_unlocks_its_peer_whenever_that_answers() {
+fn a_transfer_that_ends_early_unlocks_its_peer_even_after_a_late_lock() {
     let mut node = Node::copying();
-    assert_eq!(node.step(down(2)), [unlock(0, 1)], "whom it was for is lost");
+    assert_eq!(node.step(down(2)), [unlock(0, 1)], "the destination is lost");
     let mut node = Node::copying();
     node.step(Event::Cancel { transfer: TransferId(1) });
     node.failed(1, 1, BatchFailure::NotBegun);
@@ -153,7 +157,7 @@ fn a_transfer_that_ends_early_unlocks_its_peer_whenever_that_answers() {
 }
 
 #[test]
-fn the_directions_of_an_nvlink_do_not_share_its_rate_and_the_host_path_is_another() {
+fn the_directions_of_an_nvlink_and_the_host_path_do_not_share_a_rate() {
     let mut node = Node::copying();
     let start = node.now;
     node.start_from(2, 2, 0, 5);

@@ -1,5 +1,5 @@
-//! Any order of transfers, ends, failures and losses: no link carries more than it can, and nothing is
-//! lost.
+//! Properties for any order of transfers, ends, failures and losses: no link carries more than it
+//! can, and no chunk is lost.
 
 use proptest::prelude::*;
 
@@ -10,24 +10,24 @@ use crate::rates::SHARINGS;
 #[derive(Debug, Clone, Copy)]
 enum Step {
     Start {
-        /// From the host or to it.
+        /// Whether the data goes to the host.
         leaves: bool,
         gpu: u32,
         chunks: u32,
-        /// Within how many milliseconds it is wanted.
+        /// Milliseconds until the deadline.
         ms: Option<u64>,
     },
-    /// Somebody waits for what nobody waited for.
+    /// A request begins to wait for a transfer that no request waited for.
     Hasten(usize, u64),
-    /// The first batch out of a GPU ends well.
+    /// The first batch in flight of a GPU ends well.
     Done(u32),
     Faulty(u32),
-    /// What was revoked and has not begun is given back.
+    /// An executor confirms a revoked batch that has not begun.
     Acknowledge,
     Cancel(usize),
     Down(u32),
     Pass(u64),
-    /// An operator changes how links are shared.
+    /// An operator changes the sharing of links.
     Share(usize),
 }
 
@@ -46,15 +46,15 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Executors as the fabric sees them: what they were granted and have not answered, in order.
+/// The executors as the fabric sees them: the granted batches without a report, in order.
 struct World {
     uplink: u64,
     out: Vec<(Grant, bool)>,
-    /// Chunks that have not arrived, by transfer.
+    /// The number of chunks that have not arrived, with their GPU, by transfer.
     missing: BTreeMap<TransferId, (GpuIndex, u32)>,
 }
 
-/// Whether two batches take their links' whole rate at different times.
+/// Whether two batches take the whole rate of their links at different times.
 fn apart(a: &Grant, b: &Grant) -> bool {
     let end = |grant: &Grant| grant.not_before + RATE.time_for(grant.cargo.span(&grant.chunks).1);
     end(a) <= b.not_before || end(b) <= a.not_before
@@ -109,7 +109,8 @@ impl World {
         Some(self.out.remove(place).0)
     }
 
-    /// A revoked batch that is not the first of its GPU one way, so that it has not begun.
+    /// Returns a revoked batch that is not the first of its GPU in its direction, so that it has
+    /// not begun.
     fn revoked(&mut self) -> Option<Grant> {
         let stream = |grant: &Grant| (grant.gpu, grant.cargo.direction());
         let begun =
@@ -121,7 +122,7 @@ impl World {
 
 proptest! {
     #[test]
-    fn nothing_is_lost_no_link_is_overbooked_and_all_comes_to_rest(
+    fn no_chunk_is_lost_no_link_is_overbooked_and_all_links_become_idle(
         uplink in 1..3u64,
         sharing in (0..SHARINGS.len()).prop_map(|at| SHARINGS[at].1),
         steps in prop::collection::vec(step(), 1..150),
@@ -134,7 +135,7 @@ proptest! {
                 Step::Start { leaves, gpu, chunks, ms } => {
                     next += 1;
                     world.missing.insert(TransferId(next), (GpuIndex(gpu), chunks));
-                    node.start_of(if leaves { leaving } else { weights }, (next, gpu, chunks), ms)
+                    node.start_of(if leaves { leaving } else { weights }, next, gpu, chunks, ms)
                 }
                 Step::Hasten(number, ms) => {
                     let nth = number % world.missing.len().max(1);

@@ -1,16 +1,16 @@
-//! Whose batch comes from the host next.
+//! Tests of the choice of the next batch between the host and a GPU.
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::rates::{FLOWS_MAX, SHARINGS};
 
-/// A node whose executors copy whatever they are granted, one batch after the other, and have not begun
-/// what is taken back.
+/// A node with executors that copy every granted batch, one after the other. A queued batch that is
+/// revoked has not begun.
 struct Machine {
     node: Node,
     out: Vec<Grant>,
-    /// Batches that ended: whose, and how many chunks.
+    /// The batches that ended: transfer and number of chunks.
     copied: Vec<(u64, u32)>,
     ended: Vec<(u64, Outcome)>,
 }
@@ -21,16 +21,25 @@ impl Machine {
     }
 
     fn of(node: Node) -> Self {
-        let (out, copied, ended) = (Vec::new(), Vec::new(), Vec::new());
+        let out = Vec::new();
+        let copied = Vec::new();
+        let ended = Vec::new();
         Self { node, out, copied, ended }
     }
 
     fn start(&mut self, transfer: u64, gpu: u32, chunks: u32, ms: Option<u64>) {
-        self.start_of(weights, (transfer, gpu, chunks), ms);
+        self.start_of(weights, transfer, gpu, chunks, ms);
     }
 
-    fn start_of(&mut self, cargo: fn(u64, Bytes) -> Cargo, what: (u64, u32, u32), ms: Option<u64>) {
-        let actions = self.node.start_of(cargo, what, ms);
+    fn start_of(
+        &mut self,
+        cargo: fn(u64, Bytes) -> Cargo,
+        transfer: u64,
+        gpu: u32,
+        chunks: u32,
+        ms: Option<u64>,
+    ) {
+        let actions = self.node.start_of(cargo, transfer, gpu, chunks, ms);
         self.take(actions);
     }
 
@@ -57,7 +66,7 @@ impl Machine {
         }
     }
 
-    /// The batch that ends first does. False where none is out.
+    /// Ends the batch with the earliest end. Returns false if no batch is in flight.
     fn copy(&mut self) -> bool {
         let end = |grant: &Grant| grant.not_before + RATE.time_for(grant.cargo.span(&grant.chunks).1);
         let Some(place) = (0..self.out.len()).min_by_key(|&place| (end(&self.out[place]), place)) else {
@@ -80,44 +89,47 @@ impl Machine {
     }
 }
 
-/// Which copy of a tight transfer's is its last, when it comes while a loose one is under way.
+/// Returns the position of the tight transfer's last copy, if that transfer starts while a loose
+/// transfer runs.
 fn last_of_the_tight(sharing: Sharing, cargo: fn(u64, Bytes) -> Cargo) -> usize {
     let mut machine = Machine::new(1, sharing);
-    machine.start_of(cargo, (1, 2, 100), Some(10_000));
+    machine.start_of(cargo, 1, 2, 100, Some(10_000));
     machine.copy();
-    machine.start_of(cargo, (2, 2, 20), Some(60));
+    machine.start_of(cargo, 2, 2, 20, Some(60));
     while machine.copy() {}
     assert_eq!(machine.ended.len(), 2);
     machine.copied.iter().rposition(|(transfer, _)| *transfer == 2).unwrap()
 }
 
 #[test]
-fn the_tighter_goes_first_where_links_are_shared_by_objective() {
+fn the_tightest_transfer_goes_first_if_links_are_shared_by_objective() {
     for cargo in [weights, leaving] {
         let last = SHARINGS.map(|(_, sharing)| last_of_the_tight(sharing, cargo));
-        // One had crossed and one was crossing when it came. In turns; after all of the other.
+        // A batch of the loose transfer had crossed and another was crossing at the start of the
+        // tight transfer. Then the tight transfer goes first, in turns, or after the whole loose
+        // transfer.
         assert_eq!(last, [5, 8, 23]);
     }
 }
 
-/// A rate that is promised one way costs nobody the other way.
+/// A rate guarantee in one direction costs nothing in the other direction.
 #[test]
-fn what_leaves_goes_by_rates_of_its_own() {
+fn the_two_directions_have_independent_rates() {
     let mut machine = Machine::new(1, Sharing::FaasTube);
     machine.start(1, 2, 100, Some(1_000));
-    machine.start_of(leaving, (2, 2, 100), Some(1_000));
-    machine.start_of(leaving, (3, 2, 5), None);
+    machine.start_of(leaving, 2, 2, 100, Some(1_000));
+    machine.start_of(leaving, 3, 2, 5, None);
     while machine.copy() {}
     let tally = machine.node.fabric.tally();
     assert_eq!(tally.ended.to_gpu, Counts { admitted: 1, ..Counts::default() });
     assert_eq!(tally.ended.from_gpu, Counts { admitted: 1, unpromised: 1, ..Counts::default() });
-    // Beside each other: in half the time that one way takes after the other.
+    // Side by side the directions take half the time that they would take one after the other.
     let took = machine.node.now.since(Timestamp(1 << 40));
     assert!(took < BATCH_TIME * 22, "{took:?}");
 }
 
 #[test]
-fn a_newcomer_that_is_wanted_soonest_waits_for_the_batch_that_crosses() {
+fn a_new_transfer_with_the_earliest_deadline_waits_for_the_crossing_batch() {
     let mut node = Node::new(1);
     let start = node.now;
     node.start_wanted(1, 0, 100, Some(5_000));
@@ -131,17 +143,17 @@ fn a_newcomer_that_is_wanted_soonest_waits_for_the_batch_that_crosses() {
 }
 
 #[test]
-fn one_that_is_wanted_later_takes_nothing_back() {
+fn a_new_transfer_with_a_later_deadline_revokes_no_batch() {
     let mut node = Node::new(1);
     node.start_wanted(1, 2, 100, Some(1_500));
     assert_eq!(node.start_wanted(2, 2, 3, Some(5_000)), []);
-    // Nor one that nobody waits for.
+    // A transfer that no request waits for revokes no batch either.
     assert_eq!(node.start(3, 2, 3), []);
     assert_eq!(node.failed(1, 1, BatchFailure::NotBegun).len(), 1, "the place is taken again");
 }
 
 #[test]
-fn what_nobody_waits_for_has_a_batch_of_sixteen_beside_those_who_fill_the_link() {
+fn transfers_without_a_deadline_get_a_sixteenth_of_the_batches_of_a_full_link() {
     let mut machine = Machine::new(1, Sharing::FaasTube);
     machine.start(1, 2, 4_000, Some(8_600));
     machine.start(2, 2, 200, None);
@@ -158,7 +170,7 @@ fn what_nobody_waits_for_has_a_batch_of_sixteen_beside_those_who_fill_the_link()
 }
 
 #[test]
-fn what_nobody_waits_for_crosses_where_the_others_have_nothing_to_send() {
+fn transfers_without_a_deadline_cross_links_that_rated_transfers_leave_idle() {
     let mut machine = Machine::new(2, Sharing::FaasTube);
     machine.start(1, 0, 100, Some(1_200));
     machine.start(2, 1, 100, None);
@@ -169,7 +181,7 @@ fn what_nobody_waits_for_crosses_where_the_others_have_nothing_to_send() {
 }
 
 #[test]
-fn what_cannot_be_in_time_is_carried_and_said() {
+fn transfers_that_cannot_meet_the_deadline_are_carried_and_counted() {
     let mut machine = Machine::new(1, Sharing::FaasTube);
     machine.start(1, 2, 100, Some(10));
     machine.start(2, 2, 5, Some(0));
@@ -183,7 +195,7 @@ fn what_cannot_be_in_time_is_carried_and_said() {
 }
 
 #[test]
-fn a_prefetch_that_somebody_comes_to_wait_for_goes_by_its_rate() {
+fn a_hastened_prefetch_is_sent_at_the_needed_rate() {
     let mut machine = Machine::new(1, Sharing::FaasTube);
     machine.start(1, 2, 200, Some(2_000));
     machine.start(2, 2, 20, None);
@@ -201,7 +213,7 @@ fn a_prefetch_that_somebody_comes_to_wait_for_goes_by_its_rate() {
 }
 
 #[test]
-fn more_than_can_be_decided_on_have_no_objective() {
+fn transfers_beyond_flows_max_have_no_objective() {
     let mut machine = Machine::new(1, Sharing::FaasTube);
     let all = FLOWS_MAX as u64 + 10;
     for transfer in 1..=all {
@@ -230,9 +242,9 @@ fn waits_are_counted_by_link() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// D13, whoever else is under way.
+    /// D13, for any other transfers in flight.
     #[test]
-    fn the_tightest_newcomer_waits_for_the_batch_that_crosses(
+    fn the_tightest_new_transfer_waits_for_the_crossing_batch(
         others in prop::collection::vec((1..60u32, prop::option::of(2_000..9_000u64)), 1..8),
         before in 0..60usize,
     ) {
@@ -251,10 +263,10 @@ proptest! {
         prop_assert_eq!(machine.copies_of(100), 1, "{:?}", machine.copied);
     }
 
-    /// However many come that are waited for, and however soon they are wanted; where two share an
-    /// uplink, and where three do that is as wide as all of their links.
+    /// For any number of transfers with deadlines, however early: with two GPUs on an uplink, and
+    /// with three on an uplink that is as fast as all of their links.
     #[test]
-    fn nobody_starves(
+    fn no_transfer_starves(
         (sharers, uplink) in prop_oneof![(Just(2u32), 1..3u64), (Just(3u32), 3..5u64)],
         gpus in prop::collection::vec(0..3u32, 1..4),
         coming in prop::collection::vec((0..2u32, 1..12u32, 1..400u64), 40),
@@ -263,7 +275,7 @@ proptest! {
         let mut next = 100;
         let mut coming = coming.into_iter().cycle();
         let mut come = |machine: &mut Machine| {
-            // Twice what two links carry is always under way.
+            // Twice as many bytes as two links can carry are always in flight.
             while machine.node.fabric.in_flight() < 12 {
                 let (gpu, chunks, ms) = coming.next().unwrap();
                 next += 1;
@@ -275,8 +287,8 @@ proptest! {
             machine.start(transfer, gpu % sharers, 15, None);
         }
         let mine = gpus.len() as u64;
-        // Three batches each, every time after all others and two spells of passing, which every link
-        // that runs short may count for itself.
+        // Three batches each. Each batch waits for all other transfers and for two rounds of
+        // passing batches, which every link that can run short may count separately.
         let most = 3 * 12 * 2 * SPARE_EVERY * sharers;
         let mut copied = 0;
         while (machine.ended.len() as u64) < mine && copied < most {
@@ -288,7 +300,7 @@ proptest! {
         prop_assert_eq!(machine.ended.len() as u64, mine, "of {:?}", gpus);
     }
 
-    /// Whatever is wanted by when, and whoever shares how.
+    /// For any deadlines and any sharing.
     #[test]
     fn every_chunk_arrives_once(
         uplink in 1..3u64,

@@ -1,5 +1,5 @@
-//! Any order of transfers of objects and weights, ends, failures and losses: every chunk arrives once, and
-//! all comes to rest.
+//! Properties for any order of transfers of objects and weights, ends, failures and losses: every
+//! chunk arrives once, and all links become idle.
 
 use std::collections::BTreeSet;
 
@@ -42,14 +42,14 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What executors and GPUs have been told and have not answered.
+/// The requests that executors and GPUs have not answered yet.
 #[derive(Default)]
 struct World {
     out: Vec<(Grant, bool)>,
     asked: Vec<(GpuIndex, TransferId)>,
-    /// The transfers that a GPU keeps something for.
+    /// The locks that GPUs hold for transfers.
     locks: BTreeSet<(GpuIndex, TransferId)>,
-    /// Chunks that have not arrived, and whose executor copies them.
+    /// The chunks that have not arrived, with the GPU that copies them.
     missing: BTreeMap<TransferId, (GpuIndex, BTreeSet<u32>)>,
 }
 
@@ -112,7 +112,7 @@ impl World {
         node.step(Event::Locked { transfer, peer: there(gpu.0, 100) })
     }
 
-    /// Ends a batch whose time has come: the one that was granted before others of its route.
+    /// Ends a batch at its earliest start.
     fn done(&mut self, node: &mut Node, place: usize) -> Vec<Action> {
         let (grant, _) = self.out.remove(place);
         node.now = node.now.max(grant.not_before);
@@ -126,10 +126,12 @@ fn pick(number: usize, len: usize) -> Option<usize> {
 
 proptest! {
     #[test]
-    fn every_chunk_arrives_once_whatever_happens_and_all_comes_to_rest(
+    fn every_chunk_arrives_once_and_all_links_become_idle(
         steps in prop::collection::vec(step(), 1..200),
     ) {
-        let (mut node, mut world, mut next) = (node(), World::default(), 0);
+        let mut node = node();
+        let mut world = World::default();
+        let mut next = 0;
         for step in steps {
             let mut begin = |world: &mut World, to: u32, chunks: u32| {
                 next += 1;
@@ -153,9 +155,12 @@ proptest! {
                 Step::Weights { from, to, .. } if from == Some(to) => continue,
                 Step::Weights { from, to, chunks } => {
                     let transfer = begin(&mut world, to, chunks);
-                    let (cargo, gpu) = (weights(transfer, Bytes(BLOCK.0 * u64::from(chunks))), GpuIndex(to));
-                    let (transfer, chunks) = (TransferId(transfer), std::iter::once(0..chunks).collect());
-                    let (from, objective) = (from.map(GpuIndex), None);
+                    let cargo = weights(transfer, Bytes(BLOCK.0 * u64::from(chunks)));
+                    let gpu = GpuIndex(to);
+                    let transfer = TransferId(transfer);
+                    let chunks = std::iter::once(0..chunks).collect();
+                    let from = from.map(GpuIndex);
+                    let objective = None;
                     node.step(Event::Start { transfer, gpu, cargo, chunks, from, objective })
                 }
                 Step::Lock(number) => {
@@ -204,7 +209,7 @@ proptest! {
             let idle = world.out.is_empty() && world.asked.is_empty();
             prop_assert!(world.missing.is_empty() || !idle, "links idle while bytes wait");
         }
-        // Whoever is asked answers, and what is out comes: nobody waits for ever.
+        // Every lock is granted and every batch arrives from here on, so every transfer must end.
         for _ in 0..100_000 {
             let actions = if !world.asked.is_empty() {
                 world.lock(&mut node, 0)
