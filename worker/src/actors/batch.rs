@@ -1,5 +1,5 @@
-//! Requests that a GPU runs as one (`policy::batching`): what decides which may, and the one run made
-//! of them. Most runs are of a single request.
+//! Requests that a GPU runs as one batch (`policy::batching`): the class that decides which requests are
+//! batchable, and the inputs of their common run. Most runs serve a single request.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
@@ -10,17 +10,18 @@ use crate::actors::work::SharedWork;
 use crate::port::Descriptor;
 use crate::request::{Invocation, Share};
 
-/// Returns the class and size by which a request is batched; `None` if it runs alone, because its inputs have
-/// no rows or different numbers of rows.
+/// Returns the class and size by which a request is batched. Returns `None` if the request must run alone:
+/// its inputs have no rows, different numbers of rows, or contents that only an executor can hold.
 pub(crate) fn item(invocation: &Invocation) -> Option<Item> {
     let rows = rows(invocation)?;
     let mut class = DefaultHasher::new();
-    let (mut inline, mut descriptors) = (0, 0);
+    let mut inline = 0;
+    let mut descriptors = 0;
     for Tensor { name, datatype, shape, contents } in &invocation.inputs {
         (name, datatype, &shape[1..]).hash(&mut class);
         match contents {
             Some(Contents::Inline(bytes)) => inline += u32::try_from(bytes.len()).ok()?,
-            // An object may have to be brought to the host.
+            // An object may have to be copied to the host, and is then passed as a descriptor.
             Some(Contents::ContentsFd(_) | Contents::Object(_)) => descriptors += 1,
             Some(Contents::KeptBytes(_)) | None => return None,
         }
@@ -29,7 +30,7 @@ pub(crate) fn item(invocation: &Invocation) -> Option<Item> {
     Some(Item { rows, class: class.finish(), inline, descriptors })
 }
 
-/// The size of the first dimension of a request's inputs.
+/// Returns the size of the first dimension of a request's inputs, if all inputs have the same.
 fn rows(invocation: &Invocation) -> Option<u32> {
     let mut all = invocation.inputs.iter().map(|input| input.shape.first().copied());
     let first = all.next()??;
@@ -37,12 +38,12 @@ fn rows(invocation: &Invocation) -> Option<u32> {
     u32::try_from(first).ok().filter(|&rows| rows > 0)
 }
 
-/// The inputs of all the requests of a run, one's after the other's, and their descriptors.
+/// Concatenates the inputs and descriptors of all requests of a run, in the order of the requests.
 pub(crate) fn inputs(works: &[SharedWork]) -> (Vec<Tensor>, Vec<Descriptor>) {
     let mut descriptors: Vec<Descriptor> = Vec::new();
     let mut inputs = Vec::new();
     for invocation in works.iter().map(|work| &work.invocation) {
-        // Descriptors are counted within the message. The batcher bounds them.
+        // `contents_fd` counts descriptors within one message. The batcher bounds their number.
         let before = u32::try_from(descriptors.len()).unwrap_or(u32::MAX);
         inputs.extend(invocation.inputs.iter().cloned().map(|mut input| {
             if let Some(Contents::ContentsFd(place)) = &mut input.contents {
@@ -55,8 +56,8 @@ pub(crate) fn inputs(works: &[SharedWork]) -> (Vec<Tensor>, Vec<Descriptor>) {
     (inputs, descriptors)
 }
 
-/// Which rows of a run's outputs are whose, in the order of its requests; `None` where there is only
-/// one request, whose all of them are.
+/// Returns each request's share of the rows of a run's outputs, in the order of the requests. The share of
+/// a single request is `None`: all rows belong to it.
 pub(crate) fn shares(works: &[SharedWork]) -> Vec<Option<Share>> {
     if works.len() < 2 {
         return vec![None; works.len()];

@@ -1,4 +1,4 @@
-//! A core in an actor, with what it does folded into a trace where one is kept.
+//! A policy core inside an actor. If the node keeps a trace, each step of the core is folded into the trace.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -6,7 +6,7 @@ use millrace_policy::core::Core;
 use millrace_policy::trace::{CoreId, Trace};
 use millrace_types::Timestamp;
 
-/// Where the folds of a node's cores are kept, for whoever compares runs.
+/// The trace that all cores of a node fold their steps into. Tests compare the traces of two runs.
 pub type SharedTrace = Arc<Mutex<Trace>>;
 
 /// A core and the actions of its last event.
@@ -22,8 +22,8 @@ impl<C: Core> Driven<C> {
         Self { core, id, trace, actions: Vec::new() }
     }
 
-    /// Lets the core handle an event. The actions are to be given back with [`Self::done`], so
-    /// that their memory is used again.
+    /// Lets the core handle an event and returns its actions. The caller returns the emptied vector with
+    /// [`Self::done`], so that the next step reuses its memory.
     pub(crate) fn step(&mut self, now: Timestamp, event: C::Event) -> Vec<C::Action> {
         let mut actions = std::mem::take(&mut self.actions);
         match &self.trace {

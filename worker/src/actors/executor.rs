@@ -1,11 +1,11 @@
-//! The Executor actor, one per GPU: keeps a process alive behind its port, or a place for one per model,
-//! passes commands to it, and translates what it says.
+//! The Executor actor, one per GPU. The actor keeps an executor process alive behind its port (in isolation:
+//! a slot for one process per model), passes commands to the process, and translates the process's events.
 //!
-//! In: commands from the Gpu and the Links, the port's events, the memory of GPUs that NVLinks lead to
-//! this one from. Out: commands to the port, events to the Gpu and to the link its copies came over, this
-//! one's memory to the others. Bounded by what a GPU has out:
-//! [`SLOTS_MAX`](millrace_policy::gpu::SLOTS_MAX) runs, two batches for each of its links and directions, and
-//! the loads and maps for them.
+//! In: commands from the Gpu and the Links, the port's events, the memory of GPUs that have NVLinks to this
+//! GPU. Out: commands to the port, events to the Gpu and to the link that issued a copy, this GPU's memory
+//! to its neighbours. The work that a GPU has outstanding bounds the actor's state:
+//! [`SLOTS_MAX`](millrace_policy::gpu::SLOTS_MAX) runs, two batches for each link and direction, and the
+//! loads and maps for the runs.
 
 mod said;
 
@@ -33,58 +33,58 @@ use crate::seams::{Behaviour, Slot};
 
 use self::said::model_of;
 
-/// What an Executor actor is told.
+/// A message to an Executor actor.
 pub(crate) enum Message {
-    /// Keep a process alive.
+    /// The actor starts a process and keeps one alive from now on.
     Start,
-    /// Pass a command on, if the process is still the one it was meant for.
+    /// A command for the process. The actor drops it if the process is no longer of this incarnation.
     Send { incarnation: Incarnation, command: Command, descriptors: Vec<Descriptor> },
-    /// Carry a grant out.
+    /// A grant to copy a batch.
     Copy(Grant),
-    /// Take one back.
+    /// The revocation of a grant.
     Revoke { transfer: TransferId, batch: BatchId },
-    /// End the process that a model has to itself.
+    /// The actor kills the process that a model has to itself. Ignored if the incarnation is outdated.
     EndProgram { incarnation: Incarnation, model: ModelId },
-    /// Replace the process.
+    /// The actor replaces the process.
     Replace,
-    /// The port heard something.
+    /// An event of the port.
     Port(PortEvent),
-    /// A neighbour's memory: copies may read it.
+    /// The memory of a neighbour's executor, which copies may read.
     Peer { gpu: GpuIndex, incarnation: Incarnation, memory: Lent },
-    /// A neighbour wants to know this one's.
+    /// A neighbour asks for this executor's memory.
     PeerWanted(GpuIndex),
-    /// A neighbour has lost what it had.
+    /// A neighbour's executor is gone, and its memory with it.
     PeerLost(GpuIndex),
-    /// Keep none alive any more.
+    /// The actor stops the process and starts no other.
     Stop,
 }
 
-/// The actor.
+/// The Executor actor.
 pub(crate) struct Executor {
     gpu: GpuIndex,
     life: Driven<Lifecycle>,
     up: bool,
-    /// It was told to stop: an end is no news then.
+    /// Whether the actor was told to stop. An exit of the process is expected then, and logged as such.
     stopping: bool,
     pid: u32,
     port: Box<dyn ExecutorPort>,
-    /// Told of every incarnation that is started.
+    /// Called with each incarnation before the port starts it.
     started: Box<dyn Fn(Incarnation)>,
     peers: Peers,
-    /// The link that issued each batch that is out, and who forwards it, where others do.
+    /// The link that issued each outstanding batch, and the batch's forwarders if other GPUs forward it.
     out: BTreeMap<(TransferId, BatchId), (LinkId, Option<Forwarded>)>,
 }
 
-/// Which way a batch goes that other GPUs forward, and over which of them.
+/// The direction of a batch that other GPUs forward, and those GPUs.
 type Forwarded = (Direction, Hops);
 
-/// Where an Executor actor's words go.
+/// The actors that an Executor actor sends messages to.
 pub(crate) struct Peers {
     pub(crate) gpu: Slot<gpu::Message>,
-    /// The links that issue grants for the GPU: the first of its path from the host and back, its NVLinks.
+    /// The links that issue grants for the GPU: the first link of its path to the host, and its NVLinks.
     pub(crate) links: BTreeMap<LinkId, Slot<link::Message>>,
-    /// The GPUs it has NVLinks with, directly or over others: what crosses those in between is read
-    /// where it comes from, too.
+    /// The GPUs that NVLinks join with this GPU, directly or through other GPUs: the executor of the
+    /// destination reads the memory of the source also when a route has GPUs in between.
     pub(crate) neighbours: BTreeMap<GpuIndex, Slot<Message>>,
     pub(crate) node: Slot<node::Message>,
     pub(crate) directory: Arc<Directory>,
@@ -134,7 +134,8 @@ impl Executor {
         self.life.done(actions);
     }
 
-    /// There is no process, or none that is to be listened to.
+    /// Forgets the outstanding batches and tells the neighbours that this executor's memory is gone. The
+    /// process has ended, or is being killed and its events no longer count.
     fn gone(&mut self) {
         self.out.clear();
         if std::mem::take(&mut self.up) {
@@ -142,7 +143,7 @@ impl Executor {
         }
     }
 
-    /// Tells the neighbours of this process's memory, and asks them for theirs.
+    /// Sends this process's memory to the neighbours, and asks them for theirs.
     fn meet_neighbours(&self, incarnation: Incarnation) {
         for (&neighbour, slot) in &self.peers.neighbours {
             self.show_memory(neighbour, incarnation);
@@ -204,7 +205,7 @@ impl Executor {
                 self.step(now, Event::Exited { incarnation });
             }
             PortEventKind::Event(event::Event::Ready(ready), _) => self.ready(now, incarnation, &ready),
-            // What an earlier process said, or one that is being replaced.
+            // The event is from an earlier process, or from one that is being replaced.
             _ if !self.up || incarnation != self.life.core.incarnation() => {}
             PortEventKind::Event(event, descriptors) => self.said(event, descriptors),
             PortEventKind::ProgramUp { program, pid } => {
@@ -217,7 +218,7 @@ impl Executor {
                 tracing::warn!(gpu = self.gpu.0, program, status, "executor of one model died");
                 self.tell_gpu_of(program, |model| GpuEvent::ProgramLost { model });
             }
-            // The port keeps those to itself.
+            // `ExecutorPort::heard` consumes the parts of an isolating port.
             PortEventKind::Part(..) => {}
         }
     }
@@ -231,8 +232,11 @@ impl Executor {
             }
             self.step(now, Event::Ready { incarnation });
         } else {
-            let (theirs, ours) = (ready.protocol_version, PROTOCOL_VERSION);
-            tracing::error!(theirs, ours, "the executor speaks another protocol: use one build for both");
+            tracing::error!(
+                theirs = ready.protocol_version,
+                ours = PROTOCOL_VERSION,
+                "the executor speaks another version of the protocol: use one build for both"
+            );
             self.step(now, Event::Kill);
         }
     }
@@ -267,12 +271,16 @@ impl Behaviour for Executor {
             }
             Message::Peer { gpu, incarnation, memory } => {
                 let Lent { descriptor, bytes } = memory;
-                let (gpu, incarnation, memory_bytes) = (gpu.0, incarnation.0, bytes.get());
-                let peer = AddPeer { gpu, incarnation, memory_bytes, memory_fd: 0 };
+                let peer = AddPeer {
+                    gpu: gpu.0,
+                    incarnation: incarnation.0,
+                    memory_bytes: bytes.get(),
+                    memory_fd: 0,
+                };
                 self.send(Command::AddPeer(peer), vec![descriptor]);
             }
             Message::PeerWanted(gpu) if self.up => self.show_memory(gpu, self.life.core.incarnation()),
-            // It will be told when this one is up.
+            // The neighbour gets this executor's memory once this executor is up.
             Message::PeerWanted(_) => {}
             Message::PeerLost(gpu) => {
                 self.send(Command::ForgetPeer(ForgetPeer { gpu: gpu.0 }), Vec::new());

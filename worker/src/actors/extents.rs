@@ -1,12 +1,13 @@
-//! Blocks, as executors are told of them.
+//! Blocks of device memory as extents in the executor protocol.
 
 use millrace_policy::fabric::PeerBlocks;
 use millrace_policy::memory::{BLOCK, Run as BlockRun};
 use millrace_proto::executor::{Extent, PeerSource};
 use millrace_types::Bytes;
 
-/// A program's blocks, one after the other in its address range. The range is as long as the weights,
-/// in whole pages: what is held beyond them, of the last block or for runs, has no place in it.
+/// Returns a program's blocks as consecutive extents of its address range. The range is as long as the
+/// weights, rounded up to whole pages. Memory beyond the weights (the rest of the last block, blocks for
+/// runs) has no addresses in the range.
 pub(super) fn of_program(blocks: &[BlockRun], weights: Bytes) -> Vec<Extent> {
     let range = weights.0.next_multiple_of(rustix::param::page_size() as u64);
     let mut range_offset = 0;
@@ -19,9 +20,11 @@ pub(super) fn of_program(blocks: &[BlockRun], weights: Bytes) -> Vec<Extent> {
     blocks.iter().filter_map(extent).collect()
 }
 
-/// Where the ranges of a copy lie on another GPU; they begin at `offset` of the weights, or of the object.
+/// Returns the extents on another GPU that a copy reads. The first extent holds the bytes from `offset` of
+/// the weights, or of the object.
 pub(super) fn of_peer(peer: &PeerBlocks, offset: Bytes) -> PeerSource {
-    let (mut range_offset, mut skip) = (offset.0, peer.skip.0);
+    let mut range_offset = offset.0;
+    let mut skip = peer.skip.0;
     let extent = |run: &BlockRun| {
         let skipped = std::mem::take(&mut skip);
         let device_offset = BLOCK.0 * u64::from(run.start) + skipped;

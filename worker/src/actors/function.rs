@@ -1,9 +1,9 @@
-//! The Function actor, one per function revision hosted here: admits requests, answers each exactly
-//! once, keeps the score and the bill.
+//! The Function actor, one per function revision that this worker hosts. The actor admits requests, answers
+//! each request exactly once, and counts the SLO counts and the billed time.
 //!
-//! In: requests from the service, their ends from the Node and the GPUs. Out: requests to the Node,
-//! or to the Crew of a program, answers to whoever waits. Bounded by the worker's permits and by the function's own limit, over
-//! which a request is answered `QUEUE_FULL`.
+//! In: requests from the service, their ends from the Node and the GPUs. Out: requests to the Node, or to
+//! the process pool of a program (`Crew`), and answers to the callers. The worker's permits and the
+//! function's own limit bound the requests. A request over the limit is answered with `QUEUE_FULL`.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -30,80 +30,79 @@ use crate::request::{Brought, Completion, Mark, Share, Split};
 use crate::seams::{Behaviour, Slot};
 use crate::snapshot::{FunctionSnapshot, SnapshotPart};
 
-/// A request at the door.
+/// A request that waits for admission.
 #[derive(Debug)]
 pub(crate) struct Arrival {
     pub(crate) work: SharedWork,
-    /// Where its answer goes.
     pub(crate) answer: oneshot::Sender<Result<Completion, Failure>>,
-    /// Its place among the worker's requests, given back with the answer.
+    /// The request's permit among all requests of the worker, released with the answer.
     pub(crate) permit: OwnedSemaphorePermit,
 }
 
-/// What a run gave.
+/// The outputs of a run on a GPU.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Outputs {
     pub(crate) tensors: Vec<Tensor>,
     pub(crate) descriptors: Vec<Descriptor>,
-    /// The objects that the tensors name.
+    /// Handles of the objects that the tensors name.
     pub(crate) kept: Vec<Arc<Kept>>,
-    /// How inputs came.
+    /// The transfers of those inputs that were objects.
     pub(crate) brought: Vec<Brought>,
-    /// Which rows are whose, where several requests ran as one.
+    /// The request's share of the rows, if several requests ran as one.
     pub(crate) share: Option<Share>,
 }
 
-/// What a process gave.
+/// The outputs of a program's process.
 #[derive(Debug)]
 pub(crate) struct Computed {
     pub(crate) tensors: Vec<Tensor>,
     pub(crate) descriptors: Vec<Descriptor>,
     pub(crate) kept: Vec<Arc<Kept>>,
     pub(crate) marks: BTreeMap<String, Mark>,
-    /// When the process got it.
+    /// The time at which the process received the request.
     pub(crate) began: Timestamp,
     pub(crate) ran: Duration,
     pub(crate) attempts: u32,
 }
 
-/// Who carries requests out.
+/// The backend that runs a function's requests.
 pub(crate) enum Below {
     /// The GPUs, through the node's queue.
     Gpus,
-    /// Processes of the function's own.
+    /// The function's own processes: the function is a program.
     Crew(Slot<crew::Message>),
 }
 
-/// What a Function actor is told.
+/// A message to a Function actor.
 pub(crate) enum Message {
-    /// A request came.
+    /// A request arrived.
     Invoke(Arrival),
-    /// Its client went away.
+    /// The client of a request went away.
     Cancel(RequestKey),
-    /// A GPU has it.
+    /// The Node assigned a request to a GPU, or the process pool to a process.
     Dispatched(RequestKey),
-    /// It has outputs.
+    /// A request ran on a GPU and has outputs.
     Completed { key: RequestKey, outputs: Outputs, spent: Spent, gpu: GpuIndex, attempts: u32 },
-    /// A process gave it outputs.
+    /// A request ran in a program's process and has outputs.
     Computed { key: RequestKey, computed: Computed },
-    /// It has none.
+    /// A request ended without outputs.
     Failed { key: RequestKey, reason: Reason, may_have_executed: bool, detail: Option<String> },
-    /// The node drops everything it has.
+    /// The Node actor, or the process pool, was lost with all requests that it held.
     NodeLost(Reason),
-    /// Take no more requests.
+    /// The function stops accepting requests.
     Retire,
-    /// Tell what the function looks like.
+    /// A request for the function's part of a snapshot.
     Report { parts: Parts },
 }
 
-/// Who waits for a request.
+/// The caller that waits for a request's answer.
 struct Caller {
     work: SharedWork,
     answer: oneshot::Sender<Result<Completion, Failure>>,
     _permit: OwnedSemaphorePermit,
 }
 
-/// What came with the event that is handled.
+/// The data that came with the message being handled, and that an action consumes.
 enum Carried {
     Nothing,
     Outputs { outputs: Outputs, spent: Spent, gpu: GpuIndex, attempts: u32 },
@@ -111,29 +110,31 @@ enum Carried {
     Detail(Option<String>),
 }
 
-/// Whether the Node is told what a function scores.
+/// Whether the Function actor reports its SLO counts to the Node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ScoresTold {
-    /// After each request that counts: the order of its queue depends on it.
+    /// The counts are reported after each request that changes them, because the order of the node's queue
+    /// depends on them.
     Yes,
-    /// Never.
+    /// The counts are never reported.
     No,
 }
 
-/// What of a score its objective is held against (T17).
+/// Returns the part of a score that the function's objective is compared with (T17).
 pub(crate) fn counts(score: &Score) -> SloCounts {
     SloCounts { m: score.in_time, n: score.scored }
 }
 
-/// The actor.
+/// The Function actor.
 pub(crate) struct Function {
     index: FunctionIndex,
     key: RevisionKey,
     admission: Driven<Admission>,
     callers: BTreeMap<RequestKey, Caller>,
-    /// What an actor before this one had counted, and where the whole is kept in case this one
-    /// does not live to tell.
+    /// The score that earlier actors of this function had reached.
     before: Score,
+    /// The score of this actor and earlier ones together, kept outside the actor so that a panic loses
+    /// nothing.
     score: Rc<Cell<Score>>,
     told: Rc<Cell<ScoresTold>>,
     node: Slot<node::Message>,
@@ -145,7 +146,8 @@ impl Function {
         index: FunctionIndex,
         key: RevisionKey,
         admission: Driven<Admission>,
-        (score, told): (Rc<Cell<Score>>, Rc<Cell<ScoresTold>>),
+        score: Rc<Cell<Score>>,
+        told: Rc<Cell<ScoresTold>>,
         node: Slot<node::Message>,
         below: Below,
     ) -> Self {
@@ -209,16 +211,32 @@ impl Function {
 
     fn answer(&mut self, now: Timestamp, key: RequestKey, carried: Carried) {
         let Some(caller) = self.callers.remove(&key) else { return };
-        let (accepted, cold) = (caller.work.accepted, caller.work.invocation.cold);
-        let (total, queue) =
-            (now.since(accepted), |turn: Timestamp| turn.since(accepted).saturating_sub(cold));
+        let accepted = caller.work.accepted;
+        let cold = caller.work.invocation.cold;
+        let total = now.since(accepted);
+        let queue = |turn: Timestamp| turn.since(accepted).saturating_sub(cold);
         let completion = match carried {
             Carried::Outputs { outputs, spent, gpu, attempts } => {
                 let Outputs { tensors: outputs, descriptors, kept, brought, share } = outputs;
-                let (swap, run, swapped) = (spent.swap, spent.ran, spent.swapped);
-                let split = Split { cold, queue: queue(spent.turn), swap, run, total, swapped };
-                let (marks, gpu) = (BTreeMap::new(), Some(gpu));
-                Completion { outputs, descriptors, kept, brought, share, split, marks, gpu, attempts }
+                let split = Split {
+                    cold,
+                    queue: queue(spent.turn),
+                    swap: spent.swap,
+                    run: spent.ran,
+                    total,
+                    swapped: spent.swapped,
+                };
+                Completion {
+                    outputs,
+                    descriptors,
+                    kept,
+                    brought,
+                    share,
+                    split,
+                    marks: BTreeMap::new(),
+                    gpu: Some(gpu),
+                    attempts,
+                }
             }
             Carried::Computed(Computed {
                 tensors: outputs,
@@ -230,12 +248,11 @@ impl Function {
                 attempts,
             }) => {
                 let split = Split { cold, queue: queue(began), run: ran, total, ..Split::default() };
-                let brought = Vec::new();
                 Completion {
                     outputs,
                     descriptors,
                     kept,
-                    brought,
+                    brought: Vec::new(),
                     share: None,
                     split,
                     marks,
@@ -248,8 +265,11 @@ impl Function {
         let Completion { split, gpu, attempts, .. } = &completion;
         trace::add(&caller.work.span, || {
             let ms = |name, span: Duration| KeyValue::new(name, span.as_secs_f64() * 1e3);
-            let (queue, swap) = (ms("millrace.queue_ms", split.queue), ms("millrace.swap_ms", split.swap));
-            vec![queue, swap, ms("millrace.run_ms", split.run)]
+            vec![
+                ms("millrace.queue_ms", split.queue),
+                ms("millrace.swap_ms", split.swap),
+                ms("millrace.run_ms", split.run),
+            ]
         });
         tracing::debug!(parent: &caller.work.span, ?split, gpu = gpu.map(|gpu| gpu.0), attempts, "answered");
         send(caller.answer, Ok(completion));
@@ -268,26 +288,26 @@ impl Function {
             in_flight: u32::try_from(self.admission.core.in_flight()).unwrap_or(u32::MAX),
             score: self.score.get(),
         });
-        // Whoever asked may have given up.
+        // The reader of the snapshot may have given up.
         parts.send(part).unwrap_or_default();
     }
 }
 
-/// Gives the answer to whoever waits. A client that went away at this moment wants none.
+/// Sends the answer to the caller. The answer is dropped if the caller has just gone away.
 fn send(answer: oneshot::Sender<Result<Completion, Failure>>, result: Result<Completion, Failure>) {
     drop(answer.send(result));
 }
 
-/// What happened and what the caller can do, for reasons that come without a text of their own.
+/// Returns the error message for a reason that came without a detail: the cause, and the caller's next step.
 fn explain(reason: Reason, work: &SharedWork) -> String {
     let name = &work.invocation.revision;
     match reason {
-        Reason::QueueFull => format!("{name} has its limit of requests in flight: try again soon"),
+        Reason::QueueFull => format!("{name} is at its limit of requests in flight: try again soon"),
         Reason::TimedOut => {
             format!("{name} did not answer within {:?}: allow more time", work.invocation.timeout)
         }
         Reason::Quarantined => {
-            format!("the request was running in two executors of {name} as they died: it is not run again")
+            format!("the request was running in two executors of {name} when they died: it is not run again")
         }
         Reason::AttemptsExhausted => format!("every attempt to run {name} failed: try again later"),
         Reason::ExecutorLost => {
@@ -296,9 +316,11 @@ fn explain(reason: Reason, work: &SharedWork) -> String {
             )
         }
         Reason::NoGpuMemory => format!("{name} fits no GPU of this worker"),
-        Reason::FunctionNotReady => format!("{name} is going from this worker: ask another"),
-        Reason::ShuttingDown => "the worker is shutting down: ask another".to_owned(),
-        Reason::Internal => "the worker lost track of the request; its log says why".to_owned(),
+        Reason::FunctionNotReady => {
+            format!("{name} is being removed from this worker: send to another worker")
+        }
+        Reason::ShuttingDown => "the worker is shutting down: send to another worker".to_owned(),
+        Reason::Internal => "the worker lost track of the request: see the worker's log".to_owned(),
         other => format!("{name}: {other}"),
     }
 }
@@ -312,13 +334,13 @@ impl Behaviour for Function {
             Message::Cancel(key) => self.step(now, Event::Cancel { key }, Carried::Nothing),
             Message::Dispatched(key) => self.step(now, Event::Dispatched { key }, Carried::Nothing),
             Message::Completed { key, outputs, spent, gpu, attempts } => {
-                // Each pays for its rows.
+                // Each request of a batch is billed for its share of the rows.
                 let ran = outputs.share.map_or(spent.ran, |share| share.of(spent.ran));
                 let carried = Carried::Outputs { outputs, spent, gpu, attempts };
                 self.step(now, Event::Completed { key, ran }, carried);
             }
             Message::Computed { key, computed } => {
-                // No GPU's time.
+                // A program used no GPU, so no GPU time is billed.
                 let event = Event::Completed { key, ran: Duration::ZERO };
                 self.step(now, event, Carried::Computed(computed));
             }

@@ -1,12 +1,12 @@
-//! What to tell a request that failed before the node's queue, at the gate that keeps its tenant within
-//! its caps.
+//! The messages for requests that failed at the tenancy gate: the gate in front of the node's queue that
+//! keeps each tenant within its caps.
 
 use millrace_policy::tenancy::Tenancy;
 use millrace_types::Reason;
 
 use crate::actors::work::Work;
 
-/// What happened and what the caller can do, where the gate is the cause.
+/// Returns the error message if the gate caused the failure: the cause, and the caller's next step.
 pub(super) fn explain(gate: &Tenancy, reason: Reason, work: &Work) -> Option<String> {
     if !gate.owned(work.function) {
         return None;
@@ -14,12 +14,13 @@ pub(super) fn explain(gate: &Tenancy, reason: Reason, work: &Work) -> Option<Str
     let name = &work.invocation.revision;
     let tenant = &name.function.tenant;
     match reason {
-        // What the gate let in always has a place in the queue.
+        // The cause is the gate, never the queue: the queue always has a slot for a request that the gate
+        // has let in.
         Reason::QueueFull => Some(format!(
-            "as many requests of tenant {tenant} wait for its caps as may wait here: try again soon, or see its caps with 'millrace get tenants'"
+            "the queue of requests over the caps of tenant {tenant} is full on this worker: try again soon, or see the caps with 'millrace get tenants'"
         )),
         Reason::NoGpuMemory if gate.over_memory_share(work.function, work.model) => Some(format!(
-            "{name} needs more GPU memory than tenant {tenant} may use of this worker: its memory share is shown by 'millrace get tenants'"
+            "{name} needs more GPU memory than tenant {tenant} may use on this worker: see the tenant's memory share with 'millrace get tenants'"
         )),
         _ => None,
     }

@@ -1,9 +1,9 @@
-//! The Gpu actor, one per GPU: holds the memory map, and takes each request given to it from
-//! "assigned" to its answer.
+//! The Gpu actor, one per GPU. The actor owns the GPU's memory map, and carries each assigned request through
+//! swap and run to its answer.
 //!
-//! In: requests from the Node, events from its Executor, arrivals from the fabric. Out: commands to
-//! the Executor, transfers and requests' ends to the Node, answers to the Functions. Bounded by
-//! dispatch: [`SLOTS_MAX`](millrace_policy::gpu::SLOTS_MAX) requests at one time.
+//! In: requests from the Node, events from the GPU's Executor, arrivals from the fabric. Out: commands to
+//! the Executor, transfers and ends of requests to the Node, answers to the Functions. Dispatch bounds the
+//! actor's state: [`SLOTS_MAX`](millrace_policy::gpu::SLOTS_MAX) requests at a time.
 
 mod actions;
 mod books;
@@ -43,44 +43,44 @@ pub(crate) use self::data::DataSaid;
 pub(crate) use self::message::Message;
 use self::requests::Entry;
 
-/// What a fault names that is meant for no program in particular.
+/// The program of a fault that concerns no particular program.
 const NO_PROGRAM: u64 = u64::MAX;
 
-/// Which functions of the node use a model.
+/// The functions of the node that use each model.
 pub(crate) type ModelUsers = BTreeMap<ModelId, Vec<RevisionKey>>;
 
-/// What came with the event that is handled.
+/// The data that came with the message being handled, and that an action consumes.
 enum Carried {
     Nothing,
     Outputs(RunId, Outputs),
     Detail(String),
 }
 
-/// Whom a Gpu actor talks to.
+/// The actors that a Gpu actor sends messages to, and the parts of the node that it shares.
 pub(crate) struct Peers {
     pub(crate) node: Slot<node::Message>,
     pub(crate) executor: Slot<executor::Message>,
-    /// Its own address, for those who answer it.
+    /// The Gpu actor's own address, passed along for replies.
     pub(crate) own: Slot<Message>,
     pub(crate) directory: Arc<Directory>,
-    /// The GPUs that NVLinks lead here from.
+    /// The GPUs with NVLinks to this GPU.
     pub(crate) joined: Vec<GpuIndex>,
 }
 
-/// The actor.
+/// The Gpu actor.
 pub(crate) struct Gpu {
     hardware: topology::Gpu,
     core: Driven<Core>,
     models: BTreeMap<ModelId, Arc<PreparedModel>>,
     entries: BTreeMap<RequestKey, Entry>,
     incarnation: Incarnation,
-    /// Of the executor that all models share.
+    /// The process of the executor that all models share; `None` without one, also in isolation.
     pid: Option<u32>,
-    /// The models that were loaded, with the executors they have to themselves.
+    /// The loaded models, each with the process of its own executor in isolation.
     loaded: BTreeMap<ModelId, Option<u32>>,
-    /// Of requests that ended before their model's transfer did: until that does.
+    /// The spans of requests that ended before the transfer of their model, kept until the transfer ends.
     leaving: Vec<Spans>,
-    /// How many models made room in what is carried out now.
+    /// The number of models that the current step evicts.
     evicted: usize,
     data: Data,
     peers: Peers,
@@ -107,13 +107,13 @@ impl Gpu {
         self.hardware.index
     }
 
-    /// Lets the core handle an event, and what follows from it for the data here.
+    /// Lets the core handle an event, and then the events about data that the event caused.
     fn step(&mut self, now: Timestamp, event: Event, carried: Carried) {
         self.step_once(now, event, carried);
         self.follow(now);
     }
 
-    /// Tells the core what came up meanwhile.
+    /// Lets the core handle the pending events about data.
     fn follow(&mut self, now: Timestamp) {
         while let Some(event) = self.data.next_event() {
             self.step_once(now, event, Carried::Nothing);
@@ -129,7 +129,7 @@ impl Gpu {
             self.carry_out(now, action, &mut carried);
         }
         self.core.done(actions);
-        // What they waited behind may have left.
+        // Waiting runs may be ready now: a run in front of them may have left.
         self.send_ready();
         self.hasten_what_leaves();
     }
@@ -161,17 +161,24 @@ impl Behaviour for Gpu {
             Message::Remove(model) => self.step(now, Event::Remove { model }, Carried::Nothing),
             Message::Assign { key, works, incarnation, attempt, from } => {
                 let parent = works.first().map_or_else(Span::none, |work| work.span.clone());
-                let spans = Spans::new(parent, self.index());
-                let (claimed, copies, brought) = (Vec::new(), Vec::new(), Vec::new());
-                let entry = Entry { key, works, attempt, spans, claimed, copies, brought };
+                let entry = Entry {
+                    key,
+                    works,
+                    attempt,
+                    spans: Spans::new(parent, self.index()),
+                    claimed: Vec::new(),
+                    copies: Vec::new(),
+                    brought: Vec::new(),
+                };
                 self.assign(now, entry, incarnation, from);
             }
             Message::Recall(key) => self.step(now, Event::Recall { key }, Carried::Nothing),
             Message::Cancel(key) => self.step(now, Event::Cancel { key }, Carried::Nothing),
             Message::Up { incarnation, pid } => {
-                // Where each model has its own there is none of all of them.
                 self.data.begin(incarnation);
-                (self.incarnation, self.pid) = (incarnation, Some(pid).filter(|&pid| pid != 0));
+                self.incarnation = incarnation;
+                // In isolation each model has its own process, and the shared executor's number is 0.
+                self.pid = Some(pid).filter(|&pid| pid != 0);
                 self.step(now, Event::Up { incarnation }, Carried::Nothing);
             }
             Message::ProgramUp { model, pid } => {
@@ -188,8 +195,8 @@ impl Behaviour for Gpu {
                 }
                 if let Event::TransferEnded { transfer, .. } = event {
                     self.leaving.retain(|spans| !spans.swaps_by(transfer));
-                    let coming = self.entries.values_mut().filter(|entry| entry.spans.swaps_by(transfer));
-                    coming.for_each(|entry| entry.spans.swap_ends());
+                    let waiting = self.entries.values_mut().filter(|entry| entry.spans.swaps_by(transfer));
+                    waiting.for_each(|entry| entry.spans.swap_ends());
                 }
                 let arrived = matches!(event, Event::Arrived { .. });
                 self.step(now, event, Carried::Nothing);

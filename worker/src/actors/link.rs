@@ -1,9 +1,9 @@
-//! The Link actor, one per link between GPUs and the host or each other: issues the fabric's grants for the
-//! paths that begin with it, keeps what is out on it, and measures it, each direction of the host's links
-//! by itself.
+//! The Link actor, one per link between a GPU and the host or between two GPUs. The actor issues the
+//! fabric's grants for the paths that begin with its link, tracks the outstanding batches, and measures the
+//! link's rate. Each direction of a host link is measured separately.
 //!
-//! In: grants and recalls from the Node, ends of copies from the executors. Out: copies to the
-//! executors, ends to the Node. Bounded by the fabric: at most two batches out per path.
+//! In: grants and revocations from the Node, ends of copies from the executors. Out: copies to the
+//! executors, ends to the Node. The fabric bounds the actor's state: at most two outstanding batches per path.
 
 use std::rc::Rc;
 
@@ -19,15 +19,15 @@ use crate::handle::Parts;
 use crate::seams::{Behaviour, Slot};
 use crate::snapshot::{LinkSnapshot, SnapshotPart};
 
-/// What a Link actor is told.
+/// A message to a Link actor.
 pub(crate) enum Message {
-    /// Something for its core.
+    /// An event for the link's core.
     Event(Event),
-    /// Tell what the link looks like.
+    /// A request for the link's part of a snapshot.
     Report { parts: Parts },
 }
 
-/// The actor.
+/// The Link actor.
 pub(crate) struct Link {
     id: LinkId,
     wire: Wire,
@@ -79,7 +79,7 @@ impl Link {
             carried_to_host: core.carried(Direction::FromGpu),
             outstanding: u32::try_from(core.outstanding()).unwrap_or(u32::MAX),
         });
-        // Whoever asked may have given up.
+        // The reader of the snapshot may have given up.
         parts.send(part).unwrap_or_default();
     }
 }

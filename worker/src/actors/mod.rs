@@ -1,5 +1,5 @@
-//! The actors of DESIGN §3. Each translates messages into events, calls its core in
-//! `millrace-policy`, and carries out the actions that come back; it decides nothing itself.
+//! The actors of a worker (DESIGN §3). Each actor translates messages into events, calls its core in
+//! `millrace-policy`, and carries out the actions that the core returns. Actors decide nothing themselves.
 //!
 //! ```text
 //! service ──Invoke──► Function ──Enqueue──► Node ──Assign──► Gpu ──commands──► Executor ──► port
@@ -9,8 +9,8 @@
 //!                                           └──────── grants ────► Link ──copies──┘
 //! ```
 //!
-//! A request has one owner at a time: Function → Node → Gpu. What it carries ([`work::Work`])
-//! travels along, so that whoever loses a GPU can give the request to another.
+//! A request has one owner at a time: Function → Node → Gpu. Its inputs and its answer's address
+//! ([`work::Work`]) travel along, so that the Node can assign the request to another GPU when one is lost.
 
 pub(crate) mod batch;
 pub(crate) mod driven;

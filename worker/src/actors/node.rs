@@ -1,8 +1,9 @@
-//! The Node actor, the root: owns the node's queue and the fabric, and what is installed.
+//! The Node actor, the root of a worker's actors: owns the node's queue, the fabric, and the installed
+//! functions and models.
 //!
-//! In: requests from the Functions, what happens on the GPUs and links, the service's orders. Out:
-//! requests to the GPUs, grants to the Links, refusals to the Functions. The queue is bounded in the
-//! dispatch core; what does not fit is answered `QUEUE_FULL`.
+//! In: requests from the Functions, events from the GPUs and links, commands from the service. Out:
+//! requests to the GPUs, grants to the Links, refusals to the Functions. The dispatch core bounds the
+//! queue and refuses a request that does not fit with `QUEUE_FULL`.
 
 mod functions;
 mod message;
@@ -38,14 +39,15 @@ use crate::seams::Behaviour;
 use crate::snapshot::{Look, SnapshotPart};
 use crate::supervisor::Supervisor;
 
-/// The actor.
+/// The Node actor.
 pub(crate) struct Node {
     dispatch: Driven<Batcher>,
     fabric: Driven<Fabric>,
     entries: BTreeMap<RequestKey, Entry>,
-    /// What functions scored elsewhere and before, where their scores matter.
+    /// The SLO counts that functions reached on other nodes and in earlier registrations of this node.
+    /// Filled only under policies that depend on SLO counts.
     bases: BTreeMap<FunctionIndex, SloCounts>,
-    /// What each transfer under way carries, and which GPU it goes to or leaves.
+    /// The cargo of each transfer under way, and the GPU that the transfer goes to or leaves.
     moving: BTreeMap<TransferId, (GpuIndex, Cargo)>,
     supervisor: Rc<Supervisor>,
     stopping: Vec<oneshot::Sender<()>>,
@@ -69,10 +71,16 @@ impl Node {
     }
 
     fn enqueue(&mut self, now: Timestamp, work: SharedWork, attempts: Attempts) {
-        let (key, function, model, priority) = (work.key, work.function, work.model, work.priority);
-        let inputs = work.invocation.inputs_on_gpus();
-        let request = dispatch::Request { key, function, model, attempts, priority, inputs };
-        let batched = self.dispatch.core.batches(function);
+        let key = work.key;
+        let request = dispatch::Request {
+            key,
+            function: work.function,
+            model: work.model,
+            attempts,
+            priority: work.priority,
+            inputs: work.invocation.inputs_on_gpus(),
+        };
+        let batched = self.dispatch.core.batches(work.function);
         let item = batched.then(|| batch::item(&work.invocation)).flatten();
         let waited = work.invocation.cold + work.invocation.behind;
         let took = now.since(work.accepted).saturating_sub(waited);
@@ -127,7 +135,8 @@ impl Node {
         self.dispatch.done(actions);
     }
 
-    /// The requests that the queue knows by this key, which are given to a GPU.
+    /// Marks the requests that the queue knows by this key as assigned to a GPU, and returns them. A batch
+    /// has several requests.
     fn begin(&mut self, key: RequestKey, gpu: GpuIndex) -> Vec<SharedWork> {
         let mut works = Vec::new();
         for key in self.dispatch.core.members(key) {
@@ -139,12 +148,12 @@ impl Node {
         works
     }
 
-    /// Tells dispatch that what it knows by this key has left a GPU.
+    /// Tells dispatch that the request or batch of this key has left a GPU.
     fn left(&mut self, now: Timestamp, gpu: GpuIndex, key: RequestKey, event: dispatch::Event) {
         let members = self.dispatch.core.members(key);
         self.supervisor.residence().ended(now, gpu, key);
         if matches!(event, dispatch::Event::Returned { .. }) {
-            // Unless dispatch gives it up.
+            // The requests wait again. If dispatch fails them instead, their entries are removed below.
             for key in &members {
                 self.entries.get_mut(key).into_iter().for_each(|entry| entry.waits(&self.dispatch.core));
             }
@@ -161,7 +170,7 @@ impl Node {
         self.supervisor.gpu(gpu).post(gpu::Message::Event(event));
     }
 
-    /// Tells dispatch where a request's data is by now.
+    /// Tells dispatch where a request's inputs are now.
     fn moved(&mut self, now: Timestamp, key: RequestKey) {
         if let Some(entry) = self.entries.get(&key) {
             let inputs = entry.work.invocation.inputs_on_gpus();
@@ -171,7 +180,7 @@ impl Node {
 
     fn withdraw(&mut self, now: Timestamp, key: RequestKey) {
         self.dispatch(now, dispatch::Event::Withdraw { key });
-        // On a GPU it stays until it has ended there.
+        // A request that is on a GPU keeps its entry until its run has ended.
         if !self.dispatch.core.holds(key) {
             self.entries.remove(&key);
         }
@@ -185,15 +194,15 @@ impl Node {
         }
         let mut lost: Vec<_> = self.entries.values_mut().filter(|entry| entry.is_on(gpu)).collect();
         log_lost(gpu, lost.iter().map(|entry| &entry.work.invocation.request_id));
-        // Unless dispatch gives them up.
+        // The requests wait again, except those that dispatch fails when it handles the event.
         lost.iter_mut().for_each(|entry| entry.waits(&self.dispatch.core));
-        // The fabric says nothing more of them.
+        // The fabric reports no end for the transfers of a GPU that is down.
         self.moving.retain(|_, (its, _)| *its != gpu);
         self.dispatch(now, event);
         self.forget_dropped();
     }
 
-    /// Forgets what dispatch dropped because nobody waited for it any more.
+    /// Removes the entries of withdrawn requests, which dispatch dropped with their GPU.
     fn forget_dropped(&mut self) {
         let dispatch = &self.dispatch.core;
         self.entries.retain(|&key, _| dispatch.holds(key));
@@ -216,7 +225,7 @@ impl Node {
                     self.tell_gpu(gpu, GpuEvent::Arrived { model, generation, chunks });
                     continue;
                 }
-                // Nobody reads an object before all of it is there.
+                // A run reads an object only after the whole object has arrived, so parts are not reported.
                 fabric::Action::Arrived { cargo: Cargo::Object(_) | Cargo::ToHost(_), .. } => continue,
                 fabric::Action::Lock { gpu, transfer, cargo: Cargo::Weights(Weights { model, .. }) } => {
                     self.tell_gpu(gpu, GpuEvent::Lock { transfer, model });
@@ -226,7 +235,7 @@ impl Node {
                     self.supervisor.gpu(gpu).post(gpu::Message::LockObject { transfer, piece });
                     continue;
                 }
-                // What goes to the host comes from nowhere else.
+                // A copy to the host reads this GPU's own memory, so no other GPU has to lock anything.
                 fabric::Action::Lock { cargo: Cargo::ToHost(_), .. } => continue,
                 fabric::Action::Unlock { gpu, transfer } => {
                     self.tell_gpu(gpu, GpuEvent::Unlock { transfer });
@@ -262,10 +271,15 @@ impl Node {
     fn report(&self, look: Look, parts: &Parts) {
         let queued = u32::try_from(self.dispatch.core.queued()).unwrap_or(u32::MAX);
         let stats = self.dispatch.core.dispatch().stats();
-        // Whoever asked may have given up.
-        let batches = self.dispatch.core.totals();
-        let (transfers, policy) = (self.fabric.core.tally().clone(), self.supervisor.in_force());
-        parts.send(SnapshotPart::Queue { queued, stats, batches, transfers, policy }).unwrap_or_default();
+        let part = SnapshotPart::Queue {
+            queued,
+            stats,
+            batches: self.dispatch.core.totals(),
+            transfers: self.fabric.core.tally().clone(),
+            policy: self.supervisor.in_force(),
+        };
+        // The reader of the snapshot may have given up.
+        parts.send(part).unwrap_or_default();
         self.supervisor.report(look, parts);
     }
 
@@ -292,7 +306,7 @@ impl Node {
     fn end_if_stopped(&mut self) {
         if self.alive.is_empty() && !self.stopping.is_empty() {
             self.supervisor.end();
-            // Whoever asked may have given up.
+            // The callers of the shutdown may have given up.
             self.stopping.drain(..).for_each(|reply| reply.send(()).unwrap_or_default());
         }
     }

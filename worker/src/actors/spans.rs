@@ -1,5 +1,5 @@
-//! What of a request's trace is made on its GPU: its model's swap with the copies of it, and its run
-//! with the launches of that. Nothing is made of what nobody looks at.
+//! The part of a request's trace that its GPU produces: the swap of its model with the copies, and the run
+//! with its launches. Attributes are built only for spans that are recorded.
 
 use std::fmt::Display;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use tracing::Span;
 
 use crate::objects::method_name;
 
-/// The spans of one request, while it is on a GPU.
+/// The spans of a request while the request is on a GPU.
 pub(crate) struct Spans {
     parent: Span,
     gpu: GpuIndex,
@@ -28,7 +28,8 @@ pub(crate) struct Spans {
 pub(crate) struct Copied {
     pub(crate) transfer: TransferId,
     pub(crate) link: LinkId,
-    /// The GPUs that forwarded it, and the one that it was for or of, where others did; and which way.
+    /// The direction and the hops, if other GPUs forwarded the batch between the host and its GPU. The
+    /// hops include that GPU.
     pub(crate) via: Option<(Direction, Hops)>,
     pub(crate) started: Timestamp,
     pub(crate) finished: Timestamp,
@@ -36,12 +37,12 @@ pub(crate) struct Copied {
 }
 
 impl Spans {
-    /// Of a request whose trace this is.
+    /// Returns a request's spans on a GPU, as children of `parent`.
     pub(crate) fn new(parent: Span, gpu: GpuIndex) -> Self {
         Self { parent, gpu, swap: None, run: None }
     }
 
-    /// Its model is on its way, for which so many others made room.
+    /// Starts the swap span: the request's model is being copied. `evicted` models made room for the copy.
     pub(crate) fn swap_begins(
         &mut self,
         transfer: TransferId,
@@ -64,36 +65,36 @@ impl Spans {
         self.swap = Some((transfer, span));
     }
 
-    /// Whether its model is on its way.
+    /// Whether the request's model is being copied.
     pub(crate) fn swapping(&self) -> bool {
         self.swap.is_some()
     }
 
-    /// Whether its model comes by this transfer.
+    /// Whether this transfer copies the request's model.
     pub(crate) fn swaps_by(&self, transfer: TransferId) -> bool {
         self.swap.as_ref().is_some_and(|(mine, _)| *mine == transfer)
     }
 
-    /// What is left to tell when the request has ended: an executor's word of a run may come before that
-    /// of the copy that the run waited for.
+    /// Returns the spans that outlive the request: an open swap span. An executor may report the end of a
+    /// run before the end of the copy that the run waited for.
     pub(crate) fn leave(self) -> Option<Self> {
         self.swap.is_some().then_some(Self { run: None, ..self })
     }
 
-    /// Its model is there.
+    /// Ends the swap span: the model is resident.
     pub(crate) fn swap_ends(&mut self) {
         self.swap = None;
     }
 
-    /// Part of a model came.
+    /// Records a copied batch in the swap span, if the batch belongs to the request's model.
     pub(crate) fn copied(&self, now: Timestamp, copied: &Copied) {
         if let Some((_, span)) = self.swap.as_ref().filter(|_| self.swaps_by(copied.transfer)) {
             self::copied(span, now, copied);
         }
     }
 
-    /// It is handed to the executor, alone or with others. Whether the executor should tell of its
-    /// launches.
+    /// Starts the run span: the executor gets a run of `requests` requests. Returns whether the executor
+    /// should report the times of the run's launches, because the span is recorded.
     pub(crate) fn run_begins(&mut self, run: RunId, attempt: u32, requests: usize) -> bool {
         let span = tracing::info_span!(
             parent: &self.parent,
@@ -107,10 +108,11 @@ impl Spans {
         looked_at
     }
 
-    /// An input that was an object is there.
+    /// Records the fetch of an input that is an object, now that the input is available.
     pub(crate) fn fetched(
         &self,
-        (method, routes): (FetchMethod, &[Hops]),
+        method: FetchMethod,
+        routes: &[Hops],
         input: &str,
         bytes: u64,
         took: Duration,
@@ -125,7 +127,7 @@ impl Spans {
         });
     }
 
-    /// What the executor says of a run's launches.
+    /// Records the launches of a run with the times that the executor reported.
     pub(crate) fn launched(&self, now: Timestamp, run: RunId, times: &[LaunchTimes]) {
         let Some((_, span)) = self.run.as_ref().filter(|(mine, _)| *mine == run) else { return };
         for launch in times {
@@ -137,26 +139,26 @@ impl Spans {
         }
     }
 
-    /// Another GPU wants it.
+    /// Notes in the run span that the Node recalled the request for another GPU.
     pub(crate) fn recalled(&self) {
         if let Some((_, span)) = &self.run {
-            trace::note(span, "asked back by another GPU", Vec::new);
+            trace::note(span, "recalled for another GPU", Vec::new);
         }
     }
 
-    /// It ends here without an answer.
+    /// Marks the open spans as failed: the request ends here without an answer.
     pub(crate) fn fail(&self, why: impl Display) {
         let spans = [&self.swap.as_ref().map(|(_, span)| span), &self.run.as_ref().map(|(_, span)| span)];
         spans.into_iter().flatten().for_each(|span| trace::fail(span, &why));
     }
 }
 
-/// An output of a request goes to the host, for it is not to stay on its GPU.
+/// Starts the span of the copy of a request's output from its GPU to the host.
 pub(crate) fn leaves(parent: &Span, gpu: GpuIndex, bytes: u64) -> Span {
     tracing::info_span!(parent: parent, "keep", millrace.gpu = gpu.0, millrace.bytes = bytes)
 }
 
-/// A batch crossed of what this is the span of.
+/// Records a copied batch as a child of the span of its transfer.
 pub(crate) fn copied(span: &Span, now: Timestamp, copied: &Copied) {
     trace::tell(span, "copy", past(now, copied.started, copied.finished), || {
         let bytes = i64::try_from(copied.bytes.get()).unwrap_or(i64::MAX);
@@ -171,7 +173,7 @@ pub(crate) fn copied(span: &Span, now: Timestamp, copied: &Copied) {
     });
 }
 
-/// What a trace says of a fetch.
+/// Returns the trace attributes of the fetch of an input.
 pub(crate) fn fetch_attributes(method: FetchMethod, input: &str, bytes: u64) -> Vec<KeyValue> {
     vec![
         KeyValue::new("millrace.input", input.to_owned()),
@@ -180,7 +182,8 @@ pub(crate) fn fetch_attributes(method: FetchMethod, input: &str, bytes: u64) -> 
     ]
 }
 
-/// When something ended and what it took, both by the executor's clock, which is this machine's.
+/// Returns the end and the duration of an interval that an executor measured. The worker and its executors
+/// share CLOCK_MONOTONIC, so the difference from `now` is meaningful.
 fn past(now: Timestamp, started: Timestamp, finished: Timestamp) -> Past {
     Past { ago: now.since(finished), took: finished.since(started) }
 }

@@ -1,4 +1,4 @@
-//! What travels with a request from actor to actor.
+//! The data of a request that travels from actor to actor.
 
 use std::sync::Arc;
 
@@ -9,18 +9,17 @@ use crate::actors::function;
 use crate::request::Invocation;
 use crate::seams::Mailbox;
 
-/// A request and where its answer goes. Shared by its present owner and the Node, which gives it
-/// to another GPU when one is lost.
+/// A request and the address of its answer. The request's present owner and the Node share it, because the
+/// Node assigns the request to another GPU when one is lost.
 #[derive(Debug)]
 pub(crate) struct Work {
     pub(crate) key: RequestKey,
     pub(crate) function: FunctionIndex,
     pub(crate) model: ModelId,
-    /// Before whom it goes.
     pub(crate) priority: Priority,
     pub(crate) accepted: Timestamp,
     pub(crate) invocation: Invocation,
-    /// The Function actor that admitted it: it alone answers.
+    /// The Function actor that admitted the request, and the only actor that answers it.
     pub(crate) home: Mailbox<function::Message>,
     /// The caller's span.
     pub(crate) span: tracing::Span,

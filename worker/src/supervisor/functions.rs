@@ -106,8 +106,8 @@ impl Supervisor {
             None => (Rc::clone(&self.told), Below::Gpus),
             Some(hosting) => (Rc::new(Cell::new(ScoresTold::No)), Below::Crew(hosting.crew.clone())),
         };
-        let score = (Rc::clone(&hosted.score), told);
-        let actor = Function::new(index, key.clone(), core, score, self.node.clone(), below);
+        let score = Rc::clone(&hosted.score);
+        let actor = Function::new(index, key.clone(), core, score, told, self.node.clone(), below);
         let sleeper = Sleeper::core(CoreId::Admission(index));
         let mailbox = self.spawn(actor, Who::Function(index), sleeper);
         hosted.slot.publish(mailbox.clone());

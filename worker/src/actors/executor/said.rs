@@ -1,4 +1,4 @@
-//! What an executor process says, translated for the Gpu and the links.
+//! Translation of an executor process's events into messages to the Gpu and the Links.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -18,13 +18,15 @@ use crate::actors::spans::Copied;
 use crate::actors::{gpu, link};
 
 impl Executor {
-    /// Translates an executor's words for whom they are meant.
+    /// Translates an executor's event and posts it to the actor that the event concerns.
     pub(super) fn said(&mut self, event: event::Event, descriptors: Vec<OwnedFd>) {
         use event::Event as Said;
         match event {
             Said::CopyDone(done) => {
-                let (transfer, batch) = (TransferId(done.transfer), BatchId(done.batch));
-                let (started, finished) = (Timestamp(done.started_ns), Timestamp(done.finished_ns));
+                let transfer = TransferId(done.transfer);
+                let batch = BatchId(done.batch);
+                let started = Timestamp(done.started_ns);
+                let finished = Timestamp(done.finished_ns);
                 if let Some(&(link, via)) = self.out.get(&(transfer, batch)) {
                     let bytes = Bytes(done.bytes);
                     let copied = Copied { transfer, link, via, started, finished, bytes };
@@ -34,8 +36,14 @@ impl Executor {
                 self.tell_link(transfer, batch, event);
             }
             Said::CopyFailed(failed) => {
-                tracing::debug!(gpu = self.gpu.0, failure = ?failed.failure(), message = failed.message, "copy");
-                let (transfer, batch) = (TransferId(failed.transfer), BatchId(failed.batch));
+                tracing::debug!(
+                    gpu = self.gpu.0,
+                    failure = ?failed.failure(),
+                    message = failed.message,
+                    "a copy failed"
+                );
+                let transfer = TransferId(failed.transfer);
+                let batch = BatchId(failed.batch);
                 let why = batch_failure(failed.failure());
                 self.tell_link(transfer, batch, link_core::Event::Failed { transfer, batch, why });
             }
@@ -63,7 +71,7 @@ impl Executor {
                     gpu = self.gpu.0,
                     program = failed.program,
                     message = failed.message,
-                    "program"
+                    "the executor cannot load a program"
                 );
                 self.tell_gpu_of(failed.program, |model| GpuEvent::ProgramFailed { model });
             }
@@ -71,7 +79,12 @@ impl Executor {
                 self.tell_gpu_of(loaded.program, |model| GpuEvent::ProgramLoaded { model });
             }
             Said::MapFailed(failed) => {
-                tracing::error!(gpu = self.gpu.0, program = failed.program, message = failed.message, "map");
+                tracing::error!(
+                    gpu = self.gpu.0,
+                    program = failed.program,
+                    message = failed.message,
+                    "the executor cannot map a program's memory"
+                );
                 let generation = Generation(failed.generation);
                 self.tell_gpu_of(failed.program, |model| GpuEvent::MapFailed { model, generation });
             }
@@ -80,19 +93,30 @@ impl Executor {
             }
             Said::ObjectPlaced(placed) => self.tell_data(DataSaid::Placed(ObjectKey(placed.object))),
             Said::PlaceFailed(failed) => {
-                tracing::warn!(gpu = self.gpu.0, object = failed.object, message = failed.message, "place");
+                tracing::warn!(
+                    gpu = self.gpu.0,
+                    object = failed.object,
+                    message = failed.message,
+                    "the executor cannot place an object"
+                );
                 self.tell_data(DataSaid::NotPlaced(ObjectKey(failed.object)));
             }
             Said::CopiedOut(copied) => self.tell_data(DataSaid::CopiedOut(copied.copy)),
             Said::CopyOutFailed(failed) => {
-                tracing::warn!(gpu = self.gpu.0, copy = failed.copy, message = failed.message, "copy out");
+                tracing::warn!(
+                    gpu = self.gpu.0,
+                    copy = failed.copy,
+                    message = failed.message,
+                    "the executor cannot copy data to the host"
+                );
                 self.tell_data(DataSaid::NotCopiedOut(failed.copy));
             }
             Said::DeviceFailed(failed) => {
                 tracing::error!(gpu = self.gpu.0, message = failed.message, "the device failed");
                 self.tell_gpu(GpuEvent::DeviceFailed);
             }
-            // Commands are carried out in order, so nobody waits for an unmap or a free; a second Ready means nothing.
+            // The executor runs commands in order, so no actor waits for an unmap or a free. A second Ready
+            // has no meaning.
             Said::Unmapped(_) | Said::ObjectFreed(_) | Said::Ready(_) => {}
         }
     }
@@ -119,7 +143,8 @@ impl Executor {
     }
 }
 
-/// Programs are named after models; another name is not ours.
+/// Returns the model of a program. Programs are numbered by their models, so another number is not a
+/// program of this worker.
 pub(super) fn model_of(program: u64) -> Option<ModelId> {
     u32::try_from(program).ok().map(ModelId)
 }

@@ -1,4 +1,4 @@
-//! What the core says is to be done, carried out.
+//! The actions of the GPU's core, translated into messages to the other actors.
 
 use std::sync::Arc;
 
@@ -75,13 +75,16 @@ impl Gpu {
                         None
                     };
                     if entry.works.len() > 1 && matches!(reason, Reason::ModelFailed | Reason::DataLost) {
-                        // Perhaps for one of them alone.
+                        // A single request may have made the whole batch fail, so each runs again alone.
                         return self.peers.node.post(node::Message::Split(key));
                     }
                     for work in &entry.works {
-                        let (key, detail) = (work.key, detail.clone());
-                        let failed = function::Message::Failed { key, reason, may_have_executed, detail };
-                        work.home.post(failed);
+                        work.home.post(function::Message::Failed {
+                            key: work.key,
+                            reason,
+                            may_have_executed,
+                            detail: detail.clone(),
+                        });
                     }
                 }
             }
@@ -114,7 +117,7 @@ impl Gpu {
                     entry.let_go(&mut self.data);
                     match why {
                         Return::Recalled => entry.spans.recalled(),
-                        Return::Failed(_) => entry.spans.fail("the GPU could not do it"),
+                        Return::Failed(_) => entry.spans.fail("the GPU could not run the request"),
                         Return::Died(_) => entry.spans.fail("the model's executor was lost"),
                     }
                 }

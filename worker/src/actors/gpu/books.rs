@@ -1,5 +1,5 @@
-//! What a Gpu actor knows of the data on its GPU: each object, who reads it, what is on its way, and what
-//! its core is to be told of that next.
+//! The table of the data on a GPU: each object with its readers, the waiting runs, the transfers under way,
+//! and the events about data that the core has not handled yet.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Weak;
@@ -17,24 +17,24 @@ use crate::actors::work::SharedWork;
 use crate::objects::{Kept, Place};
 use crate::port::Descriptor;
 
-/// The only reader that the store knows of an object: whoever holds its handle.
+/// The index of an object's consumer in the store. All holders of the handle together are one consumer.
 const READER: usize = 0;
 
-/// What the actor knows of an object.
+/// The actor's record of an object.
 #[derive(Debug)]
 pub(super) struct Book {
-    /// Nobody's, where it is a run's own copy.
+    /// The object's handle. Dangling for a run's own copy, which has no handle.
     pub(super) kept: Weak<Kept>,
     pub(super) bytes: u64,
-    /// What it is of which run's outputs, until it is somewhere.
+    /// The part of a run's outputs that the object is made of, until the object has been placed.
     pub(super) made: Option<OutputPart>,
-    /// Runs that read it and copies that are made of it.
+    /// The number of runs that read the object and of copies that are made of it.
     pub(super) claims: u32,
-    /// Where the requests that read it wait in the queue.
+    /// The ranks in the node's queue of the requests that read the object.
     queued: BTreeSet<u64>,
-    /// What it was copied to, until it is known whether it leaves.
+    /// The copy on the host, until the store decides whether the object leaves the GPU.
     pub(super) copy: Option<Descriptor>,
-    /// Whether the executor knows it.
+    /// Whether the executor has the object mapped.
     pub(super) mapped: bool,
 }
 
@@ -43,13 +43,13 @@ impl Book {
         Self { kept, bytes, made, claims: 0, queued: BTreeSet::new(), copy: None, mapped: false }
     }
 
-    /// The first of the requests in the queue that read it: their places are their keys.
+    /// Returns the first request in the queue that reads the object. The rank of a request is its key.
     pub(super) fn next_reader(&self) -> Option<RequestKey> {
         self.queued.first().copied().map(RequestKey)
     }
 }
 
-/// An answer whose outputs are being stored.
+/// An answer that waits until its outputs are stored.
 pub(super) struct Storing {
     pub(super) work: SharedWork,
     pub(super) outputs: Outputs,
@@ -59,12 +59,12 @@ pub(super) struct Storing {
     pub(super) left: BTreeSet<ObjectKey>,
 }
 
-/// A run that waits for inputs, or behind one that does.
+/// A run that waits for an input, or behind another run that does.
 pub(super) struct Waiting {
     pub(super) key: RequestKey,
     pub(super) run: Run,
     pub(super) descriptors: Vec<Descriptor>,
-    /// Inputs on their way: their places in the run.
+    /// The positions of the inputs that have not arrived.
     pub(super) missing: Vec<usize>,
     pub(super) began: Timestamp,
 }
@@ -72,24 +72,26 @@ pub(super) struct Waiting {
 /// The data of a GPU.
 #[derive(Default)]
 pub(super) struct Data {
+    /// The last object key that was given out.
     objects: u64,
     pub(super) books: BTreeMap<ObjectKey, Book>,
     /// Copies to the host that are under way.
     pub(super) outgoing: BTreeMap<TransferId, Outgoing>,
-    /// By their runs, which may be of several requests.
+    /// Answers that wait for their outputs to be stored, by run and request: a batch has several requests.
     pub(super) storing: BTreeMap<(RunId, RequestKey), Storing>,
     pub(super) waiting: VecDeque<Waiting>,
     pub(super) moves: Moves,
-    /// The run that waited for room when that was looked at last.
+    /// The request whose model waited for memory after the last step.
     pub(super) roomless: Option<RequestKey>,
-    /// What the core is to be told next.
+    /// Events that the core has not handled yet.
     pub(super) todo: VecDeque<Event>,
-    /// Objects of which it is to be told first how near their readers are: what is claimed stays, so
-    /// that must be known before anything else is decided.
+    /// Objects whose consumer's distance changed. The core hears of these changes before the events in
+    /// `todo`: it must know which objects are reserved before it decides to move any.
     restand: BTreeSet<ObjectKey>,
 }
 
 impl Data {
+    /// Removes and returns the next event that the core has to handle.
     pub(super) fn next_event(&mut self) -> Option<Event> {
         if let Some(object) = self.restand.pop_first() {
             let Some(book) = self.books.get(&object) else { return self.next_event() };
@@ -107,13 +109,14 @@ impl Data {
         event
     }
 
-    /// A name for another object: the node's, so those of its GPUs are apart.
+    /// Returns a new object key, unique on the node.
     pub(super) fn new_key(&mut self) -> ObjectKey {
         self.objects += 1;
         ObjectKey(self.objects)
     }
 
-    /// Names objects after this executor: no other on the node has its number, before or after.
+    /// Starts the object keys of an incarnation. An incarnation is unique among all executors of the node, so
+    /// the keys of two GPUs differ.
     pub(super) fn begin(&mut self, incarnation: Incarnation) {
         self.objects = incarnation.0 << 32;
     }
@@ -122,12 +125,12 @@ impl Data {
         self.todo.push_back(Event::Data(event));
     }
 
-    /// The core is to be told how near an object's first reader is.
+    /// Schedules an event that tells the core the distance of an object's nearest reader.
     fn stands(&mut self, object: ObjectKey) {
         self.restand.insert(object);
     }
 
-    /// A request that reads it waits in the queue at this place, or does no more.
+    /// Notes that a request that reads the object joined the node's queue at this rank, or left the queue.
     pub(super) fn queued(&mut self, object: ObjectKey, place: u64, waits: bool) {
         if let Some(book) = self.books.get_mut(&object) {
             if waits {
@@ -146,7 +149,7 @@ impl Data {
         }
     }
 
-    /// What somebody read may move again.
+    /// Releases a reservation of an object. The store may move the object once all reservations are released.
     pub(super) fn unclaim(&mut self, object: ObjectKey) {
         if let Some(book) = self.books.get_mut(&object) {
             book.claims = book.claims.saturating_sub(1);
@@ -154,7 +157,7 @@ impl Data {
         }
     }
 
-    /// Notes where an object is.
+    /// Records the place of an object in its handle.
     pub(super) fn is_at(&mut self, object: ObjectKey, place: Place) {
         if let Some(book) = self.books.get_mut(&object) {
             book.made = None;
@@ -164,14 +167,15 @@ impl Data {
         }
     }
 
-    /// Nobody holds an object any more.
+    /// Discards an object that no reader needs any longer.
     pub(super) fn discard(&mut self, object: ObjectKey) {
         if self.books.contains_key(&object) {
             self.tell(elastic::Event::Discard { object });
         }
     }
 
-    /// Whatever is not on the host is lost, with the executor that had it.
+    /// Marks every object as lost that is not on the host, because its executor is gone, and clears the table.
+    /// Returns the answers that waited for outputs to be stored.
     pub(super) fn lose(&mut self) -> Vec<Storing> {
         for kept in self.books.values().filter_map(|book| book.kept.upgrade()) {
             if !matches!(kept.place(), Place::Host(_)) {
@@ -179,7 +183,7 @@ impl Data {
             }
         }
         self.books.clear();
-        // Whoever waits for a copy hears of it as they are dropped.
+        // Dropping a copy drops its reply, which tells the reader that the bytes are lost.
         self.outgoing.clear();
         self.waiting.clear();
         self.moves.clear();
@@ -190,7 +194,7 @@ impl Data {
     }
 }
 
-/// With the actor, if it panics: whoever waits is told all the same.
+/// If the actor panics, its answers are sent all the same.
 impl Drop for Data {
     fn drop(&mut self) {
         self.lose().into_iter().for_each(Storing::answer);
@@ -198,6 +202,7 @@ impl Drop for Data {
 }
 
 impl Storing {
+    /// Sends the answer to the request's Function actor.
     pub(super) fn answer(self) {
         let Self { work, outputs, spent, attempts, gpu, .. } = self;
         let key = work.key;

@@ -1,17 +1,17 @@
-//! Intermediate data on a GPU, as its actor carries it out: outputs that stay there as objects, and those
-//! that are copied to host memory for everybody else. What runs read is in `inputs`, what crosses links to
-//! this GPU in `moves`, to the host in `outgoing`, what is known of each object in `books`.
+//! Intermediate data on a GPU: outputs that stay in the GPU's memory as objects, and outputs that are copied
+//! to host memory. The inputs of runs are in `inputs`, transfers to this GPU in `moves`, transfers to the
+//! host in `outgoing`, and the table of objects in `books`.
 //!
 //! ```text
 //! RunDone, outputs kept ─► Store ─► Place ─► PlaceObject ─► ObjectPlaced ─┐
 //!                                └► Refuse ─► CopyOut ────► CopiedOut ────┴► answered, by name
 //! run whose input is an object: here ─► read in place; on the host ─► Fetch ─► Brought ─► sent;
-//!                               on another GPU ─► brought here, where it can be (`moves`)
+//!                               on another GPU ─► copied here, if NVLinks lead here (`moves`)
 //! ```
-//! Who reads an object is counted here: the store never moves one that a run reads or that is copied
-//! for somebody.
+//! The actor counts the readers of each object. The store never moves an object that a run reads or that is
+//! being copied for a reader.
 //!
-//! Bounded by the store's objects, the GPU's requests and their inputs.
+//! The store's objects, the GPU's requests and their inputs bound the state.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -36,11 +36,12 @@ use crate::objects::{Kept, Place};
 use crate::service::tensors::{INLINE_BYTES_MAX, part};
 use crate::snapshot::GpuData;
 
-/// Answers that wait for their outputs to be stored. Beyond them outputs go to the host, as they would
-/// without a store: an executor keeps those of 256 runs at most, and runs are sent to it ahead.
+/// Maximum number of answers that wait for their outputs to be stored. Above it outputs are copied to the
+/// host, as without a store. The bound stays far below the 256 runs whose outputs an executor keeps, because
+/// runs are queued on the executor ahead of time.
 const STORING_MAX: usize = 64;
 
-/// What an executor says of objects.
+/// A report of an executor on an object or on a copy to the host.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum DataSaid {
     Placed(ObjectKey),
@@ -50,8 +51,8 @@ pub(crate) enum DataSaid {
 }
 
 impl Gpu {
-    /// Which outputs of a request the executor is to keep; of several that run as one, those that each
-    /// of them keeps: the others cut theirs up by rows on the host, where they are answered from.
+    /// Returns the outputs of a run that the executor keeps on the GPU. For a batch these are the outputs that
+    /// every request of the batch keeps. The other outputs are answered, and their rows are split on the host.
     pub(super) fn kept_outputs(&self, entry: &Entry) -> Vec<String> {
         if !self.core.core.keeps_data() || self.data.storing.len() >= STORING_MAX {
             return Vec::new();
@@ -62,24 +63,30 @@ impl Gpu {
         kept
     }
 
-    /// Has the outputs that an executor kept stored, and answers once each is somewhere. Of requests that
-    /// ran as one each has its rows as an object of its own, so that it goes when its readers have. Gives
-    /// those that are little, and are to be copied to the host to be answered: once the others that ran
-    /// with it wait for theirs, or the executor might be told too soon that nobody takes more.
+    /// Stores the outputs that an executor kept, and answers the request once each output has its place. Each
+    /// request of a batch gets its rows as an object of its own, so that the object can be freed when that
+    /// request's readers are done.
+    ///
+    /// Returns the objects that are small enough to be answered inline, for [`Self::copy_little`]. The caller
+    /// copies them to the host only after this function has run for all requests of the batch: otherwise the
+    /// executor could be told too early that no more outputs of the run will be read.
     pub(super) fn store_outputs(
         &mut self,
         run: RunId,
         work: &SharedWork,
         mut outputs: Outputs,
-        (spent, attempts): (Spent, u32),
+        spent: Spent,
+        attempts: u32,
     ) -> Vec<ObjectKey> {
-        let (mut left, mut little) = (BTreeSet::new(), Vec::new());
+        let mut left = BTreeSet::new();
+        let mut little = Vec::new();
         for tensor in &mut outputs.tensors {
             let Some(Contents::KeptBytes(whole)) = tensor.contents else { continue };
             let Some(own) = self.peers.own.mailbox() else { continue };
             let object = self.data.new_key();
             let rows = part(whole, outputs.share);
-            let (offset, bytes) = (rows.start, rows.end - rows.start);
+            let offset = rows.start;
+            let bytes = rows.end - rows.start;
             let kept = Arc::new(Kept::new(self.index(), object, bytes, own));
             let made = OutputPart { run: run.0, output: tensor.name.clone(), offset, bytes };
             self.data.books.insert(object, Book::new(Arc::downgrade(&kept), bytes, Some(made)));
@@ -90,11 +97,15 @@ impl Gpu {
                 little.push(object);
                 continue;
             }
-            let (function, size, consumers) = (work.function, Bytes(bytes), vec![Standing::Unqueued]);
-            self.data.tell(elastic::Event::Store { object, function, size, consumers });
+            self.data.tell(elastic::Event::Store {
+                object,
+                function: work.function,
+                size: Bytes(bytes),
+                consumers: vec![Standing::Unqueued],
+            });
         }
-        let (work_, gpu) = (SharedWork::clone(work), self.index());
-        let storing = Storing { work: work_, outputs, spent, attempts, gpu, left };
+        let gpu = self.index();
+        let storing = Storing { work: SharedWork::clone(work), outputs, spent, attempts, gpu, left };
         if storing.left.is_empty() {
             storing.answer();
             return little;
@@ -104,12 +115,13 @@ impl Gpu {
         little
     }
 
-    /// Copies outputs to the host that are too little to stay.
+    /// Copies outputs to the host that are too small to stay on the GPU.
     pub(super) fn copy_little(&mut self, objects: Vec<ObjectKey>) {
         objects.into_iter().for_each(|object| self.copy_whole(object, Purpose::Declined(object)));
     }
 
-    /// An output is where it will be found, or lost.
+    /// Notes that an output has its final place, or is lost, and sends the answer if the output was the last one
+    /// that the answer waited for.
     pub(super) fn settled(&mut self, object: ObjectKey) {
         let storing = self.data.storing.iter_mut().find(|(_, storing)| storing.left.contains(&object));
         let Some((&(run, key), storing)) = storing else { return };
@@ -122,7 +134,7 @@ impl Gpu {
         }
     }
 
-    /// Whether answers wait for outputs of a run.
+    /// Whether an answer waits for outputs of this run to be stored.
     fn stores(&self, run: RunId) -> bool {
         self.data.storing.range((run, RequestKey(0))..).next().is_some_and(|((of, _), _)| *of == run)
     }
@@ -155,7 +167,8 @@ impl Gpu {
         }
     }
 
-    /// Takes an object out of the GPU's memory. Runs that read it have it to their end.
+    /// Frees an object's memory in the executor. The executor keeps the memory mapped for runs that still read
+    /// the object.
     pub(super) fn unmap(&mut self, object: ObjectKey) {
         if let Some(book) = self.data.books.get_mut(&object).filter(|book| book.mapped) {
             book.mapped = false;
@@ -167,17 +180,22 @@ impl Gpu {
         let made = self.data.books.get_mut(&object).and_then(|book| Some((book.made.clone()?, book)));
         let Some((output, book)) = made else { return self.place_coming(object, blocks) };
         book.mapped = true;
-        let (output, bytes) = (Some(output), book.bytes);
-        let extents = extents::of_program(blocks, Bytes(bytes));
-        let place = PlaceObject { object: object.0, bytes, extents, output, ..PlaceObject::default() };
+        let bytes = book.bytes;
+        let place = PlaceObject {
+            object: object.0,
+            bytes,
+            extents: extents::of_program(blocks, Bytes(bytes)),
+            output: Some(output),
+            ..PlaceObject::default()
+        };
         self.send(Command::PlaceObject(place), Vec::new());
     }
 
-    /// An executor said something of objects.
+    /// Handles an executor's report on an object or on a copy to the host.
     pub(super) fn data_said(&mut self, said: DataSaid) {
         let made = |object| self.data.books.get(&object).is_some_and(|book: &Book| book.made.is_some());
         match said {
-            // Of what comes under grants the end of its copies tells.
+            // For an object that a transfer fills, the end of the transfer counts (`came`).
             DataSaid::Placed(object) | DataSaid::NotPlaced(object) if !made(object) => {}
             DataSaid::Placed(object) => {
                 self.data.is_at(object, Place::Gpu(self.incarnation));
@@ -195,10 +213,11 @@ impl Gpu {
         }
     }
 
-    /// What of data is on the GPU, and was.
+    /// Returns the present memory use and the counts of the data on this GPU, for a snapshot.
     pub(super) fn data_report(&self) -> GpuData {
         let core = &self.core.core;
-        let (pool, counts) = (core.store().map(Store::pool), core.data_counts());
+        let pool = core.store().map(Store::pool);
+        let counts = core.data_counts();
         GpuData {
             used: pool.map_or(Bytes::ZERO, Pool::used),
             pool: pool.map_or(Bytes::ZERO, Pool::size),
@@ -208,7 +227,7 @@ impl Gpu {
         }
     }
 
-    /// An object is on the host alone.
+    /// Notes that an object has migrated: its only copy is on the host now.
     fn left(&mut self, object: ObjectKey) {
         let copy = self.data.books.get_mut(&object).and_then(|book| book.copy.take());
         if let Some(fd) = copy {
@@ -217,15 +236,16 @@ impl Gpu {
         self.unmap(object);
     }
 
-    /// A run ended whose outputs nobody takes any more, though the executor may have kept them.
+    /// Tells the executor to drop the outputs of a run, unless answers wait for them. The executor may have
+    /// kept outputs that no answer needs, for example those of a cancelled request.
     pub(super) fn drop_unwanted(&self, run: RunId) {
         if !self.stores(run) {
             self.send(Command::DropOutputs(DropOutputs { run: run.0 }), Vec::new());
         }
     }
 
-    /// The executor is gone. Answers that waited for their outputs to be stored are given without:
-    /// whoever takes one asks for it to be made again.
+    /// Marks all data as lost with its executor. Answers that wait for their outputs to be stored are sent at
+    /// once, with lost objects. A reader of a lost object has its producer run again.
     pub(super) fn lose_data(&mut self) {
         let storing = self.data.lose();
         storing.into_iter().for_each(Storing::answer);

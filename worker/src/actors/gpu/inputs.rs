@@ -1,5 +1,5 @@
-//! Runs and the objects that they read. A run that waits for its inputs keeps those behind it waiting, so
-//! that the executor has them in the order of the core; its model comes meanwhile.
+//! Runs and the objects that they read. A run that waits for an input also holds back the runs behind it,
+//! because the executor must get runs in the core's order. The copy of the run's model goes on meanwhile.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -26,7 +26,7 @@ use crate::request::Brought;
 use crate::seams::Mailbox;
 
 impl Gpu {
-    /// Hands a run to the executor, once all that it reads is at hand.
+    /// Sends a run to the executor once all its inputs are available.
     pub(super) fn start_run(
         &mut self,
         now: Timestamp,
@@ -48,7 +48,8 @@ impl Gpu {
         }
     }
 
-    /// Finds a run's objects, or asks for what is elsewhere. False where one is lost.
+    /// Reserves a run's objects on this GPU and asks for copies of the others. Returns false if an object is
+    /// lost.
     fn find_inputs(&mut self, now: Timestamp, waiting: &mut Waiting) -> bool {
         let Some(entry) = self.entries.get(&waiting.key) else { return false };
         let objects = entry.works.iter().flat_map(|work| &work.invocation.on_gpus.objects);
@@ -62,14 +63,15 @@ impl Gpu {
                 Place::Lost => return false,
                 Place::Gpu(incarnation) if object.gpu == self.index() && incarnation == self.incarnation => {
                     self.data.claim(object.key);
-                    self.brought(now, waiting.key, place, (FetchMethod::IntraGpu, &[]), now);
+                    self.brought(now, waiting.key, place, FetchMethod::IntraGpu, &[], now);
                 }
                 Place::Gpu(_) if part.bytes > 0 && self.can_bring(object) => {
                     self.bring_here(waiting, place, object, part);
                 }
                 Place::Coming | Place::Gpu(_) | Place::Host(_) => {
                     waiting.missing.push(place);
-                    let (run, ObjectPart { offset, bytes, .. }) = (RunId(waiting.run.run), part);
+                    let run = RunId(waiting.run.run);
+                    let ObjectPart { offset, bytes, .. } = part;
                     let reply = Reply::new(move |found| bring(found, bytes, own, run, place));
                     object.ask(offset, bytes, Reader::Run(waiting.key), reply);
                 }
@@ -78,13 +80,14 @@ impl Gpu {
         true
     }
 
-    /// Notes how an input came.
+    /// Records the fetch of input number `place` of a run, for the request's trace and its answer.
     pub(super) fn brought(
         &mut self,
         now: Timestamp,
         key: RequestKey,
         place: usize,
-        (method, routes): (FetchMethod, &[Hops]),
+        method: FetchMethod,
+        routes: &[Hops],
         began: Timestamp,
     ) {
         let Some(entry) = self.entries.get_mut(&key) else { return };
@@ -94,28 +97,31 @@ impl Gpu {
         });
         let Some((work, input)) = inputs.into_iter().nth(place) else { return };
         let Some(Contents::Object(part)) = &input.contents else { return };
-        let (object, bytes, took) = (ObjectKey(part.object), part.bytes, now.since(began));
+        let object = ObjectKey(part.object);
+        let bytes = part.bytes;
+        let took = now.since(began);
         let input = input.name.clone();
-        entry.spans.fetched((method, routes), &input, bytes, took);
+        entry.spans.fetched(method, routes, &input, bytes, took);
         if method == FetchMethod::IntraGpu {
             entry.claimed.push(object);
         }
         entry.brought.push((work, Brought { input, method, bytes, took }));
     }
 
-    /// An input came, or will not.
+    /// Handles the result of a fetch over the host: the input arrived in host memory, or is lost.
     pub(super) fn input_brought(&mut self, now: Timestamp, run: RunId, place: usize, found: OnHost) {
         let Some(at) = self.data.waiting.iter().position(|it| it.run.run == run.0) else { return };
         match found {
-            // It has the tensor's bytes and no others: `bring` saw to that.
+            // The descriptor holds the tensor's bytes and no others, because `bring` cuts them out.
             Ok((fd, _)) => {
                 let waiting = &mut self.data.waiting[at];
                 waiting.missing.retain(|&missing| missing != place);
                 let number = u32::try_from(waiting.descriptors.len()).unwrap_or(u32::MAX);
                 waiting.descriptors.push(fd);
                 waiting.run.inputs[place].contents = Some(Contents::ContentsFd(number));
-                let (key, began) = (waiting.key, waiting.began);
-                self.brought(now, key, place, (FetchMethod::Host, &[]), began);
+                let key = waiting.key;
+                let began = waiting.began;
+                self.brought(now, key, place, FetchMethod::Host, &[], began);
             }
             Err(Lost) => {
                 self.data.waiting.remove(at);
@@ -126,7 +132,7 @@ impl Gpu {
         self.send_ready();
     }
 
-    /// Sends runs whose inputs are there, in their order.
+    /// Sends runs to the executor in their order, up to the first run that waits for an input.
     pub(super) fn send_ready(&mut self) {
         while self.data.waiting.front().is_some_and(|first| first.missing.is_empty()) {
             if let Some(Waiting { run, descriptors, .. }) = self.data.waiting.pop_front() {
@@ -135,7 +141,7 @@ impl Gpu {
         }
     }
 
-    /// Takes a run back that was not sent. False where it was.
+    /// Cancels a run that was not sent to the executor yet. Returns false if the run was sent.
     pub(super) fn take_run_back(&mut self, run: RunId) -> bool {
         let Some(at) = self.data.waiting.iter().position(|it| it.run.run == run.0) else { return false };
         self.data.waiting.remove(at);
@@ -145,8 +151,8 @@ impl Gpu {
         true
     }
 
-    /// A request left whose run may wait still, for it was handed back without the executor's word: what
-    /// comes for that run is nobody's, and above all not a later run's of the same request.
+    /// Forgets the waiting run of a request that left without an event from the executor. Inputs that arrive
+    /// for that run later are dropped. Above all they must not reach a later run of the same request.
     pub(super) fn forget_run(&mut self, key: RequestKey) {
         let Some(at) = self.data.waiting.iter().position(|it| it.key == key) else { return };
         if let Some(waiting) = self.data.waiting.remove(at) {
@@ -154,7 +160,8 @@ impl Gpu {
         }
     }
 
-    /// How far requests were that were lost: what waited for its inputs was not handed over yet.
+    /// Corrects the progress of lost requests: a request whose run waited for inputs was not yet sent to the
+    /// executor.
     pub(super) fn not_begun(&self, lost: Vec<(RequestKey, Progress)>) -> Vec<(RequestKey, Progress)> {
         let waits = |key| self.data.waiting.iter().any(|waiting| waiting.key == key);
         let told = |(key, progress)| (key, if waits(key) { Progress::Preparing } else { progress });
@@ -162,8 +169,8 @@ impl Gpu {
     }
 }
 
-/// Passes on what was found for a run. A part of a larger piece of memory is copied out of it first, on a
-/// thread that may take its time.
+/// Posts the result of a fetch for a run. If the bytes are a part of a larger piece of memory, they are first
+/// copied out on a blocking thread, because the copy would hold up the actor thread.
 pub(super) fn bring(found: OnHost, bytes: u64, own: Mailbox<Message>, run: RunId, place: usize) {
     let exactly = |(fd, offset): &(Descriptor, u64)| {
         *offset == 0 && size_of_memory(fd).is_ok_and(|size| size as u64 == bytes)
@@ -172,7 +179,7 @@ pub(super) fn bring(found: OnHost, bytes: u64, own: Mailbox<Message>, run: RunId
         Ok((fd, offset)) if !exactly(&(Arc::clone(&fd), offset)) => {
             tokio::task::spawn_blocking(move || {
                 let found = part_of(fd, offset, bytes).map_err(|error| {
-                    tracing::warn!(%error, "no memory for a part of an object");
+                    tracing::warn!(%error, "cannot allocate memory for a part of an object");
                     Lost
                 });
                 own.post(Message::Brought { run, place, found: found.map(|fd| (fd, 0)) });

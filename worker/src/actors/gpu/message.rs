@@ -1,4 +1,4 @@
-//! What a Gpu actor is told.
+//! The messages to a Gpu actor.
 
 use std::sync::Arc;
 
@@ -20,13 +20,13 @@ use crate::handle::Parts;
 use crate::install::PreparedModel;
 use crate::objects::{OnHost, Reply};
 
-/// What a Gpu actor is told.
+/// A message to a Gpu actor.
 pub(crate) enum Message {
-    /// A model may be asked for.
+    /// A model is installed on the node: requests for the model may be assigned to this GPU.
     Install { model: ModelId, memory: Bytes, prepared: Arc<PreparedModel> },
-    /// It will not be any more.
+    /// A model is no longer installed on the node.
     Remove(ModelId),
-    /// A request is to run here, or several as one, known by a key of theirs.
+    /// A request is assigned to this GPU, or a batch, which is known by the key of a request in it.
     Assign {
         key: RequestKey,
         works: Vec<SharedWork>,
@@ -34,42 +34,42 @@ pub(crate) enum Message {
         attempt: u32,
         from: Option<GpuIndex>,
     },
-    /// The node wants it back, if it has not begun.
+    /// The Node recalls a request, unless the request's run has begun.
     Recall(RequestKey),
-    /// Nobody waits for it any more.
+    /// No caller waits for a request's answer any longer.
     Cancel(RequestKey),
-    /// There is an executor.
+    /// The GPU's executor is ready. `pid` is 0 if each model has its own executor.
     Up { incarnation: Incarnation, pid: u32 },
     /// A model's own executor is up.
     ProgramUp { model: ModelId, pid: u32 },
-    /// Something for its core.
+    /// An event for the GPU's core.
     Event(Event),
-    /// A batch of a transfer came.
+    /// A batch of a transfer was copied over a link.
     Copied(Copied),
-    /// A run ended with outputs. `times` has when its launches ran, if the run asked for that.
+    /// A run ended with outputs. `times` holds the times of its launches, if the run asked for them.
     RunDone { run: RunId, times: Vec<LaunchTimes>, event: Event, outputs: Outputs },
-    /// A run ended without, and why.
+    /// A run failed. `detail` is the executor's error message.
     RunFailed { event: Event, detail: String },
-    /// Its executor said something of objects.
+    /// The executor reported on an object.
     Data(DataSaid),
-    /// A request that reads an object waits in the queue at this place, or does no more.
+    /// A request that reads an object joined the node's queue at this rank, or left the queue.
     Queued { object: ObjectKey, place: u64, waits: bool },
-    /// The node began anew, and with it another actor for this GPU.
+    /// The node's actors were restarted, and another actor manages this GPU from now on.
     Replaced,
-    /// Somebody wants bytes of an object in host memory.
+    /// A reader asks for a part of an object in host memory.
     Fetch { part: ObjectPart, reader: Reader, reply: Reply },
-    /// Another GPU is to copy an object from here.
+    /// The fabric asks to lock an object that another GPU copies from here.
     LockObject { transfer: TransferId, piece: Piece },
-    /// A transfer of an object to this GPU is over.
+    /// A transfer of an object to this GPU ended.
     Came { transfer: TransferId, outcome: Outcome, routes: Vec<Hops> },
-    /// A transfer from this GPU to the host is over.
+    /// A transfer from this GPU to the host ended.
     Left { transfer: TransferId, outcome: Outcome },
-    /// An input of a run came to the host, or will not.
+    /// Input number `place` of a run arrived in host memory, or is lost.
     Brought { run: RunId, place: usize, found: OnHost },
-    /// Nobody holds an object any more.
+    /// The last handle of an object was dropped.
     Discard(ObjectKey),
-    /// Pass a fault on.
+    /// A fault to inject into the executor.
     Inject { fault: Fault, model: Option<ModelId> },
-    /// Tell what the GPU looks like.
+    /// A request for the GPU's part of a snapshot.
     Report { parts: Parts, users: Arc<ModelUsers> },
 }

@@ -1,5 +1,5 @@
-//! Objects that come to this GPU under the fabric's grants: from another one of the node, for a run that
-//! reads them here, and back from the host. Those that leave it for the host are in `outgoing`.
+//! Transfers of objects to this GPU under the fabric's grants: copies from another GPU of the node, for a run
+//! that reads the object here, and reloads from the host. Copies to the host are in `outgoing`.
 //!
 //! ```text
 //! run whose input is on another GPU ─► Store (claimed) ─► Place ─► PlaceObject, Transfer ─► Came ─► read in place
@@ -7,8 +7,8 @@
 //! Reload ─► PlaceObject (has_host), Transfer ─► Came ─► read in place from then on
 //! Lock, from another GPU's transfer ─► claimed here until Unlock
 //! ```
-//! What comes for a run is a copy of its own, of the bytes that it reads, and goes with it. Bounded by the
-//! inputs of the GPU's requests, and by the store's reloads.
+//! A run gets its own copy of the bytes that it reads, and the copy is discarded with the run. The inputs of
+//! the GPU's requests and the store's reloads bound the state.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -32,18 +32,19 @@ use crate::actors::node::Reader;
 use crate::actors::{extents, node};
 use crate::objects::{Kept, Place, Reply};
 
-/// Sets the names of objects' transfers apart from those of weights, which each GPU counts from its own
-/// number on.
+/// The bit that separates transfer ids of objects from transfer ids of weights. Each GPU counts both from
+/// its own index, shifted by 40 bits.
 const OF_OBJECTS: u64 = 1 << 39;
 
-/// What an object comes for.
+/// The purpose of a transfer of an object to this GPU.
 #[derive(Debug)]
 enum Errand {
-    /// A run is to read it here, as one of its inputs.
+    /// A run reads the bytes here, as its input number `place`.
     Input { run: RunId, place: usize, source: Arc<Kept>, offset: u64 },
-    /// It was here before, and is on the host.
+    /// The store reloads an object that had migrated to the host.
     Reload,
-    /// Nothing any more. What is copied from stays until the copies have ended.
+    /// The transfer is cancelled. The source's handle is held until its copies have ended, because the
+    /// copies still read the source's blocks.
     Nothing { _source: Option<Arc<Kept>> },
 }
 
@@ -51,28 +52,28 @@ enum Errand {
 struct Coming {
     errand: Errand,
     bytes: u64,
-    /// None before it has its place.
+    /// The transfer, once the store has placed the object.
     transfer: Option<TransferId>,
 }
 
-/// Objects on their way to this GPU and from it.
+/// The objects that are copied to this GPU, and the objects that other GPUs copy from this GPU.
 #[derive(Debug, Default)]
 pub(super) struct Moves {
     transfers: u64,
-    /// By the objects that they fill.
+    /// The transfers to this GPU, by the objects that they fill.
     coming: BTreeMap<ObjectKey, Coming>,
-    /// What other GPUs copy from here.
+    /// The objects that other GPUs copy from here, by the transfers.
     lent: BTreeMap<TransferId, ObjectKey>,
 }
 
 impl Moves {
-    /// A new name for a transfer to or from this GPU.
+    /// Returns a new id for a transfer of an object to or from this GPU.
     pub(super) fn new_transfer(&mut self, gpu: GpuIndex) -> TransferId {
         self.transfers += 1;
         TransferId(u64::from(gpu.0) << 40 | OF_OBJECTS | self.transfers)
     }
 
-    /// The run that is to read an object here once it has come.
+    /// Returns the run that will read an object here once the object has arrived.
     pub(super) fn reader_of(&self, object: ObjectKey) -> Option<RunId> {
         match self.coming.get(&object)?.errand {
             Errand::Input { run, .. } => Some(run),
@@ -80,20 +81,21 @@ impl Moves {
         }
     }
 
-    /// Everything went with the executor.
+    /// Forgets all transfers of objects: the executor is gone, and the objects with it.
     pub(super) fn clear(&mut self) {
-        (self.coming, self.lent) = (BTreeMap::new(), BTreeMap::new());
+        self.coming.clear();
+        self.lent.clear();
     }
 }
 
 impl Gpu {
-    /// Whether an object's bytes can come here without the host, as far as is known.
+    /// Whether an object can be copied to this GPU over NVLinks, without the host.
     pub(super) fn can_bring(&self, object: &Kept) -> bool {
         let there = object.gpu != self.index() && matches!(object.place(), Place::Gpu(_));
         there && self.peers.joined.contains(&object.gpu) && self.core.core.keeps_data()
     }
 
-    /// Has bytes of an object on another GPU brought here for an input of a run.
+    /// Asks the store for room for a copy of an object on another GPU, as input number `place` of a run.
     pub(super) fn bring_here(
         &mut self,
         waiting: &mut Waiting,
@@ -116,12 +118,12 @@ impl Gpu {
         waiting.missing.push(place);
     }
 
-    /// Puts an object that is to come into the memory it is given, and has its bytes copied there. Those
-    /// go behind it, so nobody waits for its being there.
+    /// Maps an object into the blocks that the store has chosen, and starts the transfer of its bytes. The
+    /// executor handles the mapping before the copies, so the actor does not wait for the mapping.
     pub(super) fn place_coming(&mut self, object: ObjectKey, blocks: &[BlockRun]) {
         let transfer = self.data.moves.new_transfer(self.hardware.index);
         let Some(coming) = self.data.moves.coming.get_mut(&object) else {
-            // Whoever it was for went.
+            // The run that needed the object has left.
             return self.data.tell(elastic::Event::CopyFailed { object });
         };
         coming.transfer = Some(transfer);
@@ -146,11 +148,12 @@ impl Gpu {
         };
         self.send(Command::PlaceObject(place), host);
         let cargo = Cargo::Object(Piece { object, of, offset, bytes });
-        let (gpu, chunks) = (self.index(), std::iter::once(0..blocks_for(bytes)).collect());
+        let gpu = self.index();
+        let chunks = std::iter::once(0..blocks_for(bytes)).collect();
         self.peers.node.post(node::Message::Transfer { gpu, transfer, cargo, chunks, from, reader });
     }
 
-    /// Copies an object back that is on the host.
+    /// Starts to copy an object from the host back to this GPU.
     pub(super) fn reload(&mut self, object: ObjectKey, blocks: &[BlockRun]) {
         let Some(book) = self.data.books.get(&object) else {
             return self.data.tell(elastic::Event::CopyFailed { object });
@@ -160,7 +163,8 @@ impl Gpu {
         self.place_coming(object, blocks);
     }
 
-    /// An object has no room here: whoever it is for has it from the host. False where it is for nobody.
+    /// Falls back to the host for an object that the store has no room for: the run reads the object from
+    /// host memory. Returns false if the object was not being copied to this GPU for a run.
     pub(super) fn no_room_for(&mut self, object: ObjectKey) -> bool {
         let Some(coming) = self.data.moves.coming.remove(&object) else { return false };
         self.data.discard(object);
@@ -179,7 +183,7 @@ impl Gpu {
         source.ask(offset, bytes, Reader::run(waiting.map(|waiting| waiting.key)), reply);
     }
 
-    /// A run does not read what is on its way for it any more.
+    /// Cancels the transfers of a run's inputs: the run no longer reads them.
     pub(super) fn drop_inputs(&mut self, run: RunId) {
         let mine = |coming: &Coming| matches!(coming.errand, Errand::Input { run: its, .. } if its == run);
         let coming = self.data.moves.coming.iter().filter(|(_, coming)| mine(coming));
@@ -189,13 +193,14 @@ impl Gpu {
         }
     }
 
-    /// An object is not wanted any more, though it may be on its way.
+    /// Cancels the transfer of an object to this GPU, if there is one.
     pub(super) fn drop_coming(&mut self, object: ObjectKey) {
         let Some(coming) = self.data.moves.coming.get_mut(&object) else { return };
         let Some(transfer) = coming.transfer else {
             return drop(self.data.moves.coming.remove(&object));
         };
-        // Said before, by its run or the store: its source stays until the copies have ended.
+        // The run or the store has cancelled the transfer before. The errand is not replaced a second time,
+        // because it holds the source until the copies have ended.
         if matches!(coming.errand, Errand::Nothing { .. }) {
             return;
         }
@@ -206,7 +211,7 @@ impl Gpu {
         self.peers.node.post(node::Message::CancelTransfer(transfer));
     }
 
-    /// A transfer of an object to this GPU is over.
+    /// Handles the end of a transfer of an object to this GPU.
     pub(super) fn came(&mut self, now: Timestamp, transfer: TransferId, outcome: Outcome, routes: &[Hops]) {
         let found = self.data.moves.coming.iter().find(|(_, coming)| coming.transfer == Some(transfer));
         let Some(object) = found.map(|(&object, _)| object) else { return };
@@ -214,11 +219,11 @@ impl Gpu {
         match (&coming.errand, outcome) {
             (&Errand::Input { run, place, .. }, Outcome::Complete) => {
                 self.data.tell(elastic::Event::Filled { object });
-                self.input_came(now, (run, place), object, routes);
+                self.input_came(now, run, place, object, routes);
             }
             (Errand::Reload, Outcome::Complete) => {
                 self.step(now, Event::Data(elastic::Event::Reloaded { object }), Carried::Nothing);
-                // Unless nobody wanted it any more by then.
+                // The store may have discarded the object meanwhile.
                 let store = self.core.core.store();
                 if store.and_then(|store| store.place(object)) == Some(Stored::Gpu) {
                     self.data.is_at(object, Place::Gpu(self.incarnation));
@@ -228,7 +233,8 @@ impl Gpu {
                 self.unmap(object);
                 self.data.tell(elastic::Event::CopyFailed { object });
             }
-            // Its memory is free once the store has heard that nothing is copied there.
+            // The store frees the memory of a discarded object only when it hears that no copy writes there
+            // any longer, so both events are needed.
             (Errand::Input { .. }, _) => {
                 self.data.discard(object);
                 self.data.tell(elastic::Event::CopyFailed { object });
@@ -238,13 +244,7 @@ impl Gpu {
         }
     }
 
-    fn input_came(
-        &mut self,
-        now: Timestamp,
-        (run, place): (RunId, usize),
-        object: ObjectKey,
-        routes: &[Hops],
-    ) {
+    fn input_came(&mut self, now: Timestamp, run: RunId, place: usize, object: ObjectKey, routes: &[Hops]) {
         let Some(waiting) = self.data.waiting.iter_mut().find(|it| it.run.run == run.0) else {
             return self.data.discard(object);
         };
@@ -252,8 +252,9 @@ impl Gpu {
         let bytes = self.data.books.get(&object).map_or(0, |book| book.bytes);
         let part = ObjectPart { object: object.0, offset: 0, bytes };
         waiting.run.inputs[place].contents = Some(Contents::Object(part));
-        let (key, began) = (waiting.key, waiting.began);
-        self.brought(now, key, place, (FetchMethod::InterGpu, routes), began);
+        let key = waiting.key;
+        let began = waiting.began;
+        self.brought(now, key, place, FetchMethod::InterGpu, routes, began);
         match self.entries.get_mut(&key) {
             Some(entry) => entry.copies.push(object),
             None => self.data.discard(object),
@@ -261,7 +262,7 @@ impl Gpu {
         self.send_ready();
     }
 
-    /// Another GPU is to copy an object from here: it stays where it is until that is over.
+    /// Locks an object for a copy to another GPU: the store does not move the object until the unlock.
     pub(super) fn lend_object(&mut self, transfer: TransferId, piece: Piece) {
         let kept = self.data.books.get(&piece.of).and_then(|book| book.kept.upgrade());
         let here = kept.is_some_and(|kept| matches!(kept.place(), Place::Gpu(at) if at == self.incarnation));
@@ -275,7 +276,7 @@ impl Gpu {
         self.tell_fabric(fabric::Event::Locked { transfer, peer });
     }
 
-    /// It is not copied any more. False where it is none of the objects here.
+    /// Unlocks the object that a transfer copied from here. Returns false if the transfer copied no object.
     pub(super) fn unlend_object(&mut self, transfer: TransferId) -> bool {
         let object = self.data.moves.lent.remove(&transfer);
         object.is_some_and(|object| {

@@ -1,20 +1,20 @@
-//! Copies of what is on this GPU to host memory: outputs that the store has no room for, objects that make
-//! room, and whatever is read where no NVLink leads.
+//! Copies from this GPU to host memory: outputs that the store has no room for, objects that migrate to make
+//! room, and bytes whose reader no NVLink reaches.
 //!
 //! ```text
 //! Refuse, Decline, Migrate, Fetch ─► CopyOut (granted), Transfer ─► Left ─► EndCopyOut ─► done with it
 //!                         little ─► CopyOut ─► CopiedOut, NotCopiedOut ───────────────────────┘
 //! ```
-//! They cross the GPU's way to the host under the fabric's grants, as what comes from there does (D11 to
-//! D16). What is no larger than an output that travels inline needs no grant: it is less than a chunk, and
-//! inputs and outputs of that size wait for no link either. It has its turn among the copies that the
-//! executor was given.
+//! A copy crosses the GPU's path to the host under the fabric's grants, as copies from the host do (D11 to
+//! D16). A copy that is no larger than an inline output (64 KiB) needs no grant: it is smaller than a chunk,
+//! and inline inputs and outputs wait for no link either. The executor makes small copies in the order of
+//! its commands.
 //!
-//! What is read stays until its copy has ended. A copy for somebody who has given up by the end of a batch
-//! goes no further, nor does one of what nobody else holds; one for a run or an answer goes on to its end,
-//! though its request may be over.
+//! An object stays on the GPU until all copies of it have ended. At the end of each batch, a copy for a reader
+//! is cancelled if the reader has given up or if only the copy itself still holds the object. A copy for a
+//! run or an answer continues to its end, even if its request is over.
 //!
-//! Bounded by the store's objects, the outputs of the GPU's runs, and those who read.
+//! The store's objects, the outputs of the GPU's runs, and the number of readers bound the state.
 
 use std::sync::Arc;
 
@@ -35,32 +35,32 @@ use crate::objects::{Kept, Lost, Place, Reply, memory};
 use crate::port::Descriptor;
 use crate::service::tensors::INLINE_BYTES_MAX;
 
-/// Why something is copied to the host.
+/// The purpose of a copy to the host.
 #[derive(Debug)]
 pub(super) enum Purpose {
-    /// The store has no room for it.
+    /// The store has no room for the object, and tracks it on the host.
     Refused(ObjectKey),
-    /// The store does not take it, and knows nothing of it.
+    /// The store does not accept the object, and does not track it.
     Declined(ObjectKey),
-    /// The store wants its room.
+    /// The store migrates the object to make room.
     Migrate(ObjectKey),
-    /// Somebody reads it elsewhere, who holds it too.
+    /// A reader outside this GPU asked for bytes of the object. The handle keeps the object alive.
     Fetch(Arc<Kept>, Reply),
 }
 
-/// A copy that is under way.
+/// A copy to the host that is under way.
 #[derive(Debug)]
 pub(super) struct Outgoing {
     purpose: Purpose,
     to: Descriptor,
-    /// Whether it goes under grants.
+    /// Whether the copy is a transfer under the fabric's grants. Small copies are not.
     granted: bool,
-    /// In the trace of the request whose output it is.
+    /// The span of the copy in the trace of the request that produced the output; otherwise disabled.
     span: Span,
 }
 
 impl Gpu {
-    /// Copies all of an object, or of an output that is to be one.
+    /// Starts to copy a whole object to the host, or an output that will become an object.
     pub(super) fn copy_whole(&mut self, object: ObjectKey, purpose: Purpose) {
         let Some(book) = self.data.books.get(&object) else { return };
         let bytes = book.bytes;
@@ -77,11 +77,11 @@ impl Gpu {
             None if matches!(purpose, Purpose::Migrate(_)) => (self.waits_for_room(), Span::none()),
             None => (Reader::Nobody, Span::none()),
         };
-        self.copy_out((source, bytes), purpose, reader, span);
+        self.copy_out(source, bytes, purpose, reader, span);
     }
 
-    /// For whom what leaves makes room: the run whose model has none, or else whoever waits for the next
-    /// object that has none.
+    /// Returns the reader that a migration makes room for: the run whose model has no memory, or else the
+    /// reader of the next object that has none.
     fn waits_for_room(&self) -> Reader {
         let core = &self.core.core;
         let object = || core.store().and_then(Store::waits_for_room);
@@ -91,7 +91,8 @@ impl Gpu {
         }
     }
 
-    /// Who waits for an object that has no place yet: the answer that it is of, or the run that it comes for.
+    /// Returns the reader of an object that has not been placed: the answer that waits for the object, or the
+    /// run that reads it.
     fn waits_for(&self, object: ObjectKey) -> Reader {
         if let Some(storing) = self.data.storing.values().find(|storing| storing.left.contains(&object)) {
             return Reader::Answer(Arc::clone(&storing.work));
@@ -102,7 +103,8 @@ impl Gpu {
         Reader::run(waiting.map(|waiting| waiting.key))
     }
 
-    /// A run waits for room from now on, perhaps for what began to leave when nobody did.
+    /// Hastens the migrations under way if a run has begun to wait for memory: they may have started without a
+    /// waiting run, and so without an objective.
     pub(super) fn hasten_what_leaves(&mut self) {
         let roomless = self.core.core.waits_for_room();
         let before = std::mem::replace(&mut self.data.roomless, roomless);
@@ -115,15 +117,16 @@ impl Gpu {
         }
     }
 
-    fn copy_out(&mut self, (source, bytes): (Source, u64), purpose: Purpose, reader: Reader, span: Span) {
+    fn copy_out(&mut self, source: Source, bytes: u64, purpose: Purpose, reader: Reader, span: Span) {
         let to = match memory("millrace-object") {
             Ok(file) => Descriptor::new(file.into()),
             Err(error) => {
-                tracing::warn!(gpu = self.index().0, %error, "no memory for a copy of an object");
+                tracing::warn!(gpu = self.index().0, %error, "cannot allocate memory for a copy of an object");
                 return self.not_copied(purpose);
             }
         };
-        let (gpu, granted) = (self.index(), bytes > INLINE_BYTES_MAX as u64);
+        let gpu = self.index();
+        let granted = bytes > INLINE_BYTES_MAX as u64;
         let transfer = self.data.moves.new_transfer(gpu);
         let copy = transfer.0;
         self.data.outgoing.insert(transfer, Outgoing { purpose, to: Arc::clone(&to), granted, span });
@@ -132,12 +135,18 @@ impl Gpu {
         if granted {
             let bytes = Bytes(bytes);
             let cargo = Cargo::ToHost(Leaving { copy, bytes });
-            let (chunks, from) = (std::iter::once(0..blocks_for(bytes)).collect(), None);
-            self.peers.node.post(node::Message::Transfer { gpu, transfer, cargo, chunks, from, reader });
+            self.peers.node.post(node::Message::Transfer {
+                gpu,
+                transfer,
+                cargo,
+                chunks: std::iter::once(0..blocks_for(bytes)).collect(),
+                from: None,
+                reader,
+            });
         }
     }
 
-    /// Copies a part of an object for somebody.
+    /// Copies a part of an object to the host for a reader, or returns the object's copy on the host.
     pub(super) fn fetch(&mut self, part: ObjectPart, reader: Reader, reply: Reply) {
         let object = ObjectKey(part.object);
         let kept = self.data.books.get(&object).and_then(|book| book.kept.upgrade());
@@ -145,15 +154,17 @@ impl Gpu {
             Some((Place::Host(fd), _)) => reply.send(Ok((fd, part.offset))),
             Some((Place::Gpu(_), kept)) => {
                 self.data.claim(object);
-                let (bytes, purpose) = (part.bytes, Purpose::Fetch(kept, reply));
-                self.copy_out((Source::Object(part), bytes), purpose, reader, Span::none());
+                let bytes = part.bytes;
+                self.copy_out(Source::Object(part), bytes, Purpose::Fetch(kept, reply), reader, Span::none());
             }
-            // Nobody has the name of one that is still coming.
+            // A reader learns the key of an object only after the object was placed, so `Coming` is no state
+            // that a reader waits in.
             Some((Place::Coming | Place::Lost, _)) | None => reply.send(Err(Lost)),
         }
     }
 
-    /// A copy that went at once was made, or not. Of one under grants its transfer's end tells.
+    /// Handles the executor's report on the end of a copy without grants. For a copy under grants the end of
+    /// its transfer counts, and the report is ignored.
     pub(super) fn copied_out(&mut self, copy: u64, made: bool) {
         let transfer = TransferId(copy);
         let at_once = |outgoing: &Outgoing| !outgoing.granted;
@@ -164,7 +175,7 @@ impl Gpu {
         }
     }
 
-    /// A transfer to the host is over.
+    /// Handles the end of a transfer to the host.
     pub(super) fn went_out(&mut self, transfer: TransferId, outcome: Outcome) {
         if let Some(outgoing) = self.data.outgoing.remove(&transfer) {
             self.send(Command::EndCopyOut(EndCopyOut { copy: transfer.0 }), Vec::new());
@@ -176,7 +187,7 @@ impl Gpu {
         if made {
             self.copied(purpose, to);
         } else {
-            millrace_proto::trace::fail(&span, "it was not copied");
+            millrace_proto::trace::fail(&span, "the copy to the host failed");
             self.not_copied(purpose);
         }
     }
@@ -197,7 +208,7 @@ impl Gpu {
                 if let Some(book) = self.data.books.get_mut(&object) {
                     book.copy = Some(fd);
                 }
-                // It says whether the object leaves.
+                // The store now decides whether the object leaves the GPU (`Left`) or stays (`Keep`).
                 self.data.tell(elastic::Event::Migrated { object });
             }
             Purpose::Fetch(kept, reply) => {
@@ -224,8 +235,8 @@ impl Gpu {
         }
     }
 
-    /// A batch of a transfer crossed: if it was of an output, its request's trace says so. What nobody waits
-    /// for any more goes no further.
+    /// Records a copied batch in the trace of the request that produced the output. Cancels a copy that no
+    /// reader waits for any longer.
     pub(super) fn batch_crossed(&self, now: Timestamp, copied: &Copied) {
         let Some(outgoing) = self.data.outgoing.get(&copied.transfer) else { return };
         spans::copied(&outgoing.span, now, copied);
@@ -235,8 +246,8 @@ impl Gpu {
         }
     }
 
-    /// An object is not wanted any more: it makes room by itself. The store waits for the end of the copy that
-    /// it asked for.
+    /// Cancels the migration of an object that the store frees anyway. The store still waits for the end of the
+    /// copy, which the cancelled transfer reports.
     pub(super) fn stop_migration(&self, object: ObjectKey) {
         let its = |outgoing: &Outgoing| matches!(outgoing.purpose, Purpose::Migrate(it) if it == object);
         let outgoing = self.data.outgoing.iter().filter(|(_, outgoing)| outgoing.granted && its(outgoing));

@@ -1,4 +1,4 @@
-//! What a GPU looks like, for whoever asks.
+//! The GPU's part of a snapshot.
 
 use millrace_policy::gpu::Health;
 use millrace_policy::memory::BLOCK;
@@ -10,7 +10,8 @@ use crate::snapshot::{GpuHealth, GpuSnapshot, ResidentModel, SnapshotPart};
 
 impl Gpu {
     pub(super) fn report(&self, now: Timestamp, parts: &Parts, users: &ModelUsers) {
-        let (core, totals) = (&self.core.core, self.core.core.totals());
+        let core = &self.core.core;
+        let totals = core.totals();
         let blocks = |blocks: u32| Bytes(BLOCK.0 * u64::from(blocks));
         let resident = |(model, region): (ModelId, &millrace_policy::memory::Region)| {
             Some(ResidentModel {
@@ -48,7 +49,7 @@ impl Gpu {
             busy: totals.busy,
             data: self.data_report(),
         });
-        // Whoever asked may have given up.
+        // The reader of the snapshot may have given up.
         parts.send(part).unwrap_or_default();
     }
 }

@@ -1,5 +1,5 @@
-//! Requests on the GPU, from being given to it to the end of their run. How their inputs come is in `inputs`,
-//! what becomes of their outputs in `data`.
+//! Requests on the GPU, from their assignment to the end of their run. Their inputs are in `inputs`, their
+//! outputs in `data`.
 
 use millrace_policy::elastic::ObjectKey;
 use millrace_policy::gpu::{Event, Spent};
@@ -15,29 +15,29 @@ use crate::actors::spans::Spans;
 use crate::actors::work::SharedWork;
 use crate::request::Brought;
 
-/// A request here, or several that run as one.
+/// A request on this GPU, or a batch of requests that run as one.
 pub(super) struct Entry {
     pub(super) key: RequestKey,
-    /// At least one.
+    /// The requests of the batch, at least one.
     pub(super) works: Vec<SharedWork>,
     pub(super) attempt: u32,
     pub(super) spans: Spans,
-    /// Objects here that its run reads.
+    /// Objects on this GPU that the run reads in place, reserved until the run has ended.
     pub(super) claimed: Vec<ObjectKey>,
-    /// Its run's own copies of objects elsewhere.
+    /// The run's own copies of objects on other GPUs.
     pub(super) copies: Vec<ObjectKey>,
-    /// How whose inputs came that are objects.
+    /// The fetches of inputs that are objects, each with its request.
     pub(super) brought: Vec<(RequestKey, Brought)>,
 }
 
 impl Entry {
-    /// Lets go of what its run read.
+    /// Releases the objects that the run read, and discards the run's own copies.
     pub(super) fn let_go(&mut self, data: &mut Data) {
         self.claimed.drain(..).for_each(|object| data.unclaim(object));
         self.copies.drain(..).for_each(|object| data.discard(object));
     }
 
-    /// The one whose trace shows what happens to all.
+    /// Returns the first request of the batch. Its trace shows the run of the whole batch.
     pub(super) fn work(&self) -> &SharedWork {
         &self.works[0]
     }
@@ -51,10 +51,11 @@ impl Gpu {
         incarnation: Incarnation,
         from: Option<GpuIndex>,
     ) {
-        let (key, model) = (entry.key, entry.work().model);
+        let key = entry.key;
+        let model = entry.work().model;
         self.entries.insert(key, entry);
         self.step(now, Event::Assign { key, model, incarnation, from }, Carried::Nothing);
-        // The core does not take what was meant for an executor that is gone.
+        // The core ignores a request that was assigned to an earlier executor.
         if !self.core.core.has(key) {
             self.entries.remove(&key);
         }
@@ -70,11 +71,12 @@ impl Gpu {
     ) {
         let Some(entry) = self.entries.get_mut(&key) else { return };
         let times = entry.spans.run_begins(run, entry.attempt, entry.works.len());
-        // Of a run that is sent again it is counted again.
+        // If the core starts the request's run again, its inputs are fetched and recorded again.
         entry.brought.clear();
         entry.let_go(&mut self.data);
         let (inputs, descriptors) = batch::inputs(&entry.works);
-        let (outputs, members) = (entry.work().invocation.outputs.clone(), entry.works.len());
+        let outputs = entry.work().invocation.outputs.clone();
+        let members = entry.works.len();
         let kept = self.entries.get(&key).map(|entry| self.kept_outputs(entry)).unwrap_or_default();
         let run = Run {
             run: run.0,
@@ -89,7 +91,7 @@ impl Gpu {
         self.start_run(now, key, run, descriptors);
     }
 
-    /// Ends the swap spans of models that are all there.
+    /// Ends the swap spans of requests whose models are completely resident.
     pub(super) fn end_swaps(&mut self) {
         let memory = self.core.core.memory();
         for entry in self.entries.values_mut().filter(|entry| entry.spans.swapping()) {
@@ -105,13 +107,15 @@ impl Gpu {
         else {
             return;
         };
-        let (attempts, brought) = (entry.attempt, std::mem::take(&mut entry.brought));
-        let (works, mut little) = (entry.works.clone(), Vec::new());
+        let attempts = entry.attempt;
+        let brought = std::mem::take(&mut entry.brought);
+        let works = entry.works.clone();
+        let mut little = Vec::new();
         for (work, share) in works.iter().zip(batch::shares(&works)) {
             let mine = brought.iter().filter(|(key, _)| *key == work.key);
             let brought = mine.map(|(_, brought)| brought.clone()).collect();
             let outputs = Outputs { share, brought, ..outputs.clone() };
-            little.extend(self.store_outputs(run, work, outputs, (spent, attempts)));
+            little.extend(self.store_outputs(run, work, outputs, spent, attempts));
         }
         self.copy_little(little);
     }

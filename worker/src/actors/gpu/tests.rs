@@ -1,4 +1,5 @@
-//! A Gpu actor by itself: what it tells its peers is written down, and they say what the tests want.
+//! Tests of a Gpu actor alone. Its peers are mailboxes: the tests read the actor's messages there, and send
+//! messages in the peers' place.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -36,11 +37,11 @@ const INCARNATION: Incarnation = Incarnation(2);
 const NOW: Timestamp = Timestamp(1_000);
 const OBJECT_BYTES: u64 = 100_000;
 
-/// A peer of the actor.
+/// A peer of the actor, with the messages that the actor sent to the peer.
 struct Peer<M: Send + 'static> {
     slot: Slot<M>,
     told: mpsc::UnboundedReceiver<M>,
-    /// A message that the actor never sends it.
+    /// A message that the actor never sends to this peer.
     mark: fn() -> M,
     is_mark: fn(&M) -> bool,
 }
@@ -57,7 +58,7 @@ impl<M: Send + 'static> Peer<M> {
         self.slot.mailbox().unwrap()
     }
 
-    /// What it was told since it was last asked.
+    /// Returns the messages that arrived since the last call.
     async fn told(&mut self) -> Vec<M> {
         self.slot.post((self.mark)());
         let mut told = Vec::new();
@@ -71,13 +72,13 @@ impl<M: Send + 'static> Peer<M> {
     }
 }
 
-/// GPU 1 of two that are joined, with two models and an executor.
+/// GPU 1 of two GPUs with an NVLink between them, with two models and an executor.
 struct Bench {
     gpu: Gpu,
     node: Peer<node::Message>,
     executor: Peer<executor::Message>,
     function: Peer<function::Message>,
-    /// Itself, as its peers find it.
+    /// The actor's own address, as its peers know it.
     own: Peer<Message>,
     other: Peer<Message>,
 }
@@ -91,7 +92,8 @@ impl Bench {
         let executor = Peer::new(|| executor::Message::Stop, |it| matches!(it, executor::Message::Stop));
         let function = Peer::new(|| function::Message::Retire, |it| matches!(it, function::Message::Retire));
         let gpu = || Peer::new(|| Message::Replaced, |it| matches!(it, Message::Replaced));
-        let (own, other) = (gpu(), gpu());
+        let own = gpu();
+        let other = gpu();
         let memory = Bytes::mib(64);
         let hardware = topology::Gpu {
             index: HERE,
@@ -121,7 +123,7 @@ impl Bench {
         self.gpu.handle(NOW, message);
     }
 
-    /// Gives it a request that reads these objects, and may leave its output here.
+    /// Assigns a request that reads these objects and may keep its output on the GPU.
     fn assign(&mut self, key: u64, model: u32, objects: Vec<Arc<Kept>>) {
         let input = |object: &Arc<Kept>| {
             let part = ObjectPart { object: object.key.0, offset: 0, bytes: object.bytes };
@@ -151,11 +153,11 @@ impl Bench {
             behind: Duration::ZERO,
             counted: false,
         };
-        let (key, model) = (RequestKey(key), ModelId(model));
+        let key = RequestKey(key);
         let work = Arc::new(Work {
             key,
             function: FunctionIndex(0),
-            model,
+            model: ModelId(model),
             priority: Priority::default(),
             accepted: NOW,
             invocation,
@@ -166,14 +168,14 @@ impl Bench {
         self.tell(Message::Assign { key, works, incarnation: INCARNATION, attempt: 1, from: None });
     }
 
-    /// An object on the other GPU.
+    /// Returns an object of the other GPU, in this place.
     fn object(&self, place: Place) -> Arc<Kept> {
         let kept = Kept::new(OTHER, ObjectKey(7), OBJECT_BYTES, self.other.mailbox());
         kept.moves_to(place);
         Arc::new(kept)
     }
 
-    /// A run ends whose output the executor keeps.
+    /// Ends a run whose output the executor keeps.
     fn run_done(&mut self, run: RunId) {
         let contents = Some(Contents::KeptBytes(OBJECT_BYTES));
         let output = Tensor { name: "y".to_owned(), contents, ..Tensor::default() };
@@ -182,14 +184,14 @@ impl Bench {
         self.tell(Message::RunDone { run, times: Vec::new(), event, outputs });
     }
 
-    /// Lets it hear what it was told meanwhile.
+    /// Delivers the messages that arrived at the actor's own address.
     async fn hear(&mut self) {
         for message in self.own.told().await {
             self.tell(message);
         }
     }
 
-    /// What the executor was told.
+    /// Returns the commands that the actor sent to the executor since the last call.
     async fn commands(&mut self) -> Vec<Command> {
         let command = |message| match message {
             executor::Message::Send { command, .. } => Some(command),
@@ -198,7 +200,7 @@ impl Bench {
         self.executor.told().await.into_iter().filter_map(command).collect()
     }
 
-    /// The runs that the executor was given, with their programs.
+    /// Returns the runs that the actor sent to the executor since the last call, with their programs.
     async fn runs(&mut self) -> Vec<(RunId, u64)> {
         let run = |command| match command {
             Command::Run(Run { run, program, .. }) => Some((RunId(run), program)),
@@ -229,7 +231,7 @@ fn in_actors<F: Future>(test: F) -> F::Output {
 }
 
 #[test]
-fn the_source_of_a_copy_that_nobody_wants_stays_until_the_copy_has_ended() {
+fn the_source_of_a_cancelled_copy_stays_until_the_copy_has_ended() {
     in_actors(async {
         let mut bench = Bench::new();
         let source = bench.object(Place::Gpu(Incarnation(1)));
@@ -249,7 +251,7 @@ fn the_source_of_a_copy_that_nobody_wants_stays_until_the_copy_has_ended() {
         let told = bench.node.told().await;
         assert!(told.iter().any(|message| matches!(message, node::Message::Ended { .. })));
         assert_eq!(told.iter().filter(|message| cancels(message)).count(), 1);
-        assert_eq!(held.strong_count(), 1, "its blocks are read still");
+        assert_eq!(held.strong_count(), 1, "the copy still reads the source's blocks");
 
         bench.tell(Message::Came { transfer, outcome: Outcome::Cancelled, routes: Vec::new() });
         assert_eq!(held.strong_count(), 0);
@@ -258,7 +260,7 @@ fn the_source_of_a_copy_that_nobody_wants_stays_until_the_copy_has_ended() {
 }
 
 #[test]
-fn a_run_that_waits_for_an_input_goes_with_its_program() {
+fn a_run_that_waits_for_an_input_is_dropped_with_its_failed_program() {
     in_actors(async {
         let mut bench = Bench::new();
         let source = bench.object(Place::Coming);
@@ -270,7 +272,7 @@ fn a_run_that_waits_for_an_input_goes_with_its_program() {
         let runs = bench.runs().await;
         assert_eq!(runs.iter().map(|(_, program)| *program).collect::<Vec<_>>(), [1]);
 
-        // What comes for the first run is not the second one's of the same request.
+        // An input of the request's first run does not count for the request's second run.
         bench.assign(1, 0, vec![source]);
         let fetches = bench.other.told().await.into_iter().filter_map(|message| match message {
             Message::Fetch { reply, .. } => Some(reply),
@@ -291,15 +293,15 @@ fn a_run_that_waits_for_an_input_goes_with_its_program() {
     });
 }
 
-/// Whoever gives up leaves nothing behind in an executor, which keeps the outputs of so many runs at most.
+/// A cancelled request leaves no outputs in an executor, which keeps the outputs of a bounded number of runs.
 #[test]
-fn outputs_of_runs_that_nobody_waits_for_are_dropped() {
+fn outputs_of_cancelled_requests_are_dropped() {
     in_actors(async {
         let mut bench = Bench::new();
         for key in 1..4 {
             bench.assign(key, 0, Vec::new());
-            let [(run, _)] = bench.runs().await[..] else { panic!("not one run") };
-            // The executor has begun, and says so with its outputs.
+            let [(run, _)] = bench.runs().await[..] else { panic!("expected one run") };
+            // The executor had begun the run before the cancellation, so the run ends with outputs.
             bench.tell(Message::Cancel(RequestKey(key)));
             bench.run_done(run);
             let told = bench.commands().await;
@@ -309,17 +311,17 @@ fn outputs_of_runs_that_nobody_waits_for_are_dropped() {
             assert!(data.books.is_empty() && data.storing.is_empty() && bench.gpu.entries.is_empty());
         }
         bench.assign(4, 0, Vec::new());
-        let [(run, _)] = bench.runs().await[..] else { panic!("not one run") };
+        let [(run, _)] = bench.runs().await[..] else { panic!("expected one run") };
         bench.run_done(run);
         let told = bench.commands().await;
-        assert!(matches!(told[..], [Command::PlaceObject(_)]), "somebody waits for these: {told:?}");
+        assert!(matches!(told[..], [Command::PlaceObject(_)]), "an answer waits for these outputs: {told:?}");
     });
 }
 
-/// A request's output, which stays here.
+/// Runs a request and returns its output, which stays on the GPU.
 async fn keep(bench: &mut Bench, key: u64) -> Arc<Kept> {
     bench.assign(key, 0, Vec::new());
-    let [(run, _)] = bench.runs().await[..] else { panic!("not one run") };
+    let [(run, _)] = bench.runs().await[..] else { panic!("expected one run") };
     bench.run_done(run);
     let told = bench.commands().await;
     let [Command::PlaceObject(place)] = &told[..] else { panic!("{told:?}") };
@@ -335,7 +337,8 @@ async fn keep(bench: &mut Bench, key: u64) -> Arc<Kept> {
     kept
 }
 
-/// Somebody wants so many bytes of an object, and is told whether they came.
+/// Returns a message that fetches the first `bytes` bytes of an object, and a receiver that hears whether they
+/// arrived.
 fn fetch(object: ObjectKey, bytes: u64) -> (Message, mpsc::UnboundedReceiver<bool>) {
     let (sender, found) = mpsc::unbounded_channel();
     let reply = Reply::new(move |found| sender.send(found.is_ok()).unwrap_or_default());
@@ -344,7 +347,7 @@ fn fetch(object: ObjectKey, bytes: u64) -> (Message, mpsc::UnboundedReceiver<boo
 }
 
 impl Bench {
-    /// The transfers to the host that are asked for, and the copies.
+    /// Returns the transfers to the host that the actor asked for since the last call, with their copies.
     async fn leaving(&mut self) -> Vec<(TransferId, u64)> {
         let leaving = |message| match message {
             node::Message::Transfer { transfer, cargo: Cargo::ToHost(leaving), .. } => {
@@ -357,17 +360,17 @@ impl Bench {
 }
 
 #[test]
-fn what_is_read_elsewhere_leaves_under_grants_unless_it_is_little() {
+fn a_fetch_to_the_host_needs_grants_unless_it_is_small() {
     in_actors(async {
         let mut bench = Bench::new();
         let object = keep(&mut bench, 1).await;
         for outcome in [Outcome::Complete, Outcome::Failed] {
             let (message, mut found) = fetch(object.key, OBJECT_BYTES);
             bench.tell(message);
-            let [(transfer, copy)] = bench.leaving().await[..] else { panic!("not one transfer") };
+            let [(transfer, copy)] = bench.leaving().await[..] else { panic!("expected one transfer") };
             let told = bench.commands().await;
             assert!(matches!(&told[..], [Command::CopyOut(it)] if it.copy == copy && it.granted), "{told:?}");
-            // Of what goes under grants the executor says nothing that counts.
+            // For a copy under grants the executor's own report is ignored.
             bench.tell(Message::Data(DataSaid::NotCopiedOut(copy)));
             assert!(found.try_recv().is_err());
             bench.tell(Message::Left { transfer, outcome });
@@ -388,16 +391,22 @@ fn what_is_read_elsewhere_leaves_under_grants_unless_it_is_little() {
 }
 
 #[test]
-fn a_copy_to_the_host_is_given_up_once_nobody_else_holds_what_is_copied() {
+fn a_fetch_to_the_host_is_cancelled_once_no_other_handle_of_the_object_exists() {
     in_actors(async {
         let mut bench = Bench::new();
         let object = keep(&mut bench, 1).await;
         let (message, mut found) = fetch(object.key, OBJECT_BYTES);
         bench.tell(message);
-        let [(transfer, _)] = bench.leaving().await[..] else { panic!("not one transfer") };
+        let [(transfer, _)] = bench.leaving().await[..] else { panic!("expected one transfer") };
         let crossed = || {
-            let (link, bytes) = (LinkId(0), Bytes(1));
-            Message::Copied(Copied { transfer, link, via: None, started: NOW, finished: NOW, bytes })
+            Message::Copied(Copied {
+                transfer,
+                link: LinkId(0),
+                via: None,
+                started: NOW,
+                finished: NOW,
+                bytes: Bytes(1),
+            })
         };
         let cancelled =
             |message: &node::Message| matches!(message, node::Message::CancelTransfer(it) if *it == transfer);
@@ -406,7 +415,7 @@ fn a_copy_to_the_host_is_given_up_once_nobody_else_holds_what_is_copied() {
         drop(object);
         bench.tell(crossed());
         assert!(bench.node.told().await.iter().any(cancelled));
-        assert!(bench.gpu.data_report().used > Bytes::ZERO, "it is read still");
+        assert!(bench.gpu.data_report().used > Bytes::ZERO, "the copy still reads the object");
         bench.tell(Message::Left { transfer, outcome: Outcome::Cancelled });
         assert_eq!(found.try_recv(), Ok(false));
         bench.hear().await;
@@ -416,15 +425,16 @@ fn a_copy_to_the_host_is_given_up_once_nobody_else_holds_what_is_copied() {
     });
 }
 
-/// D14: by when it has to be there may turn out after it began to leave.
+/// The deadline of a transfer may become known only after the transfer began (D14).
 #[test]
-fn what_leaves_for_nobody_is_hastened_once_a_run_waits_for_its_room() {
+fn a_migration_without_a_reader_is_hastened_once_a_run_waits_for_its_memory() {
     in_actors(async {
         let mut bench = Bench::new();
         let object = keep(&mut bench, 1).await;
-        let (model, memory) = (ModelId(2), Bytes::mib(64));
+        let model = ModelId(2);
+        let memory = Bytes::mib(64);
         bench.tell(Message::Install { model, memory, prepared: prepared(Bytes::mib(4)) });
-        // As if models that are in use left it no room, and nobody waited for any.
+        // The limit stands for models in use that leave no room for the object, while no run waits for memory.
         bench.tell(Message::Event(Event::Data(elastic::Event::Limit { limit: Bytes::ZERO })));
         let for_nobody = |message| match message {
             node::Message::Transfer { transfer, cargo: Cargo::ToHost(_), reader: Reader::Nobody, .. } => {
@@ -433,16 +443,16 @@ fn what_leaves_for_nobody_is_hastened_once_a_run_waits_for_its_room() {
             _ => None,
         };
         let leaving: Vec<_> = bench.node.told().await.into_iter().filter_map(for_nobody).collect();
-        let [transfer] = leaving[..] else { panic!("not one transfer: {leaving:?}") };
+        let [transfer] = leaving[..] else { panic!("expected one transfer: {leaving:?}") };
         let hastened = |message| match message {
             node::Message::Hasten { transfer, reader } => Some((transfer, reader)),
             _ => None,
         };
-        // It takes all of the GPU; the one behind it is not who waits first.
+        // Request 2 needs all of the GPU's memory. Request 3 waits behind it, so it is not the reader.
         bench.assign(2, model.0, Vec::new());
         bench.assign(3, 1, Vec::new());
         let hastened: Vec<_> = bench.node.told().await.into_iter().filter_map(hastened).collect();
-        assert_eq!(hastened, [(transfer, RequestKey(2))], "once");
+        assert_eq!(hastened, [(transfer, RequestKey(2))], "hastened exactly once");
         drop(object);
     });
 }

@@ -1,4 +1,5 @@
-//! What the node's functions mean to dispatch: what is installed, how it is to be served, what it scores.
+//! The node's functions as dispatch sees them: installation and removal, batching limits, objectives,
+//! profiles and SLO counts.
 
 use std::sync::Arc;
 
@@ -49,7 +50,7 @@ impl Node {
         Ok(())
     }
 
-    /// What was learned of the models that are here.
+    /// Returns the profiles of the models on this node, for the profile store.
     pub(super) fn learned(&self) -> Vec<(Digest, Profile)> {
         let types = self.supervisor.gpu_types();
         let learned = self.dispatch.core.dispatch().learned();
@@ -60,7 +61,7 @@ impl Node {
         told.collect()
     }
 
-    /// Keeps what the functions of a model want kept.
+    /// Tells dispatch how many copies of a model stay warm, if the functions that use the model changed that.
     fn residency(&mut self, now: Timestamp, model: ModelId) {
         if let Some(residency) = self.supervisor.new_residency(model) {
             self.dispatch(now, dispatch::Event::Keep { model, copies: residency.min_warm });
@@ -72,16 +73,18 @@ impl Node {
         self.dispatch(now, dispatch::Event::Score { function, counts: base.plus(here) });
     }
 
-    /// Scores with what was counted elsewhere and before, which those from here are added to.
+    /// Updates the functions' SLO counts of other nodes and earlier registrations, from the cluster's totals.
+    /// The counts of this node are added to them.
     pub(super) fn scores(&mut self, now: Timestamp, scores: &Scores) {
         if !self.dispatch.core.dispatch().wants_scores() {
             return;
         }
         for (function, key, here) in self.supervisor.scored() {
             let Some(all) = scores.get(&key) else { continue };
-            let (known, seen) = (self.bases.get(&function).copied().unwrap_or_default(), all.since(here));
-            // What was scored here since they were put together is missing from them: the most
-            // that was ever left over is nearest.
+            let known = self.bases.get(&function).copied().unwrap_or_default();
+            let seen = all.since(here);
+            // The totals lag behind this node's counts, so the difference is too small or exact, never too
+            // large. The largest difference seen is the nearest to the truth.
             let base = SloCounts { m: known.m.max(seen.m), n: known.n.max(seen.n) };
             if base != known {
                 self.bases.insert(function, base);
@@ -90,7 +93,8 @@ impl Node {
         }
     }
 
-    /// What a request's workflow is likely to ask for next, as far as it is served here (D29).
+    /// Tells dispatch which models a request's workflow is likely to need next, as far as this node serves
+    /// them (D29).
     pub(super) fn next(&mut self, now: Timestamp, work: &Work) {
         if self.supervisor.prewarm() == Prewarm::Off {
             return;

@@ -1,4 +1,4 @@
-//! What the Node actor is told, and who waits for what crosses links.
+//! The messages to the Node actor, and the readers that transfers over links serve.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -22,39 +22,39 @@ use crate::programs::Program;
 use crate::request::Asker;
 use crate::snapshot::Look;
 
-/// What the Node actor is told.
+/// A message to the Node actor.
 pub(crate) enum Message {
-    /// A request wants to run.
+    /// A Function actor admitted a request, which waits for a GPU from now on.
     Enqueue { work: SharedWork, attempts: Attempts },
-    /// Others are likely to be asked for with what it gives. Said after it was.
+    /// The workflow of an enqueued request is likely to call other functions next. Sent after `Enqueue`.
     Next(SharedWork),
-    /// Some of what a request reads came to a GPU's memory, or left it.
+    /// An input of a request arrived in a GPU's memory, or left a GPU's memory.
     Moved(RequestKey),
-    /// Nobody waits for it any more.
+    /// No caller waits for a request's answer any longer.
     Withdraw(RequestKey),
-    /// A GPU can run things.
+    /// A GPU is ready to run requests.
     Up { gpu: GpuIndex, incarnation: Incarnation },
-    /// A GPU lost everything.
+    /// A GPU lost its models, its data and its requests.
     Down { gpu: GpuIndex, lost: Vec<(RequestKey, Progress)> },
-    /// A Gpu actor was started again and knows nothing.
+    /// A Gpu actor was restarted and has no state.
     GpuReset(GpuIndex),
-    /// A request left a GPU.
+    /// A request's run ended, and the request left its GPU.
     Ended { gpu: GpuIndex, key: RequestKey, ran: Option<Duration> },
-    /// The run of several requests failed; it ends next. Each is to run again alone.
+    /// The run of a batch failed, and `Ended` follows. Each request of the batch runs again alone.
     Split(RequestKey),
-    /// A request came back from a GPU.
+    /// A GPU returned a request to the queue.
     Returned { gpu: GpuIndex, key: RequestKey, why: Return },
-    /// A function has scored so much since it is here.
+    /// The SLO counts of a function changed: its new counts since the function is on this node.
     Scored { function: FunctionIndex, counts: SloCounts },
-    /// What functions go by, with their scores elsewhere and before.
+    /// The SLO counts of functions in the whole cluster, earlier registrations included.
     Scores(Scores),
-    /// What tenants may use of this node.
+    /// The caps of the tenants on this node.
     Quotas(Arc<Quotas>),
-    /// How the node schedules from now on.
+    /// The scheduling policy of the node from now on.
     Policy(Wanted),
-    /// Models left a GPU.
+    /// A GPU evicted models.
     Evicted { gpu: GpuIndex, models: Vec<ModelId> },
-    /// Weights or an object want to go to a GPU, or an object from there to the host.
+    /// A GPU asks for a transfer: weights or an object to the GPU, or an object from the GPU to the host.
     Transfer {
         gpu: GpuIndex,
         transfer: TransferId,
@@ -63,63 +63,63 @@ pub(crate) enum Message {
         from: Option<GpuIndex>,
         reader: Reader,
     },
-    /// A request waits for them now.
+    /// A request waits for a transfer that began without a waiting request.
     Hasten { transfer: TransferId, reader: RequestKey },
-    /// They are not wanted any more.
+    /// The bytes of a transfer are no longer needed.
     CancelTransfer(TransferId),
-    /// A batch ended, or a GPU says whether it locked a model.
+    /// A batch ended, or a GPU reports whether it locked a model for a copy.
     Fabric(fabric::Event),
-    /// Say what was learned of each model.
+    /// A request for the profile of each model.
     Learned { reply: oneshot::Sender<Vec<(Digest, Profile)>> },
-    /// Serve a function.
+    /// The node serves a function from now on.
     Install {
         function: FunctionConfig,
         model: Arc<PreparedModel>,
         reply: oneshot::Sender<Result<(), InstallError>>,
     },
-    /// Serve a program, with so many processes.
+    /// The node serves a program from now on, with `processes` processes.
     Host { function: FunctionConfig, program: Arc<Program>, processes: u32, reply: oneshot::Sender<()> },
-    /// Serve it no more.
+    /// The node stops serving a function or program.
     Retire { key: RevisionKey, reply: oneshot::Sender<()> },
-    /// A function answered its last request.
+    /// A retiring function answered its last request.
     Retired(FunctionIndex),
-    /// A Function actor was started again and knows none of its requests.
+    /// A Function actor was restarted and has no requests.
     FunctionReset(FunctionIndex),
-    /// Tell what the node looks like.
+    /// A request for a snapshot of the node.
     Report { look: Look, parts: Parts },
-    /// Break something.
+    /// A fault to inject into a GPU's executor.
     Inject {
         gpu: GpuIndex,
         fault: Fault,
         function: Option<RevisionKey>,
         reply: oneshot::Sender<Result<(), FaultError>>,
     },
-    /// Stop every executor, then end.
+    /// The node stops every executor, and ends after the last one has stopped.
     Shutdown { reply: oneshot::Sender<()> },
-    /// An executor is gone for good.
+    /// An executor stopped, and no other will be started for its GPU.
     ExecutorStopped(GpuIndex),
 }
 
-/// Who waits for bytes to cross.
+/// The request that waits for the bytes of a transfer.
 #[derive(Debug, Clone)]
 pub(crate) enum Reader {
-    /// Nobody in particular.
+    /// No request waits for the bytes.
     Nobody,
-    /// A request whose run reads them, or whose model has no room before they have left.
+    /// The request's run reads the bytes, or the request's model needs the memory that the bytes leave.
     Run(RequestKey),
-    /// One that has run, and is answered when they are there.
+    /// The request has run, and is answered once the bytes have arrived.
     Answer(SharedWork),
-    /// One that is put into the queue when they are there, among its other inputs.
+    /// The bytes are an input of the request, which is enqueued once all its inputs have arrived.
     Inputs(Arc<Asker>),
-    /// One that has left the queue or takes no place there: a program reads them for it, or they are
-    /// answered.
+    /// The request is not in the node's queue: a program reads the bytes for the request, or the bytes
+    /// are part of its answer.
     Outside(Arc<Asker>),
-    /// One of another worker, which wants them by then.
+    /// A request on another worker, which needs the bytes by this time.
     Elsewhere(Timestamp),
 }
 
 impl Reader {
-    /// The request whose run reads them, if there is one.
+    /// Returns the reader for a request's run. Without a request, no request waits.
     pub(crate) fn run(key: Option<RequestKey>) -> Self {
         key.map_or(Self::Nobody, Self::Run)
     }

@@ -1,5 +1,5 @@
-//! By when what crosses links is wanted (D14): the time of the request that waits for it, less what its run
-//! is expected to take.
+//! The objectives of transfers (D14): the deadline of the waiting request, and the expected duration of the
+//! request's run, which has to fit between the end of the transfer and the deadline.
 
 use std::time::Duration;
 
@@ -11,33 +11,34 @@ use super::Node;
 use crate::actors::work::Work;
 use crate::request::Asker;
 
-/// The objective of bytes that another worker fetches: how long its run takes is not said.
+/// Returns the objective of bytes that another worker fetches. The duration of that worker's run is unknown
+/// here, and counts as zero.
 pub(super) fn of_elsewhere(now: Timestamp, by: Timestamp) -> Objective {
     Objective { slo: by.since(now), infer: Duration::ZERO }
 }
 
 impl Node {
-    /// The objective of bytes that a request waits for, or the most pressing one of those that run with it.
-    /// `None` where no answer is wanted by a certain time.
+    /// Returns the objective of bytes that a request's run waits for. In a batch the earliest deadline
+    /// counts. Returns `None` if no request of the batch has a deadline.
     pub(super) fn objective(&self, now: Timestamp, reader: RequestKey) -> Option<Objective> {
         let members = self.dispatch.core.members(reader);
         let works = members.iter().filter_map(|key| Some(&self.entries.get(key)?.work));
         let wanted = works.filter_map(|work| Some((self.wanted_by(work)?, work.model)));
         let (by, model) = wanted.min()?;
         let dispatch = self.dispatch.core.dispatch();
-        // Before its first run nothing is known of it.
+        // Before the first run of a model its run has no prediction.
         let infer = dispatch.predicted_run(model, dispatch.rows(reader)).unwrap_or_default();
         Some(Objective { slo: by.since(now), infer })
     }
 
-    /// The objective of bytes without which a request that has run is not answered.
+    /// Returns the objective of bytes that belong to the answer of a request that has run.
     pub(super) fn answer_objective(&self, now: Timestamp, work: &Work) -> Option<Objective> {
         let by = self.wanted_by(work)?;
         Some(Objective { slo: by.since(now), infer: Duration::ZERO })
     }
 
-    /// The objective of inputs that are put together before a request is in the queue: alone, as far as can
-    /// be known.
+    /// Returns the objective of inputs that are gathered before their request is enqueued. The prediction
+    /// assumes that the request runs alone, because its batch is not known yet.
     pub(super) fn inputs_objective(&self, now: Timestamp, asker: &Asker) -> Option<Objective> {
         let by = self.asked_by(asker)?;
         let model = self.supervisor.model_of(&asker.revision);
@@ -45,8 +46,8 @@ impl Node {
         Some(Objective { slo: by.since(now), infer: run.unwrap_or_default() })
     }
 
-    /// The objective of bytes that a program reads, or that are answered: what a program does with them
-    /// nobody can say.
+    /// Returns the objective of bytes that a program reads, or that are part of an answer. The duration of a
+    /// program's work is unknown, and counts as zero.
     pub(super) fn outside_objective(&self, now: Timestamp, asker: &Asker) -> Option<Objective> {
         Some(Objective { slo: self.asked_by(asker)?.since(now), infer: Duration::ZERO })
     }

@@ -1,4 +1,4 @@
-//! Another scheduling policy while the node works.
+//! The change of the scheduling policy of a running node.
 
 use millrace_policy::dispatch::{self, Objective};
 use millrace_policy::fabric;
@@ -16,21 +16,22 @@ impl Node {
         let before = before.policy;
         let after = after.policy;
         if before.eviction != after.eviction {
-            // The GPUs come first, because dispatch tells them next how resident models stand.
+            // The GPUs are told before dispatch, because dispatch next tells them the standing of resident
+            // models under the new eviction.
             for gpu in self.supervisor.gpu_indices() {
                 self.tell_gpu(gpu, GpuEvent::Eviction(after.eviction));
             }
         }
         if (before.dispatch, before.eviction) != (after.dispatch, after.eviction) {
-            let (policy, eviction) = (after.dispatch, after.eviction);
+            let policy = after.dispatch;
             let functions = if policy.scores() { self.standings() } else { Vec::new() };
-            self.dispatch(now, dispatch::Event::Change { policy, eviction, functions });
+            self.dispatch(now, dispatch::Event::Change { policy, eviction: after.eviction, functions });
         }
         if before.batching != after.batching {
             for limits in self.supervisor.all_limits() {
                 self.dispatch(now, limits);
             }
-            // An objective also says whether the function's requests run together.
+            // An objective also says whether the function's requests are batchable.
             if after.dispatch.scores() {
                 for (function, objective, _) in self.supervisor.objectives() {
                     self.dispatch(now, dispatch::Event::Objective { function, objective });
@@ -38,8 +39,8 @@ impl Node {
             }
         }
         if (before.sharing, before.host_links) != (after.sharing, after.host_links) {
-            let (sharing, host_links) = (after.sharing, after.host_links);
-            self.fabric(now, fabric::Event::Change { sharing, host_links });
+            let change = fabric::Event::Change { sharing: after.sharing, host_links: after.host_links };
+            self.fabric(now, change);
         }
         tracing::info!(
             generation,
@@ -52,7 +53,8 @@ impl Node {
         );
     }
 
-    /// The objective of every function, and its counts here, elsewhere and before.
+    /// Returns the objective of every function, and its SLO counts in the whole cluster, earlier registrations
+    /// included.
     fn standings(&self) -> Vec<(FunctionIndex, Option<Objective>, SloCounts)> {
         let mut standings = self.supervisor.objectives();
         for (function, _, counts) in &mut standings {

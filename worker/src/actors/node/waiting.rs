@@ -1,5 +1,5 @@
-//! A request between its admission and its end, as far as the node has to know: whether it waits or is
-//! on a GPU, and the span of its wait.
+//! The Node's view of a request between its admission and its end: whether the request waits or is on a GPU,
+//! and the span of its wait.
 
 use std::sync::Arc;
 
@@ -14,13 +14,14 @@ use crate::handle::Directory;
 /// A request in the queue or on a GPU.
 pub(super) struct Entry {
     pub(super) work: SharedWork,
-    /// Its wait, while it waits.
+    /// The span of the wait, while the request waits.
     queue: Option<Span>,
     on: Option<GpuIndex>,
 }
 
 impl Entry {
-    /// One that waits from now on, at a node that is found there.
+    /// Returns a request that waits from now on. `node` is registered with the request's objects as the
+    /// address of the request's node.
     pub(super) fn new(work: SharedWork, queue: &Batcher, node: &Arc<Directory>) -> Self {
         work.invocation.on_gpus.objects.iter().for_each(|object| object.read_by(work.key, node));
         let mut entry = Self { work, queue: None, on: None };
@@ -28,7 +29,7 @@ impl Entry {
         entry
     }
 
-    /// It waits, again or for the first time.
+    /// Records that the request waits, for the first time or again, and starts the span of the wait.
     pub(super) fn waits(&mut self, queue: &Batcher) {
         self.on = None;
         self.tell_objects(true);
@@ -40,7 +41,7 @@ impl Entry {
         ));
     }
 
-    /// It waits no more.
+    /// Records that the request is assigned to a GPU, and ends the span of the wait.
     pub(super) fn goes_to(&mut self, gpu: GpuIndex) {
         self.on = Some(gpu);
         self.tell_objects(false);
@@ -49,7 +50,8 @@ impl Entry {
         }
     }
 
-    /// Tells where its inputs are how near it is: whoever came earlier goes earlier, as far as can be known.
+    /// Tells the request's objects whether the request waits, and its rank. The rank is the request's key: the
+    /// order of arrival is the best guess of the order in which requests will run.
     fn tell_objects(&self, waits: bool) {
         for object in &self.work.invocation.on_gpus.objects {
             object.queued(self.work.key.0, waits);
@@ -61,8 +63,8 @@ impl Entry {
     }
 }
 
-/// Names requests that a GPU was lost with, by which their traces are found: the first of them, where they
-/// are many.
+/// Logs the requests that were on a GPU that was lost. The log names up to 8 requests, whose traces can then
+/// be found by their ids.
 pub(super) fn log_lost<'a>(gpu: GpuIndex, requests: impl ExactSizeIterator<Item = &'a RequestId>) {
     const NAMED_MAX: usize = 8;
     let count = requests.len();
@@ -72,7 +74,7 @@ pub(super) fn log_lost<'a>(gpu: GpuIndex, requests: impl ExactSizeIterator<Item 
             gpu = gpu.0,
             count,
             requests = named.join(" "),
-            "requests were on a GPU that lost all: they run again if they may"
+            "a GPU was lost with requests on it: requests that may be repeated run again"
         );
     }
 }
