@@ -1,4 +1,4 @@
-//! What functions and links do, put together of what every front door and every worker counts.
+//! Activity of functions and links, summed over the counters of all gateways and workers.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -20,27 +20,28 @@ use crate::everyone::{ASK_TIMEOUT, Everyone, Given};
 use crate::fleet::Worker;
 use crate::raft::Peer;
 
-/// Functions told when the request does not say how many, and the most that it may ask for.
+/// Functions in a response if the request gives no number, and the largest number that a request may
+/// give.
 const FUNCTIONS_DEFAULT: usize = 100;
 const FUNCTIONS_MAX: usize = 1_000;
 
-/// Who counts. Cheap to clone.
+/// The sources of activity: this process and all peers. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Activities {
     pub(crate) own: Doors,
     pub(crate) everyone: Everyone,
 }
 
-/// The front door of this controller.
+/// The activity counters of this controller's gateway.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Doors {
     pub(crate) counts: activity::Activity,
-    /// Names the process, and no other that comes after it.
+    /// A unique name of the process; a later process of the same controller has another name.
     pub(crate) process: String,
 }
 
 impl Activities {
-    /// What all of them counted.
+    /// Returns the summed activity of all processes.
     pub(crate) async fn gather(&self, request: &api::GetActivityRequest) -> api::GetActivityResponse {
         let tenant = request.tenant.as_str();
         let controller = |peer: Peer| async move {
@@ -65,7 +66,8 @@ impl Activities {
 }
 
 impl Doors {
-    /// Counts of this process for the functions of a tenant, or for all of them where it is empty.
+    /// Returns this process's counts for the functions of `tenant`, or of all tenants if `tenant` is
+    /// empty.
     pub(crate) fn told(&self, tenant: &str) -> Activity {
         let function = |(key, it): (FunctionKey, activity::FunctionActivity)| {
             let bucket = |(up_to_seconds, count)| LatencyBucket { up_to_seconds, count };
@@ -95,9 +97,12 @@ fn put_together(
     tenant: &str,
     max: usize,
 ) -> api::GetActivityResponse {
-    let (mut functions, mut links) = (BTreeMap::new(), Vec::new());
-    let (mut processes, mut missing) = (Vec::new(), Vec::new());
-    // At least so many that no process names.
+    let mut functions = BTreeMap::new();
+    let mut links = Vec::new();
+    let mut processes = Vec::new();
+    let mut missing = Vec::new();
+    // A lower bound on the functions that no process named: the left-out functions of two processes may
+    // be the same ones.
     let mut unnamed = 0;
     for part in given {
         match part {
@@ -124,7 +129,7 @@ fn put_together(
     let left_out = keep_busiest(&mut functions, max);
     let links_fit = fitting(&links);
     if links_fit < links.len() {
-        missing.push(format!("{} links: there are too many for an answer", links.len() - links_fit));
+        missing.push(format!("{} links: they do not fit into the response", links.len() - links_fit));
         links.truncate(links_fit);
     }
     api::GetActivityResponse {
@@ -134,8 +139,8 @@ fn put_together(
     }
 }
 
-/// Keeps the busiest functions: at most so many, and as many as fit a page. They stay in order; gives the
-/// number of the others.
+/// Keeps the busiest functions, at most `max` and at most a page, in their order. Returns the number of
+/// dropped functions.
 fn keep_busiest(functions: &mut Vec<FunctionActivity>, max: usize) -> u32 {
     let all = functions.len();
     if all <= max && fitting(functions) == all {
@@ -147,7 +152,7 @@ fn keep_busiest(functions: &mut Vec<FunctionActivity>, max: usize) -> u32 {
     u32::try_from(all - functions.len()).unwrap_or(u32::MAX)
 }
 
-/// How many of the first items fit a page.
+/// Returns how many of the first items fit into a page.
 fn fitting<M: Message>(items: &[M]) -> usize {
     let mut room = PageRoom::default();
     items.iter().take_while(|item| room.take(*item)).count()
@@ -194,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_front_doors_and_workers_count_is_added_up() {
+    fn activity_of_gateways_and_workers_is_added_up() {
         let ms = |ms| Duration::from_millis(ms).try_into().ok();
         let worker = |in_flight, gpu_ms| FunctionActivity {
             in_flight,
@@ -233,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn the_busiest_are_told_where_there_are_too_many() {
+    fn the_busiest_functions_are_returned_when_there_are_too_many() {
         let given = [told((0..5).map(|i| function(&format!("f{i}"), (i * 7) % 5, &[])).collect())];
         let answer = put_together(given, "", 2);
         let names: Vec<_> = answer.activity.unwrap().functions.into_iter().map(|it| it.function).collect();
@@ -242,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_has_the_busiest_functions_and_links_that_fit() {
+    fn a_response_has_the_busiest_functions_and_the_links_that_fit() {
         let latencies: Vec<_> = (0..82).map(|n| (f64::from(n), 1 << 40)).collect();
         let functions = (0..5_000).map(|i| function(&format!("f{i:0>60}"), i, &latencies)).collect();
         let links = vec![LinkActivity { name: "x".repeat(1_000), ..LinkActivity::default() }; 2_000];
@@ -253,12 +258,12 @@ mod tests {
         assert_eq!(functions.len() + answer.functions_left_out as usize, 5_000);
         assert_eq!(
             answer.missing,
-            [format!("{} links: there are too many for an answer", 2_000 - links.len())]
+            [format!("{} links: they do not fit into the response", 2_000 - links.len())]
         );
     }
 
     #[test]
-    fn another_tenants_functions_are_not_told() {
+    fn functions_of_another_tenant_are_left_out() {
         let answer = put_together([told(vec![function("a", 1, &[])])], "other", 2);
         assert!(answer.activity.unwrap().functions.is_empty());
     }

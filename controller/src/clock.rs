@@ -1,4 +1,4 @@
-//! Wall-clock time, read here and nowhere else: the leader stamps it into commands.
+//! Wall-clock time, read only in this file: the leader stamps the time into commands.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicI64, Ordering};
 
 use millrace_cluster_state::UnixMillis;
 
-/// Where stamps come from.
+/// A source of wall-clock time for stamps.
 pub trait WallClock: Debug + Send + Sync + 'static {
-    /// Now.
+    /// Returns the current time.
     fn now(&self) -> UnixMillis;
 }
 
@@ -20,12 +20,12 @@ impl WallClock for SystemClock {
     #[allow(clippy::disallowed_methods, reason = "this is the clock that others are handed")]
     fn now(&self) -> UnixMillis {
         let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-        // A clock before 1970 stamps 0; the state's own clock never runs backwards.
+        // A clock set before 1970 stamps 0; the clock of the replicated state never runs backwards.
         UnixMillis(since_epoch.map_or(0, |span| u64::try_from(span.as_millis()).unwrap_or(u64::MAX)))
     }
 }
 
-/// Another clock, moved while it runs: for tests of what a clock that jumps costs.
+/// A clock at an adjustable offset from another clock, for tests of clock jumps.
 #[derive(Debug)]
 pub struct MovedClock {
     of: Arc<dyn WallClock>,
@@ -33,18 +33,18 @@ pub struct MovedClock {
 }
 
 impl MovedClock {
-    /// A clock that is not moved yet.
+    /// Returns a clock with offset 0 from `of`.
     #[must_use]
     pub fn new(of: Arc<dyn WallClock>) -> Self {
         Self { of, offset_ms: AtomicI64::new(0) }
     }
 
-    /// Moves it, against the clock that it is made of; negative is back.
+    /// Sets the offset from the underlying clock, in milliseconds. A negative offset is in the past.
     pub fn set_offset_ms(&self, offset_ms: i64) {
         self.offset_ms.store(offset_ms, Ordering::Relaxed);
     }
 
-    /// How far it is moved.
+    /// Returns the offset from the underlying clock, in milliseconds.
     #[must_use]
     pub fn offset_ms(&self) -> i64 {
         self.offset_ms.load(Ordering::Relaxed)
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn a_moved_clock_goes_both_ways_and_not_before_1970() {
+    fn a_moved_clock_shifts_in_both_directions_but_not_before_1970() {
         let clock = MovedClock::new(Arc::new(Standing(1_000)));
         let at = |offset| {
             clock.set_offset_ms(offset);

@@ -1,4 +1,4 @@
-//! What a controller is started with, and its named bounds.
+//! A controller's configuration and its named bounds.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -16,27 +16,28 @@ use crate::artifacts::SharedPlace;
 use crate::clock::{SystemClock, WallClock};
 use crate::inspection::Inspection;
 
-/// The port for everything a client speaks.
+/// The default port for clients: inference, admin API, health and metrics.
 pub const CLIENT_PORT: u16 = 8080;
-/// The port for workers and other controllers.
+/// The default port for workers and other controllers.
 pub const INTERNAL_PORT: u16 = 7070;
 
-/// Log entries between two snapshots.
+/// The default number of log entries between two snapshots.
 pub const SNAPSHOT_EVERY: u64 = 10_000;
 
-/// The largest message between a gateway and a worker: a request's tensors, or its answer's.
+/// The largest message between a controller and a worker, in bytes: a request's or a response's
+/// tensors.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 1 << 30;
-/// How often a quiet connection is tried, and how long the answer may take: a peer that vanished
-/// without a word is noticed in twice this.
+/// The interval between probes of an idle connection, and the longest wait for a probe's answer. A peer
+/// that vanished silently is noticed within twice this time.
 pub(crate) const KEEP_ALIVE: Duration = Duration::from_secs(2);
 
-/// Calls and streams of one worker or controller that are served at a time.
+/// Calls and streams served at a time per connection of a worker or controller.
 const INTERNAL_STREAMS_MAX: u32 = 4_096;
-/// Bytes of one internal call, and of one connection, that may be on their way unread: a snapshot's
-/// and a model file's pieces, and the append entries of a follower that is behind.
+/// Unread bytes in flight per internal call, and per internal connection. These calls carry pieces of
+/// snapshots and model files, and the append entries for a follower that is behind.
 const INTERNAL_WINDOWS: (u32, u32) = (2 << 20, 8 << 20);
 
-/// Bounds of the internal port.
+/// Returns the configuration of the internal port's server.
 pub(crate) fn internal_server(port: PortLimits) -> ServerConfig {
     ServerConfig {
         port,
@@ -49,99 +50,104 @@ pub(crate) fn internal_server(port: PortLimits) -> ServerConfig {
     }
 }
 
-/// Where a controller's place in a cluster comes from. Only an empty data directory asks: in one
-/// that was used before, the identity file decides, and a group that took the controller in goes on.
+/// How a controller obtains its membership in a cluster. Only an empty data directory uses this value:
+/// a used directory has an identity file, and a controller that is already a member of a group
+/// continues as that member.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Start {
     /// Begins a cluster of this controller alone.
     Bootstrap,
-    /// Begins a cluster if each of these controllers says that its data directory is empty too, and
-    /// joins theirs otherwise: for several that start together, unattended. It waits for all of them,
-    /// so that one that lost its directory never begins a second cluster beside theirs.
+    /// Begins a cluster if each of these controllers reports an empty data directory too, and joins
+    /// their cluster otherwise. This is for several controllers that start together, unattended. The
+    /// controller waits for all of them: a controller that lost its directory must never begin a second
+    /// cluster beside theirs.
     Found {
         /// Internal addresses (`host:port`) of all the other controllers.
         with: Vec<String>,
     },
     /// Joins the cluster of other controllers.
     Join {
-        /// Internal addresses (`host:port`) of controllers of it: one that answers is enough.
+        /// Internal addresses (`host:port`) of controllers of that cluster. One that answers is enough.
         at: Vec<String>,
-        /// What to become.
+        /// The role that the controller takes.
         role: JoinAs,
     },
     /// Refuses an empty data directory: for a service that must never begin a second cluster.
     Reopen,
 }
 
-/// What a controller that joins becomes.
+/// The role of a controller that joins a cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum JoinAs {
-    /// A voter, as soon as it has the log.
+    /// The controller becomes a voter as soon as it has the log.
     Voter,
-    /// A learner: it receives the log and serves, and does not vote until it is promoted.
+    /// The controller becomes a learner: it receives the log and serves clients, and does not vote
+    /// until an operator promotes it.
     Learner,
 }
 
-/// How a controller is started.
+/// The configuration of a controller.
 #[derive(Debug, Clone)]
 pub struct ControllerConfig {
-    /// Its number in the group, never given twice. Only an empty data directory takes it; one that
-    /// belongs to another number is refused.
+    /// The controller's number in the group, never reused. Only an empty data directory accepts the
+    /// number: a directory that belongs to another number is refused.
     pub id: ControllerId,
-    /// Where its place in a cluster comes from.
+    /// How the controller obtains its membership in a cluster.
     pub start: Start,
-    /// Where it keeps everything. Locked while it runs.
+    /// The directory of all files of this controller, locked while the controller runs.
     pub data_dir: PathBuf,
-    /// Where clients connect. Port 0 takes a free one.
+    /// The address at which clients connect. Port 0 picks a free port.
     pub client_listen: SocketAddr,
-    /// Where workers and other controllers connect. Port 0 takes a free one.
+    /// The address at which workers and other controllers connect. Port 0 picks a free port.
     pub internal_listen: SocketAddr,
-    /// The address that other controllers reach [`internal_listen`](Self::internal_listen) at, as
-    /// `host:port`. `None`: where it listens. Kept in the group's membership.
+    /// The address at which other controllers reach [`internal_listen`](Self::internal_listen), as
+    /// `host:port`. `None` means the bound address. The group's membership stores this address.
     pub internal_advertise: Option<String>,
-    /// The address that clients reach [`client_listen`](Self::client_listen) at, as `host:port`.
-    /// `None`: where it listens. Shown by the cluster's status.
+    /// The address at which clients reach [`client_listen`](Self::client_listen), as `host:port`.
+    /// `None` means the bound address. The cluster's status shows this address.
     pub client_advertise: Option<String>,
-    /// Log entries between two snapshots: after each, the entries before it are given up. Fewer take
-    /// less disk and a shorter start, and write the whole state more often.
+    /// Log entries between two snapshots. Each snapshot lets the log drop the entries before it. A
+    /// smaller number saves disk space and shortens the start, but writes the whole state more often.
     pub snapshot_every: u64,
-    /// The object store that all controllers of the group share for model files. `None`: each keeps
-    /// them on its own disk. The same for every one of them; the cluster's status warns otherwise.
+    /// The object store for model files, which all controllers of the group share. `None` means that
+    /// each controller stores the files on its own disk. All controllers need the same value: the
+    /// cluster's status warns about a difference.
     pub artifacts: Option<SharedPlace>,
-    /// The preset to schedule by until an operator sets a policy. `None`: the default preset.
+    /// The preset to schedule by until an operator sets a policy. `None` means the default preset.
     pub preset: Option<PresetName>,
-    /// Serves fault injection. For tests and demonstrations.
+    /// Whether the admin API accepts fault injection, for tests and demonstrations.
     pub allow_faults: bool,
-    /// Serves the fault service on the internal port: anyone who reaches that may move this
-    /// controller's clock and stall its disk. For tests.
+    /// Whether the internal port serves the fault service, for tests. Any client of that port may then
+    /// move this controller's clock and stall its disk.
     pub fault_injection: bool,
-    /// Serves anyone who can connect, without encryption or authentication. Without it, only
-    /// loopback addresses are listened at.
+    /// Whether the controller serves every client that can connect, without encryption or
+    /// authentication. If false, the controller listens on loopback addresses only.
     pub insecure: bool,
-    /// Names that clients may call it by, beside `localhost` and the hosts of
+    /// Host names that requests may carry, beside `localhost` and the hosts of
     /// [`client_listen`](Self::client_listen) and [`client_advertise`](Self::client_advertise).
-    /// Requests to others are refused: a web page could have made them lead here.
+    /// Requests with another host name are refused, because a web page could have resolved its own name
+    /// to this address (DNS rebinding).
     pub host_names: Vec<String>,
-    /// Bounds on what clients may ask.
+    /// Bounds on the requests of clients.
     pub limits: Limits,
-    /// Where uploaded models are checked.
+    /// The process that checks uploaded models.
     pub inspection: Inspection,
-    /// Where random choices begin. The edge draws it from the system; tests fix it.
+    /// The seed of random choices. The command line draws the seed from the system; tests fix it.
     pub seed: u64,
-    /// Where stamps come from.
+    /// The clock that stamps commands.
     pub clock: Arc<dyn WallClock>,
-    /// Where this process keeps its spans, if it does.
+    /// The store of this process's spans; `None` if the process keeps no spans.
     pub kept: Option<Kept>,
-    /// The runtime that carries out Raft, which requests then cannot delay (see [`RaftRuntime`]). `None`: the
-    /// one that the controller is started in.
+    /// The runtime that runs Raft, so that requests cannot delay Raft (see [`RaftRuntime`]). `None`
+    /// means the runtime in which the controller starts.
     ///
     /// [`RaftRuntime`]: crate::RaftRuntime
     pub raft_runtime: Option<tokio::runtime::Handle>,
 }
 
 impl ControllerConfig {
-    /// Every default, on loopback: the first controller of a cluster of its own. Models are checked in
-    /// this process: a server names a program for that, see [`Self::inspection`].
+    /// Returns the defaults on loopback: the first controller of a cluster of its own. Models are
+    /// checked in this process; a server sets [`Self::inspection`] to a child process instead.
     #[must_use]
     pub fn new(data_dir: PathBuf, seed: u64) -> Self {
         let loopback = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
@@ -173,28 +179,28 @@ impl ControllerConfig {
 /// The minimum rate of an upload.
 pub(crate) const UPLOAD_RATE: MinimumRate =
     MinimumRate { grace: Duration::from_secs(30), bytes_per_sec: 64 << 10 };
-/// Memory of the processes that check uploaded models, all together.
+/// Memory of all processes together that check uploaded models.
 pub(crate) const INSPECTION_MEMORY: Bytes = Bytes::gib(8);
 
-/// Bounds on what clients may ask.
+/// Bounds on the requests of clients.
 #[derive(Debug, Clone)]
 pub struct Limits {
-    /// The largest model file.
+    /// The size of the largest accepted model file.
     pub artifact_bytes: Bytes,
-    /// Uploads at a time.
+    /// Concurrent uploads.
     pub uploads: usize,
-    /// How long a model file that no function uses is kept.
+    /// How long a model file outlives its last use by a function.
     pub artifact_grace: Duration,
-    /// Model files kept here of those that are in the object store. Trimmed as often as unused ones
-    /// are looked for.
+    /// Bytes of the local cache of model files that are in the object store. The cache is trimmed every
+    /// [`collect_every`](Self::collect_every).
     pub artifact_cache: Bytes,
-    /// How often unused model files are looked for.
+    /// The interval between searches for unused model files.
     pub collect_every: Duration,
-    /// How long a silent worker is still believed alive.
+    /// How long a silent worker counts as alive.
     pub lease: lease::Limits,
-    /// Connections of the port for clients.
+    /// Connection limits of the client port.
     pub client: PortLimits,
-    /// Connections of the port for workers and other controllers.
+    /// Connection limits of the internal port.
     pub internal: PortLimits,
 }
 

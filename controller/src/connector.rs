@@ -1,5 +1,5 @@
-//! How a controller reaches its workers' own service: over the network, or straight into a service
-//! of the same process.
+//! The controller's calls to its workers: over the network, or directly into a service of the same
+//! process.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -18,29 +18,29 @@ use tonic::{Request, Response, Status};
 
 use crate::config::{KEEP_ALIVE, MESSAGE_BYTES_MAX};
 
-/// Carries calls to one worker: its own service where that is in this process, so that a request's
-/// tensors are handed over as they are, or a client that encodes them. Cloning shares it.
+/// Carries calls to one worker. For a worker in this process, the transport is the worker's own service
+/// and passes a request's tensors unchanged; otherwise it is a client that encodes them. Clones share
+/// the transport.
 pub type Transport = Arc<dyn Worker>;
 
-/// Why no call can be made to an address.
+/// Error of an address that cannot be called.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// Not an address.
-    #[error("{address:?} is no address a worker can be called at ({cause}): give host:port")]
+    /// The address does not parse.
+    #[error("cannot call a worker at {address:?} ({cause}): give host:port")]
     Address {
-        /// What the worker said.
+        /// The address as the worker reported it.
         address: String,
-        /// What is wrong with it.
         cause: String,
     },
 }
 
-/// Gives the transport to a worker. Connecting itself may happen at the first call.
+/// Provides the transport to a worker. The connection itself may be made at the first call.
 pub trait Connector: Debug + Send + Sync + 'static {
-    /// The transport to the worker of that name, which says it listens at `address`.
+    /// Returns the transport to the worker `name`, which reports that it listens at `address`.
     ///
     /// # Errors
-    /// [`ConnectError`] when no call can ever be made there.
+    /// [`ConnectError`] if no call to this address can ever succeed.
     fn connect(&self, name: &NodeName, address: &str) -> Result<Transport, ConnectError>;
 }
 
@@ -62,11 +62,11 @@ impl Connector for Tcp {
     }
 }
 
-/// A worker at the other end of a connection.
+/// A client of a worker in another process.
 struct Remote(WorkerClient<Channel>);
 
 impl Remote {
-    /// For questions whose answers carry no tensors.
+    /// Returns a client for calls whose responses carry no tensors.
     fn asking(&self) -> WorkerClient<Channel> {
         self.0.clone().max_decoding_message_size(ANSWER_BYTES_MAX)
     }

@@ -1,5 +1,5 @@
-//! Asks every other controller and every attached worker the same thing, for answers that are better
-//! with a part missing than not given.
+//! Fan-out of one request to every other controller and every attached worker, for responses that are
+//! still useful with a part missing.
 
 use std::fmt::Display;
 use std::sync::Arc;
@@ -13,21 +13,21 @@ use tonic::{Response, Status};
 use crate::fleet::{Fleet, Worker};
 use crate::raft::{Lane, Peer, Replica};
 
-/// How long whoever is asked may take.
+/// How long each asked process may take to answer.
 pub(crate) const ASK_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Who can be asked. Cheap to clone.
+/// The processes to ask. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Everyone {
     pub(crate) replica: Replica,
     pub(crate) fleet: Fleet,
 }
 
-/// What one of them gave, or who did not and why.
+/// The answer of one process, or the name of the process with the reason of its failure.
 pub(crate) type Given<T> = Result<T, String>;
 
 impl Everyone {
-    /// Asks all of them at once.
+    /// Asks all processes in parallel.
     pub(crate) async fn ask<T, C, W>(
         &self,
         controller: impl Fn(Peer) -> C,

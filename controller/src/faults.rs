@@ -1,5 +1,5 @@
-//! The fault service: what goes wrong with one controller's machine, on purpose. Served on the
-//! internal port, and only where the controller was started for it.
+//! The fault service: injects faults into the clock and the disk of one controller. The internal port
+//! serves it only if the controller was started with fault injection.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,14 +12,14 @@ use tonic::{Request, Response, Status};
 
 use crate::clock::MovedClock;
 
-/// The furthest that a clock is moved, either way: a year.
+/// The largest clock offset in either direction: 366 days.
 const CLOCK_OFFSET_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
-/// The longest that one sync is stalled.
+/// The longest stall of a single sync.
 const STALL_EACH_SYNC_MAX: Duration = Duration::from_secs(60);
-/// The longest that a stall goes on unless it is cleared.
+/// The longest stall, unless a client clears it earlier.
 const STALL_FOR_MAX: Duration = Duration::from_secs(600);
 
-/// One controller's clock and disk.
+/// The clock and the disk of one controller.
 #[derive(Debug, Clone)]
 pub(crate) struct FaultService {
     pub(crate) clock: Arc<MovedClock>,
@@ -40,22 +40,22 @@ impl FaultService {
     }
 }
 
-/// A clock offset within its bound.
+/// Returns the requested clock offset in milliseconds, or refuses it.
 fn offset(request: api::SetClockOffsetRequest) -> Result<i64, Failure> {
     let offset = request.offset_ms;
     if Duration::from_millis(offset.unsigned_abs()) > CLOCK_OFFSET_MAX {
         let max = CLOCK_OFFSET_MAX.as_millis();
-        return refused(format!("offset_ms is {offset}: a clock is moved by at most {max} either way"));
+        return refused(format!("offset_ms is {offset}: give at most {max} in either direction"));
     }
     Ok(offset)
 }
 
-/// A stall within its bounds.
+/// Returns the requested stall, or refuses it.
 fn stall(request: api::StallDiskRequest) -> Result<Stall, Failure> {
     let span = |name: &str, given_ms: u64, max: Duration| match given_ms {
         0 => refused(format!("{name} is 0: give milliseconds, or clear the faults to end a stall")),
         _ if Duration::from_millis(given_ms) > max => {
-            refused(format!("{name} is {given_ms}: it is at most {}", max.as_millis()))
+            refused(format!("{name} is {given_ms}: give at most {}", max.as_millis()))
         }
         _ => Ok(Duration::from_millis(given_ms)),
     };
@@ -73,7 +73,7 @@ fn refused<T>(message: String) -> Result<T, Failure> {
 impl fault_server::Fault for FaultService {
     async fn set_clock_offset(&self, request: Request<api::SetClockOffsetRequest>) -> Answer {
         let offset_ms = offset(request.into_inner()).map_err(|failure| to_status(&failure))?;
-        tracing::warn!(offset_ms, "fault injection: the clock is moved");
+        tracing::warn!(offset_ms, "fault injection: moving the clock");
         self.clock.set_offset_ms(offset_ms);
         Ok(Response::new(self.faults()))
     }
@@ -81,13 +81,13 @@ impl fault_server::Fault for FaultService {
     async fn stall_disk(&self, request: Request<api::StallDiskRequest>) -> Answer {
         let stall = stall(request.into_inner()).map_err(|failure| to_status(&failure))?;
         let Stall { each_sync, left } = stall;
-        tracing::warn!(?each_sync, lasts = ?left, "fault injection: the log's disk stalls");
+        tracing::warn!(?each_sync, lasts = ?left, "fault injection: stalling the log's disk");
         self.disk.stall(stall);
         Ok(Response::new(self.faults()))
     }
 
     async fn clear(&self, _: Request<api::ClearRequest>) -> Answer {
-        tracing::warn!("fault injection: every fault is over");
+        tracing::warn!("fault injection: clearing every fault");
         self.clock.set_offset_ms(0);
         self.disk.clear();
         Ok(Response::new(self.faults()))
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_out_of_bounds_is_refused_with_the_bound() {
+    fn faults_out_of_bounds_are_refused_with_the_bound() {
         let check = |refusal: Result<(), Failure>, says: &str| {
             let failure = refusal.unwrap_err();
             assert_eq!(failure.reason, Reason::MalformedRequest);
@@ -115,7 +115,7 @@ mod tests {
         let year = i64::try_from(CLOCK_OFFSET_MAX.as_millis()).unwrap();
         assert_eq!([moved(year), moved(-year), moved(0)], [Ok(year), Ok(-year), Ok(0)]);
         for beyond in [year + 1, -year - 1, i64::MIN, i64::MAX] {
-            check(moved(beyond).map(|_| ()), "at most 31622400000 either way");
+            check(moved(beyond).map(|_| ()), "at most 31622400000 in either direction");
         }
         let stalled = |each_sync_ms, for_ms| stall(api::StallDiskRequest { each_sync_ms, for_ms });
         let most = Stall { each_sync: STALL_EACH_SYNC_MAX, left: STALL_FOR_MAX };

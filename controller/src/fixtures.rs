@@ -1,4 +1,4 @@
-//! Commands, and states that they made, for tests.
+//! Commands, and states made from them, for tests.
 
 use millrace_cluster_state::{Caller, Command, ControllerId, ModelSummary, Proposal, State, UnixMillis};
 use millrace_types::workflow::{Output, Run, Step, WorkflowSpec};
@@ -14,7 +14,7 @@ pub(crate) fn key(of: &str) -> FunctionKey {
     FunctionKey { tenant: TenantName::default(), name: name(of) }
 }
 
-/// Workflow `w`: these steps one after the other, each with the function that it runs.
+/// Returns workflow `w`, a chain of the given steps, each with the function that it runs.
 pub(crate) fn chain(steps: &[(&str, &str)]) -> WorkflowSpec {
     let mut from = "input.x".to_owned();
     let step = |(step, function): &(&str, &str)| {
@@ -28,16 +28,18 @@ pub(crate) fn chain(steps: &[(&str, &str)]) -> WorkflowSpec {
     WorkflowSpec::new(key("w"), vec!["x".into()], steps, outputs)
 }
 
-/// What makes these functions, which take `x` and give `y`.
+/// Returns the commands that create these functions, with input `x` and output `y`.
 pub(crate) fn functions(names: &[&str]) -> Vec<Command> {
     let tensor = |name: &str| TensorSpec {
         name: name.into(),
         datatype: DataType::Fp32,
         shape: vec![Dim::Symbol("batch".into()), Dim::Fixed(64)],
     };
-    let (inputs, outputs) = (vec![tensor("x")], vec![tensor("y")]);
+    let inputs = vec![tensor("x")];
+    let outputs = vec![tensor("y")];
     let model = ModelSummary { weights: Bytes(1), parameters: 1, launches: 1, inputs, outputs };
-    let (digest, holder) = (Digest::of(b"model"), ControllerId(1));
+    let digest = Digest::of(b"model");
+    let holder = ControllerId(1);
     let artifact = Command::AddArtifact { digest, bytes: Bytes(1), model, holder };
     let function = |name: &&str| {
         let spec = FunctionSpec::new(key(name));
@@ -46,12 +48,12 @@ pub(crate) fn functions(names: &[&str]) -> Vec<Command> {
     std::iter::once(artifact).chain(names.iter().map(function)).collect()
 }
 
-/// A model without inputs and outputs.
+/// Returns a model without inputs and outputs.
 pub(crate) fn bare_model() -> ModelSummary {
     ModelSummary { weights: Bytes(1), parameters: 1, launches: 1, inputs: Vec::new(), outputs: Vec::new() }
 }
 
-/// A cluster that was told of nothing but these functions.
+/// Returns the state of a cluster that has only these functions.
 pub(crate) fn state(names: &[&str]) -> State {
     let mut state = State::default();
     apply(&mut state, Command::InitCluster { cluster_id: ClusterId("test".into()) });
@@ -59,10 +61,10 @@ pub(crate) fn state(names: &[&str]) -> State {
     state
 }
 
-/// Has a state take a command.
+/// Applies a command to a state.
 ///
 /// # Panics
-/// It refuses it.
+/// The state refuses the command.
 pub(crate) fn apply(state: &mut State, command: Command) {
     let caller = Caller("test".into());
     let proposal = Proposal { stamp: UnixMillis(1), caller, idempotency: None, command };

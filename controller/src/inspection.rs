@@ -1,13 +1,13 @@
-//! Makes sure that a model file or program can be served, before anything of it is recorded.
+//! Checks that a model file or program can be served, before any of it is stored or committed.
 //!
 //! ```text
 //!  controller ── the file, open, as standard input ──▶ millrace inspect PID
 //!             ◀─ Answer, at most ANSWER_BYTES_MAX ───  limits itself, reads, compiles
 //! ```
-//! The file is somebody else's bytes and may be as large as the disk. A process of its own reads and
-//! compiles it, under limits of memory and processor time, so that a hostile or huge file ends that
-//! process and not the one that runs Raft. Inspections run side by side as long as their memory fits
-//! a budget; the others wait.
+//! The file is untrusted and may be as large as the disk. A separate process reads and compiles the
+//! file under limits of memory and processor time, so a hostile or huge file ends that process and not
+//! the process that runs Raft. Inspections run in parallel while their memory fits a budget; further
+//! inspections wait.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -33,35 +33,36 @@ use tokio::sync::Semaphore;
 
 use crate::artifacts::Verified;
 
-/// The longest answer: a summary that the log takes is shorter.
+/// The longest answer of an inspecting process, in bytes. A summary that the log accepts is shorter.
 const ANSWER_BYTES_MAX: u64 = 1 << 20;
-/// The longest message of a refusal. Names in a model file have no limit of their own.
+/// The longest message of a refusal, in characters. Names in a model file have no limit of their own.
 const MESSAGE_CHARS_MAX: usize = 4_096;
-/// Memory that compiling takes beside the file and its copies: decoded messages, which
+/// Memory that compiling needs beside the file and its copies, in bytes: decoded messages, which
 /// `millrace_model` counts before it decodes them.
 const COMPILE_BYTES: u64 = 1 << 30;
-/// Copies of a file in memory at a time: as read, decoded, and as the weights that come of it.
+/// Copies of a file in memory at a time: the bytes read, the decoded file, and the resulting weights.
 const COPIES: u64 = 3;
-/// Processor time of an inspection, and how much more a large file has.
+/// Base processor time of an inspection; [`CPU_BYTES_PER_SEC`] grants more time to large files.
 const CPU_TIME: Duration = Duration::from_secs(60);
 const CPU_BYTES_PER_SEC: u64 = 16 << 20;
-/// An inspection may last so many times its processor time: it waits for the disk, and for other work.
+/// The longest duration of an inspection, as a multiple of its processor time: an inspection also waits
+/// for the disk and for other work.
 const PATIENCE: u32 = 5;
-/// Descriptors of an inspecting process: the standard three, and what is opened at its start.
+/// File descriptors of an inspecting process: the standard three, and those opened at its start.
 const DESCRIPTORS: u64 = 16;
-/// The unit in which the memory of inspections is counted.
+/// The unit of inspection memory, in bytes.
 const MEMORY_UNIT: u64 = 1 << 20;
 
-/// Where models are checked.
+/// The process that checks models.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Inspection {
-    /// In the process that asks: for tests, where no program is at hand.
+    /// Models are checked in the controller's process, for tests that have no program at hand.
     InProcess,
-    /// In a process of its own each.
+    /// Each model is checked in a child process of its own.
     Child(InspectorCommand),
 }
 
-/// How an inspecting process is started. It is given the number of the process that started it.
+/// The command line of an inspecting process. The last argument is the process id of the parent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InspectorCommand {
     program: PathBuf,
@@ -69,16 +70,16 @@ pub struct InspectorCommand {
 }
 
 impl InspectorCommand {
-    /// `inspect` of the running program.
+    /// Returns `inspect` of the running program.
     ///
     /// # Errors
-    /// When the system does not say which program this is.
+    /// The system does not report the path of the running program.
     pub fn this_program() -> io::Result<Self> {
         Ok(Self { program: std::env::current_exe()?, args: vec!["inspect".into()] })
     }
 }
 
-/// What an inspecting process answers.
+/// The answer of an inspecting process.
 #[derive(Debug, Serialize, Deserialize)]
 enum Answer {
     Served(ModelSummary),
@@ -90,7 +91,7 @@ enum Answer {
 pub(crate) struct Inspector {
     inspection: Inspection,
     memory: Semaphore,
-    /// Of all inspections together, in [`MEMORY_UNIT`]s.
+    /// Memory of all inspections together, in [`MEMORY_UNIT`]s.
     memory_units: u32,
 }
 
@@ -100,19 +101,19 @@ impl Inspector {
         Self { inspection, memory: Semaphore::new(memory_units as usize), memory_units }
     }
 
-    /// Compiles the file as a worker will, and says what it is.
+    /// Compiles the file as a worker will, and returns its summary.
     pub(crate) async fn inspect(&self, file: &Verified) -> Result<ModelSummary, Failure> {
         let bytes = file.bytes();
-        // A file for which all of the memory is too little is inspected alone.
+        // A file that needs more than the whole budget is inspected alone.
         let units = units(memory_bytes(bytes.get())).min(self.memory_units);
-        // Never closed.
+        // The semaphore is never closed, so acquiring cannot fail.
         let _memory = self.memory.acquire_many(units).await;
         let file = file.open()?;
         let model = match &self.inspection {
             Inspection::InProcess => in_process(file).await,
             Inspection::Child(command) => in_child_of_one_thread(command.clone(), file, bytes).await,
         }?;
-        // Checked here too, so that nothing of a model whose names are too long is stored.
+        // Check the names here too, so that nothing of a model with too long names is stored.
         check_model(&model)
             .map_err(|error| Failure::new(Reason::InvalidModel, bounded(error.to_string())))?;
         Ok(model)
@@ -123,25 +124,24 @@ fn units(bytes: u64) -> u32 {
     u32::try_from(bytes.div_ceil(MEMORY_UNIT)).unwrap_or(u32::MAX).clamp(1, i32::MAX.unsigned_abs())
 }
 
-/// Memory that an inspection of so many bytes may take.
+/// Returns the memory limit of an inspection of a file of `bytes` bytes, in bytes.
 fn memory_bytes(bytes: u64) -> u64 {
     bytes.saturating_mul(COPIES).saturating_add(COMPILE_BYTES)
 }
 
-/// Processor time that an inspection of so many bytes may take.
+/// Returns the processor time limit of an inspection of a file of `bytes` bytes.
 fn cpu_time(bytes: u64) -> Duration {
     CPU_TIME + Duration::from_secs(bytes / CPU_BYTES_PER_SEC)
 }
 
 async fn in_process(file: File) -> Result<ModelSummary, Failure> {
     let inspected = tokio::task::spawn_blocking(move || inspect(file)).await;
-    // A panic on a client's bytes: our bug, and not a reason to take the file.
-    inspected
-        .map_err(|error| Failure::new(Reason::Internal, format!("the model could not be checked: {error}")))?
+    // A panic on a client's bytes is our bug, and no reason to accept the file.
+    inspected.map_err(|error| Failure::new(Reason::Internal, format!("cannot check the model: {error}")))?
 }
 
-/// Runs [`in_child`] on a thread that lives as long: the kernel ends the child with the thread that started
-/// it, and threads of a runtime come and go. Dropping this ends the child.
+/// Runs [`in_child`] on a blocking thread that lives as long as the child. The kernel kills the child
+/// when its parent thread ends, and runtime threads come and go. Dropping this future kills the child.
 async fn in_child_of_one_thread(
     command: InspectorCommand,
     file: File,
@@ -153,18 +153,18 @@ async fn in_child_of_one_thread(
         runtime.block_on(async {
             tokio::select! {
                 inspected = in_child(&command, file, bytes) => inspected,
-                _ = dropped => Err(Failure::new(Reason::Cancelled, "the upload whose model was checked has ended")),
+                _ = dropped => Err(Failure::new(Reason::Cancelled, "the upload was cancelled while its model was checked")),
             }
         })
     });
     inspected
         .await
-        .map_err(|error| Failure::new(Reason::Internal, format!("the model could not be checked: {error}")))?
+        .map_err(|error| Failure::new(Reason::Internal, format!("cannot check the model: {error}")))?
 }
 
 async fn in_child(command: &InspectorCommand, file: File, bytes: Bytes) -> Result<ModelSummary, Failure> {
     let not_started = |error: io::Error| {
-        let message = format!("the process that checks models cannot be started: {error}; try again soon");
+        let message = format!("cannot start the process that checks models: {error}: try again soon");
         Failure::new(Reason::QueueFull, message)
     };
     let mut child = Command::new(&command.program)
@@ -175,17 +175,19 @@ async fn in_child(command: &InspectorCommand, file: File, bytes: Bytes) -> Resul
         .stdin(Stdio::from(file))
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
-        // Ctrl-C in a terminal goes to the whole group: an upload under way is drained.
+        // Ctrl-C in a terminal signals the whole process group, but a drain lets a running upload
+        // finish.
         .process_group(0)
         .kill_on_drop(true)
         .spawn()
         .map_err(not_started)?;
     let Some(stdout) = child.stdout.take() else {
-        return Err(Failure::new(Reason::Internal, "the process that checks models has no output"));
+        return Err(Failure::new(Reason::Internal, "the process that checks models has no output pipe"));
     };
     let answered = async {
         let mut answer = Vec::new();
-        // The pipe is closed behind the last byte that is taken: a process with more to say ends.
+        // Reading stops at the bound and closes the pipe, so a process with a longer answer gets
+        // SIGPIPE and ends.
         stdout.take(ANSWER_BYTES_MAX).read_to_end(&mut answer).await?;
         Ok::<_, io::Error>((answer, child.wait().await?))
     };
@@ -203,7 +205,7 @@ async fn in_child(command: &InspectorCommand, file: File, bytes: Bytes) -> Resul
 fn read_answer(answer: &[u8], status: ExitStatus, bytes: Bytes) -> Result<ModelSummary, Failure> {
     if status.signal() == Some(Signal::KILL.as_raw()) {
         let message =
-            "the process that checked the model was killed, as happens when memory is short: try again soon";
+            "the process that checked the model was killed, probably for lack of memory: try again soon";
         return Err(Failure::new(Reason::QueueFull, message));
     }
     if !status.success() {
@@ -212,7 +214,7 @@ fn read_answer(answer: &[u8], status: ExitStatus, bytes: Bytes) -> Result<ModelS
             None => format!("ended with {status}"),
         };
         let message = format!(
-            "the process that checked the model {why}, with {} of memory and {:?} of processor time at most: the file is damaged, or too large or complex to be served",
+            "the process that checked the model {why}, under limits of {} of memory and {:?} of processor time: the file is damaged, or too large or complex to serve",
             Bytes(memory_bytes(bytes.get())),
             cpu_time(bytes.get())
         );
@@ -224,14 +226,14 @@ fn read_answer(answer: &[u8], status: ExitStatus, bytes: Bytes) -> Result<ModelS
             Err(Failure::new(reason.parse().unwrap_or(Reason::InvalidModel), message))
         }
         Err(error) => {
-            let message = format!("the process that checked the model gave no answer: {error}");
+            let message = format!("cannot read the answer of the process that checked the model: {error}");
             Err(Failure::new(Reason::Internal, message))
         }
     }
 }
 
 /// Checks the model on standard input and answers on standard output, under limits that this process
-/// sets itself. Everything that may go wrong with the file is an answer, or this process's end.
+/// sets itself. Each fault of the file yields a refusal or ends this process.
 #[must_use]
 pub fn serve_inspection() -> ExitCode {
     let answered = limit_this_process().and_then(|file| {
@@ -245,7 +247,7 @@ pub fn serve_inspection() -> ExitCode {
     match answered {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("millrace inspect: {error}; a controller starts this, not a person");
+            eprintln!("millrace inspect: {error}: only a controller may start this command");
             ExitCode::FAILURE
         }
     }
@@ -256,18 +258,18 @@ fn limit_this_process() -> io::Result<File> {
     let file = File::from(io::stdin().as_fd().try_clone_to_owned()?);
     let metadata = file.metadata()?;
     if !metadata.is_file() {
-        return Err(io::Error::other("standard input is no file"));
+        return Err(io::Error::other("standard input is not a regular file"));
     }
-    // The kernel ends this process first when memory is short, and never the controller for it. Where
-    // the system has no such file, nothing is lost.
+    // When memory is short, the kernel kills this process first, and not the controller. On a system
+    // without this file, only the order of killing changes.
     std::fs::write("/proc/self/oom_score_adj", "1000").ok();
-    // What is mapped already, the program itself above all, is beside what the file may take.
+    // The memory limit also covers pages that are mapped already, above all the program itself.
     let statm = std::fs::read_to_string("/proc/self/statm")?;
     let pages: u64 = statm.split(' ').next().and_then(|pages| pages.parse().ok()).unwrap_or(0);
     let mapped = pages.saturating_mul(rustix::param::page_size() as u64);
     limit(Resource::As, mapped.saturating_add(memory_bytes(metadata.len())))?;
-    // The kernel ends a process at its hard limit as it does when memory is short: only at the soft one it
-    // says why.
+    // At the hard limit the kernel sends SIGKILL, which looks like a memory shortage. SIGXCPU at the
+    // soft limit names the cause.
     let cpu = cpu_time(metadata.len()).as_secs();
     let hard = getrlimit(Resource::Cpu).maximum.map_or(cpu + 1, |maximum| maximum.min(cpu + 1));
     setrlimit(Resource::Cpu, Rlimit { current: Some(cpu.min(hard)), maximum: Some(hard) })?;
@@ -277,13 +279,13 @@ fn limit_this_process() -> io::Result<File> {
     Ok(file)
 }
 
-/// Lowers a limit for good; one that is lower already stays.
+/// Lowers a limit permanently. A limit that is already lower stays.
 fn limit(resource: Resource, value: u64) -> io::Result<()> {
     let value = getrlimit(resource).maximum.map_or(value, |maximum| maximum.min(value));
     Ok(setrlimit(resource, Rlimit { current: Some(value), maximum: Some(value) })?)
 }
 
-/// Compiles a file and says what it is.
+/// Compiles a file and returns its summary.
 fn inspect(file: File) -> Result<ModelSummary, Failure> {
     let contents = read(file)?;
     if program::is_program(&contents) {
@@ -297,14 +299,14 @@ fn inspect(file: File) -> Result<ModelSummary, Failure> {
 
 fn read(mut file: File) -> Result<Contents, Failure> {
     let unreadable = |error: io::Error| {
-        Failure::new(Reason::Internal, format!("the model file cannot be read to be checked: {error}"))
+        Failure::new(Reason::Internal, format!("cannot read the model file to check it: {error}"))
     };
     let len = usize::try_from(file.metadata().map_err(unreadable)?.len()).unwrap_or(usize::MAX);
     let mut contents = Vec::new();
     contents.try_reserve_exact(len).map_err(|_| {
         Failure::new(
             Reason::ModelTooLarge,
-            format!("there is no memory to check a model file of {len} bytes"),
+            format!("cannot check a model file of {len} bytes: out of memory"),
         )
     })?;
     file.read_to_end(&mut contents).map_err(unreadable)?;
@@ -326,7 +328,7 @@ fn bounded(message: String) -> String {
     }
 }
 
-/// A program has no weights and no launches.
+/// Returns the summary of a program, which has no weights and no launches.
 fn summary_of_program(program: Program) -> ModelSummary {
     let Signature { inputs, outputs } = program.declared;
     ModelSummary { weights: Bytes::ZERO, parameters: 0, launches: 0, inputs, outputs }
@@ -353,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_counted_in_units_and_never_in_none() {
+    fn memory_units_are_rounded_up_and_never_zero() {
         assert_eq!(units(0), 1);
         assert_eq!(units(MEMORY_UNIT + 1), 2);
         assert_eq!(units(u64::MAX), i32::MAX.unsigned_abs());
@@ -361,7 +363,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_process_that_ends_itself_is_the_models_fault_and_a_killed_or_missing_one_is_not() {
+    async fn a_crash_of_the_inspector_refuses_the_model_but_a_kill_or_failed_start_is_retryable() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("model");
         std::fs::write(&path, b"a model").unwrap();

@@ -1,5 +1,5 @@
-//! The control plane of a cluster: the Raft node, the model files, the admin API, the workers'
-//! streams, and what the front door serves from.
+//! The control plane of a cluster: the Raft node, the model files, the admin API, the workers' streams,
+//! and the gateway's backend.
 //!
 //! ```text
 //!            admin API          inference                     workers :7070
@@ -16,8 +16,9 @@
 //!                       leases, placements, what each node serves
 //! ```
 //!
-//! Only what must survive is in Raft: functions, artifacts, nodes, placements and what workers
-//! checkpoint. Streams, telemetry and requests are in memory here and gone with the process.
+//! Raft holds only the state that must survive a restart: functions, artifacts, nodes, placements, and
+//! the checkpoints of workers. Streams, telemetry and requests live in this process's memory and end
+//! with the process.
 
 mod activity;
 mod admin;
@@ -56,39 +57,25 @@ pub use raft::bootstrap::Error as RaftError;
 pub use raft::runtime::RaftRuntime;
 pub use server::{Controller, start};
 
-/// Why a controller did not start.
+/// Error of a controller that did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// An address that others can reach, without saying that this is meant.
+    /// The address is reachable from other machines, and the configuration does not say `insecure`.
     #[error(
         "listening at {address} would serve anyone who can reach it, without encryption or authentication: listen on 127.0.0.1, or add --insecure if that is meant"
     )]
-    Exposed {
-        /// The address.
-        address: SocketAddr,
-    },
-    /// An address that cannot be listened at.
+    Exposed { address: SocketAddr },
+    /// The controller cannot listen at the address.
     #[error("cannot listen at {address}: {source}; choose another port, or port 0 for a free one")]
-    Listen {
-        /// The address.
-        address: SocketAddr,
-        /// What the system said.
-        source: std::io::Error,
-    },
-    /// The model files' directory cannot be used.
+    Listen { address: SocketAddr, source: std::io::Error },
+    /// The directory of model files cannot be opened.
     #[error("cannot use the model files in {}: {reason}", data_dir.display())]
-    Artifacts {
-        /// The data directory.
-        data_dir: PathBuf,
-        /// What is wrong.
-        reason: String,
-    },
-    /// The object store for model files cannot be used as it is configured.
+    Artifacts { data_dir: PathBuf, reason: String },
+    /// The object store for model files cannot be used as configured.
     #[error("cannot keep model files in {place}: {reason}; see the AWS_ variables of this process")]
     ObjectStore {
-        /// Where.
+        /// The configured object store.
         place: SharedPlace,
-        /// What is wrong.
         reason: String,
     },
     /// The replicated state cannot be served from this data directory.
@@ -96,30 +83,24 @@ pub enum StartError {
     Raft(#[from] RaftError),
 }
 
-/// Why a controller that served cannot go on.
+/// Error after which a running controller cannot continue.
 #[derive(Debug, thiserror::Error)]
 pub enum HaltError {
-    /// Its log or its snapshots failed, so that it takes no part in its group any more. Nothing that
-    /// it acknowledged is lost.
+    /// The controller's log or snapshots failed, so the controller no longer takes part in its group.
+    /// No acknowledged write is lost.
     #[error("raft has halted: {reason}")]
-    Raft {
-        /// What failed.
-        reason: String,
-    },
-    /// A majority of the controllers has another state: its own is corrupt, and so may its snapshots be.
+    Raft { reason: String },
+    /// A majority of the controllers has a different state: this controller's state is corrupt, and its
+    /// snapshots may be too.
     #[error(
         "the state of {id} differs from that of a majority after log entry {index}, so that its memory, its disk or its build corrupted it: replace this controller: keep its data directory for inspection, 'millrace cluster remove {}', and start one with an empty directory and another id", id.0
     )]
     Diverged {
-        /// Which controller.
         id: ControllerId,
-        /// The first entry after which the difference was found.
+        /// The index of the first log entry after which the states differed.
         index: u64,
     },
-    /// Workers and other controllers cannot reach it any more.
-    #[error("{address} is not served any more, where workers and other controllers connect: see the log")]
-    Internal {
-        /// Where it listened.
-        address: SocketAddr,
-    },
+    /// The internal port is closed, so workers and other controllers cannot reach this controller.
+    #[error("the internal port at {address} has stopped serving workers and other controllers: see the log")]
+    Internal { address: SocketAddr },
 }

@@ -1,6 +1,6 @@
-//! What `/metrics` shows of the control plane. Read when it is scraped: nothing is counted on the
-//! way of a request. What a GPU counts (swaps, restarts) is its worker's to export: summed here it
-//! would jump whenever a worker attaches or goes.
+//! The control plane's metrics on `/metrics`, read at each scrape, so that no request pays for
+//! counting. A worker exports the counters of its own GPUs (swaps, restarts): a sum of them here would
+//! jump whenever a worker attaches or detaches.
 
 use millrace_cluster_state::NodeStatus;
 use prometheus_client::collector::Collector;
@@ -20,7 +20,7 @@ struct ControlPlane {
     outlook: Outlook,
 }
 
-/// The control plane's metrics.
+/// Returns a registry with the control plane's metrics.
 pub(crate) fn registry(replica: Replica, fleet: Fleet, outlook: Outlook) -> Registry {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(ControlPlane { replica, fleet, outlook }));
@@ -64,7 +64,7 @@ impl Collector for ControlPlane {
             ("millrace_nodes", "Nodes believed alive", signed(nodes(NodeStatus::Live))),
             (
                 "millrace_nodes_needed",
-                "Nodes the cluster should have, for whatever starts and stops them",
+                "Nodes the cluster should have, for a node autoscaler",
                 self.outlook.signal().map_or(0, |signal| signal.nodes_needed.into()),
             ),
             ("millrace_nodes_lost", "Nodes that are lost and not removed", signed(nodes(NodeStatus::Lost))),
@@ -86,7 +86,7 @@ impl Collector for ControlPlane {
             ),
             (
                 "millrace_index_overflow",
-                "Pieces of data that nodes hold beyond what they may name",
+                "Pieces of data held by nodes beyond the limit of index entries",
                 checkpoints().map(|it| unsigned(it.overflow.saturating_add(it.dropped))).sum(),
             ),
         ] {

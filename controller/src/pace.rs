@@ -1,10 +1,10 @@
-//! The wait for bytes that somebody else sends, at a minimum rate: a byte now and then would hold a place
-//! for ever.
+//! A wait for bytes from another process, at a minimum rate. Without the minimum, a sender of a single
+//! byte now and then would occupy a slot forever.
 
 use millrace_transport::{MinimumRate, ProgressClock};
 use millrace_types::{Bytes, Failure, Reason};
 
-/// A sender's pace so far.
+/// The progress of a sender against its minimum rate.
 #[derive(Debug)]
 pub(crate) struct Pace {
     minimum: MinimumRate,
@@ -12,27 +12,26 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    /// Begins to receive now.
+    /// Starts the clock now.
     pub(crate) fn begin(minimum: MinimumRate) -> Self {
         Self { minimum, clock: ProgressClock::begin(minimum) }
     }
 
-    /// Counts what came.
+    /// Counts received bytes.
     pub(crate) fn count(&mut self, bytes: usize) {
         self.clock.progress(bytes);
     }
 
-    /// Waits for what comes next, as long as the minimum rate allows.
+    /// Waits for `next`, as long as the minimum rate allows.
     ///
     /// # Errors
-    /// [`Reason::TimedOut`].
+    /// [`Reason::TimedOut`] if the sender is too slow.
     pub(crate) async fn next<T>(&mut self, next: impl Future<Output = T>) -> Result<T, Failure> {
         tokio::time::timeout_at(self.clock.until(), next).await.map_err(|_| {
             let MinimumRate { grace, bytes_per_sec } = self.minimum;
             let rate = Bytes(bytes_per_sec);
-            let message = format!(
-                "the bytes are {grace:?} behind {rate} a second: send them again, over a faster connection"
-            );
+            let message =
+                format!("the sender is {grace:?} behind {rate} a second: retry over a faster connection");
             Failure::new(Reason::TimedOut, message)
         })
     }
@@ -48,7 +47,8 @@ mod tests {
 
     const MINIMUM: MinimumRate = MinimumRate { grace: Duration::from_secs(30), bytes_per_sec: 1_000 };
 
-    /// When a sender is given up that sends `first` bytes at once, and then so many every second.
+    /// Returns after how many seconds a sender of `first` bytes at once, and then `each` bytes a
+    /// second, is refused.
     async fn given_up(first: usize, each: usize) -> Option<u64> {
         let mut pace = Pace::begin(MINIMUM);
         let began = Instant::now();
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_sender_is_given_up_when_it_is_slow_whatever_it_sent_before() {
+    async fn a_slow_sender_is_refused_regardless_of_its_earlier_bytes() {
         assert_eq!(given_up(0, 1_000).await, None, "just fast enough");
         assert_eq!(given_up(0, 0).await, Some(30));
         assert_eq!(given_up(1 << 30, 1).await, Some(30));

@@ -1,6 +1,6 @@
-//! How much functions pass to each other in the runs of workflows that are driven here: counted for the
-//! leader, which places them by it (D19). A run counts when it is answered, with what each of its calls
-//! took, those of workflows inside it too.
+//! The traffic matrix: bytes passed between functions in the workflow runs that this controller drives.
+//! The leader places functions by these counts (D19). A run counts when it is answered, with the inputs
+//! of all its calls, including the calls of nested workflows.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,36 +13,36 @@ use serde::{Deserialize, Serialize};
 use crate::everyone::ASK_TIMEOUT;
 use crate::raft::Peer;
 
-/// Pairs of functions that are counted here, of all workflows. Of one whose pairs find no room none is
-/// counted any more, until it has another version: what is declared counts.
+/// Function pairs counted by this controller, over all workflows. A workflow whose pairs do not fit is
+/// not counted until its next version: its declared traffic applies instead.
 const ALL_PAIRS_MAX: usize = 8192;
-/// Workflows that are counted.
+/// Counted workflows.
 const WORKFLOWS_MAX: usize = 1024;
 
-/// What was counted since this process began. Cheap to clone. Runs end on any thread, hence the lock; never
-/// held across a wait.
+/// Traffic counted since this process began. Cheap to clone. Runs end on any thread, so a lock guards
+/// the counts; no thread holds the lock across an await.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Passed(Arc<Mutex<Counted>>);
 
 #[derive(Debug, Default)]
 struct Counted {
     workflows: BTreeMap<FunctionKey, Tally>,
-    /// Of all of them.
+    /// Pairs of all workflows together.
     pairs: usize,
 }
 
-/// What one run passed so far. Runs of workflows inside it count into it, from under a shared reference,
-/// hence the lock.
+/// Traffic of one run so far. Nested workflow runs add to the same counts through a shared reference,
+/// so a lock guards them.
 #[derive(Debug, Default)]
 pub(crate) struct Passing(Mutex<BTreeMap<Pair, u64>>);
 
-/// A tally as controllers tell each other.
+/// A traffic count as controllers exchange it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Told {
     workflow: FunctionKey,
     generation: Revision,
     runs: u64,
-    /// `None` where there was no room for all of them.
+    /// Bytes by producer and consumer. `None` if the pairs did not all fit.
     pairs: Option<Vec<(FunctionName, FunctionName, u64)>>,
 }
 
@@ -63,28 +63,33 @@ impl From<&Tally> for Told {
     }
 }
 
-/// What a controller counted, by its number; `None` where it does not answer. Nothing of it is lost then: it
-/// says so the next time.
+/// Asks a controller for its traffic counts. Returns the controller's id, and `None` if it does not
+/// answer. A missing answer loses nothing: the next answer includes the same counts.
 pub(crate) async fn ask(peer: Peer) -> (u64, Option<Vec<Told>>) {
     let told = peer.call(ASK_TIMEOUT, &(), async |mut it, message| it.get_passed(message).await).await;
     let id = peer.id();
     match told {
         Ok(told) => (id, Some(told)),
         Err(failure) => {
-            tracing::debug!(controller = id, error = failure.message, "what workflows passed is not known");
+            tracing::debug!(
+                controller = id,
+                error = failure.message,
+                "cannot get the workflow traffic of a controller"
+            );
             (id, None)
         }
     }
 }
 
-/// What several counted of one version of a workflow, together; of pairs nothing, where one of them had no
-/// room for all.
+/// Adds up the traffic that several controllers counted for one version of a workflow. The sum has no
+/// pairs if the pairs of one controller did not fit.
 pub(crate) fn together(
     workflow: &FunctionKey,
     generation: Revision,
     told: impl IntoIterator<Item = Told>,
 ) -> Tally {
-    let (mut runs, mut pairs) = (0, Some(BTreeMap::new()));
+    let mut runs = 0;
+    let mut pairs = Some(BTreeMap::new());
     let its = |tally: &Tally| tally.workflow == *workflow && tally.generation == generation;
     for tally in told.into_iter().map(Tally::from).filter(its) {
         runs += tally.runs;
@@ -96,18 +101,18 @@ pub(crate) fn together(
     Tally { workflow: workflow.clone(), generation, runs, pairs }
 }
 
-/// Adds to what a pair passed.
+/// Adds bytes to the traffic of a pair.
 fn add(pairs: &mut BTreeMap<Pair, u64>, pair: Pair, bytes: u64) {
     let sum = pairs.entry(pair).or_default();
     *sum = sum.saturating_add(bytes);
 }
 
 impl Passing {
-    /// A call took so much of what another function made.
+    /// Records that a call of `to` read `bytes` bytes that `from` produced.
     pub(crate) fn took(&self, from: FunctionName, to: &FunctionName, bytes: u64) {
         let mut pairs = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let pair = (from, to.clone());
-        // One more than are counted, by which it shows that they are too many.
+        // Keep one pair more than the limit, so that `count` notices the overflow.
         if pairs.len() <= PAIRS_MAX || pairs.contains_key(&pair) {
             add(&mut pairs, pair, bytes);
         }
@@ -119,13 +124,14 @@ impl Passed {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A run was answered.
+    /// Counts the traffic of an answered run.
     pub(crate) fn ran(&self, workflow: &FunctionKey, generation: Revision, passing: Passing) {
         let pairs = passing.0.into_inner().unwrap_or_else(PoisonError::into_inner);
         self.lock().count(workflow, generation, pairs);
     }
 
-    /// All that was counted of the workflows that there are. What is gone is forgotten.
+    /// Returns the counts of all existing workflows, and forgets the counts of deleted workflows and
+    /// old versions.
     pub(crate) fn told(&self, state: &State) -> Vec<Told> {
         let mut counted = self.lock();
         counted.retain(|tally| {
@@ -138,8 +144,9 @@ impl Passed {
 impl Counted {
     fn count(&mut self, workflow: &FunctionKey, generation: Revision, pairs: BTreeMap<Pair, u64>) {
         let known = self.workflows.get(workflow).map(|tally| tally.generation);
-        // A late run of a version before. Where the numbers of a name begin again, what was counted of the last
-        // ones goes as the leader asks the next time: the state has no such version.
+        // This is a late run of an older version. If a workflow was deleted and its version numbers
+        // began again, `told` drops the old counts at the leader's next request, because the state has
+        // no such version.
         if known > Some(generation) {
             return;
         }
@@ -158,8 +165,9 @@ impl Counted {
         let Some(counted) = &mut tally.pairs else { return };
         let new = pairs.keys().filter(|pair| !counted.contains_key(*pair)).count();
         if counted.len() + new > PAIRS_MAX || self.pairs + new > ALL_PAIRS_MAX {
-            // All of it or nothing, from now on: who is not among those told of is taken to pass nothing, and
-            // the runs that fit are those without it.
+            // Stop counting this workflow: a partial count would mislead. The leader takes a missing
+            // pair as one without traffic, and the runs that still fit would be those without the rare
+            // pairs.
             self.pairs -= counted.len();
             tally.pairs = None;
             return;
@@ -212,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_are_counted_with_what_their_calls_took() {
+    fn runs_are_counted_with_the_inputs_of_their_calls() {
         let passed = Passed::default();
         passed.ran(&key("w"), FIRST, passing(&[("a", "b", 4), ("a", "b", 5), ("b", "c", 1)]));
         passed.ran(&key("w"), FIRST, passing(&[("a", "b", 1)]));
@@ -220,7 +228,7 @@ mod tests {
         let expected = Told { workflow: key("w"), generation: FIRST, runs: 2, pairs };
         assert_eq!(told(&passed), std::slice::from_ref(&expected));
         assert_eq!(Told::from(&Tally::from(expected.clone())), expected);
-        // Another version begins anew, and a late run of the one before is not of it.
+        // Another version starts from zero, and a late run of the previous version does not count.
         passed.ran(&key("w"), FIRST.next(), passing(&[("a", "c", 7)]));
         passed.ran(&key("w"), FIRST, passing(&[("a", "b", 1)]));
         let pairs = Some(vec![(name("a"), name("c"), 7)]);
@@ -231,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn what_controllers_counted_of_one_version_is_added_up() {
+    fn traffic_of_one_version_is_added_up_over_controllers() {
         let [one, another] = [FIRST, FIRST.next()].map(|generation| {
             let passed = Passed::default();
             passed.ran(&key("w"), FIRST, passing(&[("a", "b", 4)]));
@@ -251,13 +259,14 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_room_is_not_counted_in_part() {
+    fn a_workflow_with_too_many_pairs_is_not_counted_in_part() {
         let passed = Passed::default();
         let names: Vec<_> = (0..=PAIRS_MAX).map(|at| format!("f{at}")).collect();
         let taken: Vec<_> = names.iter().map(|to| ("a", to.as_str(), 1)).collect();
         let (fits, rare) = taken.split_at(PAIRS_MAX);
         let ran = |workflow: &str, taken: &[_]| passed.ran(&key(workflow), FIRST, passing(taken));
-        // Too many in one run, or in several: the next ones fit, and are not what all runs pass.
+        // The pairs are too many in one run, or over several runs: later runs that fit would
+        // misrepresent all runs.
         for runs in [[&taken[..], fits], [fits, rare]] {
             runs.into_iter().chain([fits]).for_each(|taken| ran("many", taken));
             let of_none = Told { workflow: key("many"), generation: FIRST, runs: 0, pairs: None };
@@ -265,7 +274,7 @@ mod tests {
             assert_eq!((passed.lock().pairs, Told { runs: 0, ..told }), (0, of_none));
             passed.lock().forget(&key("many"));
         }
-        // Too many workflows.
+        // There are too many workflows.
         let full = ALL_PAIRS_MAX / PAIRS_MAX;
         for workflow in 0..=full {
             let workflow = format!("w{workflow}");

@@ -1,4 +1,4 @@
-//! The first policy of a cluster: the preset that `--preset` names.
+//! The first policy of a cluster: the preset given by `--preset`.
 
 use millrace_cluster_state::{Caller, Command};
 use millrace_types::policy::PresetName;
@@ -6,20 +6,21 @@ use millrace_types::{PolicySpec, Reason};
 
 use crate::raft::replica::Replica;
 
-/// Sets the preset, unless the cluster has a policy already.
+/// Sets the preset as the cluster's policy, unless the cluster already has a policy.
 pub(crate) async fn set_first(replica: &Replica, preset: PresetName) {
     if let Some(policy) = replica.state().policy() {
         if policy.spec.preset != Some(preset) {
             tracing::info!(
                 policy = %policy.spec,
                 %preset,
-                "the cluster has a policy, so --preset changes nothing: 'millrace policy set --preset' does"
+                "the cluster already has a policy: ignoring --preset; change the policy with 'millrace policy set --preset'"
             );
         }
         return;
     }
     let spec = PolicySpec { preset: Some(preset), ..PolicySpec::NONE };
-    // Another controller may set its own at the same time: the first one wins.
+    // Another controller may set its own preset at the same time. Expecting generation 0 lets only the
+    // first succeed.
     let command = Command::SetPolicy { spec, settings: Vec::new(), expected: Some(0) };
     match replica.propose(Caller("controller".into()), None, command).await {
         Ok(_) => {}
@@ -27,7 +28,7 @@ pub(crate) async fn set_first(replica: &Replica, preset: PresetName) {
         Err(failure) => tracing::warn!(
             error = failure.message,
             %preset,
-            "the first policy was not set: set it with 'millrace policy set --preset'"
+            "cannot set the first policy: set it with 'millrace policy set --preset'"
         ),
     }
 }

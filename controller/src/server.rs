@@ -1,5 +1,4 @@
-//! Starts the parts of a controller in the order in which they need each other, and stops them in
-//! the reverse order.
+//! Starts the parts of a controller in order of their dependencies, and stops them in reverse order.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -49,33 +48,33 @@ use crate::serving::{self, Serving};
 use crate::traces::Traces;
 use crate::{HaltError, RaftError, StartError, meters};
 
-/// How long the workers' streams may take to end when the controller goes down.
+/// How long the workers' streams may take to end when the controller shuts down.
 const STREAMS_END_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A running controller. Dropping it stops everything at once; [`Controller::shutdown`] lets
-/// requests finish. Either way nothing that was acknowledged is lost.
+/// A running controller. Dropping the controller stops everything at once; [`Controller::shutdown`]
+/// lets requests finish. No acknowledged write is lost in either case.
 pub struct Controller {
     client_addr: SocketAddr,
     internal_addr: SocketAddr,
     cluster_id: ClusterId,
-    /// Gone once it was drained.
+    /// The client port; `None` after a drain.
     front: Option<serve::Serving>,
-    /// Ends what waits for news.
+    /// Ends admin calls that wait for news.
     waiting: CancellationToken,
     internal: JoinHandle<()>,
     background: JoinSet<()>,
     replica: Replica,
     data_dir: PathBuf,
-    /// Ends the workers' streams and the background work, also when this is dropped.
+    /// Ends the workers' streams and the background work, also when the controller is dropped.
     stop: DropGuard,
 }
 
-/// Starts a controller. When this returns it serves; alone it leads its cluster, and one that joined
-/// is the member it was to become. A member of a group that was reopened serves what it holds even
-/// while its group has no leader.
+/// Starts a controller, and returns when the controller serves. A single controller then leads its
+/// cluster, and a controller that joined has its requested role. A reopened member serves its stored
+/// state even while its group has no leader.
 ///
 /// # Errors
-/// [`StartError`] says what is in the way and what to do about it. Nothing is left running.
+/// [`StartError`] names the fault and the next step. Nothing keeps running.
 pub async fn start(
     mut config: ControllerConfig,
     connector: Arc<dyn Connector>,
@@ -139,10 +138,10 @@ pub async fn start(
     if faults.is_some() {
         tracing::warn!(
             %internal_addr,
-            "FAULT INJECTION IS ON: whoever reaches this address may move this controller's clock and stall its disk; never use it where anything matters"
+            "fault injection is on: any client of this address can move this controller's clock and stall its disk: use it in tests only"
         );
     }
-    // Before this controller takes its place: the others call it to give it the log.
+    // Serve before entering the group: the other controllers call this port to send the log.
     let internal = serve_internal(internal_listener, config.limits.internal, control, raft_service, faults);
     let internal = spawner.spawn(internal);
     let mut background = JoinSet::new();
@@ -228,7 +227,7 @@ fn opening(config: &ControllerConfig) -> Opening {
     }
 }
 
-/// What is done for the model files in the background.
+/// A background task for the model files.
 #[derive(Debug, Clone, Copy)]
 enum Keep {
     Collect,
@@ -242,11 +241,11 @@ async fn keep(work: Keep, artifacts: Arc<Artifacts>, stop: CancellationToken) {
     }
 }
 
-/// Lets the workers go and leaves Raft, once everything was told to stop.
+/// Ends the workers' streams and shuts Raft down. The caller has cancelled all tasks already.
 async fn end(mut internal: JoinHandle<()>, mut background: JoinSet<()>, replica: &Replica) {
-    // One that ended by itself was heard of already, and is not to be asked twice.
+    // A finished task was already polled to completion by `failed`: polling its handle again panics.
     if !internal.is_finished() && tokio::time::timeout(STREAMS_END_TIMEOUT, &mut internal).await.is_err() {
-        tracing::warn!("a worker's stream did not end in time");
+        tracing::warn!("cannot end the workers' streams in time: aborting them");
         internal.abort();
     }
     while background.join_next().await.is_some() {}
@@ -329,66 +328,63 @@ fn open_front_door(
 }
 
 impl Controller {
-    /// Its number in the group.
     #[must_use]
     pub fn id(&self) -> ControllerId {
         self.replica.id()
     }
 
-    /// Where clients connect.
     #[must_use]
     pub fn client_addr(&self) -> SocketAddr {
         self.client_addr
     }
 
-    /// Where workers and other controllers connect.
     #[must_use]
     pub fn internal_addr(&self) -> SocketAddr {
         self.internal_addr
     }
 
-    /// The cluster's name.
     #[must_use]
     pub fn cluster_id(&self) -> &ClusterId {
         &self.cluster_id
     }
 
-    /// The replicated state as this controller has it, for tests of a group.
+    /// Returns this controller's copy of the replicated state, for tests of a group.
     #[cfg(feature = "sim")]
     #[must_use]
     pub fn state(&self) -> millrace_cluster_state::State {
         self.replica.state()
     }
 
-    /// Waits for something after which this controller cannot go on: a halted log, above all. What is
-    /// deployed is still served; shut it down, and start another process over the same directory.
+    /// Waits for an error after which this controller cannot continue, such as a halted log. Deployed
+    /// functions are still served. The caller then shuts the controller down and starts another process
+    /// on the same directory.
     pub async fn failed(&mut self) -> HaltError {
         let error = tokio::select! {
             error = self.replica.halted() => error,
-            // It ends by itself only when it was told to, or failed.
+            // The task ends without cancellation only after a failure.
             _ended = &mut self.internal => HaltError::Internal { address: self.internal_addr },
         };
         if let HaltError::Diverged { index, .. } = error {
             let data_dir = self.data_dir.clone();
             let marked = tokio::task::spawn_blocking(move || mark_diverged(&data_dir, index)).await;
             if let Ok(Err(error)) = marked {
-                tracing::error!(%error, "started again, this controller would use its state again");
+                tracing::error!(%error, "cannot mark the state as diverged: a restart of this controller would use that state again");
             }
         }
         error
     }
 
-    /// Stops taking requests and waits up to `grace` for those under way; workers stay attached.
-    /// Returns how many connections were cut short.
+    /// Stops accepting requests and waits up to `grace` for running requests. Workers stay attached.
+    /// Returns the number of connections cut short.
     pub async fn drain(&mut self, grace: Duration) -> usize {
         let Some(front) = self.front.take() else { return 0 };
-        // A watch would be waited for until its time is up.
+        // An admin call that waits for news would hold the drain until its timeout.
         self.waiting.cancel();
         front.close(grace).await
     }
 
-    /// Drains, unless that was done, then hands leadership over, lets the workers go and leaves Raft. Returns how many
-    /// connections were cut short.
+    /// Drains unless the controller is already drained. Then hands leadership over, ends the workers'
+    /// streams and leaves Raft. Returns the number of connections cut short.
     pub async fn shutdown(mut self, grace: Duration) -> usize {
         let cut = self.drain(grace).await;
         let Self { internal, background, replica, stop, .. } = self;

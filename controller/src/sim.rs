@@ -1,9 +1,8 @@
-//! One member of a controller group in a simulation: its Raft node, the calls of the other
-//! controllers, the workers' streams, the leader's duties and the admin API, over a network and a
-//! disk of the simulation's.
+//! One member of a simulated controller group: its Raft node, the calls of the other controllers, the
+//! workers' streams, the leader's duties and the admin API, over a simulated network and disk.
 //!
-//! Absent: the front door, which takes connections of the machine's network and no others, and with
-//! it requests on their way to workers; and the upkeep of model files, which are not simulated.
+//! The member has no gateway, because the gateway accepts only connections of the machine's network. So
+//! no request reaches a worker. Garbage collection and fetching of model files are absent too.
 //! [`crate::server`] starts the same parts in the same order.
 
 use std::cell::RefCell;
@@ -52,35 +51,34 @@ use crate::traces::Traces;
 
 pub use crate::serving::crowd::Crowd;
 
-/// What a member is started with.
+/// The configuration of a member.
 #[derive(Debug, Clone)]
 pub struct MemberConfig {
-    /// Its number in the group.
+    /// The member's number in the group.
     pub id: ControllerId,
-    /// Where its place comes from while its directory is empty.
+    /// How a member with an empty data directory obtains its membership.
     pub start: Start,
-    /// Its data directory.
     pub data_dir: PathBuf,
-    /// Where the others reach it.
+    /// The address at which the other members reach this member.
     pub internal_address: String,
-    /// Its network and disk.
+    /// The network and the disk of the simulation.
     pub world: Arc<dyn World>,
-    /// When its log is cut short.
+    /// When the log is replaced by a snapshot.
     pub snapshots: Snapshots,
-    /// Where stamps come from.
+    /// The clock that stamps commands.
     pub clock: Arc<dyn WallClock>,
-    /// What chance is made of.
+    /// The seed of random choices.
     pub seed: u64,
 }
 
-/// A member that is open. Its tasks end with the runtime they were started in.
+/// An open member. Its tasks end with the runtime in which they started.
 #[derive(Debug)]
 pub struct Member {
     replica: Replica,
     service: Service,
     control: Control,
     admin: AdminService,
-    /// Until it enters.
+    /// The leader's duties, until [`Member::enter`] starts them.
     duties: RefCell<Option<Duties>>,
     config: MemberConfig,
     stop: CancellationToken,
@@ -91,7 +89,7 @@ impl Member {
     /// Opens the data directory and starts the Raft node.
     ///
     /// # Errors
-    /// As [`crate::start`].
+    /// The same as [`crate::start`].
     pub async fn open(config: MemberConfig) -> Result<Self, StartError> {
         let opening = Opening {
             data_dir: config.data_dir.clone(),
@@ -113,9 +111,10 @@ impl Member {
         let artifacts = Artifacts::new(store, None, replica.clone(), Limits::default(), inspection);
         let artifacts = Arc::new(artifacts);
         let service = Service::new(replica.clone(), artifacts.clone());
-        let (fleet, stop) = (Fleet::new(), CancellationToken::new());
+        let fleet = Fleet::new();
+        let stop = CancellationToken::new();
         let limits = Limits::default().lease;
-        // No run is driven here.
+        // A simulated member drives no runs, so the traffic counts stay empty.
         let passed = Passed::default();
         let duties = Duties::new(replica.clone(), fleet.clone(), limits, passed.clone());
         let outlook = duties.outlook();
@@ -124,7 +123,7 @@ impl Member {
             replica: replica.clone(),
             fleet: fleet.clone(),
             artifacts: artifacts.clone(),
-            // Never connects: only requests would go there.
+            // The connector never connects: only requests would use it.
             connector: Arc::new(Tcp),
             requests: Handle::current(),
             outlook: outlook.clone(),
@@ -134,7 +133,8 @@ impl Member {
         let everyone = Everyone { replica: replica.clone(), fleet: fleet.clone() };
         let traces = Traces { own: None, everyone: everyone.clone() };
         let activities = Activities { own: Doors::default(), everyone };
-        let (events, ended) = (Events::new(config.seed), stop.clone());
+        let events = Events::new(config.seed);
+        let ended = stop.clone();
         let replica_of = replica.clone();
         let admin = AdminService {
             replica: replica_of,
@@ -154,7 +154,8 @@ impl Member {
         Ok(Self { replica, service, control, admin, duties, config, stop, _stop: guard })
     }
 
-    /// Serves the other controllers and the workers, as the internal port does, until this is dropped.
+    /// Serves the other controllers and the workers like the internal port, until the future is
+    /// dropped.
     pub fn serve_internal<I, IO>(&self, connections: I) -> impl Future<Output = ()> + use<I, IO>
     where
         I: Stream<Item = io::Result<IO>> + Send + 'static,
@@ -166,7 +167,7 @@ impl Member {
         serve(connections, routes.routes())
     }
 
-    /// Serves the admin API, to whoever calls, until this is dropped.
+    /// Serves the admin API to every caller, until the future is dropped.
     pub fn serve_clients<I, IO>(&self, connections: I) -> impl Future<Output = ()> + use<I, IO>
     where
         I: Stream<Item = io::Result<IO>> + Send + 'static,
@@ -179,14 +180,14 @@ impl Member {
         serve(connections, Routes::new(AdminServer::with_interceptor(self.admin.clone(), named)))
     }
 
-    /// Takes its place in the group, and stands for election from then on. The others must be able
-    /// to call it already. It does what a leader does whenever it leads.
+    /// Enters the group, and may become the leader from then on. The other members must already be able
+    /// to call this member. The member performs the leader's duties while it leads.
     ///
     /// # Errors
-    /// As [`crate::start`].
+    /// The same as [`crate::start`].
     ///
     /// # Panics
-    /// When it entered before.
+    /// The member has already entered.
     pub async fn enter(&self) -> Result<(), StartError> {
         let Self { replica, config, stop, .. } = self;
         let duties = self.duties.take().expect("a member enters once");
@@ -206,25 +207,26 @@ impl Member {
         Ok(())
     }
 
-    /// Proposes a command as the parts of a controller do, wherever the leader is.
+    /// Proposes a command like the parts of a controller do, wherever the leader is.
     ///
     /// # Errors
-    /// The refusal, or why it was not proposed, or may have been.
+    /// The refusal, or the reason why the command was not, or may not have been, proposed.
     pub async fn propose(&self, command: Command) -> Result<Applied, Failure> {
         self.replica.propose(Caller("member".into()), None, command).await
     }
 
-    /// Looks on from outside. Holds nothing of the member open.
+    /// Returns a view of the member for observers, which keeps nothing of the member open.
     #[must_use]
     pub fn watch(&self) -> Watch {
         let Control { replica, fleet, outlook, .. } = &self.control;
-        let (state, raft) = (replica.reader.clone(), replica.raft.metrics());
+        let state = replica.reader.clone();
+        let raft = replica.raft.metrics();
         let diverged = replica.diverged.clone();
         Watch { state, raft, fleet: fleet.clone(), outlook: outlook.clone(), diverged }
     }
 }
 
-/// Serves connections of the simulated network as the internal port serves its own.
+/// Serves connections of the simulated network with the limits of the internal port.
 async fn serve<I, IO>(connections: I, routes: Routes)
 where
     I: Stream<Item = io::Result<IO>> + Send + 'static,
@@ -236,7 +238,7 @@ where
         .await;
 }
 
-/// A member as seen from outside.
+/// A view of a member for observers.
 #[derive(Debug)]
 pub struct Watch {
     state: StateReader<State>,
@@ -247,68 +249,71 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// The last entry that it applied, and its state then.
+    /// Returns the last applied entry, and the state after it.
     #[must_use]
     pub fn applied(&self) -> (Option<LogId>, State) {
         let latest = self.state.latest();
         (latest.last, latest.state.clone())
     }
 
-    /// The last entry that it applied.
+    /// Returns the last applied entry.
     #[must_use]
     pub fn last_applied(&self) -> Option<LogId> {
         self.state.latest().last
     }
 
-    /// The term in which it believes to lead, if it does.
+    /// Returns the term in which the member believes to lead, if it does.
     #[must_use]
     pub fn leads(&self) -> Option<u64> {
         let raft = self.raft.borrow();
         (raft.state == ServerState::Leader).then_some(raft.current_term)
     }
 
-    /// What Raft says of itself, for people.
+    /// Returns Raft's metrics as text for people.
     #[must_use]
     pub fn status(&self) -> String {
         self.raft.borrow().to_string()
     }
 
-    /// Why it takes no part any more, if so.
+    /// Returns the reason why the Raft node has halted, if it has.
     #[must_use]
     pub fn halted(&self) -> Option<String> {
         self.raft.borrow().running_state.as_ref().err().map(ToString::to_string)
     }
 
-    /// The log entry after which its state was found to differ from a majority's, if so.
+    /// Returns the log entry after which the member's state was found to differ from a majority's, if
+    /// any.
     #[must_use]
     pub fn diverged(&self) -> Option<u64> {
         self.diverged.get().copied()
     }
 
-    /// The term in which it does what a leader does, if it does.
+    /// Returns the term in which the member performs the leader's duties, if it does.
     #[must_use]
     pub fn on_duty(&self) -> Option<u64> {
         let leadership = *self.outlook.leadership().borrow();
         leadership.leads.then_some(leadership.term)
     }
 
-    /// The workers attached to it, each with its registration as it is known here and when it was
-    /// last heard, by this member's clock.
+    /// Returns the attached workers, each with its epoch as known to this member and the time of its
+    /// last sign of life, by this member's clock.
     #[must_use]
     pub fn heard(&self) -> Vec<(NodeName, Epoch, Timestamp)> {
         let workers = self.fleet.workers();
         workers.values().map(|worker| (worker.name.clone(), worker.epoch(), worker.heard())).collect()
     }
 
-    /// Registrations that it has found lost, and that are live in its state yet.
+    /// Returns registrations whose lease this member found expired, and which are still live in its
+    /// state.
     #[must_use]
     pub fn found_lost(&self) -> Vec<(NodeName, Epoch)> {
-        let (standings, latest) = (self.outlook.standings(), self.state.latest());
+        let standings = self.outlook.standings();
+        let latest = self.state.latest();
         let lost = standings.iter().filter(|(_, standing)| **standing == Standing::Lost);
         lost.filter_map(|(name, _)| Some((name.clone(), latest.state.node(name)?.epoch))).collect()
     }
 
-    /// The last entry that its newest snapshot covers.
+    /// Returns the last entry that the newest snapshot covers.
     #[must_use]
     pub fn snapshot(&self) -> Option<LogId> {
         self.raft.borrow().snapshot

@@ -1,5 +1,5 @@
-//! What is still known of one request or trace: the spans that controllers and workers keep of it,
-//! put together. Nothing is known where they keep none (`--keep-spans`).
+//! Assembles one trace from the spans that controllers and workers keep. A process without
+//! `--keep-spans` contributes no spans.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use crate::everyone::{ASK_TIMEOUT, Everyone, Given};
 use crate::fleet::Worker;
 use crate::raft::Peer;
 
-/// The longest id.
+/// The longest id, in bytes.
 const ID_LEN_MAX: usize = 128;
 
-/// Who keeps spans. Cheap to clone.
+/// The sources of spans: this process and all peers. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Traces {
     pub(crate) own: Option<Kept>,
@@ -27,20 +27,21 @@ pub(crate) struct Traces {
 }
 
 impl Traces {
-    /// The trace that an id names, or the last one that a request of this id was in.
+    /// Returns the trace with this id, or the last trace of the request with this id.
     ///
     /// # Errors
-    /// `MALFORMED_REQUEST`, or `TRACE_NOT_FOUND` where nobody keeps a span of it.
+    /// `MALFORMED_REQUEST`, or `TRACE_NOT_FOUND` if no process keeps a span of the trace.
     pub(crate) async fn find(&self, id: &str) -> Result<api::Trace, Failure> {
         if id.is_empty() || id.len() > ID_LEN_MAX {
-            let message = format!("an id has 1 to {ID_LEN_MAX} characters: give a request's or a trace's");
+            let message =
+                format!("an id has 1 to {ID_LEN_MAX} characters: give the id of a request or a trace");
             return Err(Failure::malformed(message));
         }
         let found = put_together(self.ask_all(id).await).map_err(|missing| not_found(id, &missing))?;
         if found.trace_id == id {
             return Ok(found);
         }
-        // Not everybody who was in it knows whose request it was.
+        // Only some of the trace's spans carry the request id, so ask again by the trace id.
         let whole = put_together(self.ask_all(&found.trace_id).await);
         Ok(whole.unwrap_or(found))
     }
@@ -65,15 +66,16 @@ impl Traces {
     }
 }
 
-/// What is kept here, as another controller is given it.
+/// Returns the local spans of an id, encoded for another controller.
 pub(crate) fn given(kept: Option<&Kept>, id: &str) -> Vec<u8> {
     Spans { spans: kept.map(|kept| kept.find(id)).unwrap_or_default() }.encode_to_vec()
 }
 
-/// One trace of all that was given, the one that began last. Processes that share what they keep give
-/// a span twice.
+/// Assembles the newest trace from all given spans. Processes that share a span store return the same
+/// span twice.
 fn put_together(given: impl IntoIterator<Item = Given<Vec<Span>>>) -> Result<api::Trace, Vec<String>> {
-    let (mut spans, mut missing) = (BTreeMap::new(), Vec::new());
+    let mut spans = BTreeMap::new();
+    let mut missing = Vec::new();
     for part in given {
         match part {
             Ok(part) => spans.extend(part.into_iter().map(|span| (span.span_id.clone(), span))),
@@ -97,9 +99,11 @@ fn put_together(given: impl IntoIterator<Item = Given<Vec<Span>>>) -> Result<api
 fn not_found(id: &str, missing: &[String]) -> Failure {
     let message = match missing {
         [] => format!(
-            "no span of {id} is kept: start controllers and workers with --keep-spans; the last ones are kept until their process ends"
+            "no process keeps a span of {id}: start controllers and workers with --keep-spans; a process keeps only its latest spans, until it exits"
         ),
-        missing => format!("no span of {id} was found, but not everybody answered: {}", missing.join("; ")),
+        missing => {
+            format!("no span of {id} was found, but some processes did not answer: {}", missing.join("; "))
+        }
     };
     Failure::new(Reason::TraceNotFound, message)
 }
@@ -113,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_the_last_trace_are_put_together_in_order() {
+    fn spans_of_the_newest_trace_are_assembled_in_order() {
         let given = [
             Ok(vec![span("new", "b", 20), span("old", "x", 1)]),
             Err("worker-2: no answer within 1s".to_owned()),
@@ -126,10 +130,10 @@ mod tests {
     }
 
     #[test]
-    fn without_a_span_there_is_no_trace() {
+    fn a_trace_without_spans_is_not_found() {
         let missing = put_together([Ok(Vec::new()), Err("w".to_owned())]).unwrap_err();
         assert_eq!(missing, ["w"]);
-        assert!(not_found("r", &missing).message.contains("not everybody answered: w"));
+        assert!(not_found("r", &missing).message.contains("some processes did not answer: w"));
         assert!(not_found("r", &[]).message.contains("--keep-spans"));
     }
 }

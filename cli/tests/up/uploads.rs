@@ -153,6 +153,6 @@ fn a_person_who_starts_an_inspection_is_told_whose_it_is() {
         assert!(!output.status.success());
         String::from_utf8_lossy(&output.stderr).into_owned()
     };
-    assert!(inspect(&parent).contains("a controller starts this, not a person"));
+    assert!(inspect(&parent).contains("only a controller may start this command"));
     assert!(inspect("1").contains("has ended"));
 }

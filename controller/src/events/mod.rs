@@ -1,10 +1,10 @@
-//! What happened in the cluster, for whoever is paged: as this controller saw it, the last
-//! [`KEPT_MAX`] events, in memory.
+//! Events of the cluster for operators, as this controller observed them: the last [`KEPT_MAX`] events,
+//! in memory.
 //!
-//! Events are the differences between pictures of the cluster ([`picture`]), taken every
-//! [`LOOK_EVERY`]: what comes and goes between two looks is told where a counter shows it (epochs,
-//! incarnations) and not otherwise. Each controller keeps its own; they see the same within a moment of
-//! each other, so that a reader who goes on at another one goes on by time.
+//! Events are the differences between two snapshots of the cluster ([`picture`]), taken every
+//! [`LOOK_EVERY`]. A change that is undone between two snapshots yields an event only if a counter
+//! shows it (epochs, incarnations). Each controller keeps its own events. Controllers see the same
+//! change within a moment of each other, so a reader that switches controllers continues by time.
 
 mod picture;
 
@@ -28,34 +28,35 @@ use crate::fleet::Fleet;
 use crate::leader::Outlook;
 use crate::raft::Replica;
 
-/// Events that are kept.
+/// The number of stored events.
 pub(crate) const KEPT_MAX: usize = 4096;
-/// How often the cluster is looked at.
+/// The interval between two snapshots of the cluster.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
-/// How far back a reader from another controller begins: their clocks and looks differ, and an event told
-/// twice is better than one that is not told.
+/// How far back a reader from another controller begins, in milliseconds. The controllers' clocks and
+/// snapshots differ, and a repeated event is better than a missing one.
 const OVERLAP_MS: u64 = 5_000;
 
-/// Whether an operator should mind.
+/// Whether an event needs an operator's attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Severity {
     Normal,
     Warning,
 }
 
-/// Something that happened.
+/// A change of the cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Event {
     pub(crate) severity: Severity,
-    /// Stable, in CamelCase.
+    /// The stable reason, in CamelCase.
     pub(crate) reason: &'static str,
-    /// What it happened to, such as `node/worker-1`.
+    /// The object that changed, such as `node/worker-1`.
     pub(crate) object: String,
-    /// What a person reads.
+    /// The description for people.
     pub(crate) message: String,
 }
 
-/// Where a reader is: behind which event of which process, and when that was.
+/// A reader's position: the last event that the reader got, the process that numbered the event, and
+/// the time of the event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Token {
     process: u64,
@@ -88,26 +89,26 @@ struct Kept {
     event: Event,
 }
 
-/// What was seen so far. Cloning shares it.
+/// The stored events of this process. Clones share them.
 #[derive(Debug, Clone)]
 pub(crate) struct Events {
-    /// Tells this process from any other, of this controller too.
+    /// A random id of this process, different in each process of the same controller.
     process: u64,
     kept: watch::Sender<VecDeque<Kept>>,
 }
 
-/// What a reader is given.
+/// A page of events for a reader.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Page {
     pub(crate) events: Vec<api::Event>,
-    /// Where to go on.
+    /// The position after this page.
     pub(crate) next: Token,
-    /// Events after the reader's that are not kept any more.
+    /// Events between the reader's position and this page that are no longer stored.
     pub(crate) missed: u64,
 }
 
 impl Events {
-    /// Nothing was seen yet. `process` is drawn anew for each.
+    /// Returns an empty store. `process` must be random for each process.
     pub(crate) fn new(process: u64) -> Self {
         Self { process, kept: watch::Sender::default() }
     }
@@ -127,9 +128,9 @@ impl Events {
         });
     }
 
-    /// What happened after a reader's last event, at most so many and what fits a page; from the oldest on
-    /// without one. Of a
-    /// reader that comes from another process, what happened since shortly before then.
+    /// Returns the events after a reader's position, at most `max` and at most a page. Without a
+    /// position, the page starts at the oldest event. For a position of another process, the page
+    /// starts [`OVERLAP_MS`] before the position's time.
     pub(crate) fn after(&self, token: Option<Token>, max: usize) -> Page {
         let kept = self.kept.borrow();
         let after = After::of(token, self.process);
@@ -142,27 +143,27 @@ impl Events {
         let (seq, at) = match (events.last(), token) {
             (Some(last), _) => (last.seq, last.at),
             (None, Some(token)) if after.ours => (token.seq, token.at),
-            // Nothing of what is kept was for this reader: it goes on behind all of it.
+            // No stored event is for this reader, so the next position is after all of them.
             (None, _) => kept.back().map_or((0, after.since), |last| (last.seq, last.at)),
         };
         let next = Token { process: self.process, seq, at };
         Page { events: shown, next, missed }
     }
 
-    /// Waits for something after a reader's last event; gives up at the timeout.
+    /// Waits until an event after a reader's position arrives, or until the timeout.
     pub(crate) async fn wait(&self, token: Token, timeout: Duration) {
         let after = After::of(Some(token), self.process);
         let mut news = self.kept.subscribe();
         let there = news.wait_for(|kept| kept.back().is_some_and(|last| after.wants(last)));
-        // Whether it came or not, the caller looks.
+        // The caller reads the events in both cases.
         drop(tokio::time::timeout(timeout, there).await);
     }
 }
 
-/// What is after a reader's last event.
+/// The filter of the events after a reader's position.
 #[derive(Debug, Clone, Copy)]
 struct After {
-    /// The reader's last event was one of these.
+    /// Whether this process numbered the reader's last event.
     ours: bool,
     seq: u64,
     since: UnixMillis,
@@ -200,7 +201,7 @@ fn shown(kept: &Kept) -> api::Event {
     }
 }
 
-/// What is looked at.
+/// The task that observes the cluster, with its sources.
 #[derive(Debug)]
 pub(crate) struct Watch {
     pub(crate) events: Events,
@@ -211,7 +212,8 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// Looks until stopped. What there is at the beginning is no news.
+    /// Takes snapshots until stopped. The first snapshot yields no events, except a warning about the
+    /// policy.
     pub(crate) async fn run_until(self, stop: CancellationToken) {
         let look = async {
             let mut ticks = tokio::time::interval(LOOK_EVERY);
@@ -225,7 +227,7 @@ impl Watch {
                 before = after;
             }
         };
-        // `None` when stopped, which is the only end.
+        // The result is `None` after a stop, because the loop has no other end.
         stop.run_until_cancelled(look).await;
     }
 }
@@ -235,7 +237,8 @@ mod tests {
     use super::*;
 
     fn event(number: u64) -> Event {
-        let (object, message) = ("cluster".to_owned(), number.to_string());
+        let object = "cluster".to_owned();
+        let message = number.to_string();
         Event { severity: Severity::Normal, reason: "Test", object, message }
     }
 
@@ -244,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_goes_on_where_it_was() {
+    fn a_reader_continues_after_its_last_event() {
         let events = Events::new(7);
         assert_eq!(events.after(None, 9).events, []);
         events.add(UnixMillis(10), vec![event(1), event(2), event(3)]);
@@ -257,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_was_away_for_too_long_is_told_what_it_missed() {
+    fn a_reader_that_was_away_for_too_long_gets_the_number_of_missed_events() {
         let events = Events::new(7);
         events.add(UnixMillis(10), vec![event(0)]);
         let token = events.after(None, 9).next;
@@ -267,30 +270,30 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_from_another_controller_goes_on_by_time() {
+    fn a_reader_from_another_controller_continues_by_time() {
         let events = Events::new(7);
         events.add(UnixMillis(10_000), vec![event(1)]);
         events.add(UnixMillis(20_000), vec![event(2)]);
         let elsewhere = Token { process: 8, seq: 500, at: UnixMillis(20_500) };
         let page = events.after(Some(elsewhere), 9);
-        assert_eq!((messages(&page), page.missed), (vec!["2"], 0), "a little is told again");
+        assert_eq!((messages(&page), page.missed), (vec!["2"], 0), "events of the overlap are repeated");
         // The other controller's clock is ahead of this one's.
         let late = Token { at: UnixMillis(60_000), ..elsewhere };
         let page = events.after(Some(late), 9);
         assert_eq!(page.events, []);
         events.add(UnixMillis(21_000), vec![event(3)]);
-        assert_eq!(messages(&events.after(Some(page.next), 9)), ["3"], "what happens from then on");
+        assert_eq!(messages(&events.after(Some(page.next), 9)), ["3"], "later events arrive");
     }
 
     #[test]
-    fn what_is_no_token_is_refused() {
+    fn malformed_tokens_are_refused() {
         for bad in ["", "x", "1.2", "1.2.x", "g.1.1"] {
             assert_eq!(bad.parse::<Token>(), Err(()), "{bad}");
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_reader_waits_for_news_and_no_longer_than_it_wants() {
+    async fn a_reader_waits_for_an_event_until_its_timeout() {
         let events = Events::new(7);
         let token = events.after(None, 1).next;
         events.wait(token, Duration::from_secs(5)).await;

@@ -1,5 +1,5 @@
-//! The cluster at one moment, as far as its changes are events, and what changed between two moments.
-//! [`between`] is pure.
+//! Snapshots of the cluster, with the parts whose changes are events, and the events between two
+//! snapshots. [`between`] is pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,18 +15,19 @@ use crate::fleet::readiness::{self, Readiness};
 use crate::leader::{Outlook, Shortages};
 use crate::raft::Replica;
 
-/// The cluster at one moment.
+/// A snapshot of the cluster.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Picture {
-    /// Who leads, and in which term.
+    /// The leader's id and its term.
     pub(super) leader: Option<(u64, u64)>,
     pub(super) voters: BTreeSet<u64>,
     pub(super) nodes: BTreeMap<NodeName, Node>,
     pub(super) gpus: BTreeMap<(NodeName, u32), Gpu>,
     pub(super) functions: BTreeMap<FunctionKey, Function>,
-    /// The last changes of the policy, the oldest first.
+    /// The latest changes of the policy, oldest first.
     pub(super) policies: Vec<Arc<Policy>>,
-    /// Which state and fleet the functions are from, and what was short then.
+    /// The versions of the state and of the fleet from which `functions` was computed.
+    /// The shortages from which `functions` was computed.
     seen: (u64, u64),
     short: Shortages,
 }
@@ -36,9 +37,9 @@ pub(super) struct Node {
     pub(super) epoch: u64,
     pub(super) status: NodeStatus,
     pub(super) scheduling: Scheduling,
-    /// Whether this controller has its stream.
+    /// Whether the node's worker has a stream to this controller.
     pub(super) attached: bool,
-    /// The reason for which streams of the node break again and again; `None`: they hold.
+    /// The reason why the node's streams break repeatedly; `None` while they hold.
     pub(super) stream_break: Option<String>,
 }
 
@@ -56,10 +57,13 @@ pub(super) struct Function {
 }
 
 impl Picture {
-    /// The cluster now; functions as they were before where nothing changed for them since.
+    /// Takes a snapshot. If nothing changed for functions since `before`, their part is copied from
+    /// `before`.
     pub(super) fn of(replica: &Replica, fleet: &Fleet, outlook: &Outlook, before: Option<&Self>) -> Self {
-        let (state, workers) = (replica.state(), fleet.workers());
-        let (seen, short) = ((state.version(), fleet.version()), outlook.shortages());
+        let state = replica.state();
+        let workers = fleet.workers();
+        let seen = (state.version(), fleet.version());
+        let short = outlook.shortages();
         let unchanged = before.filter(|before| before.seen == seen && before.short == short);
         let nodes = state.nodes().map(|node| {
             let worker = workers.get(&node.name);
@@ -70,7 +74,7 @@ impl Picture {
                 attached: worker.is_some(),
                 stream_break: match worker {
                     Some(worker) => worker.stream_break(fleet.now()).map(|it| it.why.clone()),
-                    // Between two streams that break nothing is news.
+                    // The gap between two streams that break is no news, so keep the known reason.
                     None => {
                         let known = before.and_then(|before| before.nodes.get(&node.name));
                         known.and_then(|known| known.stream_break.clone())
@@ -91,14 +95,15 @@ impl Picture {
             let function = |it: &std::sync::Arc<millrace_cluster_state::Function>| {
                 let latest = it.latest();
                 let readiness = readiness::of_revision(&state, it, latest, &workers, &short);
-                let (revision, by) = (latest.number.get(), latest.created_by.to_string());
+                let revision = latest.number.get();
+                let by = latest.created_by.to_string();
                 (it.key.clone(), Function { revision, by, readiness })
             };
             state.functions().map(function).collect()
         };
         let nodes: BTreeMap<_, _> = nodes.collect();
         let mut gpus: BTreeMap<_, _> = gpus.collect();
-        // What was last heard of the GPUs of those that are away for a moment.
+        // Keep the last known GPUs of live nodes whose workers are detached for a moment.
         for (at, gpu) in before.iter().flat_map(|before| &before.gpus) {
             if nodes.get(&at.0).is_some_and(|node| node.status == NodeStatus::Live) {
                 gpus.entry(at.clone()).or_insert_with(|| gpu.clone());
@@ -116,17 +121,18 @@ impl Picture {
         self.policies.last()?.spec.dispatch.filter(|dispatch| dispatch.is_retired())
     }
 
-    /// The warning about a stored policy that nodes cannot carry out, if there is one.
+    /// Returns the warning about a stored policy that nodes cannot carry out, if the policy is such a
+    /// one.
     pub(super) fn policy_warning(&self) -> Option<Event> {
         let dispatch = self.retired_dispatch()?;
         let message = format!(
-            "nodes use the default preset, because dispatch {dispatch} is in the simulator only: choose another with 'millrace policy set --preset'"
+            "nodes use the default preset, because dispatch {dispatch} is available in the simulator only: choose another with 'millrace policy set --preset'"
         );
         Some(warning("PolicyRetired", "policy/cluster", message))
     }
 }
 
-/// What happened between two moments.
+/// Returns the events between two snapshots.
 pub(super) fn between(before: &Picture, after: &Picture) -> Vec<Event> {
     let mut events = Vec::new();
     group(before, after, &mut events);
@@ -144,7 +150,7 @@ pub(super) fn between(before: &Picture, after: &Picture) -> Vec<Event> {
     events
 }
 
-/// Tells of each that was or is there.
+/// Calls `tell` for each key of either map.
 fn each<K: Ord, V>(
     before: &BTreeMap<K, V>,
     after: &BTreeMap<K, V>,
@@ -170,59 +176,78 @@ fn group(before: &Picture, after: &Picture, events: &mut Vec<Event>) {
             events.push(normal("LeaderElected", "cluster", format!("controller {id} leads in term {term}")));
         }
         None => {
-            let message = "nobody leads that this controller knows of: writes wait; serving goes on";
+            let message = "this controller knows no leader: writes wait; requests are still served";
             events.push(warning("NoLeader", "cluster", message.to_owned()));
         }
     }
     for id in after.voters.difference(&before.voters) {
-        events.push(normal("VoterAdded", &format!("controller/{id}"), "it votes from now on".to_owned()));
+        events.push(normal(
+            "VoterAdded",
+            &format!("controller/{id}"),
+            "the controller is now a voter".to_owned(),
+        ));
     }
     for id in before.voters.difference(&after.voters) {
-        events.push(normal("VoterRemoved", &format!("controller/{id}"), "it votes no more".to_owned()));
+        events.push(normal(
+            "VoterRemoved",
+            &format!("controller/{id}"),
+            "the controller is no longer a voter".to_owned(),
+        ));
     }
 }
 
 fn node(name: &NodeName, was: Option<&Node>, is: Option<&Node>, events: &mut Vec<Event>) {
     let object = format!("node/{name}");
     let Some(is) = is else {
-        return events.push(normal("NodeRemoved", &object, "it was forgotten".to_owned()));
+        return events.push(normal(
+            "NodeRemoved",
+            &object,
+            "the node was removed from the cluster".to_owned(),
+        ));
     };
     let lost = |node: &Node| node.status == NodeStatus::Lost;
     if was.is_none_or(|was| was.epoch < is.epoch) && !lost(is) {
         let again = if was.is_some() { "again, " } else { "" };
-        let message = format!("it was taken in {again}with epoch {}", is.epoch);
+        let message = format!("the node registered {again}with epoch {}", is.epoch);
         events.push(normal("NodeRegistered", &object, message));
     } else if lost(is) && was.is_some_and(|was| !lost(was)) {
-        let message = "it was silent for its lease: its functions go elsewhere".to_owned();
+        let message = "the node's lease expired: its functions move to other nodes".to_owned();
         events.push(warning("NodeLost", &object, message));
     }
     match (was.and_then(|was| was.stream_break.as_ref()), &is.stream_break) {
         (None, Some(why)) => {
-            let message = format!("its stream breaks again and again: {why}");
+            let message = format!("the node's stream breaks repeatedly: {why}");
             events.push(warning("StreamBreaks", &object, message));
         }
-        (Some(_), None) => events.push(normal("StreamHolds", &object, "its stream holds again".to_owned())),
+        (Some(_), None) => {
+            events.push(normal("StreamHolds", &object, "the node's stream is stable again".to_owned()))
+        }
         (None, None) | (Some(_), Some(_)) => {}
     }
     let Some(was) = was else { return };
     if was.attached && !is.attached && !lost(is) {
-        let message = "its stream to this controller ended: requests go to others".to_owned();
+        let message = "the node's stream to this controller ended: requests go to other nodes".to_owned();
         events.push(warning("WorkerDetached", &object, message));
     } else if !was.attached && is.attached && was.epoch == is.epoch {
-        events.push(normal("WorkerAttached", &object, "this controller has its stream".to_owned()));
+        events.push(normal(
+            "WorkerAttached",
+            &object,
+            "the node has a stream to this controller again".to_owned(),
+        ));
     }
     if was.scheduling != is.scheduling {
         let (reason, message) = match is.scheduling {
-            Scheduling::Schedulable => ("NodeUncordoned", "it gets functions again"),
-            Scheduling::Cordoned => ("NodeCordoned", "it keeps what it has and gets nothing new"),
-            Scheduling::Draining => ("NodeDraining", "what it has moves elsewhere"),
+            Scheduling::Schedulable => ("NodeUncordoned", "the node gets functions again"),
+            Scheduling::Cordoned => ("NodeCordoned", "the node keeps its functions and gets no new ones"),
+            Scheduling::Draining => ("NodeDraining", "the node's functions move to other nodes"),
         };
         events.push(normal(reason, &object, message.to_owned()));
     }
 }
 
-/// Each change since, with what it was before: several may lie between two looks, and so many that what
-/// was before the first that is kept is not known.
+/// Adds an event for each policy change since `before`, with its difference from the previous policy.
+/// Several changes may lie between two snapshots. If the state no longer stores the policy before a
+/// change, the event names the new policy only.
 fn policy(before: &Picture, after: &Picture, events: &mut Vec<Event>) {
     let seen = before.policies.last().map_or(0, |last| last.generation);
     let was = before.policies.last().map_or(PolicySpec::NONE, |last| last.spec);
@@ -241,7 +266,8 @@ fn policy(before: &Picture, after: &Picture, events: &mut Vec<Event>) {
 /// Describes the difference, such as "preset fifo -> torpor, batching off -> the preset's".
 fn difference(was: &PolicySpec, is: &PolicySpec) -> String {
     let said = |spec: &PolicySpec| spec.settings().into_iter().collect::<BTreeMap<_, _>>();
-    let (was, is) = (said(was), said(is));
+    let was = said(was);
+    let is = said(is);
     let names: BTreeSet<_> = was.keys().chain(is.keys()).copied().collect();
     let shown = |value: Option<&String>| value.map_or("the preset's", String::as_str).to_owned();
     let other = names.into_iter().filter(|name| was.get(name) != is.get(name));
@@ -252,23 +278,28 @@ fn difference(was: &PolicySpec, is: &PolicySpec) -> String {
 fn gpu(object: &str, was: &Gpu, is: &Gpu, events: &mut Vec<Event>) {
     if is.restarts > was.restarts {
         let times = match is.restarts - was.restarts {
-            1 => "its executor died and was started again".to_owned(),
-            times => format!("its executors died and were started again, {times} times"),
+            1 => "the GPU's executor died and was restarted".to_owned(),
+            times => format!("the GPU's executors died and were restarted {times} times"),
         };
         events.push(warning("ExecutorRestarted", object, format!("{times} ({} so far)", is.restarts)));
     }
     if is.health == GpuHealth::Unhealthy && was.health != is.health {
-        let message = "the device failed: its executor is replaced, and others serve meanwhile".to_owned();
+        let message =
+            "the device failed: its executor is being replaced, and other GPUs serve meanwhile".to_owned();
         events.push(warning("GpuUnhealthy", object, message));
     } else if was.health == GpuHealth::Unhealthy && is.health == GpuHealth::Up {
-        events.push(normal("GpuRecovered", object, "it serves again".to_owned()));
+        events.push(normal("GpuRecovered", object, "the GPU serves again".to_owned()));
     }
 }
 
 fn function(key: &FunctionKey, was: Option<&Function>, is: Option<&Function>, events: &mut Vec<Event>) {
     let object = format!("function/{}/{}", key.tenant, key.name);
     let Some(is) = is else {
-        return events.push(normal("FunctionDeleted", &object, "it and its revisions are gone".to_owned()));
+        return events.push(normal(
+            "FunctionDeleted",
+            &object,
+            "the function and its revisions were deleted".to_owned(),
+        ));
     };
     if was.is_none_or(|was| was.revision != is.revision) {
         let message = format!("revision {} by {}", is.revision, is.by);
@@ -326,23 +357,24 @@ mod tests {
     }
 
     #[test]
-    fn a_node_comes_is_lost_and_comes_back() {
+    fn a_node_registers_is_lost_and_registers_again() {
         let none = Picture::default();
-        let (live, lost) = (NodeStatus::Live, NodeStatus::Lost);
+        let live = NodeStatus::Live;
+        let lost = NodeStatus::Lost;
         let is = with_node(1, live, true);
         assert_eq!(told(&none, &is), ["NodeRegistered node/w1"]);
         assert_eq!(told(&is, &with_node(1, live, false)), ["WorkerDetached node/w1"]);
         assert_eq!(told(&with_node(1, live, false), &is), ["WorkerAttached node/w1"]);
         assert_eq!(told(&with_node(1, live, false), &with_node(1, lost, false)), ["NodeLost node/w1"]);
         assert_eq!(told(&with_node(1, lost, false), &with_node(2, live, true)), ["NodeRegistered node/w1"]);
-        // Between two looks it was lost and taken in again.
+        // The node was lost and registered again between two snapshots.
         assert_eq!(told(&is, &with_node(3, live, true)), ["NodeRegistered node/w1"]);
         assert_eq!(told(&with_node(3, lost, false), &none), ["NodeRemoved node/w1"]);
         assert_eq!(told(&is, &is), [""; 0]);
     }
 
     #[test]
-    fn a_stream_that_breaks_again_and_again_is_told_once() {
+    fn repeated_breaks_of_a_stream_yield_one_event() {
         let broken = |why: Option<&str>, attached| {
             let mut picture = with_node(1, NodeStatus::Live, attached);
             picture.nodes.get_mut(&name()).unwrap().stream_break = why.map(str::to_owned);
@@ -356,19 +388,19 @@ mod tests {
     }
 
     #[test]
-    fn executors_that_died_between_two_looks_are_counted() {
+    fn executor_deaths_between_two_snapshots_are_counted() {
         let up = |restarts| with_gpu(GpuHealth::Up, restarts);
         let events = between(&up(1), &up(4));
         assert_eq!((events[0].reason, events[0].severity), ("ExecutorRestarted", Severity::Warning));
         assert!(events[0].message.contains("3 times (4 so far)"), "{}", events[0].message);
         assert_eq!(told(&up(1), &with_gpu(GpuHealth::Unhealthy, 1)), ["GpuUnhealthy gpu/w1/0"]);
         assert_eq!(told(&with_gpu(GpuHealth::Unhealthy, 1), &up(1)), ["GpuRecovered gpu/w1/0"]);
-        // A worker that began anew counts anew.
+        // A restarted worker counts from zero.
         assert_eq!(told(&up(4), &up(0)), [""; 0]);
     }
 
     #[test]
-    fn a_function_is_applied_gets_ready_and_loses_its_workers() {
+    fn a_function_is_applied_becomes_ready_and_loses_its_workers() {
         let none = Picture::default();
         let preparing = with_function(1, Readiness::Preparing);
         let ready = with_function(1, Readiness::Prepared(2));
@@ -385,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn every_change_of_the_policy_is_told_with_what_was_before() {
+    fn each_policy_change_yields_an_event_with_its_difference() {
         use millrace_types::policy::Batches;
         let change = |generation, dispatch, batching| {
             Arc::new(Policy {
@@ -411,7 +443,7 @@ mod tests {
         ];
         assert_eq!(told, expected);
         assert_eq!(between(&with(&[&lalb]), &with(&[&lalb])), []);
-        // What was between is not kept any more.
+        // The state no longer stores the change in between.
         let events = between(&with(&[&lalb]), &with(&[&none]));
         assert_eq!(events[0].message, "now batching off, by ann (change 3)");
         let lb = change(1, Some(DispatchName::Lb), None);
@@ -422,13 +454,14 @@ mod tests {
     }
 
     #[test]
-    fn leaders_and_voters_come_and_go() {
+    fn changes_of_leaders_and_voters_yield_events() {
         let led = |leader, voters: &[u64]| Picture {
             leader,
             voters: voters.iter().copied().collect(),
             ..Picture::default()
         };
-        let (one, two) = (led(Some((1, 3)), &[1, 2]), led(Some((2, 4)), &[2, 3]));
+        let one = led(Some((1, 3)), &[1, 2]);
+        let two = led(Some((2, 4)), &[2, 3]);
         let all = ["LeaderElected cluster", "VoterAdded controller/3", "VoterRemoved controller/1"];
         assert_eq!(told(&one, &two), all);
         assert_eq!(told(&one, &led(None, &[1, 2])), ["NoLeader cluster"]);

@@ -1,5 +1,5 @@
-//! How a controller that is not a member yet asks others for something: one after the other, and
-//! whoever they name as leader.
+//! Join requests of a controller that is not a member yet. The controller asks known addresses in turn,
+//! and follows redirects to the leader.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use super::world::World;
 
 /// How long one controller may take to answer.
 const JOIN_ANSWER_TIMEOUT: Duration = Duration::from_secs(12);
-/// How often a controller is sent on to the leader before it asks from the beginning.
+/// Redirects to a leader that the controller follows before it starts over.
 const REDIRECTS_MAX: usize = 3;
 
 pub(super) fn join_request(id: ControllerId, directory: &str, intent: JoinIntent) -> JoinRequest {
@@ -33,7 +33,7 @@ pub(super) fn join_request(id: ControllerId, directory: &str, intent: JoinIntent
     }
 }
 
-/// Asks one controller after the other, and whom they name as leader, until one answers for good.
+/// Asks the controllers in turn, and the leaders that they name, until one gives a final answer.
 pub(super) async fn ask_to_join(
     world: &dyn World,
     at: &[String],
@@ -49,13 +49,13 @@ pub(super) async fn ask_to_join(
                 Err(failure) => return Err(Error::Refused(failure)),
             }
         }
-        tracing::info!(reason, "not joined yet");
+        tracing::info!(reason, "cannot join the group yet: trying again");
         tokio::time::sleep(JOIN_PAUSE).await;
     }
     Err(Error::NotJoined { at: at.to_owned(), reason })
 }
 
-/// Asks one controller, and the leader that it names.
+/// Asks one controller, and follows its redirects to the leader.
 pub(super) async fn ask_from(
     world: &dyn World,
     address: &str,
@@ -75,19 +75,19 @@ pub(super) async fn ask_from(
 async fn ask(world: &dyn World, address: &str, request: &JoinRequest) -> Result<JoinResponse, Failure> {
     let lost = |why: String| Failure::new(Reason::NoLeader, format!("{address} does not answer: {why}"));
     let channel = connect(world, address).map_err(|error| {
-        let message = format!("{address:?} is no address ({error}): give host:port");
+        let message = format!("{address:?} is not an address ({error}): give host:port");
         Failure::malformed(message)
     })?;
     let mut client = limited(channel);
     let asked = tokio::time::timeout(JOIN_ANSWER_TIMEOUT, client.join(request.clone())).await;
     let answer = asked.map_err(|_| lost(format!("nothing within {JOIN_ANSWER_TIMEOUT:?}")))?;
     answer.map(tonic::Response::into_inner).map_err(|status| {
-        // A status that was made here has a source: nobody answered.
+        // A status with a source was made locally, so no controller answered.
         let local = std::error::Error::source(&status).is_some();
         match status.code() {
             _ if local => lost(status.message().to_owned()),
-            // It waits to be taken in itself, see `founding`.
-            Code::Unimplemented => lost("it is no member of a group yet".to_owned()),
+            // That controller itself waits to join, and serves only `founding`.
+            Code::Unimplemented => lost("the controller is not a member of a group yet".to_owned()),
             _ => from_status(&status),
         }
     })

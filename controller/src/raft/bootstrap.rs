@@ -1,5 +1,5 @@
-//! How a controller gets its place in a group: it begins a cluster of its own, joins one, or goes on
-//! where its data directory says.
+//! Obtains a controller's membership: the controller begins a cluster, joins one, or continues as its
+//! data directory says.
 //!
 //! ```text
 //!  empty directory ─┬─ Bootstrap ─► identity ─► initialize ─► leads alone
@@ -9,8 +9,8 @@
 //!                   └─ Reopen ─► refused
 //!  used directory ──► its identity ─► its log ─► goes on; says where it is now
 //! ```
-//! Whatever has an identity has been found admissible first, and the group takes in only the data
-//! directory that was named: so that an operator's mistake leaves nothing behind.
+//! A controller gets an identity only after it was found admissible, and the group accepts only the
+//! data directory of that identity. So an operator's mistake leaves nothing behind.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -38,65 +38,66 @@ use super::world::{Snapshots, World};
 use super::{Raft, config};
 use crate::config::{JoinAs, Start};
 
-/// How long a group of one may take to lead itself: a few syncs, on a disk that may be very busy.
+/// How long a group of one may take to elect itself: a few syncs, on a disk that may be very busy.
 const LEADING_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long joining may take: for the group to answer, then for the log to come.
+/// How long each phase of joining may take: first until the group answers, then until the log arrives.
 pub(super) const JOIN_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long between two attempts to join, or to be promoted.
+/// The pause between two attempts to join, or to be promoted.
 pub(super) const JOIN_PAUSE: Duration = Duration::from_millis(200);
-/// How long between two attempts to say where this controller is now.
+/// The pause between two attempts to report this controller's address.
 const MOVED_PAUSE: Duration = Duration::from_secs(1);
 
-/// Why Raft did not start.
+/// Error of a Raft node that did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The data directory was refused.
     #[error(transparent)]
     Store(#[from] millrace_raft_store::Error),
-    /// Opening it did not finish.
+    /// The task that opens the data directory panicked or was cancelled.
     #[error("opening the data directory did not finish: {0}")]
     Interrupted(#[from] tokio::task::JoinError),
     /// Raft refused to start, or halted.
     #[error("raft did not start: {0}")]
     Raft(String),
-    /// It runs and does not lead.
+    /// Raft runs, but did not elect this controller in time.
     #[error("raft did not elect a leader within {LEADING_TIMEOUT:?}: {0}")]
     NoLeader(String),
-    /// The cluster could not be named.
+    /// The commands that initialize the cluster failed.
     #[error("the cluster could not be initialized: {}", .0.message)]
     Init(Failure),
-    /// An empty data directory, and nothing to begin with.
+    /// The data directory is empty, and the configuration allows neither to begin nor to join a
+    /// cluster.
     #[error(
         "{} is empty: bootstrap a cluster, or join one; a controller that lost its directory must be removed from its group and join with a new id", .0.display()
     )]
     Empty(PathBuf),
-    /// A data directory of a controller that no group ever took in.
-    #[error("controller {} was never taken in by its group: start it with the address of another controller to join at", .0.0)]
+    /// The data directory belongs to a controller that never joined a group.
+    #[error("controller {} never joined its group: start it with the address of another controller to join", .0.0)]
     NeverJoined(ControllerId),
-    /// The group does not take this controller in.
-    #[error("the group does not take this controller in: {}", .0.message)]
+    /// The group refused this controller.
+    #[error("the group refused this controller: {}", .0.message)]
     Refused(Failure),
-    /// Some other controller did not say in time that it has no cluster.
+    /// Some of the other controllers did not report an empty data directory in time.
     #[error(
-        "no cluster was begun: within {JOIN_TIMEOUT:?} not each of {} said that it has none: {reason}; start them all, and if one is gone for good, replace it", with.join(", ")
+        "no cluster was begun: within {JOIN_TIMEOUT:?} not all of {} reported an empty data directory: {reason}: start all of them, and replace a controller that is gone for good", with.join(", ")
     )]
     NotFounded {
-        /// Where it asked.
+        /// The addresses of the other controllers.
         with: Vec<String>,
-        /// The last answer that was missing.
+        /// The last failure.
         reason: String,
     },
-    /// No controller took this one in in time.
-    #[error("no controller of {} took this one in within {JOIN_TIMEOUT:?}: {reason}", at.join(", "))]
+    /// No controller accepted this controller in time.
+    #[error("no controller of {} accepted this controller within {JOIN_TIMEOUT:?}: {reason}", at.join(", "))]
     NotJoined {
-        /// Where it asked.
+        /// The addresses of the asked controllers.
         at: Vec<String>,
-        /// The last answer.
+        /// The last failure.
         reason: String,
     },
 }
 
-/// A data directory that is open, and whose it is.
+/// An open data directory with its identity.
 pub(crate) struct Opened {
     pub(crate) identity: Identity,
     store: Store<State>,
@@ -104,7 +105,7 @@ pub(crate) struct Opened {
     world: Arc<dyn World>,
 }
 
-/// What opening needs to know.
+/// The arguments of [`open`].
 pub(crate) struct Opening {
     pub(crate) data_dir: PathBuf,
     pub(crate) id: ControllerId,
@@ -115,8 +116,8 @@ pub(crate) struct Opening {
     pub(crate) world: Arc<dyn World>,
 }
 
-/// Opens a used data directory, or makes an empty one this controller's. As long as that waits for
-/// others, `meanwhile` is carried out: it tells them that the directory is empty.
+/// Opens a used data directory, or claims an empty one for this controller. While opening waits for
+/// other controllers, `meanwhile` runs: it reports to them that the directory is empty.
 pub(crate) async fn open(
     opening: Opening,
     meanwhile: impl Future<Output = ()> + Send,
@@ -148,12 +149,13 @@ pub(crate) async fn open(
             Identity { cluster, controller: id, directory }
         }
     };
-    let (whose, disk) = (identity.clone(), world.clone());
+    let whose = identity.clone();
+    let disk = world.clone();
     let store = tokio::task::spawn_blocking(move || disk.open(dir, &whose)).await??;
     Ok(Opened { identity, store, snapshots, world })
 }
 
-/// Carries `meanwhile` out until the work is done.
+/// Runs `meanwhile` until the work is done.
 async fn beside<T>(meanwhile: impl Future<Output = ()> + Send, work: impl Future<Output = T>) -> T {
     let mut work = std::pin::pin!(work);
     tokio::select! {
@@ -185,9 +187,9 @@ fn fatal(error: &dyn std::fmt::Display) -> Error {
     Error::Raft(error.to_string())
 }
 
-/// Takes this controller's place in its group. The others must be able to call it already, at
-/// `address`. When this returns, a controller that is alone leads, and one that joins is what it was
-/// to become; another goes on, and may still have to hear from its leader.
+/// Enters the group. The other controllers must already be able to call this controller at `address`.
+/// On return, a controller of a group of one leads, and a joining controller has its requested role.
+/// Any other member continues, and may not have heard from its leader yet.
 pub(crate) async fn enter(
     replica: &Replica,
     start: &Start,
@@ -199,7 +201,8 @@ pub(crate) async fn enter(
     match start {
         _ if initialized => go_on(replica, start, address, stop).await,
         Start::Bootstrap => begin(replica, address).await,
-        // Asked anew: whoever was empty, or had a cluster, before a crash here may have changed since.
+        // Ask again: the other controllers may have changed between empty and member since a crash of
+        // this controller.
         Start::Found { with } => {
             let request = join_request(own.controller, &own.directory, JoinIntent::Check);
             match found_or_join(replica.peers.world(), with, request).await? {
@@ -231,7 +234,7 @@ async fn join(replica: &Replica, at: &[String], role: JoinAs, address: &str) -> 
     become_member(replica, role, at).await
 }
 
-/// Goes on with what the log says.
+/// Continues as the log says.
 async fn go_on(
     replica: &Replica,
     start: &Start,
@@ -242,17 +245,21 @@ async fn go_on(
     let own = replica.id().0;
     let voters: Vec<u64> = membership.voter_ids().collect();
     if voters == [own] {
-        // Nobody to wait for: no need to wait for the election timeout.
+        // A group of one has no other voter, so there is no reason to wait for the election timeout.
         replica.raft.trigger().elect().await.map_err(|error| fatal(&error))?;
         lead(replica).await?;
     }
     let votes = matches!(start, Start::Join { role: JoinAs::Voter, .. } | Start::Found { .. });
     let promote = votes && !voters.contains(&own);
-    let (replica, address) = (replica.clone(), address.to_owned());
+    let replica = replica.clone();
+    let address = address.to_owned();
     let settle = async move {
         say_where(&replica, &address).await;
         if promote && let Err(failure) = promoted(&replica).await {
-            tracing::warn!(error = failure.message, "this controller stays a learner for now");
+            tracing::warn!(
+                error = failure.message,
+                "cannot promote this controller: it stays a learner for now"
+            );
         }
     };
     let stop = stop.clone();
@@ -260,14 +267,16 @@ async fn go_on(
     Ok(())
 }
 
-/// Waits until this node leads its group of one, sets the rules of a new cluster, and names it.
+/// Waits until this controller leads its group of one, then sets the rules of a new cluster and its
+/// name.
 async fn lead(replica: &Replica) -> Result<(), Error> {
     let own = replica.id().0;
     let leads = replica.raft.wait(Some(LEADING_TIMEOUT)).current_leader(own, "a group of one leads").await;
     leads.map_err(|error| Error::NoLeader(error.to_string()))?;
     let state = replica.linearizable().await.map_err(Error::Init)?;
     if state.cluster().is_none() {
-        // First, so that the whole log is of these rules: one without them is of the last unnamed ones.
+        // Set the rules first, so that the whole log follows them. A log without this entry follows the
+        // last rules that had no number.
         let rules = Command::SetClusterVersion { version: RulesVersion::NEWEST };
         let init = Command::InitCluster { cluster_id: replica.own().cluster.clone() };
         for command in [rules, init] {
@@ -277,7 +286,7 @@ async fn lead(replica: &Replica) -> Result<(), Error> {
     Ok(())
 }
 
-/// Waits until the log says that this controller is a member, and of what kind.
+/// Waits until the log lists this controller as a member with its requested role.
 async fn become_member(replica: &Replica, role: JoinAs, at: &[String]) -> Result<(), Error> {
     let own = replica.id().0;
     let mut states = replica.reader.watch();
@@ -287,9 +296,9 @@ async fn become_member(replica: &Replica, role: JoinAs, at: &[String]) -> Result
     let not_joined = |reason: String| Error::NotJoined { at: at.to_owned(), reason };
     match tokio::time::timeout(JOIN_TIMEOUT, member).await {
         Ok(Ok(_)) => {}
-        Ok(Err(_)) => return Err(fatal(&"it ended")),
+        Ok(Err(_)) => return Err(fatal(&"raft has ended")),
         Err(_) => {
-            let message = "it was taken in, and the leader sent it nothing: make sure that the others reach it at the address it advertises";
+            let message = "the group accepted this controller, but the leader sent nothing: make sure that the other controllers reach its advertised address";
             return Err(not_joined(message.to_owned()));
         }
     }
@@ -299,21 +308,22 @@ async fn become_member(replica: &Replica, role: JoinAs, at: &[String]) -> Result
     }
 }
 
-/// Has this controller made a voter, as soon as the leader finds that it has the log.
+/// Requests this controller's promotion to voter, until the leader finds that the controller has the
+/// log.
 async fn promoted(replica: &Replica) -> Result<(), Failure> {
     let until = Instant::now() + JOIN_TIMEOUT;
     loop {
         match replica.change_group(Change::Promote(replica.id().0), Caller("controller".into())).await {
             Ok(_) => return Ok(()),
             Err(failure) if !failure.retryable || Instant::now() >= until => return Err(failure),
-            Err(failure) => tracing::debug!(error = failure.message, "not promoted yet"),
+            Err(failure) => tracing::debug!(error = failure.message, "cannot promote this controller yet"),
         }
         tokio::time::sleep(JOIN_PAUSE).await;
     }
 }
 
-/// Tells the group where this controller is now, if that is not what it knows, and hears whether it
-/// is still a member.
+/// Reports this controller's address to the group if the address changed, and checks that the
+/// controller is still a member.
 async fn say_where(replica: &Replica, address: &str) {
     let own = replica.own();
     let request = JoinRequest {
@@ -331,10 +341,13 @@ async fn say_where(replica: &Replica, address: &str) {
         match told {
             Ok(_) => return,
             Err(failure) if failure.retryable => {
-                tracing::debug!(error = failure.message, "the group does not know where this controller is");
+                tracing::debug!(
+                    error = failure.message,
+                    "cannot report this controller's address to the group yet"
+                );
             }
             Err(failure) => {
-                tracing::error!(error = failure.message, "the group does not take this controller");
+                tracing::error!(error = failure.message, "the group refuses this controller");
                 return;
             }
         }
@@ -353,7 +366,7 @@ async fn ask_others(replica: &Replica, request: &JoinRequest) -> Result<JoinResp
     Err(last)
 }
 
-/// A handle over the Raft node of an opened data directory.
+/// Returns a handle over the Raft node of an opened data directory.
 pub(crate) async fn replica(
     opened: Opened,
     client_address: String,

@@ -1,8 +1,10 @@
-//! What controllers send each other, on the wire: MessagePack with field names, as in the log, and
-//! on each message who sends it and for whom. Every message is checked, not only the first of a
-//! connection: addresses are reused, and a controller that lost its data directory must not answer
-//! for the one that had it. So are versions: a process may be replaced by another build at any time, and
-//! a build that shares no rules with this one must not vote, lead or follow.
+//! Messages between controllers: MessagePack with field names, as in the log. Each message names its
+//! sender and its receiver.
+//!
+//! The receiver checks every message, not only the first one of a connection. Addresses are reused, and
+//! a controller that lost its data directory must not answer for the controller that had it. The
+//! versions are checked too: a process may be replaced by another build at any time, and a build that
+//! shares no rules with this build must not vote, lead or follow.
 
 use millrace_cluster_state::{CLUSTER_VERSION, KnownRules, RulesVersion, packed};
 use millrace_proto::PROTOCOL_VERSION;
@@ -14,7 +16,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tonic::Status;
 
-/// For whom a message is: a member, and its data directory as the group knows it.
+/// The receiver of a message: a member, and its data directory as the group knows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Target {
     pub(super) id: u64,
@@ -22,13 +24,13 @@ pub(super) struct Target {
 }
 
 impl Target {
-    /// Whoever sent this message.
+    /// Returns the sender of a message.
     pub(super) fn sender(message: &Message) -> Self {
         Self { id: message.from, directory: message.from_directory.clone() }
     }
 }
 
-/// Wraps a payload.
+/// Wraps a payload with sender and receiver.
 pub(super) fn message(own: &Identity, to: &Target, payload: Vec<u8>) -> Message {
     Message {
         cluster_id: own.cluster.to_string(),
@@ -42,39 +44,41 @@ pub(super) fn message(own: &Identity, to: &Target, payload: Vec<u8>) -> Message 
     }
 }
 
-/// Encodes a message.
+/// Encodes a value as a message.
 pub(super) fn encode<T: Serialize>(own: &Identity, to: &Target, value: &T) -> Result<Message, Failure> {
-    let payload = rmp_serde::to_vec_named(value).map_err(|error| {
-        Failure::new(Reason::Internal, format!("a raft message cannot be encoded: {error}"))
-    })?;
+    let payload = rmp_serde::to_vec_named(value)
+        .map_err(|error| Failure::new(Reason::Internal, format!("cannot encode a raft message: {error}")))?;
     Ok(message(own, to, payload))
 }
 
-/// Checks where a message comes from, and that it is meant for this controller.
+/// Checks the sender's cluster and versions, and that this controller is the receiver.
 pub(super) fn check(own: &Identity, message: &Message) -> Result<(), Failure> {
     let mismatch = |text: String| Err(Failure::new(Reason::PeerMismatch, text));
     let cluster = &own.cluster;
     if *message.cluster_id != *cluster.0 {
         return mismatch(format!(
-            "a controller of cluster {} called one of cluster {cluster}",
+            "a controller of cluster {} called a controller of cluster {cluster}",
             message.cluster_id
         ));
     }
     check_versions(message.protocol_version, message.cluster_version)?;
     if message.to != own.controller.0 {
-        return mismatch(format!("controller {} was called and this is {}", message.to, own.controller.0));
+        return mismatch(format!(
+            "the message is for controller {}, and this is controller {}",
+            message.to, own.controller.0
+        ));
     }
     if message.to_directory != own.directory {
         return mismatch(format!(
-            "the group knows controller {} with another data directory: if that is lost, remove it ('millrace cluster remove {0}') and let this one join with a new id",
+            "the group knows controller {} with another data directory: if that directory is lost, remove the controller ('millrace cluster remove {0}') and join with a new id",
             own.controller.0
         ));
     }
     Ok(())
 }
 
-/// Checks the protocol of a peer, and that its build and this one share a version of the rules: each knows
-/// its own and the one before. Which of them is in force, the log says.
+/// Checks a peer's protocol, and that the peer's build and this build share a version of the rules.
+/// Each build knows its own version and the one before; the log says which version is in force.
 pub(super) fn check_versions(protocol: u32, cluster: u64) -> Result<(), Failure> {
     let mismatch = |text: String| Err(Failure::new(Reason::PeerMismatch, text));
     if protocol != PROTOCOL_VERSION {
@@ -82,10 +86,11 @@ pub(super) fn check_versions(protocol: u32, cluster: u64) -> Result<(), Failure>
             "controllers speak protocols {protocol} and {PROTOCOL_VERSION}: run the same version of both"
         ));
     }
-    let (own, other) = (KnownRules::THIS_BUILD, KnownRules::up_to(RulesVersion(cluster)));
+    let own = KnownRules::THIS_BUILD;
+    let other = KnownRules::up_to(RulesVersion(cluster));
     if !own.overlaps(other) {
         return mismatch(format!(
-            "controllers know cluster versions {} to {} and {} to {}, none of which they share: upgrade one version at a time, all controllers to one before any to the next",
+            "controllers know cluster versions {} to {} and {} to {}, and share none: upgrade one version at a time, all controllers to a version before any to the next",
             other.oldest(),
             other.newest(),
             own.oldest(),
@@ -99,10 +104,10 @@ pub(super) fn check_versions(protocol: u32, cluster: u64) -> Result<(), Failure>
 pub(super) fn decode<T: DeserializeOwned>(own: &Identity, message: &Message) -> Result<T, Failure> {
     check(own, message)?;
     packed::from_slice(&message.payload)
-        .map_err(|error| Failure::malformed(format!("a raft message cannot be read: {error}")))
+        .map_err(|error| Failure::malformed(format!("cannot read a raft message: {error}")))
 }
 
-/// A failure as an answer to a peer.
+/// Converts a failure into a response for a peer.
 pub(super) fn status(failure: Failure) -> Status {
     to_status(&failure)
 }
@@ -123,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_member_that_is_meant_reads_a_message() {
+    fn only_the_intended_receiver_reads_a_message() {
         let sender = identity("ours", 1, "a");
         let to = Target { id: 2, directory: "b".into() };
         let sent = encode(&sender, &to, &7u32).unwrap();
@@ -138,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_member_whose_build_shares_rules_with_this_one_is_heard() {
+    fn a_message_of_a_build_without_shared_rules_is_refused() {
         let to = Target { id: 2, directory: "b".into() };
         let sent = encode(&identity("ours", 1, "a"), &to, &7u32).unwrap();
         let read = |cluster_version| {
@@ -147,7 +152,7 @@ mod tests {
         for heard in [CLUSTER_VERSION - 1, CLUSTER_VERSION, CLUSTER_VERSION + 1] {
             assert_eq!(read(heard), Ok(7), "{heard}");
         }
-        // 0: a build from before the version was part of a message.
+        // Version 0 is a build older than the version field.
         for other in [0, CLUSTER_VERSION - 2, CLUSTER_VERSION + 2] {
             let refused = read(other).unwrap_err();
             assert_eq!(refused.reason, Reason::PeerMismatch);
@@ -156,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_decode_is_an_error() {
+    fn an_undecodable_payload_is_an_error() {
         let own = identity("ours", 1, "a");
         let to = Target { id: 1, directory: "a".into() };
         assert!(decode::<u32>(&own, &message(&own, &to, vec![0xc1])).is_err());

@@ -1,16 +1,16 @@
-//! What is done about a slow disk, and about a full one. Raft alone does half of it: openraft waits for each sync of the
-//! leader's log, heartbeats with it, so that one which takes longer than the followers' patience costs
-//! the leader its place. A disk that is slow and not that slow keeps it, and every write of the
-//! cluster waits for that disk, for as long as it lasts, while others would be fast. So such a leader
-//! hands leadership over.
+//! Handles a slow or full disk of the leader. Raft alone handles half of the problem. openraft sends no
+//! heartbeats while a sync of the leader's log runs, so a sync longer than the election timeout costs
+//! the leader its leadership. A disk that is slow, but faster than that, stays the leader's: every
+//! write of the cluster then waits for that disk while other disks are fast. Such a leader hands
+//! leadership over.
 //!
 //! ```text
 //!   every sync slow for SLOW_MAX ─► which voter has a disk that is not? ─ one ─► transfer
 //!                                                └─ none ─► look again later
 //! ```
-//! A leader whose disk is full hands over the same way. Until then, and where every disk is full, the
-//! leader refuses what makes the state larger; deletions and its own upkeep go on in the space that the
-//! log keeps reserved.
+//! A leader with a full disk hands leadership over the same way. Until then, or if every disk is full,
+//! the leader refuses commands that enlarge the state. Deletions and the leader's own upkeep continue
+//! in the disk space that the log reserves.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -26,25 +26,26 @@ use super::replica::Replica;
 use super::rules::PROMOTION_LAG_MAX;
 use super::timing::SILENCE;
 
-/// How long all of a leader's syncs are slow before it hands over, and how many they are: a disk may
-/// be busy for a moment.
+/// How long all syncs of a leader must be slow before it hands leadership over, because a disk may be
+/// busy for a moment. [`SLOW_SYNCS_MIN`] is the minimum number of these syncs.
 const SLOW_MAX: Duration = Duration::from_secs(2);
 const SLOW_SYNCS_MIN: u32 = 3;
-/// How long a controller leads before it hands over for this, and how long it waits after an attempt:
-/// where all disks are slow in turn, leadership does not run in circles.
+/// The minimum time between becoming leader, or an attempt to hand over, and the next attempt. Without
+/// this pause, leadership would circle between controllers whose disks are slow in turn.
 const LEAD_MIN: Duration = Duration::from_secs(10);
-/// How often the disk is looked at.
+/// The interval between checks of the disk.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// A disk whose sync takes longer than followers are patient hangs: a leader is deposed for it.
+/// The duration of a sync after which the disk counts as hanging: the election timeout, so the
+/// followers depose the leader.
 const HANGS_MIN: Duration = SILENCE;
-/// How much longer a controller with a slow disk lets silence last: the others stand first, and their
-/// votes are durable sooner.
+/// The extra election timeout of a controller with a slow disk. The other controllers call elections
+/// first, and their votes are durable sooner.
 const HANDICAP: Duration = SILENCE.saturating_mul(2);
 
-/// How long a disk is taken to hang still that nothing is written to.
+/// How long after its last write a disk still counts as hanging.
 const LATELY: Duration = Duration::from_secs(2);
 
-/// How a controller's disk fares, as it tells the others.
+/// The state of a controller's disk, as the controller reports it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Disk {
     outstanding_ms: u64,
@@ -52,7 +53,7 @@ pub(super) struct Disk {
     slow_syncs: u32,
     last_ms: u64,
     idle_ms: u64,
-    /// Whether it has too little space for the log to grow.
+    /// Whether the disk has too little space for the log to grow.
     full: bool,
 }
 
@@ -75,31 +76,30 @@ impl Disk {
         self.slow_syncs > 0
     }
 
-    /// Whether it has been slow for longer than a moment.
+    /// Whether the disk has been slow for longer than a moment.
     fn stays_slow(&self) -> bool {
         let slow_max = u64::try_from(SLOW_MAX.as_millis()).unwrap_or(u64::MAX);
         self.slow_syncs >= SLOW_SYNCS_MIN && self.slow_for_ms >= slow_max
     }
 
-    /// Whether its controller should not lead while another could.
+    /// Whether another controller should lead, if one can.
     fn is_unfit(&self) -> bool {
         self.full || self.stays_slow()
     }
 
-    /// Whether what waits for it waits in vain: the sync under way hangs, or all hang, one after the
-    /// other.
+    /// Whether a write would wait in vain: the current sync hangs, or the recent syncs all hung.
     fn hangs(&self) -> bool {
         let hangs_min = u64::try_from(HANGS_MIN.as_millis()).unwrap_or(u64::MAX);
-        // Of a disk that nothing was written to since, nobody knows: the next write will tell.
+        // An idle disk is in an unknown state: only the next write can show whether it still hangs.
         let lately = self.idle_ms < u64::try_from(LATELY.as_millis()).unwrap_or(u64::MAX);
         self.outstanding_ms >= hangs_min || (self.slow_syncs > 1 && self.last_ms >= hangs_min && lately)
     }
 
-    /// What an operator should know of it.
+    /// Returns a warning for the operator about the disk, if any.
     pub(super) fn warning(&self, id: u64) -> Option<String> {
         if self.full {
             return Some(format!(
-                "the disk of controller {id} is full: changes that make the state larger are refused while it leads, and its log uses the space reserved for it; free space on it"
+                "the disk of controller {id} is full: changes that make the state larger are refused while it leads, and its log uses the space reserved for it: free space on that disk"
             ));
         }
         self.is_slow().then(|| {
@@ -112,21 +112,21 @@ impl Disk {
     }
 }
 
-/// How much longer silence lasts for a controller with this disk.
+/// Returns the extra election timeout of a controller with this disk.
 pub(super) fn handicap(health: DiskHealth) -> Duration {
     if health.slow_syncs > 0 { HANDICAP } else { Duration::ZERO }
 }
 
-/// Another voter that answered, as far as it may lead.
+/// Another voter that answered, with the properties that decide whether it may lead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Candidate {
     disk: Disk,
-    /// Entries that it lacks, if that is known.
+    /// Log entries that the voter lacks; `None` if unknown.
     lag: Option<u64>,
 }
 
-/// Who should lead in place of a leader with this disk: whoever has most of the log, of those whose
-/// disks are neither slow nor full.
+/// Returns the voter that should replace a leader with this disk: the one with the smallest lag among
+/// those with a fast disk that has space.
 fn successor(own: &Disk, candidates: &BTreeMap<u64, Candidate>) -> Option<u64> {
     if !own.is_unfit() {
         return None;
@@ -136,9 +136,9 @@ fn successor(own: &Disk, candidates: &BTreeMap<u64, Candidate>) -> Option<u64> {
     near.min().map(|(_, id)| id)
 }
 
-/// Hands leadership over for a slow or full disk until stopped.
+/// Hands leadership over when the disk is slow or full, until stopped.
 pub(crate) async fn run_until(stop: CancellationToken, replica: Replica) {
-    // `None` when stopped.
+    // The result is `None` after a stop.
     stop.run_until_cancelled(run(replica)).await;
 }
 
@@ -162,23 +162,23 @@ async fn run(replica: Replica) {
                 successor,
                 slow_for_ms = own.slow_for_ms,
                 full = own.full,
-                "handing leadership over: the disk here is slow or full and the successor's is not"
+                "handing leadership over: this controller's disk is slow or full, and the successor's is not"
             );
             if let Err(failure) = replica.transfer_here(successor).await {
                 tracing::warn!(
                     error = failure.message,
-                    "leadership stays where the disk is slow or full for now"
+                    "cannot hand leadership over: the leader's disk stays slow or full for now"
                 );
             }
         }
-        // Asked or not: not again at once.
+        // Restart the pause even if no successor was found.
         led = Some((term, Instant::now()));
     }
 }
 
 impl Replica {
-    /// The other voters that answer and follow this one: while a disk hangs here, another may have been
-    /// elected, and openraft not have come to hear of it.
+    /// Returns the other voters that answer and follow this controller. While this disk hangs, another
+    /// controller may have been elected without openraft's knowledge.
     async fn candidates(&self) -> BTreeMap<u64, Candidate> {
         let voters: BTreeSet<u64> = self.membership().voter_ids().collect();
         let own = self.own_status();
@@ -190,8 +190,8 @@ impl Replica {
         others.map(|(id, status)| (id, Candidate { disk: status.disk, lag: own.lag(id) })).collect()
     }
 
-    /// Refuses at once what the others can do and this controller cannot while its disk hangs: openraft
-    /// waits for it, so that nothing is applied here, nor known of who leads now.
+    /// Refuses a request at once while this controller's disk hangs and other voters exist. openraft
+    /// waits for the disk, so this controller applies nothing and does not learn of a new leader.
     pub(super) fn check_disk(&self) -> Result<(), Failure> {
         let disk = Disk::from(self.disk.health());
         if !disk.hangs() || self.membership().voter_ids().count() < 2 {
@@ -205,8 +205,7 @@ impl Replica {
         Err(Failure::new(Reason::NoLeader, message))
     }
 
-    /// Refuses a command that makes the state larger while the disk here is full. Called where this
-    /// controller leads.
+    /// Refuses a command that enlarges the state while this disk is full. The caller must lead.
     pub(super) fn check_space(&self, command: &Command) -> Result<(), Failure> {
         let grows = matches!(
             command,
@@ -219,7 +218,7 @@ impl Replica {
             return Ok(());
         }
         let message = format!(
-            "the disk of controller {}, which leads, is full: free space on it, or delete functions",
+            "the disk of controller {}, the leader, is full: free space on that disk, or delete functions",
             self.id().0
         );
         Err(Failure::new(Reason::StorageFull, message))
@@ -238,32 +237,32 @@ mod tests {
         Disk { outstanding_ms: 0, slow_for_ms: 0, slow_syncs: 0, last_ms: 5, idle_ms: 0, full: false };
 
     #[test]
-    fn only_a_disk_that_stays_slow_costs_its_leader_the_place() {
+    fn only_a_disk_that_stays_slow_makes_its_leader_hand_over() {
         let candidates = BTreeMap::from([(2, Candidate { disk: FAST, lag: Some(0) })]);
         let check = |own: Disk| successor(&own, &candidates);
         assert_eq!(check(FAST), None);
         assert_eq!(check(disk(2, 5_000)), None, "two syncs are too few to tell");
-        assert_eq!(check(disk(9, 1_999)), None, "a moment");
+        assert_eq!(check(disk(9, 1_999)), None, "too short a time");
         assert_eq!(check(disk(3, 2_000)), Some(2));
     }
 
     #[test]
-    fn the_successor_has_a_fast_disk_and_most_of_the_log() {
+    fn the_successor_has_a_fast_disk_and_the_smallest_lag() {
         let own = disk(10, 10_000);
         let check = |candidates: &[(u64, Disk, Option<u64>)]| {
             let candidates = candidates.iter().map(|&(id, disk, lag)| (id, Candidate { disk, lag }));
             successor(&own, &candidates.collect())
         };
-        assert_eq!(check(&[]), None, "nobody answers");
+        assert_eq!(check(&[]), None, "no voter answers");
         assert_eq!(check(&[(2, FAST, Some(9)), (3, FAST, Some(2))]), Some(3));
         assert_eq!(check(&[(2, FAST, Some(9)), (3, disk(1, 200), Some(2))]), Some(2));
         let all_slow = [(2, disk(9, 9_000), Some(0)), (3, disk(1, 200), Some(2))];
-        assert_eq!(check(&all_slow), None, "nothing would be better");
+        assert_eq!(check(&all_slow), None, "no voter has a faster disk");
         assert_eq!(check(&[(2, FAST, None), (3, FAST, Some(PROMOTION_LAG_MAX + 1))]), None);
     }
 
     #[test]
-    fn a_leader_on_a_full_disk_hands_over_to_one_with_space() {
+    fn a_leader_on_a_full_disk_hands_over_to_a_voter_with_space() {
         let full = Disk { full: true, ..FAST };
         let check = |disk: Disk| successor(&full, &[(2, Candidate { disk, lag: Some(0) })].into());
         assert_eq!(check(FAST), Some(2));
@@ -273,21 +272,21 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_hangs_while_one_sync_does_and_between_two_that_did() {
+    fn a_disk_hangs_during_a_hanging_sync_and_between_two_such_syncs() {
         let hangs = |outstanding_ms, slow_syncs, last_ms| {
             Disk { outstanding_ms, slow_for_ms: 9_000, slow_syncs, last_ms, idle_ms: 0, full: false }.hangs()
         };
         assert!(!hangs(499, 1, 5), "not yet");
         assert!(hangs(500, 1, 5));
-        assert!(!hangs(0, 1, 900), "one that took long and is over");
-        assert!(hangs(3, 2, 900), "the next of many");
+        assert!(!hangs(0, 1, 900), "a single long sync is over");
+        assert!(hangs(3, 2, 900), "the next of several hanging syncs");
         assert!(!hangs(250, 9, 300), "slow");
         let idle = Disk { slow_syncs: 9, last_ms: 900, idle_ms: 2_000, ..FAST };
-        assert!(!idle.hangs(), "nothing was written since: a write has to tell");
+        assert!(!idle.hangs(), "without a recent write, the state is unknown");
     }
 
     #[test]
-    fn a_slow_disk_is_told_of_and_stands_later() {
+    fn a_slow_disk_yields_a_warning_and_a_longer_election_timeout() {
         assert_eq!(FAST.warning(2), None);
         let warning = disk(4, 1_200).warning(2).unwrap();
         assert!(warning.contains("controller 2 is slow: its last 4 syncs took over 200ms"), "{warning}");

@@ -1,9 +1,10 @@
 //! Compares the states of the controllers, and stops one whose state is corrupt.
 //!
-//! Equal logs give equal states. Memory that flipped a bit, a disk that returns other bytes, or a bug give
-//! a controller another state, which it would serve, put into snapshots and, once it leads, decide by. So
-//! each controller takes a digest of its state at every thousandth entry (`raft_store::StateDigest`),
-//! says the newest in its status, and compares its own with the others', as etcd's corruption check does:
+//! Equal logs give equal states. A flipped bit in memory, a disk that returns wrong bytes, or a bug
+//! gives a controller another state. The controller would serve that state, put it into snapshots and,
+//! as leader, decide by it. So each controller computes a digest of its state at every thousandth entry
+//! (`raft_store::StateDigest`), and reports the newest digests in its status. Each controller compares
+//! its own digests with the others', like etcd's corruption check:
 //!
 //! ```text
 //!   after entry 3000   1: a  2: a  3: b    controller 3 differs from a majority: it stops for good
@@ -21,15 +22,15 @@ use tokio_util::sync::CancellationToken;
 
 use super::replica::Replica;
 
-/// Between two comparisons, while some controller has not said its newest digest.
+/// The interval between comparisons while a voter has not reported its newest digest.
 const COMPARE_EVERY: Duration = Duration::from_secs(2);
 
-/// Controllers whose states differ after one log entry.
+/// Controllers whose states differ after the same log entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Divergence {
-    /// A majority of the voters have one state, and these members have others.
+    /// A majority of the voters has one state, and these members have other states.
     Minority { index: u64, members: BTreeSet<u64> },
-    /// No majority of the voters is known to have one state.
+    /// No majority of the voters is known to have the same state.
     Split { index: u64, members: BTreeSet<u64> },
 }
 
@@ -40,26 +41,26 @@ impl Divergence {
         }
     }
 
-    /// What an operator should know of it.
+    /// Returns the warning for the operator.
     pub(super) fn warning(&self) -> String {
         let names =
             |members: &BTreeSet<u64>| members.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
         match self {
             Self::Minority { index, members } => format!(
-                "the state of controller {} differs from that of a majority after log entry {index}: replace it",
+                "the state of controller {} differs from that of a majority after log entry {index}: replace that controller",
                 names(members)
             ),
             Self::Split { index, members } => format!(
-                "the states of controllers {} differ after log entry {index}, and no majority has one of them: keep all data directories, stop writing, and report this",
+                "the states of controllers {} differ after log entry {index}, and no majority agrees: keep all data directories, stop writing, and report this",
                 names(members)
             ),
         }
     }
 }
 
-/// Finds the newest entry after which a majority has one state and somebody another, or else the newest
-/// after which states differ. `voters` has one set, or two while the voters are being changed; a majority
-/// is one of each.
+/// Returns the newest entry after which a majority has one state and some member another. Without such
+/// an entry, returns the newest entry after which states differ. `voters` has one set, or two sets
+/// during a membership change; a majority needs a majority of each set.
 pub(super) fn find(
     voters: &[BTreeSet<u64>],
     digests: &BTreeMap<u64, Vec<StateDigest>>,
@@ -86,7 +87,7 @@ pub(super) fn find(
     split
 }
 
-/// Whether every voter has said its state after this entry, or after a later one.
+/// Whether every voter has reported its state after this entry, or after a later entry.
 fn is_compared(index: u64, voters: &[BTreeSet<u64>], digests: &BTreeMap<u64, Vec<StateDigest>>) -> bool {
     let has = |voter: &u64| {
         let taken = digests.get(voter).and_then(|taken| taken.last());
@@ -95,9 +96,9 @@ fn is_compared(index: u64, voters: &[BTreeSet<u64>], digests: &BTreeMap<u64, Vec
     voters.iter().flatten().all(has)
 }
 
-/// Compares until stopped, or until this controller is found to differ.
+/// Compares states until stopped, or until this controller is found to differ.
 pub(crate) async fn run_until(stop: CancellationToken, replica: Replica) {
-    // `None` when stopped.
+    // The result is `None` after a stop.
     stop.run_until_cancelled(run(replica)).await;
 }
 
@@ -110,7 +111,7 @@ async fn run(replica: Replica) {
         tokio::time::sleep(COMPARE_EVERY).await;
         let newest = taken.borrow().last().map_or(0, |newest| newest.index);
         let voters = replica.membership().get_joint_config().clone();
-        // A group of one has nobody to compare with.
+        // A group of one has no other state to compare with.
         if newest <= compared || voters.iter().flatten().all(|&voter| voter == own) {
             continue;
         }
@@ -138,7 +139,7 @@ mod tests {
 
     use super::*;
 
-    /// Members' digests as letters: `(member, [(index, state)])`.
+    /// Members' states as letters: `(member, [(index, state)])`.
     fn find_in(voters: &[&[u64]], said: &[(u64, &[(u64, &str)])]) -> Option<Divergence> {
         let voters: Vec<BTreeSet<u64>> = voters.iter().map(|set| set.iter().copied().collect()).collect();
         let taken = |states: &[(u64, &str)]| {
@@ -168,7 +169,8 @@ mod tests {
     #[test]
     fn members_that_differ_from_a_majority_are_found() {
         let three: &[&[u64]] = &[&[1, 2, 3]];
-        let (a, b): (&[_], &[_]) = (&[(1000, "a")], &[(1000, "b")]);
+        let a: &[_] = &[(1000, "a")];
+        let b: &[_] = &[(1000, "b")];
         assert_eq!(find_in(three, &[(1, a), (2, a), (3, b)]), minority(1000, &[3]));
         assert_eq!(find_in(three, &[(1, a), (2, a), (3, a), (4, b)]), minority(1000, &[4]), "a learner");
         let five: &[&[u64]] = &[&[1, 2, 3, 4, 5]];
@@ -184,13 +186,15 @@ mod tests {
     }
 
     #[test]
-    fn without_a_majority_nobody_is_in_the_minority() {
-        let (a, b, c): (&[_], &[_], &[_]) = (&[(1000, "a")], &[(1000, "b")], &[(1000, "c")]);
+    fn a_difference_without_a_majority_is_a_split() {
+        let a: &[_] = &[(1000, "a")];
+        let b: &[_] = &[(1000, "b")];
+        let c: &[_] = &[(1000, "c")];
         assert_eq!(find_in(&[&[1, 2]], &[(1, a), (2, b)]), split(1000, &[1, 2]));
         assert_eq!(
             find_in(&[&[1, 2, 3]], &[(1, a), (3, b)]),
             split(1000, &[1, 3]),
-            "controller 2 may decide"
+            "controller 2's state is missing"
         );
         assert_eq!(find_in(&[&[1, 2, 3]], &[(1, a), (2, b), (3, c)]), split(1000, &[1, 2, 3]));
         let learners = find_in(&[&[1]], &[(2, a), (3, b)]);
@@ -201,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_comparison_is_over_when_every_voter_has_said_its_state() {
+    fn a_comparison_is_complete_when_every_voter_has_reported_its_state() {
         let taken = |index| vec![StateDigest { index, digest: Digest::of(b"a") }];
         let voters = [BTreeSet::from([1, 2])];
         assert!(!is_compared(1000, &voters, &BTreeMap::from([(1, taken(1000))])));

@@ -1,5 +1,4 @@
-//! What a leader does of itself for its group: it ends a change of the members that was left half
-//! done, because the leader that made it is gone.
+//! The leader completes a membership change that an earlier leader left in its joint phase.
 
 use std::time::Duration;
 
@@ -10,15 +9,16 @@ use tokio_util::sync::CancellationToken;
 
 use super::replica::Replica;
 
-/// How long a change may be half done before the leader ends it: whoever made it may still be at it.
+/// How long a membership change may stay joint before the leader completes it: its initiator may still
+/// be working on it.
 const HALF_DONE_MAX: Duration = Duration::from_secs(12);
 
-/// Whether the voters are being changed: two sets of them must agree meanwhile.
+/// Whether the voters are being changed: during the change, majorities of two sets must agree.
 pub(super) fn is_joint(membership: &Membership<u64, Member>) -> bool {
     membership.get_joint_config().len() > 1
 }
 
-/// The log index of a half done change that this controller leads; `None` when there is none.
+/// Returns the log index of a joint membership while this controller leads.
 fn half_done(metrics: &RaftServerMetrics<u64, Member>) -> Option<u64> {
     let membership = &metrics.membership_config;
     let leads = metrics.state == ServerState::Leader;
@@ -26,9 +26,9 @@ fn half_done(metrics: &RaftServerMetrics<u64, Member>) -> Option<u64> {
     (leads && is_joint(membership.membership())).then_some(index)
 }
 
-/// Ends such changes until stopped.
+/// Completes such changes until stopped.
 pub(crate) async fn run_until(stop: CancellationToken, replica: Replica) {
-    // `None` when stopped.
+    // The result is `None` after a stop.
     stop.run_until_cancelled(run(replica)).await;
 }
 
@@ -47,9 +47,15 @@ async fn run(replica: Replica) {
             Ok(Ok(())) => {}
             Ok(Err(_)) => return,
             Err(_) => {
-                tracing::info!(index, "ending a change of the group that was left half done");
+                tracing::info!(
+                    index,
+                    "completing a membership change that an earlier leader left unfinished"
+                );
                 if let Err(failure) = replica.finish_change().await {
-                    tracing::warn!(error = failure.message, "a change of the group stays half done for now");
+                    tracing::warn!(
+                        error = failure.message,
+                        "cannot complete an unfinished membership change yet"
+                    );
                 }
             }
         }

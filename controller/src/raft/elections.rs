@@ -1,15 +1,11 @@
-//! When this controller stands for election.
+//! Decides when this controller calls an election.
 //!
-//! openraft 0.9 stands by itself after a time that it draws once per process: equal draws tie again
-//! and again (openraft#1838), and a follower that was away, or whose log is behind, raises the term
-//! and deposes a leader that the others hear well. So its own elections are off, and this stands in
-//! their place: in turn, after silence, and only when a majority would vote for it (the pre-vote of
-//! Ongaro's dissertation, §9.6). The election itself, and what it may decide, stay openraft's.
-//!
-//! ```text
-//!  leader silent for SILENCE + turn ─► ask all voters: would you? ─ majority ─► stand
-//!                                                    └─ no ─► ask again a little later
-//! ```
+//! openraft 0.9 calls elections after a timeout that each process draws once. Equal draws tie again and
+//! again (openraft#1838). A follower that was away, or whose log is behind, raises the term and deposes
+//! a leader that the other voters hear well. So openraft's own elections are off, and this module calls
+//! elections instead: in turn, after silence of the leader, and only if a majority would vote for this
+//! controller (the pre-vote of Ongaro's dissertation, §9.6). The election itself, and its outcome, stay
+//! openraft's.
 
 use std::time::Duration;
 
@@ -31,34 +27,38 @@ use super::replica::Replica;
 use super::route::stopped;
 use super::timing::{LEASE, SILENCE, TURN};
 
-/// How long a voter may take to say whether it would vote.
+/// How long a voter may take to answer a pre-vote.
 const ASK_TIMEOUT: Duration = Duration::from_millis(200);
-/// How much each wait is lengthened by chance, so that what met once does not meet again.
+/// The random addition to each wait, in milliseconds, so that two controllers that collided once do not
+/// collide again.
 const JITTER_MS: std::ops::Range<u64> = 0..50;
-/// Elections lost in a row after which the wait grows no more: 2^3 times the silence.
+/// Consecutive lost elections after which the wait no longer grows. With 4 losses, the wait is 2³
+/// election timeouts.
 const LOST_MAX: u32 = 4;
 
-/// What an election depends on, as this controller has it.
+/// The local Raft state that an election depends on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Look {
     state: ServerState,
     voters: Vec<u64>,
-    /// When it last heard a leader or voted; `None` since it was started.
+    /// The last time that a leader was heard or a vote was given; `None` if neither happened since the
+    /// start.
     heard: Option<Instant>,
-    /// Whom it followed, or voted for.
+    /// The followed leader, or the candidate that got the vote.
     vote_for: Option<u64>,
-    /// Whether that one was elected.
+    /// Whether `vote_for` was elected.
     elected: bool,
     last_log: Option<LogId>,
 }
 
-/// A question to a voter: would it vote for a log that ends here?
+/// A pre-vote request: would the voter vote for a log that ends here?
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct WouldVote {
     last_log: Option<LogId>,
 }
 
-/// How long this controller lets silence last; `None` while it does not stand at all.
+/// Returns how long the leader must be silent before this controller calls an election. `None` while
+/// the controller never calls one.
 fn patience(look: &Look, own: u64) -> Option<Duration> {
     if look.state == ServerState::Leader || !look.voters.contains(&own) {
         return None;
@@ -66,27 +66,28 @@ fn patience(look: &Look, own: u64) -> Option<Duration> {
     if look.voters == [own] {
         return Some(Duration::ZERO);
     }
-    // In turn, among those that did not lead before: all of them count the same.
+    // Voters take turns in the order of their ids. The silent leader is skipped, and all other voters
+    // count the same.
     let before = |&&voter: &&u64| voter < own && !(look.elected && look.vote_for == Some(voter));
     let turn = u32::try_from(look.voters.iter().filter(before).count()).unwrap_or(u32::MAX);
     Some(SILENCE + TURN * turn)
 }
 
-/// How much longer it waits after elections that nobody won: on disks that are slow enough, the
-/// same wait again would never see an end.
+/// Returns the extra wait after elections without a winner. On slow disks, the same wait again would
+/// never end in a win.
 fn penalty(lost: u32) -> Duration {
     SILENCE * (2u32.pow(lost.saturating_sub(1)) - 1)
 }
 
-/// Whether a voter that sees this would vote for a log that ends at `last_log`.
+/// Whether a voter in this state would vote for a log that ends at `last_log`.
 fn would_vote(look: &Look, last_log: Option<LogId>, now: Instant) -> bool {
     let leased = look.elected && look.heard.is_some_and(|heard| now < heard + LEASE);
     look.state != ServerState::Leader && !leased && last_log >= look.last_log
 }
 
-/// Stands for election whenever it is time, until stopped.
+/// Calls elections when due, until stopped.
 pub(crate) async fn run_until(stop: CancellationToken, replica: Replica, seed: u64) {
-    // A seed of its own: controllers that were given the same one must not draw the same.
+    // Mix in the id: controllers with the same seed must not draw the same jitter.
     let rng = StdRng::seed_from_u64(seed ^ replica.id().0.rotate_left(32));
     if let Some(Err(error)) = stop.run_until_cancelled(run(replica, rng)).await {
         tracing::debug!(%error, "elections end with raft");
@@ -122,15 +123,15 @@ async fn run(replica: Replica, mut rng: StdRng) -> Result<(), Fatal<u64>> {
             tokio::time::sleep(TURN / 2 + jitter()).await;
             continue;
         }
-        tracing::info!("no leader is heard and a majority would vote: standing for election");
+        tracing::info!("the leader is silent and a majority would vote: calling an election");
         replica.raft.trigger().elect().await?;
         lost = (lost + 1).min(LOST_MAX);
     }
 }
 
 impl Replica {
-    /// Waits for what openraft has to do first: what a stalled disk kept waiting, heartbeats among
-    /// it, is heard before it is found missing.
+    /// Returns the state after openraft has handled its pending work. Heartbeats that a stalled disk
+    /// kept waiting are counted before they are found missing.
     async fn look(&self) -> Result<Look, Fatal<u64>> {
         let asked = self.raft.with_raft_state(|state| {
             let vote = state.vote_ref();
@@ -143,7 +144,7 @@ impl Replica {
         Ok(Look { state, voters, heard, vote_for, elected, last_log })
     }
 
-    /// Waits until this controller may have to stand: it leads no more, or became a voter.
+    /// Waits until this controller may have to call an election: it no longer leads, or became a voter.
     async fn until_not_leading(&self) -> Result<(), Fatal<u64>> {
         let mut metrics = self.raft.server_metrics();
         let (state, log) = {
@@ -154,7 +155,7 @@ impl Replica {
         changed.await.map(|_| ()).map_err(|_| Fatal::Stopped)
     }
 
-    /// Asks every voter; says so as soon as a majority would.
+    /// Asks every voter for a pre-vote, and returns as soon as a majority agrees.
     async fn majority_would_vote(&self, look: &Look) -> bool {
         let needed = look.voters.len() / 2 + 1;
         let mut others = self.others(Lane::Requests);
@@ -171,7 +172,7 @@ impl Replica {
         true
     }
 
-    /// Whether this controller would vote.
+    /// Whether this controller would vote for the sender.
     pub(super) async fn would_vote_here(&self, question: WouldVote) -> Result<bool, Failure> {
         let look = self.look().await.map_err(|error| stopped(&error))?;
         Ok(would_vote(&look, question.last_log, Instant::now()))
@@ -206,13 +207,13 @@ mod tests {
     }
 
     #[test]
-    fn the_followers_stand_in_turn_and_nobody_else_does() {
+    fn followers_call_elections_in_turn_and_other_members_never() {
         let three = |leader, own| patience(&follower(&[1, 2, 3], leader), own);
         assert_eq!([three(1, 2), three(1, 3)], [Some(SILENCE), Some(SILENCE + TURN)]);
         assert_eq!([three(2, 1), three(2, 3)], [Some(SILENCE), Some(SILENCE + TURN)]);
         assert_eq!([three(3, 1), three(3, 2)], [Some(SILENCE), Some(SILENCE + TURN)]);
         assert_eq!(three(1, 4), None, "a learner");
-        assert_eq!(patience(&follower(&[1], 1), 1), Some(Duration::ZERO), "nobody to wait for");
+        assert_eq!(patience(&follower(&[1], 1), 1), Some(Duration::ZERO), "no other voter to wait for");
         let leader = Look { state: ServerState::Leader, ..follower(&[1, 2, 3], 1) };
         assert_eq!(patience(&leader, 1), None);
         let penalties = [0, 1, 2, 3, LOST_MAX].map(penalty);
@@ -220,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_voter_that_hears_its_leader_or_has_more_of_the_log_would_not_vote() {
+    fn a_voter_that_hears_its_leader_or_has_more_of_the_log_denies_the_pre_vote() {
         let now = Instant::now();
         let silent = Look { heard: Some(now), ..follower(&[1, 2, 3], 1) };
         assert!(!would_vote(&silent, log(2, 10), now + LEASE - Duration::from_millis(1)));
@@ -228,7 +229,7 @@ mod tests {
         assert!(!would_vote(&silent, log(2, 9), now + LEASE));
         assert!(!would_vote(&silent, log(1, 99), now + LEASE), "an earlier term's log is older");
         let voted = Look { elected: false, ..silent.clone() };
-        assert!(would_vote(&voted, log(2, 10), now), "that one may never win");
+        assert!(would_vote(&voted, log(2, 10), now), "the candidate may never win");
         let leader = Look { state: ServerState::Leader, ..silent };
         assert!(!would_vote(&leader, log(9, 99), now + LEASE));
     }

@@ -1,11 +1,12 @@
-//! Several controllers that start together with nothing, and which of them begins a cluster.
+//! Cluster bootstrap of several controllers that start together with empty directories.
 //!
-//! A controller whose data directory is empty says so to whoever looks, for as long as it waits to
-//! be taken in. One that was told to begin a cluster with the others does so only when each of them
-//! says that: one that is away may have a cluster, and one that lost its directory must not begin a
-//! second one beside it. Should several have been told to, the one with the lowest id begins.
+//! A controller with an empty data directory reports this on its internal port while it waits to join.
+//! A controller that is told to found a cluster with others does so only if each of them reports an
+//! empty directory. A controller that is away may have a cluster, and a controller that lost its
+//! directory must not begin a second cluster. If several controllers are told to found the cluster, the
+//! one with the lowest id does.
 //!
-//! Absent: any memory of what was seen. Whoever was interrupted looks again.
+//! The answers of the other controllers are not stored: an interrupted controller asks again.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -27,26 +28,27 @@ use super::peers::connect;
 use super::world::World;
 use crate::config::{Start, internal_server};
 
-/// How long another controller may take to say that it has nothing.
+/// How long another controller may take to report an empty directory.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What was found where others were looked at.
+/// The outcome of asking the other controllers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Found {
-    /// None of them has a cluster, and all of them wait for one.
+    /// All of them have empty directories and wait for a cluster.
     Nothing,
-    /// A cluster that would take this controller in.
+    /// A cluster accepts this controller.
     Cluster(ClusterId),
 }
 
-/// Asks all of them until each says that it has nothing, or one that it has a cluster.
+/// Asks all controllers until each reports an empty directory, or one reports a cluster.
 pub(super) async fn found_or_join(
     world: &dyn World,
     with: &[String],
     request: JoinRequest,
 ) -> Result<Found, Error> {
     let until = Instant::now() + JOIN_TIMEOUT;
-    let (mut reason, mut told) = ("no address was given".to_owned(), String::new());
+    let mut reason = "no address was given".to_owned();
+    let mut told = String::new();
     while Instant::now() < until && !with.is_empty() {
         let mut empty = 0;
         for address in with {
@@ -64,7 +66,10 @@ pub(super) async fn found_or_join(
             return Ok(Found::Nothing);
         }
         if told != reason {
-            tracing::info!(reason, "no cluster is begun before each of the others says that it has none");
+            tracing::info!(
+                reason,
+                "waiting until each of the other controllers reports an empty data directory"
+            );
             told.clone_from(&reason);
         }
         tokio::time::sleep(JOIN_PAUSE).await;
@@ -72,31 +77,38 @@ pub(super) async fn found_or_join(
     Err(Error::NotFounded { with: with.to_owned(), reason })
 }
 
-/// Whether a controller has nothing, and leaves it to this one to begin. The error says why not.
+/// Checks that a controller has an empty directory and lets this controller found the cluster. The
+/// error is the reason if not.
 async fn look(world: &dyn World, address: &str, own: u64) -> Result<(), String> {
-    let channel = connect(world, address).map_err(|error| format!("{address:?} is no address: {error}"))?;
+    let channel =
+        connect(world, address).map_err(|error| format!("{address:?} is not an address: {error}"))?;
     let mut client = FoundingClient::new(channel);
     let looked = tokio::time::timeout(LOOK_TIMEOUT, client.look(LookRequest {})).await;
     let answer = looked
         .map_err(|_| format!("{address} does not answer within {LOOK_TIMEOUT:?}"))?
         .map_err(|status| match status.code() {
-            Code::Unimplemented => format!("{address} has a cluster, whose leader is not known yet"),
+            Code::Unimplemented => format!("{address} has a cluster, but its leader is not known yet"),
             _ => format!("{address} does not answer: {}", status.message()),
         })?
         .into_inner();
     if answer.founds && answer.id <= own {
-        return Err(format!("{address} begins it: controller {} was told to as well", answer.id));
+        return Err(format!(
+            "{address} founds the cluster: controller {} was told to as well and has the lower id",
+            answer.id
+        ));
     }
     Ok(())
 }
 
-/// Connections of a controller that has nothing yet: a few from each of the others.
+/// Connections that a controller with an empty directory accepts: a few from each of the other
+/// controllers.
 const FOUNDING_CONNECTIONS_MAX: usize = 64;
 
 /// A controller with an empty data directory.
 #[derive(Debug, Clone, Copy)]
 struct Empty {
     id: ControllerId,
+    /// Whether the controller is told to found a cluster.
     founds: bool,
 }
 
@@ -107,8 +119,8 @@ impl Founding for Empty {
     }
 }
 
-/// Tells those who connect to this address that this controller has nothing, until it is dropped.
-/// Whoever listens there next, as a member, can do so at once.
+/// Reports on `address` that this controller has an empty directory, until the future is dropped. The
+/// address is then free at once for the member's own server.
 pub(crate) async fn say_empty(address: SocketAddr, id: ControllerId, start: &Start) {
     let empty = Empty { id, founds: matches!(start, Start::Found { .. }) };
     let serve = async {
@@ -124,7 +136,7 @@ pub(crate) async fn say_empty(address: SocketAddr, id: ControllerId, start: &Sta
         Ok::<_, std::io::Error>(())
     };
     if let Err(error) = serve.await {
-        tracing::warn!(%address, %error, "the other controllers are not told that this one has no data yet");
+        tracing::warn!(%address, %error, "cannot report the empty data directory to the other controllers");
     }
 }
 
@@ -145,7 +157,7 @@ mod tests {
     use super::*;
     use crate::raft::asking::join_request;
 
-    /// Controllers that wait, by their address; whoever is not here is away.
+    /// Waiting controllers by address; any other address refuses connections.
     #[derive(Debug, Clone, Default)]
     struct Waiting(BTreeMap<String, Empty>);
 
@@ -171,11 +183,11 @@ mod tests {
             _dir: DataDir,
             _identity: &Identity,
         ) -> Result<Store<State>, millrace_raft_store::Error> {
-            unreachable!("nothing is opened before a cluster was found")
+            unreachable!("no directory is opened before the cluster is founded")
         }
     }
 
-    /// What controller 2 finds that would begin a cluster with `a` and `b`.
+    /// Returns the outcome for controller 2, which founds a cluster with `a` and `b`.
     async fn found(waiting: &[(&str, u64, bool)]) -> Result<Found, String> {
         let empty = |&(name, id, founds): &(&str, u64, bool)| {
             (name.to_owned(), Empty { id: ControllerId(id), founds })
@@ -187,14 +199,14 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_cluster_is_begun_only_with_all_the_others_empty() {
+    async fn a_cluster_is_founded_only_if_all_other_controllers_are_empty() {
         assert_eq!(found(&[("a", 1, false), ("b", 3, false)]).await, Ok(Found::Nothing));
         let refused = found(&[("b", 3, false)]).await.unwrap_err();
         assert!(refused.contains("a:1 does not answer"), "{refused}");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn of_several_the_one_with_the_lowest_id_begins() {
+    async fn the_lowest_id_of_several_founders_founds_the_cluster() {
         assert_eq!(found(&[("a", 4, true), ("b", 3, true)]).await, Ok(Found::Nothing));
         let refused = found(&[("a", 1, true), ("b", 3, true)]).await.unwrap_err();
         assert!(refused.contains("controller 1 was told to as well"), "{refused}");

@@ -1,4 +1,4 @@
-//! Several Raft nodes over their real network, with the state compared byte for byte.
+//! Tests of several Raft nodes over a real network, with their states compared byte for byte.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -116,12 +116,12 @@ impl Node {
             model: crate::fixtures::bare_model(),
             holder: ControllerId(1),
         };
-        // Named, as clients' are: what a leader did not answer before it stopped leading is asked again.
+        // The write has a key like clients' writes: an unanswered write is retried at the next leader.
         let key = IdempotencyKey { client: model.into(), seq: 1 };
         self.replica.propose(Caller("test".into()), Some(key), command).await.unwrap()
     }
 
-    /// Waits until this node has applied as much as `other`, and compares.
+    /// Waits until this node has applied as much as `other`, and compares the states.
     async fn agrees_with(&self, other: &Self) {
         let wanted = other.replica.reader.latest().last.map(|last| last.index);
         self.replica.raft.wait(WAIT).applied_index_at_least(wanted, "caught up").await.unwrap();
@@ -129,14 +129,14 @@ impl Node {
         assert_eq!(state(self), state(other));
     }
 
-    /// Ends it like kill -9, as far as the others can tell.
+    /// Ends the node like kill -9, as far as the others can observe.
     async fn kill(&self) {
         self.server.abort();
         self.replica.raft.shutdown().await.unwrap();
     }
 }
 
-/// Waits until a node's state is so.
+/// Waits until a node's state meets a condition.
 pub(crate) async fn until(node: &Node, wanted: impl Fn(&State) -> bool) {
     let mut changes = node.replica.changes();
     while !wanted(&node.replica.state()) {
@@ -149,11 +149,11 @@ pub(crate) async fn first() -> Node {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn members_join_agree_and_elect_another_leader_when_theirs_is_gone() {
+async fn members_join_agree_and_elect_another_leader_when_theirs_dies() {
     let a = first().await;
     a.write("before").await;
     let b = Node::start(2, a.joining(JoinAs::Voter)).await;
-    // Any member will do: it names the leader.
+    // Any member can be asked: it redirects to the leader.
     let c = Node::start(3, b.joining(JoinAs::Voter)).await;
     let voters: BTreeSet<u64> = a.replica.membership().voter_ids().collect();
     assert_eq!(voters, BTreeSet::from([1, 2, 3]));
@@ -171,7 +171,7 @@ async fn members_join_agree_and_elect_another_leader_when_theirs_is_gone() {
     follower.agrees_with(leader).await;
 }
 
-/// A machine on which a build of rules 9 began a cluster, in a log that names no version.
+/// A machine on which a build of rules 9 began a cluster, with a log that has no rules entry.
 #[derive(Debug)]
 struct BegunByVersion9;
 
@@ -208,7 +208,7 @@ impl World for BegunByVersion9 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cluster_of_rules_9_is_switched_by_its_leader_once_all_voters_know_the_next() {
+async fn the_leader_switches_rules_9_to_the_next_once_all_voters_know_them() {
     let a = Node::start_in(Arc::new(BegunByVersion9), 1, Start::Bootstrap, 7).await.unwrap();
     let b = Node::start(2, a.joining(JoinAs::Voter)).await;
     assert_eq!([&a, &b].map(|node| node.replica.state().rules()), [RulesVersion(9); 2]);
@@ -223,17 +223,17 @@ async fn a_cluster_of_rules_9_is_switched_by_its_leader_once_all_voters_know_the
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rules_that_no_build_knows_do_not_come_into_the_log() {
+async fn a_command_with_unknown_rules_is_refused() {
     let first = first().await;
     let version = RulesVersion::NEWEST.next();
     let unknown = Command::SetClusterVersion { version };
     let refused = first.replica.propose(Caller("test".into()), None, unknown).await.unwrap_err();
     assert_eq!(refused.reason, Reason::MalformedRequest, "{refused}");
-    first.write("goes on").await;
+    first.write("after the refusal").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_member_that_comes_after_the_log_was_cut_gets_a_snapshot() {
+async fn a_member_that_joins_after_a_log_purge_gets_a_snapshot() {
     let a = first().await;
     for n in 0..20 {
         a.write(&format!("model {n}")).await;
@@ -251,7 +251,7 @@ async fn a_member_that_comes_after_the_log_was_cut_gets_a_snapshot() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_voter_that_lost_its_directory_neither_joins_nor_answers_as_itself() {
+async fn a_voter_that_lost_its_directory_neither_rejoins_nor_answers_under_its_old_id() {
     let a = first().await;
     let b = Node::start(2, a.joining(JoinAs::Voter)).await;
     let c = Node::start(3, a.joining(JoinAs::Voter)).await;
@@ -261,7 +261,7 @@ async fn a_voter_that_lost_its_directory_neither_joins_nor_answers_as_itself() {
     let refused = Node::start_seeded(2, a.joining(JoinAs::Voter), 8).await.err().unwrap();
     assert!(refused.to_string().contains("millrace cluster remove 2"), "{refused}");
 
-    // Neither side hears the other, whoever begins.
+    // Each side refuses the other's messages.
     let wiped = Identity { directory: "new".into(), ..b.replica.own().clone() };
     let to = Target { id: 3, directory: c.replica.own().directory.clone() };
     let sent = codec::encode(&wiped, &to, &()).unwrap();
@@ -274,12 +274,12 @@ async fn a_voter_that_lost_its_directory_neither_joins_nor_answers_as_itself() {
 
     a.replica.change_group(Change::Remove(2), Caller("test".into())).await.unwrap();
     let d = Node::start_seeded(4, a.joining(JoinAs::Voter), 9).await.unwrap();
-    assert!(d.write("with the one in its place").await.changed());
+    assert!(d.write("with its replacement").await.changed());
     d.agrees_with(&a).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn leadership_is_handed_over_without_a_write_lost() {
+async fn a_leadership_transfer_loses_no_write() {
     let a = first().await;
     let b = Node::start(2, a.joining(JoinAs::Voter)).await;
     let c = Node::start(3, a.joining(JoinAs::Voter)).await;
@@ -299,7 +299,7 @@ async fn leadership_is_handed_over_without_a_write_lost() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_change_of_the_group_says_how_it_ended_though_whoever_passed_it_on_is_gone() {
+async fn a_membership_change_records_its_outcome_after_its_caller_has_gone() {
     let a = first().await;
     let b = Node::start(2, a.joining(JoinAs::Voter)).await;
     let known = a.replica.state().operations().count();
@@ -312,13 +312,13 @@ async fn a_change_of_the_group_says_how_it_ended_though_whoever_passed_it_on_is_
         answer = a.service.change_group(Request::new(sent)) => panic!("before it had begun: {answer:?}"),
     }
     let ended = until(&a, |state| state.operations().all(|it| !it.runs()));
-    tokio::time::timeout(WAIT.unwrap(), ended).await.expect("it says how it ended");
+    tokio::time::timeout(WAIT.unwrap(), ended).await.expect("the operation records its outcome");
     let last = a.replica.state().operations().next_back().unwrap().ended.clone();
     assert_eq!(last.map(|(_, end)| end), Some(End::Succeeded));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_a_majority_reads_and_writes_are_refused_and_stale_reads_are_not() {
+async fn reads_and_writes_without_a_majority_are_refused_and_stale_reads_are_served() {
     let a = first().await;
     a.write("before").await;
     let b = Node::start(2, a.joining(JoinAs::Voter)).await;
@@ -333,9 +333,9 @@ async fn without_a_majority_reads_and_writes_are_refused_and_stale_reads_are_not
     assert!(status.warnings.iter().any(|warning| warning.contains("1 of 2 voters")), "{status:?}");
 }
 
-/// D19: what the leader places functions by.
+/// D19: the leader places functions by the traffic that other controllers count.
 #[tokio::test]
-async fn a_controller_is_told_what_the_runs_that_another_drives_passed() {
+async fn a_controller_gets_the_traffic_of_runs_on_another_controller() {
     let a = first().await;
     let b = Node::start(2, a.joining(JoinAs::Voter)).await;
     let workflow = Command::ApplyWorkflow { spec: chain(&[("s", "f")]), expected: None };
@@ -357,7 +357,7 @@ async fn a_controller_is_told_what_the_runs_that_another_drives_passed() {
 }
 
 #[tokio::test]
-async fn a_controller_of_another_cluster_or_another_cluster_version_is_refused() {
+async fn a_controller_of_another_cluster_or_cluster_version_is_refused() {
     let a = first().await;
     let own = a.replica.own();
     let channel = Channel::from_shared(format!("http://{}", a.address)).unwrap().connect_lazy();

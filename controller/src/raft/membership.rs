@@ -1,5 +1,5 @@
-//! Changes of the group, made by its leader: members that join, learners that become voters, and
-//! members that go. What is safe is decided in [`super::rules`].
+//! Membership changes, made by the leader: joins, promotions of learners to voters, and removals.
+//! [`super::rules`] decides which changes are safe.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -21,12 +21,12 @@ use super::route::{WRITE_TIMEOUT, leads_no_more, nobody_leads, stopped};
 use super::rules::{self, Change, Group, Step};
 use super::versions::check_knows;
 
-/// How long a change of the group may take: two entries that a majority has.
+/// How long a membership change may take: two entries that a majority must store.
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a member that is to go may be kept while the others copy its model files.
+/// How long a removal may wait for other members to copy the leaving member's model files.
 const COPIES_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long another controller's answer about one may take: that of the leader, who notes its beginning
-/// and its end, asks around and makes sure that it leads.
+/// How long a forwarded membership change may take. The leader records its beginning and end, asks all
+/// members, and confirms its leadership.
 const FORWARD_TIMEOUT: Duration = CHANGE_TIMEOUT
     .saturating_add(COPIES_TIMEOUT)
     .saturating_add(WRITE_TIMEOUT)
@@ -41,7 +41,7 @@ pub(crate) struct Members {
     members: BTreeMap<u64, Member>,
     voters: BTreeSet<u64>,
     warnings: Vec<String>,
-    /// The operation that the change was; 0 where there was nothing to change.
+    /// The id of the change's operation; 0 if nothing had to change.
     operation: u64,
 }
 
@@ -58,11 +58,11 @@ impl From<Members> for api::ChangeMembershipResponse {
 }
 
 impl Replica {
-    /// Changes the group, if that is safe.
+    /// Changes the group, if the change is safe.
     ///
     /// # Errors
-    /// `MEMBERSHIP_REFUSED` says why it is not, `retryable` when that will pass; `NO_LEADER`, with `may_have_executed` when the change
-    /// may come into force all the same.
+    /// `MEMBERSHIP_REFUSED` if the change is unsafe, `retryable` if the reason is temporary.
+    /// `NO_LEADER` if no leader answers, with `may_have_executed` if the change may still take effect.
     pub(crate) async fn change_group(&self, change: Change, caller: Caller) -> Result<Members, Failure> {
         let mut attempts = self.attempts();
         loop {
@@ -116,14 +116,14 @@ impl Replica {
         Ok(Members { members, voters, warnings, operation })
     }
 
-    /// Waits until no model file in use would go with a member, within bounds.
+    /// Waits, within bounds, until the group no longer needs the model files of a leaving member.
     async fn keep_models(&self, group: &Group, leaving: u64) -> Result<(), Failure> {
         let kept = |state: &State| {
             let used = state.artifacts().filter(|artifact| artifact.uses > 0);
             rules::keeps_models(group, leaving, used.map(|artifact| &**artifact))
         };
         let first = kept(&self.linearizable().await?);
-        // A dead one gives no copies.
+        // A member that does not answer cannot provide copies, so waiting is pointless.
         if first.is_ok() || !group.reachable.contains(&leaving) {
             return first;
         }
@@ -135,8 +135,8 @@ impl Replica {
         }
     }
 
-    /// Ends a change that a leader before this one left half done. It keeps who was to go as a
-    /// learner: who that was is not known any more.
+    /// Completes a joint membership change of an earlier leader. A voter that was to be removed becomes
+    /// a learner, because its intended removal is no longer known.
     pub(super) async fn finish_change(&self) -> Result<(), Failure> {
         in_time(self.raft.change_membership(ChangeMembers::AddVoterIds(BTreeSet::new()), true)).await
     }
@@ -155,14 +155,14 @@ impl Replica {
         }
     }
 
-    /// Takes a controller in as a learner, or notes where it moved to. Says who leads when this
-    /// one does not.
+    /// Adds a controller as a learner, or updates its address. Returns the leader's address if this
+    /// controller does not lead.
     pub(super) async fn join(&self, request: JoinRequest) -> Result<JoinResponse, Failure> {
         check_versions(request.protocol_version, request.cluster_version)?;
         let cluster = self.own().cluster.to_string();
         if !request.cluster_id.is_empty() && request.cluster_id != cluster {
             let message = format!(
-                "controller {} belongs to cluster {} and this is {cluster}: give it a data directory of its own",
+                "controller {} belongs to cluster {}, and this is cluster {cluster}: give that controller a data directory of its own",
                 request.id, request.cluster_id
             );
             return Err(Failure::new(Reason::PeerMismatch, message));
@@ -204,12 +204,16 @@ impl Replica {
                     id = request.id,
                     address = request.address,
                     build = request.build,
-                    "a controller joins"
+                    "adding a controller to the group"
                 );
                 in_time(self.raft.add_learner(request.id, member, false)).await
             }
             Some(_) => {
-                tracing::info!(id = request.id, address = request.address, "a controller moved");
+                tracing::info!(
+                    id = request.id,
+                    address = request.address,
+                    "updating the address of a controller"
+                );
                 let moved = BTreeMap::from([(request.id, member)]);
                 in_time(self.raft.change_membership(ChangeMembers::SetNodes(moved), true)).await
             }
@@ -222,7 +226,8 @@ fn again(failure: &Failure) -> bool {
     failure.reason == Reason::NoLeader && !failure.may_have_executed
 }
 
-/// A change whose operation has begun is not tried again: it would begin another.
+/// Marks the failure of a change that has begun as possibly executed, because a retry would begin a
+/// second operation.
 fn once_begun(failure: Failure) -> Failure {
     match failure.reason {
         Reason::NoLeader | Reason::ShuttingDown => failure.after_execution(),
@@ -230,15 +235,15 @@ fn once_begun(failure: Failure) -> Failure {
     }
 }
 
-/// Asks the leader, to the end: unlike a write, a change that was given up half way cannot be asked
-/// for again under a key.
+/// Forwards a change to the leader and waits for its end. A change has no idempotency key, so an
+/// abandoned change cannot be retried like a write.
 async fn forward(leader: &Peer, change: (Change, &Caller)) -> Result<Members, Failure> {
     let asked =
         leader.call(FORWARD_TIMEOUT, &change, async |mut client, message| client.change_group(message).await);
     asked.await.map_err(|failure| leads_no_more(leader, failure))
 }
 
-/// Waits for a change of the membership.
+/// Waits for a membership change, within [`CHANGE_TIMEOUT`].
 async fn in_time(change: impl Future<Output = Written>) -> Result<(), Failure> {
     match tokio::time::timeout(CHANGE_TIMEOUT, change).await {
         Ok(Ok(_)) => Ok(()),
@@ -249,13 +254,13 @@ async fn in_time(change: impl Future<Output = Written>) -> Result<(), Failure> {
             retryable: true,
             ..Failure::new(
                 Reason::MembershipRefused,
-                format!("the group cannot be changed now ({error}): try again soon"),
+                format!("cannot change the group now ({error}): try again soon"),
             )
         }),
         Ok(Err(RaftError::Fatal(error))) => Err(stopped(&error)),
         Err(_) => {
             let message = format!(
-                "no majority of controllers confirmed the change within {CHANGE_TIMEOUT:?}: it may still come into force; see 'millrace cluster status'"
+                "no majority of controllers confirmed the change within {CHANGE_TIMEOUT:?}: the change may still take effect; see 'millrace cluster status'"
             );
             Err(Failure::new(Reason::NoLeader, message).after_execution())
         }
@@ -268,10 +273,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_change_is_tried_again_only_before_it_begins() {
+    fn a_change_is_tried_again_only_before_it_has_begun() {
         assert!(again(&nobody_leads()));
         assert!(!again(&once_begun(nobody_leads())));
-        assert!(once_begun(shutting_down()).may_have_executed, "it leads no more, for whoever asked it");
+        assert!(once_begun(shutting_down()).may_have_executed, "the leader shut down after the change began");
         let refused = Failure::new(Reason::MembershipRefused, "why");
         assert!(!once_begun(refused).may_have_executed);
     }

@@ -1,28 +1,4 @@
-//! This controller's place in the Raft group.
-//!
-//! | module | holds |
-//! |---|---|
-//! | [`replica`] | the state as it is here, who is in the group and who leads |
-//! | [`route`] | writes and linearizable reads, wherever the leader is |
-//! | [`proposer`] | batches proposals: one fsync for all that waited together |
-//! | [`bootstrap`] | the first start of a cluster or of a member, and every later one |
-//! | [`founding`] | which of several that start with nothing begins; [`asking`] for a place |
-//! | [`membership`] | joining, promotion, removal; [`rules`] says which are safe |
-//! | [`transfer`] | leadership handed over on purpose |
-//! | [`elections`] | when this controller stands; [`timing`] says how long silence lasts before |
-//! | [`time`] | what commands are stamped with, whatever wall clocks do |
-//! | [`disks`] | a leader whose disk is slow hands over |
-//! | [`unheard`] | a leader that hears no majority keeps quiet |
-//! | [`duties`] | changes of the group that were left half done |
-//! | [`versions`] | when the cluster switches to newer rules |
-//! | [`divergence`] | a controller whose state differs from the others' stops |
-//! | [`status`] | how far each controller is |
-//! | [`peers`] | connections to the other controllers |
-//! | [`runtime`] | the threads that all of this runs on |
-//! | [`world`] | the network and the disk, real or simulated |
-//! | [`network`] | openraft's calls to them |
-//! | [`service`] | what the other controllers call |
-//! | [`codec`] | messages on the wire, with the handshake on each |
+//! This controller's membership in the Raft group.
 
 mod asking;
 pub(crate) mod bootstrap;
@@ -68,9 +44,9 @@ use world::Snapshots;
 
 pub(crate) type Raft = openraft::Raft<ClusterConfig>;
 
-/// Entries of one AppendEntries call. Their bytes are bounded by the log's reader.
+/// Entries of one AppendEntries call. The log's reader bounds their bytes.
 const ENTRIES_PER_CALL_MAX: u64 = 256;
-/// How long a snapshot may take to be sent and installed.
+/// How long sending and installing a snapshot may take.
 const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(60);
 
 fn config(own: &Identity, snapshots: Snapshots) -> Result<Arc<Config>, bootstrap::Error> {
@@ -79,7 +55,7 @@ fn config(own: &Identity, snapshots: Snapshots) -> Result<Arc<Config>, bootstrap
         cluster_name: own.cluster.to_string(),
         heartbeat_interval: millis(timing::HEARTBEAT),
         election_timeout_min: millis(timing::VOTE_TIMEOUT),
-        // What openraft makes the lease of.
+        // openraft derives its leader lease from this value.
         election_timeout_max: millis(timing::LEASE),
         enable_elect: false,
         install_snapshot_timeout: millis(SNAPSHOT_TIMEOUT),

@@ -1,4 +1,4 @@
-//! openraft's calls to the other controllers. A group of one never makes any.
+//! openraft's calls to the other controllers. A group of one makes no calls.
 
 #![allow(clippy::result_large_err, reason = "openraft's error types")]
 
@@ -33,19 +33,19 @@ use super::unheard::Voice;
 /// Bytes of a snapshot sent at a time.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// How long an unreachable member is left alone. Well below an election timeout: one that is back
-/// must hear of its leader before it stands against it.
+/// The pause before another call to an unreachable member. The pause is well below the election
+/// timeout: a member that returns must hear its leader before it calls an election.
 const UNREACHABLE_PAUSE: Duration = Duration::from_millis(100);
 
 type CallError = RPCError<u64, Member, RaftError<u64>>;
 
-/// Makes openraft's clients of the members of one cluster.
+/// Creates openraft's clients for the members of one cluster.
 #[derive(Debug, Clone)]
 pub(crate) struct Network {
     pub(crate) peers: Peers,
 }
 
-/// What openraft calls of one member.
+/// openraft's client for one member.
 #[derive(Debug)]
 pub(crate) struct Wire {
     log: Peer,
@@ -67,12 +67,13 @@ impl RaftNetworkFactory<ClusterConfig> for Network {
     }
 }
 
-/// Why a call gave no answer.
+/// A call without an answer.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Failed(String);
 
-/// Openraft waits before it calls an unreachable peer again, and calls again at once otherwise.
+/// Converts a status. openraft pauses before it calls an unreachable peer again, and calls again at
+/// once after other errors.
 fn call_error(status: &Status) -> CallError {
     let failed = Failed(status.message().to_owned());
     match status.code() {
@@ -112,7 +113,7 @@ impl RaftNetwork<ClusterConfig> for Wire {
         option: RPCOption,
     ) -> Result<AppendEntriesResponse<u64>, CallError> {
         if self.voice.is_silent() {
-            let why = Failed("this controller hears no majority: others may lead".to_owned());
+            let why = Failed("no majority answers this controller: another controller may lead".to_owned());
             return Err(RPCError::Unreachable(Unreachable::new(&why)));
         }
         let request = self.request(&rpc, &option)?;
@@ -164,14 +165,16 @@ impl RaftNetwork<ClusterConfig> for Wire {
     }
 }
 
-/// The file in pieces. One that cannot be read ends early: the receiver's checksum refuses it then.
+/// Returns the file in pieces. After a read error the stream ends early, and the receiver's checksum
+/// refuses the file.
 fn chunks(
     own: Arc<Identity>,
     to: Target,
     file: SnapshotFile,
 ) -> impl Stream<Item = Message> + Send + 'static {
     stream::unfold((file, 0u64), move |(file, offset)| {
-        let (own, to) = (own.clone(), to.clone());
+        let own = own.clone();
+        let to = to.clone();
         async move {
             match read(file, offset).await {
                 Ok((_, bytes)) if bytes.is_empty() => None,
@@ -180,7 +183,7 @@ fn chunks(
                     Some((codec::message(&own, &to, bytes), (file, next)))
                 }
                 Err(failure) => {
-                    tracing::error!(error = failure.message, "a snapshot cannot be read");
+                    tracing::error!(error = failure.message, "cannot read a snapshot to send");
                     None
                 }
             }

@@ -1,5 +1,5 @@
-//! A change of the group as an operation that others can see: begun once it is known to be allowed, and
-//! ended with what came of it.
+//! Records a membership change as an operation that clients can observe. The operation begins when the
+//! change is known to be allowed, and ends with the outcome.
 
 use millrace_cluster_state::operations::{End, Kind};
 use millrace_cluster_state::{Applied, Caller, Command, ControllerId};
@@ -10,7 +10,7 @@ use super::replica::Replica;
 use super::rules::Change;
 
 impl Change {
-    /// The operation that it is.
+    /// Returns the kind of operation of this change.
     pub(crate) fn kind(self) -> Kind {
         match self {
             Self::Promote(id) => Kind::PromoteController { id: ControllerId(id) },
@@ -25,20 +25,25 @@ impl Replica {
         match begun {
             Applied::Created { version } => Ok(version),
             other => {
-                let message = format!("an operation begins as something new, and not as {other:?}");
+                let message = format!("beginning an operation gave {other:?} instead of a new operation");
                 Err(Failure::new(Reason::Internal, message))
             }
         }
     }
 
-    /// What cannot be noted ends by itself in time.
+    /// Records the outcome of an operation. An operation without a recorded outcome ends by itself
+    /// after a timeout.
     pub(super) async fn end_change<T>(&self, id: u64, caller: Caller, changed: &Result<T, Failure>) {
         let end = match changed {
             Ok(_) => End::Succeeded,
             Err(failure) => End::Failed { why: beginning(&failure.message, REFUSAL_BYTES_MAX).to_owned() },
         };
         if let Err(failure) = self.propose(caller, None, Command::EndOperation { id, end }).await {
-            tracing::warn!(operation = id, error = failure.message, "its end could not be noted");
+            tracing::warn!(
+                operation = id,
+                error = failure.message,
+                "cannot record the outcome of an operation"
+            );
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Connections to the other controllers, shared by everything that calls them. openraft asks for a
-//! client with every vote and every linearizable read: those must not each connect anew.
+//! Connections to the other controllers, shared by all callers. openraft asks for a client with every
+//! vote and every linearizable read, and these clients must not each open a connection.
 
 use std::collections::BTreeMap;
 use std::error::Error as _;
@@ -28,46 +28,47 @@ use super::world::World;
 use crate::artifacts::Held;
 use crate::config::KEEP_ALIVE;
 
-/// The largest message. One read of the log gives a few MiB at most, or else a single entry.
+/// The largest message, in bytes. One read of the log returns a few MiB at most, or a single entry.
 pub(super) const MESSAGE_BYTES_MAX: usize = 16 << 20;
 const _: () = assert!(2 * ENTRY_BYTES_MAX < MESSAGE_BYTES_MAX, "an entry and its envelope fit a message");
-/// Connections kept. Members are few; what is beyond them are addresses that were left.
+/// Cached connections. A group has few members: more connections than these lead to former addresses.
 const CONNECTIONS_MAX: usize = 64;
 
-/// What a connection carries. What must not wait never shares one with what is long: a full window
-/// would hold a heartbeat up behind a model file.
+/// The kind of traffic that a connection carries. Urgent and bulk traffic never share a connection: a
+/// full flow-control window would delay a heartbeat behind a model file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Lane {
-    /// openraft's log and votes.
+    /// Log entries and votes of openraft.
     Log,
-    /// Writes and reads on their way to the leader, and changes of the group.
+    /// Writes and reads forwarded to the leader, and membership changes.
     Requests,
     /// Snapshots and model files.
     Bulk,
 }
 
-/// The other controllers of one cluster, as far as calling them goes. Cloning shares the connections.
+/// The connections to the other controllers of one cluster. Clones share the connections.
 #[derive(Debug, Clone)]
 pub(crate) struct Peers {
     own: Arc<Identity>,
     world: Arc<dyn World>,
-    /// A lock: held to look one up or make one, never while one is used.
+    /// Connections by address and lane. The lock is held only to look up or to insert a connection,
+    /// never while a connection is used.
     channels: Arc<Mutex<BTreeMap<(String, Lane), Channel>>>,
-    /// Where their connections are.
+    /// Spawns connection tasks in Raft's runtime.
     pub(super) spawner: RaftSpawner,
-    /// Whether this controller speaks as a leader.
+    /// Whether this controller acts as a leader.
     pub(super) voice: Voice,
-    /// Whom its log does not reach.
+    /// The members that the log does not reach.
     pub(super) silences: Silences,
 }
 
-/// One member, as far as calling it goes.
+/// A client of one member.
 #[derive(Debug, Clone)]
 pub(crate) struct Peer {
     pub(super) own: Arc<Identity>,
     pub(super) to: Target,
     pub(super) address: String,
-    /// `Err` when its address is none: every call says so.
+    /// The client; `Err` with the reason if the member's address is invalid, so that every call fails.
     pub(super) client: Result<RaftClient<Channel>, String>,
 }
 
@@ -83,12 +84,12 @@ impl Peers {
         }
     }
 
-    /// Whose calls these are.
+    /// Returns the identity of the calling controller.
     pub(crate) fn own(&self) -> &Arc<Identity> {
         &self.own
     }
 
-    /// A member.
+    /// Returns a client of a member.
     pub(crate) fn peer(&self, id: u64, member: &Member, lane: Lane) -> Peer {
         let client = self.channel(&member.address, lane).map(limited);
         Peer {
@@ -99,12 +100,12 @@ impl Peers {
         }
     }
 
-    /// How an address is reached.
+    /// Returns the network that dials addresses.
     pub(super) fn world(&self) -> &dyn World {
         &*self.world
     }
 
-    /// The connection to an address, made at its first use.
+    /// Returns the cached connection to an address, which connects at its first use.
     pub(crate) fn channel(&self, address: &str, lane: Lane) -> Result<Channel, tonic::transport::Error> {
         let mut channels = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (address.to_owned(), lane);
@@ -112,7 +113,7 @@ impl Peers {
             return Ok(channel.clone());
         }
         let channel = {
-            // Whoever asks first: the others use it too.
+            // Create the connection in Raft's runtime, because callers of other runtimes share it.
             let _entered = self.spawner.enter();
             connect(&*self.world, address)?
         };
@@ -124,7 +125,7 @@ impl Peers {
     }
 }
 
-/// A client with the limits both sides use.
+/// Returns a client with the message limits of both sides.
 pub(super) fn limited(channel: Channel) -> RaftClient<Channel> {
     RaftClient::new(channel)
         .max_decoding_message_size(MESSAGE_BYTES_MAX)
@@ -136,21 +137,21 @@ pub(super) fn connect(world: &dyn World, address: &str) -> Result<Channel, tonic
 }
 
 impl Peer {
-    /// Which member it is.
+    /// Returns the member's number.
     pub(crate) fn id(&self) -> u64 {
         self.to.id
     }
 
-    /// Where it is called.
+    /// Returns the member's internal address.
     pub(crate) fn address(&self) -> &str {
         &self.address
     }
 
-    /// Sends one message and reads the answer.
+    /// Sends one message and returns the response.
     ///
     /// # Errors
-    /// The peer's own failure; or `NO_LEADER` when none came, with `may_have_executed` unless the
-    /// message was never sent.
+    /// The peer's own failure; or `NO_LEADER` if no response arrived, with `may_have_executed` unless
+    /// the message was never sent.
     pub(crate) async fn call<T: Serialize, R: DeserializeOwned>(
         &self,
         timeout: Duration,
@@ -167,17 +168,19 @@ impl Peer {
         codec::decode(&self.own, answer.get_ref()).map_err(Failure::after_execution)
     }
 
-    /// Gives a model file to the member to hold. Answered when it is checked and durable there.
+    /// Sends a model file to the member to store. The member answers after it has checked and synced
+    /// the file.
     ///
     /// # Errors
-    /// The peer's own failure, or `NO_LEADER` when it did not answer.
+    /// The peer's own failure, or `NO_LEADER` if the peer did not answer.
     pub(crate) async fn hold_artifact(
         &self,
         timeout: Duration,
         held: &Held,
         chunks: impl Stream<Item = Vec<u8>> + Send + 'static,
     ) -> Result<(), Failure> {
-        let (own, to) = (self.own.clone(), self.to.clone());
+        let own = self.own.clone();
+        let to = self.to.clone();
         let chunks = chunks.map(move |chunk| codec::message(&own, &to, chunk));
         self.call(timeout, held, async |mut client, header| {
             client.hold_artifact(stream::once(async { header.into_inner() }).chain(chunks)).await
@@ -185,10 +188,10 @@ impl Peer {
         .await
     }
 
-    /// Takes a model file from the member, as it has it: whoever receives it checks it.
+    /// Fetches a model file from the member. The bytes are unverified: the receiver must check them.
     ///
     /// # Errors
-    /// `ARTIFACT_NOT_FOUND` when the member has not got it, or `NO_LEADER` when it did not answer.
+    /// `ARTIFACT_NOT_FOUND` if the member lacks the file, or `NO_LEADER` if it did not answer.
     pub(crate) async fn give_artifact(
         &self,
         timeout: Duration,
@@ -212,7 +215,7 @@ impl Peer {
         Failure::new(Reason::NoLeader, message)
     }
 
-    /// What the peer said, or why it said nothing.
+    /// Returns the peer's failure, or the reason why the peer did not answer.
     pub(super) fn failure(&self, status: &Status) -> Failure {
         if status.source().is_none() {
             return from_status(status);
@@ -222,7 +225,7 @@ impl Peer {
     }
 }
 
-/// Whether a call ended before its connection stood.
+/// Whether a call ended before its connection was established.
 fn never_sent(status: &Status) -> bool {
     let mut cause = status.source();
     while let Some(error) = cause {

@@ -1,5 +1,5 @@
-//! Batches proposals. openraft appends and syncs each `client_write` by itself, so whatever waited
-//! while the batches before were being written goes into one log entry, with one sync.
+//! Batches proposals. openraft appends and syncs each `client_write` separately. So all commands that
+//! arrived while earlier batches were being written share one log entry and one sync.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,12 +16,12 @@ use super::Raft;
 use super::route::{WRITE_TIMEOUT, nobody_leads, shutting_down, stopped, unconfirmed};
 use super::time::Time;
 
-/// Commands of one log entry: as many clients as are expected at once, so that two entries carry
-/// what all of them have in flight.
+/// Commands of one log entry: as many as the expected concurrent clients, so that two entries carry all
+/// commands in flight.
 const BATCH_MAX: usize = 256;
 /// Bytes of the commands of one log entry.
 pub(super) const BATCH_BYTES_MAX: usize = 512 << 10;
-/// What a command's stamp, caller and idempotency key add to its bytes, at most.
+/// The maximum size of a command's stamp, caller and idempotency key, in bytes.
 const ENVELOPE_BYTES: usize = 1 << 10;
 
 const _: () = assert!(
@@ -29,8 +29,8 @@ const _: () = assert!(
     "the largest batch fits a log entry"
 );
 
-/// Entries proposed and not yet applied: one is written while the one before is applied. Whoever
-/// takes all of these places holds writes back.
+/// Entries proposed and not yet applied: one is written while the previous one is applied. A task that
+/// holds all these permits blocks writes.
 pub(super) const BATCHES_IN_FLIGHT: u32 = 2;
 
 /// A command that waits for its batch.
@@ -39,28 +39,30 @@ pub(super) struct Proposed {
     pub(super) caller: Caller,
     pub(super) idempotency: Option<IdempotencyKey>,
     pub(super) command: Command,
-    /// The term for which it was proposed: the next leader is asked again, though it be this one.
+    /// The term for which the command was proposed. In a later term the command is refused even if this
+    /// controller leads again, and its caller asks the new leader.
     pub(super) term: u64,
-    /// The command's size, encoded.
+    /// The size of the encoded command, in bytes.
     pub(super) bytes: usize,
     pub(super) answer: oneshot::Sender<Result<Applied, Failure>>,
 }
 
 type Answers = Vec<oneshot::Sender<Result<Applied, Failure>>>;
 
-/// Proposes what comes, until nobody can send any more.
+/// Proposes commands from the queue until all senders are dropped.
 pub(super) async fn run(
     raft: Raft,
     time: Time,
     in_flight: Arc<Semaphore>,
     mut queue: mpsc::Receiver<Proposed>,
 ) {
-    // Taken from the queue and not yet in a batch: fewer than two batches.
+    // Commands taken from the queue and not yet in a batch: fewer than two batches.
     let mut waiting = VecDeque::new();
     loop {
         fill(&mut waiting, &mut queue).await;
-        // Never closed. Taken only when there is something to propose, so that idleness holds no
-        // place; what came meanwhile goes along.
+        // The semaphore is never closed. Acquire the permit only with a command at hand, so that an
+        // idle proposer holds no permit. Commands that arrive while waiting for the permit join the
+        // batch.
         let Ok(permit) = in_flight.clone().acquire_owned().await else { return };
         top_up(&mut waiting, &mut queue);
         let batch = next_batch(&mut waiting);
@@ -88,15 +90,15 @@ pub(super) async fn run(
         tokio::spawn(async move {
             match tokio::time::timeout(WRITE_TIMEOUT, written).await {
                 Ok(Ok(Ok(response))) => answer_each(answers, response.data),
-                // Refused, or appended here and cut off again by another leader: then a third may
-                // have it still, and commit it (Raft, figure 8).
+                // The entry was refused, or appended here and then truncated by another leader. A third
+                // controller may still have the entry and commit it (Raft paper, figure 8).
                 Ok(Ok(Err(ClientWriteError::ForwardToLeader(_)))) => {
                     answer_all(answers, &nobody_leads().after_execution());
                 }
                 Ok(Ok(Err(ClientWriteError::ChangeMembershipError(error)))) => {
                     answer_all(answers, &Failure::new(Reason::Internal, error.to_string()));
                 }
-                // Written, perhaps, and no longer there to answer.
+                // The entry may be written, but Raft ended before it answered.
                 Ok(Err(_)) => answer_all(answers, &shutting_down().after_execution()),
                 Err(_) => answer_all(answers, &unconfirmed()),
             }
@@ -105,7 +107,7 @@ pub(super) async fn run(
     }
 }
 
-/// Takes what is in the queue, and waits for the first when nothing is waiting.
+/// Moves commands from the queue to `waiting`. If `waiting` is empty, waits for the first command.
 async fn fill(waiting: &mut VecDeque<Proposed>, queue: &mut mpsc::Receiver<Proposed>) {
     if waiting.is_empty() {
         let mut fresh = Vec::new();
@@ -123,7 +125,7 @@ fn top_up(waiting: &mut VecDeque<Proposed>, queue: &mut mpsc::Receiver<Proposed>
     }
 }
 
-/// The longest run from the front that fits a log entry.
+/// Takes the longest prefix that fits a log entry.
 fn next_batch(waiting: &mut VecDeque<Proposed>) -> Vec<Proposed> {
     let mut bytes = 0;
     let fits = waiting.iter().take(BATCH_MAX).take_while(|proposed| {
@@ -155,14 +157,14 @@ fn answer_all(answers: Answers, failure: &Failure) {
     }
 }
 
-/// Whoever asked may have gone away: the write stands all the same.
+/// Sends an answer. The caller may be gone; the write stays in effect.
 fn send(answer: oneshot::Sender<Result<Applied, Failure>>, result: Result<Applied, Failure>) {
     if let Err(result) = answer.send(result) {
-        tracing::debug!(?result, "nobody waits for this write any more");
+        tracing::debug!(?result, "the caller of a write has gone");
     }
 }
 
-/// A refusal as every interface reports it.
+/// Converts a refusal as every interface reports it.
 pub(crate) fn refused(refusal: &Refusal) -> Failure {
     Failure::new(refusal.reason(), refusal.clone().shortened().to_string())
 }
@@ -192,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn batches_are_bounded_by_commands_and_by_bytes_and_leave_nothing_behind() {
+    fn batches_are_bounded_by_commands_and_by_bytes_and_lose_no_command() {
         assert_eq!(batches(&[]), Vec::<usize>::new());
         assert_eq!(batches(&[1; 3]), vec![3]);
         assert_eq!(batches(&[1; BATCH_MAX + 1]), vec![BATCH_MAX, 1]);

@@ -1,5 +1,5 @@
-//! What the rest of the controller has of Raft: the state as it is here, who is in the group and
-//! who leads it. Reading as the whole cluster reads, and writing, is in [`super::route`].
+//! The controller's handle on Raft: the local state, the members of the group, and the leader.
+//! [`super::route`] has linearizable reads, and writes.
 
 use std::sync::{Arc, OnceLock};
 
@@ -17,27 +17,28 @@ use super::route::{FORWARDED_MAX, WAITING_MAX};
 use super::time::Time;
 use crate::HaltError;
 
-/// A handle on the replicated state. Cloning shares it.
+/// A handle on the replicated state. Clones share it.
 #[derive(Clone)]
 pub(crate) struct Replica {
     pub(crate) raft: Raft,
     pub(crate) reader: StateReader<State>,
     pub(super) proposals: mpsc::Sender<Proposed>,
-    /// Places of log entries on their way.
+    /// Permits of log entries in flight.
     pub(super) in_flight: Arc<Semaphore>,
-    /// Writes on their way to another leader.
+    /// Permits of writes in flight to another leader.
     pub(super) forwarded: Arc<Semaphore>,
     pub(super) peers: Peers,
-    /// Where clients reach this controller.
+    /// The address at which clients reach this controller.
     pub(super) client_address: Arc<str>,
     pub(super) time: Time,
-    /// What the log is on.
+    /// The disk of the log.
     pub(crate) disk: LogDisk,
-    /// Makes the files that snapshots of the others are received into.
+    /// Creates the files into which snapshots of other controllers are received.
     pub(super) snapshots: SnapshotReceiver,
-    /// Where this controller shares model files with the others, once it said so.
+    /// The object store for model files that this controller shares with the others; unset until
+    /// [`Self::shares_models_at`].
     shared_models: Arc<OnceLock<String>>,
-    /// The log entry after which this controller's state was found to differ from the others'.
+    /// The log entry after which this controller's state was found to differ from a majority's.
     pub(crate) diverged: Arc<OnceLock<u64>>,
 }
 
@@ -47,7 +48,7 @@ impl std::fmt::Debug for Replica {
     }
 }
 
-/// Moves on with every change of the state, and when this controller begins or ends to lead.
+/// A watch of state changes and of changes of leadership.
 #[derive(Debug)]
 pub(crate) struct Changes {
     state: watch::Receiver<Arc<millrace_raft_store::Applied<State>>>,
@@ -64,7 +65,7 @@ impl Changes {
     }
 }
 
-/// Who leads, as far as this controller knows. A leader that died is believed until another is
+/// The leader as far as this controller knows. A dead leader counts as the leader until another one is
 /// elected.
 #[derive(Debug)]
 pub(super) enum Leader {
@@ -74,7 +75,7 @@ pub(super) enum Leader {
 }
 
 impl Replica {
-    /// A handle over a running Raft node. Spawns the proposer, which ends with the last handle.
+    /// Returns a handle over a running Raft node. Spawns the proposer, which ends with the last handle.
     pub(super) fn new(
         raft: Raft,
         reader: StateReader<State>,
@@ -107,61 +108,61 @@ impl Replica {
         }
     }
 
-    /// Whose replica this is.
+    /// Returns the identity of this controller.
     pub(crate) fn own(&self) -> &Identity {
         self.peers.own()
     }
 
-    /// Tells the others, in this controller's status, where it shares model files. Said once.
+    /// Sets the object store that this controller's status reports. Only the first call has an effect.
     pub(crate) fn shares_models_at(&self, place: String) {
         self.shared_models.get_or_init(|| place);
     }
 
-    /// Where it does; empty when it keeps them to itself.
+    /// Returns the reported object store; empty if this controller stores model files on its own disk.
     pub(super) fn shared_models(&self) -> &str {
         self.shared_models.get().map_or("", String::as_str)
     }
 
-    /// This controller's number.
+    /// Returns this controller's number.
     pub(crate) fn id(&self) -> ControllerId {
         self.own().controller
     }
 
-    /// The state as this controller has it: at most a little behind the leader's.
+    /// Returns this controller's copy of the state, which lags a little behind the leader's.
     pub(crate) fn state(&self) -> State {
         self.reader.latest().state.clone()
     }
 
-    /// Every change from now on.
+    /// Returns a watch of every change from now on.
     pub(crate) fn changes(&self) -> Changes {
         Changes { state: self.reader.watch(), server: self.raft.server_metrics() }
     }
 
-    /// The term in which this controller leads, if it does.
+    /// Returns the term in which this controller leads, if it does.
     pub(crate) fn leading_term(&self) -> Option<u64> {
         let metrics = self.raft.server_metrics();
         let metrics = metrics.borrow();
         (metrics.state == ServerState::Leader).then(|| metrics.vote.leader_id().term)
     }
 
-    /// Who leads as far as this controller knows, and in which term.
+    /// Returns the leader and its term as far as this controller knows.
     pub(crate) fn leading(&self) -> Option<(u64, u64)> {
         let metrics = self.raft.server_metrics();
         let metrics = metrics.borrow();
         metrics.current_leader.map(|leader| (leader, metrics.vote.leader_id().term))
     }
 
-    /// The term this controller is in.
+    /// Returns this controller's term.
     pub(crate) fn term(&self) -> u64 {
         self.raft.server_metrics().borrow().vote.leader_id().term
     }
 
-    /// The group as this controller knows it.
+    /// Returns the group as this controller knows it.
     pub(crate) fn membership(&self) -> Membership<u64, Member> {
         self.raft.server_metrics().borrow().membership_config.membership().clone()
     }
 
-    /// The other members.
+    /// Returns clients of the other members.
     pub(crate) fn others(&self, lane: Lane) -> Vec<Peer> {
         let own = self.id().0;
         let membership = self.membership();
@@ -185,25 +186,25 @@ impl Replica {
         }
     }
 
-    /// The time that a proposal made now would be stamped with.
+    /// Returns the time that a proposal made now would carry.
     pub(crate) fn now(&self) -> millrace_cluster_state::UnixMillis {
         self.time.now()
     }
 
-    /// Stops for good, because a majority has another state after this log entry: the state here must
-    /// not be read, voted with or put into snapshots.
+    /// Stops permanently, because a majority has another state after this log entry. The local state
+    /// must not be read, used for votes, or put into snapshots.
     pub(super) async fn stop_diverged(&self, index: u64) {
         self.diverged.get_or_init(|| index);
         self.shutdown().await;
     }
 
-    /// Why this controller stopped, if its state differs from that of a majority.
+    /// Returns the halt error if this controller's state differs from that of a majority.
     pub(super) fn diverged(&self) -> Option<HaltError> {
         self.diverged.get().map(|&index| HaltError::Diverged { id: self.id(), index })
     }
 
-    /// Waits until Raft ends by itself, and says why: a halt is for good, what comes next is another
-    /// process.
+    /// Waits until Raft ends by itself, and returns the reason. A halt is permanent: only a new process
+    /// can continue.
     pub(crate) async fn halted(&self) -> HaltError {
         let mut metrics = self.raft.metrics();
         let ended = metrics.wait_for(|metrics| metrics.running_state.is_err()).await;
@@ -212,18 +213,19 @@ impl Replica {
         }
         let reason = match ended.as_deref().map(|metrics| &metrics.running_state) {
             Ok(Err(error)) => error.to_string(),
-            // Its task is gone without a last word.
-            Ok(Ok(())) | Err(_) => "it panicked: see the log".to_owned(),
+            // Raft's task ended without reporting an error.
+            Ok(Ok(())) | Err(_) => "raft panicked: see the log".to_owned(),
         };
         HaltError::Raft { reason }
     }
 
-    /// Stops taking part in Raft. What was acknowledged is on disk already.
+    /// Stops taking part in Raft. All acknowledged writes are on disk already.
     pub(crate) async fn shutdown(&self) {
-        // Raft ends once its log has answered, which waits for space on a full disk.
+        // Raft ends after its log has answered, and a log on a full disk waits for space. So end that
+        // wait first.
         self.disk.give_up_waiting();
         if let Err(error) = self.raft.shutdown().await {
-            tracing::error!(%error, "raft did not stop in order; what was acknowledged is on disk");
+            tracing::error!(%error, "raft did not shut down cleanly: acknowledged writes are on disk");
         }
     }
 }

@@ -1,9 +1,9 @@
-//! Writes and linearizable reads on any controller: done here when this one leads, at the leader
-//! otherwise, and tried again for a while when leadership changes on the way.
+//! Writes and linearizable reads on any controller. The leader handles them itself, and another
+//! controller forwards them. Both try again for a while if leadership changes.
 //!
-//! A write that came from another controller is never passed on a second time: if the receiver does
-//! not lead any more, the first one asks again. What is known not to have been proposed is tried
-//! again; what may have been is only when it carries an idempotency key.
+//! A forwarded write is never forwarded a second time: if the receiver no longer leads, the first
+//! controller asks again. A write that was certainly not proposed is tried again. A write that may have
+//! been proposed is tried again only with an idempotency key.
 
 use std::time::Duration;
 
@@ -26,31 +26,31 @@ use super::peers::Peer;
 use super::proposer::{self, Proposed, refused};
 use super::replica::{Leader, Replica};
 
-/// Proposals that wait for the batch before theirs. Beyond that, `QUEUE_FULL`.
+/// Proposals that wait for an earlier batch. Further proposals fail with `QUEUE_FULL`.
 pub(super) const WAITING_MAX: usize = 4096;
-/// Writes on their way to another leader. Beyond that, `QUEUE_FULL`.
+/// Writes in flight to another leader. Further writes fail with `QUEUE_FULL`.
 pub(super) const FORWARDED_MAX: usize = 4096;
 const _: () = assert!(COMMAND_BYTES_MAX < proposer::BATCH_BYTES_MAX, "every command fits a batch");
 
-/// How long a request waits for somebody to lead: an election with one tie, and not much longer, so
-/// that a group without a majority says so.
+/// How long a request waits for a leader: an election with one tie, and not much longer, so that a
+/// group without a majority reports its state.
 pub(super) const LEADER_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long between two attempts when nothing changed meanwhile.
+/// The pause between two attempts if leadership does not change.
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
-/// How long a proposal may take to be applied. A disk may stall; a majority that is gone for longer
-/// leaves the write unknown.
+/// How long a proposal may take to be applied. A disk may stall for less; without a majority for longer
+/// than this, the outcome of the write is unknown.
 pub(super) const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long another controller's answer may take on top.
+/// How long the answer of another controller may take: [`WRITE_TIMEOUT`] and the way.
 const FORWARD_TIMEOUT: Duration = WRITE_TIMEOUT.saturating_add(Duration::from_secs(1));
-/// How long the leader may take to make sure that it leads.
+/// How long the leader may take to confirm its leadership.
 const READ_INDEX_TIMEOUT: Duration = Duration::from_millis(500);
-/// How long a write waits until the controller it was asked of has it too.
+/// How long a write waits until the controller that received it has applied it too.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(1);
-/// A leader that heard nothing from a majority for this long refuses writes at once: they would
-/// only be left unknown.
+/// The time since a majority's last answer after which a leader refuses writes at once: their outcome
+/// would only be unknown.
 const QUORUM_SILENCE_MAX: Duration = Duration::from_secs(2);
 
-/// A write as it travels to the leader.
+/// A write as a controller forwards it to the leader.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Forwarded {
     caller: Caller,
@@ -59,7 +59,7 @@ pub(super) struct Forwarded {
 }
 
 impl Forwarded {
-    /// Checks each part of the write against its bound, and gives the size of the command.
+    /// Checks each part of the write against its bound, and returns the size of the command.
     fn check_sizes(&self) -> Result<usize, Failure> {
         let Self { caller, idempotency, command } = self;
         let checked = check_sizes(caller, idempotency.as_ref(), command);
@@ -68,22 +68,22 @@ impl Forwarded {
     }
 }
 
-/// What the leader answers to a write.
+/// The leader's answer to a write.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(super) struct Done {
     applied: Applied,
-    /// A log index that has it.
+    /// The index of a log entry at or after the write.
     index: Option<u64>,
 }
 
 impl Replica {
-    /// Proposes a command and waits until it is applied: at the leader, and here, so that whoever
-    /// wrote reads what it wrote. If this controller lags by more than [`SETTLE_TIMEOUT`] it is not
-    /// waited for.
+    /// Proposes a command and waits until the leader and this controller have applied it, so that the
+    /// caller reads its own write. If this controller lags by more than [`SETTLE_TIMEOUT`], the call
+    /// does not wait longer.
     ///
     /// # Errors
-    /// The command's refusal, or why it was not proposed; `may_have_executed` is set when it may
-    /// be committed all the same.
+    /// The command's refusal, or the reason why it was not proposed. `may_have_executed` is set if the
+    /// command may still be committed.
     pub(crate) async fn propose(
         &self,
         caller: Caller,
@@ -93,7 +93,8 @@ impl Replica {
         let write = Forwarded { caller, idempotency, command };
         write.check_sizes()?;
         self.check_disk()?;
-        // What nobody asked for, such as a checkpoint each second, is nobody's trace.
+        // Commands without a client's trace, such as the checkpoint each second, start no trace of
+        // their own.
         let span = match tracing::Span::current().is_none() {
             true => tracing::Span::none(),
             false => tracing::info_span!("raft.propose", millrace.command = write.command.name()),
@@ -124,16 +125,16 @@ impl Replica {
             }
         };
         if self.caught_up(index, SETTLE_TIMEOUT).await.is_none() {
-            tracing::debug!(index, "this controller does not have what was written through it yet");
+            tracing::debug!(index, "this controller has not applied its own write yet");
         }
         Ok(applied)
     }
 
-    /// Proposes what only the leader of a term may say, for it goes by what that leader alone knows.
-    /// Never passed on, and tried once.
+    /// Proposes a command that depends on knowledge that only the leader of `term` has. The command is
+    /// never forwarded, and is tried once.
     ///
     /// # Errors
-    /// As [`Self::propose`].
+    /// The same as [`Self::propose`].
     pub(crate) async fn propose_leading(
         &self,
         term: u64,
@@ -147,7 +148,7 @@ impl Replica {
         self.propose_here(&write).await.map(|done| done.applied)
     }
 
-    /// The state as soon as it has an entry; `None` when that takes too long.
+    /// Returns the state once it includes an entry; `None` after the timeout.
     async fn caught_up(&self, index: Option<u64>, timeout: Duration) -> Option<State> {
         let mut applied = self.reader.watch();
         let has = applied.wait_for(|applied| applied.last.map(|last| last.index) >= index);
@@ -157,10 +158,10 @@ impl Replica {
         }
     }
 
-    /// The state with every write that was acknowledged before this call.
+    /// Returns a state that includes every write acknowledged before this call.
     ///
     /// # Errors
-    /// `NO_LEADER` when that cannot be known here now.
+    /// `NO_LEADER` if this controller cannot obtain such a state now.
     pub(crate) async fn linearizable(&self) -> Result<State, Failure> {
         self.check_disk()?;
         let mut attempts = self.attempts();
@@ -182,7 +183,7 @@ impl Replica {
         })
     }
 
-    /// Attempts at something that only the leader does, from now on.
+    /// Returns the attempts at an action that only the leader can do. Their time limit starts now.
     pub(super) fn attempts(&self) -> Attempts<'_> {
         let mut changes = self.raft.server_metrics();
         changes.mark_unchanged();
@@ -202,27 +203,27 @@ impl Replica {
         }
     }
 
-    /// Waits until another than this one is known to lead: a leader that vanished without a word
-    /// does not answer any more.
+    /// Waits until a controller other than `than` is known to lead, because a leader that vanished
+    /// silently never answers.
     async fn another_leads(&self, than: u64) {
         let mut metrics = self.raft.server_metrics();
         let changed = metrics.wait_for(|metrics| metrics.current_leader.is_some_and(|leader| leader != than));
         if changed.await.is_err() {
-            // Raft has ended here: the answer still comes, or the time is up.
+            // Raft has ended on this controller, but the answer may still arrive before the timeout.
             std::future::pending::<()>().await;
         }
     }
 
-    /// Proposes what this controller was asked for, or another one was.
+    /// Proposes a command of this controller, or one that another controller forwarded.
     pub(super) async fn propose_here(&self, write: &Forwarded) -> Result<Done, Failure> {
         let bytes = write.check_sizes()?;
         let term = self.check_leads()?;
         self.check_space(&write.command)?;
         let Forwarded { caller, idempotency, command } = write.clone();
-        // The stamp is the batch's: this one is for the trial alone.
+        // The batch gets its own stamp: this one serves the trial only.
         let proposal = Proposal { stamp: self.time.now(), caller, idempotency, command };
         let state = &self.reader.latest().state;
-        // In the log, a command that no build can apply would end every controller.
+        // A command in the log that no build can apply would halt every controller.
         state
             .check_rules(KnownRules::THIS_BUILD, &proposal)
             .map_err(|unknown| Failure::malformed(unknown.to_string()))?;
@@ -247,24 +248,26 @@ impl Replica {
         }
     }
 
-    /// The term in which this controller leads. Refuses when it does not, or leads nobody any more.
+    /// Returns the term in which this controller leads. Refuses if the controller does not lead, or no
+    /// majority has answered it recently.
     fn check_leads(&self) -> Result<u64, Failure> {
         let term = self.leading_term().ok_or_else(nobody_leads)?;
         let silence = self.raft.data_metrics().borrow().millis_since_quorum_ack.map(Duration::from_millis);
         match silence {
             Some(silence) if silence > QUORUM_SILENCE_MAX => Err(Failure::new(
                 Reason::NoLeader,
-                format!("no majority of controllers has been heard of for {silence:?}: writes are refused"),
+                format!("no majority of controllers has answered for {silence:?}: writes are refused"),
             )),
             _ => Ok(term),
         }
     }
 
-    /// The log index that a read must have applied. Makes sure that this controller leads.
+    /// Returns the log index that a linearizable read must have applied, after a majority confirmed
+    /// this leadership.
     pub(super) async fn read_index_here(&self) -> Result<Option<u64>, Failure> {
         let asked = tokio::time::timeout(READ_INDEX_TIMEOUT, self.raft.get_read_log_id()).await;
         let no_majority = |why: &dyn std::fmt::Display| {
-            Failure::new(Reason::NoLeader, format!("no majority of controllers can be reached: {why}"))
+            Failure::new(Reason::NoLeader, format!("cannot reach a majority of controllers: {why}"))
         };
         match asked {
             Err(_) => Err(no_majority(&format_args!("no answer within {READ_INDEX_TIMEOUT:?}"))),
@@ -284,16 +287,17 @@ async fn read_index(leader: &Peer) -> Result<Option<u64>, Failure> {
     asked.await.map_err(|failure| leads_no_more(leader, failure))
 }
 
-/// What a leader that goes down says of itself is not what the one that asked says of itself.
+/// Rewrites a `SHUTTING_DOWN` failure of the leader: the leader shuts down, not this controller.
 pub(super) fn leads_no_more(leader: &Peer, failure: Failure) -> Failure {
     if failure.reason != Reason::ShuttingDown {
         return failure;
     }
-    let message = format!("controller {}, the last known leader, is going down: try again soon", leader.id());
+    let message =
+        format!("controller {}, the last known leader, is shutting down: try again soon", leader.id());
     Failure { may_have_executed: failure.may_have_executed, ..Failure::new(Reason::NoLeader, message) }
 }
 
-/// Attempts at the leader while leadership changes.
+/// Attempts at the leader, while leadership may change.
 pub(super) struct Attempts<'a> {
     replica: &'a Replica,
     until: Instant,
@@ -301,12 +305,12 @@ pub(super) struct Attempts<'a> {
 }
 
 impl Attempts<'_> {
-    /// Waits for news of who leads, and not for long. Says whether to try once more.
+    /// Waits for a change of leadership or a short pause, and returns whether to try again.
     pub(super) async fn another(&mut self) -> bool {
         if Instant::now() >= self.until || self.replica.raft.metrics().borrow().running_state.is_err() {
             return false;
         }
-        // Whether it changed or the time ran out: the next attempt says.
+        // The pause and a change of leadership both lead to another attempt.
         match tokio::time::timeout(RETRY_PAUSE, self.changes.changed()).await {
             Ok(changed) => changed.is_ok(),
             Err(_) => true,
@@ -314,23 +318,23 @@ impl Attempts<'_> {
     }
 }
 
-/// Whether a failure is about who leads, so that it may be over soon.
+/// Whether a failure is about leadership, and so may be temporary.
 fn no_leader(failure: &Failure) -> bool {
     failure.reason == Reason::NoLeader
 }
 
-/// The failure of a write's last attempt, as that of all of them: one that asked nobody says nothing
-/// of one before that was sent and not answered. What the state refuses is refused: it answers every
-/// attempt of one write the same.
+/// Merges the failure of a write's last attempt with its history. A last attempt that reached no leader
+/// says nothing about an earlier attempt without an answer. A refusal by the state is final: the state
+/// refuses every attempt of the same write.
 fn ended(last: Failure, sent_before: bool) -> Failure {
     let asked_nobody = matches!(last.reason, Reason::NoLeader | Reason::QueueFull | Reason::ShuttingDown);
     if sent_before && asked_nobody { last.after_execution() } else { last }
 }
 
-/// The size of a command, if the log takes it.
+/// Returns the encoded size of a command, if the log accepts it.
 fn command_bytes(command: &Command) -> Result<usize, Failure> {
     let encoded = rmp_serde::to_vec_named(command)
-        .map_err(|error| Failure::new(Reason::Internal, format!("a command cannot be encoded: {error}")))?;
+        .map_err(|error| Failure::new(Reason::Internal, format!("cannot encode a command: {error}")))?;
     if encoded.len() > COMMAND_BYTES_MAX {
         let message = format!(
             "the change takes {} bytes, and COMMAND_BYTES_MAX is {COMMAND_BYTES_MAX}: shorten its labels, or declare fewer tensors",
@@ -342,23 +346,22 @@ fn command_bytes(command: &Command) -> Result<usize, Failure> {
 }
 
 pub(super) fn nobody_leads() -> Failure {
-    let message =
-        "no controller is known to lead now: a majority of them must be up; try again soon, or read stale";
+    let message = "no controller is known to lead: a majority of the controllers must be up; try again soon, or read stale";
     Failure::new(Reason::NoLeader, message)
 }
 
 fn deposed(leader: &Peer) -> Failure {
     let message = format!(
-        "controller {} stopped leading before it answered: the change may have come into force",
+        "controller {} stopped leading before it answered: the change may have taken effect",
         leader.id()
     );
     Failure::new(Reason::NoLeader, message).after_execution()
 }
 
-/// A write that was made and that no majority has, as far as is known.
+/// Returns the failure of a proposed write that no majority is known to have.
 pub(super) fn unconfirmed() -> Failure {
     let message = format!(
-        "no majority of controllers confirmed the change within {WRITE_TIMEOUT:?}: it may still come into force"
+        "no majority of controllers confirmed the change within {WRITE_TIMEOUT:?}: the change may still take effect"
     );
     Failure::new(Reason::NoLeader, message).after_execution()
 }
@@ -371,7 +374,7 @@ pub(super) fn stopped(error: &openraft::error::Fatal<u64>) -> Failure {
 }
 
 pub(super) fn shutting_down() -> Failure {
-    Failure::new(Reason::ShuttingDown, "this controller is going down")
+    Failure::new(Reason::ShuttingDown, "this controller is shutting down")
 }
 
 #[cfg(test)]
@@ -379,12 +382,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_write_that_was_sent_stays_unknown_when_its_last_attempt_reaches_nobody() {
+    fn a_sent_write_stays_unknown_if_its_last_attempt_reaches_no_leader() {
         let unknown = |reason, sent_before| ended(Failure::new(reason, "why"), sent_before).may_have_executed;
         for reason in [Reason::NoLeader, Reason::QueueFull, Reason::ShuttingDown] {
             assert!(unknown(reason, true) && !unknown(reason, false), "{reason}");
         }
-        assert!(!unknown(Reason::FunctionNotFound, true), "the state was asked");
+        assert!(!unknown(Reason::FunctionNotFound, true), "the state refused the write");
         let sent = ended(nobody_leads().after_execution(), false);
         assert!(sent.may_have_executed);
     }

@@ -1,5 +1,5 @@
-//! Which changes of the group are safe. Pure: what is known of the group goes in, a refusal that
-//! says what to do comes out.
+//! Decides which membership changes are safe. Pure: the input is the known state of the group, the
+//! output a refusal with its remedy.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,18 +7,18 @@ use millrace_cluster_state::{Artifact, ControllerId};
 use millrace_types::{Failure, Reason};
 use serde::{Deserialize, Serialize};
 
-/// The most voters: each one more makes every write wait for more disks.
+/// The maximum number of voters: each additional voter makes every write wait for more disks.
 pub(super) const VOTERS_MAX: usize = 5;
-/// How many entries a learner may be behind to be promoted: what it cannot have heard of yet while
-/// writes go on. Counted with it, a majority must not wait for it to catch up.
+/// The largest lag of a learner to be promoted, in entries: roughly the entries in flight while writes
+/// continue. After the promotion, a majority must not have to wait for the new voter to catch up.
 pub(super) const PROMOTION_LAG_MAX: u64 = 1_000;
 
-/// A change of the group.
+/// A membership change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Change {
-    /// A learner becomes a voter.
+    /// Promotes a learner to a voter.
     Promote(u64),
-    /// A member is one no longer.
+    /// Removes a member.
     Remove(u64),
 }
 
@@ -28,23 +28,23 @@ pub(super) struct Group {
     pub(super) leader: u64,
     pub(super) voters: BTreeSet<u64>,
     pub(super) learners: BTreeSet<u64>,
-    /// Members that answer, the leader among them.
+    /// Members that answer, including the leader.
     pub(super) reachable: BTreeSet<u64>,
-    /// Entries that each member is behind; absent when nothing is known of it.
+    /// Log entries that each member lacks; a member of unknown lag is absent.
     pub(super) lag: BTreeMap<u64, u64>,
 }
 
-/// What a change does, once it was found safe.
+/// The action that carries out a safe change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Is so already.
+    /// The change is in effect already.
     Nothing,
     AddVoter(u64),
     RemoveVoter(u64),
     RemoveLearner(u64),
 }
 
-/// Whether a change is safe, and what it comes to.
+/// Checks that a change is safe, and returns its action.
 pub(super) fn check(group: &Group, change: Change) -> Result<Step, Failure> {
     match change {
         Change::Promote(id) => promote(group, id),
@@ -65,10 +65,10 @@ fn promote(group: &Group, id: u64) -> Result<Step, Failure> {
     match group.lag.get(&id) {
         Some(&lag) if lag <= PROMOTION_LAG_MAX => Ok(Step::AddVoter(id)),
         Some(lag) => lagging(format!(
-            "controller {id} is {lag} entries behind and may be {PROMOTION_LAG_MAX}: wait until it caught up"
+            "controller {id} is {lag} entries behind, and at most {PROMOTION_LAG_MAX} are allowed: wait until the controller has caught up"
         )),
         None => lagging(format!(
-            "controller {id} has not taken anything from the leader yet: make sure that it runs, and wait"
+            "controller {id} has not received any entry from the leader yet: make sure that the controller runs, and wait"
         )),
     }
 }
@@ -81,27 +81,29 @@ fn remove(group: &Group, id: u64) -> Result<Step, Failure> {
         return unknown(id);
     }
     if group.voters.len() == 1 {
-        return refused(format!("controller {id} is the last voter: the cluster would be gone"));
+        return refused(format!(
+            "controller {id} is the last voter: without it the cluster would cease to exist"
+        ));
     }
     if group.leader == id {
         return refused(format!(
-            "controller {id} leads: let another lead first ('millrace cluster transfer')"
+            "controller {id} leads: transfer leadership first ('millrace cluster transfer')"
         ));
     }
     let left: BTreeSet<u64> = group.voters.iter().copied().filter(|&voter| voter != id).collect();
     let up = left.intersection(&group.reachable).count();
     if up <= left.len() / 2 {
         return refused(format!(
-            "of the voters that would be left, only {up} of {} answer: without a majority nothing could be written any more; bring one back first",
+            "only {up} of {} remaining voters answer: without a majority the cluster could not accept writes; bring a voter back first",
             left.len()
         ));
     }
     Ok(Step::RemoveVoter(id))
 }
 
-/// Whether the model files in use stay safe without a member: one that stays has each, and a
-/// majority of the voters that stay, where the one that goes can help to make it one. A dead one
-/// cannot: its place must be free for another, who makes the copies whole again.
+/// Checks that the model files in use stay safe without a member. Each file needs one remaining holder,
+/// and a majority of the remaining voters if the leaving member can still provide copies. A dead member
+/// cannot, so its removal must not wait: the replacement restores the copies.
 pub(super) fn keeps_models<'a>(
     group: &Group,
     leaving: u64,
@@ -126,11 +128,11 @@ fn keeps_model(group: &Group, leaving: u64, artifact: &Artifact) -> Result<(), F
     let digest = artifact.digest;
     if !alive {
         return lagging(format!(
-            "controller {leaving} alone holds model file {digest}, and does not answer: start it and try again once another has copied the file, or delete the functions that use it ('millrace get functions')"
+            "controller {leaving} is the only holder of model file {digest}, and does not answer: start the controller and try again after another one has copied the file, or delete the functions that use the file ('millrace get functions')"
         ));
     }
     let missing = || voters().filter(|id| !holds(id));
-    // One that answers: the others copy it when they are back.
+    // Prefer a voter that answers: the others copy the file when they return.
     let next = missing().find(|id| group.reachable.contains(id)).or_else(|| missing().next());
     let to = next.map_or_else(|| "another controller".to_owned(), |id| format!("controller {id}"));
     lagging(format!("model file {digest} is still being copied to {to}: try again soon"))
@@ -148,11 +150,11 @@ fn lagging<T>(message: String) -> Result<T, Failure> {
     Err(Failure { retryable: true, ..Failure::new(Reason::MembershipRefused, message) })
 }
 
-/// The most members of a group. Each is in every entry of the log that changes the group.
+/// The maximum number of members. Each member is in every log entry that changes the group.
 pub(super) const MEMBERS_MAX: usize = 32;
-/// The longest address of a member: a host name has 253 bytes at most.
+/// The longest address of a member, in bytes: a host name has 253 bytes at most.
 pub(super) const ADDRESS_BYTES_MAX: usize = 260;
-/// The longest name of a data directory.
+/// The longest name of a data directory, in bytes.
 pub(super) const DIRECTORY_BYTES_MAX: usize = 128;
 
 /// A controller that wants to be a member, as its request describes the controller.
@@ -163,14 +165,14 @@ pub(super) struct Announced<'a> {
     pub(super) directory: &'a str,
 }
 
-/// Whether a controller that announces itself may be taken for the member of its number in a group of
-/// `members`. `known` is the data directory that the group knows for it.
+/// Checks whether a controller may act as the member of its number, in a group of `members` members.
+/// `known` is the data directory that the group stores for that number.
 pub(super) fn admit(announced: Announced<'_>, known: Option<&str>, members: usize) -> Result<(), Failure> {
     let Announced { id, address, directory } = announced;
     if id == 0 {
         return refused("controllers are numbered from 1: give this one another id".to_owned());
     }
-    // An entry of the log that is too long to be written would end the leader.
+    // A log entry that is too long to write would end the leader.
     if address.len() > ADDRESS_BYTES_MAX {
         return refused(format!("the address has {} bytes: at most {ADDRESS_BYTES_MAX}", address.len()));
     }
@@ -179,12 +181,12 @@ pub(super) fn admit(announced: Announced<'_>, known: Option<&str>, members: usiz
         return refused(format!("the data directory's name has {len} bytes: at most {DIRECTORY_BYTES_MAX}"));
     }
     if known.is_none() && members >= MEMBERS_MAX {
-        return refused(format!("the group has {members} members, the most that it may have: remove some"));
+        return refused(format!("the group has {members} members, the maximum: remove one first"));
     }
     match known {
         Some(known) if known != directory => {
             let message = format!(
-                "controller {id} is a member already, with another data directory: one that lost its directory may have forgotten what it voted for and what it acknowledged, and must not come back as itself; remove it ('millrace cluster remove {id}') and start this one with an id that was never used"
+                "controller {id} is a member already, with another data directory, and without that directory its votes and acknowledged writes may be lost: remove the member ('millrace cluster remove {id}') and start this controller with an id that was never used"
             );
             Err(Failure::new(Reason::PeerMismatch, message))
         }
@@ -192,27 +194,31 @@ pub(super) fn admit(announced: Announced<'_>, known: Option<&str>, members: usiz
     }
 }
 
-/// What an operator should know of a group with these voters, of which these answer.
+/// Returns warnings for the operator about a group with these voters, of which the `reachable` ones
+/// answer.
 pub(super) fn warnings(voters: &BTreeSet<u64>, reachable: &BTreeSet<u64>) -> Vec<String> {
     let mut warnings = Vec::new();
-    let (all, up) = (voters.len(), voters.intersection(reachable).count());
+    let all = voters.len();
+    let up = voters.intersection(reachable).count();
     if all > 0 && all.is_multiple_of(2) {
         warnings.push(format!(
-            "{all} voters survive the loss of {}, as {} would: run 1, 3 or 5",
+            "{all} voters tolerate the loss of {}, the same as {} voters: run 1, 3 or 5",
             (all - 1) / 2,
             all - 1
         ));
     }
     if up <= all / 2 {
-        warnings.push(format!("{up} of {all} voters answer: without a majority nothing can be written"));
+        warnings
+            .push(format!("{up} of {all} voters answer: without a majority the cluster accepts no writes"));
     } else if up < all && up == all / 2 + 1 {
-        warnings.push(format!("{up} of {all} voters answer: one more lost, and nothing can be written"));
+        warnings
+            .push(format!("{up} of {all} voters answer: after one more loss the cluster accepts no writes"));
     }
     warnings
 }
 
-/// What an operator should know of where each controller shares model files (empty: nowhere), with
-/// so many of them in an object store.
+/// Returns a warning if controllers use different object stores (empty: none), or if `shared` model
+/// files are in an object store that no answering controller uses.
 pub(super) fn place_warning(places: &BTreeMap<u64, &str>, shared: usize) -> Option<String> {
     let distinct: BTreeSet<&str> = places.values().copied().collect();
     if distinct.len() > 1 {
@@ -222,13 +228,13 @@ pub(super) fn place_warning(places: &BTreeMap<u64, &str>, shared: usize) -> Opti
         });
         let each: Vec<_> = each.collect();
         return Some(format!(
-            "controllers keep model files in different places ({}): start all of them with the same --artifacts",
+            "controllers store model files in different places ({}): start all controllers with the same --artifacts",
             each.join(", ")
         ));
     }
     (shared > 0 && distinct.contains("")).then(|| {
         format!(
-            "{shared} model files are in an object store, and no controller that answers has one: start all of them with the --artifacts that they had"
+            "{shared} model files are in an object store that no answering controller uses: start all controllers with their former --artifacts"
         )
     })
 }
@@ -271,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_removed_that_the_group_cannot_do_without() {
+    fn a_member_that_the_group_needs_is_not_removed() {
         assert!(refusal(&group(&[1], &[], &[1]), Change::Remove(1)).contains("last voter"));
         let three = group(&[1, 2, 3], &[4], &[1, 2, 3]);
         assert!(refusal(&three, Change::Remove(1)).contains("transfer"));
@@ -279,8 +285,11 @@ mod tests {
         assert_eq!(check(&three, Change::Remove(4)), Ok(Step::RemoveLearner(4)));
         assert_eq!(check(&three, Change::Remove(3)), Ok(Step::RemoveVoter(3)));
         let one_down = group(&[1, 2, 3], &[], &[1, 2]);
-        assert_eq!(check(&one_down, Change::Remove(3)), Ok(Step::RemoveVoter(3)), "the dead one");
-        assert!(refusal(&one_down, Change::Remove(2)).contains("only 1 of 2"), "not the one that lives");
+        assert_eq!(check(&one_down, Change::Remove(3)), Ok(Step::RemoveVoter(3)), "a dead voter");
+        assert!(
+            refusal(&one_down, Change::Remove(2)).contains("only 1 of 2"),
+            "a live voter that the majority needs"
+        );
     }
 
     fn model(holders: &[u64]) -> Artifact {
@@ -296,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn no_model_file_goes_with_a_member() {
+    fn a_removal_that_would_lose_a_model_file_is_refused() {
         let check = |group: &Group, leaving, holders: &[u64], expected: Option<&str>| {
             let checked = keeps_models(group, leaving, [model(holders)].iter());
             let Some(expected) = expected else {
@@ -313,7 +322,7 @@ mod tests {
         check(&three, 3, &[1, 3], Some("copied to controller 2"));
         check(&three, 3, &[3], Some("copied to controller 1"));
         check(&three, 3, &[0, 3], None);
-        // A learner counts as a copy, and not towards the majority.
+        // A learner counts as a copy, but not towards the majority.
         check(&three, 3, &[3, 4], Some("copied to controller 1"));
         check(&three, 4, &[3, 4], None);
         check(&three, 4, &[4], Some("copied to controller 1"));
@@ -324,7 +333,7 @@ mod tests {
         check(&dead, 4, &[1, 4], None);
         check(&dead, 3, &[3], Some("delete the functions"));
         check(&dead, 3, &[9], None);
-        // The one named can make the copy.
+        // The named controller answers, so it can make the copy.
         let five = group(&[1, 2, 3, 4, 5], &[], &[1, 3, 4, 5]);
         check(&five, 5, &[1, 4, 5], Some("copied to controller 3"));
         check(&five, 5, &[1, 3, 4, 5], None);
@@ -336,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_with_another_directory_is_not_that_member() {
+    fn a_controller_with_another_directory_is_not_accepted_as_the_member() {
         let admit = |id, directory, known| {
             super::admit(Announced { id, address: "b:7070", directory }, known, MEMBERS_MAX - 1)
         };
@@ -349,18 +358,19 @@ mod tests {
     }
 
     #[test]
-    fn a_member_that_makes_entries_of_the_log_too_long_is_refused() {
-        let (address, directory) = ("a".repeat(ADDRESS_BYTES_MAX), "d".repeat(DIRECTORY_BYTES_MAX));
+    fn a_member_whose_data_exceeds_a_log_entry_is_refused() {
+        let address = "a".repeat(ADDRESS_BYTES_MAX);
+        let directory = "d".repeat(DIRECTORY_BYTES_MAX);
         let longest = Announced { id: 2, address: &address, directory: &directory };
         assert_eq!(admit(longest, None, MEMBERS_MAX - 1), Ok(()));
         assert!(admit(Announced { address: &format!("{address}a"), ..longest }, None, 1).is_err());
         assert!(admit(Announced { directory: &format!("{directory}d"), ..longest }, None, 1).is_err());
         assert!(admit(longest, None, MEMBERS_MAX).is_err());
-        assert_eq!(admit(longest, Some(&directory), MEMBERS_MAX), Ok(()), "one that is a member");
+        assert_eq!(admit(longest, Some(&directory), MEMBERS_MAX), Ok(()), "an existing member");
     }
 
     #[test]
-    fn warns_of_controllers_that_share_model_files_elsewhere() {
+    fn controllers_with_different_object_stores_yield_a_warning() {
         let check = |places: &[(u64, &str)], shared: usize, expected: Option<&str>| {
             let warning = place_warning(&places.iter().copied().collect(), shared);
             let found = warning.as_deref();
@@ -376,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn warns_of_even_groups_and_of_majorities_that_hang_by_one() {
+    fn even_groups_and_majorities_without_a_spare_yield_a_warning() {
         let check = |voters: &[u64], reachable: &[u64], expected: &[&str]| {
             let group = group(voters, &[], reachable);
             let found = warnings(&group.voters, &group.reachable);
@@ -386,7 +396,7 @@ mod tests {
         check(&[1], &[1], &[]);
         check(&[1, 2, 3], &[1, 2, 3], &[]);
         check(&[1, 2], &[1, 2], &["run 1, 3 or 5"]);
-        check(&[1, 2, 3], &[1, 3], &["one more lost"]);
+        check(&[1, 2, 3], &[1, 3], &["after one more loss"]);
         check(&[1, 2, 3], &[2], &["without a majority"]);
     }
 }

@@ -1,11 +1,12 @@
-//! Where Raft runs: threads of its own, so that requests cannot delay it. A request that keeps a thread for half
-//! a second would otherwise hold heartbeats up for so long that another controller is elected.
+//! The runtime of Raft: separate threads, so that requests cannot delay Raft. A request that blocks a
+//! thread for half a second would otherwise delay heartbeats for so long that another controller is
+//! elected.
 //!
-//! Raft's threads carry out openraft and its timers, the proposer, elections, the connections to the other
-//! controllers, and the internal port, which is one server for Raft and for the workers' streams. Requests of
-//! clients, the admin API and the leader's duties stay in the caller's runtime.
+//! These threads run openraft and its timers, the proposer, elections, the connections to the other
+//! controllers, and the internal port, which is one server for Raft and the workers' streams. Client
+//! requests, the admin API and the leader's duties stay in the caller's runtime.
 //!
-//! In simulations all of it is one runtime: time that is paused there is paused for Raft too.
+//! Simulations use one runtime for everything, because a paused clock must pause Raft too.
 
 use std::io;
 
@@ -13,15 +14,15 @@ use tokio::runtime::{Builder, EnterGuard, Handle, Runtime};
 use tokio::task::JoinHandle;
 use tokio_util::context::TokioContext;
 
-/// Raft's threads: while one decodes a long message, heartbeats go on in the other.
+/// Raft's threads: while one decodes a long message, the other sends heartbeats.
 const THREADS: usize = 2;
 
-/// A runtime that carries out Raft and nothing else. Dropping it ends what runs there wherever that is: shut
-/// the controller down first.
+/// A runtime that runs only Raft. Dropping the runtime cancels its tasks at any point, so shut the
+/// controller down first.
 #[derive(Debug)]
 pub struct RaftRuntime {
     handle: Handle,
-    /// Until it is dropped.
+    /// The runtime; `None` after the drop.
     runtime: Option<Runtime>,
 }
 
@@ -29,14 +30,15 @@ impl RaftRuntime {
     /// Starts the threads.
     ///
     /// # Errors
-    /// When the operating system gives no threads.
+    /// The operating system cannot start the threads.
     pub fn start() -> io::Result<Self> {
         let mut builder = Builder::new_multi_thread();
         let runtime = builder.worker_threads(THREADS).thread_name("raft").enable_all().build()?;
         Ok(Self { handle: runtime.handle().clone(), runtime: Some(runtime) })
     }
 
-    /// What a controller is given.
+    /// Returns the handle for
+    /// [`ControllerConfig::raft_runtime`](crate::ControllerConfig::raft_runtime).
     #[must_use]
     pub fn handle(&self) -> Handle {
         self.handle.clone()
@@ -46,23 +48,24 @@ impl RaftRuntime {
 impl Drop for RaftRuntime {
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
-            // Waits for nothing: it may be dropped within a runtime, where nothing may be waited for.
+            // Shut down without waiting: the drop may happen within another runtime, where blocking
+            // panics.
             runtime.shutdown_background();
         }
     }
 }
 
-/// The way into the runtime in which Raft runs.
+/// A handle that spawns tasks in Raft's runtime.
 #[derive(Debug, Clone)]
 pub(crate) struct RaftSpawner(Handle);
 
 impl RaftSpawner {
-    /// Of this runtime, or of the caller's where there is none.
+    /// Returns a spawner for this runtime, or for the caller's runtime if there is none.
     pub(crate) fn new(runtime: Option<Handle>) -> Self {
         Self(runtime.unwrap_or_else(Handle::current))
     }
 
-    /// Of the caller's runtime.
+    /// Returns a spawner for the caller's runtime.
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn current() -> Self {
         Self::new(None)
@@ -79,12 +82,13 @@ impl RaftSpawner {
         self.0.spawn(task)
     }
 
-    /// What is spawned, and what sockets and timers are made, while the guard is held, are the runtime's.
+    /// Makes Raft's runtime current while the guard is held: tasks, sockets and timers belong to that
+    /// runtime.
     pub(crate) fn enter(&self) -> EnterGuard<'_> {
         self.0.enter()
     }
 
-    /// Carries something out here; what it spawns and the sockets it opens are the runtime's.
+    /// Runs a future in the caller's task, with its spawned tasks and its sockets in Raft's runtime.
     pub(crate) fn within<F: Future>(&self, work: F) -> TokioContext<F> {
         TokioContext::new(work, self.0.clone())
     }

@@ -1,4 +1,4 @@
-//! What the other controllers call.
+//! The service for the other controllers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,7 +28,7 @@ use crate::pace::Pace;
 use crate::passed::Passed;
 use crate::traces;
 
-/// Answers for one member of one cluster.
+/// Answers the other controllers as one member of one cluster.
 #[derive(Debug, Clone)]
 pub(crate) struct Service {
     pub(crate) replica: Replica,
@@ -38,58 +38,58 @@ pub(crate) struct Service {
     snapshots: Arc<Semaphore>,
 }
 
-/// What of this process the others may look at.
+/// The parts of this process that other controllers may read.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Shown {
-    /// The spans it keeps.
+    /// The spans that this process keeps.
     pub(crate) kept: Option<Kept>,
-    /// What its front door counts.
+    /// The activity counts of this controller's gateway.
     pub(crate) doors: Doors,
-    /// What the runs of workflows that it drives passed.
+    /// The traffic of the workflow runs that this controller drives.
     pub(crate) passed: Passed,
 }
 
-/// The largest snapshot that is received.
+/// The largest received snapshot, in bytes.
 const SNAPSHOT_BYTES_MAX: u64 = 4 << 30;
-/// How slowly a snapshot may come. Its sender reads a file and has nothing else to wait for.
+/// The minimum rate of a snapshot. Its sender only reads a file.
 const SNAPSHOT_RATE: MinimumRate = MinimumRate { grace: Duration::from_secs(30), bytes_per_sec: 1 << 20 };
-/// Snapshots received at a time: the leader sends one, and another leader may follow it.
+/// Snapshots received at a time: the leader sends one, and a new leader may send another.
 const SNAPSHOTS_MAX: usize = 2;
 
 type Answer = Result<Response<Message>, Status>;
 
-/// Calls of the leader with entries that openraft has not answered. The leader gives each up soon and
-/// sends the entries again: while the disk here hangs, what it gave up must not pile up in memory.
+/// AppendEntries calls in progress in openraft. The leader soon gives up on a call and resends the
+/// entries, so calls must not accumulate in memory while this disk hangs.
 const APPENDS_MAX: usize = 16;
 
 impl Service {
-    /// Answers for the member that has this replica and these files.
+    /// Returns a service for the member with this replica and these files.
     pub(crate) fn new(replica: Replica, artifacts: Arc<Artifacts>) -> Self {
         let appends = Arc::new(Semaphore::new(APPENDS_MAX));
         let snapshots = Arc::new(Semaphore::new(SNAPSHOTS_MAX));
         Self { replica, artifacts, shown: Shown::default(), appends, snapshots }
     }
 
-    /// The same, showing these.
+    /// Returns the service with these readable parts.
     pub(crate) fn showing(self, shown: Shown) -> Self {
         Self { shown, ..self }
     }
 
-    /// The service, with its limits.
+    /// Returns the service with its message limits.
     pub(crate) fn server(self) -> raft_server::RaftServer<Self> {
         raft_server::RaftServer::new(self)
             .max_decoding_message_size(MESSAGE_BYTES_MAX)
             .max_encoding_message_size(MESSAGE_BYTES_MAX)
     }
 
-    /// Reads a message that is meant for this controller, from one that is what the group knows of
-    /// its number. A number that the group does not know may be a member's of a later group.
+    /// Decodes a message for this controller. A sender whose number the group knows must have the known
+    /// data directory. An unknown number is accepted, because it may be a member of a later group.
     fn decode<T: DeserializeOwned>(&self, message: &Message) -> Result<T, Status> {
         let membership = self.replica.membership();
         let known = membership.get_node(&message.from);
         if known.is_some_and(|known| known.directory != message.from_directory) {
             let text = format!(
-                "controller {} spoke from another data directory than the group knows: it was replaced, or lost its own",
+                "controller {} called from a data directory that the group does not know: the controller was replaced, or lost its directory",
                 message.from
             );
             return Err(codec::status(Failure::new(Reason::PeerMismatch, text)));
@@ -102,7 +102,8 @@ impl Service {
         codec::encode(self.replica.own(), &to, value).map(Response::new).map_err(codec::status)
     }
 
-    /// Receives a snapshot, whole and sound: openraft halts on one that does not install.
+    /// Receives a complete and verified snapshot, because openraft halts on a snapshot that does not
+    /// install.
     async fn receive(
         &self,
         header: &Message,
@@ -116,14 +117,14 @@ impl Service {
         let mut pace = Pace::begin(SNAPSHOT_RATE);
         let mut received = 0;
         let receiver = self.replica.snapshots.clone();
-        // Not by openraft, which would halt where no file can be made.
+        // Create the file here: openraft would halt if no file can be created.
         let mut file = blocking(move || receiver.begin().map(Box::new)).await?;
         while let Some(message) = pace.next(messages.message()).await.map_err(codec::status)?? {
             codec::check(self.replica.own(), &message).map_err(codec::status)?;
             pace.count(message.payload.len());
             received += message.payload.len() as u64;
             if received > SNAPSHOT_BYTES_MAX {
-                let message = format!("a snapshot of more than {SNAPSHOT_BYTES_MAX} bytes is not received");
+                let message = format!("the snapshot has more than {SNAPSHOT_BYTES_MAX} bytes");
                 return Err(codec::status(Failure::malformed(message)));
             }
             let receiver = self.replica.snapshots.clone();
@@ -140,7 +141,7 @@ impl Service {
 }
 
 async fn header(messages: &mut Streaming<Message>) -> Result<Message, Status> {
-    let missing = || codec::status(Failure::malformed("a stream begins with its header"));
+    let missing = || codec::status(Failure::malformed("the stream has no header message"));
     messages.message().await?.ok_or_else(missing)
 }
 
@@ -166,7 +167,8 @@ impl raft_server::Raft for Service {
         request: Request<Message>,
     ) -> Result<Response<Self::GiveArtifactStream>, Status> {
         let digest = self.decode(request.get_ref())?;
-        let (own, to) = (self.replica.own().clone(), Target::sender(request.get_ref()));
+        let own = self.replica.own().clone();
+        let to = Target::sender(request.get_ref());
         let chunks = self.artifacts.clone().give_out(digest).await.map_err(codec::status)?;
         let messages = chunks
             .map(move |chunk| chunk.map(|chunk| codec::message(&own, &to, chunk)).map_err(codec::status));
@@ -175,11 +177,12 @@ impl raft_server::Raft for Service {
 
     async fn append_entries(&self, request: Request<Message>) -> Answer {
         let Ok(permit) = self.appends.clone().try_acquire_owned() else {
-            return Err(Status::unavailable("the log's disk here has not caught up yet"));
+            return Err(Status::unavailable("this controller's log disk has not caught up yet"));
         };
         let rpc = self.decode(request.get_ref())?;
         let raft = self.replica.raft.clone();
-        // A task of its own: the place is taken until openraft is done, though the caller went away.
+        // Run in a separate task: the permit stays taken until openraft is done, even if the caller
+        // goes away.
         let appended = tokio::spawn(async move {
             let answer = raft.append_entries(rpc).await;
             drop(permit);
@@ -209,13 +212,14 @@ impl raft_server::Raft for Service {
 
     async fn propose(&self, request: Request<Message>) -> Answer {
         let write = self.decode(request.get_ref())?;
-        // What nobody asked for is nobody's trace, as where it was proposed.
+        // A write without a trace header starts no trace of its own, as at the proposing controller.
         let span = match request.metadata().contains_key("traceparent") {
             true => tracing::info_span!("raft.lead", otel.kind = "server"),
             false => tracing::Span::none(),
         };
         trace::adopt(&span, trace::extract(request.metadata()));
-        // A task of its own: if the caller goes away the write goes on, and its answer is counted.
+        // Run in a separate task: if the caller goes away, the write continues and its answer is
+        // counted.
         let replica = self.replica.clone();
         let written = tokio::spawn(async move { replica.propose_here(&write).await }.instrument(span));
         let written = written.await.map_err(|error| internal(error.to_string()))?;
@@ -230,7 +234,7 @@ impl raft_server::Raft for Service {
 
     async fn change_group(&self, request: Request<Message>) -> Answer {
         let (change, caller) = self.decode(request.get_ref())?;
-        // A task of its own: if the caller goes away, what was begun still says how it ended.
+        // Run in a separate task: if the caller goes away, the operation still records its outcome.
         let replica = self.replica.clone();
         let changed = tokio::spawn(async move { replica.change_here(change, caller).await });
         let members = changed.await.map_err(|error| internal(error.to_string()))?;

@@ -1,5 +1,5 @@
-//! Which members this leader's log does not reach, told of once: when one has taken nothing for
-//! [`AWAY`], and when it does again. Openraft says it with every call, many times a second.
+//! Replication outages: logs once when a member has received nothing from this leader for [`AWAY`], and
+//! once when the member is reachable again. openraft reports each failed call, many times a second.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,19 +7,21 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// How long a member takes nothing before that is told: a restart is shorter.
+/// The length of an outage before it is logged: a restart is shorter.
 const AWAY: Duration = Duration::from_secs(2);
-/// Calls of one outage are not further apart: whoever led since may know better what was between.
+/// The longest gap between two failed calls of the same outage. After a longer gap, another leader may
+/// have reached the member.
 const OF_ONE_OUTAGE: Duration = Duration::from_secs(10);
 
-/// Clones share it.
+/// The outages of all members. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Silences(Arc<Mutex<Members>>);
 
-/// By member, where the last call failed.
+/// Outages by member, for members whose last call failed.
 #[derive(Debug, Default)]
 struct Members(BTreeMap<u64, Silence>);
 
+/// An outage of one member.
 #[derive(Debug, Clone, Copy)]
 struct Silence {
     since: Instant,
@@ -28,7 +30,7 @@ struct Silence {
 }
 
 impl Members {
-    /// A call failed. How long none has reached the member, where that is to be told.
+    /// Records a failed call. Returns the outage's length if the outage is to be logged now.
     fn failed(&mut self, now: Instant, member: u64) -> Option<Duration> {
         let new = Silence { since: now, last: now, told: false };
         let silence = self.0.entry(member).or_insert(new);
@@ -40,7 +42,7 @@ impl Members {
         (lasts >= AWAY && !std::mem::replace(&mut silence.told, true)).then_some(lasts)
     }
 
-    /// A call was answered. How long none had been, where that was told.
+    /// Records an answered call. Returns the outage's length if a logged outage ends now.
     fn answered(&mut self, now: Instant, member: u64) -> Option<Duration> {
         let silence = self.0.remove(&member)?;
         let was_told = silence.told && now.duration_since(silence.last) <= OF_ONE_OUTAGE;
@@ -48,7 +50,7 @@ impl Members {
     }
 }
 
-/// A call that has not been answered. Whoever drops it gave it up.
+/// A call without an answer yet. Dropping it counts as a failure.
 #[derive(Debug)]
 pub(super) struct Call<'a> {
     silences: &'a Silences,
@@ -59,7 +61,7 @@ pub(super) struct Call<'a> {
 }
 
 impl Silences {
-    /// A call begins.
+    /// Begins a call.
     pub(super) fn call<'a>(&'a self, member: u64, address: &'a str) -> Call<'a> {
         Call { silences: self, member, address, error: None, is_answered: false }
     }
@@ -70,7 +72,7 @@ impl Silences {
 }
 
 impl Call<'_> {
-    /// It was answered, or why not.
+    /// Records the call's answer or error.
     pub(super) fn ended<T>(mut self, outcome: &Result<T, tonic::Status>) {
         match outcome {
             Ok(_) => self.is_answered = true,
@@ -81,7 +83,9 @@ impl Call<'_> {
 
 impl Drop for Call<'_> {
     fn drop(&mut self) {
-        let (now, controller, address) = (Instant::now(), self.member, self.address);
+        let now = Instant::now();
+        let controller = self.member;
+        let address = self.address;
         if self.is_answered {
             let was_away = self.silences.members().answered(now, controller);
             if let Some(away) = was_away {
@@ -102,13 +106,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_outage_is_told_once_and_its_end_once() {
-        let (mut members, start) = (Members::default(), Instant::now());
+    fn an_outage_and_its_end_are_reported_once() {
+        let mut members = Members::default();
+        let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
         assert_eq!(members.answered(at(0), 2), None);
         assert_eq!(members.failed(at(0), 2), None);
-        assert_eq!(members.failed(at(1_000), 2), None, "it may be starting again");
-        assert_eq!(members.failed(at(2_000), 3), None, "another one");
+        assert_eq!(members.failed(at(1_000), 2), None, "the member may be restarting");
+        assert_eq!(members.failed(at(2_000), 3), None, "another member");
         assert_eq!(members.failed(at(2_000), 2), Some(AWAY));
         assert_eq!(members.failed(at(2_100), 2), None);
         assert_eq!(members.answered(at(5_000), 2), Some(Duration::from_secs(5)));
@@ -116,12 +121,13 @@ mod tests {
     }
 
     #[test]
-    fn a_short_one_is_not_told_nor_one_that_another_leader_saw_the_end_of() {
-        let (mut members, start) = (Members::default(), Instant::now());
+    fn a_short_outage_or_an_outage_across_another_leadership_is_not_reported() {
+        let mut members = Members::default();
+        let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
         assert_eq!(members.failed(at(0), 2), None);
         assert_eq!(members.answered(at(1_900), 2), None);
-        assert_eq!(members.failed(at(2_000), 2), None, "a new one");
+        assert_eq!(members.failed(at(2_000), 2), None, "a new outage");
         assert_eq!(members.failed(at(4_000), 2), Some(AWAY));
         // This controller did not lead for an hour.
         assert_eq!(members.failed(at(3_600_000), 2), None);

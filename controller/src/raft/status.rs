@@ -1,4 +1,4 @@
-//! How far each controller is, as they say themselves. Answered with no quorum too.
+//! The status of each controller, as reported by itself. Available without a quorum too.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -20,12 +20,12 @@ use super::replica::Replica;
 use super::route::stopped;
 use super::rules;
 
-/// How long a controller may take to say how far it is: one that does not counts as unreachable.
+/// How long a controller may take to report its status; a slower one counts as unreachable.
 const STATUS_TIMEOUT: Duration = Duration::from_millis(500);
-/// How far a controller's clock may be off the cluster's time before that is worth a warning.
+/// The offset of a controller's clock from the cluster's time that yields a warning.
 const CLOCK_APART_MAX: Duration = Duration::from_secs(10);
 
-/// What one controller says of itself.
+/// A controller's report about itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct PeerStatus {
     role: Role,
@@ -34,23 +34,24 @@ pub(super) struct PeerStatus {
     last_log: u64,
     last_applied: u64,
     snapshot: u64,
-    /// What a leader knows each member to have.
+    /// The last log index that a leader knows each member to have; `None` if not a leader.
     matched: Option<BTreeMap<u64, Option<u64>>>,
     build: String,
     client_address: String,
-    /// Absent from a controller of before this was told.
+    /// The state of the disk; the default from builds that do not report it.
     #[serde(default)]
     pub(super) disk: Disk,
-    /// How far its clock is ahead of the cluster's time.
+    /// The offset of the controller's clock from the cluster's time, in milliseconds; positive if
+    /// ahead.
     #[serde(default)]
     ahead_ms: Option<i64>,
-    /// Where it shares model files; empty when it keeps them to itself.
+    /// The shared object store for model files; empty if the controller uses its own disk.
     #[serde(default)]
     shared_models: String,
-    /// The newest rules that its build knows.
+    /// The newest rules that the controller's build knows.
     #[serde(default)]
     pub(super) newest_rules: RulesVersion,
-    /// The newest digests of its state.
+    /// The newest digests of the controller's state.
     #[serde(default)]
     pub(super) digests: Vec<StateDigest>,
 }
@@ -64,7 +65,7 @@ enum Role {
 }
 
 impl PeerStatus {
-    /// The entries that a member lacks, if this is a leader that heard of it.
+    /// Returns the number of entries that a member lacks, if this is a leader that knows it.
     pub(super) fn lag(&self, id: u64) -> Option<u64> {
         let matched = self.matched.as_ref()?.get(&id).copied().flatten()?;
         Some(self.last_log.saturating_sub(matched))
@@ -83,7 +84,7 @@ impl From<Role> for api::ControllerRole {
 }
 
 impl Replica {
-    /// What this controller says of itself.
+    /// Returns this controller's report.
     pub(super) fn own_status(&self) -> PeerStatus {
         let metrics = self.raft.metrics();
         let metrics = metrics.borrow();
@@ -115,7 +116,8 @@ impl Replica {
         }
     }
 
-    /// The same, for others. One whose log has halted counts as not there: it takes no part.
+    /// Returns this controller's report for others. A halted controller returns a failure, because it
+    /// takes no part in the group.
     pub(super) fn sound_status(&self) -> Result<PeerStatus, Failure> {
         if let Some(error) = self.diverged() {
             return Err(Failure::new(Reason::NoLeader, error.to_string()));
@@ -127,14 +129,14 @@ impl Replica {
         Ok(self.own_status())
     }
 
-    /// What every member says of itself, asked all at once.
+    /// Asks every member for its report, in parallel.
     pub(super) async fn statuses(&self) -> BTreeMap<u64, Result<PeerStatus, Failure>> {
         let asked = join_all(self.others(Lane::Requests).into_iter().map(ask)).await;
         let own = (self.id().0, self.sound_status());
         asked.into_iter().chain([own]).collect()
     }
 
-    /// The whole group, as far as it answers.
+    /// Returns the status of the whole group, from the reports that arrive.
     pub(crate) async fn cluster_status(&self) -> api::ClusterStatus {
         let statuses = self.statuses().await;
         let membership = self.membership();
@@ -154,7 +156,7 @@ fn view(
     statuses: &BTreeMap<u64, Result<PeerStatus, Failure>>,
 ) -> api::ClusterStatus {
     let answers = || statuses.iter().filter_map(|(&id, status)| Some((id, status.as_ref().ok()?)));
-    // Two may think so for a moment: the later term is right.
+    // Two controllers may believe to lead for a moment: the later term is right.
     let leader = answers().filter(|(_, it)| it.role == Role::Leader).max_by_key(|(_, it)| it.term);
     let voters: BTreeSet<u64> = membership.voter_ids().collect();
     let reachable: BTreeSet<u64> = answers().map(|(id, _)| id).collect();
@@ -183,7 +185,7 @@ fn view(
     }
 }
 
-/// What an operator should know of the machines that answered.
+/// Returns the warnings about the machines that answered.
 fn machine_warnings<'a>(answers: impl Iterator<Item = (u64, &'a PeerStatus)>) -> Vec<String> {
     let of = |(id, status): (u64, &PeerStatus)| [status.disk.warning(id), clock_warning(id, status.ahead_ms)];
     answers.flat_map(of).flatten().collect()
@@ -194,7 +196,7 @@ fn clock_warning(id: u64, ahead_ms: Option<i64>) -> Option<String> {
     let side = if ahead_ms? > 0 { "ahead of" } else { "behind" };
     (apart >= CLOCK_APART_MAX).then(|| {
         format!(
-            "the clock of controller {id} is {}s {side} the cluster's time, which follows the leader's at its own pace: see that the controllers' machines agree on the time",
+            "the clock of controller {id} is {}s {side} the cluster's time, which follows the leader's at its own pace: synchronize the clocks of the controllers' machines",
             apart.as_secs()
         )
     })
@@ -230,8 +232,11 @@ fn controller(
             ..known
         },
         Some(Err(failure)) => api::Controller { unreachable_reason: failure.message.clone(), ..known },
-        // It joined while the others were asked.
-        None => api::Controller { unreachable_reason: "not asked yet".into(), ..known },
+        // The member joined while the others were asked.
+        None => api::Controller {
+            unreachable_reason: "not asked yet: the controller has just joined".into(),
+            ..known
+        },
     }
 }
 
@@ -240,10 +245,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_clock_that_is_far_off_is_told_of() {
+    fn a_clock_that_is_far_off_yields_a_warning() {
         let apart = |ahead_ms| clock_warning(2, ahead_ms);
         assert_eq!([None, Some(0), Some(9_999), Some(-9_999)].map(apart), [const { None }; 4]);
-        let (ahead, behind) = (apart(Some(86_400_000)).unwrap(), apart(Some(-20_000)).unwrap());
+        let ahead = apart(Some(86_400_000)).unwrap();
+        let behind = apart(Some(-20_000)).unwrap();
         assert!(
             ahead.starts_with("the clock of controller 2 is 86400s ahead of the cluster's time"),
             "{ahead}"

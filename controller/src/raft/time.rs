@@ -1,19 +1,19 @@
-//! The cluster's time: what commands are stamped with.
+//! The cluster's time, which stamps commands.
 //!
-//! Wall clocks jump: somebody sets one, NTP steps it, a machine is started with a wrong one. In the
-//! state time never runs backwards, so that a jump which stamps followed would stay: every client's
-//! session over at once (a write that is repeated then would be carried out twice), model files
-//! collected between their upload and their use; and, once the clock is right again, time that
-//! stands still until it is as late as was said. So stamps follow the leader's wall clock at a
-//! bounded pace, by the monotonic clock:
+//! Wall clocks jump: an operator sets one, NTP steps one, a machine starts with a wrong one. Time in
+//! the state never runs backwards, so a jump that stamps followed would be permanent. All client
+//! sessions would expire at once, so a repeated write would execute twice. Model files would be
+//! collected between their upload and their use. And once the clock is right again, time would stand
+//! still until the clock catches up. So stamps follow the leader's wall clock at a bounded pace,
+//! measured by the monotonic clock:
 //!
 //! ```text
 //!   last stamp ── elapsed / 2 ──┬───────────────┬── elapsed × 10 ──▶
 //!                               └ the wall clock┘ where it is between the two, else the nearer end
 //! ```
-//! Every controller hears the stamps that are applied, and goes on from there when it becomes leader:
-//! what its own wall clock says does not move time by more than that. Only a controller that has heard
-//! nothing since it was started believes its clock, which knows how long it was down.
+//! Every controller follows the applied stamps, and continues from them when it becomes leader: its own
+//! wall clock moves time only within the bounded pace. A controller that has seen no stamp since its
+//! start trusts its wall clock, which includes the time that the process was down.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -24,27 +24,28 @@ use tokio::time::Instant;
 
 use crate::clock::WallClock;
 
-/// How many times as fast as time itself stamps run at most. A session of an hour so lasts six
-/// minutes at least, which is long after the last repeat of a write.
+/// The fastest pace of stamps, as a multiple of real time. A session of one hour then lasts at least
+/// six minutes, which is long after the last repeat of a write.
 const FASTEST: u32 = 10;
-/// And how many times as slowly, while the wall clock is behind: they meet all the same.
+/// The slowest pace of stamps, as a divisor of real time, while the wall clock is behind. The two still
+/// meet.
 const SLOWEST: u32 = 2;
-/// The part of a pause between two stamps that the pace is counted for: the rest of a long one passes
-/// as it does, so that one stamp after an idle day does not move time by ten.
+/// The part of a pause between two stamps to which the bounded pace applies; the rest passes in real
+/// time. Otherwise, a single stamp after an idle day could move time by ten days.
 const PACED_MAX: Duration = Duration::from_secs(1);
 
-/// The cluster's time, as this controller knows it. Pure: callers pass the clocks.
+/// The cluster's time as this controller knows it. Pure: callers pass the clocks.
 #[derive(Debug, Clone, Copy, Default)]
 struct ClusterTime {
-    /// A time since 1970, and when it was.
+    /// A time since 1970, and the monotonic time at which it held.
     known: Option<(Duration, Instant)>,
-    /// The last stamp given here: it comes back once it is applied, and says nothing new.
+    /// The last stamp of this controller, to ignore its own stamp when it is applied.
     given: Option<UnixMillis>,
 }
 
 impl ClusterTime {
-    /// Takes in another's stamp that was applied. Time goes on from there, or from what it is by the
-    /// slowest pace, if that is later: a stamp may have been long on its way.
+    /// Records an applied stamp of another controller. Time continues from the stamp, or from the
+    /// slowest-pace estimate if that is later, because the stamp may have been delayed.
     fn hear(&mut self, stamp: UnixMillis, now: Instant) {
         if self.given.is_some_and(|given| given >= stamp) {
             return;
@@ -54,20 +55,21 @@ impl ClusterTime {
         self.known = Some((least.map_or(stamp, |least| least.max(stamp)), now));
     }
 
-    /// The time by what was heard and the monotonic clock alone.
+    /// Returns the time by the recorded stamps and the monotonic clock alone.
     fn estimate(&self, now: Instant) -> Option<Duration> {
         self.known.map(|(time, at)| time + (now - at))
     }
 
-    /// The time when the wall clock says `wall`.
+    /// Returns the time when the wall clock shows `wall`.
     fn read(&self, wall: UnixMillis, now: Instant) -> Duration {
         let wall = Duration::from_millis(wall.0);
         let Some((time, at)) = self.known else { return wall };
-        let (estimate, paced) = (time + (now - at), (now - at).min(PACED_MAX));
+        let estimate = time + (now - at);
+        let paced = (now - at).min(PACED_MAX);
         wall.clamp(estimate - paced / SLOWEST, estimate + paced * (FASTEST - 1))
     }
 
-    /// The same, for a stamp: the next one goes on from here.
+    /// Returns the time like [`Self::read`], and records it as the base of the next stamp.
     fn stamp(&mut self, wall: UnixMillis, now: Instant) -> UnixMillis {
         let time = self.read(wall, now);
         self.known = Some((time, now));
@@ -81,12 +83,13 @@ fn millis(time: Duration) -> UnixMillis {
     UnixMillis(u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
 }
 
-/// Reads and stamps the cluster's time. Cloning shares it.
+/// Reads and stamps the cluster's time. Clones share it.
 #[derive(Debug, Clone)]
 pub(super) struct Time {
     wall: Arc<dyn WallClock>,
     reader: StateReader<State>,
-    /// A lock: the proposer stamps while another task hears, a few words at a time.
+    /// The cluster's time. A lock guards it for a few instructions, because the proposer stamps while
+    /// another task follows.
     cluster: Arc<Mutex<ClusterTime>>,
 }
 
@@ -95,8 +98,8 @@ impl Time {
         Self { wall, reader, cluster: Arc::default() }
     }
 
-    /// Hears what is applied from now on, until Raft ends. `before` is the last log entry from before
-    /// this start: what is applied up to there may have been stamped long ago.
+    /// Follows the stamps applied from now on, until Raft ends. `before` is the last log entry from
+    /// before this start: entries up to it may be old.
     pub(super) async fn follow(self, before: u64) {
         let mut states = self.reader.watch();
         while states.changed().await.is_ok() {
@@ -110,20 +113,20 @@ impl Time {
         }
     }
 
-    /// The stamp of what is proposed now. Never before the time in the state.
+    /// Returns the stamp of a proposal made now, never earlier than the time in the state.
     pub(super) fn stamp(&self) -> UnixMillis {
         let wall = self.wall().max(self.reader.latest().state.clock());
         self.cluster().stamp(wall, Instant::now())
     }
 
-    /// The stamp that something would get if it were proposed now.
+    /// Returns the stamp that a proposal made now would get.
     pub(super) fn now(&self) -> UnixMillis {
         let wall = self.wall().max(self.reader.latest().state.clock());
         millis(self.cluster().read(wall, Instant::now()))
     }
 
-    /// How far this machine's clock is ahead of the cluster's time, in milliseconds; negative when it
-    /// is behind, and `None` while nothing was heard.
+    /// Returns the offset of this machine's clock from the cluster's time, in milliseconds. Positive is
+    /// ahead; `None` before the first stamp.
     pub(super) fn ahead_ms(&self) -> Option<i64> {
         let cluster = millis(self.cluster().estimate(Instant::now())?);
         let ahead = i128::from(self.wall().0) - i128::from(cluster.0);
@@ -146,9 +149,11 @@ mod tests {
     const START: u64 = 1_700_000_000_000;
     const DAY: u64 = 24 * 3600 * 1000;
 
-    /// Stamps every `every_ms` for `for_ms`, from a wall clock that is `offset_ms` off.
+    /// Stamps every 7 ms for `for_ms`, with a wall clock that is `offset_ms` off. Returns the last
+    /// stamp, relative to `START`.
     fn lead(time: &mut ClusterTime, now: &mut Instant, begun: Instant, for_ms: u64, offset_ms: i64) -> u64 {
-        let (every_ms, mut last) = (7, 0);
+        let every_ms = 7;
+        let mut last = 0;
         for _ in 0..for_ms / every_ms {
             *now += Duration::from_millis(every_ms);
             let true_ms = START + u64::try_from((*now - begun).as_millis()).unwrap();
@@ -160,16 +165,18 @@ mod tests {
     #[test]
     fn a_right_clock_is_followed_to_the_millisecond() {
         let begun = Instant::now();
-        let (mut time, mut now) = (ClusterTime::default(), begun);
+        let mut time = ClusterTime::default();
+        let mut now = begun;
         assert_eq!(lead(&mut time, &mut now, begun, 70_000, 0), 70_000);
-        // One that drifts, and is a little off at a change of leaders.
+        // This clock drifts, and is a little off at a change of leaders.
         assert_eq!(lead(&mut time, &mut now, begun, 70_000, 40), 140_040);
     }
 
     #[test]
-    fn a_jump_moves_time_by_the_bounded_pace_and_the_way_back_never_stops_it() {
+    fn a_clock_jump_moves_time_at_the_bounded_pace_and_its_correction_never_stops_time() {
         let begun = Instant::now();
-        let (mut time, mut now) = (ClusterTime::default(), begun);
+        let mut time = ClusterTime::default();
+        let mut now = begun;
         lead(&mut time, &mut now, begun, 7_000, 0);
         let day = i64::try_from(DAY).unwrap();
         assert_eq!(lead(&mut time, &mut now, begun, 7_000, day), 77_000, "ten times as fast");
@@ -180,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_leader_goes_on_from_what_it_heard_whatever_its_own_clock_says() {
+    fn a_new_leader_continues_from_the_applied_stamps_regardless_of_its_clock() {
         let heard = Instant::now();
         let later = heard + Duration::from_secs(3600);
         for wall in [START - DAY, START, START + 3_600_000, START + DAY] {
@@ -193,27 +200,28 @@ mod tests {
     }
 
     #[test]
-    fn what_is_heard_late_or_twice_does_not_move_time() {
+    fn a_late_or_repeated_stamp_does_not_move_time() {
         let heard = Instant::now();
         let mut time = ClusterTime::default();
         time.hear(UnixMillis(START), heard);
         let later = heard + Duration::from_millis(100);
         time.hear(UnixMillis(START), later);
         let at = |ms: u64| Some(Duration::from_millis(START + ms));
-        assert_eq!(time.estimate(later), at(50), "it does not stand still");
+        assert_eq!(time.estimate(later), at(50), "time does not stand still");
         time.hear(UnixMillis(START + 500), later);
         assert_eq!(time.estimate(later), at(500));
         time.hear(UnixMillis(START + 400), later);
-        assert_eq!(time.estimate(later), at(500), "nor run back");
+        assert_eq!(time.estimate(later), at(500), "time does not run backwards");
     }
 
     #[test]
-    fn a_follower_keeps_the_leaders_pace_and_goes_on_at_its_own_when_it_leads() {
+    fn a_follower_follows_the_leaders_pace_and_continues_at_its_own_as_leader() {
         let begun = Instant::now();
-        let (mut leader, mut now) = (ClusterTime::default(), begun);
+        let mut leader = ClusterTime::default();
+        let mut now = begun;
         let mut follower = ClusterTime::default();
         let day = i64::try_from(DAY).unwrap();
-        // The leader's clock is right, then a day ahead, then right again: it slows down.
+        // The leader's clock is right, then a day ahead, then right again, so its pace slows down.
         for offset in [0, day, 0] {
             for _ in 0..500 {
                 let stamp = START + lead(&mut leader, &mut now, begun, 7, offset);
@@ -233,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_heard_nothing_yet_believes_its_clock() {
+    fn a_controller_without_a_stamp_trusts_its_clock() {
         let now = Instant::now();
         let mut time = ClusterTime::default();
         assert_eq!(time.read(UnixMillis(START + DAY), now), Duration::from_millis(START + DAY));

@@ -1,7 +1,7 @@
-//! Leadership handed over on purpose. openraft 0.9 has no call for it, so: writes are held, the
-//! successor gets all of the log, and is asked to stand. Its first vote request is refused while the
-//! leader's lease lasts, and shows the leader a later term, so that it steps down; the next one, by
-//! then, is granted.
+//! Leadership transfer. openraft 0.9 has no call for this. So the leader holds writes, sends the whole
+//! log to the successor, and asks the successor to call an election. The first vote request is refused
+//! while the leader's lease lasts, but shows the leader a later term, so the leader steps down. The
+//! next vote request is granted.
 
 use std::time::Duration;
 
@@ -16,22 +16,22 @@ use super::proposer::BATCHES_IN_FLIGHT;
 use super::replica::{Leader, Replica};
 use super::route::{nobody_leads, stopped};
 
-/// How long the successor may take to get the end of the log.
+/// How long the successor may take to receive the end of the log.
 const CATCH_UP_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long it may take to be elected.
+/// How long the successor may take to be elected.
 const ELECTION_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long between its attempts: a vote made durable twice, and the way there and back.
+/// The pause between the successor's attempts: a vote made durable twice, and a round trip.
 const ELECTION_PAUSE: Duration = Duration::from_millis(100);
-/// How long its answer may take on top.
+/// How long the successor's answer may take: [`ELECTION_TIMEOUT`] and the way.
 const ANSWER_TIMEOUT: Duration = ELECTION_TIMEOUT.saturating_add(Duration::from_secs(1));
-/// How many entries behind a voter may be to succeed: what is missing is sent while writes wait.
+/// The largest lag of a successor, in entries, because the missing entries are sent while writes wait.
 const SUCCESSOR_LAG_MAX: u64 = 10_000;
 
-/// How long another controller may take to answer for a whole transfer.
+/// How long another controller may take to answer a forwarded transfer.
 const FORWARD_TIMEOUT: Duration =
     CATCH_UP_TIMEOUT.saturating_add(ANSWER_TIMEOUT).saturating_add(ANSWER_TIMEOUT);
 
-/// Who leads after a transfer.
+/// The leader after a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Led {
     pub(crate) leader: u64,
@@ -39,10 +39,10 @@ pub(crate) struct Led {
 }
 
 impl Replica {
-    /// Lets a voter lead; 0 is the one that has most of the log.
+    /// Transfers leadership to a voter; 0 chooses the voter with the smallest lag.
     ///
     /// # Errors
-    /// As [`Self::transfer_here`].
+    /// The same as [`Self::transfer_here`].
     pub(crate) async fn transfer(&self, successor: u64) -> Result<Led, Failure> {
         let again = |failure: &Failure| failure.reason == Reason::NoLeader && !failure.may_have_executed;
         let mut attempts = self.attempts();
@@ -59,11 +59,11 @@ impl Replica {
         }
     }
 
-    /// Hands leadership to a voter; 0 is the one that has most of the log.
+    /// Transfers this controller's leadership to a voter; 0 chooses the voter with the smallest lag.
     ///
     /// # Errors
-    /// `MEMBERSHIP_REFUSED` when it cannot lead; `NO_LEADER` when it was not elected in time: then
-    /// somebody else leads, or nobody yet.
+    /// `MEMBERSHIP_REFUSED` if the voter cannot lead. `NO_LEADER` if the voter was not elected in time;
+    /// another controller may lead then, or none yet.
     pub(crate) async fn transfer_here(&self, successor: u64) -> Result<Led, Failure> {
         let successor = self.successor(successor).await?;
         if successor == self.id().0 {
@@ -73,12 +73,12 @@ impl Replica {
         let member = membership.get_node(&successor).ok_or_else(nobody_leads)?;
         let peer = self.peers.peer(successor, member, Lane::Requests);
         tracing::info!(successor, "handing leadership over");
-        // No entry may come after the last one that the successor gets: with all the places taken
-        // none is on its way, and writes wait until this is over, whoever leads then.
+        // No entry may follow the last one that the successor receives. With all permits taken no entry
+        // is in flight, and writes wait until the transfer ends, whatever its outcome.
         let held = tokio::time::timeout(CATCH_UP_TIMEOUT, self.in_flight.acquire_many(BATCHES_IN_FLIGHT));
         let _held = held.await.map_err(|_| {
             let message = format!(
-                "the writes under way did not end within {CATCH_UP_TIMEOUT:?}: leadership stays; try again"
+                "the writes in progress did not end within {CATCH_UP_TIMEOUT:?}, so leadership stays: try again"
             );
             Failure { retryable: true, ..Failure::new(Reason::MembershipRefused, message) }
         })?;
@@ -87,7 +87,7 @@ impl Replica {
             taken = take_over(&peer) => taken?,
             never = self.step_down() => match never {},
         };
-        tracing::info!(leader = led.leader, term = led.term, "leadership is handed over");
+        tracing::info!(leader = led.leader, term = led.term, "leadership handed over");
         Ok(led)
     }
 
@@ -97,7 +97,7 @@ impl Replica {
         Led { leader: metrics.current_leader.unwrap_or(0), term: metrics.current_term }
     }
 
-    /// Checks who was named, or chooses.
+    /// Checks the named successor, or chooses one.
     async fn successor(&self, named: u64) -> Result<u64, Failure> {
         let refused = |message: String| Err(Failure::new(Reason::MembershipRefused, message));
         if self.leading_term().is_none() {
@@ -109,24 +109,29 @@ impl Replica {
         }
         let statuses = self.statuses().await;
         let answers = |id: u64| matches!(statuses.get(&id), Some(Ok(_)));
-        let (membership, status) = (self.membership(), self.own_status());
+        let membership = self.membership();
+        let status = self.own_status();
         let others = || membership.voter_ids().filter(|&id| id != own);
         if named == 0 {
             let best = others().filter(|&id| answers(id)).filter_map(|id| Some((status.lag(id)?, id))).min();
             return match best {
                 Some((_, id)) => Ok(id),
-                None => refused("no other voter answers that could lead: start or add one first".to_owned()),
+                None => {
+                    refused("no other voter that could lead answers: start or add a voter first".to_owned())
+                }
             };
         }
         if !others().any(|id| id == named) {
-            return refused(format!("controller {named} is no voter: only a voter can lead"));
+            return refused(format!("controller {named} is not a voter: only a voter can lead"));
         }
         if !answers(named) {
-            return refused(format!("controller {named} does not answer: start it first"));
+            return refused(format!("controller {named} does not answer: start that controller first"));
         }
         match status.lag(named) {
             Some(lag) if lag <= SUCCESSOR_LAG_MAX => Ok(named),
-            _ => refused(format!("controller {named} is too far behind to lead: wait until it caught up")),
+            _ => {
+                refused(format!("controller {named} is too far behind to lead: wait until it has caught up"))
+            }
         }
     }
 
@@ -139,13 +144,13 @@ impl Replica {
         let sent = self.raft.wait(Some(CATCH_UP_TIMEOUT)).metrics(all, "the successor has the log").await;
         sent.map(|_| ()).map_err(|_| {
             let message = format!(
-                "controller {id} did not get the end of the log within {CATCH_UP_TIMEOUT:?}: leadership stays; try again when it caught up"
+                "controller {id} did not receive the end of the log within {CATCH_UP_TIMEOUT:?}, so leadership stays: try again after it has caught up"
             );
             Failure { retryable: true, ..Failure::new(Reason::MembershipRefused, message) }
         })
     }
 
-    /// Sends heartbeats until one is answered with a later term: that ends this leadership.
+    /// Sends heartbeats until an answer shows a later term, which ends this leadership.
     async fn step_down(&self) -> std::convert::Infallible {
         while self.leading_term().is_some() && self.raft.trigger().heartbeat().await.is_ok() {
             tokio::time::sleep(ELECTION_PAUSE / 4).await;
@@ -153,18 +158,21 @@ impl Replica {
         std::future::pending().await
     }
 
-    /// Hands leadership to whoever can take it, if this controller leads and somebody can: it is
-    /// about to go down, and others should not have to find out by its silence.
+    /// Transfers leadership before a shutdown, if this controller leads and another voter can, so that
+    /// the followers need not wait for the election timeout.
     pub(crate) async fn give_up_leadership(&self) {
         if self.leading_term().is_none() || self.membership().voter_ids().count() < 2 {
             return;
         }
         if let Err(failure) = self.transfer_here(0).await {
-            tracing::info!(error = failure.message, "going down as leader: the others elect another");
+            tracing::info!(
+                error = failure.message,
+                "cannot hand leadership over before the shutdown: the others elect a leader"
+            );
         }
     }
 
-    /// Stands for election until this controller leads: the leader asked for it.
+    /// Calls elections until this controller leads, at the leader's request.
     pub(super) async fn take_over_here(&self) -> Result<Led, Failure> {
         let until = Instant::now() + ELECTION_TIMEOUT;
         while Instant::now() < until {

@@ -1,10 +1,11 @@
-//! A leader that hears no majority stops speaking as one.
+//! Quorum loss: a leader without answers from a majority stops acting as leader.
 //!
-//! Where its messages arrive and the answers do not, its followers go on believing it while it commits
-//! nothing: openraft's leader leads until it hears of a later term, which is what it cannot hear. So
-//! once no majority has answered it for [`UNHEARD_MAX`] it sends no log and no heartbeats, and the
-//! followers elect another after their usual silence. It goes on asking whether it is heard, and speaks
-//! again when a majority answers: after an outage of the others it may be the only one that can lead.
+//! If the leader's messages arrive but the answers do not, the followers keep following the leader
+//! while it commits nothing. openraft's leader leads until it receives a later term, and that message
+//! cannot arrive. So after [`UNHEARD_MAX`] without a majority's answer, the leader sends no log entries
+//! and no heartbeats, and the followers elect another leader after the election timeout. The silent
+//! leader keeps probing the members, and acts as leader again when a majority answers: after an outage
+//! of the others, it may be the only controller that can lead.
 //!
 //! ```text
 //!  no majority for UNHEARD_MAX ─► silent ─► how are you? ─ a majority answers ─► speaks
@@ -27,16 +28,16 @@ use super::replica::Replica;
 use super::status::PeerStatus;
 use super::timing::{HEARTBEAT, LEASE};
 
-/// How long a leader goes on that no majority answers: longer than its followers believe one that they
-/// do not hear, so that a late answer costs nothing.
+/// How long a leader continues without answers from a majority. This exceeds the followers' lease, so a
+/// single late answer costs nothing.
 const UNHEARD_MAX: Duration = Duration::from_millis(600);
-/// How long it waits for answers when it asks whether it is heard: what an append may take, as who
-/// answers later than that acknowledges none.
+/// How long the silent leader waits for answers to a probe. This equals the time of an append, because
+/// a slower member acknowledges no entries.
 const ASK_TIMEOUT: Duration = HEARTBEAT;
 
 const _: () = assert!(UNHEARD_MAX.as_millis() > LEASE.as_millis(), "a leader that is late for once leads on");
 
-/// Whether this controller sends what only a leader sends. Clones share it.
+/// Whether this controller withholds the messages of a leader. Clones share the flag.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Voice(Arc<AtomicBool>);
 
@@ -50,15 +51,16 @@ impl Voice {
     }
 }
 
-/// Looks after that until stopped.
+/// Watches for quorum loss until stopped.
 pub(crate) async fn run_until(stop: CancellationToken, replica: Replica) {
-    // `None` when stopped.
+    // The result is `None` after a stop.
     stop.run_until_cancelled(run(replica)).await;
 }
 
 async fn run(replica: Replica) {
     let voice = replica.peers.voice.clone();
-    // Somebody whose disk stalls is heard, and its log is not: that is nothing to tell of.
+    // Log only if the probe fails too: a member with a stalled disk answers the probe but acknowledges
+    // no entries.
     let mut told = false;
     let mut leads: Option<(u64, Instant)> = None;
     loop {
@@ -74,28 +76,29 @@ async fn run(replica: Replica) {
         if majority_answers(&replica).await {
             voice.set_silent(false);
             if std::mem::take(&mut told) {
-                tracing::info!("a majority answers again: this controller speaks as the leader that it is");
+                tracing::info!("a majority answers again: this controller acts as leader again");
             }
-            // Until it has been heard of in the log as well.
+            // Keep sending until a majority has acknowledged entries as well.
             tokio::time::sleep(UNHEARD_MAX).await;
         } else if !std::mem::replace(&mut told, true) {
             tracing::warn!(
-                "this controller leads and no majority has answered for {UNHEARD_MAX:?}: it keeps quiet, so that another may lead"
+                "no majority has answered this leader for {UNHEARD_MAX:?}: it sends no heartbeats, so that another controller can lead"
             );
         }
     }
 }
 
-/// Whether others that this controller leads for so long have not answered for too long. A majority may
-/// never have: a leader that was started again leads on in its term.
+/// Whether no majority has answered this leader for too long. If no majority ever answered, the time
+/// since the beginning of the leadership (`leads_for`) counts, because a restarted leader continues in
+/// its term.
 fn is_unheard(replica: &Replica, leads_for: Duration) -> bool {
     let silence = replica.raft.data_metrics().borrow().millis_since_quorum_ack.map(Duration::from_millis);
     let alone = replica.membership().voter_ids().count() < 2;
     !alone && silence.unwrap_or(leads_for) > UNHEARD_MAX
 }
 
-/// Whether a majority of the voters, this one among them, can be heard; of both sets of them while they
-/// are changed.
+/// Whether a majority of the voters, including this controller, answers. During a membership change, a
+/// majority of both sets must answer.
 async fn majority_answers(replica: &Replica) -> bool {
     let membership = replica.membership();
     let answered = join_all(replica.others(Lane::Requests).into_iter().map(answers)).await;
@@ -104,7 +107,7 @@ async fn majority_answers(replica: &Replica) -> bool {
     membership.get_joint_config().iter().all(majority)
 }
 
-/// A member that says anything, a refusal included.
+/// Returns the member's id if it answers anything, including a refusal.
 async fn answers(peer: Peer) -> Option<u64> {
     let asked = peer.call::<_, PeerStatus>(ASK_TIMEOUT, &(), async |mut client, message| {
         client.get_status(message).await

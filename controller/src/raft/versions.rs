@@ -1,9 +1,9 @@
-//! The leader switches the cluster to newer rules once its voters know them.
+//! The leader switches the cluster to newer rules after all voters know them.
 //!
-//! Controllers are upgraded one process at a time, and each build knows its own rules and those before
-//! ([`KnownRules`]). While the builds are mixed the older rules stay in force. The switch is a log entry,
-//! so that all controllers switch at one entry, and a build that does not know the newer rules refuses
-//! to go on behind that entry.
+//! Controllers are upgraded one process at a time, and each build knows its own rules and the rules
+//! before ([`KnownRules`]). While builds are mixed, the older rules stay in force. The switch is a log
+//! entry, so all controllers switch at the same entry. A build that does not know the newer rules
+//! refuses to continue past that entry.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -14,11 +14,12 @@ use tokio_util::sync::CancellationToken;
 
 use super::replica::Replica;
 
-/// Between two looks at whether all voters know newer rules, while newer ones are known here.
+/// The interval between checks whether all voters know newer rules, while this build does.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// The version to switch to: the next, if every voter says that its build knows that version, and no
-/// other member says that its build does not. `said` has the newest version of each member that answered.
+/// Returns the version to switch to: the next one, if every voter reports a build that knows it, and no
+/// other member reports a build that does not. `said` has the newest version of each member that
+/// answered.
 fn next_rules(
     in_force: RulesVersion,
     voters: &BTreeSet<u64>,
@@ -29,22 +30,22 @@ fn next_rules(
     (all_answered && said.values().all(|&newest| newest >= next)).then_some(next)
 }
 
-/// Refuses a controller that would halt at the rules in force.
+/// Refuses a controller whose build would halt at the rules in force.
 pub(super) fn check_knows(controller: u64, known: KnownRules, in_force: RulesVersion) -> Result<(), Failure> {
     if known.check(in_force).is_ok() {
         return Ok(());
     }
     let message = format!(
-        "the cluster is of version {in_force} and the build of controller {controller} knows {} and {}: start that controller with a build that knows version {in_force}",
+        "the cluster has version {in_force}, and the build of controller {controller} knows only {} and {}: start that controller with a build that knows version {in_force}",
         known.oldest(),
         known.newest()
     );
     Err(Failure::new(Reason::PeerMismatch, message))
 }
 
-/// Switches whenever this controller leads and the time has come, until stopped.
+/// Switches the rules when possible while this controller leads, until stopped.
 pub(crate) async fn run_until(stop: CancellationToken, replica: Replica) {
-    // `None` when stopped.
+    // The result is `None` after a stop.
     stop.run_until_cancelled(run(replica)).await;
 }
 
@@ -65,8 +66,12 @@ async fn run(replica: Replica) {
         let Some(version) = next_rules(in_force, &voters, &said) else { continue };
         let switch = Command::SetClusterVersion { version };
         match replica.propose_leading(term, Caller("controller".into()), switch).await {
-            Ok(_) => tracing::info!(%version, "every controller knows newer rules: the cluster switched"),
-            Err(failure) => tracing::debug!(error = failure.message, "the cluster is not switched yet"),
+            Ok(_) => {
+                tracing::info!(%version, "the cluster switched to newer rules, which every controller knows")
+            }
+            Err(failure) => {
+                tracing::debug!(error = failure.message, "cannot switch the cluster to newer rules yet")
+            }
         }
     }
 }
@@ -76,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_cluster_switches_when_all_voters_and_no_member_less_know_the_next_version() {
+    fn the_cluster_switches_when_all_voters_and_all_answering_members_know_the_next_version() {
         let check = |said: &[(u64, u64)]| {
             let said = said.iter().map(|&(id, newest)| (id, RulesVersion(newest))).collect();
             next_rules(RulesVersion(9), &[1, 2, 3].into(), &said).map(|version| version.0)

@@ -1,5 +1,5 @@
-//! What is different about a simulated controller, as far as Raft goes: how it reaches the others,
-//! and the disk its log is on. Time is tokio's in both.
+//! The environment of Raft that a simulation replaces: the network and the disk of the log. Both real
+//! and simulated controllers take time from tokio.
 
 use std::fmt::Debug;
 
@@ -9,41 +9,41 @@ use tonic::transport::{Channel, Endpoint};
 
 /// The network and the disk of one controller.
 pub trait World: Debug + Send + Sync + 'static {
-    /// A channel that connects at its first use.
+    /// Returns a channel that connects at its first use.
     fn dial(&self, endpoint: &Endpoint) -> Channel;
 
-    /// Opens the member that `identity` names in a data directory. Blocks.
+    /// Opens the member `identity` in a data directory. Blocks.
     ///
     /// # Errors
-    /// As [`millrace_raft_store::open`].
+    /// The same as [`millrace_raft_store::open`].
     fn open(&self, dir: DataDir, identity: &Identity) -> Result<Store<State>, Error>;
 }
 
-/// When a snapshot is taken, and what is given up behind it. In log entries.
+/// The snapshot policy, in log entries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Snapshots {
-    /// Between two snapshots. A follower that is twice as far behind is sent one.
+    /// Entries between two snapshots. A follower that is twice as far behind receives a snapshot.
     pub every: u64,
-    /// Kept behind a snapshot, for followers that are a little late.
+    /// Entries kept before a snapshot, for followers that lag a little.
     pub kept: u64,
-    /// Given up at a time.
+    /// Entries purged at a time.
     pub purged_at_once: u64,
 }
 
-/// Of the entries between two snapshots, the share that is kept behind one.
+/// The divisor of the entries between two snapshots that gives the entries kept before a snapshot.
 const KEPT_SHARE: u64 = 10;
-/// Entries given up at a time.
+/// Entries purged at a time.
 const PURGE_BATCH: u64 = 256;
 
 impl Snapshots {
-    /// As a machine's disk allows: after so many entries.
+    /// Returns the production policy with a snapshot every `entries` entries.
     #[must_use]
     pub fn every(entries: u64) -> Self {
         Self { every: entries, kept: entries / KEPT_SHARE, purged_at_once: PURGE_BATCH }
     }
 }
 
-/// The machine's own.
+/// The real network and disk of this machine.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Machine;
 

@@ -252,7 +252,7 @@ impl Person {
                         // An attempt before was not answered.
                         Ok(Response::new(api::ChangeMembershipResponse::default()))
                     }
-                    Err(status) if status.message().contains("let another lead first") => {
+                    Err(status) if status.message().contains("transfer leadership first") => {
                         // Whether another led in time, the next attempt says.
                         drop(client.transfer_leadership(api::TransferLeadershipRequest { id: 0 }).await);
                         Err(status)
