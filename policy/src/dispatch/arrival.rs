@@ -1,4 +1,4 @@
-//! The policies that take the oldest request first.
+//! Policies that serve the oldest request first.
 
 use std::time::Duration;
 
@@ -10,9 +10,9 @@ use super::policy::{Decision, Entry, Policy, Route, View};
 use super::queue::{Lines, Waiting};
 use super::{AHEAD_MAX, RECALL_COST};
 
-/// Ours: to an idle GPU that holds the model, else to any: to the one that the request's data comes to
-/// soonest, of equals to the emptiest. Where none is idle, ahead to the busy one that is likely to begin
-/// it first.
+/// Our own policy. An idle holder of the model gets the request, else the idle GPU that its inputs
+/// reach soonest, else the idle GPU with most free memory. If no GPU is idle, the request is
+/// assigned behind the running request of the GPU that is expected to begin it first.
 #[derive(Debug)]
 pub(super) struct Fifo {
     lines: Lines,
@@ -47,9 +47,11 @@ impl Policy for Fifo {
     }
 }
 
-/// The idle GPU that holds a model to which a request's data comes soonest, else the emptiest of them.
+/// Returns the idle holder of the request's model that its inputs reach soonest; among equals, the
+/// one with most free memory.
 fn idle_holder(view: &View<'_>, request: &Waiting) -> Option<GpuIndex> {
-    let (holders, inputs) = (&view.models.get(request.model).holders, view.inputs(request));
+    let holders = &view.models.get(request.model).holders;
+    let inputs = view.inputs(request);
     let key = |gpu| (view.fleet.move_time(inputs, gpu), view.fleet.get(gpu).resident_blocks());
     view.fleet.idle_holder(holders, request.rank, key)
 }
@@ -60,7 +62,7 @@ pub(super) fn idle_gpu(view: &View<'_>, request: &Waiting) -> Option<GpuIndex> {
     Some(idle_holder(view, request).or_else(near).unwrap_or(any))
 }
 
-/// The busy GPU behind which a request is handed ahead.
+/// Returns the busy GPU to which a request is assigned behind the running one.
 pub(super) fn busy_gpu(view: &View<'_>, request: &Waiting) -> Option<GpuIndex> {
     if request.attempts.suspect() {
         return None;
@@ -69,7 +71,7 @@ pub(super) fn busy_gpu(view: &View<'_>, request: &Waiting) -> Option<GpuIndex> {
         |gpu: GpuIndex| view.fleet.expected_free(view.models, view.now, gpu, view.fleet.get(gpu).ahead.len());
     let bound = |gpu: GpuIndex| view.fleet.glance(gpu).soonest(view.models, view.now);
     let bounded = |gpu: GpuIndex| ((bound(gpu), Duration::ZERO), gpu);
-    // Its data comes while others run.
+    // The inputs are copied while other requests run.
     let inputs = view.inputs(request);
     let begins = |gpu: GpuIndex, turn: Expected| {
         let moved = view.fleet.move_time(inputs, gpu);
@@ -85,7 +87,8 @@ pub(super) fn busy_gpu(view: &View<'_>, request: &Waiting) -> Option<GpuIndex> {
         Some(begins(gpu, turn?))
     };
     let holders = &view.models.get(request.model).holders;
-    // Behind another that is through so soon, if anything ever was; else only where nobody waits.
+    // A second next request needs a run that ends within RECALL_COST. If no model ever ran that
+    // fast, only GPUs without a next request qualify: scan these if they are fewer than the holders.
     let alone = view.models.all_take_longer(RECALL_COST) && view.fleet.free_ahead().len() < holders.len();
     let holder = if alone {
         let free = view.fleet.free_ahead().filter(|&gpu| holders.contains(gpu));
@@ -98,8 +101,8 @@ pub(super) fn busy_gpu(view: &View<'_>, request: &Waiting) -> Option<GpuIndex> {
     holder.or_else(any).map(|(_, gpu)| gpu)
 }
 
-/// The baseline of the LALB paper (L18): to any idle GPU, wherever the model is. Nothing is handed
-/// ahead: loading a model while another runs would be more than the paper's baseline does.
+/// Baseline of the LALB paper (L18): any idle GPU, wherever the model is. Assigns nothing to busy
+/// GPUs, because a load during another run would exceed the paper's baseline.
 #[derive(Debug)]
 pub(super) struct Lb {
     lines: Lines,

@@ -1,4 +1,4 @@
-//! Giving a request to a GPU: what that is expected to take, what it counts as, and who is told.
+//! Assignment of a request to a GPU: expected times, counters, and the actions that inform the GPU.
 
 use std::time::Duration;
 
@@ -23,7 +23,8 @@ impl Dispatch {
         self.queued -= 1;
         let before = self.places.insert(key, Place::On(to));
         let model = self.models.get(slot);
-        let (id, blocks) = (model.id, model.blocks);
+        let id = model.id;
+        let blocks = model.blocks;
         let gpu = self.fleet.get(to);
         let incarnation = gpu.executor.expect("only GPUs with an executor are chosen");
         let hit = gpu.holds(slot);
@@ -41,7 +42,7 @@ impl Dispatch {
             Source::Peer(_) => Loading::FromPeer,
             Source::Host | Source::SharedHost => Loading::of(gpu.transfer_time(&self.models, slot), run),
         };
-        // What comes while another runs costs nothing.
+        // Inputs that are copied while another request runs add no time.
         let inputs = self.inputs.get(&key).filter(|_| gpu.running.is_none());
         let moved = inputs.map_or(Duration::ZERO, |inputs| self.fleet.move_time(inputs, to));
         let swap = gpu.swap_time(&self.models, slot, source).saturating_add(moved);
@@ -52,7 +53,7 @@ impl Dispatch {
             source,
             swap,
             ahead: gpu.running.is_some(),
-            // Some of it may be there already, or its data comes beside it.
+            // Part of the model may be there already, or inputs are copied beside it.
             unlike: (hit && source != Source::Here) || !moved.is_zero(),
             predicted: run.map(|run| swap.saturating_add(run)),
             loading,
@@ -77,7 +78,8 @@ impl Dispatch {
         }
         let attempt = attempts.lost + 1;
         actions.push(Action::Assign { gpu: to, key, model: id, incarnation, attempt, from });
-        // After the assignment, so that the model is never without a reason to stay.
+        // Unpin only after the assignment: in the other order the GPU could evict the model between
+        // the two actions.
         if let Some(Place::Queued { reserved, .. }) = before {
             self.unpin(&request, reserved, actions);
         }

@@ -1,21 +1,21 @@
-//! The baselines that bind early (T28): a function is bound to a GPU, and its requests wait for that
-//! one alone, whatever the others do.
+//! Baselines that bind functions early (T28): a function is bound to a GPU, and its requests wait
+//! for that GPU alone, even while other GPUs are idle.
 //!
-//! | name | bound | holds | without room |
+//! | name | lifetime of the binding | GPU memory | without free memory |
 //! |---|---|---|---|
-//! | `native` | for good | its model and a runtime of its own | refused |
-//! | `nonswap` | for good | its model | refused |
-//! | `infless-ka` | until it was not asked for so long (keep-alive) | its model and a runtime of its own | waits |
+//! | `native` | permanent | the model and a runtime of its own | request refused |
+//! | `nonswap` | permanent | the model | request refused |
+//! | `infless-ka` | until the function had no request for the keep-alive time | the model and a runtime of its own | request waits |
 //!
-//! A function is bound when it is first asked for, to the GPU with most room, and can run there once
-//! its cold start is over. A GPU runs one request at a time, the oldest of those bound to it.
+//! A function is bound at its first request, to the GPU with most free memory, and can run there
+//! after its cold start. A GPU runs one request at a time, the oldest of the requests bound to it.
 //!
-//! Torpor's paper names these baselines and gives no more of them than that (§7.3, §7.4). What a
-//! runtime holds and how long a cold start takes belongs to the device and its framework, which
-//! dispatch does not see: [`BoundConfig`] carries both as assumptions. The model is copied after the
-//! cold start, as any other is. INFless sets lifespans by each function's history: ours is one for
-//! all, counted from when the last request was given out. `simpleswap`, the paper's third, binds late:
-//! it is `torpor` by age onto any idle GPU.
+//! The Torpor paper names these baselines and gives no further details (§7.3, §7.4). The memory of
+//! a runtime and the duration of a cold start belong to the device and its framework, which
+//! dispatch cannot observe: [`BoundConfig`] has both as assumptions. The model is copied after the
+//! cold start, as for any other policy. INFless derives keep-alive times from each function's
+//! history; ours is the same for all functions, counted from the assignment of the last request.
+//! `simpleswap`, the paper's third baseline, binds late: it is `torpor` by age onto any idle GPU.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,17 +29,18 @@ use super::queue::Waiting;
 use crate::ids::{FunctionIndex, RequestKey};
 use crate::memory::{BLOCK, blocks_for};
 
+/// Binding of a function to a GPU.
 #[derive(Debug)]
 struct Bound {
     gpu: GpuIndex,
     blocks: u64,
-    /// When its cold start is over.
+    /// End of the cold start.
     ready: Timestamp,
-    /// Its requests, while it is not.
+    /// Requests that wait for the end of the cold start.
     cold: BTreeMap<RequestKey, Waiting>,
-    /// Its requests that wait for the GPU.
+    /// Number of requests that wait for the GPU or for the end of the cold start.
     waiting: usize,
-    /// When its keep-alive ends, while none waits.
+    /// End of the keep-alive time, while no request waits.
     expires: Option<Timestamp>,
 }
 
@@ -47,22 +48,25 @@ struct Bound {
 pub(super) struct Early {
     config: BoundConfig,
     functions: BTreeMap<FunctionIndex, Bound>,
-    /// Requests of functions that are not bound, and those functions by their oldest.
+    /// Requests of functions that are not bound.
     unbound: BTreeMap<FunctionIndex, BTreeMap<RequestKey, Waiting>>,
+    /// Functions that are not bound, by their oldest request.
     by_age: BTreeSet<(RequestKey, FunctionIndex)>,
-    /// Whether any of those might be bound now that could not be before.
+    /// Whether a function that could not be bound before might be bound now.
     look: bool,
-    /// What waits for each GPU.
+    /// Requests that wait for each GPU.
     own: Vec<BTreeMap<RequestKey, Waiting>>,
-    /// Blocks that are bound to nobody, and the same with most first.
+    /// Unbound blocks of each GPU.
     room: Vec<u64>,
-    /// All blocks of the largest GPU.
+    /// Blocks of the largest GPU.
     largest: u64,
+    /// GPUs by unbound blocks, most first.
     by_room: BTreeSet<(Reverse<u64>, GpuIndex)>,
-    /// Functions in their cold start.
+    /// Functions in their cold start, by its end.
     starting: BTreeSet<(Timestamp, FunctionIndex)>,
+    /// Functions without requests, by the end of their keep-alive time.
     expiring: BTreeSet<(Timestamp, FunctionIndex)>,
-    /// GPUs that may have room for the next request bound to them.
+    /// GPUs that may accept the next request bound to them.
     ready: BTreeSet<GpuIndex>,
     now: Timestamp,
 }
@@ -88,7 +92,7 @@ impl Early {
         }
     }
 
-    /// Takes in a request of a function that is not bound.
+    /// Adds a request of a function that is not bound.
     fn wait_unbound(&mut self, request: Waiting) {
         let its = self.unbound.entry(request.function).or_default();
         if let Some((&oldest, _)) = its.first_key_value() {
@@ -101,7 +105,7 @@ impl Early {
         self.look = true;
     }
 
-    /// Takes out what waits of a function that is not bound.
+    /// Removes and returns the requests of a function that is not bound.
     fn take_unbound(&mut self, function: FunctionIndex) -> BTreeMap<RequestKey, Waiting> {
         let its = self.unbound.remove(&function).unwrap_or_default();
         if let Some((&oldest, _)) = its.first_key_value() {
@@ -126,7 +130,7 @@ impl Early {
         Some(bound)
     }
 
-    /// Ends cold starts and keep-alives that are over.
+    /// Ends the cold starts and keep-alive times that are over.
     fn elapse(&mut self, now: Timestamp) {
         while let Some((_, function)) = self.starting.first().copied().filter(|&(at, _)| at <= now) {
             self.starting.pop_first();
@@ -140,8 +144,9 @@ impl Early {
         }
     }
 
-    /// Binds the functions that wait and find room, the one with the oldest request first, or refuses
-    /// a request of one that never will. One without room holds up none that finds some.
+    /// Binds the waiting functions for which a GPU has memory, the function with the oldest request
+    /// first. Returns a refusal for a request that no GPU will ever have memory for. A function
+    /// without memory does not delay the functions behind it.
     fn bind(&mut self, view: &View<'_>) -> Option<Decision> {
         if !std::mem::take(&mut self.look) {
             return None;
@@ -165,7 +170,7 @@ impl Early {
                 Room::Later => {}
                 Room::Never => {
                     self.drop_unbound(&request);
-                    // There may be more.
+                    // Other requests may have to be refused too.
                     self.look = true;
                     return Some(Decision::Refuse { request, reason: Reason::NoGpuMemory });
                 }
@@ -178,7 +183,7 @@ impl Early {
         let roomy = self.by_room.iter().take_while(|(Reverse(room), _)| *room >= blocks);
         let mut fits = roomy.map(|&(_, gpu)| gpu).filter(|&gpu| view.fleet.get(gpu).rank >= request.rank);
         let up = |gpu: &GpuIndex| view.fleet.get(*gpu).executor.is_some();
-        // What is bound for good makes no room; a GPU that is down may come back with some.
+        // Permanent bindings free no memory; a GPU that is down may return with some.
         let full = self.config.binding == Binding::ForGood && fits.clone().next().is_none();
         match fits.find(up) {
             Some(gpu) => Room::On(gpu),
@@ -187,7 +192,7 @@ impl Early {
         }
     }
 
-    /// Lets a request go that is not bound.
+    /// Removes a request of a function that is not bound.
     fn drop_unbound(&mut self, request: &Waiting) {
         let mut its = self.take_unbound(request.function);
         its.remove(&request.key);
@@ -198,7 +203,7 @@ impl Early {
     }
 }
 
-/// Where a function finds room.
+/// Result of the search for memory for a function.
 enum Room {
     On(GpuIndex),
     Later,
@@ -264,7 +269,7 @@ impl Policy for Early {
         None
     }
 
-    /// Or it is up again.
+    /// Also called after the GPU comes up.
     fn freed(&mut self, gpu: GpuIndex) {
         self.ready.insert(gpu);
         self.look = true;
@@ -282,13 +287,13 @@ impl Policy for Early {
         Vec::new()
     }
 
-    /// It wants to hear of functions that are gone.
+    /// The policy needs to know about removed functions ([`Policy::forget`]).
     fn scores(&self) -> bool {
         true
     }
 
     fn forget(&mut self, function: FunctionIndex) {
-        // What still waits of it binds it again.
+        // Requests that still wait bind the function again.
         if let Some(bound) = self.unbind(function) {
             bound.cold.into_values().for_each(|request| self.wait_unbound(request));
             let own = &mut self.own[bound.gpu.0 as usize];
@@ -300,7 +305,8 @@ impl Policy for Early {
         }
     }
 
-    /// Also when nobody waits, or it would want to be woken at once for ever.
+    /// Runs even if no request waits; otherwise [`Self::next_wake`] would return a past time for
+    /// ever.
     fn tick(&mut self, now: Timestamp, _models: &Models) {
         self.now = now;
         self.elapse(now);

@@ -1,7 +1,6 @@
-//! Another policy while requests wait: those that wait go over in the order in which they came, each
-//! once; what is on a GPU, or was handed ahead to one, stays there and ends there. Nothing is refused
-//! for it. How often a request was overtaken begins anew, and which GPU has been idle longest is
-//! forgotten.
+//! Change of the policy while requests wait. The waiting requests enter the new policy in order of
+//! arrival, each once; requests on GPUs stay there and end there. The change refuses no request. It
+//! resets the overtaking counts and the idle times of the GPUs.
 
 use millrace_types::{SloCounts, Timestamp};
 
@@ -14,12 +13,14 @@ impl Dispatch {
     pub(super) fn change(
         &mut self,
         now: Timestamp,
-        (policy, eviction): (PolicyConfig, Eviction),
+        policy: PolicyConfig,
+        eviction: Eviction,
         functions: Vec<(FunctionIndex, Option<Objective>, SloCounts)>,
         actions: &mut Vec<Action>,
     ) {
         let evicts_otherwise = self.config.eviction != eviction;
-        (self.config.policy, self.config.eviction) = (policy, eviction);
+        self.config.policy = policy;
+        self.config.eviction = eviction;
         self.change_policy(now, functions, actions);
         if evicts_otherwise {
             for gpu in self.fleet.all() {
@@ -36,7 +37,7 @@ impl Dispatch {
         functions: Vec<(FunctionIndex, Option<Objective>, SloCounts)>,
         actions: &mut Vec<Action>,
     ) {
-        // What it counted goes on being counted; its alpha goes with it.
+        // The old policy's counters stay in the totals; its alpha does not.
         self.policy.count(&mut self.stats);
         self.stats.alpha = None;
         let (policy, idle_order) = policy::policy(&self.config, self.sizes.len());

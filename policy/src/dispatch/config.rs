@@ -1,4 +1,4 @@
-//! What a dispatcher is: its GPUs, the links between them, and how it decides.
+//! Configuration of a dispatcher: its GPUs, the links between them, and its policy.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -12,19 +12,18 @@ use crate::gpu::Eviction;
 use crate::names::{self, UnknownName};
 use crate::paths::{self, Way};
 
-/// What a GPU is, for dispatch.
+/// A GPU, as dispatch sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GpuConfig {
-    /// Its memory.
     pub memory: Bytes,
-    /// How fast models come from the host.
+    /// Rate at which models are copied from the host.
     pub host_rate: BytesPerSec,
-    /// Which type it is: what is learned of a model's runs on one holds for all of its kind (L21).
+    /// Type of the GPU. Run times learned on one GPU apply to all GPUs of its kind (L21).
     pub kind: u32,
 }
 
 impl GpuConfig {
-    /// A GPU of kind 0.
+    /// Creates a GPU of kind 0.
     #[must_use]
     pub const fn new(memory: Bytes, host_rate: BytesPerSec) -> Self {
         Self { memory, host_rate, kind: 0 }
@@ -34,49 +33,57 @@ impl GpuConfig {
 /// A direct link between two GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PeerLink {
-    /// One end.
+    /// GPU at one end.
     pub a: GpuIndex,
-    /// The other.
+    /// GPU at the other end.
     pub b: GpuIndex,
-    /// Its rate in each direction.
+    /// Rate in each direction.
     pub rate: BytesPerSec,
 }
 
-/// What a node is, for dispatch.
+/// A node, as dispatch sees it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
-    /// Its GPUs, in index order.
+    /// GPUs in index order.
     pub gpus: Vec<GpuConfig>,
-    /// GPUs whose copies from the host slow each other down: each PCIe switch's.
+    /// Groups of GPUs that share the bandwidth of a link to the host: one group per PCIe switch.
     pub switches: Vec<Vec<GpuIndex>>,
-    /// The links that models may be copied over from one GPU to another.
+    /// Links over which a model may be copied from one GPU to another.
     pub peers: Vec<PeerLink>,
-    /// How fast requests' data may go from one GPU to another; between the others it goes over the host.
+    /// Rates at which inputs travel between two GPUs. Between all other pairs, inputs travel over
+    /// the host.
     pub ways: Vec<Way>,
-    /// Requests that may wait. Those that come back from a lost GPU may exceed it by
-    /// [`SLOTS_MAX`](crate::gpu::SLOTS_MAX) for each.
+    /// Maximum number of waiting requests. Requests that return from lost GPUs may exceed this
+    /// bound by [`SLOTS_MAX`](crate::gpu::SLOTS_MAX) for each GPU.
     pub queue_max: u32,
-    /// How it decides.
     pub policy: PolicyConfig,
-    /// How its GPUs choose what makes room: some have to be told what others hold.
+    /// Eviction rule of the GPUs. Some rules depend on the models that the other GPUs hold.
     pub eviction: Eviction,
-    /// What a policy that draws lots begins with.
+    /// Seed of a policy that chooses at random.
     pub seed: u64,
 }
 
 impl Config {
-    /// GPUs that share no link, with `fifo` and `lru`.
+    /// Creates a node of GPUs that share no link, with the policies `fifo` and `lru`.
     #[must_use]
     pub fn new(gpus: Vec<GpuConfig>, queue_max: u32) -> Self {
-        let (switches, peers, ways) = (Vec::new(), Vec::new(), Vec::new());
         let policy = PolicyConfig::Fifo;
         let eviction = Eviction::Lru;
-        Self { gpus, switches, peers, ways, queue_max, policy, eviction, seed: 0 }
+        Self {
+            gpus,
+            switches: Vec::new(),
+            peers: Vec::new(),
+            ways: Vec::new(),
+            queue_max,
+            policy,
+            eviction,
+            seed: 0,
+        }
     }
 
-    /// A machine's GPUs, and which of them share a link to the host. Models come from
-    /// the host alone, and so does data: for copies between GPUs add [`Self::with_peers`] and
-    /// [`Self::with_ways`].
+    /// Creates a node from a machine's topology, with the links to the host that its GPUs share.
+    /// Models and inputs come from the host alone: add copies between GPUs with
+    /// [`Self::with_peers`] and [`Self::with_ways`].
     #[must_use]
     pub fn of(topology: &Topology, queue_max: u32) -> Self {
         let rate = |gpu: &millrace_types::topology::Gpu| {
@@ -97,7 +104,7 @@ impl Config {
         Self { switches, ..Self::new(gpus, queue_max) }
     }
 
-    /// The same with models copied between GPUs where the topology joins them directly.
+    /// Returns the same node, with models copied between GPUs over the topology's direct links.
     #[must_use]
     pub fn with_peers(mut self, topology: &Topology) -> Self {
         let peers = topology.links.iter().filter_map(|link| match link.kind {
@@ -108,92 +115,95 @@ impl Config {
         self
     }
 
-    /// The same with data that goes between GPUs by as many routes, each over as many links, as the
-    /// fabric gives objects ([`crate::fabric::routes_of`]). Over the host where the topology is more than
-    /// routes are planned for, as there.
+    /// Returns the same node, with inputs that travel between GPUs over as many routes, each over
+    /// as many links, as the fabric gives objects ([`crate::fabric::routes_of`]). Inputs travel
+    /// over the host if the topology exceeds the limits of route planning, as in the fabric.
     #[must_use]
     pub fn with_ways(self, topology: &Topology) -> Self {
         Self { ways: paths::ways(topology, paths::Config::default()).unwrap_or_default(), ..self }
     }
 
-    /// The same with GPUs that choose otherwise what makes room.
+    /// Returns the same node with another eviction rule.
     #[must_use]
     pub fn with_eviction(self, eviction: Eviction) -> Self {
         Self { eviction, ..self }
     }
 
-    /// The same with another policy.
+    /// Returns the same node with another dispatch policy.
     #[must_use]
     pub fn with_policy(self, policy: PolicyConfig, seed: u64) -> Self {
         Self { policy, seed, ..self }
     }
 }
 
-/// The number by which a dispatcher knows a type of GPU of its topology: types are numbered by name.
+/// Returns the number by which a dispatcher knows a type of GPU. Types are numbered in the order of
+/// their names.
 #[must_use]
 pub fn kind_of(topology: &Topology, gpu_type: &str) -> Option<u32> {
     gpu_types(topology).into_iter().zip(0..).find(|(name, _)| *name == gpu_type).map(|(_, kind)| kind)
 }
 
-/// The types of GPU of a topology, by kind.
+/// Returns the types of GPU in a topology, by kind.
 #[must_use]
 pub fn gpu_types(topology: &Topology) -> Vec<&str> {
     let types: BTreeSet<&str> = topology.gpus.iter().map(|gpu| gpu.gpu_type.as_str()).collect();
     types.into_iter().collect()
 }
 
-/// Times a waiting request may be overtaken by default (L14).
+/// Default number of times that a waiting request may be overtaken (L14).
 pub const OVERTAKES_MAX: u32 = 25;
 
-/// How requests are ordered and given to GPUs.
+/// Dispatch policy: the order of requests and the choice of GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PolicyConfig {
-    /// The oldest first, handed ahead to busy GPUs. Ours.
+    /// The oldest request first, also assigned to busy GPUs. Our own policy.
     Fifo,
-    /// The oldest first, to the GPU that has been idle longest, wherever its model is (L18).
+    /// The oldest request first, to the GPU that has been idle longest, wherever the model is
+    /// (L18).
     Lb,
-    /// Locality and load balance (L03, L09 to L14): a request may be overtaken so many times. At 0
-    /// it is `lalb`, else `lalb-o3`.
+    /// Locality and load balance (L03, L09 to L14), with bounded overtaking. The name is `lalb` if
+    /// `overtakes_max` is 0, else `lalb-o3`.
     Lalb {
-        /// So many.
+        /// Number of times that a request may be overtaken.
         overtakes_max: u32,
     },
-    /// By required request counts, onto the GPU with least interference (T17 to T22), or at random.
+    /// By required request counts, onto the GPU with least interference or onto a random one (T17
+    /// to T22).
     Torpor(TorporConfig),
-    /// By estimated finish and by what can still be in time. Ours, and the default.
+    /// By estimated finish, with requests first that can still meet their deadline. Our own policy,
+    /// and the default.
     Unified(UnifiedConfig),
-    /// Each function on a GPU of its own choice before anything runs (T28).
+    /// Each function bound to one GPU before its requests run (T28).
     Bound(BoundConfig),
 }
 
-/// A baseline that binds functions to GPUs. What it says of the device is assumed: dispatch sees
-/// neither.
+/// Baseline that binds functions to GPUs. `runtime` and `cold_start` are assumptions about the
+/// device, because dispatch can observe neither.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BoundConfig {
-    /// For how long.
     pub binding: Binding,
-    /// GPU memory that each function holds besides its model: a runtime of its own.
+    /// GPU memory that each function occupies besides its model, for a runtime of its own.
     pub runtime: Bytes,
-    /// From binding a function until its first request may run.
+    /// Time from the binding of a function until its first request may run.
     pub cold_start: Duration,
 }
 
-/// How long a function stays bound.
+/// Lifetime of a function's binding to a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Binding {
-    /// Until it is gone.
+    /// The binding lasts until the function is removed.
     ForGood,
-    /// Until none of its requests was given out for so long.
+    /// The binding ends after this time without an assigned request.
     KeepAlive(Duration),
 }
 
-/// What a function's own runtime is taken to hold. Torpor's node runs 72 functions natively in 128 GB
-/// (§7.3), of models that average 270 MB.
+/// Assumed memory of a function's own runtime. Torpor's node runs 72 functions natively in 128 GB
+/// (§7.3), with models that average 270 MB.
 pub const RUNTIME_MEMORY: Bytes = Bytes(1_500_000_000);
-/// How long a cold start is taken to last: the shortest of the paper's table 1.
+/// Assumed duration of a cold start: the shortest in table 1 of the Torpor paper.
 pub const COLD_START: Duration = Duration::from_secs(8);
-/// How long a function without requests stays bound. The paper gives none; its functions are asked
-/// for every 2 to 12 s.
+/// Time that a function without requests stays bound. The paper gives no value; its functions get a
+/// request every 2 to 12 s.
 pub const KEEP_ALIVE: Duration = Duration::from_secs(10);
 
 impl Default for PolicyConfig {
@@ -203,44 +213,46 @@ impl Default for PolicyConfig {
 }
 
 impl PolicyConfig {
-    /// Whether decisions depend on objectives and scores, and on when models have arrived.
+    /// Returns whether decisions depend on objectives, on scores and on the arrival of models.
     #[must_use]
     pub const fn scores(self) -> bool {
         matches!(self, Self::Torpor(_) | Self::Unified(_) | Self::Bound(_))
     }
 
-    /// Whether a request may have to wait for one GPU while another idles, or be refused since others
-    /// hold the memory.
+    /// Returns whether a request may have to wait for one GPU while another is idle, or may be
+    /// refused because other functions hold the memory.
     #[must_use]
     pub const fn binds_early(self) -> bool {
         matches!(self, Self::Bound(_))
     }
 }
 
-/// Times a waiting request may be overtaken by default under `unified`, before it has a share of the
-/// turns. Ours: tens of seconds of a busy node. The LALB paper's 25 goes with queues of a few dozen,
-/// where ours never comes near its limit.
+/// Default number of times that `unified` lets a waiting request be overtaken before the request
+/// gets a share of the turns. Our own value: tens of seconds of a busy node. The LALB paper's 25
+/// suits queues of a few dozen requests, in which this limit is never reached.
 pub const UNIFIED_OVERTAKES_MAX: u32 = 5000;
 
-/// While requests wait that were overtaken as often as that, one of so many turns goes by age, by default.
-/// Ours: in an overload that lasts the other turns are for what can still be in time.
+/// Default interval of turns that go by age while requests at their overtaking limit wait: one turn
+/// in so many. Our own value: in a lasting overload the other turns are for requests that can still
+/// meet their deadline.
 pub const AGED_EVERY: u32 = 10;
 
-/// The same for requests without a deadline, of which none is given up. More gains nothing on average.
+/// Default number of times that `unified` lets a request without a deadline be overtaken. Such a
+/// request is never given up. A larger value gained nothing on average.
 pub const FREE_OVERTAKES_MAX: u32 = 1000;
 
-/// Our own policy's settings.
+/// Settings of `unified`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct UnifiedConfig {
-    /// Times a waiting request may be overtaken.
+    /// Number of times that a waiting request may be overtaken.
     pub overtakes_max: u32,
-    /// While the oldest has a deadline and was overtaken so often, one in so many that leave is the
-    /// oldest; 1: each.
+    /// Interval of turns that go by age while the oldest request has a deadline and is at its
+    /// limit: one departure in `aged_every` is the oldest request. At 1, every departure is.
     pub aged_every: u32,
-    /// Times one without a deadline may be; while an older one has one, as often as that one. At most
-    /// [`Self::overtakes_max`].
+    /// Number of times that a request without a deadline may be overtaken. While an older request
+    /// has a deadline, that request's limit applies. At most [`Self::overtakes_max`].
     pub free_overtakes_max: u32,
-    /// Which requests count for a function's score.
+    /// Requests that count for a function's required request count.
     pub counts: Counts,
 }
 
@@ -251,16 +263,15 @@ pub(super) const UNIFIED: UnifiedConfig = UnifiedConfig {
     counts: Counts::Cumulative,
 };
 
-/// The parts of Torpor's policy, each of which its paper also takes out (T28).
+/// Settings of Torpor's policy. The paper also evaluates the policy without each of these parts
+/// (T28).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct TorporConfig {
-    /// Who is first.
     pub order: Order,
-    /// Where it goes.
     pub choice: Choice,
-    /// What counts.
+    /// Requests that count for a function's required request count.
     pub counts: Counts,
-    /// How many are prioritised.
+    /// Rule that adjusts the share of prioritised functions.
     pub alpha: AlphaRule,
 }
 
@@ -270,47 +281,47 @@ impl Default for TorporConfig {
     }
 }
 
-/// Which request is first.
+/// Order in which requests are served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Order {
-    /// By its function's group and required request count (T21), then by age.
+    /// By the group and the required request count of the function (T21), then by age.
     Required,
     /// By age (Torpor-FIFO).
     Arrival,
 }
 
-/// Which idle GPU a request goes to, where none holds its model.
+/// Choice of the idle GPU for a request if no idle GPU holds its model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Choice {
-    /// Next to a busy holder, else where loading disturbs least (T22).
+    /// The GPU next to a busy holder, else the GPU where the load disturbs others least (T22).
     Interference,
-    /// Any (Torpor-Random).
+    /// Any idle GPU (Torpor-Random).
     Random,
 }
 
-/// Which requests count for a function's score.
+/// Requests that count for a function's required request count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Counts {
-    /// All there ever were.
+    /// All requests since the function started.
     Cumulative,
-    /// The last so many, at most [`WINDOW_MAX`].
+    /// The most recent requests, at most [`WINDOW_MAX`].
     Last(u32),
 }
 
-/// The most requests of a function that are remembered one by one.
+/// Maximum number of a function's requests for which the outcome is stored individually.
 pub const WINDOW_MAX: u32 = millrace_types::policy::SLO_WINDOW_MAX;
 
-/// How alpha follows the share of functions that comply (T20).
+/// Rule by which alpha follows the share of functions that meet their objective (T20).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum AlphaRule {
-    /// As in appendix A.3: absolute differences, groups always up to date.
+    /// Appendix A.3 of the paper: absolute differences, and groups that are always up to date.
     Paper,
-    /// As in the released prototype: relative differences from the last adjusted ratio, a creep
-    /// upwards when steady, groups renewed every 2 s, counts weighted by mean run time.
+    /// The released prototype: differences relative to the last adjusted ratio, a slow increase
+    /// while steady, groups renewed every 2 s, and counts weighted by mean run time.
     Artifact,
 }
 
-/// Every name, with what it stands for.
+/// All policies by name.
 pub const POLICIES: [(&str, PolicyConfig); 11] = [
     ("fifo", PolicyConfig::Fifo),
     ("lb", PolicyConfig::Lb),
@@ -335,7 +346,8 @@ pub const POLICIES: [(&str, PolicyConfig); 11] = [
     ),
 ];
 
-/// Whoever is bound for good is taken to have been started before anybody asks.
+/// A permanently bound function counts as started before its first request, hence without a cold
+/// start.
 const NONSWAP: BoundConfig =
     BoundConfig { binding: Binding::ForGood, runtime: Bytes::ZERO, cold_start: Duration::ZERO };
 
@@ -378,7 +390,7 @@ mod tests {
     use millrace_types::topology::{Gpu, Link, LinkId};
 
     #[test]
-    fn every_policy_is_read_by_the_name_it_is_shown_by() {
+    fn policies_parse_from_the_names_they_display_as() {
         for (name, policy) in POLICIES {
             assert_eq!((name.parse(), policy.to_string()), (Ok(policy), name.to_owned()));
         }
@@ -393,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn a_topology_says_who_shares_a_switch_and_who_is_joined() {
+    fn config_takes_shared_switches_and_peer_links_from_the_topology() {
         let gpu = |index: u32, gpu_type: &str| Gpu {
             index: GpuIndex(index),
             gpu_type: gpu_type.to_owned(),
@@ -401,8 +413,10 @@ mod tests {
             host_path: vec![LinkId(index), LinkId(3 + index / 2)],
         };
         let link = |kind, gb| Link { kind, rate: BytesPerSec::gb(gb) };
-        let (pcie, uplink) = (link(LinkKind::Pcie, 12), link(LinkKind::PcieUplink, 10));
-        let (a, b) = (GpuIndex(0), GpuIndex(2));
+        let pcie = link(LinkKind::Pcie, 12);
+        let uplink = link(LinkKind::PcieUplink, 10);
+        let a = GpuIndex(0);
+        let b = GpuIndex(2);
         let topology = Topology {
             name: "test".to_owned(),
             gpus: vec![gpu(0, "b"), gpu(1, "b"), gpu(2, "a")],

@@ -1,5 +1,5 @@
-//! Requests that leave: the queue, for nobody waits for them any more, or a GPU, on which they ended,
-//! from which they came back, or which was lost with them.
+//! Departures of requests: from the queue if the client no longer waits, or from a GPU after the
+//! request ended, was returned, or was lost with the GPU.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use super::{Action, Dispatch, Place, Return};
 use crate::attempts::{Loss, Progress, Verdict};
 use crate::ids::RequestKey;
 
-/// Whose turn it was on a GPU that is lost.
+/// Position of a request on a lost GPU.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Turn {
     Running,
@@ -39,7 +39,7 @@ impl Dispatch {
         }
     }
 
-    /// A request is not this node's any more.
+    /// Removes all records of a request that left this node.
     pub(super) fn gone(&mut self, request: &Waiting) {
         self.places.remove(&request.key);
         self.rows.remove(&request.key);
@@ -47,7 +47,7 @@ impl Dispatch {
         self.models.unused(request.model);
     }
 
-    /// Takes a request off a GPU.
+    /// Removes a request from a GPU.
     fn take_off(&mut self, now: Timestamp, gpu: GpuIndex, key: RequestKey) -> Option<Held> {
         let held = self.fleet.change(gpu, |it| it.remove(now, key))?;
         self.policy.freed(gpu);

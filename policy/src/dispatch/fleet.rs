@@ -1,6 +1,6 @@
-//! All GPUs of the dispatch domain, indexed so that a decision looks at no more of them than it
-//! has to (L16): the idle ones in the policy's order, those with room behind what they run, the
-//! neighbours of each.
+//! All GPUs of a node, indexed so that a decision examines as few of them as possible (L16). The
+//! indexes list the idle GPUs in the policy's order, the busy GPUs that accept a next request, and
+//! the neighbours of each GPU.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -16,33 +16,36 @@ use super::holders::Holders;
 use super::models::{Models, Slot};
 use super::queue::SizeRank;
 
-/// What takes so many times as long as expected may take for ever.
+/// Factor by which a run may exceed its expected time before its end counts as unknown.
 const OVERDUE: u32 = 2;
 
-/// Which idle GPU is first.
+/// Order of the idle GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum IdleOrder {
-    /// The one with most free memory.
+    /// Most free memory first.
     Emptiest,
-    /// The one that has been idle longest.
+    /// Longest idle first.
     Longest,
-    /// The one that was given most requests: the LALB paper's "sorted by frequency".
+    /// Most assigned requests first: "sorted by frequency" in the LALB paper.
     MostUsed,
-    /// The one whose neighbours load least, then the one with most free memory (T22).
+    /// Least loading by neighbours first, then most free memory (T22).
     Calmest,
-    /// One with room, else the one whose least recently used model was used longest ago.
+    /// GPUs with a quarter of their memory free first, then by the age of their least recently used
+    /// model.
     Coldest,
 }
 
-/// What the indexes say of a GPU.
+/// Index entries of a GPU.
 #[derive(Debug, Clone, Copy, Default)]
 struct Noted {
+    /// Key in the order of idle GPUs, while the GPU is idle.
     idle: Option<u64>,
-    /// Its place in `listed`, while it is idle.
+    /// Position in `listed`, while the GPU is idle.
     listed: usize,
     asked: usize,
-    /// Whether it is in `free_ahead`, and in `askable`.
+    /// Whether the GPU is in `free_ahead`.
     free_ahead: bool,
+    /// Whether the GPU is in `askable`.
     askable: bool,
 }
 
@@ -52,23 +55,25 @@ pub(super) struct Fleet {
     glances: Vec<Glance>,
     order: IdleOrder,
     noted: Vec<Noted>,
-    /// The idle ones in order, by rank.
+    /// Idle GPUs in the policy's order, by size rank.
     idle: Vec<BTreeSet<(u64, GpuIndex)>>,
-    /// The same in no order that means anything, to draw one at random.
+    /// Idle GPUs in arbitrary order, by size rank; a random choice reads this list.
     listed: Vec<Vec<GpuIndex>>,
-    /// Those at work, with nobody waiting behind, where somebody may.
+    /// Busy GPUs that accept a next request and have none.
     free_ahead: BTreeSet<GpuIndex>,
-    /// Those with a request that could be asked back.
+    /// Busy GPUs with a next request that can be recalled.
     askable: BTreeSet<GpuIndex>,
+    /// Recalled requests that have not returned yet.
     asked: usize,
     idled: u64,
-    /// Those whose copies from the host share a link.
+    /// For each GPU, the GPUs that share a link to the host with it.
     neighbours: Vec<Vec<GpuIndex>>,
-    /// Those with a direct link, fastest first.
+    /// For each GPU, the GPUs with a direct link to it, fastest first.
     peers: Vec<Vec<(BytesPerSec, GpuIndex)>>,
-    /// Those that data comes to from each without the host.
+    /// For each GPU, the GPUs that its data reaches without the host.
     reached: Vec<Vec<GpuIndex>>,
-    /// How fast, by both ends, row by row; 0 over the host. Empty where no way leads anywhere.
+    /// Transfer rates without the host by source and destination, row by row; 0 if the data travels
+    /// over the host. Empty if no two GPUs are joined.
     ways: Vec<BytesPerSec>,
 }
 
@@ -96,7 +101,8 @@ impl Fleet {
         let mut reached = vec![Vec::new(); count];
         let mut ways = vec![BytesPerSec(0); if config.ways.is_empty() { 0 } else { count * count }];
         for way in &config.ways {
-            let (from, to) = (way.from.0 as usize, way.to.0 as usize);
+            let from = way.from.0 as usize;
+            let to = way.to.0 as usize;
             reached[from].push(way.to);
             ways[from * count + to] = way.rate;
         }
@@ -120,8 +126,8 @@ impl Fleet {
         }
     }
 
-    /// Has the idle ones in another order. How long each has been idle is not known to it: the first in
-    /// index order counts as idle longest.
+    /// Changes the order of the idle GPUs. Idle times before the change are unknown, so the first
+    /// GPU by index counts as idle longest.
     pub(super) fn reorder(&mut self, order: IdleOrder) {
         self.order = order;
         self.idle.iter_mut().for_each(BTreeSet::clear);
@@ -130,7 +136,6 @@ impl Fleet {
         self.all().for_each(|gpu| self.note(gpu));
     }
 
-    /// All of them.
     pub(super) fn all(&self) -> impl Iterator<Item = GpuIndex> + use<> {
         (0..self.gpus.len() as u32).map(GpuIndex)
     }
@@ -143,7 +148,7 @@ impl Fleet {
         &self.glances[gpu.0 as usize]
     }
 
-    /// Changes a GPU and brings the indexes up to date.
+    /// Changes a GPU and updates the indexes.
     pub(super) fn change<T>(&mut self, gpu: GpuIndex, change: impl FnOnce(&mut Gpu) -> T) -> T {
         let it = &mut self.gpus[gpu.0 as usize];
         let before = it.loading();
@@ -161,7 +166,8 @@ impl Fleet {
 
     fn note(&mut self, index: GpuIndex) {
         let gpu = &self.gpus[index.0 as usize];
-        let (rank, noted) = (gpu.rank.0, self.noted[index.0 as usize]);
+        let rank = gpu.rank.0;
+        let noted = self.noted[index.0 as usize];
         let key = gpu.idle().then(|| self.idle_key(index, noted.idle));
         if key != noted.idle {
             if let Some(before) = noted.idle {
@@ -211,7 +217,7 @@ impl Fleet {
             IdleOrder::Longest => before.unwrap_or(self.idled),
             IdleOrder::MostUsed => u64::MAX - gpu.dispatched,
             IdleOrder::Calmest => {
-                // No GPU has 2^56 blocks.
+                // No GPU has 2^56 blocks, so the two parts of the key do not overlap.
                 ((self.loading_beside(index) as u64) << 56) | gpu.resident_blocks()
             }
             IdleOrder::Coldest if gpu.roomy() => 0,
@@ -219,27 +225,27 @@ impl Fleet {
         }
     }
 
-    /// The most that a GPU's neighbours load.
+    /// Returns the heaviest load that a neighbour of a GPU carries out.
     pub(super) fn loading_beside(&self, gpu: GpuIndex) -> Loading {
         let beside = self.neighbours[gpu.0 as usize].iter();
         beside.map(|&other| self.get(other).loading()).max().unwrap_or_default()
     }
 
-    /// Those with an executor.
+    /// Returns the GPUs with an executor.
     pub(super) fn up(&self) -> impl Iterator<Item = GpuIndex> {
         let gpus = (0..).map(GpuIndex).zip(&self.gpus);
         gpus.filter(|(_, gpu)| gpu.executor.is_some()).map(|(index, _)| index)
     }
 
-    /// Whether a GPU is idle and large enough.
+    /// Returns whether a GPU is idle and large enough.
     pub(super) fn takes_now(&self, gpu: GpuIndex, rank: SizeRank) -> bool {
         let gpu = self.get(gpu);
         gpu.idle() && gpu.rank >= rank
     }
 
-    /// The least by `key` of the idle GPUs that hold a model and are large enough, the first in index
-    /// order of equals. Looks at the holders or at the idle ones, whichever are fewer: in overload
-    /// hundreds may hold a model and one be idle.
+    /// Returns the idle GPU that holds a model, is large enough and has the least `key`; the first
+    /// by index among equals. Scans the smaller of the two sets: under
+    /// overload, hundreds of GPUs may hold a model while a single GPU is idle.
     pub(super) fn idle_holder<K: Ord>(
         &self,
         holders: &Holders,
@@ -253,7 +259,7 @@ impl Fleet {
         self.idle(rank).filter(|&gpu| holders.contains(gpu)).min_by_key(|&gpu| (key(gpu), gpu))
     }
 
-    /// The idle GPUs of at least this rank, in no order.
+    /// Returns the idle GPUs of at least this rank, in no order.
     pub(super) fn idle(&self, rank: SizeRank) -> impl Iterator<Item = GpuIndex> {
         self.listed.iter().skip(rank.0).flatten().copied()
     }
@@ -262,24 +268,24 @@ impl Fleet {
         self.idle.iter().any(|idle| !idle.is_empty())
     }
 
-    /// The first idle GPU of at least this rank.
+    /// Returns the first idle GPU of at least this rank.
     pub(super) fn first_idle(&self, rank: SizeRank) -> Option<GpuIndex> {
         let firsts = self.idle.iter().skip(rank.0).filter_map(|idle| idle.first());
         firsts.min().map(|&(_, gpu)| gpu)
     }
 
-    /// The first so many idle GPUs of at least this rank, of each rank.
+    /// Returns the first `count` idle GPUs of each rank that is at least `rank`.
     pub(super) fn first_idles(&self, rank: SizeRank, count: usize) -> impl Iterator<Item = GpuIndex> {
         let idle = self.idle.iter().skip(rank.0);
         idle.flat_map(move |idle| idle.iter().take(count).map(|&(_, gpu)| gpu))
     }
 
-    /// Idle GPUs of at least this rank.
+    /// Returns the number of idle GPUs of at least this rank.
     pub(super) fn idle_count(&self, rank: SizeRank) -> usize {
         self.listed.iter().skip(rank.0).map(Vec::len).sum()
     }
 
-    /// One of them, by number.
+    /// Returns the idle GPU with this number among those of at least this rank.
     pub(super) fn nth_idle(&self, rank: SizeRank, mut number: usize) -> Option<GpuIndex> {
         for listed in self.listed.iter().skip(rank.0) {
             match listed.get(number) {
@@ -290,14 +296,14 @@ impl Fleet {
         None
     }
 
-    /// Every idle GPU, in index order.
+    /// Returns all idle GPUs in index order.
     pub(super) fn all_idle(&self) -> Vec<GpuIndex> {
         let mut idle: Vec<_> = self.listed.iter().flatten().copied().collect();
         idle.sort_unstable();
         idle
     }
 
-    /// Those at work behind which nobody waits, in index order.
+    /// Returns the busy GPUs without a next request, in index order.
     pub(super) fn free_ahead(&self) -> impl ExactSizeIterator<Item = GpuIndex> {
         self.free_ahead.iter().copied()
     }
@@ -306,13 +312,13 @@ impl Fleet {
         self.askable.iter().copied()
     }
 
-    /// Those whose copies from the host share a link with this one's.
+    /// Returns the GPUs that share a link to the host with a GPU.
     pub(super) fn neighbours(&self, gpu: GpuIndex) -> &[GpuIndex] {
         &self.neighbours[gpu.0 as usize]
     }
 
-    /// Where a model would come from now, if not from a peer. Of one that is on its way it is not
-    /// known how much has come: it counts as one that is not there yet.
+    /// Returns the source from which a GPU would get a model now, peers aside. A model in transit
+    /// counts as absent, because the arrived part is unknown.
     pub(super) fn source(&self, gpu: GpuIndex, model: Slot) -> Source {
         if self.get(gpu).has_for_next(model) {
             return Source::Here;
@@ -321,7 +327,8 @@ impl Fleet {
         if self.neighbours(gpu).iter().any(loads) { Source::SharedHost } else { Source::Host }
     }
 
-    /// A load from the host begins on a GPU, beside whatever its neighbours load.
+    /// Marks the neighbours' loads from the host as disturbed, because a load from the host begins
+    /// on this GPU.
     pub(super) fn cross_loads(&mut self, gpu: GpuIndex) {
         for &other in &self.neighbours[gpu.0 as usize] {
             let running = self.gpus[other.0 as usize].running.as_mut();
@@ -330,38 +337,40 @@ impl Fleet {
         }
     }
 
-    /// What bringing a model to a GPU adds to a run now, if not from a peer; nothing where it is.
+    /// Returns the time that bringing a model to a GPU adds to a run now, peers aside; zero if the
+    /// model is there.
     pub(super) fn swap_time(&self, models: &Models, gpu: GpuIndex, model: Slot) -> Duration {
         self.get(gpu).swap_time(models, model, self.source(gpu, model))
     }
 
-    /// Requests that were asked back and have not come yet.
+    /// Returns the number of recalled requests that have not returned yet.
     pub(super) fn asked(&self) -> usize {
         self.asked
     }
 
-    /// An idle GPU's place in the order.
+    /// Returns an idle GPU's position in the order.
     pub(super) fn idle_place(&self, gpu: GpuIndex) -> Option<u64> {
         self.noted[gpu.0 as usize].idle
     }
 
-    /// How fast data may go from one GPU to another without the host.
+    /// Returns the rate at which data travels from one GPU to another without the host.
     pub(super) fn way(&self, from: GpuIndex, to: GpuIndex) -> Option<BytesPerSec> {
         let rate = self.ways.get(from.0 as usize * self.gpus.len() + to.0 as usize);
         rate.copied().filter(|rate| rate.0 > 0)
     }
 
-    /// The GPUs that data comes to from one without the host.
+    /// Returns the GPUs that data from a GPU reaches without the host.
     pub(super) fn reached(&self, from: GpuIndex) -> &[GpuIndex] {
         &self.reached[from.0 as usize]
     }
 
-    /// GPUs with a direct link to this one, fastest first.
+    /// Returns the GPUs with a direct link to a GPU, fastest first.
     pub(super) fn peers(&self, gpu: GpuIndex) -> &[(BytesPerSec, GpuIndex)] {
         &self.peers[gpu.0 as usize]
     }
 
-    /// When a GPU is through with what it runs and the first `ahead` that it was handed ahead.
+    /// Returns when a GPU is expected to finish its running request and the first `ahead` requests
+    /// behind it.
     pub(super) fn expected_free(
         &self,
         models: &Models,
@@ -377,13 +386,14 @@ impl Fleet {
         rest.map_or(Expected::Unknown, |rest| Expected::At(free.max(now) + rest))
     }
 
-    /// How long until a GPU is through with all it has been given, as far as is known.
+    /// Returns the time until a GPU finishes all its requests, if known.
     pub(super) fn backlog(&self, models: &Models, now: Timestamp, gpu: GpuIndex) -> Option<Duration> {
         self.backlog_of(models, now, gpu, usize::MAX)
     }
 
-    /// The same of what it runs and the first `ahead` behind that. What takes longer than expected is
-    /// taken to end at any moment, until it has taken twice as long: then it is unknown.
+    /// Returns the time until a GPU finishes its running request and the first `ahead` requests
+    /// behind it. A run that exceeds its expected time counts as about to end. `None` after twice
+    /// the expected time, or if a run time is unknown.
     pub(super) fn backlog_of(
         &self,
         models: &Models,
@@ -393,7 +403,8 @@ impl Fleet {
     ) -> Option<Duration> {
         let gpu = self.get(gpu);
         let Some(running) = &gpu.running else { return Some(Duration::ZERO) };
-        let (takes, elapsed) = (gpu.takes(models, running)?, now.since(running.since));
+        let takes = gpu.takes(models, running)?;
+        let elapsed = now.since(running.since);
         if elapsed > takes * OVERDUE {
             return None;
         }
@@ -401,7 +412,7 @@ impl Fleet {
         Some(takes.saturating_sub(elapsed) + rest?)
     }
 
-    /// From when on it is not known any more when what a GPU runs will end.
+    /// Returns the time from which the end of a GPU's running request counts as unknown.
     pub(super) fn overdue_at(&self, models: &Models, gpu: GpuIndex) -> Option<Timestamp> {
         let gpu = self.get(gpu);
         let running = gpu.running.as_ref()?;

@@ -1,6 +1,6 @@
-//! What a first look at a busy GPU needs, in a few bytes: a model may be on hundreds of GPUs, and what
-//! is known of each is far apart in memory. It says from when on a GPU may be through with what it
-//! has, so that only those are looked at closely that could be the first.
+//! Compact load summary of each busy GPU. A model may be on hundreds of GPUs, and their full
+//! records are far apart in memory. A summary bounds the time at which the GPU can be free, so that
+//! a search examines in full only GPUs that could be the first.
 
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ use super::gpus::{Expected, Gpu, Held};
 use super::models::{Models, Slot};
 use super::queue::SizeRank;
 
-/// A request on a GPU.
+/// Model and rows of a request on a GPU.
 #[derive(Debug, Clone, Copy)]
 struct Work {
     model: Slot,
-    /// None: there is no request.
+    /// Number of rows; 0 if there is no request.
     rows: u32,
 }
 
@@ -25,7 +25,7 @@ impl Work {
         held.map_or(Self::NOTHING, |held| Self { model: held.request.model, rows: held.rows.max(1) })
     }
 
-    /// How long it runs.
+    /// Returns the run time in nanoseconds, if known.
     fn run(self, models: &Models, kind: u32) -> Option<u64> {
         match self.rows {
             0 => Some(0),
@@ -35,15 +35,15 @@ impl Work {
     }
 }
 
-/// One GPU.
+/// Load summary of one GPU.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Glance {
-    /// When what runs began, if its model had been there.
+    /// Start of the running request's turn plus its expected swap, in nanoseconds.
     loaded: u64,
-    /// What the swap of the first behind it takes.
+    /// Expected swap of the first request behind the running one, in nanoseconds.
     next_swap: u64,
     running: Work,
-    /// The first behind it.
+    /// First request behind the running one.
     next: Work,
     kind: u32,
     rank: u16,
@@ -53,7 +53,8 @@ pub(super) struct Glance {
 
 impl Glance {
     pub(super) fn of(gpu: &Gpu) -> Self {
-        let (running, next) = (gpu.running.as_ref(), gpu.ahead.front());
+        let running = gpu.running.as_ref();
+        let next = gpu.ahead.front();
         Self {
             loaded: running.map_or(0, |held| held.since.0.saturating_add(nanos(held.swap))),
             next_swap: next.map_or(0, |held| nanos(held.swap)),
@@ -66,7 +67,8 @@ impl Glance {
         }
     }
 
-    /// Whether somebody whose model fits this rank may be next to so many that wait behind what runs.
+    /// Returns whether the GPU is busy, fits this rank, and has fewer than `ahead_max` requests
+    /// behind the running one.
     pub(super) fn takes(&self, rank: SizeRank, ahead_max: usize) -> bool {
         self.takes_ahead && usize::from(self.rank) >= rank.0 && usize::from(self.ahead) < ahead_max
     }
@@ -79,7 +81,8 @@ impl Glance {
         self.ahead == 0
     }
 
-    /// When it is through with what it has at the soonest.
+    /// Returns the earliest time at which the GPU can finish its running request and the first one
+    /// behind it.
     pub(super) fn soonest(&self, models: &Models, now: Timestamp) -> Expected {
         let through = || {
             let ends = self.loaded.saturating_add(self.running.run(models, self.kind)?);
@@ -94,8 +97,8 @@ fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// The first of some GPUs, and when, by an `exact` word that is not before the bound that comes with
-/// each and costs less; the first in index order of equals.
+/// Returns the GPU with the least `exact` value, with that value; the first by index among equals.
+/// Each GPU comes with a cheap lower bound of its exact value, which saves most calls of `exact`.
 pub(super) fn first<K: Ord + Copy>(
     gpus: impl Iterator<Item = (K, GpuIndex)>,
     exact: impl Fn(GpuIndex) -> Option<K>,
@@ -112,8 +115,8 @@ pub(super) fn first<K: Ord + Copy>(
     best
 }
 
-/// The same where most of them are as good as their bounds: the one with the least is asked first, so
-/// that hardly another one has to be.
+/// Returns the same as [`first`] for GPUs with tight bounds: the GPU with the least bound is
+/// evaluated first, so that hardly another one has to be.
 pub(super) fn first_of_close(
     gpus: impl Iterator<Item = (Expected, GpuIndex)>,
     exact: impl Fn(GpuIndex) -> Option<Expected>,

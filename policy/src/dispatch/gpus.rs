@@ -1,4 +1,4 @@
-//! What the dispatcher knows of one GPU: who is on it, which models it holds, and what it loads.
+//! The dispatcher's model of one GPU: its requests, its resident models, and its loads.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
@@ -12,32 +12,34 @@ use super::queue::{SizeRank, Waiting};
 use crate::ids::RequestKey;
 use crate::memory::BLOCK;
 
-/// How much bringing a model disturbs the copies of GPUs beside it (T22, T23), least first.
+/// Degree to which a load disturbs the copies of neighbouring GPUs (T22, T23), least first.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Loading {
-    /// Nothing is brought.
+    /// No load is under way.
     #[default]
     Nothing,
-    /// It comes from another GPU.
+    /// The model is copied from another GPU.
     FromPeer,
-    /// From the host, hidden behind the run even at half the link.
+    /// The model is copied from the host, and the run hides the copy even at half the link's rate.
     Light,
-    /// Slowed down a little by another.
+    /// The model is copied from the host, and half the link's rate slows the run a little.
     Medium,
-    /// Slowed down much.
+    /// The model is copied from the host, and half the link's rate slows the run much.
     Heavy,
 }
 
-/// A model is light where half the link slows a run with its load by less than this, in percent.
+/// Limit of light models, in percent: a run that overlaps its load at half the link's rate takes
+/// less than this part of a run without a load.
 const LIGHT_BELOW: u32 = 110;
-/// And heavy from this on: it then waits for the link most of the time even alone.
+/// Least percentage of heavy models. Such a run waits for the link most of the time even if the
+/// link is free.
 const HEAVY_FROM: u32 = 400;
 
 impl Loading {
-    /// The class of a model that comes from the host: by how much a run that overlaps its load
-    /// takes longer with half the link than without a load, max(2 · load, run) / run. With the
-    /// paper's figures (table 4, at 12 GB/s) DenseNet-201 is light, Inception-v3 and ResNet-152
-    /// medium, Bert-qa heavy. What never ran counts as heavy.
+    /// Returns the class of a model that is copied from the host. The class depends on the slowdown
+    /// of a run that overlaps its load at half the link's rate: max(2 · load, run) / run. With the
+    /// paper's figures (table 4, at 12 GB/s), DenseNet-201 is light, Inception-v3 and ResNet-152
+    /// are medium, and Bert-qa is heavy. A model that never ran counts as heavy.
     pub(super) fn of(load: Duration, run: Option<Duration>) -> Self {
         let Some(run) = run.filter(|run| !run.is_zero()) else { return Self::Heavy };
         let slowed = (load * 2).max(run) * 100;
@@ -49,29 +51,32 @@ impl Loading {
     }
 }
 
-/// A request on a GPU.
+/// A request that is assigned to a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Held {
     pub(super) request: Waiting,
-    /// How many rows run as one for it.
+    /// Number of rows that run as one for the request.
     pub(super) rows: u32,
-    /// When its turn began.
+    /// Start of the request's turn.
     pub(super) since: Timestamp,
-    /// Where its model was to come from, and what that and bringing its data was expected to take.
+    /// Expected source of the model.
     pub(super) source: Source,
+    /// Expected time to bring the model and the inputs.
     pub(super) swap: Duration,
-    /// Whether it was given while others were before it: its model may have come meanwhile.
+    /// Whether the request was assigned behind other requests, so that its model may have arrived
+    /// meanwhile.
     pub(super) ahead: bool,
-    /// Whether what it takes says nothing of where its model was to come from: another load began
-    /// beside its own, it came from elsewhere, some of it before, or data with it.
+    /// Whether the duration of the turn tells nothing about the expected source: another load
+    /// disturbed this one, the model came from elsewhere or was partly there, or inputs were copied
+    /// too.
     pub(super) unlike: bool,
-    /// What its turn was expected to take.
+    /// Expected duration of the turn.
     pub(super) predicted: Option<Duration>,
-    /// How that disturbs others, while it is under way.
+    /// Degree to which the load of the model disturbs neighbours, while under way.
     pub(super) loading: Loading,
-    /// Whether it was asked back.
+    /// Whether the dispatcher recalled the request.
     pub(super) recalled: bool,
-    /// Whether anybody still waits for it.
+    /// Whether the client no longer waits for the request.
     pub(super) withdrawn: bool,
 }
 
@@ -80,29 +85,29 @@ pub(super) struct Held {
 struct Resident {
     model: Slot,
     blocks: u32,
-    /// When it was last asked for.
+    /// Time of the last request for the model.
     used: Timestamp,
 }
 
 #[derive(Debug)]
 pub(super) struct Gpu {
-    /// Its executor, while it is up.
+    /// Incarnation of the executor, while it is up.
     pub(super) executor: Option<Incarnation>,
     pub(super) rank: SizeRank,
     pub(super) host_rate: BytesPerSec,
     pub(super) kind: u32,
     pub(super) running: Option<Held>,
-    /// Handed over ahead: each starts as soon as the one before it ends. At most
+    /// Requests behind the running one: each starts as soon as the one before it ends. At most
     /// [`AHEAD_MAX`](super::AHEAD_MAX).
     pub(super) ahead: VecDeque<Held>,
-    /// Requests it was given so far.
+    /// Requests assigned to the GPU so far.
     pub(super) dispatched: u64,
-    /// The models on it or on their way to it, in order: side by side, since whoever looks for a hit
-    /// looks at all of them.
+    /// Models on the GPU or on their way, sorted. Stored contiguously, because the search for a hit
+    /// scans all of them.
     resident: Vec<Resident>,
-    /// Those of them of which it is not known that all is there.
+    /// Resident models, without confirmation yet that their transfer is complete.
     arriving: BTreeSet<Slot>,
-    /// The same, longest ago first.
+    /// Resident models by last use, oldest first.
     by_use: BTreeSet<(Timestamp, Slot)>,
     resident_blocks: u64,
     blocks: u64,
@@ -130,39 +135,40 @@ impl Gpu {
         self.executor.is_some() && self.running.is_none()
     }
 
-    /// Whether it is at work and somebody may wait behind it. Nobody waits behind a suspect.
+    /// Returns whether the GPU is busy and accepts a next request. No request may wait behind a
+    /// suspect.
     pub(super) fn takes_ahead(&self) -> bool {
         let alone = |held: &Held| held.request.attempts.suspect();
         self.executor.is_some() && self.running.as_ref().is_some_and(|held| !alone(held))
     }
 
-    /// The place, in [`Self::ahead`], of the last request that could be asked back.
+    /// Returns the position in [`Self::ahead`] of the last request that can be recalled.
     pub(super) fn askable(&self) -> Option<usize> {
         self.ahead.iter().rposition(|held| !held.recalled && !held.withdrawn)
     }
 
-    /// Requests that were asked back and have not come yet.
+    /// Returns the number of recalled requests that have not returned yet.
     pub(super) fn asked(&self) -> usize {
         self.ahead.iter().filter(|held| held.recalled).count()
     }
 
-    /// What it loads for the request whose turn it is.
+    /// Returns the class of the load under way for the running request.
     pub(super) fn loading(&self) -> Loading {
         self.running.as_ref().map_or(Loading::Nothing, |held| held.loading)
     }
 
-    /// Whether a model is still on its way here, whether or not a request that needs it is.
+    /// Returns whether a model is still in transit to this GPU, for a request or without one.
     pub(super) fn is_loading(&self, model: Slot) -> bool {
         self.arriving.contains(&model)
     }
 
-    /// Whether any model is still on its way here.
+    /// Returns whether any model is still in transit to this GPU.
     pub(super) fn is_loading_any(&self) -> bool {
         !self.arriving.is_empty()
     }
 
-    /// Whether the next request for a model would find it here: all of it is, or is brought for one
-    /// whose turn comes before.
+    /// Returns whether the next request for a model would find the model here: the model is
+    /// complete, or is loaded for a request with an earlier turn.
     pub(super) fn has_for_next(&self, model: Slot) -> bool {
         let mut here = self.running.iter().chain(&self.ahead);
         self.holds(model) && (!self.is_loading(model) || here.any(|held| held.request.model == model))
@@ -176,7 +182,7 @@ impl Gpu {
         self.resident.iter().map(|it| it.model)
     }
 
-    /// Its place in [`Self::resident`], or where it would be.
+    /// Returns the model's position in [`Self::resident`], or the position at which to insert it.
     fn place_of(&self, model: Slot) -> Result<usize, usize> {
         self.resident.binary_search_by_key(&model, |it| it.model)
     }
@@ -185,13 +191,13 @@ impl Gpu {
         self.resident_blocks
     }
 
-    /// Blocks of the models on it that requests refer to.
+    /// Returns the blocks of the resident models that requests refer to.
     pub(super) fn wanted_blocks(&self, models: &Models) -> u64 {
         let wanted = self.resident.iter().filter(|it| models.get(it.model).users > 0);
         wanted.map(|it| u64::from(it.blocks)).sum()
     }
 
-    /// A model is asked for here: it is brought, unless it is here.
+    /// Notes that a model is requested here. The model is loaded unless it is resident.
     pub(super) fn add_resident(&mut self, now: Timestamp, model: Slot, blocks: u32) {
         let asked = Resident { model, blocks, used: now };
         match self.place_of(model) {
@@ -221,18 +227,18 @@ impl Gpu {
         self.resident_blocks -= u64::from(before.blocks);
     }
 
-    /// Whether a quarter of its memory is free: most models fit.
+    /// Returns whether a quarter of the memory is free, so that most models fit.
     pub(super) fn roomy(&self) -> bool {
         self.resident_blocks * 4 <= self.blocks * 3
     }
 
-    /// The model that was asked for longest ago, and when.
+    /// Returns the model that was requested longest ago, with the time of that request.
     pub(super) fn coldest(&self) -> Option<(Timestamp, Slot)> {
         self.by_use.first().copied()
     }
 
-    /// What is likely to be evicted for so many blocks: the least recently used (L07), and when
-    /// each was asked for.
+    /// Returns the models that are likely to be evicted to free `blocks` blocks, least recently
+    /// used first (L07), each with the time of its last request.
     pub(super) fn victims(&self, blocks: u32) -> impl Iterator<Item = (Timestamp, Slot)> {
         let free = self.blocks.saturating_sub(self.resident_blocks);
         let mut lacking = u64::from(blocks).saturating_sub(free);
@@ -244,19 +250,19 @@ impl Gpu {
         })
     }
 
-    /// What the link's rate says that bringing a model here takes.
+    /// Returns the time of bringing a model here at the link's nominal rate.
     pub(super) fn nominal(&self, models: &Models, model: Slot, source: Source) -> Duration {
         let rate = if let Source::Peer(rate) = source { rate } else { self.host_rate };
         rate.time_for(models.get(model).weights)
     }
 
-    /// How long a copy from the host keeps a free link busy.
+    /// Returns the time that a copy of a model from the host keeps a free link busy.
     pub(super) fn transfer_time(&self, models: &Models, model: Slot) -> Duration {
         let known = models.cost(model, self.kind).and_then(|cost| cost.transfer());
         known.unwrap_or_else(|| self.nominal(models, model, Source::Host))
     }
 
-    /// What bringing a model here adds to a run.
+    /// Returns the time that bringing a model here adds to a run.
     pub(super) fn swap_time(&self, models: &Models, model: Slot, source: Source) -> Duration {
         if source == Source::Here {
             return Duration::ZERO;
@@ -267,17 +273,17 @@ impl Gpu {
             .map_or_else(|| Cost::default().swap(source, nominal), |cost| cost.swap(source, nominal))
     }
 
-    /// What a request here takes from the beginning of its turn, where that is known.
+    /// Returns the expected time of a request from the beginning of its turn, if known.
     pub(super) fn takes(&self, models: &Models, held: &Held) -> Option<Duration> {
         Some(held.swap + models.run_time_of(held.request.model, self.kind, held.rows)?)
     }
 
-    /// The request of this key, where it is here.
+    /// Returns the request with this key, if it is on this GPU.
     pub(super) fn held_mut(&mut self, key: RequestKey) -> Option<&mut Held> {
         self.running.as_mut().into_iter().chain(&mut self.ahead).find(|held| held.request.key == key)
     }
 
-    /// A model has arrived, all of it from another GPU or not.
+    /// Notes that a model has arrived; `from` is the GPU that sent all of it, if one did.
     pub(super) fn loaded(&mut self, model: Slot, from: Option<GpuIndex>) {
         self.arriving.remove(&model);
         let here = self.running.as_mut().into_iter().chain(&mut self.ahead);
@@ -285,17 +291,17 @@ impl Gpu {
             held.loading = Loading::Nothing;
             held.unlike |= matches!(held.source, Source::Peer(_)) && from.is_none();
         }
-        // Their turns begin with it there.
+        // The model is here before the turns of these requests begin.
         let ahead = self.ahead.iter_mut().filter(|held| held.request.model == model);
         ahead.for_each(|held| held.swap = Duration::ZERO);
     }
 
-    /// A request has run here: it has read all of its model.
+    /// Notes that a request has run here, so all weights of its model have arrived.
     pub(super) fn ran(&mut self, model: Slot) {
         self.arriving.remove(&model);
     }
 
-    /// Takes a request off; the next one's turn begins when the running one goes.
+    /// Removes a request. If the request was running, the turn of the next one begins.
     pub(super) fn remove(&mut self, now: Timestamp, key: RequestKey) -> Option<Held> {
         if let Some(running) = self.running.take_if(|held| held.request.key == key) {
             self.running = self.ahead.pop_front().map(|held| Held { since: now, ..held });
@@ -306,17 +312,17 @@ impl Gpu {
     }
 }
 
-/// When a GPU is likely to be through with what it has.
+/// Time at which a GPU is expected to finish its requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Expected {
-    /// Then.
+    /// The GPU finishes at this time.
     At(Timestamp),
-    /// A model never ran, or what runs should have ended before now.
+    /// The end is unknown: a model never ran here, or the running request is overdue.
     Unknown,
 }
 
 impl Expected {
-    /// So much later.
+    /// Returns the expected time plus `time`.
     pub(super) fn and(self, time: Duration) -> Self {
         match self {
             Self::At(at) => Self::At(at + time),
@@ -331,7 +337,7 @@ mod tests {
 
     /// T23, with the paper's run times (table 4, GPU remoting) and weights at 12 GB/s.
     #[test]
-    fn models_are_light_or_heavy_by_what_half_the_link_costs_them() {
+    fn load_class_follows_slowdown_at_half_the_link_rate() {
         let class = |megabytes: u64, run_ms| {
             let load = Duration::from_micros(megabytes * 1000 / 12);
             Loading::of(load, Some(Duration::from_millis(run_ms)))
@@ -341,6 +347,6 @@ mod tests {
         assert_eq!(class(108, 14), Loading::Medium, "Inception-v3");
         assert_eq!(class(241, 17), Loading::Medium, "ResNet-152");
         assert_eq!(class(1340, 43), Loading::Heavy, "Bert-qa");
-        assert_eq!(Loading::of(Duration::ZERO, None), Loading::Heavy, "who knows");
+        assert_eq!(Loading::of(Duration::ZERO, None), Loading::Heavy, "a model that never ran is heavy");
     }
 }

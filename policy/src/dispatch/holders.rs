@@ -1,9 +1,9 @@
-//! The GPUs that hold one model. A search walks through all of them, hundreds in a large domain, far
-//! more often than one comes or goes: so they lie side by side, in index order.
+//! GPUs that hold one model. Searches walk through all holders, hundreds in a large domain, far
+//! more often than a holder is added or removed, so the holders are a sorted vector.
 
 use millrace_types::GpuIndex;
 
-/// Each once, in index order.
+/// Each GPU once, in index order.
 #[derive(Debug, Default)]
 pub(super) struct Holders(Vec<GpuIndex>);
 

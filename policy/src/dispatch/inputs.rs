@@ -1,10 +1,11 @@
-//! Where a request's data lies: how many bytes of its inputs each GPU of the node has, and what bringing
-//! them to another one takes (D06, D07, D19). So a step of a workflow runs where the step before it left
-//! its output, unless something else is worth more: what that is says each policy.
+//! Data locality: how many bytes of a request's inputs each GPU of the node has, and how long
+//! bringing them to another GPU takes (D06, D07, D19). A workflow step then runs where the step
+//! before it left its output, unless the policy has a stronger reason for another GPU.
 //!
-//! The FaaSTube paper places a workflow's functions ahead of its requests, so that those which pass data
-//! share fast links (MAPA). Here GPUs are chosen when a request comes, and so is this. Only what its node
-//! has on GPUs is told: from the host or another node it comes to all of them alike.
+//! The FaaSTube paper places a workflow's functions before requests arrive, so that functions that
+//! exchange data share fast links (MAPA). Here the GPU is chosen when a request arrives, and so is
+//! this locality. Only inputs on GPUs of this node count, because inputs from the host or from
+//! another node reach all GPUs alike.
 
 use std::hash::{Hash, Hasher};
 use std::time::Duration;
@@ -17,22 +18,23 @@ use super::queue::SizeRank;
 use super::{Dispatch, Place};
 use crate::ids::RequestKey;
 
-/// GPUs that a request's inputs are told of; beyond them, those with least go untold. A fan-in from
-/// more runs on one of these, and most of its data crosses links wherever it runs.
+/// Maximum number of GPUs listed for a request's inputs; GPUs with the least bytes are omitted. A
+/// step with inputs from more GPUs runs on one of the listed GPUs, and most of its data crosses
+/// links wherever it runs.
 pub const INPUT_GPUS_MAX: usize = 4;
 
-/// How many bytes of a request's inputs GPUs of its node have.
+/// Bytes of a request's inputs on each GPU of the node.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Inputs {
-    /// Each GPU once, the one with most first; what is over has none.
+    /// GPUs in descending order of bytes, each once; unused entries have zero bytes.
     on: [(GpuIndex, Bytes); INPUT_GPUS_MAX],
 }
 
 impl Inputs {
-    /// None of them is on a GPU.
+    /// Inputs of which none is on a GPU.
     pub const NONE: Self = Self { on: [(GpuIndex(0), Bytes::ZERO); INPUT_GPUS_MAX] };
 
-    /// Of pieces on GPUs, in any order.
+    /// Adds up pieces on GPUs, in any order.
     #[must_use]
     pub fn of(pieces: impl IntoIterator<Item = (GpuIndex, Bytes)>) -> Self {
         let mut all: Vec<(GpuIndex, Bytes)> = Vec::new();
@@ -48,26 +50,26 @@ impl Inputs {
         inputs
     }
 
-    /// Those of both.
+    /// Returns the inputs of both requests.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         if other.is_empty() { self } else { Self::of(self.iter().chain(other.iter())) }
     }
 
-    /// Whether no GPU has any.
+    /// Returns whether no GPU has any of the inputs.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.iter().next().is_none()
     }
 
-    /// The GPUs that have some, the one with most first.
+    /// Returns the GPUs that have some of the inputs, the one with most bytes first.
     pub fn iter(&self) -> impl Iterator<Item = (GpuIndex, Bytes)> + use<> {
         self.on.into_iter().take_while(|(_, bytes)| *bytes > Bytes::ZERO)
     }
 }
 
-/// What has none hashes as if it could have none: a node without objects is known to do the same as
-/// one that knows of none (`policy::trace`).
+/// Empty inputs hash to nothing, so that a node without objects has the same event trace as a node
+/// that never heard of objects (`policy::trace`).
 impl Hash for Inputs {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.iter().for_each(|it| it.hash(state));
@@ -75,7 +77,7 @@ impl Hash for Inputs {
 }
 
 impl Dispatch {
-    /// Notes where a request's data is.
+    /// Sets the location of a request's inputs.
     pub(super) fn reads(&mut self, key: RequestKey, inputs: Inputs) {
         if inputs.is_empty() {
             self.inputs.remove(&key);
@@ -84,14 +86,15 @@ impl Dispatch {
         }
     }
 
-    /// Notes that it is elsewhere by now, as long as anybody waits for the request.
+    /// Updates the location of a request's inputs, unless the request has left the node.
     pub(super) fn moved(&mut self, key: RequestKey, inputs: Inputs) {
         if self.places.contains_key(&key) {
             self.reads(key, inputs);
         }
     }
 
-    /// Notes that a request stands for several, or does no more; those may become more on a GPU.
+    /// Notes that a request stands for a batch of `rows` rows, or for itself alone; a batch may
+    /// grow on a GPU.
     pub(super) fn stands_for(&mut self, key: RequestKey, rows: u32, inputs: Inputs) {
         self.runs_as(key, rows, &inputs);
         if rows > 1 {
@@ -99,12 +102,13 @@ impl Dispatch {
         } else {
             self.rows.remove(&key);
         }
-        // It may have gone before it is said that it stands for itself alone.
+        // The request may have left the node before the end of its batch is announced.
         let known = rows > 1 || self.places.contains_key(&key);
         self.reads(key, if known { inputs } else { Inputs::NONE });
     }
 
-    /// Others run as one on a GPU than were given to it: what that takes is learned as theirs.
+    /// Updates the rows of a request on a GPU, so that the cost model attributes the run to the
+    /// actual number of rows.
     fn runs_as(&mut self, key: RequestKey, rows: u32, inputs: &Inputs) {
         let Some(&Place::On(gpu)) = self.places.get(&key) else { return };
         let it = self.fleet.get(gpu);
@@ -121,7 +125,7 @@ impl Dispatch {
         });
     }
 
-    /// Where a request's data is taken to be.
+    /// Returns the recorded location of a request's inputs.
     #[cfg(test)]
     pub(crate) fn inputs_of(&self, key: RequestKey) -> Inputs {
         self.inputs.get(&key).copied().unwrap_or_default()
@@ -129,9 +133,9 @@ impl Dispatch {
 }
 
 impl Fleet {
-    /// What bringing inputs to a GPU takes: by all NVLink routes from each GPU that has some, as fast as
-    /// they are while nothing else moves (D20); where none leads, over the host, which has all of them
-    /// before the first goes on.
+    /// Returns the time of bringing inputs to a GPU. Inputs travel over all NVLink routes from each
+    /// GPU that has some, at the rate of otherwise idle links (D20). Inputs without a route travel
+    /// over the host, which receives all bytes before forwarding the first.
     pub(super) fn move_time(&self, inputs: &Inputs, to: GpuIndex) -> Duration {
         let host = |gpu: GpuIndex, bytes| self.get(gpu).host_rate.time_for(bytes);
         let time = |(from, bytes): (GpuIndex, Bytes)| match self.way(from, to) {
@@ -141,9 +145,10 @@ impl Fleet {
         inputs.iter().filter(|&(from, _)| from != to).map(time).fold(Duration::ZERO, Duration::saturating_add)
     }
 
-    /// The first idle GPU of at least this rank; of several that are as good by `class`, the one that
-    /// inputs come to soonest. Looked at are the first, those that have some, and those that ways lead to
-    /// from these: to all others they come over the host.
+    /// Returns the first idle GPU of at least this rank; among GPUs of the same `class`, the one
+    /// that the inputs reach soonest. Examines the first idle GPU, the GPUs that have some of the
+    /// inputs, and the GPUs that routes lead to from there: to all others the inputs travel over
+    /// the host.
     pub(super) fn nearest_idle<C: Ord>(
         &self,
         inputs: &Inputs,
@@ -159,7 +164,8 @@ impl Fleet {
         near.chain([first]).min_by_key(|&gpu| key(gpu))
     }
 
-    /// The GPUs that have some of these, and those that ways lead to from there; some twice.
+    /// Returns the GPUs that have some of the inputs and the GPUs that routes lead to from there;
+    /// may repeat a GPU.
     pub(super) fn near(&self, inputs: &Inputs) -> impl Iterator<Item = GpuIndex> {
         inputs.iter().flat_map(|(gpu, _)| std::iter::once(gpu).chain(self.reached(gpu).iter().copied()))
     }
@@ -179,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_are_added_up_and_the_gpus_with_most_are_told() {
+    fn inputs_sum_pieces_by_gpu_and_list_the_gpus_with_most_bytes() {
         let told =
             |inputs: Inputs| inputs.iter().map(|(gpu, bytes)| (gpu.0, bytes.0 >> 20)).collect::<Vec<_>>();
         assert_eq!(told(on(&[(3, 1), (0, 0), (1, 2), (3, 2)])), [(3, 3), (1, 2)]);
@@ -191,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_move_takes_as_long_as_the_way_that_leads_there_or_both_over_the_host() {
+    fn move_time_uses_the_nvlink_route_or_both_host_links() {
         let gpus = [1, 1, 2].map(|gb| GpuConfig::new(Bytes::mib(64), BytesPerSec::gb(gb)));
         let ways = vec![Way { from: GpuIndex(0), to: GpuIndex(1), rate: BytesPerSec::gb(10) }];
         let config = Config { ways, ..Config::new(gpus.to_vec(), 1) };

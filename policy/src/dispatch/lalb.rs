@@ -4,17 +4,18 @@
 //! An idle GPU takes, in this order:
 //!
 //! 1. the first request of its own queue (L10);
-//! 2. the oldest request whose model it holds, past others, unless one before it has been overtaken
-//!    as often as is allowed (L11, L14);
-//! 3. that one, else the oldest of all: on another idle GPU that holds its model; in the own queue
-//!    of the busy holder that finishes first, if that is before this GPU could have loaded the model
-//!    (L12); else here (L13).
+//! 2. the oldest request for a model that the GPU holds. This hit overtakes older requests, unless
+//!    an older request is at its overtaking limit (L11, L14);
+//! 3. the request at its limit, else the oldest request of all. This request goes to another idle
+//!    GPU that holds its model; else to the own queue of the busy holder that finishes first, if
+//!    that is before this GPU could have loaded the model (L12); else to this GPU (L13).
 //!
-//! What waits in a GPU's own queue is handed ahead to it, one at a time, and not asked back: the
-//! GPU holds its model, so nothing is loaded sooner than in the paper, and no message is waited for.
-//! Its model is pinned there until it has gone. Of several idle holders a request goes to the one that
-//! its data comes to soonest ([`inputs`](super::inputs)). Who may not be
-//! [overtaken](super::overtaking) any more goes next.
+//! The requests in a GPU's own queue are assigned behind its running request one at a time, and are
+//! never recalled. The GPU holds the model, so no load starts earlier than in the paper. The GPU
+//! waits for no message. The model stays pinned on the GPU until its last request there has left.
+//! Among several idle holders, a request goes to the one that its inputs reach soonest
+//! ([`inputs`](super::inputs)). A request that may not be [overtaken](super::overtaking) any more
+//! goes next.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -29,11 +30,11 @@ use super::policy::{Decision, Entry, Policy, Route, Stats, View};
 use super::queue::{SizeRank, Waiting};
 use crate::ids::RequestKey;
 
-/// Requests that wait for one GPU.
+/// Own queue of a GPU: the requests that wait for this GPU alone.
 #[derive(Debug, Default)]
 struct Own {
     queue: BTreeMap<RequestKey, (Waiting, Duration)>,
-    /// What their runs take.
+    /// Sum of the expected run times.
     time: Duration,
 }
 
@@ -49,14 +50,15 @@ impl Own {
 pub(super) struct Lalb {
     limit: u32,
     ages: Ages,
-    /// Of each model, by its slot, who waits for it in [`Self::ages`].
+    /// Keys of the requests in [`Self::ages`], by model slot.
     by_model: Vec<BTreeSet<RequestKey>>,
-    /// The oldest of each, side by side: an idle GPU looks at one for each model on it.
+    /// Oldest key of each model, stored contiguously: an idle GPU reads one entry for each model
+    /// that it holds.
     oldest: Vec<Option<RequestKey>>,
     own: Vec<Own>,
-    /// Which GPU's own queue a request is in.
+    /// GPU for which a request waits in its own queue.
     reserved: BTreeMap<RequestKey, GpuIndex>,
-    /// GPUs that may have room for the next of their own queue.
+    /// GPUs that may accept the next request of their own queue.
     ready: BTreeSet<GpuIndex>,
     reserves: u64,
 }
@@ -75,7 +77,7 @@ impl Lalb {
         }
     }
 
-    /// Takes in, or lets go, one that waits for a model.
+    /// Adds or removes a request that waits for a model.
     fn waits_for(&mut self, model: Slot, key: RequestKey, waits: bool) {
         let place = model.0 as usize;
         if self.by_model.len() <= place {
@@ -94,14 +96,14 @@ impl Lalb {
         }
     }
 
-    /// Takes a request that goes to a GPU of this rank.
+    /// Removes a request that goes to a GPU of this rank.
     fn send(&mut self, from: SizeRank, key: RequestKey, to: SizeRank) -> Option<Waiting> {
         let request = self.ages.send(from, key, to)?;
         self.waits_for(request.model, key, false);
         Some(request)
     }
 
-    /// The next of a GPU's own queue, where that has room.
+    /// Returns the next request of an own queue with a GPU that can accept it.
     fn next_reserved(&mut self, view: &View<'_>) -> Option<Decision> {
         while let Some(gpu) = self.ready.pop_first() {
             let it = view.fleet.get(gpu);
@@ -116,7 +118,7 @@ impl Lalb {
         None
     }
 
-    /// The oldest request whose model a GPU holds.
+    /// Returns the oldest request for a model that a GPU holds.
     fn hit(&self, view: &View<'_>, gpu: GpuIndex) -> Option<(RequestKey, SizeRank)> {
         let models = view.fleet.get(gpu).resident();
         let oldest = |model: Slot| Some(((*self.oldest.get(model.0 as usize)?)?, model));
@@ -124,12 +126,13 @@ impl Lalb {
         Some((key, view.models.get(model).rank?))
     }
 
-    /// What an idle GPU takes, or what has to go elsewhere first (algorithm 1).
+    /// Returns the decision for an idle GPU: a request for this GPU, or a request that has to go
+    /// elsewhere first (algorithm 1).
     fn for_gpu(&mut self, view: &View<'_>, gpu: GpuIndex) -> Option<Decision> {
         let rank = view.fleet.get(gpu).rank;
         let at_limit = self.ages.at_limit(rank);
         let hit = match at_limit {
-            // Nobody is older: no other hit may go before it.
+            // No hit can be older than the oldest request, and no younger hit may overtake it.
             Some((key, from)) if self.ages.oldest(rank) == at_limit => {
                 let model = self.ages.get(from, key)?.model;
                 at_limit.filter(|_| view.fleet.get(gpu).holds(model))
@@ -149,8 +152,8 @@ impl Lalb {
         self.balance(view, gpu, key, from)
     }
 
-    /// Of the idle holders of a request's model the one that its data comes to soonest, this one among
-    /// equals: a hit is a hit on each of them.
+    /// Returns the idle holder of the model that a request's inputs reach soonest, and `idle` among
+    /// equals: the request is a hit on each of them.
     fn nearest_holder(&self, view: &View<'_>, request: &Waiting, idle: GpuIndex) -> GpuIndex {
         let inputs = view.inputs(request);
         if inputs.is_empty() {
@@ -161,12 +164,12 @@ impl Lalb {
         view.fleet.idle_holder(holders, request.rank, key).unwrap_or(idle)
     }
 
-    /// Whether an older one is at its limit that fits a GPU too.
+    /// Returns whether an older request that also fits the GPU is at its limit.
     fn held_up(&self, view: &View<'_>, request: &Waiting, gpu: GpuIndex) -> bool {
         !self.ages.may_go(request.key, view.fleet.get(gpu).rank)
     }
 
-    /// Where a request goes that is no hit on an idle GPU (algorithm 2).
+    /// Decides where a request goes that is no hit on the idle GPU (algorithm 2).
     fn balance(
         &mut self,
         view: &View<'_>,
@@ -176,7 +179,7 @@ impl Lalb {
     ) -> Option<Decision> {
         let request = self.ages.get(from, key)?;
         let holders = &view.models.get(request.model).holders;
-        // Those where an older one is at its limit come last, and are left out.
+        // GPUs for which an older request is at its limit sort last, and the filter drops them.
         let held_up = |gpu: GpuIndex| self.held_up(view, &request, gpu);
         let near = |gpu| (held_up(gpu), view.fleet.move_time(view.inputs(&request), gpu));
         let other_idle = view.fleet.idle_holder(holders, from, near).filter(|&gpu| !held_up(gpu));
@@ -192,7 +195,8 @@ impl Lalb {
         Some(Decision::Assign { request, gpu, over: Route::Host })
     }
 
-    /// The busy holder that would finish a request first, if sooner than the idle GPU.
+    /// Returns the busy holder that would finish a request first, if it finishes before the idle
+    /// GPU would.
     fn busy_holder(&self, view: &View<'_>, request: &Waiting, idle: GpuIndex) -> Option<GpuIndex> {
         if request.attempts.suspect() {
             return None;
@@ -207,7 +211,7 @@ impl Lalb {
                 return None;
             }
             let wait = view.fleet.backlog(view.models, view.now, gpu)? + own(gpu);
-            // On equal GPUs the run is the same on both sides.
+            // On GPUs of one kind the run takes equally long on both sides.
             let (there, miss) = match it.kind == here.kind {
                 true => (wait, load),
                 false => (wait + run(it.kind)?, load + run(here.kind)?),
@@ -221,7 +225,7 @@ impl Lalb {
         glance::first_of_close(in_time, finish).map(|(_, gpu)| gpu)
     }
 
-    /// Binds a request to a busy GPU: it goes ahead at once where nobody else waits there.
+    /// Binds a request to a busy GPU, and assigns it at once if no other request waits there.
     fn reserve(&mut self, view: &View<'_>, request: &Waiting, gpu: GpuIndex) -> Option<Decision> {
         let it = view.fleet.get(gpu);
         let request = self.send(request.rank, request.key, it.rank)?;
@@ -259,7 +263,7 @@ impl Policy for Lalb {
         if let Some(decision) = self.next_reserved(view) {
             return Some(decision);
         }
-        // The idle GPU that comes first of those that somebody here fits (L09).
+        // The first idle GPU that fits at least one waiting request (L09).
         let gpu = view.fleet.first_idle(self.ages.smallest()?)?;
         self.for_gpu(view, gpu)
     }

@@ -1,4 +1,4 @@
-//! What dispatch learns from the turns it gave: the samples of the [cost model](super::cost) (L15).
+//! Samples for the [cost model](super::cost), taken from the turns on GPUs (L15).
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use super::gpus::{Held, Loading};
 use super::{Action, Dispatch};
 
 impl Dispatch {
-    /// Takes in what a turn took.
+    /// Adds a finished turn to the cost model and to its prediction errors.
     pub(super) fn learn(
         &mut self,
         held: &Held,
@@ -20,15 +20,17 @@ impl Dispatch {
     ) {
         let kind = self.fleet.get(gpu).kind;
         let before = self.weights(held.request.model, kind);
-        let (gpu, model) = (self.fleet.get(gpu), held.request.model);
+        let gpu = self.fleet.get(gpu);
+        let model = held.request.model;
         let nominal = gpu.nominal(&self.models, model, held.source);
         let whole = !held.ahead || held.source == Source::Here;
         if let Some(predicted) = held.predicted.filter(|_| whole) {
             self.errors.add(gpu.kind, held.source, predicted, turn.max(ran));
         }
-        // From another GPU, unless that failed: nothing is known of it before it has arrived.
+        // A peer copy counts only after its arrival: until then the copy may have failed over to
+        // the host.
         let told = !matches!(held.source, Source::Peer(_)) || held.loading == Loading::Nothing;
-        // A turn shorter than its run began before we heard of it.
+        // A turn shorter than its run began before dispatch learned of its start.
         let added = turn.checked_sub(ran).filter(|_| whole && told && !held.unlike);
         self.models.learn(model, gpu.kind, |cost| {
             cost.ran(held.rows, ran);
@@ -39,12 +41,13 @@ impl Dispatch {
         self.reweighed(model, before, actions);
     }
 
-    /// All of a model is on a GPU: its links are free again.
+    /// Notes that all of a model arrived on a GPU, so its links are free again.
     pub(super) fn loaded(
         &mut self,
         now: Timestamp,
         gpu: GpuIndex,
-        (model, from): (ModelId, Option<GpuIndex>),
+        model: ModelId,
+        from: Option<GpuIndex>,
         actions: &mut Vec<Action>,
     ) {
         let Some(model) = self.models.slot(model) else { return };

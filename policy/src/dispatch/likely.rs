@@ -1,11 +1,12 @@
-//! Models that a workflow is likely to ask for next (D29): brought while the step before runs, so that
-//! the next one finds its model on a GPU or on its way.
+//! Prewarming (D29): loads the model that a workflow is likely to need next while the step before
+//! runs, so that the next step finds its model on a GPU or in transit.
 //!
-//! A hint, and never a promise. It is followed where that is in nobody's way: nobody waits in the queue
-//! or to be let into it, and a GPU has time for it: the one that runs the step before and nothing else,
-//! where the data will be, or else the idle one with most room; nothing else is on its way there; and it
-//! has room beside what requests wait for and what is kept. What has to wait for such a GPU does so for
-//! [`LIKELY_FOR`], at most [`LIKELY_MAX`] at a time.
+//! A prewarming hint is never a promise. Dispatch follows a hint only if that delays no request: no
+//! request waits in the queue or for its tenant's caps, and a GPU has time for the load. The
+//! preferred GPU runs the step before and nothing else, because the data will be there; otherwise
+//! the idle GPU with most free memory is chosen. No other load may be under way on that GPU, and
+//! the model must fit beside the models that requests wait for and the warm copies. At most
+//! [`LIKELY_MAX`] hints wait for such a GPU, each for [`LIKELY_FOR`].
 
 use std::cmp::Reverse;
 use std::time::Duration;
@@ -15,23 +16,23 @@ use millrace_types::{GpuIndex, ModelId, Timestamp};
 use super::models::Slot;
 use super::{Action, Dispatch};
 
-/// Models that wait for a GPU that has time for them.
+/// Maximum number of hints that wait for a GPU.
 pub const LIKELY_MAX: usize = 8;
-/// How long each does: who was to ask for it has done so by then.
+/// Lifetime of a waiting hint. The workflow step has requested its model by then.
 pub const LIKELY_FOR: Duration = Duration::from_secs(1);
 
-/// What became of the models that were likely to be asked for.
+/// Outcomes of prewarming hints.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Prewarms {
-    /// A GPU was told to bring them.
+    /// Loads that were sent to a GPU.
     pub brought: u64,
-    /// A GPU held them, or a request had asked for them.
+    /// Hints for a model that a GPU held or that a request had already asked for.
     pub there: u64,
-    /// No GPU had time or room for them, or requests waited.
+    /// Hints that were dropped because no GPU had time or memory, or because requests waited.
     pub busy: u64,
 }
 
-/// A model that is likely to be asked for.
+/// Prewarming hint for a model.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Hint {
     model: ModelId,
@@ -40,18 +41,20 @@ pub(super) struct Hint {
 }
 
 impl Dispatch {
-    /// So many requests wait to be let into the queue ([`crate::tenancy`]): what they need may be on a
-    /// GPU, where nothing here says that it is needed.
+    /// Sets the number of requests that wait for their tenant's caps ([`crate::tenancy`]). Their
+    /// models may be on a GPU although no request in this queue needs them, so these requests block
+    /// prewarming.
     pub(crate) fn wait_outside(&mut self, requests: usize) {
         self.outside = requests;
     }
 
-    /// A model is likely to be asked for, with the outputs of another.
+    /// Adds a hint that a model will be requested, with the outputs of the model `after`.
     pub(super) fn likely(&mut self, now: Timestamp, model: ModelId, after: Option<ModelId>) {
         if self.models.installed(model).is_none() || self.likely.iter().any(|hint| hint.model == model) {
             return;
         }
-        // A model that is bound to one GPU is of no use on another.
+        // With early binding, a model is useless on any GPU but the one that its function is bound
+        // to.
         if self.likely.len() >= LIKELY_MAX || self.config.policy.binds_early() {
             self.stats.prewarms.busy += 1;
             return;
@@ -59,7 +62,7 @@ impl Dispatch {
         self.likely.push(Hint { model, after, until: now + LIKELY_FOR });
     }
 
-    /// Brings what can be brought now.
+    /// Carries out the hints that are possible now, and drops the expired ones.
     pub(super) fn bring_likely(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
         for hint in std::mem::take(&mut self.likely) {
             let Some(slot) = self.models.installed(hint.model) else { continue };

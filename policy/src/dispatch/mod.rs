@@ -1,51 +1,56 @@
-//! Which request goes to which GPU. One core of the Node actor.
+//! Dispatch decides which request runs on which GPU. It is one state machine of the Node actor.
 //!
-//! One code path for every policy: a bounded queue, who may wait in it at all, what becomes of a
-//! request that lost its GPU, handing ahead and asking back. What is chosen in config
-//! ([`PolicyConfig`]) is the order in which requests wait and which goes where:
+//! All policies share one code path: a bounded queue, the checks on entry to the queue, retries
+//! after the loss of a GPU, the early assignment of requests to busy GPUs, and recalls. The
+//! configured policy ([`PolicyConfig`]) decides only the order of the queue and the GPU of each
+//! request:
 //!
-//! | name | first | to | ahead |
+//! | name | next request | GPU | assigns to busy GPUs |
 //! |---|---|---|---|
-//! | `fifo` | the oldest | an idle holder, else the emptiest idle GPU | yes, see below |
+//! | `fifo` | the oldest | an idle holder, else the idle GPU with most free memory | yes, see below |
 //! | `lb` | the oldest | the GPU that has been idle longest (L18) | no |
-//! | `lalb`, `lalb-o3` | a hit, at most so many times past older ones, else the oldest | an idle holder, the own queue of a busy one, or a miss (L09 to L14) | from a GPU's own queue |
+//! | `lalb`, `lalb-o3` | a hit (bounded overtaking), else the oldest | an idle holder, the own queue of a busy holder, or a miss (L09 to L14) | from a GPU's own queue |
 //! | `torpor` | by required request count (T18 to T21) | an idle holder, else by interference (T22) | no |
 //! | `random` | as `torpor` | an idle holder, else any idle GPU (T28) | no |
-//! | `unified` | what can be in time and matters most | the least estimated finish: idle holder, peer, host, behind a busy holder | what has no deadline |
-//! | `native`, `nonswap`, `infless-ka` | the oldest of those bound to a GPU | that one ([`bound`], T28) | no |
+//! | `unified` | the most pressing request that can still meet its deadline | the GPU with the least estimated finish: idle holder, peer copy, host copy, or behind a busy holder | hits, and requests without a deadline |
+//! | `native`, `nonswap`, `infless-ka` | the oldest of the requests bound to a GPU | the bound GPU ([`bound`], T28) | no |
 //! | `simpleswap` | the oldest | an idle holder, else any idle GPU (T28) | no |
 //!
-//! Each is a [`policy::Policy`]; requests of different [priorities](priority) have one of their own each.
+//! Each policy implements [`policy::Policy`]. Each [priority](priority) in use has a policy
+//! instance of its own.
 //!
-//! **Handing ahead** (`fifo`). Where no GPU is idle, the oldest request is handed ahead to a
-//! busy GPU that has no next one yet: one that holds its model, else the one that is likely to be
-//! free first; so a GPU never waits for a message. A GPU that falls idle with nothing in the queue
-//! asks a next one back from a busy neighbour.
+//! **Assignment to busy GPUs** (`fifo`). While no GPU is idle, the oldest request is assigned to a
+//! busy GPU that has no next request yet. A holder of the model is preferred, else the GPU that is
+//! expected to be free first. A GPU therefore never waits for a message between two runs. If a GPU
+//! falls idle while the queue is empty, dispatch recalls a next request from a busy GPU.
 //!
-//! More than one goes ahead only where that costs nobody anything: to a GPU that holds the model
-//! and will begin it sooner than it could be asked back ([`RECALL_COST`]). Where runs take a few
-//! microseconds, the wake of an executor is then shared by several of them.
+//! A busy GPU gets a second and later next request only if that delays no request: the GPU holds
+//! the model and will begin the request sooner than a recall would take ([`RECALL_COST`]). If runs
+//! last a few microseconds, several runs then share one wake of the executor.
 //!
-//! **When a GPU is lost** ([`recovery`]) the models that requests still wait for and that no other GPU
-//! holds are brought to the others at once (T16).
+//! **Lost GPUs** ([`recovery`]). Models that requests still wait for, and that no other GPU holds,
+//! are loaded onto other GPUs at once (T16).
 //!
-//! **Another policy** ([`change`]) may take over at any time, with all that waits.
+//! **Policy changes** ([`change`]). Another policy can take over at any time, with all waiting
+//! requests.
 //!
-//! **Kept warm** ([`warm`]): a model may be wanted on so many GPUs without a request for it.
+//! **Warm copies** ([`warm`]). An operator can require a minimum number of GPUs that hold a model,
+//! even without requests.
 //!
-//! **Likely next** ([`likely`], D29): what a workflow asks for next is brought to a GPU that has time for it.
+//! **Prewarming** ([`likely`], D29). The model that a workflow will need next is loaded onto a GPU
+//! that has time for it.
 //!
-//! A suspect, a request that was around when a GPU was lost, is given a GPU of its own: it is not
-//! handed ahead and nobody is handed ahead behind it.
+//! A suspect is a request that was on a GPU when that GPU was lost. A suspect runs alone: dispatch
+//! never assigns a suspect to a busy GPU, and assigns no request behind a suspect.
 //!
-//! **Data** ([`inputs`]). A workflow's step that reads what lies in the memory of some of the GPUs goes
-//! there, where its policy has no reason to prefer another: `fifo`, `lalb` and `torpor` among GPUs that
-//! are equal to them; `unified` adds what bringing it takes to the estimated finish.
+//! **Data locality** ([`inputs`]). A workflow step that reads objects in GPU memory is sent to the
+//! GPU that has them if the policy has no reason to prefer another GPU. `fifo`, `lalb` and `torpor`
+//! break ties by data; `unified` adds the transfer time to the estimated finish.
 //!
-//! **What things take** is one model's word for all policies ([`cost`]).
+//! **Cost model** ([`cost`]). All policies share one model of run and swap times.
 //!
-//! **Cost** (L16). A decision of any policy costs the logarithm of what waits, the models on one
-//! GPU and the GPUs that hold one model, whatever the number of requests (`benches/dispatch.rs`).
+//! **Complexity** (L16). The cost of a decision is logarithmic in the waiting requests, in the
+//! models on one GPU and in the GPUs that hold one model (`benches/dispatch.rs`).
 //!
 //! ```text
 //! Enqueue, Withdraw                      ┌───────┐  Assign, Recall, Cancel, Prefetch, …
@@ -119,9 +124,10 @@ use crate::gpu::SLOTS_MAX;
 use crate::ids::RequestKey;
 use crate::memory::blocks_for;
 
-/// What asking a request back costs: below that it is left where it is, and a run is not yet late.
+/// Cost of a recall. A request that would begin sooner than this stays on its GPU, and a run is
+/// overdue only after exceeding its expected end by this time.
 pub const RECALL_COST: Duration = Duration::from_micros(200);
-/// Requests a GPU has been handed ahead, at most.
+/// Maximum number of requests that are assigned to a GPU behind its running request.
 pub const AHEAD_MAX: usize = SLOTS_MAX - 1;
 
 #[derive(Debug, Clone, Copy)]
@@ -130,38 +136,38 @@ enum Place {
     On(GpuIndex),
 }
 
-/// The node's queue and what it knows of its GPUs.
+/// Queue of a node, with the dispatcher's model of the node's GPUs.
 #[derive(Debug)]
 pub struct Dispatch {
     queue_max: u32,
-    /// The GPUs' sizes in blocks, smallest first, each once.
+    /// Distinct memory sizes of the GPUs in blocks, ascending.
     sizes: Vec<u32>,
     fleet: Fleet,
     models: Models,
     policy: Box<dyn Policy>,
-    /// As it is now.
+    /// Current configuration; changes with the policy.
     config: Config,
     places: BTreeMap<RequestKey, Place>,
     queued: usize,
-    /// How many requests wait for a GPU alone, by it and their model.
+    /// Number of requests that wait for one GPU alone, by GPU and model.
     pins: BTreeMap<(GpuIndex, Slot), u32>,
     warm: Warm,
-    /// Models that are likely to be asked for, and that no GPU could bring yet.
+    /// Models to prewarm for which no GPU has had time or room yet.
     likely: Vec<Hint>,
-    /// Requests that are not let into the queue yet.
+    /// Requests that tenant caps keep outside the queue.
     outside: usize,
-    /// Of requests that stand for several, how many rows run as one.
+    /// Number of rows that run as one, for requests that stand for a batch.
     rows: BTreeMap<RequestKey, u32>,
-    /// Of requests whose data is on GPUs, where.
+    /// Location of the inputs, for requests that have inputs on GPUs.
     inputs: BTreeMap<RequestKey, Inputs>,
-    /// When to look again whether an idle GPU should ask for a neighbour's next request.
+    /// Time of the next check whether an idle GPU should recall a request from a busy one.
     look_again: Option<Timestamp>,
     errors: Errors,
     stats: Stats,
 }
 
 impl Dispatch {
-    /// An empty queue; no GPU is up yet.
+    /// Creates an empty queue, with all GPUs down.
     #[must_use]
     pub fn new(config: &Config) -> Self {
         let size = |gpu: &GpuConfig| u32::try_from(gpu.memory.0 / crate::memory::BLOCK.0).unwrap_or(u32::MAX);
@@ -192,45 +198,46 @@ impl Dispatch {
         }
     }
 
-    /// Requests that wait.
+    /// Returns the number of waiting requests.
     #[must_use]
     pub fn queued(&self) -> usize {
         self.queued
     }
 
-    /// Whether a request waits or is on a GPU.
+    /// Returns whether a request waits or is on a GPU.
     #[must_use]
     pub fn holds(&self, key: RequestKey) -> bool {
         self.places.contains_key(&key)
     }
 
-    /// Requests that wait or are on a GPU.
+    /// Returns the number of requests that wait or are on a GPU.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.places.len()
     }
 
-    /// How many rows run as one for a request: 1, unless it stands for several.
+    /// Returns how many rows run as one for a request: 1, unless the request stands for a batch.
     #[must_use]
     pub fn rows(&self, key: RequestKey) -> u32 {
         self.rows.get(&key).copied().unwrap_or(1)
     }
 
-    /// What a run of a model with so many rows is expected to take, where it takes longest.
+    /// Returns the expected run time of a model with `rows` rows, on the kind of GPU where the run
+    /// takes longest.
     #[must_use]
     pub fn predicted_run(&self, model: ModelId, rows: u32) -> Option<Duration> {
         self.models.longest_run(self.models.installed(model)?, rows)
     }
 
-    /// Whether its decisions depend on [`Event::Objective`], [`Event::Score`] and [`Event::Forget`]:
-    /// others need not be told. What arrives where, [`Event::Loaded`], is told to all: what a swap
-    /// takes, and which links are busy, is the same model's word for every policy.
+    /// Returns whether decisions depend on [`Event::Objective`], [`Event::Score`] and
+    /// [`Event::Forget`]; otherwise the caller need not send these events. Every policy needs
+    /// [`Event::Loaded`], because the cost model learns from arrivals and a load occupies links.
     #[must_use]
     pub fn wants_scores(&self) -> bool {
         self.policy.scores()
     }
 
-    /// What it has counted so far.
+    /// Returns the counters so far.
     #[must_use]
     pub fn stats(&self) -> Stats {
         let top_copies = self.models.top().map_or(0, |model| model.holders.len());
@@ -244,17 +251,20 @@ impl Dispatch {
         stats
     }
 
-    /// What was learned of each model that ran, by kind of GPU. [`Event::Learned`] says it again.
+    /// Returns the profile of each model that ran, by kind of GPU. [`Event::Learned`] restores a
+    /// profile.
     pub fn learned(&self) -> impl Iterator<Item = Learned> {
         self.models.ran().filter_map(|(slot, kind, run)| {
             let gpu = self.fleet.all().map(|gpu| self.fleet.get(gpu)).find(|gpu| gpu.kind == kind)?;
-            let (load, model) = (gpu.transfer_time(&self.models, slot), self.models.get(slot).id);
+            let load = gpu.transfer_time(&self.models, slot);
+            let model = self.models.get(slot).id;
             let swap = self.models.cost(slot, kind).and_then(|cost| cost.host());
             Some(Learned { model, kind, load, swap, run })
         })
     }
 
-    /// [`Stats::reserved`] alone, which does not look at every model.
+    /// Returns [`Stats::reserved`] alone, without the scan over all models that [`Self::stats`]
+    /// makes.
     #[must_use]
     pub fn reserved(&self) -> u64 {
         let mut stats = Stats::default();
@@ -278,7 +288,7 @@ impl Dispatch {
             Some(_) if self.queued >= self.queue_max as usize => Reason::QueueFull,
             Some((model, Some(rank))) => {
                 self.models.used(model);
-                // What was said of all that it stands for holds.
+                // Data locations of a whole batch are already known and must stay.
                 if !self.rows.contains_key(&key) {
                     self.reads(key, inputs);
                 }
@@ -297,7 +307,7 @@ impl Dispatch {
         self.policy.push(request, entry);
     }
 
-    /// Gives out what can be given out.
+    /// Carries out every decision that the policy can make now.
     fn pump(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
         while self.queued > 0 {
             let view = View { now, fleet: &self.fleet, models: &self.models, inputs: &self.inputs };
@@ -341,7 +351,8 @@ impl Core for Dispatch {
     }
 
     fn on_event(&mut self, now: Timestamp, event: Event, actions: &mut Vec<Action>) {
-        // These free nothing, and nobody goes anywhere for them: what is due by now is left for who looks.
+        // These events free no capacity and add no request, so deadlines that passed can wait
+        // for the next decision.
         match event {
             Event::Rows { key, rows, inputs } => return self.stands_for(key, rows, inputs),
             Event::Moved { key, inputs } => return self.moved(key, inputs),
@@ -378,7 +389,8 @@ impl Core for Dispatch {
                 self.policy.freed(gpu);
             }
             Event::Down { gpu, lost } => {
-                // What the GPU says nothing about was still on its way there.
+                // The GPU reports only requests that reached it; the others were still in
+                // transit.
                 let said = |key| lost.iter().find(|(lost, _)| *lost == key).map(|&(_, progress)| progress);
                 self.down(gpu, |held, _| said(held.request.key).unwrap_or(Progress::Waiting), actions);
             }
@@ -391,7 +403,7 @@ impl Core for Dispatch {
             }
             Event::Ended { gpu, key, ran } => self.ended(now, gpu, key, ran, actions),
             Event::Returned { gpu, key, why } => self.returned(now, gpu, key, why, actions),
-            Event::Loaded { gpu, model, from } => self.loaded(now, gpu, (model, from), actions),
+            Event::Loaded { gpu, model, from } => self.loaded(now, gpu, model, from, actions),
             Event::Evicted { gpu, models } => {
                 for model in models {
                     if let Some(model) = self.models.slot(model) {
@@ -402,7 +414,7 @@ impl Core for Dispatch {
                 }
             }
             Event::Change { policy, eviction, functions } => {
-                self.change(now, (policy, eviction), functions, actions);
+                self.change(now, policy, eviction, functions, actions);
             }
             Event::Likely { model, after } => self.likely(now, model, after),
             Event::Rows { .. } | Event::Moved { .. } | Event::Tick => {}

@@ -1,5 +1,4 @@
-//! What the dispatcher knows of each model: its size, who holds it, and what it [costs](super::cost)
-//! on each kind of GPU.
+//! The dispatcher's table of models: size, holders, and [cost](super::cost) on each kind of GPU.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -12,7 +11,8 @@ use super::holders::Holders;
 use super::queue::SizeRank;
 use crate::gpu::eviction::CopyKind;
 
-/// A model's place in [`Models`], found in constant time. Given again once nobody refers to it.
+/// Index of a model in [`Models`], for access in constant time. Reused after the last reference to
+/// the model is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Slot(pub(super) u32);
 
@@ -26,36 +26,36 @@ pub(super) struct Model {
     pub(super) id: ModelId,
     pub(super) blocks: u32,
     pub(super) weights: Bytes,
-    /// `None`: no GPU is large enough.
+    /// Size rank of the smallest GPU that fits the model. `None`: no GPU is large enough.
     pub(super) rank: Option<SizeRank>,
-    /// The GPUs it is on, or on its way to.
+    /// GPUs that hold the model, or to which it is in transit.
     pub(super) holders: Holders,
-    /// The one whose copy is not to make room before the others'.
+    /// GPU with the original copy, which should be evicted after the replicas.
     original: Option<GpuIndex>,
     installed: bool,
-    /// Requests of it that went to a GPU.
+    /// Requests for the model that were assigned to a GPU.
     given: u64,
-    /// Requests that refer to it.
+    /// Requests that refer to the model.
     pub(super) users: u32,
-    /// By kind of GPU.
+    /// Costs by kind of GPU.
     costs: Vec<Cost>,
 }
 
-/// What stands for a run that is not known.
+/// Value in [`Models::runs`] for a run time that is not known.
 const UNKNOWN: u64 = u64::MAX;
 
-/// Every model that is installed or still referred to.
+/// All models that are installed or still referred to.
 #[derive(Debug, Default)]
 pub(super) struct Models {
     slots: Vec<Model>,
     free: Vec<Slot>,
     by_id: BTreeMap<ModelId, Slot>,
-    /// What runs take in nanoseconds, by kind of GPU and slot, or [`UNKNOWN`]: asked for most of all
-    /// that is known.
+    /// Run times of one row in nanoseconds, by kind of GPU and slot, or [`UNKNOWN`]. A dense copy,
+    /// because decisions read this value more often than any other.
     runs: Vec<Vec<u64>>,
-    /// No run was ever known to take less.
+    /// Lower bound of all run times ever learned, in nanoseconds.
     briefest: Option<u64>,
-    /// The one that was asked for most.
+    /// Model with most assigned requests.
     top: Option<Slot>,
 }
 
@@ -66,9 +66,18 @@ impl Models {
             (model.blocks, model.weights, model.rank, model.installed) = (blocks, weights, rank, true);
             return;
         }
-        let (holders, costs) = (Holders::default(), Vec::new());
-        let (original, installed, given, users) = (None, true, 0, 0);
-        let model = Model { id, blocks, weights, rank, holders, original, installed, given, users, costs };
+        let model = Model {
+            id,
+            blocks,
+            weights,
+            rank,
+            holders: Holders::default(),
+            original: None,
+            installed: true,
+            given: 0,
+            users: 0,
+            costs: Vec::new(),
+        };
         let slot = match self.free.pop() {
             Some(slot) => {
                 self.slots[slot.0 as usize] = model;
@@ -89,7 +98,7 @@ impl Models {
         }
     }
 
-    /// A model that may be asked for.
+    /// Returns the slot of a model that may be requested.
     pub(super) fn installed(&self, id: ModelId) -> Option<Slot> {
         self.slot(id).filter(|&slot| self.get(slot).installed)
     }
@@ -121,7 +130,8 @@ impl Models {
         model.original.get_or_insert(gpu);
     }
 
-    /// A request of it goes to a GPU, and it too, unless it is there.
+    /// Notes that a request for the model is assigned to a GPU, which loads the model unless it
+    /// holds it.
     pub(super) fn given(&mut self, slot: Slot, gpu: GpuIndex) {
         self.held_by(slot, gpu);
         self.get_mut(slot).given += 1;
@@ -130,13 +140,13 @@ impl Models {
         }
     }
 
-    /// The model that was asked for most.
+    /// Returns the model with most assigned requests.
     pub(super) fn top(&self) -> Option<&Model> {
         self.top.map(|slot| self.get(slot))
     }
 
-    /// A GPU has it no more. Gives the one whose copy is the original from now on, where that is
-    /// another.
+    /// Notes that a GPU no longer holds a model. Returns the GPU that has the original copy from
+    /// now on, if that changed.
     pub(super) fn left(&mut self, slot: Slot, gpu: GpuIndex) -> Option<GpuIndex> {
         let model = self.get_mut(slot);
         model.holders.remove(gpu);
@@ -150,14 +160,14 @@ impl Models {
         heir
     }
 
-    /// Models that requests refer to and no GPU holds: all of those wait.
+    /// Returns the models that requests refer to and no GPU holds. All these requests wait.
     pub(super) fn homeless(&self) -> impl Iterator<Item = Slot> {
         let homeless = |model: &Model| model.users > 0 && model.holders.is_empty();
         let slots = (0..).map(Slot).zip(&self.slots);
         slots.filter(move |(_, model)| homeless(model)).map(|(slot, _)| slot)
     }
 
-    /// What its copy on one of its holders is.
+    /// Returns whether a holder's copy of the model is the original or a replica.
     pub(super) fn copy_kind(&self, slot: Slot, gpu: GpuIndex) -> CopyKind {
         if self.get(slot).original == Some(gpu) { CopyKind::Original } else { CopyKind::Replica }
     }
@@ -171,21 +181,24 @@ impl Models {
             self.by_id.remove(&id);
             self.free.push(slot);
             if self.top == Some(slot) {
-                // Rare: the one that was asked for most is gone.
+                // A full scan is acceptable, because the model with most requests is rarely
+                // removed.
                 let others = self.by_id.values().copied().filter(|&other| self.get(other).given > 0);
                 self.top = others.max_by_key(|&other| (self.get(other).given, Reverse(other)));
             }
         }
     }
 
-    /// Takes in what is learned of it on this kind of GPU.
+    /// Applies a change to the costs of a model on a kind of GPU.
     pub(super) fn learn(&mut self, slot: Slot, kind: u32, of: impl FnOnce(&mut Cost)) {
         let cost = self.cost_mut(slot, kind);
         of(cost);
         let nanos = |run: Duration| u64::try_from(run.as_nanos()).unwrap_or(u64::MAX);
-        let (run, briefest) = (cost.run(1).map(nanos), cost.briefest().map(nanos));
+        let run = cost.run(1).map(nanos);
+        let briefest = cost.briefest().map(nanos);
         self.briefest = self.briefest.into_iter().chain(run).chain(briefest).min();
-        let (place, kind) = (slot.0 as usize, kind as usize);
+        let place = slot.0 as usize;
+        let kind = kind as usize;
         if self.runs.len() <= kind {
             self.runs.resize_with(kind + 1, Vec::new);
         }
@@ -197,45 +210,46 @@ impl Models {
     }
 
     fn cost_mut(&mut self, slot: Slot, kind: u32) -> &mut Cost {
-        let (costs, kind) = (&mut self.get_mut(slot).costs, kind as usize);
+        let costs = &mut self.get_mut(slot).costs;
+        let kind = kind as usize;
         if costs.len() <= kind {
             costs.resize(kind + 1, Cost::default());
         }
         &mut costs[kind]
     }
 
-    /// What is known of it on this kind of GPU.
+    /// Returns the costs of a model on a kind of GPU, if any are known.
     pub(super) fn cost(&self, slot: Slot, kind: u32) -> Option<&Cost> {
         self.get(slot).costs.get(kind as usize)
     }
 
-    /// What a run of one row takes on this kind of GPU, where that is known.
+    /// Returns the run time of one row on a kind of GPU, if known.
     pub(super) fn run_time(&self, slot: Slot, kind: u32) -> Option<Duration> {
         self.run_nanos(slot, kind).map(Duration::from_nanos)
     }
 
-    /// The same in nanoseconds.
+    /// Returns the run time of one row in nanoseconds, if known.
     pub(super) fn run_nanos(&self, slot: Slot, kind: u32) -> Option<u64> {
         let run = *self.runs.get(kind as usize)?.get(slot.0 as usize)?;
         (run != UNKNOWN).then_some(run)
     }
 
-    /// Whether every run that is known takes longer than this.
+    /// Returns whether every known run time exceeds `than`.
     pub(super) fn all_take_longer(&self, than: Duration) -> bool {
         self.briefest.is_none_or(|briefest| u128::from(briefest) > than.as_nanos())
     }
 
-    /// What a run of so many rows takes.
+    /// Returns the run time of `rows` rows, if known.
     pub(super) fn run_time_of(&self, slot: Slot, kind: u32, rows: u32) -> Option<Duration> {
         if rows == 1 { self.run_time(slot, kind) } else { self.cost(slot, kind)?.run(rows) }
     }
 
-    /// What such a run takes on the kind of GPU where it takes longest, of those where it is known.
+    /// Returns the run time of `rows` rows on the slowest kind of GPU for which it is known.
     pub(super) fn longest_run(&self, slot: Slot, rows: u32) -> Option<Duration> {
         self.get(slot).costs.iter().filter_map(|cost| cost.run(rows)).max()
     }
 
-    /// Every model that is installed and ran, by kind of GPU, with how long a run takes.
+    /// Returns every installed model that ran, by kind of GPU, with the run time of one row.
     pub(super) fn ran(&self) -> impl Iterator<Item = (Slot, u32, Duration)> {
         let slots = (0..).map(Slot).zip(&self.slots).filter(|(_, model)| model.installed);
         slots.flat_map(|(slot, model)| {
@@ -244,8 +258,8 @@ impl Models {
         })
     }
 
-    /// How wrong regressions over rows are on average, in percent, over all models and kinds of GPU
-    /// (L15).
+    /// Returns the mean error, in percent, of the regressions over rows, over all models and kinds
+    /// of GPU (L15).
     pub(super) fn held_out(&self) -> Option<f64> {
         let all = self.slots.iter().flat_map(|model| &model.costs).filter_map(Cost::held_out);
         let (sum, sizes) =
@@ -259,7 +273,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_place_is_given_again_only_when_nobody_refers_to_it() {
+    fn slot_is_reused_only_after_the_last_reference_is_gone() {
         let mut models = Models::default();
         models.install(ModelId(7), 1, Bytes(1), None);
         let slot = models.installed(ModelId(7)).unwrap();
@@ -274,11 +288,11 @@ mod tests {
         assert_eq!(models.slot(ModelId(7)), None);
         models.install(ModelId(9), 1, Bytes(1), None);
         assert_eq!(models.installed(ModelId(9)), Some(slot));
-        assert_eq!(models.run_time(slot, 0), None, "what was learned is another's");
+        assert_eq!(models.run_time(slot, 0), None, "the old model's run time is gone");
     }
 
     #[test]
-    fn each_kind_of_gpu_has_costs_of_its_own() {
+    fn costs_are_separate_for_each_kind_of_gpu() {
         let mut models = Models::default();
         models.install(ModelId(1), 1, Bytes(1), None);
         let slot = models.installed(ModelId(1)).unwrap();
@@ -291,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn when_the_most_asked_for_goes_the_next_one_is() {
+    fn removing_the_most_requested_model_promotes_the_next() {
         let mut models = Models::default();
         for (id, given) in [(1, 2), (2, 5), (3, 3), (4, 0)] {
             models.install(ModelId(id), 1, Bytes(1), None);

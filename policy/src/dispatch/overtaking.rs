@@ -1,16 +1,17 @@
-//! The order of age, and how often requests are overtaken (L14).
+//! Order by age, and bounds on overtaking (L14).
 //!
-//! A request is overtaken when a younger one that fits the same GPUs leaves the queue before it.
-//! Whoever is overtaken, all older ones are too, so no request was overtaken more often than the
-//! oldest, and only that one's count is needed: it is the sum of marks that each request that passes
-//! leaves on the one just before it, and a request that goes hands its marks to the one before it.
-//! One that comes back from a GPU is not overtaken any more.
+//! A request is overtaken when a younger request that fits the same GPUs leaves the queue before
+//! it. A request that overtakes also overtakes all older ones, so no request was overtaken more
+//! often than the oldest, and only the oldest request's count is needed. That count is a sum of
+//! marks: each overtaking request leaves a mark on the next older request, and a departing request
+//! hands its marks to the next older one. A request that returned from a GPU cannot be overtaken
+//! any more.
 //!
-//! **Who is at its limit goes next, or one in so many does.** In a lasting overload all come to wait
-//! for their limit, and would then be served by age, all late. With [`Bound::every`] one in so many that
-//! leave is the oldest, and others may be served in time. A request is then overtaken no more than
-//! `times + (every - 1) × (older ones at their limit + 1)` times, by the largest bound of its own and
-//! those of the older ones.
+//! **Requests at their limit** go next, or one departure in `every` does. In a lasting overload all
+//! requests come to wait until their limit, and would then be served by age, all late. With
+//! [`Bound::every`], one departure in `every` is the oldest request, and the others can be served
+//! in time. A request is then overtaken at most `times + (every - 1) × (older requests at their
+//! limit + 1)` times, with the largest bound among the request and the older ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,17 +19,18 @@ use super::policy::{Entry, Stats};
 use super::queue::{SizeRank, Waiting};
 use crate::ids::RequestKey;
 
-/// How often a request may be overtaken.
+/// Bound on how often a request may be overtaken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Bound {
-    /// So many times.
+    /// Number of times before the request is at its limit.
     pub(super) times: u32,
-    /// After that one in so many that leave is the oldest. With 1 each is, and `times` is the most.
+    /// Interval of departures by age once at the limit. At 1, the oldest request goes next, and
+    /// `times` is a strict maximum.
     pub(super) every: u32,
 }
 
 impl Bound {
-    /// So many times and no more.
+    /// Returns a strict bound of `times`.
     pub(super) const fn strict(times: u32) -> Self {
         Self { times, every: 1 }
     }
@@ -38,27 +40,28 @@ impl Bound {
 struct Queued {
     request: Waiting,
     bound: Bound,
-    /// Requests that passed this one and no younger one that waits now.
+    /// Number of requests that overtook this one, and overtook no younger request that still waits.
     marks: u64,
-    /// Fruitless looks before it came.
+    /// Value of [`Ages::looks`] on arrival.
     looks: u64,
 }
 
-/// The requests of one size class, by age.
+/// Requests of one size class, by age.
 #[derive(Debug, Default)]
 struct Line {
     queued: BTreeMap<RequestKey, Queued>,
-    /// What is asked of it most.
+    /// Oldest request, cached because it is read most.
     first: Option<First>,
-    /// Times the oldest was overtaken: the sum of marks.
+    /// Number of times that the oldest request was overtaken: the sum of all marks.
     marks: u64,
-    /// Times an oldest was overtaken since the last that went at its limit.
+    /// Number of overtakings of the oldest request since the last departure of a request at its
+    /// limit.
     since: u64,
-    /// Those that came back.
+    /// Requests that returned from a GPU.
     back: BTreeSet<RequestKey>,
 }
 
-/// The oldest.
+/// Key and bound of the oldest request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct First {
     key: RequestKey,
@@ -72,6 +75,7 @@ impl First {
     }
 }
 
+/// Counts of a departing oldest request.
 #[derive(Debug, Clone, Copy)]
 struct Overtaken {
     times: u64,
@@ -91,8 +95,8 @@ impl Line {
         self.queued.insert(key, queued);
     }
 
-    /// Takes a request out, and says what the oldest's counts were, where it was that; and, of one that
-    /// `passes` those before it, whether there are any.
+    /// Removes a request. Returns the counts of the oldest request if this was the oldest, and
+    /// whether the request overtook any older one (never without `passes`).
     fn take(&mut self, key: RequestKey, passes: bool) -> Option<(Waiting, Option<Overtaken>, bool)> {
         let counts = self.oldest().filter(|&(oldest, _)| oldest == key).map(|(_, counts)| counts);
         let gone = self.queued.remove(&key)?;
@@ -119,7 +123,8 @@ impl Line {
         Some((gone.request, counts, passed))
     }
 
-    /// A request of this age leaves for a GPU that all in this line fit.
+    /// Notes that a request of this age leaves for a GPU that fits all requests of this class.
+    /// Returns whether it overtook any.
     fn passed_by(&mut self, key: RequestKey) -> bool {
         let Some(before) = self.before(key) else { return false };
         before.marks += 1;
@@ -133,7 +138,7 @@ impl Line {
         Some((key, Overtaken { times: self.marks, looks }))
     }
 
-    /// The oldest that may not be overtaken by the next.
+    /// Returns the oldest request that the next departure may not overtake.
     fn at_limit(&self) -> Option<RequestKey> {
         let is_next =
             |Bound { times, every }: Bound| self.marks >= times.into() && self.since + 1 >= every.into();
@@ -142,11 +147,11 @@ impl Line {
     }
 }
 
-/// Everybody who waits, by size class and age.
+/// All waiting requests, by size class and age.
 #[derive(Debug)]
 pub(super) struct Ages {
     lines: Vec<Line>,
-    /// Times an idle GPU looked through the whole queue and found no hit.
+    /// Number of times that an idle GPU searched the whole queue and found no hit.
     looks: u64,
     passed: u64,
     overtaken_max: u64,
@@ -159,8 +164,8 @@ impl Ages {
         Self { lines, looks: 0, passed: 0, overtaken_max: 0, visits_max: 0 }
     }
 
-    /// Takes in a request that may be overtaken so often: while an older one is in its size class
-    /// that may be more often, as often as that.
+    /// Adds a request with its bound. While an older request of the same size class has a larger
+    /// bound, that bound applies.
     pub(super) fn insert(&mut self, request: Waiting, entry: Entry, bound: Bound) {
         let line = &mut self.lines[request.rank.0];
         let queued = Queued { request, bound, marks: 0, looks: self.looks };
@@ -174,12 +179,12 @@ impl Ages {
         Some(self.lines[rank.0].queued.get(&key)?.request)
     }
 
-    /// Whether a request came back.
+    /// Returns whether a request returned from a GPU.
     pub(super) fn is_back(&self, request: &Waiting) -> bool {
         self.lines[request.rank.0].back.contains(&request.key)
     }
 
-    /// Takes a request out that goes nowhere.
+    /// Removes a request that goes to no GPU.
     pub(super) fn take(&mut self, rank: SizeRank, key: RequestKey) -> Option<Waiting> {
         let (request, counts, _) = self.lines[rank.0].take(key, false)?;
         self.count_first(counts);
@@ -193,7 +198,8 @@ impl Ages {
         }
     }
 
-    /// Takes a request that goes to a GPU of this rank, past all older ones that fit it too.
+    /// Removes a request that goes to a GPU of rank `to`, and counts it as overtaking all older
+    /// requests that fit that GPU.
     pub(super) fn send(&mut self, from: SizeRank, key: RequestKey, to: SizeRank) -> Option<Waiting> {
         let (request, counts, mut passed) = self.lines[from.0].take(key, from <= to)?;
         self.count_first(counts);
@@ -204,12 +210,13 @@ impl Ages {
         Some(request)
     }
 
-    /// An idle GPU looked through all and found no hit.
+    /// Notes that an idle GPU searched the whole queue and found no hit.
     pub(super) fn looked(&mut self) {
         self.looks += 1;
     }
 
-    /// The oldest of those that fit GPUs of this rank, by what is asked of each line.
+    /// Returns the oldest of the requests that `of` returns for each size class that fits GPUs of
+    /// this rank.
     fn first(
         &self,
         rank: SizeRank,
@@ -219,22 +226,24 @@ impl Ages {
         lines.filter_map(|(rank, line)| Some((of(line)?, SizeRank(rank)))).min()
     }
 
-    /// The oldest that fits GPUs of this rank.
+    /// Returns the oldest request that fits GPUs of this rank.
     pub(super) fn oldest(&self, rank: SizeRank) -> Option<(RequestKey, SizeRank)> {
         self.first(rank, |line| line.oldest().map(|(key, _)| key))
     }
 
-    /// The oldest of those that may not be overtaken by the next.
+    /// Returns the oldest request that fits GPUs of this rank and that the next departure may not
+    /// overtake.
     pub(super) fn at_limit(&self, rank: SizeRank) -> Option<(RequestKey, SizeRank)> {
         self.first(rank, Line::at_limit)
     }
 
-    /// Whether a request may go to a GPU of this rank: no older one that fits it is at its limit.
+    /// Returns whether a request may go to a GPU of this rank: no older request that fits the GPU
+    /// is at its limit.
     pub(super) fn may_go(&self, key: RequestKey, rank: SizeRank) -> bool {
         self.at_limit(rank).is_none_or(|(oldest, _)| key <= oldest)
     }
 
-    /// The smallest size class in which somebody waits.
+    /// Returns the smallest size class with a waiting request.
     pub(super) fn smallest(&self) -> Option<SizeRank> {
         self.lines.iter().position(|line| !line.queued.is_empty()).map(SizeRank)
     }

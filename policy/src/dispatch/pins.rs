@@ -1,5 +1,5 @@
-//! Requests that wait for one GPU alone, and what keeps their models there: a model is pinned on a GPU
-//! from the first request that waits for it there until the last has gone.
+//! Requests that wait for one GPU alone, and the pins that keep their models there. A model is
+//! pinned on a GPU from the first such request until the last one has left.
 
 use millrace_types::GpuIndex;
 
@@ -8,7 +8,7 @@ use super::queue::Waiting;
 use super::{Action, Dispatch, Place};
 
 impl Dispatch {
-    /// A request waits for a GPU alone.
+    /// Notes that a request waits for a GPU alone, and pins the model for the first such request.
     pub(super) fn reserve(&mut self, request: &Waiting, gpu: GpuIndex, actions: &mut Vec<Action>) {
         let reserved = Some(gpu);
         self.places.insert(request.key, Place::Queued { request: *request, reserved });
@@ -19,7 +19,8 @@ impl Dispatch {
         }
     }
 
-    /// It does no longer.
+    /// Notes that a request no longer waits for a GPU alone, and unpins the model after the last
+    /// such request.
     pub(super) fn unpin(&mut self, request: &Waiting, gpu: Option<GpuIndex>, actions: &mut Vec<Action>) {
         let Some(gpu) = gpu else { return };
         let pin = (gpu, request.model);
@@ -32,8 +33,9 @@ impl Dispatch {
         }
     }
 
-    /// Nobody waits for a lost GPU any more. It has forgotten its pins, but one that was still on its
-    /// way there as it died comes after that: the model would stay pinned in its next executor.
+    /// Removes all pins of a lost GPU. The executor that died forgot its pins, but a pin in transit
+    /// at that moment arrives afterwards: without these actions the model would stay pinned in the
+    /// next executor.
     pub(super) fn unpin_all(&mut self, gpu: GpuIndex, actions: &mut Vec<Action>) {
         let models: Vec<Slot> =
             self.pins.range((gpu, Slot::FIRST)..=(gpu, Slot::LAST)).map(|(&(_, slot), _)| slot).collect();

@@ -1,7 +1,7 @@
-//! The seam between the one code path of dispatch and the ways to decide. A policy keeps the
-//! requests that wait, in its own order, and says which goes where next; everything else (who may
-//! wait at all, what becomes of a request that lost its GPU, asking requests back) is the same for
-//! all and in [`Dispatch`](super::Dispatch).
+//! Interface between the shared code path of dispatch and the policies. A policy stores the waiting
+//! requests in its own order and chooses the next request and its GPU.
+//! [`Dispatch`](super::Dispatch) does all other work for every policy: checks on entry to the
+//! queue, retries after the loss of a GPU, and recalls.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -22,116 +22,120 @@ use super::queue::Waiting;
 use super::{PolicyConfig, RECALL_COST, arrival, bound, lalb, torpor, unified};
 use crate::ids::{FunctionIndex, RequestKey};
 
-/// What a policy sees when it decides.
+/// Inputs of a policy's decision.
 pub(super) struct View<'a> {
     pub(super) now: Timestamp,
     pub(super) fleet: &'a Fleet,
     pub(super) models: &'a Models,
-    /// Of the requests that have any on GPUs.
+    /// Locations of inputs, for the requests that have inputs on GPUs.
     pub(super) inputs: &'a BTreeMap<RequestKey, Inputs>,
 }
 
 impl View<'_> {
-    /// Where a request's data is. Costs nothing where nobody's is on a GPU.
+    /// Returns the location of a request's inputs. Costs nothing while no request has inputs on a
+    /// GPU.
     pub(super) fn inputs(&self, request: &Waiting) -> &Inputs {
         self.inputs.get(&request.key).unwrap_or(&Inputs::NONE)
     }
 
-    /// What it takes until a request's model and data are on an idle GPU.
+    /// Returns the time until a request's model and inputs are on an idle GPU.
     pub(super) fn bringing(&self, gpu: GpuIndex, request: &Waiting) -> Duration {
         let moved = self.fleet.move_time(self.inputs(request), gpu);
         moved.saturating_add(self.fleet.swap_time(self.models, gpu, request.model))
     }
 }
 
-/// How a request came to wait.
+/// Origin of a request that enters a policy's queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Entry {
-    /// It is new.
+    /// The request is new.
     New,
-    /// It comes back from a GPU.
+    /// The request returned from a GPU.
     Back,
 }
 
-/// Where a model is copied from.
+/// Path over which a model is copied to a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Route {
+    /// From host memory.
     Host,
-    /// A GPU that holds it, over a direct link of this rate.
-    Peer {
-        holder: GpuIndex,
-        rate: BytesPerSec,
-    },
+    /// From a GPU that holds the model, over a direct link of this rate.
+    Peer { holder: GpuIndex, rate: BytesPerSec },
 }
 
-/// What a policy wants done with a request, which it does not keep any more.
+/// Decision about a request. The policy no longer stores the request, except after `Reserve`.
 #[derive(Debug)]
 pub(super) enum Decision {
-    /// Give it to a GPU, ahead of its turn if that is at work.
+    /// Assign the request to a GPU; behind the running request if the GPU is busy.
     Assign {
         request: Waiting,
         gpu: GpuIndex,
-        /// Where its model comes from, if it is not there.
+        /// Source of the model, if the GPU does not hold it.
         over: Route,
     },
-    /// It has to wait for this GPU alone: the policy keeps it in that GPU's own queue.
+    /// The request has to wait for this GPU alone, in the own queue that the policy keeps for the
+    /// GPU.
     Reserve { request: Waiting, gpu: GpuIndex },
-    /// Nothing will ever run it here.
+    /// No GPU of this node can ever run the request.
     Refuse { request: Waiting, reason: Reason },
 }
 
-/// What policies count (L17).
+/// Counters of a dispatcher (L17).
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Stats {
-    /// Requests given to a GPU that held their model.
+    /// Requests assigned to a GPU that held their model.
     pub hits: u64,
-    /// And to one that did not.
+    /// Requests assigned to a GPU that did not hold their model.
     pub misses: u64,
-    /// Of those, while another GPU held it.
+    /// Misses while another GPU held the model.
     pub false_misses: u64,
     /// Requests bound to a busy GPU.
     pub reserved: u64,
-    /// Times a request left the queue before older ones that fit the same GPUs.
+    /// Number of times that a request left the queue before older requests that fit the same GPUs.
     pub passed: u64,
-    /// Times the most overtaken request was overtaken: by another that left the queue before it.
+    /// Number of times that the most overtaken request was overtaken by a younger one that left the
+    /// queue.
     pub overtaken_max: u64,
-    /// The same as the LALB paper counts: also once for every look for a hit that found none.
+    /// Maximum number of overtakings by the LALB paper's count, in which each fruitless
+    /// search for a hit also counts once.
     pub visits_max: u64,
-    /// GPUs that hold the model that was asked for most, or to which it is on its way.
+    /// Number of GPUs that hold, or are loading, the model with most assigned requests.
     pub top_copies: usize,
-    /// What became of models that were likely to be asked for (D29).
+    /// Outcomes of prewarming (D29).
     pub prewarms: Prewarms,
-    /// The share of required request counts that is prioritised (A.3).
+    /// Share of required request counts that is prioritised (A.3).
     pub alpha: Option<f64>,
-    /// How wrong the cost model was (L15).
+    /// Errors of the cost model (L15).
     pub errors: Vec<PredictionError>,
-    /// How wrong the regression of runs over their rows is about sizes that it was drawn without, in
-    /// percent on average (L15). None before three sizes of some model ran.
+    /// Mean error, in percent, of the regression of run time over rows at batch sizes left out of
+    /// the fit (L15). `None` until three batch sizes of one model ran.
     pub held_out: Option<f64>,
 }
 
-/// A way to decide.
+/// A dispatch policy.
 pub(super) trait Policy: fmt::Debug {
-    /// Takes a request in.
+    /// Adds a request to the queue.
     fn push(&mut self, request: Waiting, entry: Entry);
 
-    /// Lets a request go that nobody waits for any more.
+    /// Removes a request that its client withdrew.
     fn remove(&mut self, request: &Waiting);
 
-    /// The next decision that can be carried out now.
+    /// Returns the next decision that can be carried out now.
     fn decide(&mut self, view: &View<'_>) -> Option<Decision>;
 
-    /// Whether requests that were handed ahead may be asked back.
+    /// Returns whether requests on busy GPUs may be recalled.
     fn recalls(&self) -> bool {
         false
     }
 
-    /// When the turn comes of the request behind so many others that a GPU was handed ahead.
+    /// Returns when a GPU is expected to finish its running request and the first `ahead` requests
+    /// behind it.
     fn turn(&self, view: &View<'_>, gpu: GpuIndex, ahead: usize) -> Expected {
         view.fleet.expected_free(view.models, view.now, gpu, ahead)
     }
 
-    /// When what a GPU runs has taken so long that the turns behind it should be looked at again.
+    /// Returns the time at which a GPU's running request is overdue, so that recalls should be
+    /// considered again.
     fn late_at(&self, view: &View<'_>, gpu: GpuIndex) -> Option<Timestamp> {
         match view.fleet.expected_free(view.models, view.now, gpu, 0) {
             Expected::At(at) => Some(at + RECALL_COST),
@@ -139,20 +143,22 @@ pub(super) trait Policy: fmt::Debug {
         }
     }
 
-    /// What it takes for a request to wait rather than have its model and data brought to this idle GPU.
+    /// Returns the wait that a request should accept rather than have its model and inputs brought
+    /// to this idle GPU.
     fn bringing(&self, view: &View<'_>, gpu: GpuIndex, request: &Waiting) -> Duration {
         view.bringing(gpu, request)
     }
 
-    /// A GPU has room for another request.
+    /// Notes that a GPU has capacity for another request.
     fn freed(&mut self, _gpu: GpuIndex) {}
 
-    /// A GPU is lost: what waited for it alone waits with the others again. Gives those.
+    /// Notes that a GPU is lost: requests that waited for it alone rejoin the common queue. Returns
+    /// these requests.
     fn lost(&mut self, _gpu: GpuIndex) -> Vec<Waiting> {
         Vec::new()
     }
 
-    /// Whether it wants to be told objectives and scores.
+    /// Returns whether the policy needs objectives and scores.
     fn scores(&self) -> bool {
         false
     }
@@ -163,23 +169,23 @@ pub(super) trait Policy: fmt::Debug {
 
     fn forget(&mut self, _function: FunctionIndex) {}
 
-    /// Time has passed.
+    /// Notes that time has passed.
     fn tick(&mut self, _now: Timestamp, _models: &Models) {}
 
     fn next_wake(&self) -> Option<Timestamp> {
         None
     }
 
-    /// Adds what it counts itself.
+    /// Adds the policy's own counters.
     fn count(&self, _stats: &mut Stats) {}
 
-    /// Asserts that what it finds by its indexes is what looking at everything finds, for requests of
-    /// each of these models.
+    /// Asserts that lookups through the indexes agree with a full scan, for requests of each of
+    /// these models.
     #[cfg(test)]
     fn check(&self, _view: &View<'_>, _models: &[super::models::Slot]) {}
 }
 
-/// A policy and the order in which it wants the idle GPUs.
+/// Creates the configured policy. Also returns the order in which it needs the idle GPUs.
 pub(super) fn policy(config: &Config, ranks: usize) -> (Box<dyn Policy>, IdleOrder) {
     let order = match config.policy {
         PolicyConfig::Fifo | PolicyConfig::Bound(_) => IdleOrder::Emptiest,
@@ -191,7 +197,9 @@ pub(super) fn policy(config: &Config, ranks: usize) -> (Box<dyn Policy>, IdleOrd
     if let PolicyConfig::Bound(bound) = config.policy {
         return (Box::new(bound::Early::new(bound, &config.gpus)), order);
     }
-    let (choice, gpus, seed) = (config.policy, config.gpus.len(), config.seed);
+    let choice = config.policy;
+    let gpus = config.gpus.len();
+    let seed = config.seed;
     let of_level = move || -> Box<dyn Policy> {
         match choice {
             PolicyConfig::Fifo | PolicyConfig::Bound(_) => Box::new(arrival::Fifo::new(ranks)),

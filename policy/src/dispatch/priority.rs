@@ -1,11 +1,11 @@
-//! Priorities, on top of any policy: each level in use has a queue of its own, decided by the node's
-//! policy, and a level decides only where those above it have nothing more to decide. So a request
-//! goes before all of lower priority that could go to the same GPU, and stops nothing that runs or
-//! was handed ahead. A node whose requests are all of one level does what the policy does alone.
+//! Priorities, on top of any policy. Each priority level in use has a queue and a policy instance
+//! of its own, and a level decides only if the levels above it have no decision to make. A request
+//! therefore goes before all requests of lower priority that could go to the same GPU, but preempts
+//! no running or assigned request. A node with a single level behaves as the policy alone.
 //!
-//! Lower levels starve while higher ones fill the GPUs: that is what strict priorities are asked for,
-//! and Triton's do the same. The early-binding baselines have one level whatever is asked: their
-//! functions wait for GPUs of their own.
+//! Lower levels starve while higher ones fill the GPUs. Strict priorities mean exactly that, and
+//! Triton's behave the same. The early-binding baselines have a single level: their functions wait
+//! for GPUs of their own.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -24,17 +24,18 @@ use crate::ids::FunctionIndex;
 struct Level {
     policy: Box<dyn Policy>,
     waiting: usize,
-    /// It began after scores were told, and knows none.
+    /// Whether the level was created after scores were reported, and has none of them yet.
     fresh: bool,
 }
 
-/// One policy for each priority in use.
+/// One policy instance for each priority in use.
 pub(super) struct Prioritised {
-    /// The first is the one that goes first.
+    /// Levels by priority, the most urgent first.
     levels: BTreeMap<Priority, Level>,
     make: Box<dyn Fn() -> Box<dyn Policy>>,
-    /// What every level goes by, for those that begin later.
+    /// Objectives of all functions, for levels that are created later.
     objectives: BTreeMap<FunctionIndex, Objective>,
+    /// SLO counts of all functions, for levels that are created later.
     counts: BTreeMap<FunctionIndex, SloCounts>,
 }
 
@@ -61,7 +62,8 @@ impl Prioritised {
         })
     }
 
-    /// The level of the requests that are usual: what does not depend on who waits is asked there.
+    /// Returns the policy of the default priority, which answers questions that do not depend on
+    /// the waiting requests.
     fn usual(&self) -> &dyn Policy {
         self.levels[&Priority::default()].policy.as_ref()
     }
@@ -87,7 +89,7 @@ impl Policy for Prioritised {
     fn decide(&mut self, view: &View<'_>) -> Option<Decision> {
         self.levels.values_mut().filter(|level| level.waiting > 0).find_map(|level| {
             let decision = level.policy.decide(view)?;
-            // One that waits for a GPU alone still waits.
+            // A request that waits for a GPU alone still waits.
             level.waiting -= usize::from(!matches!(decision, Decision::Reserve { .. }));
             Some(decision)
         })
@@ -154,8 +156,8 @@ impl Policy for Prioritised {
         self.levels.values().filter_map(|level| level.policy.next_wake()).min()
     }
 
-    /// Of all levels: how often requests passed others is added up, of maxima the largest counts, and
-    /// of shares the usual level's.
+    /// Combines the counters of all levels: sums of overtakings, the largest of maxima, and alpha
+    /// of the default priority.
     fn count(&self, stats: &mut Stats) {
         for level in self.levels.values() {
             let mut of_level = Stats::default();

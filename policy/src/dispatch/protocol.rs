@@ -1,4 +1,4 @@
-//! What the dispatcher is told and what it wants done.
+//! Events and actions of the dispatcher.
 
 use std::time::Duration;
 
@@ -10,24 +10,25 @@ use crate::attempts::{Attempts, Progress};
 use crate::gpu::{Eviction, Standing};
 use crate::ids::{FunctionIndex, RequestKey};
 
-/// A function's objective, as far as the order of the queue depends on it. Whole numbers: what
-/// cores are told is hashed to compare runs.
+/// Latency objective of a function, as far as the order of the queue depends on it. Uses whole
+/// numbers, because events are hashed to compare runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Objective {
-    /// The share of requests to be served in time, in billionths, strictly between 0 and 10^9:
-    /// at 1 the required request count is infinite (T18).
+    /// Share of requests to serve in time, in billionths. Strictly between 0 and 10^9: at 1 the
+    /// required request count is infinite (T18).
     share: u32,
-    /// Within how long. Without, nothing of it can be said before a request has ended.
+    /// Time from arrival to response. Without a deadline, a request counts only after it has ended.
     deadline: Option<Duration>,
-    /// Whether several may run as one ([`crate::batching`]).
+    /// Whether several requests may run as one ([`crate::batching`]).
     together: bool,
 }
 
 impl Objective {
-    /// The whole, in billionths.
+    /// The whole share, in billionths.
     pub const ONE: u32 = 1_000_000_000;
 
-    /// Takes a share in billionths. `None` unless it is strictly between none and all.
+    /// Creates an objective from a share in billionths. Returns `None` unless the share is strictly
+    /// between 0 and [`Self::ONE`].
     #[must_use]
     pub const fn from_billionths(share: u32) -> Option<Self> {
         if share > 0 && share < Self::ONE {
@@ -37,320 +38,231 @@ impl Objective {
         }
     }
 
-    /// The same share, of requests answered within so long of when they came.
+    /// Returns the same objective with a deadline, counted from a request's arrival.
     #[must_use]
     pub const fn within(self, deadline: Duration) -> Self {
         Self { deadline: Some(deadline), ..self }
     }
 
-    /// The same, of requests of which several may run as one, or not.
+    /// Returns the same objective, with or without batching of its requests.
     #[must_use]
     pub const fn together(self, together: bool) -> Self {
         Self { together, ..self }
     }
 
-    /// Whether several of its requests may run as one.
+    /// Returns whether several requests may run as one.
     #[must_use]
     pub const fn runs_together(self) -> bool {
         self.together
     }
 
-    /// An objective's deadline, and its share rounded to billionths and into what is allowed.
+    /// Creates an objective from an SLO. The share is rounded to billionths and clamped to the
+    /// allowed range.
     #[must_use]
     pub fn of(slo: &Slo) -> Self {
         let billionths = (slo.percentile * f64::from(Self::ONE)).round();
-        // Clamped, so that it fits; not-a-number becomes the least.
+        // The clamp also maps not-a-number to the least share.
         let share = billionths.clamp(1.0, f64::from(Self::ONE - 1)) as u32;
         Self { share, deadline: Some(slo.deadline), together: false }
     }
 
-    /// The share in billionths.
+    /// Returns the share in billionths.
     #[must_use]
     pub const fn billionths(self) -> u32 {
         self.share
     }
 
-    /// Within how long of its arrival a request should be answered.
+    /// Returns the time from a request's arrival within which the response is due.
     #[must_use]
     pub const fn deadline(self) -> Option<Duration> {
         self.deadline
     }
 }
 
-/// A request, as far as who runs it where depends on it.
+/// A request, as far as its order and its GPU depend on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Request {
-    /// Its key.
     pub key: RequestKey,
-    /// Whose it is.
     pub function: FunctionIndex,
-    /// Its model.
     pub model: ModelId,
-    /// Its record.
+    /// Starts and losses of the request so far.
     pub attempts: Attempts,
-    /// Before whom it goes.
+    pub attempts: Attempts,
+    /// Priority; requests of a higher priority go first.
     pub priority: Priority,
-    /// Where its data is, as far as it is on GPUs here.
+    /// Location of the inputs that are on GPUs of this node.
     pub inputs: Inputs,
 }
 
-/// What was learned of a model on one kind of GPU.
+/// Profile of a model on one kind of GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Learned {
-    /// Which.
     pub model: ModelId,
-    /// On GPUs of this [kind](super::GpuConfig::kind).
+    /// Type of the GPUs, a [`GpuConfig::kind`](super::GpuConfig::kind).
     pub kind: u32,
-    /// How long its copy from the host keeps a free link busy.
+    /// Time that a copy from the host keeps a free link busy.
     pub load: Duration,
-    /// What that adds to a run, where it was seen: they overlap.
+    /// Time that such a copy adds to a run, if seen. Less than `load` if the run overlaps the copy.
     pub swap: Option<Duration>,
-    /// A run.
+    /// Run time of one row.
     pub run: Duration,
 }
 
-/// What happened.
+/// Input of the dispatcher.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Event {
-    /// A model may be asked for from now on.
+    /// A model may be requested from now on.
     Install {
-        /// Which.
         model: ModelId,
-        /// The GPU memory it holds while it is on one.
+        /// GPU memory that the model occupies while resident.
         memory: Bytes,
-        /// What of that has to be copied.
+        /// Part of `memory` that has to be copied.
         weights: Bytes,
     },
-    /// It will not be asked for any more.
-    Remove {
-        /// Which.
-        model: ModelId,
-    },
-    /// So many GPUs are to hold a model, requests or none.
+    /// A model will not be requested any more.
+    Remove { model: ModelId },
+    /// A number of GPUs must hold a model, with or without requests for it.
     Keep {
-        /// Which.
         model: ModelId,
-        /// How many; 0 keeps none.
+        /// Number of copies; 0 keeps none.
         copies: u32,
     },
-    /// What an earlier process learned of a model: replaces what is known of it.
+    /// An earlier process profiled a model. Replaces the present profile.
     Learned(Learned),
-    /// What a function is held to; `None`: nothing.
-    Objective {
-        /// Which.
-        function: FunctionIndex,
-        /// What.
-        objective: Option<Objective>,
-    },
-    /// What a function scored, all in all: m of n requests in time (T17).
+    /// A function has a new objective; `None` removes the objective.
+    Objective { function: FunctionIndex, objective: Option<Objective> },
+    /// The cumulative SLO counts of a function changed: m of n requests were in time (T17).
     Score {
-        /// Which.
         function: FunctionIndex,
-        /// Cumulative. What falls below the last one begins anew.
+        /// Counts since the function started. A decrease starts a new count.
         counts: SloCounts,
     },
-    /// A function is gone.
-    Forget {
-        /// Which.
-        function: FunctionIndex,
-    },
-    /// A request wants to run.
+    /// A function was removed.
+    Forget { function: FunctionIndex },
+    /// A request is ready to run.
     Enqueue(Request),
-    /// A request stands for several, which run as one of so many rows. Said before it is given to a
-    /// GPU, right after that of those that run with it, and whenever data of theirs has moved.
+    /// A request stands for a batch that runs as one. Sent before the batch is assigned to a GPU,
+    /// directly after each change of its members, and whenever inputs of the batch moved.
     Rows {
-        /// Which.
         key: RequestKey,
-        /// How many; 1 takes back what was said.
+        /// Number of rows; 1 ends the batch.
         rows: u32,
-        /// Where the data of all of them is.
+        /// Location of the inputs of all requests in the batch.
         inputs: Inputs,
     },
-    /// A request's data is elsewhere from now on.
+    /// Inputs of a request moved.
     Moved {
-        /// Whose.
         key: RequestKey,
-        /// Where it is, as far as it is on GPUs here.
+        /// New location of the inputs that are on GPUs of this node.
         inputs: Inputs,
     },
-    /// Nobody waits for it any more.
-    Withdraw {
-        /// Which.
-        key: RequestKey,
-    },
-    /// A GPU can run things.
-    Up {
-        /// Which.
-        gpu: GpuIndex,
-        /// Its executor.
-        incarnation: Incarnation,
-    },
-    /// A GPU lost everything that was on it.
+    /// The client no longer waits for a request.
+    Withdraw { key: RequestKey },
+    /// The executor of a GPU is up.
+    Up { gpu: GpuIndex, incarnation: Incarnation },
+    /// A GPU lost its executor and everything in its memory.
     Down {
-        /// Which.
         gpu: GpuIndex,
-        /// How far each request that reached it was.
+        /// Progress of each request that had reached the GPU.
         lost: Vec<(RequestKey, Progress)>,
     },
-    /// A GPU lost everything, and cannot tell how far its requests were.
-    Reset {
-        /// Which.
-        gpu: GpuIndex,
-    },
-    /// A request left a GPU with an answer, or was dropped there.
+    /// A GPU lost everything, and the progress of its requests is unknown.
+    Reset { gpu: GpuIndex },
+    /// A request left a GPU with a response, or was dropped there.
     Ended {
-        /// Which GPU.
         gpu: GpuIndex,
-        /// Which request.
         key: RequestKey,
-        /// How long it computed, where it ran.
+        /// Time that the request computed, if it ran.
         ran: Option<Duration>,
     },
-    /// A request came back from a GPU that lives.
-    Returned {
-        /// Which GPU.
-        gpu: GpuIndex,
-        /// Which request.
-        key: RequestKey,
-        /// Why.
-        why: Return,
-    },
-    /// All of a model's weights have arrived on a GPU: its links are free again.
+    /// A GPU that is still up returned a request.
+    Returned { gpu: GpuIndex, key: RequestKey, why: Return },
+    /// All weights of a model arrived on a GPU, so its links are free again.
     Loaded {
-        /// Which GPU.
         gpu: GpuIndex,
-        /// Which model.
         model: ModelId,
-        /// The GPU that all of it came from, where not from the host.
+        /// GPU from which all weights came; `None` if any came from the host.
         from: Option<GpuIndex>,
     },
-    /// Models are no longer on a GPU.
-    Evicted {
-        /// Which GPU.
-        gpu: GpuIndex,
-        /// Which models.
-        models: Vec<ModelId>,
-    },
-    /// A model is likely to be asked for soon, and nobody waits for it yet.
+    /// A GPU evicted models.
+    Evicted { gpu: GpuIndex, models: Vec<ModelId> },
+    /// A workflow will probably request a model soon, and no request waits for the model yet.
     Likely {
-        /// Which.
         model: ModelId,
-        /// The model of the request whose outputs it would take, where that is on a GPU.
+        /// Model that produces the inputs of the request, if that model runs on a GPU.
         after: Option<ModelId>,
     },
     /// Time passed.
     Tick,
-    /// Another policy decides from now on, and GPUs choose otherwise what makes room. What waits goes
-    /// over in order.
+    /// Another dispatch policy and another eviction rule apply from now on. Waiting requests move
+    /// to the new policy in order.
     Change {
-        /// Which. None that binds early: it may have to refuse what waits.
+        /// New dispatch policy. Must not bind early, because such a policy may refuse waiting
+        /// requests.
         policy: PolicyConfig,
-        /// How GPUs choose. They are told by whoever says this.
+        /// New eviction rule. The sender of this event also informs the GPUs.
         eviction: Eviction,
-        /// What it goes by, where it [wants that](PolicyConfig::scores): each function's objective, and
-        /// what it scored.
+        /// Objective and SLO counts of each function, if the policy [uses
+        /// them](PolicyConfig::scores).
         functions: Vec<(FunctionIndex, Option<Objective>, SloCounts)>,
     },
 }
 
-/// Why a GPU gave a request back.
+/// Reason for which a GPU returned a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Return {
-    /// It was asked to, and the request had not begun.
+    /// The dispatcher recalled the request, and the request had not begun.
     Recalled,
-    /// It could not run it.
+    /// The GPU could not run the request.
     Failed(Progress),
-    /// The executor that its model had to itself died.
+    /// The executor process that served this model alone died.
     Died(Progress),
 }
 
-/// What to do.
+/// Output of the dispatcher.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// Give a request to a GPU.
+    /// Assign a request to a GPU.
     Assign {
-        /// Which GPU.
         gpu: GpuIndex,
-        /// Which request.
         key: RequestKey,
-        /// Its model.
         model: ModelId,
-        /// The GPU's executor, as far as is known: another one does not take it.
+        /// Last known executor of the GPU. Another incarnation rejects the assignment.
         incarnation: Incarnation,
-        /// Which attempt this is, from 1.
+        /// Number of this attempt, from 1.
         attempt: u32,
-        /// The GPU to copy its model from over a direct link, where that is faster than from the
-        /// host. It holds all of it, as far as is known.
+        /// GPU from which to copy the model over a direct link, if faster than the host. Holds all
+        /// weights as far as the dispatcher knows.
         from: Option<GpuIndex>,
     },
-    /// Have a GPU bring a model that requests wait for, though none of them goes there yet.
-    Prefetch {
-        /// Which GPU.
-        gpu: GpuIndex,
-        /// Which model.
-        model: ModelId,
-    },
-    /// Have a GPU bring a model that is likely to be asked for.
-    Prewarm {
-        /// Which GPU.
-        gpu: GpuIndex,
-        /// Which model.
-        model: ModelId,
-    },
-    /// Tell a GPU what a model on it, or about to come, is to the node. Only where evictions depend
-    /// on it.
-    Standing {
-        /// Which GPU.
-        gpu: GpuIndex,
-        /// Which model.
-        model: ModelId,
-        /// As far as evicting it goes.
-        standing: Standing,
-    },
-    /// Ask for a request that was handed ahead; it may have begun by now.
-    Recall {
-        /// Which GPU has it.
-        gpu: GpuIndex,
-        /// Which request.
-        key: RequestKey,
-    },
-    /// Requests wait for this model on this GPU: evict others first.
-    Pin {
-        /// Which GPU.
-        gpu: GpuIndex,
-        /// Which model.
-        model: ModelId,
-    },
-    /// They do no longer.
-    Unpin {
-        /// Which GPU.
-        gpu: GpuIndex,
-        /// Which model.
-        model: ModelId,
-    },
-    /// A GPU's copy of a model is one of those that are kept, and makes room last; or is no longer.
+    /// Load a model that requests wait for, although none of the requests was assigned to this GPU
+    /// yet.
+    Prefetch { gpu: GpuIndex, model: ModelId },
+    /// Load a model that a workflow will probably request.
+    Prewarm { gpu: GpuIndex, model: ModelId },
+    /// Set the eviction rank of a model on a GPU, or on its way there. Sent only if evictions
+    /// depend on the rank.
+    Standing { gpu: GpuIndex, model: ModelId },
+    /// Recall a request that was assigned to a busy GPU. The request may have begun meanwhile.
+    Recall { gpu: GpuIndex, key: RequestKey },
+    /// Pin a model on a GPU: requests wait for it there, so the GPU evicts other models first.
+    Pin { gpu: GpuIndex, model: ModelId },
+    /// Unpin a model: no request waits for the model on this GPU, so eviction may choose it again.
+    Unpin { gpu: GpuIndex, model: ModelId },
+    /// Mark or unmark a GPU's copy of a model as a warm copy, which is evicted last.
     Keep {
-        /// Which GPU.
         gpu: GpuIndex,
-        /// Which model.
         model: ModelId,
-        /// Whether it is.
+        /// Whether the copy is a warm copy from now on.
         kept: bool,
     },
-    /// Tell a GPU that nobody waits for a request any more.
-    Cancel {
-        /// Which GPU has it.
-        gpu: GpuIndex,
-        /// Which request.
-        key: RequestKey,
-    },
-    /// Give a request up.
+    /// Inform a GPU that the client no longer waits for a request.
+    Cancel { gpu: GpuIndex, key: RequestKey },
+    /// Fail a request.
     Fail {
-        /// Which.
         key: RequestKey,
-        /// Why.
         reason: Reason,
-        /// Whether it may have run.
+        /// Whether the request may have run.
         may_have_executed: bool,
     },
 }

@@ -1,4 +1,4 @@
-//! A request that waits, and the order of age.
+//! Waiting requests, and their order by age.
 
 use std::collections::BTreeMap;
 
@@ -8,11 +8,11 @@ use super::models::Slot;
 use crate::attempts::Attempts;
 use crate::ids::{FunctionIndex, RequestKey};
 
-/// Which GPUs a model fits: those of this size rank and above. Most nodes have one rank.
+/// Rank of GPU memory sizes. A model fits the GPUs of its own rank and above. Most nodes have one
+/// rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct SizeRank(pub(super) usize);
 
-/// A request that waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Waiting {
     pub(super) key: RequestKey,
@@ -21,13 +21,13 @@ pub(super) struct Waiting {
     pub(super) rank: SizeRank,
     pub(super) attempts: Attempts,
     pub(super) priority: Priority,
-    /// When it came to this node's queue.
+    /// Time of arrival in this node's queue.
     pub(super) arrived: Timestamp,
 }
 
-/// Requests by the order in which the worker accepted them, in one line per size class, so that a
-/// request whose model only fits the larger GPUs never holds up one that fits the others. One that
-/// comes back from a lost GPU stands where it stood before.
+/// Requests in the order in which the worker accepted them, in one line per size class: a request
+/// for a model that only fits the larger GPUs never delays a request that fits the others. A
+/// request that returns from a lost GPU gets its old position again.
 #[derive(Debug)]
 pub(super) struct Lines(Vec<BTreeMap<RequestKey, Waiting>>);
 
@@ -44,7 +44,7 @@ impl Lines {
         self.0[request.rank.0].remove(&request.key);
     }
 
-    /// The first of each line, the oldest of them first.
+    /// Fills `into` with the first request of each line, the oldest of them first.
     pub(super) fn fronts(&self, into: &mut Vec<Waiting>) {
         into.clear();
         into.extend(self.0.iter().filter_map(|line| Some(*line.first_key_value()?.1)));

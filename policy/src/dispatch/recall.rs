@@ -1,4 +1,4 @@
-//! Asking back what was handed ahead, for a GPU that is idle.
+//! Recall of requests from busy GPUs, for GPUs that are idle.
 
 use millrace_types::{GpuIndex, Timestamp};
 
@@ -7,7 +7,7 @@ use super::policy::View;
 use super::{Action, Dispatch, RECALL_COST};
 
 impl Dispatch {
-    /// Asks a next request back for each GPU that is idle, where that serves it sooner.
+    /// Recalls a request for each idle GPU, if that GPU would begin the request sooner.
     pub(super) fn recall(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
         self.look_again = None;
         if self.fleet.askable().next().is_none() || !self.fleet.any_idle() {
@@ -25,8 +25,8 @@ impl Dispatch {
         }
     }
 
-    /// The request, by GPU and place, that waits longest for its turn, of the last on each GPU and
-    /// of those that `to` would serve sooner.
+    /// Returns the request, by GPU and position, that waits longest for its turn. The candidates
+    /// are the last request on each GPU, as far as `to` would begin it sooner.
     fn recall_from(&mut self, now: Timestamp, to: GpuIndex) -> Option<(GpuIndex, usize)> {
         let mut best: Option<(Expected, GpuIndex, usize)> = None;
         let mut look_again: Option<Timestamp> = None;
@@ -44,7 +44,8 @@ impl Dispatch {
             if turn > there {
                 best = best.max(Some((turn, from, place)));
             } else if let Some(late) = self.policy.late_at(&view, from) {
-                // Should what runs take longer than expected, the idle GPU takes over after all.
+                // If the running request exceeds its expected time, the idle GPU should take over
+                // after all.
                 look_again = Some(look_again.map_or(late, |other| other.min(late)));
             }
         }

@@ -1,9 +1,9 @@
-//! Models whose GPU was lost (T16): those that requests wait for are brought to other GPUs at once,
-//! by swap from the host, without waiting for a GPU to be free for a run. So they are there, or on
-//! their way, long before an executor is back.
+//! Recovery of the models of a lost GPU (T16). Models that requests wait for are loaded onto other
+//! GPUs at once, by swap from the host, even if no GPU is free for a run. They are resident or in
+//! transit long before an executor restarts.
 //!
-//! Each goes to the GPU with most room beside what requests wait for there; where none has enough,
-//! it comes in its turn, as any other.
+//! Each model goes to the GPU with most memory left beside the models that requests wait for there.
+//! A model that fits nowhere is loaded with its first assigned request, as usual.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -32,13 +32,13 @@ impl Dispatch {
         }
     }
 
-    /// Has a GPU bring a model, without a request for it.
+    /// Loads a model onto a GPU without a request for it.
     pub(super) fn prefetch(&mut self, now: Timestamp, slot: Slot, gpu: GpuIndex, actions: &mut Vec<Action>) {
         let model = self.comes_without_request(now, slot, gpu, actions);
         actions.push(Action::Prefetch { gpu, model });
     }
 
-    /// Notes that a model comes to a GPU.
+    /// Notes that a GPU loads a model without a request for it, and returns the model's id.
     pub(super) fn comes_without_request(
         &mut self,
         now: Timestamp,
@@ -47,7 +47,8 @@ impl Dispatch {
         actions: &mut Vec<Action>,
     ) -> ModelId {
         let model = self.models.get(slot);
-        let (id, blocks) = (model.id, model.blocks);
+        let id = model.id;
+        let blocks = model.blocks;
         self.models.held_by(slot, gpu);
         self.fleet.change(gpu, |it| it.add_resident(now, slot, blocks));
         self.tell_standing(slot, gpu, actions);

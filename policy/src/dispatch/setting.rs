@@ -39,7 +39,7 @@ impl PolicyConfig {
                 Self::Unified(UnifiedConfig {
                     overtakes_max,
                     free_overtakes_max: config.free_overtakes_max.min(overtakes_max),
-                    // Without overtaking all requests go by age.
+                    // // Without overtaking, all requests go by age.
                     aged_every: if overtakes_max == 0 { 1 } else { config.aged_every },
                     counts: window.unwrap_or(config.counts),
                 })
@@ -63,7 +63,7 @@ impl PolicyConfig {
         }
     }
 
-    /// Times a waiting request may be overtaken, where that is bounded by number.
+    /// Returns how often a waiting request may be overtaken, if the policy bounds that number.
     #[must_use]
     pub const fn overtakes_max(self) -> Option<u32> {
         match self {
@@ -74,7 +74,8 @@ impl PolicyConfig {
         }
     }
 
-    /// The last requests that required request counts are of, where not all are and there are such.
+    /// Returns the number of recent requests over which required request counts are computed.
+    /// `None`: all requests count, or the policy has no such counts.
     #[must_use]
     pub fn slo_window(self) -> Option<u32> {
         let counts = match self {
@@ -88,7 +89,7 @@ impl PolicyConfig {
         }
     }
 
-    /// How alpha is read, where there is one.
+    /// Returns the rule for alpha, if required request counts order the queue.
     #[must_use]
     pub fn alpha(self) -> Option<AlphaReading> {
         let Self::Torpor(TorporConfig { order: Order::Required, alpha, .. }) = self else { return None };
@@ -104,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_stands_for_the_policy_that_is_shown_by_it() {
+    fn each_dispatch_name_sets_the_policy_that_displays_it() {
         for &name in DispatchName::ALL {
             let set = PolicyConfig::Fifo.with(&PolicySpec { dispatch: Some(name), ..PolicySpec::NONE });
             assert_eq!(Ok(set), name.name().parse(), "{name}");
@@ -113,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_change_the_policy_that_reads_them() {
+    fn settings_change_the_policies_that_use_them() {
         let spec = |dispatch, overtakes_max| PolicySpec { dispatch, overtakes_max, ..PolicySpec::NONE };
         let lalb = PolicyConfig::Fifo.with(&spec(Some(DispatchName::LalbO3), Some(3)));
         assert_eq!(lalb, PolicyConfig::Lalb { overtakes_max: 3 });

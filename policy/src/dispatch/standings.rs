@@ -1,6 +1,5 @@
-//! What each GPU is told of the models on it, so that it knows which make room first (T23, T24): of
-//! all copies of a model one is the original, and a model is light or heavy by what was learned of it
-//! on GPUs of that kind.
+//! Eviction ranks that each GPU gets for its models (T23, T24). Of all copies of a model one is the
+//! original, and a model is light or heavy by its profile on GPUs of that kind.
 
 use millrace_types::GpuIndex;
 
@@ -19,15 +18,16 @@ impl Dispatch {
         }
     }
 
-    /// A model is no longer on a GPU.
+    /// Notes that a model is no longer on a GPU, and informs the GPU that has the original copy
+    /// from now on.
     pub(super) fn left(&mut self, model: Slot, gpu: GpuIndex, actions: &mut Vec<Action>) {
         if let Some(heir) = self.models.left(model, gpu) {
             self.tell_standing(model, heir, actions);
         }
     }
 
-    /// What a model weighs on each GPU of a kind that holds it, where anybody wants to know: before
-    /// something is learned of it.
+    /// Returns the weight of a model on each holder of a kind, for comparison after the profile
+    /// changes. Empty if evictions do not depend on weights.
     pub(super) fn weights(&self, model: Slot, kind: u32) -> Vec<(GpuIndex, Weight)> {
         if !self.config.eviction.wants_standings() {
             return Vec::new();
@@ -37,7 +37,7 @@ impl Dispatch {
         of_kind.map(|gpu| (gpu, self.weight(model, gpu))).collect()
     }
 
-    /// Tells those where it weighs otherwise now.
+    /// Informs the GPUs on which the weight of a model changed.
     pub(super) fn reweighed(&self, model: Slot, before: Vec<(GpuIndex, Weight)>, actions: &mut Vec<Action>) {
         for (gpu, before) in before {
             if self.weight(model, gpu) != before {

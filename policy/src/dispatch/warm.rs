@@ -1,9 +1,10 @@
-//! Models that are kept on GPUs without a request for them (minimum warm copies). A copy that is
-//! there is kept; where too few are, the model is brought to an idle GPU, if it has room beside what
-//! is kept there. What is kept makes room last; where it had to all the same, or did not fit, it is
-//! tried again after [`WARM_RETRY`], so that two models never push each other out in a loop.
+//! Minimum warm copies: models that stay on GPUs without requests for them. A resident copy becomes
+//! a warm copy. If there are too few copies, the model is loaded onto an idle GPU with enough
+//! memory beside the warm copies there. Warm copies are evicted last. A warm copy that was evicted
+//! all the same, or did not fit, is retried after [`WARM_RETRY`], so that two models never evict
+//! each other in a loop.
 //!
-//! The papers have nothing of it: this option is ours.
+//! This option is ours; the papers have no equivalent.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,23 +15,24 @@ use millrace_types::{GpuIndex, ModelId, Timestamp};
 use super::models::Slot;
 use super::{Action, Dispatch};
 
-/// How long a model is not brought again that did not stay where it was brought.
+/// Time until a model is loaded again as a warm copy after its copy was evicted or did not fit.
 pub const WARM_RETRY: Duration = Duration::from_secs(1);
 
-/// What is kept of one model.
+/// Warm copies of one model.
 #[derive(Debug, Default)]
 struct Kept {
+    /// Minimum number of copies.
     wanted: usize,
     on: BTreeSet<GpuIndex>,
-    /// It is not brought before then.
+    /// Earliest time of the next load.
     again_at: Option<Timestamp>,
 }
 
-/// What is kept.
+/// Warm copies of all models.
 #[derive(Debug, Default)]
 pub(super) struct Warm {
     models: BTreeMap<Slot, Kept>,
-    /// Those with fewer copies than are wanted.
+    /// Models with fewer warm copies than required.
     short: BTreeSet<Slot>,
 }
 
@@ -49,14 +51,14 @@ impl Warm {
         on.map(|(&slot, _)| slot)
     }
 
-    /// When a model that did not stay is tried again.
+    /// Returns the earliest time at which a model may be loaded again.
     pub(super) fn next_wake(&self) -> Option<Timestamp> {
         self.short.iter().filter_map(|slot| self.models[slot].again_at).min()
     }
 }
 
 impl Dispatch {
-    /// So many GPUs are to hold a model from now on.
+    /// Sets the minimum number of GPUs that hold a model.
     pub(super) fn keep(&mut self, model: ModelId, wanted: u32, actions: &mut Vec<Action>) {
         let Some(slot) = self.models.installed(model) else { return };
         let wanted = wanted as usize;
@@ -76,7 +78,7 @@ impl Dispatch {
         self.warm.note(slot);
     }
 
-    /// A model that was kept on a GPU is no longer there.
+    /// Notes that a warm copy of a model is gone.
     pub(super) fn not_kept(&mut self, now: Timestamp, slot: Slot, gpu: GpuIndex, actions: &mut Vec<Action>) {
         let Some(kept) = self.warm.models.get_mut(&slot).filter(|kept| kept.on.contains(&gpu)) else {
             return;
@@ -87,19 +89,20 @@ impl Dispatch {
         actions.push(Action::Keep { gpu, model: self.models.get(slot).id, kept: false });
     }
 
-    /// Everything that was kept on a GPU went with it.
+    /// Removes all warm copies of a lost GPU.
     pub(super) fn none_kept(&mut self, gpu: GpuIndex, actions: &mut Vec<Action>) {
         for slot in self.warm.on(gpu).collect::<Vec<_>>() {
             if let Some(kept) = self.warm.models.get_mut(&slot) {
                 kept.on.remove(&gpu);
             }
             self.warm.note(slot);
-            // It may have been on its way as the GPU was lost: the next executor keeps nothing.
+            // A Keep action may have been in transit as the GPU was lost; without this one, the
+            // next executor would honour it.
             actions.push(Action::Keep { gpu, model: self.models.get(slot).id, kept: false });
         }
     }
 
-    /// Keeps and brings what is missing, as far as that is possible now.
+    /// Creates the missing warm copies, as far as possible now.
     pub(super) fn keep_warm(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
         for slot in self.warm.short.iter().copied().collect::<Vec<_>>() {
             while self.warm.short.contains(&slot)
@@ -119,7 +122,8 @@ impl Dispatch {
         }
     }
 
-    /// What a GPU has room for beside what is kept there and what requests wait for.
+    /// Returns the blocks that a GPU has left beside its warm copies and the models that requests
+    /// wait for. `None` if these exceed its memory.
     pub(super) fn room_beside(&self, gpu: GpuIndex) -> Option<u64> {
         let it = self.fleet.get(gpu);
         let blocks = |slot: Slot| u64::from(self.models.get(slot).blocks);
@@ -129,10 +133,11 @@ impl Dispatch {
         u64::from(self.sizes[it.rank.0]).checked_sub(used)
     }
 
-    /// A GPU that holds the model and does not keep it yet, else the idle one with most room beside
-    /// what is kept and what requests wait for, if that is enough.
+    /// Returns a holder for a further warm copy; otherwise the idle GPU with most memory left, if
+    /// the model fits there.
     fn place_to_keep(&self, now: Timestamp, slot: Slot) -> Option<GpuIndex> {
-        let (model, kept) = (self.models.get(slot), self.warm.models.get(&slot)?);
+        let model = self.models.get(slot);
+        let kept = self.warm.models.get(&slot)?;
         let here = model.holders.iter().find(|gpu| !kept.on.contains(gpu));
         if here.is_some() || kept.again_at.is_some_and(|at| at > now) {
             return here;

@@ -1,23 +1,23 @@
-//! How wrong the cost model was: of each turn, what was predicted when its request was given to the
-//! GPU against what came.
+//! Prediction errors of the cost model: for each turn, the time predicted at assignment against the
+//! actual time.
 
 use std::time::Duration;
 
 use super::{Source, nanos};
 
-/// What a turn had to do.
+/// Work of a turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Predicted {
-    /// Run: the model was there.
+    /// Run; the model was resident.
     Run,
-    /// Load it from the host, and run.
+    /// Load the model from the host, and run.
     Load,
-    /// Copy it from another GPU, and run.
+    /// Copy the model from another GPU, and run.
     Copy,
 }
 
 impl Predicted {
-    /// Its name.
+    /// Returns the name of the kind of turn, as in metrics.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -28,23 +28,22 @@ impl Predicted {
     }
 }
 
-/// How wrong predictions of turns were.
+/// Error of the predictions for one kind of turn on one kind of GPU.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PredictionError {
-    /// On GPUs of this [kind](crate::dispatch::GpuConfig::kind).
+    /// Type of the GPUs, a [`GpuConfig::kind`](crate::dispatch::GpuConfig::kind).
     pub kind: u32,
-    /// Turns that had this to do.
     pub turn: Predicted,
-    /// So many.
+    /// Number of predictions.
     pub predictions: u64,
-    /// By how much they were off together, in thousandths of what came.
+    /// Sum of the errors, in thousandths of the actual times.
     pub thousandths: u64,
 }
 
 #[derive(Debug, Default, Clone, Copy)]
 struct Sum {
     predictions: u64,
-    /// Of errors in thousandths of what came.
+    /// Sum of the errors, in thousandths of the actual times.
     thousandths: u64,
 }
 
@@ -52,8 +51,8 @@ struct Sum {
 #[derive(Debug, Default)]
 pub(in crate::dispatch) struct Errors(Vec<[Sum; 3]>);
 
-/// No prediction counts as worse than this, in thousandths of what came: a turn that took next to
-/// nothing would hide all others.
+/// Maximum error of one prediction, in thousandths of the actual time: a turn of almost no time
+/// would otherwise dominate the sum.
 const ERROR_MAX: u64 = 10_000;
 
 impl Errors {
@@ -80,7 +79,7 @@ impl Errors {
         sum.thousandths += (thousandths as u64).min(ERROR_MAX);
     }
 
-    /// Of each kind and turn there was.
+    /// Returns the errors for each kind of GPU and turn that occurred.
     pub(in crate::dispatch) fn get(&self) -> Vec<PredictionError> {
         let turns = [Predicted::Run, Predicted::Load, Predicted::Copy];
         let of_kind = |(kind, sums): (usize, &[Sum; 3])| {
@@ -103,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_are_told_apart_by_kind_and_by_what_there_was_to_do() {
+    fn errors_are_summed_by_kind_of_gpu_and_kind_of_turn() {
         let mut errors = Errors::default();
         let ms = Duration::from_millis;
         errors.add(1, Source::Here, ms(90), ms(100));
@@ -112,7 +111,8 @@ mod tests {
         errors.add(0, Source::Host, ms(5), Duration::ZERO);
         let error =
             |kind, turn, predictions, thousandths| PredictionError { kind, turn, predictions, thousandths };
-        let (run, load) = (Predicted::Run, Predicted::Load);
+        let run = Predicted::Run;
+        let load = Predicted::Load;
         let expected = [error(0, load, 1, 10_000), error(1, run, 2, 400), error(1, load, 1, 750)];
         assert_eq!(errors.get(), expected);
     }

@@ -1,10 +1,10 @@
-//! One number from the last few of a kind, of which some lie.
+//! Robust estimate of one quantity from its last few samples, some of which are outliers.
 
-/// How many of the last are looked at: enough to throw two away, few enough to follow a change.
+/// Number of recent samples: enough to discard two of them, few enough to follow a change.
 const WINDOW: usize = 5;
 
-/// The mean of the last five but the least and the largest. Of two the lesser: what is odd about a
-/// first run or load, a cold cache or a queue that was not seen, makes it longer.
+/// Mean of the last five samples without the least and the largest. With two samples, the lesser
+/// one: a cold cache or an unseen queue makes a first run or load longer.
 #[derive(Debug, Default, Clone)]
 pub(super) struct Estimate {
     last: [u64; WINDOW],
@@ -14,7 +14,8 @@ pub(super) struct Estimate {
 }
 
 impl Estimate {
-    /// What a profile says: worth two of those that come, so that the first cannot put it aside.
+    /// Creates an estimate from a profile, which counts as two samples, so that the first
+    /// measurement cannot override it.
     pub(super) fn profiled(value: u64) -> Self {
         let mut estimate = Self::default();
         (0..2).for_each(|_| estimate.add(value));
@@ -46,14 +47,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn outliers_do_not_count_and_a_change_does_after_a_few() {
+    fn estimate_ignores_outliers_and_follows_a_change() {
         let mut estimate = Estimate::default();
         let mut after = |sample| {
             estimate.add(sample);
             estimate.get().unwrap()
         };
         assert_eq!(after(900), 900);
-        assert_eq!(after(100), 100, "the first was a cold one");
+        assert_eq!(after(100), 100, "the first sample was cold");
         assert_eq!(after(102), 102);
         assert_eq!(after(104), 103);
         assert_eq!(after(5000), (900 + 102 + 104) / 3);

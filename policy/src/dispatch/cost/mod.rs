@@ -1,19 +1,20 @@
-//! What bringing a model to a GPU and running it there takes: the one cost model, used by every
-//! policy, learned online, with the error of what it predicted (L15, L21).
+//! Cost model: the time to bring a model to a GPU and to run it there. All policies share this
+//! model. It learns online and records the errors of its predictions (L15, L21).
 //!
-//! In: profiles, what each run took, how long each turn was, when weights had arrived. Out: the
-//! expected run, and what is expected to be added to it where the model comes from the host over a
-//! free link, over one that a neighbour loads on too, or from another GPU. Each is kept by model and
-//! kind of GPU.
+//! Samples are profiles, run times, durations of turns and arrivals of weights. Estimates are the
+//! run time, and the time that a swap adds to the run. Swaps have separate estimates for copies
+//! from the host over a free link, from the host over a link that a neighbour's load shares, and
+//! from another GPU. Each estimate is separate for each model and kind of GPU.
 //!
-//! **What a swap costs** is what it adds to the run, not how long the link is busy: a run overlaps
-//! its load (T06), so that light models cost next to nothing. It is learned from turns that began
-//! with the load: the turn less the computing in it. How long the link is busy is another estimate,
-//! learned from arrivals, and the guess for the first while nothing was learned: no overlap. Without
-//! either the link's rate says it. A load that another crossed on the way says nothing of either.
+//! **The cost of a swap** is the time that the swap adds to the run, not the time that the link is
+//! busy: a run overlaps its load (T06), so a swap of a light model costs almost nothing. The
+//! samples are turns that began with the load: the duration of the turn minus the computation in
+//! it. The time that the link is busy is a separate estimate, learned from arrivals. It is the
+//! first guess for the cost of a swap, as if nothing overlapped. Without either estimate, the
+//! link's nominal rate applies. A load that another load disturbed is a sample for neither.
 //!
-//! The papers' numbers come from profiles before the fact (L15); learning, and every constant here,
-//! is ours.
+//! The papers take these numbers from offline profiles (L15). Online learning, and every constant
+//! here, is ours.
 
 mod error;
 mod estimate;
@@ -28,41 +29,42 @@ pub use self::error::{Predicted, PredictionError};
 use self::estimate::Estimate;
 use self::runs::Runs;
 
-/// Where a model comes from.
+/// Source of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Source {
-    /// It is there.
+    /// The GPU holds the model.
     Here,
     /// The host, over a link that no neighbour uses.
     Host,
-    /// The host, while a neighbour's model comes over the same link.
+    /// The host, while a neighbour loads over the same link.
     SharedHost,
     /// Another GPU, over a direct link of this rate.
     Peer(BytesPerSec),
 }
 
-/// How much longer a load is taken to be beside another one, while that was not seen: half the link
-/// for each of two, in percent.
+/// Assumed duration of a load beside another one, in percent of an undisturbed load, until
+/// measured: each of two loads gets half the link.
 const SHARED_PERCENT: u32 = 200;
-/// What swaps from peers are kept in: thousandths of what the link's rate says.
+/// Scale of swap costs from peers: thousandths of the time at the link's nominal rate.
 const NOMINAL: u64 = 1000;
 
-/// What is known of one model on one kind of GPU.
+/// Estimates for one model on one kind of GPU.
 #[derive(Debug, Default, Clone)]
 pub(super) struct Cost {
     runs: Runs,
-    /// How long a copy from the host keeps a free link busy.
+    /// Time that a copy from the host keeps a free link busy.
     transfer: Estimate,
-    /// What a swap adds to a run.
+    /// Time that a swap from the host over a free link adds to a run.
     host: Estimate,
+    /// Time that a swap from the host over a shared link adds to a run.
     shared: Estimate,
-    /// In thousandths of the nominal time.
+    /// Time that a swap from a peer adds to a run, in thousandths of the nominal time.
     peer: Estimate,
 }
 
 impl Cost {
-    /// Replaces the estimates by those of an earlier process (L15). Without a `swap`, a load is assumed
-    /// to overlap no run.
+    /// Replaces the estimates by those of an earlier process (L15). Without a `swap`, no run is
+    /// assumed to overlap a load.
     pub(super) fn learned(&mut self, load: Duration, swap: Option<Duration>, run: Duration) {
         *self = Self {
             runs: Runs::profiled(run),
@@ -72,7 +74,7 @@ impl Cost {
         };
     }
 
-    /// What a swap from the host adds to a run, where that was told or seen.
+    /// Returns the time that a swap from the host adds to a run, if profiled or measured.
     pub(super) fn host(&self) -> Option<Duration> {
         self.host.get().map(Duration::from_nanos)
     }
@@ -85,7 +87,8 @@ impl Cost {
         self.transfer.add(nanos(took));
     }
 
-    /// Takes in what a swap added to a run; `nominal` is what the link's rate says.
+    /// Adds a sample of the time that a swap added to a run; `nominal` is the time at the link's
+    /// rate.
     pub(super) fn swapped(&mut self, source: Source, added: Duration, nominal: Duration) {
         match source {
             Source::Here => {}
@@ -97,27 +100,28 @@ impl Cost {
         }
     }
 
-    /// What a run of so many rows takes.
+    /// Returns the run time of `rows` rows, if known.
     pub(super) fn run(&self, rows: u32) -> Option<Duration> {
         self.runs.get(rows)
     }
 
-    /// The least that a run of any number of rows takes, of those that ran.
+    /// Returns the least known run time of any number of rows.
     pub(super) fn briefest(&self) -> Option<Duration> {
         self.runs.briefest()
     }
 
-    /// How wrong the regression over rows is, with the sizes it was asked about (L15).
+    /// Returns the mean error of the regression over rows, in percent, with the number of batch
+    /// sizes tested (L15).
     pub(super) fn held_out(&self) -> Option<(f64, usize)> {
         self.runs.held_out()
     }
 
-    /// How long a copy from the host keeps a free link busy, where that was told or seen.
+    /// Returns the time that a copy from the host keeps a free link busy, if profiled or measured.
     pub(super) fn transfer(&self) -> Option<Duration> {
         self.transfer.get().map(Duration::from_nanos)
     }
 
-    /// What a swap adds to a run.
+    /// Returns the time that a swap adds to a run.
     pub(super) fn swap(&self, source: Source, nominal: Duration) -> Duration {
         let host = || {
             let known = self.host.get().or(self.transfer.get());
@@ -150,7 +154,7 @@ mod tests {
     const MS: fn(u64) -> Duration = Duration::from_millis;
 
     #[test]
-    fn each_source_is_learned_by_itself_and_guessed_from_the_next_best() {
+    fn swap_cost_is_learned_by_source_with_fallback_estimates() {
         let mut cost = Cost::default();
         let swap = |cost: &Cost, source| cost.swap(source, MS(40));
         let peer = Source::Peer(BytesPerSec::gb(48));
@@ -166,7 +170,7 @@ mod tests {
         cost.swapped(Source::SharedHost, MS(50), MS(40));
         assert_eq!(swap(&cost, Source::SharedHost), MS(50));
         cost.swapped(peer, MS(10), MS(20));
-        assert_eq!(swap(&cost, peer), MS(20), "half of what this link's rate says");
+        assert_eq!(swap(&cost, peer), MS(20), "half of the nominal time of this link");
         assert_eq!(swap(&cost, Source::Here), Duration::ZERO);
         cost.learned(MS(31), None, MS(11));
         assert_eq!((swap(&cost, Source::Host), cost.run(1)), (MS(31), Some(MS(11))));

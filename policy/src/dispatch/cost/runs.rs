@@ -1,17 +1,18 @@
-//! What runs take by how many rows they have: an estimate for each number of rows that ran, and a
-//! straight line through them for those that did not (L15's regression over the batch size).
+//! Run times by number of rows: an estimate for each number of rows that ran, and a regression line
+//! through these for all other numbers (L15's regression over the batch size).
 
 use std::time::Duration;
 
 use super::estimate::Estimate;
 use super::nanos;
 
-/// Runs of one model on one kind of GPU. Sizes are those of batches: 64 at most.
+/// Run times of one model on one kind of GPU. Batches have at most 64 rows, hence at most 64
+/// entries.
 #[derive(Debug, Default, Clone)]
 pub(super) struct Runs(Vec<(u32, Estimate)>);
 
 impl Runs {
-    /// What a profile says of single rows.
+    /// Creates run times from a profile of single rows.
     pub(super) fn profiled(run: Duration) -> Self {
         Self(vec![(1, Estimate::profiled(nanos(run)))])
     }
@@ -24,12 +25,12 @@ impl Runs {
         self.0[place].1.add(nanos(ran));
     }
 
-    /// What a run of so many rows takes. Beyond all that ran it is unknown while only one size did.
+    /// Returns the run time of `rows` rows. Unknown beyond the only size while just one size ran.
     pub(super) fn get(&self, rows: u32) -> Option<Duration> {
         let exact = self.0.iter().find(|&&(size, _)| size == rows).and_then(|(_, estimate)| estimate.get());
         let nearest = || match self.0[..] {
             [] => None,
-            // At most as long as a larger one.
+            // At most the time of the larger size.
             [(size, ref only)] => only.get().filter(|_| rows < size),
             _ => self.line(None).map(|line| line.at(rows)),
         };
@@ -40,21 +41,22 @@ impl Runs {
         self.0.iter().filter_map(|(_, estimate)| estimate.get()).min().map(Duration::from_nanos)
     }
 
-    /// The line through all sizes but one.
+    /// Returns the line through all sizes except `without`.
     fn line(&self, without: Option<u32>) -> Option<Line> {
         let points = self.0.iter().filter(|&&(size, _)| Some(size) != without);
         let points: Vec<_> = points.filter_map(|(size, estimate)| Some((*size, estimate.get()?))).collect();
         Line::through(&points)
     }
 
-    /// How wrong the line is about sizes that it was drawn without, in percent of what they took, with
-    /// how many it was asked about. None below three sizes.
+    /// Returns the mean error of lines fitted without the size they predict, in percent of the
+    /// actual run time, with the number of sizes. `None` with fewer than three sizes.
     pub(super) fn held_out(&self) -> Option<(f64, usize)> {
         if self.0.len() < 3 {
             return None;
         }
         let error = |(size, estimate): &(u32, Estimate)| {
-            let (came, told) = (estimate.get()?, self.line(Some(*size))?.at(*size));
+            let came = estimate.get()?;
+            let told = self.line(Some(*size))?.at(*size);
             Some(told.abs_diff(came) as f64 / came.max(1) as f64 * 100.0)
         };
         let errors: Vec<f64> = self.0.iter().filter_map(error).collect();
@@ -62,7 +64,7 @@ impl Runs {
     }
 }
 
-/// Least squares.
+/// Least-squares line of run time, in nanoseconds, over rows.
 struct Line {
     base: f64,
     by_row: f64,
@@ -72,14 +74,15 @@ impl Line {
     fn through(points: &[(u32, u64)]) -> Option<Self> {
         let count = points.len() as f64;
         let mean = |of: fn(&(u32, u64)) -> f64| points.iter().map(of).sum::<f64>() / count;
-        let (x, y) = (mean(|&(rows, _)| f64::from(rows)), mean(|&(_, took)| took as f64));
+        let x = mean(|&(rows, _)| f64::from(rows));
+        let y = mean(|&(_, took)| took as f64);
         let spread: f64 = points.iter().map(|&(rows, _)| (f64::from(rows) - x).powi(2)).sum();
         let both: f64 = points.iter().map(|&(rows, took)| (f64::from(rows) - x) * (took as f64 - y)).sum();
         let by_row = if spread > 0.0 { both / spread } else { 0.0 };
         (count > 0.0).then_some(Self { base: y - by_row * x, by_row })
     }
 
-    /// Never less than nothing.
+    /// Returns the line's value, clamped to at least 0.
     fn at(&self, rows: u32) -> u64 {
         (self.base + self.by_row * f64::from(rows)).max(0.0) as u64
     }
@@ -98,21 +101,21 @@ mod tests {
     }
 
     #[test]
-    fn sizes_that_ran_are_known_and_others_lie_on_the_line() {
+    fn unmeasured_sizes_lie_on_the_line_through_measured_ones() {
         let runs = runs(&[(1, 12), (4, 18), (8, 26)]);
         assert_eq!((runs.get(4), runs.get(2), runs.get(16)), (Some(MS(18)), Some(MS(14)), Some(MS(42))));
         assert_eq!(runs.held_out(), Some((0.0, 3)));
     }
 
     #[test]
-    fn a_single_size_says_nothing_of_larger_ones() {
+    fn a_single_measured_size_predicts_no_larger_size() {
         let runs = runs(&[(4, 18)]);
         assert_eq!((runs.get(1), runs.get(4), runs.get(5)), (Some(MS(18)), Some(MS(18)), None));
         assert_eq!((runs.held_out(), Runs::default().get(1)), (None, None));
     }
 
     #[test]
-    fn the_error_is_of_sizes_that_were_left_out() {
+    fn held_out_error_predicts_each_size_from_the_others() {
         let (error, sizes) = runs(&[(1, 10), (2, 20), (4, 20)]).held_out().unwrap();
         // Without 1: 20; without 2: 13.3; without 4: 40.
         assert_eq!(sizes, 3);

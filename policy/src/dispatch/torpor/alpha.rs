@@ -1,22 +1,24 @@
-//! How alpha follows the share of functions that comply (T20, algorithm 2 of Torpor).
+//! Rule by which alpha follows the share of functions that meet their objective (T20, algorithm 2
+//! of Torpor).
 
 use crate::dispatch::config::AlphaRule;
 
-/// How much alpha changes at once.
+/// Factor of one adjustment of alpha.
 const SCALAR: f64 = 2.0;
-/// By how much the share has to change.
+/// Least change of the share that adjusts alpha.
 const THRESHOLD: f64 = 0.04;
-/// How alpha creeps up while the share is steady, in the artifact.
+/// Growth factor of alpha while the share is steady, in the artifact.
 const CREEP: f64 = 1.01;
 
-/// Alpha, between a floor and 1. The paper and the artifact have no floor, so that alpha can become
-/// so small that no function with anything due is ever prioritised again; with N functions ours is
-/// 1/N. Initially 1, and all functions are taken to comply: none has been scored.
+/// Alpha, between a floor and 1. The paper and the artifact have no floor, so alpha can become so
+/// small that no function with a positive required request count is ever prioritised again. Our
+/// floor is 1/N with N functions. Alpha starts at 1 with all functions compliant, because none has
+/// a score yet.
 #[derive(Debug)]
 pub(super) struct Alpha {
     rule: AlphaRule,
     alpha: f64,
-    /// The share of the last period, or, in the artifact, at the last adjustment.
+    /// Share of compliant functions in the last period; in the artifact, at the last adjustment.
     last: f64,
 }
 
@@ -29,7 +31,8 @@ impl Alpha {
         self.alpha
     }
 
-    /// A period ended in which so many of `functions` complied.
+    /// Adjusts alpha at the end of a period in which `compliant` of `functions` met their
+    /// objective.
     pub(super) fn adjust(&mut self, compliant: usize, functions: usize) {
         if functions == 0 {
             return;
@@ -38,10 +41,10 @@ impl Alpha {
         let change = match self.rule {
             AlphaRule::Paper => ratio - self.last,
             AlphaRule::Artifact if self.last > 0.0 => (ratio - self.last) / self.last,
-            // From nothing to something is more than any threshold.
+            // A rise from zero exceeds every threshold.
             AlphaRule::Artifact => ratio * f64::INFINITY,
         };
-        // From nothing to nothing is no number, and steady.
+        // Zero times infinity is not a number, and counts as steady.
         let jumped = change.abs() > THRESHOLD;
         let factor = match (jumped, self.rule) {
             (false, AlphaRule::Paper) => 1.0,
@@ -69,16 +72,16 @@ mod tests {
         compliant.iter().map(adjust).collect()
     }
 
-    /// T20, as in the paper: differences in points from the period before.
+    /// T20, as in the paper: differences in percentage points from the period before.
     #[test]
-    fn the_papers_alpha_follows_a_scripted_series() {
+    fn paper_alpha_follows_absolute_differences() {
         let alphas = series(AlphaRule::Paper, 100, &[100, 97, 92, 80, 80, 83, 88, 99]);
         assert_eq!(alphas, [1.0, 1.0, 0.5, 0.25, 0.25, 0.25, 0.5, 1.0]);
     }
 
-    /// T20, as in the artifact: relative to the last adjustment, with a creep.
+    /// T20, as in the artifact: differences relative to the last adjustment, with slow growth.
     #[test]
-    fn the_artifacts_alpha_follows_a_scripted_series() {
+    fn artifact_alpha_follows_relative_differences_and_grows_while_steady() {
         let alphas = series(AlphaRule::Artifact, 100, &[97, 90, 88, 80, 0, 0, 1]);
         let steady = 0.5 * CREEP;
         let expected =
@@ -89,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn alpha_has_a_floor_of_one_function() {
+    fn alpha_never_falls_below_one_over_the_number_of_functions() {
         let falling: Vec<usize> = (0..9).map(|period| 100 - period * 10).collect();
         for rule in [AlphaRule::Paper, AlphaRule::Artifact] {
             assert_eq!(series(rule, 100, &falling).last(), Some(&0.01), "{rule:?}");

@@ -1,27 +1,30 @@
-//! Which functions are prioritised (T19, appendix A.3): sorted by required request count, the
-//! largest k of which the first k come to at most alpha times the sum of all. Kept up to date: a
-//! function that changes costs the logarithm of their number, and what it moves across the border.
+//! Groups of prioritised and other functions (T19, appendix A.3). Functions are sorted by required
+//! request count. The prioritised group is the longest prefix with a sum of at most alpha times the
+//! sum of all. An update costs the logarithm of the number of functions, plus the functions that
+//! cross the border.
 
 use std::collections::BTreeSet;
 
 use super::required::Required;
 use crate::ids::FunctionIndex;
 
-/// Alpha is a share in billionths.
+/// Value of alpha that stands for 1: alpha is stored in billionths.
 pub(super) const ALPHA_ONE: u64 = 1_000_000_000;
 
+/// Functions in two groups, separated by a border in the order of required request counts.
 #[derive(Debug)]
 pub(super) struct Groups {
     alpha: u64,
     high: BTreeSet<(Required, FunctionIndex)>,
     low: BTreeSet<(Required, FunctionIndex)>,
-    /// What is due of the high ones, and of all.
+    /// Sum of the positive required request counts in the high group.
     high_due: i128,
+    /// Sum of all positive required request counts.
     due: i128,
 }
 
 impl Groups {
-    /// No function, and all of what is due prioritised.
+    /// Creates empty groups with alpha 1, so that all functions are prioritised.
     pub(super) fn new() -> Self {
         Self { alpha: ALPHA_ONE, high: BTreeSet::new(), low: BTreeSet::new(), high_due: 0, due: 0 }
     }
@@ -53,7 +56,7 @@ impl Groups {
         self.alpha = alpha.min(ALPHA_ONE);
     }
 
-    /// Puts the border where it belongs, and adds those that crossed it to `moved`.
+    /// Moves the border to its position, and adds the functions that crossed it to `moved`.
     pub(super) fn settle(&mut self, moved: &mut Vec<FunctionIndex>) {
         let within =
             |high: i128, due: i128, alpha: u64| high * i128::from(ALPHA_ONE) <= i128::from(alpha) * due;
@@ -99,22 +102,22 @@ mod tests {
         (0..required.len()).filter(is_high).collect()
     }
 
-    /// T19, T21 and the readings: what has nothing due is always high.
+    /// T19, T21 and MECHANISMS: a function with no positive count is always in the high group.
     #[test]
-    fn alpha_draws_the_border_of_the_paper() {
+    fn alpha_places_the_border_as_in_the_paper() {
         let required = [30, -5, 10, 0, 20];
         let high = |alpha| high(&groups(&required, alpha), &required);
-        assert_eq!(high(ALPHA_ONE), [0, 1, 2, 3, 4], "at 1 all");
-        assert_eq!(high(0), [1, 3], "at 0 those with nothing due");
+        assert_eq!(high(ALPHA_ONE), [0, 1, 2, 3, 4], "at 1 all functions");
+        assert_eq!(high(0), [1, 3], "at 0 the functions with no positive count");
         assert_eq!(high(ALPHA_ONE / 2), [1, 2, 3, 4], "30 of 60 is within half");
         assert_eq!(high(ALPHA_ONE / 2 - 1), [1, 2, 3]);
-        assert_eq!(self::high(&groups(&[-3, 0], 0), &[-3, 0]), [0, 1], "nothing is due");
+        assert_eq!(self::high(&groups(&[-3, 0], 0), &[-3, 0]), [0, 1], "no positive count");
     }
 
     proptest! {
-        /// However it came about, the border is where the definition puts it.
+        /// After any sequence of changes, the border is at its defined position.
         #[test]
-        fn the_border_is_the_largest_k_within_alpha(
+        fn border_is_at_the_longest_prefix_within_alpha(
             changes in prop::collection::vec((0..12usize, -50..50i128, 0..=4u64), 1..60)
         ) {
             let mut groups = Groups::new();

@@ -1,21 +1,22 @@
-//! Torpor's queue and choice of GPU (T17 to T22).
+//! Torpor's queue order and choice of GPU (T17 to T22).
 //!
-//! **Which request.** Functions are sorted by how many requests in a row they would have to serve
-//! in time to meet their objective ([`required`]); those that together come to at most alpha of what
-//! is due go before the others ([`groups`]), and alpha follows how many comply ([`alpha`]). Among the
-//! prioritised the one with most due is first, among the others the one with least (T21); a
-//! function's own requests, and those of functions that are equal, are taken by age. A function
-//! without an objective is as one that just meets its own: prioritised, after those with something
-//! due.
+//! **Order.** Functions are sorted by their required request count: the number of requests that
+//! they would have to serve in time in a row to meet their objective ([`required`]). The functions
+//! with a sum of at most alpha times the total are prioritised ([`groups`]), and alpha follows the
+//! share of functions that meet their objective ([`alpha`]). Among prioritised functions the
+//! largest count goes first, among the others the least (T21). Requests of one function, and of
+//! functions with equal counts, go by age. A function without an objective counts as one that just
+//! meets its objective: prioritised, but after functions with a positive count.
 //!
-//! **Which GPU** (algorithm 1, and the reading in MECHANISMS section 2). An idle one that holds the
-//! model; else the idle one with the fastest direct link from a busy holder, where that is faster
-//! than its way from the host; else the one whose neighbours under the same switch load nothing,
-//! from another GPU, a light, a medium or a heavy model, in this order. Where these are equal, the one
-//! that the request's data comes to soonest ([`inputs`](super::inputs); the paper's pass none). Nothing
-//! is handed ahead: a request is bound to a GPU when that is free (T01, T15).
+//! **GPU** (algorithm 1, and the reading in MECHANISMS section 2). The first choice is an idle GPU
+//! that holds the model. The second is the idle GPU with the fastest direct link from a busy
+//! holder, if that link is faster than the path from the host. The third is the idle GPU with the
+//! least loading by neighbours under the same switch: nothing, from another GPU, a light, a medium
+//! or a heavy model, in this order. Ties go to the GPU that the request's inputs reach soonest
+//! ([`inputs`](super::inputs); the paper's requests have no such inputs). No request is assigned to
+//! a busy GPU: a request is bound to a GPU when the GPU is free (T01, T15).
 //!
-//! Requests that are late already keep their turn, as in the paper.
+//! Requests that are already late keep their turn, as in the paper.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,27 +38,28 @@ mod alpha;
 mod groups;
 pub(super) mod required;
 
-/// The interval at which alpha is adjusted: the artifact's 20 times 2 s. The paper gives none.
+/// Interval of alpha's adjustment: the artifact's 20 times 2 s. The paper gives no value.
 pub(super) const ALPHA_PERIOD: Duration = Duration::from_secs(40);
-/// How often the artifact renews its groups (T20).
+/// Interval at which the artifact renews its groups (T20).
 const REGROUP_PERIOD: Duration = Duration::from_secs(2);
 
-/// Where a function's oldest request stands: its group, place in it, age.
+/// Position of a function in the order: its group, the position in that group, and the age of its
+/// oldest request.
 type Turn = (u8, i128, RequestKey, FunctionIndex);
 
 #[derive(Debug)]
 struct Function {
     objective: Option<Objective>,
     tally: Tally,
-    /// As it stands in the groups, where it has an objective.
+    /// Required request count as stored in the groups, if the function has an objective.
     required: Option<Required>,
     complies: bool,
-    /// The model of its last request.
+    /// Model of the most recent request.
     model: Option<Slot>,
     waiting: BTreeMap<RequestKey, Waiting>,
-    /// Where it stands in the line of its requests' size class.
+    /// Position in the line of its size class, while requests wait.
     turn: Option<(SizeRank, Turn)>,
-    /// Whether it goes with its last request.
+    /// Whether the function was removed, so that its record goes with its last request.
     gone: bool,
 }
 
@@ -65,15 +67,16 @@ struct Function {
 pub(super) struct Torpor {
     config: TorporConfig,
     functions: BTreeMap<FunctionIndex, Function>,
-    /// The functions with requests, in order.
+    /// Functions with waiting requests, in order, by size class.
     lines: Vec<BTreeSet<Turn>>,
     fronts: Vec<(Turn, SizeRank)>,
     groups: Groups,
     alpha: Alpha,
-    /// Functions with an objective, and how many of them comply.
+    /// Number of functions with an objective.
     held: usize,
+    /// Number of functions that meet their objective.
     compliant: usize,
-    /// Functions whose new scores wait for the next regrouping.
+    /// Functions with new scores that wait for the next regrouping.
     changed: BTreeSet<FunctionIndex>,
     moved: Vec<FunctionIndex>,
     next_regroup: Option<Timestamp>,
@@ -114,7 +117,7 @@ impl Torpor {
         })
     }
 
-    /// Puts a function where it belongs among those with requests.
+    /// Moves a function to its position among those with waiting requests.
     fn place(&mut self, index: FunctionIndex) {
         let Some(function) = self.functions.get_mut(&index) else { return };
         let turn = function.waiting.first_key_value().map(|(&oldest, request)| {
@@ -140,7 +143,7 @@ impl Torpor {
         }
     }
 
-    /// Takes a function's score into the groups.
+    /// Updates the groups with a function's score.
     fn apply(&mut self, models: Option<&Models>, index: FunctionIndex) {
         let Some(function) = self.functions.get_mut(&index) else { return };
         let raw = function.objective.map(|objective| Required::of(function.tally.counts(), objective));
@@ -178,7 +181,7 @@ impl Torpor {
         self.settle();
     }
 
-    /// The request that is first of those that fit an idle GPU.
+    /// Returns the function with the first request that fits an idle GPU.
     fn first(&mut self, view: &View<'_>) -> Option<FunctionIndex> {
         self.fronts.clear();
         let lines = self.lines.iter().enumerate();
@@ -189,7 +192,8 @@ impl Torpor {
     }
 
     fn choose(&mut self, view: &View<'_>, request: &Waiting) -> Option<(GpuIndex, Route)> {
-        let (holders, inputs) = (&view.models.get(request.model).holders, view.inputs(request));
+        let holders = &view.models.get(request.model).holders;
+        let inputs = view.inputs(request);
         let moved = |gpu| view.fleet.move_time(inputs, gpu);
         if let Some(hit) = view.fleet.idle_holder(holders, request.rank, moved) {
             return Some((hit, Route::Host));
@@ -206,14 +210,14 @@ impl Torpor {
     }
 }
 
-/// The fastest direct link from a holder to an idle GPU, where that is faster than its way from the
-/// host; of several that are as fast, to the GPU that the request's data comes to soonest. Looks from
-/// the holders or from the idle ones, whichever are fewer.
+/// Returns the fastest direct link from a holder to an idle GPU, if that link is faster than the
+/// GPU's path from the host. Among equally fast links, the one to the GPU that the request's inputs
+/// reach soonest. Scans the smaller set of the two.
 pub(super) fn from_peer(view: &View<'_>, request: &Waiting) -> Option<Peer> {
     let inputs = view.inputs(request);
     let way = |rate, to, holder| (Reverse(rate), view.fleet.move_time(inputs, to), to, holder);
     let holders = &view.models.get(request.model).holders;
-    // One whose own copy is still on its way has nothing to give yet.
+    // A holder with a copy still in transit cannot serve as a source yet.
     let gives = |holder: GpuIndex| !view.fleet.get(holder).is_loading(request.model);
     let faster = |to: GpuIndex, rate: BytesPerSec| rate > view.fleet.get(to).host_rate;
     let links = |gpu: GpuIndex| view.fleet.peers(gpu).iter().copied();
@@ -230,11 +234,12 @@ pub(super) fn from_peer(view: &View<'_>, request: &Waiting) -> Option<Peer> {
     ways.map(|(rate, to, holder)| way(rate, to, holder)).min()
 }
 
-/// A link's rate, what bringing the request's data takes, where the link leads, and from where.
+/// Rate of a link, transfer time of the request's inputs, destination and source.
 pub(super) type Peer = (Reverse<BytesPerSec>, Duration, GpuIndex, GpuIndex);
 
-/// A mean run of a function in milliseconds and thousandths: what the artifact weighs its count by.
-/// One that never ran weighs one; where there are several kinds of GPU, the first one's counts.
+/// Returns the mean run time of a function, in microseconds: the artifact weights counts by mean
+/// milliseconds. A function that never ran has 1000. With several kinds of GPU, the first kind
+/// counts.
 fn run_millis(models: Option<&Models>, model: Option<Slot>) -> u64 {
     let run = models.zip(model).and_then(|(models, model)| models.run_time(model, 0));
     run.map_or(1000, |run| u64::try_from(run.as_micros()).unwrap_or(u64::MAX))
@@ -325,12 +330,12 @@ impl Policy for Torpor {
     }
 }
 
-/// SplitMix64.
+/// SplitMix64 generator for random choices.
 #[derive(Debug)]
 struct Lots(u64);
 
 impl Lots {
-    /// A number below `bound`; 0 where that is 0.
+    /// Returns a number below `bound`, or 0 if `bound` is 0.
     fn below(&mut self, bound: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

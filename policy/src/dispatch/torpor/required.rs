@@ -1,5 +1,6 @@
-//! How many requests in a row a function has to serve in time to meet its objective: Torpor's
-//! required request count (T18), (pn - m) / (1 - p), for m of n requests in time and a share p.
+//! Torpor's required request count (T18): the number of requests in a row that a function has to
+//! serve in time to meet its objective. The count is (pn - m) / (1 - p), for m of n requests in
+//! time and a share p.
 
 use std::collections::VecDeque;
 
@@ -8,41 +9,43 @@ use millrace_types::SloCounts;
 use crate::dispatch::config::{Counts, WINDOW_MAX};
 use crate::dispatch::protocol::Objective;
 
-/// A required request count in millionths: whole numbers, so that sums do not depend on their
-/// order. Negative where more requests could be late; none is due at zero.
+/// Required request count in millionths. A whole number, so that sums do not depend on their order.
+/// Negative if the function can afford late requests; 0 if it just meets its objective.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::dispatch) struct Required(pub(in crate::dispatch) i128);
 
 const MILLION: i128 = 1_000_000;
-/// Beyond 10^12 requests one is as bad as the other, and products of sums stay within 128 bits.
+/// Clamp of the count: beyond 10^12 requests the difference is irrelevant, and products of sums
+/// stay within 128 bits.
 const REQUIRED_MAX: i128 = 1_000_000_000_000 * MILLION;
 
 impl Required {
     pub(in crate::dispatch) fn of(counts: SloCounts, objective: Objective) -> Self {
         let one = i128::from(Objective::ONE);
-        let (m, n) = (i128::from(counts.m), i128::from(counts.n));
+        let m = i128::from(counts.m);
+        let n = i128::from(counts.n);
         let share = i128::from(objective.billionths());
         Self(((share * n - one * m) * MILLION / (one - share)).clamp(-REQUIRED_MAX, REQUIRED_MAX))
     }
 
-    /// What one more late request adds: p / (1 - p).
+    /// Returns the increase of the count by one more late request: p / (1 - p).
     pub(in crate::dispatch) fn one_late(objective: Objective) -> Self {
         Self::of(SloCounts { m: 0, n: 1 }, objective)
     }
 
-    /// The same times so many thousandths.
+    /// Returns the count times `thousandths` / 1000.
     pub(in crate::dispatch) fn weighted(self, thousandths: u64) -> Self {
         let weighted = self.0.saturating_mul(thousandths.into()) / 1000;
         Self(weighted.clamp(-REQUIRED_MAX, REQUIRED_MAX))
     }
 
-    /// What it adds to sums.
+    /// Returns the count as it enters sums: at least 0.
     pub(in crate::dispatch) fn due(self) -> i128 {
         self.0.max(0)
     }
 }
 
-/// The counts that an objective is held against: all, or those of the last requests.
+/// Counts for comparison with an objective: of all requests, or of the most recent ones.
 #[derive(Debug)]
 pub(in crate::dispatch) struct Tally {
     all: SloCounts,
@@ -61,8 +64,8 @@ impl Tally {
         Self { all: SloCounts::default(), last: VecDeque::new(), window, in_time: 0 }
     }
 
-    /// Takes the counts as they now are. Of requests that are told together the late ones are taken
-    /// to have come first; counts that fell begin anew.
+    /// Updates the cumulative counts. Among the requests of one update, the late ones are assumed
+    /// to have come first. Decreased counts start a new count.
     pub(in crate::dispatch) fn update(&mut self, counts: SloCounts) {
         let began_anew = counts.n < self.all.n || counts.m < self.all.m;
         if began_anew {
@@ -72,7 +75,7 @@ impl Tally {
         let since = if began_anew { counts } else { counts.since(self.all) };
         self.all = counts;
         let Some(window) = self.window else { return };
-        // More than the window holds: as many of each as their share of it.
+        // An update can exceed the window: keep the ratio of in-time requests.
         let fits = since.n.min(window as u64);
         let in_time = (u128::from(since.m.min(since.n)) * u128::from(fits)) / u128::from(since.n.max(1));
         for number in 0..fits {
@@ -106,9 +109,8 @@ mod tests {
         Required::of(SloCounts { m, n }, Objective::from_billionths(P98).unwrap()).0
     }
 
-    /// T18.
     #[test]
-    fn the_required_request_count_is_the_papers() {
+    fn required_request_count_follows_the_formula_of_t18() {
         assert_eq!(required(97, 100), 50 * MILLION);
         assert_eq!(required(99, 100), -50 * MILLION);
         assert_eq!(required(98, 100), 0);
@@ -118,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_forgets_what_was_long_ago() {
+    fn a_window_counts_only_the_most_recent_requests() {
         let mut tally = Tally::new(Counts::Last(4));
         let mut told = |m, n| {
             tally.update(SloCounts { m, n });
@@ -129,6 +131,6 @@ mod tests {
         assert_eq!(told(3, 5), (3, 4), "the first was late too");
         assert_eq!(told(3, 7), (1, 4));
         assert_eq!(told(753, 1007), (3, 4), "750 of 1000");
-        assert_eq!(told(1, 1), (1, 1), "a function that was made anew");
+        assert_eq!(told(1, 1), (1, 1), "a function that was created again");
     }
 }

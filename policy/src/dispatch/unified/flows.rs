@@ -1,10 +1,11 @@
-//! Who waits, in the order in which they should go: by function and model, so that an order of
-//! functions that changes with every score moves no request.
+//! Waiting requests in the order of their urgency, grouped by function and model, so that a new
+//! score of a function moves no individual request.
 //!
-//! What waits of one function for one model is a *flow*. Its requests are ordered by when they came,
-//! so their deadlines are too. It stands in the order with the first that can still be in time, and
-//! among the late ones with its oldest that cannot. Time moves that: a flow whose first goes late is
-//! put where it then belongs when next looked at, once for each request at most.
+//! The waiting requests of one function for one model form a *flow*. They are ordered by arrival,
+//! hence also by deadline. A flow's position among the due requests is that of its first request
+//! that can still be in time; its position among the late requests is that of its oldest request
+//! that cannot. Time changes these positions: a flow with a first request that became late gets its
+//! new position at the next update, at most once for each request.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -15,16 +16,17 @@ use crate::dispatch::models::{Models, Slot};
 use crate::dispatch::queue::{SizeRank, Waiting};
 use crate::ids::{FunctionIndex, RequestKey};
 
-/// What a function's score says of its requests, the more pressing first.
+/// Urgency of a function's requests, derived from its score, most urgent first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Class {
-    /// It misses its objective, or would with one more late request, and can be rescued.
+    /// The function misses its objective, or would with one more late request, and can be rescued.
     Endangered,
-    /// It can afford one more late request.
+    /// The function can afford one more late request.
     Safe,
-    /// It has no deadline.
+    /// The function has no deadline.
     Free,
-    /// It is so far from its objective that serving it in time makes no difference soon.
+    /// The function misses its objective by so much that serving it in time makes no difference
+    /// soon.
     Hopeless,
 }
 
@@ -37,13 +39,13 @@ pub(super) type FlowId = (FunctionIndex, Slot);
 pub(super) struct Candidate {
     pub(super) request: Waiting,
     pub(super) class: Class,
-    /// When its run has to begin at the latest; of what has no deadline, when it came.
+    /// Latest start of the run; the time of arrival if the request has no deadline.
     pub(super) latest: Timestamp,
-    /// Whether that is over.
+    /// Whether the latest start is over.
     pub(super) late: bool,
 }
 
-/// Where a flow stands, and with whom.
+/// Position of a flow: the requests that represent it among the due and the late requests.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Standing {
     due: Option<(Class, Timestamp, Waiting)>,
@@ -53,7 +55,7 @@ struct Standing {
 #[derive(Debug)]
 struct Flow {
     class: Class,
-    /// From a request's arrival until its run has to begin.
+    /// Time from a request's arrival until its run has to begin.
     within: Option<Duration>,
     waiting: BTreeMap<(Timestamp, RequestKey), Waiting>,
     rank: SizeRank,
@@ -61,7 +63,7 @@ struct Flow {
 }
 
 impl Flow {
-    /// The first that can still be in time.
+    /// Returns the first request that can still be in time.
     fn due(&self, now: Timestamp) -> Option<&Waiting> {
         let came = self.within.map_or(Timestamp::ZERO, |within| {
             Timestamp(now.0.saturating_sub(u64::try_from(within.as_nanos()).unwrap_or(u64::MAX)))
@@ -81,29 +83,33 @@ impl Flow {
     }
 }
 
+/// Flows of one model.
 #[derive(Debug, Default)]
 struct OfModel {
     due: BTreeSet<(Class, Timestamp, FunctionIndex)>,
     late: BTreeSet<(RequestKey, FunctionIndex)>,
 }
 
-/// Flows that are put where they belong in one look, at most. More than one goes late for each that
-/// comes only for a while.
+/// Maximum number of flows that became late and are moved in one update. More flows become late
+/// than requests arrive only for a short time.
 const SETTLED_MAX: usize = 32;
 
 #[derive(Debug)]
 pub(super) struct Flows {
     flows: BTreeMap<FlowId, Flow>,
-    /// Those that may not stand where they belong.
+    /// Flows that may not be at their position.
     moved: BTreeSet<FlowId>,
-    /// By size class and class.
+    /// Due flows, by size class and urgency.
     due: Vec<[BTreeSet<(Timestamp, FlowId)>; CLASSES.len()]>,
+    /// Late flows, by size class.
     late: Vec<BTreeSet<(RequestKey, FlowId)>>,
     of_model: Vec<OfModel>,
-    /// The first of each of those, side by side: an idle GPU looks at one for each model on it.
+    /// First entries of [`Self::of_model`], stored contiguously: an idle GPU reads one entry for
+    /// each model that it holds.
     first_of_model: Vec<First>,
 }
 
+/// First due and first late flow of one model.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct First {
     due: Option<(Class, Timestamp, FunctionIndex)>,
@@ -144,12 +150,12 @@ impl Flows {
         }
     }
 
-    /// Whether any request without a deadline waits that fits this size class.
+    /// Returns whether any waiting request without a deadline fits this size class.
     pub(super) fn has_free(&self, rank: SizeRank) -> bool {
         self.due.iter().take(rank.0 + 1).any(|line| !line[Class::Free as usize].is_empty())
     }
 
-    /// A function's requests are of another class now.
+    /// Changes the urgency of a function's requests.
     pub(super) fn reclass(&mut self, function: FunctionIndex, class: Class) {
         for (&id, flow) in self.flows.range_mut((function, Slot::FIRST)..=(function, Slot::LAST)) {
             if flow.class != class {
@@ -159,7 +165,7 @@ impl Flows {
         }
     }
 
-    /// Those of some functions are.
+    /// Changes the urgency of the requests of the functions selected by `some`.
     pub(super) fn reclass_all(&mut self, some: impl Fn(FunctionIndex) -> bool, class: Class) {
         for (&id, flow) in &mut self.flows {
             if flow.class != class && some(id.0) {
@@ -169,7 +175,7 @@ impl Flows {
         }
     }
 
-    /// Brings the order up to date: what changed, and what went late.
+    /// Updates the positions of the flows that changed or became late.
     pub(super) fn settle(
         &mut self,
         now: Timestamp,
@@ -202,11 +208,13 @@ impl Flows {
     ) {
         let Some(flow) = self.flows.get_mut(&id) else { return };
         let (function, model) = id;
-        // Of several kinds of GPU the first one's counts: this only orders.
+        // With several kinds of GPU, the first kind's run time suffices: it only affects the order.
         let run = models.run_time(model, 0).unwrap_or_default();
         flow.within = deadline(function).map(|deadline| deadline.saturating_sub(run));
-        let (before, after) = (flow.standing, flow.standing(now));
-        let (rank, gone) = (flow.rank.0, flow.waiting.is_empty());
+        let before = flow.standing;
+        let after = flow.standing(now);
+        let rank = flow.rank.0;
+        let gone = flow.waiting.is_empty();
         flow.standing = after;
         if gone {
             self.flows.remove(&id);
@@ -244,21 +252,21 @@ impl Flows {
         }
     }
 
-    /// With whom a flow stands among what is due. That one is the first that can still be in time
-    /// while it can be itself.
+    /// Returns the candidate that represents a flow among the due requests. It is the first one
+    /// that can still be in time, as long as it can be itself.
     fn candidate(&self, id: FlowId) -> Option<Candidate> {
         let (class, latest, request) = self.flows.get(&id)?.standing.due?;
         Some(Candidate { request, class, latest, late: false })
     }
 
-    /// With whom a flow stands among what is late.
+    /// Returns the candidate that represents a flow among the late requests.
     fn late_candidate(&self, id: FlowId) -> Option<Candidate> {
         let flow = self.flows.get(&id)?;
         let request = flow.standing.late?;
         Some(Candidate { request, class: flow.class, latest: flow.latest(&request), late: true })
     }
 
-    /// The first few of a class that can be in time, of those that fit this size class.
+    /// Returns the first `count` candidates of a class that can be in time and fit this size class.
     pub(super) fn firsts(
         &self,
         rank: SizeRank,
@@ -276,7 +284,7 @@ impl Flows {
         firsts.into_iter().filter_map(|&(_, id)| self.candidate(id)).collect()
     }
 
-    /// The first of a class that can be in time.
+    /// Returns the first candidate of a class that can be in time and fits this size class.
     pub(super) fn first(&self, rank: SizeRank, class: Class, now: Timestamp) -> Option<Candidate> {
         let from = if class == Class::Free { Timestamp::ZERO } else { now };
         let from = (from, (FunctionIndex(0), Slot::FIRST));
@@ -285,14 +293,14 @@ impl Flows {
         self.candidate(id)
     }
 
-    /// The oldest of those that are late.
+    /// Returns the oldest late request that fits this size class.
     pub(super) fn oldest_late(&self, rank: SizeRank) -> Option<Candidate> {
         let &(_, id) = self.late.iter().take(rank.0 + 1).filter_map(BTreeSet::first).min()?;
         self.late_candidate(id)
     }
 
-    /// The most pressing request for any of some models: of those in time by class, else the oldest
-    /// late one.
+    /// Returns the most urgent request for any of these models: the requests in time by class, else
+    /// the oldest late one.
     pub(super) fn first_of(&self, models: impl Iterator<Item = Slot>, now: Timestamp) -> Option<Candidate> {
         let in_time =
             |&(class, latest, _): &(Class, Timestamp, FunctionIndex)| class == Class::Free || latest >= now;
@@ -312,7 +320,7 @@ impl Flows {
         if late { self.late_candidate(id) } else { self.candidate(id) }
     }
 
-    /// As [`Policy::check`](crate::dispatch::policy::Policy::check).
+    /// Asserts the same as [`Policy::check`](crate::dispatch::policy::Policy::check).
     #[cfg(test)]
     pub(super) fn check(&self, now: Timestamp, models: &[Slot]) {
         let first = |it: &OfModel| First { due: it.due.first().copied(), late: it.late.first().copied() };
@@ -322,7 +330,7 @@ impl Flows {
             let in_time = |due: &&(Class, Timestamp, FunctionIndex)| due.0 == Class::Free || due.1 >= now;
             let due = it.due.iter().take(SETTLED_MAX).find(in_time);
             let due = due.and_then(|&(_, _, function)| self.candidate((function, model)));
-            // What changed since is brought up to date before the next decision.
+            // Flows that changed since are updated before the next decision.
             if let Some(due) = due.filter(|due| !self.moved.contains(&(due.request.function, model))) {
                 let flow = &self.flows[&(due.request.function, model)];
                 assert_eq!(flow.due(now), Some(&due.request), "nothing before it can still be in time");

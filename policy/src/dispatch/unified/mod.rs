@@ -1,36 +1,39 @@
-//! Our own policy: the least estimated finish, for what can still be in time first.
+//! Our own policy: the least estimated finish, with requests first that can still meet their
+//! deadline.
 //!
-//! **Where.** For each request the ends are compared that it would have on an idle GPU that holds its
-//! model, on one to which the model comes from a peer, from the host over a free or a shared link,
-//! and behind what a busy holder has to do ([`placing`]), each with what it takes to bring the request's
-//! data there, which is hidden behind a wait ([`inputs`](super::inputs)). A load is charged for more than
-//! its time: for the GPU it keeps from others, and for what it evicts.
+//! **GPU.** For each request the policy compares estimated finish times ([`placing`]). The options
+//! are an idle holder of the model, an idle GPU to which the model is copied, and a busy holder.
+//! The source of a copy is a peer, or the host over a free or a shared link. Each estimate includes
+//! the transfer of the request's inputs, which a wait can hide ([`inputs`](super::inputs)). A load
+//! is charged more than its time: for the GPU time that other requests lose, and for the models
+//! that it evicts.
 //!
-//! **Which** ([`flows`]). Functions are endangered, safe, free of any deadline, or hopeless, by their
-//! required request counts (T18): what is one late request away from missing its objective goes before
-//! what can afford one, and what cannot be rescued comes after both. Functions whose requests run
-//! [`together`] share one class. Within a class the least slack goes first. A request that can no longer
-//! be in time is demoted behind all that can, whatever its function (MECHANISMS section 2, "003 late
-//! requests"). An idle GPU takes a hit before the most pressing request where that one can wait for it,
-//! so locality costs no deadline.
+//! **Order** ([`flows`]). Functions are endangered, safe, free of any deadline, or hopeless, by
+//! their required request counts (T18). A function that is one late request away from missing its
+//! objective goes before a function that can afford one. A function that cannot be rescued goes
+//! after both. Functions with batching share one class ([`together`]). Within a class the least
+//! slack goes first. A request that can no longer be in time goes behind all requests that can,
+//! regardless of its function (MECHANISMS section 2, "003 late requests"). An idle GPU takes a hit
+//! before the most urgent request if that request can wait, so locality costs no deadline.
 //!
-//! That is the order of the probability that an objective is still met, as far as it is known: what a
-//! function's counts still allow stands for how likely the function meets its own, and the time until a
-//! run has to begin for how likely the request is in time. No distribution of waits is estimated: what
-//! comes next is not known, and a wrong one would put sure losses before what can be saved.
+//! This order approximates the probability that an objective is still met. The late requests that a
+//! function can afford stand for the function, and the time until a run has to begin stands for the
+//! request. The policy estimates no distribution of waiting times: future requests are unknown, and
+//! a wrong distribution would put certain losses before requests that can be saved.
 //!
-//! **Ahead.** While no GPU is idle, hits are handed ahead to a busy GPU that will begin them sooner than
-//! they could be asked back ([`RECALL_COST`]), as long as the most pressing request can wait for them.
-//! Where runs take a few microseconds, several then share one wake of the executor. If a busy GPU will find
-//! nothing that it holds, its next model is brought while it runs, but only for a request without a
-//! deadline: the request is bound early, and a more pressing one may come. A GPU that falls idle asks for a
-//! request that was handed ahead, if the GPU would begin that request sooner.
+//! **Busy GPUs.** While no GPU is idle, a hit is assigned to a busy GPU that will begin it sooner
+//! than a recall would take ([`RECALL_COST`]), as long as the most urgent request can wait. If runs
+//! last a few microseconds, several runs then share one wake of the executor. If a busy GPU will
+//! find no hit, its next model is loaded during the run, but only for a request without a deadline:
+//! the request is bound early, and a more urgent one may come. A GPU that falls idle recalls a
+//! request from a busy GPU if it would begin that request sooner.
 //!
-//! **Overtaking** is bounded after LALB (L14): who has been [overtaken](super::overtaking) as often as
-//! is allowed goes next, late or not, so a demoted request is not starved. A late request may be more
-//! often than one that has no deadline, unless an older one has one. While the oldest has one, only
-//! [one in so many](UnifiedConfig::aged_every) that leave goes by age: in an overload that lasts those at
-//! their limit are more than can be served, and to serve them first makes all others late too.
+//! **Overtaking** is bounded as in LALB (L14): a request at its [overtaking](super::overtaking)
+//! limit goes next, late or not, so a demoted request does not starve. The limit of a request with
+//! a deadline is larger than that of a request without one; while an older request has a deadline,
+//! its limit applies to both. While the oldest request has a deadline, only [one departure in so
+//! many](UnifiedConfig::aged_every) goes by age. In a lasting overload more requests are at their
+//! limit than the GPUs can serve, and serving these first would make all others late too.
 
 mod flows;
 mod placing;
@@ -54,23 +57,24 @@ use super::torpor::required::{Required, Tally};
 use super::{AHEAD_MAX, RECALL_COST};
 use crate::ids::FunctionIndex;
 
-/// A function is hopeless when it is more late requests beyond its objective than this.
+/// Maximum shortfall of an endangered function, in late requests beyond its objective. Above this,
+/// the function is hopeless.
 const RESCUED_MAX: i128 = 1;
-/// Requests that are looked at for one whose model is worth bringing to a GPU ahead of its turn.
+/// Number of requests examined as candidates for a load on a busy GPU.
 const LOOKED_AT_MAX: usize = 2;
-/// Busy GPUs that are looked at for that when a request comes.
+/// Number of busy GPUs examined for such a load when a request arrives.
 const AHEAD_LOOKS_MAX: usize = 2;
 
 #[derive(Debug)]
 struct Function {
     objective: Option<Objective>,
     tally: Tally,
-    /// By its own counts.
+    /// Class by the function's own counts.
     own: Class,
 }
 
 impl Function {
-    /// Whether it shares a class with all others whose requests run together.
+    /// Returns whether the function shares a class with all other functions with batching.
     fn shares(&self) -> bool {
         self.own != Class::Free && self.objective.is_some_and(Objective::runs_together)
     }
@@ -83,9 +87,9 @@ pub(super) struct Unified {
     together: Together,
     ages: Ages,
     flows: Flows,
-    /// Busy GPUs that may take a request ahead.
+    /// Busy GPUs that may accept a next request.
     ready: BTreeSet<GpuIndex>,
-    /// The model of the request that came last, since busy GPUs were looked at for it.
+    /// Model of the most recent request, until busy GPUs were examined for it.
     fresh: Option<Slot>,
 }
 
@@ -102,7 +106,7 @@ impl Unified {
         }
     }
 
-    /// What a function's requests are taken as.
+    /// Returns the class of a function's requests.
     fn class(&self, index: FunctionIndex) -> Class {
         match self.functions.get(&index) {
             None => Class::Free,
@@ -111,7 +115,7 @@ impl Unified {
         }
     }
 
-    /// A function's counts or its objective are others now.
+    /// Updates the class of a function after a change of its counts or objective.
     fn classify(&mut self, index: FunctionIndex) {
         if let Some(function) = self.functions.get_mut(&index) {
             function.own = class(function.objective, &function.tally);
@@ -123,14 +127,14 @@ impl Unified {
         self.flows.reclass(index, class);
     }
 
-    /// A function was asked, or `scored`.
+    /// Notes that a function got a request, or a score if `scored`.
     fn hear(&mut self, index: FunctionIndex, scored: bool) {
         if let Some(function) = self.functions.get(&index).filter(|function| function.shares()) {
             self.together.hear(index, function.own, scored);
         }
     }
 
-    /// Puts all functions that share a class into another, where it is time.
+    /// Updates the class of all functions with batching, if it changed.
     fn share_anew(&mut self) {
         if self.together.look_again() {
             let class = self.together.class();
@@ -139,20 +143,20 @@ impl Unified {
         }
     }
 
-    /// Takes a request that goes to a GPU.
+    /// Removes a request that goes to a GPU.
     fn send(&mut self, view: &View<'_>, request: &Waiting, gpu: GpuIndex) {
         self.ages.send(request.rank, request.key, view.fleet.get(gpu).rank);
         self.flows.remove(request);
         self.ready.insert(gpu);
     }
 
-    /// The most pressing request whose model a GPU holds.
+    /// Returns the most urgent request for a model that a GPU holds.
     fn hit(&self, view: &View<'_>, gpu: GpuIndex) -> Option<Candidate> {
         self.flows.first_of(view.fleet.get(gpu).resident(), view.now)
     }
 
-    /// The most pressing request of all that fit a GPU; or the first that is safe, where the first that
-    /// is endangered can wait for it.
+    /// Returns the most urgent request that fits a GPU. If the first endangered request can wait
+    /// for the first safe one, that is the safe one.
     fn most_pressing(&self, view: &View<'_>, gpu: GpuIndex) -> Option<Candidate> {
         let rank = view.fleet.get(gpu).rank;
         let first_of = |class| self.flows.first(rank, class, view.now);
@@ -164,15 +168,15 @@ impl Unified {
         Some(before.unwrap_or(first))
     }
 
-    /// How long a GPU is kept by a request.
+    /// Returns the time for which a request occupies a GPU.
     fn takes(&self, view: &View<'_>, gpu: GpuIndex, candidate: &Candidate) -> Duration {
         let model = candidate.request.model;
         let run = view.models.run_time(model, view.fleet.get(gpu).kind).unwrap_or_default();
         view.bringing(gpu, &candidate.request).saturating_add(run)
     }
 
-    /// Whether a request is still in time here if another keeps the GPU for so long before it; or is
-    /// not in any case, so that it is no use to hurry.
+    /// Returns whether a request is still in time here after another one occupies the GPU for
+    /// `other`. Also true if the request is late in any case, so that haste is useless.
     fn can_wait(&self, view: &View<'_>, gpu: GpuIndex, candidate: &Candidate, other: Duration) -> bool {
         if candidate.late || candidate.class >= Class::Free {
             return true;
@@ -181,7 +185,8 @@ impl Unified {
         begins + other <= candidate.latest || begins > candidate.latest
     }
 
-    /// What an idle GPU takes, or what has to go elsewhere first.
+    /// Returns the decision for an idle GPU: a request for this GPU, or a request that has to go
+    /// elsewhere first.
     fn for_idle(&mut self, view: &View<'_>, gpu: GpuIndex) -> Option<Decision> {
         let rank = view.fleet.get(gpu).rank;
         if let Some((key, from)) = self.ages.at_limit(rank) {
@@ -203,13 +208,14 @@ impl Unified {
         }
     }
 
-    /// Whether no other busy holder begins a request sooner, for its data is there.
+    /// Returns whether no other busy holder would begin a request sooner because its inputs are
+    /// there.
     fn nearest(&self, view: &View<'_>, gpu: GpuIndex, request: &Waiting) -> bool {
         view.inputs(request).is_empty()
             || self.busy_holder(view, request).is_none_or(|(_, first)| first == gpu)
     }
 
-    /// The request that a busy GPU is handed ahead of its turn, if any.
+    /// Returns the request to assign behind the running request of a busy GPU, if any.
     fn for_busy(&mut self, view: &View<'_>, gpu: GpuIndex) -> Option<Decision> {
         let it = view.fleet.get(gpu);
         if !it.takes_ahead() || it.ahead.len() >= AHEAD_MAX {
@@ -220,7 +226,7 @@ impl Unified {
         let rank = it.rank;
         if let Some((key, from)) = self.ages.at_limit(rank) {
             let request = self.ages.get(from, key)?;
-            // Nothing else is handed ahead of it.
+            // No other request may be assigned before the one at its limit.
             return (nobody_ahead && self.worth_bringing(view, gpu, left, &request))
                 .then(|| self.assign(view, &request, gpu, Route::Host));
         }
@@ -230,7 +236,8 @@ impl Unified {
             return None;
         }
         if let Some(hit) = self.hit(view, gpu) {
-            // A hit whose turn is not so soon waits for the end of what runs, and nothing else is brought.
+            // A hit with a later turn waits for the end of the running request, and no other model
+            // is loaded.
             let goes = soon
                 && !hit.request.attempts.suspect()
                 && self.nearest(view, gpu, &hit.request)
@@ -246,7 +253,8 @@ impl Unified {
         Some(self.assign(view, &request, gpu, Route::Host))
     }
 
-    /// Whether the most pressing request for a busy GPU can wait for a hit that is handed ahead.
+    /// Returns whether the most urgent request for a busy GPU can wait for a hit that is assigned
+    /// now.
     fn delays_nobody(&self, view: &View<'_>, gpu: GpuIndex, left: Duration, hit: &Candidate) -> bool {
         let Some(first) = self.most_pressing(view, gpu) else { return true };
         if first.request.key == hit.request.key {
@@ -256,7 +264,7 @@ impl Unified {
     }
 }
 
-/// Holders of a model that may take another request of it ahead of its turn.
+/// Returns the holders of a model that will begin a next request sooner than a recall would take.
 fn soon_free_holders(view: &View<'_>, model: Slot) -> impl Iterator<Item = GpuIndex> {
     let soon = Expected::At(view.now + RECALL_COST);
     let holders = view.models.get(model).holders.iter().take(placing::COMPARED_MAX);
@@ -298,7 +306,7 @@ impl Policy for Unified {
     }
 
     fn decide(&mut self, view: &View<'_>) -> Option<Decision> {
-        // Not with each score: what starts is told all of them before anything waits.
+        // Not at each score: a restarted worker reports all scores before the first request waits.
         if self.ages.smallest().is_some() {
             self.share_anew();
         }
@@ -325,7 +333,7 @@ impl Policy for Unified {
         true
     }
 
-    /// A run that takes a little longer than expected is no reason to load a model elsewhere.
+    /// Differs from the default: a slightly overdue run is no reason to load a model elsewhere.
     fn turn(&self, view: &View<'_>, gpu: GpuIndex, ahead: usize) -> Expected {
         let backlog = view.fleet.backlog_of(view.models, view.now, gpu, ahead);
         backlog.map_or(Expected::Unknown, |backlog| Expected::At(view.now + backlog))

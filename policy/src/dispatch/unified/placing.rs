@@ -1,4 +1,4 @@
-//! Where a request goes: the least estimated finish.
+//! Choice of the GPU with the least estimated finish.
 
 use std::time::Duration;
 
@@ -11,32 +11,33 @@ use crate::dispatch::models::Slot;
 use crate::dispatch::policy::{Route, View};
 use crate::dispatch::queue::Waiting;
 
-/// Idle GPUs that are compared for a load, and holders of a model that are looked at: more make no
-/// difference worth the time.
+/// Maximum number of idle GPUs compared for a load, and of holders examined. More make no
+/// difference that is worth the time.
 pub(super) const COMPARED_MAX: usize = 8;
-/// The time that a request waits for a busy GPU with its model rather than have the model loaded on an idle
-/// one, in percent of the load: a load costs other requests a GPU's time too. The charge for evictions is
-/// added. Ours, from the papers' workloads: less loads more models than needed under load, more leaves GPUs
-/// idle.
+/// Maximum wait for a busy holder instead of a load on an idle GPU, in percent of the load: a load
+/// also takes GPU time from other requests. The charge for evictions is added. Our own value, from
+/// the papers' workloads: a smaller one loads more models than needed under load, a larger one
+/// leaves GPUs idle.
 const PATIENCE_PERCENT: u32 = 105;
-/// What a load is charged where it evicts the last copy of another model, in percent: that one is
-/// brought back, and what it then evicts, and so on.
+/// Charge for a load that evicts the last copy of another model, in percent: that model will be
+/// loaded again and will evict others in turn.
 const EVICTING_PERCENT: u32 = 180;
-/// The evicted model's own load is charged too: all of it if it was asked for just now, half if that
-/// was so many of its loads ago, a third if twice as many, and so on.
+/// Age at which half of an evicted model's own load is charged, in multiples of that load. All of
+/// the load is charged for a model that was requested just now, a third at twice this age, and so
+/// on.
 const COLD_AFTER: u128 = 24;
 
-/// What bringing a model and data to an idle GPU costs.
+/// Cost of bringing a model and inputs to an idle GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Charge {
-    /// With what it does to others.
+    /// Time, plus the charges for the effects on other requests.
     pub(super) cost: Duration,
-    /// Alone.
+    /// Time alone.
     pub(super) swap: Duration,
 }
 
 impl Unified {
-    /// Gives a request to a GPU.
+    /// Assigns a request to a GPU.
     pub(super) fn assign(
         &mut self,
         view: &View<'_>,
@@ -48,13 +49,14 @@ impl Unified {
         Decision::Assign { request: *request, gpu, over }
     }
 
-    /// Gives a request that is next for an idle GPU to that, to another, or behind a busy holder.
+    /// Assigns the next request for an idle GPU to that GPU, to another idle GPU, or to a busy
+    /// holder.
     pub(super) fn place(&mut self, view: &View<'_>, idle: GpuIndex, request: &Waiting) -> Option<Decision> {
         let (gpu, over) = self.choose(view, idle, request)?;
         Some(self.assign(view, request, gpu, over))
     }
 
-    /// Gives a request to an idle GPU that holds its model, or to where its data is.
+    /// Assigns a request to an idle holder of its model, or to the GPU near its inputs.
     pub(super) fn place_hit(
         &mut self,
         view: &View<'_>,
@@ -74,7 +76,7 @@ impl Unified {
         let inputs = view.inputs(request);
         let moved = |gpu: GpuIndex| view.fleet.move_time(inputs, gpu);
         let holders = || view.models.get(request.model).holders.iter();
-        // Those where an older one is at its limit come last, and are left out.
+        // GPUs for which an older request is at its limit sort last, and the filter drops them.
         let all = &view.models.get(request.model).holders;
         let hit = view.fleet.idle_holder(all, request.rank, |gpu| (!fits(gpu), moved(gpu)));
         let hit = hit.filter(|&gpu| fits(gpu));
@@ -83,7 +85,7 @@ impl Unified {
         }
         let firsts = || view.fleet.first_idles(request.rank, COMPARED_MAX);
         let others = firsts().chain((!firsts().any(|gpu| gpu == idle)).then_some(idle));
-        // Where so few are idle, all of them are among the first.
+        // With few idle GPUs, the first ones are all of them.
         let few = view.fleet.idle_count(request.rank) <= COMPARED_MAX;
         let holders = || holders().take(if few { 0 } else { COMPARED_MAX });
         let near = (!few).then(|| view.fleet.near(inputs)).into_iter().flatten();
@@ -104,8 +106,7 @@ impl Unified {
         Some((gpu, over))
     }
 
-    /// Asserts that the GPU chosen is the one that looking at every GPU chooses, where not too many are
-    /// idle.
+    /// Asserts that a full scan of the GPUs chooses the same GPU, unless too many are idle.
     #[cfg(test)]
     pub(super) fn check_choice(&self, view: &View<'_>, request: &Waiting) {
         let fits = |gpu: &GpuIndex| {
@@ -131,7 +132,7 @@ impl Unified {
         assert_eq!(chosen, Some(by_scan), "{request:?} of {:?}", view.inputs(request));
     }
 
-    /// Whether a request would be in time with its model brought, and not if it waits.
+    /// Returns whether a request would be in time with a load, but not with the wait.
     fn only_in_time(&self, view: &View<'_>, request: &Waiting, wait: Duration, swap: Duration) -> bool {
         let deadline = self.functions.get(&request.function).and_then(|it| it.objective?.deadline());
         let Some(deadline) = deadline else { return false };
@@ -141,7 +142,8 @@ impl Unified {
         ends(swap) <= latest && ends(wait) > latest
     }
 
-    /// The busy holder that is through with what it has, and has the request's data, first; and when.
+    /// Returns the busy holder that first has both finished its requests and received the request's
+    /// inputs, with the time until then.
     pub(super) fn busy_holder(&self, view: &View<'_>, request: &Waiting) -> Option<(Duration, GpuIndex)> {
         let holders = view.models.get(request.model).holders.iter();
         let takes = |&gpu: &GpuIndex| {
@@ -151,14 +153,14 @@ impl Unified {
         let inputs = view.inputs(request);
         let wait = |gpu: GpuIndex| {
             let through = view.fleet.backlog(view.models, view.now, gpu)?;
-            // Its data comes while others run.
+            // The inputs are copied while other requests run.
             Some((through.max(view.fleet.move_time(inputs, gpu)), gpu))
         };
         holders.filter(takes).take(COMPARED_MAX).filter_map(wait).min()
     }
 
-    /// The fastest direct link from a holder, where that beats the host. One whose own copy is still on
-    /// its way has nothing to give yet.
+    /// Returns the fastest direct link from a holder, if faster than the host. A holder with a copy
+    /// still in transit cannot serve as a source yet.
     fn peer(&self, view: &View<'_>, gpu: GpuIndex, model: Slot) -> Option<(BytesPerSec, GpuIndex)> {
         let holders = &view.models.get(model).holders;
         if holders.is_empty() || holders.contains(gpu) {
@@ -171,7 +173,7 @@ impl Unified {
         (it.swap_time(view.models, model, Source::Peer(rate)) < host).then_some((rate, holder))
     }
 
-    /// What bringing a request's model and data to a GPU costs, from wherever is best.
+    /// Returns the cost of bringing a request's model and inputs to a GPU from the best source.
     pub(super) fn charge(&self, view: &View<'_>, gpu: GpuIndex, request: &Waiting) -> Charge {
         let moved = view.fleet.move_time(view.inputs(request), gpu);
         let Charge { cost, swap } = self.charge_model(view, gpu, request.model);
@@ -181,7 +183,7 @@ impl Unified {
     fn charge_model(&self, view: &View<'_>, gpu: GpuIndex, model: Slot) -> Charge {
         let it = view.fleet.get(gpu);
         if it.holds(model) {
-            // What is on its way has its room already.
+            // A model in transit already has its memory, so nothing is evicted.
             let swap = view.fleet.swap_time(view.models, gpu, model);
             return Charge { cost: swap, swap };
         }
@@ -193,7 +195,8 @@ impl Unified {
         let sole = victims.filter(|(_, victim)| view.models.get(*victim).holders.len() == 1);
         let lost = sole.map(|(used, victim)| {
             let again = it.swap_time(view.models, victim, Source::Host);
-            let (again, age) = (again.as_nanos(), view.now.since(used).as_nanos());
+            let again = again.as_nanos();
+            let age = view.now.since(used).as_nanos();
             let cold = again * COLD_AFTER;
             Duration::from_nanos((again * cold / (cold + age).max(1)) as u64)
         });
@@ -202,7 +205,8 @@ impl Unified {
         Charge { cost: swap * percent / 100 + lost, swap }
     }
 
-    /// Whether a model is better brought to a busy GPU ahead of its turn than waited for elsewhere.
+    /// Returns whether loading a model onto a busy GPU for its next turn is better than a wait for
+    /// a busy holder.
     pub(super) fn worth_bringing(
         &self,
         view: &View<'_>,

@@ -1,41 +1,45 @@
-//! The class that all functions share whose requests run together ([`crate::batching`]).
+//! Shared class of all functions with batching ([`crate::batching`]).
 //!
-//! Put first, such a function runs in smaller batches; put last, it waits for a queue which batches, that
-//! grow as it does, keep from ever being empty, and is late though there is capacity for it. Both take
-//! throughput from all of them, so none goes before another for what it scored. But once half of those
-//! that were asked lately are hopeless the load is more than batches can serve, and they give way to all
-//! other functions. One that nobody asks has no say: what it scored once tells nothing of the load.
+//! If such a function went first, it would run in smaller batches. If it went last, it would wait
+//! for a queue that never empties, because batches grow with the queue; the function would be late
+//! despite free capacity. Both take throughput from all functions with batching, so none of them
+//! goes before another because of its score. But once half of those with recent requests are
+//! hopeless, the load is more than batches can serve, and all of them give way to the other
+//! functions. A function without recent requests is ignored: its old score tells nothing about the
+//! present load.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::flows::Class;
 use crate::ids::FunctionIndex;
 
-/// Lately is within so many requests and scores of such functions.
+/// Number of requests and scores of functions with batching that count as recent.
 const LATELY: u64 = 1000;
 
+/// Most recent event of a function.
 #[derive(Debug, Clone, Copy)]
 struct Heard {
     last: u64,
-    /// What its own counts say of it.
+    /// Class by the function's own counts.
     own: Class,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Together {
-    /// Those that were asked or scored lately.
+    /// Functions with a recent request or score.
     heard: BTreeMap<FunctionIndex, Heard>,
     by_last: BTreeSet<(u64, FunctionIndex)>,
-    /// Requests and scores so far.
+    /// Number of requests and scores so far.
     events: u64,
     hopeless: usize,
     given_up: bool,
-    /// Whether any scored or left since it was last looked whether they are given up.
+    /// Whether a function scored, left or expired since the last check whether to give way.
     scored: bool,
 }
 
 impl Together {
-    /// A function was asked, or `scored`; its own counts say this of it.
+    /// Notes that a function got a request, or a score if `scored`; `own` is the class by its own
+    /// counts.
     pub(super) fn hear(&mut self, function: FunctionIndex, own: Class, scored: bool) {
         self.events += 1;
         self.scored |= scored;
@@ -49,7 +53,7 @@ impl Together {
         }
     }
 
-    /// A function shares no class any more.
+    /// Removes a function that no longer shares the class.
     pub(super) fn drop(&mut self, function: FunctionIndex) {
         self.scored |= self.take_out(function);
     }
@@ -63,14 +67,14 @@ impl Together {
         gone.is_some()
     }
 
-    /// What they share.
+    /// Returns the shared class.
     pub(super) fn class(&self) -> Class {
         if self.given_up { Class::Hopeless } else { Class::Safe }
     }
 
-    /// Looks again whether they are given up, which is from when half of them are hopeless until no more
-    /// than a quarter is; tells whether that has changed. All of them then change, so that it must not
-    /// come and go with each.
+    /// Checks again whether to give way, and returns whether that changed. The functions give way
+    /// from when half of them are hopeless until at most a quarter is: the gap prevents frequent
+    /// changes, each of which moves all functions.
     pub(super) fn look_again(&mut self) -> bool {
         if !std::mem::take(&mut self.scored) {
             return false;
@@ -84,7 +88,7 @@ impl Together {
         std::mem::replace(&mut self.given_up, given_up) != given_up
     }
 
-    /// Asserts that what is counted is so, of these functions with what their counts say.
+    /// Asserts that the counts agree with these functions and their classes.
     #[cfg(test)]
     pub(super) fn check(&self, sharing: &BTreeMap<FunctionIndex, Class>) {
         let hopeless = self.heard.values().filter(|it| it.own == Class::Hopeless).count();
@@ -103,7 +107,7 @@ mod tests {
     const FUNCTIONS: [FunctionIndex; 4] =
         [FunctionIndex(0), FunctionIndex(1), FunctionIndex(2), FunctionIndex(3)];
 
-    /// Whether they are given up once each has scored so.
+    /// Returns whether the functions give way after each has scored with this class.
     fn given_up(together: &mut Together, own: [Class; 4]) -> bool {
         FUNCTIONS.into_iter().zip(own).for_each(|(function, own)| together.hear(function, own, true));
         together.look_again();
@@ -111,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn they_are_given_up_at_a_half_and_not_again_before_a_quarter() {
+    fn functions_give_way_at_half_hopeless_until_a_quarter_is() {
         use Class::{Endangered as E, Hopeless as H, Safe as S};
         let mut together = Together::default();
         assert!(!given_up(&mut together, [H, S, E, S]));
@@ -122,23 +126,23 @@ mod tests {
     }
 
     #[test]
-    fn who_is_not_asked_has_no_say() {
+    fn functions_without_recent_requests_do_not_count() {
         let mut together = Together::default();
         together.hear(FUNCTIONS[0], Class::Hopeless, true);
         together.hear(FUNCTIONS[1], Class::Safe, true);
-        assert!(together.look_again(), "it is half of them");
+        assert!(together.look_again(), "half of the functions are hopeless");
         for _ in 0..LATELY - 2 {
             together.hear(FUNCTIONS[1], Class::Safe, true);
             assert!(!together.look_again());
         }
         together.hear(FUNCTIONS[1], Class::Safe, false);
-        assert!(together.look_again(), "the other one is forgotten");
+        assert!(together.look_again(), "the idle function is forgotten");
         assert_eq!(together.class(), Class::Safe);
         together.hear(FUNCTIONS[0], Class::Hopeless, false);
-        assert!(!together.look_again(), "nothing was scored since");
+        assert!(!together.look_again(), "no score since the last check");
         together.hear(FUNCTIONS[0], Class::Hopeless, true);
         assert!(together.look_again());
         together.drop(FUNCTIONS[0]);
-        assert!(together.look_again(), "it has no say any more");
+        assert!(together.look_again(), "the function no longer counts");
     }
 }
