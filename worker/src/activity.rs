@@ -1,5 +1,5 @@
-//! What functions and links did on this worker, for whoever looks at all of them at once. Read when it
-//! is asked for, as the metrics are.
+//! The activity of this worker's functions and links, for `millrace top`. Like the metrics, the
+//! activity is computed when a controller asks for it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,24 +12,24 @@ use millrace_types::{FunctionKey, NodeName};
 
 use crate::snapshot::{LinkSnapshot, NodeSnapshot};
 
-/// Whose activity it is.
+/// The identity and the hardware of the worker that an activity report describes.
 #[derive(Debug, Clone)]
 pub(crate) struct Place {
     pub(crate) node: NodeName,
-    /// Names the process, and no other that comes after it.
+    /// Identifier of this worker process. A later process of the same node has another identifier.
     pub(crate) instance: String,
     pub(crate) topology: Arc<Topology>,
 }
 
 impl Place {
-    /// Counts of this worker for the functions of a tenant, or for all of them where it is empty. Functions that
-    /// did nothing are left out.
+    /// Returns the counts of a tenant's functions, or of all functions if `tenant` is empty.
+    /// Functions without requests so far are omitted.
     pub(crate) fn activity(&self, snapshot: &NodeSnapshot, tenant: &str) -> Activity {
         let scores = snapshot.scores().into_iter();
         let idle = |(score, in_flight): &(Score, u32)| *score == Score::default() && *in_flight == 0;
         let active = scores.filter(|(_, counted)| !idle(counted));
         let mut activity = Activity {
-            functions: active.map(|(key, counted)| function(key, counted)).collect(),
+            functions: active.map(|(key, (score, in_flight))| function(key, score, in_flight)).collect(),
             links: snapshot.links.iter().map(|link| self.link(link)).collect(),
             processes: vec![format!("worker/{}/{}", self.node, self.instance)],
             ..Activity::default()
@@ -53,7 +53,7 @@ impl Place {
     }
 }
 
-fn function(key: &FunctionKey, (score, in_flight): (Score, u32)) -> FunctionActivity {
+fn function(key: &FunctionKey, score: Score, in_flight: u32) -> FunctionActivity {
     FunctionActivity {
         tenant: key.tenant.to_string(),
         function: key.name.to_string(),
@@ -61,7 +61,7 @@ fn function(key: &FunctionKey, (score, in_flight): (Score, u32)) -> FunctionActi
         slo_requests: score.scored,
         slo_in_time: score.in_time,
         gpu_time: Duration::from_millis(score.billed_ms).try_into().ok(),
-        // Answers and how long they took are the front doors' to count.
+        // The gateways count responses and their latency.
         ..FunctionActivity::default()
     }
 }
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn links_are_named_by_what_they_join() {
+    fn links_are_named_by_the_gpus_they_join() {
         let links = (0..5).map(|i| LinkSnapshot {
             link: LinkId(i),
             rate: BytesPerSec(12),
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn revisions_are_told_together_and_who_did_nothing_not_at_all() {
+    fn revisions_of_a_function_are_summed_and_idle_functions_are_omitted() {
         let key = |name: &str| FunctionKey {
             tenant: millrace_types::TenantName::default(),
             name: millrace_types::FunctionName::new(name).unwrap(),

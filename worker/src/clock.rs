@@ -1,5 +1,5 @@
-//! Where time comes from. Everything above the device reads it here and nowhere else, so that the
-//! same actors run on the wall clock and on virtual time.
+//! The worker's clocks. Everything above the device reads time through [`Clock`] alone, so that the
+//! same actors run on real time and on virtual time.
 
 use std::time::Duration;
 
@@ -7,45 +7,50 @@ use millrace_types::{GpuIndex, Timestamp};
 
 use millrace_policy::trace::CoreId;
 
-/// A monotonic clock, and how long the runtime has to sleep for it.
+/// A monotonic clock, with the conversion of its spans to sleeps of the tokio runtime.
 pub trait Clock: Send + Sync + 'static {
-    /// Now.
+    /// Returns the current time.
     fn now(&self) -> Timestamp;
 
-    /// When to wake `sleeper`, who asks for `at`: not before it.
+    /// Returns the time at which to wake `sleeper`, which asks for `at`. The result is never before
+    /// `at`.
     fn wake_at(&self, at: Timestamp, sleeper: Sleeper) -> Timestamp;
 
-    /// How long a tokio sleep must be for `span` to pass on this clock.
+    /// Returns the duration of a tokio sleep during which `span` passes on this clock.
     fn sleep_for(&self, span: Duration) -> Duration;
 }
 
-/// Who sleeps. In virtual time no two of them ever wake in the same microsecond, so that the order
-/// of what happens does not depend on how timers of one moment are served.
+/// An actor or port that sleeps. In virtual time no two sleepers wake in the same microsecond, so
+/// that the order of events does not depend on the order in which tokio serves timers that are due
+/// at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Sleeper(u32);
 
 impl Sleeper {
-    /// Whoever brings requests from outside.
+    /// The source of requests from outside the actors.
     pub const OUTSIDE: Self = Self(0);
-    /// The Node actor, which has the timers of two cores.
+    /// The Node actor, which has the timers of two cores: dispatch and fabric.
     pub const NODE: Self = Self(1);
 
-    /// A GPU's executor process.
+    /// Returns the sleeper of a GPU's executor process.
     #[must_use]
     pub const fn port(gpu: GpuIndex) -> Self {
         Self(2 + gpu.0 * 4)
     }
 
-    /// The same one, at another place among those of one moment: each seed has an order of its own, 0
-    /// the usual one. What holds must hold in any order.
+    /// Returns this sleeper at another position among the sleepers that are due at one moment. Each
+    /// seed gives a different order, and seed 0 the usual order. The actors must be correct in
+    /// every order.
     #[must_use]
     pub const fn shuffled(self, seed: u64) -> Self {
-        // Odd factors keep any two of the places apart.
-        let (factor, shift) = ((seed % SLEEPERS) * 2 + 1, (seed / SLEEPERS) % SLEEPERS);
+        // The multiplier is odd and [`SLEEPERS`] a power of two, so no two sleepers get the same
+        // position.
+        let factor = (seed % SLEEPERS) * 2 + 1;
+        let shift = (seed / SLEEPERS) % SLEEPERS;
         Self(((self.0 as u64 * factor + shift) % SLEEPERS) as u32)
     }
 
-    /// The actor of a core.
+    /// Returns the sleeper of the actor that runs a core.
     #[must_use]
     pub const fn core(core: CoreId) -> Self {
         match core {
@@ -53,14 +58,14 @@ impl Sleeper {
             CoreId::Gpu(gpu) => Self(3 + gpu.0 * 4),
             CoreId::Executor(gpu) => Self(4 + gpu.0 * 4),
             CoreId::Admission(function) => Self(5 + function.0 * 4),
-            // Has no timer.
+            // The link core has no timer.
             CoreId::Link(_) => Self::NODE,
         }
     }
 }
 
-/// `CLOCK_MONOTONIC`: the clock that grants name and executors stamp with, shared by every process
-/// of the machine.
+/// `CLOCK_MONOTONIC`. Grants name times of this clock and executors stamp events with it: all
+/// processes of a machine share it.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct MonotonicClock;
 
@@ -80,8 +85,9 @@ impl Clock for MonotonicClock {
     }
 }
 
-/// A runtime's paused time, slowed a thousandfold: a microsecond here is a millisecond there,
-/// because tokio's timers have a granularity of one millisecond and fire out of order below it.
+/// A tokio runtime's paused time, slowed a thousandfold: a microsecond of this clock is a
+/// millisecond of tokio's time. tokio's timers have a granularity of one millisecond and fire out
+/// of order below it.
 #[derive(Debug, Clone, Copy)]
 pub struct VirtualClock {
     zero: tokio::time::Instant,
@@ -89,17 +95,18 @@ pub struct VirtualClock {
 }
 
 impl VirtualClock {
-    /// How much slower the runtime's time passes.
+    /// Factor by which the runtime's time passes faster than this clock.
     const SCALE: u32 = 1000;
 
-    /// Zero at this moment of a runtime whose time is paused: it moves on by what is slept, and by nothing
-    /// else.
+    /// Returns a clock that reads zero at `zero`, in a runtime with paused time. Only sleeps
+    /// move the time forward.
     #[must_use]
     pub fn starting_at(zero: tokio::time::Instant) -> Self {
         Self { zero, ties: 0 }
     }
 
-    /// The same with those of one moment in an order of their own ([`Sleeper::shuffled`]).
+    /// Returns this clock with another order of the sleepers that are due at one moment
+    /// ([`Sleeper::shuffled`]).
     #[must_use]
     pub fn with_ties(self, ties: u64) -> Self {
         Self { ties, ..self }
@@ -120,10 +127,11 @@ impl Clock for VirtualClock {
     }
 }
 
-/// Sleepers that virtual time keeps apart; more than that share microseconds.
+/// Number of sleepers with microseconds of their own. Sleepers beyond this number share
+/// microseconds.
 const SLEEPERS: u64 = 256;
 
-/// The first microsecond from `at` on that is `sleeper`'s own.
+/// Returns the first microsecond at or after `at` that belongs to `sleeper`.
 #[must_use]
 pub fn own_microsecond(at: Timestamp, sleeper: Sleeper) -> Timestamp {
     let micros = at.0.div_ceil(1000);
@@ -147,13 +155,17 @@ mod tests {
     }
 
     #[test]
-    fn everyone_wakes_in_a_microsecond_of_their_own() {
+    fn each_sleeper_wakes_in_a_microsecond_of_its_own() {
         let sleepers = [Sleeper::OUTSIDE, Sleeper::NODE, Sleeper::port(GpuIndex(3))];
         for at in [0, 1, 999, 1000, 255_000, 256_001, 1_234_567] {
             let wakes = sleepers.map(|sleeper| own_microsecond(Timestamp(at), sleeper));
             for (wake, sleeper) in wakes.iter().zip(sleepers) {
                 assert!(wake.0 >= at && wake.0 < at + (SLEEPERS + 1) * 1000, "{at} -> {wake:?}");
-                assert_eq!(own_microsecond(*wake, sleeper), *wake, "a wake is due when it comes");
+                assert_eq!(
+                    own_microsecond(*wake, sleeper),
+                    *wake,
+                    "the clock's own wake time is not delayed again"
+                );
             }
             assert!(wakes[0] != wakes[1] && wakes[1] != wakes[2] && wakes[0] != wakes[2]);
         }

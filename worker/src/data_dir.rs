@@ -1,9 +1,9 @@
-//! The worker's data directory: a lock, so that one process owns it, and an identity file, so that
-//! it is never used for another node or another cluster.
+//! The worker's data directory. A lock file ensures that one process owns the directory. An identity
+//! file ensures that the directory is never used for another node or another cluster.
 //!
 //! ```text
-//! <data-dir>/lock            held for as long as the worker lives
-//! <data-dir>/identity.json   format 1: node name and, once a controller was met, cluster id
+//! <data-dir>/lock            locked while the worker process lives
+//! <data-dir>/identity.json   format 1: node name and, after the first controller, cluster id
 //! <data-dir>/artifacts/      see `host_tier::store`
 //! <data-dir>/learned.json    see `learned`
 //! ```
@@ -16,52 +16,46 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use millrace_types::{ClusterId, NodeName};
 use serde::{Deserialize, Serialize};
 
-/// The version of `identity.json` that this build writes and reads.
+/// Version of `identity.json` that this build writes and reads.
 pub const IDENTITY_FORMAT: u32 = 1;
 
-/// Why a data directory cannot be used.
+/// The reason why a data directory cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Another process has it.
-    #[error("{} is in use by another process: stop that one, or give this worker a data directory of its own", path.display())]
-    Locked {
-        /// The directory.
-        path: PathBuf,
-    },
-    /// It belongs to another node.
+    /// Another process holds the directory's lock.
+    #[error("{} is in use by another process: stop that process, or give this worker a data directory of its own", path.display())]
+    Locked { path: PathBuf },
+    /// The directory belongs to another node.
     #[error("{} belongs to node {found}, and this worker is {node}: use another directory, or name the worker {found}", path.display())]
     OtherNode {
-        /// The directory.
         path: PathBuf,
-        /// Whose it is.
+        /// Name of the node in the identity file.
         found: NodeName,
-        /// Who asked for it.
+        /// Name of this worker's node.
         node: NodeName,
     },
-    /// It belongs to another cluster.
+    /// The directory belongs to another cluster than the controller.
     #[error(
         "this worker belongs to cluster {mine} and the controller to {theirs}: point the worker at its own cluster, or give it a new data directory"
     )]
     OtherCluster {
-        /// The cluster of the directory.
+        /// Cluster id in the identity file.
         mine: ClusterId,
-        /// The cluster of the controller.
+        /// Cluster id that the controller reported.
         theirs: ClusterId,
     },
-    /// Its identity file is of a newer version, or damaged.
+    /// The identity file has an unknown version or is damaged.
     #[error("{} cannot be read as format {IDENTITY_FORMAT} ({problem}): use the build that wrote it, or give the worker a new data directory", path.display())]
     Identity {
-        /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Description of the fault.
         problem: String,
     },
-    /// The file system refused.
+    /// The operating system returned an error.
     #[error("{}: {source}", path.display())]
     Io {
-        /// What was being read or written.
+        /// File or directory that was read or written.
         path: PathBuf,
-        /// The operating system's answer.
         source: io::Error,
     },
 }
@@ -74,23 +68,25 @@ struct Identity {
     cluster_id: Option<ClusterId>,
 }
 
-/// An owned data directory. Clones share it; the lock goes with the last one.
+/// A data directory that this process has locked. Clones share the lock; the last clone releases
+/// it.
 #[derive(Debug, Clone)]
 pub struct DataDir(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     path: PathBuf,
-    // Sessions with several controllers may learn the cluster's id at once: the first one decides.
+    // Sessions with several controllers may receive the cluster id at the same time: the first
+    // session sets it.
     identity: Mutex<Identity>,
-    // Released by the operating system at the latest when the process ends, a kill included.
+    // The operating system releases the lock when the process ends, also after a kill.
     lock: File,
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // Closing is not enough: a child that is just being forked has the file open until it runs
-        // its program.
+        // Closing the file is not enough: a child process that is being forked has the file open
+        // until it runs its program.
         if let Err(error) = self.lock.unlock() {
             tracing::warn!(path = %self.path.display(), %error, "the data directory stays locked");
         }
@@ -101,7 +97,8 @@ impl DataDir {
     /// Creates or opens the directory for `node` and locks it.
     ///
     /// # Errors
-    /// [`Error`] when another process holds it, it is another node's, or the file system refuses.
+    /// [`Error`] if another process holds the lock, the directory belongs to another node or is
+    /// damaged, or the file system returns an error.
     pub fn open(path: &Path, node: &NodeName) -> Result<Self, Error> {
         std::fs::create_dir_all(path).map_err(at(path))?;
         let lock = lock(path)?;
@@ -116,28 +113,27 @@ impl DataDir {
             Err(error) => return Err(at(&file)(error)),
         };
         if identity.node != *node {
-            let (path, node) = (path.to_owned(), node.clone());
-            return Err(Error::OtherNode { path, found: identity.node, node });
+            let path = path.to_owned();
+            return Err(Error::OtherNode { path, found: identity.node, node: node.clone() });
         }
         Ok(Self(Arc::new(Inner { path: path.to_owned(), identity: Mutex::new(identity), lock })))
     }
 
-    /// Where it is.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.0.path
     }
 
-    /// The cluster it belongs to; `None` until the first controller was met.
+    /// Returns the id of the directory's cluster; `None` before the first controller was met.
     #[must_use]
     pub fn cluster(&self) -> Option<ClusterId> {
         self.identity().cluster_id.clone()
     }
 
-    /// Takes a controller's cluster as this worker's, for ever. Writes a file the first time.
+    /// Adopts a controller's cluster as this worker's, for ever. The first call writes the identity file.
     ///
     /// # Errors
-    /// [`Error::OtherCluster`] when it has another already; [`Error::Io`].
+    /// [`Error::OtherCluster`] if the directory already belongs to another cluster; [`Error::Io`].
     pub fn adopt_cluster(&self, theirs: &ClusterId) -> Result<(), Error> {
         let mut identity = self.identity();
         match &identity.cluster_id {
@@ -153,7 +149,8 @@ impl DataDir {
     }
 
     fn identity(&self) -> MutexGuard<'_, Identity> {
-        // Every holder replaces the whole value in its last step, so a panic leaves a good one.
+        // Each lock holder replaces the whole value in its last step, so a panic leaves a valid
+        // value.
         self.0.identity.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -174,7 +171,7 @@ fn read_identity(path: &Path, bytes: &[u8]) -> Result<Identity, Error> {
     if identity.format == IDENTITY_FORMAT {
         Ok(identity)
     } else {
-        Err(refuse(format!("it says format {}", identity.format)))
+        Err(refuse(format!("the file has format {}", identity.format)))
     }
 }
 
@@ -210,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn one_process_at_a_time_and_a_clear_refusal_for_the_second() {
+    fn a_data_directory_in_use_is_refused_until_its_owner_drops_it() {
         let dir = tempfile::tempdir().unwrap();
         let first = DataDir::open(dir.path(), &node("w1")).unwrap();
         assert!(matches!(DataDir::open(dir.path(), &node("w1")), Err(Error::Locked { .. })));
@@ -219,14 +216,14 @@ mod tests {
     }
 
     #[test]
-    fn refuses_a_directory_of_another_node() {
+    fn a_directory_of_another_node_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         drop(DataDir::open(dir.path(), &node("w1")).unwrap());
         assert!(matches!(DataDir::open(dir.path(), &node("w2")), Err(Error::OtherNode { .. })));
     }
 
     #[test]
-    fn the_first_cluster_met_is_the_only_one_over_restarts() {
+    fn a_worker_keeps_its_first_cluster_over_restarts() {
         let dir = tempfile::tempdir().unwrap();
         let first = DataDir::open(dir.path(), &node("w1")).unwrap();
         assert_eq!(first.cluster(), None);
@@ -240,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_a_damaged_or_newer_identity_file() {
+    fn a_damaged_or_newer_identity_file_is_refused() {
         for text in ["", "{}", r#"{"format":2,"node":"w1","cluster_id":null}"#] {
             let dir = tempfile::tempdir().unwrap();
             std::fs::write(dir.path().join("identity.json"), text).unwrap();

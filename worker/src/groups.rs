@@ -1,29 +1,31 @@
-//! The size of a group: how much of a model's weights travels, and is waited for, together (T09). It is
-//! the elbow of the curve that each GPU's first executor measures before it is ready
-//! ([`millrace_model::elbow`]), within [`GROUP_MIN`] and [`GROUP_MAX`]: the host tier cuts models by it,
-//! and executors copy in pieces of it. Where nothing was measured, it is [`GROUP_BYTES`].
+//! The size of a weight group: the weights that are copied to a GPU, and awaited, together (T09).
+//! The size is the elbow of the curve that each GPU's first executor measures before it is ready
+//! ([`millrace_model::elbow`]), within [`GROUP_MIN`] and [`GROUP_MAX`]. The host tier cuts models
+//! into groups of this size, and executors copy in pieces of it. Without a measurement the size is
+//! [`GROUP_BYTES`].
 //!
-//! The curve is of copies alone, one after another: what else a group costs (a wake, a launch) is not
-//! in it. That is what the lower bound is for.
+//! The curve covers only copies, one after another. It leaves out the other costs of a group, such
+//! as a wake and a launch; the lower bound accounts for them.
 
 use millrace_model::elbow::{Throughput, elbow};
 use millrace_model::{GROUP_BYTES, Grouping};
 use millrace_proto::executor::CopyRate;
 use millrace_types::Bytes;
 
-/// The smallest group: below, launches get more and copies no faster (`executor/benches/swap.rs`).
+/// Smallest group, in bytes. Smaller groups add launches and copy no faster
+/// (`executor/benches/swap.rs`).
 pub const GROUP_MIN: Bytes = Bytes(128 << 10);
-/// The largest: a block of GPU memory, and the most that one copy moves.
+/// Largest group, in bytes: a block of GPU memory, and the most that one copy moves.
 pub const GROUP_MAX: Bytes = Bytes::mib(2);
 
-/// The size of a group by what was measured, if anything was.
+/// Returns the group size that copy rates imply; `None` without a measurement.
 pub(crate) fn measured(rates: &[CopyRate]) -> Option<Bytes> {
     let point = |rate: &CopyRate| Throughput { bytes: rate.bytes, bytes_per_s: rate.bytes_per_s };
     let elbow = elbow(&rates.iter().map(point).collect::<Vec<_>>())?;
     Some(Bytes(elbow).clamp(GROUP_MIN, GROUP_MAX))
 }
 
-/// How a model is cut.
+/// Returns the rule by which a model is cut into groups.
 pub(crate) fn grouping(measured: Option<Bytes>) -> Grouping {
     Grouping { bytes: measured.map_or(GROUP_BYTES, Bytes::get), ..Grouping::default() }
 }
@@ -38,7 +40,8 @@ mod tests {
 
     #[test]
     fn a_group_is_the_elbow_within_bounds() {
-        let (kib, mib) = (1 << 10, 1 << 20);
+        let kib = 1 << 10;
+        let mib = 1 << 20;
         assert_eq!(
             measured(&curve(&[(128 * kib, 50), (512 * kib, 95), (2 * mib, 100)])),
             Some(Bytes(512 * kib))
@@ -49,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_measured_is_cut_as_the_papers_hardware_wants() {
+    fn without_a_measurement_groups_have_the_papers_size() {
         assert_eq!(grouping(None), Grouping::default());
         assert_eq!(grouping(Some(GROUP_MIN)).bytes, GROUP_MIN.get());
     }

@@ -1,6 +1,6 @@
-//! [`NodeHandle`]: the way into the actors from any thread. What comes through here is bounded by
-//! a semaphore: a request's permit travels with it until it is answered. While the actors have too many
-//! letters to read, no request comes in.
+//! [`NodeHandle`]: the way into the actors from any thread. A semaphore bounds the requests inside:
+//! a request holds a permit until it is answered. New requests are refused while the actors have
+//! too many unread messages.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -25,7 +25,7 @@ use crate::request::{Completion, Invocation};
 use crate::seams::{LETTERS_PER_REQUEST, Mailbox};
 use crate::snapshot::{Look, NodeSnapshot, SnapshotPart};
 
-/// A node's actors, seen from other threads. Cheap to clone.
+/// A handle to a node's actors for other threads. Cheap to clone.
 #[derive(Clone)]
 pub struct NodeHandle {
     directory: Arc<Directory>,
@@ -34,21 +34,22 @@ pub struct NodeHandle {
     clock: Arc<dyn Clock>,
 }
 
-/// Why a fault was not injected.
+/// The reason why a fault was not injected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FaultError {
-    /// No such GPU.
+    /// The node has no GPU of this number.
     #[error("no GPU {0} on this node")]
     NoSuchGpu(GpuIndex),
-    /// No such function.
+    /// The node does not serve this function.
     #[error("{0} is not installed on this node")]
     NoSuchFunction(RevisionKey),
-    /// The node is going down.
+    /// The node is shutting down.
     #[error("the node is shutting down")]
     NodeGone,
 }
 
-/// Who is where. Written on the actor thread as actors come and go, read at ingress.
+/// The addresses of the actors. Written on the actor thread when actors start and end, read when
+/// requests enter.
 #[derive(Debug)]
 pub(crate) struct Directory {
     functions: RwLock<BTreeMap<RevisionKey, FunctionEntry>>,
@@ -56,19 +57,19 @@ pub(crate) struct Directory {
     keys: AtomicU64,
     draining: AtomicBool,
     changes: watch::Sender<u64>,
-    /// The size of a group, in bytes; 0 before it was measured.
+    /// Size of a weight group, in bytes; 0 before it was measured.
     group: AtomicU64,
 }
 
-/// How a function is reached.
+/// The address and the settings of an installed function.
 #[derive(Debug, Clone)]
 pub(crate) struct FunctionEntry {
     pub(crate) index: FunctionIndex,
     pub(crate) model: ModelId,
     pub(crate) priority: Priority,
-    /// Whether a request may be run again when it may have run before.
+    /// Whether a request may run again although it may have run before.
     pub(crate) idempotent: bool,
-    /// Within how long its requests are to be answered.
+    /// Time within which requests are to be answered, from the function's objective.
     pub(crate) deadline: Option<Duration>,
     pub(crate) mailbox: Mailbox<function::Message>,
 }
@@ -95,19 +96,19 @@ impl Directory {
         self.changed();
     }
 
-    /// Notes the size of a group on one GPU. A model is cut once for all of them: the largest counts,
-    /// with which every GPU's copies are fast.
+    /// Records the group size measured on one GPU. A model is cut once for all GPUs, so the largest
+    /// size is used: with it, copies to every GPU are fast.
     pub(crate) fn measured(&self, group: Bytes) {
         self.group.fetch_max(group.get(), Ordering::Relaxed);
     }
 
-    /// Publishes the Node actor's address; `None` once it is down for good.
+    /// Publishes the Node actor's address; `None` once the node is down for good.
     pub(crate) fn publish_node(&self, mailbox: Option<Mailbox<node::Message>>) {
         *write(&self.node) = mailbox;
         self.changed();
     }
 
-    /// Tells who watches that something which routing reads is different.
+    /// Notifies the watchers of [`NodeHandle::changes`].
     pub(crate) fn changed(&self) {
         self.changes.send_modify(|count| *count += 1);
     }
@@ -116,13 +117,13 @@ impl Directory {
         self.functions.read().unwrap_or_else(PoisonError::into_inner).get(key).cloned()
     }
 
-    /// How many letters the Node actor has yet to read.
+    /// Returns the number of messages that the Node actor has not read yet.
     fn node_unread(&self) -> usize {
         let node = self.node.read().unwrap_or_else(PoisonError::into_inner);
         node.as_ref().map_or(0, Mailbox::unread)
     }
 
-    /// Tells the Node actor something, if it is there.
+    /// Sends a message to the Node actor; without a Node actor, drops the message.
     pub(crate) fn post(&self, message: node::Message) {
         if let Some(node) = &*self.node.read().unwrap_or_else(PoisonError::into_inner) {
             node.post(message);
@@ -130,7 +131,8 @@ impl Directory {
     }
 }
 
-/// The maps behind these locks are never left half-written: a poisoned one is still good.
+/// Locks a map of the directory for writing. No panic leaves these maps half-written, so a poisoned
+/// lock still guards a valid map.
 fn write<T>(lock: &RwLock<T>) -> std::sync::RwLockWriteGuard<'_, T> {
     lock.write().unwrap_or_else(PoisonError::into_inner)
 }
@@ -141,14 +143,14 @@ impl NodeHandle {
         Self { directory, permits, permits_max, clock }
     }
 
-    /// Runs a request and waits for its answer. Dropping the future cancels the request the whole
-    /// way: it leaves the queues, and what has begun on a GPU is dropped when it ends.
+    /// Runs a request and waits for its answer. Dropping the future cancels the request: it leaves the
+    /// queues, and the result of a run that has begun on a GPU is dropped when the run ends.
     ///
     /// # Errors
     /// [`Reason::QueueFull`], [`Reason::TimedOut`], [`Reason::Quarantined`],
     /// [`Reason::AttemptsExhausted`], [`Reason::ExecutorLost`], [`Reason::ModelFailed`],
-    /// [`Reason::NoGpuMemory`], [`Reason::FunctionNotReady`] where the revision is not installed
-    /// here, [`Reason::ShuttingDown`], [`Reason::Internal`] where an actor died with it.
+    /// [`Reason::NoGpuMemory`], [`Reason::FunctionNotReady`] if the revision is not installed
+    /// here, [`Reason::ShuttingDown`], [`Reason::Internal`] if an actor died with the request.
     pub async fn invoke(&self, invocation: Invocation) -> Result<Completion, Failure> {
         let permit = Arc::clone(&self.permits).try_acquire_owned().map_err(|_| self.refused())?;
         let Some(entry) = self.directory.function(&invocation.revision) else {
@@ -159,7 +161,7 @@ impl NodeHandle {
         let unread = entry.mailbox.unread().max(self.directory.node_unread());
         if unread > letters_max {
             let message = format!(
-                "the worker's actors have {unread} letters to read and {letters_max} is the most: try again soon"
+                "the worker's actors have {unread} unread messages, more than their limit of {letters_max}: try again soon"
             );
             return Err(Failure::new(Reason::QueueFull, message));
         }
@@ -182,38 +184,43 @@ impl NodeHandle {
         let mut caller = Caller { key, function: Some(entry.mailbox) };
         let result = answered.await;
         caller.function = None;
-        // The sender is dropped unused only with the actor that held it.
+        // The sender is dropped without an answer only if its actor died.
         result.unwrap_or_else(|_| Err(self.lost()))
     }
 
-    /// Whether requests of a revision may be run again when they may have run before.
+    /// Whether requests of a revision may run again although they may have run before.
     pub(crate) fn may_run_twice(&self, revision: &RevisionKey) -> bool {
         self.directory.function(revision).is_some_and(|entry| entry.idempotent)
     }
 
-    /// Within how long requests of a revision are to be answered that do not say so themselves.
+    /// Returns the time within which requests of a revision are to be answered if they carry no
+    /// objective of their own.
     pub(crate) fn deadline_of(&self, revision: &RevisionKey) -> Option<Duration> {
         self.directory.function(revision)?.deadline
     }
 
     fn lost(&self) -> Failure {
         if self.directory.draining.load(Ordering::Relaxed) {
-            return Failure::new(Reason::ShuttingDown, "the worker shut down meanwhile: ask another")
-                .after_execution();
+            return Failure::new(
+                Reason::ShuttingDown,
+                "the worker shut down before it answered: ask another worker",
+            )
+            .after_execution();
         }
-        let message = "the worker lost track of the request; its log says why";
+        let message = "the worker lost track of the request: see the worker's log";
         Failure::new(Reason::Internal, message).after_execution()
     }
 
     fn refused(&self) -> Failure {
         if self.directory.draining.load(Ordering::Relaxed) {
-            return Failure::new(Reason::ShuttingDown, "the worker is shutting down: ask another");
+            return Failure::new(Reason::ShuttingDown, "the worker is shutting down: ask another worker");
         }
-        let message = format!("the worker has its limit of {} requests: try again soon", self.permits_max);
+        let message =
+            format!("the worker has reached its limit of {} requests: try again soon", self.permits_max);
         Failure::new(Reason::QueueFull, message)
     }
 
-    /// Serves a function from now on. A revision that is installed already stays as it is.
+    /// Installs a function, so that the node serves it from now on. An installed revision stays as it is.
     ///
     /// # Errors
     /// [`InstallError`]; nothing is changed then.
@@ -227,7 +234,7 @@ impl NodeHandle {
         replied.await.unwrap_or(Err(InstallError::NodeGone))
     }
 
-    /// Serves a function that is a program from now on. A revision that is here already stays as it is.
+    /// Installs a function that is a program. An installed revision stays as it is.
     ///
     /// # Errors
     /// [`InstallError::NodeGone`].
@@ -242,9 +249,9 @@ impl NodeHandle {
         replied.await.map_err(|_| InstallError::NodeGone)
     }
 
-    /// Stops taking requests of a function and returns; those it has are still answered. The model
-    /// is dropped from the GPUs, and its descriptors with it, after the last of its functions had
-    /// its last answer.
+    /// Stops admitting requests of a function and returns; admitted requests are still answered.
+    /// The model is dropped from the GPUs, and its descriptors are closed, after the last of its
+    /// functions has given its last answer.
     pub async fn retire(&self, key: RevisionKey) {
         let (reply, replied) = oneshot::channel();
         self.directory.post(node::Message::Retire { key, reply });
@@ -252,42 +259,42 @@ impl NodeHandle {
         replied.await.unwrap_or(());
     }
 
-    /// What functions go by, with their scores elsewhere and before: the order of the queue may
-    /// depend on it.
+    /// Passes on the functions' SLO counts, those from other nodes and from earlier placements
+    /// included. The order of the queue may depend on them.
     pub(crate) fn tell_scores(&self, scores: Scores) {
         self.directory.post(node::Message::Scores(scores));
     }
 
-    /// The size of a group of weights, as measured on this node's GPUs (T09).
+    /// Returns the size of a weight group measured on this node's GPUs (T09).
     #[must_use]
     pub fn group(&self) -> Option<Bytes> {
         let group = self.directory.group.load(Ordering::Relaxed);
         (group > 0).then_some(Bytes(group))
     }
 
-    /// What the node has learned of its models; nothing while there is no node.
+    /// Returns the profiles that the node has measured of its models; an empty list without a node.
     pub(crate) async fn learned(&self) -> Vec<(Digest, Profile)> {
         let (reply, replied) = oneshot::channel();
         self.directory.post(node::Message::Learned { reply });
         replied.await.unwrap_or_default()
     }
 
-    /// What tenants may use of this node from now on; those that are not named have no caps.
+    /// Sets the tenants' caps on this node. Tenants that `quotas` does not name have no caps.
     pub fn cap(&self, quotas: Arc<Quotas>) {
         self.directory.post(node::Message::Quotas(quotas));
     }
 
-    /// How the node schedules from now on.
+    /// Sets the scheduling policy.
     pub fn set_policy(&self, wanted: Wanted) {
         self.directory.post(node::Message::Policy(wanted));
     }
 
-    /// What the node looks like now.
+    /// Returns a snapshot of the whole node.
     pub async fn snapshot(&self) -> NodeSnapshot {
         self.look(Look::Whole).await
     }
 
-    /// As much of that as is asked for.
+    /// Returns a snapshot of the parts that `look` selects.
     pub async fn look(&self, look: Look) -> NodeSnapshot {
         let (parts, mut gathered) = mpsc::unbounded_channel();
         self.directory.post(node::Message::Report { look, parts });
@@ -300,17 +307,18 @@ impl NodeHandle {
         snapshot
     }
 
-    /// A number that grows whenever something that routing reads has changed: a model came or
-    /// went, a GPU went down or up, a function was installed or retired.
+    /// Returns a counter that grows whenever the input of routing changes: a model was loaded or
+    /// evicted, a GPU went down or up, a function was installed or retired.
     #[must_use]
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.directory.changes.subscribe()
     }
 
-    /// Passes a fault on to a GPU's executor, which obeys only if it was started so.
+    /// Passes a fault on to a GPU's executor. The executor obeys only if it was started with
+    /// `--allow-faults`.
     ///
     /// # Errors
-    /// [`FaultError`] where there is no such GPU or function.
+    /// [`FaultError`] if the GPU or the function does not exist, or the node is shutting down.
     pub async fn inject_fault(
         &self,
         gpu: GpuIndex,
@@ -322,19 +330,20 @@ impl NodeHandle {
         replied.await.unwrap_or(Err(FaultError::NodeGone))
     }
 
-    /// Takes no more requests and waits up to `grace` for those there are. What it has counted can
-    /// still be seen.
+    /// Refuses new requests and waits up to `grace` for the admitted ones. Counters stay readable
+    /// afterwards.
     pub async fn quiesce(&self, grace: Duration) {
         self.directory.draining.store(true, Ordering::Relaxed);
-        // Whoever waits here is given every permit that comes back, so that none is left for others.
+        // The semaphore is fair: this waiter gets every returned permit, so none is left for new
+        // requests.
         let last = self.permits.acquire_many(self.permits_max);
         let drained = tokio::time::timeout(self.clock.sleep_for(grace), last).await.is_ok();
-        tracing::info!(drained, "no more requests are taken");
+        tracing::info!(drained, "new requests are refused");
         self.permits.close();
     }
 
     /// Stops every executor and ends the actors. Returns when no executor is left. Requests that
-    /// were still waiting get an error.
+    /// still wait are answered with an error.
     pub async fn stop(&self) {
         let (reply, replied) = oneshot::channel();
         self.directory.post(node::Message::Shutdown { reply });
@@ -350,7 +359,7 @@ impl std::fmt::Debug for NodeHandle {
     }
 }
 
-/// Cancels its request when it is dropped before the answer came.
+/// Cancels a request when its caller drops the future before the answer arrives.
 struct Caller {
     key: RequestKey,
     function: Option<Mailbox<function::Message>>,
@@ -364,5 +373,5 @@ impl Drop for Caller {
     }
 }
 
-/// Collects the parts of a snapshot.
+/// Sender of the parts of a snapshot.
 pub(crate) type Parts = mpsc::UnboundedSender<SnapshotPart>;

@@ -1,6 +1,7 @@
-//! Hints of functions that workflows are likely to ask for next, as they come with requests (D29): which
-//! are followed, and how far. A model on the disk is brought into host memory; one that is there and
-//! should be on a GPU is handed on with the request, for the node to decide.
+//! Prewarming hints, which requests of workflows carry for the functions that are likely to run
+//! next (D29). This module decides which hints to follow and how far. A model on the disk is loaded
+//! into host memory. A model that is in host memory and should be on a GPU is passed on with the
+//! request, and the node decides.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,7 +16,7 @@ use crate::clock::Clock;
 use crate::host_tier::Signatures;
 use crate::host_tier::gate::{Gate, Hinted};
 
-/// Follows hints. Clones share everything.
+/// Follows hints. Clones share their state.
 #[derive(Clone)]
 pub(crate) struct Hints(Arc<Inner>);
 
@@ -24,21 +25,21 @@ struct Inner {
     signatures: watch::Receiver<Arc<Signatures>>,
     gate: Gate,
     clock: Arc<dyn Clock>,
-    /// Requests come on any thread, hence the lock; never held across a wait.
+    /// Locked because requests arrive on any thread; the lock is never held across an await.
     pace: Mutex<Pace>,
     host: AtomicU64,
     there: AtomicU64,
     busy: AtomicU64,
 }
 
-/// What became of hints, those handed on to the node not counted.
+/// Counts of hints by outcome, without those that were passed on to the node.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Followed {
-    /// Their models were asked for from the disk.
+    /// Hints that requested their models from the disk.
     pub(crate) host: u64,
-    /// Their models were in host memory, where they should be.
+    /// Hints for host memory with the model already there.
     pub(crate) there: u64,
-    /// The host tier had others to bring.
+    /// Hints that were dropped because the host tier was loading other models.
     pub(crate) busy: u64,
 }
 
@@ -49,12 +50,20 @@ impl Hints {
         gate: Gate,
         clock: Arc<dyn Clock>,
     ) -> Self {
-        let (pace, [host, there, busy]) = (Mutex::default(), Default::default());
-        Self(Arc::new(Inner { prewarm, signatures, gate, clock, pace, host, there, busy }))
+        Self(Arc::new(Inner {
+            prewarm,
+            signatures,
+            gate,
+            clock,
+            pace: Mutex::default(),
+            host: AtomicU64::default(),
+            there: AtomicU64::default(),
+            busy: AtomicU64::default(),
+        }))
     }
 
-    /// Follows the hints that came with a request, as far as host memory goes. Gives those that should
-    /// be on a GPU and may be brought there.
+    /// Follows a request's hints as far as host memory. Returns the functions that the node should
+    /// consider for a GPU: their models are in host memory.
     pub(crate) fn follow(&self, tenant: &TenantName, hints: &[wire::Likely]) -> Vec<RevisionKey> {
         if self.0.prewarm == Prewarm::Off || hints.is_empty() {
             return Vec::new();
@@ -66,10 +75,10 @@ impl Hints {
             .collect()
     }
 
-    /// Whether a hint is the node's to follow.
+    /// Follows one hint. Returns whether the hint is passed on to the node.
     fn goes_on(&self, now: Timestamp, key: &RevisionKey, to: Nearness) -> bool {
         let inner = &self.0;
-        // Whatever is not served here is another worker's, or nobody's.
+        // A function that is not served here is another worker's, or no worker's.
         let Some(digest) = inner.signatures.borrow().get(key).map(|it| it.digest) else { return false };
         let mut pace = inner.pace.lock().unwrap_or_else(PoisonError::into_inner);
         if !pace.admits(now, key, to) {
@@ -126,7 +135,7 @@ mod tests {
     use crate::clock::Sleeper;
     use crate::host_tier::{Reader, Signature};
 
-    /// A millisecond later each time that it is asked.
+    /// A clock that advances by a millisecond at each reading.
     #[derive(Default)]
     struct Later(AtomicU64);
 
@@ -144,10 +153,10 @@ mod tests {
         }
     }
 
-    /// As along a → b → c → d: the step after next is named for host memory first, and for a GPU one
-    /// step later.
+    /// Follows the hints of a chain a → b → c → d: each step is hinted for host memory while it is
+    /// the second next, and for a GPU one step later.
     #[test]
-    fn each_step_of_a_chain_is_handed_on_when_it_is_the_next() {
+    fn each_step_of_a_chain_is_passed_on_once_it_is_the_next_step() {
         let tenant = TenantName::default();
         let likely = |function: &str, to: wire::WarmTo| wire::Likely {
             function: function.into(),
@@ -160,14 +169,20 @@ mod tests {
         for name in ["b", "c", "d"] {
             let digest = Digest::of(name.as_bytes());
             gate.arrived(digest);
-            let (inputs, outputs) = (Vec::new(), Vec::new());
-            let signature = Signature { digest, inputs, outputs, reader: Reader::Gpu, state: None };
+            let signature = Signature {
+                digest,
+                inputs: Vec::new(),
+                outputs: Vec::new(),
+                reader: Reader::Gpu,
+                state: None,
+            };
             let key = key(&tenant, &likely(name, wire::WarmTo::Gpu)).unwrap();
             signatures.insert(key, Arc::new(signature));
         }
         let (_told, signatures) = watch::channel(Arc::new(signatures));
         let hints = Hints::new(Prewarm::On, signatures, gate, clock);
-        let (gpu, host) = (wire::WarmTo::Gpu, wire::WarmTo::Host);
+        let gpu = wire::WarmTo::Gpu;
+        let host = wire::WarmTo::Host;
         let handed_on = |hinted: &[wire::Likely]| {
             let keys = hints.follow(&tenant, hinted);
             keys.iter().map(ToString::to_string).collect::<Vec<_>>()

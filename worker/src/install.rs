@@ -1,4 +1,4 @@
-//! What the host tier gives to the actors: functions, and models ready to be swapped.
+//! The functions and prepared models that the host tier passes to the actors.
 
 use std::time::Duration;
 
@@ -7,78 +7,72 @@ use millrace_types::{Bytes, Digest, RevisionKey, Serving, Slo};
 
 use crate::port::Descriptor;
 
-/// A model in host memory, compiled: all that an executor has to be given. Shared by every
-/// function with the same artifact; its descriptors close when the last user drops it.
+/// A compiled model in host memory, with all that an executor needs to load it. Functions with the
+/// same artifact share one; the descriptors close when the last user drops it.
 #[derive(Debug)]
 pub struct PreparedModel {
-    /// The artifact it was made of.
+    /// Digest of the artifact.
     pub digest: Digest,
-    /// For people.
+    /// Name of the model for logs and messages.
     pub name: String,
-    /// A memfd with the graph without weights.
+    /// Memfd with the graph, without the weights.
     pub graph: Descriptor,
-    /// The graph's size.
     pub graph_bytes: Bytes,
-    /// A memfd with the weights in first-use order.
+    /// Memfd with the weights in first-use order.
     pub weights: Descriptor,
-    /// The weights' size.
     pub weights_bytes: Bytes,
-    /// How much of them travels together.
+    /// Size of a weight group: the weights that are copied and awaited together.
     pub group_bytes: Bytes,
-    /// How it runs.
+    /// Launches of a run, in order.
     pub launches: Vec<Launch>,
-    /// What it takes.
     pub inputs: Vec<TensorSpec>,
-    /// What it gives.
     pub outputs: Vec<TensorSpec>,
 }
 
-/// One function to serve.
+/// A function to serve.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FunctionConfig {
-    /// Which revision of which function.
     pub key: RevisionKey,
-    /// Its objective.
+    /// Latency objective.
     pub slo: Option<Slo>,
-    /// Whether a request may be run again when it may have run before.
+    /// Whether a request may run again although it may have run before.
     pub idempotent: bool,
-    /// GPU memory to hold for it; `None` or less than the weights: the weights' size.
+    /// GPU memory to reserve for the function; `None` or less than the weights: the weights' size.
     pub gpu_memory: Option<Bytes>,
-    /// How it is served among others.
+    /// Priority, batching and residency settings.
     pub serving: Serving,
-    /// What is known of its runs before the first: by type of GPU. What happens then is learned.
+    /// Measured times by type of GPU, used before the first run; the node updates them as it runs.
     pub profiles: Vec<Profile>,
 }
 
-/// What a function takes on one type of GPU, as measured before (L15, L21).
+/// The times of a function on one type of GPU, as measured earlier (L15, L21).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Profile {
-    /// The GPUs' product name.
+    /// Product name of the GPU type.
     pub gpu_type: String,
-    /// Bringing its model from the host.
+    /// Duration of the model's copy from the host.
     pub load: Duration,
-    /// What that adds to a run, where it was seen.
+    /// Time by which a copy extends a run; `None` before it was measured.
     pub swap: Option<Duration>,
-    /// A run.
+    /// Duration of a run.
     pub run: Duration,
 }
 
-/// Why a function was not taken.
+/// The reason why a function was not installed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InstallError {
-    /// No GPU here is large enough.
+    /// No GPU of the node has enough memory.
     #[error(
         "{key} needs {needed} of GPU memory and the largest GPU here has {largest}: use a smaller model or a larger GPU"
     )]
     TooLarge {
-        /// The function.
         key: RevisionKey,
-        /// What it needs.
+        /// GPU memory that the function needs.
         needed: Bytes,
-        /// What there is.
+        /// Memory of the largest GPU.
         largest: Bytes,
     },
-    /// The node is going down.
+    /// The node is shutting down.
     #[error("the node is shutting down: install the function elsewhere")]
     NodeGone,
 }

@@ -1,9 +1,12 @@
-//! What the cost model learned of each model, on the worker's disk: a worker that starts again predicts
-//! runs and loads as the one before it did (L15, L21), and no request has to show them first.
+//! The profile store: on the worker's disk, the times that the cost model measured of each model. A
+//! restarted worker predicts runs and loads as its predecessor did (L15, L21), without slow first
+//! requests.
 //!
-//! `<data-dir>/learned.json`, format 1: by artifact and type of GPU, how long its copy from the host keeps
-//! a link busy, what that adds to a run, and a run, in nanoseconds. Written every [`EVERY`] where something changed, and at the end.
-//! It only helps: a file that cannot be read is said so, and learned anew.
+//! `<data-dir>/learned.json`, format 1: by artifact and type of GPU, in nanoseconds, the time for
+//! which a copy from the host keeps a link busy, the time by which a copy extends a run, and the
+//! duration of a run. The file is written every [`EVERY`] if something changed, and at the end. The
+//! file is only a help: if it cannot be read, the worker logs a warning and starts with an empty
+//! store.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -20,11 +23,12 @@ use tokio::task::{JoinSet, spawn_blocking};
 use crate::handle::NodeHandle;
 use crate::install::Profile;
 
-/// The version of the file that this build writes and reads.
+/// Version of the file that this build writes and reads.
 const FORMAT: u32 = 1;
-/// How often it is written at most.
+/// Shortest interval between two writes of the file.
 const EVERY: Duration = Duration::from_secs(30);
-/// Artifacts that are remembered. Of more, those that the node does not serve are forgotten.
+/// Maximum number of artifacts in the store. Beyond it, the artifacts that the node does not serve
+/// are forgotten.
 const ARTIFACTS_MAX: usize = 10_000;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,30 +51,30 @@ struct Document {
 #[derive(Debug, Default)]
 struct Known {
     artifacts: Artifacts,
-    /// Whether the file has less.
+    /// Whether the file lacks some of `artifacts`.
     news: bool,
 }
 
-/// What was learned. Clones share it.
+/// The profile store of a data directory. Clones share its contents.
 #[derive(Debug, Clone)]
 pub(crate) struct Learned {
     path: Arc<Path>,
-    /// Held while the file is written, so that one writes it at a time.
+    /// Locked while the file is written, so that only one task writes at a time.
     known: Arc<Mutex<Known>>,
 }
 
 impl Learned {
-    /// What an earlier worker of this directory left.
+    /// Opens the store with the profiles that an earlier worker of this directory wrote.
     pub(crate) fn open(dir: &Path) -> Self {
         let path = dir.join("learned.json");
         let artifacts = read(&path).unwrap_or_else(|problem| {
-            tracing::warn!(path = %path.display(), problem, "what was learned of models cannot be read: it is learned anew");
+            tracing::warn!(path = %path.display(), problem, "cannot read the profile store: starting with an empty one");
             BTreeMap::new()
         });
         Self { path: path.into(), known: Arc::new(Mutex::new(Known { artifacts, news: false })) }
     }
 
-    /// What is known of an artifact.
+    /// Returns the profiles of an artifact, one per type of GPU.
     pub(crate) async fn profiles(&self, digest: Digest) -> Vec<Profile> {
         let profile = |it: &OnGpu| Profile {
             gpu_type: it.gpu_type.clone(),
@@ -82,7 +86,7 @@ impl Learned {
         known.artifacts.get(&digest).map(|of| of.iter().map(profile).collect()).unwrap_or_default()
     }
 
-    /// Keeps up with what the node learns, until the task is dropped.
+    /// Saves the node's new profiles periodically, until the returned task is dropped.
     pub(crate) fn follow(self, node: NodeHandle) -> JoinSet<()> {
         let mut task = JoinSet::new();
         task.spawn(async move {
@@ -94,7 +98,7 @@ impl Learned {
         task
     }
 
-    /// Writes what the node has learned, where that is news.
+    /// Saves the node's profiles if they differ from the stored ones.
     pub(crate) async fn keep(&self, node: &NodeHandle) {
         self.take_in(node.learned().await).await;
     }
@@ -105,14 +109,14 @@ impl Learned {
         if !known.news {
             return;
         }
-        let (path, artifacts) = (self.path.clone(), known.artifacts.clone());
-        let document = Document { format: FORMAT, artifacts };
+        let path = self.path.clone();
+        let document = Document { format: FORMAT, artifacts: known.artifacts.clone() };
         match spawn_blocking(move || write(&path, &document)).await {
             Ok(Ok(())) => known.news = false,
             Ok(Err(error)) => {
-                tracing::warn!(path = %self.path.display(), %error, "what was learned of models cannot be written");
+                tracing::warn!(path = %self.path.display(), %error, "cannot write the profile store: trying again later");
             }
-            Err(error) => tracing::error!(%error, "writing what was learned of models"),
+            Err(error) => tracing::error!(%error, "the task that writes the profile store panicked"),
         }
     }
 }
@@ -122,8 +126,9 @@ impl Known {
         let nanos = |span: Duration| u64::try_from(span.as_nanos()).unwrap_or(u64::MAX);
         let mut served = Artifacts::new();
         for (digest, Profile { gpu_type, load, swap, run }) in learned {
-            let (load_ns, swap_ns, run_ns) = (nanos(load), swap.map(nanos), nanos(run));
-            served.entry(digest).or_default().push(OnGpu { gpu_type, load_ns, swap_ns, run_ns });
+            let on_gpu =
+                OnGpu { gpu_type, load_ns: nanos(load), swap_ns: swap.map(nanos), run_ns: nanos(run) };
+            served.entry(digest).or_default().push(on_gpu);
         }
         self.news |= served.iter().any(|(digest, of)| self.artifacts.get(digest) != Some(of));
         if self.artifacts.keys().chain(served.keys()).collect::<BTreeSet<_>>().len() > ARTIFACTS_MAX {
@@ -143,11 +148,11 @@ fn read(path: &Path) -> Result<Artifacts, String> {
     if document.format == FORMAT {
         Ok(document.artifacts)
     } else {
-        Err(format!("it is of format {}, and this build reads {FORMAT}", document.format))
+        Err(format!("the file has format {}, and this build reads {FORMAT}", document.format))
     }
 }
 
-/// Whole or not at all.
+/// Writes the file whole or not at all.
 fn write(path: &Path, document: &Document) -> io::Result<()> {
     let tmp: PathBuf = path.with_extension("json.tmp");
     let mut file = File::create(&tmp)?;
@@ -166,7 +171,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn another_worker_of_the_directory_knows_it() {
+    async fn a_later_worker_of_the_directory_reads_the_profiles() {
         let dir = tempfile::tempdir().unwrap();
         let learned = Learned::open(dir.path());
         let digest = Digest::of(b"a");
@@ -177,20 +182,20 @@ mod tests {
         assert_eq!(again.profiles(digest).await, [profile(12)]);
         std::fs::remove_file(dir.path().join("learned.json")).unwrap();
         again.take_in(vec![(digest, profile(12))]).await;
-        assert!(!dir.path().join("learned.json").exists(), "it was no news");
+        assert!(!dir.path().join("learned.json").exists(), "an unchanged profile is not written");
         again.take_in(vec![(Digest::of(b"b"), profile(1))]).await;
         assert_eq!(
             Learned::open(dir.path()).profiles(digest).await,
             [profile(12)],
-            "not served now, and known"
+            "a profile is kept though its artifact is not served"
         );
     }
 
     #[tokio::test]
-    async fn what_could_not_be_written_is_tried_again() {
+    async fn a_failed_write_is_tried_again() {
         let dir = tempfile::tempdir().unwrap();
         let learned = Learned::open(dir.path());
-        // In the way of the file that is renamed.
+        // A directory of the temporary file's name makes the write fail.
         std::fs::create_dir(dir.path().join("learned.json.tmp")).unwrap();
         let digest = Digest::of(b"a");
         learned.take_in(vec![(digest, profile(10))]).await;
@@ -200,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn of_too_many_those_that_are_served_are_kept() {
+    fn a_full_store_keeps_the_artifacts_that_are_served() {
         let mut known = Known::default();
         let some = |numbers: std::ops::Range<usize>| {
             numbers.map(|number| (Digest::of(&number.to_le_bytes()), profile(1))).collect::<Vec<_>>()
@@ -213,7 +218,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_file_that_cannot_be_read_is_learned_anew() {
+    async fn an_unreadable_file_gives_an_empty_store() {
         let dir = tempfile::tempdir().unwrap();
         for text in ["{", r#"{"format": 9, "artifacts": {}}"#] {
             std::fs::write(dir.path().join("learned.json"), text).unwrap();

@@ -1,26 +1,27 @@
-//! The worker: a machine with GPUs. Actors on one thread decide what runs where ([`handle`] is the
-//! way in); executor processes run it ([`port`] is the way out).
+//! The worker: the process that serves functions on the GPUs of one machine. Actors on one thread
+//! decide what runs where; executor processes run it. Requests enter the actors through [`handle`],
+//! and the actors reach the executor processes through [`port`].
 //!
-//! | module | holds |
+//! | module | contents |
 //! |---|---|
-//! | [`handle`] | the way into the actors, from any thread |
-//! | [`groups`] | how much of a model's weights travels together, as measured |
-//! | [`request`], [`install`], [`snapshot`] | what goes in and comes out there |
-//! | `actors`, `seams` | the actors of DESIGN §3, and what keeps actix replaceable |
-//! | [`node`] | what a node is made of, and how it is started |
-//! | [`clock`] | where time comes from |
-//! | [`port`] | executor processes, seen from the actors |
-//! | [`process_port`] | real ones |
+//! | [`handle`] | requests and commands to the actors, from any thread |
+//! | [`groups`] | the measured size of a weight group: the weights that are copied and awaited together |
+//! | [`request`], [`install`], [`snapshot`] | the types of requests, of functions to serve, and of state reports |
+//! | `actors`, `seams` | the actors of DESIGN §3, and the actor runtime that keeps actix replaceable |
+//! | [`node`] | the configuration of a node and the start of its actors |
+//! | [`clock`] | the real clock and the virtual clock |
+//! | [`port`] | the interface of the actors to executor processes |
+//! | [`process_port`] | the implementation of that interface with real processes |
 //! | [`programs`] | processes of users' own programs, beside the GPUs |
-//! | [`host_tier`] | artifacts become models in host memory |
+//! | [`host_tier`] | the models in host memory, prepared from artifacts |
 //! | [`control`] | the streams to the controllers |
-//! | `hints` | what workflows are likely to ask for next |
-//! | `objects` | intermediate data of workflows: what is held here, and what comes from other workers |
-//! | `sequences` | the state of functions that keep some from one request to the next |
+//! | `hints` | prewarming: loading the functions that workflows are likely to call next |
+//! | `objects` | intermediate data of workflows: local objects, and objects fetched from other workers |
+//! | `sequences` | the state of functions that keep state between requests |
 //! | [`service`] | the gRPC service for gateways |
-//! | `activity`, `meters` | what is counted, for whoever asks and for Prometheus |
-//! | [`policy`] | how the node schedules now |
-//! | [`start`] | all of it put together |
+//! | `activity`, `meters` | counters for `millrace top` and for Prometheus |
+//! | [`policy`] | the scheduling policy in force |
+//! | [`start`] | the start and the shutdown of a whole worker |
 
 mod activity;
 mod actors;

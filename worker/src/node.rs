@@ -1,4 +1,4 @@
-//! What a node is made of, and how its actors are started.
+//! The configuration of a node, and the start of its actors.
 
 use std::sync::Arc;
 
@@ -19,36 +19,36 @@ use crate::handle::NodeHandle;
 use crate::port::Spawner;
 use crate::supervisor::Supervisor;
 
-/// Requests the worker holds at one time, counting those on GPUs: the permits of
-/// [`crate::handle::NodeHandle`].
+/// Maximum number of requests that a worker holds at one time, those on GPUs included: the permits
+/// of [`crate::handle::NodeHandle`].
 pub const REQUESTS_MAX: u32 = 4096;
-/// Requests that one function may have in flight.
+/// Maximum number of requests in flight for one function.
 pub const IN_FLIGHT_MAX: u32 = 2048;
 
-/// A GPU's memory is shared by so many, of which data is one at most.
+/// Divisor of a GPU's memory: objects get at most one part in this number.
 const DATA_SHARE: u64 = 4;
 
-/// How GPUs keep intermediate data.
+/// The limits and the policies of intermediate data on GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DataConfig {
-    /// The most of a GPU's memory that it takes; a quarter of the GPU where that is less. Zero: it is
-    /// kept in host memory.
+    /// Maximum memory of objects on one GPU; at most a quarter of the GPU. With zero, objects are
+    /// stored in host memory.
     pub memory: Bytes,
-    /// What stays allocated for it.
+    /// The memory that stays allocated for objects.
     pub pool: PoolPolicy,
-    /// What leaves first where there is too little room.
+    /// The choice of the object that leaves a full GPU.
     pub migration: MigrationPolicy,
 }
 
 impl Default for DataConfig {
     fn default() -> Self {
-        let (pool, migration) = (PoolPolicy::default(), MigrationPolicy::default());
-        Self { memory: STORE_CAP, pool, migration }
+        Self { memory: STORE_CAP, pool: PoolPolicy::default(), migration: MigrationPolicy::default() }
     }
 }
 
 impl DataConfig {
-    /// Of a GPU with so much memory: the floor keeps the paper's proportion to the cap (D24, D26).
+    /// Returns the store's configuration on a GPU with `gpu` bytes of memory; `None`: no objects on
+    /// the GPU. The floor keeps the paper's proportion to the cap (D24, D26).
     pub(crate) fn of(self, gpu: Bytes) -> Option<elastic::Config> {
         let Self { memory, pool, migration } = self;
         let cap = memory.min(Bytes(gpu.get() / DATA_SHARE));
@@ -57,43 +57,42 @@ impl DataConfig {
     }
 }
 
-/// What a node is.
+/// The hardware, the limits and the policies of a node.
 #[derive(Debug, Clone)]
 pub struct NodeConfig {
-    /// Its GPUs and links.
     pub topology: Topology,
-    /// Requests it holds at one time, waiting and running.
+    /// Maximum number of requests at one time, waiting and running.
     pub requests_max: u32,
-    /// Requests that one function may have in flight.
+    /// Maximum number of requests in flight for one function.
     pub in_flight_max: u32,
-    /// Which request goes to which GPU.
+    /// The choice of the next request and its GPU.
     pub dispatch: PolicyConfig,
-    /// Which models make room first.
+    /// The choice of the models that are evicted first.
     pub eviction: Eviction,
-    /// Which models share an executor.
+    /// The models that share an executor process.
     pub isolation: Isolation,
-    /// How they keep intermediate data.
+    /// The limits and the policies of intermediate data on the node's GPUs.
     pub data: DataConfig,
-    /// How transfers from the host share their links.
+    /// The division of link rates among transfers from the host.
     pub sharing: Sharing,
-    /// Over whose links they come.
+    /// The links that transfers from the host use: the GPU's own, or idle links of neighbours too.
     pub host_links: HostLinks,
-    /// Whether models come before they are asked for, where that is likely.
+    /// Whether likely models are loaded before they are requested.
     pub prewarm: Prewarm,
 }
 
 impl NodeConfig {
-    /// A node with these GPUs and the default limits.
+    /// Returns the configuration of a node with these GPUs and links, and default limits and
+    /// policies.
     #[must_use]
     pub fn new(topology: Topology) -> Self {
         let policy = SchedulingPolicy::default();
         let isolation = Isolation::default();
-        let (requests_max, in_flight_max) = (REQUESTS_MAX, IN_FLIGHT_MAX);
         let data = DataConfig::default();
         Self {
             topology,
-            requests_max,
-            in_flight_max,
+            requests_max: REQUESTS_MAX,
+            in_flight_max: IN_FLIGHT_MAX,
             dispatch: policy.dispatch,
             eviction: policy.eviction,
             isolation,
@@ -104,14 +103,14 @@ impl NodeConfig {
         }
     }
 
-    /// Returns the same node with this policy until an operator sets another.
+    /// Returns this configuration with another policy, which holds until an operator sets one.
     #[must_use]
     pub fn with_policy(self, policy: SchedulingPolicy) -> Self {
         let SchedulingPolicy { dispatch, eviction, batching: _, sharing, host_links } = policy;
         Self { dispatch, eviction, sharing, host_links, ..self }
     }
 
-    /// The policy of the node until an operator sets another.
+    /// Returns the policy that holds until an operator sets one.
     #[must_use]
     pub fn policy(&self) -> SchedulingPolicy {
         let &Self { dispatch, eviction, sharing, host_links, .. } = self;
@@ -119,40 +118,39 @@ impl NodeConfig {
     }
 }
 
-/// The world a node lives in: everything that differs between production and simulation.
+/// The environment of a node: all that differs between production and simulation.
 pub struct NodeContext {
-    /// Time.
     pub(crate) clock: Arc<dyn Clock>,
-    /// Spreads restarts.
+    /// Seed of the restart delays.
     pub(crate) seed: u64,
-    /// Makes executors.
+    /// Starts executors.
     pub(crate) spawner: Box<dyn Spawner>,
-    /// Where what the cores do is folded, if anywhere.
+    /// Trace that records the actions of the cores, if any.
     pub(crate) trace: Option<SharedTrace>,
 }
 
 impl NodeContext {
-    /// A node on the machine's own clock.
+    /// Returns a context with the machine's own clock.
     #[must_use]
     pub fn new(seed: u64, spawner: Box<dyn Spawner>) -> Self {
         Self { clock: Arc::new(MonotonicClock), seed, spawner, trace: None }
     }
 
-    /// The same on another clock.
+    /// Returns this context with another clock.
     #[must_use]
     pub fn with_clock(self, clock: Arc<dyn Clock>) -> Self {
         Self { clock, ..self }
     }
 
-    /// The same, with what the cores do folded into `trace`.
+    /// Returns this context with a trace, which records the actions of the cores.
     #[must_use]
     pub fn with_trace(self, trace: SharedTrace) -> Self {
         Self { trace: Some(trace), ..self }
     }
 }
 
-/// Starts a node's actors on this thread, which must be running an actix system: how a simulation
-/// has them in its own time.
+/// Starts a node's actors on this thread, which must run an actix system. Simulations call this
+/// function, because their actors run in the simulation's own time.
 #[must_use]
 pub fn start_here(config: NodeConfig, context: NodeContext) -> NodeHandle {
     Supervisor::start(config, context)

@@ -7,31 +7,30 @@ use millrace_types::PolicySpec;
 
 use crate::node::NodeConfig;
 
-/// The policy that an operator set, with the number of the change.
+/// The policy settings that an operator made, with the number of the change.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Wanted {
-    /// 0 before the first change.
+    /// Number of the change; 0 before the first.
     pub generation: u64,
-    /// The settings.
     pub spec: PolicySpec,
 }
 
-/// The policy in force.
+/// The policy in force on the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InForce {
-    /// The last change that the node received.
+    /// Number of the last change that the node received.
     pub generation: u64,
-    /// The policy.
     pub policy: SchedulingPolicy,
 }
 
 impl InForce {
-    /// Returns the policy that is wanted of a node that was started with this configuration.
+    /// Returns the policy that results from an operator's settings on a node with this
+    /// configuration.
     pub(crate) fn of(started: &NodeConfig, wanted: &Wanted) -> Self {
         Self { generation: wanted.generation, policy: started.policy().with(&wanted.spec) }
     }
 
-    /// The policy as controllers read it.
+    /// Returns the policy as a message to controllers.
     pub(crate) fn wire(&self) -> worker::Policy {
         worker::Policy { generation: self.generation, spec: Some(policy_spec_wire(&self.policy.spec())) }
     }

@@ -1,4 +1,5 @@
-//! What is installed on a node: functions, and the models they share. Numbers are not given twice.
+//! The functions installed on a node, and the models that they share. Function and model numbers
+//! are never reused.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,18 +16,18 @@ use crate::install::{FunctionConfig, InstallError, PreparedModel};
 use crate::programs::{Program, crew};
 use crate::seams::Slot;
 
-/// A function here.
+/// An installed function.
 pub(crate) struct Hosted {
     pub(crate) config: FunctionConfig,
     pub(crate) model: ModelId,
     pub(crate) slot: Slot<function::Message>,
-    /// Its score, as its actor last had it: an actor that is started again counts on from here.
+    /// The function's score, as its actor last stored it: a restarted actor continues from here.
     pub(crate) score: Rc<Cell<Score>>,
-    /// Its program and who runs it, if it is one.
+    /// The program and its processes, if the function is a program.
     pub(crate) program: Option<Hosting>,
 }
 
-/// A program here.
+/// An installed program.
 pub(crate) struct Hosting {
     pub(crate) program: Arc<Program>,
     pub(crate) processes: u32,
@@ -37,42 +38,42 @@ struct Model {
     prepared: Arc<PreparedModel>,
     memory: Bytes,
     users: BTreeSet<FunctionIndex>,
-    /// What of it stays on GPUs, as the actors were last told.
+    /// The residency setting that the actors last received.
     residency: Residency,
 }
 
-/// A function that was added.
+/// A newly installed function.
 pub(crate) struct Added {
     pub(crate) function: FunctionIndex,
-    /// Its model and the GPU memory to hold for it, where the model is new here.
+    /// The model and the GPU memory to reserve for it, if the model is new to the node.
     pub(crate) new_model: Option<(ModelId, Bytes)>,
 }
 
-/// What went with a function.
+/// The effect of a function's removal on its model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Removed {
-    /// Nothing else: others use its model.
+    /// The model stays: other functions use it.
     FunctionOnly(ModelId),
-    /// Its model: it was the last to use it.
+    /// The model is removed too: the function was its last user.
     WithModel(ModelId),
 }
 
-/// What is installed.
+/// The functions and models of a node.
 #[derive(Default)]
 pub(crate) struct Registry {
     functions: BTreeMap<FunctionIndex, Hosted>,
-    /// Those that take requests.
+    /// The functions that accept requests.
     by_key: BTreeMap<RevisionKey, FunctionIndex>,
     models: BTreeMap<ModelId, Model>,
-    /// What revisions that are gone have counted: nothing served here goes uncharged because its
-    /// function went. One small entry for each function ever served here.
+    /// Scores of revisions that were removed, so that their usage is still billed. One small entry
+    /// for each function ever installed here.
     past: BTreeMap<FunctionKey, Score>,
     next_function: u32,
     next_model: u32,
 }
 
 impl Registry {
-    /// Adds a function. `None` where it is here already.
+    /// Adds a function. Returns `None` if the revision is already installed.
     ///
     /// # Errors
     /// [`InstallError::TooLarge`]; nothing is added then.
@@ -109,7 +110,7 @@ impl Registry {
         Ok(Some(Added { function, new_model }))
     }
 
-    /// Adds a function that is a program. `None` where it is here already.
+    /// Adds a function that is a program. Returns `None` if the revision is already installed.
     pub(crate) fn add_program(
         &mut self,
         config: FunctionConfig,
@@ -119,7 +120,7 @@ impl Registry {
         if self.by_key.contains_key(&config.key) {
             return None;
         }
-        // A number that no model has.
+        // A program gets a model number that no model has.
         let model = self.new_model();
         let program = Hosting { program, processes, crew: Slot::empty() };
         Some(self.insert(config, model, Some(program)))
@@ -135,30 +136,30 @@ impl Registry {
         let function = FunctionIndex(self.next_function);
         self.next_function += 1;
         self.by_key.insert(config.key.clone(), function);
-        let (slot, score) = (Slot::empty(), Rc::default());
-        self.functions.insert(function, Hosted { config, model, slot, score, program });
+        let hosted = Hosted { config, model, slot: Slot::empty(), score: Rc::default(), program };
+        self.functions.insert(function, hosted);
         function
     }
 
-    /// The artifact that a model comes from.
+    /// Returns the digest of the artifact that a model comes from.
     pub(crate) fn digest_of(&self, model: ModelId) -> Option<Digest> {
         self.models.get(&model).map(|it| it.prepared.digest)
     }
 
-    /// A model of this artifact that holds as much memory. Functions that want different amounts
-    /// do not share.
+    /// Returns a model of this artifact that reserves the same memory. Functions that reserve
+    /// different amounts do not share a model.
     fn model_like(&self, digest: Digest, memory: Bytes) -> Option<ModelId> {
         let same = |model: &Model| model.prepared.digest == digest && model.memory == memory;
         self.models.iter().find(|(_, model)| same(model)).map(|(&model, _)| model)
     }
 
-    /// Takes a function out of the ones that take requests.
+    /// Stops a function from accepting requests. Its admitted requests are still answered.
     pub(crate) fn retire(&mut self, key: &RevisionKey) -> Option<(FunctionIndex, Slot<function::Message>)> {
         let index = self.by_key.remove(key)?;
         Some((index, self.functions.get(&index)?.slot.clone()))
     }
 
-    /// Removes a function.
+    /// Removes a function, and its model if the function was the last user.
     pub(crate) fn remove(&mut self, function: FunctionIndex) -> Option<Removed> {
         let hosted = self.functions.remove(&function)?;
         let past = self.past.entry(hosted.config.key.function.clone()).or_default();
@@ -176,7 +177,7 @@ impl Registry {
         self.functions.get(&index)
     }
 
-    /// The function of this key that takes requests.
+    /// Returns the function of this key, if the function accepts requests.
     pub(crate) fn index_of(&self, key: &RevisionKey) -> Option<FunctionIndex> {
         self.by_key.get(key).copied()
     }
@@ -185,7 +186,7 @@ impl Registry {
         self.functions.iter().map(|(&index, hosted)| (index, hosted))
     }
 
-    /// The owner of each function here.
+    /// Returns each installed function with its tenant.
     pub(crate) fn owners(&self) -> impl Iterator<Item = (FunctionIndex, &TenantName)> + Clone {
         self.functions.iter().map(|(&index, hosted)| (index, &hosted.config.key.function.tenant))
     }
@@ -194,7 +195,7 @@ impl Registry {
         self.functions.values()
     }
 
-    /// What revisions that are gone have counted, by function.
+    /// Returns the scores of removed revisions, by function.
     pub(crate) fn past(&self) -> &BTreeMap<FunctionKey, Score> {
         &self.past
     }
@@ -203,7 +204,8 @@ impl Registry {
         self.models.iter().map(|(&model, entry)| (model, entry.memory, &entry.prepared))
     }
 
-    /// What of a function's model is to stay on GPUs now, where that is not what the actors were told.
+    /// Returns a model's residency setting if the actors have an older one, and records the new
+    /// setting as sent.
     pub(crate) fn new_residency(&mut self, model: ModelId) -> Option<Residency> {
         let entry = self.models.get_mut(&model)?;
         let of = |index: &FunctionIndex| Some(self.functions.get(index)?.config.serving.residency);
@@ -215,13 +217,13 @@ impl Registry {
         Some(residency)
     }
 
-    /// What of each model is to stay, where that is anything.
+    /// Returns the models with a residency setting other than the default.
     pub(crate) fn residencies(&self) -> impl Iterator<Item = (ModelId, Residency)> {
         let told = self.models.iter().map(|(&model, entry)| (model, entry.residency));
         told.filter(|&(_, residency)| residency != Residency::default())
     }
 
-    /// The functions of each model, in order.
+    /// Returns the functions of each model, sorted.
     pub(crate) fn users(&self) -> ModelUsers {
         let mut users = ModelUsers::new();
         for hosted in self.functions.values() {

@@ -1,5 +1,4 @@
-//! A request as the worker sees it, and its answer: the types between the gRPC service and the
-//! actors.
+//! A request inside the worker, and its answer: the types between the gRPC service and the actors.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,44 +12,46 @@ use millrace_types::{Bytes, DataId, GpuIndex, RequestId, RevisionKey, Timestamp}
 use crate::objects::{Kept, Place};
 use crate::port::Descriptor;
 
-/// One attempt of one request, checked against the function's declaration.
+/// One attempt of a request, checked against the function's declaration.
 #[derive(Debug, Clone)]
 pub struct Invocation {
-    /// The cluster's name for the request.
+    /// Identifier of the request in the cluster.
     pub request_id: RequestId,
-    /// How often the request may still be started, counting this time; 0 counts as 1.
+    /// Number of times that the request may still be started, this time included; 0 counts as 1.
     pub attempts_left: u32,
-    /// What to run.
     pub revision: RevisionKey,
-    /// What is left of the client's timeout.
+    /// Remaining part of the client's timeout.
     pub timeout: Duration,
-    /// What is left of the time by which its answer is wanted, where that is not its function's own
-    /// objective: a workflow has one for all of its steps.
+    /// Remaining time to the request's own objective; `None`: the function's objective holds. A
+    /// workflow has one objective for all of its steps.
     pub objective: Option<Duration>,
-    /// What its client asks for: 1 goes first, 0 leaves it to the function, which it may not go
-    /// before.
+    /// Priority that the client requests: 1 is the highest, 0 leaves the choice to the function. A
+    /// request never gets a higher priority than its function's.
     pub priority: u64,
-    /// The inputs, as the executor takes them.
+    /// Inputs in the executor's format.
     pub inputs: Vec<Tensor>,
-    /// What the inputs' `contents_fd` count.
+    /// Descriptors that the inputs' `contents_fd` index.
     pub descriptors: Vec<Descriptor>,
-    /// What of its data is on GPUs.
+    /// The request's data on GPUs.
     pub on_gpus: OnGpus,
-    /// The outputs asked for; empty asks for all.
+    /// Requested outputs; empty requests all.
     pub outputs: Vec<String>,
-    /// What is likely to be asked for with its outputs, and should be on a GPU then (D29).
+    /// Functions that are likely to be called with the outputs, and should be on a GPU by then
+    /// (D29).
     pub next: Vec<RevisionKey>,
-    /// How long it has waited here for its model to come into host memory: that counts as well.
+    /// Time that the request has waited here for its model to be loaded into host memory. Part of
+    /// its queueing time.
     pub cold: Duration,
-    /// How long it has waited here behind others of its sequence: that counts too.
+    /// Time that the request has waited here behind earlier requests of its sequence. Part of its
+    /// queueing time.
     pub behind: Duration,
-    /// Whether it completed before and is counted and charged; what it gave was lost then.
+    /// Whether the request completed before and is counted and charged; its outputs were lost then.
     pub counted: bool,
 }
 
 impl Invocation {
-    /// How many bytes of its inputs each GPU has now. One that is on its way counts where it was until all
-    /// of it is there: who claims it before that reads it where it was.
+    /// Returns the bytes of the request's inputs on each GPU. An object in transit counts on its
+    /// source GPU until the copy completes, because a run that starts earlier reads the source.
     pub(crate) fn inputs_on_gpus(&self) -> Inputs {
         let objects = &self.on_gpus.objects;
         if objects.is_empty() {
@@ -65,60 +66,58 @@ impl Invocation {
     }
 }
 
-/// A request that is not in the node's queue, as far as bytes are to cross for it: by when they are wanted
-/// depends on it all the same.
+/// A request outside the node's queue that transfers bytes. The request's deadline decides the rate
+/// of its transfers.
 #[derive(Debug)]
 pub(crate) struct Asker {
-    /// What it runs.
     pub(crate) revision: RevisionKey,
-    /// When it came here.
+    /// Time at which the request arrived on this worker.
     pub(crate) came: Timestamp,
-    /// Within how long from then on its answer is wanted, where that is known here or is not its function's
-    /// own objective.
+    /// Time from `came` to the wanted answer. `None` if only the function's objective, which the
+    /// node knows, gives it.
     pub(crate) objective: Option<Duration>,
 }
 
 impl Asker {
-    /// By when its answer is wanted, as far as that is known without asking the node for its function's
-    /// objective.
+    /// Returns the deadline of the answer; `None` if only the node knows the function's objective.
     pub(crate) fn wanted_by(&self) -> Option<Timestamp> {
         Some(self.came + self.objective?)
     }
 }
 
-/// What of a request's data is on GPUs, and may stay there. Nothing, by default.
+/// A request's objects on GPUs, and the outputs that may stay there. Empty by default.
 #[derive(Debug, Clone, Default)]
 pub struct OnGpus {
     /// The objects that inputs name, each once.
     pub(crate) objects: Vec<Arc<Kept>>,
-    /// The outputs that may stay where they are made, for others to read.
+    /// Names of the outputs that may stay on their GPU for other requests to read.
     pub(crate) keep: Vec<String>,
 }
 
-/// An answer.
+/// The answer to a request.
 #[derive(Debug)]
 pub struct Completion {
-    /// The outputs, as the executor gave them.
+    /// Outputs in the executor's format.
     pub outputs: Vec<Tensor>,
-    /// What the outputs' `contents_fd` count.
+    /// Descriptors that the outputs' `contents_fd` index.
     pub descriptors: Vec<Descriptor>,
     /// The objects that outputs name.
     pub(crate) kept: Vec<Arc<Kept>>,
-    /// How inputs that were objects came.
+    /// Transfers of the inputs that were objects on GPUs.
     pub(crate) brought: Vec<Brought>,
-    /// Which of the outputs' rows are this request's; `None`: all.
+    /// The request's rows of the outputs; `None`: all rows.
     pub share: Option<Share>,
-    /// Where the time went.
+    /// The request's time by phase.
     pub split: Split,
-    /// What is said of outputs besides their bytes, by name.
+    /// A process's remarks about outputs, by name.
     pub marks: BTreeMap<String, Mark>,
-    /// Where it ran; `None`: in a process beside the GPUs.
+    /// The GPU of the run; `None`: the run was in a process beside the GPUs.
     pub gpu: Option<GpuIndex>,
-    /// Attempts made here, counting the answered one.
+    /// Number of attempts made here, the answered one included.
     pub attempts: u32,
 }
 
-/// How an input came that was an object on a GPU (D04).
+/// The transfer of an input that was an object on a GPU (D04).
 #[derive(Debug, Clone)]
 pub(crate) struct Brought {
     pub(crate) input: String,
@@ -127,48 +126,50 @@ pub(crate) struct Brought {
     pub(crate) took: Duration,
 }
 
-/// What a process said of an output.
+/// A process's remarks about an output.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Mark {
-    /// It is an object here already.
+    /// The object that already holds the output on this worker.
     pub object: Option<DataId>,
-    /// It is for the workflow's caller: answered, and not kept for the next function (D03).
+    /// Whether the output is for the workflow's caller: it is answered, and not stored for the next
+    /// function (D03).
     pub response: bool,
 }
 
-/// A request's part of the outputs of a run that it shared with others.
+/// A request's rows in the outputs of a run that it shared with other requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Share {
-    /// Its first row.
+    /// The request's first row.
     pub first: u32,
-    /// How many are its.
+    /// Number of the request's rows.
     pub rows: u32,
-    /// How many there are.
+    /// Number of rows in the run.
     pub of: u32,
 }
 
 impl Share {
-    /// Its part of what the whole run took.
+    /// Returns the request's proportional part of a duration of the whole run.
     #[must_use]
     pub fn of(self, whole: Duration) -> Duration {
         whole * self.rows / self.of.max(1)
     }
 }
 
-/// Where the time of a request went.
+/// The time of a request by phase.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Split {
-    /// Waiting for the model to come into host memory from the disk: a cold start. Zero where it was
-    /// there.
+    /// Wait for the model to be loaded from the disk into host memory: a cold start. Zero if the
+    /// model was there.
     pub cold: Duration,
-    /// Accepted until its turn on a GPU, but for that; behind others of its sequence too.
+    /// Time from acceptance to the start of the request's turn on a GPU, without `cold`. Includes
+    /// the wait behind other requests of its sequence.
     pub queue: Duration,
-    /// Its turn until done, without computing: waiting for the model. Zero where it was resident.
+    /// Time in the turn without computing: the wait for the model. Zero if the model was resident.
     pub swap: Duration,
-    /// Computing.
+    /// Time of computing.
     pub run: Duration,
-    /// Accepted until answered.
+    /// Time from acceptance to the answer.
     pub total: Duration,
-    /// Copied to the GPU for it.
+    /// Bytes copied to the GPU for the request.
     pub swapped: Bytes,
 }

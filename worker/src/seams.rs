@@ -1,11 +1,11 @@
-//! The seams that keep actix replaceable: an actor here is a [`Behaviour`], its address a
-//! [`Mailbox`], its peers [`Slot`]s. Nothing else in the crate knows how messages are delivered or
-//! how timers fire.
+//! The actor runtime, which keeps actix replaceable. An actor is a [`Behaviour`], its address a
+//! [`Mailbox`], and its peers are [`Slot`]s. No other module depends on how messages are delivered
+//! or timers fire.
 //!
-//! One timer per actor over the core's own deadlines (every pending future of an actix actor is
-//! polled at each of its wakes); no replies awaited, so no handler ever interleaves with another;
-//! a panic in a handler ends that actor alone and is reported, because actix's own supervisor does
-//! not restart after one.
+//! Three rules follow from actix. Each actor has one timer for all of its core's deadlines, because
+//! actix polls every pending future of an actor at each wake. No handler awaits a reply, so
+//! handlers never interleave. A panic in a handler ends that actor alone and is reported, because
+//! actix's own supervisor does not restart an actor after a panic.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -20,42 +20,44 @@ use millrace_types::Timestamp;
 
 use crate::clock::{Clock, Sleeper};
 
-/// Letters that an actor may have to read, for each request that a node holds at most, before requests are
-/// refused. A request alone never meets the bound: no actor is sent as many for it. actix bounds no mailbox
-/// against `do_send`, and letters between actors must not be lost, so the bound is kept where requests enter.
+/// Unread messages that an actor may have, for each request that a node may hold, before new
+/// requests are refused. A single request never reaches the bound, because no actor gets as many
+/// messages for it. actix bounds no mailbox against `do_send`, and messages between actors must not
+/// be lost, so the bound is enforced where requests enter.
 pub(crate) const LETTERS_PER_REQUEST: usize = 16;
 
-/// What an actor does with its messages. State is owned outright; calls never overlap.
+/// The handlers of an actor. The actor owns its state outright, and calls never overlap.
 pub(crate) trait Behaviour: Unpin + 'static {
-    /// What it is told. Bounded by its senders: every message belongs to a request that holds a
-    /// permit, a grant, a process or a function installed here.
+    /// Messages to the actor. Their number is bounded by the senders: each message belongs to a
+    /// request that holds a permit, a grant, a process or an installed function.
     type Message: Send + 'static;
 
     /// Handles one message.
     fn handle(&mut self, now: Timestamp, message: Self::Message);
 
-    /// Called when [`Self::next_wake`] has come.
+    /// Handles the passing of the time that [`Self::next_wake`] returned.
     fn tick(&mut self, now: Timestamp);
 
-    /// When it has to be woken next, if no message comes before.
+    /// Returns the time at which the actor has to be woken if no message arrives earlier.
     fn next_wake(&self) -> Option<Timestamp>;
 
-    /// Whether it has done all it will: it ends then, whoever has its address. One that has its own never
-    /// ends otherwise.
+    /// Whether the actor's work is finished. The actor then ends even if its address is still in
+    /// use. An actor that holds its own address ends in no other way.
     fn is_over(&self) -> bool {
         false
     }
 }
 
-/// An actor's address. Posting never blocks and never fails: what reaches an actor that ended is
-/// dropped, and with it whatever answers it carried.
+/// An actor's address. Posting never blocks and never fails: a message to an actor that has ended
+/// is dropped, with the reply channels that it carries.
 pub(crate) struct Mailbox<M: Send + 'static> {
     recipient: Recipient<Letter<M>>,
     unread: Unread,
 }
 
-/// How many letters an actor has not read yet. Of this actor alone: one that is started again counts from
-/// zero, whatever was lost with the one before. Relaxed, as the number guards nothing.
+/// The number of messages that an actor has not read yet. A restarted actor counts from zero,
+/// because the unread messages of its predecessor are lost. Accesses are relaxed: the number guards
+/// no other data.
 #[derive(Clone, Default)]
 struct Unread(Arc<AtomicUsize>);
 
@@ -65,7 +67,7 @@ impl<M: Send + 'static> Mailbox<M> {
         self.recipient.do_send(Letter(message));
     }
 
-    /// How many letters the actor has yet to read.
+    /// Returns the number of messages that the actor has not read yet.
     pub(crate) fn unread(&self) -> usize {
         self.unread.0.load(Ordering::Relaxed)
     }
@@ -83,8 +85,8 @@ impl<M: Send + 'static> fmt::Debug for Mailbox<M> {
     }
 }
 
-/// Where a peer's present address is found on the actor thread. An actor that is started again
-/// has a new address, published here with the next epoch: what was sent to the old one is gone.
+/// A place on the actor thread for the present address of a peer. A restarted actor publishes its
+/// new address here, which increments the epoch; messages to the old address are lost.
 pub(crate) struct Slot<M: Send + 'static>(Rc<Published<M>>);
 
 struct Published<M: Send + 'static> {
@@ -108,12 +110,12 @@ impl<M: Send + 'static> Slot<M> {
         }
     }
 
-    /// The present address, for those that are to be heard by no later one.
+    /// Returns the present address, for messages that no later actor may receive.
     pub(crate) fn mailbox(&self) -> Option<Mailbox<M>> {
         self.0.mailbox.borrow().clone()
     }
 
-    /// How often an address was published here.
+    /// Returns the number of addresses published here so far.
     pub(crate) fn epoch(&self) -> u64 {
         self.0.epoch.get()
     }
@@ -125,8 +127,9 @@ impl<M: Send + 'static> Clone for Slot<M> {
     }
 }
 
-/// Starts an actor on this thread. It ends when its last address is dropped, or when it says so.
-/// `panicked` is told, once, when a handler panicked: by then its state is dropped and its mailbox closed.
+/// Starts an actor on this thread. The actor ends when its last address is dropped or its behaviour
+/// is over. If a handler panics, `panicked` is called once; the actor's state is dropped and its
+/// mailbox closed by then.
 pub(crate) fn spawn<B: Behaviour>(
     behaviour: B,
     clock: Arc<dyn Clock>,
@@ -177,9 +180,9 @@ impl<B: Behaviour> Handler<Letter<B::Message>> for Shell<B> {
 
 impl<B: Behaviour> Shell<B> {
     fn guarded(&mut self, now: Timestamp, ctx: &mut Context<Self>, work: impl FnOnce(&mut B)) {
-        // None after the end: messages of the same wake still come.
+        // None after the end: messages delivered in the same wake still arrive.
         let Some(behaviour) = &mut self.behaviour else { return };
-        // The state is dropped after a panic, so that nobody sees it half-changed.
+        // A panic leaves the state half-changed, so the state is dropped and never read again.
         match catch_unwind(AssertUnwindSafe(|| work(behaviour))) {
             Ok(()) if self.behaviour.as_ref().is_some_and(Behaviour::is_over) => self.end(ctx),
             Ok(()) => self.rearm(now, ctx),
@@ -197,12 +200,13 @@ impl<B: Behaviour> Shell<B> {
         let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
         let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
         if let Some(panicked) = self.panicked.take() {
-            panicked(text.unwrap_or_else(|| "a panic without a text".to_owned()));
+            panicked(text.unwrap_or_else(|| "a panic without a message".to_owned()));
         }
     }
 
-    /// Arms the timer for the next wake, unless it is armed for an earlier one: that one finds
-    /// nothing due and arms it again, which is cheaper than moving the timer at every message.
+    /// Arms the timer for the next wake, unless it is armed for an earlier time. The earlier wake
+    /// finds no deadline due and arms the timer again, which is cheaper than moving the timer at
+    /// every message.
     fn rearm(&mut self, now: Timestamp, ctx: &mut Context<Self>) {
         let Some(at) = self.behaviour.as_ref().and_then(Behaviour::next_wake) else { return };
         let at = self.clock.wake_at(at.max(now), self.sleeper);
@@ -228,7 +232,7 @@ impl<B: Behaviour> Shell<B> {
     }
 }
 
-/// An actor that passes on what it is told.
+/// Starts an actor that forwards its messages to the returned channel.
 #[cfg(test)]
 pub(crate) fn heard<M: Send + 'static>() -> (Mailbox<M>, tokio::sync::mpsc::UnboundedReceiver<M>) {
     struct Heard<M>(tokio::sync::mpsc::UnboundedSender<M>);
@@ -236,7 +240,7 @@ pub(crate) fn heard<M: Send + 'static>() -> (Mailbox<M>, tokio::sync::mpsc::Unbo
     impl<M: Send + 'static> Behaviour for Heard<M> {
         type Message = M;
         fn handle(&mut self, _: Timestamp, message: M) {
-            // The test may have ended.
+            // The test may have ended and dropped the receiver.
             self.0.send(message).unwrap_or_default();
         }
         fn tick(&mut self, _: Timestamp) {}

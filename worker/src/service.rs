@@ -1,5 +1,5 @@
-//! The gRPC `Worker` service: a gateway's request becomes an [`Invocation`] for the actors, and
-//! their answer a response ([`running`]). Checks what comes over the wire once, here.
+//! The gRPC `Worker` service. A gateway's request becomes an [`Invocation`] for the actors, and
+//! their answer becomes a response ([`running`]). Every request is checked here, once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,14 +37,14 @@ mod running;
 mod sequence;
 pub mod tensors;
 
-/// What a worker takes at most.
+/// The limits of a worker's service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// One request or response.
+    /// Maximum size of one request or response.
     pub message: Bytes,
-    /// The inputs of all requests in flight.
+    /// Maximum bytes of the inputs of all requests in flight.
     pub in_flight: Bytes,
-    /// Connections of the worker's port.
+    /// Limits of the connections to the worker's port.
     pub port: PortLimits,
 }
 
@@ -54,14 +54,14 @@ impl Default for Limits {
     }
 }
 
-/// The service. Clones share everything.
+/// The service. Clones share their state.
 #[derive(Debug, Clone)]
 pub struct WorkerService {
     node: NodeHandle,
     signatures: watch::Receiver<Arc<Signatures>>,
     gate: Gate,
     budget: Arc<Budget>,
-    /// The tensors of one answer.
+    /// Maximum bytes of the tensors of one answer.
     message_max: Bytes,
     faults: Faults,
     draining: Arc<AtomicBool>,
@@ -73,18 +73,19 @@ pub struct WorkerService {
 }
 
 impl WorkerService {
-    /// Serves the functions that `signatures` names, whose models are behind the gate.
+    /// Returns the service of the functions that `signatures` names. Requests wait at `gate` until
+    /// their models are in host memory.
     #[must_use]
     pub(crate) fn new(
         node: NodeHandle,
         place: Place,
-        (signatures, gate): (watch::Receiver<Arc<Signatures>>, Gate),
+        signatures: watch::Receiver<Arc<Signatures>>,
+        gate: Gate,
         objects: Objects,
         limits: Limits,
         faults: Faults,
     ) -> Self {
         let budget = Arc::new(Budget::new(limits.in_flight));
-        let (draining, kept, hints) = (Arc::default(), None, None);
         let sequences = Sequences::new(signatures.clone(), objects.clone());
         Self {
             node,
@@ -93,32 +94,32 @@ impl WorkerService {
             budget,
             message_max: limits.message,
             faults,
-            draining,
+            draining: Arc::default(),
             place,
-            kept,
+            kept: None,
             objects,
-            hints,
+            hints: None,
             sequences,
         }
     }
 
-    /// The same, showing the spans that are kept here.
+    /// Returns this service with the process's span store, which answers `GetSpans`.
     #[must_use]
     pub fn showing(self, kept: Option<Kept>) -> Self {
         Self { kept, ..self }
     }
 
-    /// The same, following hints of what comes next.
+    /// Returns this service with prewarming: it follows the hints of requests.
     pub(crate) fn following(self, hints: Hints) -> Self {
         Self { hints: Some(hints), ..self }
     }
 
-    /// The sequences of the functions that it serves.
+    /// Returns the sequences of the served functions.
     pub(crate) fn sequences(&self) -> &Sequences {
         &self.sequences
     }
 
-    /// Returns once no object is held here any more.
+    /// Waits until this worker holds no objects.
     pub(crate) async fn emptied(&self) {
         self.objects.emptied().await;
     }
@@ -131,7 +132,10 @@ impl WorkerService {
 
     async fn run(&self, request: wire::InvokeRequest) -> Result<wire::InvokeResponse, Failure> {
         if self.draining.load(Ordering::Relaxed) {
-            return Err(Failure::new(Reason::ShuttingDown, "the worker is shutting down: ask another"));
+            return Err(Failure::new(
+                Reason::ShuttingDown,
+                "the worker is shutting down: ask another worker",
+            ));
         }
         let _held = self.budget.take(self.objects.copied(&request.inputs))?;
         let revision = revision_key(&request)?;
@@ -143,7 +147,8 @@ impl WorkerService {
         }
     }
 
-    /// Runs a request that was checked; of a sequence, on that's state.
+    /// Runs a checked request. A request of a sequence runs on the sequence's state, through its
+    /// `turn`.
     async fn run_on(
         &self,
         mut request: wire::InvokeRequest,
@@ -160,7 +165,7 @@ impl WorkerService {
             (None, Some(hold)) => (kept_outputs(hold, &request.outputs, signature), Vec::new()),
             (None, None) => (Vec::new(), Vec::new()),
         };
-        let ready = self.invocation((request, came), revision, (signature.reader, state)).await;
+        let ready = self.invocation(request, came, revision, signature.reader, state).await;
         let (mut invocation, gathered) = match ready {
             Ok(ready) => ready,
             Err(GatherError::Failed(failure)) => return Err(failure),
@@ -168,8 +173,8 @@ impl WorkerService {
         };
         invocation.on_gpus.keep = keep;
         let held = self.gate.enter(signature.digest, invocation.timeout).await?;
-        // Not before: what comes for the next request must neither push this one's model out nor come
-        // ahead of it, nor come at all for one that is refused.
+        // Follow the hints only now. A prewarmed model must not evict this request's model or be
+        // loaded before it, and a refused request must not prewarm anything.
         if let Some(follows) = &self.hints {
             invocation.next = follows.follow(&invocation.revision.function.tenant, &hints);
         }
@@ -177,10 +182,10 @@ impl WorkerService {
             let past = Past { ago: Duration::ZERO, took: held.waited() };
             trace::tell(&tracing::Span::current(), "cold start", past, Vec::new);
         }
-        // What it waited counts from when it came.
+        // The timeout counts from the request's arrival, so the wait in the sequence is added.
         let timeout = invocation.timeout + behind;
         let invocation = Invocation { timeout, cold: held.waited(), behind, ..invocation };
-        self.answered(invocation, gathered, (hold, turn)).await
+        self.answered(invocation, gathered, hold, turn).await
     }
 
     fn signature(&self, revision: &RevisionKey) -> Result<Arc<Signature>, Failure> {
@@ -240,7 +245,7 @@ impl wire::worker_server::Worker for WorkerService {
         let ids = ids.iter().map(convert::data_id).collect::<Result<Vec<_>, _>>();
         let ids = ids.map_err(|failure| to_status(&failure))?;
         let objects = self.objects.clone();
-        // To the end, whether or not the caller waits for it.
+        // The release runs to its end even if the caller stops waiting.
         let released = tokio::spawn(async move { objects.release(&ids).await }).await;
         released.map_err(|error| Status::internal(error.to_string()))?;
         Ok(Response::new(wire::ReleaseObjectsResponse {}))
@@ -267,7 +272,7 @@ impl wire::worker_objects_server::WorkerObjects for WorkerService {
     }
 }
 
-/// The outputs that are to be held.
+/// Returns the outputs that the request wants stored as objects.
 fn kept_outputs(hold: &wire::Hold, asked: &[String], signature: &Signature) -> Vec<String> {
     let all = || signature.outputs.iter().map(|output| output.name.clone()).collect();
     let outputs: Vec<String> = if asked.is_empty() { all() } else { asked.to_vec() };

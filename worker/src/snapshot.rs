@@ -1,4 +1,4 @@
-//! What the node looks like at one moment: what telemetry, routing and `millrace ps` show.
+//! Snapshots of the node, from which telemetry, routing and `millrace ps` are served.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -12,36 +12,36 @@ use millrace_types::{Bytes, BytesPerSec, Digest, FunctionKey, GpuIndex, Incarnat
 
 use crate::policy::InForce;
 
-/// A node at one moment. Its parts are asked one after the other, so a request on its way between
-/// two of them may be in neither.
+/// A snapshot of a node. The actors are asked one after the other, so a request in transit between
+/// two actors may be missing from both parts.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct NodeSnapshot {
-    /// Every GPU, in index order.
+    /// All GPUs, in index order.
     pub gpus: Vec<GpuSnapshot>,
-    /// Every function, in key order.
+    /// All functions, in key order.
     pub functions: Vec<FunctionSnapshot>,
-    /// What revisions that are gone from here have counted. Added to those that are here, nothing
-    /// that a function ever counted on this node is missing.
+    /// Scores of revisions that were removed from the node. With the scores in `functions` they sum
+    /// to all that a function ever counted on this node.
     pub past: BTreeMap<FunctionKey, Score>,
-    /// How long each function was idle in host memory (T26), since the worker began; of those that
-    /// are gone from here too.
+    /// Time for which each function was idle in host memory since the worker began (T26), removed
+    /// functions included.
     pub idle: BTreeMap<FunctionKey, Duration>,
-    /// Every link that models cross, in link order.
+    /// All links that models cross, in link order.
     pub links: Vec<LinkSnapshot>,
-    /// Requests in the node's queue.
+    /// Number of requests in the node's queue.
     pub queued: u32,
-    /// What dispatch has counted (L17).
+    /// Counters of the dispatch policy (L17).
     pub dispatch: Stats,
-    /// Runs of several requests.
+    /// Counters of batched runs.
     pub batches: Totals,
-    /// Transfers to its GPUs that are over, and how long they waited for their links.
+    /// Counts of finished transfers to the node's GPUs, and their waiting times for links.
     pub transfers: Tally,
-    /// How it schedules now.
+    /// The scheduling policy in force.
     pub policy: Option<InForce>,
 }
 
 impl NodeSnapshot {
-    /// How wrong the cost model was, by type of GPU and by what turns had to do.
+    /// Returns the prediction errors of the cost model, by type of GPU and kind of work.
     pub fn predictions(&self) -> impl Iterator<Item = (&str, PredictionError)> {
         let types: BTreeSet<&str> = self.gpus.iter().map(|gpu| gpu.gpu_type.as_str()).collect();
         let types: Vec<_> = types.into_iter().collect();
@@ -50,124 +50,119 @@ impl NodeSnapshot {
     }
 }
 
-/// How much of a node is looked at.
+/// The selection of a snapshot's parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Look {
-    /// All of it.
+    /// The whole node.
     Whole,
-    /// Its queue, GPUs and links: what routing reads, whatever the number of functions.
+    /// The queue, GPUs and links. Routing reads only these, so its cost does not grow with the
+    /// number of functions.
     Machine,
 }
 
-/// How a GPU is.
+/// The health of a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum GpuHealth {
-    /// Its first executor is not up yet.
+    /// The GPU's first executor has not started yet.
     Starting,
-    /// It serves.
+    /// The GPU serves requests.
     Up,
-    /// Its executor died and another is being started.
+    /// The GPU's executor died and another is being started.
     Restarting,
-    /// The device itself failed; its executor is being replaced.
+    /// The device itself failed, and the GPU's executor is being replaced.
     Unhealthy,
 }
 
-/// One GPU.
+/// A snapshot of a GPU.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GpuSnapshot {
-    /// Which.
     pub index: GpuIndex,
-    /// Its product name.
+    /// Product name of the GPU type.
     pub gpu_type: String,
-    /// How it is.
     pub health: GpuHealth,
-    /// Its memory, in whole blocks.
+    /// Size of the GPU's memory, in whole blocks.
     pub memory: Bytes,
-    /// What of that is taken.
+    /// Allocated part of the memory.
     pub used: Bytes,
-    /// The models on it, in [`Digest`] order.
+    /// Models on the GPU, in [`Digest`] order.
     pub models: Vec<ResidentModel>,
-    /// Whose request runs.
+    /// Function of the request that runs now.
     pub running: Option<RevisionKey>,
-    /// The present executor, or the last one.
+    /// Incarnation of the present executor, or of the last one.
     pub incarnation: Incarnation,
-    /// Its process, where one that all models share is up.
+    /// Process id of the executor that all models share; `None` while it is down, or in isolation.
     pub executor_pid: Option<u32>,
-    /// All its processes: that one, or one for each model that was loaded.
+    /// Process ids of all executors: the shared one, or one for each loaded model.
     pub executor_pids: Vec<u32>,
-    /// Executors started after the first.
+    /// Number of executors started after the first.
     pub restarts: u64,
-    /// Models brought onto it.
+    /// Number of models loaded onto the GPU.
     pub swaps: u64,
-    /// Of those, the ones that came whole from another GPU.
+    /// Number of those models that were copied whole from another GPU.
     pub peer_swaps: u64,
-    /// Models evicted from it.
+    /// Number of models evicted from the GPU.
     pub evictions: u64,
     /// Time spent computing.
     pub busy: Duration,
-    /// The intermediate data on it.
+    /// Intermediate data on the GPU.
     pub data: GpuData,
 }
 
-/// Intermediate data on a GPU.
+/// The intermediate data on a GPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct GpuData {
-    /// What objects take of its memory, in whole blocks.
+    /// Memory of the objects, in whole blocks.
     pub used: Bytes,
-    /// What is allocated for them: that, and what is kept for more.
+    /// Memory allocated for objects: `used`, and the pool's free part.
     pub pool: Bytes,
-    /// Objects copied to the host to make room.
+    /// Number of objects copied to the host because memory was short.
     pub migrated: u64,
-    /// Objects copied back.
+    /// Number of objects copied back from the host.
     pub reloaded: u64,
-    /// Objects that there was no room for.
+    /// Number of objects that did not fit.
     pub refused: u64,
 }
 
 /// A model on a GPU.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ResidentModel {
-    /// Which.
     pub digest: Digest,
-    /// The functions of this node that use it, in order.
+    /// Functions of this node that use the model, in order.
     pub functions: Vec<RevisionKey>,
-    /// The memory it holds.
+    /// Memory reserved for the model.
     pub bytes: Bytes,
-    /// What of its weights has arrived.
+    /// Bytes of the weights that have arrived.
     pub loaded: Bytes,
-    /// Since its last use.
+    /// Time since the model's last use.
     pub idle: Duration,
-    /// The process that runs it, where one is up.
+    /// Process id of the executor that runs the model, while the process is up.
     pub executor_pid: Option<u32>,
 }
 
-/// One function.
+/// A snapshot of a function.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FunctionSnapshot {
-    /// Which.
     pub key: RevisionKey,
-    /// Requests admitted and not answered.
+    /// Number of requests that were admitted and not answered yet.
     pub in_flight: u32,
-    /// What it has counted.
     pub score: Score,
 }
 
-/// One link.
+/// A snapshot of a link.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LinkSnapshot {
-    /// Which.
     pub link: LinkId,
-    /// Its rate as the topology says, in each direction.
+    /// Rate in each direction according to the topology.
     pub rate: BytesPerSec,
-    /// Its rate towards the GPUs as measured over the last batches; `None` before the first.
+    /// Rate towards the GPUs as measured over the last batches; `None` before the first batch.
     pub measured: Option<BytesPerSec>,
     /// Bytes carried towards the GPUs.
     pub carried: Bytes,
-    /// Its rate towards the host as measured over the last batches; `None` before the first.
+    /// Rate towards the host as measured over the last batches; `None` before the first batch.
     pub measured_to_host: Option<BytesPerSec>,
     /// Bytes carried towards the host.
     pub carried_to_host: Bytes,
-    /// Batches granted and not finished.
+    /// Number of batches granted and not finished.
     pub outstanding: u32,
 }
 
@@ -189,15 +184,18 @@ impl NodeSnapshot {
             SnapshotPart::Link(link) => self.links.push(link),
             SnapshotPart::Past(past) => self.past = past,
             SnapshotPart::Queue { queued, stats, batches, transfers, policy } => {
-                (self.queued, self.dispatch, self.batches) = (queued, stats, batches);
-                (self.transfers, self.policy) = (transfers, Some(policy));
+                self.queued = queued;
+                self.dispatch = stats;
+                self.batches = batches;
+                self.transfers = transfers;
+                self.policy = Some(policy);
             }
             SnapshotPart::Idle(idle) => self.idle = idle,
         }
     }
 
-    /// What each function counted on this node, those of its revisions that are gone included, and how
-    /// many of its requests are in flight.
+    /// Returns each function's score on this node, removed revisions included, and its number of
+    /// requests in flight.
     #[must_use]
     pub fn scores(&self) -> BTreeMap<&FunctionKey, (Score, u32)> {
         let mut scores: BTreeMap<_, (Score, u32)> =

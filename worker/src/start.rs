@@ -1,5 +1,5 @@
-//! Puts a worker together and takes it apart again: data directory, actor thread, host tier,
-//! controller streams and the gRPC service.
+//! Starts and stops a worker: data directory, actor thread, host tier, controller streams and gRPC
+//! service.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -50,101 +50,98 @@ use crate::service::{Faults, Limits, WorkerService};
 use crate::start::server::{Health, Server};
 use crate::start::thread::ActorThread;
 
-/// What a worker is.
+/// The configuration of a worker.
 #[derive(Debug, Clone)]
 pub struct WorkerConfig {
-    /// Its name, unique in the cluster.
+    /// Name of the node, unique in the cluster.
     pub node: NodeName,
-    /// Where artifacts and its identity are kept. Its alone.
+    /// Directory for artifacts and the node's identity. No other worker may use it.
     pub data_dir: PathBuf,
-    /// Where its service listens; port 0 takes a free one.
+    /// Address on which the service listens; with port 0, any free port.
     pub listen: SocketAddr,
-    /// Where gateways reach that service; `None`: where it listens.
+    /// Address at which gateways reach the service; `None`: the listening address.
     pub advertise: Option<String>,
-    /// Every controller, as `host:port`.
+    /// Addresses of all controllers, as `host:port`.
     pub controllers: Vec<String>,
-    /// Its GPUs and links.
     pub topology: Topology,
-    /// The most host memory that models may take.
+    /// Maximum host memory of models.
     pub host_memory: Bytes,
-    /// The most memory that objects, the intermediate data of workflows, may take, on GPUs and the host.
+    /// Maximum memory of objects, the intermediate data of workflows, on GPUs and the host
+    /// together.
     pub object_memory: Bytes,
-    /// How much of models it takes on, at least as much: what does not fit host memory at one time
-    /// waits on its disk.
+    /// Maximum size of all models that the node accepts, at least `host_memory`. Models that do not
+    /// fit in host memory stay on the node's disk.
     pub model_storage: Bytes,
-    /// How they keep intermediate data.
+    /// The limits and the policies of intermediate data on GPUs.
     pub gpu_data: DataConfig,
-    /// The program that is an executor.
+    /// Command that starts an executor.
     pub executor: ExecutorCommand,
-    /// What becomes a user's program; `None`: programs are refused.
+    /// Launcher of users' programs; `None`: programs are refused.
     pub programs: Option<Launcher>,
     /// The scheduling policy until a controller reports the one that operators set.
     pub policy: SchedulingPolicy,
-    /// Which models share an executor process.
+    /// The models that share an executor process.
     pub isolation: Isolation,
-    /// The first to be asked for the place of data that a program names and this worker does not have.
+    /// The first place to ask for data that a program names and this worker does not have.
     pub lookup: LookupOrder,
-    /// Threads that one executor's launches may use.
+    /// Number of threads for one executor's launches.
     pub executor_threads: u32,
     /// Whether faults may be injected.
     pub faults: Faults,
-    /// Spreads retries and reconnections, and makes them repeatable.
+    /// Seed of the delays before retries and reconnections, which makes them repeatable.
     pub seed: u64,
-    /// What it takes at most.
     pub limits: Limits,
-    /// Where this process keeps its spans, if it does.
+    /// Store of this process's trace spans, if it has one.
     pub kept: Option<Kept>,
 }
 
-/// Why a worker did not start.
+/// The reason why a worker did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// Its data directory cannot be used.
+    /// The data directory cannot be used.
     #[error("data directory: {0}")]
     DataDir(#[from] data_dir::Error),
-    /// Its artifacts cannot be opened.
+    /// The artifact store cannot be opened.
     #[error("artifacts: {0}")]
     Store(#[from] store::Error),
-    /// Its programs have no place.
-    #[error("the folder of programs: {0}")]
+    /// The folder of programs cannot be opened.
+    #[error("cannot open the folder of programs: {0}")]
     Programs(std::io::Error),
-    /// Its address cannot be listened on.
+    /// The address cannot be listened on.
     #[error("cannot listen on {address}: {source}; choose another address, or port 0 for a free port")]
     Listen {
-        /// The address.
         address: SocketAddr,
-        /// The operating system's answer.
+        /// Error of the operating system.
         source: std::io::Error,
     },
-    /// A controller's address is none.
-    #[error("controller {address:?} is no address ({source}): write host:port")]
+    /// The address of a controller is invalid.
+    #[error("controller address {address:?} is invalid ({source}): write host:port")]
     Controller {
-        /// The address.
         address: String,
-        /// What is wrong with it.
+        /// Description of the fault.
         source: tonic::transport::Error,
     },
-    /// The operating system gives no thread.
-    #[error("the actor thread: {0}")]
+    /// The operating system could not start a thread.
+    #[error("cannot start the actor thread: {0}")]
     Thread(std::io::Error),
-    /// The actor thread ended as it began.
-    #[error("the node's actors did not start: the log says why")]
+    /// The actor thread ended during its start.
+    #[error("the node's actors did not start: see the worker's log")]
     Actors,
 }
 
-/// Why a running worker cannot go on.
+/// The reason why a running worker cannot continue.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerError {
-    /// It belongs to another cluster, or speaks another protocol.
+    /// The worker belongs to another cluster or speaks another protocol.
     #[error(transparent)]
     Refused(#[from] control::Refused),
     /// The actor thread ended.
-    #[error("the node's actors ended: the log says why")]
+    #[error("the node's actors ended: see the worker's log")]
     Actors,
 }
 
-/// A running worker. [`Worker::drain`] and [`Worker::shutdown`] end it in order; dropped, it ends at
-/// once, executors and processes of functions included.
+/// A running worker. [`Worker::drain`] and [`Worker::shutdown`] end it in order. A dropped worker
+/// ends at once, with its executors and processes of functions.
 #[derive(Debug)]
 pub struct Worker {
     addr: SocketAddr,
@@ -157,12 +154,12 @@ pub struct Worker {
     programs: Option<Programs>,
     learned: Learned,
     actors: ActorThread,
-    // Host tier, telemetry and scores: they end when these are dropped.
+    // Host tier, telemetry and scores: these tasks end when they are dropped.
     tasks: Vec<JoinSet<()>>,
 }
 
-/// Starts a worker on the runtime it is called from. It serves as soon as a controller tells it
-/// what; executors start at once.
+/// Starts a worker on the runtime of the caller. Executors start at once; serving starts when a
+/// controller sends the functions to serve.
 ///
 /// # Errors
 /// [`StartError`]; nothing is left running then.
@@ -174,20 +171,24 @@ pub async fn start(config: WorkerConfig) -> Result<Worker, StartError> {
     let (listener, addr) = millrace_transport::listen(config.listen)
         .map_err(|source| StartError::Listen { address: config.listen, source })?;
     let control_channels = channels(&config.controllers)?;
-    // Artifacts have connections of their own, so that telemetry never waits behind a model.
+    // Artifacts have connections of their own, so that telemetry never waits behind a model's file.
     let artifact_channels = channels(&config.controllers)?;
     let (actors, node) = ActorThread::start(&config).await?;
 
     let desired = watch::Sender::new(Desired::default());
     let clock: Arc<dyn Clock> = Arc::new(MonotonicClock);
-    let (gate, hints_clock) = (Gate::new(clock.clone()), clock.clone());
+    let gate = Gate::new(clock.clone());
+    let hints_clock = clock.clone();
     let attached = watch::Sender::default();
     let source = Arc::new(Controllers::new(artifact_channels, attached.subscribe(), config.seed));
     let whereabouts = Whereabouts::new(control_channels.clone(), attached.subscribe());
-    let (showing, desired_there) = (host_tier::Showing::default(), desired.subscribe());
+    let showing = host_tier::Showing::default();
+    let desired_there = desired.subscribe();
     let view = showing.view();
-    let (telemetry_now, desired_now) = (watch::Sender::default(), desired.subscribe());
-    let (quotas_now, desired_shown) = (desired.subscribe(), desired.subscribe());
+    let telemetry_now = watch::Sender::default();
+    let desired_now = desired.subscribe();
+    let quotas_now = desired.subscribe();
+    let desired_shown = desired.subscribe();
     let hello = hello::hello(&config, addr);
     let place = Place {
         node: config.node.clone(),
@@ -240,9 +241,15 @@ pub async fn start(config: WorkerConfig) -> Result<Worker, StartError> {
     let mut sweep = JoinSet::new();
     sweep.spawn(objects.clone().sweep());
     let hints = Hints::new(Prewarm::On, view.signatures.clone(), gate.clone(), hints_clock);
-    let models = (view.signatures.clone(), gate);
-    let service =
-        WorkerService::new(node.clone(), place, models, objects.clone(), config.limits, config.faults);
+    let service = WorkerService::new(
+        node.clone(),
+        place,
+        view.signatures.clone(),
+        gate,
+        objects.clone(),
+        config.limits,
+        config.faults,
+    );
     let service = service.showing(config.kept).following(hints.clone());
     sweep.spawn(service.sequences().clone().sweep());
     let shown = Shown {
@@ -257,7 +264,7 @@ pub async fn start(config: WorkerConfig) -> Result<Worker, StartError> {
     };
     telemetry_task.spawn(telemetry::publish(node.clone(), host, desired_now, telemetry_now));
     let passing = passing::start(control.scores(), quotas_now, &node);
-    // Serving from now on, until it is told to stop.
+    // Requests are served from here until the worker is stopped.
     let (server, health) = server::serve(&service, config.limits, shown, listener);
     tracing::info!(node = %config.node, %addr, gpus = config.topology.gpus.len(), dispatch = %config.policy.dispatch, eviction = %config.policy.eviction, isolation = %config.isolation, "worker started");
     Ok(Worker {
@@ -276,38 +283,39 @@ pub async fn start(config: WorkerConfig) -> Result<Worker, StartError> {
 }
 
 impl Worker {
-    /// Where its service listens.
+    /// Returns the address on which the service listens.
     #[must_use]
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// Its service, for a gateway in the same process: called as it is, its tensors are handed over
-    /// and not encoded.
+    /// Returns the service, for a gateway in the same process. Direct calls pass tensors on without
+    /// encoding them.
     #[must_use]
     pub fn service(&self) -> WorkerService {
         self.service.clone()
     }
 
-    /// The way into its actors.
+    /// Returns the handle to the node's actors.
     #[must_use]
     pub fn node(&self) -> &NodeHandle {
         &self.node
     }
 
-    /// How far its functions are, and which models it has.
+    /// Returns the states of the node's functions and its models in host memory.
     #[must_use]
     pub fn view(&self) -> &View {
         &self.view
     }
 
-    /// Its streams to the controllers.
+    /// Returns the streams to the controllers.
     #[must_use]
     pub fn control(&self) -> &Control {
         &self.control
     }
 
-    /// Waits for an error after which this worker cannot go on. Shut it down then.
+    /// Waits for an error after which the worker cannot continue. The caller should then shut the
+    /// worker down.
     pub async fn failed(&mut self) -> WorkerError {
         tokio::select! {
             refused = self.control.failed() => refused.into(),
@@ -315,18 +323,21 @@ impl Worker {
         }
     }
 
-    /// Takes no more requests, gives those there are up to `grace` to be answered, tells the
-    /// controllers what they came to and goodbye, then stops every executor. Returns when no
+    /// Refuses new requests and gives the admitted ones up to `grace` to be answered. Then reports
+    /// the final state to the controllers, says goodbye, and stops every executor. Returns when no
     /// executor is left.
     pub async fn drain(&self, grace: Duration) {
         self.service.refuse();
         self.health.refuse().await;
         let began = MonotonicClock.now();
         self.node.quiesce(grace).await;
-        // What others have yet to fetch would have to be made again.
+        // Wait for other workers to fetch objects, because lost objects would have to be computed
+        // again.
         let left = grace.saturating_sub(MonotonicClock.now().since(began));
         if tokio::time::timeout(left, self.service.emptied()).await.is_err() {
-            tracing::info!("objects were left at the end of the grace: what needs them makes them again");
+            tracing::info!(
+                "objects are left after the grace period: their consumers have them computed again"
+            );
         }
         self.control.leave().await;
         self.learned.keep(&self.node).await;
@@ -336,8 +347,8 @@ impl Worker {
         }
     }
 
-    /// Ends everything and returns when nothing is left: the data directory is free then. Without a
-    /// drain before, requests in flight are answered with an error.
+    /// Ends everything and returns when nothing is left; the data directory is free then. Without
+    /// an earlier drain, requests in flight are answered with an error.
     pub async fn shutdown(mut self) {
         self.drain(Duration::ZERO).await;
         if let Some(server) = self.server.take() {

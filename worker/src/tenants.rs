@@ -1,6 +1,5 @@
-//! Which tenants have caps on this node, and under which number the queue's gate knows each
-//! (`policy::tenancy`). The gate is told of those alone: a node whose tenants have no caps tells it
-//! nothing.
+//! The tenants with caps on this node, and the numbers by which the queue's gate knows them
+//! (`policy::tenancy`). The gate gets events of these tenants alone: without caps it gets none.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,21 +10,22 @@ use millrace_types::{Quota, TenantName};
 
 use crate::control::desired::Quotas;
 
-/// The tenants with caps. Outlives the Node actor.
+/// The tenants with caps. They outlive the Node actor.
 #[derive(Debug, Default)]
 pub(crate) struct Tenants {
-    /// Of each that ever had caps here: a number is not given twice.
+    /// The number of every tenant that ever had caps here: numbers are never reused.
     numbers: BTreeMap<TenantName, TenantIndex>,
     quotas: Arc<Quotas>,
 }
 
 impl Tenants {
-    /// The number of a tenant that has caps.
+    /// Returns the number of a tenant that has caps.
     pub(crate) fn capped(&self, tenant: &TenantName) -> Option<TenantIndex> {
         self.quotas.contains_key(tenant).then(|| self.numbers.get(tenant).copied()).flatten()
     }
 
-    /// Other caps hold: what the gate is told, of the functions that are here.
+    /// Replaces the caps. Returns the events that bring the gate up to date; `functions` are those
+    /// that are installed.
     pub(crate) fn change<'a>(
         &mut self,
         quotas: Arc<Quotas>,
@@ -37,7 +37,7 @@ impl Tenants {
             let own = functions.clone().filter(|&(_, owner)| owner == of);
             events.extend(own.map(|(function, _)| Event::Owner { function, tenant }));
         };
-        // Gone caps first: what waited for them goes on.
+        // Removed caps come first: the requests that waited for them can proceed.
         for name in before.keys().filter(|&name| !self.quotas.contains_key(name)) {
             let Some(&tenant) = self.numbers.get(name) else { continue };
             events.push(Event::Quota { tenant, quota: Quota::NONE });
@@ -56,7 +56,7 @@ impl Tenants {
         events
     }
 
-    /// What a gate is told that knows nothing.
+    /// Returns the events that bring a newly started gate up to date.
     pub(crate) fn again<'a>(
         &self,
         functions: impl Iterator<Item = (FunctionIndex, &'a TenantName)>,
@@ -91,8 +91,9 @@ mod tests {
     }
 
     #[test]
-    fn the_gate_is_told_what_changed_of_those_with_caps_alone() {
-        let (a, b) = (tenant("a"), tenant("b"));
+    fn the_gate_gets_only_the_changes_of_tenants_with_caps() {
+        let a = tenant("a");
+        let b = tenant("b");
         let functions = [(FunctionIndex(0), &a), (FunctionIndex(1), &b), (FunctionIndex(2), &a)];
         let mut tenants = Tenants::default();
         let mut told = |caps: &[(&str, u32)]| {

@@ -1,5 +1,5 @@
-//! What this worker should serve, as the leader last said, and the rule by which it obeys: a state
-//! stamped lower than, or the same as, the last one obeyed changes nothing.
+//! The desired state: the functions that the leader wants this worker to serve. A state is obeyed
+//! only if its stamp is higher than that of the last state obeyed.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -16,52 +16,51 @@ use tokio::sync::watch;
 
 use crate::policy::Wanted;
 
-/// Where in the leader's log a desired state was made.
+/// The position in the leader's log at which a desired state was made.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Stamp {
-    /// The leader's term.
     pub term: u64,
-    /// The index of the last command it reflects.
+    /// Index of the last command that the state reflects.
     pub index: u64,
 }
 
-/// One function to serve.
+/// A function to serve.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Function {
-    /// Which revision of which function.
     pub key: RevisionKey,
-    /// Its model.
+    /// Digest of the function's model or program file.
     pub digest: Digest,
-    /// The size of the model's file.
+    /// Size of that file.
     pub artifact_bytes: Bytes,
-    /// Whether running a request twice does no harm.
+    /// Whether a request may run twice.
     pub idempotent: bool,
-    /// Its objective.
+    /// Latency objective.
     pub slo: Option<Slo>,
-    /// The GPU memory to hold for a run; `None` lets the model decide.
+    /// GPU memory to reserve for a run; `None`: the model's size decides.
     pub gpu_memory: Option<Bytes>,
-    /// What it had counted towards its objective elsewhere before it came here.
+    /// SLO counts from other nodes and earlier placements.
     pub slo_base: SloBase,
-    /// How it is served among others.
+    /// Priority, batching and residency settings.
     pub serving: Serving,
-    /// When it was created, in Unix milliseconds: another one of its name has another.
+    /// Creation time, in Unix milliseconds. A later function of the same name has another creation
+    /// time.
     pub created_at_ms: u64,
-    /// How many processes run its program; 0 for a model.
+    /// Number of processes of a program; 0 for a model.
     pub processes: u32,
-    /// What of its model is state; `None`: nothing.
+    /// Outputs of the model that are state; `None`: the function keeps no state.
     pub sequences: Option<Sequences>,
 }
 
-/// What the operator wants of this node. It obeys nothing of it itself: the leader places functions
-/// elsewhere, and they leave this node with the next desired state.
+/// The operator's setting for this node. The node itself does not act on it: the leader places
+/// functions elsewhere and leaves them out of the next desired state.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Scheduling {
-    /// It gets functions.
+    /// The node gets functions.
     #[default]
     Schedulable,
-    /// It keeps what it has and gets nothing new.
+    /// The node keeps its functions and gets no new ones.
     Cordoned,
-    /// What it has moves elsewhere first, and leaves then.
+    /// The node's functions move to other nodes first, and then leave this node.
     Draining,
 }
 
@@ -85,30 +84,27 @@ impl From<Scheduling> for wire::NodeScheduling {
     }
 }
 
-/// Everything to serve.
+/// The desired state of the node.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Desired {
-    /// When the leader said so; `None` before any leader did.
+    /// Stamp of the state; `None` before the first state.
     pub stamp: Option<Stamp>,
-    /// The functions.
     pub functions: Vec<Function>,
-    /// What is wanted of the node.
     pub scheduling: Scheduling,
-    /// What tenants may use of it; those that are not named have no caps.
+    /// Tenants' caps on this node; tenants that are not named have no caps.
     pub quotas: Arc<Quotas>,
-    /// How it schedules.
+    /// Scheduling policy.
     pub policy: Wanted,
 }
 
-/// Tenants' caps.
 pub type Quotas = BTreeMap<TenantName, Quota>;
 
-/// Obeys `state` unless it is old news. Sessions with several controllers share `obeyed`; the
-/// channel compares and replaces in one step. Says whether anything changed.
+/// Obeys `state` unless it is older than the last state. Returns whether anything changed. Sessions
+/// with several controllers share `obeyed`, and the channel compares and replaces in one step.
 ///
 /// # Errors
-/// [`Reason::InvalidSpec`] when a function of the state cannot be read: then nothing of it is
-/// obeyed, so that a half-read state never retires what it failed to name.
+/// [`Reason::InvalidSpec`] if a function of the state cannot be read. Nothing of the state is obeyed
+/// then: a half-read state would retire the functions that it failed to name.
 pub fn obey(obeyed: &watch::Sender<Desired>, state: &ItemSet<wire::DesiredState>) -> Result<bool, Failure> {
     let head = state.head();
     let stamp = Some(Stamp { term: head.term, index: head.index });
@@ -185,7 +181,7 @@ mod tests {
 
     use super::*;
 
-    /// Obeys a state that one message brings.
+    /// Obeys a state that arrived in one message.
     fn obey(obeyed: &watch::Sender<Desired>, state: wire::DesiredState) -> Result<bool, Failure> {
         let mut set = ItemSet::default();
         set.apply(PartAssembler::default().take(state).unwrap().unwrap()).unwrap();
@@ -208,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn obeys_in_the_order_of_the_leaders_log_whatever_the_order_of_arrival() {
+    fn states_are_obeyed_in_log_order_if_they_arrive_in_another() {
         let obeyed = watch::Sender::new(Desired::default());
         for (term, index, name, changes) in [
             (1, 5, "a", true),
@@ -231,18 +227,19 @@ mod tests {
     }
 
     #[test]
-    fn a_drained_node_and_an_inherited_score_are_kept() {
+    fn scheduling_and_inherited_scores_are_read_from_the_state() {
         let obeyed = watch::Sender::new(Desired::default());
         let mut moved = state(1, 1, &["a"]);
         moved.set_scheduling(wire::NodeScheduling::Draining);
-        (moved.functions[0].slo_base_m, moved.functions[0].slo_base_n) = (-2, 5);
+        moved.functions[0].slo_base_m = -2;
+        moved.functions[0].slo_base_n = 5;
         obey(&obeyed, moved).unwrap();
         assert_eq!(obeyed.borrow().scheduling, Scheduling::Draining);
         assert_eq!(obeyed.borrow().functions[0].slo_base, SloBase { m: -2, n: 5 });
     }
 
     #[test]
-    fn caps_come_with_what_is_to_be_served() {
+    fn caps_are_read_from_the_state() {
         let obeyed = watch::Sender::new(Desired::default());
         let mut capped = state(1, 1, &["a"]);
         let quota = wire::TenantQuota { tenant: "acme".into(), gpus_max: 2, ..Default::default() };
@@ -257,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_that_is_not_known_is_not_obeyed() {
+    fn a_state_with_an_unknown_policy_is_not_obeyed() {
         let obeyed = watch::Sender::new(Desired::default());
         let spec = |dispatch: &str| millrace_proto::policy::PolicySpec {
             dispatch: dispatch.to_owned(),
@@ -275,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_of_an_unreadable_state_is_obeyed() {
+    fn an_unreadable_state_changes_nothing() {
         let obeyed = watch::Sender::new(Desired::default());
         obey(&obeyed, state(1, 1, &["a"])).unwrap();
         let mut bad = state(1, 2, &["b", "c"]);

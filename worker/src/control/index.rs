@@ -1,5 +1,5 @@
-//! Where the data plane says which data this node holds, for tier 2 of the index (DESIGN §5). What
-//! lives shorter than a sync period is never told to anybody.
+//! The feed by which the data plane reports the data on this node, for tier 2 of the index (DESIGN
+//! §5). Data that lives shorter than a sync period is never reported.
 
 use millrace_policy::checkpoint::Event;
 use millrace_types::{Bytes, DataId, NodeName};
@@ -7,10 +7,10 @@ use tokio::sync::{mpsc, watch};
 
 use super::registration::Registration;
 
-/// Changes said and not yet taken in. Whoever says more waits.
+/// Maximum number of unread changes. Further reporters wait.
 pub(super) const CHANGES_MAX: usize = 1024;
 
-/// The way in. Cheap to clone. What is said after the worker's end is heard by nobody.
+/// The sender of data changes. Cheap to clone. Changes sent after the worker's end are dropped.
 #[derive(Debug, Clone)]
 pub struct IndexFeed {
     pub(super) changes: mpsc::Sender<Event>,
@@ -43,14 +43,14 @@ impl IndexFeed {
 
 #[cfg(test)]
 impl IndexFeed {
-    /// One that nobody hears, of a worker that no controller has taken in.
+    /// Returns a feed without a receiver, of a worker that no controller has registered.
     pub(crate) fn unheard() -> Self {
         let registration = watch::Sender::new(Registration::default()).subscribe();
         let node = NodeName::new("node").unwrap();
         Self { changes: mpsc::channel(1).0, registration, node }
     }
 
-    /// One of a worker that is registered under this epoch, and what is said to it.
+    /// Returns a feed of a worker that is registered under this epoch, and its receiver.
     pub(crate) fn heard(epoch: millrace_types::Epoch) -> (Self, mpsc::Receiver<Event>) {
         let known = Registration { current: Some(epoch), seen: epoch };
         let registration = watch::Sender::new(known).subscribe();

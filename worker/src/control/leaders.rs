@@ -1,19 +1,18 @@
-//! Which of the controllers leads, as each says of itself. Two may say so for a while, when one was
-//! deposed and has not heard of it: the higher term is right.
+//! Determines which controller leads, from the controllers' own statements. Two controllers may
+//! claim to lead while a deposed one has not noticed: the higher term wins.
 
 use std::collections::BTreeMap;
 
-/// One stream to one controller. What is opened again after a loss is another.
+/// A stream to a controller. A stream that is reopened after a loss gets a new id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct StreamId(pub(super) u64);
 
-/// The controllers that say they lead, by stream, and in which term.
+/// The terms of the controllers that claim to lead, by stream.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Leaders(BTreeMap<StreamId, u64>);
 
 impl Leaders {
-    /// A controller leads, or leads no more. Gives whether another one is to be taken for the
-    /// leader now.
+    /// Records that a controller leads, or no longer leads. Returns whether the leader changed.
     pub(super) fn heard(&mut self, stream: StreamId, term: u64, leads: bool) -> bool {
         let before = self.leader();
         if leads {
@@ -24,12 +23,12 @@ impl Leaders {
         self.leader() != before
     }
 
-    /// A stream ended.
+    /// Records that a stream ended. Returns whether the leader changed.
     pub(super) fn gone(&mut self, stream: StreamId) -> bool {
         self.heard(stream, 0, false)
     }
 
-    /// Where the leader is.
+    /// Returns the stream to the leader.
     pub(super) fn leader(&self) -> Option<StreamId> {
         self.0.iter().max_by_key(|&(_, term)| term).map(|(&stream, _)| stream)
     }
@@ -48,7 +47,7 @@ mod tests {
         assert!(!leaders.heard(A, 7, false));
         assert_eq!(leaders.leader(), None);
         assert!(leaders.heard(A, 7, true));
-        assert!(!leaders.heard(B, 6, true), "deposed, and has not heard of it");
+        assert!(!leaders.heard(B, 6, true), "deposed, and unaware of it");
         assert_eq!(leaders.leader(), Some(A));
         assert!(leaders.heard(B, 8, true));
         assert!(!leaders.heard(A, 8, false));

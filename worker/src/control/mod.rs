@@ -1,6 +1,6 @@
-//! The worker's side of the control plane: one stream to every controller, telemetry to all of
-//! them, the leader's desired state obeyed, and checkpoints of soft state given to the leader. With
-//! no controller at all the worker goes on serving what it has.
+//! The worker's side of the control plane. The worker keeps one stream to every controller and
+//! sends telemetry on all of them. It obeys the desired state of the leader and sends the leader
+//! checkpoints of soft state. Without any controller the worker keeps serving its functions.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -33,60 +33,58 @@ pub mod registration;
 mod session;
 pub mod telemetry;
 
-/// How often an idle connection is tried, and how long the answer may take: a controller that
-/// vanished without a word is noticed in twice this.
+/// Interval between keep-alive pings on an idle connection, and the time allowed for the response.
+/// A controller that vanishes silently is noticed within twice this.
 const KEEP_ALIVE: Duration = Duration::from_secs(2);
-/// Acknowledgements that have come and were not looked at. One batch is on its way at a time.
+/// Maximum number of unread checkpoint acknowledgements. Only one batch is in transit at a time.
 const ANSWERS_MAX: usize = 16;
-/// How long the leader may take to hear the last of what is to be kept, when a worker goes.
+/// Time that the leader has to acknowledge the last checkpoint of a worker that shuts down.
 const FLUSH_PATIENCE: Duration = Duration::from_secs(1);
-/// How long controllers may take to hear the goodbye.
+/// Time that the controllers have to end their streams after the goodbye.
 const GOODBYE_PATIENCE: Duration = Duration::from_millis(500);
 
-/// What the streams say of this worker and where they lead.
+/// The identity of this worker and the destinations of its streams.
 pub struct Config {
-    /// Its name.
     pub name: NodeName,
-    /// The greeting. Its cluster id, protocol, build and epoch are filled in.
+    /// The greeting. The session fills in cluster id, protocol, build and epoch.
     pub hello: wire::WorkerHello,
-    /// The controllers' channels, by address.
+    /// Channels to the controllers, with their addresses.
     pub controllers: Vec<(String, Channel)>,
-    /// Where it is shown which of them are there, by their place in the list.
+    /// Positions, in `controllers`, of the controllers with a working stream.
     pub attached: watch::Sender<BTreeSet<usize>>,
-    /// Where the cluster's id is kept.
+    /// The data directory, which stores the cluster id.
     pub data_dir: DataDir,
-    /// What is checkpointed.
+    /// The node, with the state that is checkpointed.
     pub node: NodeHandle,
-    /// What time it is.
     pub clock: Arc<dyn Clock>,
-    /// Spreads reconnections.
+    /// Seed of the delays before reconnections.
     pub seed: u64,
 }
 
-/// What is told, and where what is heard goes.
+/// The inputs and outputs of the streams.
 #[derive(Debug)]
 pub struct Channels {
-    /// What the leader says.
+    /// The leader's desired state.
     pub desired: watch::Sender<Desired>,
-    /// How far each function is.
+    /// The state of each function.
     pub statuses: watch::Receiver<Arc<Vec<wire::FunctionStatus>>>,
     /// The models in host memory.
     pub models: watch::Receiver<Arc<Vec<wire::HostModel>>>,
-    /// What routing reads.
+    /// The node state that routing reads.
     pub telemetry: watch::Receiver<Arc<wire::Telemetry>>,
 }
 
-/// No controller took this worker in, and this one takes it for a stranger.
+/// A refusal after which this worker cannot continue: no controller has registered the worker, and
+/// this one does not accept it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("controller {controller} refused this worker: {message}")]
 pub struct Refused {
-    /// Its address.
     pub controller: String,
-    /// Why, and what to do.
+    /// The reason, and the next step.
     pub message: String,
 }
 
-/// The running streams. They end when it is dropped.
+/// The running streams. They end when this value is dropped.
 #[derive(Debug)]
 pub struct Control {
     sessions: JoinSet<Option<Refused>>,
@@ -99,7 +97,7 @@ pub struct Control {
 }
 
 impl Control {
-    /// Opens a stream to every controller, and keeps it open.
+    /// Opens a stream to every controller and reopens lost streams.
     #[must_use]
     pub fn start(config: Config, channels: Channels) -> Self {
         let Config { name, hello, controllers, attached, data_dir, node, clock, seed } = config;
@@ -109,8 +107,9 @@ impl Control {
         let (answers, answered) = mpsc::channel(ANSWERS_MAX);
         let (changes, changed) = mpsc::channel(index::CHANGES_MAX);
         let (flushes, flushed) = mpsc::channel(1);
-        let (outbox, scores, leaving) =
-            (watch::Sender::default(), watch::Sender::default(), watch::Sender::default());
+        let outbox = watch::Sender::default();
+        let scores = watch::Sender::default();
+        let leaving = watch::Sender::default();
         let control = Self {
             sessions: JoinSet::new(),
             checkpoints: JoinSet::new(),
@@ -162,20 +161,20 @@ impl Control {
         self
     }
 
-    /// What functions placed here go by.
+    /// Returns the SLO counts of the functions that are placed on this node.
     #[must_use]
     pub fn scores(&self) -> watch::Receiver<Scores> {
         self.scores.clone()
     }
 
-    /// Where the data plane says what it holds.
+    /// Returns the feed by which the data plane reports the data on this node.
     #[must_use]
     pub fn index(&self) -> IndexFeed {
         self.index.clone()
     }
 
-    /// Leaves in order: tells the leader the last of what is to be kept, says goodbye on every
-    /// stream, and waits, briefly, until the controllers have ended theirs.
+    /// Leaves the cluster in order: sends the leader the last checkpoint, says goodbye on every
+    /// stream, and waits briefly for the controllers to end their streams.
     pub async fn leave(&self) {
         if *self.leaving.borrow() {
             return;
@@ -185,54 +184,56 @@ impl Control {
         let mut attached = self.attached.clone();
         let heard = tokio::time::timeout(GOODBYE_PATIENCE, attached.wait_for(BTreeSet::is_empty)).await;
         if heard.is_err() {
-            tracing::info!("a controller may not have heard the goodbye: the lease runs out there");
+            tracing::info!("a controller may have missed the goodbye: the node's lease expires there");
         }
     }
 
     async fn flush(&self) {
         let (tell, told) = oneshot::channel();
         let flushed = async {
-            // Dropped unused, there is no leader to tell.
+            // If the sender is dropped unused, no leader is known.
             if self.flushes.send(tell).await.is_ok() {
                 drop(told.await);
             }
         };
         if tokio::time::timeout(FLUSH_PATIENCE, flushed).await.is_err() {
-            tracing::info!("the leader has not heard the last of this node: usage it missed is forgiven");
+            tracing::info!(
+                "the leader did not acknowledge the last checkpoint: unreported usage is not billed"
+            );
         }
     }
 
-    /// Ends the streams. Returns when nothing of them is left.
+    /// Ends the streams. Returns when all of their tasks have ended.
     pub async fn stop(&mut self) {
         self.sessions.shutdown().await;
         self.checkpoints.shutdown().await;
     }
 
-    /// Waits for a refusal that this worker cannot go on after: it is another cluster's, or speaks
-    /// another protocol.
+    /// Waits for a refusal after which this worker cannot continue: the controller is of another
+    /// cluster or speaks another protocol.
     pub async fn failed(&mut self) -> Refused {
         loop {
             match self.sessions.join_next().await {
                 Some(Ok(Some(refused))) => return refused,
-                // It left in order.
+                // The worker left in order.
                 Some(Ok(None)) => {}
-                // A session that panicked was our bug; the others go on.
-                Some(Err(error)) => tracing::error!(%error, "a controller session ended"),
+                // A session that panicked is a bug of the worker; the other sessions continue.
+                Some(Err(error)) => tracing::error!(%error, "a controller session panicked"),
                 None => std::future::pending().await,
             }
         }
     }
 }
 
-/// A channel to a controller. It connects when first used and again after a loss.
+/// Returns a channel to a controller. The channel connects at its first use and again after a loss.
 ///
 /// # Errors
-/// When the address is none.
+/// If the address is invalid.
 pub fn channel(address: &str) -> Result<Channel, tonic::transport::Error> {
     Ok(endpoint(address)?.connect_lazy())
 }
 
-/// The way to another process of the cluster.
+/// Returns the endpoint of another process of the cluster.
 pub(crate) fn endpoint(address: &str) -> Result<Endpoint, tonic::transport::Error> {
     millrace_transport::channel::endpoint(address, ChannelConfig::watched(KEEP_ALIVE))
 }

@@ -1,5 +1,5 @@
-//! What goes out on a stream. It is pulled by the transport from `watch` channels, so nothing queues
-//! here: a controller that reads slowly gets the latest telemetry, not all of it.
+//! The messages that a stream sends. The transport pulls them from `watch` channels, so nothing
+//! queues here: a slow controller gets only the latest telemetry.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,26 +16,26 @@ use super::leaders::StreamId;
 use super::registration::Registrations;
 use crate::data_dir::DataDir;
 
-/// What every stream tells.
+/// The sources of every stream's messages.
 #[derive(Debug, Clone)]
 pub(super) struct Feeds {
-    /// The greeting; the cluster's id and the epoch are filled in when it is sent.
+    /// The greeting. The cluster id and the epoch are filled in when it is sent.
     pub(super) hello: wire::WorkerHello,
     pub(super) data_dir: DataDir,
     pub(super) registrations: Registrations,
     pub(super) statuses: watch::Receiver<Arc<Vec<wire::FunctionStatus>>>,
     pub(super) telemetry: watch::Receiver<Arc<wire::Telemetry>>,
-    /// Checkpoints, each for one stream.
+    /// Checkpoints, each addressed to one stream.
     pub(super) outbox: watch::Receiver<Outbox>,
-    /// Whether this worker goes down in order.
+    /// Whether this worker is shutting down in order.
     pub(super) leaving: watch::Receiver<bool>,
 }
 
-/// The reports that one stream has sent.
+/// The statuses that a stream has sent.
 #[derive(Debug, Default)]
 struct Said {
     statuses: PartSender<wire::FunctionStatuses>,
-    /// Parts of statuses that are still to be sent, before anything else.
+    /// Parts of the statuses that are sent before any other message.
     parts: VecDeque<wire::FunctionStatuses>,
 }
 
@@ -46,9 +46,9 @@ enum Next {
     End,
 }
 
-/// The greeting, then, once the controller greeted back, every change of the functions' statuses,
-/// this stream's checkpoints and every telemetry: the latest of each, as fast as the controller
-/// reads. A goodbye is the last.
+/// Returns the messages of one stream: the greeting, and after the controller's greeting every
+/// change of the functions' statuses, this stream's checkpoints and the telemetry. A slow
+/// controller gets only the latest of each. The last message is a goodbye.
 pub(super) fn outgoing(
     mut feeds: Feeds,
     stream: StreamId,
@@ -86,7 +86,7 @@ impl Feeds {
         }
     }
 
-    /// The next thing to say; `None` once the worker is gone.
+    /// Returns the next message; `None` once the worker is gone.
     async fn update(&mut self, stream: StreamId, said: &mut Said) -> Option<(Message, Next)> {
         loop {
             let message = tokio::select! {
@@ -105,14 +105,15 @@ impl Feeds {
         }
     }
 
-    /// The first part of the statuses that this stream has not said, of which there is one always.
+    /// Returns the first part of the statuses that this stream has not sent. There is always at
+    /// least one part.
     fn statuses(&mut self, said: &mut Said) -> Option<Message> {
         let functions = self.statuses.borrow_and_update().clone();
         said.parts.extend(said.statuses.next(&(), &functions));
         said.parts.pop_front().map(Message::FunctionStatuses)
     }
 
-    /// The batch in the outbox, if it is for this stream.
+    /// Returns the batch in the outbox if it is addressed to this stream.
     fn checkpoint(&mut self, stream: StreamId) -> Option<Message> {
         let outbox = self.outbox.borrow_and_update();
         let batch = outbox.batch.clone();

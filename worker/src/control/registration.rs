@@ -1,25 +1,26 @@
-//! Under which registrations the controllers know this node. Any stream may bring one; the newest
-//! holds, and an older one, in which a slower controller still believes, never comes back.
+//! The registrations of this node at the controllers. Any stream may bring one. The newest epoch
+//! holds; an older epoch, from a controller that lags behind, never replaces it.
 
 use millrace_types::Epoch;
 use tokio::sync::watch;
 
-/// What is known of this node's epochs.
+/// The epochs that are known of this node.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Registration {
-    /// The newest; `None` before the first controller took this worker in.
+    /// The newest registration; `None` before a controller registered this worker.
     pub current: Option<Epoch>,
-    /// The highest met, in the names of data too. The greeting says it, so that a controller group
-    /// that was rebuilt from nothing gives none twice.
+    /// The highest epoch met, those in names of data included. The greeting reports it, so that a
+    /// controller group that was rebuilt from nothing issues no epoch twice.
     pub seen: Epoch,
 }
 
-/// The registrations, kept by every stream together. Clones share them.
+/// The registrations, updated by all streams. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Registrations(watch::Sender<Registration>);
 
 impl Registrations {
-    /// A controller says under which epoch it knows this node. Gives whether that is new.
+    /// Records the epoch under which a controller registered this node. Returns whether the epoch
+    /// is newer.
     pub(super) fn registered(&self, epoch: Epoch) -> bool {
         self.0.send_if_modified(|known| {
             let newer = known.current < Some(epoch);
@@ -30,7 +31,7 @@ impl Registrations {
         })
     }
 
-    /// Data came by that was named under an epoch.
+    /// Records an epoch met in the name of data.
     pub(super) fn met(&self, epoch: Epoch) {
         self.0.send_if_modified(|known| {
             known.seen = known.seen.max(epoch);
@@ -52,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_newest_registration_holds_whatever_the_order_of_arrival() {
+    fn the_newest_registration_holds_in_any_order_of_arrival() {
         let known = Registrations::default();
         for (epoch, newer) in [(3, true), (2, false), (3, false), (5, true), (4, false)] {
             assert_eq!(known.registered(Epoch(epoch)), newer, "{epoch}");
@@ -61,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn an_epoch_in_a_name_is_remembered_and_registers_nobody() {
+    fn an_epoch_in_a_data_name_is_remembered_without_a_registration() {
         let known = Registrations::default();
         known.met(Epoch(9));
         known.met(Epoch(4));

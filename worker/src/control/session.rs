@@ -1,5 +1,6 @@
-//! One stream to one controller: greets, tells it what this worker does ([`super::outgoing`]), and
-//! obeys what it says. Lost streams are opened again for as long as the worker lives.
+//! A stream to one controller. The session greets, sends this worker's messages
+//! ([`super::outgoing`]) and obeys the controller's. Lost streams are reopened while the worker
+//! lives.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -23,40 +24,40 @@ use super::outgoing::{Feeds, outgoing};
 use crate::clock::Clock;
 use crate::data_dir;
 
-/// How long a controller may take to greet back.
+/// Time that a controller has to greet back.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
-/// The first wait before a stream is opened again.
+/// Shortest wait before a stream is reopened.
 const RECONNECT_BASE: Duration = Duration::from_millis(50);
-/// The longest wait between attempts.
+/// Longest wait before a stream is reopened.
 const RECONNECT_CEILING: Duration = Duration::from_secs(2);
 
-/// How long a stream must have lived for its loss to be the first again: a controller that greets
-/// and hangs up is not asked again and again. Longer than a greeting may take.
+/// Age at which a lost stream no longer counts as another failure in a row. Longer than
+/// [`HELLO_TIMEOUT`], so that a controller that greets and hangs up is not called in a tight loop.
 const STABLE: Duration = Duration::from_secs(10);
 
-/// What all sessions of a worker share.
+/// The state that all sessions of a worker share.
 #[derive(Clone)]
 pub(super) struct Shared {
     pub(super) feeds: Feeds,
     pub(super) desired: watch::Sender<Desired>,
     pub(super) leaders: watch::Sender<Leaders>,
     pub(super) answers: mpsc::Sender<wire::CheckpointAck>,
-    /// The controllers that greeted back and are still there, by their place in the list.
+    /// Positions of the controllers that have greeted back and are still connected.
     pub(super) attached: watch::Sender<BTreeSet<usize>>,
     pub(super) streams: Arc<AtomicU64>,
     pub(super) clock: Arc<dyn Clock>,
 }
 
-/// One controller.
+/// A controller.
 #[derive(Debug)]
 pub(super) struct Peer {
-    /// In the list of controllers.
+    /// Position in the list of controllers.
     pub(super) place: usize,
     pub(super) address: String,
     pub(super) channel: Channel,
 }
 
-/// Why a stream ended.
+/// The reason why a stream ended.
 #[derive(Debug, thiserror::Error)]
 enum Ended {
     #[error("{}", said(.0))]
@@ -65,7 +66,7 @@ enum Ended {
     Closed,
     #[error("the controller did not greet within {HELLO_TIMEOUT:?}")]
     NoHello,
-    #[error("the controller greeted with something else")]
+    #[error("the controller's first message was not a greeting")]
     NotHello,
     #[error(
         "the controller speaks protocol {theirs} (build {build}) and this worker {PROTOCOL_VERSION}: run the same version of both"
@@ -73,17 +74,17 @@ enum Ended {
     Protocol { theirs: u32, build: String },
     #[error(transparent)]
     DataDir(#[from] data_dir::Error),
-    #[error("the controller sent a desired state that cannot be put together: {0}")]
+    #[error("the controller sent a desired state that cannot be assembled: {0}")]
     Parts(#[from] PartError),
 }
 
-/// What a status says, in words.
+/// Returns the message of a status, or the description of its code.
 fn said(status: &tonic::Status) -> &str {
     if status.message().is_empty() { status.code().description() } else { status.message() }
 }
 
-/// Keeps a stream to one controller open. Returns when this worker has left in order, or with why
-/// it may not go on at all.
+/// Keeps a stream to one controller open. Returns when this worker has left in order, or with a
+/// refusal after which the worker cannot continue.
 pub(super) async fn run(shared: Shared, peer: Peer, seed: u64) -> Option<Refused> {
     let mut waits = Waits::new(RECONNECT_BASE, RECONNECT_CEILING, seed);
     let mut failures = 0;
@@ -106,18 +107,19 @@ pub(super) async fn run(shared: Shared, peer: Peer, seed: u64) -> Option<Refused
         }
         let wait = waits.after(failures);
         failures = failures.saturating_add(1);
-        tracing::warn!(controller = peer.address, reason = %ended, ?wait, "no stream to the controller: serving goes on");
+        tracing::warn!(controller = peer.address, reason = %ended, ?wait, "no stream to the controller: serving continues without it");
         tokio::select! {
             () = tokio::time::sleep(wait) => {}
-            // Closed is a worker that was dropped, and this task with it.
+            // A closed channel means that the worker was dropped, and this task with it.
             _ = leaving.wait_for(|leaving| *leaving) => {}
         }
     }
     None
 }
 
-/// A controller that takes this worker for a stranger ends it, unless another one took it in: then
-/// the group is being changed, and what is served is served on.
+/// Returns the refusal after which the worker must end, if `ended` is one. A worker that another
+/// controller has registered does not end: the controller group is being changed then, and serving
+/// continues.
 fn fatal(shared: &Shared, address: &str, ended: &Ended) -> Option<Refused> {
     if shared.feeds.registrations.get().current.is_some() {
         return None;
@@ -137,14 +139,15 @@ fn fatal(shared: &Shared, address: &str, ended: &Ended) -> Option<Refused> {
     Some(Refused { controller: address.to_owned(), message })
 }
 
-/// A stream that has ended.
+/// The outcome of a stream.
 struct Attached {
     /// Whether the controller greeted back.
     greeted: bool,
     ended: Ended,
 }
 
-/// Counts a stream that broke soon, for the greeting of the next one.
+/// Counts a stream that broke soon after its greeting. The greeting of the next stream reports the
+/// count.
 fn stream_break(before: Option<&wire::StreamBreak>, ended: &Ended) -> wire::StreamBreak {
     let mut why = ended.to_string();
     cut_text(&mut why);
@@ -176,7 +179,7 @@ async fn converse(
         tokio::time::timeout(HELLO_TIMEOUT, greeting).await.map_err(|_| Ended::NoHello)??;
     accept(shared, &hello)?;
     shared.attached.send_if_modified(|attached| attached.insert(peer.place));
-    // The outgoing half is gone only when the call has ended, which the loop below meets.
+    // The receiver is gone only if the call has ended, which the loop below notices.
     let _ended_already = welcome.send(());
     let mut told = DesiredStream::default();
     while let Some(message) = incoming.message().await? {
@@ -187,7 +190,8 @@ async fn converse(
     Ok(())
 }
 
-/// The desired state as one stream brings it. Another stream has its own, so that parts never mix.
+/// The desired state as one stream sends it. Each stream has its own, so that parts of different
+/// streams never mix.
 #[derive(Default)]
 struct DesiredStream {
     parts: PartAssembler<wire::DesiredState>,
@@ -201,7 +205,7 @@ fn hear(
     message: Message,
 ) -> Result<(), PartError> {
     match message {
-        // A controller greets once; what it has to say later it says otherwise.
+        // A controller greets once; a second greeting has no meaning.
         Message::Hello(_) => {}
         Message::DesiredState(part) => {
             if let Some(update) = told.parts.take(part)? {
@@ -216,14 +220,15 @@ fn hear(
         Message::Leadership(wire::Leadership { term, leads }) => {
             shared.leaders.send_if_modified(|leaders| leaders.heard(stream, term, leads));
             if !leads {
-                // The controller begins with a whole state, should it lead again.
+                // The controller starts with a whole state if it leads again.
                 *told = DesiredStream::default();
             }
         }
         Message::CheckpointAck(answer) => {
-            // Nobody acknowledges faster than one batch at a time; what is lost is sent again.
+            // The channel is full only if acknowledgements arrive faster than batches are sent. A
+            // dropped acknowledgement only repeats a batch.
             if shared.answers.try_send(answer).is_err() {
-                tracing::warn!("an acknowledgement was dropped: its checkpoint is sent again");
+                tracing::warn!("dropped an acknowledgement: its checkpoint is sent again");
             }
         }
     }
@@ -235,7 +240,12 @@ fn obey(shared: &Shared, state: &ItemSet<wire::DesiredState>) {
     match desired::obey(&shared.desired, state) {
         Ok(changed) => tracing::debug!(term, index, changed, "desired state"),
         Err(error) => {
-            tracing::error!(term, index, error = error.message, "desired state not obeyed: it cannot be read")
+            tracing::error!(
+                term,
+                index,
+                error = error.message,
+                "cannot read the desired state: keeping the last one"
+            )
         }
     }
 }

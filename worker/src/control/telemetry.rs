@@ -1,9 +1,10 @@
-//! What routing reads of this node, every 100 ms, and at once when a model or a GPU came or went.
+//! Telemetry: the node state that routing reads, sent every 100 ms, and at once when a model is
+//! loaded or evicted or a GPU changes its state.
 //!
-//! Telemetry is one message of at most [`TELEMETRY_BYTES_MAX`], whatever the node holds: of models on GPUs
-//! the [`GPU_MODELS_MAX`] that were used last are named, of a model some of its functions, and of host memory
-//! [`HOST_MODELS_MAX`] models. Routing takes a model that is not named to be in host memory. What is left out
-//! is counted.
+//! Telemetry is one message of at most [`TELEMETRY_BYTES_MAX`], whatever the node holds. It names
+//! the [`GPU_MODELS_MAX`] most recently used models on GPUs, some of each model's functions, and
+//! [`HOST_MODELS_MAX`] models in host memory. Routing assumes that a model that is not named is in
+//! host memory. Omitted models are counted.
 //!
 //! [`TELEMETRY_BYTES_MAX`]: millrace_proto::parts::TELEMETRY_BYTES_MAX
 
@@ -22,32 +23,32 @@ use crate::handle::NodeHandle;
 use crate::host_tier::Counts;
 use crate::snapshot::{GpuHealth, GpuSnapshot, Look, NodeSnapshot, ResidentModel};
 
-/// How often telemetry is sent when nothing happens.
+/// Interval between messages without changes.
 const PERIOD: Duration = Duration::from_millis(100);
-/// The least time between two: changes in it go out together.
+/// Shortest interval between messages; changes within it are sent together.
 const MIN_GAP: Duration = Duration::from_millis(10);
 
-/// Models on GPUs that are named, of all GPUs together.
+/// Maximum number of named models on GPUs, for all GPUs together.
 const GPU_MODELS_MAX: usize = 2_048;
-/// Functions of one model that are named.
+/// Maximum number of named functions of a model.
 const MODEL_FUNCTIONS_MAX: usize = 16;
-/// Bytes of the names of functions beyond the first of each model, of all models together.
+/// Maximum bytes of function names beyond the first of each model, for all models together.
 const FUNCTION_NAMES_BYTES_MAX: usize = 256 << 10;
-/// Models in host memory that are named.
+/// Maximum number of named models in host memory.
 const HOST_MODELS_MAX: usize = 1_024;
 
-/// What is told of the host tier.
+/// The host tier's contribution to telemetry.
 #[derive(Debug, Clone)]
 pub struct Host {
-    /// The most that models take.
+    /// Maximum host memory of models.
     pub budget: Bytes,
-    /// Those that are in it.
+    /// Models in host memory.
     pub models: watch::Receiver<Arc<Vec<wire::HostModel>>>,
-    /// What it did.
+    /// Counts of cold starts and evictions.
     pub counts: watch::Receiver<Arc<Counts>>,
 }
 
-/// Publishes telemetry for as long as somebody receives it. The epoch is left to each session.
+/// Publishes telemetry while it has receivers. Each session fills in the epoch.
 pub async fn publish(
     node: NodeHandle,
     host: Host,
@@ -60,7 +61,7 @@ pub async fn publish(
     for seq in 1.. {
         tokio::select! {
             _ = period.tick() => {}
-            // A closed channel is a node on its way down: the period alone goes on.
+            // A closed channel means that the node is shutting down: the period alone continues.
             Ok(()) = changes.changed() => period.reset(),
             () = telemetry.closed() => return,
         }
@@ -95,13 +96,13 @@ fn wire_telemetry(seq: u64, snapshot: &NodeSnapshot, host: &Host, scheduling: Sc
     }
 }
 
-/// The names that still have room.
+/// The remaining capacity for names in a telemetry message.
 struct Names {
-    /// Idle time of the first model that is left out; `None`: all models are named.
+    /// Idle time of the most recently used model that is omitted; `None`: all models are named.
     idle_limit: Option<Duration>,
-    /// Models that were unused for just as long and are named.
+    /// Number of models with exactly that idle time that may still be named.
     at_limit: usize,
-    /// Bytes for the names of functions beyond the first of each model.
+    /// Bytes left for the names of functions beyond the first of each model.
     bytes_left: usize,
 }
 
@@ -118,7 +119,7 @@ impl Names {
         names
     }
 
-    /// Whether a model that was unused for so long is named.
+    /// Whether a model with this idle time is named.
     fn has(&mut self, idle: Duration) -> bool {
         match self.idle_limit.map(|limit| idle.cmp(&limit)) {
             None | Some(Ordering::Less) => true,
@@ -204,7 +205,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn says_what_the_snapshot_says() {
+    fn telemetry_reports_the_snapshot() {
         let digest = Digest::of(b"m");
         let model = ResidentModel {
             digest,
@@ -341,7 +342,7 @@ mod tests {
 
     #[test]
     fn telemetry_names_the_models_used_last_and_counts_the_others() {
-        // Each of two GPUs has every other model, of more functions than are named.
+        // Each of two GPUs has half of the models, each with more functions than are named.
         let models = |gpu: usize| {
             let numbers = (0..FUNCTIONS_PER_NODE_MAX).filter(|number| number % 2 == gpu);
             with_models(numbers.map(|number| resident(number, (0..20).map(key).collect())).collect(), None)
@@ -355,7 +356,7 @@ mod tests {
             assert_eq!(gpu.models_left_out as usize, FUNCTIONS_PER_NODE_MAX / 2 - GPU_MODELS_MAX / 2);
             assert!(gpu.models.iter().all(|model| !model.functions.is_empty()));
         }
-        // Of models that were unused for equally long some are named.
+        // Of models with equal idle times, some are named.
         let mut equal =
             with_models((0..=GPU_MODELS_MAX).map(|it| resident(it, vec![key(it)])).collect(), None);
         equal.models.iter_mut().for_each(|model| model.idle = Duration::ZERO);

@@ -1,4 +1,4 @@
-//! A node in virtual time, over executors that keep what runs give.
+//! Tests of a node in virtual time, with modelled executors that keep the outputs of their runs.
 
 mod to_host;
 
@@ -44,7 +44,7 @@ use crate::service::{Faults, Limits, WorkerService};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const MOMENT: Duration = Duration::from_millis(1);
-/// What a run leaves on its GPU.
+/// Output that a run leaves on its GPU.
 const OUTPUT: Bytes = Bytes::mib(8);
 
 fn in_virtual_time<F: Future>(test: F) -> F::Output {
@@ -53,10 +53,10 @@ fn in_virtual_time<F: Future>(test: F) -> F::Output {
     actix::System::with_tokio_rt(runtime).block_on(test)
 }
 
-/// Modelled executors.
+/// Spawns modelled executors that can die during a copy to the host.
 struct Dying {
     machine: ModelledMachine,
-    /// Whether the next copy to the host is the end of the one that is to make it.
+    /// Whether the next copy to the host kills its executor.
     dies: Arc<AtomicBool>,
 }
 
@@ -86,7 +86,7 @@ impl ExecutorPort for DyingPort {
     }
 }
 
-/// One GPU of 64 MiB.
+/// Returns a machine with one GPU of 64 MiB.
 fn topology() -> Topology {
     let gpu = Gpu {
         index: GpuIndex(0),
@@ -102,7 +102,7 @@ fn node() -> NodeHandle {
     node_that(Arc::default())
 }
 
-/// A node whose executor dies at a copy to the host, if it is told to.
+/// Starts a node whose executor dies at its next copy to the host if `dies` is set.
 fn node_that(dies: Arc<AtomicBool>) -> NodeHandle {
     let run = RunModel { keeps: OUTPUT, ..RunModel::new(Duration::from_millis(5)) };
     let behaviour = Behaviour {
@@ -151,7 +151,7 @@ fn revision_of(name: &str) -> RevisionKey {
     RevisionKey { function: FunctionKey { tenant: TenantName::default(), name }, revision: Revision::FIRST }
 }
 
-/// No controller that knows where other workers are.
+/// Returns a directory client without controllers.
 fn nowhere() -> Whereabouts {
     Whereabouts::new(Vec::new(), watch::Sender::new(BTreeSet::new()).subscribe())
 }
@@ -195,25 +195,25 @@ fn request(timeout: Duration) -> Invocation {
 }
 
 #[test]
-fn a_request_is_refused_while_the_node_has_too_many_letters_to_read() {
+fn a_request_is_refused_while_the_node_has_too_many_unread_messages() {
     in_virtual_time(async {
         let node = node();
         node.install(function(), prepared()).await.unwrap();
-        // Nothing is awaited here, so that no actor reads a letter.
+        // Nothing is awaited here, so that no actor reads a message.
         for _ in 0..=LETTERS_PER_REQUEST * REQUESTS_MAX as usize {
             node.cap(Arc::default());
         }
-        let refused = node.invoke(request(MINUTE)).now_or_never().expect("an answer at once");
+        let refused = node.invoke(request(MINUTE)).now_or_never().expect("the node should answer at once");
         assert_eq!(refused.unwrap_err().reason, Reason::QueueFull);
-        // Answered after all letters before it were read.
+        // The snapshot is taken after all earlier messages were read.
         node.snapshot().await;
         node.invoke(request(MINUTE)).await.unwrap();
     });
 }
 
-/// No object of the host's has room: outputs are answered, from the GPU's memory.
+/// The host has no memory for objects, so the outputs are answered from the GPU's memory.
 #[test]
-fn a_request_whose_outputs_are_lost_before_they_are_answered_is_run_again_if_it_may_be() {
+fn a_request_with_lost_outputs_runs_again_if_its_function_is_idempotent() {
     for idempotent in [true, false] {
         in_virtual_time(async {
             let node = node_that(Arc::new(AtomicBool::new(true)));
@@ -221,13 +221,14 @@ fn a_request_whose_outputs_are_lost_before_they_are_answered_is_run_again_if_it_
             let signatures = watch::Sender::new(Arc::default()).subscribe();
             let objects =
                 Objects::new(Bytes::ZERO, IndexFeed::unheard(), nowhere(), LookupOrder::default(), clock());
-            let known = (signatures, Gate::new(clock()));
+            let gate = Gate::new(clock());
+            let limits = Limits::default();
             let service =
-                WorkerService::new(node, place(), known, objects.clone(), Limits::default(), Faults::Refuse);
+                WorkerService::new(node, place(), signatures, gate, objects.clone(), limits, Faults::Refuse);
             let gathered =
                 objects.gather(Vec::new(), Reader::Gpu, objects.asker(revision(), None, None)).await.unwrap();
             let hold = Some(wire::Hold::default());
-            let answer = service.answered(request(MINUTE), gathered, (hold, None)).await;
+            let answer = service.answered(request(MINUTE), gathered, hold, None).await;
             if idempotent {
                 let answer = answer.unwrap();
                 assert_eq!((answer.outputs[0].data.len() as u64, answer.attempts), (OUTPUT.get(), 2));
@@ -239,16 +240,22 @@ fn a_request_whose_outputs_are_lost_before_they_are_answered_is_run_again_if_it_
     }
 }
 
-/// D29: not before its own model is there, and not at all where it is refused for want of that.
+/// A hint is not followed before the request's own model is in host memory, and not at all if the
+/// request is refused for want of that model (D29).
 #[test]
-fn what_a_request_hints_at_comes_after_its_own_model() {
+fn hints_of_a_request_are_followed_after_its_own_model_is_loaded() {
     in_virtual_time(async {
         let node = node();
         node.install(function(), prepared()).await.unwrap();
         let output = TensorSpec { name: "run".to_owned(), datatype: DataType::Uint64, shape: Vec::new() };
         let signature = |digest| {
-            let (inputs, outputs, reader) = (Vec::new(), vec![output.clone()], Reader::Gpu);
-            Arc::new(host_tier::Signature { digest, inputs, outputs, reader, state: None })
+            Arc::new(host_tier::Signature {
+                digest,
+                inputs: Vec::new(),
+                outputs: vec![output.clone()],
+                reader: Reader::Gpu,
+                state: None,
+            })
         };
         let [own, next] = [b"model", b"other"].map(|model| Digest::of(model));
         let known = [(revision(), signature(own)), (revision_of("next"), signature(next))];
@@ -258,8 +265,9 @@ fn what_a_request_hints_at_comes_after_its_own_model() {
         let hints = Hints::new(Prewarm::On, signatures.clone(), gate.clone(), clock());
         let objects =
             Objects::new(Bytes::ZERO, IndexFeed::unheard(), nowhere(), LookupOrder::default(), clock());
-        let (known, limits) = ((signatures, gate.clone()), Limits::default());
-        let service = WorkerService::new(node, place(), known, objects, limits, Faults::Refuse);
+        let limits = Limits::default();
+        let service =
+            WorkerService::new(node, place(), signatures, gate.clone(), objects, limits, Faults::Refuse);
         let service = service.following(hints.clone());
         let ask = async || {
             let to = wire::WarmTo::Host.into();
@@ -282,14 +290,14 @@ fn what_a_request_hints_at_comes_after_its_own_model() {
     });
 }
 
-/// What is reserved holds for as long as requests were apart (D23).
+/// The pool keeps memory for as long as requests were apart (D23).
 #[test]
-fn memory_that_a_function_was_expected_to_need_goes_with_it() {
+fn pool_memory_of_a_function_is_released_when_the_function_retires() {
     in_virtual_time(async {
         let node = node();
         node.install(function(), prepared()).await.unwrap();
         tokio::time::sleep(20 * MOMENT).await;
-        // The first object begins the store; a window is known with the second request after that.
+        // The first object starts the store; the second request after that gives a window.
         for _ in 0..3 {
             tokio::time::sleep(MINUTE).await;
             drop(node.invoke(request(MINUTE)).await.unwrap());
@@ -300,11 +308,11 @@ fn memory_that_a_function_was_expected_to_need_goes_with_it() {
         node.retire(revision()).await;
         tokio::time::sleep(MOMENT).await;
         let data = node.snapshot().await.gpus[0].data;
-        assert_eq!(data.pool, Bytes::mib(6), "the floor alone");
+        assert_eq!(data.pool, Bytes::mib(6), "only the floor stays");
     });
 }
 
-/// Panics once when a Function actor says something.
+/// A subscriber that panics once when a Function actor logs an event.
 struct Bug(AtomicBool);
 
 impl tracing::Subscriber for Bug {
@@ -324,7 +332,7 @@ impl tracing::Subscriber for Bug {
     fn exit(&self, _: &span::Id) {}
 }
 
-/// A program that cannot be started.
+/// Returns a program that cannot be started.
 fn program(dir: &Path) -> Arc<Program> {
     let launcher = Launcher { program: "/nowhere".into(), args: Vec::new(), envs: Vec::new() };
     let objects =
@@ -335,10 +343,11 @@ fn program(dir: &Path) -> Arc<Program> {
 }
 
 #[test]
-fn who_runs_a_program_ends_with_its_function() {
+fn the_processes_of_a_program_end_with_its_function() {
     for processes in [0, 2] {
         in_virtual_time(async {
-            let (node, dir) = (node(), tempfile::tempdir().unwrap());
+            let node = node();
+            let dir = tempfile::tempdir().unwrap();
             let program = program(dir.path());
             node.host(function(), Arc::clone(&program), processes).await.unwrap();
             tokio::time::sleep(MOMENT).await;
@@ -352,12 +361,14 @@ fn who_runs_a_program_ends_with_its_function() {
 
 #[test]
 fn requests_for_a_program_whose_function_actor_panicked_are_not_run() {
-    // As in `tests/virtual_time/panics.rs`: a subscriber alone would be asked once for all threads.
+    // A second subscriber is needed, as in `tests/virtual_time/panics.rs`: tracing would cache the
+    // interest of a single subscriber for all threads.
     let _second = tracing::Dispatch::new(Bug(AtomicBool::new(false)));
     let _guard = tracing::subscriber::set_default(Bug(AtomicBool::new(true)));
     in_virtual_time(async {
-        let (node, dir) = (node(), tempfile::tempdir().unwrap());
-        // Without processes requests wait.
+        let node = node();
+        let dir = tempfile::tempdir().unwrap();
+        // Without processes, requests wait.
         node.host(function(), program(dir.path()), 0).await.unwrap();
         let carried = memfd();
         let ask = |timeout| {
@@ -365,12 +376,12 @@ fn requests_for_a_program_whose_function_actor_panicked_are_not_run() {
             let node = node.clone();
             actix_rt::spawn(async move { node.invoke(invocation).await })
         };
-        // The first is refused for its time is over, which is said.
+        // The first request times out and is refused, which the actor logs.
         let answers = [MOMENT, MINUTE, MINUTE].map(ask);
         for answer in answers {
             assert_eq!(answer.await.unwrap().unwrap_err().reason, Reason::Internal);
         }
         tokio::time::sleep(MOMENT).await;
-        assert_eq!(Arc::strong_count(&carried), 1, "the crew has none of them any more");
+        assert_eq!(Arc::strong_count(&carried), 1, "the process pool has dropped all requests");
     });
 }

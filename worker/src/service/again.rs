@@ -1,34 +1,40 @@
-//! A request that is run again, for what it gave was lost with its GPU's executor after the run had ended
-//! and before it was answered: where there is no room for an output as an object, its bytes are
-//! answered, and come from that GPU. As after any loss only where running twice does no harm, as often
-//! and as long as its client allows. Not here: outputs that became objects, which whoever takes them
-//! has made again.
+//! The second run of a request that lost its outputs. An output without capacity for an object is
+//! answered with its bytes, which are read from the GPU after the run. If the GPU's executor dies
+//! before that, the run is repeated. As after any loss, only idempotent functions are repeated,
+//! within the client's attempts and timeout. Outputs that became objects are not covered here:
+//! their consumers have them computed again.
 
 use std::time::Duration;
 
 use crate::handle::NodeHandle;
 use crate::request::Invocation;
 
-/// A request that is being run, to be run again.
+/// A copy of a running request, from which the request can be run again.
 pub(super) struct Again(Invocation);
 
 impl Again {
-    /// Remembers a request, where what it gives may stay on a GPU and it may run twice.
+    /// Copies a request if its outputs may stay on a GPU and the request may run twice.
     pub(super) fn of(invocation: &Invocation, node: &NodeHandle) -> Option<Self> {
         let may = !invocation.on_gpus.keep.is_empty() && node.may_run_twice(&invocation.revision);
         may.then(|| Self(invocation.clone()))
     }
 
-    /// The request as it is now that it was started so often and took so long; `None` where nothing of
-    /// what its client allows is left.
+    /// Returns the request for its next run, after `attempts` starts and the time `took`. Returns
+    /// `None` if no attempt or no time is left.
     pub(super) fn after(self, attempts: u32, took: Duration) -> Option<Invocation> {
         let attempts_left = self.0.attempts_left.saturating_sub(attempts);
         let timeout = self.0.timeout.saturating_sub(took);
         let left = attempts_left > 0 && !timeout.is_zero();
         let objective = self.0.objective.map(|objective| objective.saturating_sub(took));
-        let (cold, behind) = (Duration::ZERO, Duration::ZERO);
-        let counted = true;
-        left.then_some(Invocation { attempts_left, timeout, objective, cold, behind, counted, ..self.0 })
+        left.then_some(Invocation {
+            attempts_left,
+            timeout,
+            objective,
+            cold: Duration::ZERO,
+            behind: Duration::ZERO,
+            counted: true,
+            ..self.0
+        })
     }
 }
 
@@ -40,7 +46,7 @@ mod tests {
     use crate::request::OnGpus;
 
     #[test]
-    fn what_is_left_of_a_requests_time_and_starts_is_what_it_has_again() {
+    fn a_repeated_request_has_the_remaining_attempts_and_time() {
         let millis = Duration::from_millis;
         let name = FunctionName::new("f").unwrap();
         let invocation = Invocation {
@@ -66,7 +72,7 @@ mod tests {
         let next = again(1, 30).unwrap();
         assert_eq!((next.attempts_left, next.timeout, next.objective), (2, millis(70), Some(millis(20))));
         assert!(next.counted && (next.cold + next.behind).is_zero());
-        assert_eq!(again(1, 60).unwrap().objective, Some(Duration::ZERO), "late already");
+        assert_eq!(again(1, 60).unwrap().objective, Some(Duration::ZERO), "the objective has passed");
         assert!(again(3, 30).is_none() && again(1, 100).is_none());
     }
 }

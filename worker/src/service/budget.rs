@@ -1,10 +1,10 @@
-//! The bytes of requests in flight: a request's inputs are counted before anything is done with them,
-//! and the one that would go over is refused.
+//! The byte budget of requests in flight. A request's inputs are counted before any other work, and
+//! a request that would exceed the budget is refused.
 
 use millrace_types::{Bytes, Failure, Reason};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-/// What may be in flight, in whole KiB.
+/// A budget of bytes, counted in whole KiB.
 #[derive(Debug)]
 pub(super) struct Budget {
     kib: Semaphore,
@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_byte_budget_is_given_back_with_the_request() {
+    fn a_dropped_request_returns_its_bytes_to_the_budget() {
         let budget = Budget::new(Bytes(4096));
         let first = budget.take(3000).unwrap();
         assert_eq!(budget.take(1500).unwrap_err().reason, Reason::ByteBudgetExceeded);

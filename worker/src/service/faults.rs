@@ -1,4 +1,4 @@
-//! Faults that tests of what they cost have a worker's executors meet, where its operator allows them.
+//! Fault injection into a worker's executors, for tests, if the operator allows it.
 
 use millrace_proto::executor::Fault;
 use millrace_proto::{convert, worker as wire};
@@ -11,9 +11,9 @@ use super::WorkerService;
 /// Whether faults may be injected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Faults {
-    /// Refused.
+    /// Fault requests are refused.
     Refuse,
-    /// For tests of what faults cost.
+    /// Fault requests are passed on to the executors, for tests.
     Obey,
 }
 
@@ -25,15 +25,14 @@ impl WorkerService {
         }
         let fault = i32::try_from(request.fault).ok().and_then(|number| Fault::try_from(number).ok());
         let fault = fault.filter(|fault| *fault != Fault::Unspecified);
-        let fault =
-            fault.ok_or_else(|| Failure::malformed(format!("fault {} is not known", request.fault)))?;
+        let fault = fault.ok_or_else(|| Failure::malformed(format!("fault {} is unknown", request.fault)))?;
         let function = match request.function.as_str() {
             "" => None,
             text => Some(parse_revision(text).ok_or_else(|| {
-                Failure::malformed(format!("{text:?} is no function: write tenant/name@revision"))
+                Failure::malformed(format!("{text:?} is not a function revision: write tenant/name@revision"))
             })?),
         };
-        tracing::warn!(gpu = request.gpu, ?fault, ?function, "a fault is injected");
+        tracing::warn!(gpu = request.gpu, ?fault, ?function, "injecting a fault");
         self.node.inject_fault(GpuIndex(request.gpu), fault, function).await.map_err(|error| match &error {
             FaultError::NodeGone => Failure::new(Reason::ShuttingDown, error.to_string()),
             FaultError::NoSuchGpu(_) => Failure::malformed(error.to_string()),
@@ -54,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_revision_reads_as_it_prints() {
+    fn a_printed_revision_parses_to_itself() {
         for text in ["default/digits@3", "team.a/resnet-50@1"] {
             assert_eq!(parse_revision(text).unwrap().to_string(), text);
         }

@@ -1,6 +1,6 @@
-//! Running a request that was let in, and putting its answer together: its inputs are gathered and
-//! packed for the actors, and what they completed is held here as objects or answered with its bytes.
-//! The request was checked before ([`super`]). What it writes of a sequence's state is that's.
+//! Runs an accepted request and builds its response. The request's inputs are gathered and packed
+//! for the actors. Its outputs are stored here as objects, or answered with their bytes. The
+//! request was checked before ([`super`]). Outputs that are state go to the request's sequence.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,26 +20,29 @@ use super::again::Again;
 use super::{WorkerService, tensors};
 
 impl WorkerService {
-    /// Has a request run, and its answer put together; both again where what it gave was lost in
-    /// between ([`Again`]).
+    /// Runs a request and builds its response. Repeats both if the outputs are lost in between
+    /// ([`Again`]).
     pub(crate) async fn answered(
         &self,
         mut invocation: Invocation,
         gathered: Gathered,
-        (hold, mut turn): (Option<wire::Hold>, Option<&mut Turn>),
+        hold: Option<wire::Hold>,
+        mut turn: Option<&mut Turn>,
     ) -> Result<wire::InvokeResponse, Failure> {
         let mut before = 0;
         loop {
             let again = Again::of(&invocation, &self.node);
             let completion = match self.node.invoke(invocation).await {
-                // Of a sequence it is the state.
+                // Without a sequence, the lost data are inputs, which the response names. In a
+                // sequence they are its state.
                 Err(failure) if failure.reason == Reason::DataLost && turn.is_none() => {
                     let ids = |gone: &dyn Fn(&Arc<objects::Kept>) -> bool| {
                         let gone = gathered.kept.iter().filter(|(_, object)| gone(object));
                         gone.map(|(id, _)| id.clone()).collect::<Vec<_>>()
                     };
                     let gone = ids(&|object| object.is_lost());
-                    // One could not be copied, though it is there: it is not to be had all the same.
+                    // No object is lost, but some object could not be copied: the sender must treat
+                    // all as lost.
                     return Ok(lost(&if gone.is_empty() { ids(&|_| true) } else { gone }));
                 }
                 Err(failure) if before > 0 => return Err(failure.after_execution()),
@@ -50,7 +53,8 @@ impl WorkerService {
                 self.objects.count(*method, *bytes);
                 fetched.push(objects::fetched(input.clone(), *method, *bytes, *took));
             }
-            let (attempts, took) = (completion.attempts, completion.split.total);
+            let attempts = completion.attempts;
+            let took = completion.split.total;
             let error =
                 match self.response(completion, hold.clone(), &gathered.asker, turn.as_deref_mut()).await {
                     Ok(response) => {
@@ -62,18 +66,20 @@ impl WorkerService {
             let again = again.filter(|_| matches!(error, tensors::UnpackError::Lost(_)));
             invocation =
                 again.and_then(|again| again.after(attempts, took)).ok_or_else(|| unreadable(&error))?;
-            tracing::warn!(request = %invocation.request_id, function = %invocation.revision, %error, "a request is run again");
+            tracing::warn!(request = %invocation.request_id, function = %invocation.revision, %error, "outputs were lost before they were answered: running the request again");
             before += attempts;
         }
     }
 
-    /// The request as the actors take it, with everything it takes at hand. It came then, where that is not
-    /// now.
+    /// Gathers a request's inputs and converts the request for the actors. `came` is the time of
+    /// its arrival; `None`: now.
     pub(super) async fn invocation(
         &self,
-        (request, came): (wire::InvokeRequest, Option<Timestamp>),
+        request: wire::InvokeRequest,
+        came: Option<Timestamp>,
         revision: RevisionKey,
-        (reader, state): (Reader, Vec<tensors::Input>),
+        reader: Reader,
+        state: Vec<tensors::Input>,
     ) -> Result<(Invocation, Gathered), GatherError> {
         let request_id = RequestId::new(&request.request_id)
             .ok_or_else(|| Failure::malformed("request_id must be 1 to 128 visible ASCII characters"))?;
@@ -84,7 +90,7 @@ impl WorkerService {
         let gathered = self.objects.gather(request.inputs, reader, asker);
         let gathered = tokio::time::timeout(timeout, gathered).await;
         let mut gathered = gathered.map_err(|_late| {
-            Failure::new(Reason::TimedOut, "the timeout passed while inputs came from other workers")
+            Failure::new(Reason::TimedOut, "the timeout passed while inputs were fetched from other workers")
         })??;
         tell_fetches(&gathered.fetched);
         gathered.inputs.extend(state);
@@ -108,7 +114,8 @@ impl WorkerService {
         Ok((invocation, gathered))
     }
 
-    /// The answer: outputs that are to be held are, as far as there is room, and the others told.
+    /// Builds the response. Outputs to be stored become objects if there is capacity; the other
+    /// outputs are answered with their bytes.
     async fn response(
         &self,
         completion: Completion,
@@ -118,7 +125,7 @@ impl WorkerService {
     ) -> Result<wire::InvokeResponse, tensors::UnpackError> {
         let Completion { outputs, descriptors, kept, share, split, mut marks, gpu, attempts, .. } =
             completion;
-        let taken = tensors::take(outputs, (&descriptors, &kept), share)?;
+        let taken = tensors::take(outputs, &descriptors, &kept, share)?;
         let mut outputs: Vec<wire::InferTensor> = Vec::with_capacity(taken.len());
         let mut answered = Vec::new();
         let mut told = 0;
@@ -127,7 +134,7 @@ impl WorkerService {
                 None => Some(output),
                 Some(turn) => turn.take(output)?,
             };
-            // What is state is its sequence's.
+            // An output that is state belongs to the sequence.
             let Some(output) = output else { continue };
             let mark = marks.remove(&output.name).unwrap_or_default();
             let held = match &hold {
@@ -141,7 +148,7 @@ impl WorkerService {
                     told += output.contents.len();
                     let max = self.message_max;
                     let answer = if told > max.get() {
-                        // Nothing of it is read: it may be as large as a GPU.
+                        // The output's bytes are not read, because they may fill a GPU.
                         Err(tensors::UnpackError::TooLarge { name: output.name, bytes: Bytes(told), max })
                     } else {
                         tensors::answer(output, asker).await
@@ -149,7 +156,8 @@ impl WorkerService {
                     match answer {
                         Ok(answer) => answer,
                         Err(error) => {
-                            // Nobody will ever hear of those that were kept.
+                            // The response is lost, so no caller will know of the objects stored
+                            // for it.
                             answered.extend(outputs.iter().filter_map(object_of));
                             self.objects.release(&answered).await;
                             return Err(error);
@@ -158,14 +166,15 @@ impl WorkerService {
                 }
             });
         }
-        // Whoever asked has their bytes.
+        // The caller gets these outputs as bytes and needs no objects of them.
         self.objects.release(&answered).await;
-        let (split, gpu) = (Some(split_wire(split)), gpu.map_or(0, |gpu| gpu.0));
+        let split = Some(split_wire(split));
+        let gpu = gpu.map_or(0, |gpu| gpu.0);
         Ok(wire::InvokeResponse { outputs, split, gpu, attempts, ..wire::InvokeResponse::default() })
     }
 
-    /// Keeps an output as an object, or gives it back: one that is to be answered, is small enough to
-    /// travel, or finds no room.
+    /// Stores an output as an object. Returns the output unchanged if it is to be answered, is
+    /// small enough to travel inline, or does not fit.
     async fn hold(
         &self,
         output: tensors::Input,
@@ -179,7 +188,7 @@ impl WorkerService {
         let time = hold.time.as_ref().and_then(convert::duration).unwrap_or(DEFAULT_TIMEOUT);
         let tensors::Input { name, datatype, shape, contents } = output;
         let kept = match object {
-            // A process stored it: its name stays.
+            // A process stored the output itself: the object keeps its name.
             Some(id) if self.objects.keep_on(id, time) => Ok(id.clone()),
             _ => self.objects.keep(contents, time).await,
         };
@@ -196,15 +205,15 @@ impl WorkerService {
     }
 }
 
-/// What is left of a request's timeout, as its sender says.
+/// Returns the remaining timeout that the request states.
 pub(super) fn timeout_of(request: &wire::InvokeRequest) -> Result<Duration, Failure> {
     let negative = || Failure::malformed("timeout is negative");
     let timeout = request.timeout.as_ref();
     timeout.map_or(Ok(DEFAULT_TIMEOUT), |wire| convert::duration(wire).ok_or_else(negative))
 }
 
-/// What came of objects, on the request's trace. Inputs are fetched one after the other, the last until
-/// now.
+/// Adds the fetches of objects to the request's trace. Inputs are fetched one after the other, and
+/// the last fetch has just ended.
 fn tell_fetches(fetched: &[wire::Fetched]) {
     let mut ago = Duration::ZERO;
     for fetch in fetched.iter().rev() {
@@ -215,7 +224,7 @@ fn tell_fetches(fetched: &[wire::Fetched]) {
     }
 }
 
-/// The object that a kept output is.
+/// Returns the id of the object that an output refers to.
 fn object_of(output: &wire::InferTensor) -> Option<DataId> {
     match &output.parts.first()?.part {
         Some(wire::tensor_part::Part::Held(held)) => {
@@ -225,17 +234,17 @@ fn object_of(output: &wire::InferTensor) -> Option<DataId> {
     }
 }
 
-/// Why there is no answer though there was a run.
+/// Returns the failure of a request that ran and cannot be answered.
 fn unreadable(error: &tensors::UnpackError) -> Failure {
     let reason = match error {
         tensors::UnpackError::Lost(_) => Reason::ExecutorLost,
         tensors::UnpackError::TooLarge { .. } => Reason::ModelFailed,
         _ => Reason::Internal,
     };
-    Failure::new(reason, format!("the executor's answer: {error}")).after_execution()
+    Failure::new(reason, format!("cannot answer the request: {error}")).after_execution()
 }
 
-/// The answer of a request that was not run, for want of these.
+/// Returns the response to a request that was not run because these objects are lost.
 pub(super) fn lost(ids: &[DataId]) -> wire::InvokeResponse {
     let lost = ids.iter().map(convert::data_id_wire).collect();
     wire::InvokeResponse { lost, ..wire::InvokeResponse::default() }

@@ -1,5 +1,6 @@
-//! Tensors between the gateway's messages and an executor's frames. Small ones travel inline; the
-//! bytes of large ones go through memfds, so that the socket carries only their descriptors.
+//! Conversion of tensors between the gateway's messages and an executor's frames. Small tensors
+//! travel inline. The bytes of large tensors are in memfds, so that the socket carries only
+//! descriptors.
 
 use std::io::{self, Write as _};
 use std::ops::Range;
@@ -19,12 +20,12 @@ use crate::objects::{Contents as Held, Kept, Part, memory, size_of, size_of_memo
 use crate::port::Descriptor;
 use crate::request::{Asker, Share};
 
-/// The largest tensor that travels inline.
+/// Largest tensor that travels inline, in bytes.
 pub const INLINE_BYTES_MAX: usize = 64 << 10;
-/// The most that all inline tensors of a request take; beyond it they go through memfds too.
+/// Maximum bytes of all inline tensors of a request; further tensors are put into memfds.
 pub const INLINE_TOTAL_BYTES_MAX: usize = 1 << 20;
 
-/// An input, wherever its bytes are.
+/// An input tensor, with its bytes in a message, in memory or in an object.
 #[derive(Debug)]
 pub(crate) struct Input {
     pub(crate) name: String,
@@ -33,22 +34,23 @@ pub(crate) struct Input {
     pub(crate) contents: Held,
 }
 
-/// Checks a request's tensors against what the model takes and gives.
+/// Checks a request's tensors against the inputs and outputs that the model declares.
 ///
 /// # Errors
-/// [`Reason::InvalidInput`], [`Reason::InvalidOutput`] with what the model declares.
+/// [`Reason::InvalidInput`], [`Reason::InvalidOutput`], with the model's declaration in the message.
 pub fn check(inputs: &[InferTensor], outputs: &[String], signature: &Signature) -> Result<(), Failure> {
     let invalid = |message: String| Failure::new(Reason::InvalidInput, message);
     let mut given = Vec::with_capacity(inputs.len());
     for input in inputs {
         let InferTensor { name, datatype, shape, .. } = input;
         if !input.parts.is_empty() && !input.data.is_empty() {
-            return Err(invalid(format!("input {name:?} has bytes and parts: send one of them")));
+            return Err(invalid(format!("input {name:?} has bytes and parts: send only one of the two")));
         }
         let datatype: DataType =
             datatype.parse().map_err(|error| invalid(format!("input {name:?}: {error}")))?;
         let found = size_of(input);
-        // A shape of elements without a fixed size has to be countable too: a program gets it as it is.
+        // A shape of elements without a fixed size has to be countable too, because a program gets
+        // the shape as it is.
         let fits = element_count(shape).is_some_and(|elements| match datatype.size() {
             Some(size) => elements.checked_mul(size) == Some(found),
             None => true,
@@ -71,18 +73,18 @@ pub fn check(inputs: &[InferTensor], outputs: &[String], signature: &Signature) 
     }
 }
 
-/// A request's inputs as an executor takes them, or what a process gave as one gives it.
+/// A request's inputs in the executor's format, or a process's outputs in that format.
 #[derive(Debug, Default)]
 pub(crate) struct Packed {
     pub(crate) tensors: Vec<Tensor>,
-    /// What the tensors' `contents_fd` count.
+    /// Descriptors that the tensors' `contents_fd` index.
     pub(crate) descriptors: Vec<Descriptor>,
-    /// The objects that they name, each once.
+    /// The objects that the tensors name, each once.
     pub(crate) objects: Vec<Arc<Kept>>,
 }
 
 impl Packed {
-    /// Contents that are not in the message.
+    /// Returns contents that are outside the message, and adds their descriptor or object.
     fn add(&mut self, contents: Held) -> Result<Contents, Failure> {
         Ok(match contents {
             Held::Inline(data) => self.memory(Arc::new(memfd(&data)?)),
@@ -93,7 +95,7 @@ impl Packed {
 
     fn memory(&mut self, fd: Descriptor) -> Contents {
         self.descriptors.push(fd);
-        // At most as many as a function has tensors.
+        // The number fits: there are at most as many descriptors as the function has tensors.
         Contents::ContentsFd(self.descriptors.len() as u32 - 1)
     }
 
@@ -106,14 +108,15 @@ impl Packed {
     }
 }
 
-/// Makes a request's inputs an executor's.
+/// Converts a request's inputs to the executor's format.
 ///
 /// # Errors
-/// [`Reason::InvalidInput`] for more large tensors than a frame has room for, [`Reason::QueueFull`]
-/// when there is no memory for them.
+/// [`Reason::InvalidInput`] if there are more large tensors than a frame can carry,
+/// [`Reason::QueueFull`] if memory is short.
 pub(crate) fn pack(inputs: Vec<Input>) -> Result<Packed, Failure> {
     let mut packed = Packed::default();
-    let (mut inline_left, mut large) = (INLINE_TOTAL_BYTES_MAX, 0);
+    let mut inline_left = INLINE_TOTAL_BYTES_MAX;
+    let mut large = 0;
     for Input { name, datatype, shape, contents } in inputs {
         let contents = match contents {
             Held::Inline(data) if data.len() <= INLINE_BYTES_MAX.min(inline_left) => {
@@ -121,10 +124,11 @@ pub(crate) fn pack(inputs: Vec<Input>) -> Result<Packed, Failure> {
                 Contents::Inline(data)
             }
             contents => {
-                // One that is on a GPU may have to come to the host.
+                // An object on a GPU counts too, because it may have to be copied to the host.
                 large += 1;
                 if large > DESCRIPTORS_MAX {
-                    let message = format!("more than {DESCRIPTORS_MAX} inputs over {INLINE_BYTES_MAX} bytes");
+                    let message =
+                        format!("more than {DESCRIPTORS_MAX} inputs of over {INLINE_BYTES_MAX} bytes");
                     return Err(Failure::new(Reason::InvalidInput, message));
                 }
                 packed.add(contents)?
@@ -135,8 +139,8 @@ pub(crate) fn pack(inputs: Vec<Input>) -> Result<Packed, Failure> {
     Ok(packed)
 }
 
-/// Makes what a process gave an answer's tensors. They go no further than this worker, so nothing of them
-/// is copied, however large.
+/// Converts a process's outputs to the tensors of an answer. The tensors stay within this worker,
+/// so no bytes are copied, however large.
 pub(crate) fn given(outputs: Vec<Input>) -> Packed {
     let mut packed = Packed::default();
     for Input { name, datatype, shape, contents } in outputs {
@@ -161,7 +165,7 @@ fn memfd(data: &[u8]) -> Result<OwnedFd, Failure> {
     })
 }
 
-/// The bytes of a request's rows, of an output of so many bytes.
+/// Returns the byte range of a request's rows in an output of `bytes` bytes.
 pub(crate) fn part(bytes: u64, share: Option<Share>) -> Range<u64> {
     let Some(Share { first, rows, of }) = share else { return 0..bytes };
     let row = bytes / u64::from(of).max(1);
@@ -173,52 +177,53 @@ fn read_part(fd: &Descriptor, share: Option<Share>) -> io::Result<Bytes> {
     let bytes = size_of_memory(fd)? as u64;
     let part = part(bytes, share);
     let whole = Held::Memory { fd: Arc::clone(fd), bytes };
-    // What is in memory has a length.
+    // The range fits in `usize`, because the bytes are in memory.
     whole.read(part.start, (part.end - part.start) as usize)
 }
 
-/// An executor answered with tensors that do not make sense.
+/// The reason why outputs cannot be answered.
 #[derive(Debug, thiserror::Error)]
 pub enum UnpackError {
-    /// No contents.
+    /// The output has no contents.
     #[error("output {0:?} has no contents")]
     Empty(String),
-    /// An object that the request did not keep.
-    #[error("output {0:?} names an object that is not the run's")]
+    /// The output names an object that the run did not keep.
+    #[error("output {0:?} names an object that the run did not keep")]
     NoObject(String),
-    /// A descriptor that did not come.
-    #[error("output {0:?} names descriptor {1}, which did not come")]
+    /// The output names a descriptor that was not sent.
+    #[error("output {0:?} names descriptor {1}, which was not sent")]
     NoDescriptor(String, u32),
-    /// It has not a row for each of those that ran as one.
-    #[error("output {0:?} has shape {1:?}, which has not the rows of those that ran as one")]
+    /// The output does not have a row for each row of the batched run.
+    #[error("output {0:?} has shape {1:?}, which does not fit the rows of the batched run")]
     Rows(String, Vec<i64>),
-    /// It was on a GPU whose executor has died.
+    /// The output was on a GPU and was lost when its executor died.
     #[error("output {0:?} was lost with its GPU's executor")]
     Lost(String),
-    /// Its memory cannot be read.
+    /// The memory of the output cannot be read.
     #[error("output {0:?}: {1}")]
     Read(String, io::Error),
-    /// With it, the answer is larger than a message may be.
+    /// The answer would be larger than a message may be.
     #[error(
-        "with output {name:?} the answer has {bytes}, more than the {max} of a message: ask for fewer rows or fewer outputs, or raise the worker's message limit"
+        "output {name:?} makes the answer {bytes}, and a message has at most {max}: ask for fewer rows or fewer outputs, or raise the worker's message limit"
     )]
     TooLarge {
-        /// The output.
         name: String,
-        /// The bytes of all outputs up to this one.
+        /// Bytes of all outputs up to this one.
         bytes: millrace_types::Bytes,
-        /// The most.
+        /// Maximum bytes of a message.
         max: millrace_types::Bytes,
     },
 }
 
-/// Makes an executor's outputs a request's own, without copying those that are its alone.
+/// Converts an executor's outputs to those of one request, and cuts out its rows. Outputs that the
+/// request does not share are not copied.
 ///
 /// # Errors
-/// [`UnpackError`]: our own bug, or an executor's that is not itself any more.
+/// [`UnpackError`]: a bug of the worker, or of an executor that no longer works correctly.
 pub(crate) fn take(
     outputs: Vec<Tensor>,
-    (descriptors, kept): (&[Descriptor], &[Arc<Kept>]),
+    descriptors: &[Descriptor],
+    kept: &[Arc<Kept>],
     share: Option<Share>,
 ) -> Result<Vec<Input>, UnpackError> {
     let one = |Tensor { name, datatype, mut shape, contents }| {
@@ -233,7 +238,8 @@ pub(crate) fn take(
             Some(Contents::Object(part)) => match kept.iter().find(|kept| kept.key.0 == part.object) {
                 None => return Err(UnpackError::NoObject(name)),
                 Some(object) => {
-                    let (object, ObjectPart { offset, bytes, .. }) = (Arc::clone(object), part);
+                    let object = Arc::clone(object);
+                    let ObjectPart { offset, bytes, .. } = part;
                     Held::Kept(Part { object, offset, bytes })
                 }
             },
@@ -261,7 +267,7 @@ fn memory_of(fd: &Descriptor, share: Option<Share>) -> io::Result<Held> {
     })
 }
 
-/// Makes an output a response's, with its bytes.
+/// Reads an output's bytes and converts the output to a response's tensor.
 ///
 /// # Errors
 /// [`UnpackError::Read`], [`UnpackError::Lost`].
@@ -272,7 +278,7 @@ pub(crate) async fn answer(output: Input, asker: &Arc<Asker>) -> Result<InferTen
     let Ok((contents, offset)) = contents.on_host(0, bytes, reader).await else {
         return Err(UnpackError::Lost(name));
     };
-    // What does not fit an address space was never in memory.
+    // Bytes in memory fit an address space, so the limit is never reached.
     match contents.read(offset, usize::try_from(bytes).unwrap_or(usize::MAX)) {
         Ok(data) => Ok(InferTensor { name, datatype, shape, data, parts: Vec::new() }),
         Err(error) => Err(UnpackError::Read(name, error)),
@@ -290,8 +296,8 @@ mod tests {
 
     fn tensor(name: &str, bytes: usize) -> InferTensor {
         let data = (0..bytes).map(|at| at as u8).collect::<Vec<_>>().into();
-        let (datatype, shape) = ("UINT8".into(), vec![bytes as i64]);
-        InferTensor { name: name.into(), datatype, shape, data, parts: Vec::new() }
+        let shape = vec![bytes as i64];
+        InferTensor { name: name.into(), datatype: "UINT8".into(), shape, data, parts: Vec::new() }
     }
 
     fn inputs(tensors: &[InferTensor]) -> Vec<Input> {
@@ -312,7 +318,7 @@ mod tests {
         let function = FunctionKey { tenant: TenantName::default(), name: FunctionName::new("f").unwrap() };
         let revision = RevisionKey { function, revision: Revision::FIRST };
         let asker = Arc::new(Asker { revision, came: Timestamp::ZERO, objective: None });
-        let answers = take(outputs, (descriptors, &[]), share)?.into_iter().map(|it| answer(it, &asker));
+        let answers = take(outputs, descriptors, &[], share)?.into_iter().map(|it| answer(it, &asker));
         futures::executor::block_on(futures::future::try_join_all(answers))
     }
 
@@ -330,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn tensors_survive_inline_and_through_memory() {
+    fn packed_tensors_unpack_to_themselves_inline_and_from_memory() {
         let sent = vec![tensor("a", 10), tensor("b", INLINE_BYTES_MAX + 1), tensor("c", 0)];
         let Packed { tensors, descriptors, .. } = pack(inputs(&sent)).unwrap();
         assert_eq!(descriptors.len(), 1);
@@ -338,11 +344,11 @@ mod tests {
     }
 
     #[test]
-    fn what_a_process_gave_is_not_copied() {
+    fn outputs_of_a_process_are_not_copied() {
         let sent = [tensor("a", 10), tensor("b", INLINE_TOTAL_BYTES_MAX + 1)];
         let Packed { tensors, descriptors, .. } = given(inputs(&sent));
         assert!(descriptors.is_empty());
-        let taken = take(tensors.clone(), (&[], &[]), None).unwrap();
+        let taken = take(tensors.clone(), &[], &[], None).unwrap();
         for (taken, sent) in taken.iter().zip(&sent) {
             let Held::Inline(data) = &taken.contents else { panic!("{taken:?}") };
             assert_eq!((data.as_ptr(), data.len()), (sent.data.as_ptr(), sent.data.len()));
@@ -351,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn each_of_those_that_ran_as_one_gets_its_rows() {
+    fn each_request_of_a_batched_run_gets_its_rows() {
         let large = INLINE_BYTES_MAX + 2;
         let Packed { tensors, descriptors, .. } =
             pack(inputs(&[tensor("a", 6), tensor("b", large)])).unwrap();
@@ -382,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_the_model_does_not_take_or_give() {
+    fn tensors_that_the_model_does_not_declare_are_refused() {
         let good = tensor("x", 4);
         check(std::slice::from_ref(&good), &["y".into()], &signature()).unwrap();
         let short = InferTensor { data: Bytes::from_static(b"abc"), ..good.clone() };
@@ -409,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_makes_no_sense_is_an_error() {
+    fn an_output_without_contents_is_an_error() {
         let tensor = |contents| Tensor { name: "y".into(), contents, ..Default::default() };
         for contents in [None, Some(Contents::ContentsFd(3))] {
             assert!(unpack(vec![tensor(contents)], &[], None).is_err());

@@ -1,4 +1,4 @@
-//! What a worker says of itself to each controller.
+//! The greeting with which a worker registers at each controller.
 
 use std::net::SocketAddr;
 
@@ -25,8 +25,9 @@ pub(super) fn hello(config: &WorkerConfig, addr: SocketAddr) -> wire::WorkerHell
     }
 }
 
-/// Tells this process from another that claims the same node: a pid and the moment of its start
-/// are never both the same twice on one machine's boot, and the lock keeps its data directory apart.
+/// Returns an identifier that distinguishes this process from another that claims the same node. A
+/// pid and a start time never repeat together within one boot of a machine, and the lock keeps its
+/// data directory apart.
 fn instance() -> String {
     format!("{}-{}", std::process::id(), MonotonicClock.now().as_nanos())
 }

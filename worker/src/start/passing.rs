@@ -1,4 +1,5 @@
-//! Passes on to the node what the control streams learned and its queue depends on.
+//! Passes SLO counts, tenants' caps and the policy from the control streams to the node, where the
+//! queue depends on them.
 
 use std::sync::Arc;
 
@@ -16,13 +17,14 @@ pub(super) fn start(
 ) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
     tasks.spawn(tell_scores(scores, node.clone()));
-    let (scheduler, queue) = (node.clone(), node.clone());
+    let scheduler = node.clone();
+    let queue = node.clone();
     tasks.spawn(tell(desired.clone(), |it| it.policy, move |wanted| scheduler.set_policy(wanted)));
     tasks.spawn(tell(desired, |it| Arc::clone(&it.quotas), move |quotas| queue.cap(quotas)));
     tasks
 }
 
-/// Passes on a part of what is desired, whenever that is something else.
+/// Passes on a part of the desired state whenever the part changes.
 async fn tell<T: Clone + Default + PartialEq>(
     mut desired: watch::Receiver<Desired>,
     part: impl Fn(&Desired) -> T,
@@ -41,7 +43,7 @@ async fn tell<T: Clone + Default + PartialEq>(
     }
 }
 
-/// Passes on what functions go by, about once a second.
+/// Passes on the functions' SLO counts, about once a second.
 async fn tell_scores(mut scores: watch::Receiver<Scores>, node: NodeHandle) {
     while scores.changed().await.is_ok() {
         node.tell_scores(Arc::clone(&scores.borrow_and_update()));

@@ -1,4 +1,4 @@
-//! The worker's port: its service, its health for whoever probes it, its metrics for whoever scrapes.
+//! The worker's port, with its service, health probes and metrics.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,28 +16,29 @@ use tonic_health::server::HealthReporter;
 use crate::meters::Shown;
 use crate::service::{Limits, WorkerService};
 
-/// Bytes of one request that may be on the wire unread: large inputs would wait for the gateway's
-/// round trips otherwise.
+/// Flow-control window of one request, in bytes. With a smaller window, large inputs would wait for
+/// round trips to the gateway.
 const STREAM_WINDOW: u32 = 4 << 20;
-/// The same for one connection.
+/// Flow-control window of one connection, in bytes.
 const CONNECTION_WINDOW: u32 = 16 << 20;
-/// Calls of one gateway that are served at a time: all its requests to this worker share a connection.
+/// Maximum number of concurrent calls of one gateway: all its requests to this worker share a
+/// connection.
 const STREAMS_MAX: u32 = 16_384;
-/// Interval between the questions to a quiet gateway whether it is there, and the time that it has to
-/// answer.
+/// Interval between keep-alive pings to an idle gateway, and the time that it has to answer.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
-/// How long open connections may take to end when the server stops. Gateways hold theirs for ever.
+/// Time that open connections have to end when the server stops. Gateways keep theirs open
+/// otherwise.
 const SERVER_GRACE: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(super) struct Server(Serving);
 
-/// What `grpc.health.v1` answers: serving, until it is told otherwise.
+/// The health status of `grpc.health.v1`: serving, until [`Health::refuse`].
 #[derive(Debug)]
 pub(super) struct Health(HealthReporter);
 
 impl Health {
-    /// Says from now on that nothing is served here.
+    /// Reports from now on that the worker does not serve.
     pub(super) async fn refuse(&self) {
         self.0.set_service_status("", ServingStatus::NotServing).await;
     }
@@ -49,7 +50,7 @@ impl Server {
     }
 }
 
-/// Serves until it is stopped, or dropped.
+/// Serves until the server is stopped or dropped.
 pub(super) fn serve(
     service: &WorkerService,
     limits: Limits,

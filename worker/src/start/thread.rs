@@ -1,4 +1,4 @@
-//! The thread of the actors: its start with what the worker was given, and its end.
+//! The thread of the actors: its start and its end.
 
 use std::thread::JoinHandle;
 
@@ -10,7 +10,7 @@ use crate::node::{self, NodeConfig, NodeContext};
 use crate::process_port::ProcessSpawner;
 use crate::service::Faults;
 
-/// The thread of the actors and of every executor's parent.
+/// The thread of the actors. It is also the parent of every executor process.
 #[derive(Debug)]
 pub(super) struct ActorThread {
     stop: Option<oneshot::Sender<()>>,
@@ -39,7 +39,7 @@ impl ActorThread {
         let run = move || {
             let _alive = alive;
             actix_rt::System::new().block_on(async move {
-                // Nobody waits for a handle only when the start itself was dropped, and `stop` with it.
+                // The send fails only if the start itself was dropped, and `stop` with it.
                 drop(started.send(node::start_here(node_config, context)));
                 drop(stopped.await);
             });
@@ -51,9 +51,9 @@ impl ActorThread {
         Ok((actors, node))
     }
 
-    /// Returns when the thread has ended, told to or not.
+    /// Returns when the thread has ended, after [`Self::stop`] or by itself.
     pub(super) async fn ended(&mut self) {
-        // Nothing is ever sent: an error is the sender's end.
+        // Nothing is ever sent: an error means that the sender was dropped.
         while self.ended.changed().await.is_ok() {}
     }
 

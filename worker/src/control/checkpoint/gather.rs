@@ -1,4 +1,4 @@
-//! What changed on the node between two looks at it.
+//! Computes the changes of the node between two observations.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,28 +9,28 @@ use millrace_types::{Bytes, FunctionKey, ModelCopy, SloCounts, Tier, Usage};
 
 use crate::snapshot::NodeSnapshot;
 
-/// The idle residence that is told when nothing else is to be told of a function. A look at a quiet
-/// node thus gives no command, and a function at most one a minute. What a worker that dies had not
-/// told is forgiven: of this, the price of 6 s of a GPU at most.
+/// Smallest idle time that is reported alone, without other news of the function. A quiet node thus
+/// causes at most one command a minute for each function. Unreported usage of a worker that dies is
+/// not billed: here, at most the price of 6 s of a GPU.
 const IDLE_TOLD_MIN: Duration = Duration::from_secs(60);
 
-/// Whether there is another look.
+/// Whether this look may postpone small changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Look {
-    /// What is too little to tell can wait for it.
+    /// A periodic look: small changes may wait for the next one.
     Usual,
-    /// Everything is told: the node may go down after this one.
+    /// The last look before a shutdown: all changes are reported.
     Last,
 }
 
-/// The node at the last look.
+/// The state of the node at the last look.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     copies: BTreeMap<ModelCopy, Bytes>,
     totals: BTreeMap<FunctionKey, Totals>,
 }
 
-/// What a function has counted on this node since the worker began.
+/// A function's counters on this node since the worker began.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Totals {
     counts: SloCounts,
@@ -44,7 +44,7 @@ impl Totals {
 }
 
 impl Seen {
-    /// Looks again, and says what is different.
+    /// Observes the node again and returns the changes since the last look.
     pub(super) fn look(
         &mut self,
         look: Look,
@@ -67,8 +67,8 @@ impl Seen {
         self.copies = now;
     }
 
-    /// Counters only grow. One that seems to shrink is of an actor that died as it was asked: it
-    /// will be whole again.
+    /// Reports the growth of a function's counters. Counters only grow: a smaller value means that
+    /// an actor died while it was asked, and a later look sees the counters whole again.
     fn count(&mut self, look: Look, function: FunctionKey, now: Totals, events: &mut Vec<Event>) {
         let last = self.totals.entry(function.clone()).or_default();
         let counts = now.counts.since(last.counts);
@@ -88,14 +88,14 @@ impl Seen {
 fn copies(snapshot: &NodeSnapshot, host: &[wire::HostModel]) -> BTreeMap<ModelCopy, Bytes> {
     let mut copies = BTreeMap::new();
     for model in host {
-        // Published by our own host tier as the digest prints.
+        // The host tier published this digest in its printed form, so it parses.
         if let Ok(digest) = model.digest.parse() {
             copies.insert(ModelCopy { digest, tier: Tier::Host }, Bytes(model.bytes));
         }
     }
     for gpu in &snapshot.gpus {
         for model in &gpu.models {
-            // Functions that hold different amounts of memory do not share a copy.
+            // Functions that reserve different amounts of memory do not share a copy.
             let copy = ModelCopy { digest: model.digest, tier: Tier::Gpu(gpu.index) };
             *copies.entry(copy).or_default() += model.bytes;
         }
@@ -164,13 +164,13 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_told_once_whichever_revision_served_them_and_wherever_that_is_now() {
+    fn each_request_is_reported_once_over_changes_of_revisions() {
         let mut seen = Seen::default();
         assert_eq!(seen.look(Look::Usual, &node(vec![function(1, 3, 2)], None), &[]), counted(2, 3));
         assert_eq!(seen.look(Look::Usual, &node(vec![function(1, 3, 2)], None), &[]), []);
         let both = node(vec![function(1, 4, 3), function(2, 1, 1)], None);
         assert_eq!(seen.look(Look::Usual, &both, &[]), counted(2, 2));
-        // The first revision answers one more, and goes.
+        // The first revision answers another request and is removed.
         assert_eq!(
             seen.look(Look::Usual, &node(vec![function(2, 1, 1)], Some(score(5, 3))), &[]),
             counted(0, 1)
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn an_actor_that_did_not_answer_costs_no_count_and_gives_none_twice() {
+    fn an_actor_missing_from_a_snapshot_loses_and_repeats_no_count() {
         let mut seen = Seen::default();
         seen.look(Look::Usual, &node(vec![function(1, 3, 2)], Some(score(10, 10))), &[]);
         assert_eq!(seen.look(Look::Usual, &node(Vec::new(), Some(score(10, 10))), &[]), []);
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn idle_residence_is_told_with_other_usage_or_by_the_minute_or_last_of_all() {
+    fn idle_time_is_reported_with_other_usage_each_minute_or_at_the_last_look() {
         let mut seen = Seen::default();
         let quiet = |ms| idle(node(Vec::new(), Some(score(0, 0))), ms);
         assert_eq!(seen.look(Look::Usual, &quiet(59_999), &[]), []);
@@ -210,9 +210,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_in_parts_is_what_was_used() {
-        // Looks that found the function's actor, its past or its idle clock missing among them.
-        let (mut seen, mut told) = (Seen::default(), Usage::NONE);
+    fn reported_usage_sums_to_the_usage() {
+        // In some looks the function's actor, its past or its idle clock is missing.
+        let mut seen = Seen::default();
+        let mut told = Usage::NONE;
         for at in 0..500_u64 {
             let functions = if at % 7 == 3 { Vec::new() } else { vec![function(1, at / 3, 0)] };
             let snapshot = node(functions, (at % 5 != 2).then(|| score(at / 90, 0)));
@@ -224,7 +225,7 @@ mod tests {
             }
             let requests = at / 3 + at / 90;
             let most = Usage { gpu_ns: requests * 2_000_000, requests, idle_ms: at * 1_234 };
-            assert_eq!(told.merge(most), most, "never more than there was");
+            assert_eq!(told.merge(most), most, "reported usage never exceeds the usage");
         }
         let last = idle(node(vec![function(1, 200, 0)], Some(score(9, 0))), 700_000);
         for event in seen.look(Look::Last, &last, &[]) {
@@ -266,11 +267,12 @@ mod tests {
     }
 
     #[test]
-    fn copies_come_and_go_by_tier() {
+    fn loaded_and_dropped_copies_are_reported_by_tier() {
         let copy = |name: &[u8], tier| ModelCopy { digest: Digest::of(name), tier };
         let host = [wire::HostModel { digest: Digest::of(b"a").to_string(), bytes: 7 }];
         let mut seen = Seen::default();
-        let (on_host, on_gpu) = (copy(b"a", Tier::Host), copy(b"a", Tier::Gpu(GpuIndex(1))));
+        let on_host = copy(b"a", Tier::Host);
+        let on_gpu = copy(b"a", Tier::Gpu(GpuIndex(1)));
         let loaded = [
             Event::ModelLoaded { copy: on_host, bytes: Bytes(7) },
             Event::ModelLoaded { copy: on_gpu, bytes: Bytes(30) },

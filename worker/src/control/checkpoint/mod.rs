@@ -1,6 +1,7 @@
-//! Tells the leader about once a second what this node has and did, so that it outlives the node:
-//! models and where they are, data, scores, usage (DESIGN §5). What to send and when is decided in
-//! [`millrace_policy::checkpoint`]; here the node is looked at, and batches find their way.
+//! Checkpoints: about once a second the worker sends the leader its soft state, so that the state
+//! outlives the node (DESIGN §5). Soft state is the models and their tiers, data, scores and usage.
+//! [`millrace_policy::checkpoint`] decides about contents and times. This module observes the node and
+//! routes the batches.
 //!
 //! ```text
 //! node, host tier ─ look ─┐                                  ┌─► outbox ─► the leader's stream
@@ -8,8 +9,8 @@
 //! streams ─ epochs, leaders, acknowledgements ─► ▲           └─► nowhere, without a leader
 //! ```
 //!
-//! One batch is on its way at a time, so nothing queues here. One that found no leader, or no
-//! answer, is sent again by the core.
+//! One batch is in transit at a time, so nothing queues here. The core sends a batch again if it
+//! found no leader or got no acknowledgement.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -31,44 +32,44 @@ use crate::handle::NodeHandle;
 
 mod gather;
 
-/// Functions that are remembered beyond those placed here, to tell one that came back from another
-/// of its name.
+/// Maximum number of remembered creation times of functions, beside those placed here. The
+/// time distinguishes a function that returns from another of its name.
 const CREATED_MAX: usize = 20_000;
-/// How often the node is looked at.
+/// Interval between observations of the node.
 const LOOK_PERIOD: Duration = Duration::from_secs(1);
-/// Changes of the index taken in at once.
+/// Maximum number of index changes handled at once.
 const CHANGES_AT_ONCE: usize = 256;
 
-/// What functions placed here go by: their score elsewhere and before, and what this registration
-/// has counted since. Changes are seen about once a second.
+/// SLO counts of the functions placed here: those from other nodes and earlier placements, plus
+/// those of this registration. Updated about once a second.
 pub type Scores = Arc<BTreeMap<FunctionKey, SloCounts>>;
 
-/// A batch, encoded, and the stream it is for.
+/// An encoded batch, and the stream on which to send it.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Outbox {
     pub(super) to: Option<StreamId>,
     pub(super) batch: prost::bytes::Bytes,
 }
 
-/// What is told, and to whom.
+/// The inputs and outputs of the checkpoint task.
 pub(super) struct Checkpoints {
     pub(super) node: NodeHandle,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) models: watch::Receiver<Arc<Vec<wire::HostModel>>>,
     pub(super) desired: watch::Receiver<Desired>,
-    /// From the data plane.
+    /// Changes of the node's data, from the data plane.
     pub(super) changes: mpsc::Receiver<Event>,
     pub(super) registrations: Registrations,
     pub(super) leaders: watch::Receiver<Leaders>,
     pub(super) answers: mpsc::Receiver<wire::CheckpointAck>,
-    /// Who wants to hear when the leader knows everything.
+    /// Requests to be notified once the leader has acknowledged everything.
     pub(super) flushes: mpsc::Receiver<oneshot::Sender<()>>,
     pub(super) outbox: watch::Sender<Outbox>,
     pub(super) scores: watch::Sender<Scores>,
 }
 
 impl Checkpoints {
-    /// Goes on until it is dropped.
+    /// Sends checkpoints until the future is dropped.
     pub(super) async fn run(self) {
         let registration = self.registrations.subscribe();
         let task = Task {
@@ -91,9 +92,9 @@ struct Task {
     core: Checkpoint,
     seen: Seen,
     leader: Option<StreamId>,
-    /// The number of the last batch.
+    /// Number of the last batch.
     sent: u64,
-    /// When each function was created whose score may be kept.
+    /// Creation time of each function that may have counts, in Unix milliseconds.
     created: BTreeMap<FunctionKey, u64>,
     flushing: Vec<oneshot::Sender<()>>,
 }
@@ -108,7 +109,8 @@ impl Task {
         loop {
             let wake = self.until_wake();
             tokio::select! {
-                // Changes last: they may never cease, and carry the core's time on by themselves.
+                // Changes come last because they may never cease. They also carry the core's clock
+                // on, so the timer is not starved.
                 biased;
                 Some(answer) = self.from.answers.recv() => self.answered(&answer),
                 Ok(()) = self.registration.changed() => self.registered(),
@@ -121,7 +123,7 @@ impl Task {
                 }
             }
             if !self.flushing.is_empty() && self.core.is_settled() {
-                // Whoever asked may have given up.
+                // The requester may have given up.
                 self.flushing.drain(..).for_each(|told| told.send(()).unwrap_or_default());
             }
         }
@@ -155,9 +157,10 @@ impl Task {
     }
 
     fn answered(&mut self, answer: &wire::CheckpointAck) {
-        let (epoch, last) = (Epoch(answer.epoch), answer.seq);
+        let epoch = Epoch(answer.epoch);
+        let last = answer.seq;
         self.tell(if answer.full_wanted {
-            tracing::info!(epoch = epoch.0, last, "the leader lacks a checkpoint: it is told everything");
+            tracing::info!(epoch = epoch.0, last, "the leader lacks a checkpoint: sending a full one");
             Event::ResyncWanted { epoch, seq: self.sent, last }
         } else {
             Event::Acknowledged { epoch, seq: last }
@@ -190,7 +193,7 @@ impl Task {
         let deleted = self.deleted();
         let snapshot = self.from.node.snapshot().await;
         let events = self.seen.look(look, &snapshot, &self.from.models.borrow());
-        // What was scored since the last look is the one before's.
+        // Counts since the last look belong to the deleted function of the same name.
         let stale =
             |event: &Event| matches!(event, Event::Scored { function, .. } if deleted.contains(function));
         events.into_iter().filter(|event| !stale(event)).for_each(|event| self.tell(event));
@@ -198,8 +201,9 @@ impl Task {
         self.publish();
     }
 
-    /// Functions that were deleted and made again since the last look. Each is another: what the one
-    /// before it scored here is not its own, and the leader dropped it with the function.
+    /// Returns the functions that were deleted and created again since the last look. The new
+    /// function does not inherit the counts of the old function, and the leader dropped those with
+    /// the old function.
     fn deleted(&mut self) -> BTreeSet<FunctionKey> {
         let created = |it: &desired::Function| (it.key.function.clone(), it.created_at_ms);
         let desired: BTreeMap<_, _> = self.from.desired.borrow().functions.iter().map(created).collect();
@@ -215,7 +219,8 @@ impl Task {
 
     async fn flush(&mut self, told: oneshot::Sender<()>) {
         self.look(Look::Last).await;
-        // Without a leader nobody will know: dropped, that is said.
+        // Without a leader the request is dropped, which tells the requester that no leader is
+        // known.
         if self.leader.is_some() {
             self.flushing.push(told);
             self.tell(Event::Flush);

@@ -1,4 +1,5 @@
-//! Copies of what is on GPUs to host memory, which cross their links under grants as others do (D11 to D16).
+//! Tests of copies from GPUs to host memory, which cross links under grants as other transfers do
+//! (D11 to D16).
 
 mod objectives;
 
@@ -16,24 +17,25 @@ use crate::objects::{Kept, OnHost, Part, Place, size_of_memory};
 use crate::request::Completion;
 use crate::snapshot::NodeSnapshot;
 
-/// Of each link, each way.
+/// Rate of each link in each direction.
 const RATE: BytesPerSec = BytesPerSec::gb(10);
 const RUN: Duration = Duration::from_millis(5);
-/// Of each model.
+/// Weights of each model.
 const WEIGHTS: Bytes = Bytes::mib(4);
-/// The function whose model leaves little of a GPU to anybody else.
+/// Name, in MiB, of the function with a model that fills most of a GPU.
 const FILLS: u64 = 1;
-/// More than messages take: in virtual time each actor has microseconds of its own.
+/// Upper bound of the delays of messages: in virtual time each actor has microseconds of its own.
 const LITTLE: Duration = Duration::from_micros(700);
 
-/// What a batch of five chunks takes.
+/// Returns the duration of a batch of five chunks.
 fn batch() -> Duration {
     RATE.time_for(Bytes::mib(10))
 }
 
 type Answer = Result<Completion, Failure>;
 
-/// GPUs behind one link, or behind one each. Function `fN` leaves N MiB.
+/// A node with GPUs behind one shared link, or each behind its own. Function `fN` has an output of
+/// N MiB.
 struct World {
     node: NodeHandle,
     machine: ModelledMachine,
@@ -43,20 +45,26 @@ struct World {
 struct Plan {
     gpus: u32,
     memory: Bytes,
-    /// What functions leave, in MiB, and within how many milliseconds each is to be answered.
+    /// Output of each function, in MiB, and its deadline in milliseconds.
     functions: Vec<(u64, Option<u64>)>,
     copy_fails_every: Option<u64>,
     sharing: Sharing,
-    /// Where it is said over whose links they leave, each GPU has its own and an NVLink to the first.
+    /// Links for transfers to the host. If set, each GPU has its own link and an NVLink to the
+    /// first GPU.
     host_links: Option<HostLinks>,
 }
 
 impl Plan {
-    /// A GPU of 64 MiB, which has room for 16 MiB of objects.
+    /// Returns a plan for one GPU of 64 MiB, with room for 16 MiB of objects.
     fn of(functions: &[u64]) -> Self {
-        let functions = functions.iter().map(|&mib| (mib, None)).collect();
-        let (gpus, memory, copy_fails_every, sharing) = (1, Bytes::mib(64), None, Sharing::Fair);
-        Self { gpus, memory, functions, copy_fails_every, sharing, host_links: None }
+        Self {
+            gpus: 1,
+            memory: Bytes::mib(64),
+            functions: functions.iter().map(|&mib| (mib, None)).collect(),
+            copy_fails_every: None,
+            sharing: Sharing::Fair,
+            host_links: None,
+        }
     }
 
     async fn start(self) -> World {
@@ -88,8 +96,8 @@ impl Plan {
         let machine = machine.with_links(&topology);
         let context = NodeContext::new(1, Box::new(machine.clone())).with_clock(Arc::clone(&clock));
         let data = DataConfig { migration: MigrationPolicy::Lru, ..DataConfig::default() };
-        let (sharing, host_links) = (self.sharing, self.host_links.unwrap_or_default());
-        let config = NodeConfig { data, sharing, host_links, ..NodeConfig::new(topology) };
+        let host_links = self.host_links.unwrap_or_default();
+        let config = NodeConfig { data, sharing: self.sharing, host_links, ..NodeConfig::new(topology) };
         let node = start_here(config, context);
         for (mib, ms) in self.functions {
             let slo = ms.map(|ms| Slo { deadline: Duration::from_millis(ms), percentile: 0.98 });
@@ -110,7 +118,7 @@ impl Plan {
     }
 }
 
-/// The same with a link for each GPU, and NVLinks between the first and the others.
+/// Returns the topology with a link for each GPU, and NVLinks between the first GPU and the others.
 fn joined(topology: Topology) -> Topology {
     let gpus = topology.gpus.len() as u32;
     let nvlink =
@@ -129,7 +137,7 @@ impl World {
         tokio::time::sleep(self.clock.sleep_for(span)).await;
     }
 
-    /// Waits until the node looks like this.
+    /// Waits until the node's snapshot satisfies the condition.
     async fn until(&self, wanted: impl Fn(&NodeSnapshot) -> bool) {
         for _ in 0..1_000 {
             if wanted(&self.snapshot().await) {
@@ -140,13 +148,13 @@ impl World {
         panic!("not within 20 ms: {:?}", self.snapshot().await);
     }
 
-    /// A batch of several is crossing to the host, and another is queued.
+    /// Waits until one batch of several crosses to the host and another is queued.
     async fn leaves(&self) {
-        // Weights are a batch alone.
+        // The weights are a single batch, so two outstanding batches are of an object.
         self.until(|now| now.links[0].outstanding == 2).await;
     }
 
-    /// How long something takes.
+    /// Measures the duration of an event.
     async fn timed<T>(&self, event: impl Future<Output = T>) -> (T, Duration) {
         let began = self.clock.now();
         let came = event.await;
@@ -159,7 +167,7 @@ impl World {
         actix_rt::spawn(async move { node.invoke(invocation).await })
     }
 
-    /// What a function leaves.
+    /// Runs a function and returns its output.
     async fn make(&self, mib: u64) -> Arc<Kept> {
         let mut made = self.ask(mib).await.unwrap().unwrap();
         made.kept.remove(0)
@@ -173,7 +181,7 @@ impl World {
         self.snapshot().await.links[0].carried_to_host
     }
 
-    /// Nothing is under way, and no object is left.
+    /// Asserts that no transfer is under way and that no object is left.
     async fn is_at_rest(&self) {
         self.pass(MOMENT).await;
         let now = self.snapshot().await;
@@ -181,7 +189,7 @@ impl World {
     }
 }
 
-/// Has all of an object copied to the host. Who waits for it holds it.
+/// Copies a whole object to the host. The task that waits for the copy holds the object.
 fn fetch(object: Arc<Kept>) -> JoinHandle<OnHost> {
     fetch_for(object, Reader::Nobody)
 }
@@ -198,7 +206,7 @@ fn on_host(object: &Kept) -> bool {
 }
 
 #[test]
-fn an_output_without_room_is_answered_when_all_of_it_has_crossed() {
+fn an_output_without_room_is_answered_after_its_whole_copy() {
     in_virtual_time(async {
         let world = Plan::of(&[40]).start().await;
         drop(world.make(40).await);
@@ -219,9 +227,9 @@ fn an_output_without_room_is_answered_when_all_of_it_has_crossed() {
     });
 }
 
-/// D13: before, it waited for the whole of what was being copied.
+/// D13: grants per batch let a small object overtake the rest of a large one.
 #[test]
-fn who_wants_an_object_waits_for_the_batch_that_crosses_and_no_longer() {
+fn a_reader_of_an_object_waits_for_at_most_the_batch_in_transit() {
     in_virtual_time(async {
         let world = Plan::of(&[8, 40]).start().await;
         let small = world.make(8).await;
@@ -237,7 +245,7 @@ fn who_wants_an_object_waits_for_the_batch_that_crosses_and_no_longer() {
 }
 
 #[test]
-fn what_goes_to_the_host_takes_nothing_from_what_comes_from_there() {
+fn transfers_to_the_host_do_not_slow_transfers_from_the_host() {
     in_virtual_time(async {
         let world = Plan { gpus: 2, ..Plan::of(&[8, 40]) }.start().await;
         let large = world.ask(40);
@@ -250,12 +258,13 @@ fn what_goes_to_the_host_takes_nothing_from_what_comes_from_there() {
 }
 
 #[test]
-fn what_makes_room_leaves_under_grants_and_stops_when_nobody_wants_it() {
+fn migrated_objects_leave_under_grants_until_their_last_handle_is_dropped() {
     in_virtual_time(async {
         for dropped in [false, true] {
-            // Room for 128 MiB.
+            // The GPU has room for 128 MiB of objects.
             let world = Plan { memory: Bytes::mib(512), ..Plan::of(&[60]) }.start().await;
-            let (first, second) = (world.make(60).await, world.make(60).await);
+            let first = world.make(60).await;
+            let second = world.make(60).await;
             let third = world.ask(60);
             world.leaves().await;
             assert_eq!(world.snapshot().await.gpus[0].data.migrated, 1);
@@ -276,9 +285,9 @@ fn what_makes_room_leaves_under_grants_and_stops_when_nobody_wants_it() {
     });
 }
 
-/// D05, the other way round.
+/// D05 in the opposite direction.
 #[test]
-fn what_goes_to_the_host_goes_by_idle_neighbours_as_well() {
+fn transfers_to_the_host_also_use_idle_links_of_neighbours() {
     let leaves = |links: HostLinks| {
         in_virtual_time(async move {
             let host_links = Some(links);
@@ -301,13 +310,18 @@ fn what_goes_to_the_host_goes_by_idle_neighbours_as_well() {
     let (took, carried) = leaves(HostLinks::All);
     assert!(took >= RATE.time_for(whole) / 3 && took < alone / 2, "{took:?} instead of {alone:?}");
     let [own, second, third, by_second, by_third] = carried[..] else { panic!("{carried:?}") };
-    assert_eq!((own + second + third, by_second, by_third), (whole, second, third), "each byte once");
+    assert_eq!(
+        (own + second + third, by_second, by_third),
+        (whole, second, third),
+        "each byte crosses one link"
+    );
     assert!(second > Bytes::mib(20) && third > Bytes::mib(20), "{carried:?}");
 }
 
 #[test]
-fn what_nobody_waits_for_any_more_is_copied_no_further() {
-    // Whether or not the object stays, for others to read: both who read it gave up.
+fn a_copy_that_no_reader_waits_for_stops() {
+    // The copy stops whether or not other readers keep the object: both readers of the copy gave
+    // up.
     for stays in [false, true] {
         in_virtual_time(async move {
             let world = Plan { memory: Bytes::mib(512), ..Plan::of(&[60]) }.start().await;
@@ -328,7 +342,7 @@ fn what_nobody_waits_for_any_more_is_copied_no_further() {
 }
 
 #[test]
-fn what_is_copied_goes_with_its_executor_and_whoever_waits_is_told() {
+fn an_object_in_transit_is_lost_with_its_executor_and_its_reader_is_notified() {
     in_virtual_time(async {
         let world = Plan { memory: Bytes::mib(512), ..Plan::of(&[60, 200]) }.start().await;
         let object = world.make(60).await;
@@ -338,7 +352,7 @@ fn what_is_copied_goes_with_its_executor_and_whoever_waits_is_told() {
         assert!(fetched.await.unwrap().is_err());
         assert!(object.is_lost());
         world.pass(20 * MOMENT).await;
-        // In the middle of an answer.
+        // The executor dies while an answer is copied.
         let refused = world.ask(200);
         world.until(|now| now.links[0].carried_to_host >= Bytes::mib(60)).await;
         assert!(!refused.is_finished());
@@ -346,7 +360,7 @@ fn what_is_copied_goes_with_its_executor_and_whoever_waits_is_told() {
         assert!(refused.await.unwrap().unwrap().kept[0].is_lost());
         world.pass(20 * MOMENT).await;
         world.is_at_rest().await;
-        // Its links are free.
+        // The links are free again.
         let object = world.make(60).await;
         let (found, took) = world.timed(fetch(object)).await;
         assert!(found.unwrap().is_ok());
@@ -358,7 +372,7 @@ fn what_is_copied_goes_with_its_executor_and_whoever_waits_is_told() {
 #[test]
 fn batches_that_fail_are_copied_again() {
     in_virtual_time(async {
-        // The weights are one.
+        // The copy of the weights counts too: every third copy fails.
         let world = Plan { copy_fails_every: Some(3), memory: Bytes::mib(512), ..Plan::of(&[60]) };
         let world = world.start().await;
         fetch(world.make(60).await).await.unwrap().unwrap();
@@ -367,9 +381,9 @@ fn batches_that_fail_are_copied_again() {
     });
 }
 
-/// D14, D15: an answer's output is wanted when the answer is.
+/// D14, D15: the deadline of an answer is the deadline of its output's copy.
 #[test]
-fn an_answer_that_is_wanted_soon_overtakes_one_that_is_not() {
+fn an_answer_with_a_deadline_overtakes_an_answer_without() {
     for (sharing, tight_first) in [(Sharing::FaasTube, true), (Sharing::Fair, false)] {
         in_virtual_time(async {
             let functions = vec![(60, None), (59, Some(25))];

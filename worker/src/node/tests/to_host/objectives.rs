@@ -1,9 +1,9 @@
-//! By when what goes to the host is wanted (D14).
+//! Tests of the deadlines of transfers to the host (D14).
 
 use super::*;
 use crate::request::Asker;
 
-/// What goes to the host for whoever is wanted within so many milliseconds.
+/// Returns the counts of transfers with a deadline in `ms` milliseconds, or without a deadline.
 fn counts(transfers: u64, ms: Option<u64>) -> Counts {
     match ms {
         Some(_) => Counts { admitted: transfers, ..Counts::default() },
@@ -11,15 +11,17 @@ fn counts(transfers: u64, ms: Option<u64>) -> Counts {
     }
 }
 
-/// D14: what makes room is wanted when whoever gets it is.
+/// D14: a migration has the deadline of the request that gets its memory.
 #[test]
-fn what_makes_room_for_an_answer_is_wanted_when_that_is() {
+fn a_migration_for_an_answer_has_the_answers_deadline() {
     for ms in [Some(200), None] {
         in_virtual_time(async {
-            let (functions, sharing) = (vec![(60, ms)], Sharing::FaasTube);
+            let functions = vec![(60, ms)];
+            let sharing = Sharing::FaasTube;
             let plan = Plan { memory: Bytes::mib(512), functions, sharing, ..Plan::of(&[]) };
             let world = plan.start().await;
-            let (first, second) = (world.make(60).await, world.make(60).await);
+            let first = world.make(60).await;
+            let second = world.make(60).await;
             let third = world.make(60).await;
             assert!(on_host(&first) && !on_host(&second) && !on_host(&third));
             assert_eq!(world.snapshot().await.transfers.ended.from_gpu, counts(1, ms));
@@ -30,13 +32,15 @@ fn what_makes_room_for_an_answer_is_wanted_when_that_is() {
 }
 
 #[test]
-fn what_makes_room_for_a_model_is_wanted_when_its_run_is() {
+fn a_migration_for_a_model_has_the_deadline_of_the_models_run() {
     for ms in [Some(200), None] {
         in_virtual_time(async {
-            let (functions, sharing) = (vec![(60, None), (FILLS, ms)], Sharing::FaasTube);
+            let functions = vec![(60, None), (FILLS, ms)];
+            let sharing = Sharing::FaasTube;
             let plan = Plan { memory: Bytes::mib(512), functions, sharing, ..Plan::of(&[]) };
             let world = plan.start().await;
-            let (first, second) = (world.make(60).await, world.make(60).await);
+            let first = world.make(60).await;
+            let second = world.make(60).await;
             drop(world.ask(FILLS).await.unwrap().unwrap());
             assert!(on_host(&first) && on_host(&second));
             assert_eq!(world.snapshot().await.transfers.ended.from_gpu, counts(2, ms));
@@ -46,12 +50,13 @@ fn what_makes_room_for_a_model_is_wanted_when_its_run_is() {
     }
 }
 
-/// Inputs that are joined, and what programs read: by the request's own objective, or its function's. What
-/// another worker fetches: by what that one says.
+/// Batched inputs and inputs of programs have the deadline of their request, or of its function. A
+/// fetch by another worker has the deadline that this worker states.
 #[test]
-fn what_is_read_outside_the_queue_is_wanted_when_the_answer_is() {
+fn objects_read_outside_the_queue_have_their_readers_deadline() {
     in_virtual_time(async {
-        let (functions, sharing) = (vec![(60, Some(200)), (59, None)], Sharing::FaasTube);
+        let functions = vec![(60, Some(200)), (59, None)];
+        let sharing = Sharing::FaasTube;
         let plan = Plan { memory: Bytes::mib(512), functions, sharing, ..Plan::of(&[]) };
         let world = plan.start().await;
         let object = world.make(60).await;
