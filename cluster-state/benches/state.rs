@@ -1,5 +1,5 @@
-//! What the replicated state costs at the size the project is built for: 1,000 functions on 100
-//! nodes with 100,000 entries of the data index.
+//! Costs of the replicated state at the project's design size: 1,000 functions on 100 nodes, with
+//! 100,000 entries of the data index.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -64,7 +64,7 @@ fn register(number: u64) -> Command {
     }
 }
 
-/// What a node of `number` says of itself, without its data.
+/// Returns the report of node `number`, without its data.
 fn soft_state(number: u64) -> NodeDelta {
     let own = || (number..FUNCTIONS).step_by(NODES as usize);
     let copy = |number| ModelCopy { digest: digest(number), tier: Tier::Host };
@@ -87,7 +87,7 @@ fn sync(of: u64, epoch: u64, seq: u64, part: SyncPart, delta: NodeDelta) -> Comm
     Command::SyncNode { node: node(of), batch: SyncBatch { epoch: Epoch(epoch), seq, part, delta } }
 }
 
-/// A group with the functions, and `nodes` nodes that hold the data in equal parts.
+/// Returns a group with the functions, and `nodes` nodes that hold the data in equal parts.
 fn group(nodes: u64) -> Group {
     let mut group = Group { state: State::default(), index: 0 };
     group.done(Command::InitCluster { cluster_id: ClusterId("bench".into()) });
@@ -99,7 +99,8 @@ fn group(nodes: u64) -> Group {
             inputs: vec![],
             outputs: vec![],
         };
-        let (digest, bytes) = (digest(number), Bytes::mib(100));
+        let digest = digest(number);
+        let bytes = Bytes::mib(100);
         group.done(Command::AddArtifact { digest, bytes, model, holder: ControllerId(1) });
         let spec = FunctionSpec::new(function(number));
         group.done(Command::ApplyFunction { spec, digest, expected: None, voters: vec![] });
@@ -115,7 +116,8 @@ fn group(nodes: u64) -> Group {
         }
     }
     for number in 0..FUNCTIONS {
-        let (function, node) = (function(number), node(number % nodes));
+        let function = function(number);
+        let node = node(number % nodes);
         group.done(Command::Place { function, node, reason: PlacementReason::MissingReplica });
     }
     assert_eq!(group.state.index_held_len() as u64, ENTRIES);
@@ -132,7 +134,8 @@ fn snapshots(c: &mut Criterion) {
     c.bench_function("decode", |b| b.iter(|| State::decode(black_box(&bytes))));
 }
 
-/// While a reader holds the state as it was, as in production after each log entry.
+/// Measures commands while a reader holds the state before them, as in production after each log
+/// entry.
 fn commands(c: &mut Criterion) {
     let Group { state, index } = group(NODES);
     let mut apply = |name: &str, command: &Command| {
@@ -175,7 +178,7 @@ fn one_large_node(c: &mut Criterion) {
     c.bench_function("lose a node of 100,000 entries", |b| {
         b.iter_batched(|| state.clone(), run, BatchSize::LargeInput);
     });
-    // The last portion of a full sync that named everything again, as it is found without change.
+    // Measure the last portion of a full sync that named every entry again, without a change.
     let mut seq = ENTRIES / SYNC_ITEMS_MAX as u64 + 1;
     let counters: Vec<u64> = (0..ENTRIES).collect();
     for (batch, counters) in counters.chunks(SYNC_ITEMS_MAX).enumerate() {

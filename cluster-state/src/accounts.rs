@@ -1,4 +1,4 @@
-//! What outlives the node that reported it: how a function did, and what it used.
+//! Records that outlive the reporting node: the score of each function, and its usage.
 
 use std::iter;
 use std::ops::Bound;
@@ -10,57 +10,57 @@ use serde::{Deserialize, Serialize};
 
 use crate::placements::first_key;
 
-/// A function's score over every node and epoch.
+/// A function's score, summed over every node and epoch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FunctionScore {
-    /// All that was ever counted.
+    /// All counts so far.
     pub total: SloCounts,
-    /// The part that replicas which are gone left behind, until the next placement takes it over.
+    /// Counts of removed replicas, which the function's next placement takes over.
     pub unclaimed: SloCounts,
 }
 
-/// Who owes: the key under which a bill is listed, in the order of the listing.
+/// The key of a bill. Listings of bills are in the order of these keys.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Account {
-    /// Whose functions; `None` for all tenants together that are too many to be told apart.
+    /// The billed tenant; `None` for the sum of the tenants beyond [`FORGOTTEN_TENANTS_MAX`].
     pub tenant: Option<TenantName>,
-    /// Which function; `None` for all of the tenant's that are not remembered any more.
+    /// The billed function; `None` for the sum of the tenant's forgotten functions.
     pub function: Option<FunctionName>,
 }
 
 impl Account {
-    /// A function's.
+    /// Returns the account of a function.
     #[must_use]
     pub fn of(function: &FunctionKey) -> Self {
         Self { tenant: Some(function.tenant.clone()), function: Some(function.name.clone()) }
     }
 
-    /// A tenant's first.
+    /// Returns the tenant's first account in the order: that of its forgotten functions.
     #[must_use]
     pub fn of_tenant(tenant: &TenantName) -> Self {
         Self { tenant: Some(tenant.clone()), function: None }
     }
 
-    /// A function's key, if it is one's.
+    /// Returns the function's key, if this is the account of a function.
     #[must_use]
     pub fn key(&self) -> Option<FunctionKey> {
         Some(FunctionKey { tenant: self.tenant.clone()?, name: self.function.clone()? })
     }
 }
 
-/// Usage over every node and epoch, of deleted functions too.
+/// Usage over every node and epoch, deleted functions included.
 ///
-/// Nothing is ever taken off. What a deleted function used stays under its name as long as the name
-/// is remembered ([`RETIRED_MAX`](crate::RETIRED_MAX)), and is added to if a function of that name
-/// returns; after that it is part of what its tenant's forgotten functions used.
+/// Nothing is ever subtracted. The usage of a deleted function stays under its name as long as the
+/// name is remembered ([`RETIRED_MAX`](crate::RETIRED_MAX)), and grows if a function of that name
+/// returns. Later the usage is part of the tenant's forgotten functions.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Bills {
     #[serde(deserialize_with = "crate::packed::map")]
     by_function: OrdMap<FunctionKey, Usage>,
-    /// What the functions that are not remembered any more used.
+    /// Usage of forgotten functions, by tenant.
     #[serde(deserialize_with = "crate::packed::map")]
     forgotten: OrdMap<TenantName, Usage>,
-    /// The same of the tenants beyond [`FORGOTTEN_TENANTS_MAX`].
+    /// Usage of forgotten functions of the tenants beyond [`FORGOTTEN_TENANTS_MAX`].
     others: Usage,
 }
 
@@ -70,7 +70,8 @@ impl Bills {
         self.by_function.insert(function.clone(), bill.plus(usage));
     }
 
-    /// A deleted function is not remembered any more: its tenant still owes what it used.
+    /// Moves the usage of a deleted function to its tenant's forgotten functions, because its name
+    /// is no longer remembered.
     pub(crate) fn forget(&mut self, function: &FunctionKey) {
         let Some(usage) = self.by_function.remove(function) else { return };
         let known = self.forgotten.get(&function.tenant).copied();
@@ -89,7 +90,7 @@ impl Bills {
         self.by_function.iter()
     }
 
-    /// Every bill from an account on, in order.
+    /// Returns every bill from an account on, in order.
     pub(crate) fn list(&self, from: Bound<&Account>) -> impl Iterator<Item = (Account, Usage)> {
         let (names, tenants) = starts(from);
         let mut functions = self.by_function.range((names, Bound::Unbounded)).peekable();
@@ -111,7 +112,6 @@ impl Bills {
         others.map(|usage| (Account::default(), usage)).into_iter().chain(rest)
     }
 
-    /// How many bills there are.
     pub(crate) fn len(&self) -> usize {
         self.by_function.len() + self.forgotten.len()
     }
@@ -121,7 +121,7 @@ impl Bills {
     }
 }
 
-/// Where the functions and the tenants begin that come from an account on.
+/// Returns the bounds from which the functions and the forgotten tenants are listed.
 fn starts(from: Bound<&Account>) -> (Bound<FunctionKey>, Bound<TenantName>) {
     let (Bound::Included(account) | Bound::Excluded(account)) = from else {
         return (Bound::Unbounded, Bound::Unbounded);
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tenant_owes_what_its_forgotten_functions_used() {
+    fn usage_of_forgotten_functions_is_billed_to_their_tenant() {
         let mut bills = Bills::default();
         bills.charge(&key("f"), usage(5, 1));
         bills.charge(&key("g"), usage(7, 2));

@@ -1,8 +1,8 @@
 //! The dry run of a set: functions and workflows that a client applies together.
 //!
-//! In: a [`State`], and the items in the client's order. Out: an order in which the state takes all of
-//! them, with the effect of each; or the refusal of an item that no such order takes. Every item is tried
-//! on a copy, so the state does not change.
+//! In: a [`State`], and the items in the client's order. Out: an order in which the state accepts
+//! all of them, with the effect of each, or the refusal of an item that no such order accepts.
+//! Every item is tried on a copy, so the state does not change.
 //!
 //! ```text
 //!   waiting: f g w ──▶ the first item that the copy takes ──▶ the copy after it ──┐
@@ -10,8 +10,9 @@
 //!            └──────────────── refused items wait, and are tried again ◀──────────┘
 //! ```
 //!
-//! An item can need another item first: a workflow needs its functions, and the change of a function needs
-//! the workflow that no longer runs the function. Only such refusals are tried again. All others are final.
+//! An item can need another item first. A workflow needs its functions, and the change of a
+//! function needs the workflow that no longer runs the function. Only such refusals are tried
+//! again. All others are final.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -22,8 +23,9 @@ use crate::outcome::{Applied, Refusal};
 use crate::record::{ControllerId, ModelSummary};
 use crate::state::State;
 
-/// The most refusals in the dry run of one set, which also bound the tries: each try that is not refused takes
-/// an item. A set with more refusals is refused, although a longer search may find an order.
+/// Maximum number of refusals in the dry run of one set. The number of tries is thereby bounded
+/// too, because each try that is not refused accepts an item. A set with more refusals is refused,
+/// although a longer search may find an order.
 const REFUSALS_MAX: usize = 10_000;
 
 /// A function or workflow of a set.
@@ -36,14 +38,14 @@ pub enum SetItem {
         /// The model's content address.
         digest: Digest,
     },
-    /// A workflow.
+    /// A workflow of functions or other workflows.
     Workflow {
         /// The workflow's spec.
         spec: WorkflowSpec,
     },
 }
 
-/// A set of functions and workflows, and the surroundings in which they are applied.
+/// A set of functions and workflows, with the inputs of its dry run besides the state.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ApplySet {
     /// The items, in the client's order.
@@ -52,13 +54,13 @@ pub struct ApplySet {
     pub models: BTreeMap<Digest, ModelSummary>,
     /// The voters, of which a majority must hold every other model.
     pub voters: Vec<ControllerId>,
-    /// The client.
+    /// The client that applies the set.
     pub caller: Caller,
     /// The time of the dry run.
     pub stamp: UnixMillis,
 }
 
-/// An item that the state takes, and its effect.
+/// An item that the state accepts, and its effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SetStep {
     /// The item's position in [`ApplySet::items`].
@@ -67,17 +69,17 @@ pub struct SetStep {
     pub applied: Applied,
 }
 
-/// An item that no order takes.
+/// An item that no order accepts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SetRefusal {
     /// The item's position in [`ApplySet::items`].
     pub item: usize,
-    /// The reason.
+    /// The reason for the refusal.
     pub refusal: Refusal,
 }
 
 impl SetItem {
-    /// Whether another item of the set can make the state take this one.
+    /// Whether another item of the set can make the state accept this one.
     fn depends_on_others(&self, refusal: &Refusal) -> bool {
         match self {
             Self::Function { .. } => matches!(refusal, Refusal::BreaksWorkflow { .. }),
@@ -89,7 +91,7 @@ impl SetItem {
 }
 
 impl ApplySet {
-    /// The commands that apply an item, in order.
+    /// Returns the commands that apply an item, in order.
     fn commands(&self, item: &SetItem, state: &State) -> Vec<Command> {
         match item {
             SetItem::Workflow { spec } => {
@@ -115,7 +117,7 @@ impl ApplySet {
         }
     }
 
-    /// The effect of applying one item to a state, and the state after it.
+    /// Returns the effect of one item on a state, and the state after it.
     fn try_item(&self, item: &SetItem, state: &State) -> Result<(Applied, State), Refusal> {
         let mut after = state.clone();
         let mut effect = Applied::Unchanged;
@@ -128,7 +130,7 @@ impl ApplySet {
     }
 }
 
-/// The next item of a set, and the state after it.
+/// The next item of a set, and the state after that item.
 struct NextItem {
     /// The item's position among those that wait.
     position: usize,
@@ -136,14 +138,14 @@ struct NextItem {
     after: State,
 }
 
-/// The search for an order in which a state takes a whole set.
+/// The search for an order in which a state accepts a whole set.
 struct OrderSearch<'a> {
     set: &'a ApplySet,
     refusals_left: usize,
 }
 
 impl OrderSearch<'_> {
-    /// The first waiting item that the state takes. `None` if no item waits.
+    /// Returns the first waiting item that the state accepts; `None` if no item waits.
     fn next(&mut self, waiting: &VecDeque<usize>, state: &State) -> Result<Option<NextItem>, SetRefusal> {
         let mut first_refused = None;
         for (position, &item) in waiting.iter().enumerate() {
@@ -167,11 +169,11 @@ impl OrderSearch<'_> {
 }
 
 impl State {
-    /// Returns every item of the set once, in an order in which this state takes all of them. The next item
-    /// is the first in the client's order that is taken beside the items before it.
+    /// Returns every item of the set once, in an order in which this state accepts all of them. The
+    /// next item is the first in the client's order that is accepted after the items before it.
     ///
     /// # Errors
-    /// [`SetRefusal`] of the first item that no order takes.
+    /// [`SetRefusal`] of the first item that no order accepts.
     pub fn dry_run_set(&self, set: &ApplySet) -> Result<Vec<SetStep>, SetRefusal> {
         self.search_order(OrderSearch { set, refusals_left: REFUSALS_MAX })
     }
@@ -219,12 +221,12 @@ mod tests {
         SetItem::Function { spec: spec(name), digest: digest(model) }
     }
 
-    /// A workflow of these steps.
+    /// Returns a workflow of these steps.
     fn workflow(name: &str, runs: &[Run]) -> SetItem {
         SetItem::Workflow { spec: chain(name, runs) }
     }
 
-    /// A workflow whose first step runs a function of the model "z".
+    /// Returns a workflow whose first step runs a function of the model "z".
     fn workflow_of_z(name: &str, runs: &[Run]) -> SetItem {
         let mut spec = chain(name, runs);
         spec.outputs[0].from = "s0.z".parse().unwrap();
@@ -248,7 +250,8 @@ mod tests {
         }
     }
 
-    /// The names in the order of the steps, each with `+` if it is created and `=` if it is unchanged.
+    /// Returns the names in the order of the steps, each with `+` if it is created and `=` if it is
+    /// unchanged.
     fn order(log: &Log, set: &ApplySet) -> Result<String, SetRefusal> {
         let before = log.state.clone();
         let steps = log.state.dry_run_set(set)?;
@@ -271,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn items_keep_their_order_unless_one_needs_another_first() {
+    fn items_keep_their_order_unless_an_item_needs_another_first() {
         let runs_f = || chain("w", &[run_function("f")]);
         for (stored, items, expected) in [
             (vec![], vec![function("h", "y"), workflow("w", &[run_function("h")])], "h+ w+"),
@@ -294,7 +297,7 @@ mod tests {
         let log = cluster(&[chain("w", &[run_function("f")])]);
         for items in [
             vec![function("f", "z")],
-            // The workflow would fit the function afterwards, but neither can go first.
+            // The workflow would fit the function afterwards, but neither can be applied first.
             vec![function("f", "z"), workflow_of_z("w", &[run_function("f")])],
         ] {
             let (name, refusal) = refused(&log, items);
@@ -304,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn a_function_that_comes_to_keep_state_waits_for_its_workflow_to_run_another() {
+    fn a_function_that_starts_to_keep_state_waits_until_its_workflow_runs_another() {
         let mut fixed = model();
         for tensor in fixed.inputs.iter_mut().chain(&mut fixed.outputs) {
             tensor.shape[0] = Dim::Fixed(1);

@@ -1,8 +1,9 @@
-//! What a live node has told of its soft state in its present epoch, as the leader committed it.
+//! The soft state that a live node reported in its present epoch, as the leader committed it.
 //!
-//! A checkpoint begins empty with the registration and is *whole* once a full sync has ended:
-//! until then nothing follows from what it lacks. While a later full sync is under way, what the
-//! node had stays, what has come is added, and what has not come goes with the last portion.
+//! A checkpoint starts empty with the registration, and is *whole* once a full sync has ended.
+//! Before that, an item's absence from the checkpoint means nothing. During a later full sync the
+//! old items stay and the new ones are added; items that the sync does not name are removed with
+//! its last portion.
 
 use imbl::OrdMap;
 use millrace_types::limits::{INDEX_ENTRIES_PER_NODE_MAX, MODELS_PER_NODE_MAX};
@@ -11,13 +12,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::table::Record;
 
-/// How far the state's knowledge of a node goes.
+/// Whether the state knows all items of a node.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Knowledge {
     /// No full sync has ended in this epoch.
     #[default]
     Partial,
-    /// It holds what it says it holds.
+    /// A full sync has ended: the node holds exactly the items that it reported.
     Whole,
 }
 
@@ -25,14 +26,15 @@ pub enum Knowledge {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "(SloCounts, SloBase)", into = "(SloCounts, SloBase)")]
 pub struct Score {
-    /// What the node reported, cumulative in its epoch.
+    /// Counts that the node reported, cumulative in its epoch.
     pub counts: SloCounts,
-    /// What the placement adds to it.
+    /// Counts that the placement adds.
     pub base: SloBase,
 }
 
 impl Score {
-    /// What the function's replica on the node goes by, and what others inherit from it.
+    /// Returns the counts by which the function's replica on the node decides, and that other
+    /// replicas inherit.
     #[must_use]
     pub const fn effective(self) -> SloCounts {
         self.base.effective(self.counts)
@@ -51,40 +53,39 @@ impl From<Score> for (SloCounts, SloBase) {
     }
 }
 
-/// One node's soft state.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Checkpoint {
-    /// The registration it belongs to.
+    /// The epoch of the registration.
     pub epoch: Epoch,
-    /// The last batch taken.
+    /// The number of the last merged batch.
     pub seq: u64,
-    /// Whether what it lacks is not there.
+    /// Whether the checkpoint lists all items of the node.
     pub knowledge: Knowledge,
-    /// Its copies of models.
+    /// Copies of models on the node, with their sizes.
     #[serde(deserialize_with = "crate::packed::map")]
     pub models: OrdMap<ModelCopy, Bytes>,
-    /// Its entries of the data index. At most [`INDEX_ENTRIES_PER_NODE_MAX`]; twice as many while a
-    /// full sync is under way.
+    /// The node's entries of the data index, with their sizes. At most
+    /// [`INDEX_ENTRIES_PER_NODE_MAX`]; twice as many during a full sync.
     #[serde(deserialize_with = "crate::packed::map")]
     pub entries: OrdMap<DataId, Bytes>,
-    /// How its functions do.
+    /// Scores of the node's functions.
     #[serde(deserialize_with = "crate::packed::map")]
     pub scores: OrdMap<FunctionKey, Score>,
-    /// What its functions used, cumulative in its epoch.
+    /// Usage of the node's functions, cumulative in its epoch.
     #[serde(deserialize_with = "crate::packed::map")]
     pub usage: OrdMap<FunctionKey, Usage>,
-    /// Its share of prioritised requests.
+    /// The node's share of prioritised requests.
     pub alpha: Alpha,
-    /// Data it holds beyond what it may name, by its own count.
+    /// Pieces of data that the node holds beyond the bound of its reports, by its own count.
     pub overflow: u64,
-    /// Items that it named beyond the bounds, since the last full sync. 0 from a worker that keeps
-    /// to them.
+    /// Items beyond the bounds that the node reported since the last full sync; 0 for a worker that
+    /// keeps to the bounds.
     pub dropped: u64,
-    /// A full sync that is under way.
+    /// The full sync that is under way.
     pub(crate) incoming: Option<Incoming>,
 }
 
-/// What has come of a full sync.
+/// The received part of a full sync.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Incoming {
     #[serde(deserialize_with = "crate::packed::map")]
@@ -94,19 +95,20 @@ pub(crate) struct Incoming {
     pub(crate) dropped: u64,
 }
 
-/// The most entries of a node while a full sync is under way.
+/// Maximum number of a node's entries during a full sync.
 pub(crate) const ENTRIES_IN_SYNC_MAX: usize = 2 * INDEX_ENTRIES_PER_NODE_MAX;
 
 /// Bytes of a checkpoint without items.
 const AROUND_BYTES: usize = 512;
-/// Bytes of a copy of a model, at most.
+/// Maximum bytes of a copy of a model.
 const MODEL_BYTES_MAX: usize = 112;
-/// Bytes of an index entry, at most.
+/// Maximum bytes of an index entry.
 const ENTRY_BYTES_MAX: usize = 96;
-/// Bytes of a function's score, or of its usage, at most.
+/// Maximum bytes of a function's score, or of its usage.
 const FUNCTION_BYTES_MAX: usize = 224;
 
-/// Bounded by the number of items: a checkpoint of a hundred thousand items changes every second.
+/// The size is a bound from the number of items, because encoding would be too slow: a checkpoint
+/// of a hundred thousand items changes every second.
 impl Record for Checkpoint {
     fn bytes(&self) -> u64 {
         let incoming = self.incoming.as_ref();
@@ -123,13 +125,12 @@ impl Checkpoint {
         Self { epoch, ..Self::default() }
     }
 
-    /// Whether a full sync is under way.
     #[must_use]
     pub fn is_syncing(&self) -> bool {
         self.incoming.is_some()
     }
 
-    /// Where its copies of models go, and the count of those that are dropped.
+    /// Returns the map that receives reported copies of models, and the count of dropped items.
     pub(crate) fn models_mut(&mut self) -> (&mut OrdMap<ModelCopy, Bytes>, &mut u64) {
         match &mut self.incoming {
             Some(incoming) => (&mut incoming.models, &mut incoming.dropped),
@@ -137,7 +138,7 @@ impl Checkpoint {
         }
     }
 
-    /// Whether the named bounds hold.
+    /// Whether the checkpoint keeps to its named bounds.
     pub(crate) fn is_bounded(&self) -> bool {
         let entries = if self.is_syncing() { ENTRIES_IN_SYNC_MAX } else { INDEX_ENTRIES_PER_NODE_MAX };
         let incoming = self.incoming.as_ref();
@@ -148,7 +149,8 @@ impl Checkpoint {
     }
 }
 
-/// Inserts unless that makes more than `max`. Whether it is in.
+/// Inserts a value unless the map would then have more than `max` entries. Returns whether the
+/// value was inserted.
 pub(crate) fn insert_within<K: Ord + Clone, V: Clone>(
     map: &mut OrdMap<K, V>,
     key: &K,

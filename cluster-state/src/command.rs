@@ -1,8 +1,8 @@
-//! What is in the log: a [`Command`] and the envelope every command travels in.
+//! The contents of the log: a [`Command`], and the envelope in which every command travels.
 //!
-//! Encode these with field names (MessagePack maps, not arrays): a later version may then add a
-//! field with a default and still read an older log. A variant or field is never renamed or given
-//! another meaning.
+//! Encode these types with field names (MessagePack maps, not arrays). A later version may then add
+//! a field with a default and still read an older log. Never rename a variant or field, and never
+//! give one another meaning.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,12 +17,12 @@ use crate::operations::{End, Kind};
 use crate::record::{ControllerId, ModelSummary, NodeGpu, PlacementReason, Scheduling};
 use crate::rules::RulesVersion;
 
-/// Wall-clock time as the leader saw it, in milliseconds since the Unix epoch.
+/// Wall-clock time of the leader, in milliseconds since the Unix epoch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct UnixMillis(pub u64);
 
-/// Who asked for a write.
+/// The identity of the client that asked for a write.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Caller(pub Arc<str>);
@@ -33,213 +33,175 @@ impl fmt::Display for Caller {
     }
 }
 
-/// Makes a repeated write harmless: the second time, the first answer is given again.
+/// Makes a repeated write harmless: the repeat gets the first answer again, and changes nothing.
 ///
-/// A client numbers its writes upward and has one in flight at a time; one that needs several in
-/// flight uses several client ids.
+/// A client numbers its writes upward and has at most one in flight. A client that needs several
+/// writes in flight uses several client ids.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct IdempotencyKey {
-    /// The client's own name for itself, unique per [`Caller`].
+    /// The client's own name, unique per [`Caller`].
     pub client: Arc<str>,
     /// The number of this write.
     pub seq: u64,
 }
 
-/// One command with all that applying it may depend on.
+/// A command with everything else on which its effect may depend.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Proposal {
-    /// The leader's clock when it proposed this. Time never runs backwards in the state: what
-    /// counts is the later of this and every stamp before it.
+    /// The leader's clock when it proposed the command. Time never runs backwards in the state: the
+    /// state's clock is the latest stamp so far.
     pub stamp: UnixMillis,
-    /// Who asked.
+    /// The client that asked for the command.
     pub caller: Caller,
-    /// Set when the caller may repeat itself.
+    /// The idempotency key; set if the caller may repeat the command.
     #[serde(default)]
     pub idempotency: Option<IdempotencyKey>,
-    /// What is asked.
     pub command: Command,
 }
 
-/// Every change there is. Each is carried out in its own file under `commands/`.
+/// A change of the state. Each variant is implemented in its own file under `commands/`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Command {
     /// Names the cluster, once.
     InitCluster {
-        /// Its name for ever.
+        /// The cluster's permanent name.
         cluster_id: ClusterId,
     },
-    /// Creates a function, or makes its next revision when something differs.
+    /// Creates a function, or creates its next revision if the spec or the model differs.
     ApplyFunction {
-        /// What its owner wants.
+        /// The spec that the owner applies.
         spec: FunctionSpec,
-        /// Its model, an artifact known already.
+        /// The model: an artifact that the state already knows.
         digest: Digest,
-        /// Refuses unless the function is at this resource version; `None` takes any.
+        /// The resource version at which the function has to be; otherwise the command is refused.
+        /// `None` accepts any version.
         #[serde(default)]
         expected: Option<u64>,
-        /// Refuses unless a majority of these hold the model's file: the voters, as the leader
-        /// stamps them. Empty asks for nothing. A file that is in the object store needs no majority.
+        /// Controllers of which a majority has to hold the model's file; otherwise the command is
+        /// refused. The leader stamps the voters here. An empty list requires no holders. A file in
+        /// the object store needs no majority.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         voters: Vec<ControllerId>,
     },
     /// Removes a function with all its revisions.
     DeleteFunction {
-        /// Which.
         key: FunctionKey,
-        /// As in [`Command::ApplyFunction`].
+        /// The expected resource version, as in [`Command::ApplyFunction`].
         #[serde(default)]
         expected: Option<u64>,
     },
     /// Starts or stops serving a function: the repository API's load and unload.
     SetFunctionEnabled {
-        /// Which.
         key: FunctionKey,
-        /// Whether requests are served from now on.
+        /// Whether the function serves requests from now on.
         enabled: bool,
     },
     /// Records that a controller, or the object store, holds a model file durably.
     AddArtifact {
         /// The file's content address.
         digest: Digest,
-        /// Its size.
+        /// The size of the file.
         bytes: Bytes,
-        /// What it turned out to be.
+        /// The properties of the model in the file.
         model: ModelSummary,
-        /// Who holds it.
+        /// The controller or object store that holds the file.
         holder: ControllerId,
     },
     /// Forgets a model file that no revision uses.
     RemoveArtifact {
-        /// Which.
         digest: Digest,
-        /// Refuses when the artifact was uploaded or used after this: its owner may be about to
-        /// refer to it.
+        /// The time since which the artifact has to be unused; otherwise the command is refused.
+        /// The owner of a file that was uploaded or used later may be about to refer to it.
         unused_since: UnixMillis,
     },
-    /// Takes a worker in and gives it an epoch.
+    /// Registers a worker and assigns an epoch.
     RegisterNode {
-        /// Its name, unique in the cluster.
+        /// The node's name, unique in the cluster.
         name: NodeName,
-        /// Distinguishes two processes that claim one name.
+        /// A value that distinguishes two processes that claim one name.
         instance: String,
-        /// Where its own service listens.
+        /// The address of the node's own service.
         address: String,
-        /// Its GPUs.
         gpus: Vec<NodeGpu>,
-        /// Its topology's name.
+        /// The name of the topology.
         topology: String,
-        /// Its host memory.
+        /// Bytes of host memory.
         host_memory: Bytes,
-        /// The highest epoch it knows of: its own before, or one in the name of data it holds. A
-        /// controller group that was rebuilt from nothing goes on counting above it, so that no
-        /// [`DataId`](millrace_types::DataId) comes to mean two things.
+        /// The highest epoch that the worker knows: its own earlier epoch, or an epoch in the name
+        /// of data that it holds. A controller group that was rebuilt from nothing continues above
+        /// this epoch, so that no [`DataId`](millrace_types::DataId) gets a second meaning.
         #[serde(default)]
         seen: Epoch,
     },
-    /// Fences a worker that is gone: what still carries its epoch is ignored.
+    /// Fences a lost worker: every later message with its epoch is ignored.
     NodeLost {
-        /// Which.
         name: NodeName,
-        /// The registration that ended. Another is left alone.
+        /// The registration that ended. The command leaves a newer registration alone.
         epoch: Epoch,
     },
-    /// Takes a worker's checkpoint of its soft state.
-    SyncNode {
-        /// Whose.
-        node: NodeName,
-        /// What it says.
-        batch: SyncBatch,
-    },
-    /// Wants a function's model in a node's host tier.
-    Place {
-        /// Which function.
-        function: FunctionKey,
-        /// Where.
-        node: NodeName,
-        /// Why there.
-        reason: PlacementReason,
-    },
-    /// No longer wants it there.
-    Unplace {
-        /// Which function.
-        function: FunctionKey,
-        /// Where.
-        node: NodeName,
-    },
-    /// Says whether a node takes functions.
+    /// Merges a worker's checkpoint of its soft state.
+    SyncNode { node: NodeName, batch: SyncBatch },
+    /// Assigns a function's model to a node's host tier.
+    Place { function: FunctionKey, node: NodeName, reason: PlacementReason },
+    /// Removes the assignment of a function's model to a node's host tier.
+    Unplace { function: FunctionKey, node: NodeName },
+    /// Sets whether a node accepts functions.
     SetNodeScheduling {
-        /// Which.
         name: NodeName,
-        /// What is wished of it. Outlives its registration.
+        /// The new scheduling state, which outlives the node's registration.
         scheduling: Scheduling,
     },
-    /// Forgets a node that is lost.
-    RemoveNode {
-        /// Which.
-        name: NodeName,
-    },
+    /// Removes the record of a lost node.
+    RemoveNode { name: NodeName },
     /// Records that a controller, or the object store, no longer holds a model file.
-    RemoveArtifactHolder {
-        /// Which file.
-        digest: Digest,
-        /// Who.
-        holder: ControllerId,
-    },
-    /// Sets what a tenant's functions may use.
+    RemoveArtifactHolder { digest: Digest, holder: ControllerId },
+    /// Sets the caps on a tenant's functions.
     SetQuota {
-        /// Whose.
         tenant: TenantName,
-        /// All of the caps; none takes those away that there are.
+        /// All of the caps. A quota without caps removes the present caps.
         quota: Quota,
     },
-    /// Creates a workflow, or changes it when something differs.
+    /// Creates a workflow, or changes it if the spec differs.
     ApplyWorkflow {
-        /// What its owner wants.
+        /// The spec that the owner applies.
         spec: WorkflowSpec,
-        /// As in [`Command::ApplyFunction`].
+        /// The expected resource version, as in [`Command::ApplyFunction`].
         #[serde(default)]
         expected: Option<u64>,
     },
     /// Removes a workflow.
     DeleteWorkflow {
-        /// Which.
         key: FunctionKey,
-        /// As in [`Command::ApplyFunction`].
+        /// The expected resource version, as in [`Command::ApplyFunction`].
         #[serde(default)]
         expected: Option<u64>,
     },
-    /// Sets how nodes schedule.
+    /// Sets the scheduling policy of the nodes.
     SetPolicy {
-        /// All of it; what is not set is as each worker was started.
+        /// The whole policy. Each worker keeps its start options for the parts that are not set.
         spec: PolicySpec,
-        /// Sets these alone, and leaves the rest as it is by then. Empty sets all.
+        /// The settings to change; the other parts keep their values at the time of the command. An
+        /// empty list sets the whole policy.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         settings: Vec<Setting>,
-        /// As in [`Command::ApplyFunction`]; 0 expects that nobody set any.
+        /// The expected resource version, as in [`Command::ApplyFunction`]; 0 expects that no
+        /// policy was ever set.
         #[serde(default)]
         expected: Option<u64>,
     },
-    /// Notes that something has begun that takes its time.
-    BeginOperation {
-        /// What.
-        kind: Kind,
-    },
-    /// Says how it ended.
-    EndOperation {
-        /// Which.
-        id: u64,
-        /// How.
-        end: End,
-    },
+    /// Records the begin of a long-running operation.
+    BeginOperation { kind: Kind },
+    /// Records the end of an operation.
+    EndOperation { id: u64, end: End },
     /// Switches the rules by which the commands after this one are applied: see [`crate::rules`].
     SetClusterVersion {
-        /// The version after the one in force.
+        /// The version that follows the version in force.
         version: RulesVersion,
     },
 }
 
 impl Command {
-    /// What it is called, without what it says.
+    /// Returns the name of the variant, without its fields.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {

@@ -1,40 +1,39 @@
-//! Tier 2 of the data index (DESIGN §5, D09): which nodes hold a piece of data. What a node holds
-//! is in its [`Checkpoint`](crate::checkpoint::Checkpoint); here is the other way round, and which
-//! data is lost: its last holder was, and nobody has named it since.
+//! Tier 2 of the data index (DESIGN §5, D09): the nodes that hold each piece of data. The
+//! [`Checkpoint`](crate::checkpoint::Checkpoint) of a node lists the data of that node. This index
+//! is the reverse map, and also records lost data: data whose last holder was lost, and that no
+//! node has reported since.
 //!
-//! Only what is lost is stored. Who holds what is rebuilt from the checkpoints.
+//! Only the lost data is stored. The holders are rebuilt from the checkpoints.
 
 use std::sync::Arc;
 
 use imbl::{OrdMap, OrdSet};
-/// Beyond, what was lost first is forgotten, and unknown.
+/// Maximum number of lost pieces of data. The index forgets the oldest losses beyond it, and such
+/// data becomes unknown.
 pub use millrace_types::limits::LOST_ENTRIES_MAX;
 use millrace_types::{Bytes, DataId, NodeName};
 use serde::{Deserialize, Serialize};
 
-/// Where a piece of data is.
+/// The location of a piece of data.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Located {
-    /// On live nodes.
+    /// Live nodes hold the data.
     Held {
-        /// Whom to ask: the node that made it, if it still holds it, or else a replica, which is
-        /// the same for everyone.
+        /// The node to ask: the node that made the data, if it still holds the data. Otherwise a
+        /// replica, which is the same for every reader.
         home: NodeName,
-        /// All who hold it, by name.
+        /// All nodes that hold the data, by name.
         holders: Arc<[NodeName]>,
-        /// Its size.
         bytes: Bytes,
     },
-    /// Nowhere: it went with its last holder, and has to be made again.
-    Lost {
-        /// Its size.
-        bytes: Bytes,
-    },
-    /// Never heard of: too young, beyond its node's bound, dropped, or lost long ago.
+    /// No node holds the data: its last holder was lost. A new run has to produce the data.
+    Lost { bytes: Bytes },
+    /// The state does not know the data: too young, beyond its node's bound, dropped, or lost long
+    /// ago.
     Unknown,
 }
 
-/// A piece of data that went with its last holder.
+/// The record of data that was lost with its last holder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Lost {
     /// The state's version when it was lost.
@@ -42,7 +41,7 @@ pub(crate) struct Lost {
     pub(crate) bytes: Bytes,
 }
 
-/// Who holds what, and what is lost.
+/// The holders of each piece of data, and the lost data.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "Stored", into = "Stored")]
 pub(crate) struct Index {
@@ -69,7 +68,7 @@ impl From<Index> for Stored {
 }
 
 impl Index {
-    /// A node holds it. What was lost is found.
+    /// Records that a node holds the data. Lost data is thereby found again.
     pub(crate) fn hold(&mut self, id: &DataId, node: &NodeName) {
         match self.held.get_mut(id) {
             Some(holders) => {
@@ -85,12 +84,13 @@ impl Index {
         }
     }
 
-    /// A node dropped it. The last to do so makes it unknown.
+    /// Records that a node dropped the data. Data that its last holder dropped becomes unknown.
     pub(crate) fn release(&mut self, id: &DataId, node: &NodeName) {
         self.let_go(id, node);
     }
 
-    /// A node that held it is lost at `version`, and it as well if nobody else holds it.
+    /// Records that a holder was lost at `version`. The data is lost with it if no other node holds
+    /// the data.
     pub(crate) fn lose(&mut self, id: &DataId, bytes: Bytes, node: &NodeName, version: u64) {
         if self.let_go(id, node) {
             self.lost.insert(id.clone(), Lost { version, bytes });
@@ -98,7 +98,7 @@ impl Index {
         }
     }
 
-    /// Forgets what was lost first, down to the bound.
+    /// Forgets the oldest losses until at most `max` are left.
     pub(crate) fn forget_beyond(&mut self, max: usize) {
         while self.lost.len() > max {
             let Some((_, id)) = self.by_loss.remove_min() else { return };
@@ -106,7 +106,7 @@ impl Index {
         }
     }
 
-    /// Whether the node was the last to hold it.
+    /// Removes a holder and returns whether the node was the last one.
     fn let_go(&mut self, id: &DataId, node: &NodeName) -> bool {
         let Some(holders) = self.held.get_mut(id) else { return false };
         let Ok(place) = holders.binary_search(node) else { return false };
@@ -124,12 +124,12 @@ impl Index {
         }
     }
 
-    /// Who holds it, by name. Never empty.
+    /// Returns the holders of the data, by name; never an empty list.
     pub(crate) fn holders(&self, id: &DataId) -> Option<&Arc<[NodeName]>> {
         self.held.get(id)
     }
 
-    /// What is known of its loss.
+    /// Returns the record of the data's loss.
     pub(crate) fn lost(&self, id: &DataId) -> Option<Lost> {
         self.lost.get(id).copied()
     }
@@ -142,12 +142,12 @@ impl Index {
         self.lost.len()
     }
 
-    /// The holders of all data, counted.
+    /// Returns the number of holders, summed over all data.
     pub(crate) fn holdings(&self) -> usize {
         self.held.values().map(|holders| holders.len()).sum()
     }
 
-    /// Whether nothing is both held and lost, and the order of loss matches what is lost.
+    /// Whether no data is both held and lost, and the order of loss matches the lost data.
     pub(crate) fn is_consistent(&self, version: u64) -> bool {
         self.lost.len() <= LOST_ENTRIES_MAX
             && self.lost.len() == self.by_loss.len()
@@ -160,8 +160,9 @@ impl Index {
     }
 }
 
-/// Whom to ask for data with these holders: its home if that is one of them, or else the one its
-/// number falls on, so that the data of a lost home is spread over the replicas.
+/// Returns the node to ask for data with these holders. The home node is first choice. If the home
+/// does not hold the data, the data's number selects a holder, so that the data of a lost home is
+/// spread over the replicas.
 pub(crate) fn home_of(id: &DataId, holders: &[NodeName]) -> NodeName {
     let replica = usize::try_from(id.counter % holders.len() as u64).unwrap_or(0);
     let home = holders.binary_search(&id.home).unwrap_or(replica);
@@ -180,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_holder_takes_it_along() {
+    fn data_is_lost_with_its_last_holder_and_unknown_once_dropped() {
         let mut index = Index::default();
         index.hold(&id(1), &node_name("n2"));
         index.hold(&id(1), &node_name("n1"));
@@ -198,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_lost_first_is_forgotten_first() {
+    fn index_forgets_oldest_lost_objects_first() {
         let mut index = Index::default();
         for counter in 0..4 {
             index.hold(&id(counter), &node_name("n1"));
@@ -210,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn the_home_is_asked_and_then_always_the_same_replica() {
+    fn data_is_fetched_from_its_home_or_else_always_from_the_same_replica() {
         let holders = [node_name("n1"), node_name("n2"), node_name("n3")];
         assert_eq!(home_of(&id(2), &holders), node_name("n1"));
         assert_eq!(home_of(&id(2), &holders[1..]), node_name("n2"));

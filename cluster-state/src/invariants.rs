@@ -1,5 +1,5 @@
-//! What holds after every command. The same predicate serves debug builds, tests, simulation and
-//! the reading of a snapshot.
+//! Conditions that hold after every command. The same checks serve debug builds, tests, simulations
+//! and the decoding of a snapshot.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,74 +15,75 @@ use crate::state::{
     WORKFLOWS_MAX,
 };
 
-/// A broken invariant: a bug of this crate, or bytes that no build of it wrote.
+/// A broken invariant: a bug of this crate, or bytes that no build wrote.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
-    /// Something exists before the cluster does.
+    /// The state has contents, but the cluster has no name.
     #[error("the cluster has no name but has contents")]
     Unnamed,
-    /// A cluster's name that is empty.
+    /// The cluster's name is empty.
     #[error("cluster id {0:?} is empty")]
     EmptyClusterId(ClusterId),
-    /// A record stands under another key than its own.
-    #[error("{0} stands under another key")]
+    /// A record is stored under another key than its own.
+    #[error("{0} is stored under another key")]
     Misfiled(String),
-    /// Revisions are missing, out of order, or too many.
+    /// The revisions of a function are missing, out of order, or too many.
     #[error("the revisions of {0} are not 1 to {REVISIONS_KEPT} in rising order")]
     Revisions(FunctionKey),
-    /// A spec that validation would refuse.
+    /// A stored spec fails validation.
     #[error("{0} has a spec that is out of range")]
     Spec(FunctionKey),
-    /// A revision's model is not there.
+    /// A revision refers to an artifact that does not exist.
     #[error("{0} refers to artifact {1}, which is not known")]
     Dangling(FunctionKey, Digest),
-    /// A wrong reference count.
+    /// The reference count of an artifact is wrong.
     #[error("artifact {0} counts {1} uses and has {2}")]
     Uses(Digest, u64, u64),
-    /// An artifact that nobody holds.
+    /// An artifact has no holder.
     #[error("artifact {0} has no holder")]
     NoHolder(Digest),
-    /// A resource version beyond the state's, or one that two resources share.
+    /// A resource version is greater than the state's, or two resources share it.
     #[error("{0} has resource version {1}, which is not its own")]
     Version(String, u64),
-    /// An epoch that was never given, or given twice.
+    /// An epoch was never assigned, or was assigned twice.
     #[error("node {0} has an epoch that is not its own")]
     Epoch(NodeName),
-    /// A moment after the clock.
+    /// A date is after the state's clock.
     #[error("{0} is dated after the clock")]
     Future(String),
-    /// A live function that is also remembered as deleted.
-    #[error("{0} is both here and retired")]
+    /// An existing function is also recorded as deleted.
+    #[error("{0} is both an existing function and retired")]
     RetiredAndHere(FunctionKey),
-    /// A function and a workflow of one name.
+    /// A function and a workflow have the same name.
     #[error("{0} is both a function and a workflow")]
     NamedTwice(FunctionKey),
-    /// A workflow that cannot run what it runs, or of which that is not there.
-    #[error("workflow {0} does not fit what it runs: {1}")]
+    /// A workflow does not fit the functions or workflows that it runs, or those do not exist.
+    #[error("workflow {0} does not fit the functions and workflows that it runs: {1}")]
     Unfit(FunctionKey, FitError),
-    /// A workflow that takes, gives or nests something else than is kept of it.
-    #[error("what is kept of workflow {0} does not follow from what it runs")]
+    /// The stored inputs, outputs or nesting of a workflow differ from those that its functions and
+    /// workflows imply.
+    #[error("the stored signature or nesting of workflow {0} differs from the one that its steps imply")]
     Signature(FunctionKey),
-    /// A workflow whose number a deleted model of its name had.
-    #[error("workflow {0} counts from below where its name stopped")]
+    /// The number of a workflow is not above the last number of a deleted model of its name.
+    #[error("workflow {0} has a number that a deleted model of its name had")]
     Generation(FunctionKey),
-    /// More of something than its bound.
-    #[error("more {0} than the bound")]
+    /// The state holds more records of a kind than its bound.
+    #[error("the number of {0} is over its bound")]
     Unbounded(&'static str),
     /// The two orders of the placements differ.
-    #[error("the placements' order by node does not match them")]
+    #[error("the placements by node differ from the placements by function")]
     Placements,
-    /// Something of a function or a registration that is not there.
-    #[error("{0} belongs to what is not there")]
+    /// A record belongs to a function or registration that does not exist.
+    #[error("{0} belongs to a function, registration or placement that does not exist")]
     Stray(String),
-    /// The data index does not say what the nodes' checkpoints do.
-    #[error("the data index does not match the nodes' checkpoints")]
+    /// The data index differs from the nodes' checkpoints.
+    #[error("the data index differs from the nodes' checkpoints")]
     Index,
-    /// Requests that were forgotten or counted twice.
+    /// Requests were forgotten, or counted twice.
     #[error("the replicas of {0} do not add up to its score")]
     Score(FunctionKey),
-    /// The two views of the sessions differ.
-    #[error("the sessions' order of use does not match them")]
+    /// The two orders of the sessions differ.
+    #[error("the sessions by time of use differ from the sessions by client")]
     Sessions,
 }
 
@@ -96,7 +97,7 @@ impl State {
         self.check_soft_state()
     }
 
-    /// Checks what people and processes wrote: all but what nodes checkpointed.
+    /// Checks the records that people and processes wrote: all but the nodes' checkpoints.
     pub(crate) fn check_records(&self) -> Result<(), Violation> {
         self.check_cluster()?;
         self.check_bounds()?;
@@ -131,7 +132,8 @@ impl State {
             ("placements", self.placements.len(), PLACEMENTS_MAX),
             ("tenants with caps", self.tenants.len(), TENANTS_MAX),
             ("policies", self.policies.len(), POLICIES_KEPT),
-            // That ended, and that go on: changes of the group, and a drain for each node.
+            // Ended operations, and running ones: changes of the group, and one drain for each
+            // node.
             ("operations", self.operations.len(), 2 * OPERATIONS_MAX + NODES_MAX),
         ];
         match bounds.into_iter().find(|(_, len, max)| len > max) {
@@ -221,7 +223,7 @@ impl State {
 
     fn check_tenants(&self) -> Result<(), Violation> {
         for (name, tenant) in &self.tenants {
-            // One without caps is not kept.
+            // A tenant without caps has no record.
             if *name != tenant.name || tenant.quota.is_none() {
                 return Err(Violation::Misfiled(format!("tenant {name}")));
             }

@@ -1,4 +1,4 @@
-//! The replicated state: what every controller agrees on, and how each command changes it.
+//! The replicated state of the cluster, and how each command changes the state.
 //!
 //! ```text
 //!   Proposal { stamp, caller, idempotency, command }        from the log, in order
@@ -10,28 +10,28 @@
 //!   commands/<one file per command>      check everything, then change
 //! ```
 //!
-//! Pure and deterministic: [`State::apply`] reads its arguments and nothing else, so that the same
-//! log gives the same bytes on every controller. There is no clock here (the leader stamps time
-//! into the proposal), no randomness, no I/O and no iteration in an order that could differ.
+//! [`State::apply`] is pure and deterministic: it reads its arguments and nothing else, so the same
+//! log gives the same bytes on every controller. This crate has no clock (the leader stamps the
+//! time into the proposal), no randomness, no I/O, and no iteration in an order that could differ.
 //!
-//! Maps are persistent, so that cloning a [`State`] costs a few reference counts: a snapshot, a
-//! reader and a dry run each take a clone.
+//! Maps are persistent, so cloning a [`State`] costs a few reference counts. Snapshots, readers and
+//! dry runs each take a clone.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`command`] | [`Proposal`] and [`Command`]: what is in the log |
-//! | [`outcome`] | [`Applied`] and [`Refusal`]: what a command answers |
-//! | [`quota`] | what the state may hold, in items and bytes |
+//! | [`command`] | [`Proposal`] and [`Command`]: the contents of the log |
+//! | [`outcome`] | [`Applied`] and [`Refusal`]: the answer to a command |
+//! | [`quota`] | bounds on the state, in items and bytes |
 //! | [`apply_set`] | the dry run of several functions and workflows as one |
-//! | [`record`] | functions, workflows, artifacts, nodes, placements, tenants and policies as they are kept |
-//! | [`workflows`] | whether a workflow fits what it runs, and what a change below it makes of it |
-//! | [`checkpoint`] | what a node told of its soft state |
-//! | [`index`] | tier 2 of the data index: who holds what, and what is lost |
-//! | [`rules`] | the version of the rules that is in force, and those that a build knows |
-//! | [`operations`] | what takes its time: drains, changes of the controller group |
-//! | [`invariants`] | what holds after every command |
+//! | [`record`] | stored functions, workflows, artifacts, nodes, placements, tenants and policies |
+//! | [`workflows`] | whether a workflow fits the models that it runs, and the effect of a change of those models |
+//! | [`checkpoint`] | the soft state that a node reported |
+//! | [`index`] | tier 2 of the data index: the holders of each piece of data, and the lost data |
+//! | [`rules`] | the version of the rules that is in force, and the versions that a build knows |
+//! | [`operations`] | long-running operations: drains, changes of the controller group |
+//! | [`invariants`] | conditions that hold after every command |
 //! | [`snapshot`] | a state as bytes, with a format version |
-//! | [`packed`] | MessagePack of disks and other processes, its nesting bounded |
+//! | [`packed`] | MessagePack of disks and other processes, with bounded nesting |
 
 mod accounts;
 pub mod apply_set;

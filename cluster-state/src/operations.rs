@@ -1,14 +1,15 @@
-//! What takes its time: drains of nodes and changes of the controller group. A drain begins with the
-//! wish, and ends when nothing is placed on the node, by whichever command that comes about; a change of
-//! the group is begun and ended by the controller that makes it. How far a drain is follows from the
-//! placements.
+//! Long-running operations: drains of nodes and changes of the controller group. A drain begins
+//! when an operator sets the node to draining, and ends when no function is placed on the node,
+//! whichever command removes the last one. A controller that changes the group begins and ends the
+//! operation itself. The progress of a drain follows from the placements.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_types::NodeName;
-/// Of drains there is one for each node that is drained, beside the changes of the group.
+/// Maximum number of running changes of the group, and of ended operations. Each draining node has
+/// one drain besides.
 pub use millrace_types::limits::OPERATIONS_MAX;
 use serde::{Deserialize, Serialize};
 
@@ -18,75 +19,64 @@ use crate::outcome::Refusal;
 use crate::record::{ControllerId, Scheduling};
 use crate::state::{Context, State};
 
-/// How long a change of the group may run: far longer than its maker takes. One that is older was left
-/// behind by a maker that is gone.
+/// Maximum duration of a change of the group, far longer than any change lasts. An older operation
+/// was left behind by a controller that no longer runs.
 pub const OPERATION_LIFE_MAX: Duration = Duration::from_secs(600);
-/// How long an operation is kept after its end.
+/// Time for which an operation is kept after its end.
 pub const OPERATION_TTL: Duration = Duration::from_secs(24 * 3600);
 
-/// What takes its time.
+/// The kind of a long-running operation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Kind {
-    /// What a node has moves elsewhere.
-    DrainNode {
-        /// Which.
-        node: NodeName,
-    },
+    /// The functions of a node move to other nodes.
+    DrainNode { node: NodeName },
     /// A learner becomes a voter.
-    PromoteController {
-        /// Which.
-        id: ControllerId,
-    },
+    PromoteController { id: ControllerId },
     /// A controller leaves the group.
-    RemoveController {
-        /// Which.
-        id: ControllerId,
-    },
+    RemoveController { id: ControllerId },
 }
 
-/// How an operation ended.
+/// The result of an operation that has ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum End {
-    /// It did what it was to do.
+    /// The operation did its job.
     Succeeded,
-    /// It did not.
+    /// The operation failed.
     Failed {
-        /// Why.
+        /// The reason for the failure.
         why: String,
     },
-    /// Somebody ended it before its time.
+    /// A caller ended the operation early.
     Cancelled,
 }
 
-/// An operation.
+/// A long-running operation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Operation {
-    /// The state's version when it began: never given twice.
+    /// The state's version at the begin of the operation, which is never assigned twice.
     pub id: u64,
-    /// What it does.
     pub kind: Kind,
-    /// Steps there were when it began: functions to move; 0 where there is nothing to count.
+    /// Number of steps at the begin: functions to move; 0 if the operation has no steps to count.
     pub total: u64,
-    /// Steps that were done at its end, where it was ended before its time.
+    /// Number of steps done when the operation was ended early.
     #[serde(default)]
     pub done: u64,
-    /// When it began.
     pub started_at: UnixMillis,
-    /// Who began it.
+    /// The caller that began the operation.
     pub started_by: Caller,
-    /// How and when it ended. `None` while it runs.
+    /// Time and result of the end; `None` while the operation runs.
     #[serde(default)]
     pub ended: Option<(UnixMillis, End)>,
 }
 
 impl Operation {
-    /// Whether it goes on.
+    /// Whether the operation has not ended.
     #[must_use]
     pub fn runs(&self) -> bool {
         self.ended.is_none()
     }
 
-    /// Whether somebody may end it before its time.
+    /// Whether a caller may end the operation early.
     #[must_use]
     pub fn is_cancellable(&self) -> bool {
         self.runs() && matches!(self.kind, Kind::DrainNode { .. })
@@ -94,25 +84,24 @@ impl Operation {
 }
 
 impl State {
-    /// One operation.
     #[must_use]
     pub fn operation(&self, id: u64) -> Option<&Arc<Operation>> {
         self.operations.get(&id)
     }
 
-    /// Every operation that is kept, the oldest first.
+    /// Returns every stored operation, oldest first.
     pub fn operations(&self) -> impl DoubleEndedIterator<Item = &Arc<Operation>> {
         self.operations.values()
     }
 
-    /// The drain of a node that is under way.
+    /// Returns the running drain of a node.
     #[must_use]
     pub fn drain_of(&self, name: &NodeName) -> Option<&Arc<Operation>> {
         let drains = |it: &&Arc<Operation>| matches!(&it.kind, Kind::DrainNode { node } if node == name);
         self.operations.values().filter(|it| it.runs()).find(drains)
     }
 
-    /// How many steps of an operation are done.
+    /// Returns the number of steps of an operation that are done.
     #[must_use]
     pub fn steps_done(&self, operation: &Operation) -> u64 {
         match (&operation.ended, &operation.kind) {
@@ -125,7 +114,7 @@ impl State {
         }
     }
 
-    /// Refuses to begin another change of the group while as many are under way as may be.
+    /// Refuses to begin another change of the group while the maximum number is under way.
     pub(crate) fn check_changes(&self) -> Result<(), Refusal> {
         let changes = self.operations.values().filter(|it| it.runs() && !it.is_cancellable());
         if changes.count() >= OPERATIONS_MAX {
@@ -134,7 +123,7 @@ impl State {
         Ok(())
     }
 
-    /// Begins an operation under the state's version.
+    /// Begins an operation, with the state's version as its id.
     pub(crate) fn begin_operation(&mut self, context: Context<'_>, kind: Kind) {
         let total = match &kind {
             Kind::DrainNode { node } => self.placements.on(node).count() as u64,
@@ -152,7 +141,8 @@ impl State {
         self.operations.insert(operation.id, Arc::new(operation));
     }
 
-    /// Ends an operation that runs. Of too many that have ended, the first to have is forgotten.
+    /// Ends a running operation. If too many operations have ended, the one that ended first is
+    /// forgotten.
     pub(crate) fn end_operation(&mut self, id: u64, at: UnixMillis, end: End) {
         let done = self.operation(id).map_or(0, |it| self.steps_done(it));
         if self.operation(id).is_some_and(|it| it.runs()) {
@@ -169,8 +159,9 @@ impl State {
         }
     }
 
-    /// Ends the drains that a command brought to their end: what was to leave has left, the node is gone,
-    /// or somebody wishes otherwise.
+    /// Ends the drains that a command completed or cancelled. A drain is complete if no function is
+    /// placed on the node, or the node was removed. A drain is cancelled if the node is no longer
+    /// set to draining.
     pub(crate) fn settle_operations(&mut self) {
         let end = |it: &Arc<Operation>| {
             let Kind::DrainNode { node: name } = &it.kind else { return None };
@@ -190,7 +181,8 @@ impl State {
         }
     }
 
-    /// Forgets what ended long ago, and ends what nobody will.
+    /// Forgets operations that ended long ago, and ends changes of the group whose controller no
+    /// longer runs.
     pub(crate) fn expire_operations(&mut self) {
         let now = self.clock;
         let left = |it: &&Arc<Operation>| {

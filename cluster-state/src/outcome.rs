@@ -1,4 +1,4 @@
-//! What a command answers: what it did, or why it did nothing.
+//! The answer to a command: its effect, or the reason for a refusal.
 
 use std::time::Duration;
 
@@ -9,270 +9,236 @@ use serde::{Deserialize, Serialize};
 use crate::command::UnixMillis;
 use crate::record::{ControllerId, ModelKind, Scheduling};
 
-/// Ends a text that was cut.
+/// The end of a shortened text.
 const ELLIPSIS: &str = "…";
 
-/// What [`crate::State::apply`] returns.
+/// The answer of [`crate::State::apply`].
 pub type Outcome = Result<Applied, Refusal>;
 
-/// What a command did. `version` is the state's version after it, which is the resource version of
-/// what it changed.
+/// The effect of a command. `version` is the state's version after the command, and the resource
+/// version of the changed resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Applied {
-    /// Something new is there.
+    /// The command created a resource.
     Created {
-        /// Its resource version.
+        /// The resource version.
         version: u64,
     },
-    /// Something is different.
+    /// The command changed a resource.
     Changed {
-        /// Its resource version.
+        /// The resource version.
         version: u64,
     },
-    /// Everything was so already.
+    /// The resource already had the requested contents.
     Unchanged,
-    /// Something is gone.
+    /// The command deleted a resource.
     Deleted {
         /// The state's version.
         version: u64,
     },
-    /// A node is in.
+    /// The node is registered.
     Registered {
-        /// Its epoch, never given before.
+        /// The new epoch, never assigned before.
         epoch: Epoch,
     },
-    /// A node was in already: the same process came to another controller.
+    /// The node was registered already: the same process asked a second controller.
     AlreadyRegistered {
-        /// The epoch it has.
+        /// The node's present epoch.
         epoch: Epoch,
     },
-    /// A checkpoint is in.
+    /// The checkpoint is merged.
     Synced {
-        /// Its number: what the worker is told.
+        /// The number of the batch, which acknowledges it to the worker.
         seq: u64,
     },
-    /// A checkpoint was in already, and is acknowledged again.
+    /// The checkpoint was merged before, and is acknowledged again.
     SyncRepeated {
-        /// The last that was taken.
+        /// The number of the last merged batch.
         last: u64,
     },
-    /// A checkpoint does not follow the last: a full sync is wanted, under higher numbers.
+    /// The checkpoint does not follow the last one: the worker has to send a full sync, with higher
+    /// numbers.
     ResyncWanted {
-        /// The last that was taken.
+        /// The number of the last merged batch.
         last: u64,
     },
 }
 
-/// Why a command did nothing. Each message says what to do about it.
+/// The reason why a command changed nothing. Each message contains a next step.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum Refusal {
-    /// Before [`crate::Command::InitCluster`].
+    /// No [`crate::Command::InitCluster`] has been applied yet.
     #[error("the cluster is not initialized yet: try again")]
     NotInitialized,
-    /// A second name for the cluster.
+    /// The cluster already has another name.
     #[error("this is cluster {actual}, not {asked}: connect to the right one, or use another data directory")]
     OtherCluster {
-        /// Its name.
+        /// The cluster's name.
         actual: ClusterId,
-        /// The name given.
+        /// The name in the command.
         asked: ClusterId,
     },
-    /// A spec out of range.
+    /// The spec is out of range.
     #[error("{problem}")]
     InvalidSpec {
-        /// What is wrong and what to write.
+        /// The fault in the spec, and the correction.
         problem: String,
     },
-    /// No such function.
+    /// The function does not exist.
     #[error("no function {key}: list them with 'millrace get functions'")]
     FunctionNotFound {
-        /// The name asked for.
+        /// The requested name.
         key: FunctionKey,
     },
-    /// No such workflow.
+    /// The workflow does not exist.
     #[error("no workflow {key}: list them with 'millrace get workflows'")]
     WorkflowNotFound {
-        /// The name asked for.
+        /// The requested name.
         key: FunctionKey,
     },
-    /// Functions and workflows are models alike, under one set of names.
+    /// The name is in use: functions and workflows share one set of names.
     #[error("{key} is a {by} already: choose another name, or delete the {by} first")]
     NameTaken {
-        /// The name.
         key: FunctionKey,
-        /// What has it.
+        /// The kind of model that has the name.
         by: ModelKind,
     },
-    /// Workflows run it.
-    #[error("{key} is run by {}: change or delete what runs it first", users(by, *more))]
+    /// Workflows run the function or workflow that the command would delete.
+    #[error("{key} is run by {}: change or delete these workflows first", users(by, *more))]
     InUse {
-        /// Which function or workflow.
         key: FunctionKey,
-        /// Workflows of the same tenant that run it, at most
+        /// Workflows of the same tenant that run the model, at most
         /// [`USERS_NAMED_MAX`](crate::USERS_NAMED_MAX).
         by: Vec<FunctionName>,
-        /// How many more do.
+        /// Number of further workflows that run the model.
         more: u64,
     },
-    /// A change that a workflow could not run.
+    /// A workflow could not run the function or workflow after the change.
     #[error(
-        "workflow {workflow} runs {key}, itself or through others, and could not run it so: {problem}; apply this under another name, and let the workflow run that"
+        "workflow {workflow} runs {key}, directly or through other workflows, and could not run the changed {key}: {problem}; apply the change under another name, and let the workflow run that name"
     )]
     BreaksWorkflow {
-        /// The function or workflow to be changed.
+        /// The function or workflow that the command changes.
         key: FunctionKey,
-        /// What would no longer run.
+        /// The workflow that could no longer run.
         workflow: FunctionKey,
-        /// Which of its edges would no longer fit, and why.
+        /// The edge of the workflow that would no longer fit, and the reason.
         problem: String,
     },
-    /// The resource changed since it was read.
+    /// The resource has changed since the caller read it.
     #[error(
         "{key} is at resource version {actual}, not {expected} (0: absent): read it again and redo the change"
     )]
     Conflict {
-        /// Which function or workflow.
         key: FunctionKey,
-        /// What the caller had seen.
+        /// The version that the caller read.
         expected: u64,
-        /// What it is now; 0 when it is absent.
+        /// The present version; 0 if the resource does not exist.
         actual: u64,
     },
-    /// The policy changed since it was read.
+    /// The policy has changed since the caller read it.
     #[error(
-        "the policy is at resource version {actual}, not {expected} (0: nobody set any): read it again and redo the change"
+        "the policy is at resource version {actual}, not {expected} (0: never set): read it again and redo the change"
     )]
     PolicyConflict {
-        /// What the caller had seen.
+        /// The version that the caller read.
         expected: u64,
-        /// What it is now.
+        /// The present version.
         actual: u64,
     },
-    /// No such operation, or not any more.
+    /// The operation does not exist, or was already forgotten.
     #[error("no operation {id}: list them with 'millrace get operations'")]
-    OperationNotFound {
-        /// Which.
-        id: u64,
-    },
-    /// An operation that ends by itself.
+    OperationNotFound { id: u64 },
+    /// The operation ends by itself, and cannot be ended by a command.
     #[error("operation {id} ends by itself: wait for it with 'millrace operation wait {id}'")]
-    OperationGoesOn {
-        /// Which.
-        id: u64,
-    },
+    OperationGoesOn { id: u64 },
     /// The model was never uploaded, or was collected since.
     #[error("no artifact {digest}: upload the model first")]
-    ArtifactNotFound {
-        /// Which.
-        digest: Digest,
-    },
-    /// A revision refers to it, or its owner may be about to.
+    ArtifactNotFound { digest: Digest },
+    /// A revision refers to the artifact, or its owner may be about to.
     #[error("artifact {digest} is in use")]
-    ArtifactInUse {
-        /// Which.
-        digest: Digest,
-    },
-    /// Two sizes for one digest.
+    ArtifactInUse { digest: Digest },
+    /// Two files with one digest have different sizes.
     #[error("artifact {digest} has {actual} bytes, not {claimed}: one of the two files is damaged")]
     ArtifactDiffers {
-        /// Which.
         digest: Digest,
-        /// The size known.
+        /// Bytes of the stored file.
         actual: u64,
-        /// The size given.
+        /// Bytes of the file in the command.
         claimed: u64,
     },
-    /// No GPU of the cluster could ever hold it.
+    /// No GPU of the cluster has enough memory for the model.
     #[error(
         "{key} needs {needed} of GPU memory and the largest GPU here has {largest}: use a smaller model, or add a worker with larger GPUs"
     )]
     ModelTooLarge {
-        /// Which function.
         key: FunctionKey,
-        /// What it needs.
+        /// GPU memory that the function needs.
         needed: Bytes,
-        /// What there is.
+        /// Memory of the largest GPU.
         largest: Bytes,
     },
-    /// The name belongs to another process that lives.
+    /// The name belongs to another live process.
     #[error("a live worker is named {name} already: give this one another name, or stop the other")]
-    NodeNameTaken {
-        /// The name.
-        name: NodeName,
-    },
-    /// No such node.
+    NodeNameTaken { name: NodeName },
+    /// The node does not exist.
     #[error("no node {name}: list them with 'millrace get nodes'")]
     NodeNotFound {
-        /// The name asked for.
+        /// The requested name.
         name: NodeName,
     },
-    /// The node is gone.
+    /// The node is lost.
     #[error("node {name} is lost: wait until it is back, or choose another")]
-    NodeIsLost {
-        /// Which.
-        name: NodeName,
-    },
-    /// The node is there.
+    NodeIsLost { name: NodeName },
+    /// The node is live, and only a lost node can be removed.
     #[error("node {name} is live: stop its worker and wait until it is lost, then remove it")]
-    NodeIsLive {
-        /// Which.
-        name: NodeName,
-    },
-    /// The node takes no functions.
+    NodeIsLive { name: NodeName },
+    /// The node accepts no functions.
     #[error("node {name} is {scheduling}: uncordon it first, or choose another")]
     NodeUnschedulable {
-        /// Which.
         name: NodeName,
-        /// What is wished of it.
+        /// The operator's scheduling state.
         scheduling: Scheduling,
     },
-    /// A checkpoint of a registration that is over.
+    /// The checkpoint belongs to a registration that has ended.
     #[error("epoch {epoch} of node {name} is over: register again, then send everything")]
     Fenced {
-        /// Which node.
         name: NodeName,
-        /// The epoch given.
+        /// The epoch in the checkpoint.
         epoch: Epoch,
-        /// The one that holds; `None` while the node is lost or unknown.
+        /// The present epoch; `None` while the node is lost or unknown.
         current: Option<Epoch>,
     },
-    /// A checkpoint out of range.
+    /// The checkpoint is out of range.
     #[error("the checkpoint of node {name} is out of range: {problem}")]
     InvalidCheckpoint {
-        /// Which node.
         name: NodeName,
-        /// What is wrong.
+        /// The fault in the checkpoint.
         problem: String,
     },
     /// Too few controllers hold the model's file.
     #[error(
-        "artifact {digest} is held by {held} controllers and {needed} have to: it is being copied to {}, try again",
+        "artifact {digest} is held by {held} controllers and needs {needed}: the file is being copied to {}, try again",
         list(missing)
     )]
     ArtifactNotHeld {
-        /// Which.
         digest: Digest,
-        /// The voters that hold it.
+        /// Number of voters that hold the file.
         held: u32,
-        /// How many are a majority.
+        /// Number of voters that form a majority.
         needed: u32,
-        /// The voters that do not.
+        /// The voters that do not hold the file.
         missing: Vec<ControllerId>,
     },
-    /// Nobody else holds the file.
+    /// No other controller holds the file.
     #[error(
         "{holder} is the last to hold artifact {digest}: copy it to another first, or remove the artifact"
     )]
-    LastHolder {
-        /// Which.
-        digest: Digest,
-        /// Who.
-        holder: ControllerId,
-    },
+    LastHolder { digest: Digest, holder: ControllerId },
     /// A named bound of the state is reached.
     #[error("the cluster holds its limit of {limit} {what}: delete some first")]
     Full {
-        /// What there are too many of.
+        /// The kind of records that reached the bound.
         what: String,
         /// The bound.
         limit: u64,
@@ -282,14 +248,14 @@ pub enum Refusal {
         "the replicated state of {of} would take {bytes} bytes, over the limit of {limit}: delete functions or workflows first"
     )]
     OutOfBytes {
-        /// Whose part of the state is full.
+        /// The owner of the full part of the state: the cluster, a tenant or all tenants.
         of: String,
-        /// The bytes that it would take.
+        /// Bytes that this part would take.
         bytes: u64,
         /// The bound.
         limit: u64,
     },
-    /// As many changes of the group are under way as may be.
+    /// The maximum number of changes of the controller group is under way.
     #[error(
         "{limit} changes of the group are under way: wait for some to end, see 'millrace get operations'"
     )]
@@ -297,18 +263,18 @@ pub enum Refusal {
         /// The bound.
         limit: u64,
     },
-    /// The client has moved on from this number.
+    /// The client has already sent a write with a higher number.
     #[error("idempotency key {seq} is older than the client's last, {last}: number writes upward")]
     KeyTooOld {
-        /// The number given.
+        /// The number in this write.
         seq: u64,
-        /// The last one seen.
+        /// The last number seen.
         last: u64,
     },
-    /// The same key came with another command.
+    /// The same key was used for another command.
     #[error("idempotency key {seq} was used for another write: use a new one for each")]
     KeyReused {
-        /// The number given.
+        /// The number in this write.
         seq: u64,
     },
 }
@@ -328,18 +294,18 @@ fn users(named: &[FunctionName], more: u64) -> String {
 }
 
 impl Refusal {
-    /// Too many of something.
+    /// Refuses a command because a named bound is reached.
     pub(crate) fn full(what: &str, limit: usize) -> Self {
         Self::Full { what: what.to_owned(), limit: limit as u64 }
     }
 
-    /// Too many bytes of something.
+    /// Refuses a command because a bound on bytes is reached.
     pub(crate) fn out_of_bytes(of: &str, bytes: u64, limit: usize) -> Self {
         Self::OutOfBytes { of: of.to_owned(), bytes, limit: limit as u64 }
     }
 
-    /// The same with at most [`REFUSAL_BYTES_MAX`] of its reason: sessions keep refusals, and a reason
-    /// may name every tensor of a model.
+    /// Returns the refusal with at most [`REFUSAL_BYTES_MAX`] of its reason: sessions keep
+    /// refusals, and a reason may name every tensor of a model.
     #[must_use]
     pub fn shortened(mut self) -> Self {
         if let Self::InvalidSpec { problem }
@@ -353,7 +319,7 @@ impl Refusal {
         self
     }
 
-    /// The stable reason that interfaces report.
+    /// Returns the stable reason that interfaces report.
     #[must_use]
     pub const fn reason(&self) -> Reason {
         match self {
@@ -390,7 +356,7 @@ impl Refusal {
 }
 
 impl UnixMillis {
-    /// The time since `earlier`, or zero when that is later.
+    /// Returns the time since `earlier`, or zero if `earlier` is later.
     #[must_use]
     pub const fn since(self, earlier: Self) -> Duration {
         Duration::from_millis(self.0.saturating_sub(earlier.0))

@@ -1,6 +1,6 @@
-//! MessagePack that a disk or another process has written. How deep it nests is bounded: each level takes
-//! stack, and a thread that is out of stack ends its process. Maps and sets take memory for the rows
-//! that arrived, and none for a length that a header announces.
+//! MessagePack that a disk or another process has written. The nesting is bounded, because each
+//! level uses stack and a stack overflow ends the process. Maps and sets allocate memory for the
+//! rows that arrived, never for a length that a header announces.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -12,30 +12,31 @@ use rmp_serde::decode::Error;
 use serde::de::{DeserializeOwned, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer as SerdeDeserializer};
 
-/// The deepest nesting that is read. Nothing that is written comes near.
+/// Maximum nesting that is read; every written value is far below.
 pub const NESTING_MAX: usize = 128;
 
-/// Reads a value.
+/// Decodes a value.
 ///
 /// # Errors
-/// Where the bytes are no such value, or nest deeper than [`NESTING_MAX`].
+/// If the bytes are no such value, or nest deeper than [`NESTING_MAX`].
 pub fn from_slice<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Error> {
     let mut deserializer = Deserializer::from_read_ref(bytes);
     deserializer.set_max_depth(NESTING_MAX);
     T::deserialize(&mut deserializer)
 }
 
-/// Reads a value in pieces.
+/// Decodes a value from a reader, in pieces.
 ///
 /// # Errors
-/// As [`from_slice`], and those of the reader.
+/// As [`from_slice`], and the errors of the reader.
 pub fn from_read<T: DeserializeOwned>(from: impl io::Read) -> Result<T, Error> {
     let mut deserializer = Deserializer::new(from);
     deserializer.set_max_depth(NESTING_MAX);
     T::deserialize(&mut deserializer)
 }
 
-/// Reads a map row by row. imbl's own reader takes memory for as many rows as the map's header says.
+/// Decodes a map row by row. imbl's own decoder allocates memory for the number of rows in the
+/// map's header.
 pub(crate) fn map<'de, D, K, V>(from: D) -> Result<OrdMap<K, V>, D::Error>
 where
     D: SerdeDeserializer<'de>,
@@ -45,13 +46,13 @@ where
     from.deserialize_map(Rows(PhantomData))
 }
 
-/// Reads a set item by item.
+/// Decodes a set item by item.
 pub(crate) fn set<'de, D, K>(from: D) -> Result<OrdSet<K>, D::Error>
 where
     D: SerdeDeserializer<'de>,
     K: Ord + Clone + Deserialize<'de>,
 {
-    // std's takes no memory beforehand.
+    // The standard library's set allocates no memory in advance.
     Ok(BTreeSet::deserialize(from)?.into_iter().collect())
 }
 
@@ -83,7 +84,7 @@ mod tests {
 
     use super::*;
 
-    /// At 1,024 levels, which rmp-serde reads, a thread of 2 MiB ran out of stack.
+    /// rmp-serde allows 1,024 levels, at which a thread with 2 MiB of stack overflowed.
     #[test]
     fn deep_nesting_is_refused_before_the_stack_ends() {
         let nested = |levels: usize| [vec![0x91; levels], vec![0xc0]].concat();
@@ -97,7 +98,7 @@ mod tests {
         }
     }
 
-    /// 2^32 - 1 rows would take some hundred gigabytes: the process would end.
+    /// A map of 2^32 - 1 rows would need some hundred gigabytes, and end the process.
     #[test]
     fn an_announced_length_takes_no_memory() {
         #[derive(Debug, serde::Deserialize)]

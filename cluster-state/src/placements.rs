@@ -1,4 +1,4 @@
-//! Which nodes are to hold which functions' models: by function and by node.
+//! The nodes that have to hold each function's model, by function and by node.
 
 use std::sync::Arc;
 
@@ -9,13 +9,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::record::Placement;
 
-/// Every placement. Stored as their list; the order by node is rebuilt.
+/// Every placement. The encoded form is the list of placements; the order by node is rebuilt.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "Stored", into = "Stored")]
 pub(crate) struct Placements {
     by_function: OrdMap<(FunctionKey, NodeName), Arc<Placement>>,
     by_node: OrdSet<(NodeName, FunctionKey)>,
-    /// Bytes of all placements.
     bytes: u64,
 }
 
@@ -40,7 +39,8 @@ impl From<Placements> for Stored {
 
 impl Placements {
     pub(crate) fn insert(&mut self, placement: Arc<Placement>) {
-        let (function, node) = (placement.function.clone(), placement.node.clone());
+        let function = placement.function.clone();
+        let node = placement.node.clone();
         self.by_node.insert((node.clone(), function.clone()));
         self.bytes += row_bytes(&function, &node);
         if self.by_function.insert((function.clone(), node.clone()), placement).is_some() {
@@ -63,7 +63,7 @@ impl Placements {
         self.by_function.values()
     }
 
-    /// The placements of a function, by node.
+    /// Returns the placements of a function, by node.
     pub(crate) fn of<'a>(
         &'a self,
         function: &'a FunctionKey,
@@ -73,7 +73,7 @@ impl Placements {
         placements.take_while(move |placement| placement.function == *function)
     }
 
-    /// The functions placed on a node, by key.
+    /// Returns the functions placed on a node, by key.
     pub(crate) fn on<'a>(&'a self, node: &'a NodeName) -> impl Iterator<Item = &'a FunctionKey> + use<'a> {
         let from = (node.clone(), FunctionKey { tenant: first_name(), name: first_name() });
         self.by_node.range(from..).take_while(move |(at, _)| at == node).map(|(_, function)| function)
@@ -83,12 +83,12 @@ impl Placements {
         self.by_function.len()
     }
 
-    /// The bytes of all placements.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Whether both orders hold the same placements, each under its own name, and the bytes are theirs.
+    /// Whether both orders hold the same placements under their own keys, and the byte count
+    /// matches.
     pub(crate) fn is_consistent(&self) -> bool {
         self.by_function.len() == self.by_node.len()
             && self.bytes == self.by_function.keys().map(|(function, node)| row_bytes(function, node)).sum()
@@ -100,18 +100,20 @@ impl Placements {
     }
 }
 
-/// Bytes of a placement, encoded: its names, the names of its fields, a reason and two numbers.
+/// Returns the bytes of an encoded placement: its names, the names of its fields, a reason and two
+/// numbers.
 fn row_bytes(function: &FunctionKey, node: &NodeName) -> u64 {
     const AROUND: usize = 144;
     (AROUND + function.tenant.as_str().len() + function.name.as_str().len() + node.as_str().len()) as u64
 }
 
-/// Names begin with a letter or a digit: none sorts before "0".
+/// Returns the first name in the order: names begin with a letter or a digit, so none sorts before
+/// "0".
 pub(crate) fn first_name<N: std::str::FromStr<Err: std::fmt::Debug>>() -> N {
     "0".parse().expect("a digit is a valid name")
 }
 
-/// Where a tenant's functions, and its workflows, begin: no key of it sorts before this.
+/// Returns a key before which no function or workflow of the tenant sorts.
 #[must_use]
 pub fn first_key(tenant: &TenantName) -> FunctionKey {
     FunctionKey { tenant: tenant.clone(), name: first_name() }

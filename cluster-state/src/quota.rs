@@ -1,6 +1,5 @@
-//! What the state may hold: the bytes that it takes, whether a write keeps to the bounds of
-//! [`millrace_types::limits`], and what a write is refused with. In: a state, and a proposal. Out: a
-//! [`Refusal`], or nothing.
+//! The quota of the state: how many bytes the state takes, and whether a write keeps to the bounds
+//! of [`millrace_types::limits`]. In: a state, and a proposal. Out: a [`Refusal`], or nothing.
 //!
 //! ```text
 //!   propose()            leader                          every replica
@@ -9,8 +8,9 @@
 //!                        command                         fit is taken back
 //! ```
 //!
-//! Each table of the state counts its own bytes ([`crate::table`]); the rest is of records whose size is
-//! bounded, so that their number bounds their bytes. What deletes or ends something always passes.
+//! Each table of the state counts its own bytes ([`crate::table`]). All other records have a
+//! bounded size, so their number bounds their bytes. A command that deletes or ends something
+//! always passes.
 
 use millrace_types::limits::{
     CALLER_BYTES_MAX, CHECKPOINTS_BYTES_MAX, DEFINITIONS_BYTES_MAX, DIM_NAME_BYTES_MAX,
@@ -30,9 +30,9 @@ use crate::table::{Record, encoded_len};
 
 /// Bytes of a state with empty tables, its policies included.
 const STATE_BYTES_AROUND: u64 = 32 << 10;
-/// Bytes of a row with a function's key and some numbers, at most.
+/// Maximum bytes of a row with a function's key and some numbers.
 const KEYED_BYTES_MAX: u64 = 288;
-/// Bytes of a piece of data that is lost, at most.
+/// Maximum bytes of the record of a lost piece of data.
 const LOST_BYTES_MAX: u64 = 112;
 
 impl Record for Function {}
@@ -45,36 +45,36 @@ impl Record for Operation {}
 /// A part of a command that is larger than its bound.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SizeError {
-    /// A text that is too long.
+    /// A text is too long.
     #[error("{what} {begins:?} has {found} bytes, and {bound} is {limit}: shorten it")]
     Text {
-        /// What the text is.
+        /// The part of the command that the text is.
         what: &'static str,
-        /// How the text begins.
+        /// The beginning of the text.
         begins: String,
-        /// Its bytes.
+        /// Bytes of the text.
         found: usize,
-        /// The most bytes.
+        /// Maximum bytes of the text.
         limit: usize,
         /// The name of the bound.
         bound: &'static str,
     },
-    /// Too many parts.
+    /// The command has too many parts of a kind.
     #[error("there are {found} {what}, and {bound} is {limit}: use fewer")]
     Count {
-        /// What there is too much of.
+        /// The kind of the parts.
         what: &'static str,
-        /// How many there are.
+        /// Number of parts.
         found: usize,
-        /// How many there may be.
+        /// Maximum number of parts.
         limit: usize,
         /// The name of the bound.
         bound: &'static str,
     },
-    /// A spec that is too large.
+    /// The spec is too large.
     #[error("the spec takes {found} bytes, and SPEC_BYTES_MAX is {SPEC_BYTES_MAX}: shorten its labels")]
     Spec {
-        /// Its bytes, encoded.
+        /// Bytes of the encoded spec.
         found: u64,
     },
 }
@@ -166,7 +166,8 @@ pub fn check_sizes(
 ) -> Result<(), SizeError> {
     check_text("the caller's name", &caller.0, CALLER_BYTES_MAX, "CALLER_BYTES_MAX")?;
     if let Some(key) = idempotency {
-        let (limit, bound) = (IDEMPOTENCY_KEY_BYTES_MAX, "IDEMPOTENCY_KEY_BYTES_MAX");
+        let limit = IDEMPOTENCY_KEY_BYTES_MAX;
+        let bound = "IDEMPOTENCY_KEY_BYTES_MAX";
         check_text("the idempotency key", &key.client, limit, bound)?;
     }
     match command {
@@ -183,7 +184,8 @@ pub fn check_sizes(
     }
 }
 
-/// Whether a command defines something that a client may delete, and of which tenant.
+/// Returns `Some` if a command defines something that a client may delete, with the tenant that is
+/// charged for it.
 fn defines(command: &Command) -> Option<Option<&TenantName>> {
     match command {
         Command::ApplyFunction { spec, .. } => Some(Some(&spec.key.tenant)),
@@ -195,7 +197,7 @@ fn defines(command: &Command) -> Option<Option<&TenantName>> {
 }
 
 impl State {
-    /// The bytes that the state takes, as its snapshot encodes it or somewhat more.
+    /// Returns the bytes that the state takes: the size of its snapshot, or somewhat more.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         let keyed = self.retired.len() + self.scores.len() + self.bills.len();
@@ -210,24 +212,25 @@ impl State {
             + self.index.lost_len() as u64 * LOST_BYTES_MAX
     }
 
-    /// The part of [`Self::bytes`] that clients define: functions, workflows, model summaries and caps.
+    /// Returns the part of [`Self::bytes`] that clients define: functions, workflows, model
+    /// summaries and caps.
     #[must_use]
     pub fn definition_bytes(&self) -> u64 {
         self.functions.bytes() + self.workflows.bytes() + self.artifacts.bytes() + self.tenants.bytes()
     }
 
-    /// The part of [`Self::definition_bytes`] that is one tenant's.
+    /// Returns the part of [`Self::definition_bytes`] that belongs to one tenant.
     #[must_use]
     pub fn tenant_bytes(&self, tenant: &TenantName) -> u64 {
         self.functions.bytes_of(tenant) + self.workflows.bytes_of(tenant) + self.tenants.bytes_of(tenant)
     }
 
-    /// Checks a write before it is proposed, so that what is too large or finds no room never reaches the
-    /// log. Answers for the bounds alone: whatever else is wrong with the write, applying it says. A
-    /// repeated write passes, because the log has its answer.
+    /// Checks a write before it is proposed, so that a write that is too large or finds no room
+    /// never reaches the log. The check covers the bounds alone; any other fault in the write is
+    /// found when the write is applied. A repeated write passes, because the state has its answer.
     ///
     /// # Errors
-    /// The [`Refusal`] that applying it would give, if the state is still the same then.
+    /// The [`Refusal`] that applying the write would give, if the state does not change before.
     pub fn admit(&self, proposal: &Proposal) -> Result<(), Refusal> {
         let Proposal { caller, idempotency, command, .. } = proposal;
         check_sizes(caller, idempotency.as_ref(), command)?;
@@ -250,8 +253,8 @@ impl State {
         }
     }
 
-    /// Applies a command by the rules that have a quota: `carry_out` changes the state, which is as it
-    /// was before if the command is refused.
+    /// Applies a command under rules that have a quota. `carry_out` changes the state. If the
+    /// command is refused, the state is restored.
     pub(crate) fn within_quota(
         &mut self,
         proposal: &Proposal,
@@ -271,7 +274,7 @@ impl State {
         outcome.map_err(Refusal::shortened)
     }
 
-    /// Refuses what adds records where the whole state has no room.
+    /// Refuses a command that adds records while the whole state has no room.
     fn check_open(&self, command: &Command) -> Result<(), Refusal> {
         let adds = match command {
             Command::RegisterNode { .. } | Command::Place { .. } | Command::BeginOperation { .. } => true,
@@ -291,7 +294,8 @@ impl State {
         Ok(())
     }
 
-    /// Refuses a definition that made the state larger than it may be.
+    /// Refuses a definition that made the state larger than its bounds. A state that was over a
+    /// bound before may not grow, but may shrink.
     fn check_room(&self, before: &Self, command: &Command) -> Result<(), Refusal> {
         let Some(tenant) = defines(command) else { return Ok(()) };
         let check =
@@ -308,13 +312,14 @@ impl State {
         check(&|| "the cluster".to_owned(), before.bytes(), self.bytes(), STATE_BYTES_MAX)
     }
 
-    /// Whether nodes' checkpoints have room for another item, one of them being taken out.
+    /// Whether the nodes' checkpoints have room for another item. `taken_out` is the size of a
+    /// checkpoint that is being changed, and that the table does not contain meanwhile.
     pub(crate) fn has_checkpoint_room(&self, taken_out: u64) -> bool {
         self.checkpoints.bytes() + taken_out < CHECKPOINTS_BYTES_MAX as u64
     }
 }
 
-/// What of an outcome says that there is no room.
+/// Returns the refusal if the outcome is one for lack of room.
 fn out_of_room(outcome: Outcome) -> Result<(), Refusal> {
     match outcome {
         Err(

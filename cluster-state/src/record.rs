@@ -1,4 +1,4 @@
-//! Functions, workflows, artifacts, nodes and tenants as the state keeps them.
+//! The stored form of functions, workflows, artifacts, nodes and tenants.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,8 +19,8 @@ use crate::command::{Caller, UnixMillis};
 pub struct ControllerId(pub u64);
 
 impl ControllerId {
-    /// Stands among an artifact's holders for the object store that the controllers share. No
-    /// controller has this number: they are counted from 1.
+    /// Stands for the object store that the controllers share, among an artifact's holders. No
+    /// controller has this number, because controllers are numbered from 1.
     pub const OBJECT_STORE: Self = Self(0);
 }
 
@@ -33,51 +33,49 @@ impl fmt::Display for ControllerId {
     }
 }
 
-/// The cluster itself.
+/// The identity of the cluster.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cluster {
-    /// Its name for ever.
+    /// A name that never changes.
     pub id: ClusterId,
-    /// When it began.
     pub created_at: UnixMillis,
 }
 
-/// What a model file turned out to be: what a listing shows and admission checks, without the file.
+/// The properties of a model file that listings show and admission checks, so that neither needs
+/// the file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelSummary {
-    /// Its weights in device memory.
+    /// Bytes of the weights in device memory.
     pub weights: Bytes,
-    /// Its weights, counted.
+    /// Number of weights.
     pub parameters: u64,
-    /// The launches it is cut into; none of a program.
+    /// Launches into which the model is cut; 0 for a program.
     pub launches: u32,
-    /// What it takes.
     pub inputs: Vec<TensorSpec>,
-    /// What it gives.
     pub outputs: Vec<TensorSpec>,
 }
 
 impl ModelSummary {
-    /// What it takes and gives.
+    /// Returns a copy of the inputs and outputs.
     #[must_use]
     pub fn signature(&self) -> Signature {
         Signature { inputs: self.inputs.clone(), outputs: self.outputs.clone() }
     }
 
-    /// The same, as it lies here.
+    /// Returns the inputs and outputs by reference.
     #[must_use]
     pub fn ports(&self) -> Ports<'_> {
         Ports { inputs: &self.inputs, outputs: &self.outputs }
     }
 
-    /// How a function of it is run: only a model has launches.
+    /// Returns the runtime of the model's functions: only an ONNX model has launches.
     #[must_use]
     pub fn runtime(&self) -> Runtime {
         if self.launches == 0 { Runtime::Process } else { Runtime::Onnx }
     }
 
-    /// An input or output whose first dimension is not free: requests for such a model cannot run as
-    /// one.
+    /// Returns an input or output whose first dimension is fixed. Requests for a model with such a
+    /// tensor cannot share a batch.
     #[must_use]
     pub fn unbatchable(&self) -> Option<&TensorSpec> {
         let free = |tensor: &TensorSpec| matches!(tensor.shape.first(), Some(Dim::Symbol(_)));
@@ -85,52 +83,51 @@ impl ModelSummary {
     }
 }
 
-/// A model file.
+/// A stored model file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Artifact {
-    /// Its content address.
+    /// The content address.
     pub digest: Digest,
-    /// Its size.
     pub bytes: Bytes,
-    /// What it is.
     pub model: ModelSummary,
-    /// The controllers that have it durably, and [`ControllerId::OBJECT_STORE`] if that has.
+    /// Controllers that hold the file durably, and [`ControllerId::OBJECT_STORE`] if the object
+    /// store holds it.
     #[serde(deserialize_with = "crate::packed::set")]
     pub holders: OrdSet<ControllerId>,
-    /// Revisions that refer to it.
+    /// Number of revisions that refer to the artifact.
     pub uses: u64,
-    /// When it was last uploaded, referred to or released.
+    /// Time of the last upload, reference or release.
     pub touched_at: UnixMillis,
-    /// Who uploaded it first.
+    /// The caller that uploaded the file first.
     pub created_by: Caller,
 }
 
 impl Artifact {
-    /// Whether the controllers' object store has it: it is safe then, whichever of them are lost.
+    /// Whether the controllers' object store holds the file. Such a file survives the loss of any
+    /// controllers.
     #[must_use]
     pub fn in_store(&self) -> bool {
         self.holders.contains(&ControllerId::OBJECT_STORE)
     }
 }
 
-/// A function with the revisions that are kept.
+/// A function with its stored revisions.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Function {
-    /// Whose it is and what it is called.
+    /// The tenant and the name.
     pub key: FunctionKey,
-    /// The state's version at its last change.
+    /// The state's version at the last change of the function.
     pub resource_version: u64,
-    /// Whether requests are served.
+    /// Whether the function serves requests.
     pub enabled: bool,
-    /// The newest revisions, oldest first. Never empty.
+    /// The newest revisions, oldest first; never empty.
     pub revisions: Vec<Arc<RevisionRecord>>,
-    /// When it was created.
     pub created_at: UnixMillis,
-    /// When it last changed.
     pub updated_at: UnixMillis,
-    /// Who made the last change.
+    /// The caller that made the last change.
     pub updated_by: Caller,
-    /// Requests that its name had been billed when it was created, of deleted ones that had it.
+    /// Requests billed to this name before the function was created, by deleted functions of the
+    /// same name.
     #[serde(default)]
     pub requests_before: u64,
 }
@@ -138,33 +135,31 @@ pub struct Function {
 /// One immutable version of a function.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RevisionRecord {
-    /// Its number, counted from 1 and never used for other content.
+    /// The revision number, counted from 1 and never reused for other content.
     pub number: Revision,
-    /// What its owner asked for.
+    /// The spec that the owner applied.
     pub spec: FunctionSpec,
-    /// Its model.
+    /// The content address of the model.
     pub digest: Digest,
-    /// When it was made.
     pub created_at: UnixMillis,
-    /// Who made it.
     pub created_by: Caller,
 }
 
 impl Function {
-    /// The newest revision.
+    /// Returns the newest revision.
     #[must_use]
     pub fn latest(&self) -> &Arc<RevisionRecord> {
         self.revisions.last().expect("a function is made with its first revision and keeps the newest")
     }
 
-    /// The number that grows with each accepted spec: the newest revision's.
+    /// Returns the newest revision's number, which grows with each accepted spec.
     #[must_use]
     pub fn generation(&self) -> Revision {
         self.latest().number
     }
 
-    /// The revisions that workers prepare, oldest first: the newest and, while a change rolls out
-    /// and for clients that name it, the one before.
+    /// Returns the revisions that workers prepare, oldest first: the newest and the one before. The
+    /// older one serves while a change rolls out, and for clients that name it.
     #[must_use]
     pub fn served(&self) -> &[Arc<RevisionRecord>] {
         let from = self.revisions.len().saturating_sub(crate::REVISIONS_SERVED);
@@ -173,19 +168,19 @@ impl Function {
 }
 
 impl RevisionRecord {
-    /// GPU memory that a run needs: what its owner asked for, and at least its weights.
+    /// Returns the GPU memory of a run: the requested amount, and at least the weights.
     #[must_use]
     pub fn gpu_memory(&self, model: &ModelSummary) -> Bytes {
         self.spec.resources.gpu_memory.unwrap_or(Bytes::ZERO).max(model.weights)
     }
 }
 
-/// What a model's name stands for.
+/// The kind of resource that a model's name refers to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ModelKind {
     /// A published model.
     Function,
-    /// A graph of them.
+    /// A graph of functions.
     Workflow,
 }
 
@@ -198,59 +193,58 @@ impl fmt::Display for ModelKind {
     }
 }
 
-/// A workflow (D01). Only its newest spec is kept.
+/// A workflow (D01). The state keeps only the newest spec.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Workflow {
-    /// Whose it is and what it is called.
+    /// The tenant and the name.
     pub key: FunctionKey,
-    /// The state's version when its owner last changed it.
+    /// The state's version when the owner last changed the workflow.
     pub resource_version: u64,
-    /// Counts accepted specs from 1, and goes on counting if the name returns.
+    /// Number of accepted specs, counted from 1. The count continues if a deleted name returns.
     pub generation: Revision,
-    /// What its owner asked for.
+    /// The spec that the owner applied.
     pub spec: WorkflowSpec,
-    /// What it takes and gives, checked against what it runs. Changes with that, while the workflow's
-    /// own version and dates stay.
+    /// Inputs and outputs, checked against the models that the workflow runs. They change with
+    /// those models, while the workflow's own version and dates stay.
     pub signature: Signature,
-    /// How deep workflows lie in it: 0 if it runs functions alone.
+    /// Depth of nested workflows; 0 if the workflow runs functions alone.
     pub nesting: u32,
-    /// When it was created.
     pub created_at: UnixMillis,
-    /// When its owner last changed it.
+    /// Time of the owner's last change.
     pub updated_at: UnixMillis,
-    /// Who made the last change.
+    /// The caller that made the last change.
     pub updated_by: Caller,
 }
 
-/// One GPU of a node, as far as admission cares.
+/// One GPU of a node, as admission sees it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeGpu {
-    /// Its position on the node.
+    /// The GPU's position on the node.
     pub index: GpuIndex,
     /// The product name.
     pub gpu_type: String,
-    /// Its memory.
+    /// Bytes of GPU memory.
     pub memory: Bytes,
 }
 
-/// Whether a node is believed alive.
+/// Whether the cluster believes a node alive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum NodeStatus {
-    /// Registered, and not known to be gone.
+    /// The node is registered, and not known to be gone.
     Live,
-    /// Gone: its epoch is over.
+    /// The node is gone: its epoch has ended.
     Lost,
 }
 
-/// What is wished of a node.
+/// Whether an operator lets a node accept functions.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Scheduling {
-    /// Takes functions.
+    /// The node accepts functions.
     #[default]
     Schedulable,
-    /// Takes no more.
+    /// The node accepts no more functions.
     Cordoned,
-    /// Takes no more, and what it has moves elsewhere.
+    /// The node accepts no more functions, and its functions move to other nodes.
     Draining,
 }
 
@@ -264,70 +258,65 @@ impl fmt::Display for Scheduling {
     }
 }
 
-/// Why a function was placed on a node.
+/// The reason for placing a function on a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum PlacementReason {
-    /// It has fewer replicas than its owner asked for.
+    /// The function has fewer replicas than its owner asked for.
     MissingReplica,
     /// A node with a replica was lost.
     NodeLost,
     /// A node with a replica is draining.
     Drain,
-    /// It is better off here.
+    /// The function is better off on this node.
     Rebalance,
 }
 
-/// A function's model that a node is to hold in its host tier.
+/// The assignment of a function's model to a node, whose host tier has to hold the model.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Placement {
-    /// Which function.
     pub function: FunctionKey,
-    /// Where.
     pub node: NodeName,
-    /// Why there.
     pub reason: PlacementReason,
-    /// The state's version when it was placed.
+    /// The state's version at the placement.
     pub resource_version: u64,
-    /// When it was placed.
     pub placed_at: UnixMillis,
 }
 
 /// A worker machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Node {
-    /// Its name.
     pub name: NodeName,
-    /// The number of its latest registration.
+    /// The number of the latest registration.
     pub epoch: Epoch,
-    /// Whether that still holds.
+    /// Whether the latest registration still holds.
     pub status: NodeStatus,
-    /// What is wished of it. Outlives its registrations.
+    /// The operator's scheduling state, which outlives registrations.
     #[serde(default)]
     pub scheduling: Scheduling,
-    /// Which process registered.
+    /// The name of the process that registered, to tell it from another process of the same node
+    /// name.
     pub instance: String,
-    /// Where its own service listens.
+    /// The address of the node's own service.
     pub address: String,
-    /// Its GPUs.
     pub gpus: Vec<NodeGpu>,
-    /// Its topology's name.
+    /// The name of the topology.
     pub topology: String,
-    /// Its host memory.
+    /// Bytes of host memory.
     pub host_memory: Bytes,
-    /// The state's version at its last change.
+    /// The state's version at the last change of the node.
     pub resource_version: u64,
-    /// When it last registered or was lost.
+    /// Time of the last registration or loss.
     pub changed_at: UnixMillis,
 }
 
 impl Node {
-    /// Whether it is registered and takes functions.
+    /// Whether the node is registered and accepts functions.
     #[must_use]
     pub fn takes_functions(&self) -> bool {
         self.state() == NodeState::Schedulable
     }
 
-    /// What may be placed on it.
+    /// Returns the node's state for placement.
     #[must_use]
     pub fn state(&self) -> NodeState {
         match (self.status, self.scheduling) {
@@ -338,7 +327,7 @@ impl Node {
         }
     }
 
-    /// Memory of its largest GPU; nothing where it has none.
+    /// Returns the memory of the largest GPU; zero if the node has no GPU.
     #[must_use]
     pub fn largest_gpu(&self) -> Bytes {
         self.gpus.iter().map(|gpu| gpu.memory).max().unwrap_or(Bytes::ZERO)
@@ -348,29 +337,28 @@ impl Node {
 /// A tenant that has caps.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tenant {
-    /// Its name.
     pub name: TenantName,
-    /// What it may use.
+    /// The caps on the tenant's resources.
     pub quota: Quota,
     /// The state's version at the last change.
     pub resource_version: u64,
-    /// When that was.
+    /// Time of the last change.
     pub changed_at: UnixMillis,
-    /// Who made it.
+    /// The caller that made the last change.
     pub changed_by: Caller,
 }
 
-/// How nodes schedule, as somebody set it.
+/// A policy for scheduling on nodes, set by an operator.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Policy {
-    /// What is set; the rest is as each worker was started.
+    /// The parts that are set. Each worker keeps its start options for the other parts.
     pub spec: PolicySpec,
-    /// Counts the changes, from 1.
+    /// Number of changes, counted from 1.
     pub generation: u64,
     /// The state's version at the change.
     pub resource_version: u64,
-    /// When that was.
+    /// Time of the change.
     pub changed_at: UnixMillis,
-    /// Who made it.
+    /// The caller that made the change.
     pub changed_by: Caller,
 }

@@ -1,9 +1,10 @@
-//! The versions of the rules by which commands change the state, and which of them a build knows.
+//! The versions of the rules by which commands change the state, and the versions that a build
+//! knows.
 //!
-//! Controllers take snapshots at different entries, so that after an upgrade they apply different
-//! stretches of one log again. So the version in force is part of the state: a
-//! [`SetClusterVersion`](crate::Command::SetClusterVersion) entry switches it, and every build applies
-//! an entry by the rules that were in force at that entry.
+//! Controllers take snapshots at different entries, so after an upgrade they apply different
+//! stretches of one log again. The version in force is therefore part of the state. A
+//! [`SetClusterVersion`](crate::Command::SetClusterVersion) entry switches it, and every build
+//! applies an entry by the rules that were in force at that entry.
 //!
 //! ```text
 //!   log       … │ 41: rules 9 │ 42: SetClusterVersion(10) │ 43: rules 10 │ …
@@ -11,16 +12,19 @@
 //!   build of 10 │   applies   │        switches           │   applies    │
 //! ```
 //!
-//! A build knows two versions, its own and the one before ([`KnownRules`]). So controllers may be upgraded
-//! one at a time, one version at a time: their leader switches once all voters know the newer version.
+//! A build knows two versions, its own and the one before ([`KnownRules`]). Controllers may
+//! therefore be upgraded one at a time and one version at a time: their leader switches once all
+//! voters know the newer version.
 //!
-//! To change what a command does, the answer it gets, or how the state is encoded:
+//! To change the effect of a command, its answer, or the encoding of the state:
 //! 1. Add a version to [`RulesVersion`] and raise [`RulesVersion::NEWEST`], unless the newest is
-//!    unreleased; add a row to the table there. Drop what only the version before the last needed.
-//! 2. Add a method to [`RulesVersion`] named after the change (`limits_state_bytes`), and ask it where the
-//!    two differ: `if state.rules().limits_state_bytes() { … }`.
-//! 3. Skip a new field of the state in its encoding while it is empty, and leave it empty under older
-//!    rules: builds of both versions must encode one state alike, because controllers compare digests.
+//!    unreleased; add a row to the table there. Drop the code that only the version before the last
+//!    needed.
+//! 2. Add a method to [`RulesVersion`] named after the change (`limits_state_bytes`), and call it
+//!    where the two versions differ: `if state.rules().limits_state_bytes() { … }`.
+//! 3. Skip a new field of the state in its encoding while it is empty, and leave it empty under
+//!    older rules: builds of both versions must encode one state alike, because controllers compare
+//!    digests.
 //! 4. Write `raft-store/tests/data/rules-N.*` (see `raft-store/src/tests/golden.rs`).
 
 use std::fmt;
@@ -30,11 +34,11 @@ use serde::{Deserialize, Serialize};
 use crate::command::{Command, Proposal};
 use crate::state::State;
 
-/// A version of the rules: the *cluster version* of interfaces and messages.
+/// The version of the rules: the *cluster version* of interfaces and messages.
 ///
 /// | version | since | change |
 /// |---|---|---|
-/// | 9 | 0.2.0 | the last without a version in the log; a log or snapshot that names none is of this one |
+/// | 9 | 0.2.0 | the last without a version in the log; a log or snapshot that names no version has this one |
 /// | 10 | 0.2.0 | the log and snapshots name the version; commands are held to the quota of the state |
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -46,12 +50,13 @@ impl RulesVersion {
     /// The newest rules that this build knows.
     pub const NEWEST: Self = Self(10);
 
-    /// Whether commands are held to the bounds of [`millrace_types::limits`] when they are applied.
+    /// Whether commands are checked against the bounds of [`millrace_types::limits`] when they are
+    /// applied.
     pub(crate) const fn has_quota(self) -> bool {
         self.0 >= 10
     }
 
-    /// The version after this one.
+    /// Returns the version after this one.
     #[must_use]
     pub const fn next(self) -> Self {
         Self(self.0 + 1)
@@ -80,19 +85,19 @@ impl KnownRules {
     /// The rules of this build.
     pub const THIS_BUILD: Self = Self { newest: RulesVersion::NEWEST };
 
-    /// The rules of a build by its newest version.
+    /// Returns the rules of a build with this newest version.
     #[must_use]
     pub const fn up_to(newest: RulesVersion) -> Self {
         Self { newest }
     }
 
-    /// The oldest version known.
+    /// Returns the oldest version that the build knows.
     #[must_use]
     pub const fn oldest(self) -> RulesVersion {
         RulesVersion(self.newest.0.saturating_sub(1))
     }
 
-    /// The newest version known.
+    /// Returns the newest version that the build knows.
     #[must_use]
     pub const fn newest(self) -> RulesVersion {
         self.newest
@@ -142,7 +147,7 @@ impl UnknownRules {
 }
 
 impl State {
-    /// The rules in force for the next command.
+    /// Returns the rules in force for the next command.
     #[must_use]
     pub fn rules(&self) -> RulesVersion {
         self.rules
@@ -151,7 +156,8 @@ impl State {
     /// Whether a build that knows these rules can apply a command to this state.
     ///
     /// # Errors
-    /// [`UnknownRules`] where the rules in force, or those that the command switches to, are not known.
+    /// [`UnknownRules`] if the build does not know the rules in force, or the rules to which the
+    /// command switches.
     pub fn check_rules(&self, known: KnownRules, proposal: &Proposal) -> Result<(), UnknownRules> {
         match &proposal.command {
             Command::SetClusterVersion { version } if self.may_switch_to(*version) => known.check(*version),
@@ -159,8 +165,9 @@ impl State {
         }
     }
 
-    /// Rules are switched one version at a time. A cluster that has no name yet has no past: it begins
-    /// with the newest rules of its first controller.
+    /// Whether the rules may switch to this version. A cluster switches one version at a time. A
+    /// cluster that has no name yet has no history, so it starts with the newest rules of its first
+    /// controller.
     pub(crate) fn may_switch_to(&self, version: RulesVersion) -> bool {
         match self.cluster {
             None => version >= self.rules,
@@ -202,7 +209,7 @@ mod tests {
     fn builds_one_version_apart_share_a_version() {
         let of_ten = (7..=13).map(|other| known(10).overlaps(known(other)));
         assert_eq!(of_ten.collect::<Vec<_>>(), [false, false, true, true, true, false, false]);
-        assert!(!known(10).overlaps(known(0)), "a build from before versions were exchanged says 0");
+        assert!(!known(10).overlaps(known(0)), "a build from before versions were exchanged reports 0");
     }
 
     #[test]
@@ -220,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_begins_with_any_rules_that_the_build_knows() {
+    fn an_unnamed_cluster_starts_with_any_rules_that_the_build_knows() {
         let mut fresh = Log::empty();
         fresh.state = State::default();
         let check = |newest, command| fresh.state.check_rules(known(newest), &fresh.proposal(command));

@@ -1,9 +1,10 @@
-//! Client sessions: which write of each client was the last, and what it was answered, so that a
-//! repeat is answered the same and changes nothing.
+//! Client sessions: the last write of each client and its answer. A repeated write gets the same
+//! answer and changes nothing.
 //!
-//! Bounded twice: a session ends [`SESSION_TTL`] of stamped time after its last write, and when
-//! there are [`SESSIONS_MAX`] the one longest unused makes room. A repeat that comes after its
-//! session ended is a new write; a client that retries for longer must send the resource version.
+//! Sessions are bounded in two ways. A session ends [`SESSION_TTL`] of stamped time after its last
+//! write. Beyond [`SESSIONS_MAX`] sessions, the least recently used one is evicted. A repeat that
+//! arrives after its session has ended is a new write, so a client that retries for longer must
+//! send the resource version.
 
 use std::time::Duration;
 
@@ -16,10 +17,11 @@ use crate::command::{Caller, IdempotencyKey, UnixMillis};
 use crate::outcome::{Outcome, Refusal};
 use crate::table::encoded_len;
 
-/// How long after its last write a session is kept, in stamped time.
+/// Time in stamps for which a session is kept after its last write.
 pub const SESSION_TTL: Duration = Duration::from_secs(3600);
 
-/// Whose session: a client id means nothing under another caller.
+/// The key of a session. The caller is part of the key, because two callers may choose the same
+/// client id.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 struct SessionKey {
     caller: Caller,
@@ -29,19 +31,18 @@ struct SessionKey {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Session {
     seq: u64,
-    /// The digest of the write, so that a key is not taken for another one.
+    /// The digest of the write, which tells a repeat from another write with the same key.
     command: Digest,
     outcome: Outcome,
     used_at: UnixMillis,
 }
 
-/// Every client session. Stored as the list of sessions; the order of use is rebuilt.
+/// Every client session. The encoded form is the list of sessions; the order of use is rebuilt.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(from = "Stored", into = "Stored")]
 pub(crate) struct Sessions {
     by_client: OrdMap<SessionKey, Session>,
     by_use: OrdSet<(UnixMillis, SessionKey)>,
-    /// Bytes of all sessions.
     bytes: u64,
 }
 
@@ -63,8 +64,8 @@ impl From<Sessions> for Stored {
 }
 
 impl Sessions {
-    /// The answer that a write was given before, or the refusal of a key that cannot be taken.
-    /// `None`: the write is new.
+    /// Returns the answer that a repeated write got before, or the refusal of an invalid key;
+    /// `None` if the write is new.
     pub(crate) fn recall(&self, caller: &Caller, key: &IdempotencyKey, command: Digest) -> Option<Outcome> {
         let session = self.by_client.get(&SessionKey::new(caller, key))?;
         match key.seq.cmp(&session.seq) {
@@ -77,7 +78,7 @@ impl Sessions {
         }
     }
 
-    /// Remembers the answer to a new write.
+    /// Stores the answer to a new write.
     pub(crate) fn remember(
         &mut self,
         caller: &Caller,
@@ -99,7 +100,7 @@ impl Sessions {
         }
     }
 
-    /// Drops the sessions whose time is over.
+    /// Drops the sessions that have expired.
     pub(crate) fn expire(&mut self, now: UnixMillis) {
         while self.by_use.get_min().is_some_and(|(used_at, _)| now.since(*used_at) > SESSION_TTL) {
             self.forget_oldest();
@@ -114,17 +115,17 @@ impl Sessions {
         }
     }
 
-    /// Whether a write has its answer here, or cannot have one any more.
+    /// Whether the write is answered from its session: with the stored answer, or with the refusal
+    /// of a key that is too old.
     pub(crate) fn knows(&self, caller: &Caller, key: &IdempotencyKey) -> bool {
         self.by_client.get(&SessionKey::new(caller, key)).is_some_and(|session| key.seq <= session.seq)
     }
 
-    /// The bytes of all sessions.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Whether both views hold the same sessions, within the bound, and the bytes are theirs.
+    /// Whether both orders hold the same sessions, within the bound, and the byte count matches.
     pub(crate) fn is_consistent(&self) -> bool {
         self.by_client.len() <= SESSIONS_MAX
             && self.bytes == self.by_client.iter().map(|(key, session)| row_bytes(key, session)).sum()
@@ -141,7 +142,7 @@ impl Sessions {
     }
 }
 
-/// Bytes of a session, encoded. Both views have its key.
+/// Returns the bytes of an encoded session.
 fn row_bytes(key: &SessionKey, session: &Session) -> u64 {
     encoded_len(key) + encoded_len(session) + 1
 }
@@ -182,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn another_callers_client_of_the_same_name_is_another_session() {
+    fn the_same_client_id_under_another_caller_is_another_session() {
         let mut sessions = Sessions::default();
         remember(&mut sessions, "c", 5, 10);
         let stranger = Caller("bob".into());
@@ -205,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_unused_session_makes_room() {
+    fn the_least_recently_used_session_is_evicted_at_the_bound() {
         let mut sessions = Sessions::default();
         for n in 0..=SESSIONS_MAX as u64 {
             remember(&mut sessions, &format!("c{n}"), 1, n);

@@ -1,9 +1,9 @@
-//! A state as bytes. The same state gives the same bytes, whichever build encodes it; whoever writes
-//! them to a file adds a checksum.
+//! A state as bytes. The same state gives the same bytes in every build. A caller that writes the
+//! bytes to a file adds a checksum.
 //!
-//! Layout: 4 bytes of magic, a little-endian u16 format version, from format 10 on the version of the
-//! [rules](crate::rules) in force as a little-endian u64, then the state in MessagePack with field names,
-//! so that a later format may add fields with defaults.
+//! Layout: 4 bytes of magic, then the format version as a little-endian u16. From format 10 on, the
+//! version of the [rules](crate::rules) in force follows as a little-endian u64. The rest is the
+//! state in MessagePack with field names, so that a later format may add fields with defaults.
 
 use std::io;
 
@@ -15,63 +15,64 @@ use crate::packed;
 use crate::rules::{KnownRules, RulesVersion, UnknownRules};
 use crate::state::State;
 
-/// The newest format. A build reads this one and [those before](FORMAT_READ_MIN), and writes the format
-/// of the rules in force: builds of two versions give the same bytes, and the older can read them.
+/// The newest format. A build reads this format and the [formats before](FORMAT_READ_MIN), and writes the
+/// format of the rules in force. Builds of two versions therefore give the same bytes, and the older build
+/// can read them.
 ///
-/// | format | since | what |
+/// | format | since | change |
 /// |---|---|---|
-/// | 1 | 0.1.0 | the first |
-/// | 2 | 0.2.0 | placements, checkpoints, scores, bills; a build that reads 1 only would lose them |
-/// | 3 | 0.2.0 | idle residence in usage, tenants' caps; a build that reads 2 only takes no such usage |
-/// | 4 | 0.2.0 | how functions are served; a build that reads 3 only would lose it |
-/// | 5 | 0.2.0 | workflows; a build that reads 4 only would lose them |
-/// | 6 | 0.2.0 | how nodes schedule, and operations; a build that reads 5 only would lose them |
-/// | 7 | 0.2.0 | deadlines of workflows' steps; a build that reads 6 only would lose them |
-/// | 8 | 0.2.0 | what a function's name was billed before it; a build that reads 7 only would lose it |
-/// | 9 | 0.2.0 | functions that keep state; a build that reads 8 only would lose that they do |
-/// | 10 | 0.2.0 | the version of the rules; a build that reads 9 only would apply others |
+/// | 1 | 0.1.0 | the first format |
+/// | 2 | 0.2.0 | placements, checkpoints, scores, bills; a build that reads only 1 would lose them |
+/// | 3 | 0.2.0 | idle residence in usage, tenants' caps; a build that reads only 2 rejects such usage |
+/// | 4 | 0.2.0 | how functions are served; a build that reads only 3 would lose it |
+/// | 5 | 0.2.0 | workflows; a build that reads only 4 would lose them |
+/// | 6 | 0.2.0 | scheduling policies, and operations; a build that reads only 5 would lose them |
+/// | 7 | 0.2.0 | deadlines of workflows' steps; a build that reads only 6 would lose them |
+/// | 8 | 0.2.0 | requests billed to a function's name before it; a build that reads only 7 would lose them |
+/// | 9 | 0.2.0 | functions that keep state; a build that reads only 8 would lose this property |
+/// | 10 | 0.2.0 | the version of the rules; a build that reads only 9 would apply other rules |
 pub const FORMAT: u16 = 10;
-/// The oldest format this build reads. What it lacks is empty.
+/// The oldest format that this build reads. Parts of the state that an old format lacks are empty.
 pub const FORMAT_READ_MIN: u16 = 1;
 
 const MAGIC: [u8; 4] = *b"MRCS";
 const HEADER_LEN: usize = MAGIC.len() + size_of::<u16>();
-/// The format of a state of [`RulesVersion::UNNAMED`], whose header names no rules.
+/// The format of a state under [`RulesVersion::UNNAMED`], whose header names no rules.
 const FORMAT_UNNAMED: u16 = 9;
 
-/// Bytes that are not a state this build can take.
+/// The reason why bytes cannot be decoded as a state.
 #[derive(Debug, thiserror::Error)]
 pub enum DecodeError {
-    /// Something else, or cut off.
-    #[error("not a cluster-state snapshot: it begins with other bytes")]
+    /// The bytes are no snapshot, or end within the header.
+    #[error("not a cluster-state snapshot: its header is missing or incomplete")]
     NotASnapshot,
-    /// Written by another version.
+    /// Another version wrote the snapshot.
     #[error(
         "snapshot format {found} is not known to this version, which reads {FORMAT_READ_MIN} to {FORMAT}: run the version that wrote it"
     )]
     Format {
-        /// The version found.
+        /// The format in the header.
         found: u16,
     },
-    /// Of rules that this build does not know.
+    /// The state is under rules that this build does not know.
     #[error(transparent)]
     Rules(#[from] UnknownRules),
-    /// Damaged.
+    /// The encoded state cannot be decoded.
     #[error("the snapshot is damaged: {0}")]
     Damaged(#[from] rmp_serde::decode::Error),
-    /// More bytes than the state has.
+    /// Further bytes follow the encoded state.
     #[error("the snapshot is damaged: {0} bytes follow its end")]
     Trailing(u64),
-    /// The system's.
+    /// The reader failed.
     #[error("the snapshot cannot be read: {0}")]
     Unreadable(#[from] io::Error),
-    /// Well formed, and not a state that any log gives.
+    /// The state is well formed, but no log gives it.
     #[error("the snapshot contradicts itself: {0}")]
     Inconsistent(#[from] Violation),
 }
 
 impl State {
-    /// The state as bytes.
+    /// Returns the encoded state.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
@@ -79,16 +80,17 @@ impl State {
         bytes
     }
 
-    /// Writes the [encoded](Self::encode) state, in pieces of a few bytes.
+    /// Writes the [encoded](Self::encode) state in pieces of a few bytes.
     ///
     /// # Errors
-    /// Those of the writer.
+    /// The errors of the writer.
     pub fn write_to(&self, out: &mut dyn io::Write) -> io::Result<()> {
         out.write_all(&self.header())?;
         rmp_serde::encode::write_named(out, self).map_err(io::Error::other)
     }
 
-    /// The digest of the [encoded](Self::encode) state, without its bytes in memory.
+    /// Returns the digest of the [encoded](Self::encode) state, without holding the bytes in
+    /// memory.
     #[must_use]
     pub fn digest(&self) -> Digest {
         let mut buffered = io::BufWriter::with_capacity(DIGEST_BUFFER_BYTES, Hashing(Hasher::default()));
@@ -108,26 +110,27 @@ impl State {
         header
     }
 
-    /// Reads what [`Self::encode`] wrote, of rules that this build knows.
+    /// Decodes the bytes of [`Self::encode`], if this build knows the state's rules.
     ///
     /// # Errors
-    /// [`DecodeError`]; no part of the state is returned then.
+    /// [`DecodeError`]; no partial state is returned.
     pub fn decode(mut bytes: &[u8]) -> Result<Self, DecodeError> {
         Self::read_from(&mut bytes)
     }
 
-    /// Reads what [`Self::write_to`] wrote, of rules that this build knows. Reads in pieces of a few bytes.
+    /// Decodes the bytes of [`Self::write_to`], if this build knows the state's rules. Reads in
+    /// pieces of a few bytes.
     ///
     /// # Errors
-    /// [`DecodeError`]; no part of the state is returned then.
+    /// [`DecodeError`]; no partial state is returned.
     pub fn read_from(from: &mut dyn io::Read) -> Result<Self, DecodeError> {
         Self::read_known(from, KnownRules::THIS_BUILD)
     }
 
-    /// Reads what [`Self::write_to`] wrote, as a build does that knows these rules.
+    /// Decodes the bytes of [`Self::write_to`] as a build that knows these rules.
     ///
     /// # Errors
-    /// [`DecodeError`]; no part of the state is returned then.
+    /// [`DecodeError`]; no partial state is returned.
     pub fn read_known(from: &mut dyn io::Read, known: KnownRules) -> Result<Self, DecodeError> {
         let mut header = [0; HEADER_LEN];
         from.read_exact(&mut header).map_err(cut_short)?;
@@ -144,7 +147,7 @@ impl State {
             from.read_exact(&mut named).map_err(cut_short)?;
             rules = RulesVersion(u64::from_le_bytes(named));
         }
-        // Before the state: what follows may be of a later build.
+        // Check the rules before decoding the state: a later build may have written the rest.
         known.check(rules)?;
         let mut state: Self = packed::from_read(&mut *from)?;
         state.rules = rules;
@@ -158,7 +161,7 @@ impl State {
     }
 }
 
-/// What a header is that ends early.
+/// Returns the error for a header that ends early or cannot be read.
 fn cut_short(error: io::Error) -> DecodeError {
     match error.kind() {
         io::ErrorKind::UnexpectedEof => DecodeError::NotASnapshot,
@@ -166,7 +169,7 @@ fn cut_short(error: io::Error) -> DecodeError {
     }
 }
 
-/// Bytes of an encoded state that are hashed at once.
+/// Bytes of an encoded state that are hashed at a time.
 const DIGEST_BUFFER_BYTES: usize = 64 << 10;
 
 #[derive(Debug)]
@@ -194,7 +197,7 @@ mod tests {
     use crate::record::Scheduling;
 
     #[test]
-    fn refuses_what_is_not_a_snapshot_of_this_format() {
+    fn damaged_and_foreign_snapshots_are_refused() {
         let good = State::default().encode();
         assert_eq!(State::decode(&good).unwrap(), State::default());
         assert!(matches!(State::decode(b""), Err(DecodeError::NotASnapshot)));
@@ -225,7 +228,7 @@ mod tests {
         assert!(matches!(decode(&unnamed, 11), Err(DecodeError::Rules(_))));
     }
 
-    /// Before the switch a build of rules 9 must still open what this one wrote.
+    /// Before the switch, a build of rules 9 must still read the snapshots of this build.
     #[test]
     fn a_state_of_rules_9_is_written_in_format_9_and_a_later_one_names_its_rules() {
         let mut log = Log::of_rules(RulesVersion(9));
@@ -242,16 +245,16 @@ mod tests {
     }
 
     #[test]
-    fn refuses_a_state_that_no_log_gives() {
+    fn a_state_that_no_log_gives_is_refused() {
         let impossible = State { version: 7, ..State::default() };
         let refused = State::decode(&impossible.encode());
         assert!(matches!(refused, Err(DecodeError::Inconsistent(Violation::Unnamed))));
     }
 
-    /// `format-1.state` was written by the last build of that format: a function, a deleted one, a
-    /// live node and a lost one.
+    /// The last build of format 1 wrote `format-1.state`: a function, a deleted function, a live
+    /// node and a lost node.
     #[test]
-    fn reads_the_format_before_and_finds_empty_what_it_lacks() {
+    fn format_1_is_read_with_the_newer_parts_empty() {
         let old = State::decode(include_bytes!("../tests/data/format-1.state")).unwrap();
         assert_eq!((old.functions_len(), old.retired.len(), old.nodes().count()), (1, 1, 2));
         assert!(old.functions().all(|function| function.latest().spec.replicas == 1));
@@ -260,10 +263,10 @@ mod tests {
         assert_eq!(State::decode(&old.encode()).unwrap(), old);
     }
 
-    /// `format-4.state` was written by the last build of that format: a function that is placed on a
-    /// live node, one that was deleted, and a tenant's caps.
+    /// The last build of format 4 wrote `format-4.state`: a function that is placed on a live node,
+    /// a deleted function, and a tenant's caps.
     #[test]
-    fn reads_what_was_written_before_there_were_workflows() {
+    fn format_4_is_read_without_workflows() {
         let old = State::decode(include_bytes!("../tests/data/format-4.state")).unwrap();
         assert_eq!((old.functions_len(), old.retired.len(), old.placements_len()), (1, 1, 1));
         let batching = old.functions().map(|function| function.latest().spec.serving.batching);
@@ -272,10 +275,10 @@ mod tests {
         assert_eq!(State::decode(&old.encode()).unwrap(), old);
     }
 
-    /// `format-5.state` was written by the last build of that format: a function placed on a node that
-    /// is being drained, and a workflow.
+    /// The last build of format 5 wrote `format-5.state`: a function placed on a draining node, and
+    /// a workflow.
     #[test]
-    fn reads_what_was_written_before_policies_and_operations() {
+    fn format_5_is_read_without_policies_and_operations() {
         let old = State::decode(include_bytes!("../tests/data/format-5.state")).unwrap();
         assert_eq!((old.functions_len(), old.workflows().count(), old.placements_len()), (1, 1, 1));
         assert!(old.nodes().all(|node| node.scheduling == Scheduling::Draining));
@@ -283,10 +286,10 @@ mod tests {
         assert_eq!(State::decode(&old.encode()).unwrap(), old);
     }
 
-    /// `format-6.state` was written by the last build of that format: a function placed on a node that
-    /// is being drained, a workflow of two steps, and a policy.
+    /// The last build of format 6 wrote `format-6.state`: a function placed on a draining node, a
+    /// workflow of two steps, and a policy.
     #[test]
-    fn reads_what_was_written_before_steps_had_deadlines() {
+    fn format_6_is_read_with_steps_without_deadlines() {
         let old = State::decode(include_bytes!("../tests/data/format-6.state")).unwrap();
         let steps: Vec<_> = old.workflows().flat_map(|workflow| &workflow.spec.steps).collect();
         assert_eq!(steps.iter().map(|step| step.deadline).collect::<Vec<_>>(), [None, None]);
@@ -294,23 +297,26 @@ mod tests {
         assert_eq!(State::decode(&old.encode()).unwrap(), old);
     }
 
-    /// `format-7.state` is `format-6.state` as the last build of format 7 would write it, where the function
-    /// was used and the second step has a deadline.
+    /// `format-7.state` is `format-6.state` as the last build of format 7 would write it, with
+    /// usage of the function and a deadline of the second step.
     #[test]
-    fn reads_what_was_written_before_functions_knew_what_their_names_were_billed() {
+    fn format_7_is_read_with_no_requests_billed_before_the_function() {
         let old = State::decode(include_bytes!("../tests/data/format-7.state")).unwrap();
         let steps: Vec<_> = old.workflows().flat_map(|workflow| &workflow.spec.steps).collect();
         let deadlines: Vec<_> = steps.iter().map(|step| step.deadline).collect();
         assert_eq!(deadlines, [None, Some(Duration::from_millis(2_500))]);
         assert_eq!(old.usage(&key("f")).requests, 3);
-        assert!(old.functions().all(|function| old.ran(function)), "nothing is known of another of its name");
+        assert!(
+            old.functions().all(|function| old.ran(function)),
+            "no request was billed to the name before"
+        );
         assert_eq!(State::decode(&old.encode()).unwrap(), old);
     }
 
-    /// `format-2.state` was written by the last build of that format: a function that is placed and
-    /// was used, and a deleted one that was.
+    /// The last build of format 2 wrote `format-2.state`: a function with a placement and usage,
+    /// and a deleted function with usage.
     #[test]
-    fn reads_bills_from_before_idle_residence_and_finds_none() {
+    fn format_2_is_read_with_bills_without_idle_residence() {
         let old = State::decode(include_bytes!("../tests/data/format-2.state")).unwrap();
         let usage = |gpu_ns, requests| Usage { gpu_ns, requests, idle_ms: 0 };
         assert_eq!(
@@ -318,7 +324,7 @@ mod tests {
             (usage(7_000_000, 3), usage(5_000_000, 2))
         );
         assert_eq!((old.placements_len(), old.checkpoints().count()), (1, 1));
-        // Nor did functions say how they are served.
+        // The format also has no serving options of functions.
         assert!(old.functions().all(|function| function.latest().spec.serving == Serving::default()));
         assert!(old.functions().all(|function| function.latest().spec.sequences.is_none()));
         assert_eq!(State::decode(&old.encode()).unwrap(), old);

@@ -1,8 +1,8 @@
-//! The invariants of what nodes checkpointed and what is wished of them.
+//! The invariants of the nodes' checkpoints, the placements, the scores and the bills.
 //!
-//! A check of everything takes as long as the data index is large, and so is made after each
-//! command only while that is small; beyond, after every [`CHECKED_EVERY`]th, and otherwise for the
-//! node that the command names.
+//! A full check takes time in proportion to the data index. It is made after each command only
+//! while the index is small. With a larger index, a full check is made after every
+//! [`CHECKED_EVERY`]th change, and the other commands check only the node that they name.
 
 use std::collections::BTreeMap;
 
@@ -14,13 +14,14 @@ use crate::invariants::Violation;
 use crate::record::NodeStatus;
 use crate::state::State;
 
-/// The most index entries with which everything is checked after each command.
+/// Maximum number of index entries with which every command is followed by a full check.
 const CHECKED_WHOLE_MAX: usize = 2_000;
-/// With more, everything is checked after this many changes.
+/// Number of changes between two full checks with a larger index.
 const CHECKED_EVERY: u64 = 512;
 
 impl State {
-    /// Checks after a command, at a cost that does not grow with the data index.
+    /// Checks the state after a command. Except for the occasional full check, the cost does not
+    /// grow with the data index.
     pub(crate) fn check_after(&self, command: &Command) -> Result<(), Violation> {
         let entries = self.index.held_len() + self.index.lost_len();
         if entries <= CHECKED_WHOLE_MAX || (self.version + self.synced).is_multiple_of(CHECKED_EVERY) {
@@ -33,7 +34,7 @@ impl State {
         }
     }
 
-    /// Checks all of it.
+    /// Checks all placements, checkpoints, scores and bills.
     pub(crate) fn check_soft_state(&self) -> Result<(), Violation> {
         self.check_placements()?;
         for (node, checkpoint) in &self.checkpoints {
@@ -71,7 +72,8 @@ impl State {
             return Err(Violation::Unbounded("items of a node"));
         }
         let scored = checkpoint.scores.iter().all(|(function, score)| {
-            let (m, n) = (score.base.m.checked_add_unsigned(score.counts.m), score.base.n);
+            let m = score.base.m.checked_add_unsigned(score.counts.m);
+            let n = score.base.n;
             self.functions.contains_key(function)
                 && m.is_some_and(|m| m >= 0)
                 && n.checked_add_unsigned(score.counts.n).is_some_and(|n| n >= 0)
@@ -82,7 +84,7 @@ impl State {
         if scored && checkpoint.usage.keys().all(known) { Ok(()) } else { stray() }
     }
 
-    /// The index is the checkpoints the other way round, and nothing more.
+    /// Checks that the index lists exactly the entries of the checkpoints.
     fn check_index(&self) -> Result<(), Violation> {
         let mut entries = 0;
         for (node, checkpoint) in &self.checkpoints {
@@ -96,7 +98,7 @@ impl State {
         if exact { Ok(()) } else { Err(Violation::Index) }
     }
 
-    /// No request is forgotten or counted twice when replicas come and go.
+    /// Checks that no request is forgotten or counted twice when replicas come and go.
     fn check_scores(&self) -> Result<(), Violation> {
         let mut sums: BTreeMap<&FunctionKey, SloCounts> = BTreeMap::new();
         for (function, score) in self.checkpoints.values().flat_map(|checkpoint| &checkpoint.scores) {
@@ -116,7 +118,7 @@ impl State {
     }
 }
 
-/// The node whose checkpoint a command changes.
+/// Returns the node whose checkpoint a command changes.
 fn touched(command: &Command) -> Option<&NodeName> {
     match command {
         Command::SyncNode { node, .. } | Command::Place { node, .. } | Command::Unplace { node, .. } => {

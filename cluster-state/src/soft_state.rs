@@ -1,5 +1,5 @@
-//! What nodes told of themselves and what is wished of them: how it is read, and the changes that
-//! several commands share.
+//! The placements and the nodes' checkpoints: read methods, and changes that several commands
+//! share.
 
 use std::ops::Bound;
 use std::sync::Arc;
@@ -13,18 +13,17 @@ use crate::record::{Function, Placement};
 use crate::state::State;
 
 impl State {
-    /// Every placement, by function and node.
+    /// Returns every placement, by function and node.
     pub fn placements(&self) -> impl Iterator<Item = &Arc<Placement>> {
         self.placements.all()
     }
 
-    /// How many placements there are.
     #[must_use]
     pub fn placements_len(&self) -> usize {
         self.placements.len()
     }
 
-    /// The placements of a function, by node.
+    /// Returns the placements of a function, by node.
     pub fn placements_of<'a>(
         &'a self,
         function: &'a FunctionKey,
@@ -32,7 +31,7 @@ impl State {
         self.placements.of(function)
     }
 
-    /// The functions placed on a node, by key.
+    /// Returns the functions placed on a node, by key.
     pub fn placements_on<'a>(
         &'a self,
         node: &'a NodeName,
@@ -40,30 +39,30 @@ impl State {
         self.placements.on(node)
     }
 
-    /// What a live node told of its soft state; `None` before it said anything.
+    /// Returns a live node's checkpoint; `None` before the node has one.
     #[must_use]
     pub fn checkpoint(&self, node: &NodeName) -> Option<&Arc<Checkpoint>> {
         self.checkpoints.get(node)
     }
 
-    /// Every live node's checkpoint, by name.
+    /// Returns every live node's checkpoint, by name.
     pub fn checkpoints(&self) -> impl Iterator<Item = (&NodeName, &Arc<Checkpoint>)> {
         self.checkpoints.iter()
     }
 
-    /// Grows by one with each checkpoint taken.
+    /// Returns the number of merged checkpoints, which grows by one with each.
     #[must_use]
     pub fn synced(&self) -> u64 {
         self.synced
     }
 
-    /// Where a piece of data is.
+    /// Returns the location of a piece of data.
     #[must_use]
     pub fn locate(&self, id: &DataId) -> Located {
         if let Some(holders) = self.index.holders(id) {
             let home = home_of(id, holders);
             let entry = self.checkpoints.get(&home).and_then(|checkpoint| checkpoint.entries.get(id));
-            let bytes = entry.copied().expect("the index names only nodes whose checkpoints hold the data");
+            let bytes = entry.copied().expect("each node in the index has a checkpoint with the data");
             return Located::Held { home, holders: holders.clone(), bytes };
         }
         match self.index.lost(id) {
@@ -72,60 +71,60 @@ impl State {
         }
     }
 
-    /// How many pieces of data some live node holds.
+    /// Returns the number of pieces of data that live nodes hold.
     #[must_use]
     pub fn index_held_len(&self) -> usize {
         self.index.held_len()
     }
 
-    /// How many pieces of data are known to be lost.
+    /// Returns the number of pieces of data that are known to be lost.
     #[must_use]
     pub fn index_lost_len(&self) -> usize {
         self.index.lost_len()
     }
 
-    /// How a function did, over every node and epoch.
+    /// Returns a function's score over every node and epoch.
     #[must_use]
     pub fn score(&self, function: &FunctionKey) -> FunctionScore {
         self.scores.get(function).copied().unwrap_or_default()
     }
 
-    /// What a node adds to the counts of a function that it reports.
+    /// Returns the counts that a node adds to a function's reported counts.
     #[must_use]
     pub fn slo_base(&self, function: &FunctionKey, node: &NodeName) -> SloBase {
         let score = self.checkpoints.get(node).and_then(|checkpoint| checkpoint.scores.get(function));
         score.map_or_else(SloBase::default, |score| score.base)
     }
 
-    /// What a function used, over every node and epoch, as far as it was checkpointed.
+    /// Returns a function's checkpointed usage over every node and epoch.
     #[must_use]
     pub fn usage(&self, function: &FunctionKey) -> Usage {
         self.bills.of(function)
     }
 
-    /// Whether a function answered a request since it was created, as far as it was checkpointed. What
-    /// nodes had not told of another of its name by then counts as its own.
+    /// Whether a checkpointed request was answered by the function since its creation. A request of
+    /// an earlier function of the same name counts too, if a node reported it after the creation.
     #[must_use]
     pub fn ran(&self, function: &Function) -> bool {
         self.usage(&function.key).requests > function.requests_before
     }
 
-    /// What each function used, by key.
+    /// Returns the usage of each function, by key.
     pub fn usages(&self) -> impl Iterator<Item = (&FunctionKey, &Usage)> {
         self.bills.functions()
     }
 
-    /// What was used, by account from `from` on: a listing's next page.
+    /// Returns the bills from the account `from` on, in order: the next page of a listing.
     pub fn bills(&self, from: Bound<&Account>) -> impl Iterator<Item = (Account, Usage)> {
         self.bills.list(from)
     }
 
-    /// Takes a live node's checkpoint out, to be changed and put back; a new one if there is none.
+    /// Removes a live node's checkpoint from the table, so that it can be changed and inserted
+    /// again. Returns a new checkpoint if there is none.
     pub(crate) fn take_checkpoint(&mut self, node: &NodeName, epoch: Epoch) -> Arc<Checkpoint> {
         self.checkpoints.remove(node).unwrap_or_else(|| Arc::new(Checkpoint::begun(epoch)))
     }
 
-    /// Changes a function's score on a live node.
     pub(crate) fn change_score(
         &mut self,
         node: &NodeName,
@@ -140,8 +139,9 @@ impl State {
         self.checkpoints.insert(node.clone(), checkpoint);
     }
 
-    /// Takes from a node what its replica of a function went by. What it counts from here on is
-    /// counted once: its base makes up for what it has reported.
+    /// Takes the effective counts of a function's replica away from a node, and leaves them to the
+    /// next placement. The node's later counts are counted once, because its new base offsets the
+    /// counts reported so far.
     pub(crate) fn settle(&mut self, function: &FunctionKey, node: &NodeName) {
         let known = self.checkpoints.get(node).and_then(|checkpoint| checkpoint.scores.get(function));
         let Some(score) = known.copied() else { return };
@@ -149,7 +149,7 @@ impl State {
         self.change_score(node, function, |score| score.base = SloBase::settling(score.counts));
     }
 
-    /// Leaves what a replica went by to the function's next placement.
+    /// Leaves a replica's effective counts to the function's next placement.
     pub(crate) fn leave_unclaimed(&mut self, function: &FunctionKey, counts: SloCounts) {
         if counts == SloCounts::default() {
             return;
@@ -159,7 +159,7 @@ impl State {
         self.scores.insert(function.clone(), all);
     }
 
-    /// Drops what is kept of a function besides its revisions and its bill.
+    /// Removes everything of a function except its revisions and its bill.
     pub(crate) fn drop_placements_and_scores(&mut self, function: &FunctionKey) {
         let nodes: Vec<_> = self.placements.of(function).map(|placement| placement.node.clone()).collect();
         for node in &nodes {
@@ -174,7 +174,7 @@ impl State {
         );
     }
 
-    /// A deleted function is not remembered any more: nor is what each node used for it.
+    /// Forgets the usage of a deleted function, in the bills and in each node's checkpoint.
     pub(crate) fn forget_usage(&mut self, function: &FunctionKey) {
         self.bills.forget(function);
         self.change_checkpoints_with(
@@ -197,7 +197,7 @@ impl State {
         }
     }
 
-    /// Makes what is not stored from what is: who holds which data.
+    /// Rebuilds the part of the state that is not stored: the holders of each piece of data.
     pub(crate) fn rebuild(&mut self) {
         for (node, checkpoint) in &self.checkpoints {
             for id in checkpoint.entries.keys() {

@@ -1,4 +1,4 @@
-//! The state, how it is read, and the one way in which it changes.
+//! The replicated state, its read methods, and [`State::apply`], the single way to change it.
 
 use std::ops::Bound;
 use std::sync::Arc;
@@ -24,52 +24,53 @@ use crate::rules::RulesVersion;
 use crate::sessions::Sessions;
 use crate::table::Table;
 
-/// The newest rules of this build, as controllers say with each message to each other.
+/// The newest rules of this build. Controllers report this version in each message to each other.
 pub const CLUSTER_VERSION: u64 = RulesVersion::NEWEST.0;
-/// The newest revisions of a function that workers prepare: see [`Function::served`].
+/// Number of a function's newest revisions that workers prepare: see [`Function::served`].
 pub const REVISIONS_SERVED: usize = 2;
 
-/// Everything the controllers agree on.
+/// The state on which the controllers agree.
 ///
-/// Cloning is cheap (persistent maps), and equal logs give equal states and equal
+/// Cloning is cheap because the maps are persistent. Equal logs give equal states and equal
 /// [bytes](State::encode).
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct State {
     pub(crate) cluster: Option<Cluster>,
-    /// The latest stamp seen: time, as far as the state knows.
+    /// The latest stamp: the present time, as far as the state knows.
     pub(crate) clock: UnixMillis,
     /// The log index of the last command applied.
     pub(crate) applied_index: u64,
-    /// Counts changes. Not the log index: one entry carries many commands, and two changes in one
-    /// entry must not share a resource version, or the second would be lost to a writer that had
-    /// seen the first.
+    /// Number of changes. The log index would not do: one entry carries many commands, and two
+    /// changes in one entry must not share a resource version. A writer that had seen the first
+    /// change could otherwise overwrite the second without a conflict.
     pub(crate) version: u64,
     pub(crate) functions: Table<FunctionKey, Function>,
     pub(crate) artifacts: Table<Digest, Artifact>,
     pub(crate) nodes: Table<NodeName, Node>,
     pub(crate) epochs_given: u64,
-    /// Where the numbers of a deleted function or workflow stopped: should its name return, they go
-    /// on counting, so that a number never means two models to a worker or a client. No function that
-    /// is here stands in this. A workflow may: nodes may yet have to say what a function of that name
-    /// used.
+    /// The last numbers of deleted functions and workflows. If a deleted name returns, its numbers
+    /// continue from there, so that a number never means two models to a worker or a client. An
+    /// existing function is never in this map. An existing workflow may be: nodes may still have to
+    /// report the usage of a deleted function of that name.
     #[serde(deserialize_with = "crate::packed::map")]
     pub(crate) retired: OrdMap<FunctionKey, Retired>,
     pub(crate) sessions: Sessions,
-    /// None has the name of a function.
+    /// Workflows. No workflow has the name of a function.
     #[serde(default)]
     pub(crate) workflows: Table<FunctionKey, Workflow>,
-    /// Those that have caps.
+    /// Tenants that have caps.
     #[serde(default)]
     pub(crate) tenants: Table<TenantName, Tenant>,
-    /// How nodes schedule, the newest last, and what it was before.
+    /// The last scheduling policies of the nodes, oldest first; the newest is in force.
     #[serde(default)]
     pub(crate) policies: Vec<Arc<Policy>>,
-    /// What takes its time, by the version at which it began.
+    /// Long-running operations, by the version at which each began.
     #[serde(default)]
     pub(crate) operations: Table<u64, Operation>,
     #[serde(default)]
     pub(crate) placements: Placements,
-    /// Of live nodes only, and of none that has not said anything and was given nothing yet.
+    /// Checkpoints of live nodes. A node has no checkpoint until it reports one or is given a score
+    /// base.
     #[serde(default)]
     pub(crate) checkpoints: Table<NodeName, Checkpoint>,
     #[serde(default)]
@@ -78,16 +79,16 @@ pub struct State {
     pub(crate) scores: OrdMap<FunctionKey, FunctionScore>,
     #[serde(default)]
     pub(crate) bills: Bills,
-    /// Counts checkpoints taken: they are no changes to what people wrote, so that the version
-    /// stands still under them.
+    /// Number of merged checkpoints. A checkpoint changes nothing that people wrote, so it does not
+    /// change the version.
     #[serde(default)]
     pub(crate) synced: u64,
-    /// The rules in force for the next command. In the header of the encoded state.
+    /// The rules in force for the next command. The header of the encoded state names them.
     #[serde(skip)]
     pub(crate) rules: RulesVersion,
 }
 
-/// What is remembered of a deleted function or workflow.
+/// The record of a deleted function or workflow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Retired {
     pub(crate) last: Revision,
@@ -95,7 +96,7 @@ pub(crate) struct Retired {
     pub(crate) version: u64,
 }
 
-/// What a command may know besides the state and its own fields.
+/// The inputs of a command besides the state and the command's own fields.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Context<'a> {
     pub(crate) now: UnixMillis,
@@ -103,17 +104,19 @@ pub(crate) struct Context<'a> {
 }
 
 impl State {
-    /// Applies the next command of the log. Several may share one `index`: a log entry is a batch. The
-    /// caller has [checked](Self::check_rules) that this build knows the rules.
+    /// Applies the next command of the log. Several commands may share one `index`, because a log
+    /// entry is a batch. The caller has [checked](Self::check_rules) that this build knows the
+    /// rules.
     ///
-    /// The clock advances and sessions expire even when the command is refused; nothing else
-    /// changes then. In debug builds the [invariants](Self::check_invariants) are checked after.
+    /// The clock advances and sessions expire even if the command is refused; a refused command
+    /// changes nothing else. Debug builds check the [invariants](Self::check_invariants) after the
+    /// command.
     ///
     /// # Errors
-    /// The command's [`Refusal`]. It is an answer, as much replicated as any other.
+    /// The command's [`Refusal`]. A refusal is an answer, and is replicated as any other answer.
     ///
     /// # Panics
-    /// In debug builds, when an invariant is broken: a bug of this crate.
+    /// In debug builds, if an invariant is broken, which is a bug of this crate.
     pub fn apply(&mut self, index: u64, proposal: &Proposal) -> Outcome {
         debug_assert!(index >= self.applied_index, "the log runs forward");
         self.applied_index = index;
@@ -176,7 +179,8 @@ impl State {
                 commands::remove_artifact(self, *digest, *unused_since)
             }
             Command::RegisterNode { name, instance, address, gpus, topology, host_memory, seen } => {
-                let (host_memory, seen) = (*host_memory, *seen);
+                let host_memory = *host_memory;
+                let seen = *seen;
                 let node = commands::Registration { instance, address, gpus, topology, host_memory, seen };
                 commands::register_node(self, context, name, node)
             }
@@ -207,61 +211,58 @@ impl State {
         }
     }
 
-    /// The next resource version.
+    /// Increments the state's version and returns it as the next resource version.
     pub(crate) fn next_version(&mut self) -> u64 {
         self.version += 1;
         self.version
     }
 
-    /// The cluster; `None` before it is initialized.
+    /// Returns the cluster; `None` before it is initialized.
     #[must_use]
     pub fn cluster(&self) -> Option<&Cluster> {
         self.cluster.as_ref()
     }
 
-    /// The latest stamp applied.
+    /// Returns the latest stamp applied.
     #[must_use]
     pub fn clock(&self) -> UnixMillis {
         self.clock
     }
 
-    /// The log index of the last command applied.
+    /// Returns the log index of the last command applied.
     #[must_use]
     pub fn applied_index(&self) -> u64 {
         self.applied_index
     }
 
-    /// Grows by one with each change: two states of one cluster with equal versions differ at most
-    /// in their clocks, sessions and what nodes [checkpointed](Self::synced).
+    /// Returns the version, which grows by one with each change. Two states of one cluster with
+    /// equal versions differ at most in their clocks, sessions and [checkpoints](Self::synced).
     #[must_use]
     pub fn version(&self) -> u64 {
         self.version
     }
 
-    /// One function.
     #[must_use]
     pub fn function(&self, key: &FunctionKey) -> Option<&Arc<Function>> {
         self.functions.get(key)
     }
 
-    /// Every function, by tenant and name.
+    /// Returns every function, by tenant and name.
     pub fn functions(&self) -> impl Iterator<Item = &Arc<Function>> {
         self.functions.values()
     }
 
-    /// How many functions there are.
     #[must_use]
     pub fn functions_len(&self) -> usize {
         self.functions.len()
     }
 
-    /// How many artifacts there are.
     #[must_use]
     pub fn artifacts_len(&self) -> usize {
         self.artifacts.len()
     }
 
-    /// The functions from `bound` on, in order: a listing's next page.
+    /// Returns the functions from `bound` on, in order: the next page of a listing.
     pub fn functions_from<'a>(
         &'a self,
         bound: Bound<&FunctionKey>,
@@ -269,7 +270,7 @@ impl State {
         self.functions.range::<_, FunctionKey>((bound, Bound::Unbounded)).map(|(_, function)| function)
     }
 
-    /// The functions of one tenant, by name.
+    /// Returns the functions of a tenant, by name.
     pub fn functions_of<'a>(
         &'a self,
         tenant: &'a TenantName,
@@ -278,65 +279,65 @@ impl State {
         functions.take_while(move |function| function.key.tenant == *tenant)
     }
 
-    /// One artifact.
     #[must_use]
     pub fn artifact(&self, digest: &Digest) -> Option<&Arc<Artifact>> {
         self.artifacts.get(digest)
     }
 
-    /// Every artifact, by digest.
+    /// Returns every artifact, by digest.
     pub fn artifacts(&self) -> impl Iterator<Item = &Arc<Artifact>> {
         self.artifacts.values()
     }
 
-    /// One node, live or lost.
+    /// Returns a node, live or lost.
     #[must_use]
     pub fn node(&self, name: &NodeName) -> Option<&Arc<Node>> {
         self.nodes.get(name)
     }
 
-    /// Every node, by name.
+    /// Returns every node, by name.
     pub fn nodes(&self) -> impl Iterator<Item = &Arc<Node>> {
         self.nodes.values()
     }
 
-    /// What a tenant's functions may use.
+    /// Returns the caps on a tenant's functions.
     #[must_use]
     pub fn quota(&self, tenant: &TenantName) -> Quota {
         self.tenants.get(tenant).map_or(Quota::NONE, |tenant| tenant.quota)
     }
 
-    /// One tenant, if it has caps.
+    /// Returns a tenant, if it has caps.
     #[must_use]
     pub fn tenant(&self, name: &TenantName) -> Option<&Arc<Tenant>> {
         self.tenants.get(name)
     }
 
-    /// Every tenant that has caps, by name.
+    /// Returns every tenant that has caps, by name.
     pub fn tenants(&self) -> impl Iterator<Item = &Arc<Tenant>> {
         self.tenants.values()
     }
 
-    /// How nodes schedule, if anybody ever set it.
+    /// Returns the scheduling policy in force; `None` if no policy was ever set.
     #[must_use]
     pub fn policy(&self) -> Option<&Arc<Policy>> {
         self.policies.last()
     }
 
-    /// The last changes of it, the oldest first.
+    /// Returns the last policies, oldest first.
     pub fn policies(&self) -> impl DoubleEndedIterator<Item = &Arc<Policy>> {
         self.policies.iter()
     }
 
-    /// The memory of the largest GPU of any live node; `None` while there is no GPU.
+    /// Returns the memory of the largest GPU of any live node; `None` if no live node has a GPU.
     #[must_use]
     pub fn largest_gpu(&self) -> Option<Bytes> {
         let live = self.nodes.values().filter(|node| node.status == NodeStatus::Live);
         live.flat_map(|node| &node.gpus).map(|gpu| gpu.memory).max()
     }
 
-    /// What [`Self::apply`] would answer, and the state it would leave. Changes nothing. Not for use
-    /// before a write: what it answered may be out of date when the write comes.
+    /// Returns the answer that [`Self::apply`] would give, and the state that it would leave.
+    /// Changes nothing. Do not call this before a write to predict its answer: the state may have
+    /// changed when the write is applied.
     pub fn dry_run(&self, proposal: &Proposal) -> (Outcome, Self) {
         let mut after = self.clone();
         after.clock = after.clock.max(proposal.stamp);
@@ -358,8 +359,8 @@ impl State {
 }
 
 impl Command {
-    /// The digest of the command's canonical encoding, without what the leader stamps: a repeat may
-    /// come through another leader.
+    /// Returns the digest of the command's canonical encoding, without the parts that the leader
+    /// stamps: a repeated command may arrive through another leader.
     fn digest(&self) -> Digest {
         let mut asked = self.clone();
         if let Self::ApplyFunction { voters, .. } = &mut asked {
@@ -371,7 +372,7 @@ impl Command {
 }
 
 impl Applied {
-    /// Whether the state is another than before.
+    /// Whether the command changed the state.
     #[must_use]
     pub fn changed(self) -> bool {
         !matches!(

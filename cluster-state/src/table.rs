@@ -1,9 +1,10 @@
-//! A table of the state that counts its own bytes, so that a check of the quota takes no walk over the
-//! records. In: rows that are inserted, changed and removed. Out: the bytes that all rows take, and those
-//! of one tenant. The count is no part of an encoded state: it is made again from the rows.
+//! A table of the state that counts its own bytes, so that a check of the quota does not visit
+//! every record. In: rows that are inserted, changed and removed. Out: the bytes of all rows, and
+//! the bytes of one tenant's rows. The count is not part of an encoded state: it is computed again
+//! from the rows.
 //!
-//! A row takes what its key and its record take in a snapshot, or somewhat more ([`Record::bytes`]), so
-//! that a bound on the count bounds the snapshot.
+//! A row counts with the bytes of its key and its record in a snapshot, or somewhat more
+//! ([`Record::bytes`]). A bound on the count therefore bounds the snapshot.
 
 use std::fmt;
 use std::io;
@@ -16,9 +17,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::packed;
 
-/// A record of a table.
 pub(crate) trait Record: Serialize {
-    /// The bytes that the record takes encoded, or a bound on them.
+    /// Returns the bytes of the encoded record, or a bound on them.
     fn bytes(&self) -> u64 {
         encoded_len(self)
     }
@@ -26,7 +26,7 @@ pub(crate) trait Record: Serialize {
 
 /// The key of a table's rows.
 pub(crate) trait Key: Ord + Clone + Serialize {
-    /// The tenant that the row is charged to.
+    /// Returns the tenant that is charged for the row.
     fn tenant(&self) -> Option<&TenantName> {
         None
     }
@@ -48,7 +48,7 @@ impl Key for Digest {}
 impl Key for NodeName {}
 impl Key for u64 {}
 
-/// Bytes of plain data as a snapshot encodes it. Allocates nothing.
+/// Returns the bytes of plain data as a snapshot encodes it. Allocates no memory.
 pub(crate) fn encoded_len<T: Serialize + ?Sized>(value: &T) -> u64 {
     let mut counted = Counted(0);
     rmp_serde::encode::write_named(&mut counted, value)
@@ -69,16 +69,17 @@ impl io::Write for Counted {
     }
 }
 
-/// Records by key. Reads go to the map inside; every change goes through the table.
+/// Records by key. Reads use the map inside; every change goes through the table, so that the byte
+/// count stays right.
 pub(crate) struct Table<K, V> {
     rows: OrdMap<K, Arc<V>>,
     bytes: u64,
-    /// Tenants without a row are not in it.
+    /// Bytes of each tenant's rows. A tenant without rows is not in the map.
     by_tenant: OrdMap<TenantName, u64>,
 }
 
 impl<K: Key, V: Record> Table<K, V> {
-    /// Puts a record under a key, in place of the one that was there.
+    /// Inserts a record, and replaces the record with the same key.
     pub(crate) fn insert(&mut self, key: K, record: Arc<V>) {
         self.charge(&key, row_bytes(&key, &*record));
         if let Some(old) = self.rows.insert(key.clone(), record) {
@@ -86,14 +87,14 @@ impl<K: Key, V: Record> Table<K, V> {
         }
     }
 
-    /// Takes a record out.
+    /// Removes a record and returns it.
     pub(crate) fn remove(&mut self, key: &K) -> Option<Arc<V>> {
         let record = self.rows.remove(key)?;
         self.discharge(key, row_bytes(key, &*record));
         Some(record)
     }
 
-    /// Changes a record in place, where there is one.
+    /// Changes a record in place, if there is one with this key.
     pub(crate) fn change(&mut self, key: &K, change: impl FnOnce(&mut V))
     where
         V: Clone,
@@ -108,12 +109,10 @@ impl<K: Key, V: Record> Table<K, V> {
         }
     }
 
-    /// The bytes of all rows.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The bytes of a tenant's rows.
     pub(crate) fn bytes_of(&self, tenant: &TenantName) -> u64 {
         self.by_tenant.get(tenant).copied().unwrap_or(0)
     }
@@ -191,7 +190,7 @@ impl<'a, K: Ord, V> IntoIterator for &'a Table<K, V> {
     }
 }
 
-/// As the map alone.
+/// The encoded form is the map alone.
 impl<K: Ord + Serialize, V: Serialize> Serialize for Table<K, V> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         self.rows.serialize(serializer)

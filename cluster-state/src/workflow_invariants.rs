@@ -1,6 +1,6 @@
-//! The invariants of workflows. Each is checked against what is kept of those that it runs, which are
-//! checked alike. None runs itself through others: each has more workflows in it than any that it
-//! runs, as its nesting counts them.
+//! The invariants of workflows. Each workflow is checked against the stored records of the
+//! functions and workflows that it runs, and those records are checked in the same way. No workflow
+//! runs itself through others, because each has a greater nesting than any workflow that it runs.
 
 use millrace_types::workflow::Fit;
 
@@ -10,7 +10,7 @@ use crate::state::State;
 use crate::workflows::Fits;
 
 impl State {
-    /// Takes as long as there are workflows and steps.
+    /// Checks every workflow, in time proportional to the number of workflows and steps.
     pub(crate) fn check_workflows(&self) -> Result<(), Violation> {
         for (key, workflow) in &self.workflows {
             if *key != workflow.key || *key != workflow.spec.key {
@@ -51,7 +51,7 @@ mod tests {
     use crate::state::Retired;
 
     #[test]
-    fn each_broken_rule_is_found() {
+    fn each_broken_invariant_of_workflows_is_found() {
         let mut log = Log::with_artifacts(&["m1"]);
         log.apply(apply("f", "m1")).unwrap();
         log.apply(apply_workflow(chain("w", &[run_function("f")]))).unwrap();
@@ -67,7 +67,7 @@ mod tests {
         };
 
         let signature = |name: &str| Err(Violation::Signature(key(name)));
-        // The one above comes first, by its name.
+        // Workflow `v` runs `w`, and is checked first, because of its name.
         let above = changed("w", &|it| it.signature.outputs.clear());
         assert!(
             matches!(&above, Err(Violation::Unfit(of, FitError::Check(_))) if *of == key("v")),
@@ -76,7 +76,7 @@ mod tests {
         assert_eq!(changed("v", &|it| it.signature.outputs.clear()), signature("v"));
         assert_eq!(changed("v", &|it| it.nesting = 0), signature("v"));
         assert_eq!(changed("w", &|it| it.spec.steps.clear()), Err(Violation::Spec(key("w"))));
-        // Two that run each other cannot both lie deeper than the other.
+        // Two workflows that run each other cannot both have the greater nesting.
         let looped = changed("w", &|it| it.spec.steps[0].run = run_workflow("v"));
         assert!(matches!(looped, Err(Violation::Signature(_))), "{looped:?}");
 

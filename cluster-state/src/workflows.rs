@@ -1,13 +1,16 @@
-//! Workflows: how they are read, whether one fits what it runs, and what a change of that makes of it.
+//! Workflows: read methods, the check of a workflow against the functions and workflows that it
+//! runs, and the effect of a change of those.
 //!
-//! A workflow is kept with what it takes and gives, so that one that runs it is checked without
-//! looking inside. When something changes that workflows run, those are checked again, the least
-//! nested first, and in turn those that run one whose signature became another.
+//! The state stores each workflow with its inputs and outputs, so a workflow that runs another is
+//! checked without a look inside. A change of a function or workflow is followed by a check of the
+//! workflows that run it, least nested first. If the signature of one of those changes, the
+//! workflows that run it are checked in turn.
 //!
-//! Who runs what is not indexed: it is found by a scan of the tenant's workflows, at most
-//! [`WORKFLOWS_PER_TENANT_MAX`](crate::WORKFLOWS_PER_TENANT_MAX) of
-//! [`STEPS_MAX`](millrace_types::limits::STEPS_MAX) steps. What they run is looked at where it lies. Only what people write needs it, and of functions only a deletion or a model with another
-//! signature.
+//! The users of a function or workflow are not indexed. A scan of the tenant's workflows finds
+//! them, at most [`WORKFLOWS_PER_TENANT_MAX`](crate::WORKFLOWS_PER_TENANT_MAX) workflows of
+//! [`STEPS_MAX`](millrace_types::limits::STEPS_MAX) steps. The scan reads the stored records in
+//! place. Only commands of people need the scan; of the commands for functions, only a deletion or
+//! a model with another signature does.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
@@ -21,10 +24,10 @@ use crate::placements::first_key;
 use crate::record::Workflow;
 use crate::state::State;
 
-/// The most workflows that a refusal names when something is in use.
+/// Maximum number of workflows that a refusal names as users.
 pub const USERS_NAMED_MAX: usize = 8;
 
-/// What functions and workflows of one tenant are to become.
+/// The new signatures of a tenant's functions and workflows under a change that is being checked.
 pub(crate) type Fits = BTreeMap<Run, Fit>;
 
 impl From<&Workflow> for Fit {
@@ -39,29 +42,28 @@ impl<'a> From<&'a Workflow> for FitRef<'a> {
     }
 }
 
-/// How a tenant's workflows name another.
+/// Returns the form in which a tenant's workflows name a workflow.
 pub(crate) fn workflow_run(key: &FunctionKey) -> Run {
     Run::Workflow(key.name.clone())
 }
 
-/// How a tenant's workflows name a function.
+/// Returns the form in which a tenant's workflows name a function.
 pub(crate) fn function_run(key: &FunctionKey) -> Run {
     Run::Function(key.name.clone())
 }
 
 impl State {
-    /// One workflow.
     #[must_use]
     pub fn workflow(&self, key: &FunctionKey) -> Option<&Arc<Workflow>> {
         self.workflows.get(key)
     }
 
-    /// Every workflow, by tenant and name.
+    /// Returns every workflow, by tenant and name.
     pub fn workflows(&self) -> impl Iterator<Item = &Arc<Workflow>> {
         self.workflows.values()
     }
 
-    /// The workflows from `bound` on, in order: a listing's next page.
+    /// Returns the workflows from `bound` on, in order: the next page of a listing.
     pub fn workflows_from<'a>(
         &'a self,
         bound: Bound<&FunctionKey>,
@@ -69,7 +71,7 @@ impl State {
         self.workflows.range::<_, FunctionKey>((bound, Bound::Unbounded)).map(|(_, workflow)| workflow)
     }
 
-    /// The workflows of one tenant, by name.
+    /// Returns the workflows of a tenant, by name.
     pub fn workflows_of<'a>(
         &'a self,
         tenant: &'a TenantName,
@@ -78,23 +80,25 @@ impl State {
         workflows.take_while(move |workflow| workflow.key.tenant == *tenant)
     }
 
-    /// What a function, in its newest revision, or a workflow of a tenant takes and gives; `None` if
-    /// there is no such thing.
+    /// Returns the inputs and outputs of a function's newest revision, or of a workflow; `None` if
+    /// the tenant has no such function or workflow.
     #[must_use]
     pub fn signature(&self, tenant: &TenantName, run: &Run) -> Option<Signature> {
         let Ports { inputs, outputs } = self.fit_of(tenant, run)?.ports;
         Some(Signature { inputs: inputs.to_vec(), outputs: outputs.to_vec() })
     }
 
-    /// The functions that these are or come to run: each once, however often and how deep, the least
-    /// deep first. They need not be there.
+    /// Returns the functions that these runs name, or run through workflows. Each function is
+    /// listed once, however often and deep it occurs, the least deep first. A listed function need
+    /// not exist.
     pub fn functions_in<'a>(
         &'a self,
         tenant: &TenantName,
         runs: impl IntoIterator<Item = &'a Run>,
     ) -> Vec<FunctionKey> {
         let key = |name: &FunctionName| FunctionKey { tenant: tenant.clone(), name: name.clone() };
-        let (mut seen, mut rest) = (BTreeSet::new(), VecDeque::from_iter(runs));
+        let mut seen = BTreeSet::new();
+        let mut rest = VecDeque::from_iter(runs);
         let mut found = Vec::new();
         while let Some(run) = rest.pop_front() {
             if !seen.insert(run) {
@@ -110,7 +114,7 @@ impl State {
         found
     }
 
-    /// The workflows that run it in a step of their own.
+    /// Returns the workflows that run a function or workflow in a step of their own.
     pub(crate) fn users_of<'a>(
         &'a self,
         tenant: &'a TenantName,
@@ -134,24 +138,24 @@ impl State {
         }
     }
 
-    /// Checks a workflow against what it runs, as that is or is to become. Trusts the spec to be
-    /// valid by itself.
+    /// Checks a workflow against the functions and workflows that it runs, with the changes in
+    /// `becoming`. The caller has validated the spec by itself.
     pub(crate) fn fit(&self, spec: &WorkflowSpec, becoming: &Fits) -> Result<Fit, FitError> {
         spec.fit(|run| becoming.get(run).map(Fit::by_ref).or_else(|| self.fit_of(&spec.key.tenant, run)))
     }
 
-    /// What becomes of a tenant's workflows when one function or workflow that exists becomes
-    /// another. No workflow that `key` is to run may run `key`.
+    /// Returns the new signatures of a tenant's workflows after the change of an existing function
+    /// or workflow. No workflow that the changed `key` runs may run `key`.
     ///
     /// # Errors
-    /// [`Refusal::BreaksWorkflow`], of the first that would not fit.
+    /// [`Refusal::BreaksWorkflow`] for the first workflow that would not fit.
     pub(crate) fn fits_after(&self, key: &FunctionKey, run: Run, fit: Fit) -> Result<Fits, Refusal> {
         let mut becoming = Fits::new();
         if self.fit_of(&key.tenant, &run).is_none_or(|known| known == fit.by_ref()) {
             return Ok(becoming);
         }
         becoming.insert(run.clone(), fit);
-        // Each after those that it runs.
+        // Less nested workflows first: each workflow is checked after those that it runs.
         let mut workflows: Vec<_> = self.workflows_of(&key.tenant).collect();
         workflows.sort_by_key(|workflow| workflow.nesting);
         for workflow in workflows {
@@ -171,7 +175,7 @@ impl State {
         Ok(becoming)
     }
 
-    /// Lets workflows become what [`Self::fits_after`] said.
+    /// Stores the new signatures of [`Self::fits_after`].
     pub(crate) fn take_fits(&mut self, tenant: &TenantName, fits: Fits) {
         for (run, fit) in fits {
             let key = FunctionKey { tenant: tenant.clone(), name: run.name().clone() };

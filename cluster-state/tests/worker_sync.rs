@@ -1,6 +1,5 @@
-//! The worker's side of the checkpoints (`policy::checkpoint`) against the state that takes them:
-//! whatever gets lost, repeated or begun anew between them, the state ends up with what the workers
-//! have.
+//! The worker's side of the checkpoints (`policy::checkpoint`) against the replicated state.
+//! Whatever is lost, repeated or restarted between them, the state ends up with the workers' data.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -33,7 +32,7 @@ struct Group {
 }
 
 impl Group {
-    /// With the functions that the load names.
+    /// Returns a group with the functions that the load names.
     fn new() -> Self {
         let mut group = Self { state: State::default(), index: 0 };
         group.propose(Command::InitCluster { cluster_id: ClusterId("test".into()) }).unwrap();
@@ -73,7 +72,7 @@ impl Group {
         }
     }
 
-    /// Commits a batch and returns the answer. `None` if the batch's registration is over.
+    /// Commits a batch and returns the answer; `None` if the batch's registration has ended.
     fn take(&mut self, node: &NodeName, batch: &SyncBatch) -> Option<Event> {
         let SyncBatch { epoch, seq, .. } = *batch;
         Some(match self.propose(Command::SyncNode { node: node.clone(), batch: batch.clone() }) {
@@ -89,7 +88,7 @@ impl Group {
 struct Worker {
     name: NodeName,
     core: Checkpoint,
-    /// The highest epoch that the worker was registered with, or that a name of its data has.
+    /// The highest epoch of the worker's registrations and of the names of its data.
     seen: Epoch,
     load: NodeLoad,
     lose_batch: bool,
@@ -107,7 +106,7 @@ impl World {
     fn new(config: Config, seed: u64) -> Self {
         let workers = (0..3).map(|number| {
             let name = NodeName::new(&format!("n{number}")).unwrap();
-            // They name the same data at times: one is the home, others hold replicas.
+            // Some workers share data: a worker is the home of the data, and others hold replicas.
             let home = NodeName::new(&format!("n{}", number / 2)).unwrap();
             let profile = LoadProfile { node: home, functions: FUNCTIONS, gpus: 2, live_max: 20 };
             let load = NodeLoad::new(profile, seed + number);
@@ -185,8 +184,9 @@ impl World {
 
     fn settle(&mut self) {
         for at in 0..self.workers.len() {
-            (self.workers[at].lose_batch, self.workers[at].lose_answer) = (false, false);
-            // A loss is noticed with the next batch.
+            self.workers[at].lose_batch = false;
+            self.workers[at].lose_answer = false;
+            // The worker notices a loss with its next batch.
             let counts = SloCounts { m: 1, n: 1 };
             self.tell(at, Event::Scored { function: NodeLoad::function_of(0), counts });
         }
@@ -205,7 +205,7 @@ enum Step {
     NodeLost(usize),
     /// All controllers restart from a snapshot.
     Restart,
-    /// The group is built anew from nothing.
+    /// The group is rebuilt from nothing.
     Rebuild,
 }
 
@@ -228,7 +228,7 @@ fn pairs<K: Clone, V: Clone>(map: impl IntoIterator<Item = (K, V)>) -> Vec<(K, V
 
 proptest! {
     #[test]
-    fn the_state_ends_up_with_what_the_workers_have(
+    fn the_state_converges_to_the_data_of_the_workers(
         steps in prop::collection::vec(step(), 0..50), seed in 0u64..1 << 40, items_max in 1usize..20,
         entries_max in 1usize..25,
     ) {
@@ -263,9 +263,9 @@ proptest! {
         }
     }
 
-    /// Usage that happened is charged at most once, however often nodes are lost and come back.
+    /// Usage is charged at most once, however often nodes are lost and return.
     #[test]
-    fn nothing_is_charged_twice(steps in prop::collection::vec(step(), 0..50), seed in 0u64..1 << 40) {
+    fn usage_is_charged_at_most_once(steps in prop::collection::vec(step(), 0..50), seed in 0u64..1 << 40) {
         let mut world = World::new(Config { items_max: 3, ..Config::default() }, seed);
         let mut happened = Usage::default();
         for step in steps.iter().filter(|step| !matches!(step, Step::Rebuild)) {
@@ -291,9 +291,9 @@ proptest! {
     }
 }
 
-/// The worker fills a batch by what its items take at most: no command is larger than that.
+/// The worker fills a batch by the maximum size of its items, so no command exceeds the bound.
 #[test]
-fn a_batch_fits_its_bytes_whatever_the_names() {
+fn a_batch_keeps_to_its_bytes_with_short_and_long_names() {
     for name in ["n", &"n".repeat(63)] {
         let node = NodeName::new(name).unwrap();
         let profile = LoadProfile { node: node.clone(), functions: 3_000, gpus: 4, live_max: 100_000 };

@@ -50,8 +50,8 @@ fn create(
     Ok(Applied::Created { version: state.next_version() })
 }
 
-/// An upload of what is known already begins its grace period again: a revision is about to refer
-/// to it.
+/// Restarts the grace period of a known file that is uploaded again, because a revision is about to
+/// refer to it.
 fn touch(
     state: &mut State,
     context: Context<'_>,
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn collects_holders_and_refuses_another_size() {
+    fn uploads_of_one_file_add_holders_and_another_size_is_refused() {
         let mut log = Log::new();
         let version = log.state.version();
         assert_eq!(log.apply(add(10, 1)), Ok(Applied::Created { version: version + 1 }));
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_upload_begins_the_grace_period_again() {
+    fn a_second_upload_restarts_the_grace_period() {
         let mut log = Log::new();
         log.apply(add(10, 1)).unwrap();
         assert_eq!(log.apply(add(10, 1)), Ok(Applied::Unchanged), "at the same moment");

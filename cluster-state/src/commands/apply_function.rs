@@ -1,5 +1,5 @@
-//! Creates a function, or makes its next revision when its spec or model differs. The workflows that
-//! run it fit what it becomes.
+//! Creates a function, or adds a revision if its spec or model differs. Every workflow that runs
+//! the function has to fit the new revision.
 
 use std::sync::Arc;
 
@@ -57,12 +57,13 @@ fn same_content(latest: &RevisionRecord, spec: &FunctionSpec, digest: Digest) ->
     latest.digest == digest && latest.spec == *spec
 }
 
-/// The model must be known, and fit a GPU of some live node. With no GPU registered yet anything
-/// is taken: workers come and go.
+/// Refuses a revision whose model is unknown, or fits no GPU of a live node. While no GPU is
+/// registered, every size is accepted, because workers come and go.
 fn check_model<'a>(state: &'a State, revision: &RevisionRecord) -> Result<&'a ModelSummary, Refusal> {
     let artifact =
         state.artifacts.get(&revision.digest).ok_or(Refusal::ArtifactNotFound { digest: revision.digest })?;
-    let (asked, is) = (revision.spec.runtime, artifact.model.runtime());
+    let asked = revision.spec.runtime;
+    let is = artifact.model.runtime();
     if asked != is {
         let problem = format!(
             "runtime is {} and the file is of runtime {}: write runtime: {}, or name another file",
@@ -94,8 +95,8 @@ fn check_model<'a>(state: &'a State, revision: &RevisionRecord) -> Result<&'a Mo
     }
 }
 
-/// A revision commits once a majority of the voters hold its file, or the object store does, so that
-/// the loss of the others takes no model with it (DESIGN §5).
+/// Refuses a revision unless a majority of the voters, or the object store, holds its file. The
+/// loss of the other controllers then loses no model (DESIGN §5).
 fn check_held(state: &State, digest: Digest, voters: &[ControllerId]) -> Result<(), Refusal> {
     let holds =
         |voter: &ControllerId| state.artifacts.get(&digest).is_some_and(|it| it.holders.contains(voter));
@@ -164,7 +165,7 @@ mod tests {
     use crate::record::ControllerId;
 
     #[test]
-    fn a_change_makes_the_next_revision_and_a_repeat_does_not() {
+    fn a_changed_function_gets_a_new_revision_and_a_repeat_does_not() {
         let mut log = Log::with_artifacts(&["m1", "m2"]);
         let before = log.state.version();
         assert_eq!(log.apply(apply("f", "m1")), Ok(Applied::Created { version: before + 1 }));
@@ -181,10 +182,11 @@ mod tests {
     }
 
     #[test]
-    fn a_function_is_of_the_runtime_of_its_file() {
+    fn a_function_with_another_runtime_than_its_file_is_refused() {
         let mut log = Log::with_artifacts(&["model"]);
         let program = ModelSummary { weights: Bytes::ZERO, launches: 0, ..model() };
-        let (holder, bytes) = (ControllerId(1), Bytes(100));
+        let holder = ControllerId(1);
+        let bytes = Bytes(100);
         let added = Command::AddArtifact { digest: digest("program"), bytes, model: program, holder };
         log.apply(added).unwrap();
         let apply = |runtime, file| {
@@ -203,11 +205,12 @@ mod tests {
     }
 
     #[test]
-    fn only_a_model_with_a_free_first_dimension_is_batched() {
+    fn batching_is_refused_for_a_model_with_a_fixed_first_dimension() {
         let mut log = Log::with_artifacts(&["free"]);
         let mut fixed = model();
         fixed.outputs[0].shape[0] = Dim::Fixed(1);
-        let (holder, bytes) = (ControllerId(1), Bytes(100));
+        let holder = ControllerId(1);
+        let bytes = Bytes(100);
         log.apply(Command::AddArtifact { digest: digest("fixed"), bytes, model: fixed, holder }).unwrap();
         let batched = |model: &str| {
             let mut spec = spec("f");
@@ -220,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_function_keeps_the_state_that_its_model_has_and_nothing_else() {
+    fn sequences_are_refused_if_the_model_lacks_their_state() {
         let mut log = Log::with_artifacts(&["free"]);
         let mut fixed = model();
         fixed.inputs[0].shape[0] = Dim::Fixed(1);
@@ -243,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn each_refusal_leaves_everything_as_it_was() {
+    fn a_refused_function_changes_nothing() {
         let mut log = Log::with_artifacts(&["m1"]);
         log.apply(apply("f", "m1")).unwrap();
         let version = log.state.version();
@@ -262,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn expecting_absence_creates_once() {
+    fn a_function_that_expects_absence_is_created_once() {
         let mut log = Log::with_artifacts(&["m1"]);
         assert!(log.apply(apply_expecting("f", "m1", 0)).is_ok());
         assert!(matches!(log.refused(apply_expecting("f", "m1", 0)), Refusal::Conflict { .. }));
@@ -307,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_majority_of_the_voters_holds_the_file_first() {
+    fn a_function_is_refused_until_a_majority_of_voters_holds_its_file() {
         let mut log = Log::with_artifacts(&["m1"]);
         let voters = || (1..=3).map(ControllerId).collect();
         let apply = || Command::ApplyFunction {
@@ -327,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn the_object_store_stands_for_any_majority() {
+    fn a_file_in_the_object_store_needs_no_majority() {
         let mut log = Log::with_artifacts(&["m1"]);
         let voters = || (1..=5).map(ControllerId).collect();
         let apply = || Command::ApplyFunction {
@@ -340,7 +343,8 @@ mod tests {
         log.hold("m1", ControllerId::OBJECT_STORE.0);
         assert!(log.state.artifact(&digest("m1")).unwrap().in_store());
         assert!(log.apply(apply()).is_ok());
-        // It is a holder like any other: kept when it is the last, and in every snapshot.
+        // The object store is a holder like any other: it stays as the last holder, and every
+        // snapshot contains it.
         log.apply(Command::RemoveArtifactHolder { digest: digest("m1"), holder: ControllerId(1) }).unwrap();
         let last = log.refused(Command::RemoveArtifactHolder {
             digest: digest("m1"),
@@ -351,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn the_voters_are_no_part_of_what_a_client_repeats() {
+    fn a_repeated_write_with_other_voters_gets_the_first_answer() {
         let mut log = Log::with_artifacts(&["m1"]);
         log.hold("m1", 2);
         let apply = |voters: &[u64]| Command::ApplyFunction {
@@ -365,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_returns_goes_on_counting() {
+    fn revision_numbers_continue_when_a_deleted_name_returns() {
         let mut log = Log::with_artifacts(&["m1", "m2"]);
         log.apply(apply("f", "m1")).unwrap();
         log.apply(delete("f")).unwrap();
@@ -376,11 +380,11 @@ mod tests {
     }
 
     #[test]
-    fn what_ran_under_its_name_before_is_none_of_its_runs() {
+    fn runs_of_a_deleted_function_do_not_count_for_its_successor() {
         let mut log = Log::with_artifacts(&["m1"]);
         log.register("n1", "a", Bytes::gib(1)).unwrap();
         let ran = |log: &Log| log.state.ran(log.state.function(&key("f")).unwrap());
-        // Cumulative, as nodes tell it.
+        // Cumulative, as in the nodes' reports.
         let used = |requests| NodeDelta {
             usage: vec![(key("f"), Usage { gpu_ns: 1, requests, idle_ms: 0 })],
             ..NodeDelta::default()

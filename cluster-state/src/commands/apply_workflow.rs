@@ -1,5 +1,5 @@
-//! Creates a workflow, or changes it when its spec differs. It fits what it runs as that is now, and
-//! every workflow that runs it fits what it becomes (D01).
+//! Creates a workflow, or changes it if its spec differs. The workflow has to fit the functions and
+//! workflows that it runs, and every workflow that runs it has to fit the new spec (D01).
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -62,7 +62,7 @@ pub(crate) fn apply_workflow(
     Ok(if is_new { Applied::Created { version } } else { Applied::Changed { version } })
 }
 
-/// A workflow that came to run itself, through others, would never end.
+/// Refuses a workflow that would run itself through others, because such a workflow never ends.
 fn check_ends(state: &State, spec: &WorkflowSpec) -> Result<(), Refusal> {
     let Some(way) = way_to(state, spec, &spec.key, &mut BTreeSet::new()) else { return Ok(()) };
     let names: Vec<_> = std::iter::once(&spec.key.name).chain(way).map(FunctionName::as_str).collect();
@@ -73,9 +73,10 @@ fn check_ends(state: &State, spec: &WorkflowSpec) -> Result<(), Refusal> {
     Err(Refusal::InvalidSpec { problem })
 }
 
-/// The names from a workflow, itself left out, to one that it runs, through others. Those that are
-/// kept lie at most [`NESTING_MAX`](millrace_types::workflow::NESTING_MAX) deep, and so does this
-/// go; each is looked into once.
+/// Returns the names on the path from a workflow, itself excluded, to a workflow that it runs
+/// through others. Stored workflows are nested at most
+/// [`NESTING_MAX`](millrace_types::workflow::NESTING_MAX) deep, which bounds the recursion. Each
+/// workflow is visited once.
 fn way_to<'a>(
     state: &'a State,
     from: &'a WorkflowSpec,

@@ -1,4 +1,5 @@
-//! Notes that a change of the controller group has begun. Its maker says how it ended.
+//! Records that a change of the controller group has begun. The controller that makes the change
+//! records its end.
 
 use crate::operations::Kind;
 use crate::outcome::{Applied, Outcome, Refusal};

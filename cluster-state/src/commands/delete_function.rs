@@ -1,5 +1,5 @@
-//! Removes a function that no workflow runs, with all its revisions, placements and scores, and
-//! remembers where its revisions' numbers stopped. What it used stays billed.
+//! Removes a function that no workflow runs, with all its revisions, placements and scores. The
+//! state remembers the last revision number, and the usage stays billed.
 
 use millrace_types::FunctionKey;
 
@@ -50,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_an_unknown_name_and_a_stale_version() {
+    fn deleting_an_unknown_function_or_a_stale_version_is_refused() {
         let mut log = Log::with_artifacts(&["m1"]);
         assert_eq!(log.refused(delete("f")), Refusal::FunctionNotFound { key: key("f") });
         log.apply(apply("f", "m1")).unwrap();

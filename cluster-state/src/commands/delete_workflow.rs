@@ -1,4 +1,4 @@
-//! Removes a workflow that none runs, and remembers where its generations stopped.
+//! Removes a workflow that no other workflow runs. The state remembers its last generation.
 
 use millrace_types::FunctionKey;
 
@@ -30,7 +30,7 @@ mod tests {
     };
 
     #[test]
-    fn a_name_that_returns_goes_on_counting_whatever_it_stands_for() {
+    fn numbers_continue_when_a_deleted_name_returns_as_a_workflow_or_a_function() {
         let mut log = Log::with_artifacts(&["m1"]);
         log.apply(apply("f", "m1")).unwrap();
         let spec = || chain("w", &[run_function("f")]);
@@ -47,7 +47,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_an_unknown_name_and_a_stale_version() {
+    fn deleting_an_unknown_workflow_or_a_stale_version_is_refused() {
         let mut log = Log::with_artifacts(&["m1"]);
         log.apply(apply("f", "m1")).unwrap();
         assert_eq!(log.refused(delete_workflow("w")), Refusal::WorkflowNotFound { key: key("w") });
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_another_runs_stays_until_that_is_gone() {
+    fn deleting_a_workflow_that_another_runs_is_refused_until_the_other_is_deleted() {
         let mut log = Log::with_artifacts(&["m1"]);
         log.apply(apply("f", "m1")).unwrap();
         log.apply(apply_workflow(chain("inner", &[run_function("f")]))).unwrap();

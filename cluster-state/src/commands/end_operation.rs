@@ -1,5 +1,5 @@
-//! Says how an operation ended. A drain that is cancelled leaves its node cordoned: what moved stays where
-//! it is, and nothing comes back by itself.
+//! Records how an operation ended. A cancelled drain leaves its node cordoned. Functions that have
+//! moved stay on their new nodes.
 
 use crate::operations::{End, Kind};
 use crate::outcome::{Applied, Outcome, Refusal};
@@ -43,7 +43,7 @@ mod tests {
     use crate::operations::{OPERATION_LIFE_MAX, OPERATION_TTL, OPERATIONS_MAX};
     use crate::record::ControllerId;
 
-    /// Two functions on `n1`, which is being drained.
+    /// Returns a log with two functions on `n1`, which is draining, and the id of the drain.
     fn draining() -> (Log, u64) {
         let mut log = Log::with_artifacts(&["m"]);
         log.register("n1", "a", Bytes::gib(1)).unwrap();
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn a_drain_ends_when_nothing_is_left() {
+    fn a_drain_ends_when_no_function_is_left_on_the_node() {
         let (mut log, id) = draining();
         assert_eq!(stands(&log, id), (0, 2, None));
         log.apply(unplace("f", "n1")).unwrap();
@@ -76,13 +76,13 @@ mod tests {
         log.apply(unplace("g", "n1")).unwrap();
         assert_eq!(stands(&log, id), (2, 2, Some(End::Succeeded)));
         assert_eq!(State::decode(&log.state.encode()).unwrap(), log.state);
-        assert_eq!(log.apply(cancel(id)), Ok(Applied::Unchanged), "it has ended");
+        assert_eq!(log.apply(cancel(id)), Ok(Applied::Unchanged), "the drain has ended");
         log.apply(schedule("n1", Scheduling::Schedulable)).unwrap();
-        assert_eq!(stands(&log, id), (2, 2, Some(End::Succeeded)), "as it was");
+        assert_eq!(stands(&log, id), (2, 2, Some(End::Succeeded)), "the end does not change");
     }
 
     #[test]
-    fn the_drain_of_an_empty_node_or_of_one_that_is_lost_is_done() {
+    fn the_drain_of_an_empty_or_lost_node_succeeds() {
         let mut log = Log::new();
         log.register("n1", "a", Bytes::gib(1)).unwrap();
         log.apply(schedule("n1", Scheduling::Draining)).unwrap();
@@ -94,14 +94,14 @@ mod tests {
     }
 
     #[test]
-    fn a_drain_that_is_cancelled_leaves_the_node_cordoned() {
+    fn a_cancelled_drain_leaves_the_node_cordoned() {
         let (mut log, id) = draining();
         log.apply(unplace("f", "n1")).unwrap();
         assert!(log.apply(cancel(id)).unwrap().changed());
         assert_eq!(log.state.node(&node_name("n1")).unwrap().scheduling, Scheduling::Cordoned);
         assert_eq!(stands(&log, id), (1, 2, Some(End::Cancelled)));
         log.apply(unplace("g", "n1")).unwrap();
-        assert_eq!(stands(&log, id), (1, 2, Some(End::Cancelled)), "as it was then");
+        assert_eq!(stands(&log, id), (1, 2, Some(End::Cancelled)), "the end does not change");
         let (mut log, id) = draining();
         log.apply(schedule("n1", Scheduling::Schedulable)).unwrap();
         assert_eq!(stands(&log, id).2, Some(End::Cancelled), "uncordoned");
@@ -109,11 +109,11 @@ mod tests {
     }
 
     #[test]
-    fn a_change_of_the_group_is_ended_by_its_maker_alone() {
+    fn a_change_of_the_group_cannot_be_cancelled() {
         let mut log = Log::new();
         let kind = Kind::RemoveController { id: ControllerId(3) };
         let Ok(Applied::Created { version: id }) = log.apply(Command::BeginOperation { kind }) else {
-            panic!("it begins");
+            panic!("the operation begins");
         };
         assert_eq!(log.refused(cancel(id)), Refusal::OperationGoesOn { id });
         let end = End::Failed { why: "no".into() };
@@ -121,11 +121,11 @@ mod tests {
         assert_eq!(stands(&log, id), (0, 0, Some(end)));
         let (mut log, id) = draining();
         let ended = Command::EndOperation { id, end: End::Succeeded };
-        assert_eq!(log.refused(ended), Refusal::OperationGoesOn { id }, "it is not empty yet");
+        assert_eq!(log.refused(ended), Refusal::OperationGoesOn { id }, "the node is not empty yet");
     }
 
     #[test]
-    fn drains_that_cannot_end_keep_nothing_else_from_beginning() {
+    fn unfinished_drains_do_not_count_as_changes_of_the_group() {
         let mut log = Log::with_artifacts(&["m"]);
         log.apply(apply("f", "m")).unwrap();
         let nodes = OPERATIONS_MAX + 1;
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ended_is_forgotten_in_time_or_for_others() {
+    fn ended_operations_are_forgotten_after_a_day_or_beyond_the_bound() {
         let begin = || Command::BeginOperation { kind: Kind::PromoteController { id: ControllerId(2) } };
         let mut log = Log::new();
         let first = log.state.version() + 1;
@@ -156,9 +156,9 @@ mod tests {
         }
         assert!(log.state.operation(first).is_some());
         log.apply(begin()).unwrap();
-        assert!(log.state.operation(first).is_some(), "what runs takes no room of theirs");
+        assert!(log.state.operation(first).is_some(), "a running operation does not count");
         log.apply(Command::EndOperation { id: log.state.version(), end: End::Succeeded }).unwrap();
-        assert!(log.state.operation(first).is_none(), "it makes room");
+        assert!(log.state.operation(first).is_none(), "the operation that ended first is forgotten");
         assert_eq!(log.state.operations().count(), OPERATIONS_MAX);
         let mut log = Log::new();
         log.apply(begin()).unwrap();
@@ -169,6 +169,9 @@ mod tests {
         let id = log.state.version();
         log.tick(OPERATION_LIFE_MAX.as_millis() as u64);
         log.apply(begin()).unwrap();
-        assert!(matches!(stands(&log, id).2, Some(End::Failed { .. })), "its maker is gone");
+        assert!(
+            matches!(stands(&log, id).2, Some(End::Failed { .. })),
+            "the controller that began it is gone"
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! Names the cluster, once and for ever.
+//! Gives the cluster its permanent name.
 
 use millrace_types::ClusterId;
 
@@ -32,7 +32,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_name_stays() {
+    fn a_second_cluster_name_is_refused() {
         let mut log = Log::empty();
         assert_eq!(log.apply(init("a")), Ok(Applied::Created { version: 1 }));
         assert_eq!(log.apply(init("a")), Ok(Applied::Unchanged));
@@ -44,7 +44,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_else_is_taken_before() {
+    fn commands_before_init_cluster_and_an_empty_name_are_refused() {
         let remove = Command::RemoveArtifact { digest: digest("m"), unused_since: UnixMillis(0) };
         assert_eq!(Log::empty().refused(remove), Refusal::NotInitialized);
         assert!(matches!(Log::empty().refused(init("")), Refusal::InvalidSpec { .. }));

@@ -1,6 +1,6 @@
-//! One file per command. Each checks everything first and changes only then, so that a refusal
-//! leaves the state as it was. A new command is a new file, a variant of
-//! [`Command`](crate::Command) and an arm in `State::carry_out`.
+//! One file per command. Each command makes all its checks before its first change, so a refusal
+//! leaves the state as it was. A new command needs a new file, a variant of
+//! [`Command`](crate::Command) and an arm in `State::carry_out_command`.
 
 mod add_artifact;
 mod apply_function;
@@ -56,7 +56,8 @@ use crate::outcome::Refusal;
 use crate::state::{RETIRED_MAX, Retired, State};
 use crate::workflows::USERS_NAMED_MAX;
 
-/// Refuses a writer that has not seen the latest version. 0 expects absence.
+/// Refuses a writer that has not seen the latest version. An expected version of 0 expects that the
+/// resource does not exist.
 fn check_expected(key: &FunctionKey, expected: Option<u64>, actual: Option<u64>) -> Result<(), Refusal> {
     let actual = actual.unwrap_or(0);
     match expected {
@@ -65,7 +66,7 @@ fn check_expected(key: &FunctionKey, expected: Option<u64>, actual: Option<u64>)
     }
 }
 
-/// Refuses to take away what workflows run.
+/// Refuses to delete a function or workflow that workflows run.
 fn check_unused(state: &State, key: &FunctionKey, run: &Run) -> Result<(), Refusal> {
     let mut users = state.users_of(&key.tenant, run);
     let by: Vec<_> = users.by_ref().take(USERS_NAMED_MAX).cloned().collect();
@@ -75,8 +76,8 @@ fn check_unused(state: &State, key: &FunctionKey, run: &Run) -> Result<(), Refus
     Err(Refusal::InUse { key: key.clone(), by, more: users.count() as u64 })
 }
 
-/// The number of a model's next accepted spec: one more than the last that its name ever had, as far
-/// as that is remembered.
+/// Returns the number of a model's next accepted spec: one more than the last known number of its
+/// name.
 fn next_number(state: &State, key: &FunctionKey) -> Revision {
     let function = state.functions.get(key).map(|function| function.generation());
     let workflow = || state.workflows.get(key).map(|workflow| workflow.generation);
@@ -84,8 +85,8 @@ fn next_number(state: &State, key: &FunctionKey) -> Revision {
     function.or_else(workflow).or_else(retired).map_or(Revision::FIRST, Revision::next)
 }
 
-/// When too many are remembered, the one deleted first is forgotten: every worker has long dropped
-/// what it had of it.
+/// Remembers a deleted function or workflow. Beyond [`RETIRED_MAX`] names, the one deleted first is
+/// forgotten: every worker has dropped its data of that name long ago.
 fn retire(state: &mut State, key: &FunctionKey, retired: Retired) {
     state.retired.insert(key.clone(), retired);
     if state.retired.len() > RETIRED_MAX {
@@ -97,8 +98,8 @@ fn retire(state: &mut State, key: &FunctionKey, retired: Retired) {
     }
 }
 
-/// One more or one less revision uses the artifact. Either way it was touched now: the grace
-/// period of an artifact begins when its last use ends.
+/// Changes the number of revisions that use the artifact, and sets the time of its last use to now:
+/// the grace period of an artifact begins when its last use ends.
 fn count_use(state: &mut State, digest: Digest, now: UnixMillis, count: impl FnOnce(u64) -> u64) {
     state.artifacts.change(&digest, |artifact| {
         artifact.uses = count(artifact.uses);

@@ -1,7 +1,7 @@
-//! Fences a worker that is gone. News of a registration that is over already changes nothing.
+//! Fences a lost worker. A loss of a registration that has already ended changes nothing.
 //!
-//! With it go its placements and its checkpoint: what its functions counted waits for their next
-//! placements, what they used is billed already, and data that nobody else holds is lost.
+//! The node's placements and checkpoint are removed. The counts of its functions wait for their
+//! next placements, and their usage is already billed. Data that no other node holds is lost.
 
 use std::sync::Arc;
 

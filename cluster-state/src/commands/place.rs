@@ -1,5 +1,5 @@
-//! Wants a function's model in a node's host tier. The placement takes over what replicas that are
-//! gone have counted, so that the required request count is not forgotten (DESIGN §5).
+//! Places a function's model in a node's host tier. The placement takes over the counts of removed
+//! replicas, so that the required request count is not lost (DESIGN §5).
 
 use std::sync::Arc;
 
@@ -45,7 +45,7 @@ pub(crate) fn place(
     Ok(Applied::Created { version })
 }
 
-/// Moves what nobody goes by to the new placement's base.
+/// Moves the function's unclaimed counts to the base of the new placement.
 fn claim(state: &mut State, function: &FunctionKey, name: &NodeName) {
     let Some(mut all) = state.scores.get(function).copied() else { return };
     let unclaimed = std::mem::take(&mut all.unclaimed);
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn is_idempotent_and_seen_from_both_sides() {
+    fn a_placement_is_idempotent_and_listed_by_function_and_by_node() {
         let mut log = Log::with_two_nodes();
         let version = log.state.version();
         assert_eq!(log.apply(place("f", "n1")), Ok(Applied::Created { version: version + 1 }));
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_node_that_takes_functions_is_given_one() {
+    fn a_placement_on_an_unknown_cordoned_draining_or_lost_node_is_refused() {
         let mut log = Log::with_two_nodes();
         let name = node_name("n1");
         assert_eq!(log.refused(place("g", "n1")), Refusal::FunctionNotFound { key: key("g") });
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_placement_starts_from_what_the_lost_replica_counted() {
+    fn the_next_placement_starts_from_the_counts_of_the_lost_replica() {
         let mut log = Log::with_two_nodes();
         log.apply(place("f", "n1")).unwrap();
         log.apply(sync_all("n1", 1, 1, scored("f", 7, 9))).unwrap();
@@ -113,14 +113,14 @@ mod tests {
     }
 
     #[test]
-    fn a_move_takes_the_score_along_and_back() {
+    fn a_moved_placement_keeps_the_score_there_and_back() {
         let mut log = Log::with_two_nodes();
         log.apply(place("f", "n1")).unwrap();
         log.apply(sync_all("n1", 1, 1, scored("f", 7, 9))).unwrap();
         log.apply(unplace("f", "n1")).unwrap();
         log.apply(place("f", "n2")).unwrap();
         assert_eq!(log.state.slo_base(&key("f"), &node_name("n2")), SloBase { m: 7, n: 9 });
-        // The old replica finishes what it had in flight.
+        // The old replica finishes its running requests.
         log.apply(sync_all("n1", 1, 2, scored("f", 8, 10))).unwrap();
         log.apply(unplace("f", "n2")).unwrap();
         log.apply(place("f", "n1")).unwrap();

@@ -1,7 +1,8 @@
-//! Takes a worker in under a fresh epoch. A name that another live process holds is refused; the
-//! same process, which attaches to several controllers at once, keeps the epoch it has.
+//! Registers a worker under a new epoch. A name that another live process holds is refused. The
+//! same process keeps its epoch, because it attaches to several controllers at once.
 //!
-//! What the node holds is not trusted from before: it begins with nothing, until its full sync.
+//! The state trusts no earlier report of the node's contents: the node starts with an empty
+//! checkpoint, until its full sync.
 
 use std::sync::Arc;
 
@@ -11,7 +12,7 @@ use crate::outcome::{Applied, Outcome, Refusal};
 use crate::record::{Node, NodeGpu, NodeStatus, Scheduling};
 use crate::state::{Context, NODES_MAX, State};
 
-/// What a worker says of itself.
+/// The properties that a worker reports of itself.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Registration<'a> {
     pub(crate) instance: &'a str,
@@ -22,7 +23,7 @@ pub(crate) struct Registration<'a> {
     pub(crate) seen: Epoch,
 }
 
-/// The highest epoch a worker may have seen: a cluster counts up from there.
+/// The highest epoch that a worker may report as seen: a cluster counts up from there.
 const EPOCH_SEEN_MAX: Epoch = Epoch(1 << 48);
 
 pub(crate) fn register_node(
@@ -67,7 +68,8 @@ pub(crate) fn register_node(
     Ok(Applied::Registered { epoch })
 }
 
-/// A lost node is kept for people to see, until its place is wanted: the one lost first goes.
+/// Frees a slot for a new node. A lost node stays listed until its slot is needed; then the node
+/// lost first is removed.
 fn make_room(state: &mut State) -> Result<(), Refusal> {
     if state.nodes.len() < NODES_MAX {
         return Ok(());
@@ -88,7 +90,7 @@ mod tests {
     const GPU: Bytes = Bytes::gib(1);
 
     #[test]
-    fn every_registration_gets_an_epoch_of_its_own() {
+    fn every_registration_gets_a_new_epoch() {
         let mut log = Log::new();
         assert_eq!(log.register("n1", "a", GPU), Ok(Applied::Registered { epoch: Epoch(1) }));
         assert_eq!(log.register("n2", "b", GPU), Ok(Applied::Registered { epoch: Epoch(2) }));
@@ -99,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rebuilt_cluster_counts_on_above_what_its_workers_have_seen() {
+    fn a_rebuilt_cluster_assigns_epochs_above_those_that_workers_have_seen() {
         let mut log = Log::new();
         let mut seen = |name: &str, seen| {
             log.apply(Command::RegisterNode {
@@ -128,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn when_full_a_lost_node_makes_room_and_a_live_one_does_not() {
+    fn a_full_cluster_replaces_a_lost_node_and_never_a_live_one() {
         let mut state = Log::new().state;
         let caller = crate::Caller("test".into());
         let context = Context { now: state.clock, caller: &caller };

@@ -1,4 +1,5 @@
-//! Forgets a model file that no revision uses. The file itself goes after this is committed.
+//! Removes the record of a model file that no revision uses. The file itself is deleted after this
+//! command is committed.
 
 use millrace_types::Digest;
 
@@ -26,7 +27,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_revision_uses_stays() {
+    fn an_artifact_in_use_or_in_its_grace_period_is_not_removed() {
         let mut log = Log::with_artifacts(&["m"]);
         log.apply(apply("f", "m")).unwrap();
         let in_use = Refusal::ArtifactInUse { digest: digest("m") };
@@ -34,7 +35,11 @@ mod tests {
         log.tick(5);
         log.apply(delete("f")).unwrap();
         let released_at = log.state.clock();
-        assert_eq!(log.refused(remove(UnixMillis(released_at.0 - 1))), in_use, "its grace period runs");
+        assert_eq!(
+            log.refused(remove(UnixMillis(released_at.0 - 1))),
+            in_use,
+            "the grace period has not ended"
+        );
         assert!(log.apply(remove(released_at)).unwrap().changed());
         assert_eq!(log.refused(remove(released_at)), Refusal::ArtifactNotFound { digest: digest("m") });
     }

@@ -1,5 +1,6 @@
 //! Records that a controller, or the object store, no longer holds a model file: its copy was lost,
-//! damaged or collected, or it left the group. The last copy of a file is not let go of.
+//! damaged or collected, or the controller left the group. The last copy of a file is never
+//! removed.
 
 use std::sync::Arc;
 
@@ -37,7 +38,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_holder_stays() {
+    fn removing_the_last_holder_of_an_artifact_is_refused() {
         let mut log = Log::new();
         assert_eq!(log.refused(remove(1)), Refusal::ArtifactNotFound { digest: digest("m") });
         for holder in [1, 2] {

@@ -1,5 +1,5 @@
-//! Forgets a node that is lost, with the wish of its operator. What its functions counted and used
-//! was handed on when it was lost.
+//! Removes the record of a lost node, with its scheduling state. The counts and the usage of its
+//! functions were handed over when the node was lost.
 
 use millrace_types::NodeName;
 
@@ -25,7 +25,7 @@ mod tests {
     use crate::commands::testing::{Log, node_name};
 
     #[test]
-    fn a_live_node_stays() {
+    fn removing_a_live_node_is_refused() {
         let mut log = Log::new();
         let name = node_name("n1");
         let remove = || Command::RemoveNode { name: node_name("n1") };

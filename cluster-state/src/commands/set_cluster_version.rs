@@ -16,7 +16,7 @@ pub(crate) fn set_cluster_version(state: &mut State, version: RulesVersion) -> O
         return Err(Refusal::InvalidSpec { problem });
     }
     state.rules = version;
-    // A cluster without a name has no resources, and so no versions of them.
+    // A cluster without a name has no resources, and so no resource versions.
     let version = if state.cluster.is_some() { state.next_version() } else { state.version };
     Ok(Applied::Changed { version })
 }
@@ -45,7 +45,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_without_a_name_begins_with_the_rules_it_is_given() {
+    fn a_cluster_without_a_name_starts_with_the_given_rules() {
         let mut log = Log::empty();
         assert_eq!(log.state.rules(), RulesVersion::NEWEST);
         log.state = State::default();

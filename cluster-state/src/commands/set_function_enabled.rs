@@ -1,4 +1,4 @@
-//! Starts or stops serving a function. Its revisions stay, and so does its generation.
+//! Starts or stops serving a function. The function keeps its revisions and its generation.
 
 use std::sync::Arc;
 
@@ -40,7 +40,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_the_version_and_not_the_generation() {
+    fn disabling_a_function_changes_its_version_but_not_its_generation() {
         let mut log = Log::with_artifacts(&["m1"]);
         assert_eq!(log.refused(set(false)), Refusal::FunctionNotFound { key: key("f") });
         log.apply(apply("f", "m1")).unwrap();

@@ -1,5 +1,5 @@
-//! Says whether a node takes functions: cordon, drain and uncordon. The wish is the operator's, so
-//! it outlives the node's registration. A drain is an operation ([`crate::operations`]).
+//! Sets whether a node accepts functions: cordon, drain and uncordon. The operator's setting
+//! outlives the node's registration. A drain is an operation ([`crate::operations`]).
 
 use std::sync::Arc;
 
@@ -37,7 +37,8 @@ pub(crate) fn set_node_scheduling(
     Ok(Applied::Changed { version })
 }
 
-/// Whether a node is being drained and no operation says so: its drain began before there were any.
+/// Whether a node is draining without an operation, because its drain began under a format without
+/// operations.
 fn is_drained_untold(state: &State, name: &NodeName, scheduling: Scheduling) -> bool {
     scheduling == Scheduling::Draining
         && state.placements.on(name).next().is_some()
@@ -54,7 +55,7 @@ mod tests {
     use crate::table::Table;
 
     #[test]
-    fn the_wish_survives_the_loss_and_the_return_of_the_node() {
+    fn a_scheduling_state_outlives_the_loss_and_return_of_the_node() {
         let mut log = Log::new();
         let name = node_name("n1");
         let unknown = Refusal::NodeNotFound { name: name.clone() };
@@ -70,20 +71,24 @@ mod tests {
     }
 
     #[test]
-    fn the_wish_to_drain_begins_an_operation_where_the_drain_began_before_there_were_any() {
+    fn a_repeated_drain_begins_an_operation_if_the_first_began_in_an_older_format() {
         let mut log = Log::with_artifacts(&["m"]);
         log.register("n1", "a", Bytes::gib(1)).unwrap();
         log.apply(apply("f", "m")).unwrap();
         log.apply(place("f", "n1")).unwrap();
         log.apply(schedule("n1", Scheduling::Draining)).unwrap();
-        // As a state is read that was written before.
+        // A state that was written in a format without operations is read like this.
         log.state.operations = Table::default();
         let before = log.state.node(&node_name("n1")).unwrap().clone();
         assert!(log.apply(schedule("n1", Scheduling::Draining)).unwrap().changed());
-        assert_eq!(log.state.node(&node_name("n1")), Some(&before), "it is as it was");
+        assert_eq!(log.state.node(&node_name("n1")), Some(&before), "the node does not change");
         assert!(log.state.drain_of(&node_name("n1")).is_some());
         assert_eq!(log.apply(schedule("n1", Scheduling::Draining)), Ok(Applied::Unchanged));
         log.apply(unplace("f", "n1")).unwrap();
-        assert_eq!(log.apply(schedule("n1", Scheduling::Draining)), Ok(Applied::Unchanged), "it is empty");
+        assert_eq!(
+            log.apply(schedule("n1", Scheduling::Draining)),
+            Ok(Applied::Unchanged),
+            "the node is empty"
+        );
     }
 }

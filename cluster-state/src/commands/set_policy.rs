@@ -1,5 +1,5 @@
-//! Sets how nodes schedule while they run. Every change is kept for a while, with who made it: nobody has
-//! to have been watching.
+//! Sets the scheduling policy of running nodes. The last changes are kept with their callers, so
+//! that operators can review them later.
 
 use std::sync::Arc;
 
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn each_change_is_counted_and_kept_with_who_made_it() {
+    fn each_policy_change_is_counted_and_kept_with_its_caller() {
         let mut log = Log::new();
         let version = log.state.version();
         assert_eq!(log.apply(set(PolicySpec::NONE, None)), Ok(Applied::Unchanged), "nothing was set");
@@ -86,9 +86,9 @@ mod tests {
     }
 
     #[test]
-    fn of_two_writers_who_saw_the_same_one_wins() {
+    fn the_second_of_two_writers_with_the_same_expected_version_is_refused() {
         let mut log = Log::new();
-        assert!(log.apply(set(spec(DispatchName::Lb), Some(0))).is_ok(), "nobody had set any");
+        assert!(log.apply(set(spec(DispatchName::Lb), Some(0))).is_ok(), "no policy was set before");
         let refused = log.refused(set(spec(DispatchName::Fifo), Some(0)));
         let actual = log.state.policy().unwrap().resource_version;
         assert_eq!(refused, Refusal::PolicyConflict { expected: 0, actual });
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nothing_reads_is_refused() {
+    fn a_setting_that_the_policy_does_not_read_is_refused() {
         let mut log = Log::new();
         let alone = PolicySpec { overtakes_max: Some(3), ..PolicySpec::NONE };
         assert!(matches!(log.refused(set(alone, None)), Refusal::InvalidSpec { .. }));
@@ -106,11 +106,11 @@ mod tests {
         log.apply(set(spec(DispatchName::LalbO3), None)).unwrap();
         log.apply(only()).unwrap();
         let with = PolicySpec { overtakes_max: Some(3), ..spec(DispatchName::LalbO3) };
-        assert_eq!(log.state.policy().unwrap().spec, with, "together something reads it");
+        assert_eq!(log.state.policy().unwrap().spec, with, "the new dispatch reads the setting");
     }
 
     #[test]
-    fn a_repeat_does_not_undo_what_another_set_meanwhile() {
+    fn a_repeated_write_does_not_undo_a_later_policy() {
         let mut log = Log::new();
         let torpor = PolicySpec { eviction: Some(EvictionName::Torpor), ..spec(DispatchName::Torpor) };
         let first = || Command::SetPolicy { spec: torpor, settings: vec![Setting::Dispatch], expected: None };
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_changes_are_kept() {
+    fn the_number_of_stored_policies_is_bounded() {
         let mut log = Log::new();
         for n in 0..=POLICIES_KEPT {
             let dispatch = if n % 2 == 0 { DispatchName::Lb } else { DispatchName::Fifo };

@@ -1,5 +1,5 @@
-//! Sets what a tenant's functions may use (L20), or takes every cap away. A tenant need not have a
-//! function to be given caps, and keeps them when its last function goes.
+//! Sets the caps on a tenant's functions (L20), or removes every cap. A tenant without functions
+//! can have caps, and keeps them when its last function is deleted.
 
 use std::sync::Arc;
 
@@ -48,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn caps_are_kept_changed_and_taken_away() {
+    fn caps_are_stored_changed_and_removed() {
         let mut log = Log::new();
         let version = log.state.version();
         let two = Quota { gpus_max: NonZeroU32::new(2), ..Quota::NONE };

@@ -1,8 +1,8 @@
-//! Takes a worker's checkpoint: the next number applies, an older one is acknowledged again, a gap
-//! asks for a full sync, and what belongs to a registration that is over is refused.
+//! Merges a worker's checkpoint. The next number is applied, an older number is acknowledged again,
+//! and a gap asks for a full sync. A checkpoint of a registration that has ended is refused.
 //!
-//! A full sync comes in portions. What it names is there from then on; what it does not name goes
-//! with its last portion, so that no reader finds a node half emptied.
+//! A full sync arrives in portions. Each named item is visible at once. Items that the sync does
+//! not name are removed with its last portion, so that no reader finds a node half emptied.
 
 use std::sync::Arc;
 
@@ -32,7 +32,8 @@ pub(crate) fn sync_node(state: &mut State, name: &NodeName, batch: &SyncBatch) -
     if !follows(known, batch) {
         return Ok(Applied::ResyncWanted { last });
     }
-    // Taken out, so that what no reader shares is changed in place.
+    // Remove the checkpoint from the table, so that a checkpoint that no snapshot shares is changed
+    // in place.
     let mut checkpoint = state.take_checkpoint(name, batch.epoch);
     take_in(state, name, Arc::make_mut(&mut checkpoint), batch);
     state.checkpoints.insert(name.clone(), checkpoint);
@@ -67,8 +68,8 @@ fn check_range(delta: &NodeDelta) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether a batch with a new number can be applied to what is known. A full sync may always
-/// begin; nothing else comes out of turn.
+/// Whether a batch with a new number can be applied to the checkpoint. A full sync may always
+/// begin; all other batches have to follow in order.
 fn follows(known: Option<&Checkpoint>, batch: &SyncBatch) -> bool {
     let next = known.is_some_and(|checkpoint| batch.seq - checkpoint.seq == 1);
     let syncing = known.is_some_and(Checkpoint::is_syncing);
@@ -119,8 +120,8 @@ fn models(state: &State, checkpoint: &mut Checkpoint, delta: &NodeDelta) {
     }
 }
 
-/// The most items of a kind, or none while all nodes' checkpoints together have no room: items that are
-/// there already may still change.
+/// Returns the maximum number of items of a kind; 0 while all nodes' checkpoints together have no
+/// room. Present items may still change then.
 fn within_room(state: &State, checkpoint: &Checkpoint, max: usize) -> usize {
     let is_full = state.rules.has_quota() && !state.has_checkpoint_room(checkpoint.bytes());
     if is_full { 0 } else { max }
@@ -151,7 +152,8 @@ fn add_entry(state: &mut State, name: &NodeName, checkpoint: &mut Checkpoint, id
     }
 }
 
-/// A function that is gone has no score: the news of its deletion is on its way to the node.
+/// Updates a function's score. A deleted function has no score: the node has not heard of its
+/// deletion yet.
 fn score(state: &mut State, checkpoint: &mut Checkpoint, function: &FunctionKey, counts: SloCounts) {
     if !state.functions.contains_key(function) {
         return;
@@ -165,8 +167,8 @@ fn score(state: &mut State, checkpoint: &mut Checkpoint, function: &FunctionKey,
     state.scores.insert(function.clone(), all);
 }
 
-/// A deleted function is billed for as long as it is remembered: its nodes may not have told yet
-/// what it used before.
+/// Updates a function's usage. A deleted function is billed as long as it is remembered, because
+/// its nodes may report its earlier usage late.
 fn bill(state: &mut State, checkpoint: &mut Checkpoint, function: &FunctionKey, usage: Usage) {
     if !state.functions.contains_key(function) && !state.retired.contains_key(function) {
         return;

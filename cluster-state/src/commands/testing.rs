@@ -1,4 +1,5 @@
-//! A log for the tests of commands: proposes, and compares the state around a refusal.
+//! A log for the tests of commands: it proposes commands, and compares the states before and after
+//! a refusal.
 
 use millrace_types::workflow::{Output, Run, Step};
 use millrace_types::{
@@ -20,7 +21,7 @@ pub(crate) struct Log {
 }
 
 impl Log {
-    /// Of the newest rules, as a cluster that this build begins.
+    /// Returns a log under the newest rules, as in a cluster that this build begins.
     pub(crate) fn empty() -> Self {
         Self { state: State { rules: RulesVersion::NEWEST, ..State::default() }, stamp: 1_000_000, index: 0 }
     }
@@ -44,7 +45,7 @@ impl Log {
         log
     }
 
-    /// With a function, "f", and two nodes, "n1" and "n2" of epochs 1 and 2.
+    /// Returns a log with a function, "f", and two nodes: "n1" of epoch 1 and "n2" of epoch 2.
     pub(crate) fn with_two_nodes() -> Self {
         let mut log = Self::with_artifacts(&["m1"]);
         log.apply(apply("f", "m1")).unwrap();
@@ -54,7 +55,9 @@ impl Log {
     }
 
     pub(crate) fn add_model(&mut self, name: &str, model: ModelSummary) {
-        let (digest, bytes, holder) = (digest(name), Bytes(100), ControllerId(1));
+        let digest = digest(name);
+        let bytes = Bytes(100);
+        let holder = ControllerId(1);
         self.apply(Command::AddArtifact { digest, bytes, model, holder }).unwrap();
     }
 
@@ -68,7 +71,8 @@ impl Log {
         self.state.apply(self.index, &proposal)
     }
 
-    /// The refusal of a command, after checking that it left everything but the index alone.
+    /// Returns the refusal of a command, and checks that it changed nothing but the index and the
+    /// clock.
     pub(crate) fn refused(&mut self, command: Command) -> Refusal {
         let before = self.state.clone();
         let refusal = self.apply(command).expect_err("refused");
@@ -89,7 +93,7 @@ impl Log {
         })
     }
 
-    /// Another controller holds a model file.
+    /// Records that another controller holds a model file.
     pub(crate) fn hold(&mut self, name: &str, holder: u64) {
         let holder = ControllerId(holder);
         self.apply(Command::AddArtifact { digest: digest(name), bytes: Bytes(100), model: model(), holder })
@@ -124,7 +128,7 @@ pub(crate) fn digest(name: &str) -> Digest {
     Digest::of(name.as_bytes())
 }
 
-/// Any number of rows.
+/// Returns a tensor with a free number of rows.
 pub(crate) fn tensor(name: &str, columns: u64) -> TensorSpec {
     let shape = vec![Dim::Symbol("batch".into()), Dim::Fixed(columns)];
     TensorSpec { name: name.into(), datatype: DataType::Fp32, shape }
@@ -149,7 +153,8 @@ pub(crate) fn apply(name: &str, model: &str) -> Command {
 }
 
 pub(crate) fn apply_expecting(name: &str, model: &str, expected: u64) -> Command {
-    let (spec, digest) = (spec(name), digest(model));
+    let spec = spec(name);
+    let digest = digest(model);
     Command::ApplyFunction { spec, digest, expected: Some(expected), voters: Vec::new() }
 }
 
@@ -165,7 +170,7 @@ pub(crate) fn run_workflow(name: &str) -> Run {
     Run::Workflow(key(name).name)
 }
 
-/// `x` through one after the other, out as `y`.
+/// Returns a workflow that passes `x` through these runs, one after the other, and returns `y`.
 pub(crate) fn chain(name: &str, runs: &[Run]) -> WorkflowSpec {
     let mut from = "input.x".to_owned();
     let mut steps = Vec::new();
@@ -211,7 +216,7 @@ pub(crate) fn sync(node: &str, epoch: u64, seq: u64, part: SyncPart, delta: Node
     Command::SyncNode { node: node_name(node), batch: SyncBatch { epoch: Epoch(epoch), seq, part, delta } }
 }
 
-/// A full sync in one batch.
+/// Returns a full sync in one batch.
 pub(crate) fn sync_all(node: &str, epoch: u64, seq: u64, delta: NodeDelta) -> Command {
     sync(node, epoch, seq, SyncPart::Full(Portion::Only), delta)
 }
@@ -224,7 +229,7 @@ pub(crate) fn scored(function: &str, m: u64, n: u64) -> NodeDelta {
     NodeDelta { slo: vec![(key(function), counts(m, n))], ..NodeDelta::default() }
 }
 
-/// Data that `n1` made in its first epoch.
+/// Returns the id of data that `n1` made in its first epoch.
 pub(crate) fn data(counter: u64) -> DataId {
     DataId { home: node_name("n1"), epoch: Epoch(1), counter }
 }

@@ -1,5 +1,5 @@
-//! No longer wants a function's model on a node. What the replica went by waits for the next
-//! placement; what it counts from now on while it finishes is its own.
+//! Removes a function's placement on a node. The replica's counts so far wait for the next
+//! placement. The requests that it still finishes count for the replica itself.
 
 use millrace_types::{FunctionKey, NodeName};
 
@@ -22,7 +22,7 @@ mod tests {
     use crate::commands::testing::{Log, apply, counts, delete, key, place, scored, sync_all, unplace};
 
     #[test]
-    fn what_is_not_placed_is_left_alone() {
+    fn removing_a_missing_placement_changes_nothing() {
         let mut log = Log::with_artifacts(&["m1"]);
         assert_eq!(log.apply(unplace("f", "n1")), Ok(Applied::Unchanged));
         log.apply(apply("f", "m1")).unwrap();
@@ -33,7 +33,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deleted_functions_placements_and_scores_go_with_it() {
+    fn deleting_a_function_removes_its_placements_and_scores() {
         let mut log = Log::with_artifacts(&["m1"]);
         log.apply(apply("f", "m1")).unwrap();
         log.register("n1", "a", Bytes::gib(1)).unwrap();
@@ -43,6 +43,6 @@ mod tests {
         assert_eq!(log.state.placements().count(), 0);
         assert_eq!(log.state.score(&key("f")).total, counts(0, 0));
         log.apply(sync_all("n1", 1, 2, scored("f", 3, 3))).unwrap();
-        assert_eq!(log.state.score(&key("f")).total, counts(0, 0), "the news had not reached it");
+        assert_eq!(log.state.score(&key("f")).total, counts(0, 0), "the node had not heard of the deletion");
     }
 }

@@ -21,7 +21,7 @@ use crate::record::{ControllerId, Placement, PlacementReason, RevisionRecord};
 use crate::rules::RulesVersion;
 use crate::state::Retired;
 
-/// Fills a state with functions of other tenants until it takes so many bytes.
+/// Fills a state with functions of other tenants until the state takes this many bytes.
 fn fill(state: &mut State, bytes: u64) {
     let spec = FunctionSpec { labels: labels(), ..spec("large") };
     let revision = RevisionRecord {
@@ -59,7 +59,7 @@ fn admit(state: &State, command: Command) -> Result<(), Refusal> {
     state.admit(&proposal(command))
 }
 
-/// As many labels as there may be, as long as they may be.
+/// Returns the maximum number of labels, each of the maximum length.
 fn labels() -> BTreeMap<String, String> {
     let label = |n: usize| (format!("{n:0>LABEL_LEN_MAX$}"), "v".repeat(LABEL_LEN_MAX));
     (0..LABELS_MAX).map(label).collect()
@@ -70,7 +70,7 @@ fn labelled(name: &str) -> Command {
     Command::ApplyFunction { spec, digest: digest("m"), expected: None, voters: Vec::new() }
 }
 
-/// A state in which the tenant has room for less than one function with all labels.
+/// Returns a state in which the tenant has room for less than one function with all labels.
 fn full_tenant() -> State {
     let mut log = Log::with_artifacts(&["m"]);
     log.apply(apply("f", "m")).unwrap();
@@ -94,13 +94,13 @@ fn full_tenant() -> State {
 }
 
 #[test]
-fn a_tenant_whose_state_is_full_is_refused_and_may_delete() {
+fn a_tenant_with_full_state_is_refused_new_functions_and_may_delete_old_ones() {
     let state = full_tenant();
     let refused = admit(&state, labelled("new")).unwrap_err();
     let Refusal::OutOfBytes { of, bytes, limit } = &refused else { panic!("{refused:?}") };
     assert_eq!((of.as_str(), *limit), ("tenant default", TENANT_BYTES_MAX as u64));
     assert!(bytes > limit && refused.reason() == Reason::StateFull && !refused.reason().retryable());
-    // What is as it was takes no room, and what shrinks gives some back.
+    // An unchanged function takes no room, and a smaller state frees some.
     assert_eq!(admit(&state, apply("f", "m")), Ok(()));
     assert_eq!(admit(&state, delete("one-0")), Ok(()));
     let mut other = spec("new");
@@ -111,15 +111,16 @@ fn a_tenant_whose_state_is_full_is_refused_and_may_delete() {
     assert_eq!(admit(&state, other), Ok(()), "another tenant has room");
 }
 
-/// By the rules before there was a quota a log may have what does not fit, and must mean the same again.
+/// Under the rules without a quota, a log may contain commands that are over a bound. Such a log
+/// must give the same state again.
 #[test]
-fn what_is_over_a_bound_is_refused_when_applied_and_not_by_older_rules() {
+fn a_command_over_a_bound_is_refused_when_applied_unless_older_rules_are_in_force() {
     let mut state = full_tenant();
     let before = state.clone();
     let write = proposal(labelled("new"));
     let (outcome, after) = state.dry_run(&write);
     assert!(matches!(&outcome, Err(Refusal::OutOfBytes { .. })), "{outcome:?}");
-    assert!(State { clock: before.clock, ..after } == before, "it is taken back");
+    assert!(State { clock: before.clock, ..after } == before, "a refused command changes nothing");
     let mut long = spec("long");
     let state_pair = StatePair { input: "x".repeat(TENSOR_NAME_BYTES_MAX + 1), output: "y".into() };
     long.sequences = Some(Sequences { state: vec![state_pair], idle: IDLE_DEFAULT, max: 4 });
@@ -131,11 +132,11 @@ fn what_is_over_a_bound_is_refused_when_applied_and_not_by_older_rules() {
     assert!(matches!(state.dry_run(&write).0, Ok(Applied::Created { .. })));
     let refused = state.dry_run(&proposal(long)).0.unwrap_err().to_string();
     assert!(refused.contains("which the model has not"), "{refused}");
-    assert!(state.admit(&write).is_err(), "the leader refuses it whatever the rules");
+    assert!(state.admit(&write).is_err(), "the leader refuses the write under any rules");
 }
 
 #[test]
-fn checkpoints_without_room_count_what_they_drop() {
+fn checkpoints_without_room_count_dropped_items() {
     let mut log = Log::with_two_nodes();
     log.apply(sync_all("n2", 2, 1, holding(&[1]))).unwrap();
     let large = Checkpoint {
@@ -173,7 +174,7 @@ fn a_workflow_is_charged_with_its_signature() {
 }
 
 #[test]
-fn a_full_cluster_takes_only_what_deletes_or_ends_something() {
+fn a_full_cluster_accepts_only_commands_that_delete_or_end_something() {
     let mut log = Log::with_two_nodes();
     log.add_model("m", model());
     fill(&mut log.state, STATE_BYTES_MAX as u64);
@@ -191,7 +192,7 @@ fn a_full_cluster_takes_only_what_deletes_or_ends_something() {
 }
 
 #[test]
-fn counts_are_refused_before_they_reach_the_log() {
+fn a_command_over_the_number_of_functions_is_refused_before_it_reaches_the_log() {
     let mut log = Log::with_artifacts(&["m"]);
     log.apply(apply("f", "m")).unwrap();
     let function = log.state.functions[&key("f")].clone();
@@ -204,7 +205,7 @@ fn counts_are_refused_before_they_reach_the_log() {
 }
 
 #[test]
-fn a_repeated_write_has_its_answer_in_the_log() {
+fn a_repeated_write_is_admitted_by_a_full_cluster() {
     let mut log = Log::with_artifacts(&["m"]);
     log.apply_keyed(labelled("f"), 1).unwrap();
     fill(&mut log.state, STATE_BYTES_MAX as u64);
@@ -266,7 +267,7 @@ fn names_and_specs_over_their_bounds_are_refused() {
 }
 
 #[test]
-fn a_long_refusal_is_cut_before_it_is_kept() {
+fn a_long_refusal_is_shortened_before_it_is_stored() {
     let refusal = Refusal::InvalidSpec { problem: "ä".repeat(100_000) }.shortened();
     let Refusal::InvalidSpec { problem } = &refusal else { panic!("{refusal}") };
     assert!(problem.len() <= REFUSAL_BYTES_MAX && problem.ends_with("ä…"));
@@ -274,7 +275,7 @@ fn a_long_refusal_is_cut_before_it_is_kept() {
     assert_eq!(short.clone().shortened(), short);
 }
 
-/// Names and numbers as long as they may be: no record takes more than is counted for it.
+/// Names and numbers have their maximum length, so the counted bytes must bound every record.
 #[test]
 fn no_record_takes_more_bytes_than_are_counted() {
     let text = |n: usize| format!("{n:x>63}");
@@ -323,11 +324,12 @@ fn no_record_takes_more_bytes_than_are_counted() {
         let caller = Caller("c".repeat(CALLER_BYTES_MAX).into());
         state.sessions.remember(&caller, &session, digest("c"), Err(refusal), UnixMillis(u64::MAX));
     }
-    let (counted, encoded) = (state.bytes() - STATE_BYTES_AROUND, state.encode().len() as u64);
-    assert!(counted >= encoded, "{counted} bytes are counted of {encoded}");
+    let counted = state.bytes() - STATE_BYTES_AROUND;
+    let encoded = state.encode().len() as u64;
+    assert!(counted >= encoded, "{counted} bytes are counted and {encoded} are encoded");
 }
 
-/// As `docs/operating.md` says it, and so that a tenant may have as many functions as a cluster.
+/// `docs/operating.md` states these sizes. A tenant may also have as many functions as a cluster.
 #[test]
 fn a_plain_function_takes_about_600_bytes_and_a_revision_400() {
     let mut log = Log::with_artifacts(&["m", "n"]);

@@ -1,4 +1,4 @@
-//! The controllers, and names.
+//! The controller group of the billing tests, and names.
 
 use std::ops::Bound;
 
@@ -29,7 +29,8 @@ impl Group {
     pub(crate) fn new(functions: &[&str]) -> Self {
         let mut group = Self { state: State::default(), index: 0 };
         group.propose(Command::InitCluster { cluster_id: ClusterId("test".into()) }).unwrap();
-        let (digest, holder) = (Digest::of(b"model"), ControllerId(1));
+        let digest = Digest::of(b"model");
+        let holder = ControllerId(1);
         let model =
             ModelSummary { weights: Bytes(1), parameters: 1, launches: 1, inputs: vec![], outputs: vec![] };
         group.propose(Command::AddArtifact { digest, bytes: Bytes(1), model, holder }).unwrap();
@@ -47,7 +48,7 @@ impl Group {
         self.state.apply(self.index, &proposal)
     }
 
-    /// A new registration, whoever had the name before.
+    /// Registers a node again, after the loss of an earlier registration of its name.
     pub(crate) fn register(&mut self, at: usize, seen: Epoch) -> Epoch {
         self.lose(at);
         let register = Command::RegisterNode {

@@ -1,6 +1,6 @@
-//! Billing (T26) from a request's answer to the invoice: whatever is retried, crashes, gets lost,
-//! comes twice or in another order, a bill only grows, nothing is charged twice, and what is charged
-//! is what the answered attempts and the idle clocks say.
+//! Billing (T26) from a request's answer to the invoice. Requests and batches are retried, lost,
+//! repeated and reordered, and processes crash. A bill only grows, nothing is charged twice, and
+//! the charge equals the time of the answered attempts and the idle time.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 

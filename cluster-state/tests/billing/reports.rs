@@ -1,4 +1,4 @@
-//! What registrations say, in whatever order it comes.
+//! Usage reports of registrations, in any order.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -45,12 +45,12 @@ fn report() -> impl Strategy<Value = Report> {
 #[derive(Debug, Clone)]
 enum Turn {
     Report(Report),
-    /// One that came before comes again.
+    /// An earlier report arrives again.
     Again(prop::sample::Index),
     Register(usize),
     Lose(usize),
     Delete(&'static str),
-    /// All controllers start again from a snapshot.
+    /// All controllers restart from a snapshot.
     Restart,
 }
 
@@ -66,9 +66,9 @@ fn turn() -> impl Strategy<Value = Turn> {
 }
 
 proptest! {
-    /// The bill is the sum over registrations of the largest that each said and that was taken;
-    /// repeats, older batches and those of registrations that are over change nothing. It never
-    /// shrinks. The bills of functions make up the whole, and so do their charges.
+    /// The bill is the sum, over all registrations, of the largest report that was accepted.
+    /// Repeats, older batches and reports of ended registrations change nothing. A bill never
+    /// shrinks. The bills of the functions add up to the whole, and so do their charges.
     #[test]
     fn the_bill_is_the_largest_report_of_each_registration(turns in prop::collection::vec(turn(), 0..80)) {
         let mut group = Group::new(&["f", "g"]);

@@ -1,4 +1,4 @@
-//! Requests from their arrival to the bill, through the cores of the worker.
+//! Requests from their arrival to the bill, through the worker's state machines.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -19,14 +19,14 @@ fn function() -> FunctionKey {
     named("f")
 }
 
-/// A worker: what serves and counts, and what tells.
+/// A worker: the state machines that serve and count requests, and the one that reports the counts.
 struct Worker {
     admission: Admission,
     residence: Residence,
     core: Checkpoint,
-    /// What of its counts the core was told.
+    /// The part of the counts that `core` has received.
     looked: Usage,
-    /// The highest epoch that the worker was registered with.
+    /// The highest epoch of the worker's registrations.
     seen: Epoch,
     held: BTreeSet<u64>,
 }
@@ -65,12 +65,13 @@ impl Worker {
     }
 }
 
-/// Requests, retried at another worker when theirs is lost.
+/// The requests, the workers and the controller group. A request is retried at another worker when
+/// its worker is lost.
 struct World {
     group: Group,
     workers: Vec<Worker>,
     now: Timestamp,
-    /// What was answered: each request once, however many attempts it took.
+    /// Answered requests. Each is in the set once, however many attempts it took.
     answered: BTreeSet<u64>,
     owed: Usage,
     lose_batch: bool,
@@ -79,14 +80,14 @@ struct World {
 
 #[derive(Debug, Clone)]
 enum Step {
-    /// A request goes to a worker and, at once, to its GPU.
+    /// A request arrives at a worker, and is dispatched to its GPU at once.
     Start(usize, u64),
-    /// Its run ends after so many microseconds; it may have ended before.
+    /// The request's run ends after this many microseconds; the run may have ended before.
     Complete(usize, u64, u64),
-    /// Its executor dies, and the next run is another attempt.
+    /// The request's executor dies, and its next run is another attempt.
     Crash(usize, u64),
     Cancel(usize, u64),
-    /// The worker dies, with what it did not tell; its requests go to the other.
+    /// The worker dies with its unreported counts. Its requests are sent to the other worker.
     Die(usize),
     Look(usize),
     Wait(u16),
@@ -96,7 +97,8 @@ enum Step {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let (at, key) = (0..NODES, 0u64..40);
+    let at = 0..NODES;
+    let key = 0u64..40;
     prop_oneof![
         12 => (at.clone(), key.clone()).prop_map(|(at, key)| Step::Start(at, key)),
         12 => (at.clone(), key.clone(), 0u64..9_000).prop_map(|(at, key, us)| Step::Complete(at, key, us)),
@@ -154,7 +156,7 @@ impl World {
         }
     }
 
-    /// Commits a batch and returns the answer. `None` if the batch's registration is over.
+    /// Commits a batch and returns the answer; `None` if the batch's registration has ended.
     fn commit(&mut self, at: usize, batch: &SyncBatch) -> Option<Event> {
         let SyncBatch { epoch, seq, .. } = *batch;
         Some(match self.group.propose(Command::SyncNode { node: node(at), batch: batch.clone() }) {
@@ -172,13 +174,14 @@ impl World {
         actions
     }
 
-    /// A request that is held nowhere and has no answer yet goes to a worker.
+    /// Sends a request to a worker, unless the request has an answer or is at a worker.
     fn start(&mut self, at: usize, key: u64) {
         let request = RequestKey(key);
         let held = self.answered.contains(&key) || self.workers.iter().any(|it| it.holds(key));
         if !held {
             let timeout = Duration::from_secs(3_600);
-            let (accepted, attempts_left) = (self.now, 3);
+            let accepted = self.now;
+            let attempts_left = 3;
             let counted = false;
             self.serve(
                 at,
@@ -199,7 +202,7 @@ impl World {
         for action in actions {
             if let admission::Action::Answer { key: RequestKey(key) } = action {
                 assert!(self.answered.insert(key), "answered once");
-                // Each answer costs the milliseconds that its attempt began.
+                // An answer costs the started milliseconds of its attempt.
                 self.owed.gpu_ns += us.div_ceil(1_000) * 1_000_000;
                 self.owed.requests += 1;
             }
@@ -227,7 +230,7 @@ impl World {
             Step::Start(at, key) => self.start(at, key),
             Step::Complete(at, key, us) => self.complete(at, key, us),
             Step::Crash(at, key) => {
-                // The run is lost, and so is what it cost; another begins.
+                // The run and its cost are lost, and another run begins.
                 self.workers[at].residence.ended(self.now, GPU, RequestKey(key));
                 if self.workers[at].holds(key) {
                     self.workers[at].residence.began(self.now, FUNCTION, GPU, RequestKey(key));
@@ -253,12 +256,13 @@ impl World {
     }
 
     fn settle(&mut self) {
-        (self.lose_batch, self.lose_answer) = (false, false);
+        self.lose_batch = false;
+        self.lose_answer = false;
         for _ in 0..4 {
             self.wait(2_000);
             (0..NODES).for_each(|at| self.look(at));
         }
-        // Without time passing there is nothing more to tell.
+        // No time passes from here on, so the worker has nothing more to report.
         for at in 0..NODES {
             self.tell(at, Event::Flush);
             self.tell(at, Event::Tick);
@@ -268,10 +272,10 @@ impl World {
 }
 
 proptest! {
-    /// What is charged is never more than what the answered attempts and the idle clocks came to,
-    /// never less than before, and exactly that where nothing untold was lost.
+    /// The charge never exceeds the cost of the answered attempts and the idle time, and never
+    /// shrinks. The charge equals that cost if no unreported count was lost.
     #[test]
-    fn only_answered_attempts_and_idle_time_are_charged_and_once(
+    fn answered_attempts_and_idle_time_are_charged_once(
         steps in prop::collection::vec(step(), 0..120),
     ) {
         let mut world = World::new();

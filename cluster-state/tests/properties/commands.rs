@@ -1,4 +1,4 @@
-//! Random commands over a small world, so that they collide.
+//! Random commands over a small set of names, so that they collide.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -40,7 +40,7 @@ pub(crate) fn digest_of(number: u8) -> Digest {
 }
 
 pub(crate) fn spec() -> impl Strategy<Value = FunctionSpec> {
-    // A timeout of zero is refused; memory beyond 3 GiB fits no GPU here.
+    // A timeout of zero is refused, and a memory beyond 3 GiB fits no GPU of this test.
     (key(), 0u64..4, prop::option::of(1u64..5)).prop_map(|(key, timeout, gib)| {
         let mut spec = FunctionSpec::new(key);
         spec.timeout = Duration::from_secs(timeout);
@@ -91,7 +91,7 @@ fn delta() -> impl Strategy<Value = NodeDelta> {
         prop::collection::vec(copy(), few.clone()),
         prop::collection::vec((data_id(), Just(Bytes(5))), 0..6usize),
         prop::collection::vec(data_id(), few.clone()),
-        // At times more in time than served: refused.
+        // Some counts have more requests in time than requests served, and are refused.
         prop::collection::vec(
             (key(), (0u64..9, 0u64..20).prop_map(|(m, n)| SloCounts { m, n })),
             few.clone(),
@@ -134,13 +134,14 @@ fn voters() -> impl Strategy<Value = Vec<ControllerId>> {
 
 fn set_quota() -> impl Strategy<Value = Command> {
     (key(), 0u32..3, 0u32..3).prop_map(|(key, gpus_max, share)| {
-        let (gpus_max, memory_share) = (NonZeroU32::new(gpus_max), Share::from_ppm(share * 300_000).ok());
+        let gpus_max = NonZeroU32::new(gpus_max);
+        let memory_share = Share::from_ppm(share * 300_000).ok();
         Command::SetQuota { tenant: key.tenant, quota: Quota { gpus_max, memory_share, gpu_share: None } }
     })
 }
 
 fn set_policy() -> impl Strategy<Value = Command> {
-    // A limit without a policy that reads it is refused.
+    // A limit is refused unless the policy reads it.
     let dispatch = prop::option::of(prop::sample::select(vec![DispatchName::LalbO3, DispatchName::Torpor]));
     let settings = prop::collection::vec(prop::sample::select(Setting::ALL), 0..3);
     (dispatch, prop::option::of(1u32..3), settings, prop::option::weighted(0.3, 0u64..30)).prop_map(
@@ -197,7 +198,7 @@ pub(crate) fn command() -> impl Strategy<Value = Command> {
 fn proposal() -> impl Strategy<Value = Proposal> {
     let idempotency = (prop::sample::select(vec!["c", "d"]), 0u64..20)
         .prop_map(|(client, seq)| IdempotencyKey { client: client.into(), seq });
-    // Mostly milliseconds, at times beyond a session's life.
+    // Most stamps are milliseconds apart; some are beyond the life of a session.
     let stamp = prop_oneof![9 => 0u64..200, 1 => 3_600_000u64..7_400_000];
     (stamp, prop::sample::select(vec!["alice", "bob"]), prop::option::of(idempotency), command()).prop_map(
         |(stamp, caller, idempotency, command)| Proposal {
@@ -209,7 +210,7 @@ fn proposal() -> impl Strategy<Value = Proposal> {
     )
 }
 
-/// A log that begins as a cluster's does, and then holds anything.
+/// Returns a log that begins like a cluster's log or with nothing, followed by random commands.
 pub(crate) fn log() -> impl Strategy<Value = Vec<Proposal>> {
     let init = Proposal {
         stamp: UnixMillis(1),

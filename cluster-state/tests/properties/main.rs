@@ -1,4 +1,4 @@
-//! Properties of whole logs.
+//! Properties that hold for every log.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -22,7 +22,7 @@ use proptest::strategy::ValueTree as _;
 use proptest::test_runner::TestRunner;
 use workflows::log_of_workflows;
 
-/// Two commands to a log entry: they share an index.
+/// Returns the index of a log entry: two commands share an entry, and thus an index.
 fn index_of(position: usize) -> u64 {
     position as u64 / 2 + 1
 }
@@ -31,7 +31,7 @@ fn replay(state: &mut State, from: usize, log: &[Proposal]) -> Vec<Outcome> {
     log.iter().enumerate().map(|(n, proposal)| state.apply(index_of(from + n), proposal)).collect()
 }
 
-/// All of a state but what advances even when a command is refused.
+/// Returns the parts of a state that only an accepted command changes.
 fn contents(state: &State) -> impl PartialEq + std::fmt::Debug + use<> {
     (
         state.version(),
@@ -49,11 +49,12 @@ fn contents(state: &State) -> impl PartialEq + std::fmt::Debug + use<> {
     )
 }
 
-/// The properties of workflows say something of nesting only if the logs reach its limit.
+/// The properties of workflows test nesting only if the logs reach its limit.
 #[test]
-fn the_logs_nest_workflows_as_deep_as_is_allowed_and_deeper() {
+fn generated_logs_reach_and_exceed_the_nesting_limit() {
     let mut runner = TestRunner::deterministic();
-    let (mut deepest, mut too_deep) = (0, 0);
+    let mut deepest = 0;
+    let mut too_deep = 0;
     for _ in 0..256 {
         let log = log_of_workflows().new_tree(&mut runner).unwrap().current();
         let mut state = State::default();
@@ -66,10 +67,10 @@ fn the_logs_nest_workflows_as_deep_as_is_allowed_and_deeper() {
     assert!(deepest as usize == NESTING_MAX && too_deep > 0, "{deepest} deep, {too_deep} too deep");
 }
 
-/// The leader admits exactly the writes that find room when they are applied. Most states are one change of
-/// the group short of the most that may be under way, or have that many: no other bound is near.
+/// The leader admits exactly the writes that find room when they are applied. Most states have the
+/// maximum number of running changes of the group, or one less; no other bound is near.
 #[test]
-fn the_leader_admits_what_the_state_takes() {
+fn the_leader_admits_exactly_the_writes_that_find_room() {
     let mut runner = TestRunner::deterministic();
     let propose =
         |stamp, command| Proposal { stamp, caller: Caller("alice".into()), idempotency: None, command };
@@ -89,7 +90,7 @@ fn the_leader_admits_what_the_state_takes() {
         replay(&mut state, 3, &log);
         let index = index_of(log.len()) + 3;
         for _ in 0..OPERATIONS_MAX - short {
-            // The log may have begun some changes itself.
+            // The log may contain running changes itself.
             let _refused = state.apply(index, &propose(state.clock(), begin()));
         }
         let next = propose(state.clock(), next);
@@ -121,10 +122,10 @@ proptest! {
         }
     }
 
-    /// Whatever is applied and deleted, each workflow can be run: what it runs is there, and its
-    /// edges fit. Whoever looks afresh finds the same signature.
+    /// After any sequence of commands, each workflow can be run: its functions and workflows exist,
+    /// and its edges fit. A new check gives the stored signature.
     #[test]
-    fn every_workflow_fits_what_it_runs_at_all_times(log in log_of_workflows()) {
+    fn every_stored_workflow_always_fits_the_models_that_it_runs(log in log_of_workflows()) {
         let mut state = State::default();
         for (n, proposal) in log.iter().enumerate() {
             let before = state.clone();
@@ -145,7 +146,8 @@ proptest! {
         prop_assert_eq!(State::decode(&state.encode()).unwrap(), state);
     }
 
-    /// Of a function or a workflow, whichever has the name, and however often it was deleted.
+    /// The number of a name grows, whether a function or a workflow has the name, and however often
+    /// the name was deleted.
     #[test]
     fn a_number_never_means_two_models_of_one_name(log in log_of_workflows()) {
         let mut state = State::default();
@@ -171,7 +173,8 @@ proptest! {
 
     #[test]
     fn the_same_log_gives_the_same_answers_and_the_same_bytes(log in log()) {
-        let (mut a, mut b) = (State::default(), State::default());
+        let mut a = State::default();
+        let mut b = State::default();
         prop_assert_eq!(replay(&mut a, 0, &log), replay(&mut b, 0, &log));
         prop_assert_eq!(a.encode(), b.encode());
     }
@@ -206,7 +209,7 @@ proptest! {
     }
 
     #[test]
-    fn an_epoch_is_never_given_twice(log in log()) {
+    fn an_epoch_is_never_assigned_twice(log in log()) {
         let mut state = State::default();
         let mut given = std::collections::BTreeSet::new();
         for (n, proposal) in log.iter().enumerate() {
@@ -218,7 +221,7 @@ proptest! {
     }
 
     #[test]
-    fn a_dry_run_answers_as_the_write_would_and_changes_nothing(log in log(), next in command()) {
+    fn a_dry_run_gives_the_answer_of_the_write_and_changes_nothing(log in log(), next in command()) {
         let mut state = State::default();
         replay(&mut state, 0, &log);
         let next = Proposal {
@@ -235,7 +238,7 @@ proptest! {
     }
 
     #[test]
-    fn two_writers_who_saw_the_same_version_cannot_both_win(log in log(), a in spec(), b in digest()) {
+    fn the_second_write_that_expects_one_version_is_refused(log in log(), a in spec(), b in digest()) {
         let mut state = State::default();
         replay(&mut state, 0, &log);
         let seen = state.function(&a.key).map_or(0, |function| function.resource_version);
@@ -245,8 +248,9 @@ proptest! {
             idempotency: None,
             command: Command::ApplyFunction { spec: a.clone(), digest, expected: Some(seen), voters: Vec::new() },
         };
-        let (first, second) = (write(b), write(Digest::of(b"other")));
-        // The same log entry: the same index.
+        let first = write(b);
+        let second = write(Digest::of(b"other"));
+        // Both commands are in one log entry, so they share an index.
         let index = index_of(log.len());
         let mut state = state;
         if matches!(state.apply(index, &first), Ok(applied) if applied.changed()) {
@@ -255,7 +259,7 @@ proptest! {
         }
     }
 
-    /// Late, repeated and missing batches leave a node's checkpoint as its worker tells it.
+    /// Late, repeated and missing batches leave a node's checkpoint as the worker reported it.
     #[test]
     fn a_batch_that_does_not_follow_changes_nothing(log in log(), next in sync()) {
         let mut state = State::default();
@@ -284,10 +288,10 @@ proptest! {
         }
     }
 
-    /// The bytes that a state counts as it changes are those of its records, which a decoded state counts
-    /// again, and no fewer than its snapshot has.
+    /// The byte count of a changing state equals the count of its records after decoding, and is at
+    /// least the size of its snapshot.
     #[test]
-    fn bytes_are_counted_as_a_recount_has_them(log in prop_oneof![log(), log_of_workflows()]) {
+    fn counted_bytes_equal_a_recount_and_bound_the_snapshot(log in prop_oneof![log(), log_of_workflows()]) {
         let mut state = State::default();
         for (n, proposal) in log.iter().enumerate() {
             let before = state.clone();
@@ -307,10 +311,10 @@ proptest! {
         }
     }
 
-    /// What functions counted and used never shrinks, whoever is lost; a function that is deleted
-    /// takes its score with it.
+    /// The totals of functions never shrink, even if nodes are lost. A deleted function loses its
+    /// score.
     #[test]
-    fn totals_only_grow(log in log()) {
+    fn scores_and_bills_only_grow(log in log()) {
         let mut state = State::default();
         for (n, proposal) in log.iter().enumerate() {
             let before = state.clone();
@@ -323,7 +327,8 @@ proptest! {
                 continue;
             }
             for function in state.functions() {
-                let (then, now) = (before.score(&function.key).total, state.score(&function.key).total);
+                let then = before.score(&function.key).total;
+                let now = state.score(&function.key).total;
                 prop_assert_eq!(now.merge(then), now);
             }
         }

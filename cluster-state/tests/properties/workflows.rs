@@ -1,4 +1,4 @@
-//! Random workflows of the functions and models of that world, of which not all fit each other.
+//! Random workflows of these functions and models. Some of them do not fit each other.
 
 use millrace_cluster_state::{Caller, Command, ControllerId, ModelSummary, Proposal, UnixMillis};
 use millrace_types::workflow::{Output, Run, Step};
@@ -9,16 +9,16 @@ use proptest::prelude::*;
 
 use crate::commands::{digest, digest_of, key, key_of, name};
 
-/// So many that each in the one before lies deeper than is allowed.
+/// Enough workflows that a chain of them exceeds the nesting limit.
 const WORKFLOWS: [&str; 6] = ["s", "t", "u", "v", "w", "x"];
 
-/// At times a function's.
+/// Returns the key of a workflow, and sometimes the key of a function.
 fn workflow_key() -> impl Strategy<Value = FunctionKey> {
     key_of(&["s", "t", "u", "v", "w", "x", "h"])
 }
 
-/// The model of a digest: of the four, two are alike, one has other columns and one names its output
-/// otherwise.
+/// Returns the model of a digest. Of the four models, two are alike, one has another number of
+/// columns, and one has another output name.
 pub(crate) fn model(digest: Digest) -> ModelSummary {
     let columns = if digest == digest_of(2) { 8 } else { 4 };
     let output = if digest == digest_of(3) { "z" } else { "y" };
@@ -27,11 +27,13 @@ pub(crate) fn model(digest: Digest) -> ModelSummary {
         datatype: DataType::Fp32,
         shape: vec![Dim::Symbol("batch".into()), Dim::Fixed(columns)],
     };
-    let (inputs, outputs) = (vec![tensor("x")], vec![tensor(output)]);
+    let inputs = vec![tensor("x")];
+    let outputs = vec![tensor(output)];
     ModelSummary { weights: Bytes::mib(1), parameters: 9, launches: 1, inputs, outputs }
 }
 
-/// What a step runs; `None`: the workflow whose name comes before, so that workflows nest deep.
+/// Returns the function or workflow that a step runs. `None` stands for the workflow whose name
+/// comes before, so that workflows nest deep.
 fn run() -> impl Strategy<Value = Option<Run>> {
     prop_oneof![
         3 => prop::sample::select(vec!["f", "g", "h"]).prop_map(|it| Some(Run::Function(name(it)))),
@@ -48,7 +50,7 @@ fn run_before(key: &FunctionKey) -> Run {
     }
 }
 
-/// One to three steps, each of what the one before gives.
+/// Returns a workflow of one to three steps, each with the output of the step before as its input.
 fn workflow() -> impl Strategy<Value = WorkflowSpec> {
     let output = prop_oneof![8 => Just("y"), 1 => Just("z")];
     (workflow_key(), prop::collection::vec((run(), output), 1..4)).prop_map(|(key, runs)| {
@@ -85,7 +87,8 @@ pub(crate) fn workflow_command() -> impl Strategy<Value = Command> {
     ]
 }
 
-/// A log that begins with the functions and nested workflows of one tenant, and changes, deletes and joins them.
+/// Returns a log that begins with functions and nested workflows of one tenant, and then applies
+/// and deletes them.
 pub(crate) fn log_of_workflows() -> impl Strategy<Value = Vec<Proposal>> {
     let propose = |command| Proposal {
         stamp: UnixMillis(1),
@@ -100,11 +103,12 @@ pub(crate) fn log_of_workflows() -> impl Strategy<Value = Vec<Proposal>> {
     };
     let mut begin = vec![Command::InitCluster { cluster_id: ClusterId("one".into()) }];
     for digest in (0..4).map(digest_of) {
-        let (bytes, holder) = (Bytes(10), ControllerId(1));
+        let bytes = Bytes(10);
+        let holder = ControllerId(1);
         begin.push(Command::AddArtifact { digest, bytes, model: model(digest), holder });
     }
     begin.extend(["f", "g", "h"].map(|it| function(it, digest_of(0))));
-    // Deep already: chance alone seldom nests them so.
+    // These workflows are nested from the start, because random commands seldom nest them deep.
     begin.extend(WORKFLOWS[..4].iter().map(|it| {
         let key = FunctionKey { tenant: TenantName::default(), name: name(it) };
         let run = run_before(&key);

@@ -10,7 +10,7 @@ use crate::commands::testing::{
 };
 use crate::workflows::USERS_NAMED_MAX;
 
-/// A function `f` of 64 columns.
+/// Returns a log with a function `f` that has 64 columns.
 fn log() -> Log {
     let mut log = Log::with_artifacts(&["m1"]);
     log.apply(apply("f", "m1")).unwrap();
@@ -25,14 +25,14 @@ fn said(log: &mut Log, command: Command) -> String {
     log.refused(command).to_string()
 }
 
-/// A dimension that nothing is said of.
+/// Returns a tensor with free dimensions.
 fn free(name: &str) -> TensorSpec {
     let mut tensor = tensor(name, 1);
     tensor.shape[1] = Dim::Symbol("columns".into());
     tensor
 }
 
-/// A tensor as a workflow shows that of a step: rows of its own.
+/// Returns a step's tensor as the workflow shows it, with rows named after the step.
 fn of(step: &str, name: &str, columns: u64) -> TensorSpec {
     let mut tensor = tensor(name, columns);
     tensor.shape[0] = Dim::Symbol(format!("{step}.batch"));
@@ -40,7 +40,7 @@ fn of(step: &str, name: &str, columns: u64) -> TensorSpec {
 }
 
 #[test]
-fn a_change_makes_the_next_generation_and_a_repeat_does_not() {
+fn a_changed_workflow_gets_a_new_generation_and_a_repeat_does_not() {
     let mut log = log();
     let before = log.state.version();
     let one = || apply_workflow(chain("w", &[run_function("f")]));
@@ -61,12 +61,12 @@ fn a_change_makes_the_next_generation_and_a_repeat_does_not() {
 }
 
 #[test]
-fn a_tenant_has_so_many_workflows_and_others_have_theirs() {
+fn the_number_of_workflows_is_bounded_for_each_tenant() {
     let mut log = log();
     let mut other = spec("f");
     other.key.tenant = TenantName::new("other").unwrap();
-    let (digest, expected) = (digest("m1"), None);
-    log.apply(Command::ApplyFunction { spec: other, digest, expected, voters: Vec::new() }).unwrap();
+    let digest = digest("m1");
+    log.apply(Command::ApplyFunction { spec: other, digest, expected: None, voters: Vec::new() }).unwrap();
     for number in 0..WORKFLOWS_PER_TENANT_MAX {
         log.apply(apply_workflow(chain(&format!("w{number}"), &[run_function("f")]))).unwrap();
     }
@@ -82,7 +82,7 @@ fn a_tenant_has_so_many_workflows_and_others_have_theirs() {
 }
 
 #[test]
-fn a_writer_that_has_not_seen_the_latest_is_refused() {
+fn a_workflow_with_a_stale_expected_version_is_refused() {
     let mut log = log();
     let spec = || chain("w", &[run_function("f")]);
     let expecting = |expected| Command::ApplyWorkflow { spec: spec(), expected: Some(expected) };
@@ -93,7 +93,7 @@ fn a_writer_that_has_not_seen_the_latest_is_refused() {
 }
 
 #[test]
-fn each_refusal_says_what_is_wrong() {
+fn each_refusal_names_the_fault_in_the_workflow() {
     let mut log = log();
     log.add_model("narrow", model_of(tensor("x", 8), tensor("y", 8)));
     log.apply(apply("narrow", "narrow")).unwrap();
@@ -119,7 +119,7 @@ fn each_refusal_says_what_is_wrong() {
 }
 
 #[test]
-fn a_name_stands_for_a_function_or_a_workflow() {
+fn a_name_of_a_function_is_refused_for_a_workflow_and_vice_versa() {
     let mut log = log();
     let taken = log.refused(apply_workflow(chain("f", &[run_function("f")])));
     assert_eq!(taken, Refusal::NameTaken { key: key("f"), by: ModelKind::Function });
@@ -130,7 +130,7 @@ fn a_name_stands_for_a_function_or_a_workflow() {
 }
 
 #[test]
-fn workflows_that_run_each_other_are_refused_by_the_way() {
+fn workflows_that_run_each_other_are_refused_with_the_path() {
     let mut log = log();
     log.apply(apply_workflow(chain("a", &[run_function("f")]))).unwrap();
     log.apply(apply_workflow(chain("b", &[run_function("f"), run_workflow("a")]))).unwrap();
@@ -140,7 +140,8 @@ fn workflows_that_run_each_other_are_refused_by_the_way() {
     assert!(says.contains("workflows run each other: a -> c -> b -> a: take"), "{says}");
 }
 
-/// `n0` runs a function, and each the one before.
+/// Applies workflow `n0`, which runs a function, and further workflows that each run the one
+/// before.
 fn nest(log: &mut Log, deep: usize) {
     log.apply(apply_workflow(chain("n0", &[run_function("f")]))).unwrap();
     for level in 1..=deep {
@@ -150,7 +151,7 @@ fn nest(log: &mut Log, deep: usize) {
 }
 
 #[test]
-fn workflows_lie_only_so_deep() {
+fn the_nesting_of_workflows_is_bounded() {
     let mut log = log();
     nest(&mut log, NESTING_MAX);
     let depths: Vec<_> = log.state.workflows().map(|it| it.nesting).collect();
@@ -160,19 +161,19 @@ fn workflows_lie_only_so_deep() {
         says.contains("workflow \"n4\" has workflows 4 deep in it: in another they would lie deeper than 4"),
         "{says}"
     );
-    // Nor by a change at the bottom, which deepens what is above.
+    // A change at the bottom is refused too, because it deepens the workflows above.
     log.apply(apply_workflow(chain("base", &[run_function("f")]))).unwrap();
     let deeper = log.refused(apply_workflow(chain("n0", &[run_workflow("base")])));
     let Refusal::BreaksWorkflow { key: of, workflow: above, .. } = &deeper else { panic!("{deeper:?}") };
     assert_eq!((of, above), (&key("n0"), &key("n4")));
-    // With one level less it may.
+    // With one level less the change is accepted.
     log.apply(delete_workflow("n4")).unwrap();
     assert!(log.apply(apply_workflow(chain("n0", &[run_workflow("base")]))).is_ok());
     assert_eq!(workflow(&log, "n3").nesting, 4);
 }
 
 #[test]
-fn a_revision_that_a_workflow_could_not_run_is_refused_by_its_edge() {
+fn a_revision_that_a_workflow_cannot_run_is_refused_with_the_edge() {
     let mut log = log();
     log.add_model("renamed", model_of(tensor("x", 64), tensor("z", 64)));
     log.add_model("narrow", model_of(tensor("x", 8), tensor("y", 8)));
@@ -180,9 +181,15 @@ fn a_revision_that_a_workflow_could_not_run_is_refused_by_its_edge() {
     log.apply(apply_workflow(chain("w", &[run_function("f"), run_function("g")]))).unwrap();
 
     let says = said(&mut log, apply("f", "renamed"));
-    assert!(says.starts_with("workflow default/w runs default/f, itself or through others"), "{says}");
+    assert!(
+        says.starts_with("workflow default/w runs default/f, directly or through other workflows"),
+        "{says}"
+    );
     assert!(says.contains("has no output \"y\": it has z"), "{says}");
-    assert!(says.ends_with("apply this under another name, and let the workflow run that"), "{says}");
+    assert!(
+        says.ends_with("apply the change under another name, and let the workflow run that name"),
+        "{says}"
+    );
     let says = said(&mut log, apply("g", "narrow"));
     assert!(
         says.contains("s0.y has shape [s0.batch, 64], and input \"x\" of step \"s1\" takes [batch, 8]"),
@@ -193,7 +200,7 @@ fn a_revision_that_a_workflow_could_not_run_is_refused_by_its_edge() {
 }
 
 #[test]
-fn what_is_above_a_changed_function_takes_and_gives_what_that_does() {
+fn workflows_above_a_changed_function_get_its_new_signature() {
     let mut log = log();
     log.add_model("narrow", model_of(tensor("x", 8), tensor("y", 16)));
     nest(&mut log, 2);
@@ -203,15 +210,15 @@ fn what_is_above_a_changed_function_takes_and_gives_what_that_does() {
     let sizes = |tensors: &[TensorSpec]| tensors.iter().map(|it| it.shape[1].wire()).collect::<Vec<_>>();
     let narrow = |it: &Signature| (sizes(&it.inputs), sizes(&it.outputs)) == (vec![8], vec![16]);
     assert!(log.state.workflows().all(|it| narrow(&it.signature)));
-    // Nobody wrote them.
+    // No owner changed these workflows.
     let after: Vec<_> = log.state.workflows().map(|it| (it.resource_version, it.updated_at)).collect();
     assert_eq!(before, after);
 }
 
-/// `a` passes what `f` gives to `z`, which runs `f` as well: checked against what `z` was before, it
-/// would not fit.
+/// Workflow `a` passes the output of `f` to workflow `z`, which runs `f` too. `a` would not fit the
+/// old signature of `z`.
 #[test]
-fn what_changes_together_is_checked_as_it_will_be() {
+fn workflows_that_change_together_are_checked_with_their_new_signatures() {
     let mut log = log();
     log.add_model("narrow", model_of(tensor("x", 8), tensor("y", 8)));
     log.apply(apply_workflow(chain("z", &[run_function("f"), run_function("f")]))).unwrap();
@@ -221,7 +228,7 @@ fn what_changes_together_is_checked_as_it_will_be() {
 }
 
 #[test]
-fn a_workflow_whose_change_breaks_another_is_refused() {
+fn a_workflow_change_that_breaks_another_workflow_is_refused() {
     let mut log = log();
     log.add_model("free", model_of(free("x"), free("y")));
     log.add_model("narrow", model_of(tensor("x", 8), tensor("y", 8)));
@@ -241,7 +248,7 @@ fn a_workflow_whose_change_breaks_another_is_refused() {
 }
 
 #[test]
-fn a_function_that_workflows_run_stays_and_the_refusal_names_some_of_them() {
+fn deleting_a_function_that_workflows_run_is_refused_with_some_of_their_names() {
     let mut log = log();
     let names: Vec<_> = (0..USERS_NAMED_MAX + 2).map(|number| format!("w{number}")).collect();
     for name in &names {
@@ -253,16 +260,19 @@ fn a_function_that_workflows_run_stays_and_the_refusal_names_some_of_them() {
     let refused = log.refused(delete("f"));
     assert_eq!(refused, Refusal::InUse { key: key("f"), by: expected, more: 2 });
     assert!(refused.to_string().contains("is run by workflows w0, w1, "), "{refused}");
-    assert!(refused.to_string().ends_with(" and 2 more: change or delete what runs it first"), "{refused}");
+    assert!(
+        refused.to_string().ends_with(" and 2 more: change or delete these workflows first"),
+        "{refused}"
+    );
     for name in &names {
         log.apply(delete_workflow(name)).unwrap();
     }
     assert!(log.apply(delete("f")).is_ok());
 }
 
-/// A node may tell late what a deleted function used, though its name is a workflow's by now.
+/// A node may report the usage of a deleted function late, when a workflow already has its name.
 #[test]
-fn what_a_function_used_is_billed_after_a_workflow_took_its_name() {
+fn usage_of_a_deleted_function_is_billed_after_a_workflow_took_its_name() {
     let mut log = log();
     log.apply(apply("g", "m1")).unwrap();
     log.register("n1", "a", millrace_types::Bytes::gib(1)).unwrap();
@@ -282,7 +292,7 @@ fn what_a_function_used_is_billed_after_a_workflow_took_its_name() {
 }
 
 #[test]
-fn workflows_are_bounded() {
+fn the_number_of_workflows_is_bounded() {
     let mut log = log();
     log.apply(apply_workflow(chain("w", &[run_function("f")]))).unwrap();
     let first = log.state.version();
@@ -302,7 +312,7 @@ fn workflows_are_bounded() {
 }
 
 #[test]
-fn listings_keep_to_their_tenant_and_go_on_where_they_stopped() {
+fn listings_contain_one_tenant_and_continue_from_a_bound() {
     use std::ops::Bound;
     let mut log = log();
     let other = TenantName::new("other").unwrap();
@@ -324,13 +334,14 @@ fn listings_keep_to_their_tenant_and_go_on_where_they_stopped() {
     let rest = log.state.workflows_from(Bound::Excluded(&key("b"))).map(|it| it.key.to_string());
     assert_eq!(rest.collect::<Vec<_>>(), ["default/c", "other/a"]);
     assert_eq!(log.state.workflows().count(), 4);
-    // Theirs runs a function of their own, so ours has three users.
+    // The other tenant's workflow runs a function of its own, so this tenant's function has three
+    // users.
     let Refusal::InUse { by, .. } = log.refused(delete("f")) else { panic!() };
     assert_eq!(by.len(), 3);
 }
 
 #[test]
-fn no_step_keeps_state() {
+fn a_function_with_sequences_is_refused_as_a_step() {
     let mut log = log();
     let mut fixed = model_of(tensor("x", 64), tensor("y", 64));
     fixed.inputs[0].shape[0] = Dim::Fixed(1);

@@ -38,25 +38,26 @@ fn used(function: &str, gpu_ns: u64, requests: u64) -> NodeDelta {
 }
 
 #[test]
-fn the_next_applies_older_is_acknowledged_again_and_a_gap_asks_for_everything() {
+fn the_next_batch_is_applied_an_older_one_acknowledged_and_a_gap_asks_for_a_full_sync() {
     let mut log = Log::with_two_nodes();
     assert_eq!(log.apply(sync("n1", 1, 1, DELTA, holding(&[9]))), Ok(Applied::ResyncWanted { last: 0 }));
     assert_eq!(log.apply(sync_all("n1", 1, 1, holding(&[1, 2]))), Ok(Applied::Synced { seq: 1 }));
     assert_eq!(log.apply(sync("n1", 1, 2, DELTA, holding(&[3]))), Ok(Applied::Synced { seq: 2 }));
-    let (before, version) = (log.state.clone(), log.state.version());
+    let before = log.state.clone();
+    let version = log.state.version();
     for seq in [1, 2] {
         let repeat = sync("n1", 1, seq, DELTA, gone(&[1, 2, 3]));
         assert_eq!(log.apply(repeat), Ok(Applied::SyncRepeated { last: 2 }));
     }
     assert_eq!(log.apply(sync("n1", 1, 4, DELTA, gone(&[1]))), Ok(Applied::ResyncWanted { last: 2 }));
     assert_eq!(log.state.checkpoint(&node_name("n1")), before.checkpoint(&node_name("n1")));
-    assert_eq!(log.state.version(), version, "no change to what people wrote");
+    assert_eq!(log.state.version(), version, "a checkpoint does not change the version");
     assert_eq!(log.apply(sync_all("n1", 1, 4, holding(&[3]))), Ok(Applied::Synced { seq: 4 }));
     assert_eq!((locate(&log, 1), locate(&log, 3)), (Located::Unknown, held("n1", &["n1"])));
 }
 
 #[test]
-fn another_epoch_and_a_lost_node_are_fenced() {
+fn a_checkpoint_of_another_epoch_or_of_a_lost_node_is_fenced() {
     let mut log = Log::with_two_nodes();
     let fenced = |name: &str, epoch, current: Option<u64>| Refusal::Fenced {
         name: node_name(name),
@@ -70,7 +71,7 @@ fn another_epoch_and_a_lost_node_are_fenced() {
 }
 
 #[test]
-fn what_is_out_of_range_is_refused() {
+fn a_checkpoint_with_too_many_items_or_impossible_counts_is_refused() {
     let mut log = Log::with_two_nodes();
     let more = (0..=SYNC_ITEMS_MAX as u64).collect::<Vec<_>>();
     for delta in [holding(&more), scored("f", 2, 1), scored("f", 0, COUNT_MAX + 1)] {
@@ -80,7 +81,7 @@ fn what_is_out_of_range_is_refused() {
 }
 
 #[test]
-fn a_node_is_never_seen_half_emptied() {
+fn a_full_sync_removes_old_items_with_its_last_portion() {
     let mut log = Log::with_two_nodes();
     log.apply(sync_all("n1", 1, 1, holding(&[1, 2, 3]))).unwrap();
     log.apply(sync("n1", 1, 2, FIRST, holding(&[2]))).unwrap();
@@ -97,7 +98,7 @@ fn a_node_is_never_seen_half_emptied() {
 }
 
 #[test]
-fn a_full_sync_that_begins_again_forgets_its_first_half() {
+fn a_restarted_full_sync_forgets_its_first_portions() {
     let mut log = Log::with_two_nodes();
     log.apply(sync("n1", 1, 1, FIRST, holding(&[1]))).unwrap();
     log.apply(sync("n1", 1, 5, FIRST, holding(&[2]))).unwrap();
@@ -108,7 +109,7 @@ fn a_full_sync_that_begins_again_forgets_its_first_half() {
 }
 
 #[test]
-fn a_lost_nodes_data_is_re_homed_to_a_replica_or_lost() {
+fn data_of_a_lost_node_is_located_on_a_replica_or_lost() {
     let mut log = Log::with_two_nodes();
     log.apply(sync_all("n1", 1, 1, holding(&[1, 2]))).unwrap();
     log.apply(sync_all("n2", 2, 1, holding(&[2]))).unwrap();
@@ -117,7 +118,7 @@ fn a_lost_nodes_data_is_re_homed_to_a_replica_or_lost() {
     assert_eq!(locate(&log, 1), Located::Lost { bytes: Bytes(100) });
     assert_eq!(locate(&log, 2), held("n2", &["n2"]));
     assert_eq!(locate(&log, 3), Located::Unknown);
-    // The node comes back and still has it: believed when it says so.
+    // The node returns and still holds the data, but the state waits for its report.
     log.register("n1", "a", Bytes::gib(1)).unwrap();
     assert_eq!(locate(&log, 1), Located::Lost { bytes: Bytes(100) });
     log.apply(sync_all("n1", 3, 1, holding(&[1]))).unwrap();
@@ -127,7 +128,7 @@ fn a_lost_nodes_data_is_re_homed_to_a_replica_or_lost() {
 }
 
 #[test]
-fn models_alpha_and_overflow_are_kept() {
+fn models_alpha_and_overflow_of_a_checkpoint_are_stored() {
     let mut log = Log::with_two_nodes();
     let copy = |tier| ModelCopy { digest: Digest::of(b"m"), tier };
     let delta = NodeDelta {
@@ -149,7 +150,7 @@ fn models_alpha_and_overflow_are_kept() {
 }
 
 #[test]
-fn usage_is_billed_once_and_outlives_the_node_and_the_function() {
+fn usage_is_billed_once_and_outlives_its_node_and_its_function() {
     let mut log = Log::with_two_nodes();
     log.apply(sync_all("n1", 1, 1, used("f", 10, 1))).unwrap();
     log.apply(sync_all("n1", 1, 2, used("f", 30, 3))).unwrap();
@@ -168,7 +169,7 @@ fn usage_is_billed_once_and_outlives_the_node_and_the_function() {
 }
 
 #[test]
-fn scores_are_counted_per_node_and_merged_by_the_larger() {
+fn scores_are_summed_over_nodes_and_merged_by_maximum() {
     let mut log = Log::with_two_nodes();
     log.apply(sync_all("n1", 1, 1, scored("f", 4, 6))).unwrap();
     log.apply(sync("n1", 1, 2, DELTA, scored("f", 3, 5))).unwrap();
@@ -177,7 +178,7 @@ fn scores_are_counted_per_node_and_merged_by_the_larger() {
 }
 
 #[test]
-fn entries_beyond_the_bound_are_counted_and_not_kept() {
+fn entries_beyond_the_bound_are_counted_and_dropped() {
     let mut log = Log::with_two_nodes();
     let name = node_name("n1");
     let mut checkpoint = Checkpoint { seq: 1, knowledge: Knowledge::Whole, ..Checkpoint::begun(Epoch(1)) };
