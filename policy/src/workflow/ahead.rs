@@ -1,10 +1,10 @@
-//! What a run is likely to ask for after a step (D29): the functions behind it, and how near their models
-//! should be. Right after it, those that take something of it and surely run come to a GPU; those that
-//! wait for others behind it, and those that run only under a condition, to host memory.
+//! Prewarming hints of a run (D29): the functions that follow a step, and where their models should
+//! be. The next steps that consume the step's outputs and surely run belong on a GPU. Later steps,
+//! and steps that run only under a condition, belong in host memory.
 //!
-//! Workflows in workflows make no difference. What takes a step's output first inside the next workflow is
-//! right after it, and so is what the outer workflow runs next after a step that gives an output of the
-//! inner one.
+//! Nested workflows make no difference. The first consumers inside the next workflow count as next
+//! steps. So do the outer workflow's next steps, after a step that makes an output of the inner
+//! workflow.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -15,31 +15,30 @@ use millrace_types::workflow::Run;
 use super::plan::{Plan, PlannedStep};
 use super::protocol::{Slot, StepIndex};
 
-/// Functions that are named behind a step.
+/// Maximum number of hints for a step.
 pub const AHEAD_MAX: usize = 8;
-/// Workflows inside that are looked into for one step: they multiply with every level, and this is done
-/// for every call.
+/// Maximum number of nested workflows examined for one step: their number multiplies with every
+/// level, and each call repeats this.
 pub(super) const LOOKED_INTO_MAX: usize = 8;
 
-/// How near a model should be.
+/// Memory in which a model should be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Nearness {
-    /// On a GPU.
+    /// The model should be on a GPU.
     Gpu,
-    /// In host memory.
+    /// The model should be in host memory.
     Host,
 }
 
-/// A function that is likely to be called after a step.
+/// A prewarming hint: a function that is likely to be called after a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ahead {
-    /// Which.
     pub function: FunctionName,
-    /// How near its model should be when it is.
+    /// Memory in which its model should be when the function is called.
     pub nearness: Nearness,
 }
 
-/// A step that is likely to run after another.
+/// A step that is likely to run after another step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Next {
     pub(super) step: StepIndex,
@@ -47,9 +46,10 @@ pub(super) struct Next {
 }
 
 impl Plan {
-    /// The functions behind a step but its own, each once, at most [`AHEAD_MAX`], those that come next
-    /// first. `inner` is a workflow inside, where that is known; `after` is what comes after all of this one,
-    /// where it lies in another.
+    /// Returns the functions that follow a step, each once, the nearest first, at most
+    /// [`AHEAD_MAX`]. The step's own function is left out. `inner` returns the plan of a nested
+    /// workflow, if it is known; `after` lists the functions that follow this workflow, if it is
+    /// nested itself.
     #[must_use]
     pub fn ahead(
         &self,
@@ -62,31 +62,35 @@ impl Plan {
         let gives = self.step(step).outputs.iter().any(|&slot| self.slot(slot).is_output);
         let nearness = |it: &Ahead| if gives { it.nearness } else { Nearness::Host };
         look.ahead.extend(after.iter().map(|it| Ahead { nearness: nearness(it), ..it.clone() }));
-        let (mut ahead, mut known) = (look.ahead, BTreeSet::new());
-        // Of what comes more than once the nearest counts.
+        let mut ahead = look.ahead;
+        let mut known = BTreeSet::new();
+        // Of a function that is listed several times, the nearest entry counts.
         ahead.sort_by_key(|it| it.nearness);
-        // The step's own model is there.
+        // The step's own model is present already.
         ahead.retain(|it| self.step(step).run != Run::Function(it.function.clone()));
         ahead.retain(|it| known.insert(it.function.clone()));
         ahead.truncate(AHEAD_MAX);
         ahead
     }
 
-    /// The steps behind one, at most [`AHEAD_MAX`], those that come next first.
+    /// Returns the steps that follow a step, the nearest first, at most [`AHEAD_MAX`].
     pub(super) fn next(&self, step: StepIndex) -> Vec<Next> {
         self.behind(self.step(step).outputs.iter().copied().collect(), step.0 + 1)
     }
 
-    /// The steps, at most [`AHEAD_MAX`], those that come first first.
+    /// Returns the first steps of the workflow and their followers, the nearest first, at most
+    /// [`AHEAD_MAX`].
     fn first(&self) -> Vec<Next> {
         self.behind((0..self.inputs().len()).map(Slot).collect(), 0)
     }
 
-    /// The steps that wait for these tensors, of those from `first` on.
+    /// Returns the steps from `first` on that depend on these tensors.
     fn behind(&self, own: BTreeSet<Slot>, first: usize) -> Vec<Next> {
-        // What is made behind them.
-        let (mut made, mut next) = (BTreeSet::new(), Vec::new());
-        // Each is after those that it waits for.
+        // Tensors made by the followers found so far.
+        let mut made = BTreeSet::new();
+        let mut next = Vec::new();
+        // Steps are ordered after the steps they wait for, so one pass finds indirect followers
+        // too.
         for (at, planned) in self.steps().iter().enumerate().skip(first) {
             let behind = sources(planned).any(|slot| made.contains(&slot));
             if !behind && !sources(planned).any(|slot| own.contains(&slot)) {
@@ -103,7 +107,7 @@ impl Plan {
     }
 }
 
-/// A look through workflows.
+/// A search through nested workflows.
 struct Look<'a> {
     inner: &'a dyn Fn(&FunctionName) -> Option<Arc<Plan>>,
     looked_into: usize,
@@ -111,7 +115,7 @@ struct Look<'a> {
 }
 
 impl Look<'_> {
-    /// Adds the functions of these steps of a workflow, none of them nearer than all of it.
+    /// Adds the functions of these steps of a workflow, none of them nearer than `of_all`.
     fn through(&mut self, plan: &Plan, steps: Vec<Next>, of_all: Nearness) {
         for Next { step, nearness } in steps {
             let nearness = nearness.max(of_all);

@@ -1,33 +1,35 @@
-//! Which step of a workflow runs when: the run of one request (D01), as a pure core. It knows facts
-//! about the tensors, such as how many rows they have; the driver holds the tensors themselves. A
-//! workflow in a workflow is one call like any other: the driver makes it with an engine of its own.
+//! The run of one workflow request (D01), as a pure core that decides which step runs when. The
+//! core knows facts about the tensors, such as their number of rows; the driver holds the tensors
+//! themselves. A workflow inside a workflow is an ordinary call: the driver carries it out with an
+//! engine of its own.
 //!
 //! ```text
-//!  Begin(facts of inputs) ─▶ ┌────────┐ ─▶ Call(step, row)…       Done or Failed comes back
-//!  Done(facts of outputs) ─▶ │ Engine │ ─▶ Release(slot)          its last taker has it (D28)
+//!  Begin(facts of inputs) ─▶ ┌────────┐ ─▶ Call(step, row)…       answered by Done or Failed
+//!  Done(facts of outputs) ─▶ │ Engine │ ─▶ Release(slot)          after its last consumer (D28)
 //!  Failed, Lost ───────────▶ │        │ ─▶ Empty(slot)            an output that no call makes
 //!                            └────────┘ ─▶ Answer or Fail, once   and Abandon, Release of the rest
 //! ```
 //!
 //! After every event four passes bring the run up to date:
 //!
-//! 1. `decide`, forwards: which steps run and how often, which are skipped.
-//! 2. `weigh`, backwards: which tensors are *wanted*, that is, taken by a call still to be started or
-//!    answered; and so which calls are to be started. Wanted, or taken by a call that is out, it is
-//!    *held*; a call that makes nothing of the kind is abandoned.
-//! 3. `release`: what is not held is freed.
-//! 4. `start`, forwards: calls that have all their inputs, up to [`CALLS_MAX`].
+//! 1. `decide`, forwards, determines which steps run and how often, and which steps are skipped.
+//! 2. `weigh`, backwards, determines which tensors are *wanted*, because a call still to be started
+//!    takes them or they are answered. A step whose outputs are wanted has calls to start. A tensor
+//!    is *held* if it is wanted or if a running call takes it. A running call without a held output
+//!    is abandoned.
+//! 3. `release` frees tensors that are not held.
+//! 4. `start`, forwards, starts calls that have all their inputs, up to [`CALLS_MAX`].
 //!
-//! **Lost data** (DESIGN section 7: objects re-made by running their producer again) needs no pass of
-//! its own. What is wanted and not there is made, whether it never was or is gone; its inputs are
-//! wanted then, and so on up to the workflow's inputs, which the driver keeps. Of a step that runs
-//! `each`, only the lost rows run again. A call that is out may have its inputs already, so what it
-//! takes is made again only once it has [failed](Event::Failed) for that. What was decided stays
-//! decided, and an answer that was used is never asked for again; a tensor made again with other
-//! rows than before ends the run.
+//! **Lost data** (DESIGN section 7: objects are made again by their producer) needs no pass of its
+//! own. A wanted tensor that is absent is made, whether it was lost or never existed. Its inputs
+//! are then wanted too, and so on up to the workflow's inputs, which the driver keeps. A step that
+//! runs `each` repeats only the lost rows. A running call may already have read its inputs, so lost
+//! inputs are made again only after the call has [failed](Event::Failed) because of the loss.
+//! Decided conditions stay decided, and a used output is never requested again. If a tensor made
+//! again has another number of rows, the run ends.
 //!
-//! Not here: retries at other workers, time, and which step is worth more. Nor is a run cancelled: the
-//! driver drops it, with all that it holds.
+//! Out of scope: retries at other workers, time, and priorities of steps. The core has no
+//! cancellation either: the driver drops the engine and every tensor it holds.
 
 mod ahead;
 mod objective;
@@ -50,10 +52,10 @@ pub use self::protocol::{Action, CallId, Cause, Event, Facts, Loss, Slot, StepIn
 use self::state::{Call, SlotState, StepState};
 use crate::core::Core;
 
-/// The most calls of a run that are out at a time.
+/// Maximum number of running calls of a run.
 pub const CALLS_MAX: usize = 16;
-/// How often one step, or one row of it, is called in a run, the first time included and calls that
-/// were abandoned not.
+/// Maximum number of calls of one step, or of one row of a step, in a run. The first call counts;
+/// abandoned calls do not.
 pub const RUNS_MAX: u32 = 3;
 
 /// The run of one request.
@@ -69,13 +71,13 @@ pub struct Engine {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// The inputs are not there.
+    /// The inputs have not arrived.
     New,
     Running,
     Over,
 }
 
-/// What ends a run without an answer.
+/// Reason for which a run ends without an answer.
 #[derive(Debug, Clone, Copy)]
 struct Failure {
     step: usize,
@@ -84,7 +86,7 @@ struct Failure {
 }
 
 impl Engine {
-    /// A run that waits for [`Event::Begin`].
+    /// Returns a run that waits for [`Event::Begin`].
     #[must_use]
     pub fn new(plan: Arc<Plan>) -> Self {
         let steps = vec![StepState::default(); plan.steps().len()];
@@ -92,18 +94,18 @@ impl Engine {
         Self { plan, steps, slots, calls: BTreeMap::new(), last_call: CallId(0), phase: Phase::New }
     }
 
-    /// What is run.
+    /// Returns the plan of the run.
     #[must_use]
     pub fn plan(&self) -> &Arc<Plan> {
         &self.plan
     }
 
-    /// A row as the driver knows it: a step that runs once has none.
+    /// Returns the row number for the driver: `None` for a step that runs once.
     fn row_of(&self, step: usize, row: Option<usize>) -> Option<u64> {
         self.plan.steps()[step].each.and(row).map(|row| row as u64)
     }
 
-    /// Takes what an event says.
+    /// Records an event.
     fn note(&mut self, event: Event) -> Result<(), Failure> {
         match event {
             Event::Begin { inputs } => self.begin(&inputs),
@@ -115,15 +117,18 @@ impl Engine {
     }
 
     fn begin(&mut self, inputs: &[Facts]) {
-        debug_assert!(self.phase == Phase::New, "a run begins once");
-        debug_assert!(self.plan.inputs().len() == inputs.len(), "facts of other inputs");
+        debug_assert!(self.phase == Phase::New, "Begin was sent twice");
+        debug_assert!(
+            self.plan.inputs().len() == inputs.len(),
+            "the number of facts differs from the number of inputs"
+        );
         self.phase = Phase::Running;
         for (slot, facts) in self.slots.iter_mut().zip(inputs) {
             slot.give(*facts);
         }
     }
 
-    /// Takes a call back, unless it was abandoned.
+    /// Removes a running call; `None` if the call was abandoned.
     fn back(&mut self, id: CallId) -> Option<Call> {
         let call = self.calls.remove(&id)?;
         let step = &mut self.steps[call.step];
@@ -134,14 +139,15 @@ impl Engine {
 
     fn done(&mut self, id: CallId, outputs: &[Facts]) -> Result<(), Failure> {
         let Some(call) = self.back(id) else { return Ok(()) };
-        debug_assert!(call.outputs.len() == outputs.len(), "{id} was to make other outputs");
+        debug_assert!(call.outputs.len() == outputs.len(), "{id} reported a different number of outputs");
         let step = &mut self.steps[call.step];
         if !std::mem::replace(&mut step.rows[call.row].is_done, true) {
             step.done += 1;
         }
         let mut result = Ok(());
         for (slot, facts) in call.outputs.iter().zip(outputs) {
-            // The others are there too, and are freed as any, whatever is wrong with one.
+            // The remaining outputs exist too, and are freed as usual, even if one output is
+            // faulty.
             result = result.and(self.slots[slot.0].put(call.row, id, *facts));
         }
         result.map_err(|cause| Failure { step: call.step, row: Some(call.row), cause })
@@ -164,7 +170,7 @@ impl Engine {
         }
     }
 
-    /// Whether all that is to be answered is there.
+    /// Returns whether all outputs of the workflow are complete.
     fn is_answerable(&self) -> bool {
         self.plan.outputs().iter().all(|slot| self.slots[slot.0].is_whole())
     }
@@ -175,14 +181,15 @@ impl Engine {
         self.end(actions);
     }
 
-    /// Nothing is left to abandon or free then: nobody wants anything but the outputs.
+    /// Answers the request. No call and no tensor is left to clean up, because only the outputs are
+    /// still wanted.
     fn answer(&mut self, actions: &mut Vec<Action>) {
-        debug_assert!(self.calls.is_empty(), "a call is out that nobody wants");
+        debug_assert!(self.calls.is_empty(), "a call is running although all outputs are complete");
         actions.push(Action::Answer { outputs: self.plan.outputs().to_vec() });
         self.phase = Phase::Over;
     }
 
-    /// Leaves nothing behind but the inputs, which the driver keeps by itself.
+    /// Ends the run and frees every tensor except the inputs, which the driver keeps.
     fn end(&mut self, actions: &mut Vec<Action>) {
         self.phase = Phase::Over;
         let calls = std::mem::take(&mut self.calls);
@@ -192,7 +199,7 @@ impl Engine {
         }
     }
 
-    /// Frees a tensor if any of it is there.
+    /// Frees a tensor if any part of it exists.
     fn free(&mut self, slot: Slot, actions: &mut Vec<Action>) {
         if !self.plan.is_input(slot) && self.slots[slot.0].release() {
             actions.push(Action::Release { slot });

@@ -1,33 +1,36 @@
-//! By when a step of a run should be answered, where its workflow has an objective: what the transfers
-//! of its edges and its wait for a GPU are scheduled by (D14's `L_slo`, of a function in a workflow).
+//! Deadlines of a run's steps if its workflow has an objective. The transfers of a step's edges and
+//! its wait for a GPU are scheduled by this deadline (D14's `L_slo`, for a function in a workflow).
 //!
-//! What is left of the workflow's objective is divided among the steps still to run on the longest way
-//! from a step to the end, in proportion to what they took so far. So each of them has the same slack
-//! for its time, and what an early step saves or overdraws is shared by all after it. A step of which
-//! nothing is known counts as the mean of the others.
+//! The time left of the workflow's objective is divided among the steps on the longest path from a
+//! step to the end, in proportion to their recent durations. So each of these steps has the same
+//! slack relative to its duration, and the time that an early step saves or overdraws is shared by
+//! all later steps. A step without a known duration counts as the mean of the others.
 
 use std::time::Duration;
 
 use super::{Plan, StepIndex};
 
-/// How much of what is left until the end each step may take.
+/// Share of the time left until the end that each step may take.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Shares(Vec<f64>);
 
 impl Shares {
-    /// Shares by how long each step took, in the plan's order; `None` of those that have not run.
+    /// Returns shares by the recent duration of each step, in the plan's order; `None` for a step
+    /// that has not run.
     ///
     /// # Panics
-    /// When the times are of another plan.
+    /// If the number of durations differs from the number of steps.
     #[must_use]
     pub fn of(plan: &Plan, took: &[Option<Duration>]) -> Self {
         assert!(took.len() == plan.steps().len(), "times of another plan");
         let known = || took.iter().flatten().map(Duration::as_secs_f64);
         let count = known().count();
         let mean = if count == 0 { 1.0 } else { known().sum::<f64>() / count as f64 };
-        // One that takes no time at all has no share, and its data none: a microsecond is the least.
+        // A step without any duration would get no time for its data, so the minimum is a
+        // microsecond.
         let time = |step: usize| took[step].map_or(mean, |took| took.as_secs_f64()).max(1e-6);
-        // The longest way that begins with a step. Steps stand after all that they wait for.
+        // Duration of the longest path that begins with each step. Steps are ordered after the
+        // steps they wait for, so one backward pass suffices.
         let mut ways = vec![0.0f64; took.len()];
         for step in (0..took.len()).rev() {
             let outputs = plan.steps()[step].outputs.iter().map(|slot| plan.slot(*slot));
@@ -37,11 +40,12 @@ impl Shares {
         Self(ways.iter().enumerate().map(|(step, way)| time(step) / way).collect())
     }
 
-    /// Within how long a step that can begin now should be answered: its part of what is `left` until
-    /// the workflow's answer is wanted, and no longer than its own deadline. `None` where neither says.
+    /// Returns the time within which a step that can begin now should be answered. The time is the
+    /// step's share of `left`, the time until the workflow's deadline, but at most the step's own
+    /// deadline. Returns `None` if neither is set.
     ///
     /// # Panics
-    /// When the step is another plan's.
+    /// If the step's index is not in the plan.
     #[must_use]
     pub fn within(&self, plan: &Plan, step: StepIndex, left: Option<Duration>) -> Option<Duration> {
         let share = left.map(|left| left.mul_f64(self.0[step.0].clamp(0.0, 1.0)));

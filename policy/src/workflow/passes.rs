@@ -1,4 +1,4 @@
-//! What follows from an event: the passes over all steps, forwards or backwards.
+//! The passes over all steps, forwards or backwards, that follow an event.
 
 use millrace_types::workflow::EACH_ROWS_MAX;
 
@@ -6,16 +6,16 @@ use super::protocol::{Action, CallId, Cause, Facts, Slot, StepIndex};
 use super::state::{Call, Row, Stage};
 use super::{CALLS_MAX, Engine, Failure, RUNS_MAX};
 
-/// What the tensors that are known say of a step.
+/// Consequence of the known tensors for a step.
 enum Verdict {
     Wait,
     Skip,
-    /// So many calls.
+    /// The step runs with this number of calls.
     Run(usize),
 }
 
 impl Engine {
-    /// Everything but starting calls. Calls are started only if the run goes on.
+    /// Runs all passes except for starting calls, which only happens if the run continues.
     pub(super) fn advance(&mut self, actions: &mut Vec<Action>) -> Result<(), Failure> {
         self.decide()?;
         self.weigh(actions)?;
@@ -23,7 +23,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Forwards, so that a skip travels all the way in one pass.
+    /// Decides which steps run. One forward pass suffices, because a skip reaches every later step.
     fn decide(&mut self) -> Result<(), Failure> {
         let plan = self.plan.clone();
         for (at, step) in plan.steps().iter().enumerate() {
@@ -78,7 +78,8 @@ impl Engine {
         rows.map(Verdict::Run).ok_or_else(|| failure(Cause::TooManyRows { rows: each.rows }))
     }
 
-    /// Backwards, so that what takes a tensor is weighed before what makes it.
+    /// Determines wanted tensors and pending steps. Backwards, so that the consumers of a tensor
+    /// are weighed before its producer.
     fn weigh(&mut self, actions: &mut Vec<Action>) -> Result<(), Failure> {
         let plan = self.plan.clone();
         for (at, step) in plan.steps().iter().enumerate().rev() {
@@ -99,7 +100,8 @@ impl Engine {
     }
 
     fn weigh_slot(&mut self, slot: Slot) {
-        let (planned, steps) = (self.plan.slot(slot), &self.steps);
+        let planned = self.plan.slot(slot);
+        let steps = &self.steps;
         let is_undecided = self.slots[slot.0].facts.is_none();
         let decides = |step: &StepIndex| steps[step.0].is_pending && steps[step.0].stage == Stage::Waiting;
         let is_wanted = planned.is_output
@@ -110,8 +112,8 @@ impl Engine {
         (state.is_wanted, state.is_held) = (is_wanted, is_held);
     }
 
-    /// What is made again for nobody that is known may yet be wanted by a call that is out: such a
-    /// call goes on.
+    /// Abandons running calls without a held output. A call goes on if another running call may
+    /// still need its output again.
     fn abandon_idle(&mut self, at: usize, actions: &mut Vec<Action>) {
         if self.steps[at].calls_out == 0 {
             return;
@@ -121,18 +123,18 @@ impl Engine {
         let idle: Vec<CallId> = idle.map(|(id, _)| *id).collect();
         for call in idle {
             if let Some(Call { row, .. }) = self.back(call) {
-                // It is not to end: were it counted, what was lost elsewhere would use up the runs that
-                // a loss of its own may take.
+                // An abandoned call does not count. Otherwise losses elsewhere would use up the
+                // runs that are reserved for losses of this row.
                 self.steps[at].rows[row].runs -= 1;
             }
             actions.push(Action::Abandon { call });
         }
     }
 
-    /// Whether rows of a step are to be called.
+    /// Returns whether rows of a step have to be called.
     ///
     /// # Errors
-    /// When one may not be.
+    /// If a row that has to be called must not run again.
     fn weigh_rows(&self, at: usize) -> Result<bool, Failure> {
         let step = &self.plan.steps()[at];
         let is_missed = step.outputs.iter().any(|slot| self.slots[slot.0].is_missed());
@@ -157,8 +159,8 @@ impl Engine {
         self.steps[at].rows[row].out.is_none() && outputs.iter().any(|slot| self.slots[slot.0].misses(row))
     }
 
-    /// Frees what nobody takes any more, before anything is started that needs room (D28), and has
-    /// the outputs made that no call makes.
+    /// Frees tensors without further consumers, before any call is started that needs room (D28).
+    /// Also requests the outputs that no call makes.
     fn release(&mut self, actions: &mut Vec<Action>) {
         let plan = self.plan.clone();
         for slot in (0..plan.slots().len()).map(Slot) {
@@ -177,7 +179,7 @@ impl Engine {
         }
     }
 
-    /// Starts what has all its inputs, the first steps and rows first.
+    /// Starts calls that have all their inputs, in the order of steps and rows.
     pub(super) fn start(&mut self, actions: &mut Vec<Action>) {
         let plan = self.plan.clone();
         for (at, step) in plan.steps().iter().enumerate() {

@@ -1,5 +1,5 @@
-//! A workflow as its runs use it: steps and tensors by index, and who takes what. Made once per
-//! revision of the workflow, shared by all runs of it.
+//! A workflow in the form that its runs use: steps and tensors by index, with the consumers of each
+//! tensor. Built once per revision of the workflow and shared by all its runs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -10,34 +10,32 @@ use millrace_types::workflow::{Run, Signature, Source, Step, WorkflowSpec};
 
 use super::protocol::{Slot, StepIndex};
 
-/// Why a workflow cannot be run with the functions there are.
+/// Reason why a workflow cannot run with the present functions.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
-    /// A function or workflow that does not exist.
+    /// A step runs a function or workflow that does not exist.
     #[error("step \"{step}\" runs {run}, which does not exist")]
     UnknownRun {
-        /// Which step.
         step: FunctionName,
-        /// What it runs.
+        /// Missing function or workflow.
         run: Run,
     },
-    /// A tensor that nobody gives.
+    /// A step or output takes a tensor that no step makes.
     #[error("{of} takes {from}, which does not exist")]
     UnknownSource {
-        /// Who takes it.
+        /// Step or output that takes the tensor.
         of: String,
-        /// What it takes.
+        /// Missing tensor.
         from: Source,
     },
-    /// `each` names what is no input of the step.
-    #[error("step \"{step}\" runs for each {each:?}, which is none of its inputs")]
+    /// `each` of a step names a tensor that is no input of the step.
+    #[error("step \"{step}\" runs for each {each:?}, which is not an input of the step")]
     UnknownEach {
-        /// Which step.
         step: FunctionName,
-        /// What it names.
+        /// Name given in `each`.
         each: String,
     },
-    /// Steps of a cycle, or behind a step that is not there.
+    /// A step that is part of a cycle, or waits for a step that does not exist.
     #[error("step \"{0}\" waits for a step that never runs")]
     NeverRuns(FunctionName),
 }
@@ -47,7 +45,7 @@ pub enum PlanError {
 pub struct Plan {
     steps: Vec<PlannedStep>,
     slots: Vec<PlannedSlot>,
-    /// The first slots are the workflow's inputs.
+    /// Number of inputs of the workflow, which are the first slots.
     inputs: usize,
     outputs: Vec<Slot>,
 }
@@ -55,52 +53,53 @@ pub struct Plan {
 /// A step by indexes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlannedStep {
-    /// Its name within the workflow.
+    /// Name within the workflow.
     pub name: FunctionName,
-    /// What runs.
+    /// Function or workflow that the step runs.
     pub run: Run,
-    /// The name of each input, and where it is.
+    /// Name and slot of each input.
     pub inputs: Vec<(String, Slot)>,
-    /// Which of the inputs is taken row by row.
+    /// Index of the input that is read row by row.
     pub each: Option<usize>,
-    /// Runs only if an element of this is not zero.
+    /// Condition: the step runs only if an element of this tensor is not zero.
     pub when: Option<Slot>,
-    /// The outputs that somebody takes.
+    /// Slots of the outputs that have a consumer.
     pub outputs: Vec<Slot>,
-    /// Whether it may run again when what it made is lost.
+    /// Whether the step may run again if its outputs are lost.
     pub is_idempotent: bool,
-    /// Within how long a call of it should be answered.
+    /// Time within which a call of the step should be answered.
     pub deadline: Option<Duration>,
 }
 
 impl PlannedStep {
-    /// The tensor of which every row is a call.
+    /// Returns the input that is read row by row, with a call for each row.
     #[must_use]
     pub fn each_slot(&self) -> Option<Slot> {
         self.each.and_then(|each| self.inputs.get(each)).map(|(_, slot)| *slot)
     }
 }
 
-/// A tensor and who takes it.
+/// A tensor and its consumers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlannedSlot {
-    /// Where it comes from.
+    /// Workflow input or step output that the tensor is.
     pub source: Source,
-    /// What its function says it is; `None` for an input of the workflow.
+    /// Declaration by the producing function; `None` for an input of the workflow.
     pub tensor: Option<TensorSpec>,
-    /// The steps that have it as an input.
+    /// Steps that take the tensor as an input.
     pub takers: Vec<StepIndex>,
-    /// The steps that have it as a condition.
+    /// Steps that take the tensor as a condition.
     pub conditions: Vec<StepIndex>,
-    /// Whether the workflow gives it.
+    /// Whether the tensor is an output of the workflow.
     pub is_output: bool,
 }
 
 impl Plan {
-    /// Lays a valid workflow out. A step for which `idempotent` is false is never run twice.
+    /// Builds the plan of a valid workflow. A step for which `idempotent` is false never runs
+    /// twice.
     ///
     /// # Errors
-    /// [`PlanError`] when the workflow and the functions there are no longer fit.
+    /// [`PlanError`] if the workflow no longer fits the present functions.
     pub fn new<'a>(
         spec: &WorkflowSpec,
         signature: impl Fn(&Run) -> Option<&'a Signature>,
@@ -126,65 +125,67 @@ impl Plan {
         Ok(Self { steps, slots: layout.slots, inputs: spec.inputs.len(), outputs })
     }
 
-    /// The steps, each after those it waits for; [`StepIndex`] counts them from 0.
+    /// Returns the steps, each after those it waits for; [`StepIndex`] counts from 0.
     #[must_use]
     pub fn steps(&self) -> &[PlannedStep] {
         &self.steps
     }
 
-    /// The tensors, the workflow's inputs first, in its order; [`Slot`] counts them from 0.
+    /// Returns the tensors, the workflow's inputs first, in the workflow's order; [`Slot`] counts
+    /// from 0.
     #[must_use]
     pub fn slots(&self) -> &[PlannedSlot] {
         &self.slots
     }
 
-    /// One step.
+    /// Returns a step.
     ///
     /// # Panics
-    /// When the index is another plan's.
+    /// If the index is not in this plan.
     #[must_use]
     pub fn step(&self, step: StepIndex) -> &PlannedStep {
         &self.steps[step.0]
     }
 
-    /// One tensor.
+    /// Returns a tensor.
     ///
     /// # Panics
-    /// When the slot is another plan's.
+    /// If the slot is not in this plan.
     #[must_use]
     pub fn slot(&self, slot: Slot) -> &PlannedSlot {
         &self.slots[slot.0]
     }
 
-    /// The workflow's inputs, in its order: the first of the slots.
+    /// Returns the workflow's inputs, in the workflow's order: the first slots.
     #[must_use]
     pub fn inputs(&self) -> &[PlannedSlot] {
         &self.slots[..self.inputs]
     }
 
-    /// Where each output of the workflow is.
+    /// Returns the slot of each output of the workflow.
     #[must_use]
     pub fn outputs(&self) -> &[Slot] {
         &self.outputs
     }
 
-    /// Whether it is an input of the workflow: such are kept to the end of the run.
+    /// Returns whether the tensor is an input of the workflow, which is kept to the end of the run.
     #[must_use]
     pub fn is_input(&self, slot: Slot) -> bool {
         slot.0 < self.inputs
     }
 
-    /// Whether [`Facts::holds`](super::Facts::holds) is to be given of it.
+    /// Returns whether a step's condition needs [`Facts::holds`](super::Facts::holds) of the
+    /// tensor.
     ///
     /// # Panics
-    /// When the slot is another plan's.
+    /// If the slot is not in this plan.
     #[must_use]
     pub fn is_condition(&self, slot: Slot) -> bool {
         !self.slot(slot).conditions.is_empty()
     }
 }
 
-/// A plan on the way.
+/// A plan under construction.
 struct Layout<'a> {
     taken: BTreeSet<&'a Source>,
     slots: Vec<PlannedSlot>,
@@ -205,8 +206,13 @@ impl<'a> Layout<'a> {
     fn lay(&mut self, source: Source, tensor: Option<TensorSpec>) -> Slot {
         let slot = Slot(self.slots.len());
         self.by_source.insert(source.clone(), slot);
-        let (takers, conditions) = (Vec::new(), Vec::new());
-        self.slots.push(PlannedSlot { source, tensor, takers, conditions, is_output: false });
+        self.slots.push(PlannedSlot {
+            source,
+            tensor,
+            takers: Vec::new(),
+            conditions: Vec::new(),
+            is_output: false,
+        });
         slot
     }
 
@@ -250,8 +256,15 @@ impl<'a> Layout<'a> {
                 outputs.push(self.lay(source, Some(tensor.clone())));
             }
         }
-        let (name, run) = (step.name.clone(), step.run.clone());
-        let deadline = step.deadline;
-        Ok(PlannedStep { name, run, inputs, each, when, outputs, is_idempotent, deadline })
+        Ok(PlannedStep {
+            name: step.name.clone(),
+            run: step.run.clone(),
+            inputs,
+            each,
+            when,
+            outputs,
+            is_idempotent,
+            deadline: step.deadline,
+        })
     }
 }

@@ -1,16 +1,17 @@
-//! What a run's core is told and wants done, and the names in both.
+//! Events, actions and identifiers of a run's core.
 
 use std::fmt;
 
-/// One call of a run, numbered from 1 in the order of starting. Never given again within the run.
+/// One call of a run, numbered from 1 in the order of starting. Never reused within the run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CallId(pub u64);
 
-/// One step of a [`Plan`](super::Plan). A step stands after all that it waits for.
+/// Index of a step in a [`Plan`](super::Plan). A step's index is greater than the index of every
+/// step it waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StepIndex(pub usize);
 
-/// A place for one tensor of a run: a workflow input, or an output of a step that somebody takes.
+/// Index of a tensor of a run: a workflow input, or an output of a step that has a consumer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Slot(pub usize);
 
@@ -32,24 +33,25 @@ impl fmt::Display for Slot {
     }
 }
 
-/// What the core has to know of a tensor.
+/// Facts about a tensor that the core needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Facts {
-    /// Its first dimension; 1 of a scalar.
+    /// First dimension; 1 for a scalar.
     pub rows: u64,
-    /// Whether it has no elements.
+    /// Whether the tensor has no elements.
     pub is_empty: bool,
-    /// Whether an element is not zero: to be given where [`Plan::is_condition`] says so.
+    /// Whether an element is not zero. Required if [`Plan::is_condition`] holds for the tensor's
+    /// slot.
     ///
     /// [`Plan::is_condition`]: super::Plan::is_condition
     pub holds: Option<bool>,
 }
 
 impl Facts {
-    /// Those of a tensor without elements.
+    /// Facts of a tensor without elements.
     pub const EMPTY: Self = Self { rows: 0, is_empty: true, holds: Some(false) };
 
-    /// Those of two tensors joined by rows.
+    /// Returns the facts of two tensors joined by rows.
     #[must_use]
     pub fn join(self, other: Self) -> Self {
         let holds = match (self.condition(), other.condition()) {
@@ -60,124 +62,111 @@ impl Facts {
         Self { rows: self.rows.saturating_add(other.rows), is_empty: self.is_empty && other.is_empty, holds }
     }
 
-    /// Whether a condition on it holds; `None` when nobody looked. Nothing holds of an empty tensor.
+    /// Returns whether a condition on the tensor holds; `None` if its elements were not examined. A
+    /// condition on an empty tensor never holds.
     pub(super) fn condition(self) -> Option<bool> {
         if self.is_empty { Some(false) } else { self.holds }
     }
 }
 
-/// Something that is no longer there.
+/// A tensor, or a part of a tensor, that no longer exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Loss {
-    /// Of which tensor.
     pub slot: Slot,
-    /// What the call for this row made of it; `None` for all of it.
+    /// Row of the call that made the lost part; `None` for the whole tensor.
     pub row: Option<u64>,
 }
 
-/// What the core is told.
+/// Input of the core.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Event {
-    /// The request is there. Said once, first.
+    /// The request arrived. This event is sent once, as the first.
     Begin {
-        /// Of each input of the workflow, in its order.
+        /// Facts of each input of the workflow, in the workflow's order.
         inputs: Vec<Facts>,
     },
-    /// A call has its answer.
+    /// A call was answered.
     Done {
-        /// Which.
         call: CallId,
-        /// Of each output that the call was to make, in the order of [`Action::Call`].
+        /// Facts of each output that the call was to make, in the order of [`Action::Call`].
         outputs: Vec<Facts>,
     },
-    /// A call has no answer, after all retries at other workers.
+    /// A call failed, after all retries at other workers.
     Failed {
-        /// Which.
         call: CallId,
-        /// The inputs for whose loss it *could not run*: it is called again with new ones, even if
-        /// it is not idempotent. Nothing if there was another reason, or if it may have run and may
-        /// not run twice: that ends the run.
+        /// Lost inputs because of which the call *could not run*: it is repeated with new inputs,
+        /// even if the step is not idempotent. Empty if the call failed for another reason, or if
+        /// it may have run and must not run twice; then the run ends.
         lost: Vec<Loss>,
     },
-    /// Values are gone, whether or not somebody needs them. What is not held is passed over.
-    Lost {
-        /// Which.
-        lost: Vec<Loss>,
-    },
+    /// Tensors were lost, whether or not a step needs them. Losses of tensors that are not held are
+    /// ignored.
+    Lost { lost: Vec<Loss> },
 }
 
-/// What is to be done.
+/// Output of the core.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// Run a step, once.
+    /// Run a step once.
     Call {
-        /// What the answer is reported as.
+        /// Number under which the result is reported.
         call: CallId,
-        /// What runs.
         step: StepIndex,
-        /// Which row is taken of the input that it runs `each` of; `None` where it runs once.
+        /// Row to read from the input that the step runs `each` of; `None` if the step runs once.
         row: Option<u64>,
-        /// Where its inputs are, in the order of [`PlannedStep::inputs`](super::PlannedStep).
+        /// Slots of the inputs, in the order of [`PlannedStep::inputs`](super::PlannedStep).
         inputs: Vec<Slot>,
-        /// Where its outputs go: those that somebody still needs and that are not there. With a row,
-        /// what it makes is that part of the slot.
+        /// Slots of the outputs to make: those that are wanted and missing. With a row, the call
+        /// makes only that row's part of each slot.
         outputs: Vec<Slot>,
     },
-    /// Make the empty tensor of an output of the workflow.
-    Empty {
-        /// Which.
-        slot: Slot,
-    },
-    /// Free a tensor, all parts that are there (D28).
-    Release {
-        /// Which.
-        slot: Slot,
-    },
-    /// Stop a call, or let it run to no end: its values are not kept, and its report is passed over.
-    Abandon {
-        /// Which.
-        call: CallId,
-    },
-    /// Answer the request. It is over.
+    /// Make an empty tensor for an output of the workflow.
+    Empty { slot: Slot },
+    /// Free all existing parts of a tensor (D28).
+    Release { slot: Slot },
+    /// Stop a call, or ignore its end: drop its outputs, and do not report it.
+    Abandon { call: CallId },
+    /// Answer the request and end the run.
     Answer {
-        /// Where each output of the workflow is, in its order. They are the driver's to free.
+        /// Slot of each output of the workflow, in the workflow's order. The driver frees these
+        /// tensors.
         outputs: Vec<Slot>,
     },
-    /// Refuse the request. It is over.
+    /// Refuse the request and end the run.
     Fail {
-        /// Which step could not be run.
+        /// Step that could not run.
         step: StepIndex,
-        /// For which row.
+        /// Row for which the step could not run.
         row: Option<u64>,
-        /// Why.
         cause: Cause,
     },
 }
 
-/// Why a run ended without an answer.
+/// Reason why a run ended without an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Cause {
-    /// The step's call failed. The driver knows why.
-    #[error("it failed")]
+    /// The step's call failed; the driver has the reason.
+    #[error("the step's call failed")]
     Failed,
-    /// What it needs, or made, is gone and cannot be made again.
-    #[error("its data was lost and cannot be made again")]
+    /// A tensor that the step needs, or made, is lost and cannot be made again.
+    #[error("the step's data was lost and cannot be made again")]
     DataLost,
-    /// It made something else than before, and some of what was made before has been used.
-    #[error("its data was lost, and made again it is another: {now} rows, {before} before")]
+    /// The step's second run made other rows than its first, and some of the first were already
+    /// used.
+    #[error("the step's data was lost and its next run made {now} rows instead of {before}")]
     Changed {
-        /// How many rows there were.
+        /// Number of rows of the first run.
         before: u64,
-        /// How many there are.
+        /// Number of rows of the later run.
         now: u64,
     },
-    /// More rows than a step runs `each` of.
-    #[error("{rows} rows to run for: at most {} are taken", millrace_types::workflow::EACH_ROWS_MAX)]
-    TooManyRows {
-        /// How many.
-        rows: u64,
-    },
-    /// Nobody could say whether its condition holds.
-    #[error("its condition is on a tensor that has no zero to compare with")]
+    /// The input has more rows than a step may run `each` of.
+    #[error(
+        "the step would run for {rows} rows: at most {} are allowed",
+        millrace_types::workflow::EACH_ROWS_MAX
+    )]
+    TooManyRows { rows: u64 },
+    /// The driver could not evaluate the step's condition.
+    #[error("the step's condition is on a tensor without a zero to compare with")]
     Unread,
 }

@@ -1,47 +1,48 @@
-//! What one run knows of each tensor and each step.
+//! State of the tensors and steps of one run.
 
 use super::protocol::{CallId, Cause, Facts, Slot};
 
-/// Stands for the call that made what the driver made by itself: it is older than every call.
+/// Stands for the maker of tensors that the driver provided: older than every call.
 const NO_CALL: CallId = CallId(0);
 
-/// A tensor of a run: one part, or one for each row that its step runs for.
+/// A tensor of a run: one part, or a part for each row that its step runs for.
 #[derive(Debug, Clone, Default)]
 pub(super) struct SlotState {
-    /// Known from the first time that all parts were made, and never forgotten.
+    /// Facts of the whole tensor, known once all parts were made and never forgotten.
     pub(super) facts: Option<Facts>,
     parts: Vec<Part>,
-    /// Parts that are there.
+    /// Number of parts that exist.
     here: usize,
-    /// Parts of which the facts are known.
+    /// Number of parts with known facts.
     known: usize,
-    /// Whether somebody is still to be called with it, or is to be answered it: if it is not there,
-    /// it is to be made.
+    /// Whether a future call takes the tensor, or the run answers it. A wanted tensor that is
+    /// missing is made.
     pub(super) is_wanted: bool,
-    /// Whether it is wanted, or a call that takes it is out: if it is there, it stays.
+    /// Whether the tensor is wanted, or a running call takes it. A held tensor is not freed.
     pub(super) is_held: bool,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Part {
     facts: Option<Facts>,
-    /// The call that made it, while it is there.
+    /// The call that made the part, while the part exists.
     made: Option<CallId>,
 }
 
 impl SlotState {
-    /// Expects parts to be made.
+    /// Prepares the parts that calls will make.
     pub(super) fn lay(&mut self, parts: usize) {
         self.parts = vec![Part::default(); parts];
     }
 
-    /// Takes what came with the request.
+    /// Records a tensor that arrived with the request.
     pub(super) fn give(&mut self, facts: Facts) {
         self.parts = vec![Part { facts: Some(facts), made: Some(NO_CALL) }];
         (self.facts, self.here, self.known) = (Some(facts), 1, 1);
     }
 
-    /// Makes it nothing. There is something to hold only where it is answered.
+    /// Makes the tensor empty. Only an output of the workflow has a part, which the driver has to
+    /// make.
     pub(super) fn skip(&mut self, is_output: bool) {
         self.facts = Some(Facts::EMPTY);
         if is_output {
@@ -50,7 +51,7 @@ impl SlotState {
         }
     }
 
-    /// Notes that the driver made what was [skipped](Self::skip).
+    /// Records that the driver made the tensor that was [skipped](Self::skip).
     pub(super) fn fill_empty(&mut self) {
         if let Some(part) = self.parts.first_mut() {
             part.made = Some(NO_CALL);
@@ -58,13 +59,14 @@ impl SlotState {
         }
     }
 
-    /// Notes that a part was made.
+    /// Records that a call made a part.
     ///
     /// # Errors
-    /// [`Cause::Changed`] when it is not as large as it was. It is there all the same.
+    /// [`Cause::Changed`] if the part's size differs from its first one. The part counts as
+    /// existing all the same.
     pub(super) fn put(&mut self, row: usize, call: CallId, facts: Facts) -> Result<(), Cause> {
         let part = &mut self.parts[row];
-        debug_assert!(part.made.is_none(), "a part that is there is made again");
+        debug_assert!(part.made.is_none(), "a call made a part that exists");
         part.made = Some(call);
         self.here += 1;
         if let Some(before) = part.facts {
@@ -80,7 +82,8 @@ impl SlotState {
         Ok(())
     }
 
-    /// Notes a loss, of one part or all. What was made by a later call than `seen_by` is not meant.
+    /// Records the loss of one part or of all. Parts made by a call later than `seen_by` are not
+    /// affected.
     pub(super) fn lose(&mut self, row: Option<u64>, seen_by: Option<CallId>) {
         let is_meant = |at: usize| row.is_none_or(|row| row == at as u64);
         for (_, part) in self.parts.iter_mut().enumerate().filter(|(at, _)| is_meant(*at)) {
@@ -91,7 +94,7 @@ impl SlotState {
         }
     }
 
-    /// Drops all parts that are there, if any is.
+    /// Drops all existing parts, and returns whether there were any.
     pub(super) fn release(&mut self) -> bool {
         let had_some = self.here > 0;
         if had_some {
@@ -101,17 +104,17 @@ impl SlotState {
         had_some
     }
 
-    /// Whether all of it is there.
+    /// Returns whether all parts exist.
     pub(super) fn is_whole(&self) -> bool {
         self.facts.is_some() && self.here == self.parts.len()
     }
 
-    /// Whether it is to be made, or a part of it.
+    /// Returns whether a wanted part is missing.
     pub(super) fn is_missed(&self) -> bool {
         self.is_wanted && self.here < self.parts.len()
     }
 
-    /// Whether a part is to be made.
+    /// Returns whether this part is wanted and missing.
     pub(super) fn misses(&self, row: usize) -> bool {
         self.is_wanted && self.parts.get(row).is_some_and(|part| part.made.is_none())
     }
@@ -121,37 +124,37 @@ impl SlotState {
 #[derive(Debug, Clone, Default)]
 pub(super) struct StepState {
     pub(super) stage: Stage,
-    /// One for each call that it takes; none before it is known how many.
+    /// One entry for each call of the step; empty until the number of calls is known.
     pub(super) rows: Vec<Row>,
-    /// Rows that were done, once at least.
+    /// Number of rows that were done at least once.
     pub(super) done: usize,
     pub(super) calls_out: usize,
-    /// Whether a call of it is still to be started.
+    /// Whether a call of the step is still to be started.
     pub(super) is_pending: bool,
 }
 
-/// Whether a step runs. Decided once: what is known of a tensor is never forgotten.
+/// Whether a step runs. Decided once, because facts of a tensor are never forgotten.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// Not everything that decides it is known.
+    /// Facts that decide about the step are still missing.
     #[default]
     Waiting,
-    /// It does not run, and what it gives is empty.
+    /// The step does not run, and its outputs are empty.
     Skipped,
-    /// It runs, if somebody wants what it gives.
+    /// The step runs, if its outputs are wanted.
     Runs,
 }
 
-/// One call of a step, which may have to be made more than once.
+/// One call of a step, which may have to be repeated.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Row {
-    /// How often it was called.
+    /// Number of calls that were started for this row.
     pub(super) runs: u32,
     pub(super) is_done: bool,
     pub(super) out: Option<CallId>,
 }
 
-/// A call that is out.
+/// A running call.
 #[derive(Debug, Clone)]
 pub(super) struct Call {
     pub(super) step: usize,

@@ -1,4 +1,4 @@
-//! What a run is likely to ask for after a step (D29).
+//! Prewarming hints of a run (D29).
 
 use std::cell::Cell;
 
@@ -12,7 +12,7 @@ fn behind(plan: &Plan, step: usize) -> Vec<(&str, Nearness)> {
     plan.next(StepIndex(step)).into_iter().map(named).collect()
 }
 
-/// The same with steps of these names that run workflows.
+/// Plans a workflow in which the steps of these names run workflows.
 fn nested(steps: &[&str], outputs: &[&str], inner: &[&str]) -> Arc<Plan> {
     let mut spec = spec(steps, outputs);
     for step in spec.steps.iter_mut().filter(|step| inner.contains(&step.name.as_str())) {
@@ -30,18 +30,18 @@ fn ahead(function: &str, nearness: Nearness) -> Ahead {
 }
 
 #[test]
-fn what_comes_right_after_is_for_a_gpu_and_what_may_not_run_or_comes_later_for_host_memory() {
+fn sure_next_steps_belong_on_a_gpu_and_later_or_conditional_steps_in_host_memory() {
     let steps = ["a: x=input.x", "b: x=a.y", "c: x=a.y when a.z", "d: x=b.y, z=a.y", "e: x=input.x"];
     let plan = plan_of(&spec(&steps, &["c.y", "d.y", "e.y"]), &[]);
     let at = |name: &str| at(&plan, name).0;
     assert_eq!(behind(&plan, at("a")), [("b", Gpu), ("c", Host), ("d", Host)]);
     assert_eq!(behind(&plan, at("b")), [("d", Gpu)]);
     assert_eq!(behind(&plan, at("c")), []);
-    assert_eq!(behind(&plan, at("e")), [], "it leads to an output alone");
+    assert_eq!(behind(&plan, at("e")), [], "e leads only to an output");
 }
 
 #[test]
-fn no_more_are_named_than_are_followed() {
+fn hints_are_limited_to_the_maximum_number() {
     let steps: Vec<_> = (0..20).map(|at| format!("s{at}: x=a.y")).collect();
     let outputs: Vec<_> = (0..20).map(|at| format!("s{at}.y")).collect();
     let steps: Vec<_> = std::iter::once("a: x=input.x").chain(steps.iter().map(String::as_str)).collect();
@@ -51,7 +51,7 @@ fn no_more_are_named_than_are_followed() {
 }
 
 #[test]
-fn what_begins_the_next_workflow_is_right_after_and_the_rest_of_it_later() {
+fn first_steps_of_the_next_workflow_count_as_next_and_its_other_steps_as_later() {
     let inside = plan_of(&spec(&["p: x=input.x", "q: x=p.y", "r: x=input.x when p.z"], &["q.y", "r.y"]), &[]);
     let inner = |of: &FunctionName| Some(inside.clone()).filter(|_| of.as_str() != "gone");
     let of = |steps: &[&str], outputs: &[&str]| {
@@ -68,7 +68,7 @@ fn what_begins_the_next_workflow_is_right_after_and_the_rest_of_it_later() {
 }
 
 #[test]
-fn what_comes_after_a_workflow_is_right_after_the_step_that_gives_its_output() {
+fn steps_after_a_workflow_follow_the_step_that_makes_its_output() {
     let outer = nested(&["w: x=input.x", "b: x=w.y", "c: x=b.y"], &["c.y"], &["w"]);
     let after = outer.ahead(at(&outer, "w"), &[], |_| None);
     assert_eq!(after, [ahead("b", Gpu), ahead("c", Host)]);
@@ -76,11 +76,11 @@ fn what_comes_after_a_workflow_is_right_after_the_step_that_gives_its_output() {
     let of = |step: &str| inside.ahead(at(&inside, step), &after, |_| None);
     assert_eq!(of("p"), [ahead("q", Gpu), ahead("b", Host), ahead("c", Host)]);
     assert_eq!(of("q"), after);
-    assert_eq!(of("b"), [ahead("c", Host)], "its own model is there");
+    assert_eq!(of("b"), [ahead("c", Host)], "the step's own model is present");
 }
 
 #[test]
-fn workflows_in_workflows_are_looked_into_up_to_a_bound() {
+fn nested_workflows_are_examined_up_to_a_bound() {
     let behind: Vec<_> = (0..AHEAD_MAX).map(|at| format!("s{at}: x=a.y")).collect();
     let steps: Vec<_> = std::iter::once("a: x=input.x").chain(behind.iter().map(String::as_str)).collect();
     let names: Vec<_> = (0..AHEAD_MAX).map(|at| format!("s{at}")).collect();
@@ -88,7 +88,7 @@ fn workflows_in_workflows_are_looked_into_up_to_a_bound() {
     let [names, outputs] = [&names, &outputs].map(|it| it.iter().map(String::as_str).collect::<Vec<_>>());
     let plan = nested(&steps, &outputs, &names);
     let looked_into = Cell::new(0);
-    // As if each ran itself, for ever.
+    // Each nested workflow runs the outer one again, without end.
     let inner = |_: &FunctionName| {
         looked_into.set(looked_into.get() + 1);
         Some(plan.clone())

@@ -1,10 +1,10 @@
-//! Lost data, made again by its producer (DESIGN section 7).
+//! Lost data that its producer makes again (DESIGN section 7).
 
 use super::*;
 
 const CHAIN: [&str; 3] = ["a: x=input.x", "b: x=a.y", "c: x=b.y, w=d.y"];
 
-/// `c` waits for `d`, and all else is done: `a.y` is freed, `b.y` is there.
+/// Returns a run in which only `d` is running and `c` waits for it: `a.y` is freed, `b.y` exists.
 fn waiting(once: &[&str]) -> Told {
     let mut run = Told::once(&[CHAIN[0], CHAIN[1], CHAIN[2], "d: x=input.x"], &["c.y"], once);
     follows! {
@@ -16,7 +16,7 @@ fn waiting(once: &[&str]) -> Told {
 }
 
 #[test]
-fn what_was_freed_on_the_way_is_made_again_first() {
+fn a_freed_input_of_a_lost_tensor_is_made_again_first() {
     let mut run = waiting(&[]);
     follows! {
         run.lost(&["b.y"]) => ["call 4 a for a.y"];
@@ -28,7 +28,7 @@ fn what_was_freed_on_the_way_is_made_again_first() {
 }
 
 #[test]
-fn a_loss_that_nobody_minds_changes_nothing() {
+fn a_loss_of_unneeded_data_changes_nothing() {
     let mut run = waiting(&["f-a"]);
     follows! {
         run.lost(&["a.y", "input.x", "c.y"]) => [];
@@ -37,7 +37,7 @@ fn a_loss_that_nobody_minds_changes_nothing() {
 }
 
 #[test]
-fn a_call_that_is_out_may_have_its_inputs_already() {
+fn a_running_call_is_not_repeated_when_its_inputs_are_lost() {
     let mut run = waiting(&["f-a"]);
     follows! {
         run.done(2, &[rows(1)]) => ["call 4 c for c.y"];
@@ -58,7 +58,7 @@ fn a_call_that_failed_for_its_inputs_is_called_again_with_new_ones() {
 }
 
 #[test]
-fn what_is_made_again_is_made_to_the_end_while_a_call_may_fail_for_it() {
+fn a_repeated_call_continues_while_another_call_may_need_its_output() {
     let mut run = Told::new(&["a: x=input.x", "b: x=a.y", "c: x=a.y", "d: x=b.y, y=a.y"], &["c.y", "d.y"]);
     run.begin(&[rows(1)]);
     follows! {
@@ -72,7 +72,7 @@ fn what_is_made_again_is_made_to_the_end_while_a_call_may_fail_for_it() {
 }
 
 #[test]
-fn a_late_report_of_a_loss_does_not_lose_what_was_made_since() {
+fn a_late_report_of_a_loss_does_not_affect_newer_data() {
     let mut run = Told::new(&["a: x=input.x", "b: x=a.y", "c: x=a.y"], &["b.y", "c.y"]);
     run.begin(&[rows(1)]);
     follows! {
@@ -101,7 +101,7 @@ fn only_the_lost_rows_run_again() {
 }
 
 #[test]
-fn only_the_lost_output_is_asked_for() {
+fn only_the_lost_output_is_requested_again() {
     let mut run = Told::new(&["a: x=input.x", "b: y=a.y, z=a.z, w=d.y", "d: x=input.x"], &["b.y"]);
     follows! {
         run.begin(&[rows(1)]) => ["call 1 a for a.y a.z", "call 2 d for d.y"];
@@ -113,7 +113,7 @@ fn only_the_lost_output_is_asked_for() {
 }
 
 #[test]
-fn a_condition_that_was_decided_stays_so() {
+fn a_decided_condition_stays_decided() {
     let mut run =
         Told::new(&["a: x=input.x", "b: x=d.y when a.y", "c: x=a.y, w=d.y", "d: x=input.x"], &["b.y", "c.y"]);
     run.begin(&[rows(1)]);
@@ -131,21 +131,21 @@ fn a_tensor_made_again_with_other_rows_ends_the_run() {
     follows! {
         run.lost(&["b.y"]) => ["call 4 a for a.y"];
         run.done(4, &[rows(3)]) => [
-            "fail a: its data was lost, and made again it is another: 3 rows, 2 before",
+            "fail a: the step's data was lost and its next run made 3 rows instead of 2",
             "abandon 2", "release a.y"
         ];
     }
 }
 
 #[test]
-fn a_step_that_may_run_once_only_ends_the_run_with_what_it_made() {
-    let cannot = "its data was lost and cannot be made again";
+fn losing_the_output_of_a_step_that_is_not_idempotent_ends_the_run() {
+    let cannot = "the step's data was lost and cannot be made again";
     let mut run = waiting(&["f-b"]);
     assert_eq!(run.lost(&["b.y"]), [format!("fail b: {cannot}"), "abandon 2".into()]);
-    // However far back it stands.
+    // The distance of the step from the lost tensor makes no difference.
     let mut run = waiting(&["f-a"]);
     assert_eq!(run.lost(&["b.y"]), [format!("fail a: {cannot}"), "abandon 2".into()]);
-    // But a call of it that could not run has not run.
+    // But a call that could not run has not run, so it may be repeated.
     let mut run = waiting(&["f-c"]);
     run.done(2, &[rows(1)]);
     follows! {
@@ -155,7 +155,7 @@ fn a_step_that_may_run_once_only_ends_the_run_with_what_it_made() {
 }
 
 #[test]
-fn a_step_is_called_so_often_and_no_more() {
+fn a_step_is_called_at_most_runs_max_times() {
     let mut run = waiting(&[]);
     run.lost(&["b.y"]);
     run.done(4, &[rows(2)]);
@@ -164,7 +164,7 @@ fn a_step_is_called_so_often_and_no_more() {
     run.done(6, &[rows(2)]);
     follows! {
         run.done(7, &[rows(2)]) => ["release a.y"];
-        run.lost(&["b.y"]) => ["fail b: its data was lost and cannot be made again", "abandon 2"];
+        run.lost(&["b.y"]) => ["fail b: the step's data was lost and cannot be made again", "abandon 2"];
     }
     let mut run = waiting(&[]);
     run.done(2, &[rows(1)]);
@@ -172,7 +172,7 @@ fn a_step_is_called_so_often_and_no_more() {
         run.failed(4, &["input.x"]) => ["call 5 c for c.y"];
         run.failed(5, &["input.x"]) => ["call 6 c for c.y"];
         run.failed(6, &["input.x"]) =>
-            ["fail c: its data was lost and cannot be made again", "release d.y", "release b.y"];
+            ["fail c: the step's data was lost and cannot be made again", "release d.y", "release b.y"];
     }
 }
 

@@ -1,5 +1,5 @@
-//! Each pattern of a workflow, each end of a run, and each way to lose data, action by action; then
-//! random workflows against a model of their meaning.
+//! Tests of each workflow pattern, each end of a run and each way to lose data, action by action;
+//! then random workflows against a model of their result.
 
 mod ahead;
 mod losses;
@@ -17,13 +17,13 @@ use millrace_types::workflow::{Output, Run, Signature, Source, Step, WorkflowSpe
 use super::state::Stage;
 use super::*;
 
-/// How far a run is.
+/// Progress of a run.
 #[derive(Debug, PartialEq, Eq)]
 struct Progress {
     total: usize,
-    /// The steps that ran, for every row.
+    /// Steps that ran, for every row.
     done: usize,
-    /// Those that do not run.
+    /// Steps that do not run.
     skipped: usize,
     calls_out: usize,
 }
@@ -48,7 +48,8 @@ fn name(name: &str) -> FunctionName {
     FunctionName::new(name).unwrap()
 }
 
-/// `"b: x=a.y, z=input.x each x when c.y"`; outputs as `"b.y"`; one input per `"input.…"` met.
+/// Parses steps like `"b: x=a.y, z=input.x each x when c.y"` and outputs like `"b.y"`. Each
+/// distinct `"input.…"` becomes an input.
 fn spec(steps: &[&str], outputs: &[&str]) -> WorkflowSpec {
     let steps: Vec<_> = steps.iter().map(|text| step(text)).collect();
     let mut inputs = Vec::new();
@@ -96,7 +97,7 @@ fn step(text: &str) -> Step {
     }
 }
 
-/// Every function here gives `y` and `z`.
+/// Returns the signature of every function here, which has the outputs `y` and `z`.
 fn signature() -> Signature {
     let shape = vec![Dim::Symbol("n".into()), Dim::Fixed(4)];
     let tensor =
@@ -104,7 +105,7 @@ fn signature() -> Signature {
     Signature { inputs: Vec::new(), outputs: vec![tensor("y"), tensor("z")] }
 }
 
-/// Functions whose names are in `once` are not idempotent.
+/// Plans a workflow in which the functions named in `once` are not idempotent.
 fn plan_of(spec: &WorkflowSpec, once: &[&str]) -> Arc<Plan> {
     let signature = signature();
     let is_idempotent = |run: &Run| !once.contains(&run.name().as_str());
@@ -119,7 +120,7 @@ fn zeros(rows: u64) -> Facts {
     Facts { rows, is_empty: rows == 0, holds: Some(false) }
 }
 
-/// A run whose actions are read as text: `call 1 b[2] y`, `release a.y`, `answer b.y`.
+/// A run with actions rendered as text: `call 1 b[2] y`, `release a.y`, `answer b.y`.
 struct Told {
     plan: Arc<Plan>,
     engine: Engine,
@@ -159,7 +160,7 @@ impl Told {
         self.tell(Event::Lost { lost })
     }
 
-    /// `a.y` or `a.y[2]`.
+    /// Parses `a.y` or `a.y[2]`.
     fn loss(&self, text: &str) -> Loss {
         let (source, row) = match text.split_once('[') {
             Some((source, row)) => (source, Some(row.trim_end_matches(']').parse().unwrap())),
@@ -196,7 +197,7 @@ impl Told {
     }
 }
 
-/// A table of events and what follows from each.
+/// A table of events and the actions that follow from each.
 macro_rules! follows {
     ($($event:expr => [$($action:literal),*];)*) => {
         $(assert_eq!($event, [$($action),*] as [&str; follows!(@count $($action)*)], "{}", stringify!($event));)*
@@ -206,7 +207,7 @@ macro_rules! follows {
 use follows;
 
 #[test]
-fn a_plan_knows_who_takes_what() {
+fn a_plan_lists_the_consumers_of_each_tensor() {
     let spec = spec(&["b: x=a.y, w=input.v each x when a.z", "a: x=input.u"], &["b.y"]);
     let plan = plan_of(&spec, &["f-b"]);
     let sources: Vec<_> = plan.slots().iter().map(|slot| slot.source.to_string()).collect();
@@ -232,7 +233,7 @@ fn a_plan_knows_who_takes_what() {
 }
 
 #[test]
-fn a_plan_refuses_what_no_longer_fits() {
+fn a_plan_refuses_a_workflow_that_no_longer_fits() {
     let good = spec(&["a: x=input.x", "b: x=a.y"], &["b.y"]);
     type Change<'a> = &'a dyn Fn(&mut WorkflowSpec);
     let checks: [(&str, Change<'_>); 5] = [
@@ -245,7 +246,7 @@ fn a_plan_refuses_what_no_longer_fits() {
         ("output \"o0\" takes b.q, which does not exist", &|it| {
             it.outputs[0].from = "b.q".parse().unwrap();
         }),
-        ("step \"b\" runs for each \"q\", which is none of its inputs", &|it| {
+        ("step \"b\" runs for each \"q\", which is not an input of the step", &|it| {
             it.steps[1].each = Some("q".into());
         }),
         ("step \"b\" waits for a step that never runs", &|it| {

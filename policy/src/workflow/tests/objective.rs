@@ -1,4 +1,4 @@
-//! How an objective is divided among steps.
+//! Division of an objective among steps.
 
 use std::time::Duration;
 
@@ -15,37 +15,42 @@ const fn ms(ms: u64) -> Duration {
 const DIAMOND: [&str; 4] = ["a: x=input.x", "b: x=a.y", "c: x=a.y", "d: x=b.y, z=c.y"];
 
 #[test]
-fn the_longest_way_divides_what_is_left_by_what_its_steps_took() {
+fn the_longest_path_divides_the_time_left_by_its_steps_durations() {
     let plan = plan_of(&spec(&DIAMOND, &["d.y"]), &[]);
-    // b takes three times as long as c: the way over b is the longer one.
+    // `b` takes three times as long as `c`, so the path over `b` is the longer one.
     let shares = Shares::of(&plan, &[Some(ms(10)), Some(ms(30)), Some(ms(10)), Some(ms(10))]);
     let within = |step, left| shares.within(&plan, StepIndex(step), Some(ms(left))).unwrap();
     let step = |name: &str| plan.steps().iter().position(|it| it.name.as_str() == name).unwrap();
     assert_eq!(within(step("a"), 100), ms(20), "10 of 50");
     assert_eq!(within(step("b"), 80), ms(60), "30 of 40");
-    assert_eq!(within(step("c"), 80), ms(40), "10 of 20: nobody waits for it that long");
-    assert_eq!(within(step("d"), 20), ms(20), "the last has all");
+    assert_eq!(within(step("c"), 80), ms(40), "10 of 20, which delays no other step");
+    assert_eq!(within(step("d"), 20), ms(20), "the last step has all time left");
 }
 
 #[test]
-fn what_never_ran_counts_as_the_mean_and_a_deadline_of_its_own_is_kept() {
+fn a_step_that_never_ran_counts_as_the_mean_and_keeps_its_own_deadline() {
     let mut spec = spec(&["a: x=input.x", "b: x=a.y"], &["b.y"]);
     spec.steps[1].deadline = Some(ms(5));
     let plan = plan_of(&spec, &[]);
     let nothing = Shares::of(&plan, &[None, None]);
     assert_eq!(nothing.within(&plan, StepIndex(0), Some(ms(100))), Some(ms(50)));
     assert_eq!(nothing.within(&plan, StepIndex(1), Some(ms(100))), Some(ms(5)));
-    assert_eq!(nothing.within(&plan, StepIndex(1), Some(ms(2))), Some(ms(2)), "what is left is less");
+    assert_eq!(
+        nothing.within(&plan, StepIndex(1), Some(ms(2))),
+        Some(ms(2)),
+        "the time left is less than the deadline"
+    );
     assert_eq!(nothing.within(&plan, StepIndex(1), None), Some(ms(5)));
     assert_eq!(nothing.within(&plan, StepIndex(0), None), None);
     let one = Shares::of(&plan, &[Some(ms(7)), None]);
-    assert_eq!(one, nothing, "the other is taken for as long");
+    assert_eq!(one, nothing, "the other step counts as equally long");
 }
 
 proptest! {
-    /// A run whose every step takes just what it is given is in time, whichever way is the longest.
+    /// A run whose steps take exactly their shares meets the deadline, whichever path is the
+    /// longest.
     #[test]
-    fn who_keeps_to_the_shares_is_in_time(took in prop::collection::vec(prop::option::of(0u64..50), 4)) {
+    fn steps_that_keep_to_their_shares_meet_the_deadline(took in prop::collection::vec(prop::option::of(0u64..50), 4)) {
         let plan = plan_of(&spec(&DIAMOND, &["d.y"]), &[]);
         let took: Vec<_> = took.into_iter().map(|took| took.map(ms)).collect();
         let shares = Shares::of(&plan, &took);

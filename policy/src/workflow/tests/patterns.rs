@@ -1,4 +1,4 @@
-//! Each pattern, and each way a run ends without lost data.
+//! Tests of each pattern, and of each way a run ends without lost data.
 
 use super::*;
 
@@ -35,12 +35,12 @@ fn a_condition_decides_and_its_tensor_is_freed_at_once() {
 }
 
 #[test]
-fn a_condition_that_nobody_can_read_ends_the_run() {
+fn a_condition_that_cannot_be_evaluated_ends_the_run() {
     let mut run = Told::new(&["a: x=input.x", "b: x=input.x when a.y"], &["b.y"]);
     let unread = Facts { holds: None, ..rows(1) };
     follows! {
         run.begin(&[unread]) => ["call 1 a for a.y"];
-        run.done(1, &[unread]) => ["fail b: its condition is on a tensor that has no zero to compare with", "release a.y"];
+        run.done(1, &[unread]) => ["fail b: the step's condition is on a tensor without a zero to compare with", "release a.y"];
     }
 }
 
@@ -80,7 +80,7 @@ fn the_rows_of_joined_parts_are_counted_together() {
 
 #[test]
 fn a_condition_looks_at_every_part() {
-    // What has no elements needs nobody to look at it.
+    // An empty tensor decides its condition without `holds`.
     let unread = Facts { holds: None, ..Facts::EMPTY };
     for (parts, runs) in [
         ([zeros(1), unread], vec!["release a.y", "empty b.y", "answer b.y"]),
@@ -98,7 +98,7 @@ fn too_many_rows_end_the_run() {
     let mut run = Told::new(&["a: x=input.x", "b: x=a.y each x"], &["b.y"]);
     follows! {
         run.begin(&[rows(1)]) => ["call 1 a for a.y"];
-        run.done(1, &[rows(1025)]) => ["fail b: 1025 rows to run for: at most 1024 are taken", "release a.y"];
+        run.done(1, &[rows(1025)]) => ["fail b: the step would run for 1025 rows: at most 1024 are allowed", "release a.y"];
     }
     let mut run = Told::new(&["a: x=input.x", "b: x=a.y each x"], &["b.y"]);
     run.begin(&[rows(1)]);
@@ -106,7 +106,7 @@ fn too_many_rows_end_the_run() {
 }
 
 #[test]
-fn so_many_calls_are_out_and_no_more() {
+fn at_most_calls_max_calls_run_at_a_time() {
     let mut run = Told::new(&["a: x=input.x each x"], &["a.y"]);
     assert_eq!(run.begin(&[rows(20)]).len(), CALLS_MAX);
     follows! {
@@ -118,7 +118,7 @@ fn so_many_calls_are_out_and_no_more() {
 }
 
 #[test]
-fn fan_out_and_fan_in() {
+fn branches_run_concurrently_and_join_in_one_step() {
     let mut run = Told::new(&["a: x=input.x", "b: x=a.y", "c: x=a.y", "d: l=b.y, r=c.y"], &["d.y"]);
     follows! {
         run.begin(&[rows(1)]) => ["call 1 a for a.y"];
@@ -144,7 +144,7 @@ fn a_skip_travels_to_the_end() {
 }
 
 #[test]
-fn an_empty_output_is_made_by_its_step_and_skips_those_behind() {
+fn an_empty_output_is_made_by_its_step_and_skips_later_steps() {
     let mut run = Told::new(&["a: x=input.x", "b: x=a.y"], &["a.y", "b.y"]);
     follows! {
         run.begin(&[rows(1)]) => ["call 1 a for a.y"];
@@ -153,8 +153,8 @@ fn an_empty_output_is_made_by_its_step_and_skips_those_behind() {
 }
 
 #[test]
-fn what_a_skip_makes_useless_is_not_run() {
-    // `c` alone takes what `a` and `p` make for it, and whether it runs is known first.
+fn a_step_made_useless_by_a_skip_does_not_run() {
+    // Only `c` consumes the outputs of `a` and `p`, and its condition is decided first.
     let workflow = ["a: x=input.x", "b: x=input.x", "p: x=a.y", "c: x=p.y when b.y"];
     let mut run = Told::new(&workflow, &["c.y"]);
     follows! {
@@ -172,7 +172,7 @@ fn what_a_skip_makes_useless_is_not_run() {
 }
 
 #[test]
-fn an_output_that_nobody_needs_any_more_is_not_asked_for() {
+fn an_output_without_a_remaining_consumer_is_not_requested() {
     let mut run = Told::new(
         &["b: x=input.x", "a: x=input.x when b.z", "c: x=a.y when b.y", "d: x=a.z"],
         &["c.y", "d.y"],
@@ -189,7 +189,7 @@ fn a_failure_anywhere_ends_the_run_once() {
     let mut run = Told::new(&workflow, &["c.y", "d.y"]);
     follows! {
         run.begin(&[rows(1)]) => ["call 1 a for a.y", "call 2 d for d.y"];
-        run.failed(1, &[]) => ["fail a: it failed", "abandon 2"];
+        run.failed(1, &[]) => ["fail a: the step's call failed", "abandon 2"];
         run.done(2, &[rows(1)]) => [];
         run.failed(2, &[]) => [];
     }
@@ -199,7 +199,7 @@ fn a_failure_anywhere_ends_the_run_once() {
         run.done(2, &[rows(1)]) => [];
         run.done(1, &[rows(2)]) => ["call 3 b[0] for b.y", "call 4 b[1] for b.y"];
         run.done(3, &[rows(1)]) => [];
-        run.failed(4, &[]) => ["fail b[1]: it failed", "release a.y", "release d.y", "release b.y"];
+        run.failed(4, &[]) => ["fail b[1]: the step's call failed", "release a.y", "release d.y", "release b.y"];
     }
     assert!(run.engine.is_over());
     let mut run = Told::new(&workflow, &["c.y", "d.y"]);
@@ -207,6 +207,6 @@ fn a_failure_anywhere_ends_the_run_once() {
     run.done(1, &[rows(1)]);
     follows! {
         run.done(3, &[rows(1)]) => ["release a.y", "call 4 c for c.y"];
-        run.failed(4, &[]) => ["fail c: it failed", "abandon 2", "release b.y"];
+        run.failed(4, &[]) => ["fail c: the step's call failed", "abandon 2", "release b.y"];
     }
 }

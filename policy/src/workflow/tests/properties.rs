@@ -1,5 +1,5 @@
-//! For every workflow, order of answers, and loss: each action is legal, the run ends once and
-//! leaves nothing behind, and its answer is what the workflow means.
+//! Properties that hold for every workflow, order of answers and loss: each action is legal, the
+//! run ends once and leaves no tensor behind, and its answer matches the workflow's definition.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::world::{End, World};
 use super::*;
 
-/// A step by numbers: each is taken modulo what there is.
+/// A step as numbers, each taken modulo the number of choices.
 #[derive(Debug, Clone)]
 struct Draft {
     inputs: Vec<usize>,
@@ -23,7 +23,8 @@ fn draft() -> impl Strategy<Value = Draft> {
     (inputs, each, when).prop_map(|(inputs, each, when)| Draft { inputs, each, when })
 }
 
-/// Steps that take what the two layers before them give: what leads nowhere is an output.
+/// Generates steps that take outputs of the two layers before them. Outputs without a consumer are
+/// outputs of the workflow.
 fn workflow() -> impl Strategy<Value = WorkflowSpec> {
     prop::collection::vec(draft(), 1..10).prop_map(|drafts| {
         let mut sources: Vec<String> = vec!["input.u".into(), "input.v".into()];
@@ -43,7 +44,7 @@ fn workflow() -> impl Strategy<Value = WorkflowSpec> {
             if let Some(each) = draft.each {
                 text += &format!(" each i{}", each % inputs.len());
             }
-            // An input of a workflow is no condition.
+            // An input of the workflow cannot be a condition.
             if let Some(when) = draft.when.filter(|_| at > 0) {
                 let made = &near[near.iter().take_while(|it| it.starts_with("input")).count()..];
                 let source = made[when % made.len()].clone();
@@ -57,8 +58,8 @@ fn workflow() -> impl Strategy<Value = WorkflowSpec> {
         let mut outputs: Vec<_> =
             (0..steps.len()).filter(leads_nowhere).map(|at| format!("s{at}.y")).collect();
         outputs.push("s0.z".into());
-        let (steps, outputs): (Vec<_>, Vec<_>) =
-            (steps.iter().map(String::as_str).collect(), outputs.iter().map(String::as_str).collect());
+        let steps: Vec<_> = steps.iter().map(String::as_str).collect();
+        let outputs: Vec<_> = outputs.iter().map(String::as_str).collect();
         spec(&steps, &outputs)
     })
 }
@@ -67,7 +68,7 @@ fn choices() -> impl Strategy<Value = Vec<u32>> {
     prop::collection::vec(any::<u32>(), 0..200)
 }
 
-/// Runs to the end, by these choices and then by the first that comes.
+/// Runs to the end, by these choices and then by the first possible step.
 fn run(world: &mut World, choices: &[u32], losses_max: u32) {
     let calls_most = 10_000;
     let rest = std::iter::repeat_n(5, calls_most);
@@ -76,7 +77,7 @@ fn run(world: &mut World, choices: &[u32], losses_max: u32) {
             return;
         }
     }
-    panic!("no end");
+    panic!("the run did not end");
 }
 
 const STEPS: [&str; 10] = ["f-s0", "f-s1", "f-s2", "f-s3", "f-s4", "f-s5", "f-s6", "f-s7", "f-s8", "f-s9"];
@@ -85,7 +86,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2048, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_run_gives_what_the_workflow_means(spec in workflow(), seed: u64, choices in choices()) {
+    fn a_run_gives_the_result_that_the_workflow_defines(spec in workflow(), seed: u64, choices in choices()) {
         let mut world = World::begin(plan_of(&spec, &STEPS), seed);
         run(&mut world, &choices, 0);
         prop_assert_eq!(world.end, Some(End::Answer));

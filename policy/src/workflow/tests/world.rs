@@ -1,6 +1,6 @@
-//! A driver whose tensors are numbers: what a call gives is a hash of the function, the row and its
-//! inputs, so that a tensor has one right content however often it is made. It checks that every
-//! action is legal.
+//! A driver whose tensors are numbers. A call's output is a hash of the function, the row and the
+//! inputs, so that a tensor has one right content however often it is made. The driver checks that
+//! every action is legal.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -33,7 +33,7 @@ fn hash(of: impl Hash) -> u64 {
     hasher.finish()
 }
 
-/// What a function makes: 0 to 3 rows, and nothing but zeros one time in three.
+/// Makes the output of a function: 0 to 3 rows, and only zeros in one of three cases.
 fn make(seed: u64, slot: Slot, row: usize, inputs: &[Value]) -> Value {
     let content = hash((seed, slot, row, inputs));
     let rows = [0, 1, 1, 1, 1, 2, 2, 3][usize::try_from(content % 8).unwrap()];
@@ -41,7 +41,8 @@ fn make(seed: u64, slot: Slot, row: usize, inputs: &[Value]) -> Value {
     Value { content, facts: Facts { rows, is_empty: rows == 0, holds: Some(holds) } }
 }
 
-/// What a workflow means, by its definition: all parts of every tensor, and how often each step runs.
+/// The result of a workflow by its definition: all parts of every tensor, and the number of runs of
+/// each step.
 #[derive(Debug)]
 pub(super) struct Meaning {
     parts: Vec<Vec<Value>>,
@@ -86,7 +87,7 @@ struct Out {
     row: usize,
     inputs: Vec<Slot>,
     outputs: Vec<Slot>,
-    /// What its inputs lost since it was started.
+    /// Losses of its inputs since the call was started.
     lost: Vec<Loss>,
 }
 
@@ -96,12 +97,12 @@ pub(super) enum End {
     Fail(Cause),
 }
 
-/// A run and everything that it left to its driver.
+/// A run and all resources of its driver.
 pub(super) struct World {
     plan: Arc<Plan>,
     engine: Engine,
     meaning: Meaning,
-    /// What is held, by slot and part.
+    /// Existing tensors, by slot and part.
     held: BTreeMap<Slot, BTreeMap<usize, Value>>,
     out: BTreeMap<CallId, Out>,
     calls: BTreeMap<(StepIndex, usize), u32>,
@@ -137,12 +138,13 @@ impl World {
         self.end.is_some()
     }
 
-    /// Does the next thing. Whether there was anything to do.
+    /// Performs the next step by `choice`, and returns whether there was any.
     pub(super) fn go_on(&mut self, choice: u32, losses_max: u32) -> bool {
         if self.is_over() || self.out.is_empty() {
             return false;
         }
-        let (kind, pick) = (choice % 16, (choice / 16) as usize);
+        let kind = choice % 16;
+        let pick = (choice / 16) as usize;
         if kind < 4 && self.losses < losses_max && self.lose(pick) {
             return true;
         }
@@ -156,7 +158,7 @@ impl World {
         true
     }
 
-    /// Loses something that a call made, if there is something.
+    /// Loses a part that a call made, if any exists.
     fn lose(&mut self, pick: usize) -> bool {
         let made = self.held.iter().filter(|(slot, _)| !self.plan.is_input(**slot));
         let parts: Vec<_> = made.flat_map(|(slot, parts)| parts.keys().map(|part| (*slot, *part))).collect();
@@ -216,7 +218,7 @@ impl World {
         if self.is_over() {
             self.check_nothing_left();
         } else {
-            assert!(!self.out.is_empty(), "it waits for nothing");
+            assert!(!self.out.is_empty(), "the run waits although no call is running");
             self.check_nothing_idle();
         }
     }
@@ -238,7 +240,7 @@ impl World {
             Action::Abandon { call } => {
                 let out = self.out.remove(&call);
                 let Out { step, row, .. } = out.unwrap_or_else(|| panic!("{call} is not out"));
-                // It does not count.
+                // An abandoned call does not count.
                 self.calls.entry((step, row)).and_modify(|calls| *calls -= 1);
             }
             Action::Answer { outputs } => {
@@ -280,13 +282,14 @@ impl World {
         assert!(self.out.len() <= CALLS_MAX);
     }
 
-    /// What a slot holds, if all parts of it are there.
+    /// Returns the content of a slot, if all its parts exist.
     fn content(&self, slot: Slot) -> Option<Value> {
         let parts: Vec<_> = self.held.get(&slot)?.values().copied().collect();
         (parts.len() == self.meaning.parts[slot.0].len()).then(|| Value::joined(&parts))
     }
 
-    /// Whatever is held has somebody who is still to be called with it, or was not yet told not to.
+    /// Checks that every existing tensor still has a future consumer, or one that is not decided
+    /// yet.
     fn check_nothing_idle(&self) {
         for slot in self.held.keys() {
             let planned = self.plan.slot(*slot);
@@ -299,7 +302,7 @@ impl World {
             let is_kept = planned.is_output || self.plan.is_input(*slot);
             assert!(
                 is_kept || planned.takers.iter().any(may_take) || planned.conditions.iter().any(decides),
-                "{slot} is held for nobody"
+                "{slot} is held although it has no consumer left"
             );
         }
     }
