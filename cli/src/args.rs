@@ -1,4 +1,4 @@
-//! What can be typed.
+//! The command-line arguments.
 
 use std::path::PathBuf;
 
@@ -19,7 +19,7 @@ use crate::load;
 use crate::telemetry::Process;
 
 const ENVIRONMENT: &str = "\
-Settings come from a file, then the environment, then flags; the last one wins. The file is
+Settings come from a file, then the environment, then flags; the last of them wins. The file is
 $XDG_CONFIG_HOME/millrace/config.toml (or ~/.config/millrace/config.toml) unless --config names one.
 A key such as log_format is MILLRACE_LOG_FORMAT in the environment.";
 
@@ -39,50 +39,51 @@ pub(crate) struct Cli {
     pub(crate) command: Command,
 }
 
-/// Flags every verb takes.
+/// The flags of every verb.
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Global options")]
 pub(crate) struct Global {
-    /// Controllers to talk to, in the order in which to try them [default: 127.0.0.1:8080].
+    /// The controllers to call, in the order in which to try them [default: 127.0.0.1:8080].
     #[arg(short, long, global = true, value_delimiter = ',', value_name = "HOST:PORT")]
     pub(crate) endpoint: Vec<Address>,
-    /// Whose functions and workflows are meant [default: default].
+    /// The tenant of the functions and workflows [default: default].
     #[arg(short = 'n', long, global = true, value_name = "NAME")]
     pub(crate) tenant: Option<TenantName>,
-    /// A settings file to read instead of the usual one.
+    /// A settings file to read in place of the default file.
     #[arg(long, global = true, value_name = "FILE", env = "MILLRACE_CONFIG")]
     pub(crate) config: Option<PathBuf>,
-    /// What to log to stderr: a level, or directives such as millrace_worker=debug.
+    /// The log filter for stderr: a level, or directives such as millrace_worker=debug.
     #[arg(long, global = true, value_name = "FILTER")]
     pub(crate) log: Option<String>,
-    /// How log lines are written [default: text].
+    /// The format of log lines [default: text].
     #[arg(long, global = true, value_enum, value_name = "FORMAT", hide_possible_values = true)]
     pub(crate) log_format: Option<LogFormat>,
-    /// Where to send traces (OTLP over gRPC), such as http://127.0.0.1:4317; none are sent without.
+    /// The OTLP gRPC endpoint that receives traces, such as http://127.0.0.1:4317; without an
+    /// endpoint, no traces are sent.
     #[arg(long, global = true, value_name = "URL")]
     pub(crate) otlp_endpoint: Option<String>,
-    /// The share of traces begun here that are recorded, from 0 to 1; of those that began elsewhere,
-    /// what was decided there counts [default: 1].
+    /// The share of new traces to record, from 0 to 1; a trace that began in another process keeps
+    /// that process's decision [default: 1].
     #[arg(long, global = true, value_name = "SHARE")]
     pub(crate) trace_sample: Option<f64>,
-    /// Spans that a controller or worker keeps in memory for 'millrace trace', the last ones, about
-    /// 1 KiB each; a request has a dozen [default: 0].
+    /// The number of recent spans that a controller or worker keeps in memory for 'millrace trace',
+    /// about 1 KiB each; a request has a dozen [default: 0].
     #[arg(long, global = true, value_name = "N")]
     pub(crate) keep_spans: Option<u32>,
 }
 
-/// How log lines are written.
+/// The format of log lines.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum LogFormat {
-    /// For people.
+    /// Text lines for people.
     #[default]
     Text,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 
-/// The verbs.
+/// The verbs of the command line.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Up(up::Args),
@@ -114,19 +115,19 @@ pub(crate) enum Command {
     Synth(synth::Args),
     Version(version::Args),
     Completions(completions::Args),
-    /// Serve a worker as one of its executors; its socket is standard input.
+    /// Run an executor of a worker; the worker's socket is standard input.
     #[command(hide = true)]
     Executor,
     /// Check the model file on standard input for a controller.
     #[command(hide = true)]
     Inspect(inspect::Args),
-    /// Become a user's program, in a process that a worker started.
+    /// Replace this process, which a worker started, by a user's program.
     #[command(hide = true)]
     Program,
 }
 
 impl Command {
-    /// What the process is to those who read its spans.
+    /// Returns the process's identity in its spans.
     pub(crate) fn process(&self) -> Process {
         let (service, name, serves) = match self {
             Self::Up(args) => ("millrace", UP.to_owned(), args.serves()),
@@ -138,12 +139,13 @@ impl Command {
         Process { service, name, serves }
     }
 
-    /// Whether the process is a server, with files that are nobody else's.
+    /// Returns whether the process is a server whose files other users of the machine must not
+    /// read.
     pub(crate) fn keeps_data(&self) -> bool {
         matches!(self, Self::Up(_) | Self::Controller(_) | Self::Worker(_) | Self::Demo(_))
     }
 
-    /// The settings as the verb has to have them.
+    /// Returns the settings with the verb's own overrides.
     pub(crate) fn settle(&self, config: Config) -> Config {
         match self {
             Self::Demo(args) => args.settle(config),
@@ -151,12 +153,13 @@ impl Command {
         }
     }
 
-    /// What is logged when nothing says: servers report on themselves, verbs keep quiet.
+    /// Returns the log filter if neither a flag nor a setting names one. Servers log their state;
+    /// other verbs log only warnings.
     pub(crate) fn default_log(&self) -> &'static str {
         match self {
-            // openraft tells its own story at every start and every change, and forty times a second and
-            // with every read that a controller is away, which the leader says once itself. What ends its
-            // core ends the process, with an error of ours.
+            // openraft logs every start and change. While a controller is away, openraft logs that
+            // forty times a second and at every read, although the leader logs the absence once
+            // itself. An error that ends openraft's core ends the process with an error of ours.
             Self::Up(_) | Self::Controller(_) | Self::Worker(_) => {
                 "info,openraft=error,openraft::replication=off,openraft::core::raft_core=off"
             }
@@ -171,12 +174,12 @@ mod tests {
     use clap::CommandFactory as _;
 
     #[test]
-    fn the_definition_is_consistent() {
+    fn the_argument_definition_is_consistent() {
         Cli::command().debug_assert();
     }
 
     #[test]
-    fn every_flag_and_verb_says_what_it_does() {
+    fn every_flag_and_verb_has_a_help_text() {
         fn check(command: &clap::Command) {
             assert!(command.get_about().is_some(), "{}", command.get_name());
             for arg in command.get_arguments() {
@@ -188,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn endpoints_may_be_listed_or_repeated() {
+    fn endpoints_are_accepted_as_a_list_and_as_repeated_flags() {
         let cli = Cli::parse_from(["millrace", "ps", "-e", "a:1,b:2", "--endpoint", "c:3"]);
         let names: Vec<_> = cli.global.endpoint.iter().map(Address::authority).collect();
         assert_eq!(names, ["a:1", "b:2", "c:3"]);

@@ -1,5 +1,5 @@
-//! Settings, layered: defaults, then a TOML file, then the environment, then flags. A key that is
-//! not known is refused wherever it stands.
+//! The settings in layers: defaults, then a TOML file, then the environment, then flags. An unknown
+//! key is refused in every layer.
 
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
@@ -15,41 +15,42 @@ use serde::{Deserialize, Serialize};
 use crate::args::{Global, LogFormat};
 use crate::failure::Failure;
 
-/// Where a cluster is looked for when nothing says.
+/// The endpoint if no layer names one.
 const DEFAULT_ENDPOINT: &str = "127.0.0.1:8080";
 const ENV_PREFIX: &str = "MILLRACE_";
-/// The most spans that are kept in memory, of about 1 KiB each.
+/// The largest number of spans to keep in memory, about 1 KiB each.
 const KEEP_SPANS_MAX: u32 = 1_000_000;
 
-/// Every setting.
+/// The merged settings.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Config {
-    /// The controllers to talk to, in the order in which to try them.
+    /// The controllers to call, in the order in which to try them.
     #[serde(deserialize_with = "addresses")]
     pub(crate) endpoints: Vec<Address>,
-    /// Whose functions are meant.
+    /// The tenant of the functions and workflows.
     pub(crate) tenant: TenantName,
-    /// What to log; `None` is the verb's own choice.
+    /// The log filter. `None` selects the verb's default.
     pub(crate) log: Option<String>,
-    /// How log lines are written.
+    /// The format of log lines.
     pub(crate) log_format: LogFormat,
-    /// Where traces go.
+    /// The OTLP endpoint that receives traces.
     pub(crate) otlp_endpoint: Option<String>,
-    /// The share of traces begun here that are recorded.
+    /// The share of new traces to record, from 0 to 1.
     #[serde(deserialize_with = "share")]
     pub(crate) trace_sample: f64,
-    /// How many spans are kept in memory; `None`: none.
+    /// The number of spans to keep in memory. `None` keeps none.
     #[serde(default, deserialize_with = "spans")]
     pub(crate) keep_spans: Option<NonZeroU32>,
-    /// Where controllers share model files; `None`: each keeps them on its own disk.
+    /// The storage that controllers share for model files. `None` keeps them on each controller's
+    /// own disk.
     #[serde(default, deserialize_with = "place")]
     pub(crate) artifacts: Option<SharedPlace>,
 }
 
 #[cfg(test)]
 impl Config {
-    /// Nothing set.
+    /// Returns settings without endpoints, and with the defaults otherwise.
     pub(crate) fn empty() -> Self {
         Self {
             endpoints: Vec::new(),
@@ -64,7 +65,7 @@ impl Config {
     }
 }
 
-/// One layer: the settings it has something to say about.
+/// One layer: only the settings that the layer sets.
 #[derive(Serialize, Default)]
 struct Layer<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -83,12 +84,12 @@ struct Layer<'a> {
     keep_spans: Option<u32>,
 }
 
-/// Reads every layer.
+/// Reads and merges all layers.
 pub(crate) fn load(flags: &Global) -> Result<Config, Failure> {
     let file = match &flags.config {
         Some(path) if !path.is_file() => {
-            return Err(Failure::usage(format!("there is no settings file {}", path.display()))
-                .hint("name one that exists with --config, or leave it out"));
+            return Err(Failure::usage(format!("the settings file {} does not exist", path.display()))
+                .hint("name an existing file with --config, or omit --config"));
         }
         Some(path) => Some(path.clone()),
         None => usual_file().filter(|path| path.is_file()),
@@ -133,7 +134,7 @@ fn layer_of(flags: &Global) -> Layer<'_> {
 fn refusal(error: &figment::Error) -> Failure {
     let problems: Vec<_> = error.clone().into_iter().map(|error| error.to_string()).collect();
     Failure::usage(format!("settings: {}", problems.join("; ")))
-        .hint("see 'millrace --help' for the settings there are")
+        .hint("see 'millrace --help' for the settings")
 }
 
 fn usual_file() -> Option<PathBuf> {
@@ -144,7 +145,7 @@ fn usual_file() -> Option<PathBuf> {
     Some(folder.join("millrace/config.toml"))
 }
 
-/// A list of endpoints, or one text with commas, as the environment has it.
+/// Reads a list of endpoints, or a single text with commas, as the environment has it.
 fn addresses<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Address>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged, expecting = "an endpoint host:port, or a list of them")]
@@ -162,23 +163,26 @@ fn addresses<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Address>,
     written.iter().map(|text| text.parse().map_err(D::Error::custom)).collect()
 }
 
-/// A share of one.
+/// Reads a share from 0 to 1.
 fn share<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     let share = f64::deserialize(deserializer)?;
-    let refused = || D::Error::custom(format!("trace_sample {share} is no share: write 0 to 1"));
+    let refused =
+        || D::Error::custom(format!("trace_sample {share} is out of range: write a number from 0 to 1"));
     (0.0..=1.0).contains(&share).then_some(share).ok_or_else(refused)
 }
 
-/// How many spans, 0 for none.
+/// Reads the number of spans to keep, 0 for none.
 fn spans<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<NonZeroU32>, D::Error> {
     let spans = u32::deserialize(deserializer)?;
     if spans > KEEP_SPANS_MAX {
-        return Err(D::Error::custom(format!("keep_spans {spans} is too many: at most {KEEP_SPANS_MAX}")));
+        return Err(D::Error::custom(format!(
+            "keep_spans {spans} is too large: write at most {KEEP_SPANS_MAX}"
+        )));
     }
     Ok(NonZeroU32::new(spans))
 }
 
-/// Where model files are, as a text.
+/// Reads the storage for model files from its text.
 fn place<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<SharedPlace>, D::Error> {
     let written = Option::<String>::deserialize(deserializer)?;
     written.map(|text| text.parse().map_err(D::Error::custom)).transpose()
@@ -189,7 +193,7 @@ mod tests {
     use super::*;
     use figment::Jail;
 
-    // The jail's own error type is large; it is figment's.
+    // The jail's error type is large, but figment prescribes it.
     #[allow(clippy::result_large_err, reason = "figment's signature")]
     fn check(file: Option<&str>, env: &[(&str, &str)], args: &[&str]) -> Result<Config, Failure> {
         let mut outcome = Err(Failure::failed("the jail did not run"));
@@ -222,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn defaults_need_nothing() {
+    fn defaults_apply_without_any_layer() {
         let config = check(None, &[], &[]).unwrap();
         assert_eq!((endpoints(&config), &config.tenant), (vec![DEFAULT_ENDPOINT], &TenantName::default()));
         assert_eq!((config.log, config.log_format, config.otlp_endpoint), (None, LogFormat::Text, None));
@@ -237,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn spans_are_sampled_and_kept_as_far_as_is_said() {
+    fn trace_sample_and_keep_spans_are_read_from_every_layer() {
         let said = |env: &[_], args: &[_]| {
             let config = check(Some("keep_spans = 5"), env, args).unwrap();
             (config.trace_sample, config.keep_spans.map(NonZeroU32::get))
@@ -253,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_and_the_environment_say_where_model_files_are() {
+    fn artifacts_are_read_from_the_file_and_the_environment() {
         let file = Some("artifacts = \"s3://models/a\"");
         let said = |file, env: &[_]| check(file, env, &[]).unwrap().artifacts.map(|it| it.to_string());
         assert_eq!(said(file, &[]).as_deref(), Some("s3://models/a"));
@@ -263,13 +267,13 @@ mod tests {
     }
 
     #[test]
-    fn what_a_verb_reads_by_itself_is_no_setting() {
+    fn variables_that_a_verb_reads_itself_are_not_settings() {
         let env = [("MILLRACE_CONFIG", "x.toml"), ("MILLRACE_DATA_DIR", "d")];
         assert!(check(None, &env, &[]).is_ok());
     }
 
     #[test]
-    fn unknown_keys_and_bad_values_are_refused_with_their_place() {
+    fn unknown_keys_and_bad_values_are_refused_with_their_source() {
         let refused = |file, env: &[_]| check(file, env, &[]).unwrap_err().message.unwrap();
         let message = refused(Some("endpiont = \"a:1\""), &[]);
         assert!(message.contains("endpiont") && message.contains("config.toml"), "{message}");

@@ -1,4 +1,4 @@
-//! How a command fails: what happened, what to do next, and the exit code.
+//! The failure of a command: the message, the next step and the exit code.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::process::ExitCode;
@@ -6,17 +6,17 @@ use std::process::ExitCode;
 use millrace_client::Error;
 use millrace_types::Reason;
 
-/// The exit codes, as `--help` prints them.
+/// The exit codes in the text of `--help`.
 pub(crate) const EXIT_CODES: &str = "\
 Exit codes:
   0  done
   1  failed
-  2  bad usage: an option, a setting or an input file cannot be used; nothing was sent
+  2  bad usage: an option, a setting or an input file is invalid; nothing was sent
   3  not found
   4  no server could be reached
   5  timed out";
 
-/// Why the process ends, for scripts.
+/// The exit code of the process, for scripts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Exit {
     Failed = 1,
@@ -26,11 +26,12 @@ pub(crate) enum Exit {
     TimedOut = 5,
 }
 
-/// A command's failure.
+/// The failure of a command.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Failure {
     pub(crate) exit: Exit,
-    /// `None` when there is nobody left to tell.
+    /// The error message. `None` if the reader of the output is gone, or the command printed the
+    /// failure itself.
     pub(crate) message: Option<String>,
     pub(crate) hint: Option<String>,
 }
@@ -60,29 +61,29 @@ impl Failure {
         Self::new(Exit::TimedOut, message)
     }
 
-    /// Whoever read our output has gone: end quietly.
+    /// The reader of the output closed the pipe: exit without a message.
     pub(crate) fn reader_gone() -> Self {
         Self { exit: Exit::Failed, message: None, hint: None }
     }
 
-    /// What was told of already: only the exit code is left.
+    /// The command has already printed the failure: only the exit code is left.
     pub(crate) fn told(exit: Exit) -> Self {
         Self { exit, message: None, hint: None }
     }
 
-    /// Adds the next step, in place of a more general one.
+    /// Sets the next step, in place of a more general one.
     #[must_use]
     pub(crate) fn hint(self, hint: impl Into<String>) -> Self {
         Self { hint: Some(hint.into()), ..self }
     }
 
-    /// Puts what it is about in front of the message.
+    /// Puts the subject in front of the message.
     #[must_use]
     pub(crate) fn about(self, subject: impl std::fmt::Display) -> Self {
         Self { message: self.message.map(|message| format!("{subject}: {message}")), ..self }
     }
 
-    /// Tells stderr and gives the exit code.
+    /// Prints the failure to stderr and returns the exit code.
     pub(crate) fn report(&self) -> ExitCode {
         let colour = std::io::stderr().is_terminal() && !no_colour();
         let mut text = String::new();
@@ -92,13 +93,13 @@ impl Failure {
         if let Some(hint) = &self.hint {
             text += &format!("{} {hint}\n", paint("hint:", "1;36", colour));
         }
-        // A stderr that is gone leaves only the exit code to speak.
+        // If stderr is closed, the exit code is the only report.
         std::io::stderr().write_all(text.as_bytes()).ok();
         ExitCode::from(self.exit as u8)
     }
 }
 
-/// Whether `NO_COLOR` asks for plain text (<https://no-color.org>).
+/// Returns whether `NO_COLOR` asks for plain text (<https://no-color.org>).
 pub(crate) fn no_colour() -> bool {
     std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
 }
@@ -141,33 +142,37 @@ fn next_step(error: &Error) -> Option<String> {
         Error::Unreachable { .. } => {
             "start a cluster here with 'millrace up', or name one with --endpoint or MILLRACE_ENDPOINTS"
         }
-        Error::ConnectionLost { .. } => "it may have been carried out all the same: look before trying again",
-        Error::TimedOut { .. } => "give it longer with --timeout, or see what the GPUs do: millrace ps",
+        Error::ConnectionLost { .. } => "the call may have been carried out: check before you repeat it",
+        Error::TimedOut { .. } => "allow more time with --timeout, or see the GPUs' load: millrace ps",
         _ => match error.reason()? {
-            Reason::FunctionNotFound => "see what there is: millrace get functions --all-tenants",
-            Reason::WorkflowNotFound => "see what there is: millrace get workflows --all-tenants",
-            Reason::NameTaken => "functions and workflows share their names: choose another",
-            Reason::InUse => "see what runs it, and delete that first: millrace get workflows -o wide",
-            Reason::RevisionNotFound => "see its revisions: millrace describe function NAME",
-            Reason::SequenceNotFound => "begin it anew: --sequence-start, or the parameter sequence_start",
-            Reason::FunctionDisabled => "it was unloaded: load it through the repository API",
-            Reason::FunctionNotReady => "see what it waits for: millrace describe function NAME",
+            Reason::FunctionNotFound => "list all functions: millrace get functions --all-tenants",
+            Reason::WorkflowNotFound => "list all workflows: millrace get workflows --all-tenants",
+            Reason::NameTaken => "functions and workflows share their names: choose another name",
+            Reason::InUse => {
+                "find the workflow that runs it, and delete that workflow first: millrace get workflows -o wide"
+            }
+            Reason::RevisionNotFound => "list the function's revisions: millrace describe function NAME",
+            Reason::SequenceNotFound => {
+                "start the sequence again: --sequence-start, or the parameter sequence_start"
+            }
+            Reason::FunctionDisabled => "the function was unloaded: load it through the repository API",
+            Reason::FunctionNotReady => "see the function's conditions: millrace describe function NAME",
             Reason::InvalidInput | Reason::InvalidOutput => {
-                "see what it takes and gives: millrace describe function NAME, or workflow NAME"
+                "see the declared inputs and outputs: millrace describe function NAME, or workflow NAME"
             }
             Reason::QueueFull | Reason::ByteBudgetExceeded | Reason::NoGpuMemory => {
-                "the cluster is full: try again in a moment, or send less at a time"
+                "the cluster is full: try again in a moment, or send fewer or smaller requests"
             }
             Reason::StorageFull => {
                 "free space on the controllers' disks, or delete functions: unused models are removed after an hour"
             }
-            Reason::NoWorker => "see the nodes: millrace get nodes",
-            Reason::NoLeader => "see which controllers are up: millrace cluster status",
+            Reason::NoWorker => "list the nodes: millrace get nodes",
+            Reason::NoLeader => "list the controllers that are up: millrace cluster status",
             Reason::ShuttingDown => "try again in a moment",
-            Reason::MembershipRefused => "see the group: millrace cluster status -o wide",
-            Reason::NodeNotFound | Reason::NodeState => "see the nodes: millrace get nodes",
-            Reason::TimedOut => "give it longer with --timeout, or see what the GPUs do: millrace ps",
-            Reason::Conflict => "someone else changed it: read it again, then repeat",
+            Reason::MembershipRefused => "list the controllers: millrace cluster status -o wide",
+            Reason::NodeNotFound | Reason::NodeState => "list the nodes: millrace get nodes",
+            Reason::TimedOut => "allow more time with --timeout, or see the GPUs' load: millrace ps",
+            Reason::Conflict => "another client changed the object: read it again, then repeat the change",
             _ if error.retryable() => "the same call may succeed when repeated",
             _ => return None,
         },
@@ -185,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn exit_codes_tell_kinds_of_failure_apart() {
+    fn exit_codes_distinguish_the_kinds_of_failure() {
         assert_eq!(refused(Reason::FunctionNotFound).exit, Exit::NotFound);
         assert_eq!(refused(Reason::WorkflowNotFound).exit, Exit::NotFound);
         assert_eq!(refused(Reason::TimedOut).exit, Exit::TimedOut);
@@ -203,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn help_names_every_code() {
+    fn the_help_text_names_every_exit_code() {
         for exit in [Exit::Failed, Exit::Usage, Exit::NotFound, Exit::Unreachable, Exit::TimedOut] {
             assert!(EXIT_CODES.contains(&format!("\n  {}  ", exit as u8)));
         }

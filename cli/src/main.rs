@@ -1,8 +1,7 @@
-//! The `millrace` binary: everything a user types, and every process of a cluster.
+//! The `millrace` binary: the command line, and every process of a cluster.
 //!
-//! This crate parses arguments, reads configuration, sets telemetry up and prints. What a verb does
-//! is in `commands/`, one file each; every one that talks to a cluster does so through
-//! `millrace-client`.
+//! This crate parses arguments, reads configuration, starts telemetry and prints. Each file in
+//! `commands/` implements one verb. Every verb that calls a cluster uses `millrace-client`.
 
 mod args;
 mod clock;
@@ -29,9 +28,9 @@ use clap::Parser as _;
 use crate::args::{Cli, Command};
 use crate::failure::Failure;
 
-/// A request allocates a few hundred times, and large tensors' buffers are wanted again at once:
-/// glibc's allocator spends a tenth of a busy server and gives each of those buffers back to the
-/// kernel.
+/// A request allocates a few hundred times, and the buffers of large tensors are soon needed again.
+/// With glibc's allocator, a busy server spends a tenth of its time in the allocator, and each of
+/// these buffers is returned to the kernel.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -47,7 +46,7 @@ fn main() -> ExitCode {
         private::keep_new_files_private();
     }
     if let Command::Executor = cli.command {
-        // A process of its own kind: no settings, no runtime, no telemetry.
+        // An executor reads no settings and needs no runtime and no telemetry.
         return millrace_executor::main();
     }
     if let Command::Program = cli.command {
@@ -71,7 +70,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
         telemetry::start(&config, cli.command.default_log(), &cli.command.process())?
     };
     let outcome = commands::run(cli.command, config, kept, &runtime);
-    // From here, a plain thread: a flush inside the runtime could wait for itself.
+    // Shut down outside the runtime: a flush inside the runtime could wait for itself.
     telemetry.shut_down();
     outcome
 }

@@ -1,7 +1,7 @@
-//! Keeps a server's files from other users of the machine: they hold models, state and logs of every
-//! tenant. New files get their modes from the process's umask, sled's files among them. What an earlier
-//! version made for everybody to read is tightened at the start, without a word to be typed: whoever
-//! upgrades wants the same, and a directory that is refused would keep a cluster down.
+//! Keeps a server's files from other users of the machine, because they hold models, state and logs
+//! of every tenant. New files, sled's included, get their modes from the process's umask. Files
+//! that an earlier version made readable to all are tightened at the start. The upgrade needs no
+//! action by the operator: refusing the directory would keep the cluster down.
 
 use std::fs::{self, Metadata, Permissions};
 use std::io;
@@ -12,10 +12,11 @@ use rustix::fs::Mode;
 
 use crate::failure::Failure;
 
-/// What a group or others may do.
+/// The permission bits of the group and of others.
 const OTHERS: u32 = 0o077;
 
-/// What controllers and workers make in their data directories, and file systems in their roots.
+/// The names that controllers and workers create in their data directories, and that file systems
+/// create in their roots.
 const OWN: &[&str] = &[
     "artifacts",
     "identity",
@@ -32,18 +33,18 @@ const OWN: &[&str] = &[
     "snapshots",
 ];
 
-/// Makes every file that this process and its children make from now on its user's alone.
+/// Makes all new files of this process and its children private to the user.
 pub(crate) fn keep_new_files_private() {
     rustix::process::umask(Mode::from_raw_mode(OTHERS));
 }
 
-/// Takes a data directory from everybody but its user. Only what a server made is changed: a directory
-/// that was mistyped holds other things.
+/// Makes a data directory private to its user. Only files that a server made are changed, because a
+/// mistyped directory holds other files.
 pub(crate) fn tighten(data_dir: &Path) -> Result<(), Failure> {
     tighten_own(data_dir).map_err(|error| {
         let dir = data_dir.display();
-        Failure::failed(format!("others can read {dir}, and that cannot be changed: {error}"))
-            .hint(format!("make it this user's alone: chown -R \"$USER\" {dir} && chmod -R go= {dir}"))
+        Failure::failed(format!("other users can read {dir}, and its mode cannot be changed: {error}"))
+            .hint(format!("make it private to this user: chown -R \"$USER\" {dir} && chmod -R go= {dir}"))
     })
 }
 
@@ -68,18 +69,18 @@ fn tighten_own(data_dir: &Path) -> io::Result<()> {
     if fs::metadata(data_dir)?.mode() & OTHERS != 0 {
         tracing::warn!(
             path = %data_dir.display(),
-            "the data directory holds files that no server made, and others can look into it: chmod 700 it"
+            "other users can read the data directory, and it holds files that no server made: run chmod 700 on it"
         );
     }
     Ok(())
 }
 
 fn tighten_tree(path: &Path) -> io::Result<()> {
-    // What a link points to is not ours to change.
+    // The target of a symbolic link may lie outside the data directory.
     let metadata = match fs::symlink_metadata(path) {
         Ok(metadata) if metadata.is_symlink() => return Ok(()),
         Ok(metadata) => metadata,
-        // Another process of the same directory may still be at work in it.
+        // Another process with the same directory may delete files meanwhile.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(error),
     };
@@ -120,9 +121,10 @@ mod tests {
     }
 
     #[test]
-    fn a_servers_own_files_are_taken_from_others_and_no_other_file_is() {
+    fn only_the_servers_own_files_are_made_private() {
         let dir = tempfile::tempdir().unwrap();
-        let (data, other) = (dir.path().join("data"), dir.path().join("home"));
+        let data = dir.path().join("data");
+        let other = dir.path().join("home");
         for name in ["log/db", "artifacts/incoming/a", "identity"] {
             make(&data, name);
             make(&other, name);
@@ -138,7 +140,7 @@ mod tests {
             assert_eq!(mode(&dir.join("identity")), 0o600);
         }
         assert_eq!(mode(&data), 0o700);
-        assert_eq!(mode(&other), 0o755, "it holds what no server made");
+        assert_eq!(mode(&other), 0o755, "the folder holds a file that no server made");
         assert_eq!(mode(&other.join("thesis.tex")), 0o644);
         tighten(&dir.path().join("none")).unwrap();
     }

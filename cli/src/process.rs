@@ -1,5 +1,5 @@
-//! What every server process has: signals, one line for programs when it is ready, and an end with
-//! the process that started it.
+//! The parts of every server process: signals, the ready line for programs, and death with the
+//! parent process.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -12,41 +12,41 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::failure::Failure;
 use crate::output::print;
 
-/// The line of a controller that serves.
+/// The ready line of a controller that serves.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ControllerReady {
     pub(crate) ready: bool,
     pub(crate) role: String,
     pub(crate) id: u64,
     pub(crate) cluster: String,
-    /// Where clients connect.
+    /// The address of the port for clients.
     pub(crate) client: String,
-    /// Where workers and other controllers connect.
+    /// The address of the port for workers and other controllers.
     pub(crate) internal: String,
     pub(crate) pid: u32,
     pub(crate) version: String,
 }
 
-/// The line of a worker that listens. Its GPUs may still be starting.
+/// The ready line of a worker that listens. The worker's GPUs may still be starting.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct WorkerReady {
     pub(crate) ready: bool,
     pub(crate) role: String,
     pub(crate) name: String,
-    /// Where gateways connect.
+    /// The address of the port for gateways.
     pub(crate) address: String,
     pub(crate) pid: u32,
     pub(crate) version: String,
 }
 
-/// Prints the one line that says that a server is ready.
+/// Prints the line that reports a server as ready.
 pub(crate) fn announce(line: &impl Serialize) -> Result<(), Failure> {
     let text = serde_json::to_string(line)
         .map_err(|error| Failure::failed(format!("cannot write the ready line: {error}")))?;
     print(&text)
 }
 
-/// Ctrl-C and what service managers send.
+/// The signals that ask the process to stop: Ctrl-C's and the service manager's.
 pub(crate) struct Stop {
     interrupt: tokio::signal::unix::Signal,
     terminate: tokio::signal::unix::Signal,
@@ -60,7 +60,7 @@ impl Stop {
         Ok(Self { interrupt: listen(SignalKind::interrupt())?, terminate: listen(SignalKind::terminate())? })
     }
 
-    /// Returns at the next signal.
+    /// Waits for the next signal.
     pub(crate) async fn asked(&mut self) {
         tokio::select! {
             _ = self.interrupt.recv() => {}
@@ -69,23 +69,23 @@ impl Stop {
     }
 }
 
-/// What is said when a server is told to stop.
+/// Prints that the server is stopping.
 pub(crate) fn say_stopping(grace: Duration) {
     let grace = humantime::format_duration(grace);
     eprintln!("stopping: requests under way get {grace} (again to stop at once)");
 }
 
-/// What is said when it is told so once more.
+/// Returns the failure for a second signal during the stop.
 pub(crate) fn stopped_at_once() -> Failure {
     Failure::failed("stopped at once: requests under way were cut short")
 }
 
-/// Asks for SIGKILL when the process that started this one ends. To be called on the main thread,
-/// before anything else: the signal belongs to the thread that asks for it.
+/// Asks the kernel for SIGKILL when the process that started this one ends. Must be called first,
+/// on the main thread, because the request belongs to the thread that makes it.
 pub(crate) fn die_with(parent: u32) -> Result<(), Failure> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
         .map_err(|error| Failure::failed(format!("cannot tie this process to its parent: {error}")))?;
-    // One that ended before we asked is not our parent any more.
+    // If the parent ended before the request, this process has another parent now.
     let now = rustix::process::getppid().map(Pid::as_raw_nonzero);
     if now.is_some_and(|now| now.get().unsigned_abs() == parent) {
         return Ok(());
@@ -93,26 +93,27 @@ pub(crate) fn die_with(parent: u32) -> Result<(), Failure> {
     Err(Failure::failed(format!("process {parent}, which started this one, has ended")))
 }
 
-/// How a controller of this program checks uploaded models.
+/// Returns the way in which a controller checks uploaded models: in a child process of this
+/// program.
 pub(crate) fn inspection() -> Result<Inspection, Failure> {
     let command = InspectorCommand::this_program();
     let command = command.map_err(|error| Failure::failed(format!("cannot find this program: {error}")))?;
     Ok(Inspection::Child(command))
 }
 
-/// A folder that goes away with the process.
+/// Creates a temporary folder that is deleted when the value is dropped.
 pub(crate) fn ephemeral_dir() -> Result<tempfile::TempDir, Failure> {
     tempfile::Builder::new()
         .prefix("millrace-")
         .tempdir()
-        .map_err(|error| Failure::failed(format!("cannot make a temporary folder: {error}")))
+        .map_err(|error| Failure::failed(format!("cannot create a temporary folder: {error}")))
 }
 
 pub(crate) fn loopback(port: u16) -> SocketAddr {
     SocketAddr::from((Ipv4Addr::LOCALHOST, port))
 }
 
-/// A seed from the system.
+/// Returns a random seed from the system.
 pub(crate) fn seed() -> Result<u64, Failure> {
-    getrandom::u64().map_err(|error| Failure::failed(format!("no randomness from the system: {error}")))
+    getrandom::u64().map_err(|error| Failure::failed(format!("the system has no random numbers: {error}")))
 }

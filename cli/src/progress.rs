@@ -1,14 +1,14 @@
-//! Progress on stderr, only where a person watches.
+//! Progress on stderr, shown only on a terminal.
 
 use std::borrow::Cow;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// How often a waiting line moves.
+/// The interval at which a waiting line moves.
 const TICK: Duration = Duration::from_millis(100);
 
-/// A bar that counts bytes.
+/// Returns a progress bar that counts bytes.
 pub(crate) fn bytes(total: u64, what: impl Into<Cow<'static, str>>) -> ProgressBar {
     let style = ProgressStyle::with_template(
         "{msg} {wide_bar} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta}",
@@ -16,7 +16,7 @@ pub(crate) fn bytes(total: u64, what: impl Into<Cow<'static, str>>) -> ProgressB
     ProgressBar::new(total).with_style(style.expect("the template is constant")).with_message(what)
 }
 
-/// A line that says what is waited for.
+/// Returns a line that names the awaited condition.
 pub(crate) fn waiting(what: impl Into<Cow<'static, str>>) -> ProgressBar {
     let style = ProgressStyle::with_template("{spinner} {msg} ({elapsed})");
     let bar =

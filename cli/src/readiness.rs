@@ -1,4 +1,5 @@
-//! Whether a cluster is as it is wanted, and what is missing until then.
+//! Readiness of a cluster: the expected controllers and nodes, and the reason while some are
+//! missing.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -8,18 +9,19 @@ use millrace_client::{Admin, messages as wire};
 use crate::clock;
 use crate::failure::Failure;
 
-/// How long a cluster that starts may take until all of it is up.
+/// The longest time that a starting cluster may take until all parts are up.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
-/// How often that is looked at: the first pause, and the longest.
+/// The first pause between two checks; each later pause is twice as long.
 const PAUSE_MIN: Duration = Duration::from_millis(10);
+/// The longest pause between two checks.
 const PAUSE_MAX: Duration = Duration::from_millis(200);
 
-/// What is waited for.
+/// The expected size of a cluster.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Wanted {
-    /// At least so many voters that answer, of which one leads; `None` does not look.
+    /// The least number of voters that answer, with a leader among them. `None` skips the check.
     pub(crate) voters: Option<NonZeroU32>,
-    /// At least so many nodes that are connected, with all their GPUs up; `None` does not look.
+    /// The least number of connected nodes whose GPUs are all up. `None` skips the check.
     pub(crate) nodes: Option<NonZeroU32>,
 }
 
@@ -29,11 +31,12 @@ impl Wanted {
     }
 }
 
-/// Waits until each of these endpoints finds the cluster as wanted. The failure names what is missing.
+/// Waits until each of these endpoints reports the expected cluster. The failure names the missing
+/// part.
 pub(crate) async fn reached(at: &[Admin], wanted: Wanted, timeout: Duration) -> Result<(), Failure> {
     let deadline = clock::now() + timeout;
     let mut pause = PAUSE_MIN;
-    let mut lacking = "nothing was heard of it".to_owned();
+    let mut lacking = "no endpoint has answered".to_owned();
     let each = async {
         for admin in at {
             while let Some(missing) = look(admin, wanted).await {
@@ -45,12 +48,12 @@ pub(crate) async fn reached(at: &[Admin], wanted: Wanted, timeout: Duration) -> 
     };
     tokio::time::timeout_at(deadline, each).await.map_err(|_| {
         let timeout = humantime::format_duration(timeout);
-        Failure::timed_out(format!("the cluster is not as wanted after {timeout}: {lacking}"))
+        Failure::timed_out(format!("the cluster is not ready after {timeout}: {lacking}"))
             .hint("see 'millrace cluster status' and 'millrace get nodes'")
     })
 }
 
-/// What one endpoint finds missing.
+/// Returns the missing part as one endpoint reports it.
 async fn look(admin: &Admin, wanted: Wanted) -> Option<String> {
     if let Some(voters) = wanted.voters {
         let missing = match admin.cluster_status().await {
@@ -68,7 +71,7 @@ async fn look(admin: &Admin, wanted: Wanted) -> Option<String> {
     }
 }
 
-/// What of the group is missing.
+/// Returns the missing part of the controller group.
 fn missing_voters(status: &wire::ClusterStatus, wanted: usize) -> Option<String> {
     let up = status.controllers.iter().filter(|it| it.voter && it.reachable).count();
     if up < wanted {
@@ -79,7 +82,7 @@ fn missing_voters(status: &wire::ClusterStatus, wanted: usize) -> Option<String>
     (!status.quorum).then(|| "no controller leads".to_owned())
 }
 
-/// What of the nodes is missing.
+/// Returns the missing part of the nodes.
 fn missing_nodes(nodes: &[wire::Node], wanted: usize) -> Option<String> {
     let connected = || nodes.iter().filter(|node| node.connected);
     if connected().count() < wanted {
@@ -99,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_is_up_when_every_gpu_is() {
+    fn a_node_is_up_when_every_gpu_is_up() {
         let gpu = |health: &str| wire::Gpu { health: health.into(), ..Default::default() };
         let node = |gpus: Vec<wire::Gpu>| wire::Node { connected: true, gpus, ..Default::default() };
         assert_eq!(missing_nodes(&[], 1).unwrap(), "0 of 1 workers are connected");
@@ -108,7 +111,11 @@ mod tests {
         assert_eq!(missing_nodes(&starting, 1).unwrap(), "1 of 2 GPUs are up");
         assert_eq!(missing_nodes(&[node(vec![gpu("Up")])], 1), None);
         let gone = wire::Node { connected: false, ..node(vec![gpu("Unknown")]) };
-        assert_eq!(missing_nodes(&[node(vec![gpu("Up")]), gone], 1), None, "one that is gone does not count");
+        assert_eq!(
+            missing_nodes(&[node(vec![gpu("Up")]), gone], 1),
+            None,
+            "a disconnected node does not count"
+        );
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What a verb that talks to a cluster has in hand.
+//! The session of a verb that calls a cluster.
 
 use millrace_client::{Admin, Endpoints, Inference};
 use millrace_types::{FunctionKey, FunctionName};
@@ -6,7 +6,7 @@ use millrace_types::{FunctionKey, FunctionName};
 use crate::config::Config;
 use crate::failure::Failure;
 
-/// The settings and the clients made from them.
+/// The settings, and the clients made from them.
 pub(crate) struct Session {
     pub(crate) config: Config,
     pub(crate) admin: Admin,
@@ -14,18 +14,18 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// Makes the clients. Nothing is connected yet. Within a runtime.
+    /// Creates the clients without connecting. Must be called within a tokio runtime.
     pub(crate) fn new(config: Config) -> Result<Self, Failure> {
         let endpoints = Endpoints::new(config.endpoints.clone())?;
         Ok(Self { admin: Admin::new(endpoints.clone()), endpoints, config })
     }
 
-    /// The inference client, for the tenant that is meant.
+    /// Returns an inference client for the tenant of the settings.
     pub(crate) fn inference(&self) -> Inference {
         Inference::new(self.endpoints.clone()).with_tenant(self.config.tenant.clone())
     }
 
-    /// A function of the tenant that is meant.
+    /// Returns the key of a function of the settings' tenant.
     pub(crate) fn key(&self, name: &FunctionName) -> FunctionKey {
         FunctionKey { tenant: self.config.tenant.clone(), name: name.clone() }
     }

@@ -1,6 +1,6 @@
-//! Logs to stderr; traces to an OTLP collector when one is named, and kept in memory when so many are
-//! to be kept. Without either there are no spans. A server keeps its last log lines too, for 'millrace
-//! logs'.
+//! Telemetry: logs to stderr, traces to an OTLP collector if one is configured, and recent spans in
+//! memory if `keep_spans` is set. Without a collector and kept spans, no spans are created. A
+//! server also keeps its last log lines in memory for 'millrace logs'.
 
 mod lines;
 
@@ -24,28 +24,28 @@ use crate::args::LogFormat;
 use crate::config::Config;
 use crate::failure::{Failure, no_colour};
 
-/// How long one export may take. At the end of the process it is also how long an unreachable
-/// collector can hold it up.
+/// The timeout of one export. An unreachable collector delays the end of the process by the same
+/// time.
 const EXPORT_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// What this process is to those who read its spans.
+/// The identity of a process in its spans.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Process {
-    /// The same for all that do the same.
+    /// The service name, shared by all processes of a kind.
     pub(crate) service: &'static str,
-    /// Its own.
+    /// The name of this process.
     pub(crate) name: String,
-    /// Whether anybody may ask it for spans.
+    /// Whether other processes may ask this one for spans and log lines.
     pub(crate) serves: bool,
 }
 
-/// What has to be flushed before the process ends.
+/// The exporters to flush before the process ends.
 pub(crate) struct Telemetry {
     traces: Option<SdkTracerProvider>,
 }
 
-/// Starts logging, and tracing where somebody wants spans. Within a runtime that outlives it. Gives
-/// what is kept in memory, too, where that is asked for.
+/// Starts logging, and tracing if spans are exported or kept. Must be called within a runtime that
+/// outlives the telemetry. Returns the store of kept spans too, if the process keeps spans.
 pub(crate) fn start(
     config: &Config,
     default_log: &str,
@@ -68,7 +68,7 @@ pub(crate) fn start(
     Ok((Telemetry { traces }, kept))
 }
 
-/// What is logged.
+/// Returns the filter of log events.
 fn filter(config: &Config, default_log: &str) -> Result<EnvFilter, Failure> {
     let directives = config.log.as_deref().unwrap_or(default_log);
     EnvFilter::builder().parse(directives).map_err(|error| {
@@ -82,8 +82,8 @@ type Layers = Vec<Box<dyn Layer<Registry> + Send + Sync>>;
 
 fn layers(config: &Config, default_log: &str, traces: Option<&SdkTracerProvider>) -> Result<Layers, Failure> {
     let filter = filter(config, default_log)?;
-    // A span costs a request microseconds wherever anyone looks at it. Log lines name what they are
-    // about themselves, so only those who ask for detail see them within spans.
+    // A span costs a request microseconds wherever a layer reads it. Log lines name their subject
+    // themselves, so spans are added to log lines only at level debug or finer.
     let in_spans = filter.max_level_hint().is_none_or(|most| most >= LevelFilter::DEBUG);
     let filter = filter.and(filter_fn(move |about| about.is_event() || in_spans));
     let lines = fmt::layer().with_writer(std::io::stderr);
@@ -91,24 +91,24 @@ fn layers(config: &Config, default_log: &str, traces: Option<&SdkTracerProvider>
         LogFormat::Text => lines.with_ansi(std::io::stderr().is_terminal() && !no_colour()).boxed(),
         LogFormat::Json => lines.json().boxed(),
     };
-    // A list, not one layer on another: an absent layer in a stack counts as one that wants every
-    // span, and then they are made for nobody.
+    // Keep the layers in a list. In a stack of layers, an absent layer counts as one that enables
+    // every span, so unread spans would be created.
     let mut layers = vec![lines.with_filter(filter).boxed()];
     layers.extend(traces.map(|provider| {
         let layer = tracing_opentelemetry::layer().with_tracer(provider.tracer(SCOPE));
-        // Where in the code, on which thread and how long it was polled is nothing to an operator.
+        // Code location, thread and poll times do not help an operator.
         let layer = layer.with_location(false).with_threads(false).with_tracked_inactivity(false);
         layer.with_target(false).with_filter(filter_fn(is_ours)).boxed()
     }));
     Ok(layers)
 }
 
-/// Spans and events of Millrace: libraries have their own at this level.
+/// Returns whether a span or event is from Millrace: libraries have their own at this level.
 fn is_ours(about: &tracing::Metadata<'_>) -> bool {
     *about.level() <= tracing::Level::INFO && about.target().starts_with(SCOPE)
 }
 
-/// Where spans go; `None` where nobody wants any.
+/// Returns the provider that exports or keeps spans, or `None` if neither is configured.
 fn traces(
     config: &Config,
     process: &Process,
@@ -140,8 +140,8 @@ fn exporter_to(endpoint: &str) -> Result<SpanExporter, Failure> {
 }
 
 impl Telemetry {
-    /// Sends what is left. To be called from a plain thread while the runtime still runs: the
-    /// export happens on it.
+    /// Exports the remaining spans. Must be called from a plain thread while the runtime still
+    /// runs, because the export runs on the runtime.
     pub(crate) fn shut_down(self) {
         if let Some(Err(error)) = self.traces.map(|provider| provider.shutdown()) {
             tracing::warn!(%error, "the last traces were not sent");
@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spans_are_made_only_where_someone_looks_at_them() {
+    fn spans_are_created_only_if_a_layer_reads_them() {
         let spans_at = |directives: &str| {
             let config = Config { log: Some(directives.to_owned()), ..Config::empty() };
             let layers = layers(&config, "warn", None).unwrap();

@@ -1,5 +1,5 @@
 //! A cluster inside this process: one controller, and workers whose service the controller's
-//! gateway calls without a socket. Executors are processes of their own all the same.
+//! gateway calls without a socket. Executors still run as separate processes.
 
 mod near;
 
@@ -30,63 +30,63 @@ use crate::private;
 use crate::process::{inspection, seed};
 use crate::readiness::{self, Wanted};
 
-/// The most workers of one `up`.
+/// The largest number of workers of one `up`.
 pub(crate) const WORKERS_MAX: u32 = 64;
 
-/// What to start.
+/// The configuration of the cluster to start.
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
-    /// Where everything is kept; each part has a folder in it.
+    /// The data directory. Each part has a folder in it.
     pub(crate) data_dir: PathBuf,
-    /// Where clients connect.
+    /// The listen address for clients.
     pub(crate) client: SocketAddr,
-    /// Where workers and controllers connect.
+    /// The listen address for workers and controllers.
     pub(crate) internal: SocketAddr,
-    /// Where the first worker's service listens; the others take the ports after it, or free ones
-    /// where this is port 0.
+    /// The listen address of the first worker's service. The other workers use the next ports, or
+    /// free ports if this is port 0.
     pub(crate) worker: SocketAddr,
-    /// How many workers.
+    /// The number of workers.
     pub(crate) workers: NonZeroU32,
-    /// Each worker's GPUs.
+    /// The GPUs and links of each worker.
     pub(crate) topology: Topology,
-    /// The most host memory that one worker's models may take.
+    /// The host memory limit of one worker's models.
     pub(crate) host_memory: Bytes,
-    /// The most host memory that its objects may take.
+    /// The host memory limit of one worker's objects.
     pub(crate) object_memory: Bytes,
-    /// How its GPUs keep them.
+    /// The storage of objects on each worker's GPUs.
     pub(crate) gpu_data: DataConfig,
-    /// How much of models it takes on.
+    /// The disk limit of the models that one worker accepts.
     pub(crate) model_storage: Bytes,
-    /// The preset to schedule by until an operator sets a policy.
+    /// The scheduling preset until an operator sets a policy.
     pub(crate) preset: Option<PresetName>,
-    /// Which models share an executor process.
+    /// The models that share an executor process.
     pub(crate) isolation: Isolation,
-    /// What becomes a program of a user's, where such are run.
+    /// The launcher of users' programs, if workers may run programs.
     pub(crate) programs: Option<Launcher>,
-    /// Whether faults may be injected.
+    /// Whether tests may inject faults.
     pub(crate) faults: Faults,
-    /// Serves anyone who can connect.
+    /// Whether the cluster serves every client that can connect.
     pub(crate) insecure: bool,
-    /// Connections of the client port, of the internal port and of each worker's port.
+    /// The connection limits of the client port, the internal port and each worker's port.
     pub(crate) ports: [PortLimits; 3],
-    /// Names that clients call it by, beside localhost and its address.
+    /// The names by which clients may address the cluster, besides localhost and its address.
     pub(crate) host_names: Vec<String>,
-    /// Where the controller keeps model files, if not on its own disk.
+    /// The storage for model files. `None` is the controller's own disk.
     pub(crate) artifacts: Option<SharedPlace>,
-    /// Where its spans are kept, if they are.
+    /// The store of kept spans, if the process keeps spans.
     pub(crate) kept: Option<Kept>,
 }
 
-/// A running cluster. Dropped, it ends at once, executors included.
+/// A running cluster. Dropping the cluster ends it at once, executors included.
 pub(crate) struct Cluster {
     controller: Controller,
     workers: Vec<Worker>,
-    /// For longer than the controller.
+    /// The runtime of Raft. The field comes after `controller`, so the runtime is dropped later.
     _raft: RaftRuntime,
 }
 
 impl Cluster {
-    /// Starts everything and returns once every GPU is up.
+    /// Starts the cluster and returns once every GPU is up.
     pub(crate) async fn start(plan: Plan) -> Result<Self, Failure> {
         let names = names(plan.workers)?;
         let (neighbours, places) = Neighbours::of(&names);
@@ -122,44 +122,47 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Where clients connect.
+    /// Returns the address for clients.
     pub(crate) fn client_addr(&self) -> SocketAddr {
         self.controller.client_addr()
     }
 
-    /// Where workers and controllers connect.
+    /// Returns the address for workers and controllers.
     pub(crate) fn internal_addr(&self) -> SocketAddr {
         self.controller.internal_addr()
     }
 
-    /// Where each worker's service listens.
+    /// Returns the address of each worker's service.
     pub(crate) fn worker_addrs(&self) -> Vec<SocketAddr> {
         self.workers.iter().map(Worker::addr).collect()
     }
 
-    /// The cluster's name.
+    /// Returns the id of the cluster.
     pub(crate) fn id(&self) -> String {
         self.controller.cluster_id().to_string()
     }
 
-    /// Waits for something after which the cluster cannot go on, and says what.
+    /// Waits for a fatal failure of the controller or a worker, and returns it.
     pub(crate) async fn failed(&mut self) -> Failure {
         let mut failures: FuturesUnordered<_> = self.workers.iter_mut().map(Worker::failed).collect();
         tokio::select! {
             error = self.controller.failed() => halted(&error),
-            // There is at least one worker.
+            // `next` is never `None`, because the cluster has at least one worker.
             Some(error) = failures.next() => Failure::failed(format!("worker: {error}")),
         }
     }
 
-    /// Takes no more requests, gives those under way up to `grace`, and stops everything. Returns
+    /// Refuses new requests, allows running requests up to `grace`, and stops everything. Returns
     /// when no executor is left.
     pub(crate) async fn shutdown(mut self, grace: Duration) {
         let cut = self.controller.drain(grace).await;
         if cut > 0 {
-            tracing::warn!(connections = cut, "connections were cut short: --grace gives them longer");
+            tracing::warn!(
+                connections = cut,
+                "cut connections at the end of the grace period: set a longer --grace"
+            );
         }
-        // Workers before their controller: none is left looking for one.
+        // Stop the workers before the controller, so that no worker searches for a controller.
         for worker in self.workers {
             worker.shutdown().await;
         }
@@ -216,20 +219,20 @@ pub(crate) fn names(workers: NonZeroU32) -> Result<Vec<NodeName>, Failure> {
     (1..=workers.get()).map(name).collect()
 }
 
-/// The address `index` ports further, or the same where the port is 0.
+/// Returns the address `index` ports further, or the same address if the port is 0.
 pub(crate) fn nth(first: SocketAddr, index: u16) -> Result<SocketAddr, Failure> {
     let port = match first.port() {
         0 => Some(0),
         port => port.checked_add(index),
     };
     let port = port.ok_or_else(|| {
-        Failure::usage(format!("there are not enough ports after {first} for everybody"))
-            .hint("give a lower port, or port 0")
+        Failure::usage(format!("there are too few ports after {first}")).hint("use a lower port, or port 0")
     })?;
     Ok(SocketAddr::new(first.ip(), port))
 }
 
-/// An address to connect to: a listener at every address of a machine is reached through loopback.
+/// Returns an address to connect to: a listener on all addresses of the machine is reached through
+/// loopback.
 pub(crate) fn reachable(listens: SocketAddr) -> SocketAddr {
     let ip = match listens {
         SocketAddr::V4(at) if at.ip().is_unspecified() => std::net::Ipv4Addr::LOCALHOST.into(),
@@ -244,7 +247,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn workers_listen_side_by_side() {
+    fn workers_listen_on_consecutive_ports() {
         let at = |text: &str| text.parse::<SocketAddr>().unwrap();
         assert_eq!(nth(at("127.0.0.1:7080"), 2), Ok(at("127.0.0.1:7082")));
         assert_eq!(nth(at("127.0.0.1:0"), 2), Ok(at("127.0.0.1:0")));
@@ -252,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listener_everywhere_is_reached_through_loopback() {
+    fn a_listener_on_all_addresses_is_reached_through_loopback() {
         let at = |text: &str| text.parse::<SocketAddr>().unwrap();
         assert_eq!(reachable(at("0.0.0.0:1")), at("127.0.0.1:1"));
         assert_eq!(reachable(at("[::]:1")), at("[::1]:1"));

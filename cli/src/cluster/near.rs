@@ -1,5 +1,6 @@
-//! How the controller reaches workers of its own process: straight into their service. They start
-//! after it, so a call waits until its worker's service is there.
+//! The connector of a controller to workers in its own process, which calls the workers' service
+//! directly. The workers start after the controller, so a call waits until its worker's service
+//! runs.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,20 +18,21 @@ use tonic::{Request, Response, Status};
 
 type Place = watch::Receiver<Option<WorkerService>>;
 
-/// Connects to the workers of this process without a socket, and to any other over TCP.
+/// A connector to the workers of this process without a socket, and to other workers over TCP.
 #[derive(Debug)]
 pub(super) struct Neighbours(BTreeMap<NodeName, Place>);
 
-/// Where each worker's service is put once it runs.
+/// The slots into which each worker's service is put once the service runs.
 #[derive(Debug)]
 pub(super) struct Places(BTreeMap<NodeName, watch::Sender<Option<WorkerService>>>);
 
-/// One worker of this process.
+/// A worker of this process.
 struct Neighbour(Place);
 
 impl Neighbours {
     pub(super) fn of(names: &[NodeName]) -> (Self, Places) {
-        let (mut neighbours, mut places) = (BTreeMap::new(), BTreeMap::new());
+        let mut neighbours = BTreeMap::new();
+        let mut places = BTreeMap::new();
         for name in names {
             let (sender, receiver) = watch::channel(None);
             neighbours.insert(name.clone(), receiver);
@@ -60,7 +62,7 @@ impl Connector for Neighbours {
 impl Neighbour {
     async fn service(&self) -> Result<WorkerService, Status> {
         let mut place = self.0.clone();
-        // An error is the end of whoever would have started it: the service never comes.
+        // An error means that the starting task ended, so the service will never run.
         let service = place.wait_for(Option::is_some).await.ok().and_then(|service| service.clone());
         service.ok_or_else(|| Status::unavailable("the worker did not start"))
     }

@@ -1,4 +1,5 @@
-//! The two loops: clients that wait for their answers, and a clock that waits for nobody.
+//! The two load loops: a closed loop of clients that each wait for a response, and an open loop
+//! that follows a clock.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -19,37 +20,38 @@ use crate::load::target::{Protocol, Target};
 use crate::load::timer::Timer;
 use crate::load::{Args, Arrival, grpc, http};
 
-/// How long a client waits after a connection failed, so that it does not spin.
+/// The pause of a client after a failed request, so that the client does not spin.
 const PAUSE_AFTER_FAILURE: Duration = Duration::from_millis(10);
-/// Requests an open loop that is late sends before it lets answers be read.
+/// The number of requests that a late open loop sends before it yields, so that responses are read.
 const BURST: u32 = 32;
 
-/// What sends the requests.
+/// The client that sends the requests.
 pub(super) enum Client {
     Grpc(grpc::Sender),
     Http(http::Sender),
 }
 
-/// How requests are sent.
+/// The configuration of a run.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Plan {
     pub(super) pace: Pace,
-    /// How long an answer is waited for.
+    /// The timeout of a request.
     pub(super) timeout: Duration,
-    /// Which sequences each client's requests are of, if they are of any. Closed loop only.
+    /// The sequences of the clients, if the function keeps state. Closed loop only.
     pub(super) sequences: Option<Sequences>,
 }
 
-/// What decides when the next request goes.
+/// The rule that decides when the next request is sent.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Pace {
-    /// The answer to the one before, of each of so many clients.
+    /// A client sends its next request when the previous response arrives. The number of clients is
+    /// fixed.
     Closed { concurrency: usize },
-    /// A clock.
+    /// Requests are sent by a clock, at a rate per second.
     Open { rate: f64, arrival: Arrival, max_in_flight: usize },
 }
 
-/// When sending ends.
+/// The end of a run.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Until {
     Elapsed(Duration),
@@ -77,8 +79,8 @@ impl Client {
         }
     }
 
-    /// Sends one request; `slot` spreads requests over connections, `place` is where it is in its
-    /// sequence.
+    /// Sends a request. `slot` spreads requests over connections. `place` is the request's position
+    /// in a sequence.
     async fn send(&self, slot: usize, place: Option<Place>, timeout: Duration) -> Result<Answer, Problem> {
         let sent = async {
             match self {
@@ -90,17 +92,18 @@ impl Client {
             Ok(outcome) => outcome,
             Err(_) => Err(Problem::new(
                 "timed out",
-                format!("no answer within {}", humantime::format_duration(timeout)),
+                format!("no response within {}", humantime::format_duration(timeout)),
             )),
         }
     }
 }
 
-/// Sends requests until the end, waits for the last answers, and tells what came of it. Within a
-/// `LocalSet`.
+/// Sends requests until the end, waits for the last responses, and returns the statistics. Must be
+/// called within a `LocalSet`.
 pub(super) async fn run(client: &Rc<Client>, plan: &Plan, until: Until, seed: u64) -> Result<Stats, Failure> {
     let stats = Rc::new(RefCell::new(Stats::new()));
-    let (start, cpu) = (clock::now(), processor_time());
+    let start = clock::now();
+    let cpu = processor_time();
     let mut open = Vec::new();
     match plan.pace {
         Pace::Closed { concurrency } => {
@@ -118,7 +121,7 @@ pub(super) async fn run(client: &Rc<Client>, plan: &Plan, until: Until, seed: u6
     Ok(stats)
 }
 
-/// Decides whether one more request is sent.
+/// The gate that admits each request until the end of the run.
 struct Gate {
     start: Instant,
     until: Until,
@@ -142,7 +145,8 @@ impl Gate {
     }
 }
 
-/// Gives the clients that are within a sequence, each with the place of a request that ends it.
+/// Runs the closed loop. Returns the clients that are within a sequence, each with the position of
+/// a request that ends the sequence.
 async fn closed_loop(
     client: &Rc<Client>,
     plan: &Plan,
@@ -150,16 +154,20 @@ async fn closed_loop(
     concurrency: usize,
     stats: &Rc<RefCell<Stats>>,
 ) -> Vec<(usize, Place)> {
-    let (gate, timeout) = (Rc::new(gate), plan.timeout);
+    let gate = Rc::new(gate);
+    let timeout = plan.timeout;
     let mut clients = JoinSet::new();
     for slot in 0..concurrency {
-        let (client, gate, stats) = (client.clone(), gate.clone(), stats.clone());
+        let client = client.clone();
+        let gate = gate.clone();
+        let stats = stats.clone();
         let mut sequence = plan.sequences.map(|sequences| sequences.of(slot));
         clients.spawn_local(async move {
             let mut now = clock::now();
             while gate.admits(now) {
                 let outcome = client.send(slot, sequence.as_ref().map(Sequence::next), timeout).await;
-                let (sent, failed) = (now, outcome.is_err());
+                let sent = now;
+                let failed = outcome.is_err();
                 now = clock::now();
                 stats.borrow_mut().record(now.duration_since(sent), outcome);
                 if let Some(sequence) = &mut sequence {
@@ -177,21 +185,21 @@ async fn closed_loop(
     clients.join_all().await.into_iter().flatten().collect()
 }
 
-/// Ends the sequences that are under way as the time is over, so that the server need not keep their
-/// state until it is idle for too long. Nothing of it is measured.
+/// Ends the sequences that are open at the end of the run, so that the server need not keep their
+/// state until the idle timeout. These requests are not measured.
 async fn cut(client: &Rc<Client>, open: Vec<(usize, Place)>, timeout: Duration) {
     let mut clients = JoinSet::new();
     for (slot, place) in open {
         let client = client.clone();
         clients.spawn_local(async move {
-            // One that fails is over by itself, in the server's time.
+            // If the request fails, the server ends the sequence at its idle timeout.
             drop(client.send(slot, Some(place), timeout).await);
         });
     }
     clients.join_all().await;
 }
 
-/// Requests under way.
+/// The number of unanswered requests.
 #[derive(Default)]
 struct InFlight {
     count: Cell<usize>,
@@ -221,15 +229,17 @@ async fn open_loop(
             .map_err(|error| Failure::failed(format!("the timer failed: {error}")))?;
         stats.borrow_mut().lag.record(clock::now().duration_since(meant));
         if in_flight.count.get() >= max_in_flight {
-            let example = format!("{max_in_flight} requests were under way (--max-in-flight)");
+            let example = format!("{max_in_flight} requests were in flight (--max-in-flight)");
             stats.borrow_mut().record(Duration::ZERO, Err(Problem::new("not sent", example)));
         } else {
             in_flight.count.set(in_flight.count.get() + 1);
-            let (client, stats, in_flight) = (client.clone(), stats.clone(), in_flight.clone());
+            let client = client.clone();
+            let stats = stats.clone();
+            let in_flight = in_flight.clone();
             tokio::task::spawn_local(async move {
                 let outcome = client.send(slot, None, timeout).await;
-                // From when it was meant to be sent: waiting for a late generator or for a stalled
-                // server is part of what a user would have seen.
+                // Measure from the planned send time: a user would also have waited for a late
+                // generator or a stalled server.
                 stats.borrow_mut().record(clock::now().duration_since(meant), outcome);
                 in_flight.count.set(in_flight.count.get() - 1);
                 in_flight.one_less.notify_one();
@@ -247,7 +257,7 @@ async fn open_loop(
     Ok(())
 }
 
-/// What all threads of this process have spent of the processors.
+/// Returns the processor time of all threads of this process.
 fn processor_time() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
@@ -272,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn processor_time_goes_forward() {
+    fn processor_time_never_decreases() {
         let before = processor_time();
         assert!(before > Duration::ZERO && processor_time() >= before);
     }

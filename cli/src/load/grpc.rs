@@ -1,5 +1,5 @@
-//! Sending over gRPC, straight on HTTP/2: the message is bytes already, so nothing is encoded or
-//! decoded, and no task stands between the caller and the connection but the one that reads it.
+//! The gRPC sender, directly on HTTP/2. The message is already encoded, so no request is encoded or
+//! decoded. Only the task that reads the connection stands between the caller and the connection.
 
 use std::cell::{Cell, RefCell};
 
@@ -17,7 +17,8 @@ use crate::load::stats::{Answer, Problem};
 use crate::load::target::Target;
 
 const METHOD: &str = "/inference.GRPCInferenceService/ModelInfer";
-/// HTTP/2 receive windows: an answer of this size arrives without waiting for a window update.
+/// The HTTP/2 receive window of a stream, in bytes: a response of this size arrives without waiting
+/// for a window update.
 const STREAM_WINDOW: u32 = 4 << 20;
 const CONNECTION_WINDOW: u32 = 16 << 20;
 
@@ -34,9 +35,9 @@ struct Endpoint {
     uri: Uri,
 }
 
-/// A connection's place.
+/// A slot for a connection.
 struct Slot {
-    /// The endpoint that it is to, or was to last.
+    /// The endpoint of the connection, or of the previous one if the slot is empty.
     endpoint: Cell<usize>,
     open: RefCell<Option<SendRequest<Bytes>>>,
 }
@@ -72,8 +73,8 @@ impl Sender {
         self.frame.len()
     }
 
-    /// Sends the request on one of the connections and waits for its answer. A connection that
-    /// breaks is opened again by the next request on it.
+    /// Sends the request on one of the connections and waits for the response. The next request on
+    /// a broken connection opens it again.
     pub(super) async fn send(&self, slot: usize, place: Option<Place>) -> Result<Answer, Problem> {
         let slot = &self.connections[slot % self.connections.len()];
         let open = slot.open.borrow().clone();
@@ -87,7 +88,7 @@ impl Sender {
         };
         let outcome = self.exchange(sender, &self.endpoints[slot.endpoint.get()].uri, frame).await;
         outcome.map_err(|error| {
-            // A reset ends one request; anything else, the connection.
+            // A reset ends one request; any other error ends the connection.
             if !error.is_reset() {
                 *slot.open.borrow_mut() = None;
             }
@@ -95,9 +96,9 @@ impl Sender {
         })?
     }
 
-    /// Opens a connection to the endpoint it was to last, or to the next that can be reached.
+    /// Opens a connection to the slot's last endpoint, or to the next endpoint that can be reached.
     async fn open(&self, slot: &Slot) -> Result<SendRequest<Bytes>, Problem> {
-        let mut outcome = Err(Problem::new("cannot connect", "there is no endpoint"));
+        let mut outcome = Err(Problem::new("cannot connect", "no endpoint is configured"));
         let last = slot.endpoint.get();
         for index in (0..self.endpoints.len()).map(|step| (last + step) % self.endpoints.len()) {
             outcome = self.endpoints[index].connect().await;
@@ -134,7 +135,10 @@ impl Sender {
             return Ok(Err(problem));
         }
         if !trailers.contains_key(Status::GRPC_STATUS) || bytes == 0 {
-            return Ok(Err(Problem::new("bad answer", "it ended without a message or without a status")));
+            return Ok(Err(Problem::new(
+                "bad answer",
+                "the response ended without a message or without a status",
+            )));
         }
         let split = head.headers.get("server-timing").and_then(|header| Split::parse(header.to_str().ok()?));
         Ok(Ok(Answer { bytes, split }))
@@ -162,13 +166,13 @@ impl Endpoint {
             .initial_connection_window_size(CONNECTION_WINDOW)
             .handshake::<_, Bytes>(stream);
         let (sender, connection) = handshake.await.map_err(|error| failed(error.to_string()))?;
-        // What ends a connection is told to the requests on it.
+        // The requests on the connection report the error that ends it.
         tokio::task::spawn_local(async move { connection.await.ok() });
         Ok(sender)
     }
 }
 
-/// The problem that headers or trailers tell of. Reads them fully only when they do.
+/// Returns the error in headers or trailers. Parses the status fully only if it is an error.
 fn problem_in(headers: &HeaderMap) -> Option<Problem> {
     if headers.get(Status::GRPC_STATUS)? == "0" {
         return None;

@@ -1,4 +1,5 @@
-//! Sending over HTTP/1.1, each request under way on a connection of its own that is kept.
+//! The HTTP/1.1 sender. Each request in flight has a connection of its own, and connections are
+//! reused.
 
 use std::cell::RefCell;
 
@@ -18,10 +19,10 @@ use crate::load::sequence::Place;
 use crate::load::stats::{Answer, Problem};
 use crate::load::target::Target;
 
-/// The header that says where a body's JSON ends and its binary data begins.
+/// The header with the length of a body's JSON part, after which the binary data begins.
 const JSON_BYTES: &str = "inference-header-content-length";
 
-/// Connections, opened as requests need them.
+/// The connections, opened on demand.
 pub(super) struct Sender {
     authority: String,
     uri: Uri,
@@ -60,7 +61,7 @@ impl Sender {
         self.body.bytes.len()
     }
 
-    /// Sends the request on an idle connection, or a new one, and waits for its answer.
+    /// Sends the request on an idle or new connection, and waits for the response.
     pub(super) async fn send(&self, place: Option<Place>) -> Result<Answer, Problem> {
         let idle = self.idle.borrow_mut().pop();
         let mut connection = match idle {
@@ -93,7 +94,7 @@ impl Sender {
     }
 }
 
-/// What a server says over HTTP that a model takes.
+/// Fetches the declared inputs and outputs of a model over HTTP.
 pub(super) async fn metadata(target: &Target) -> Result<ModelMetadata, Failure> {
     let unreachable = |problem: Problem| {
         let hint = "give the address of a running server of the Open Inference Protocol";
@@ -112,12 +113,12 @@ pub(super) async fn metadata(target: &Target) -> Result<ModelMetadata, Failure> 
         return Err(Failure { exit, ..Failure::failed(format!("{}: {}", problem.kind, problem.example)) });
     }
     read_metadata(&text)
-        .map_err(|error| Failure::failed(format!("the server's metadata cannot be used: {error}")))
+        .map_err(|error| Failure::failed(format!("the server's metadata is malformed: {error}")))
 }
 
-/// The one server: over HTTP it is named by its URL.
+/// Returns the only server: over HTTP, a URL names the server.
 fn only(target: &Target) -> Result<&str, Failure> {
-    let address = target.addresses.first().ok_or_else(|| Failure::usage("no server is named"))?;
+    let address = target.addresses.first().ok_or_else(|| Failure::usage("no server URL is given"))?;
     Ok(address.authority())
 }
 
@@ -168,7 +169,7 @@ where
     stream.set_nodelay(true).map_err(|error| failed(error.to_string()))?;
     let (sender, connection) =
         handshake(TokioIo::new(stream)).await.map_err(|error| failed(error.to_string()))?;
-    // What ends a connection is told to the request on it.
+    // The request on the connection reports the error that ends it.
     tokio::task::spawn_local(async move { connection.await.ok() });
     Ok(sender)
 }
@@ -181,7 +182,7 @@ async fn drain(mut body: Incoming) -> Result<usize, hyper::Error> {
     Ok(bytes)
 }
 
-/// The problem an error answer tells of: `{"error": …}`, with a reason where the server is ours.
+/// Returns the error in an error response: `{"error": …}`, with a reason if the server is Millrace.
 fn problem(status: StatusCode, body: &[u8]) -> Problem {
     #[derive(Deserialize)]
     struct Told {
@@ -220,7 +221,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn error_bodies_are_read_in_every_form() {
+    fn error_bodies_are_parsed_with_and_without_a_reason() {
         let check = |body: &str| problem(StatusCode::TOO_MANY_REQUESTS, body.as_bytes());
         let ours = check(r#"{"error": "full", "reason": "QUEUE_FULL", "retryable": true}"#);
         assert_eq!(ours, Problem::new("HTTP 429 (QUEUE_FULL)", "full"));

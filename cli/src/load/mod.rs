@@ -1,20 +1,20 @@
 //! `load`: a load generator for any server of the Open Inference Protocol.
 //!
-//! One request is encoded once and sent again and again, over gRPC or HTTP, either by a fixed
-//! number of clients that each wait for their answer (closed loop) or at a fixed rate whatever the
-//! server does (open loop). In the open loop a latency is counted from when the request was meant
-//! to be sent, so a server that stalls is charged for every request that had to wait (no
-//! coordinated omission). Everything runs on one thread, to leave the server its cores.
+//! A request is encoded once and sent repeatedly, over gRPC or HTTP. In the closed loop, a fixed
+//! number of clients each wait for a response before the next request. In the open loop, requests
+//! are sent at a fixed rate, independent of the server. The open loop measures a latency from the
+//! planned send time, so a stalled server is charged for every request that had to wait (no
+//! coordinated omission). The generator runs on one thread, to leave the other cores to the server.
 //!
-//! | module | holds |
+//! | module | content |
 //! |---|---|
-//! | [`target`] | which server, which protocol |
+//! | [`target`] | the server and the protocol |
 //! | [`payload`] | the request, encoded once |
-//! | [`grpc`], [`http`] | sending it |
-//! | [`schedule`], [`timer`] | when, in the open loop |
+//! | [`grpc`], [`http`] | the senders |
+//! | [`schedule`], [`timer`] | the send times of the open loop |
 //! | [`engine`] | the two loops |
 //! | [`sequence`] | requests of functions that keep state |
-//! | [`stats`], [`report`] | what came of it |
+//! | [`stats`], [`report`] | the measurements |
 
 mod engine;
 mod grpc;
@@ -60,67 +60,68 @@ pub(crate) struct Args {
     /// A function or workflow of the cluster, or a server's URL (grpc:// or http://) with --model.
     #[arg(value_name = "NAME|URL", required_unless_present = "url")]
     target: Option<String>,
-    /// The server, as grpc://HOST:PORT or http://HOST:PORT; the cluster's endpoints otherwise.
+    /// The server, as grpc://HOST:PORT or http://HOST:PORT [default: the cluster's endpoints].
     #[arg(long, value_name = "URL")]
     url: Option<String>,
-    /// The model.
+    /// The name of the model on the server.
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
-    /// A version other than the latest.
+    /// The version of the model [default: the latest].
     #[arg(long, value_name = "N", default_value = "", hide_default_value = true)]
     model_version: String,
-    /// How many requests are under way at any time.
+    /// The number of requests in flight at any time.
     #[arg(short, long, value_name = "N", default_value = "1", conflicts_with = "rate")]
     concurrency: NonZeroU32,
-    /// Requests a second, sent whatever the server does.
+    /// The number of requests per second, sent independently of the server.
     #[arg(long, value_name = "PER-SECOND", value_parser = rate)]
     rate: Option<f64>,
-    /// How the requests of a rate are spread.
+    /// The distribution of the requests at a rate.
     #[arg(long, value_enum, value_name = "KIND", default_value_t, requires = "rate")]
     arrival: Arrival,
-    /// The most requests under way at a rate; those beyond are counted as not sent.
+    /// The limit of requests in flight at a rate; requests beyond the limit are counted as not
+    /// sent.
     #[arg(long, value_name = "N", default_value_t = 10_000, requires = "rate")]
     max_in_flight: usize,
-    /// How long to send, after the warm-up.
+    /// The sending time after the warm-up.
     #[arg(short, long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "10s")]
     duration: Duration,
-    /// How many requests to send, in place of a duration.
+    /// The number of requests to send, in place of a duration.
     #[arg(long, value_name = "N", conflicts_with = "duration")]
     requests: Option<NonZeroU64>,
-    /// How long to send before measuring.
+    /// The sending time before the measurement.
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "1s")]
     warm_up: Duration,
-    /// gRPC connections the requests share [default: 1 for each 16 under way, at most 4, and 1 for
-    /// each endpoint]. They are spread over the endpoints in turn; one that breaks fails the requests
-    /// on it, and is opened again at the next endpoint that can be reached. Over HTTP each request
-    /// under way has its own.
+    /// The number of gRPC connections that the requests share [default: 1 for each 16 in flight, at
+    /// most 4, and 1 for each endpoint]. The connections are spread over the endpoints in turn. A
+    /// broken connection fails its requests, and is opened again at the next endpoint that can be
+    /// reached. Over HTTP, each request in flight has its own connection.
     #[arg(long, value_name = "N")]
     connections: Option<NonZeroU32>,
-    /// Send sequences, for a function that keeps state: each of the requests under way is of one, and
-    /// of so many requests each has the first begins it and the last ends it. One of which a request
-    /// fails counts as broken.
+    /// Send sequences of N requests, for a function that keeps state. Each client sends one
+    /// sequence after another; the first request starts a sequence and the last ends it. A failed
+    /// request breaks its sequence.
     #[arg(long, value_name = "N", conflicts_with = "rate")]
     sequence_length: Option<NonZeroU32>,
-    /// The shape of an input; 1 stands in for every dimension a model leaves free. May be repeated.
+    /// The shape of an input; by default, 1 for every variable dimension. May be repeated.
     #[arg(long, value_name = "NAME=SHAPE")]
     input_shape: Vec<Shape>,
-    /// What the inputs' random values are made from.
+    /// The seed of the random input values.
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// How long to wait for an answer.
+    /// The timeout of a request.
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "60s")]
     timeout: Duration,
-    /// Over HTTP, tensors as JSON rather than binary.
+    /// Send tensors as JSON in place of binary data, over HTTP.
     #[arg(long)]
     http_json: bool,
     #[command(flatten)]
     output: Output,
 }
 
-/// How the requests of a rate are spread over time.
+/// The distribution of the requests at a rate over time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Arrival {
-    /// As independent users send: exponential gaps.
+    /// Exponential gaps, as from independent users.
     #[default]
     Poisson,
     /// Equal gaps.
@@ -153,13 +154,14 @@ async fn measure(args: &Args, config: &Config) -> Result<Report, Failure> {
     }
     line.set_message("measuring");
     let until = args.requests.map_or(Until::Elapsed(args.duration), |count| Until::Sent(count.get()));
-    // Another stretch of the random arrivals than the warm-up's.
+    // Draw other random arrivals than the warm-up's.
     let stats = engine::run(&client, &plan, until, args.seed.wrapping_add(1)).await?;
     line.finish_and_clear();
     Ok(Report::new(args, &target, &tensors, client.request_bytes(), &stats))
 }
 
-/// Tells this generator from others: no two processes of a machine have one pid and moment.
+/// Returns a seed that differs between generators: no two processes of a machine share a pid and a
+/// moment.
 fn generator() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     (now.tv_nsec.cast_unsigned() << 22) ^ u64::from(std::process::id())
@@ -173,8 +175,8 @@ fn pace(args: &Args) -> Pace {
 }
 
 impl Args {
-    /// The gRPC connections to open: each endpoint gets one at least, where as many requests are
-    /// under way.
+    /// Returns the number of gRPC connections to open: at least one per endpoint if as many
+    /// requests are in flight.
     fn connections(&self, target: &Target) -> usize {
         let under_way = match self.rate {
             None => self.concurrency.get() as usize,
@@ -192,6 +194,6 @@ impl Args {
 fn rate(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(rate) if rate.is_finite() && rate > 0.0 => Ok(rate),
-        _ => Err("write how many requests a second, such as 500 or 0.5".to_owned()),
+        _ => Err("write a number of requests per second, such as 500 or 0.5".to_owned()),
     }
 }

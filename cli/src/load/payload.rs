@@ -1,5 +1,5 @@
-//! The one request of a run: random tensors of the model's shapes, encoded once. Of a sequence, its place
-//! there is put in each time.
+//! The request of a run: random tensors of the model's shapes, encoded once. The position in a
+//! sequence is added for each request.
 
 use std::str::FromStr;
 
@@ -21,18 +21,19 @@ use crate::load::target::Target;
 use crate::output::answers;
 use crate::tensors::{declared, shape};
 
-/// What is before a gRPC message: a flag, and its length.
+/// The prefix of a gRPC message in bytes: a flag and the message's length.
 const PREFIX: usize = 5;
 
-/// How tensors travel over HTTP.
+/// The encoding of tensors over HTTP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wire {
-    /// The binary extension.
+    /// The binary tensor extension.
     Binary,
+    /// JSON numbers.
     Json,
 }
 
-/// `NAME=SHAPE`, as typed.
+/// An argument `NAME=SHAPE`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Shape {
     name: String,
@@ -48,8 +49,8 @@ impl FromStr for Shape {
     }
 }
 
-/// A tensor for each input: of the shape given for it, or of the declared one with 1 in its free
-/// places; random values, the same for the same seed.
+/// Returns a random tensor for each input. The shape is the given one, or the declared one with 1
+/// for each variable dimension. The same seed gives the same values.
 pub(super) fn tensors(model: &ModelMetadata, shapes: &[Shape], seed: u64) -> Result<Vec<Tensor>, Failure> {
     for shape in shapes {
         declared(model, &shape.name)?;
@@ -68,14 +69,16 @@ pub(super) fn tensors(model: &ModelMetadata, shapes: &[Shape], seed: u64) -> Res
     model.inputs.iter().map(tensor).collect()
 }
 
-/// Floats in 0..1; integers 0 or 1, which are valid as token ids and as masks.
+/// Returns random values: floats from 0 to 1, and integers 0 or 1, which are valid as token ids and
+/// as masks.
 fn values(datatype: DataType, count: usize, random: &mut SmallRng) -> Bytes {
     let mut data = BytesMut::new();
     for _ in 0..count {
         match datatype {
             DataType::Fp32 => data.put_f32_le(random.random()),
             DataType::Fp64 => data.put_f64_le(random.random()),
-            // A half of 0..1 has the sign and the top exponent bits clear: 0x0000..=0x3bff.
+            // A half-precision number from 0 to 1 has a clear sign and clear top exponent bits:
+            // 0x0000..=0x3bff.
             DataType::Fp16 => data.put_u16_le(random.random_range(0..0x3c00)),
             DataType::Bf16 => data.put_u16_le(random.random_range(0..0x3f80)),
             DataType::Bytes => {
@@ -100,7 +103,7 @@ fn values(datatype: DataType, count: usize, random: &mut SmallRng) -> Bytes {
     data.freeze()
 }
 
-/// The request as one gRPC message with its five-byte prefix.
+/// Returns the request as a gRPC message with its five-byte prefix.
 pub(super) fn grpc_frame(target: &Target, tensors: &[Tensor]) -> Bytes {
     let input = |tensor: &Tensor| InferInputTensor {
         name: tensor.name().to_owned(),
@@ -126,14 +129,14 @@ fn framed(len: usize, put: impl FnOnce(&mut BytesMut)) -> Bytes {
     frame.freeze()
 }
 
-/// The same request with a place in a sequence. What is behind a message of protobuf goes on with it: here,
-/// with its parameters.
+/// Returns the request with a position in a sequence. Protobuf merges bytes after a message into
+/// the message, so the parameters are simply appended.
 pub(super) fn grpc_frame_of(frame: &Bytes, Place { id, start, end }: Place) -> Bytes {
     let parameter = |(name, choice): (&str, ParameterChoice)| {
         (name.to_owned(), InferParameter { parameter_choice: Some(choice) })
     };
     let parameters = [
-        // As Triton's clients write it.
+        // Triton's clients send the id as an Int64.
         ("sequence_id", ParameterChoice::Int64Param(id)),
         ("sequence_start", ParameterChoice::BoolParam(start)),
         ("sequence_end", ParameterChoice::BoolParam(end)),
@@ -147,7 +150,7 @@ pub(super) fn grpc_frame_of(frame: &Bytes, Place { id, start, end }: Place) -> B
     })
 }
 
-/// An HTTP body, and where its JSON ends if binary data follows.
+/// An HTTP body, and the length of its JSON if binary data follows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct HttpBody {
     pub(super) bytes: Bytes,
@@ -155,10 +158,10 @@ pub(super) struct HttpBody {
 }
 
 impl HttpBody {
-    /// The same request with a place in a sequence, among the parameters of its JSON.
+    /// Returns the request with a position in a sequence, among the parameters of its JSON.
     pub(super) fn of_sequence(&self, Place { id, start, end }: Place) -> Self {
         let place = format!(r#""sequence_id":{id},"sequence_start":{start},"sequence_end":{end}"#);
-        // With binary data there are parameters already, which are last; else there are none.
+        // A binary body already has parameters, which are last in the JSON; a JSON body has none.
         let (at, place) = match self.json_bytes {
             Some(json_bytes) => (json_bytes - "}}".len(), format!(",{place}")),
             None => (self.bytes.len() - "}".len(), format!(r#","parameters":{{{place}}}"#)),
@@ -169,14 +172,14 @@ impl HttpBody {
     }
 }
 
-/// The request as an HTTP body.
+/// Returns the request as an HTTP body.
 pub(super) fn http_body(tensors: &[Tensor], wire: Wire) -> Result<HttpBody, Failure> {
     let half = |tensor: &&Tensor| matches!(tensor.datatype(), DataType::Fp16 | DataType::Bf16);
     if wire == Wire::Json
         && let Some(tensor) = tensors.iter().find(half)
     {
-        return Err(Failure::usage(format!("{}: JSON has no {}", tensor.name(), tensor.datatype()))
-            .hint("leave --http-json out"));
+        return Err(Failure::usage(format!("{}: JSON cannot encode {}", tensor.name(), tensor.datatype()))
+            .hint("omit --http-json"));
     }
     let input = |tensor: &Tensor| {
         let mut input = Map::new();
@@ -271,7 +274,7 @@ mod tests {
         assert_eq!(given("sequence_id"), ParameterChoice::Int64Param(7));
         assert_eq!(given("sequence_start"), ParameterChoice::BoolParam(true));
         assert_eq!(given("sequence_end"), ParameterChoice::BoolParam(false));
-        assert_eq!(message, ModelInferRequest::decode(plain.slice(5..)).unwrap(), "the rest is as it was");
+        assert_eq!(message, ModelInferRequest::decode(plain.slice(5..)).unwrap(), "the rest is unchanged");
 
         for wire in [Wire::Binary, Wire::Json] {
             let plain = http_body(&tensors, wire).unwrap();

@@ -1,4 +1,4 @@
-//! What a run found, for people and for programs.
+//! The results of a run, for people and for programs.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::load::{Args, Arrival};
 use crate::output::table::{Table, col};
 use crate::output::{Format, text};
 
-/// A run's findings. Times are in microseconds.
+/// The results of a run. Times are in microseconds.
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
     server: String,
@@ -30,7 +30,8 @@ pub(super) struct Report {
     throughput: f64,
     answer_bytes: u64,
     latency_us: TimesReport,
-    /// Open loop: how much later than meant requests were sent, by the generator's own doing.
+    /// The delay between a request's planned and actual send time, caused by the generator. Open
+    /// loop only.
     #[serde(skip_serializing_if = "Option::is_none")]
     lag_us: Option<TimesReport>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -38,7 +39,7 @@ pub(super) struct Report {
     errors: BTreeMap<String, ErrorReport>,
     #[serde(skip_serializing_if = "Option::is_none")]
     sequences: Option<SequencesReport>,
-    /// Processors the generator itself kept busy, of the one it can use.
+    /// The number of processors that the generator kept busy. One thread can use at most one.
     client_cpus: f64,
 }
 
@@ -62,7 +63,7 @@ struct TimesReport {
     max: f64,
 }
 
-/// The server's own account, and what is left of the latency without the model's run.
+/// The server's latency breakdown, and the client's latency without the model's run.
 #[derive(Debug, Serialize)]
 struct ServerReport {
     queue: TimesReport,
@@ -72,7 +73,7 @@ struct ServerReport {
     added: TimesReport,
 }
 
-/// Sequences that ended. Those that were under way at the end are none of them.
+/// The sequences that ended. Sequences that were open at the end of the run are not counted.
 #[derive(Debug, Serialize)]
 struct SequencesReport {
     length: u32,
@@ -127,7 +128,7 @@ impl Report {
         }
     }
 
-    /// Success unless nothing was answered.
+    /// Returns a failure if no request was answered.
     pub(super) fn verdict(&self) -> Result<(), Failure> {
         if self.answered > 0 {
             return Ok(());
@@ -138,7 +139,7 @@ impl Report {
         Err(Failure::failed(format!("no request was answered: {why}")))
     }
 
-    /// The findings for people; with `details`, all of them.
+    /// Returns the results as text, with `details` in full.
     pub(super) fn text(&self, details: bool) -> String {
         let pace = match &self.pace {
             PaceReport::Closed { concurrency } => format!("{concurrency} at a time"),
@@ -156,7 +157,8 @@ impl Report {
             ),
         ];
         if let Some(SequencesReport { length, whole, broken }) = self.sequences {
-            let (whole, broken) = (text::count(whole), text::count(broken));
+            let whole = text::count(whole);
+            let broken = text::count(broken);
             lines.push(format!("{whole} sequences of {length} whole, {broken} broken"));
         }
         for (kind, error) in &self.errors {

@@ -1,4 +1,4 @@
-//! When the requests of an open loop are meant to be sent. Pure: offsets from the start.
+//! The planned send times of an open loop. Pure logic: offsets from the start of the run.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use rand::{Rng as _, SeedableRng as _};
 
 use crate::load::Arrival;
 
-/// An endless series of moments, counted from the start of a run.
+/// An endless series of send times, as offsets from the start of a run.
 #[derive(Debug)]
 pub(super) struct Schedule {
     rate: f64,
@@ -18,7 +18,7 @@ pub(super) struct Schedule {
 }
 
 impl Schedule {
-    /// `rate` requests a second.
+    /// Returns a schedule of `rate` requests per second.
     pub(super) fn new(rate: f64, arrival: Arrival, seed: u64) -> Self {
         Self { rate, arrival, random: SmallRng::seed_from_u64(seed), sent: 0, elapsed_s: 0.0 }
     }
@@ -28,9 +28,10 @@ impl Iterator for Schedule {
     type Item = Duration;
     fn next(&mut self) -> Option<Duration> {
         self.elapsed_s = match self.arrival {
-            // Counted, not added up: no drift.
+            // Compute from the count: a running sum would drift.
             Arrival::Uniform => self.sent as f64 / self.rate,
-            // The inverse of the exponential distribution; 1 - x is in (0, 1], so the logarithm is finite.
+            // The inverse of the exponential distribution. 1 - x is in (0, 1], so the logarithm is
+            // finite.
             Arrival::Poisson => self.elapsed_s - (1.0 - self.random.random::<f64>()).ln() / self.rate,
         };
         self.sent += 1;
@@ -63,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_repeats_its_series() {
+    fn equal_seeds_give_equal_series() {
         let series = |seed| Schedule::new(10.0, Arrival::Poisson, seed).take(5).collect::<Vec<_>>();
         assert_eq!(series(1), series(1));
         assert_ne!(series(1), series(2));

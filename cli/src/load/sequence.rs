@@ -1,12 +1,13 @@
-//! Sequences of requests, for functions that keep state: each client sends one after the other. Pure.
+//! Sequences of requests, for functions that keep state: each client sends one sequence after
+//! another. Pure logic.
 //!
-//! A request that fails breaks its sequence, whether or not the server still has its state: the next
-//! request begins another. All sequences of a client have one id, so that what is left of a broken one
-//! goes as the next begins.
+//! A failed request breaks its sequence, whether or not the server still has the state. The
+//! client's next request starts another sequence. All sequences of a client share one id, so the
+//! start of the next sequence replaces the state of a broken one.
 
 use std::num::NonZeroU32;
 
-/// Numbers of one generator: more than it has clients.
+/// The number of ids per generator, above its number of clients.
 const CLIENTS_MAX: i64 = 1 << 20;
 
 /// The sequences of all clients.
@@ -16,7 +17,7 @@ pub(super) struct Sequences {
     length: NonZeroU32,
 }
 
-/// A client's place in its present sequence.
+/// A client's position in its current sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Sequence {
     id: i64,
@@ -24,33 +25,34 @@ pub(super) struct Sequence {
     answered: u32,
 }
 
-/// A request's place in its sequence.
+/// A request's position in its sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Place {
-    /// Above zero.
+    /// The sequence's id, above zero.
     pub(super) id: i64,
     pub(super) start: bool,
     pub(super) end: bool,
 }
 
-/// How sequences ended.
+/// The number of ended sequences, by outcome.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Ended {
-    /// Every request was answered.
+    /// The number of sequences whose requests were all answered.
     pub(super) whole: u64,
-    /// A request failed.
+    /// The number of sequences with a failed request.
     pub(super) broken: u64,
 }
 
 impl Sequences {
-    /// Of so many requests each. `generator` tells one from others that load the same function.
+    /// Returns sequences of `length` requests. `generator` distinguishes generators that load the
+    /// same function.
     pub(super) fn new(length: NonZeroU32, generator: u64) -> Self {
         let generators = u64::try_from(i64::MAX / CLIENTS_MAX).unwrap_or(1);
         let generator = i64::try_from(generator % generators).unwrap_or(0);
         Self { first_id: 1 + generator * CLIENTS_MAX, length }
     }
 
-    /// Those of one client, the first of them.
+    /// Returns the first sequence of a client.
     pub(super) fn of(self, client: usize) -> Sequence {
         let client = i64::try_from(client).unwrap_or(0) % CLIENTS_MAX;
         Sequence { id: self.first_id.saturating_add(client), length: self.length, answered: 0 }
@@ -58,13 +60,13 @@ impl Sequences {
 }
 
 impl Sequence {
-    /// The place of the client's next request.
+    /// Returns the position of the client's next request.
     pub(super) fn next(&self) -> Place {
         let Self { id, length, answered } = *self;
         Place { id, start: answered == 0, end: answered + 1 == length.get() }
     }
 
-    /// The next request was answered.
+    /// Records that the next request was answered.
     pub(super) fn answered(&mut self, ended: &mut Ended) {
         self.answered += 1;
         if self.answered == self.length.get() {
@@ -73,13 +75,14 @@ impl Sequence {
         }
     }
 
-    /// The next request failed.
+    /// Records that the next request failed.
     pub(super) fn failed(&mut self, ended: &mut Ended) {
         self.answered = 0;
         ended.broken += 1;
     }
 
-    /// The place of a request that ends the sequence before its time, where it has begun.
+    /// Returns the position of a request that ends the sequence early, or `None` if the sequence
+    /// has not begun.
     pub(super) fn cut(&self) -> Option<Place> {
         (self.answered > 0).then_some(Place { id: self.id, start: false, end: true })
     }
@@ -94,8 +97,9 @@ mod tests {
     }
 
     #[test]
-    fn a_client_sends_one_sequence_after_the_other() {
-        let (mut sequence, mut ended) = (sequences(3).of(2), Ended::default());
+    fn a_client_sends_one_sequence_after_another() {
+        let mut sequence = sequences(3).of(2);
+        let mut ended = Ended::default();
         let mut next = || {
             let Place { start, end, .. } = sequence.next();
             sequence.answered(&mut ended);
@@ -110,8 +114,9 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_request_breaks_its_sequence_and_one_under_way_can_be_cut() {
-        let (mut sequence, mut ended) = (sequences(3).of(0), Ended::default());
+    fn a_failed_request_breaks_its_sequence_and_an_open_sequence_can_be_ended() {
+        let mut sequence = sequences(3).of(0);
+        let mut ended = Ended::default();
         assert_eq!(sequence.cut(), None);
         sequence.answered(&mut ended);
         let Place { id, .. } = sequence.next();
@@ -122,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_and_generators_have_ids_of_their_own() {
+    fn clients_and_generators_have_distinct_ids() {
         let id = |generator, client| {
             let id = Sequences::new(NonZeroU32::MIN, generator).of(client).next().id;
             assert!(id > 0, "{generator} {client}");

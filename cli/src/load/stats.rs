@@ -1,4 +1,4 @@
-//! What was measured: latencies in histograms, errors by kind.
+//! The measurements of a run: latencies in histograms, errors by kind.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,26 +8,26 @@ use millrace_client::Split;
 
 use crate::load::sequence::Ended;
 
-/// The longest time told apart from longer ones.
+/// The longest time that a histogram distinguishes.
 const LONGEST: Duration = Duration::from_secs(3600);
-/// Significant digits kept of a time.
+/// The number of significant digits of a time.
 const DIGITS: u8 = 3;
 
-/// A good answer.
+/// A successful response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Answer {
-    /// The size of its message or body.
+    /// The size of the message or body.
     pub(super) bytes: usize,
-    /// Where the time went, if the server says.
+    /// The latency breakdown, if the server reports one.
     pub(super) split: Option<Split>,
 }
 
-/// Why there was none.
+/// The failure of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Problem {
-    /// What it is counted under.
+    /// The kind under which the failure is counted.
     pub(super) kind: String,
-    /// What happened the first time.
+    /// The message of the failure.
     pub(super) example: String,
 }
 
@@ -37,7 +37,7 @@ impl Problem {
     }
 }
 
-/// Times, in nanoseconds.
+/// A histogram of times in nanoseconds.
 #[derive(Debug, Clone)]
 pub(super) struct Times(Histogram<u64>);
 
@@ -55,9 +55,9 @@ impl Times {
         self.0.len()
     }
 
-    /// The time that this share of all (0 to 1) did not exceed.
+    /// Returns the time that this share of all times, from 0 to 1, did not exceed.
     pub(super) fn quantile(&self, share: f64) -> Duration {
-        // The histogram answers with the end of a bucket, which can lie beyond the longest time seen.
+        // The histogram returns the end of a bucket, which can exceed the longest recorded time.
         Duration::from_nanos(self.0.value_at_quantile(share).min(self.0.max()))
     }
 
@@ -78,33 +78,34 @@ impl Times {
     }
 }
 
-/// The server's own account of the requests it answered.
+/// The server's latency breakdown of the answered requests.
 #[derive(Debug, Clone)]
 pub(super) struct ServerTimes {
     pub(super) queue: Times,
     pub(super) swap: Times,
     pub(super) run: Times,
     pub(super) total: Times,
-    /// The client's latency less the model's run.
+    /// The client's latency without the model's run.
     pub(super) added: Times,
 }
 
-/// Everything measured in one run.
+/// The measurements of one run.
 #[derive(Debug, Clone)]
 pub(super) struct Stats {
     pub(super) latency: Times,
-    /// How much later than meant requests were sent: the generator's own doing. Open loop only.
+    /// The delay between a request's planned and actual send time, caused by the generator. Open
+    /// loop only.
     pub(super) lag: Times,
-    /// `None` until an answer carries a split.
+    /// The server's breakdown. `None` until a response has one.
     pub(super) server: Option<Box<ServerTimes>>,
-    /// How often each kind of problem came up, and what it was the first time.
+    /// The count of each kind of failure, and the first message.
     pub(super) problems: BTreeMap<String, (u64, String)>,
     pub(super) answer_bytes: u64,
-    /// How sequences ended, where requests were of some.
+    /// The ended sequences, if the requests belonged to sequences.
     pub(super) sequences: Ended,
-    /// From the start to the last answer.
+    /// The time from the start to the last response.
     pub(super) elapsed: Duration,
-    /// Processor time this process spent meanwhile.
+    /// The processor time that this process used during the run.
     pub(super) cpu: Duration,
 }
 
@@ -122,7 +123,7 @@ impl Stats {
         }
     }
 
-    /// Takes one request's outcome.
+    /// Records the outcome of a request.
     pub(super) fn record(&mut self, latency: Duration, outcome: Result<Answer, Problem>) {
         match outcome {
             Ok(answer) => {
@@ -142,7 +143,7 @@ impl Stats {
         self.problems.values().map(|(count, _)| count).sum()
     }
 
-    /// Good answers a second.
+    /// Returns the successful responses per second.
     pub(super) fn throughput(&self) -> f64 {
         let seconds = self.elapsed.as_secs_f64();
         if seconds > 0.0 { self.latency.count() as f64 / seconds } else { 0.0 }
@@ -172,13 +173,13 @@ mod tests {
         Duration::from_millis(millis)
     }
 
-    /// Whether two times are within the histogram's resolution of each other.
+    /// Returns whether two times are equal within the histogram's resolution.
     fn close(time: Duration, expected: Duration) -> bool {
         time.abs_diff(expected) <= expected / 1000
     }
 
     #[test]
-    fn percentiles_are_those_of_the_recorded_times() {
+    fn percentiles_match_the_recorded_times() {
         let mut stats = Stats::new();
         for millis in 1..=1000 {
             stats.record(ms(millis), Ok(Answer { bytes: 10, split: None }));
@@ -193,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn problems_are_counted_by_kind_and_keep_out_of_the_latencies() {
+    fn failures_are_counted_by_kind_and_excluded_from_the_latencies() {
         let mut stats = Stats::new();
         for example in ["first", "second"] {
             stats.record(ms(1), Err(Problem::new("UNAVAILABLE", example)));
@@ -205,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_added_is_the_latency_less_the_run() {
+    fn added_latency_excludes_the_run() {
         let mut stats = Stats::new();
         let split = Split { run: ms(2), total: ms(3), ..Split::default() };
         stats.record(ms(5), Ok(Answer { bytes: 0, split: Some(split) }));
@@ -213,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_beyond_the_longest_is_kept_as_the_longest() {
+    fn a_time_beyond_the_longest_is_recorded_as_the_longest() {
         let mut times = Times::new();
         times.record(Duration::from_secs(86_400));
         assert!(close(times.max(), LONGEST));

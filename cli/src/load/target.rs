@@ -1,4 +1,4 @@
-//! Which server is loaded, over which protocol, and what its model takes.
+//! The server under load, its protocol, and the inputs of its model.
 
 use millrace_client::{Address, Endpoints, Inference, ModelMetadata};
 
@@ -7,7 +7,7 @@ use crate::config::Config;
 use crate::failure::Failure;
 use crate::load::{Args, http};
 
-/// The protocols a server can be loaded over.
+/// A protocol of the server under load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Protocol {
     Grpc,
@@ -18,7 +18,7 @@ pub(super) enum Protocol {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Target {
     pub(super) protocol: Protocol,
-    /// Where: the requests' connections are spread over all of these.
+    /// The addresses of the server's endpoints, over which the connections are spread.
     pub(super) addresses: Vec<Address>,
     pub(super) model: String,
     pub(super) version: String,
@@ -31,7 +31,7 @@ impl Target {
         let name = args.target.as_deref().filter(|target| !target.contains("://"));
         let (protocol, addresses) = match (args.url.as_deref(), positional_url) {
             (Some(_), Some(_)) => {
-                return Err(Failure::usage("two URLs: give one, as an argument or with --url"));
+                return Err(Failure::usage("two URLs are given: write one, as an argument or with --url"));
             }
             (Some(url), None) | (None, Some(url)) => {
                 let (protocol, address) = read_url(url)?;
@@ -40,16 +40,19 @@ impl Target {
             (None, None) => (Protocol::Grpc, config.endpoints.clone()),
         };
         if protocol == Protocol::Grpc && args.http_json {
-            return Err(Failure::usage("--http-json is for http:// URLs"));
+            return Err(Failure::usage("--http-json needs an http:// URL"));
         }
         let model = match (name, args.model.as_deref()) {
             (Some(_), Some(_)) => {
-                return Err(Failure::usage("two models: give one, as an argument or with --model"));
+                return Err(Failure::usage(
+                    "two models are given: write one, as an argument or with --model",
+                ));
             }
-            // Another server has no admin API to ask about the kind.
+            // Discard the kind: another vendor's server has no admin API that knows kinds.
             (Some(name), None) | (None, Some(name)) => model_name(name)?.1,
             (None, None) => {
-                return Err(Failure::usage("which model?").hint("name it: millrace load URL --model NAME"));
+                return Err(Failure::usage("no model is given")
+                    .hint("name the model: millrace load URL --model NAME"));
             }
         };
         Ok(Self {
@@ -61,12 +64,12 @@ impl Target {
         })
     }
 
-    /// Every address, for people.
+    /// Returns all addresses as text.
     pub(super) fn names(&self) -> String {
         self.addresses.iter().map(Address::authority).collect::<Vec<_>>().join(",")
     }
 
-    /// What the server says its model takes.
+    /// Fetches the declared inputs and outputs of the model.
     pub(super) async fn metadata(&self, config: &Config) -> Result<ModelMetadata, Failure> {
         match self.protocol {
             Protocol::Grpc => {
@@ -102,12 +105,12 @@ mod tests {
             <Cli as clap::Parser>::try_parse_from(["millrace", "load"].into_iter().chain(line.split(' ')))
                 .map_err(|error| Failure::usage(error.to_string()))?;
         let Command::Load(args) = cli.command else { panic!("not load") };
-        // Not the settings of this process: other tests change its environment.
+        // Do not load this process's settings: other tests change its environment.
         Target::of(&args, &crate::config::Config::empty())
     }
 
     #[test]
-    fn a_name_is_a_function_of_the_cluster_and_a_url_any_server() {
+    fn a_name_selects_a_function_and_a_url_selects_any_server() {
         let found = target("function/mlp").unwrap();
         assert_eq!((found.protocol, found.model.as_str()), (Protocol::Grpc, "mlp"));
         for text in ["workflow/traffic", "wf/traffic", "fn/traffic"] {
@@ -121,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unclear_is_refused() {
+    fn conflicting_or_missing_arguments_are_refused() {
         for line in [
             "http://h:1",
             "ftp://h:1 --model m",

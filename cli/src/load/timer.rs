@@ -1,5 +1,5 @@
-//! A timer finer than the runtime's, whose ticks are whole milliseconds: at a thousand requests a
-//! second those would send in bursts.
+//! A timer finer than the runtime's, whose ticks are whole milliseconds. At a thousand requests per
+//! second, such ticks would send requests in bursts.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -14,28 +14,28 @@ use tokio::time::Instant;
 use crate::clock;
 use crate::failure::Failure;
 
-/// A kernel timer that the runtime waits for like a socket.
+/// A kernel timer that the runtime awaits like a socket.
 pub(super) struct Timer {
     fd: AsyncFd<OwnedFd>,
 }
 
 impl Timer {
-    /// Makes one. Within a runtime.
+    /// Creates a timer. Must be called within a runtime.
     pub(super) fn new() -> Result<Self, Failure> {
         fn failed(error: impl std::fmt::Display) -> Failure {
-            Failure::failed(format!("cannot make a timer: {error}"))
+            Failure::failed(format!("cannot create a timer: {error}"))
         }
         let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
         let fd = timerfd_create(TimerfdClockId::Monotonic, flags).map_err(failed)?;
         #[allow(
             deprecated,
-            reason = "unsound only for types whose descriptor can change: an OwnedFd's cannot"
+            reason = "unsound only for types with a changeable descriptor: an OwnedFd keeps its own"
         )]
         let fd = AsyncFd::new(fd).map_err(failed)?;
         Ok(Self { fd })
     }
 
-    /// Waits until a moment; not at all when it has passed.
+    /// Waits until a moment. Returns at once if the moment has passed.
     pub(super) async fn sleep_until(&self, moment: Instant) -> std::io::Result<()> {
         let left = moment.saturating_duration_since(clock::now());
         if left.is_zero() {
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn never_wakes_early_and_can_be_used_again() {
+    async fn a_timer_never_wakes_early_and_is_reusable() {
         let timer = Timer::new().unwrap();
         for micros in [300, 0, 1200] {
             let moment = clock::now() + Duration::from_micros(micros);

@@ -1,5 +1,5 @@
-//! How an inference's answer is printed: its values, a classifier's best classes, and where the
-//! time went.
+//! The output of an inference's response: its values, a classifier's best classes, and the latency
+//! breakdown.
 
 use std::time::Duration;
 
@@ -10,11 +10,12 @@ use serde_json::{Value, json};
 
 use crate::output::text;
 
-/// Values shown of a row, and rows of a tensor.
+/// The number of values shown per row.
 const VALUES_SHOWN: usize = 12;
+/// The number of rows shown per tensor.
 const ROWS_SHOWN: usize = 16;
 
-/// An answer as a document: the protocol's body, and the split beside it.
+/// A response as a document: the protocol's body, and the latency breakdown beside it.
 #[derive(Serialize)]
 pub(crate) struct Document<'a> {
     model_name: &'a str,
@@ -64,7 +65,7 @@ impl<'a> Document<'a> {
 
 impl From<Split> for SplitMillis {
     fn from(split: Split) -> Self {
-        // Microseconds are what the server tells: more digits would be noise.
+        // The server reports whole microseconds, so further digits would be noise.
         let ms = |span: Duration| span.as_micros() as f64 / 1e3;
         Self {
             cold_ms: (split.cold > Duration::ZERO).then(|| ms(split.cold)),
@@ -77,7 +78,7 @@ impl From<Split> for SplitMillis {
     }
 }
 
-/// A tensor's elements as JSON values, flattened; halves as the bits they are.
+/// Returns a tensor's elements as flat JSON values. Half-precision numbers are their bits.
 pub(crate) fn elements(tensor: &Tensor) -> Vec<Value> {
     fn each<const N: usize>(tensor: &Tensor, read: impl Fn([u8; N]) -> Value) -> Vec<Value> {
         tensor.data().as_chunks().0.iter().map(|chunk| read(*chunk)).collect()
@@ -103,12 +104,12 @@ pub(crate) fn elements(tensor: &Tensor) -> Vec<Value> {
     }
 }
 
-/// A float with the digits that tell it from its neighbours, not those of its widening.
+/// Returns a 32-bit float with its shortest digits, not those of its conversion to 64 bits.
 fn shortest(value: f32) -> Value {
     json!(value.to_string().parse::<f64>().unwrap_or(f64::NAN))
 }
 
-/// A tensor's values for people: a heading, then a line for each row of its last dimension.
+/// Returns a tensor's values for people: a heading, then a line for each row of the last dimension.
 pub(crate) fn values(tensor: &Tensor) -> Vec<String> {
     let heading = format!("{}  {} {}", tensor.name(), tensor.datatype(), text::shape(tensor.shape()));
     let elements = elements(tensor);
@@ -140,8 +141,8 @@ fn cell(value: &Value) -> String {
     }
 }
 
-/// A line for each picture with its best classes; `None` where the output is not a row of scores
-/// for each.
+/// Returns a line for each picture with its best classes, or `None` if the output is not one row of
+/// scores per picture.
 pub(crate) fn best_classes(
     output: &Tensor,
     pictures: &[String],
@@ -149,7 +150,7 @@ pub(crate) fn best_classes(
     labels: &[String],
 ) -> Option<Vec<String>> {
     let scores = output.to_f32().ok()?;
-    // A workflow gives as many rows as it found things in the picture.
+    // A workflow returns a row per object that it found in the picture.
     if let [rows, _, ..] = output.shape()
         && usize::try_from(*rows) != Ok(pictures.len())
     {
@@ -181,7 +182,7 @@ fn are_probabilities(scores: &[f32]) -> bool {
     (sum - 1.0).abs() < 1e-3 && scores.iter().all(|score| (0.0..=1.0).contains(score))
 }
 
-/// The request's id and its split.
+/// Returns the request's id and latency breakdown.
 pub(crate) fn footer(answer: &InferResponse) -> String {
     let version = if answer.version.is_empty() { String::new() } else { format!("@{}", answer.version) };
     let request = format!("{}{version}  request {}", answer.model, answer.request_id);
@@ -191,7 +192,7 @@ pub(crate) fn footer(answer: &InferResponse) -> String {
     }
 }
 
-/// A split on one line.
+/// Returns a latency breakdown on one line.
 pub(crate) fn split_line(split: &Split) -> String {
     let cold = match split.cold {
         Duration::ZERO => String::new(),
@@ -221,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn best_classes_come_first() {
+    fn best_classes_are_listed_first() {
         let output = scores(&[2, 3], &[0.1, 0.7, 0.2, 0.5, 0.25, 0.25]);
         let lines = best_classes(&output, &names(&["a.png", "b.png"]), 2, &[]).unwrap();
         assert_eq!(lines, ["a.png: 1 (70.0%), 2 (20.0%)", "b.png: 0 (50.0%), 1 (25.0%)"]);
@@ -230,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn scores_that_are_no_probabilities_are_shown_as_they_are() {
+    fn scores_that_are_not_probabilities_are_shown_unchanged() {
         let lines = best_classes(&scores(&[1, 2], &[-3.5, 2.0]), &names(&["a.png"]), 1, &[]).unwrap();
         assert_eq!(lines, ["a.png: 1 (2.0000)"]);
         assert_eq!(best_classes(&scores(&[3], &[0.0; 3]), &names(&["a", "b"]), 1, &[]), None);
@@ -240,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn long_rows_and_many_rows_are_cut() {
+    fn long_rows_and_many_rows_are_truncated() {
         let lines = values(&scores(&[1, 14], &[0.5; 14]));
         assert_eq!(lines[0], "y  FP32 [1, 14]");
         assert!(lines[1].ends_with("0.5000  … and 2 more"), "{}", lines[1]);
@@ -250,13 +251,13 @@ mod tests {
     }
 
     #[test]
-    fn floats_are_written_with_their_own_digits() {
+    fn floats_are_written_with_their_shortest_digits() {
         let tensor = scores(&[4], &[0.1, 1e-7, f32::NAN, 3.0]);
         assert_eq!(serde_json::to_string(&elements(&tensor)).unwrap(), "[0.1,1e-7,null,3.0]");
     }
 
     #[test]
-    fn the_document_is_the_protocols_body_with_the_split() {
+    fn a_response_document_is_the_protocols_body_with_the_split() {
         let split = Split {
             cold: Duration::ZERO,
             queue: Duration::from_micros(100),

@@ -1,5 +1,5 @@
-//! Bills as people and programs read them: one line for each function, one for each tenant where
-//! there are several, and one for the whole.
+//! Bills for people and programs: a line for each function, a line for each of several tenants, and
+//! a line for the total.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,11 +14,11 @@ use crate::output::text::said;
 
 const HOUR_S: f64 = 3_600.0;
 
-/// What an hour of a GPU costs.
+/// The price of one GPU hour.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Price(f64);
 
-/// A price that is none.
+/// The error of a malformed price.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("a price is a number of at least 0, such as 2.49")]
 pub(crate) struct NoPrice;
@@ -37,7 +37,7 @@ impl Price {
     }
 }
 
-/// Everything that was asked for.
+/// The bills of a listing.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Billing {
@@ -52,9 +52,9 @@ pub(crate) struct Billing {
 
 #[derive(Debug, Serialize)]
 struct Bill {
-    /// Absent where tenants are not told apart any more.
+    /// The tenant. `None` for tenants that the cluster no longer distinguishes.
     tenant: Option<String>,
-    /// Absent for functions that are not remembered any more.
+    /// The function. `None` for functions that the cluster no longer remembers.
     function: Option<String>,
     deleted: bool,
     #[serde(flatten)]
@@ -102,7 +102,8 @@ impl Amount {
         .priced(price)
     }
 
-    /// The sum, priced as a whole: what is rounded is rounded once.
+    /// Returns the sum of the amounts. The sum is priced as a whole, so the cost is rounded only
+    /// once.
     fn sum<'a>(amounts: impl Iterator<Item = &'a Self>, price: Option<Price>) -> Self {
         let sum = amounts.fold(Self::default(), |sum, it| Self {
             requests: sum.requests.saturating_add(it.requests),
@@ -129,8 +130,8 @@ impl Amount {
     }
 }
 
-/// A bill's spans line up and add up: seconds and their thousandths, whatever the size, and what is
-/// finer where there is something.
+/// Formats a bill's time in seconds with three decimals, or with four if the time has a finer part.
+/// All times of a bill therefore align and add up.
 fn in_seconds(span: Duration) -> String {
     let finer = !span.subsec_micros().is_multiple_of(1_000);
     if finer { format!("{:.4}s", span.as_secs_f64()) } else { format!("{:.3}s", span.as_secs_f64()) }
@@ -228,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bill_has_a_line_for_each_function_tenant_and_the_whole() {
+    fn a_listing_has_a_line_for_each_function_each_tenant_and_the_total() {
         let expected = "\
 TENANT   FUNCTION        REQUESTS   GPU-TIME   IDLE     CHARGE
 a        f               3          36.000s    0.001s   36.0001s
@@ -241,7 +242,7 @@ TOTAL    -               6          36.012s    0.011s   36.0131s
     }
 
     #[test]
-    fn a_price_makes_money_of_charges() {
+    fn a_price_converts_charges_to_costs() {
         let billing = Billing::new(bills(), Some("100".parse().unwrap()));
         assert_eq!(billing.total.cost.map(|cost| format!("{cost:.4}")).as_deref(), Some("1.0004"));
         assert!(billing.table().render(Format::Table).contains("36.0131s   1.0004\n"));
@@ -251,7 +252,7 @@ TOTAL    -               6          36.012s    0.011s   36.0131s
     }
 
     #[test]
-    fn a_function_alone_has_no_total() {
+    fn a_single_function_has_no_total_line() {
         let billing = Billing::new(vec![bill("a", "f", 1, 2, 0)], None);
         let expected = "TENANT   FUNCTION   REQUESTS   GPU-TIME   IDLE     CHARGE\na        f          1          0.002s     0.000s   0.002s\n";
         assert_eq!(billing.table().render(Format::Table), expected);

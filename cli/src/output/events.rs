@@ -1,11 +1,11 @@
-//! Events as people and programs read them.
+//! Events for people and programs.
 
 use millrace_client::messages as wire;
 use serde::Serialize;
 
 use crate::output::text::moment;
 
-/// One event.
+/// A cluster event as a document.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Event<'a> {
@@ -32,7 +32,7 @@ impl<'a> From<&'a wire::Event> for Event<'a> {
     }
 }
 
-/// A line with columns wide enough for most: what follows an event is not known yet.
+/// Formats an event with fixed columns that fit most events, because later events are unknown.
 pub(crate) fn line(event: &wire::Event) -> String {
     let Event { time, severity, reason, object, message } = Event::from(event);
     let time = time.unwrap_or_else(|| "-".to_owned());
@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_event_is_a_line() {
+    fn an_event_is_printed_as_one_line() {
         let event = wire::Event {
             time: Some(prost_types::Timestamp { seconds: 1_700_000_000, nanos: 0 }),
             severity: wire::EventSeverity::Warning.into(),

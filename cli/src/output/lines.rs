@@ -1,4 +1,5 @@
-//! What is printed as it comes, a line each: columns that wait for all of it are no use there.
+//! Output that is printed line by line as it arrives. Aligned columns would have to wait for all
+//! lines.
 
 use clap::ValueEnum;
 use serde::Serialize;
@@ -12,16 +13,16 @@ enum Format {
     Json,
 }
 
-/// The `-o` flag of whatever shows lines.
+/// The `-o` flag of the verbs that print lines.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Lines {
-    /// How to print: text, or a line of JSON for each.
+    /// The output format: text, or a line of JSON for each item.
     #[arg(short, long, value_enum, value_name = "FORMAT", default_value_t)]
     output: Format,
 }
 
 impl Lines {
-    /// One of them with its end: as `text` writes it, or its document.
+    /// Returns an item with its line end: as formatted by `text`, or as its document.
     pub(crate) fn line(
         &self,
         text: impl FnOnce() -> String,

@@ -1,4 +1,4 @@
-//! Log lines of other processes, as people and programs read them.
+//! Log lines of other processes, for people and programs.
 
 use std::collections::BTreeMap;
 
@@ -49,7 +49,7 @@ fn word(level: Level) -> &'static str {
     }
 }
 
-/// A line as its process wrote it, with who that was.
+/// Formats a log line with the name of its process.
 pub(crate) fn line(line: &Line) -> String {
     let Entry { time, level, process, target, message, fields, trace_id, .. } = Entry::from(line);
     let time = time.unwrap_or_else(|| "-".to_owned());
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_says_who_wrote_it() {
+    fn a_log_line_names_its_process() {
         let of = Line {
             seq: 4,
             time: Some(prost_types::Timestamp { seconds: 1_700_000_000, nanos: 0 }),

@@ -1,4 +1,4 @@
-//! What is printed: tables for people, documents for programs.
+//! The printed output: tables for people, documents for programs.
 
 pub(crate) mod answers;
 pub(crate) mod bills;
@@ -23,27 +23,27 @@ use serde::Serialize;
 use crate::failure::Failure;
 use crate::output::table::Table;
 
-/// How a listing is printed.
+/// The format of a listing.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
     /// Aligned columns.
     #[default]
     Table,
-    /// The same with more columns.
+    /// Aligned columns, with further columns.
     Wide,
     Json,
     Yaml,
 }
 
-/// The `-o` flag of whatever lists.
+/// The `-o` flag of the verbs that print listings.
 #[derive(Debug, Clone, Copy, Default, clap::Args)]
 pub(crate) struct Output {
-    /// How to print it.
+    /// The output format.
     #[arg(short, long, value_enum, value_name = "FORMAT", default_value_t)]
     pub(crate) output: Format,
 }
 
-/// A list as a document, in the shape `kubectl` users know.
+/// A list as a document, in the shape of a Kubernetes list.
 #[derive(Serialize)]
 struct List<'a, T> {
     #[serde(rename = "apiVersion")]
@@ -56,7 +56,7 @@ fn whole<T>(items: &[T]) -> List<'_, T> {
     List { api_version: API_VERSION, kind: LIST, items }
 }
 
-/// Prints text and a newline where it lacks one.
+/// Prints text, and a newline if the text does not end with one.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
     let mut stdout = std::io::stdout().lock();
     let end = if text.is_empty() || text.ends_with('\n') { "" } else { "\n" };
@@ -67,7 +67,7 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
     })
 }
 
-/// One document as JSON or YAML; `None` for the formats that are tables.
+/// Returns an item as JSON or YAML, or `None` for the table formats.
 pub(crate) fn document<T: Serialize>(format: Format, item: &T) -> Result<Option<String>, Failure> {
     let failed = |error: String| Failure::failed(format!("cannot write the document: {error}"));
     match format {
@@ -77,8 +77,8 @@ pub(crate) fn document<T: Serialize>(format: Format, item: &T) -> Result<Option<
     }
 }
 
-/// Prints a listing: its documents as a `List`, or its table; `empty` goes to stderr when there is
-/// no row to show.
+/// Prints a listing: a `List` of documents, or a table. If the table has no rows, prints `empty` to
+/// stderr.
 pub(crate) fn list<T: Serialize>(
     format: Format,
     items: &[T],
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn documents_are_json_or_yaml() {
+    fn documents_are_printed_as_json_or_yaml() {
         let list = List { api_version: "v1", kind: "List", items: &[Item { name: "a", shape: vec![1, -1] }] };
         let json = "{\n  \"apiVersion\": \"v1\",\n  \"kind\": \"List\",\n  \"items\": [\n    {\n      \"name\": \"a\",\n      \"shape\": [\n        1,\n        -1\n      ]\n    }\n  ]\n}";
         assert_eq!(document(Format::Json, &list).unwrap().unwrap(), json);

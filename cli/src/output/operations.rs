@@ -1,4 +1,4 @@
-//! Operations as people and programs read them.
+//! Operations for people and programs.
 
 use millrace_client::messages as wire;
 use serde::Serialize;
@@ -42,7 +42,7 @@ impl From<wire::Operation> for Operation {
     }
 }
 
-/// How it stands, in a word.
+/// Returns the word for an operation's state.
 pub(crate) fn word(state: wire::OperationState) -> &'static str {
     match state {
         wire::OperationState::Unspecified => "Unknown",
@@ -53,7 +53,7 @@ pub(crate) fn word(state: wire::OperationState) -> &'static str {
     }
 }
 
-/// How far it is, where that can be counted.
+/// Returns the progress of an operation, or an empty text if the progress cannot be counted.
 pub(crate) fn progress(operation: &wire::Operation) -> String {
     if operation.total == 0 { String::new() } else { format!("{}/{}", operation.done, operation.total) }
 }
@@ -92,7 +92,7 @@ mod tests {
     use crate::output::Format;
 
     #[test]
-    fn an_operation_says_how_far_it_is() {
+    fn an_operation_is_printed_with_its_progress() {
         let operation = |id: &str, state: wire::OperationState, total, message: &str| wire::Operation {
             id: id.into(),
             kind: "DrainNode".into(),

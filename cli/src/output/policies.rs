@@ -1,4 +1,4 @@
-//! How nodes schedule, as people and programs read it: in the shape of its manifest, with a `status`
+//! The scheduling policy for people and programs: in the shape of its manifest, with a `status`
 //! beside it.
 
 use millrace_client::messages as wire;
@@ -119,7 +119,7 @@ impl From<wire::PolicyChange> for Change {
     }
 }
 
-/// The columns of a policy's settings.
+/// Returns the columns of a policy's settings.
 fn columns() -> [Column; 9] {
     [
         col("PRESET"),
@@ -134,7 +134,7 @@ fn columns() -> [Column; 9] {
     ]
 }
 
-/// The settings of a policy, in the order of the columns.
+/// Returns the settings of a policy, in the order of the columns.
 fn cells(spec: &PolicySpec) -> [String; 9] {
     let number = |number: Option<u32>| number.map(|number| number.to_string()).unwrap_or_default();
     [
@@ -150,7 +150,7 @@ fn cells(spec: &PolicySpec) -> [String; 9] {
     ]
 }
 
-/// The policy, then the settings in force on each node.
+/// Returns a table of the desired policy and the settings in force on each node.
 pub(crate) fn table(policy: &wire::Policy) -> Table {
     let header = [col("NODE")].into_iter().chain(columns());
     let last = [col("CHANGE"), col("OBEYS"), wide("UPDATED"), wide("BY")];
@@ -168,7 +168,7 @@ pub(crate) fn table(policy: &wire::Policy) -> Table {
     table
 }
 
-/// The last changes.
+/// Returns a table of the last changes.
 pub(crate) fn changes(changes: &[wire::PolicyChange]) -> Table {
     let first = [col("CHANGE"), col("WHEN"), col("BY")];
     let mut table = Table::new(first.into_iter().chain(columns()).collect::<Vec<_>>());
@@ -192,7 +192,7 @@ mod tests {
     };
 
     #[test]
-    fn what_is_wanted_stands_above_what_each_node_does() {
+    fn the_desired_policy_is_printed_above_the_policy_of_each_node() {
         let spec = |dispatch: &str| PolicySpec { dispatch: dispatch.into(), ..Default::default() };
         let node =
             |node: &str, actual, obeys| wire::NodePolicy { node: node.into(), actual, obeys, generation: 2 };
@@ -216,7 +216,7 @@ b          -        -          -          -           -       -          -      
     }
 
     #[test]
-    fn the_policy_is_printed_as_it_is_applied() {
+    fn a_printed_policy_can_be_applied_again() {
         let all = millrace_types::PolicySpec {
             preset: Some(PresetName::LalbO3),
             dispatch: Some(DispatchName::LalbO3),

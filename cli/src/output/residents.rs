@@ -1,10 +1,11 @@
-//! Models on GPUs, and what they do there.
+//! Models on GPUs, and their states.
 
 use std::collections::BTreeMap;
 
 use millrace_client::messages as wire;
 
-/// The size of each model's weights, by digest. A GPU tells only what of them has arrived.
+/// Returns the size of each model's weights in bytes, by digest. A GPU reports only the bytes that
+/// have arrived.
 pub(crate) fn weights(functions: &[wire::Function]) -> BTreeMap<&str, u64> {
     let revisions = functions.iter().flat_map(|function| &function.revisions);
     revisions
@@ -14,7 +15,7 @@ pub(crate) fn weights(functions: &[wire::Function]) -> BTreeMap<&str, u64> {
         .collect()
 }
 
-/// Every model on every GPU.
+/// Returns every model on every GPU, with its node's name.
 pub(crate) fn residents(
     nodes: &[wire::Node],
 ) -> impl Iterator<Item = (&str, &wire::Gpu, &wire::ResidentModel)> {
@@ -25,20 +26,23 @@ pub(crate) fn residents(
     })
 }
 
-/// What a model on a GPU does.
+/// The state of a model on a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum State {
-    /// It is its function's turn.
+    /// A function of the model is running.
     Running,
-    /// Not all of its weights are there, which are so many bytes.
+    /// Some of the model's weights have not arrived.
     Loading {
+        /// The size of all weights in bytes.
         of: u64,
     },
+    /// The model is resident, and none of its functions runs.
     Idle,
 }
 
 impl State {
-    /// The weights' sizes are those of known functions: one that has just been deleted is not.
+    /// Returns the state of a model. `weights` has the models of known functions, so the model of a
+    /// deleted function is never `Loading`.
     pub(crate) fn of(gpu: &wire::Gpu, model: &wire::ResidentModel, weights: &BTreeMap<&str, u64>) -> Self {
         let all = weights.get(model.digest.as_str()).copied();
         match all.filter(|&all| model.loaded_bytes < all) {
@@ -49,7 +53,7 @@ impl State {
     }
 }
 
-/// Whether it is the turn of one of a model's functions.
+/// Returns whether a function of the model is running.
 pub(crate) fn is_running(gpu: &wire::Gpu, model: &wire::ResidentModel) -> bool {
     !gpu.running.is_empty() && model.functions.contains(&gpu.running)
 }

@@ -2,10 +2,10 @@
 
 use crate::output::Format;
 
-/// Spaces between columns.
+/// The number of spaces between columns.
 const GAP: usize = 3;
 
-/// A column's heading and where it is shown.
+/// A column's heading and visibility.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Column {
     heading: &'static str,
@@ -18,17 +18,17 @@ enum Shown {
     WideOnly,
 }
 
-/// A column shown always.
+/// Returns a column that is always shown.
 pub(crate) const fn col(heading: &'static str) -> Column {
     Column { heading, wide_only: Shown::Always }
 }
 
-/// A column shown with `-o wide`.
+/// Returns a column that is shown only with `-o wide`.
 pub(crate) const fn wide(heading: &'static str) -> Column {
     Column { heading, wide_only: Shown::WideOnly }
 }
 
-/// Rows under headings.
+/// A table of rows under headings.
 #[derive(Debug)]
 pub(crate) struct Table {
     columns: Vec<Column>,
@@ -40,10 +40,10 @@ impl Table {
         Self { columns: columns.into(), rows: Vec::new() }
     }
 
-    /// Adds a row: one cell for each column, shown or not.
+    /// Adds a row with a cell for each column, including hidden columns.
     pub(crate) fn row(&mut self, cells: impl Into<Vec<String>>) {
         let cells = cells.into();
-        debug_assert_eq!(cells.len(), self.columns.len(), "a cell for each column");
+        debug_assert_eq!(cells.len(), self.columns.len(), "a row has a cell for each column");
         self.rows.push(cells);
     }
 
@@ -51,7 +51,7 @@ impl Table {
         self.rows.is_empty()
     }
 
-    /// The table as text, each line ended. An empty cell shows as `-`.
+    /// Formats the table as lines. An empty cell is printed as `-`.
     pub(crate) fn render(&self, format: Format) -> String {
         let shown: Vec<usize> = (0..self.columns.len())
             .filter(|&index| format == Format::Wide || self.columns[index].wide_only == Shown::Always)
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn aligns_columns_and_hides_the_wide_ones() {
+    fn columns_are_aligned_and_wide_columns_are_hidden() {
         let mut table = Table::new([col("NAME"), wide("DIGEST"), col("READY")]);
         table.row(["digits".into(), "abc".into(), "True".into()]);
         table.row(["x".into(), "def".into(), String::new()]);

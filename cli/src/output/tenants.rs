@@ -1,4 +1,4 @@
-//! Tenants as people and programs read them: in the shape of their manifest, with a `status` beside it.
+//! Tenants for people and programs: in the shape of their manifest, with a `status` beside it.
 
 use millrace_client::messages as wire;
 use millrace_types::manifest::Kind;
@@ -79,7 +79,7 @@ pub(crate) fn table(tenants: &[wire::Tenant]) -> Table {
     table
 }
 
-/// A tenant's caps in words.
+/// Describes a tenant's caps in words.
 pub(crate) fn caps(tenant: &wire::Tenant) -> String {
     let quota = tenant.quota.unwrap_or_default();
     let gpus = quota.gpus_max.map(|max| match max {
@@ -105,13 +105,14 @@ mod tests {
     use millrace_types::{Quota, Share, TenantName};
 
     #[test]
-    fn tenants_are_printed_as_they_are_applied() {
+    fn printed_tenants_can_be_applied_again() {
         let quota = Quota { gpu_share: Share::from_ppm(333_333).ok(), ..Quota::NONE };
         let tenant = |name: &str, quota| TenantManifest { name: TenantName::new(name).unwrap(), quota };
         let tenants = [tenant("acme", quota), tenant("beta", Quota::NONE)];
         let shown = tenants.clone().map(|it| {
             let quota = Some(quota_wire(&it.quota));
-            let (name, updated_by) = (it.name.to_string(), "alice".to_owned());
+            let name = it.name.to_string();
+            let updated_by = "alice".to_owned();
             Tenant::from(wire::Tenant {
                 name,
                 quota,

@@ -1,15 +1,15 @@
-//! How quantities read.
+//! The text forms of quantities.
 
 use std::time::{Duration, SystemTime};
 
 use millrace_types::Bytes;
 
-/// A size in binary units.
+/// Formats a size in binary units.
 pub(crate) fn size(bytes: u64) -> String {
     Bytes(bytes).to_string()
 }
 
-/// A time with three significant digits, for latencies: `412 µs`, `1.93 ms`, `12.0 s`.
+/// Formats a latency with three significant digits: `412 µs`, `1.93 ms`, `12.0 s`.
 pub(crate) fn latency(span: Duration) -> String {
     if span.is_zero() {
         return "0".to_owned();
@@ -29,10 +29,13 @@ pub(crate) fn latency(span: Duration) -> String {
     format!("{value:.decimals$} {unit}")
 }
 
-/// A time as people say ages: the largest unit, and the next while it matters (`5d`, `3h12m`, `40s`).
+/// Formats an age with its largest unit, and with the next unit while that matters (`5d`, `3h12m`,
+/// `40s`).
 pub(crate) fn age(span: Duration) -> String {
     let seconds = span.as_secs();
-    let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
+    let minutes = seconds / 60;
+    let hours = seconds / 3600;
+    let days = seconds / 86_400;
     match seconds {
         0..120 => format!("{seconds}s"),
         120..600 if !seconds.is_multiple_of(60) => format!("{minutes}m{}s", seconds % 60),
@@ -43,7 +46,7 @@ pub(crate) fn age(span: Duration) -> String {
     }
 }
 
-/// How long ago a moment of the wire was; empty when it has none or it is yet to come.
+/// Returns the age of a timestamp. Empty without a timestamp, or if the timestamp is in the future.
 pub(crate) fn age_of(moment: Option<prost_types::Timestamp>, now: SystemTime) -> String {
     moment
         .and_then(|moment| SystemTime::try_from(moment).ok())
@@ -52,20 +55,20 @@ pub(crate) fn age_of(moment: Option<prost_types::Timestamp>, now: SystemTime) ->
         .unwrap_or_default()
 }
 
-/// A moment of the wire as RFC 3339.
+/// Formats a timestamp as RFC 3339.
 pub(crate) fn moment(moment: prost_types::Timestamp) -> Option<String> {
     let moment = SystemTime::try_from(moment).ok()?;
-    // humantime panics outside the years it can write.
+    // humantime panics for years beyond 9999.
     let written = moment.duration_since(SystemTime::UNIX_EPOCH).ok()?.as_secs() < 253_402_300_800;
     written.then(|| humantime::format_rfc3339_seconds(moment).to_string())
 }
 
-/// A text of the wire, where an empty one is none.
+/// Returns a text of a message, or `None` if the text is empty.
 pub(crate) fn said(text: String) -> Option<String> {
     Some(text).filter(|text| !text.is_empty())
 }
 
-/// A count with thousands set apart: `25,557,032`.
+/// Formats a count with thousands separators: `25,557,032`.
 pub(crate) fn count(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
@@ -78,7 +81,7 @@ pub(crate) fn count(number: u64) -> String {
     text
 }
 
-/// A shape as it is written on the command line; free dimensions are `N`.
+/// Formats a shape as on the command line, with variable dimensions as `N`.
 pub(crate) fn shape(dims: &[i64]) -> String {
     let dim = |&dim: &i64| if dim < 0 { "N".to_owned() } else { dim.to_string() };
     format!("[{}]", dims.iter().map(dim).collect::<Vec<_>>().join(", "))
@@ -89,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn latencies_have_three_digits() {
+    fn latencies_have_three_significant_digits() {
         for (nanos, text) in [
             (0, "0"),
             (999, "999 ns"),
@@ -104,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn ages_read_like_kubectl_ones() {
+    fn ages_have_the_form_of_kubectls() {
         for (seconds, text) in [
             (0, "0s"),
             (119, "119s"),
@@ -120,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn moments_and_counts_read_well() {
+    fn timestamps_counts_and_shapes_are_formatted() {
         let stamp = prost_types::Timestamp { seconds: 1_700_000_000, nanos: 5 };
         assert_eq!(moment(stamp).unwrap(), "2023-11-14T22:13:20Z");
         assert_eq!(moment(prost_types::Timestamp { seconds: i64::MAX, nanos: 0 }), None);

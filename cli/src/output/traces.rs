@@ -1,5 +1,5 @@
-//! A trace as people and programs read it: its spans as a tree in the order in which they began, and
-//! where the time went.
+//! A trace for people and programs: its spans as a tree, ordered by start, and the latency
+//! breakdown.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -12,14 +12,14 @@ use crate::output::Format;
 use crate::output::table::{Table, col, wide};
 use crate::output::text::latency;
 
-/// What a request's time is split into, as the worker that answered says.
+/// The parts of a request's time, and the span attributes in which the worker reports them.
 const PARTS: [(&str, &str); 3] =
     [("queue", "millrace.queue_ms"), ("swap", "millrace.swap_ms"), ("run", "millrace.run_ms")];
-/// Attributes that repeat others, or the name.
+/// The attributes that repeat other attributes or the span's name.
 const REPEATED: [&str; 5] =
     ["millrace.request.id", "rpc.method", "rpc.service", "rpc.system", "http.request.method"];
 
-/// One trace.
+/// A trace as a document.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Trace {
@@ -40,7 +40,7 @@ struct Span {
     parent: String,
     name: String,
     process: String,
-    /// From the start of the trace.
+    /// The start of the span, since the start of the trace.
     start_ms: f64,
     duration_ms: f64,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
@@ -92,7 +92,7 @@ impl Trace {
         }
     }
 
-    /// The spans as a tree, a line each, under a line about the whole.
+    /// Returns the spans as a tree with a line each, under a summary line.
     pub(crate) fn tree(&self, format: Format) -> String {
         let mut table =
             Table::new([col("SPAN"), col("START"), col("TIME"), col("PROCESS"), wide("ID"), col("WHAT")]);
@@ -109,8 +109,8 @@ impl Trace {
         text
     }
 
-    /// Adds a span and all below it. `lead` is what stands before its own name, and before those of
-    /// its children.
+    /// Adds a span and all its descendants. `lead` is the text before the span's name, and the text
+    /// before its children's names.
     fn branch(&self, table: &mut Table, span: &Span, lead: (&str, &str)) {
         table.row([
             format!("{}{}", lead.0, span.name),
@@ -128,7 +128,7 @@ impl Trace {
         }
     }
 
-    /// How long it took, what of that in which part, and how often it was tried.
+    /// Returns the trace's duration, its breakdown, and the number of failed runs.
     fn summary(&self) -> String {
         let part = |(name, attribute): (&str, &str)| {
             let spent = self.spans.iter().rev().find_map(|span| span.attributes.get(attribute))?;
@@ -139,7 +139,7 @@ impl Trace {
         let mut said = vec![time(self.duration_ms)];
         match self.spans.iter().filter(|span| span.name == "step").count() {
             0 => said.extend(PARTS.into_iter().filter_map(part)),
-            // Each has parts of its own, and some run at the same time.
+            // Each step has a breakdown of its own, and steps may overlap, so no sum is shown.
             1 => said.push("1 step".to_owned()),
             steps => said.push(format!("{steps} steps")),
         }
@@ -151,7 +151,7 @@ impl Trace {
 }
 
 impl Span {
-    /// What there is to know of it, in a line.
+    /// Returns the span's error, attributes and events on one line.
     fn what(&self) -> String {
         let failed = (!self.error.is_empty()).then(|| format!("FAILED: {}", self.error));
         let attributes = self.attributes.iter().filter(|(name, _)| !REPEATED.contains(&name.as_str()));
@@ -168,11 +168,11 @@ fn event(event: millrace_client::SpanEvent) -> Event {
     Event { name: event.name, after_ms: ms(event.after_ns), attributes: event.attributes }
 }
 
-/// Our own attributes without what all of them begin with.
+/// Formats an attribute. The prefix of Millrace's own attributes is omitted.
 fn short(name: &str, value: &str) -> String {
     let name = name.strip_prefix("millrace.").unwrap_or(name);
     match value.parse::<f64>() {
-        // To the microsecond, as spans are.
+        // Spans have a resolution of one microsecond.
         Ok(ms) if name.ends_with("_ms") => format!("{name}={}", (ms * 1000.0).round() / 1000.0),
         _ => format!("{name}={value}"),
     }
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn spans_are_a_tree_under_where_the_time_went() {
+    fn a_trace_is_printed_as_a_breakdown_and_a_tree_of_spans() {
         let trace = Trace::new(wire::Trace {
             trace_id: "4bf9".into(),
             spans: vec![

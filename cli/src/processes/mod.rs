@@ -1,10 +1,10 @@
-//! A cluster of processes on this machine: controllers, and workers whose executors are theirs.
+//! A cluster of processes on this machine: controllers, and workers with their executors.
 //!
 //! ```text
 //!  start: controller 1 ─ready─▶ the others, in turn ─ready─▶ workers ─ready─▶ all of it up
 //!  stop:  workers ─ended─▶ controllers
 //! ```
-//! Where the folder holds a group already, its controllers start at the ports they had.
+//! If the folder already holds a group, its controllers start at their recorded ports.
 
 mod part;
 mod plan;
@@ -31,10 +31,10 @@ use plan::{controller_addresses, worker_addresses};
 use record::{Place, Record};
 pub(crate) use restart::Restart;
 
-/// How much longer than its grace a part may take to stop before it is killed.
+/// The time beyond the grace period that a process may take to stop before it is killed.
 const STOP_MARGIN: Duration = Duration::from_secs(15);
 
-/// Where a part is, for whoever wants to connect to it or to kill it.
+/// The role, pid and addresses of a process, for clients that connect to or kill the process.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 #[serde(tag = "role", rename_all = "lowercase")]
 pub(crate) enum Whereabouts {
@@ -42,7 +42,7 @@ pub(crate) enum Whereabouts {
     Worker { name: String, pid: u32, address: String },
 }
 
-/// A running group. Dropped, it ends at once.
+/// A running group. Dropping the group ends it at once.
 #[derive(Debug)]
 pub(crate) struct Group {
     plan: Plan,
@@ -53,22 +53,22 @@ pub(crate) struct Group {
 }
 
 impl Group {
-    /// Starts everything and returns once the group has its voters and every GPU is up, as each
-    /// controller sees it.
+    /// Starts all processes. Returns once each controller reports all voters, and all GPUs as up.
     pub(crate) async fn start(plan: Plan) -> Result<Self, Failure> {
         let record = record::read(&plan.data_dir)?;
         plan.check(&record)?;
-        let (controllers, workers) = (Vec::new(), Vec::new());
-        let mut group = Self { plan, controllers, workers, record, cluster: String::new() };
-        // Those of before together: none of them leads without the others. New ones in turn: the group
-        // takes one change at a time.
+        let mut group =
+            Self { plan, controllers: Vec::new(), workers: Vec::new(), record, cluster: String::new() };
+        // Start recorded controllers together: none of them can lead without the others. Start new
+        // controllers in turn: the group accepts one membership change at a time.
         let before = group.record.controllers.len() as u64;
         group.start_controllers(1..=before).await?;
         for id in before + 1..=u64::from(group.plan.controllers.get()) {
             group.start_controllers(id..=id).await?;
         }
         group.start_workers().await?;
-        let (voters, nodes) = (Some(group.plan.controllers), Some(group.plan.workers));
+        let voters = Some(group.plan.controllers);
+        let nodes = Some(group.plan.workers);
         let admins = group.admins()?;
         tokio::select! {
             reached = readiness::reached(&admins, Wanted { voters, nodes }, readiness::TIMEOUT) => reached?,
@@ -99,7 +99,7 @@ impl Group {
         self.controllers.iter_mut().chain(&mut self.workers)
     }
 
-    /// The next thing heard of any part, and which part.
+    /// Waits for the next event of any process. Returns the process's index too.
     async fn event(&mut self) -> (usize, Event) {
         let parts = self.parts().enumerate();
         let mut events: FuturesUnordered<_> =
@@ -110,7 +110,7 @@ impl Group {
         }
     }
 
-    /// Waits for the ready line of every part that was started.
+    /// Waits for the ready line of every started process.
     async fn all_ready(&mut self) -> Result<(), Failure> {
         let mut awaited = self.parts().filter(|part| part.awaits_ready()).count();
         while awaited > 0 {
@@ -126,7 +126,7 @@ impl Group {
         Ok(())
     }
 
-    /// Waits for the end of any part, which is a failure while the group starts.
+    /// Waits for the end of any process, which is a failure while the group starts.
     async fn an_end(&mut self) -> Failure {
         loop {
             if let (index, Event::Ended { status, .. }) = self.event().await {
@@ -137,7 +137,7 @@ impl Group {
 
     fn did_not_start(&mut self, index: usize, status: std::process::ExitStatus) -> Failure {
         let name = self.part(index).name.clone();
-        Failure::failed(format!("{name} {}: what it said is above", part::end_in_words(status)))
+        Failure::failed(format!("{name} {}: see its log lines above", part::end_in_words(status)))
     }
 
     fn part(&mut self, index: usize) -> &mut Part {
@@ -147,7 +147,7 @@ impl Group {
         }
     }
 
-    /// Notes where a part is.
+    /// Records the addresses of a process.
     fn ready(&mut self, index: usize, line: &str) -> Result<(), Failure> {
         let part = self.part(index);
         part.entry.clear();
@@ -174,8 +174,8 @@ impl Group {
         record::write(&self.plan.data_dir, &self.record)
     }
 
-    /// Watches the parts: says which ended and what to do, and starts them again where that is
-    /// wanted. Returns when none is left.
+    /// Watches the processes: reports each end and the next step, and restarts ended processes if
+    /// the plan says so. Returns when no process is left.
     pub(crate) async fn watch(&mut self) -> Failure {
         loop {
             let (index, event) = self.event().await;
@@ -200,12 +200,12 @@ impl Group {
                 return failure;
             }
             if restart == Restart::Never && self.parts().all(|part| part.pid().is_none()) {
-                return Failure::failed("every part of the cluster has ended");
+                return Failure::failed("every process of the cluster has ended");
             }
         }
     }
 
-    /// What an end means and what to do about it.
+    /// Describes the effect of a process's end, and the next step.
     fn obituary(
         &mut self,
         index: usize,
@@ -217,42 +217,42 @@ impl Group {
         let meaning = match self.part(index).role {
             Role::Controller { .. } => meaning(running(&self.controllers), self.controllers.len()),
             Role::Worker => format!(
-                "{} of {} workers are left, and its requests go to them",
+                "{} of {} workers are left, and they receive its requests",
                 running(&self.workers),
                 self.workers.len()
             ),
         };
         let part = self.part(index);
         let next = match again {
-            Some(wait) => format!("it is started again in {}", humantime::format_duration(wait)),
+            Some(wait) => format!("it restarts in {}", humantime::format_duration(wait)),
             None => format!("start it again: {}", part.command_line()),
         };
         format!("{} (pid {pid}) {}: {meaning}\n  {next}", part.name, part::end_in_words(status))
     }
 
-    /// Ends workers, then controllers: none is left looking for one. What does not end in time is
-    /// killed.
+    /// Stops the workers, then the controllers, so that no worker searches for a controller. Kills
+    /// the processes that do not stop in time.
     pub(crate) async fn shutdown(mut self) {
         let patience = self.plan.grace + STOP_MARGIN;
         for parts in [&mut self.workers, &mut self.controllers] {
             let stopped = join_all(parts.iter_mut().map(Part::stop));
             if tokio::time::timeout(patience, stopped).await.is_err() {
-                tracing::warn!("a part did not stop in time: it is killed");
+                tracing::warn!("a process did not stop in time: killing it");
             }
         }
     }
 
-    /// The cluster's name.
+    /// Returns the id of the cluster.
     pub(crate) fn id(&self) -> &str {
         &self.cluster
     }
 
-    /// Where clients connect, by controller.
+    /// Returns the client address of each controller.
     pub(crate) fn endpoints(&self) -> Vec<String> {
         self.record.controllers.iter().map(|place| reachable(place.client).to_string()).collect()
     }
 
-    /// Where every part is.
+    /// Returns the role, pid and addresses of every running process.
     pub(crate) fn whereabouts(&self) -> Vec<Whereabouts> {
         let controllers = self.controllers.iter().filter_map(|part| {
             let Role::Controller { id } = part.role else { return None };
@@ -272,7 +272,7 @@ impl Group {
         controllers.chain(workers).collect()
     }
 
-    /// A client for each controller alone.
+    /// Returns a client per controller, connected to this controller alone.
     fn admins(&self) -> Result<Vec<Admin>, Failure> {
         let admin = |endpoint: &String| {
             let address: Address = endpoint.parse().map_err(|error| Failure::failed(format!("{error}")))?;
@@ -282,20 +282,21 @@ impl Group {
     }
 }
 
-/// What it means that so many controllers are left.
+/// Describes the effect of the number of remaining controllers.
 fn meaning(running: usize, all: usize) -> String {
     let majority = all / 2 + 1;
     match running >= majority {
-        true => format!("{running} of {all} controllers are left, and {majority} are enough for writes"),
+        true => format!("{running} of {all} controllers are left, and {majority} suffice for writes"),
         false => format!(
-            "{running} of {all} controllers are left: no write is taken with fewer than {majority}; what is deployed goes on being served where a controller is left"
+            "{running} of {all} controllers are left: writes need {majority}; deployed functions are still served if a controller is left"
         ),
     }
 }
 
 fn read<T: DeserializeOwned>(part: &str, line: &str) -> Result<T, Failure> {
-    serde_json::from_str(line)
-        .map_err(|error| Failure::failed(format!("{part} said {line:?} in place of its ready line: {error}")))
+    serde_json::from_str(line).map_err(|error| {
+        Failure::failed(format!("{part} printed {line:?} in place of its ready line: {error}"))
+    })
 }
 
 fn address(part: &str, text: &str) -> Result<SocketAddr, Failure> {
@@ -307,8 +308,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_obituary_says_what_is_left() {
-        assert_eq!(meaning(2, 3), "2 of 3 controllers are left, and 2 are enough for writes");
-        assert!(meaning(1, 3).contains("no write is taken with fewer than 2"));
+    fn the_end_of_a_controller_is_reported_with_the_remaining_ones() {
+        assert_eq!(meaning(2, 3), "2 of 3 controllers are left, and 2 suffice for writes");
+        assert!(meaning(1, 3).contains("writes need 2"));
     }
 }

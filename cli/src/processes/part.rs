@@ -1,7 +1,8 @@
-//! One process of a group: how it is started, what is heard of it, and how it is ended.
+//! A process of a group: its start, its events and its end.
 //!
-//! A part dies with this process (kill -9 included), and the executors of a worker with it. It has
-//! a process group of its own: Ctrl-C in a terminal is for us, who end the parts in order.
+//! The process dies with this one, kill -9 included, and a worker's executors die with the worker.
+//! The process has a process group of its own: Ctrl-C in a terminal reaches only this process,
+//! which ends the others in order.
 
 use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
@@ -16,37 +17,39 @@ use super::restart::Backoff;
 use crate::clock;
 use crate::failure::Failure;
 
-/// The longest piece of a part's log that is passed on at a time.
+/// The longest piece of a log line that is forwarded at once, in bytes.
 const LOG_BYTES: usize = 8 << 10;
 
-/// What a part is.
+/// The role of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
     Controller { id: u64 },
     Worker,
 }
 
-/// How its log lines are passed on.
+/// The format in which log lines are forwarded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Log {
-    /// With its name before each.
+    /// Each line follows the name of its process.
     Named,
-    /// As they are: each is a document.
+    /// Lines are unchanged, because each is a JSON document.
     AsIs,
 }
 
-/// A process, and how to start it.
+/// A process, and the command that starts it.
 #[derive(Debug)]
 pub(super) struct Part {
     pub(super) name: String,
     pub(super) role: Role,
     program: PathBuf,
-    /// What is typed to start it, addresses apart.
+    /// The command-line words without the addresses.
     words: Vec<String>,
-    /// What is typed besides until it was ready once: how it enters the group. Never later: over a
-    /// folder that was emptied meanwhile it would begin a second cluster.
+    /// Further words until the process was first ready: the way in which it enters the group. The
+    /// words are never used later: over a folder that was emptied meanwhile, they would bootstrap a
+    /// second cluster.
     pub(super) entry: Vec<String>,
-    /// Its addresses, as they are typed: once it took ports, those.
+    /// The words for the listen addresses. Once the process has bound ports, the words name these
+    /// ports.
     pub(super) addresses: Vec<String>,
     log: Log,
     state: State,
@@ -56,7 +59,7 @@ pub(super) struct Part {
 #[derive(Debug)]
 enum State {
     Running(Box<Running>),
-    /// It ended, and is started again.
+    /// The process ended, and restarts at this moment.
     Due(Instant),
     Down,
 }
@@ -66,18 +69,18 @@ struct Running {
     child: Child,
     pid: u32,
     since: Instant,
-    /// Until its ready line came.
+    /// The output until the ready line arrived, then `None`.
     output: Option<Lines<BufReader<ChildStdout>>>,
 }
 
-/// What is heard of a part.
+/// An event of a process.
 #[derive(Debug)]
 pub(super) enum Event {
-    /// Its ready line.
+    /// The process printed its ready line.
     Ready(String),
-    /// Its end.
+    /// The process ended.
     Ended { pid: u32, status: ExitStatus, lived: Duration },
-    /// It is time to start it again.
+    /// The restart of the process is due.
     Due,
 }
 
@@ -91,11 +94,21 @@ impl Part {
     ) -> Result<Self, Failure> {
         let program = std::env::current_exe()
             .map_err(|error| Failure::failed(format!("cannot find this program: {error}")))?;
-        let (state, backoff) = (State::Down, Backoff::default());
-        Ok(Self { name, role, program, words, entry: Vec::new(), addresses, log, state, backoff })
+        Ok(Self {
+            name,
+            role,
+            program,
+            words,
+            entry: Vec::new(),
+            addresses,
+            log,
+            state: State::Down,
+            backoff: Backoff::default(),
+        })
     }
 
-    /// Starts it. On the main thread: the kernel ends a part with the thread that started it.
+    /// Starts the process. Must be called on the main thread, because the kernel ends the child
+    /// with the thread that started it.
     pub(super) fn start(&mut self) -> Result<(), Failure> {
         let failed = |error: std::io::Error| Failure::failed(format!("cannot start {}: {error}", self.name));
         let mut child = Command::new(&self.program)
@@ -110,7 +123,7 @@ impl Part {
             .kill_on_drop(true)
             .spawn()
             .map_err(failed)?;
-        // There is one: it was not waited for.
+        // The pid is known until the child is awaited, and it was not.
         let pid = child.id().unwrap_or_default();
         if let Some(errors) = child.stderr.take() {
             let prefix = match self.log {
@@ -124,7 +137,7 @@ impl Part {
         Ok(())
     }
 
-    /// The next thing heard of it. Cancelling loses nothing.
+    /// Waits for the next event of the process. Cancel-safe.
     pub(super) async fn event(&mut self) -> Event {
         let running = match &mut self.state {
             State::Running(running) => running,
@@ -135,7 +148,7 @@ impl Part {
             State::Down => return std::future::pending().await,
         };
         if let Some(output) = &mut running.output {
-            // At the end of the output there is no line: its end is next.
+            // At the end of the output there is no line: the next event is the end of the process.
             if let Ok(Some(line)) = output.next_line().await {
                 running.output = None;
                 return Event::Ready(line);
@@ -144,26 +157,27 @@ impl Part {
         }
         match running.child.wait().await {
             Ok(status) => {
-                let (pid, lived) = (running.pid, running.since.elapsed());
+                let pid = running.pid;
+                let lived = running.since.elapsed();
                 self.state = State::Down;
                 Event::Ended { pid, status, lived }
             }
             Err(error) => {
-                tracing::error!(part = self.name, %error, "cannot wait for a part's end");
+                tracing::error!(part = self.name, %error, "cannot wait for the end of a process");
                 self.state = State::Down;
                 std::future::pending().await
             }
         }
     }
 
-    /// Starts it again, so long after it ended.
+    /// Schedules the restart of a process that lived this long. Returns the wait.
     pub(super) fn start_later(&mut self, lived: Duration) -> Duration {
         let wait = self.backoff.wait(lived);
         self.state = State::Due(clock::now() + wait);
         wait
     }
 
-    /// Whether it runs and has not said that it is ready.
+    /// Returns whether the process runs but has not printed its ready line.
     pub(super) fn awaits_ready(&self) -> bool {
         matches!(&self.state, State::Running(running) if running.output.is_some())
     }
@@ -175,24 +189,25 @@ impl Part {
         }
     }
 
-    /// Tells it to stop, and waits until it has. One that was to be started again is not.
+    /// Asks the process to stop, and waits for its end. Cancels a scheduled restart.
     pub(super) async fn stop(&mut self) {
         let State::Running(running) = &mut self.state else {
             self.state = State::Down;
             return;
         };
         let pid = i32::try_from(running.pid).ok().and_then(Pid::from_raw);
-        // It may have ended by itself; it was not waited for, so its pid is still its own.
+        // The process may have ended already, but its pid is not reused before the child is
+        // awaited.
         if let Some(Err(error)) = pid.map(|pid| kill_process(pid, Signal::TERM)) {
-            tracing::debug!(part = self.name, %error, "it cannot be told to stop");
+            tracing::debug!(part = self.name, %error, "cannot signal a process to stop");
         }
         if let Err(error) = running.child.wait().await {
-            tracing::error!(part = self.name, %error, "cannot wait for a part's end");
+            tracing::error!(part = self.name, %error, "cannot wait for the end of a process");
         }
         self.state = State::Down;
     }
 
-    /// What to type to start it by hand.
+    /// Returns the shell command that starts the process by hand.
     pub(super) fn command_line(&self) -> String {
         let words = std::iter::once("millrace").map(str::to_owned);
         let words = words.chain(self.words.iter().chain(&self.entry).chain(&self.addresses).cloned());
@@ -200,7 +215,7 @@ impl Part {
     }
 }
 
-/// A word as a shell takes it.
+/// Quotes a word for a shell.
 fn quoted(word: String) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:,=".contains(c);
     match !word.is_empty() && word.chars().all(plain) {
@@ -209,7 +224,7 @@ fn quoted(word: String) -> String {
     }
 }
 
-/// How a process ended, in words.
+/// Describes the end of a process.
 pub(super) fn end_in_words(status: ExitStatus) -> String {
     use std::os::unix::process::ExitStatusExt as _;
     match (status.code(), status.signal()) {
@@ -219,7 +234,7 @@ pub(super) fn end_in_words(status: ExitStatus) -> String {
     }
 }
 
-/// Passes a part's messages on, line by line; a very long line in pieces.
+/// Forwards the log of a process line by line. A very long line is split.
 async fn pass_on(mut messages: impl AsyncBufRead + Unpin, prefix: String) {
     loop {
         let Ok(buffer) = messages.fill_buf().await else { return };
@@ -241,7 +256,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_command_line_can_be_typed() {
+    fn a_command_line_is_quoted_for_a_shell() {
         let words = ["worker", "--data-dir", "/a b/it's", "--listen", "127.0.0.1:1"];
         let words = words.map(str::to_owned).to_vec();
         let part = Part::new("worker-1".into(), Role::Worker, words, vec!["--gpus".into()], Log::Named);

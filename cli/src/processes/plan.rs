@@ -1,4 +1,4 @@
-//! What a group is made of, and what is typed to start each part of it. Pure.
+//! The configuration of a group, and the command line of each process. Pure logic.
 
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
@@ -11,38 +11,40 @@ use super::restart::Restart;
 use crate::cluster::{nth, reachable};
 use crate::failure::Failure;
 
-/// What to start.
+/// The configuration of the group to start.
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
-    /// Where everything is kept; each part has a folder in it.
+    /// The data directory. Each process has a folder in it.
     pub(crate) data_dir: PathBuf,
-    /// Where clients connect to the first controller; the others take the ports after it, or free
-    /// ones where this is port 0.
+    /// The first controller's address for clients. The other controllers use the next ports, or
+    /// free ports if this is port 0.
     pub(crate) client: SocketAddr,
-    /// The same for workers and other controllers; `None` leaves it to the folder, or to `usual`.
+    /// The first controller's internal address, likewise. `None` selects the folder's record, or
+    /// `internal_usual`.
     pub(crate) internal: Option<SocketAddr>,
-    /// Where the first controller takes workers and other controllers in, where nothing says.
+    /// The default of `internal`, for workers and other controllers.
     pub(crate) internal_usual: SocketAddr,
-    /// Where the first worker listens, as for controllers.
+    /// The first worker's listen address, likewise.
     pub(crate) worker: SocketAddr,
     pub(crate) controllers: NonZeroU32,
     pub(crate) workers: NonZeroU32,
-    /// Options of every part.
+    /// The options of every process.
     pub(crate) common: Vec<String>,
-    /// Options of every controller.
+    /// The options of every controller.
     pub(crate) control: Vec<String>,
-    /// Options of every worker.
+    /// The options of every worker.
     pub(crate) machine: Vec<String>,
-    /// How long requests under way may take at the end.
+    /// The time that running requests may take at the end.
     pub(crate) grace: Duration,
     pub(crate) restart: Restart,
     pub(crate) log: Log,
 }
 
 impl Plan {
-    /// Refuses what the folder's group cannot be.
+    /// Refuses a plan that does not match the group in the folder.
     pub(super) fn check(&self, record: &Record) -> Result<(), Failure> {
-        let (has, wanted) = (record.controllers.len(), self.controllers.get() as usize);
+        let has = record.controllers.len();
+        let wanted = self.controllers.get() as usize;
         if has > wanted {
             let message = format!("{} holds a group of {has} controllers", self.data_dir.display());
             return Err(Failure::usage(message).hint(format!("start all of them: --controllers {has}")));
@@ -51,24 +53,23 @@ impl Plan {
         for (index, place) in (0u16..).zip(&record.controllers) {
             if nth(first, index)? != place.internal {
                 let message = format!(
-                    "controller {} of {} is known to the others at {}",
+                    "the other controllers know controller {} of {} at {}",
                     place.id,
                     self.data_dir.display(),
                     place.internal
                 );
-                return Err(
-                    Failure::usage(message).hint("leave --internal-listen out: it goes there by itself")
-                );
+                return Err(Failure::usage(message)
+                    .hint("omit --internal-listen: the controller then listens at that address"));
             }
         }
         Ok(())
     }
 
-    /// A controller of this number, not started yet.
+    /// Returns the controller of this id, not started yet.
     pub(super) fn controller(&self, record: &Record, id: u64) -> Result<Part, Failure> {
         let index = u16::try_from(id - 1).unwrap_or(u16::MAX);
         let known = record.controller(id);
-        // The first keeps the folder that a cluster of one controller has.
+        // The first controller has the same folder as the controller of a cluster of one.
         let folder = if id == 1 { "controller".to_owned() } else { format!("controller-{id}") };
         let mut words = self.words("controller", &folder);
         words.extend(["--id".to_owned(), id.to_string()]);
@@ -76,7 +77,8 @@ impl Plan {
         let others: Vec<_> = record.controllers.iter().filter(|place| place.id != id).collect();
         let entry = match (known, others.as_slice()) {
             (None, []) => vec!["--bootstrap".to_owned()],
-            // Without one of these an empty folder is refused: what was there is lost.
+            // A controller that the record names has lost its data if its folder is empty. Without
+            // `--bootstrap` or `--join`, the controller refuses an empty folder.
             (Some(_), _) => Vec::new(),
             (None, others) => {
                 let at: Vec<_> = others.iter().map(|place| place.internal.to_string()).collect();
@@ -91,13 +93,14 @@ impl Plan {
             Some(known) => known.internal,
             None => nth(self.internal.unwrap_or(self.internal_usual), index)?,
         };
-        let (name, role) = (format!("controller-{id}"), Role::Controller { id });
+        let name = format!("controller-{id}");
+        let role = Role::Controller { id };
         let mut part = Part::new(name, role, words, controller_addresses(client, internal), self.log)?;
         part.entry = entry;
         Ok(part)
     }
 
-    /// A worker of this name, not started yet.
+    /// Returns the worker of this name, not started yet.
     pub(super) fn worker(&self, record: &Record, index: u16, name: String) -> Result<Part, Failure> {
         let mut words = self.words("worker", &name);
         let controllers: Vec<_> =
@@ -118,14 +121,14 @@ impl Plan {
     }
 }
 
-/// Where a controller listens, as it is typed.
+/// Returns the command-line words for a controller's addresses.
 pub(super) fn controller_addresses(client: SocketAddr, internal: SocketAddr) -> Vec<String> {
     let words =
         ["--listen".to_owned(), client.to_string(), "--internal-listen".to_owned(), internal.to_string()];
     words.into()
 }
 
-/// Where a worker listens, as it is typed.
+/// Returns the command-line words for a worker's address.
 pub(super) fn worker_addresses(listen: SocketAddr) -> Vec<String> {
     vec!["--listen".to_owned(), listen.to_string()]
 }
@@ -137,7 +140,8 @@ mod tests {
     use crate::processes::record::Place;
 
     fn plan() -> Plan {
-        let (controllers, workers) = (NonZeroU32::new(3).unwrap(), NonZeroU32::new(2).unwrap());
+        let controllers = NonZeroU32::new(3).unwrap();
+        let workers = NonZeroU32::new(2).unwrap();
         Plan {
             data_dir: "d".into(),
             client: loopback(8080),
@@ -165,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_begins_the_cluster_and_the_others_join_it() {
+    fn the_first_controller_bootstraps_the_cluster_and_the_others_join() {
         let line = |record: Record, id| plan().controller(&record, id).unwrap().command_line();
         assert_eq!(
             line(Record::default(), 1),
@@ -178,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_goes_on_where_its_controllers_know_each_other() {
+    fn a_recorded_group_restarts_at_its_recorded_addresses() {
         let line = plan().controller(&record(&[1, 2, 3]), 2).unwrap().command_line();
         assert!(line.ends_with("--id 2 --listen 127.0.0.1:8081 --internal-listen 127.0.0.1:1102"), "{line}");
         let asked = |port| Plan { internal: Some(loopback(port)), ..plan() };
@@ -192,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_knows_every_controller() {
+    fn a_worker_is_given_every_controller() {
         let line = plan().worker(&record(&[1, 2, 3]), 1, "worker-2".into()).unwrap().command_line();
         assert_eq!(
             line,

@@ -1,5 +1,5 @@
-//! Nodes that come and go as an autoscaler wants: whoever has machines implements [`NodeProvider`],
-//! and [`Local`] has processes on this one.
+//! The nodes that an autoscaler starts and stops. A provider of machines implements
+//! [`NodeProvider`]; [`Local`] provides processes on this machine.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -14,26 +14,27 @@ use super::plan::worker_addresses;
 use crate::failure::Failure;
 use crate::process::loopback;
 
-/// Starts and stops nodes. It need not wait for a node to join: the cluster says that.
+/// Starts and stops nodes. A provider need not wait for a node to join: the cluster's state shows
+/// the node.
 pub(crate) trait NodeProvider {
     /// Starts a node of this name, for the controllers at these internal addresses.
     fn start(&mut self, name: &NodeName, controllers: &[String]) -> Result<(), Failure>;
 
-    /// Ends a node that was drained, and returns once it has ended.
+    /// Stops a drained node, and returns once the node has ended.
     async fn stop(&mut self, name: &NodeName);
 
-    /// The nodes it started that have not ended, by name.
+    /// Returns the names of the provider's nodes that have not ended.
     fn running(&self) -> Vec<NodeName>;
 }
 
-/// Worker processes on this machine, at free ports. Dropped, they end at once.
+/// Worker processes on this machine, at free ports. Dropping the value ends the processes at once.
 #[derive(Debug)]
 pub(crate) struct Local {
-    /// Where each has a folder of its name.
+    /// The folder in which each worker has a folder of its name.
     pub(crate) data_dir: PathBuf,
-    /// Options of each.
+    /// The options of every worker.
     pub(crate) options: Vec<String>,
-    /// How long requests under way may take at the end.
+    /// The time that running requests may take at the end.
     pub(crate) grace: Duration,
     pub(crate) log: Log,
     parts: BTreeMap<NodeName, Part>,
@@ -44,7 +45,7 @@ impl Local {
         Self { data_dir, options, grace, log, parts: BTreeMap::new() }
     }
 
-    /// Waits for a process that ends by itself, forgets it, and says how it ended.
+    /// Waits for a process that ends by itself, removes it, and describes its end.
     pub(crate) async fn an_end(&mut self) -> String {
         loop {
             let parts = self.parts.iter_mut();
@@ -77,7 +78,7 @@ impl NodeProvider for Local {
     async fn stop(&mut self, name: &NodeName) {
         let Some(mut part) = self.parts.remove(name) else { return };
         if tokio::time::timeout(self.grace + STOP_MARGIN, part.stop()).await.is_err() {
-            tracing::warn!(node = %name, "it did not stop in time: it is killed");
+            tracing::warn!(node = %name, "a worker did not stop in time: killing it");
         }
     }
 

@@ -1,5 +1,6 @@
-//! Which ports the processes of a group took, in a file beside their folders. Controllers know each
-//! other by their addresses: when all of them start again, each has to be where it was.
+//! The ports of a group's processes, recorded in a file beside their folders. Controllers know each
+//! other by their addresses. When all controllers restart, each must listen at its recorded
+//! address.
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Write as _};
@@ -13,16 +14,16 @@ use crate::failure::Failure;
 const FILE: &str = "group.json";
 const VERSION: u32 = 1;
 
-/// Where everybody is.
+/// The recorded addresses of all processes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Record {
-    /// By id.
+    /// The controllers, by id.
     pub(crate) controllers: Vec<Place>,
-    /// By name.
+    /// The workers, by name.
     pub(crate) workers: Vec<(String, SocketAddr)>,
 }
 
-/// Where a controller listens.
+/// The recorded addresses of a controller.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Place {
@@ -48,14 +49,14 @@ impl Record {
         self.workers.iter().find(|(it, _)| it == name).map(|&(_, address)| address)
     }
 
-    /// Notes where a controller is.
+    /// Records the addresses of a controller.
     pub(crate) fn put_controller(&mut self, place: Place) {
         self.controllers.retain(|it| it.id != place.id);
         self.controllers.push(place);
         self.controllers.sort_by_key(|it| it.id);
     }
 
-    /// Notes where a worker is.
+    /// Records the address of a worker.
     pub(crate) fn put_worker(&mut self, name: &str, address: SocketAddr) {
         self.workers.retain(|(it, _)| it != name);
         self.workers.push((name.to_owned(), address));
@@ -67,12 +68,12 @@ fn file(data_dir: &Path) -> PathBuf {
     data_dir.join(FILE)
 }
 
-/// Reads it; where there is none, nobody was started yet.
+/// Reads the record. Without a file, no process was started yet, and the record is empty.
 pub(crate) fn read(data_dir: &Path) -> Result<Record, Failure> {
     let path = file(data_dir);
     let refused = |why: String| {
         Failure::failed(format!("{}: {why}", path.display()))
-            .hint("it says at which ports the controllers know each other: put back the one that was there")
+            .hint("the file holds the ports at which the controllers know each other: restore the original")
     };
     let bytes = match std::fs::read(&path) {
         Ok(bytes) => bytes,
@@ -81,12 +82,15 @@ pub(crate) fn read(data_dir: &Path) -> Result<Record, Failure> {
     };
     let stored: Stored = serde_json::from_slice(&bytes).map_err(|error| refused(error.to_string()))?;
     if stored.version != VERSION {
-        return Err(refused(format!("version {} is not known: this build reads {VERSION}", stored.version)));
+        return Err(refused(format!(
+            "unknown version {}: this build reads version {VERSION}",
+            stored.version
+        )));
     }
     Ok(Record { controllers: stored.controllers, workers: stored.workers.into_iter().collect() })
 }
 
-/// Puts it in place of the one before, whole or not at all.
+/// Replaces the record's file atomically.
 pub(crate) fn write(data_dir: &Path, record: &Record) -> Result<(), Failure> {
     let path = file(data_dir);
     let failed = |error: String| Failure::failed(format!("cannot write {}: {error}", path.display()));
@@ -117,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read() {
+    fn a_record_round_trips_through_its_file() {
         let folder = tempfile::tempdir().unwrap();
         assert_eq!(read(folder.path()), Ok(Record::default()));
         let mut record = Record::default();
@@ -132,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_refused() {
+    fn a_malformed_record_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         for text in ["", "{}", r#"{"version": 2, "controllers": [], "workers": {}}"#] {
             std::fs::write(file(folder.path()), text).unwrap();

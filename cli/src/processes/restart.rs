@@ -1,30 +1,30 @@
-//! When a part that ended is started again. Pure.
+//! The restart of ended processes. Pure logic.
 
 use std::time::Duration;
 
-/// The first wait; each is twice the one before.
+/// The first wait before a restart. Each later wait is twice as long, up to `WAIT_MAX`.
 const WAIT_MIN: Duration = Duration::from_millis(500);
 const WAIT_MAX: Duration = Duration::from_secs(10);
-/// A part that lived this long starts from the first wait again.
+/// The lifetime after which a process starts from the first wait again.
 const LIVED_WELL: Duration = Duration::from_secs(30);
 
-/// Whether parts that end are started again.
+/// Whether ended processes restart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Restart {
-    /// The operator does that: who tries out what a death costs wants to see it.
+    /// The operator restarts processes, for example to observe the effect of a process's death.
     Never,
-    /// A little later each time.
+    /// Processes restart after growing waits.
     WithBackoff,
 }
 
-/// How often a part ended lately.
+/// The number of recent ends of a process.
 #[derive(Debug, Default)]
 pub(super) struct Backoff {
     ends: u32,
 }
 
 impl Backoff {
-    /// How long to wait before the next start of a part that lived so long.
+    /// Returns the wait before the next start of a process that lived this long.
     pub(super) fn wait(&mut self, lived: Duration) -> Duration {
         if lived >= LIVED_WELL {
             self.ends = 0;
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waits_grow_while_a_part_does_not_live_well() {
+    fn waits_grow_while_a_process_keeps_ending_early() {
         let mut backoff = Backoff::default();
         let waits: Vec<_> = (0..7).map(|_| backoff.wait(Duration::from_secs(1)).as_millis()).collect();
         assert_eq!(waits, [500, 1000, 2000, 4000, 8000, 10_000, 10_000]);

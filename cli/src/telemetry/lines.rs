@@ -1,6 +1,6 @@
-//! Keeps what is logged, for whoever asks this process (`millrace_proto::logs`). What a line's spans say of
-//! requests and functions, and its trace, is kept with it where spans are made for others anyway: none
-//! is made for this.
+//! Keeps this process's log lines for other processes to fetch (`millrace_proto::logs`). If spans
+//! are created for export anyway, a line also keeps its trace id, and the request and function that
+//! its spans name. This layer itself never causes a span.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -21,10 +21,11 @@ use tracing_subscriber::{EnvFilter, Layer, Registry};
 
 use crate::clock;
 
-/// What of a span is kept with the lines within it.
+/// The span fields that are kept with the lines within the span.
 const OF_SPANS: [&str; 2] = [REQUEST_ID, "millrace.function"];
 
-/// The layer that keeps what `filter` lets through. `traced`: spans are made for others.
+/// Returns the layer that keeps the lines that pass `filter`. `traced` is whether spans are created
+/// for export.
 pub(super) fn kept(filter: EnvFilter, process: &str, traced: bool) -> Box<dyn Layer<Registry> + Send + Sync> {
     let began = clock::wall().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     let name = logs::ring_name(process, std::process::id(), began.as_nanos());
@@ -37,18 +38,18 @@ pub(super) fn kept(filter: EnvFilter, process: &str, traced: bool) -> Box<dyn La
 
 struct Keeper {
     ring: &'static Ring,
-    /// Whom to ask for the trace of a span.
+    /// The dispatcher, which looks up the trace of a span.
     dispatch: OnceLock<WeakDispatch>,
 }
 
-/// What a span says of requests and functions.
+/// The request and function fields of a span.
 #[derive(Debug, Default)]
 struct Said(BTreeMap<String, String>);
 
-/// Reads fields as text.
+/// A visitor that stores field values as text.
 struct Reader<'a> {
     fields: &'a mut BTreeMap<String, String>,
-    /// Which; empty: all.
+    /// The names of the fields to store. Empty stores all fields.
     wanted: &'static [&'static str],
 }
 
@@ -134,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_kept_with_what_their_spans_say_and_no_span_is_made_for_it() {
+    fn lines_are_kept_with_their_span_fields_and_cause_no_span() {
         let said = |traced: bool| {
             let filter = EnvFilter::builder().parse("info").unwrap();
             let subscriber = tracing_subscriber::registry().with(vec![kept(filter, "test", traced)]);
@@ -146,7 +147,7 @@ mod tests {
                 span.is_disabled()
             })
         };
-        assert!(said(false), "nobody wants it");
+        assert!(said(false), "the layer alone enables no span");
         assert!(!said(true));
         let lines = logs::here(&Query::default()).lines;
         let shown: Vec<_> = lines.iter().map(|it| (it.message.as_str(), it.fields.len())).collect();

@@ -1,5 +1,5 @@
-//! Pictures as the tensor an image model takes: its shape says how large, how many channels and in
-//! which order.
+//! Converts pictures to the tensor of an image model. The declared shape gives the size, the
+//! channels and their order.
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use image::imageops::FilterType;
@@ -10,7 +10,7 @@ use millrace_types::DataType;
 use crate::failure::Failure;
 use crate::output::text;
 
-/// Where the numbers of a picture go. A dimension the model leaves free is the picture's own.
+/// The order of a picture's numbers in a tensor. A variable dimension takes the picture's own size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Layout {
     order: Order,
@@ -24,9 +24,9 @@ struct Layout {
 enum Order {
     ChannelsFirst,
     ChannelsLast,
-    /// Grey, without a dimension for channels.
+    /// Grey values without a dimension for channels.
     Plane,
-    /// Grey and square, in one dimension.
+    /// Grey values of a square picture in a single dimension.
     Flat,
 }
 
@@ -43,16 +43,16 @@ enum Batch {
     None,
 }
 
-/// How a channel's values become numbers.
+/// The normalisation of channel values.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Scale {
-    /// Taken off each channel after scaling to 0..1.
+    /// The mean of each channel, subtracted after scaling to 0..1.
     pub(crate) mean: Vec<f32>,
-    /// What each channel is divided by then.
+    /// The divisor of each channel after the subtraction.
     pub(crate) std: Vec<f32>,
 }
 
-/// One tensor of one or more pictures.
+/// Converts one or more pictures to one tensor.
 pub(crate) fn tensor(
     pictures: &[DynamicImage],
     input: &TensorMetadata,
@@ -68,27 +68,27 @@ pub(crate) fn tensor(
     }
     let shape = layout.shape(pictures.len(), width, height);
     let shape = super::shape::fit(input, &shape).map_err(|failure| {
-        failure.hint("this many pictures do not go into one request: send them one by one")
+        failure.hint("one request cannot hold this many pictures: send them one by one")
     })?;
     Ok(Tensor::new(&input.name, input.datatype, shape, data.freeze())
         .map_err(millrace_client::Error::from)?)
 }
 
-/// Reads a PNG or JPEG file's bytes.
+/// Decodes a PNG or JPEG file.
 pub(crate) fn decode(name: &str, file: &Bytes) -> Result<DynamicImage, Failure> {
     image::load_from_memory(file)
-        .map_err(|error| Failure::usage(format!("{name}: {error}")).hint("give a PNG or JPEG file"))
+        .map_err(|error| Failure::usage(format!("{name}: {error}")).hint("use a PNG or JPEG file"))
 }
 
 fn not_an_image(input: &TensorMetadata) -> Failure {
     let shape = text::shape(&input.shape);
-    Failure::usage(format!("{} of shape {shape} is no image", input.name)).hint(
-        "images are [N, 1 or 3, H, W], [N, H, W, 1 or 3], [N, H, W] or a flat square; give others with --raw",
+    Failure::usage(format!("{} of shape {shape} is not an image", input.name)).hint(
+        "images are [N, 1 or 3, H, W], [N, H, W, 1 or 3], [N, H, W] or a flat square: send other shapes with --raw",
     )
 }
 
 impl Layout {
-    /// What a declared shape means for a picture; `None` where it is none.
+    /// Returns the layout of a declared shape, or `None` if the shape is not an image's.
     fn of(shape: &[i64]) -> Option<Self> {
         let free = |dim: i64| if dim < 0 { Some(None) } else { u32::try_from(dim).ok().map(Some) };
         let channels = |dim: i64| match dim {
@@ -104,8 +104,8 @@ impl Layout {
                 layout(Order::ChannelsFirst, channels(c)?, h, w, Batch::Dimension)
             }
             [_, h, w, c] => layout(Order::ChannelsLast, channels(c)?, h, w, Batch::Dimension),
-            // Three dimensions with a free or single first one are a batch of planes, unless the last
-            // can only be colours.
+            // A three-dimensional shape is one picture if its first or last dimension is 3.
+            // Otherwise a variable or single first dimension is a batch of grey planes.
             [3, h, w] => layout(Order::ChannelsFirst, Channels::Rgb, h, w, Batch::None),
             [h, w, 3] => layout(Order::ChannelsLast, Channels::Rgb, h, w, Batch::None),
             [n, h, w] if n <= 1 => layout(Order::Plane, Channels::Grey, h, w, Batch::Dimension),
@@ -120,15 +120,17 @@ impl Layout {
         }
     }
 
-    /// The width and height all pictures get.
+    /// Returns the width and height to which all pictures are resized.
     fn size(self, pictures: &[DynamicImage]) -> Result<(u32, u32), Failure> {
-        let first = pictures.first().ok_or_else(|| Failure::usage("no picture was given"))?;
+        let first =
+            pictures.first().ok_or_else(|| Failure::usage("no picture is given: name at least one"))?;
         let own = first.dimensions();
         Ok((self.width.unwrap_or(own.0), self.height.unwrap_or(own.1)))
     }
 
     fn shape(self, count: usize, width: u32, height: u32) -> Vec<i64> {
-        let (h, w) = (i64::from(height), i64::from(width));
+        let h = i64::from(height);
+        let w = i64::from(width);
         let c = match self.channels {
             Channels::Grey => 1,
             Channels::Rgb => 3,
@@ -143,7 +145,8 @@ impl Layout {
             Batch::Dimension => {
                 std::iter::once(i64::try_from(count).unwrap_or(i64::MAX)).chain(one).collect()
             }
-            // Without a dimension for items, several pictures cannot fit: the shape says so.
+            // Without a batch dimension, several pictures cannot fit, and the shape check reports
+            // it.
             Batch::None if count == 1 => one,
             Batch::None => [vec![i64::try_from(count).unwrap_or(i64::MAX)], one].concat(),
         }
@@ -157,12 +160,15 @@ fn check_scale(scale: &Scale, channels: Channels) -> Result<(), Failure> {
     };
     for (flag, values) in [("--mean", &scale.mean), ("--std", &scale.std)] {
         if values.len() != 1 && values.len() != count {
-            return Err(Failure::usage(format!("{flag} has {} values for {count} channels", values.len()))
-                .hint("give one for all channels, or one for each"));
+            return Err(Failure::usage(format!(
+                "{flag} has {} values, but the model has {count} channels",
+                values.len()
+            ))
+            .hint("write one value for all channels, or one for each"));
         }
     }
     if scale.std.iter().any(|&std| std == 0.0 || !std.is_finite()) {
-        return Err(Failure::usage("--std divides: it must not be zero"));
+        return Err(Failure::usage("--std is zero or not finite: write divisors other than zero"));
     }
     Ok(())
 }
@@ -185,7 +191,7 @@ fn put(
         Channels::Grey => 1,
         Channels::Rgb => 3,
     };
-    // Pixel after pixel, channel after channel.
+    // The bytes are in pixel order, with a pixel's channels side by side.
     let values: Vec<u8> = match layout.channels {
         Channels::Grey => picture.to_luma8().into_raw(),
         Channels::Rgb => picture.to_rgb8().into_raw(),
@@ -206,10 +212,10 @@ fn put(
             DataType::Fp64 => data.put_f64_le(scaled.into()),
             other => {
                 return Err(Failure::usage(format!(
-                    "{} takes {other}, which no picture becomes",
+                    "{} has type {other}, and pictures cannot be converted to it",
                     input.name
                 ))
-                .hint("pictures become FP32, FP64 or UINT8; give others with --raw"));
+                .hint("pictures convert to FP32, FP64 or UINT8: send other types with --raw"));
             }
         }
     }
@@ -233,7 +239,7 @@ mod tests {
         GrayImage::from_raw(2, 2, vec![0, 51, 102, 255]).unwrap().into()
     }
 
-    /// One red and one blue pixel.
+    /// Returns a picture with a red and a blue pixel.
     fn colours() -> DynamicImage {
         RgbImage::from_raw(2, 1, vec![255, 0, 0, 0, 0, 255]).unwrap().into()
     }
@@ -295,10 +301,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_image_is_refused() {
+    fn shapes_of_no_image_are_refused() {
         for shape in [&[][..], &[-1], &[-1, 63], &[-1, 2, 8, 8], &[-1, -1], &[1, 1, 1, 1, 1], &[8, 8, 8]] {
             let failure = tensor(&[grey()], &input(DataType::Fp32, shape), &plain()).unwrap_err();
-            assert!(failure.message.unwrap().contains("is no image"), "{shape:?}");
+            assert!(failure.message.unwrap().contains("is not an image"), "{shape:?}");
         }
         assert!(decode("x.png", &Bytes::from_static(b"not a picture")).is_err());
     }

@@ -1,5 +1,5 @@
-//! Inputs from JSON: a body of the Open Inference Protocol, an object of input names, or, for a
-//! model with one input, its values alone.
+//! Inputs from JSON: a request body of the Open Inference Protocol, an object of inputs by name, or
+//! the values of a model's only input.
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use millrace_client::{ModelMetadata, Tensor, TensorMetadata};
@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::failure::Failure;
 use crate::tensors::{declared, only_input, shape};
 
-/// What a JSON text asks for.
+/// The parts of a request that a JSON text sets.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Asked {
     pub(crate) id: Option<String>,
@@ -52,11 +52,11 @@ struct Output {
     name: String,
 }
 
-/// Reads a JSON text.
+/// Parses a JSON text.
 pub(crate) fn read(text: &str, model: &ModelMetadata) -> Result<Asked, Failure> {
     let value: Value = serde_json::from_str(text).map_err(|error| {
         Failure::usage(format!("--json is not JSON: {error}"))
-            .hint("write it in single quotes, or --json @FILE")
+            .hint("put the JSON in single quotes, or use --json @FILE")
     })?;
     match value {
         Value::Object(object) if is_body(&object) => body(Value::Object(object), model),
@@ -68,7 +68,8 @@ pub(crate) fn read(text: &str, model: &ModelMetadata) -> Result<Asked, Failure> 
     }
 }
 
-/// Whether an object is the protocol's body, rather than a model's input that is called `inputs`.
+/// Returns whether an object is the protocol's body, rather than a model's input of the name
+/// `inputs`.
 fn is_body(object: &serde_json::Map<String, Value>) -> bool {
     let Some(Value::Array(inputs)) = object.get("inputs") else { return false };
     inputs.iter().all(Value::is_object)
@@ -77,7 +78,7 @@ fn is_body(object: &serde_json::Map<String, Value>) -> bool {
 fn body(value: Value, model: &ModelMetadata) -> Result<Asked, Failure> {
     let body: Body = serde_json::from_value(value).map_err(|error| {
         Failure::usage(format!("--json: {error}"))
-            .hint("see the Open Inference Protocol, or give only {\"INPUT\": [...]}")
+            .hint("see the Open Inference Protocol, or write only {\"INPUT\": [...]}")
     })?;
     let input = |input: Input| {
         let declared = declared(model, &input.name)?;
@@ -101,8 +102,8 @@ fn body(value: Value, model: &ModelMetadata) -> Result<Asked, Failure> {
     })
 }
 
-/// Nested or flat values as the tensor a model declares: nested ones have their own shape, a flat
-/// list fills the declared one.
+/// Converts nested or flat values to the tensor that a model declares. Nested values have their own
+/// shape; a flat list fills the declared shape.
 fn tensor(input: &TensorMetadata, value: &Value) -> Result<Tensor, Failure> {
     let (nested, data) = elements(&input.name, input.datatype, value)?;
     let shape = match shape::fit(input, &nested) {
@@ -113,7 +114,7 @@ fn tensor(input: &TensorMetadata, value: &Value) -> Result<Tensor, Failure> {
     Ok(Tensor::new(&input.name, input.datatype, shape, data).map_err(millrace_client::Error::from)?)
 }
 
-/// The shape of nested lists and their elements as bytes.
+/// Returns the shape of nested lists and their elements as bytes.
 fn elements(name: &str, datatype: DataType, value: &Value) -> Result<(Vec<i64>, Bytes), Failure> {
     let mut shape = Vec::new();
     let mut level = value;
@@ -134,7 +135,7 @@ fn put(value: &Value, shape: &[i64], datatype: DataType, data: &mut BytesMut) ->
     match (value, shape) {
         (Value::Array(items), [length, rest @ ..]) => {
             if i64::try_from(items.len()) != Ok(*length) {
-                return Err(format!("lists side by side have {length} and {} values", items.len()));
+                return Err(format!("adjacent lists have {length} and {} values", items.len()));
             }
             items.iter().try_for_each(|item| put(item, rest, datatype, data))
         }
@@ -169,7 +170,7 @@ fn put_element(value: &Value, datatype: DataType, data: &mut BytesMut) -> Result
             data.put_slice(text.as_bytes());
         }
         DataType::Fp16 | DataType::Bf16 => {
-            return Err(format!("JSON has no {datatype}: give the bytes with --raw"));
+            return Err(format!("JSON cannot encode {datatype}: send the bytes with --raw"));
         }
     }
     Ok(())
@@ -191,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn every_form_gives_the_same_tensor() {
+    fn every_json_form_gives_the_same_tensor() {
         let expected = (vec![2, 2], vec![1.0, 2.0, 3.0, 4.5]);
         for text in [
             r#"{"inputs": [{"name": "x", "shape": [2, 2], "datatype": "FP32", "data": [1, 2, 3, 4.5]}]}"#,
@@ -216,13 +217,13 @@ mod tests {
     }
 
     #[test]
-    fn an_input_called_inputs_is_not_a_body() {
+    fn an_input_named_inputs_is_not_a_body() {
         let model = model_of(&[("inputs", DataType::Int64, &[-1])]);
         assert_eq!(read(r#"{"inputs": [1, 2]}"#, &model).unwrap().inputs[0].shape(), [2]);
     }
 
     #[test]
-    fn each_refusal_names_the_problem() {
+    fn each_malformed_input_is_refused_with_its_fault() {
         for (text, says) in [
             ("{", "not JSON"),
             (r#"{"y": [1, 2]}"#, "no input \"y\""),
@@ -241,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn integers_keep_their_range_and_texts_their_bytes() {
+    fn integers_are_range_checked_and_texts_keep_their_bytes() {
         let check = |datatype, text: &str| {
             read(text, &model_of(&[("x", datatype, &[-1])])).map(|asked| asked.inputs[0].data().to_vec())
         };

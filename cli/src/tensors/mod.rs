@@ -1,4 +1,5 @@
-//! What a user gives, as the tensors a model takes. Pure: what a model takes is handed in.
+//! The conversion of user input to the tensors of a model. Pure logic: the caller passes the
+//! model's declaration.
 
 pub(crate) mod image;
 pub(crate) mod json;
@@ -9,7 +10,7 @@ use millrace_client::{ModelMetadata, TensorMetadata};
 
 use crate::failure::Failure;
 
-/// What a model declares of the input of this name.
+/// Returns the declaration of the input of this name.
 pub(crate) fn declared<'a>(model: &'a ModelMetadata, name: &str) -> Result<&'a TensorMetadata, Failure> {
     model.inputs.iter().find(|input| input.name == name).ok_or_else(|| {
         let known: Vec<_> = model.inputs.iter().map(|input| input.name.as_str()).collect();
@@ -18,13 +19,13 @@ pub(crate) fn declared<'a>(model: &'a ModelMetadata, name: &str) -> Result<&'a T
     })
 }
 
-/// The input of a model that has only one.
+/// Returns the only input of a model.
 pub(crate) fn only_input(model: &ModelMetadata) -> Result<&TensorMetadata, Failure> {
     match model.inputs.as_slice() {
         [input] => Ok(input),
         inputs => {
             let known: Vec<_> = inputs.iter().map(|input| input.name.as_str()).collect();
-            Err(Failure::usage(format!("{} has {} inputs: say which is meant", model.name, inputs.len()))
+            Err(Failure::usage(format!("{} has {} inputs: name the input", model.name, inputs.len()))
                 .hint(format!("its inputs are: {}", known.join(", "))))
         }
     }

@@ -10,7 +10,7 @@ use millrace_types::DataType;
 use crate::failure::Failure;
 use crate::tensors::{declared, shape};
 
-/// `NAME=FILE[:DTYPE:SHAPE]`, as typed. What it leaves out is as the model declares it.
+/// An argument `NAME=FILE[:DTYPE:SHAPE]`. Without type and shape, the model's declaration applies.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RawInput {
     pub(crate) name: String,
@@ -27,7 +27,7 @@ impl FromStr for RawInput {
         if name.is_empty() || rest.is_empty() {
             return Err(usage());
         }
-        // From the right, as a file's name may have colons of its own.
+        // Split from the right, because a file name may contain colons.
         let mut parts = rest.rsplitn(3, ':');
         let (shape, datatype, file) = (parts.next(), parts.next(), parts.next());
         let (file, given) = match (file, datatype.and_then(|text| text.parse().ok()), shape) {
@@ -39,7 +39,7 @@ impl FromStr for RawInput {
 }
 
 impl RawInput {
-    /// The tensor these bytes are.
+    /// Converts the file's bytes to a tensor.
     pub(crate) fn tensor(&self, model: &ModelMetadata, data: Bytes) -> Result<Tensor, Failure> {
         let input = declared(model, &self.name)?;
         let (datatype, shape) = match (&self.given, input.datatype.size()) {
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn the_declared_type_and_shape_stand_in() {
+    fn the_declared_type_and_shape_apply_by_default() {
         let model = model_of(&[("x", DataType::Int32, &[-1, 2])]);
         let tensor = parse("x=f").tensor(&model, Bytes::from_static(&[0; 16])).unwrap();
         assert_eq!((tensor.datatype(), tensor.shape()), (DataType::Int32, &[2, 2][..]));

@@ -1,22 +1,22 @@
-//! Shapes: written by users, declared by models, and filled in from data.
+//! Shapes: parsed from arguments, declared by models, and completed from data.
 
 use millrace_client::TensorMetadata;
 
 use crate::failure::Failure;
 
-/// Reads a shape such as `1x3x224x224` or `1,64`; `scalar` is the empty one.
+/// Parses a shape such as `1x3x224x224` or `1,64`; `scalar` is the empty shape.
 pub(crate) fn parse(text: &str) -> Result<Vec<i64>, String> {
     if text == "scalar" {
         return Ok(Vec::new());
     }
     let dim = |part: &str| match part.trim().parse::<i64>() {
         Ok(dim) if dim >= 0 => Ok(dim),
-        _ => Err(format!("{text:?} is not a shape: write one such as 1x3x224x224")),
+        _ => Err(format!("{text:?} is not a shape: write dimensions such as 1x3x224x224")),
     };
     text.split(['x', ',']).map(dim).collect()
 }
 
-/// Fills the one free dimension of a declared shape so that it holds `count` elements.
+/// Fills the only variable dimension of a declared shape so that the shape has `count` elements.
 pub(crate) fn fill(input: &TensorMetadata, count: usize) -> Result<Vec<i64>, Failure> {
     let free = input.shape.iter().filter(|&&dim| dim < 0).count();
     let fixed: i64 = input.shape.iter().filter(|&&dim| dim >= 0).product();
@@ -26,7 +26,7 @@ pub(crate) fn fill(input: &TensorMetadata, count: usize) -> Result<Vec<i64>, Fai
         1 => fixed > 0 && count % fixed == 0 && count > 0,
         _ => {
             return Err(Failure::usage(format!(
-                "{}: shape {} is free in {free} places",
+                "{}: shape {} has {free} variable dimensions",
                 input.name,
                 text(input)
             ))
@@ -40,8 +40,8 @@ pub(crate) fn fill(input: &TensorMetadata, count: usize) -> Result<Vec<i64>, Fai
     Ok(input.shape.iter().map(|&dim| if dim < 0 { count / fixed } else { dim }).collect())
 }
 
-/// Checks a shape against the declared one; a missing leading dimension that is free or 1 is a
-/// batch of one.
+/// Checks a shape against the declared shape. If the shape lacks only a leading dimension that is
+/// variable or 1, adds 1 as a batch of one.
 pub(crate) fn fit(input: &TensorMetadata, given: &[i64]) -> Result<Vec<i64>, Failure> {
     let fits = |given: &[i64]| {
         given.len() == input.shape.len()
@@ -55,7 +55,7 @@ pub(crate) fn fit(input: &TensorMetadata, given: &[i64]) -> Result<Vec<i64>, Fai
     } else {
         let given = crate::output::text::shape(given);
         Err(Failure::usage(format!("{}: shape {given} does not fit {}", input.name, text(input)))
-            .hint("N may be any number; the others must be as they are"))
+            .hint("N may be any number; the other dimensions must match"))
     }
 }
 

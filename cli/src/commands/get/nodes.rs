@@ -12,7 +12,7 @@ pub(super) async fn named(admin: &Admin, name: Option<&str>) -> Result<Vec<wire:
         nodes.retain(|node| node.name == name);
         if nodes.is_empty() {
             return Err(Failure::not_found(format!("there is no node {name:?}"))
-                .hint("see the nodes: millrace get nodes"));
+                .hint("list the nodes: millrace get nodes"));
         }
     }
     Ok(nodes)

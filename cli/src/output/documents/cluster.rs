@@ -1,4 +1,4 @@
-//! The controllers, and how many nodes are needed.
+//! The documents of the controllers' status and of the scaling signal.
 
 use millrace_client::messages as wire;
 use serde::Serialize;
@@ -39,7 +39,7 @@ struct Controller {
     directory: String,
 }
 
-/// The word of a controller's role; `None` when it did not say.
+/// Returns the word for a controller's role, or `None` if the controller did not report its role.
 pub(crate) fn role(controller: &wire::Controller) -> Option<&'static str> {
     match controller.role() {
         wire::ControllerRole::Unspecified => None,
@@ -50,7 +50,7 @@ pub(crate) fn role(controller: &wire::Controller) -> Option<&'static str> {
     }
 }
 
-/// How many nodes are needed, and why.
+/// The number of nodes that the cluster needs, and the reasons.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Scaling {

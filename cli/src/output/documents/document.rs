@@ -1,10 +1,10 @@
-//! The shape that everything is printed in which has a manifest: that manifest, with a `status` beside it.
+//! The document of an object that has a manifest: the manifest, with a `status` beside it.
 
 use millrace_types::manifest::{API_VERSION, Kind};
 use serde::Serialize;
 
-/// Something with `metadata` M, `spec` S and `status` T. What of the first two the server adds, a manifest's
-/// reader reads over, as it does the third: see [`millrace_types::manifest`].
+/// An object with `metadata` M, `spec` S and `status` T. The manifest parser skips the status, and
+/// the fields that the server adds to the metadata and spec: see [`millrace_types::manifest`].
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Document<M, S, T> {

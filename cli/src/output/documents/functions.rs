@@ -1,5 +1,6 @@
-//! A function in the shape of its manifest, with a `status` beside it. Its model is named by the digest
-//! of what the cluster has, not by the file that it came from: so that it can be applied again as it is.
+//! The document of a function: its manifest, with a `status` beside it. The digest of the stored
+//! artifact names the model, not the file from which it was uploaded. The printed document can
+//! therefore be applied again.
 
 use millrace_client::messages as wire;
 use millrace_types::Runtime;
@@ -32,7 +33,7 @@ pub(crate) struct Spec {
     sequences: Option<Sequences>,
 }
 
-/// What of the cluster the newest revision runs.
+/// The artifact of the newest revision.
 #[derive(Debug, Serialize)]
 struct Kept {
     digest: String,
@@ -335,12 +336,12 @@ mod tests {
     }
 
     #[test]
-    fn a_function_is_printed_field_by_field() {
+    fn a_function_document_has_every_field() {
         assert_eq!(document(Format::Json, &Function::from(function())).unwrap().unwrap(), PRINTED);
     }
 
     #[test]
-    fn a_function_is_printed_as_it_is_applied() {
+    fn a_printed_function_can_be_applied_again() {
         let sequences = "sequences: {state: [{input: h_in, output: h_out}], idle: 5s, max: 3}";
         let digest = Digest::of(b"model");
         for spec in [

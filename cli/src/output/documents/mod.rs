@@ -1,5 +1,5 @@
-//! The documents that `-o json|yaml` prints: the admin API's messages under stable names. What has a
-//! manifest is printed in its shape ([`Document`]).
+//! The documents of `-o json|yaml`: the admin API's messages under stable names. Objects with a
+//! manifest are printed in its shape ([`Document`]).
 
 mod cluster;
 mod document;
@@ -18,7 +18,7 @@ pub(crate) use self::functions::Function;
 pub(crate) use self::nodes::{Gpu, Node, ResidentModel};
 pub(crate) use self::workflows::Workflow;
 
-/// Of functions and workflows.
+/// The metadata of functions and workflows.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Metadata {
@@ -53,7 +53,7 @@ struct Tensor {
     shape: Vec<i64>,
 }
 
-/// The word of a condition's status.
+/// Returns the word for a condition's status.
 pub(crate) fn status_word(condition: &wire::Condition) -> &'static str {
     match condition.status() {
         wire::ConditionStatus::True => "True",
@@ -62,7 +62,7 @@ pub(crate) fn status_word(condition: &wire::Condition) -> &'static str {
     }
 }
 
-/// A duration of the wire as manifests write it.
+/// Formats a duration as manifests write it.
 pub(crate) fn span(wire: prost_types::Duration) -> Option<String> {
     let span = std::time::Duration::try_from(wire).ok()?;
     Some(humantime::format_duration(span).to_string())

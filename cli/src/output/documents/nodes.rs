@@ -1,4 +1,4 @@
-//! Nodes, their GPUs and the models on them.
+//! The documents of nodes, their GPUs and the models on them.
 
 use millrace_client::messages as wire;
 use serde::Serialize;

@@ -1,4 +1,5 @@
-//! A workflow in the shape of its manifest, with a `status` beside it: it can be applied again as it is.
+//! The document of a workflow: its manifest, with a `status` beside it. The printed document can be
+//! applied again.
 
 use std::collections::BTreeMap;
 
@@ -103,7 +104,7 @@ mod tests {
     use millrace_proto::convert::workflow_spec_wire;
     use millrace_types::manifest::{self, Manifest};
 
-    /// Without what the server adds, this is what is printed.
+    /// The printed document without the fields that the server adds.
     const MANIFEST: &str = "\
 apiVersion: millrace/v1
 kind: Workflow
@@ -136,7 +137,7 @@ spec:
 ";
 
     #[test]
-    fn a_workflow_is_printed_as_it_is_written() {
+    fn a_printed_workflow_can_be_applied_again() {
         let Manifest::Workflow(spec) = manifest::parse(MANIFEST).unwrap().remove(0) else {
             panic!("not a workflow")
         };
