@@ -1,6 +1,6 @@
-//! What a worker checkpoints of its soft state goes into the log as it came, and is acknowledged
-//! once it is committed (DESIGN §5). Only the leader does: anyone else lets a batch go, and the
-//! worker sends it again to whom it then takes for the leader.
+//! Commits the checkpoints of workers to the log unchanged, and acknowledges them after the commit
+//! (DESIGN §5). Only the leader commits. Other controllers drop a batch, and the worker sends it again
+//! to the controller that it then believes to lead.
 
 use std::sync::Arc;
 
@@ -14,24 +14,24 @@ use tokio::sync::mpsc;
 use super::control::Control;
 use super::worker::Worker;
 
-/// Batches of one worker that wait for the one before theirs. A worker has one in flight, and sends
-/// it again when no answer comes: what is beyond is such a repeat, and is let go.
+/// Batches of one worker that wait for its previous batch. A worker has one batch in flight and repeats
+/// it if no answer arrives. A batch beyond this limit is such a repeat, and is dropped.
 const BATCHES_WAITING_MAX: usize = 2;
 
-/// Where a worker's batches go in.
+/// The queue of a worker's batches.
 #[derive(Debug)]
 pub(super) struct Checkpoints(mpsc::Sender<SyncBatch>);
 
-/// What is no checkpoint.
+/// Error of a malformed checkpoint.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Error {
-    #[error("a checkpoint of {0} bytes: at most {SYNC_BYTES_MAX} are taken")]
+    #[error("a checkpoint has {0} bytes: at most {SYNC_BYTES_MAX} are allowed")]
     TooLarge(usize),
-    #[error("a checkpoint cannot be read: {0}")]
+    #[error("cannot read a checkpoint: {0}")]
     Unreadable(#[from] rmp_serde::decode::Error),
 }
 
-/// Begins to take a worker's batches, and answers each.
+/// Starts to commit a worker's batches, and to acknowledge each.
 pub(super) fn open(
     control: Control,
     worker: Arc<Worker>,
@@ -43,20 +43,21 @@ pub(super) fn open(
 }
 
 impl Checkpoints {
-    /// Takes a batch, if there is room: never waits, since the stream also carries signs of life.
+    /// Enqueues a batch if the queue has a free slot. Never waits, because the stream also carries
+    /// signs of life.
     pub(super) fn take(&self, batch: &[u8]) -> Result<(), Error> {
         if batch.len() > SYNC_BYTES_MAX {
             return Err(Error::TooLarge(batch.len()));
         }
         let batch = packed::from_slice(batch)?;
         if self.0.try_send(batch).is_err() {
-            tracing::debug!("a checkpoint came while others wait: it is sent again");
+            tracing::debug!("dropping a checkpoint while others wait: the worker sends it again");
         }
         Ok(())
     }
 }
 
-/// Ends with the stream's other half, or when nobody reads the answers.
+/// Commits batches until the stream ends or its acknowledgements have no reader.
 async fn commit_each(
     control: Control,
     worker: Arc<Worker>,
@@ -64,7 +65,8 @@ async fn commit_each(
     acks: mpsc::Sender<wire::CheckpointAck>,
 ) {
     while let Some(batch) = batches.recv().await {
-        let (epoch, seq) = (batch.epoch, batch.seq);
+        let epoch = batch.epoch;
+        let seq = batch.seq;
         match commit(&control, &worker, batch).await {
             Ok(Some(ack)) => {
                 if acks.send(ack).await.is_err() {
@@ -73,7 +75,7 @@ async fn commit_each(
             }
             Ok(None) => {}
             Err(failure) => {
-                tracing::debug!(worker = %worker.name, %epoch, seq, error = failure.message, "a checkpoint is not committed");
+                tracing::debug!(worker = %worker.name, %epoch, seq, error = failure.message, "cannot commit a checkpoint");
             }
         }
     }

@@ -1,4 +1,4 @@
-//! The service that workers attach to and fetch model files from.
+//! The service to which workers attach and from which they fetch model files.
 
 use std::sync::Arc;
 
@@ -19,10 +19,10 @@ use crate::connector::Connector;
 use crate::leader::Outlook;
 use crate::raft::Replica;
 
-/// The most holders that a worker is told of: it asks a few of them at most.
+/// The maximum number of holders in a response: a worker asks only a few of them.
 const HOLDERS_MAX: usize = 8;
 
-/// What the service answers from.
+/// The service, with its sources.
 #[derive(Debug, Clone)]
 pub(crate) struct Control {
     pub(crate) cluster_id: ClusterId,
@@ -30,7 +30,8 @@ pub(crate) struct Control {
     pub(crate) fleet: Fleet,
     pub(crate) artifacts: Arc<Artifacts>,
     pub(crate) connector: Arc<dyn Connector>,
-    /// Carries out the connections to workers: this service runs on Raft's threads, and requests may not.
+    /// The runtime of the connections to workers. This service runs on Raft's threads, which must not
+    /// carry requests.
     pub(crate) requests: Handle,
     pub(crate) outlook: Outlook,
     /// Ends every stream.
@@ -69,12 +70,12 @@ impl WorkerControl for Control {
         Ok(Response::new(wire::FindNodeResponse { address }))
     }
 
-    /// From what this controller has applied: who is told of a holder that is none any more asks again.
+    /// Answers from the locally applied state. A worker that gets an outdated holder asks again.
     async fn locate_data(
         &self,
         request: Request<wire::LocateDataRequest>,
     ) -> Result<Response<wire::LocateDataResponse>, Status> {
-        let id = request.into_inner().id.ok_or_else(|| malformed("no data is named".to_owned()))?;
+        let id = request.into_inner().id.ok_or_else(|| malformed("the request names no data".to_owned()))?;
         let id = convert::data_id(&id).map_err(|failure| to_status(&failure))?;
         let (mut holders, lost) = match self.replica.state().locate(&id) {
             Located::Held { home, holders, .. } => {

@@ -1,6 +1,6 @@
-//! What each worker should serve: of every enabled function placed on it the newest revision, and
-//! the one before it, which goes on serving until the newest is ready and for clients that name it
-//! (`REVISIONS_SERVED`). And what tenants may use of it.
+//! The desired state of each worker: for every enabled function placed on it the newest revision and
+//! the revision before (`REVISIONS_SERVED`), and the caps of their tenants. The revision before serves
+//! until the newest is ready, and serves clients that name it.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -16,27 +16,28 @@ use millrace_proto::worker as wire;
 use millrace_types::node::FUNCTIONS_PER_NODE_MAX;
 use millrace_types::{Epoch, NodeName, Runtime, Share, SloBase};
 
-// A worker takes as much as placement allows: the served revisions of each function, and its tenant's caps.
+// A worker accepts at least as many items as placement allows: the served revisions of each function,
+// and its tenant's caps.
 const _: () = assert!((REVISIONS_SERVED + 1) * FUNCTIONS_PER_NODE_MAX <= ITEMS_MAX);
 
-/// What every live node should serve, as the leader of a term sees it.
+/// The desired state of every live node, as the leader of a term computes it.
 #[derive(Debug, Default)]
 pub(crate) struct Desired {
     term: u64,
     nodes: BTreeMap<NodeName, (Epoch, Arc<NodeDesired>)>,
 }
 
-/// The functions and caps of one node, with the stamp of the state that says so.
+/// The functions and caps of one node, with the stamp of the state that they come from.
 #[derive(Debug, Default)]
 pub(crate) struct NodeDesired {
     pub(super) head: DesiredHead,
-    /// In the order of their keys.
+    /// Functions and caps, ordered by key.
     pub(super) items: Arc<Vec<DesiredItem>>,
 }
 
 impl Desired {
-    /// What the state says. Where nothing changed since `last`, it is the same allocation, with the
-    /// same stamp: it need not be sent again.
+    /// Computes the desired state of all nodes. A node whose items did not change since `last` keeps
+    /// the same allocation with the same stamp, so it need not be sent again.
     pub(crate) fn of_state(state: &State, term: u64, last: Option<&Self>) -> Self {
         let last = last.filter(|last| last.term == term);
         let live = state.nodes().filter(|node| node.status == NodeStatus::Live);
@@ -53,7 +54,7 @@ impl Desired {
         Self { term, nodes: nodes.collect() }
     }
 
-    /// What a registration of a node should serve.
+    /// Returns the desired state of a node's registration.
     pub(crate) fn of(&self, member: &Member) -> Option<Arc<NodeDesired>> {
         let (epoch, desired) = self.nodes.get(&member.node)?;
         (*epoch == member.epoch).then(|| desired.clone())
@@ -68,7 +69,7 @@ fn node_desired(state: &State, node: &Node, term: u64) -> NodeDesired {
     });
     let quotas = quotas(state, node).into_iter().map(DesiredItem::Quota);
     let mut items: Vec<_> = functions.map(DesiredItem::Function).chain(quotas).collect();
-    // They are in order, as the state is. Differences between two sets depend on it.
+    // Sort by key, because the differences between two sets depend on the order.
     items.sort_by(|a, b| wire::DesiredState::key(a).cmp(&wire::DesiredState::key(b)));
     let head = DesiredHead {
         term,
@@ -81,8 +82,8 @@ fn node_desired(state: &State, node: &Node, term: u64) -> NodeDesired {
     NodeDesired { head, items: Arc::new(items) }
 }
 
-/// The caps of those tenants that have a function on the node: in its order, one tenant's follow
-/// each other.
+/// Returns the caps of the tenants with a function on the node. Placements are ordered, so the
+/// functions of a tenant are adjacent.
 fn quotas(state: &State, node: &Node) -> Vec<wire::TenantQuota> {
     let mut tenants: Vec<_> = state.placements_on(&node.name).map(|function| &function.tenant).collect();
     tenants.dedup();
@@ -156,7 +157,7 @@ mod tests {
         state.apply(1, &proposal).expect("the command is in range");
     }
 
-    /// A node with two revisions of one function.
+    /// Returns a state with a node that has two revisions of one function.
     fn cluster() -> (State, NodeName, FunctionKey) {
         let mut state = State::default();
         apply(&mut state, Command::InitCluster { cluster_id: ClusterId("test".into()) });
@@ -195,7 +196,7 @@ mod tests {
         (desired, of_node)
     }
 
-    /// The items of the one function, again for each of these functions.
+    /// Returns the given items repeated under each function number.
     fn multiplied(items: &[DesiredItem], functions: std::ops::Range<usize>) -> NodeDesired {
         let named = functions.flat_map(|number| {
             items.iter().map(move |item| match item {
@@ -210,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_that_says_the_same_is_the_same_allocation() {
+    fn an_unchanged_desired_state_keeps_its_allocation() {
         let (mut state, node, function) = cluster();
         let (desired, first) = of_node(&state, &node, None);
         assert_eq!(first.items.len(), REVISIONS_SERVED);
@@ -222,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hundred_thousand_functions_reach_their_nodes_in_messages_below_the_limit() {
+    fn one_hundred_thousand_functions_reach_their_nodes_in_messages_below_the_limit() {
         let (state, node, _) = cluster();
         let (_, one) = of_node(&state, &node, None);
         let mut told = 0;

@@ -1,5 +1,5 @@
-//! What a worker says, until its stream ends. Then nothing is routed to it any more; whether it is
-//! lost is for its lease to say, unless it took its leave.
+//! Receives a worker's messages until its stream ends. From then on no request is routed to the worker.
+//! Whether the worker is lost is decided by its lease, unless the worker said goodbye.
 
 use std::sync::Arc;
 
@@ -14,22 +14,22 @@ use super::control::Control;
 use super::registration;
 use super::worker::{STATUS_BOUNDS, Worker};
 
-/// Why a stream ended.
+/// The reason for the end of a stream.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 enum Ended {
-    #[error("it closed the stream")]
+    #[error("the worker closed the stream")]
     Closed,
-    #[error("it took its leave")]
+    #[error("the worker said goodbye")]
     Left,
-    #[error("another stream took its place")]
+    #[error("another stream replaced the stream")]
     Replaced,
-    #[error("it greeted twice")]
+    #[error("the worker sent a second hello")]
     GreetedTwice,
     #[error("{0}")]
     Broken(String),
 }
 
-/// Hears the worker until its stream ends.
+/// Receives the worker's messages until its stream ends.
 pub(super) async fn listen(
     control: Control,
     worker: Arc<Worker>,
@@ -39,15 +39,16 @@ pub(super) async fn listen(
     let stop = control.stop.clone();
     let ended = stop.run_until_cancelled(hear(&control, &worker, &mut incoming, &checkpoints)).await;
     control.fleet.detach(&worker);
-    let (worker, epoch) = (&worker.name, worker.epoch().0);
+    let epoch = worker.epoch().0;
+    let worker = &worker.name;
     match ended {
-        // This controller goes down.
+        // This controller is shutting down.
         None => {}
         Some(reason @ (Ended::Closed | Ended::Left | Ended::Replaced)) => {
-            tracing::info!(%worker, epoch, %reason, "a worker's stream ended: nothing is routed over it");
+            tracing::info!(%worker, epoch, %reason, "a worker's stream ended: routing no requests to the worker");
         }
         Some(reason @ (Ended::GreetedTwice | Ended::Broken(_))) => {
-            tracing::warn!(%worker, epoch, %reason, "worker lost its stream: nothing is routed to it");
+            tracing::warn!(%worker, epoch, %reason, "a worker's stream broke: routing no requests to the worker");
         }
     }
 }
@@ -66,7 +67,7 @@ async fn hear(
             () = worker.lost.cancelled() => return Ended::Replaced,
         };
         if worker.sign_of_life(control.fleet.now()) {
-            tracing::info!(worker = %worker.name, "worker is heard again: requests go to it again");
+            tracing::info!(worker = %worker.name, "worker is heard again: routing requests to it again");
             control.fleet.changed();
         }
         match message {
@@ -75,7 +76,7 @@ async fn hear(
                     let len = telemetry.encoded_len();
                     if len > TELEMETRY_BYTES_MAX {
                         return Ended::Broken(format!(
-                            "its telemetry has {len} bytes, more than {TELEMETRY_BYTES_MAX}"
+                            "the telemetry has {len} bytes, more than {TELEMETRY_BYTES_MAX}"
                         ));
                     }
                     worker.report(telemetry);
@@ -100,7 +101,7 @@ async fn hear(
                 }
                 Message::Hello(_) => return Ended::GreetedTwice,
             },
-            // A message of a newer build within the same protocol version.
+            // This is a message of a newer build within the same protocol version.
             Ok(Some(wire::WorkerMessage { message: None })) => {}
             Ok(None) | Err(_) if left => return Ended::Left,
             Ok(None) => return Ended::Closed,
@@ -109,16 +110,16 @@ async fn hear(
     }
 }
 
-/// The worker goes down in order. What it has in hand it finishes; nothing new is sent to it, and
-/// its functions are placed elsewhere at once.
+/// Handles a worker that shuts down in order. The worker finishes its requests and gets no new ones,
+/// and the leader places its functions elsewhere at once.
 async fn leave(control: &Control, worker: &Arc<Worker>) {
-    tracing::info!(worker = %worker.name, epoch = worker.epoch().0, "worker goes down in order");
+    tracing::info!(worker = %worker.name, epoch = worker.epoch().0, "worker is shutting down");
     control.fleet.retire(worker);
     if !control.outlook.leads() {
         return;
     }
     if let Err(failure) = registration::end(&control.replica, worker.member()).await {
-        // Its lease ends all the same.
-        tracing::info!(worker = %worker.name, error = failure.message, "the leave of a worker is not committed yet");
+        // The worker's lease still expires.
+        tracing::info!(worker = %worker.name, error = failure.message, "cannot commit the end of a worker's registration yet");
     }
 }

@@ -1,5 +1,5 @@
-//! What routing reads of a worker's telemetry, read once per report, and the requests that no
-//! report has counted yet.
+//! The part of a worker's telemetry that routing reads, extracted once per report, and the requests
+//! that no report includes yet.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,24 +8,24 @@ use millrace_policy::router::Held;
 use millrace_proto::worker as wire;
 use millrace_types::Digest;
 
-/// How busy a worker is and where it has which model.
+/// The load of a worker, and the location of each model on it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Load {
     /// GPUs that serve.
     pub(crate) gpus_up: u32,
-    /// Of those, how many run nothing.
+    /// Serving GPUs that run nothing.
     pub(crate) gpus_idle: u32,
-    /// GPUs whose executor is starting.
+    /// GPUs with a starting executor.
     pub(crate) gpus_coming: u32,
-    /// Requests in its queue.
+    /// Requests in the worker's queue.
     pub(crate) queued: u32,
-    /// Models on GPUs or on their way; what is not here is in host memory.
+    /// Models on GPUs or in transit to them. Models absent from the map are in host memory.
     pub(crate) held: BTreeMap<Digest, Held>,
 }
 
 impl Load {
-    /// What is assumed of a worker before its first report, which comes within 100 ms: that its
-    /// GPUs serve and are idle.
+    /// Returns the assumed load before the first report, which arrives within 100 ms: all GPUs serve
+    /// and are idle.
     pub(super) fn unknown(gpus: u32) -> Self {
         Self { gpus_up: gpus, gpus_idle: gpus, ..Self::default() }
     }
@@ -47,7 +47,7 @@ impl Load {
         self.gpus_up += 1;
         self.gpus_idle += u32::from(idle);
         let here = if idle { Held::OnIdleGpu } else { Held::OnBusyGpu };
-        // A digest that cannot be read is a model that nobody can ask for.
+        // A digest that does not parse names a model that no request can ask for.
         for digest in gpu.models.iter().filter_map(|model| model.digest.parse().ok()) {
             let held = self.held.entry(digest).or_insert(here);
             *held = here.min(*held);
@@ -55,8 +55,8 @@ impl Load {
     }
 }
 
-/// Requests sent since the last report and not answered: the report's number in the upper half,
-/// their count in the lower, so that both change at once.
+/// Requests sent since the last report and not answered. The upper half of the word is the report's
+/// number and the lower half the count, so that both change atomically.
 #[derive(Debug, Default)]
 pub(super) struct Unseen(AtomicU64);
 
@@ -67,22 +67,22 @@ impl Unseen {
         u32::try_from(self.0.load(Ordering::Relaxed) & COUNT).unwrap_or(u32::MAX)
     }
 
-    /// A request is sent. Returns the number of the report it comes after.
+    /// Counts a sent request. Returns the number of the last report before it.
     pub(super) fn sent(&self) -> u64 {
         self.0.fetch_add(1, Ordering::Relaxed) & !COUNT
     }
 
-    /// A request that was sent after that report is answered.
+    /// Uncounts a request sent after the report `after`.
     pub(super) fn answered(&self, after: u64) {
         let forget = |now: u64| (now & !COUNT == after && now & COUNT > 0).then(|| now - 1);
-        // An error says that a report came meanwhile, which counted it.
+        // An error means that a newer report includes the request already.
         self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, forget).ok();
     }
 
-    /// A report came: whatever was sent before is in it.
+    /// Resets the count for a new report, which includes all earlier requests.
     pub(super) fn reported(&self) {
         let next = |now: u64| Some((now & !COUNT).wrapping_add(COUNT + 1));
-        // The closure never declines.
+        // The closure always returns `Some`, so the update succeeds.
         self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).ok();
     }
 }
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_says_which_gpus_serve_and_where_each_model_is() {
+    fn a_report_yields_the_serving_gpus_and_the_location_of_each_model() {
         let telemetry = wire::Telemetry {
             queued: 5,
             gpus: vec![
@@ -128,9 +128,10 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_unseen_until_it_is_answered_or_reported() {
+    fn a_request_is_unseen_until_its_answer_or_the_next_report() {
         let unseen = Unseen::default();
-        let (first, _second) = (unseen.sent(), unseen.sent());
+        let first = unseen.sent();
+        let _second = unseen.sent();
         assert_eq!(unseen.count(), 2);
         unseen.answered(first);
         assert_eq!(unseen.count(), 1);
@@ -138,7 +139,7 @@ mod tests {
         assert_eq!(unseen.count(), 0);
         let third = unseen.sent();
         unseen.answered(first);
-        assert_eq!(unseen.count(), 1, "the report counted it already");
+        assert_eq!(unseen.count(), 1, "the report counted the first request already");
         unseen.answered(third);
         assert_eq!(unseen.count(), 0);
     }

@@ -1,18 +1,18 @@
-//! The workers that are attached to this controller: their streams, what they last said, and how
-//! to call them. All of it in memory: a new leader hears it from the workers themselves.
+//! The workers attached to this controller: their streams, their last reports, and clients to call
+//! them. All of this is in memory: a new leader receives it from the workers themselves.
 //!
-//! | module | holds |
+//! | module | task |
 //! |---|---|
-//! | [`control`] | the service workers attach to |
-//! | [`session`] | a worker attaches |
-//! | [`registration`] | its place in the replicated state |
-//! | [`hear`] | what it says |
-//! | [`checkpoints`] | its soft state on the way into the log |
-//! | [`tell`] | what it is told |
-//! | [`desired`] | what each worker should serve, from the state |
-//! | [`load`] | what routing reads of telemetry |
+//! | [`control`] | the service to which workers attach |
+//! | [`session`] | attaches a worker |
+//! | [`registration`] | a worker's registration in the replicated state |
+//! | [`hear`] | receives a worker's messages |
+//! | [`checkpoints`] | commits a worker's soft state to the log |
+//! | [`tell`] | sends updates to a worker |
+//! | [`desired`] | the desired state of each worker |
+//! | [`load`] | the part of telemetry that routing reads |
 //! | [`readiness`] | whether a function can serve |
-//! | [`worker`] | one attached worker as others see it |
+//! | [`worker`] | an attached worker |
 
 mod checkpoints;
 pub(crate) mod control;
@@ -42,13 +42,13 @@ pub(crate) use worker::{Phase, Worker};
 /// The attached workers by name.
 pub(crate) type Workers = Arc<BTreeMap<NodeName, Arc<Worker>>>;
 
-/// Every attached worker. Cloning shares it.
+/// All attached workers. Clones share the fleet.
 #[derive(Debug, Clone)]
 pub(crate) struct Fleet {
     workers: watch::Sender<Workers>,
-    /// Counts changes of who is attached and of what is ready where. Telemetry does not count.
+    /// The number of changes of attached workers and of function statuses. Telemetry does not count.
     changes: watch::Sender<u64>,
-    /// The clock's zero.
+    /// The zero of this fleet's clock.
     began: Instant,
 }
 
@@ -57,7 +57,7 @@ impl Fleet {
         Self { workers: watch::Sender::default(), changes: watch::Sender::default(), began: Instant::now() }
     }
 
-    /// Monotonic time, which leases are judged by.
+    /// Returns the monotonic time by which leases are judged.
     pub(crate) fn now(&self) -> Timestamp {
         Timestamp::ZERO + self.began.elapsed()
     }
@@ -66,22 +66,23 @@ impl Fleet {
         self.began + at.since(Timestamp::ZERO)
     }
 
-    /// The workers attached now.
+    /// Returns the attached workers.
     pub(crate) fn workers(&self) -> Workers {
         self.workers.borrow().clone()
     }
 
-    /// One worker, if it is attached now.
+    /// Returns an attached worker.
     pub(crate) fn worker(&self, name: &NodeName) -> Option<Arc<Worker>> {
         self.workers.borrow().get(name).cloned()
     }
 
-    /// Moves on when someone attached or went, or when a function's status changed on a worker.
+    /// Returns a watch that changes when a worker attaches or detaches, or a function's status on a
+    /// worker changes.
     pub(crate) fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
 
-    /// The number of changes so far.
+    /// Returns the number of changes so far.
     pub(crate) fn version(&self) -> u64 {
         *self.changes.borrow()
     }
@@ -90,7 +91,7 @@ impl Fleet {
         self.changes.send_modify(|version| *version += 1);
     }
 
-    /// Takes a registered worker in, in place of what had its name on an older stream.
+    /// Adds a registered worker. An older stream under the same name ends.
     pub(crate) fn attach(&self, worker: Arc<Worker>) {
         self.workers.send_modify(|workers| {
             let workers = Arc::make_mut(workers);
@@ -101,17 +102,17 @@ impl Fleet {
         self.changed();
     }
 
-    /// Lets a worker go, at once: no request is sent to it from here on, and those under way may go
-    /// to others.
+    /// Removes a worker at once. The worker gets no further requests, and other workers may take over
+    /// its running requests.
     fn detach(&self, worker: &Worker) {
         worker.lost.cancel();
         self.retire(worker);
     }
 
-    /// Sends no more requests to a worker. It finishes those it has.
+    /// Removes a worker from routing. The worker finishes its running requests.
     fn retire(&self, worker: &Worker) {
         let gone = self.workers.send_if_modified(|workers| {
-            // By stream, not by epoch: the same process comes again under the epoch it has.
+            // Compare streams, not epochs: the same process may attach again with the same epoch.
             let current = workers.get(&worker.name).is_some_and(|it| std::ptr::eq(Arc::as_ptr(it), worker));
             if current {
                 Arc::make_mut(workers).remove(&worker.name);
@@ -123,13 +124,14 @@ impl Fleet {
         }
     }
 
-    /// Keeps the attached workers' registrations in line with the state, until stopped. One that the
-    /// state has lost is sent no requests once it was silent here for a `lease`, too: that may be later,
-    /// when nothing changes any more.
+    /// Updates the attached workers' registrations from the state, until stopped. A worker that is lost
+    /// in the state gets no requests after it was silent on this controller for a `lease` too. That may
+    /// be later than the last change of the state.
     pub(crate) async fn follow_until(self, stop: CancellationToken, replica: Replica, lease: Duration) {
         let mut changes = replica.changes();
         let follow = async {
-            let (mut seen, mut look_at) = (0, None);
+            let mut seen = 0;
+            let mut look_at = None;
             loop {
                 let silent = async {
                     match look_at {
@@ -154,7 +156,7 @@ impl Fleet {
                 }
             }
         };
-        // `None` when stopped: nothing is left to do either way.
+        // The result is `None` after a stop; both cases end the task.
         stop.run_until_cancelled(follow).await;
     }
 }

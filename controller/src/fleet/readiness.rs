@@ -1,5 +1,5 @@
-//! Whether a function can serve, from the state and what its workers report. The one rule behind
-//! the admin API's conditions and the protocol's readiness.
+//! Whether a function can serve, from the state and the reports of its workers. The admin API's
+//! conditions and the inference protocol's readiness both use this rule.
 
 use std::sync::Arc;
 
@@ -9,28 +9,29 @@ use millrace_types::{FunctionKey, FunctionName, NodeName, RevisionKey};
 use super::{Phase, Worker, Workers};
 use crate::leader::Shortages;
 
-/// Whether one revision can be invoked.
+/// The readiness of a revision.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Readiness {
-    /// Ready on this many workers.
+    /// The revision is ready on this many workers.
     Prepared(usize),
-    /// On its way to at least one.
+    /// At least one worker is preparing the revision.
     Preparing,
-    /// Every worker it is placed on failed; what the first one said.
+    /// Every worker with a placement failed to prepare the revision. The text is the first worker's
+    /// error.
     PrepareFailed(String),
-    /// It is placed nowhere; why.
+    /// The function is not placed, for the given reason.
     Unplaced(String),
-    /// None of the workers it is placed on, by name, is attached to this controller.
+    /// The nodes with a placement, given by name, are not attached to this controller.
     Away(String),
     /// No worker is attached.
     NoWorker,
-    /// Its owner unloaded it.
+    /// The function's owner unloaded it.
     Disabled,
 }
 
-/// The workers that serve a revision: any that says so. Of one that keeps state only the one that has the
-/// state: another may have yet to hear that it is to let go of it, or be lost to all but this controller,
-/// and has other sequences under the same names.
+/// Returns the workers that serve a revision: all workers that report it ready. A revision that keeps
+/// state is served only by the worker with the state. Another worker may not have unloaded the revision
+/// yet, or be reachable by this controller alone, and may have other sequences under the same names.
 pub(crate) fn serving<'a>(
     state: &State,
     function: &Function,
@@ -42,16 +43,16 @@ pub(crate) fn serving<'a>(
     if revision.spec.sequences.is_none() {
         return workers.values().filter(is_ready).collect();
     }
-    // Placed first, ready second: whoever asked another in between would find its sequences there again,
-    // and not as they were left.
+    // Select by placement first and by readiness second. In the other order, a client could reach an
+    // older copy for a moment and find its sequences in an outdated state.
     let has_state = state_at(state, function).and_then(|node| workers.get(node));
     has_state.filter(is_ready).into_iter().collect()
 }
 
-/// Where the sequences are of a function that keeps state, or did in the version before. There is one copy
-/// of it, and two only while it moves: then where it goes. Where the newest version keeps none there may be
-/// several, and those that come later have none of the sequences: the copy that was there first, for as long
-/// as it stays.
+/// Returns the node with the sequences of a function that keeps state, now or in the version before. If
+/// the newest version keeps state, the function has one copy, or two while the copy moves: the newer
+/// placement has the state. Otherwise several copies may exist, and only the oldest one has the
+/// sequences, as long as it stays.
 fn state_at<'a>(state: &'a State, function: &'a Function) -> Option<&'a NodeName> {
     let by_age = |placement: &&'a Arc<Placement>| placement.resource_version;
     let placements = state.placements_of(&function.key);
@@ -60,8 +61,8 @@ fn state_at<'a>(state: &'a State, function: &'a Function) -> Option<&'a NodeName
     at.map(|placement| &placement.node)
 }
 
-/// How far a revision is. Who serves it counts, and of the others what they say where the function is
-/// placed.
+/// Returns the readiness of a revision. Without a serving worker, the readiness follows from the
+/// reports of the workers with a placement.
 pub(crate) fn of_revision(
     state: &State,
     function: &Function,
@@ -80,8 +81,8 @@ pub(crate) fn of_revision(
     }
 }
 
-/// What keeps a workflow from being invoked: the first function that it, or a workflow in it, runs
-/// and of which no revision is ready. `None` where there is none.
+/// Returns the first function in a workflow, including nested workflows, without a ready revision, and
+/// its readiness. `None` means that the workflow can be invoked.
 pub(crate) fn of_workflow(
     state: &State,
     workflow: &Workflow,
@@ -90,7 +91,7 @@ pub(crate) fn of_workflow(
 ) -> Option<(FunctionName, Readiness)> {
     for key in state.functions_in(&workflow.key.tenant, workflow.spec.runs()) {
         let Some(function) = state.function(&key) else { continue };
-        // One that can be named serves, as long as a newer one does not.
+        // The revision before serves too, until a newer one does.
         let of = |revision: &RevisionRecord| of_revision(state, function, revision, workers, shortages);
         let ready = |revision: &Arc<RevisionRecord>| matches!(of(revision), Readiness::Prepared(_));
         if !function.served().iter().any(ready) {
@@ -100,11 +101,11 @@ pub(crate) fn of_workflow(
     None
 }
 
-/// How far a revision is that is ready nowhere.
+/// Returns the readiness of a revision that is ready on no worker.
 fn on_its_way(state: &State, key: &RevisionKey, workers: &Workers, shortages: &Shortages) -> Readiness {
     let nodes: Vec<_> = state.placements_of(&key.function).map(|placement| &placement.node).collect();
     if nodes.is_empty() {
-        // Without a reason it is about to be placed.
+        // A function without a placement and without a shortage is about to be placed.
         let short = shortages.get(&key.function);
         return short.map_or(Readiness::Preparing, |short| Readiness::Unplaced(short.why.to_string()));
     }
@@ -123,13 +124,12 @@ fn on_its_way(state: &State, key: &RevisionKey, workers: &Workers, shortages: &S
     }
 }
 
-/// A revision's key.
 pub(crate) fn revision_key(function: &FunctionKey, revision: &RevisionRecord) -> RevisionKey {
     RevisionKey { function: function.clone(), revision: revision.number }
 }
 
 impl Readiness {
-    /// The condition's CamelCase reason.
+    /// Returns the condition's CamelCase reason.
     pub(crate) fn reason(&self) -> &'static str {
         match self {
             Self::Prepared(_) => "Prepared",
@@ -141,15 +141,17 @@ impl Readiness {
         }
     }
 
-    /// What a person reads.
+    /// Returns the message for people.
     pub(crate) fn message(&self) -> String {
         match self {
             Self::Prepared(1) => "ready on 1 worker".to_owned(),
             Self::Prepared(workers) => format!("ready on {workers} workers"),
-            Self::Preparing => "the model is on its way to the workers".to_owned(),
+            Self::Preparing => "the workers are preparing the model".to_owned(),
             Self::PrepareFailed(message) => message.clone(),
-            Self::Unplaced(why) => format!("it is placed nowhere: {why}"),
-            Self::Away(nodes) => format!("it is placed on {nodes}, not attached to this controller now"),
+            Self::Unplaced(why) => format!("the function is not placed: {why}"),
+            Self::Away(nodes) => format!(
+                "the function is placed on {nodes}, but no node of these is attached to this controller"
+            ),
             Self::NoWorker => "no worker is attached: start one".to_owned(),
             Self::Disabled => "unloaded: load it to serve".to_owned(),
         }

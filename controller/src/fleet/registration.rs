@@ -1,4 +1,4 @@
-//! A worker's place in the replicated state: taken when it comes, given up when it goes.
+//! A worker's registration in the replicated state, from its first hello until it leaves.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use millrace_types::{Bytes, Epoch, Failure, GpuIndex, NodeName, Reason, Timestam
 use super::{Fleet, Worker};
 use crate::raft::Replica;
 
-/// The epoch of a worker's process: the one it has, or a new one.
+/// Returns the epoch of a worker's process: its current epoch, or a new one.
 ///
 /// # Errors
-/// `NODE_NAME_TAKEN` while another process of its name is believed alive.
+/// `NODE_NAME_TAKEN` while another process of the same name is believed alive.
 pub(crate) async fn register(
     replica: &Replica,
     name: &NodeName,
@@ -22,8 +22,8 @@ pub(crate) async fn register(
     seen: Epoch,
 ) -> Result<Epoch, Failure> {
     match held(&replica.state(), name) {
-        // Known already: another controller took it in, or this one before its stream broke. That
-        // needs no majority, so that a worker finds back to controllers that have none.
+        // The process is registered already, by another controller or before its stream broke.
+        // Answering needs no majority, so workers can attach again to controllers without one.
         Some((instance, epoch)) if instance == hello.instance => return Ok(epoch),
         Some(_) => return Err(taken(name)),
         None => {}
@@ -39,13 +39,16 @@ pub(crate) async fn register(
     };
     match replica.propose(Caller(format!("worker/{name}").into()), None, command).await {
         Ok(Applied::Registered { epoch } | Applied::AlreadyRegistered { epoch }) => Ok(epoch),
-        Ok(other) => Err(Failure::new(Reason::Internal, format!("a registration answered {other:?}"))),
+        Ok(other) => Err(Failure::new(
+            Reason::Internal,
+            format!("registering a node gave {other:?} instead of an epoch"),
+        )),
         Err(failure) if failure.reason == Reason::NodeNameTaken => Err(taken(name)),
         Err(failure) => Err(failure),
     }
 }
 
-/// Which process has a name, while it is believed alive, and its epoch.
+/// Returns the process that has a name, while it is believed alive, and its epoch.
 fn held(state: &State, name: &NodeName) -> Option<(String, Epoch)> {
     let node = state.node(name).filter(|node| node.status == NodeStatus::Live)?;
     Some((node.instance.clone(), node.epoch))
@@ -55,7 +58,7 @@ fn taken(name: &NodeName) -> Failure {
     Failure::new(
         Reason::NodeNameTaken,
         format!(
-            "a worker named {name} is believed alive: if it is gone, its name is free when its lease is over; otherwise give this one another name, or stop the other"
+            "another worker named {name} is believed alive: if that worker is gone, wait until its lease expires; otherwise stop it, or give this worker another name"
         ),
     )
 }
@@ -64,14 +67,14 @@ fn gpu(gpu: &wire::GpuCapacity) -> NodeGpu {
     NodeGpu { index: GpuIndex(gpu.index), gpu_type: gpu.gpu_type.clone(), memory: Bytes(gpu.memory_bytes) }
 }
 
-/// Commits that a registration is over: its worker left. If the name was registered again meanwhile,
-/// that one stays.
+/// Commits the end of a registration, because its worker left. A newer registration of the same name
+/// stays.
 pub(crate) async fn end(replica: &Replica, member: Member) -> Result<(), Failure> {
     replica.propose(caller(), None, lost(member)).await.map(drop)
 }
 
-/// Commits that a registration is over, as the leader of a term found. Its successor grants every
-/// node a full lease, and must find so itself.
+/// Commits the end of a registration with an expired lease, as the leader of `term`. A later leader
+/// refuses the command: it grants every node a full lease and must judge by itself.
 pub(crate) async fn declare_lost(replica: &Replica, term: u64, member: Member) -> Result<(), Failure> {
     replica.propose_leading(term, caller(), lost(member)).await.map(drop)
 }
@@ -84,29 +87,30 @@ fn lost(member: Member) -> Command {
     Command::NodeLost { name: member.node, epoch: member.epoch }
 }
 
-/// Brings the attached workers in line with the state: one that was taken in again learns its new
-/// epoch, and one whose name went to another process is let go.
+/// Updates the attached workers from the state. A worker that was registered again adopts its new
+/// epoch. A worker whose name belongs to another process now is detached.
 pub(super) fn follow(fleet: &Fleet, state: &State) {
     for worker in fleet.workers().values() {
         match held(state, &worker.name) {
             Some((instance, epoch)) if instance == worker.hello.instance => worker.adopt(epoch),
             Some((_, epoch)) if epoch > worker.epoch() => supersede(fleet, worker, epoch),
-            // Lost, or this state is behind what took the worker in.
+            // The node is lost, or the local state lags behind the worker's registration.
             Some(_) | None => {}
         }
     }
 }
 
-/// Sends no more requests to workers that the state has lost and that were silent here for a lease as
-/// well, and those under way there to others: the end of a connection over which nothing comes is
-/// noticed only later. Whoever is heard here goes on serving: that the leader does not hear it says
-/// nothing of the way from here. Returns when to look again, while one that is lost is attached.
+/// Stops routing to attached workers that are lost in the state and were silent on this controller for
+/// a lease too, because the end of a dead connection is noticed late. A worker that this controller
+/// hears keeps serving, because only the leader's way to it may be broken. Returns the time of the next
+/// check while a lost worker is attached.
 pub(super) fn presume_lost(fleet: &Fleet, state: &State, lease: Duration) -> Option<Timestamp> {
     let now = fleet.now();
     let mut again: Option<Timestamp> = None;
     for worker in fleet.workers().values() {
         let node = state.node(&worker.name);
-        // Of an older epoch: this state is behind what took the worker in.
+        // A lost node with an older epoch means that the local state lags behind the worker's
+        // registration.
         let lost = node.is_some_and(|node| node.status == NodeStatus::Lost && node.epoch >= worker.epoch());
         if !lost {
             continue;
@@ -114,10 +118,10 @@ pub(super) fn presume_lost(fleet: &Fleet, state: &State, lease: Duration) -> Opt
         let heard = worker.heard();
         let silent = now.since(heard) >= lease;
         if silent && worker.presume_lost() {
-            tracing::warn!(worker = %worker.name, epoch = %worker.epoch(), "worker is lost and silent: nothing is routed to it until it is heard");
+            tracing::warn!(worker = %worker.name, epoch = %worker.epoch(), "worker is lost and silent: routing no requests to it until it is heard again");
             fleet.changed();
         }
-        // One that is silent may be heard once more, and the leader hear nothing of it.
+        // A silent worker may be heard once more without the leader hearing it, so check again.
         let due = if silent { now + lease } else { heard + lease };
         again = Some(again.map_or(due, |again| again.min(due)));
     }
@@ -125,6 +129,6 @@ pub(super) fn presume_lost(fleet: &Fleet, state: &State, lease: Duration) -> Opt
 }
 
 fn supersede(fleet: &Fleet, worker: &Arc<Worker>, epoch: Epoch) {
-    tracing::warn!(worker = %worker.name, epoch = worker.epoch().0, %epoch, "another process has the worker's name now: its stream ends");
+    tracing::warn!(worker = %worker.name, epoch = worker.epoch().0, %epoch, "another process has the worker's name now: ending the stream");
     fleet.detach(worker);
 }

@@ -1,5 +1,5 @@
-//! A worker attaches: its greeting is checked, it gets its place in the state, and from then on it
-//! is heard and told.
+//! Attaches a worker: checks its hello, registers it in the state, and starts to receive its messages
+//! and to send it updates.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,24 +17,25 @@ use super::control::Control;
 use super::worker::Worker;
 use super::{checkpoints, hear, registration, tell};
 
-/// How long a worker may take to greet.
+/// The longest wait for a worker's hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Takes a worker in, and returns what it is told from then on.
+/// Attaches a worker, and returns the stream of messages to the worker.
 pub(super) async fn attach(
     control: Control,
     mut incoming: Streaming<wire::WorkerMessage>,
 ) -> Result<impl Stream<Item = tell::Outgoing> + Send, Failure> {
     let hello = greeting(&mut incoming).await?;
     let name = check(&control, &hello)?;
-    // A task of its own: once a registration is proposed, somebody must own what comes of it, even
+    // Run in a separate task: after the proposal of the registration, the attachment must complete even
     // if the caller goes away.
     let entered = tokio::spawn(enter(control.clone(), name, hello, incoming)).await;
     let (worker, acks) = entered.map_err(|error| Failure::new(Reason::Internal, error.to_string()))??;
     Ok(tell::tell(control, worker, acks))
 }
 
-/// Registers a worker and begins to listen to it. Returns what is to be told of its checkpoints.
+/// Registers a worker and starts to receive its messages. Returns the acknowledgements of its
+/// checkpoints.
 async fn enter(
     control: Control,
     name: NodeName,
@@ -50,7 +51,7 @@ async fn enter(
     let worker = Arc::new(Worker::new(name, hello, epoch, transport, control.fleet.now()));
     tracing::info!(worker = %worker.name, epoch = epoch.0, address = worker.hello.address, build = worker.hello.build, "worker attached");
     control.fleet.attach(worker.clone());
-    // The state may have moved on since the worker got its epoch.
+    // The state may have changed since the worker got its epoch.
     registration::follow(&control.fleet, &control.replica.state());
     let (checkpoints, acks) = checkpoints::open(control.clone(), worker.clone());
     tokio::spawn(hear::listen(control, worker.clone(), incoming, checkpoints));
@@ -60,7 +61,9 @@ async fn enter(
 async fn greeting(incoming: &mut Streaming<wire::WorkerMessage>) -> Result<wire::WorkerHello, Failure> {
     let first = tokio::time::timeout(HELLO_TIMEOUT, incoming.message())
         .await
-        .map_err(|_| Failure::new(Reason::TimedOut, format!("no greeting came within {HELLO_TIMEOUT:?}")))?
+        .map_err(|_| {
+            Failure::new(Reason::TimedOut, format!("the worker sent no hello within {HELLO_TIMEOUT:?}"))
+        })?
         .map_err(|status| millrace_proto::status::from_status(&status))?;
     match first.and_then(|first| first.message) {
         Some(worker_message::Message::Hello(mut hello)) => {
@@ -69,21 +72,21 @@ async fn greeting(incoming: &mut Streaming<wire::WorkerMessage>) -> Result<wire:
             }
             Ok(hello)
         }
-        _ => Err(Failure::malformed("a worker's first message is its greeting")),
+        _ => Err(Failure::malformed("a worker's first message must be its hello")),
     }
 }
 
 fn check(control: &Control, hello: &wire::WorkerHello) -> Result<NodeName, Failure> {
     if hello.protocol_version != PROTOCOL_VERSION {
         let message = format!(
-            "worker {} speaks protocol {} (build {}) and this controller {PROTOCOL_VERSION} (build {BUILD}): run the same version of both",
+            "worker {} speaks protocol {} (build {}), and this controller speaks {PROTOCOL_VERSION} (build {BUILD}): run the same version of both",
             hello.node, hello.protocol_version, hello.build
         );
         return Err(Failure::new(Reason::PeerMismatch, message));
     }
     if !hello.cluster_id.is_empty() && *hello.cluster_id != *control.cluster_id.0 {
         let message = format!(
-            "worker {} belongs to cluster {} and this is {}: give it a data directory of its own",
+            "worker {} belongs to cluster {}, and this is cluster {}: give that worker a data directory of its own",
             hello.node, hello.cluster_id, control.cluster_id
         );
         return Err(Failure::new(Reason::PeerMismatch, message));

@@ -1,6 +1,6 @@
-//! What a worker is told: who leads, which registration it has, what it should serve, and which of
-//! its checkpoints are safe. A worker that reads slowly gets the last of each, not all of them. A desired
-//! state is sent in parts: whole at first, and then changes of it.
+//! Sends a worker its updates: leadership, its registration, its desired state, and acknowledgements of
+//! its checkpoints. A slow worker gets only the latest of each. The desired state is sent in parts:
+//! first the whole, and then the changes.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use super::worker::Worker;
 
 pub(super) type Outgoing = Result<wire::ControllerMessage, Status>;
 
-/// The greeting, then every change.
+/// Returns the stream of messages to a worker: the hello, then every update.
 pub(super) fn tell(
     control: Control,
     worker: Arc<Worker>,
@@ -47,14 +47,14 @@ pub(super) fn tell(
                     if changed.is_err() { break }
                     let epoch = epochs.borrow_and_update().0;
                     yield message(Message::Registration(wire::Registration { epoch }));
-                    // What was meant for the registration may be there already.
+                    // The desired state of the new registration may be available already.
                     desired.mark_changed();
                 }
                 changed = leadership.changed() => {
                     if changed.is_err() { break }
                     let now = *leadership.borrow_and_update();
                     if !now.leads {
-                        // The worker drops the state of this stream at the same message.
+                        // The worker drops this stream's desired state at the same message.
                         parts.forget();
                         told = None;
                     }

@@ -1,5 +1,4 @@
-//! One attached worker as others see it: how to call it, what it last reported, and whether it is
-//! still there.
+//! An attached worker: a client to call it, its last report, and its liveness.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,12 +18,12 @@ use tokio_util::sync::CancellationToken;
 use super::load::{Load, Unseen};
 use crate::connector::Transport;
 
-/// Breaks in a row after which a node is shown as having no stream that holds.
+/// Consecutive breaks of young streams after which a node is shown as `StreamBreaks`.
 const STREAM_BREAKS_MIN: u32 = 2;
-/// The age at which a stream holds. Workers count the breaks of younger streams.
+/// The age from which a stream counts as stable. Workers count the breaks of younger streams.
 const STREAM_HOLDS: Duration = Duration::from_secs(10);
 
-/// How far a worker is with one revision.
+/// The progress of a worker with a revision.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Phase {
     Preparing,
@@ -35,20 +34,20 @@ pub(crate) enum Phase {
 /// An attached worker.
 pub(crate) struct Worker {
     pub(crate) name: NodeName,
-    /// What it said of itself: what registers it again, should it be declared lost and be there.
+    /// The worker's hello, which registers the worker again after it was declared lost.
     pub(crate) hello: wire::WorkerHello,
-    /// What its GPUs are, for what runs take on them.
+    /// The type of the worker's GPUs, by which the durations of runs are estimated.
     pub(crate) machine: MachineType,
-    /// How it is called.
+    /// The transport of calls to the worker.
     pub(crate) calls: Transport,
-    /// Cancelled as soon as its stream ends.
+    /// Cancelled when the worker's stream ends.
     pub(crate) lost: CancellationToken,
     epoch: watch::Sender<Epoch>,
-    /// When its stream began, by the fleet's clock.
+    /// The beginning of the worker's stream, by the fleet's clock.
     attached_at: Timestamp,
-    /// When it last said anything, by the fleet's clock.
+    /// The time of the worker's last message, by the fleet's clock, in nanoseconds.
     heard: AtomicU64,
-    /// The cluster counts it as lost, and nothing was heard of it here either.
+    /// Whether the state counts the worker as lost, and this controller has heard nothing either.
     presumed_lost: watch::Sender<bool>,
     statuses: watch::Sender<Arc<BTreeMap<RevisionKey, Phase>>>,
     telemetry: watch::Sender<Option<Arc<wire::Telemetry>>>,
@@ -92,7 +91,7 @@ impl Worker {
         }
     }
 
-    /// Its registration, as far as this controller knows.
+    /// Returns the epoch of the worker's registration, as far as this controller knows.
     pub(crate) fn epoch(&self) -> Epoch {
         *self.epoch.borrow()
     }
@@ -101,12 +100,12 @@ impl Worker {
         Member { node: self.name.clone(), epoch: self.epoch() }
     }
 
-    /// Follows its registrations.
+    /// Returns a watch of the epoch.
     pub(super) fn epochs(&self) -> watch::Receiver<Epoch> {
         self.epoch.subscribe()
     }
 
-    /// It was taken in again under a later epoch.
+    /// Sets a later epoch after a new registration.
     pub(super) fn adopt(&self, epoch: Epoch) {
         self.epoch.send_if_modified(|known| {
             let later = *known < epoch;
@@ -117,39 +116,39 @@ impl Worker {
         });
     }
 
-    /// Whether that is the same process, on whichever stream.
+    /// Whether both are the same process, possibly on different streams.
     pub(crate) fn is_process_of(&self, other: &Self) -> bool {
         self.name == other.name && self.hello.instance == other.hello.instance
     }
 
-    /// It said something. Says whether it was presumed lost.
+    /// Records a sign of life. Returns whether the worker was presumed lost.
     pub(super) fn sign_of_life(&self, now: Timestamp) -> bool {
         self.heard.fetch_max(now.as_nanos(), Ordering::Relaxed);
         self.presumed_lost.send_if_modified(std::mem::take)
     }
 
-    /// Nobody hears it: its functions count as ready nowhere on it until it is heard again, though its
-    /// stream may still be open.
+    /// Presumes the worker lost until its next message, although its stream may be open. Its functions
+    /// do not count as ready meanwhile. Returns whether this is new.
     pub(super) fn presume_lost(&self) -> bool {
         self.presumed_lost.send_if_modified(|lost| !std::mem::replace(lost, true))
     }
 
-    /// Waits until its stream ends, or it is presumed lost.
+    /// Waits until the worker's stream ends, or the worker is presumed lost.
     pub(crate) async fn gone(&self) {
         let mut presumed = self.presumed_lost.subscribe();
         tokio::select! {
             () = self.lost.cancelled() => {}
-            // The sender is this worker's own.
+            // This worker owns the sender, so the wait cannot fail.
             _ = presumed.wait_for(|lost| *lost) => {}
         }
     }
 
-    /// When it last said anything, by the fleet's clock.
+    /// Returns the time of the last message, by the fleet's clock.
     pub(crate) fn heard(&self) -> Timestamp {
         Timestamp(self.heard.load(Ordering::Relaxed))
     }
 
-    /// How far it is with a revision; `None` when it never mentioned it.
+    /// Returns the progress with a revision; `None` if the worker has not reported the revision.
     pub(crate) fn phase(&self, key: &RevisionKey) -> Option<Phase> {
         self.statuses.borrow().get(key).cloned()
     }
@@ -158,7 +157,7 @@ impl Worker {
         !*self.presumed_lost.borrow() && matches!(self.statuses.borrow().get(key), Some(Phase::Ready))
     }
 
-    /// Whether it says that any revision of a function is ready.
+    /// Whether the worker reports any revision of a function as ready.
     pub(crate) fn holds_ready(&self, key: &FunctionKey) -> bool {
         if *self.presumed_lost.borrow() {
             return false;
@@ -168,17 +167,17 @@ impl Worker {
         of_function.any(|(_, phase)| *phase == Phase::Ready)
     }
 
-    /// What it last reported of its GPUs and queue; `None` before it did.
+    /// Returns the last telemetry; `None` before the first report.
     pub(crate) fn telemetry(&self) -> Option<Arc<wire::Telemetry>> {
         self.telemetry.borrow().clone()
     }
 
-    /// Reads what routing goes by of its last report.
+    /// Reads the load of the last report.
     pub(crate) fn with_load<T>(&self, read: impl FnOnce(&Load) -> T) -> T {
         read(&self.load.borrow())
     }
 
-    /// Requests of this controller that its last report cannot have counted.
+    /// Returns the requests of this controller that the last report cannot include.
     pub(crate) fn unseen(&self) -> u32 {
         self.unseen.count()
     }
@@ -188,8 +187,8 @@ impl Worker {
         InFlight { after: self.unseen.sent(), worker: self.clone() }
     }
 
-    /// Takes a report; one that carries an older epoch, or is older than the last, is ignored. A
-    /// later epoch is one that has not reached this controller's state yet.
+    /// Stores a report. A report of an older epoch, or older than the last, is ignored. A later epoch
+    /// has not reached this controller's state yet, and is accepted.
     pub(crate) fn report(&self, telemetry: wire::Telemetry) {
         if telemetry.epoch < self.epoch().0 {
             return;
@@ -208,10 +207,10 @@ impl Worker {
         }
     }
 
-    /// Takes statuses of its functions. Says whether anything changed.
+    /// Stores statuses of the worker's functions. Returns whether anything changed.
     ///
     /// # Errors
-    /// When they are more than a node has: its stream must end.
+    /// The statuses exceed [`STATUS_BOUNDS`]; the stream must end.
     pub(crate) fn report_functions(
         &self,
         update: SetUpdate<wire::FunctionStatuses>,
@@ -235,7 +234,7 @@ impl Worker {
             let known = Arc::make_mut(known);
             let mut changed = false;
             for (key, phase) in gone.chain(news) {
-                // A function with an unreadable name gets no requests.
+                // A function with a malformed name gets no requests.
                 let Some(key) = key else { continue };
                 changed |= known.get(&key) != phase.as_ref();
                 match phase {
@@ -252,7 +251,8 @@ impl Worker {
         if is_too_many { Err(TooManyStatuses) } else { Ok(changed) }
     }
 
-    /// Returns how often and why the worker's young streams broke in a row; `None` once a stream has held.
+    /// Returns the number and reason of consecutive breaks of the worker's young streams; `None` once a
+    /// stream has held.
     pub(crate) fn stream_break(&self, now: Timestamp) -> Option<&wire::StreamBreak> {
         let breaks = self.hello.stream_break.as_ref()?;
         let held = now.since(self.attached_at) >= STREAM_HOLDS;
@@ -260,16 +260,16 @@ impl Worker {
     }
 }
 
-/// The bounds of the statuses of a worker's functions: of two revisions each, with a text.
+/// The bounds of a worker's function statuses: two revisions of each function, with a text each.
 pub(crate) const STATUS_BOUNDS: SetBounds =
     SetBounds { items: 2 * FUNCTIONS_PER_NODE_MAX, bytes: 2 * FUNCTIONS_PER_NODE_MAX * 2 * TEXT_BYTES_MAX };
 
-/// A worker told of more functions than a node has.
+/// Error of a worker that reports more revisions than a node may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("it tells of more than {} revisions of functions", STATUS_BOUNDS.items)]
+#[error("the worker reports more than {} revisions of functions", STATUS_BOUNDS.items)]
 pub(crate) struct TooManyStatuses;
 
-/// A status that cannot be read is no status: the function is not routed there.
+/// Parses a status. A malformed status counts as none, so the function is not routed to this worker.
 fn read_status(mut status: wire::FunctionStatus) -> (Option<RevisionKey>, Option<Phase>) {
     cut_text(&mut status.message);
     let phase = match status.phase() {
@@ -286,10 +286,10 @@ fn status_key(tenant: &str, name: &str, revision: u64) -> Option<RevisionKey> {
     Some(RevisionKey { function, revision: Revision::new(revision)? })
 }
 
-/// One request in flight at a worker.
+/// A request in flight at a worker.
 pub(crate) struct InFlight {
     worker: Arc<Worker>,
-    /// The report it was sent after.
+    /// The number of the last report before the request.
     after: u64,
 }
 
@@ -334,11 +334,11 @@ mod tests {
         assert_eq!(report(3, 5, 2), Some(2));
         assert_eq!(report(3, 4, 3), Some(2));
         assert_eq!(report(3, 6, 4), Some(4));
-        assert_eq!(report(4, 7, 5), Some(5), "the news of its registration is on its way");
+        assert_eq!(report(4, 7, 5), Some(5), "the state lags behind the registration");
     }
 
     #[tokio::test]
-    async fn statuses_replace_each_other_and_unreadable_ones_do_not_count() {
+    async fn statuses_replace_earlier_ones_and_malformed_ones_do_not_count() {
         let worker = worker();
         let key = |revision| RevisionKey {
             function: millrace_proto::convert::function_key("default", "f").unwrap(),
@@ -354,14 +354,14 @@ mod tests {
         ]));
         assert!(worker.is_ready(&key(1)));
         assert_eq!(worker.phase(&key(3)), None);
-        assert!(!report(vec![status(wire::FunctionPhase::Ready, 1)]), "the same again");
+        assert!(!report(vec![status(wire::FunctionPhase::Ready, 1)]), "the same statuses again");
         assert!(report(vec![status(wire::FunctionPhase::Failed, 2)]));
         assert_eq!(worker.phase(&key(1)), None);
         assert_eq!(worker.phase(&key(2)), Some(Phase::Failed("why".into())));
     }
 
     #[tokio::test]
-    async fn changed_statuses_leave_the_others_as_they_were() {
+    async fn changed_statuses_leave_the_other_statuses_unchanged() {
         let worker = worker();
         let mut sender = PartSender::<wire::FunctionStatuses>::default();
         let mut parts = PartAssembler::default();
@@ -375,13 +375,13 @@ mod tests {
         assert_eq!(phases(), [Some(Phase::Ready), Some(Phase::Ready), None]);
         assert!(report(&[ready(2), status(wire::FunctionPhase::Preparing, 3)]));
         assert_eq!(phases(), [None, Some(Phase::Ready), Some(Phase::Preparing)]);
-        assert!(!report(&[ready(2), status(wire::FunctionPhase::Preparing, 3)]), "the same again");
+        assert!(!report(&[ready(2), status(wire::FunctionPhase::Preparing, 3)]), "the same statuses again");
         assert!(report(&[status(wire::FunctionPhase::Unspecified, 2)]));
         assert_eq!(phases(), [None, None, None]);
     }
 
     #[tokio::test]
-    async fn a_stream_that_broke_again_and_again_is_told_until_one_holds() {
+    async fn repeated_breaks_of_a_stream_are_shown_until_one_holds() {
         let at = |seconds| Timestamp::ZERO + Duration::from_secs(seconds);
         let broken = |times| {
             let name = NodeName::new("n1").unwrap();
@@ -391,7 +391,7 @@ mod tests {
             Worker::new(name, hello, Epoch(3), transport, at(100))
         };
         assert_eq!(worker().stream_break(at(0)), None);
-        assert_eq!(broken(1).stream_break(at(101)), None, "a controller that was started again");
+        assert_eq!(broken(1).stream_break(at(101)), None, "the controller may have been restarted");
         assert_eq!(broken(2).stream_break(at(109)).map(|it| it.why.clone()), Some("why".to_owned()));
         assert_eq!(broken(2).stream_break(at(110)), None);
     }

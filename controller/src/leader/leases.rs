@@ -1,8 +1,8 @@
-//! The leader's lease table, driven: signs of life go in, silence ends registrations. A worker that
-//! was declared lost and is heard again is taken in again, under a new epoch.
+//! Drives the leader's lease table: signs of life renew leases, and expired leases end registrations. A
+//! lost worker that is heard again is registered again under a new epoch.
 //!
-//! Only the leader takes it in again while its stream is open. A worker that other controllers hear
-//! and the leader does not would otherwise be lost and taken in for ever.
+//! Only a leader with an open stream of the worker registers it again. Otherwise, a worker that other
+//! controllers hear and the leader does not would be lost and registered again forever.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use tokio::task::JoinSet;
 use super::Duties;
 use crate::fleet::{Worker, Workers, registration};
 
-/// Proposals of one kind under way at a time. What is beyond comes with the next look.
+/// Proposals of this task in progress at a time. Further proposals wait for the next look.
 const PROPOSALS_MAX: usize = 64;
 
-/// Judges who is alive for as long as it is polled: while this controller leads, in that term.
+/// Keeps the leases while polled: as long as this controller leads in that term.
 pub(super) async fn keep(duties: &Duties, term: u64) {
     let mut changes = duties.replica.changes();
     let mut fleet = duties.fleet.changes();
@@ -28,7 +28,7 @@ pub(super) async fn keep(duties: &Duties, term: u64) {
         let wake = keeper.look();
         tokio::select! {
             changed = changes.changed() => if changed.is_err() { return },
-            // So that whoever comes is seen before it goes.
+            // Wake on fleet changes, so that a worker that attaches and soon detaches is seen.
             changed = fleet.changed() => if changed.is_err() { return },
             () = tokio::time::sleep(wake) => {}
             Some(ended) = keeper.under_way.join_next() => keeper.ended(ended.ok().flatten()),
@@ -40,17 +40,18 @@ struct Keeper<'a> {
     duties: &'a Duties,
     term: u64,
     leases: Leases,
-    /// When it was elected: what was heard before counts for nothing, everyone has a full lease.
+    /// The time of this controller's election. Earlier signs of life do not count, and every node
+    /// starts with a full lease.
     elected: Timestamp,
-    /// The last sign of life that was counted of each attached worker. One time for all would miss
-    /// what is heard at the moment of a look, behind its back.
+    /// The last counted sign of life of each attached worker. A single time for all workers would miss
+    /// signs of life that arrive during a look.
     heard: BTreeMap<NodeName, Timestamp>,
-    /// Who was attached at the last look. What a worker said between that and the end of its stream
-    /// counts too.
+    /// The workers attached at the last look. Signs of life between that look and the end of a worker's
+    /// stream count too.
     attached: Workers,
-    /// Workers that are being taken in again.
+    /// Workers whose new registration is in progress.
     returning: BTreeSet<NodeName>,
-    /// Proposals. One that takes a worker in again ends with its name.
+    /// Proposals in progress. A proposal that registers a worker again ends with the worker's name.
     under_way: JoinSet<Option<NodeName>>,
     /// The state's version at the last look.
     seen: Option<u64>,
@@ -61,12 +62,15 @@ impl<'a> Keeper<'a> {
         let now = duties.fleet.now();
         let mut leases = Leases::new(duties.limits);
         leases.elected(now, live(&duties.replica.state()));
-        let (returning, under_way) = (BTreeSet::new(), JoinSet::new());
-        let (heard, attached) = (BTreeMap::new(), duties.fleet.workers());
+        let heard = BTreeMap::new();
+        let attached = duties.fleet.workers();
+        let returning = BTreeSet::new();
+        let under_way = JoinSet::new();
         Self { duties, term, leases, elected: now, heard, attached, returning, under_way, seen: None }
     }
 
-    /// Takes in what happened, and carries out what follows. Says how long nothing else will.
+    /// Updates the leases and carries out the consequences. Returns the time until the next lease
+    /// event.
     fn look(&mut self) -> Duration {
         let state = self.duties.replica.state();
         let now = self.duties.fleet.now();
@@ -76,10 +80,10 @@ impl<'a> Keeper<'a> {
         self.hear(&state);
         let verdict = self.leases.tick(now);
         if let Some(stood) = verdict.stalled {
-            tracing::warn!(?stood, "this controller stood still: every node has a full lease again");
+            tracing::warn!(?stood, "this controller was stalled: granting every node a full lease again");
         }
         for member in &verdict.fenced {
-            tracing::warn!(node = %member.node, epoch = %member.epoch, "node is silent: its checkpoints are not taken until it is heard");
+            tracing::warn!(node = %member.node, epoch = %member.epoch, "node is silent: refusing its checkpoints until the node is heard again");
         }
         for member in verdict.lost {
             self.lose(&state, member);
@@ -89,7 +93,7 @@ impl<'a> Keeper<'a> {
         wake.since(self.duties.fleet.now())
     }
 
-    /// Registrations that were committed, and those that are over.
+    /// Follows committed registrations and ended ones.
     fn follow(&mut self, state: &State, now: Timestamp) {
         for node in state.nodes() {
             match node.status {
@@ -115,7 +119,8 @@ impl<'a> Keeper<'a> {
             }
         }
         for worker in workers.values() {
-            let (heard, last) = (worker.heard(), last(worker));
+            let heard = worker.heard();
+            let last = last(worker);
             self.heard.insert(worker.name.clone(), heard.max(last));
             if heard <= last {
                 continue;
@@ -131,12 +136,13 @@ impl<'a> Keeper<'a> {
         if self.under_way.len() >= PROPOSALS_MAX || !self.returning.insert(worker.name.clone()) {
             return;
         }
-        tracing::info!(worker = %worker.name, epoch = %worker.epoch(), "worker is back: it is taken in again");
-        let (replica, worker) = (self.duties.replica.clone(), worker.clone());
+        tracing::info!(worker = %worker.name, epoch = %worker.epoch(), "worker is back: registering it again");
+        let replica = self.duties.replica.clone();
+        let worker = worker.clone();
         self.under_way.spawn(async move {
             let seen = worker.epoch();
             if let Err(failure) = registration::register(&replica, &worker.name, &worker.hello, seen).await {
-                tracing::warn!(worker = %worker.name, error = failure.message, "a worker that is back was not taken in");
+                tracing::warn!(worker = %worker.name, error = failure.message, "cannot register a worker that is back");
             }
             Some(worker.name.clone())
         });
@@ -145,26 +151,28 @@ impl<'a> Keeper<'a> {
     fn lose(&mut self, state: &State, member: Member) {
         let node = state.node(&member.node);
         if node.is_none_or(|node| node.epoch != member.epoch) {
-            // Over already, and perhaps forgotten.
+            // The registration has ended already, and the node may be removed.
             self.leases.gone(&member.node, member.epoch);
             return;
         }
         if self.under_way.len() >= PROPOSALS_MAX {
-            // Named again a lease later.
+            // The lease table names this member again after another lease.
             return;
         }
-        tracing::warn!(node = %member.node, epoch = %member.epoch, "node is lost: its functions are placed elsewhere");
-        let (replica, term) = (self.duties.replica.clone(), self.term);
+        tracing::warn!(node = %member.node, epoch = %member.epoch, "node is lost: placing its functions on other nodes");
+        let replica = self.duties.replica.clone();
+        let term = self.term;
         self.under_way.spawn(async move {
             let node = member.node.clone();
             if let Err(failure) = registration::declare_lost(&replica, term, member).await {
-                tracing::warn!(%node, error = failure.message, "the loss of a node is not committed yet");
+                tracing::warn!(%node, error = failure.message, "cannot commit the loss of a node yet");
             }
             None
         });
     }
 
-    /// A proposal was answered. A worker that was not taken in is tried for when it is heard next.
+    /// Handles the end of a proposal. A worker without a new registration gets another attempt at its
+    /// next sign of life.
     fn ended(&mut self, returning: Option<NodeName>) {
         if let Some(name) = returning {
             self.returning.remove(&name);

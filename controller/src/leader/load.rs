@@ -1,6 +1,5 @@
-//! How busy functions and nodes are: what GPUs' time counters say between two looks, smoothed. A
-//! guide for spreading and for scaling, never for what is right: it is lost with its controller and
-//! learned again.
+//! Smoothed load of functions and nodes, from the growth of GPU time counters. The load guides
+//! spreading and scaling only, never correctness: it is lost with the controller and learned again.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,21 +10,22 @@ use millrace_types::{FunctionKey, NodeName, Timestamp};
 
 use crate::fleet::Workers;
 
-/// How often counters are looked at: several checkpoints apart, so that each look sees news.
+/// The interval between looks at the counters: several checkpoints, so that each look sees new values.
 pub(super) const LOOK_EVERY: Duration = Duration::from_secs(5);
-/// What a look counts for, in parts of the whole: half of what is believed is from the last
-/// 4 looks.
+/// The divisor of the smoothing: each look contributes a sixth, so half of the smoothed load comes from
+/// the last 4 looks.
 const WEIGHT: u64 = 6;
 
-/// One counter of GPU time, and the load that its growth says.
+/// A counter of GPU time, and the load given by its growth.
 #[derive(Debug, Clone, Copy)]
 struct Gauge {
+    /// The last counter value, in nanoseconds.
     gpu_ns: u64,
-    /// In thousandths of a thousandth of a GPU, so that smoothing does not stop at the last digit.
+    /// The load in millionths of a GPU, so that rounding does not stop the smoothing.
     fine: u64,
 }
 
-/// What is known of every load.
+/// The loads of all functions and nodes.
 #[derive(Debug, Default)]
 pub(super) struct Loads {
     looked: Option<Timestamp>,
@@ -34,7 +34,7 @@ pub(super) struct Loads {
 }
 
 impl Loads {
-    /// Takes in what the counters say now.
+    /// Updates the loads from the current counters.
     pub(super) fn look(&mut self, now: Timestamp, state: &State, workers: &Workers) {
         let span = self.looked.replace(now).map_or(Duration::ZERO, |last| now.since(last));
         let functions = state.usages().filter(|(key, _)| state.function(key).is_some());
@@ -47,12 +47,12 @@ impl Loads {
         self.nodes = advance(&self.nodes, nodes, span);
     }
 
-    /// What all requests of a function need.
+    /// Returns the load of all requests of a function.
     pub(super) fn of_function(&self, key: &FunctionKey) -> GpuLoad {
         load(self.functions.get(key))
     }
 
-    /// What a node's GPUs do.
+    /// Returns the load of a node's GPUs.
     pub(super) fn of_node(&self, name: &NodeName) -> GpuLoad {
         load(self.nodes.get(name))
     }
@@ -62,7 +62,8 @@ fn load(gauge: Option<&Gauge>) -> GpuLoad {
     gauge.map_or(GpuLoad::default(), |gauge| GpuLoad(gauge.fine / 1000))
 }
 
-/// What is not named any more is forgotten; a counter that went back began anew.
+/// Advances gauges to new counter values. A gauge without a counter is dropped. A counter that
+/// decreased was restarted, and counts as no growth.
 fn advance<K: Ord>(
     known: &BTreeMap<K, Gauge>,
     counters: impl Iterator<Item = (K, u64)>,
@@ -75,7 +76,8 @@ fn advance<K: Ord>(
             return Gauge { gpu_ns, ..*last };
         }
         let grown = gpu_ns.saturating_sub(last.gpu_ns);
-        // Nanoseconds per microsecond are thousandths of a GPU; a thousand times finer.
+        // One nanosecond per microsecond is a thousandth of a GPU. The factor 1000 converts to
+        // millionths.
         let seen = grown.saturating_mul(1000) / span_us;
         Gauge { gpu_ns, fine: last.fine - last.fine / WEIGHT + seen / WEIGHT }
     };
@@ -98,7 +100,7 @@ mod tests {
             advance(known, [("a", gpu_ns)].into_iter(), second)
         };
         let mut known = at(&BTreeMap::new(), 7);
-        assert_eq!(load(known.get("a")), GpuLoad(0), "one look says nothing");
+        assert_eq!(load(known.get("a")), GpuLoad(0), "a single look shows no growth");
         let half = 500_000_000;
         for look in 1..60 {
             known = at(&known, 7 + look * half);
@@ -106,7 +108,7 @@ mod tests {
         let steady = load(known.get("a")).0;
         assert!((498..=500).contains(&steady), "{steady}");
         known = at(&known, 3);
-        assert!(load(known.get("a")).0 < steady, "the counter began anew");
+        assert!(load(known.get("a")).0 < steady, "the counter restarted");
         assert!(advance(&known, std::iter::empty(), second).is_empty());
     }
 }

@@ -1,5 +1,5 @@
-//! Asks every controller how much functions passed to each other in the runs of workflows that it drives,
-//! now and then while this one leads (D19). None of it is in Raft: it is a guide, and learned again.
+//! Collects the traffic between functions in workflow runs from all controllers while this controller
+//! leads (D19). The measurements stay out of Raft: they guide placement only, and are learned again.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use super::Duties;
 use crate::passed::ask;
 use crate::raft::{Lane, Peer};
 
-/// How often they are asked.
+/// The interval between two collections.
 const ASK_EVERY: Duration = Duration::from_secs(10);
 
-/// Asks for as long as it is polled: while this controller leads.
+/// Collects while polled: as long as this controller leads.
 pub(super) async fn keep(duties: &Duties) {
     loop {
         look(duties).await;
@@ -28,7 +28,8 @@ async fn look(duties: &Duties) {
     let controllers: BTreeSet<u64> = others.iter().map(Peer::id).chain([own]).collect();
     let asked = join_all(others.into_iter().map(ask)).await;
     let state = duties.replica.state();
-    // Who does not answer is asked again the next time: nothing of what it counts is lost.
+    // A controller that does not answer is asked again later. Its counts are cumulative, so nothing is
+    // lost.
     let told = asked.into_iter().filter_map(|(id, told)| Some((id, told?)));
     let told = told.chain([(own, duties.passed.told(&state))]);
     duties.measured.send_modify(|measured| {
@@ -54,11 +55,11 @@ mod tests {
     use crate::passed::Passing;
     use crate::raft::group_tests::{Node, first, until};
 
-    /// Several looks, if somebody does not answer the first.
+    /// Time for several collections, in case a controller misses the first one.
     const WAIT: Duration = Duration::from_secs(60);
 
     #[tokio::test]
-    async fn a_leader_learns_what_the_runs_that_all_controllers_drive_passed() {
+    async fn the_leader_learns_the_traffic_of_runs_on_all_controllers() {
         let a = first().await;
         let b = Node::start(2, a.joining(JoinAs::Voter)).await;
         let workflow = Command::ApplyWorkflow { spec: chain(&[("s", "f")]), expected: None };
@@ -68,7 +69,7 @@ mod tests {
         let pair = (key("f").name, key("g").name);
         for node in [&a, &b] {
             until(node, |state| state.workflow(&key("w")).is_some()).await;
-            // Half of what is enough, each.
+            // Each controller counts half of the runs that suffice.
             for _ in 0..RUNS_MIN / 2 {
                 let passing = Passing::default();
                 passing.took(pair.0.clone(), &pair.1, 7);
@@ -77,7 +78,7 @@ mod tests {
         }
         let stop = CancellationToken::new();
         let is_known = |it: &Measured| it.passed(&key("w"), Revision::FIRST, &pair) == Some(Bytes(7));
-        // Whichever of them leads.
+        // Either controller may lead.
         let learned = [&a, &b].map(|node| {
             let limits = Limits::default().lease;
             let duties = Duties::new(node.replica.clone(), Fleet::new(), limits, node.passed.clone());

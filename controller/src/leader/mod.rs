@@ -1,5 +1,4 @@
-//! What this controller does for the whole cluster while it leads, and what the rest of it reads of
-//! that.
+//! The leader's duties for the whole cluster, and their results for the other parts of this controller.
 //!
 //! ```text
 //!   fleet: signs of life ──▶ leases ── NodeLost, RegisterNode ──┐
@@ -8,18 +7,18 @@
 //!                            └── desired state per node   raft::Replica
 //! ```
 //!
-//! Every controller plans placements, so that any of them can say why a function is not placed and
-//! how many nodes are needed; only the leader carries plans out. Nothing here is on the way of a request: with no leader,
-//! gateways and workers go on with what they have.
+//! Every controller plans placements, so that each can report why a function is not placed and how many
+//! nodes are needed; only the leader carries plans out. No request waits for this module: without a
+//! leader, gateways and workers continue with their last state.
 //!
-//! | module | holds |
+//! | module | task |
 //! |---|---|
-//! | [`leases`] | who is believed alive: ends registrations, takes returned workers in again |
-//! | [`reconcile`] | plans placements, carries them out, and says what each node should serve |
-//! | [`view`] | what the planner is told, from the state and telemetry |
-//! | [`load`] | how busy functions and nodes are |
-//! | [`measure`] | asks the controllers how much functions pass to each other |
-//! | [`scaling`] | how many nodes the cluster needs |
+//! | [`leases`] | judges which nodes are alive: ends registrations, registers returned workers again |
+//! | [`reconcile`] | plans placements, carries the plans out, and publishes the desired state of nodes |
+//! | [`view`] | inputs of the planner, from the state and telemetry |
+//! | [`load`] | load of functions and nodes |
+//! | [`measure`] | collects the traffic between functions from all controllers |
+//! | [`scaling`] | computes the number of nodes that the cluster needs |
 
 mod leases;
 mod load;
@@ -44,25 +43,25 @@ use crate::fleet::desired::Desired;
 use crate::passed::Passed;
 use crate::raft::Replica;
 
-/// How long a new leader that cannot make sure of it waits before it tries again.
+/// The pause before a new leader tries again to confirm its leadership.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
-/// Whether this controller leads.
+/// The leadership of this controller.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Leadership {
-    /// The term in which it leads or last led; 0 before it did.
+    /// The term of the current or last leadership; 0 if this controller never led.
     pub(crate) term: u64,
-    /// Whether it leads now, and has everything that was committed before.
+    /// Whether this controller leads now, and its state includes everything that was committed before.
     pub(crate) leads: bool,
 }
 
-/// What is believed of each live node, while this controller leads.
+/// The lease state of each live node, while this controller leads.
 pub(crate) type Standings = Arc<BTreeMap<NodeName, Standing>>;
 
-/// Why functions have fewer copies than they should.
+/// The reason why each function has fewer copies than requested.
 pub(crate) type Shortages = Arc<BTreeMap<FunctionKey, Unplaced>>;
 
-/// What the duties come to. Cloning shares it.
+/// The results of the leader's duties. Clones share them.
 #[derive(Debug, Clone)]
 pub(crate) struct Outlook {
     leadership: watch::Receiver<Leadership>,
@@ -73,7 +72,7 @@ pub(crate) struct Outlook {
 }
 
 impl Outlook {
-    /// What a controller sees that never led and plans nothing.
+    /// Returns the results of a controller that never led and plans nothing.
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn of_a_follower() -> Self {
         Self {
@@ -94,47 +93,47 @@ impl Outlook {
         self.leadership.clone()
     }
 
-    /// What each node should serve; `None` while this controller does not lead.
+    /// Returns a watch of the desired state of each node; `None` while this controller does not lead.
     pub(crate) fn desired(&self) -> watch::Receiver<Option<Arc<Desired>>> {
         self.desired.clone()
     }
 
-    /// What is believed of a live node; unknown while this controller does not lead.
+    /// Returns the lease state of a live node; `Unknown` while this controller does not lead.
     pub(crate) fn standing(&self, node: &NodeName) -> Standing {
         self.standings.borrow().get(node).copied().unwrap_or(Standing::Unknown)
     }
 
-    /// What is believed of every live node; empty while this controller does not lead.
+    /// Returns the lease state of every live node; empty while this controller does not lead.
     #[cfg(feature = "sim")]
     pub(crate) fn standings(&self) -> Standings {
         self.standings.borrow().clone()
     }
 
-    /// Why functions are not placed as they should be.
+    /// Returns the functions with fewer copies than requested.
     pub(crate) fn shortages(&self) -> Shortages {
         self.shortages.borrow().clone()
     }
 
-    /// The same, as they change.
+    /// Returns a watch of the functions with fewer copies than requested.
     pub(crate) fn shortage_changes(&self) -> watch::Receiver<Shortages> {
         self.shortages.clone()
     }
 
-    /// How many nodes the cluster needs; `None` before the first plan.
+    /// Returns the number of nodes that the cluster needs; `None` before the first plan.
     pub(crate) fn signal(&self) -> Option<Signal> {
         self.signal.borrow().clone()
     }
 }
 
-/// The duties.
+/// The task of the leader's duties.
 #[derive(Debug)]
 pub(crate) struct Duties {
     replica: Replica,
     fleet: Fleet,
     limits: lease::Limits,
-    /// What the runs that this controller drives passed.
+    /// The traffic of the runs that this controller drives.
     passed: Passed,
-    /// What those of all controllers did, as far as this one led.
+    /// The traffic of the runs of all controllers, as collected while this controller led.
     measured: watch::Sender<Measured>,
     leadership: watch::Sender<Leadership>,
     desired: watch::Sender<Option<Arc<Desired>>>,
@@ -169,10 +168,10 @@ impl Duties {
         }
     }
 
-    /// Does them until stopped.
+    /// Performs the duties until stopped.
     pub(crate) async fn run_until(self, stop: CancellationToken) {
         let duties = async { tokio::join!(self.lead_whenever_elected(), reconcile::run(&self)) };
-        // `None` when stopped: nothing is left to do either way.
+        // The result is `None` after a stop; both cases end the task.
         stop.run_until_cancelled(duties).await;
     }
 
@@ -186,7 +185,7 @@ impl Duties {
                 }
                 self.resign();
             }
-            // At once, if anything changed while it led.
+            // Return at once if anything changed during the leadership.
             if changes.changed().await.is_err() {
                 return;
             }
@@ -194,10 +193,14 @@ impl Duties {
     }
 
     async fn lead(&self, term: u64) {
-        // An elected leader has everything that was committed in its log, and not yet in its state:
-        // from that state it would withdraw what was just applied.
+        // An elected leader has all committed entries in its log, but maybe not in its state yet. From
+        // an older state it would withdraw recent placements.
         while let Err(failure) = self.replica.linearizable().await {
-            tracing::debug!(term, error = failure.message, "elected, and not sure of a majority yet");
+            tracing::debug!(
+                term,
+                error = failure.message,
+                "elected, but no majority has confirmed the leadership yet"
+            );
             tokio::time::sleep(RETRY_PAUSE).await;
         }
         self.leadership.send_replace(Leadership { term, leads: true });

@@ -1,9 +1,9 @@
-//! Brings what is placed in line with what is wanted, in small steps: plan, carry out what the plan
-//! says, look again. Level-triggered: every plan is made from the state as it is, so that a step
-//! that was lost, refused or repeated does no harm.
+//! Reconciles placements with the desired copies in small steps: plan, carry out the steps of the plan,
+//! and look again. Level-triggered: each plan is made from the current state, so a lost, refused or
+//! repeated step does no harm.
 //!
-//! What nodes should serve is said only when a plan has no more steps, so that a node that came
-//! back, or a cluster that was upgraded, is not told to drop what it is about to be given.
+//! The desired state of nodes is published only after a plan without steps. Otherwise, a node that came
+//! back, or any node after an upgrade, would drop functions that the next steps place on it.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -23,16 +23,16 @@ use crate::fleet::desired::Desired;
 
 /// Steps carried out before the next plan.
 const STEPS_MAX: usize = 256;
-/// Plans with steps in a row before nodes are told what to serve all the same.
+/// Consecutive plans with steps after which the desired state is published regardless.
 const ROUNDS_MAX: u32 = 64;
-/// The least time between two plans of the leader, so that a burst of reports is one.
+/// The minimum time between two plans of the leader, so that a burst of reports yields one plan.
 const PLAN_PAUSE: Duration = Duration::from_millis(20);
-/// The same of a controller that only says why functions are not placed.
+/// The minimum time between two plans of a controller that plans only to report shortages.
 const IDLE_PLAN_PAUSE: Duration = Duration::from_millis(500);
-/// How long a step that failed waits for its next chance when nothing changes.
+/// The wait after a failed step before the next plan, if nothing changes.
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
 
-/// What a plan was made from. The same again needs no other plan.
+/// The inputs of a plan. The same inputs need no new plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Basis {
     state: u64,
@@ -40,7 +40,7 @@ struct Basis {
     leadership: Leadership,
 }
 
-/// Plans on every change, for ever; carries plans out while this controller leads.
+/// Plans after every change, without end. Carries plans out while this controller leads.
 pub(super) async fn run(duties: &Duties) {
     let mut state = duties.replica.changes();
     let mut fleet = duties.fleet.changes();
@@ -54,7 +54,7 @@ pub(super) async fn run(duties: &Duties) {
                 tokio::time::sleep(PLAN_PAUSE).await;
             }
         };
-        // The shorter of both, once this controller leads.
+        // A controller that becomes leader during the long pause continues after the short one.
         let _over = timeout(IDLE_PLAN_PAUSE, leader_pause).await;
         if again == Next::Plan {
             continue;
@@ -73,14 +73,14 @@ pub(super) async fn run(duties: &Duties) {
     }
 }
 
-/// When to plan next.
+/// The time of the next plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Next {
-    /// Now: there is more to do.
+    /// Plan at once, because more steps remain.
     Plan,
-    /// After a change.
+    /// Plan after a change.
     Wait,
-    /// After a change, and soon in any case: something failed.
+    /// Plan after a change, or soon, because a step failed.
     Retry,
 }
 
@@ -89,13 +89,14 @@ struct Reconciler<'a> {
     loads: Loads,
     flows: Flows,
     scaler: Scaler,
-    /// When counters are looked at next.
+    /// The time of the next look at the GPU time counters.
     look_at: Instant,
     planned: Option<Basis>,
-    /// Plans with steps in a row.
+    /// Consecutive plans with steps.
     rounds: u32,
-    /// The state of the last plan, and functions that lost a copy with its node since.
+    /// The state of the last plan.
     last: Option<State>,
+    /// Functions that lost a copy together with its node, and whose new placement still waits.
     bereaved: BTreeSet<FunctionKey>,
 }
 
@@ -123,9 +124,12 @@ impl<'a> Reconciler<'a> {
 
     async fn plan_if_changed(&mut self) -> Next {
         let duties = self.duties;
-        // Before the state and the workers are read, so that what changes in between counts next time.
-        let (fleet, leadership) = (duties.fleet.version(), *duties.leadership.borrow());
-        let (state, workers) = (duties.replica.state(), duties.fleet.workers());
+        // Read the versions before the state and the workers, so that a change in between causes
+        // another plan.
+        let fleet = duties.fleet.version();
+        let leadership = *duties.leadership.borrow();
+        let state = duties.replica.state();
+        let workers = duties.fleet.workers();
         if self.look_at <= Instant::now() {
             self.loads.look(duties.fleet.now(), &state, &workers);
             self.look_at = Instant::now() + LOOK_EVERY;
@@ -143,7 +147,8 @@ impl<'a> Reconciler<'a> {
         if !leadership.leads {
             return Next::Wait;
         }
-        let (steps, failed) = (plan.steps.len(), self.carry_out(&state, plan).await);
+        let steps = plan.steps.len();
+        let failed = self.carry_out(&state, plan).await;
         self.rounds = if steps == 0 || failed { 0 } else { self.rounds + 1 };
         if (1..ROUNDS_MAX).contains(&self.rounds) {
             return Next::Plan;
@@ -158,7 +163,7 @@ impl<'a> Reconciler<'a> {
         }
     }
 
-    /// Remembers whose copies went with their nodes: why they are placed again.
+    /// Records the functions that lost copies with lost nodes, as the reason of their new placements.
     fn mourn(&mut self, state: &State) {
         if let Some(last) = self.last.replace(state.clone()) {
             let lost = state.nodes().filter(|node| node.status == NodeStatus::Lost);
@@ -169,7 +174,7 @@ impl<'a> Reconciler<'a> {
         self.bereaved.retain(|function| state.function(function).is_some());
     }
 
-    /// Says why functions have fewer copies than they should.
+    /// Publishes the functions with fewer copies than requested.
     fn report(&self, plan: &Plan) {
         let next: std::collections::BTreeMap<_, _> =
             plan.unplaced.iter().map(|it| (it.function.clone(), it.clone())).collect();
@@ -182,10 +187,10 @@ impl<'a> Reconciler<'a> {
         });
     }
 
-    /// Whether any step failed. Each waits for its commit.
+    /// Proposes all steps and waits for their commits. Returns whether any step failed.
     async fn carry_out(&mut self, state: &State, plan: Plan) -> bool {
         if !plan.steps.is_empty() {
-            tracing::info!(steps = plan.steps.len(), more = plan.more, "placements change");
+            tracing::info!(steps = plan.steps.len(), more = plan.more, "changing placements");
         }
         let steps = plan.steps.into_iter().map(|step| self.command(state, step)).collect::<Vec<_>>();
         let proposals = steps.into_iter().map(|command| self.propose(command));
@@ -218,23 +223,24 @@ impl<'a> Reconciler<'a> {
     }
 
     async fn propose(&self, command: Command) -> Result<(), Failure> {
-        tracing::debug!(?command, "a step");
+        tracing::debug!(?command, "proposing a placement step");
         let proposed = self.duties.replica.propose(Caller("placement".into()), None, command).await;
         proposed.map(drop).inspect_err(|failure| {
-            tracing::info!(error = failure.message, "a placement was not made: it is planned again");
+            tracing::info!(error = failure.message, "cannot make a placement: planning again");
         })
     }
 
-    /// Says what each node should serve.
+    /// Publishes the desired state of each node.
     fn publish(&self, term: u64) {
-        // The leadership may have ended while steps were committed.
+        // The leadership may have ended while steps were being committed.
         if *self.duties.leadership.borrow() != (Leadership { term, leads: true }) {
             return;
         }
         let applied = self.duties.replica.reader.latest();
         if applied.last.is_some_and(|last| last.leader_id.term > term) {
-            // It ended, and its successor's entries are here before the news. Stamped with this term
-            // they would be older than what the successor said of a state before them.
+            // The successor's entries arrived before the news of the lost leadership. A desired state
+            // with this term would carry an older stamp than the successor's, but be made from a newer
+            // state.
             return;
         }
         self.duties.desired.send_modify(|last| {

@@ -1,5 +1,5 @@
-//! How many nodes the cluster needs: the policy's answer to what the planner sees and to how
-//! functions do against their objectives.
+//! Computes the number of nodes that the cluster needs, from the placement plan and the SLO counts of
+//! functions, by the scaling policy.
 
 use millrace_cluster_state::State;
 use millrace_policy::placement::{Plan, View};
@@ -8,7 +8,7 @@ use millrace_types::Timestamp;
 
 use super::Duties;
 
-/// Says it whenever it changes.
+/// Publishes the scaling signal when it changes.
 pub(super) struct Scaler {
     scaling: Scaling,
 }
@@ -18,7 +18,7 @@ impl Scaler {
         Self { scaling: Scaling::new(Limits::default()) }
     }
 
-    /// Takes in a view and what was planned from it.
+    /// Evaluates a snapshot of the cluster and the plan made from it.
     pub(super) fn observe(
         &mut self,
         now: Timestamp,
@@ -40,7 +40,7 @@ impl Scaler {
     }
 }
 
-/// Of functions that serve and have an objective.
+/// Returns the SLO counts of enabled functions that have an objective.
 fn scores(state: &State) -> Vec<Score> {
     let functions = state.functions().filter(|function| function.enabled);
     let scores = functions.filter_map(|function| {
@@ -51,11 +51,11 @@ fn scores(state: &State) -> Vec<Score> {
     scores.collect()
 }
 
-/// For the log, where the number changes.
+/// Logs a change of the number of needed nodes.
 fn tell(last: Option<&Signal>, signal: &Signal) {
     if last.is_some_and(|last| last.nodes_needed != signal.nodes_needed) {
         let why: Vec<_> = signal.reasons.iter().map(ToString::to_string).collect();
         let (needed, now) = (signal.nodes_needed, signal.nodes_now);
-        tracing::info!(needed, now, why = why.join("; "), "the number of nodes needed changes");
+        tracing::info!(needed, now, why = why.join("; "), "the number of needed nodes changed");
     }
 }

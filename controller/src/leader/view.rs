@@ -1,5 +1,5 @@
-//! What the placement planner is told: what is wanted and what is placed, from the state; how far
-//! placements are and how busy nodes are, from the workers attached to this controller.
+//! Inputs of the placement planner. The state gives desired and existing placements; the workers
+//! attached to this controller give the phase of placements and the load of nodes.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use super::load::Loads;
 use crate::fleet::readiness::revision_key;
 use crate::fleet::{Phase, Workers};
 
-/// The cluster as the planner sees it.
+/// Returns the planner's snapshot of the cluster.
 pub(super) fn view(
     state: &State,
     workers: &Workers,
@@ -29,11 +29,11 @@ pub(super) fn view(
     View { functions, nodes, placements: placements.collect(), flows: flows.of(state, measured).to_vec() }
 }
 
-/// What all workflows pass. Made anew only when the state is another, or what was measured: most plans are
-/// made because of what nodes report, and a look through many workflows takes long.
+/// The traffic of all workflows, cached by the versions of the state and of the measurements. Most
+/// plans follow reports of nodes, and going through many workflows takes long.
 #[derive(Debug, Default)]
 pub(super) struct Flows {
-    /// Of the state, and of what was measured.
+    /// The versions of the state and of the measurements from which `flows` was computed.
     version: Option<(u64, u64)>,
     flows: Vec<Flow>,
 }
@@ -49,7 +49,7 @@ impl Flows {
     }
 }
 
-/// What the functions of a workflow pass to each other.
+/// Returns the traffic between the functions of a workflow.
 fn flows(state: &State, workflow: &Workflow, measured: &Measured) -> Vec<Flow> {
     let key = |name: &FunctionName| FunctionKey { tenant: workflow.key.tenant.clone(), name: name.clone() };
     let ports = |name: &FunctionName| {
@@ -74,7 +74,7 @@ fn function(state: &State, function: &Function, loads: &Loads) -> placement::Fun
         let served = function.served().iter();
         served.filter_map(|revision| Some((revision, state.artifact(&revision.digest)?)))
     };
-    // By digest: two revisions of one file need it once.
+    // Collect by digest, because two revisions with the same file need it once.
     let needed: BTreeMap<_, _> = models().map(|(it, artifact)| (it.digest, artifact.model.weights)).collect();
     placement::Function {
         key: function.key.clone(),
@@ -84,8 +84,9 @@ fn function(state: &State, function: &Function, loads: &Loads) -> placement::Fun
         gpu: models().map(|(it, artifact)| it.gpu_memory(&artifact.model)).max().unwrap_or(Bytes::ZERO),
         load: loads.of_function(&function.key),
         ran: state.ran(function),
-        // Of the version before, who asks for it knows which copy has its sequences (`readiness::serving`): to
-        // hold the newest to one copy for it would be for good.
+        // Only the newest version counts. If only the version before keeps state, `readiness::serving`
+        // finds the copy with its sequences. Counting that version here would limit the newest one to a
+        // single copy forever.
         keeps_state: function.latest().spec.sequences.is_some(),
     }
 }
@@ -101,8 +102,8 @@ fn node(node: &Node, loads: &Loads) -> placement::Node {
     }
 }
 
-/// How far a node is with a function: as far as with its newest revision, and not ready while the
-/// one before is on its way, for clients that name it.
+/// Returns the phase of a function on a node: the phase of its newest revision. The node is not ready
+/// while the revision before is still being prepared, because clients may name that revision.
 fn phase(function: &Function, node: &NodeName, workers: &Workers) -> placement::Phase {
     let worker = workers.get(node);
     let of = |revision| worker.and_then(|worker| worker.phase(&revision_key(&function.key, revision)));
@@ -127,8 +128,9 @@ mod tests {
     use crate::fixtures::{apply, chain, key, state};
 
     #[test]
-    fn what_workflows_pass_is_looked_up_again_when_the_state_is_another() {
-        let (mut state, mut flows) = (state(&["f", "g", "h"]), Flows::default());
+    fn flows_are_computed_again_when_the_state_changes() {
+        let mut state = state(&["f", "g", "h"]);
+        let mut flows = Flows::default();
         let passed = |flows: &mut Flows, state: &State| -> Vec<_> {
             flows
                 .of(state, &Measured::default())
@@ -147,12 +149,14 @@ mod tests {
     }
 
     #[test]
-    fn what_functions_pass_is_what_was_measured_once_enough_was() {
-        let (mut state, mut flows, mut measured) =
-            (state(&["f", "g"]), Flows::default(), Measured::default());
+    fn measured_traffic_replaces_declared_traffic_after_enough_runs() {
+        let mut state = state(&["f", "g"]);
+        let mut flows = Flows::default();
+        let mut measured = Measured::default();
         let spec = chain(&[("a", "f"), ("b", "g")]);
         apply(&mut state, Command::ApplyWorkflow { spec, expected: None });
-        let (from, to) = (key("f"), key("g"));
+        let from = key("f");
+        let to = key("g");
         let generation = state.workflow(&key("w")).unwrap().generation;
         for (runs, bytes) in [(RUNS_MIN - 1, 256), (RUNS_MIN, 1 << 20)] {
             let pairs = Some([((from.name.clone(), to.name.clone()), runs << 20)].into());
@@ -163,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_placement_is_as_far_as_its_newest_revision_and_waits_for_the_one_before() {
+    fn a_placement_has_the_phase_of_its_newest_revision_and_waits_for_the_one_before() {
         let failed = || Phase::Failed("why".into());
         let check = |older, newest: Option<Phase>, expected| {
             let served = [older, newest.clone()];

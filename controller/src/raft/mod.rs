@@ -1,4 +1,30 @@
 //! This controller's membership in the Raft group.
+//!
+//! | module | task |
+//! |---|---|
+//! | [`replica`] | the local copy of the state, the members and the leader |
+//! | [`route`] | writes and linearizable reads, forwarded to the leader |
+//! | [`proposer`] | batches proposals: one sync for all commands that waited together |
+//! | [`bootstrap`] | the first start of a cluster or of a member, and every later start |
+//! | [`founding`] | cluster bootstrap of several empty controllers; [`asking`] sends join requests |
+//! | [`membership`] | joins, promotions and removals; [`rules`] decides which are safe |
+//! | [`operations`] | records membership changes as operations |
+//! | [`transfer`] | leadership transfer |
+//! | [`elections`] | calls elections; [`timing`] has the election timeout |
+//! | [`time`] | stamps commands at a bounded pace, despite jumps of wall clocks |
+//! | [`disks`] | hands leadership over when the leader's disk is slow or full |
+//! | [`unheard`] | quorum loss: silences a leader that no majority answers |
+//! | [`silence`] | logs members that the leader's log does not reach |
+//! | [`duties`] | completes membership changes that were left unfinished |
+//! | [`versions`] | switches the cluster to newer rules |
+//! | [`divergence`] | stops a controller when its state differs from a majority's |
+//! | [`status`] | the status of each controller |
+//! | [`peers`] | connections to the other controllers |
+//! | [`runtime`] | the threads of Raft |
+//! | [`world`] | the network and the disk, real or simulated |
+//! | [`network`] | openraft's calls to the other controllers |
+//! | [`service`] | the service for the other controllers |
+//! | [`codec`] | messages between controllers, with a handshake on each |
 
 mod asking;
 pub(crate) mod bootstrap;
