@@ -1,18 +1,22 @@
-//! Intermediate data in the GPU's memory (FaaSTube §7): the [store](crate::elastic) decides what is
-//! here, and gets its blocks from the same map as the models.
+//! Intermediate data in the GPU's memory (FaaSTube §7). The [store](crate::elastic) decides which
+//! data is on the GPU, and gets its blocks from the memory map that models use too.
 //!
 //! ```text
 //! Event::Data ─► store ─► Allocate, Release ─► memory map ─► models evicted, as for a model
 //!                  ▲   └► Place, Migrate, Reload, … ─► Action::Data, with the blocks on the GPU
-//!                  └───── Limit: what models in use and those that wait for room leave
 //! ```
-//! The store begins with its first object: a GPU whose functions pass nothing keeps all of its memory
-//! for models. It ends with the executor, and what was here alone is lost.
+//! The store is created for the first object, so a GPU with functions that pass no data keeps all
+//! of its memory for models. The store ends with the executor; data that was only on this GPU is
+//! lost.
 //!
-//! What a request waits for room for counts as taken already, if it fits beside the models in use, so that
-//! data makes way: what is free is given back at once, what no run reads is copied to the host first. Only where models share an
-//! executor: a process of its own would not see what another's has; and where the memory's layout gives out
-//! any free block, since what is given out in larger pieces, or fails by shape, cannot be limited in blocks.
+//! The room that a request waits for counts as used if it fits beside the models in use, so that
+//! data makes way for it. Free blocks are given back at once; data that no run reads is copied to
+//! the host first.
+//!
+//! Data is kept on a GPU only under two conditions. Models must share an executor, because separate
+//! processes would not see each other's data. And the memory layout must be able to give out any
+//! free block, because memory that is given out in larger pieces, or fails by shape, cannot be
+//! limited in blocks.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,62 +30,40 @@ use crate::elastic::{self, Counts, Extent, ObjectKey, Place, Store};
 use crate::ids::RequestKey;
 use crate::memory::{BLOCK, Evicted, Run as BlockRun, Shortage};
 
-/// What becomes of an object on the GPU.
+/// An action on an object of intermediate data on the GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum DataAction {
-    /// Write it to these blocks, in this order, from where it was produced.
+    /// Write the object from its producer to these blocks, in this order.
     Place {
-        /// Which.
         object: ObjectKey,
-        /// Where to.
+        /// The destination blocks.
         blocks: Vec<BlockRun>,
     },
-    /// Copy it to the host, from where it was produced.
-    Refuse {
-        /// Which.
-        object: ObjectKey,
-    },
-    /// It is not taken: copy it to the host, and say nothing of it any more.
-    Decline {
-        /// Which.
-        object: ObjectKey,
-    },
-    /// Copy it to the host. It can be read here until then.
-    Migrate {
-        /// Which.
-        object: ObjectKey,
-    },
-    /// It is on the host alone from now on, before its blocks are anybody else's.
-    Left {
-        /// Which.
-        object: ObjectKey,
-    },
-    /// It stays: its copy on the host may go.
-    Keep {
-        /// Which.
-        object: ObjectKey,
-    },
-    /// Copy it from the host to these blocks.
+    /// Copy the object from its producer to the host.
+    Refuse { object: ObjectKey },
+    /// The store does not take the object: copy it to the host. No further action will name it.
+    Decline { object: ObjectKey },
+    /// Copy the object to the host. Runs can read it on the GPU until then.
+    Migrate { object: ObjectKey },
+    /// The object is only on the host from now on. Its blocks have not yet been given to another
+    /// owner.
+    Left { object: ObjectKey },
+    /// The object stays on the GPU: its copy on the host may be dropped.
+    Keep { object: ObjectKey },
+    /// Copy the object from the host to these blocks.
     Reload {
-        /// Which.
         object: ObjectKey,
-        /// Where to.
+        /// The destination blocks.
         blocks: Vec<BlockRun>,
     },
-    /// Drop every copy.
-    Free {
-        /// Which.
-        object: ObjectKey,
-    },
-    /// It is nowhere any more.
-    Lost {
-        /// Which.
-        object: ObjectKey,
-    },
+    /// Drop every copy of the object.
+    Free { object: ObjectKey },
+    /// The object exists nowhere any longer.
+    Lost { object: ObjectKey },
 }
 
 impl DataAction {
-    /// Describes the action as a decision of the canonical text.
+    /// Returns the action as a decision of the canonical text.
     pub(super) fn decision(&self) -> Option<DecisionText> {
         let (name, object) = match self {
             Self::Place { object, .. } => ("keep on the GPU", object),
@@ -95,28 +77,29 @@ impl DataAction {
     }
 }
 
-/// The data on a GPU.
+/// The intermediate data on a GPU.
 #[derive(Debug)]
 pub(super) struct Data {
     config: elastic::Config,
     store: Option<Store>,
-    /// Where the store's blocks are in the GPU's memory.
+    /// The GPU block under each block of the store.
     backing: BTreeMap<u64, BlockRun>,
-    /// What stores that are gone had counted.
+    /// The counts of earlier stores, which ended with their executors.
     before: Counts,
 }
 
 impl Data {
     pub(super) fn new(config: elastic::Config) -> Self {
-        // As the store rounds it.
+        // The store rounds its cap down in the same way.
         let config = elastic::Config { cap: Bytes(config.cap.0 / BLOCK.0 * BLOCK.0), ..config };
         Self { config, store: None, backing: BTreeMap::new(), before: Counts::default() }
     }
 
-    /// Everything is gone, with the memory it was in.
+    /// Drops the store after the memory that held it is lost.
     pub(super) fn clear(&mut self) {
         self.before = self.counts();
-        (self.store, self.backing) = (None, BTreeMap::new());
+        self.store = None;
+        self.backing = BTreeMap::new();
     }
 
     fn counts(&self) -> Counts {
@@ -133,7 +116,7 @@ impl Data {
         self.store.as_ref()?.next_wake()
     }
 
-    /// Where extents are in the GPU's memory; `None` where not all of them are.
+    /// Returns the GPU blocks of some extents; `None` if any of them has none.
     fn blocks(&self, extents: &[Extent]) -> Option<Vec<BlockRun>> {
         let mut runs: Vec<BlockRun> = Vec::new();
         for block in extents.iter().flat_map(blocks_of) {
@@ -147,25 +130,26 @@ impl Data {
     }
 }
 
-/// The blocks of the store's range that an extent covers; stores of blocks have no others.
+/// Returns the blocks of the store's range that an extent covers. Extents of a store of blocks
+/// cover whole blocks.
 fn blocks_of(extent: &Extent) -> impl Iterator<Item = u64> + use<> {
     extent.at / BLOCK.0..(extent.at + extent.len.0).div_ceil(BLOCK.0)
 }
 
 impl Gpu {
-    /// What is of intermediate data here; `None` before there was any.
+    /// Returns the store of intermediate data; `None` before the first object.
     #[must_use]
     pub fn store(&self) -> Option<&Store> {
         self.data.as_ref()?.store.as_ref()
     }
 
-    /// What became of objects here, those of executors that are gone included.
+    /// Returns the counts of objects on this GPU, including those of lost executors.
     #[must_use]
     pub fn data_counts(&self) -> Counts {
         self.data.as_ref().map(Data::counts).unwrap_or_default()
     }
 
-    /// Where an object lies in the GPU's memory; `None` where it is not there.
+    /// Returns the GPU blocks of an object; `None` if the object is not on this GPU.
     #[must_use]
     pub fn object_blocks(&self, object: ObjectKey) -> Option<Vec<BlockRun>> {
         let store = self.store()?;
@@ -173,7 +157,7 @@ impl Gpu {
         if there { self.blocks(store.extents(object)) } else { None }
     }
 
-    /// Whether outputs may stay here.
+    /// Whether outputs of runs may stay on this GPU.
     #[must_use]
     pub fn keeps_data(&self) -> bool {
         self.data.is_some() && self.incarnation.is_some()
@@ -185,7 +169,7 @@ impl Gpu {
             && let elastic::Event::Store { object, .. } = event
             && data.store.is_none()
         {
-            // Checked when it was configured.
+            // The configuration was checked when the GPU was configured.
             data.store = if up { Store::new(data.config).ok() } else { None };
             if data.store.is_none() {
                 actions.push(Action::Data(DataAction::Decline { object }));
@@ -195,7 +179,7 @@ impl Gpu {
         self.tell_store(now, event, actions);
     }
 
-    /// Tells the store what it may have, if that has changed.
+    /// Tells the store its limit, if the limit has changed.
     pub(super) fn limit_data(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
         let Some(store) = self.store() else { return };
         let was = store.limit();
@@ -205,8 +189,8 @@ impl Gpu {
         }
     }
 
-    /// The request whose model has no room yet: what leaves makes it for this one, and by when it has to
-    /// have left is this one's to say.
+    /// Returns the request that waits for room for its model. Data that leaves makes room for this
+    /// request, so its deadline is the deadline of the copy to the host.
     #[must_use]
     pub fn waits_for_room(&self) -> Option<RequestKey> {
         self.roomless().map(|slot| slot.key)
@@ -218,8 +202,9 @@ impl Gpu {
         self.slots.iter().find(waits)
     }
 
-    /// Blocks that no model in use has, and none that waits for room needs. One that has none beside those
-    /// in use, whatever leaves, needs nothing of data yet: when one of them ends there may be enough.
+    /// Returns the number of blocks that no model in use has and that no waiting request needs. A
+    /// request that would not fit beside the models in use, even without any data, needs nothing of
+    /// data yet: there may be enough room when one of these models ends.
     fn spare_blocks(&self) -> u32 {
         let mut used: BTreeSet<ModelId> = self.in_use().into_iter().collect();
         used.extend(self.lent.values());
@@ -228,9 +213,10 @@ impl Gpu {
         waiting.and_then(|shape| unused.checked_sub(shape.blocks)).unwrap_or(unused)
     }
 
-    /// Lets the store handle an event, and what it wants of the memory map be done.
+    /// Passes an event to the store, and carries out the store's actions on the memory map.
     pub(super) fn tell_store(&mut self, now: Timestamp, event: elastic::Event, actions: &mut Vec<Action>) {
-        let (mut events, mut wanted) = (vec![event], Vec::new());
+        let mut events = vec![event];
+        let mut wanted = Vec::new();
         while let Some(event) = events.pop() {
             let Some(store) = self.data.as_mut().and_then(|data| data.store.as_mut()) else { return };
             store.on_event(now, event, &mut wanted);
@@ -240,7 +226,7 @@ impl Gpu {
         }
     }
 
-    /// Does what the store wants; returns what it has to be told of that.
+    /// Carries out an action of the store; returns the event that reports its failure, if any.
     fn carry_out_data(
         &mut self,
         action: elastic::Action,
@@ -284,12 +270,13 @@ impl Gpu {
         self.data.as_ref()?.blocks(extents)
     }
 
-    /// Puts blocks under extents, evicting models that are not in use. The limit sees to it that there are
-    /// some; were there none, what is to be placed there would be refused.
+    /// Maps GPU blocks under extents, evicting models that are not in use. The store's limit
+    /// ensures that there are enough blocks. If there were none, the store's objects in these
+    /// extents would be refused.
     fn back(&mut self, extents: &[Extent], actions: &mut Vec<Action>) {
         let places: Vec<_> = extents.iter().flat_map(blocks_of).collect();
         let count = u32::try_from(places.len()).unwrap_or(u32::MAX);
-        // What requests wait for here goes last.
+        // Models that requests wait for here are evicted last.
         let taken = match self.memory.take_blocks(count, &self.waited_for()) {
             Err(Shortage::Pinned) => self.memory.take_blocks(count, &self.in_use()),
             taken => taken,
@@ -301,7 +288,7 @@ impl Gpu {
         }
     }
 
-    /// Tells the executor and the node of models that made room.
+    /// Reports evicted models to the executor and the node.
     pub(super) fn note_evicted(&mut self, evicted: &[Evicted], actions: &mut Vec<Action>) {
         self.totals.evictions += evicted.len() as u64;
         for &Evicted { model, generation } in evicted {
@@ -311,7 +298,8 @@ impl Gpu {
                 self.unload(model, actions);
             }
         }
-        // What a request here still needs comes back at its turn.
+        // A model that a request here still needs is loaded again at that request's turn, so the
+        // node still counts it as here.
         let gone = evicted.iter().map(|evicted| evicted.model).filter(|&model| !self.slots.uses(model));
         let gone: Vec<_> = gone.collect();
         if !gone.is_empty() {

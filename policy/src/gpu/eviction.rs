@@ -1,6 +1,6 @@
-//! Which models make room first (L22): what is known of a model becomes its [`Rank`], and of equal
-//! ranks the least recently used goes first. Whatever the policy, what runs, is being copied from or
-//! to, or is pinned does not make room.
+//! The order in which models are evicted (L22). The properties of a model give its [`Rank`]; of
+//! equal ranks the least recently used model is evicted first. No policy evicts a model that runs,
+//! that is being copied to or from this GPU, or that is pinned.
 //!
 //! | name | first to last |
 //! |---|---|
@@ -8,11 +8,11 @@
 //! | `replicas` | replicas, the rest; ours: half of `torpor`, to tell what its two halves are worth |
 //! | `torpor` | replicas, light models, medium ones, heavy ones (T24) |
 //!
-//! A replica is a copy of a model that another GPU of the node has too. Of all copies one is the
-//! original, so that two GPUs never take each other's for the one that stays. How heavy a model is
-//! follows from what its load does to its run at half the link (T23). The paper has two classes, its
-//! artifact three; we take three, because one class for ResNet-50 and Bert-qa has the one that takes
-//! 134 ms to bring make room as often as the one that takes 10.
+//! A replica is a copy of a model that another GPU of the node holds too. One of all copies is the
+//! original, so that two GPUs never both rely on the other's copy. The weight class of a model
+//! follows from the slowdown of its run when it is loaded at half the link's rate (T23). The paper
+//! has two classes, its artifact three. We use three: a single class for ResNet-50 and Bert-qa
+//! would evict the model that takes 134 ms to load as often as the model that takes 10 ms.
 
 use std::fmt;
 use std::str::FromStr;
@@ -22,55 +22,55 @@ use millrace_types::policy::EvictionName;
 use crate::memory::Rank;
 use crate::names::{self, UnknownName};
 
-/// How models are chosen to make room.
+/// The rule by which models are evicted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Eviction {
-    /// The least recently used first.
+    /// The least recently used model first.
     Lru,
-    /// Replicas first, whatever they weigh.
+    /// Replicas first, of any weight.
     Replicas,
-    /// Replicas first, then light models, then medium, then heavy ones (T24).
+    /// Replicas first, then light, medium and heavy models (T24).
     #[default]
     Torpor,
 }
 
-/// Every name, with what it stands for.
+/// Every name with its policy.
 pub const EVICTIONS: [(&str, Eviction); 3] =
     [("lru", Eviction::Lru), ("replicas", Eviction::Replicas), ("torpor", Eviction::Torpor)];
 
-/// A model on a GPU, as far as evicting it goes.
+/// The properties of a model on a GPU that decide on its eviction.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Standing {
     /// Whether the node keeps the model without this copy.
     pub copy: CopyKind,
-    /// What bringing it again would cost others.
+    /// The cost to others of loading the model again.
     pub weight: Weight,
 }
 
-/// What a copy of a model is to the node.
+/// The role of a copy of a model on the node.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum CopyKind {
-    /// The one that stays.
+    /// The copy that stays.
     #[default]
     Original,
-    /// One more.
+    /// A further copy.
     Replica,
 }
 
-/// How much loading a model disturbs others (T23).
+/// The degree to which loading a model disturbs others (T23).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Weight {
-    /// Hardly.
+    /// Loading disturbs others hardly.
     Light,
-    /// A little.
+    /// Loading disturbs others a little.
     Medium,
-    /// Much, or nobody knows.
+    /// Loading disturbs others much, or the effect is unknown.
     #[default]
     Heavy,
 }
 
 impl Eviction {
-    /// How soon a model makes room.
+    /// Returns the rank of a model with a standing: lower ranks are evicted first.
     #[must_use]
     pub fn rank(self, standing: Standing) -> Rank {
         Rank(match (self, standing.copy, standing.weight) {
@@ -82,7 +82,7 @@ impl Eviction {
         })
     }
 
-    /// What an operator named.
+    /// Returns the policy that an operator named.
     #[must_use]
     pub const fn named(name: EvictionName) -> Self {
         match name {
@@ -92,7 +92,7 @@ impl Eviction {
         }
     }
 
-    /// Whether it depends on how models stand: else nobody need say so.
+    /// Whether the policy depends on standings. If not, the node need not report them.
     #[must_use]
     pub fn wants_standings(self) -> bool {
         self != Self::Lru
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_policy_is_read_by_the_name_it_is_shown_by() {
+    fn every_eviction_policy_is_parsed_from_the_displayed_name() {
         for (name, policy) in EVICTIONS {
             assert_eq!((name.parse(), policy.to_string()), (Ok(policy), name.to_owned()));
         }

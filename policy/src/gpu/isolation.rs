@@ -1,4 +1,5 @@
-//! Which models share an executor (L05, L06), and what the end of one model's executor costs.
+//! Decides which models share an executor (L05, L06), and handles the loss of a single model's
+//! executor.
 //!
 //! | name | an executor process per | it ends |
 //! |---|---|---|
@@ -6,11 +7,12 @@
 //! | `model` | model that the GPU was asked for | when [`PROCESSES_MAX`] others were asked for since |
 //! | `resident` | model on the GPU | as its model is evicted: the process set is the cached set (L06) |
 //!
-//! In isolation a process's end takes its model off the GPU and gives its requests back, each with
-//! how far it was, so that the rules of [`attempts`](crate::attempts) hold as they do for a whole
-//! executor. Everything else here goes on. Its blocks are free at once, for nothing but a process's
-//! own copies writes to them; those that another GPU is copying stay taken until that GPU has heard
-//! of it. A model whose processes keep dying waits longer each time, and others go before it.
+//! With isolation, the end of a process takes its model off the GPU and hands back its requests,
+//! each with its progress. The rules of [`attempts`](crate::attempts) hold as for a whole executor,
+//! and everything else on the GPU continues. The blocks of the process are free at once, because
+//! only the process's own copies write to them. Blocks that another GPU is copying stay taken until
+//! that GPU has learned of the loss. A model with processes that keep dying waits longer each time,
+//! and requests for other models go before its requests.
 
 use std::fmt;
 use std::str::FromStr;
@@ -26,23 +28,23 @@ use crate::ids::RequestKey;
 use crate::memory::{Evicted, Shortage};
 use crate::names::{self, UnknownName};
 
-/// Executor processes of one GPU where each model has its own. What has not been asked for longest
-/// is ended first, and leaves the GPU where it was on it.
+/// Executor processes of one GPU at most, if each model has its own. The process with the oldest
+/// last request is ended first, and its model leaves the GPU.
 pub const PROCESSES_MAX: usize = 64;
 
-/// Which models share an executor process.
+/// The rule by which models share executor processes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Isolation {
-    /// All of a GPU.
+    /// All models of a GPU share a process.
     #[default]
     Gpu,
-    /// None: each has a process as long as its program is loaded.
+    /// Each model has a process while its program is loaded.
     Model,
-    /// None: each has a process as long as it is on the GPU (L06).
+    /// Each model has a process while the model is on the GPU (L06).
     Resident,
 }
 
-/// Every name, with what it stands for.
+/// Every name with its isolation.
 pub const ISOLATIONS: [(&str, Isolation); 3] =
     [("gpu", Isolation::Gpu), ("model", Isolation::Model), ("resident", Isolation::Resident)];
 
@@ -68,15 +70,15 @@ impl fmt::Display for Isolation {
     }
 }
 
-/// Spreads the waits of models, each GPU's its own.
+/// Returns a backoff seed that differs between models and GPUs, so that restarts are spread out.
 pub(super) fn seed(gpu: GpuIndex, model: ModelId) -> u64 {
     (u64::from(gpu.0) << 32 | u64::from(model.0)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
 impl Gpu {
-    /// The process of one model ended, and what it had is lost.
+    /// Handles the end of one model's process and the loss of its memory.
     pub(super) fn program_lost(&mut self, now: Timestamp, model: ModelId, actions: &mut Vec<Action>) {
-        // Of one that was told to end, this is no news.
+        // The process was told to end, so its end changes nothing.
         if self.programs.known(model) == Known::No {
             return;
         }
@@ -92,8 +94,8 @@ impl Gpu {
         }
     }
 
-    /// Gives the blocks of a dead process back. Those that other GPUs copy stay as they are until the
-    /// last of them has stopped: what comes next would be read as if it were this model.
+    /// Frees the blocks of a dead process. Blocks that other GPUs copy stay taken until the last
+    /// copy has stopped: otherwise a copy would read another model's bytes as this model's.
     fn lose_region(&mut self, model: ModelId, actions: &mut Vec<Action>) {
         let copied = self.lent.iter().filter(|&(_, &lent)| lent == model).map(|(&transfer, _)| transfer);
         let copied: Vec<_> = copied.collect();
@@ -115,13 +117,13 @@ impl Gpu {
         });
     }
 
-    /// Whether a model has to wait, whatever room there is: its last process died just now, or another
-    /// GPU still copies the blocks of that process.
+    /// Whether a model has to wait even if there is room: its last process died recently, or
+    /// another GPU still copies the blocks of that process.
     pub(super) fn held_back(&self, now: Timestamp, model: ModelId) -> bool {
         self.leftovers.contains(&model) || self.programs.starts(model) > now
     }
 
-    /// Lets others go before requests whose model has to wait.
+    /// Moves requests behind the others if their model has to wait.
     pub(super) fn set_back(&mut self, now: Timestamp) {
         if !self.isolation.per_model() {
             return;
@@ -136,7 +138,8 @@ impl Gpu {
         self.look_again = look_again;
     }
 
-    /// Keeps to [`PROCESSES_MAX`] before another is started, with none of `spared`.
+    /// Ends a process if there are already [`PROCESSES_MAX`], before another is started. The
+    /// processes of the models in `spared` are kept.
     pub(super) fn end_surplus_process(
         &mut self,
         spared: &[ModelId],
@@ -161,7 +164,7 @@ impl Gpu {
         Ok(())
     }
 
-    /// Has the executor forget a model.
+    /// Has the executor unload a model.
     pub(super) fn unload(&mut self, model: ModelId, actions: &mut Vec<Action>) {
         if self.programs.known(model) != Known::No {
             self.programs.forget(model);
@@ -173,7 +176,8 @@ impl Gpu {
         self.lent.values().any(|&lent| lent == model)
     }
 
-    /// Ends the processes of runs that do not end. Their ends come back as any process's.
+    /// Ends the processes of cancelled runs that do not end. The end of such a process is reported
+    /// like that of any process.
     pub(super) fn end_hung(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
         for slot in self.slots.iter_mut().filter(|slot| slot.run().is_some()) {
             if slot.cancelled.is_some_and(|since| since + super::HANG_AFTER <= now) {
@@ -189,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_isolation_is_read_by_the_name_it_is_shown_by() {
+    fn every_isolation_is_parsed_from_the_displayed_name() {
         for (name, isolation) in ISOLATIONS {
             assert_eq!((name.parse(), isolation.to_string()), (Ok(isolation), name.to_owned()));
         }

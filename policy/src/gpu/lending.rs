@@ -1,6 +1,6 @@
-//! Models that other GPUs copy from here over a direct link (T22, T25). A locked model is not evicted,
-//! so that no copy reads blocks that have another owner by then. A lock is refused if the model is not
-//! complete here, or if a request here waits for room.
+//! Models that other GPUs copy from this GPU over a direct link (T22, T25). A locked model is not
+//! evicted, so that no copy reads blocks that have another owner by then. A lock is refused if the
+//! model is not complete here, or if a request here waits for room.
 
 use millrace_types::{Bytes, ModelId};
 
@@ -23,8 +23,10 @@ impl Gpu {
     }
 
     fn try_lock(&mut self, model: ModelId) -> Option<PeerBlocks> {
-        let (incarnation, shape) = (self.incarnation?, self.programs.shape(model)?);
-        // Else a model that is copied again and again could keep a request here from its room.
+        let incarnation = self.incarnation?;
+        let shape = self.programs.shape(model)?;
+        // Without this check, a model that is copied again and again could keep a request here from
+        // ever getting room.
         let waits_for_room = self.slots.iter().any(|slot| slot.stage == Stage::Waiting);
         if waits_for_room || !self.complete(model) {
             return None;
@@ -35,7 +37,7 @@ impl Gpu {
     }
 
     pub(super) fn unlock(&mut self, transfer: TransferId) {
-        // One of an executor that is gone went with it.
+        // The lock of a lost executor was dropped with the executor.
         if let Some(model) = self.lent.remove(&transfer) {
             self.memory.unlock(model);
             if !self.is_lent(model) && self.leftovers.remove(&model) {

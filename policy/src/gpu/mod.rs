@@ -1,5 +1,5 @@
-//! What a GPU loads, evicts and runs. The core of the Gpu actor, and the only authority about its
-//! memory, that of intermediate data included ([`data`]).
+//! Decides which models a GPU loads, evicts and runs. The core of the Gpu actor is the only
+//! authority over the GPU's memory, intermediate data included ([`data`]).
 //!
 //! ```text
 //!            no program: LoadProgram     no region: evict, Map
@@ -8,16 +8,17 @@
 //!               └───────────── sent again (bounded) ◄─────────────┘ weights, map or program failed
 //! ```
 //!
-//! A request is sent to the executor at once, with its weights on their way: the executor lets each
-//! launch wait for what it reads, so computing overlaps the transfer. The next request is prepared
-//! the same way while the first runs. One transfer at a time: the first request that lacks weights
-//! has the link.
+//! A request is sent to the executor at once, while its weights are still being copied. The
+//! executor lets each launch wait for the weights that it reads, so computing overlaps the
+//! transfer. The next request is prepared in the same way while the first runs. One transfer runs
+//! at a time: the first request that lacks weights has the link.
 //!
-//! While another GPU copies a model from here, the model is not evicted (T25).
+//! A model is not evicted while another GPU copies it from this GPU (T25).
 //!
-//! When the executor goes, everything is lost: the map is cleared, and each request is handed back
-//! with how far it was. Where each model has a process of its own ([`isolation`]), that process may go
-//! alone.
+//! When the executor is lost, everything on the GPU is lost: the memory map is cleared, and each
+//! request is handed back with its progress. If each model has a process of its own
+//! ([`isolation`]), a single process may be lost alone.
+//!
 
 mod data;
 pub mod eviction;
@@ -55,30 +56,30 @@ use crate::elastic;
 use crate::ids::{RequestKey, RunId, TransferId};
 use crate::memory::{BLOCK, MemoryMap};
 
-/// How often one request is sent to one executor.
+/// Times that one request is sent to one executor, at most.
 pub const SENDS_MAX: u32 = 3;
-/// How long a run that nobody waits for may take before the executor counts as hung.
+/// Time that a cancelled run may take before its executor counts as hung.
 pub const HANG_AFTER: Duration = Duration::from_secs(30);
 
-/// How a GPU is.
+/// The health of a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Health {
-    /// Its first executor is not up yet.
+    /// The GPU's first executor is not up yet.
     Starting,
-    /// It serves.
+    /// The GPU serves requests.
     Up,
-    /// Its executor went and another is being started.
+    /// The GPU's executor was lost, and another is being started.
     Restarting,
-    /// The device failed; its executor is being replaced.
+    /// The device failed, and its executor is being replaced.
     Unhealthy,
 }
 
-/// What a GPU did so far.
+/// The counters of a GPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// Models brought onto it.
+    /// Models loaded onto the GPU.
     pub swaps: u64,
-    /// Of those, the ones that came whole from another GPU.
+    /// Loaded models that were copied wholly from another GPU.
     pub peer_swaps: u64,
     /// Models evicted to make room.
     pub evictions: u64,
@@ -88,34 +89,35 @@ pub struct Totals {
     pub restarts: u64,
 }
 
-/// A GPU.
+/// The state of a GPU.
 #[derive(Debug)]
 pub struct Gpu {
     index: GpuIndex,
     health: Health,
     incarnation: Option<Incarnation>,
     memory: MemoryMap,
-    /// `None`: intermediate data stays in host memory.
+    /// The store of intermediate data; `None` if such data stays in host memory.
     data: Option<Data>,
     eviction: Eviction,
     isolation: Isolation,
-    /// Models that requests wait for elsewhere. Evicted only where nothing else makes room, so
-    /// that what runs here never waits for them.
+    /// Models that requests elsewhere wait for. A pinned model is evicted only if nothing else
+    /// makes room, so that requests on this GPU never wait for the pinned models.
     pinned: BTreeSet<ModelId>,
-    /// Models whose copy here the node keeps.
+    /// Models with a copy here that the node keeps.
     kept: BTreeSet<ModelId>,
-    /// When to look which copies were not used for as long as they may stay.
+    /// The next time to look for copies that were not used for as long as they may stay.
     look_at: Option<Timestamp>,
-    /// Models that were brought before a request that needs them, as long as they are spared.
+    /// Models that are loaded before any request needs them, with the time until which they are
+    /// spared.
     prefetched: BTreeMap<ModelId, Until>,
     programs: Programs,
     slots: Slots,
     moving: Vec<Moving>,
-    /// Models that other GPUs copy from here, by transfer. None of these is evicted.
+    /// Models that other GPUs copy from this GPU, by transfer. None of these is evicted.
     lent: BTreeMap<TransferId, ModelId>,
-    /// Of those, the ones whose process died: they are here for nobody else.
+    /// Lent models that lost their process. No request can use them here any longer.
     leftovers: BTreeSet<ModelId>,
-    /// When a model that waits for its next process may have it.
+    /// The next time at which a model that waits for a new process may start one.
     look_again: Option<Timestamp>,
     last_run: RunId,
     last_transfer: TransferId,
@@ -123,7 +125,8 @@ pub struct Gpu {
 }
 
 impl Gpu {
-    /// A GPU without an executor, whose memory is empty. It evicts the least recently used models first.
+    /// Returns a GPU without an executor and with empty memory. It evicts the least recently used
+    /// models first.
     #[must_use]
     pub fn new(gpu: GpuIndex, memory: MemoryMap) -> Self {
         Self {
@@ -145,26 +148,26 @@ impl Gpu {
             leftovers: BTreeSet::new(),
             look_again: None,
             last_run: RunId(0),
-            // Apart from those of the node's other GPUs.
+            // Transfer ids must differ between the GPUs of a node.
             last_transfer: TransferId(u64::from(gpu.0) << 40),
             totals: Totals::default(),
         }
     }
 
-    /// The same with another way to choose what makes room.
+    /// Returns the GPU with another eviction policy.
     #[must_use]
     pub fn with_eviction(self, eviction: Eviction) -> Self {
         Self { eviction, ..self }
     }
 
-    /// The same with executors shared like this.
+    /// Returns the GPU with another isolation of models.
     #[must_use]
     pub fn with_isolation(self, isolation: Isolation) -> Self {
         Self { isolation, ..self }
     }
 
-    /// The same, keeping intermediate data in its memory like this, where models share an executor and
-    /// any free block serves.
+    /// Returns the GPU with a store of intermediate data. Without effect unless models share an
+    /// executor and the memory layout can give out any free block.
     #[must_use]
     pub fn with_data(self, config: Option<elastic::Config>) -> Self {
         let fits = !self.isolation.per_model() && self.memory.gives_any_block();
@@ -172,49 +175,46 @@ impl Gpu {
         Self { data, ..self }
     }
 
-    /// How it is.
     #[must_use]
     pub fn health(&self) -> Health {
         self.health
     }
 
-    /// Its memory.
     #[must_use]
     pub fn memory(&self) -> &MemoryMap {
         &self.memory
     }
 
-    /// What it did so far.
     #[must_use]
     pub fn totals(&self) -> Totals {
         self.totals
     }
 
-    /// The request whose turn it is.
+    /// Returns the request that runs, or would run next.
     #[must_use]
     pub fn running(&self) -> Option<RequestKey> {
         Some(self.slots.get(0)?.key)
     }
 
-    /// Whether a request is on it.
+    /// Whether a request is assigned to this GPU.
     #[must_use]
     pub fn has(&self, key: RequestKey) -> bool {
         self.slots.place_of(key).is_some()
     }
 
-    /// Requests on it.
+    /// Returns the number of requests on this GPU.
     #[must_use]
     pub fn requests(&self) -> usize {
         self.slots.len()
     }
 
-    /// Models whose weights are on their way.
+    /// Returns the number of models with a transfer to this GPU that has not ended.
     #[must_use]
     pub fn transfers(&self) -> usize {
         self.moving.len()
     }
 
-    /// The weights of a model that have arrived.
+    /// Returns the size of a model's weights that have arrived.
     #[must_use]
     pub fn loaded(&self, model: ModelId) -> Bytes {
         let chunks = self.memory.region(model).map_or(0, |region| region.loaded().held());
@@ -230,7 +230,7 @@ impl Gpu {
         actions.push(Action::Up { incarnation });
     }
 
-    /// Everything on the GPU is lost.
+    /// Clears the state of the GPU after everything on it is lost.
     fn lose_all(&mut self, health: Health, actions: &mut Vec<Action>) {
         if self.incarnation.take().is_some() {
             let progress = |(place, slot): (usize, &Slot)| Some((slot.key, self.progress(place, slot)));
@@ -255,7 +255,8 @@ impl Gpu {
         }
     }
 
-    /// How far a request is: whether it may have run, or may be the cause of what happens.
+    /// Returns a request's progress: whether it may have run, and whether it may be the cause of a
+    /// failure.
     fn progress(&self, place: usize, slot: &Slot) -> Progress {
         let sent = matches!(slot.stage, Stage::Sent { .. });
         if place > 0 {
@@ -274,7 +275,7 @@ impl Gpu {
         }
     }
 
-    /// When the executor counts as hung, if a cancelled run does not end.
+    /// Returns the time at which the executor counts as hung if a cancelled run does not end.
     fn hung_at(&self) -> Option<Timestamp> {
         let cancelled =
             self.slots.iter().filter(|slot| slot.run().is_some()).filter_map(|slot| slot.cancelled);
@@ -348,7 +349,7 @@ impl Core for Gpu {
                 self.pinned.remove(&model);
                 self.drop_part(model, actions);
             }
-            // One that was meant for an executor that is gone is taken back by the node itself.
+            // The node itself takes back a request that was assigned to a lost executor.
             Event::Assign { key, model, incarnation, from } if self.incarnation == Some(incarnation) => {
                 self.slots.push(Slot::new(key, model, from));
             }
@@ -372,7 +373,7 @@ impl Core for Gpu {
             Event::Lock { transfer, model } => self.lock(transfer, model, actions),
             Event::Unlock { transfer } => self.unlock(transfer),
             Event::RunDone { run, started, finished, waited } => {
-                self.run_done(now, run, (started, finished), waited, actions);
+                self.run_done(now, run, started, finished, waited, actions);
             }
             Event::RunFailed { run, why } => self.run_failed(run, why, actions),
             Event::RunCancelled { run } => self.run_cancelled(run, actions),

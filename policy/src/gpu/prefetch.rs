@@ -1,26 +1,29 @@
-//! Models that are brought before any request that needs them is here (T16). They come one at a time,
-//! so that the executor is never busy with many of them when a request comes, wait for the link behind
-//! those of requests, and take no room that a request here, or another of them, relies on; until they
-//! are used they are spared as long as others make room; those that are only likely to be asked for
-//! (D29), until they are here: after that they are models as any. For these nothing goes that is pinned.
+//! Models that are loaded before any request needs them (T16). They are loaded one at a time, so
+//! that the executor is never busy with many of them when a request arrives. Their transfers wait
+//! for the link behind those of requests, and they take no room that a request here or another
+//! prefetched model relies on.
+//!
+//! A prefetched model is spared from eviction, as long as others make room, until a request uses
+//! it. A prewarmed model, which is only likely to be needed (D29), is spared until it is loaded;
+//! then it is a model like any other. No pinned model is evicted for prewarming.
 
 use millrace_types::{ModelId, Timestamp};
 
 use super::slots::Stage;
 use super::{Action, Gpu};
 
-/// How long a model that was brought before its requests is spared.
+/// The time until which a model that is loaded before its requests is spared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Until {
-    /// Until all of it is here.
+    /// Until all of its weights are on this GPU.
     Here,
-    /// Until a request uses it.
+    /// Until a request uses the model.
     Used,
 }
 
 impl Gpu {
     pub(super) fn prefetch(&mut self, model: ModelId, until: Until) {
-        // What a GPU without an executor was to bring went with it, as all that it had.
+        // A GPU without an executor has lost its memory, and with it the reason to load the model.
         if self.incarnation.is_none() || self.slots.uses(model) {
             return;
         }
@@ -29,23 +32,23 @@ impl Gpu {
         self.has_come(model);
     }
 
-    /// A model that is spared until it is here may be.
+    /// Ends the sparing of a prewarmed model that is fully loaded.
     pub(super) fn has_come(&mut self, model: ModelId) {
         if self.prefetched.get(&model) == Some(&Until::Here) && self.complete(model) {
             self.prefetched.remove(&model);
         }
     }
 
-    /// What is in use here, and what requests elsewhere wait for.
+    /// Returns the models that are in use here, and those that requests elsewhere wait for.
     pub(super) fn waited_for(&self) -> Vec<ModelId> {
         let mut waited_for = self.in_use();
         waited_for.extend(self.pinned.iter().chain(self.prefetched.keys()));
         waited_for
     }
 
-    /// Keeps the link busy where no request needs it.
+    /// Keeps the link busy while no request needs it.
     pub(super) fn move_prefetched(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
-        // A request that waits for room may need that of what is on its way.
+        // A request that waits for room may need the room of a model in flight.
         let waits_for_room = self.slots.iter().any(|slot| slot.stage == Stage::Waiting);
         if waits_for_room || !self.moving.is_empty() {
             return;
@@ -56,7 +59,7 @@ impl Gpu {
         };
         while let Some(model) = wanted(self) {
             let mut spared = self.waited_for();
-            // Else two that are kept would push each other out for ever.
+            // Without this, two kept models would evict each other without end.
             spared.extend(&self.kept);
             if self.prefetched.get(&model) == Some(&Until::Here) {
                 let pinned = |model: &ModelId| self.programs.residency(*model).pin;

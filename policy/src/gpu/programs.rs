@@ -1,4 +1,4 @@
-//! The models a GPU may be asked for, and which of them its executor knows.
+//! The models that a GPU may be asked for, and whether its executor has loaded them.
 
 use std::collections::BTreeMap;
 
@@ -9,27 +9,27 @@ use crate::backoff::Backoff;
 use crate::lifecycle::RESTARTS;
 use crate::memory::blocks_for;
 
-/// Programs an executor is given to know at one time: what it knows and has not been asked for
-/// longest is unloaded first.
+/// Programs that an executor holds at a time, at most. The idle program with the oldest last
+/// request is unloaded first.
 pub const PROGRAMS_MAX: usize = 512;
 
-/// A model, as a GPU sees it.
+/// The memory needs of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Shape {
     pub(super) weights: Bytes,
-    /// Blocks to hold for it.
+    /// Blocks of GPU memory that the model needs.
     pub(super) blocks: u32,
-    /// Chunks its weights fill: at most `blocks`.
+    /// Chunks that the weights fill: at most `blocks`.
     pub(super) chunks: u32,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Known {
-    /// The executor was not told of it.
+    /// The executor was not told to load the model.
     No,
-    /// It was told and has not said whether it could load it.
+    /// The executor was told to load the model, and has not reported the outcome.
     Told,
-    /// It has loaded it.
+    /// The executor has loaded the model.
     Loaded,
 }
 
@@ -37,22 +37,23 @@ pub(super) enum Known {
 struct Program {
     shape: Shape,
     known: Known,
-    /// As it was last told of.
+    /// The last standing that the node reported.
     standing: Standing,
     residency: Residency,
     last_asked: Timestamp,
-    /// Since when it has been loaded, if it is.
+    /// Time of the load; `None` if the model is not loaded.
     since: Option<Timestamp>,
-    /// Of a model whose process died.
+    /// The deaths of the model's processes; `None` if none died.
     deaths: Option<Box<Deaths>>,
-    /// No longer installed: goes as soon as nothing of it is on the GPU.
+    /// Whether the model was removed. The entry is dropped as soon as nothing of the model is on
+    /// the GPU.
     removed: bool,
 }
 
 #[derive(Debug)]
 struct Deaths {
     backoff: Backoff,
-    /// When it may be loaded again.
+    /// The time from which the model may be loaded again.
     until: Timestamp,
 }
 
@@ -66,9 +67,16 @@ pub(super) struct Programs {
 impl Programs {
     pub(super) fn install(&mut self, model: ModelId, memory: Bytes, weights: Bytes) {
         let shape = Shape { weights, blocks: blocks_for(memory.max(weights)), chunks: blocks_for(weights) };
-        let (known, standing, last_asked) = (Known::No, Standing::default(), Timestamp::ZERO);
-        let (residency, since, deaths) = (Residency::default(), None, None);
-        let new = Program { shape, known, standing, residency, last_asked, since, deaths, removed: false };
+        let new = Program {
+            shape,
+            known: Known::No,
+            standing: Standing::default(),
+            residency: Residency::default(),
+            last_asked: Timestamp::ZERO,
+            since: None,
+            deaths: None,
+            removed: false,
+        };
         self.models.entry(model).or_insert(new);
     }
 
@@ -107,7 +115,7 @@ impl Programs {
         self.models.get(&model).map_or(Known::No, |program| program.known)
     }
 
-    /// Notes that the executor is told of a model.
+    /// Records that the executor is told to load a model.
     pub(super) fn tell(&mut self, now: Timestamp, model: ModelId) {
         if let Some(program) = self.models.get_mut(&model) {
             program.last_asked = now;
@@ -124,11 +132,12 @@ impl Programs {
 
     pub(super) fn loaded(&mut self, now: Timestamp, model: ModelId) {
         if let Some(program) = self.models.get_mut(&model).filter(|program| program.known == Known::Told) {
-            (program.known, program.since) = (Known::Loaded, Some(now));
+            program.known = Known::Loaded;
+            program.since = Some(now);
         }
     }
 
-    /// Notes that its process died, or none could be started.
+    /// Records that the model's process died, or that no process could be started.
     pub(super) fn died(&mut self, now: Timestamp, model: ModelId, seed: u64) {
         if let Some(program) = self.models.get_mut(&model) {
             let new = || Box::new(Deaths { backoff: Backoff::new(RESTARTS, seed), until: now });
@@ -138,35 +147,38 @@ impl Programs {
         self.forget(model);
     }
 
-    /// When a model may be loaded, as far as the deaths of its processes go.
+    /// Returns the time from which a model may be loaded, after the deaths of its processes.
     pub(super) fn starts(&self, model: ModelId) -> Timestamp {
         let deaths = self.models.get(&model).and_then(|program| program.deaths.as_ref());
         deaths.map_or(Timestamp::ZERO, |deaths| deaths.until)
     }
 
-    /// Notes that the executor does not know a model any more.
+    /// Records that the executor no longer has a model.
     pub(super) fn forget(&mut self, model: ModelId) {
         if let Some(program) = self.models.get_mut(&model).filter(|program| program.known != Known::No) {
-            (program.known, program.since) = (Known::No, None);
+            program.known = Known::No;
+            program.since = None;
             self.known -= 1;
         }
     }
 
-    /// Notes that the executor knows nothing.
+    /// Records that the executor has no models.
     pub(super) fn forget_all(&mut self) {
         for program in self.models.values_mut() {
-            (program.known, program.since, program.deaths) = (Known::No, None, None);
+            program.known = Known::No;
+            program.since = None;
+            program.deaths = None;
         }
         self.known = 0;
     }
 
-    /// How many the executor, or executors, of the GPU know.
+    /// Returns the number of models that the GPU's executors have.
     pub(super) fn known_count(&self) -> usize {
         self.known
     }
 
-    /// The program to unload before another may be loaded where `max` are enough, of those that
-    /// `may_go`.
+    /// Returns the program to unload before another may be loaded, if the executor already has
+    /// `max` programs: of those that `may_go`, the one with the oldest last request.
     pub(super) fn surplus(&self, max: usize, may_go: impl Fn(ModelId) -> bool) -> Option<ModelId> {
         if self.known < max {
             return None;
@@ -176,7 +188,7 @@ impl Programs {
         idle.min_by_key(|(_, program)| program.last_asked).map(|(&model, _)| model)
     }
 
-    /// Models that were removed and are not `used`, each given once.
+    /// Drops models that were removed and are not `used`, and returns each of them once.
     pub(super) fn sweep(&mut self, used: impl Fn(ModelId) -> bool) -> Vec<(ModelId, Known)> {
         if self.removed == 0 {
             return Vec::new();

@@ -1,4 +1,4 @@
-//! What a GPU's core is told and what it wants done.
+//! The events that a GPU's core handles and the actions that it returns.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -14,348 +14,236 @@ use crate::fabric::{Outcome, PeerBlocks, Weights};
 use crate::ids::{Generation, RequestKey, RunId, TransferId};
 use crate::memory::Run as BlockRun;
 
-/// What happened.
+/// An event that a GPU's core handles.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Event {
-    /// A model may be asked for from now on.
+    /// Requests may use a model from now on.
     Install {
-        /// Which.
         model: ModelId,
-        /// The memory to hold for it.
+        /// GPU memory that the model needs.
         memory: Bytes,
-        /// What of that has to be copied.
+        /// Size of the part of that memory that has to be copied.
         weights: Bytes,
     },
-    /// It will not be asked for any more.
-    Remove {
-        /// Which.
-        model: ModelId,
-    },
-    /// Requests wait for this model and will find it here: bring it, if that is in nobody's way.
-    Prefetch {
-        /// Which.
-        model: ModelId,
-    },
-    /// Requests are likely to need this model soon: bring it, if that is in nobody's way.
-    Prewarm {
-        /// Which.
-        model: ModelId,
-    },
-    /// What a model here, or about to come, is to the node.
-    Standing {
-        /// Which model.
-        model: ModelId,
-        /// As far as evicting it goes.
-        standing: Standing,
-    },
-    /// What of a model's copies here is to stay, as its functions' owners say.
+    /// No request will use a model any longer.
+    Remove { model: ModelId },
+    /// Requests wait for this model and will run here: load the model if that delays no request.
+    Prefetch { model: ModelId },
+    /// Requests are likely to need this model soon: load the model if that delays no request.
+    Prewarm { model: ModelId },
+    /// The eviction standing of a model changed. The model is on this GPU or about to be loaded.
+    Standing { model: ModelId, standing: Standing },
+    /// The residency options of a model changed, as set by the owners of its functions.
     Residency {
-        /// Which.
         model: ModelId,
-        /// What; how many GPUs are to hold it is the node's business.
+        /// The options. The number of GPUs that hold the model is decided by the node.
         residency: Residency,
     },
-    /// The node keeps this copy, and it makes room last; or does no longer.
+    /// The node keeps a copy, which is then evicted last, or no longer keeps it.
     Keep {
-        /// Which model.
         model: ModelId,
-        /// Whether it does.
+        /// Whether the node keeps the copy.
         kept: bool,
     },
-    /// Requests wait for this model here: others are evicted first.
-    Pin {
-        /// Which.
-        model: ModelId,
-    },
-    /// They do no longer.
-    Unpin {
-        /// Which.
-        model: ModelId,
-    },
-    /// A request is to run here, after the one that does.
+    /// Requests wait for this model here: other models are evicted first.
+    Pin { model: ModelId },
+    /// No request waits for this model here any longer.
+    Unpin { model: ModelId },
+    /// A request is assigned to this GPU, behind the requests that are already here.
     Assign {
-        /// Which.
         key: RequestKey,
-        /// Its model.
         model: ModelId,
-        /// In which executor.
+        /// The executor that the request is meant for.
         incarnation: Incarnation,
-        /// The GPU to copy its model from, where not from the host.
+        /// The GPU to copy the model from; `None` for the host.
         from: Option<GpuIndex>,
     },
-    /// The node wants it back, if it has not begun.
-    Recall {
-        /// Which.
-        key: RequestKey,
-    },
-    /// Nobody waits for it any more.
-    Cancel {
-        /// Which.
-        key: RequestKey,
-    },
-    /// There is an executor.
-    Up {
-        /// Which.
-        incarnation: Incarnation,
-    },
-    /// It is gone.
+    /// The node recalls a request that has not begun.
+    Recall { key: RequestKey },
+    /// No client waits for a request any longer.
+    Cancel { key: RequestKey },
+    /// An executor is up.
+    Up { incarnation: Incarnation },
+    /// The executor is lost.
     Down,
     /// The executor loaded a program.
-    ProgramLoaded {
-        /// Which.
-        model: ModelId,
-    },
-    /// It could not.
-    ProgramFailed {
-        /// Which.
-        model: ModelId,
-    },
-    /// The process that a model had to itself is gone.
-    ProgramLost {
-        /// Which model.
-        model: ModelId,
-    },
+    ProgramLoaded { model: ModelId },
+    /// The executor could not load a program.
+    ProgramFailed { model: ModelId },
+    /// The process of a single model is lost.
+    ProgramLost { model: ModelId },
     /// The executor could not map a region.
     MapFailed {
-        /// Whose.
         model: ModelId,
-        /// Which mapping.
+        /// The mapping that failed.
         generation: Generation,
     },
-    /// Weights have arrived.
+    /// Chunks of weights have arrived.
     Arrived {
-        /// Of which model.
         model: ModelId,
-        /// For which mapping.
+        /// The mapping that the chunks were copied into.
         generation: Generation,
-        /// Which chunks.
         chunks: Range<u32>,
     },
-    /// A transfer is over.
+    /// A transfer ended.
     TransferEnded {
-        /// Which.
         transfer: TransferId,
-        /// How.
         outcome: Outcome,
-        /// The GPU it came from to the end, where not from the host.
+        /// The GPU that the transfer copied from until its end; `None` for the host.
         from: Option<GpuIndex>,
     },
-    /// Another GPU wants to copy a model from here: it is to stay where it is (T25).
-    Lock {
-        /// For which transfer.
-        transfer: TransferId,
-        /// Which model.
-        model: ModelId,
-    },
-    /// It is not copied any more.
-    Unlock {
-        /// For which transfer.
-        transfer: TransferId,
-    },
+    /// Another GPU wants to copy a model from here: keep the model in place (T25).
+    Lock { transfer: TransferId, model: ModelId },
+    /// Another GPU no longer copies a model from here.
+    Unlock { transfer: TransferId },
     /// A run ended with outputs.
     RunDone {
-        /// Which.
         run: RunId,
-        /// When its first launch began.
+        /// Start of the first launch.
         started: Timestamp,
-        /// When its last launch ended.
+        /// End of the last launch.
         finished: Timestamp,
-        /// How long launches waited for weights in between.
+        /// Time between these that launches waited for weights.
         waited: Duration,
     },
-    /// A run ended without.
-    RunFailed {
-        /// Which.
-        run: RunId,
-        /// Why.
-        why: RunFailure,
-    },
+    /// A run ended without outputs.
+    RunFailed { run: RunId, why: RunFailure },
     /// A run was dropped before it began.
-    RunCancelled {
-        /// Which.
-        run: RunId,
-    },
+    RunCancelled { run: RunId },
     /// The device itself failed.
     DeviceFailed,
-    /// Something about the intermediate data here.
+    /// An event for the store of intermediate data.
     Data(elastic::Event),
-    /// Time passed.
+    /// Time has passed; no other event happened.
     Tick,
-    /// Models make room in this order from now on.
+    /// The eviction policy changed.
     Eviction(Eviction),
 }
 
-/// Why a run failed.
+/// The reason why a run failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RunFailure {
     /// The model failed on this input.
     Model,
-    /// What it read was not there: its weights, its mapping or its program.
+    /// The run's weights, mapping or program were not there.
     NotThere,
     /// Memory ran out while it computed.
     OutOfMemory,
-    /// An object that it was to read is nowhere any more.
+    /// An object that the run was to read exists nowhere any longer.
     InputLost,
     /// The device itself failed.
     Device,
 }
 
-/// Where the time of a completed request went on the GPU.
+/// The time that a completed request spent on the GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Spent {
-    /// When its turn began.
+    /// Start of the request's turn.
     pub turn: Timestamp,
-    /// Its turn until done, without computing; zero where its model was resident.
+    /// Time from the start of the turn until the end, without computing; zero if the model was
+    /// resident.
     pub swap: Duration,
-    /// Computing.
+    /// Time spent computing.
     pub ran: Duration,
-    /// What was copied for it.
+    /// Bytes copied for the request.
     pub swapped: Bytes,
 }
 
-/// What to do.
+/// An action that a GPU's core asks for.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// Executor: know this model.
-    LoadProgram {
-        /// Which.
-        model: ModelId,
-    },
-    /// Executor: forget it.
-    UnloadProgram {
-        /// Which.
-        model: ModelId,
-    },
-    /// Executor: put memory under a program.
+    /// Executor: load a program.
+    LoadProgram { model: ModelId },
+    /// Executor: unload a program.
+    UnloadProgram { model: ModelId },
+    /// Executor: map memory for a program.
     Map {
-        /// Which.
         model: ModelId,
-        /// The mapping's stamp.
+        /// The number of the mapping.
         generation: Generation,
-        /// The blocks for its weights, in the order of its addresses.
+        /// The blocks for the weights, in the order of their addresses.
         blocks: Vec<BlockRun>,
     },
-    /// Executor: take it away.
+    /// Executor: unmap the memory of a program.
     Unmap {
-        /// Which.
         model: ModelId,
-        /// Which mapping.
+        /// The mapping to remove.
         generation: Generation,
     },
-    /// Executor: run a request as soon as what it reads is there, after those sent before.
+    /// Executor: run a request as soon as the data that it reads has arrived, after the runs that
+    /// were sent before.
     Run {
-        /// The run's name.
+        /// A new name for the run.
         run: RunId,
-        /// Which request.
         key: RequestKey,
-        /// Its model.
         model: ModelId,
-        /// The mapping it reads.
+        /// The mapping that the run reads.
         generation: Generation,
     },
     /// Executor: drop a run that has not begun.
-    CancelRun {
-        /// Which.
-        run: RunId,
-    },
-    /// Executor: end the process that a model has to itself; what it does can no longer be relied on.
-    EndProgram {
-        /// Which model.
-        model: ModelId,
-    },
-    /// Executor: be replaced; what it does can no longer be relied on.
+    CancelRun { run: RunId },
+    /// Executor: end the process of a single model, because the process can no longer be relied on.
+    EndProgram { model: ModelId },
+    /// Executor: replace the whole executor, because it can no longer be relied on.
     Replace,
-    /// Fabric: a request waits for a transfer that began without one.
+    /// Fabric: a request now waits for a transfer that began without one.
     Hasten {
-        /// Which transfer.
         transfer: TransferId,
-        /// Which request.
+        /// The request that waits.
         key: RequestKey,
     },
-    /// Fabric: bring weights here. Whether a request waits for them says
-    /// [`Gpu::reader_of`](super::Gpu::reader_of).
+    /// Fabric: copy weights to this GPU. [`Gpu::reader_of`](super::Gpu::reader_of) returns the
+    /// request that waits for the weights, if any.
     Transfer {
-        /// The transfer's name.
+        /// A new name for the transfer.
         transfer: TransferId,
-        /// What.
         weights: Weights,
-        /// Which chunks.
+        /// The chunks that are missing.
         chunks: Vec<Range<u32>>,
-        /// The GPU to copy them from, where not from the host.
+        /// The GPU to copy from; `None` for the host.
         from: Option<GpuIndex>,
     },
-    /// Fabric: a model stays where it is until it is unlocked.
+    /// Fabric: a model is locked in place until it is unlocked.
     Locked {
-        /// For which transfer.
         transfer: TransferId,
-        /// Where.
+        /// The blocks of the model.
         peer: PeerBlocks,
     },
-    /// Fabric: it does not.
-    NotLocked {
-        /// For which transfer.
-        transfer: TransferId,
-    },
-    /// Fabric: what a transfer copies from here is as good as lost, and stays until it is unlocked.
-    LockLost {
-        /// Which transfer.
-        transfer: TransferId,
-    },
-    /// Fabric: stop that.
-    CancelTransfer {
-        /// Which.
-        transfer: TransferId,
-    },
-    /// Function: here is the answer.
-    Completed {
-        /// To which request.
-        key: RequestKey,
-        /// Where the time went.
-        spent: Spent,
-    },
-    /// Function: there is none.
+    /// Fabric: a model could not be locked.
+    NotLocked { transfer: TransferId },
+    /// Fabric: the model that a transfer copies from here is as good as lost. Its blocks stay until
+    /// they are unlocked.
+    LockLost { transfer: TransferId },
+    /// Fabric: cancel a transfer.
+    CancelTransfer { transfer: TransferId },
+    /// Function: a request has completed.
+    Completed { key: RequestKey, spent: Spent },
+    /// Function: a request has failed.
     Failed {
-        /// To which request.
         key: RequestKey,
-        /// Why.
         reason: Reason,
-        /// Whether it may have run.
+        /// Whether the request may have run.
         may_have_executed: bool,
     },
-    /// Node: send requests.
-    Up {
-        /// To this executor.
-        incarnation: Incarnation,
-    },
-    /// Node: everything here is lost.
+    /// Node: assign requests to this executor.
+    Up { incarnation: Incarnation },
+    /// Node: everything on this GPU is lost.
     Down {
-        /// How far the requests that somebody waits for were.
+        /// The progress of each request that a client still waits for.
         lost: Vec<(RequestKey, Progress)>,
     },
-    /// Node: a request left.
+    /// Node: a request left this GPU.
     Ended {
-        /// Which.
         key: RequestKey,
-        /// How long it computed, where it ran.
+        /// Time that the request computed; `None` if it did not run.
         ran: Option<Duration>,
     },
     /// Node: take a request back.
-    Returned {
-        /// Which.
-        key: RequestKey,
-        /// Why.
-        why: Return,
-    },
-    /// Node: these models are not here any more.
-    Evicted {
-        /// Which.
-        models: Vec<ModelId>,
-    },
-    /// Nothing of a removed model is left here: its descriptors may be closed.
-    Forgot {
-        /// Which.
-        model: ModelId,
-    },
-    /// Executor: what becomes of an object.
+    Returned { key: RequestKey, why: Return },
+    /// Node: these models are no longer on this GPU.
+    Evicted { models: Vec<ModelId> },
+    /// Nothing of a removed model is left on this GPU: its descriptors may be closed.
+    Forgot { model: ModelId },
+    /// Executor: act on an object of intermediate data.
     Data(DataAction),
 }

@@ -1,7 +1,7 @@
-//! What of a model stays here without a request for it: pinned and kept copies make room last, and a
-//! copy that was not used for as long as its functions' owners allow is dropped though nothing needs
-//! its room. These options are ours; the papers evict for room alone (L07, T24). A part of a model stays
-//! for whoever goes on with it, and else not.
+//! Decides which models stay on this GPU without a request. Pinned and kept copies are evicted
+//! last. A copy that was not used for as long as the owners of its functions allow is dropped, even
+//! if no room is needed. These options are ours; the papers evict only to make room (L07, T24). A
+//! partly loaded model stays only while a transfer continues it or a request waits for it.
 
 use millrace_types::{ModelId, Residency, Timestamp};
 
@@ -9,7 +9,7 @@ use super::{Action, Gpu, Isolation};
 use crate::memory::{Evicted, Rank};
 
 impl Gpu {
-    /// How soon a model makes room.
+    /// Returns the eviction rank of a model.
     pub(super) fn rank(&self, model: ModelId) -> Rank {
         if self.stays(model) { Rank::LAST } else { self.eviction.rank(self.programs.standing(model)) }
     }
@@ -25,7 +25,7 @@ impl Gpu {
     }
 
     pub(super) fn keep(&mut self, model: ModelId, kept: bool) {
-        // What a GPU without an executor was to keep went with it.
+        // A GPU without an executor has lost the copy that it was to keep.
         if !kept {
             self.kept.remove(&model);
         } else if self.incarnation.is_some() {
@@ -34,7 +34,7 @@ impl Gpu {
         self.memory.rank(model, self.rank(model));
     }
 
-    /// Notes when a copy that is here may be too old.
+    /// Records the time at which a copy may have been unused for too long.
     pub(super) fn look_after(&mut self, now: Timestamp, model: ModelId) {
         let after = self.programs.residency(model).evict_after;
         if let Some(after) = after.filter(|_| self.memory.region(model).is_some()) {
@@ -50,14 +50,15 @@ impl Gpu {
         }
         let waited_for = self.waited_for();
         let busy = |model| waited_for.contains(&model) || self.slots.uses(model) || self.stays(model);
-        let (mut unused, mut next) = (Vec::new(), None);
+        let mut unused = Vec::new();
+        let mut next = None;
         for (model, region) in self.memory.regions() {
             let Some(after) = self.programs.residency(model).evict_after else { continue };
             let due = region.last_used() + after;
             if due <= now && !region.is_locked() && !busy(model) {
                 unused.push(model);
             } else {
-                // What is busy now is used now.
+                // A copy that is busy now counts as used now.
                 let at = if due <= now { now + after } else { due };
                 next = Some(next.map_or(at, |next: Timestamp| next.min(at)));
             }
@@ -69,9 +70,9 @@ impl Gpu {
         }
     }
 
-    /// Drops what is here of a model where the rest is not on its way and nobody waits for it. Its load
-    /// may have been cut short, or taken back before it began; the node would count it as one that is
-    /// coming for ever.
+    /// Drops a partly loaded model if no transfer continues it and no request waits for it. Its
+    /// load may have been cut short, or recalled before it began. Otherwise the node would count
+    /// the model as loading for ever.
     pub(super) fn drop_part(&mut self, model: ModelId, actions: &mut Vec<Action>) {
         let Some(region) = self.memory.region(model).filter(|region| !region.is_locked()) else { return };
         let comes = self.moving.iter().any(|moving| moving.model == model);

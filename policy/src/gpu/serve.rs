@@ -1,4 +1,4 @@
-//! How requests get what they need: a program, a region, weights, and their turn.
+//! Prepares requests for their run: program, memory region, weights and turn.
 
 use millrace_types::{Bytes, GpuIndex, ModelId, Reason, Timestamp};
 
@@ -16,22 +16,23 @@ pub(super) struct Moving {
     pub(super) model: ModelId,
     pub(super) generation: Generation,
     pub(super) cancelled: bool,
-    /// Whether all of it counts as copied for a request whose run has ended: what is still to be
-    /// heard of it is nobody else's.
+    /// Whether all bytes of the transfer count as copied for a request whose run has ended. Reports
+    /// that arrive later are not counted for another request.
     pub(super) counted: bool,
-    /// Whether a request waits for it, as far as the fabric knows.
+    /// Whether the fabric knows that a request waits for the transfer.
     pub(super) hastened: bool,
 }
 
 impl Gpu {
-    /// The first request that waits for a model's weights: that is by when they are wanted.
+    /// Returns the first request that waits for a model's weights. Its deadline is the deadline of
+    /// the transfer.
     #[must_use]
     pub fn reader_of(&self, model: ModelId) -> Option<RequestKey> {
         let reads = |slot: &&Slot| slot.model == model && slot.stage != Stage::Waiting && !slot.doomed;
         self.slots.iter().find(reads).map(|slot| slot.key)
     }
 
-    /// Takes every request as far as it can go.
+    /// Moves every request on as far as possible.
     pub(super) fn advance(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
         if self.incarnation.is_none() {
             return;
@@ -54,7 +55,7 @@ impl Gpu {
         self.move_weights(now, actions);
     }
 
-    /// Whether all of a model's weights are here.
+    /// Whether all of a model's weights are on this GPU.
     pub(super) fn complete(&self, model: ModelId) -> bool {
         self.memory.region(model).is_some_and(|region| region.loaded().complete())
             && !self.leftovers.contains(&model)
@@ -64,18 +65,20 @@ impl Gpu {
         let Some(&slot) = self.slots.get(0).filter(|slot| slot.turn.is_none()) else { return };
         let was_resident = self.complete(slot.model);
         if let Some(slot) = self.slots.get_mut(0) {
-            (slot.turn, slot.was_resident) = (Some(now), was_resident);
+            slot.turn = Some(now);
+            slot.was_resident = was_resident;
         }
     }
 
-    /// Sends a request to the executor, with all it needs. False where it has to wait for room.
+    /// Sends a request to the executor, with everything that it needs. Returns false if the request
+    /// has to wait for room.
     fn send(&mut self, now: Timestamp, place: usize, slot: Slot, actions: &mut Vec<Action>) -> bool {
         let model = slot.model;
         if self.memory.region(model).is_none() {
             match self.bring(now, model, actions) {
                 Ok(()) => {}
                 Err(Shortage::Pinned) => {
-                    // Weights that nobody here waits for, or of a later request, make way.
+                    // Transfers for a later request, or for no request, make way.
                     let first = if place == 0 { 1 } else { SLOTS_MAX };
                     let wanted: Vec<_> = self.slots.iter().take(first).map(|slot| slot.model).collect();
                     self.cancel_transfers(|moving| !wanted.contains(&moving.model), actions);
@@ -106,22 +109,22 @@ impl Gpu {
         true
     }
 
-    /// Makes the executor know a model and gives it a region.
+    /// Has the executor load a model, and maps a region for it.
     fn bring(&mut self, now: Timestamp, model: ModelId, actions: &mut Vec<Action>) -> Result<(), Shortage> {
         match self.place(now, model, &self.waited_for(), actions) {
-            // Those that wait elsewhere wait a little longer.
+            // Evict models that other requests wait for: these requests wait a little longer.
             Err(Shortage::Pinned) => self.place(now, model, &self.in_use(), actions),
             placed => placed,
         }
     }
 
-    /// Models whose runs were sent, or whose weights are on their way.
+    /// Returns the models with runs that were sent, or with a transfer in flight.
     pub(super) fn in_use(&self) -> Vec<ModelId> {
         let sent = self.slots.iter().filter(|slot| slot.run().is_some()).map(|slot| slot.model);
         sent.chain(self.moving.iter().map(|moving| moving.model)).collect()
     }
 
-    /// As [`Self::bring`], where none of `spared` makes room.
+    /// Does the same as [`Self::bring`], and evicts none of the models in `spared`.
     pub(super) fn place(
         &mut self,
         now: Timestamp,
@@ -176,18 +179,17 @@ impl Gpu {
         }
     }
 
-    /// Asks for what a model lacks, unless that is on its way.
+    /// Starts a transfer of the chunks that a model lacks, unless a transfer for it is in flight.
     pub(super) fn start_transfer(
         &mut self,
         model: ModelId,
         from: Option<GpuIndex>,
         actions: &mut Vec<Action>,
     ) {
-        let (Some(region), Some(shape)) = (self.memory.region(model), self.programs.shape(model)) else {
-            return;
-        };
+        let Some(region) = self.memory.region(model) else { return };
+        let Some(shape) = self.programs.shape(model) else { return };
         let generation = region.generation();
-        // A cancelled one has to end first, so that no chunk is on its way twice.
+        // A cancelled transfer has to end first, so that no chunk is in flight twice.
         if self.moving.iter().any(|moving| moving.generation == generation) {
             return;
         }
@@ -195,13 +197,15 @@ impl Gpu {
         let transfer = self.last_transfer;
         let weights = Weights { model, generation, bytes: shape.weights };
         actions.push(Action::Transfer { transfer, weights, chunks: region.loaded().missing(), from });
-        let (cancelled, counted, hastened) = (false, false, self.reader_of(model).is_some());
-        self.moving.push(Moving { transfer, model, generation, cancelled, counted, hastened });
+        let hastened = self.reader_of(model).is_some();
+        self.moving.push(Moving { transfer, model, generation, cancelled: false, counted: false, hastened });
     }
 
-    /// Drops models that were removed and that nothing here uses any more.
+    /// Drops models that were removed and that nothing on this GPU uses any longer.
     pub(super) fn sweep(&mut self, actions: &mut Vec<Action>) {
-        let (slots, moving, lent) = (&self.slots, &self.moving, &self.lent);
+        let slots = &self.slots;
+        let moving = &self.moving;
+        let lent = &self.lent;
         let moves = |model| moving.iter().any(|moving| moving.model == model);
         let used = |model| {
             let lent = || lent.values().any(|&lent| lent == model);
@@ -238,13 +242,12 @@ impl Gpu {
         self.slots.feed(model);
     }
 
-    /// The bytes of a model that were copied for a run which has just ended, and of which nothing
-    /// was heard yet: the end of a run takes a shorter way here than that of a copy. A run ends
-    /// only after it has read its weights, so what is on its way was there.
+    /// Returns the bytes that were copied for a run that has just ended but are not yet reported.
+    /// The report of a run's end takes a shorter way than the report of a copy. A run ends only
+    /// after it has read its weights, so bytes that count as in flight had arrived.
     pub(super) fn unheard(&mut self, model: ModelId) -> Bytes {
-        let (Some(region), Some(shape)) = (self.memory.region(model), self.programs.shape(model)) else {
-            return Bytes::ZERO;
-        };
+        let Some(region) = self.memory.region(model) else { return Bytes::ZERO };
+        let Some(shape) = self.programs.shape(model) else { return Bytes::ZERO };
         let generation = region.generation();
         let on_its_way = |moving: &&mut Moving| moving.generation == generation && !moving.counted;
         let Some(moving) = self.moving.iter_mut().find(on_its_way) else { return Bytes::ZERO };
@@ -254,7 +257,7 @@ impl Gpu {
     }
 }
 
-/// The first `blocks` blocks of some runs.
+/// Returns the first `blocks` blocks of some runs.
 pub(super) fn first_blocks(runs: &[BlockRun], blocks: u32) -> Vec<BlockRun> {
     let mut left = blocks;
     let take = |run: &BlockRun| {

@@ -1,4 +1,4 @@
-//! How requests leave a GPU, and what failures on it mean for them.
+//! Handles requests that leave a GPU, and failures on the GPU.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ impl Gpu {
     }
 
     pub(super) fn recall(&mut self, key: RequestKey, actions: &mut Vec<Action>) {
-        // Once its turn has come it is served here.
+        // A request at its turn is served here.
         let Some(place) = self.slots.place_of(key).filter(|&place| place > 0) else { return };
         if self.give_up_waiting(place, actions) {
             actions.push(Action::Returned { key, why: Return::Recalled });
@@ -31,7 +31,8 @@ impl Gpu {
         }
     }
 
-    /// Takes a request off that was not sent, and asks the executor to drop one that was.
+    /// Removes a request that was not sent. For a request that was sent, asks the executor to drop
+    /// the run, and returns false.
     fn give_up_waiting(&mut self, place: usize, actions: &mut Vec<Action>) -> bool {
         let Some(slot) = self.slots.get(place) else { return false };
         if let Some(run) = slot.run() {
@@ -42,7 +43,7 @@ impl Gpu {
         true
     }
 
-    /// Takes a request off, and tells the node when its model is not here.
+    /// Removes a request, and tells the node if its model is not on this GPU.
     pub(super) fn take_off(&mut self, place: usize, actions: &mut Vec<Action>) -> Slot {
         let slot = self.slots.remove(place);
         if self.memory.region(slot.model).is_none() && !self.slots.uses(slot.model) {
@@ -56,7 +57,8 @@ impl Gpu {
         &mut self,
         now: Timestamp,
         run: RunId,
-        (started, finished): (Timestamp, Timestamp),
+        started: Timestamp,
+        finished: Timestamp,
         waited: Duration,
         actions: &mut Vec<Action>,
     ) {
@@ -67,7 +69,7 @@ impl Gpu {
         let ran = finished.since(started).saturating_sub(waited);
         self.totals.busy += ran;
         if slot.cancelled.is_none() {
-            // Handed ahead, it may have begun before the end of the one before was heard of.
+            // A queued request may begin before the end of the previous run is reported.
             let turn = match slot.turn {
                 Some(turn) if slot.was_resident => turn.min(started),
                 Some(turn) => turn,
@@ -112,7 +114,7 @@ impl Gpu {
         }
     }
 
-    /// Gives a request back that cannot be run here.
+    /// Hands back a request that cannot run here.
     fn hand_back(&mut self, place: usize, actions: &mut Vec<Action>) {
         let Some(slot) = self.slots.get(place) else { return };
         let progress = self.progress(place, slot);
@@ -136,12 +138,14 @@ impl Gpu {
 
     pub(super) fn program_failed(&mut self, now: Timestamp, model: ModelId, actions: &mut Vec<Action>) {
         if self.isolation.per_model() && self.programs.known(model) != Known::No {
-            // Where no process can be had, trying at once again only takes time from others.
+            // If no process can be started, an immediate retry would only take time from other
+            // models.
             self.programs.died(now, model, isolation::seed(self.index, model));
         }
         self.programs.forget(model);
         self.drop_region(model, actions);
-        // Backwards, so that places stay right. What the executor says of their runs comes too late.
+        // Iterate backwards, so that positions stay valid. Reports of these runs arrive too late
+        // and are ignored.
         for place in (0..self.slots.len()).rev() {
             let Some(&slot) = self.slots.get(place).filter(|slot| slot.model == model) else { continue };
             if slot.cancelled.is_some() {
@@ -153,10 +157,11 @@ impl Gpu {
         }
     }
 
-    /// Forgets a region that the executor does not have. Copies into it are refused there.
+    /// Drops a region that the executor does not have. The executor refuses copies into it.
     pub(super) fn drop_region(&mut self, model: ModelId, actions: &mut Vec<Action>) {
         if self.is_lent(model) {
-            // All of it was copied there before: who denies that is not to be relied on.
+            // The whole model was copied there before, so an executor that denies the region cannot
+            // be relied on.
             return self.replace(Health::Restarting, actions);
         }
         self.slots.feed(model);
@@ -166,7 +171,8 @@ impl Gpu {
             if !self.slots.uses(model) {
                 actions.push(Action::Evicted { models: vec![model] });
             }
-            // Whoever waits here has it loaded again at its turn. A run that was sent comes back first.
+            // A request that waits here has the program loaded again at its turn. A run that was
+            // sent is reported first.
             let sent = self.slots.iter().any(|slot| slot.model == model && slot.run().is_some());
             if self.isolation == Isolation::Resident && !sent {
                 self.unload(model, actions);
@@ -189,7 +195,7 @@ impl Gpu {
             self.has_come(ended.model);
         }
         if outcome == Outcome::Failed {
-            // It is tried again for a request.
+            // The model is loaded again when a request needs it.
             self.prefetched.remove(&ended.model);
             let relies = |slot: &&mut Slot| matches!(slot.stage, Stage::Sent { generation, .. } if generation == ended.generation);
             for slot in self.slots.iter_mut().filter(relies) {

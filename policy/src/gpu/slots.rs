@@ -1,21 +1,24 @@
-//! The requests on a GPU: the one whose turn it is and those behind it.
+//! The requests on a GPU: the request that runs, and the requests queued behind it.
 
 use millrace_types::{Bytes, GpuIndex, ModelId, Timestamp};
 
 use crate::ids::{Generation, RequestKey, RunId};
 
-/// Requests a GPU has at one time: one runs, the others were handed ahead. Eight share the wake of
-/// an executor well enough; each more makes what a death takes along larger.
+/// Requests on a GPU at most: one runs, the others are queued on the busy GPU. With eight, the cost
+/// of waking an executor is spread well enough. Each further request would add to the loss when an
+/// executor dies.
 pub const SLOTS_MAX: usize = 8;
 
-/// How far a request is.
+/// The stage of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// There is no room for its model yet.
+    /// The request waits for room for its model.
     Waiting,
-    /// A copy that it needs failed; it is sent again when more of its weights have arrived.
+    /// A copy that the request needs failed. The request is sent again when more of its weights
+    /// have arrived.
     Starved,
-    /// The executor was told to run it as soon as what it reads is there.
+    /// The run was sent to the executor, which starts it as soon as the data that it reads has
+    /// arrived.
     Sent { run: RunId, generation: Generation },
 }
 
@@ -23,22 +26,22 @@ pub(super) enum Stage {
 pub(super) struct Slot {
     pub(super) key: RequestKey,
     pub(super) model: ModelId,
-    /// The GPU to copy its model from, where not from the host.
+    /// The GPU to copy the model from; `None` for the host.
     pub(super) from: Option<GpuIndex>,
     pub(super) stage: Stage,
-    /// When its turn began.
+    /// Start of the request's turn.
     pub(super) turn: Option<Timestamp>,
-    /// Whether its model was there when its turn began.
+    /// Whether the model was resident when the turn began.
     pub(super) was_resident: bool,
-    /// What was copied for it.
+    /// Bytes copied for the request.
     pub(super) swapped: Bytes,
-    /// How often it was sent to the executor.
+    /// Times that the request was sent to the executor.
     pub(super) sends: u32,
-    /// Since when nobody waits for it any more.
+    /// The time from which no client waits for the request any longer.
     pub(super) cancelled: Option<Timestamp>,
-    /// Whether the node wants it back.
+    /// Whether the node has recalled the request.
     pub(super) recalled: bool,
-    /// Whether its weights cannot be brought.
+    /// Whether the weights cannot be copied.
     pub(super) doomed: bool,
 }
 
@@ -113,7 +116,8 @@ impl Slots {
         std::mem::take(&mut self.0)
     }
 
-    /// Puts a request that has to be sent again behind one that the executor has.
+    /// Sets the stage of a request that has to be sent again, and moves it behind the requests that
+    /// the executor has.
     pub(super) fn requeue(&mut self, place: usize, stage: Stage) {
         if let Some(slot) = self.0.get_mut(place) {
             slot.stage = stage;
@@ -121,10 +125,11 @@ impl Slots {
         self.0.sort_by_key(|slot| slot.run().is_none());
     }
 
-    /// Puts those marked behind the others.
+    /// Moves the marked requests behind the others.
     pub(super) fn set_back(&mut self, marked: &[bool]) {
         if marked.contains(&true) {
-            let (mut first, mut last) = (Vec::with_capacity(SLOTS_MAX), Vec::new());
+            let mut first = Vec::with_capacity(SLOTS_MAX);
+            let mut last = Vec::new();
             for (slot, &back) in self.0.drain(..).zip(marked) {
                 if back { last.push(slot) } else { first.push(slot) }
             }

@@ -18,7 +18,7 @@ const B: ModelId = ModelId(1);
 const C: ModelId = ModelId(2);
 const LARGE: ModelId = ModelId(3);
 const HUGE: ModelId = ModelId(4);
-/// The models' weights, in chunks. The GPU has 32 blocks.
+/// The sizes of the models' weights, in chunks. The GPU has 32 blocks.
 const CHUNKS: [u32; 5] = [10, 10, 10, 28, 33];
 const FIRST: Incarnation = Incarnation(1);
 
@@ -31,7 +31,7 @@ fn bench() -> Bench {
     installed(Gpu::new(GpuIndex(0), MemoryMap::new(Bytes::mib(64))))
 }
 
-/// All models installed on this GPU, and an executor up.
+/// Returns a bench with all models installed on this GPU, and an executor up.
 fn installed(gpu: Gpu) -> Bench {
     let mut bench = Bench { gpu, now: Timestamp(1_000) };
     for (model, chunks) in (0..).map(ModelId).zip(CHUNKS) {
@@ -53,7 +53,7 @@ impl Bench {
         self.step(Event::Assign { key: RequestKey(key), model, incarnation: FIRST, from: None })
     }
 
-    /// All of a model arrives, and its transfer ends.
+    /// Has all of a model arrive and its transfer end.
     fn arrive(&mut self, model: ModelId, generation: u64, transfer: u64) -> Vec<Action> {
         let chunks = 0..CHUNKS[model.0 as usize];
         let mut actions = self.step(Event::Arrived { model, generation: Generation(generation), chunks });
@@ -65,9 +65,10 @@ impl Bench {
         self.step(Event::TransferEnded { transfer: TransferId(transfer), outcome, from: None })
     }
 
-    /// A run ends that began `ran` nanoseconds ago.
+    /// Ends a run that began `ran` nanoseconds ago.
     fn run_done(&mut self, run: u64, ran: u64) -> Vec<Action> {
-        let (started, finished) = (Timestamp(self.now.0 - ran), self.now);
+        let started = Timestamp(self.now.0 - ran);
+        let finished = self.now;
         self.step(Event::RunDone { run: RunId(run), started, finished, waited: Duration::ZERO })
     }
 
@@ -83,7 +84,7 @@ impl Bench {
         self.step(Event::Recall { key: RequestKey(key) })
     }
 
-    /// A runs and is resident, as request 1.
+    /// Returns a bench on which the resident model A runs as request 1.
     fn running_a() -> Self {
         let mut bench = bench();
         bench.assign(1, A);
@@ -92,7 +93,7 @@ impl Bench {
         bench
     }
 
-    /// A, B and C ran, one after the other, and are still there.
+    /// Returns a bench that holds A, B and C after one run of each.
     fn holding_three() -> Self {
         let mut bench = Self::running_a();
         bench.run_done(1, 500);
@@ -154,7 +155,7 @@ fn down(lost: &[(u64, Progress)]) -> Action {
 }
 
 #[test]
-fn a_cold_request_is_sent_at_once_with_its_weights_on_their_way() {
+fn a_cold_request_is_sent_at_once_while_the_weights_are_copied() {
     let mut bench = bench();
     assert_eq!(bench.assign(7, A), [load(A), map(A, 1, 0), run(1, 7, A, 1), transfer(1, A, 1, 0..10)]);
     bench.now = Timestamp(9_000);
@@ -171,7 +172,7 @@ fn a_cold_request_is_sent_at_once_with_its_weights_on_their_way() {
 }
 
 #[test]
-fn a_resident_model_only_runs_and_costs_no_swap() {
+fn a_request_for_a_resident_model_has_no_swap_time() {
     let mut bench = Bench::running_a();
     bench.run_done(1, 500);
     assert_eq!(bench.assign(2, A), [run(2, 2, A, 1)]);
@@ -187,7 +188,7 @@ fn a_resident_model_only_runs_and_costs_no_swap() {
 }
 
 #[test]
-fn a_run_that_ends_before_its_copy_is_heard_of_says_what_was_copied_for_it_and_the_next_does_not() {
+fn bytes_of_an_unreported_copy_are_counted_once_for_the_run_that_read_the_weights() {
     let mut bench = bench();
     bench.assign(1, A);
     bench.assign(2, A);
@@ -212,7 +213,7 @@ fn the_next_request_is_prepared_while_the_first_runs_but_the_first_has_the_link(
 }
 
 #[test]
-fn a_model_that_does_not_fit_beside_the_running_one_waits_for_it() {
+fn a_model_that_does_not_fit_beside_the_running_model_waits() {
     let mut bench = Bench::running_a();
     assert_eq!(bench.assign(2, LARGE), []);
     let actions = bench.run_done(1, 500);
@@ -229,13 +230,13 @@ fn a_model_that_does_not_fit_beside_the_running_one_waits_for_it() {
 }
 
 #[test]
-fn room_is_made_by_evicting_what_was_used_longest_ago() {
+fn the_least_recently_used_models_are_evicted_first() {
     let mut bench = Bench::holding_three();
     bench.now = Timestamp(bench.now.0 + 1_000);
     bench.assign(4, A);
     bench.run_done(4, 500);
     let actions = bench.assign(5, LARGE);
-    // All of B, C and A have to go: the one used last goes last.
+    // All of B, C and A have to be evicted; the model used last is evicted last.
     assert_eq!(actions[..4], [unmap(B, 2), unmap(C, 3), unmap(A, 1), evicted(&[B, C, A])]);
 }
 
@@ -245,7 +246,7 @@ fn a_pinned_model_is_spared_while_others_make_room() {
         let actions = bench.assign(5, LARGE);
         actions.into_iter().find(|action| matches!(action, Action::Evicted { .. }))
     };
-    // A was used longest ago, but only all three together make room for LARGE.
+    // A was used longest ago, but only all three models together make room for LARGE.
     let mut bench = Bench::holding_three();
     bench.step(Event::Pin { model: A });
     assert_eq!(evicted_by(&mut bench), Some(evicted(&[A, B, C])), "rather than that nothing runs");
@@ -256,20 +257,20 @@ fn a_pinned_model_is_spared_while_others_make_room() {
     assert_eq!(actions.iter().find(|action| matches!(action, Action::Evicted { .. })), Some(&evicted(&[B])));
 }
 
-/// What the node sent before it knew of the end, and what it sends once it does.
+/// The node sends the pin before it knows of the executor's end, and the unpin once it knows.
 #[test]
-fn a_pin_that_comes_after_the_executors_end_goes_with_the_unpin_that_follows() {
+fn a_pin_after_the_end_of_the_executor_is_removed_by_the_next_unpin() {
     let mut bench = Bench::running_a();
     bench.step(Event::Down);
     bench.step(Event::Pin { model: A });
     bench.step(Event::Up { incarnation: Incarnation(2) });
-    assert_eq!(bench.gpu.pinned, BTreeSet::from([A]), "it cannot tell that the pin is old");
+    assert_eq!(bench.gpu.pinned, BTreeSet::from([A]), "the GPU cannot tell that the pin is old");
     bench.step(Event::Unpin { model: A });
     assert_eq!(bench.gpu.pinned, BTreeSet::new());
 }
 
 #[test]
-fn what_never_fits_is_refused() {
+fn a_model_larger_than_the_gpu_is_refused() {
     let mut bench = bench();
     let failed = Action::Failed { key: RequestKey(1), reason: Reason::NoGpuMemory, may_have_executed: false };
     assert_eq!(bench.assign(1, HUGE), [evicted(&[HUGE]), failed, ended(1, None)]);
@@ -277,7 +278,7 @@ fn what_never_fits_is_refused() {
 }
 
 #[test]
-fn a_recalled_request_comes_back_unless_its_turn_has_come() {
+fn a_recalled_request_is_returned_unless_the_turn_has_begun() {
     let mut bench = Bench::running_a();
     bench.assign(2, LARGE);
     assert_eq!(bench.recall(2), [evicted(&[LARGE]), returned(2, Return::Recalled)], "not sent yet");
@@ -291,7 +292,7 @@ fn a_recalled_request_comes_back_unless_its_turn_has_come() {
 }
 
 #[test]
-fn a_recall_that_the_executor_was_too_late_for_changes_nothing() {
+fn a_recall_after_the_start_of_the_run_changes_nothing() {
     let mut bench = Bench::running_a();
     bench.assign(2, A);
     assert_eq!(bench.recall(2), [cancel_run(2)]);
@@ -300,7 +301,7 @@ fn a_recall_that_the_executor_was_too_late_for_changes_nothing() {
 }
 
 #[test]
-fn a_cancelled_request_goes_at_once_or_when_its_run_ends() {
+fn a_cancelled_request_leaves_at_once_or_at_the_end_of_the_run() {
     let mut bench = Bench::running_a();
     bench.assign(2, LARGE);
     assert_eq!(bench.cancel(2), [evicted(&[LARGE]), ended(2, None)]);
@@ -312,7 +313,7 @@ fn a_cancelled_request_goes_at_once_or_when_its_run_ends() {
 }
 
 #[test]
-fn a_removed_model_goes_as_soon_as_nothing_uses_it() {
+fn a_removed_model_is_dropped_once_no_request_uses_the_model() {
     let mut bench = Bench::running_a();
     assert_eq!(bench.step(Event::Remove { model: A }), []);
     let gone = [unmap(A, 1), evicted(&[A]), Action::UnloadProgram { model: A }, Action::Forgot { model: A }];
@@ -320,7 +321,8 @@ fn a_removed_model_goes_as_soon_as_nothing_uses_it() {
     assert_eq!(bench.step(Event::Remove { model: B }), [Action::Forgot { model: B }], "never was here");
 }
 
-/// Part of A came for a request that left, and makes way for B.
+/// Returns a bench on which part of A arrived for a request that left, and A's transfer makes way
+/// for B's.
 fn cut_short() -> Bench {
     let mut bench = bench();
     bench.assign(1, A);
@@ -332,7 +334,7 @@ fn cut_short() -> Bench {
 }
 
 #[test]
-fn a_load_that_was_cut_short_and_that_nobody_waits_for_leaves_nothing_here() {
+fn a_load_cut_short_without_a_waiting_request_is_dropped() {
     let mut bench = cut_short();
     assert_eq!(bench.end_transfer(1, Outcome::Cancelled), [unmap(A, 1), evicted(&[A])]);
     bench.arrive(B, 2, 2);
@@ -342,12 +344,12 @@ fn a_load_that_was_cut_short_and_that_nobody_waits_for_leaves_nothing_here() {
 }
 
 #[test]
-fn a_load_that_was_cut_short_is_gone_on_with_for_whoever_waits_for_it() {
+fn a_load_cut_short_is_continued_for_a_waiting_request() {
     let mut bench = cut_short();
     assert_eq!(bench.assign(3, A), [run(3, 3, A, 1)]);
     assert_eq!(bench.end_transfer(1, Outcome::Cancelled), []);
     assert_eq!(bench.arrive(B, 2, 2), [transfer(3, A, 1, 5..10)]);
-    // Be it elsewhere, as long as it does.
+    // The rest is also kept if a request elsewhere waits for the model, as long as it waits.
     let mut bench = cut_short();
     bench.step(Event::Pin { model: A });
     assert_eq!(bench.end_transfer(1, Outcome::Cancelled), []);
@@ -356,14 +358,14 @@ fn a_load_that_was_cut_short_is_gone_on_with_for_whoever_waits_for_it() {
 }
 
 #[test]
-fn a_load_that_is_taken_back_before_it_began_leaves_nothing_here() {
+fn a_load_recalled_before_the_start_of_the_transfer_is_dropped() {
     let mut bench = bench();
     bench.assign(1, A);
     assert_eq!(bench.assign(2, B), [load(B), map(B, 2, 10), run(2, 2, B, 2)], "A has the link");
     bench.recall(2);
     let back = bench.step(Event::RunCancelled { run: RunId(2) });
     assert_eq!(back, [unmap(B, 2), evicted(&[B]), returned(2, Return::Recalled)]);
-    // What is on its way, though for nobody, goes on.
+    // A transfer in flight continues even if no request waits for it.
     bench.arrive(A, 1, 1);
     bench.assign(3, B);
     bench.recall(3);
@@ -372,7 +374,7 @@ fn a_load_that_is_taken_back_before_it_began_leaves_nothing_here() {
 }
 
 #[test]
-fn weights_on_their_way_are_pinned_and_cancelled_when_they_are_in_the_way() {
+fn a_transfer_protects_the_weights_and_is_cancelled_for_a_request_without_room() {
     let mut bench = bench();
     bench.assign(1, A);
     bench.cancel(1);
@@ -384,7 +386,7 @@ fn weights_on_their_way_are_pinned_and_cancelled_when_they_are_in_the_way() {
 }
 
 #[test]
-fn an_executor_is_not_made_to_know_more_programs_than_it_can() {
+fn the_idle_program_with_the_oldest_request_is_unloaded_at_programs_max() {
     let mut bench =
         Bench { gpu: Gpu::new(GpuIndex(0), MemoryMap::new(Bytes::mib(64))), now: Timestamp(1_000) };
     bench.step(Event::Up { incarnation: FIRST });
@@ -392,7 +394,8 @@ fn an_executor_is_not_made_to_know_more_programs_than_it_can() {
     let mut unloaded = Vec::new();
     for model in (0..models).map(ModelId) {
         bench.now = Timestamp(bench.now.0 + 1_000);
-        let (key, weights) = (u64::from(model.0) + 1, BLOCK);
+        let key = u64::from(model.0) + 1;
+        let weights = BLOCK;
         bench.step(Event::Install { model, memory: weights, weights });
         let actions = bench.assign(key, model);
         let unload =
@@ -403,7 +406,7 @@ fn an_executor_is_not_made_to_know_more_programs_than_it_can() {
         bench.end_transfer(key, Outcome::Complete);
         bench.run_done(key, 100);
     }
-    assert_eq!(unloaded, [ModelId(0)], "asked for longest ago");
+    assert_eq!(unloaded, [ModelId(0)], "the program with the oldest last request");
 }
 
 #[test]
@@ -420,7 +423,7 @@ fn memory_beyond_the_weights_is_held_but_not_mapped() {
 }
 
 #[test]
-fn a_model_that_no_free_run_holds_waits_or_evicts() {
+fn a_model_that_fits_no_free_run_waits_or_evicts() {
     let memory = MemoryMap::with(Bytes(BLOCK.0 * 30), Placement::Contiguous);
     let mut bench = Bench { gpu: Gpu::new(GpuIndex(0), memory), now: Timestamp(1_000) };
     bench.step(Event::Up { incarnation: FIRST });
@@ -433,7 +436,7 @@ fn a_model_that_no_free_run_holds_waits_or_evicts() {
     assert!(mapped(&bench.assign(2, B)));
     bench.run_done(1, 100);
     bench.end_transfer(1, Outcome::Complete);
-    // The 10 blocks behind B and the 10 of A before B are not 15 in a row.
+    // The 10 blocks behind B and the 10 blocks of A before B are not 15 blocks in a row.
     assert!(!mapped(&bench.assign(3, C)), "B is in use, between two runs of 10 blocks");
     bench.run_done(2, 100);
     let actions = bench.end_transfer(2, Outcome::Complete);

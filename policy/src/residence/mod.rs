@@ -1,5 +1,5 @@
-//! Counts how long functions are idle in a node's host memory: what the tenth of the GPU's price is
-//! paid for (T26; `millrace_types::usage` has the tariff).
+//! Counts the time that functions are idle in a node's host memory. Idle residence costs a tenth of
+//! the GPU's price (T26; `millrace_types::usage` has the tariff).
 //!
 //! ```text
 //!   hosted, retired, removed          the revisions of a function that are ready here
@@ -10,12 +10,12 @@
 //! ```
 //!
 //! The clock of a function runs while at least one of its revisions takes requests and none of its
-//! requests is on a GPU. A request is on a GPU from the moment it is given to one until it has left
-//! it, so waiting for the model to be swapped in is not idle; nor is it billed as busy. However many
-//! revisions are kept, a function has one clock.
+//! requests is on a GPU. A request is on a GPU from its assignment to the GPU until it has left the
+//! GPU. So the time that a request waits for its model to be swapped in is not idle; nor is it
+//! billed as busy. A function has one clock for any number of revisions.
 //!
-//! Bounded: a clock for each function ever hosted here, a record for each request on a GPU. Not
-//! here: GPU time, which [`crate::admission`] charges with the answer.
+//! Bounds: a clock for each function ever hosted here, and a record for each request on a GPU.
+//! Absent: GPU time, which [`crate::admission`] charges with the answer.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -41,12 +41,13 @@ struct Revision {
 
 #[derive(Debug, Default)]
 struct Clock {
-    /// Revisions that take requests.
+    /// Number of revisions that take requests.
     ready: u32,
-    /// Requests on GPUs.
+    /// Number of requests on GPUs.
     running: u32,
-    /// Since when it runs, while it does.
+    /// Start of the current idle time; `None` while the clock stands.
     since: Option<Timestamp>,
+    /// Idle time up to the last stop of the clock.
     before: Duration,
 }
 
@@ -69,7 +70,7 @@ impl Clock {
 }
 
 impl Residence {
-    /// A revision takes requests from now on.
+    /// Records that a revision takes requests from now on.
     pub fn hosted(&mut self, now: Timestamp, revision: FunctionIndex, function: &FunctionKey) {
         if self.revisions.contains_key(&revision) {
             return;
@@ -83,7 +84,7 @@ impl Residence {
         self.clocks[clock].1.change(now, |clock| clock.ready += 1);
     }
 
-    /// It takes no more.
+    /// Records that a revision takes no more requests.
     pub fn retired(&mut self, now: Timestamp, revision: FunctionIndex) {
         if let Some(revision) = self.revisions.get_mut(&revision)
             && std::mem::take(&mut revision.takes_requests)
@@ -92,13 +93,13 @@ impl Residence {
         }
     }
 
-    /// It is gone, and will be heard of no more.
+    /// Removes a revision. No request of it begins from now on.
     pub fn removed(&mut self, now: Timestamp, revision: FunctionIndex) {
         self.retired(now, revision);
         self.revisions.remove(&revision);
     }
 
-    /// A request of a revision was given to a GPU.
+    /// Records that a request of a revision was assigned to a GPU.
     pub fn began(&mut self, now: Timestamp, revision: FunctionIndex, gpu: GpuIndex, key: RequestKey) {
         let Some(&Revision { clock, .. }) = self.revisions.get(&revision) else { return };
         if self.on_gpus.insert((gpu, key), clock).is_none() {
@@ -106,14 +107,14 @@ impl Residence {
         }
     }
 
-    /// It left it.
+    /// Records that a request left a GPU.
     pub fn ended(&mut self, now: Timestamp, gpu: GpuIndex, key: RequestKey) {
         if let Some(clock) = self.on_gpus.remove(&(gpu, key)) {
             self.clocks[clock].1.change(now, |clock| clock.running -= 1);
         }
     }
 
-    /// A GPU lost whatever it had.
+    /// Records that a GPU lost all its requests.
     pub fn lost(&mut self, now: Timestamp, gpu: GpuIndex) {
         let lost = self.on_gpus.range((gpu, RequestKey(0))..=(gpu, RequestKey(u64::MAX)));
         for key in lost.map(|(&(_, key), _)| key).collect::<Vec<_>>() {
@@ -121,7 +122,7 @@ impl Residence {
         }
     }
 
-    /// How long each function was idle here, all in all.
+    /// Returns the total idle time of each function.
     pub fn idle(&self, now: Timestamp) -> impl Iterator<Item = (&FunctionKey, Duration)> {
         self.clocks.iter().map(move |(function, clock)| (function, clock.idle(now)))
     }

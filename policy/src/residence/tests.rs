@@ -1,4 +1,4 @@
-//! The clocks against a model that looks at every millisecond.
+//! Tests of the clocks against a model that looks at every millisecond.
 
 use millrace_types::{FunctionName, TenantName};
 use proptest::prelude::*;
@@ -21,17 +21,18 @@ fn idle_ms(residence: &Residence, ms: u64) -> Vec<u128> {
 }
 
 #[test]
-fn a_function_is_idle_while_it_is_ready_and_nothing_of_it_is_on_a_gpu() {
-    let (mut residence, f) = (Residence::default(), FunctionIndex(0));
+fn a_function_is_idle_while_ready_with_no_request_on_a_gpu() {
+    let mut residence = Residence::default();
+    let f = FunctionIndex(0);
     residence.hosted(at(5), f, &key("f"));
     assert_eq!(idle_ms(&residence, 15), [10]);
     residence.began(at(15), f, GPU, RequestKey(1));
     residence.began(at(16), f, GpuIndex(1), RequestKey(2));
     residence.ended(at(20), GPU, RequestKey(1));
-    assert_eq!(idle_ms(&residence, 30), [10], "another one is still on a GPU");
+    assert_eq!(idle_ms(&residence, 30), [10], "another request is still on a GPU");
     residence.ended(at(30), GpuIndex(1), RequestKey(2));
     residence.retired(at(34), f);
-    assert_eq!(idle_ms(&residence, 90), [14], "what takes no requests is not idle, it is going");
+    assert_eq!(idle_ms(&residence, 90), [14], "a retired revision is not idle");
 }
 
 #[test]
@@ -48,7 +49,7 @@ fn two_revisions_of_a_function_have_one_clock() {
 }
 
 #[test]
-fn a_function_that_comes_back_goes_on_counting() {
+fn a_function_that_returns_keeps_the_earlier_idle_time() {
     let mut residence = Residence::default();
     residence.hosted(at(0), FunctionIndex(0), &key("f"));
     residence.removed(at(10), FunctionIndex(0));
@@ -57,7 +58,7 @@ fn a_function_that_comes_back_goes_on_counting() {
 }
 
 #[test]
-fn a_lost_gpu_has_nothing_on_it() {
+fn a_lost_gpu_has_no_requests() {
     let mut residence = Residence::default();
     residence.hosted(at(0), FunctionIndex(0), &key("f"));
     residence.began(at(0), FunctionIndex(0), GPU, RequestKey(1));
@@ -78,7 +79,9 @@ enum Step {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let (revision, gpu, key) = (0u32..4, 0u32..2, 0u64..6);
+    let revision = 0u32..4;
+    let gpu = 0u32..2;
+    let key = 0u64..6;
     prop_oneof![
         2 => revision.clone().prop_map(Step::Hosted),
         1 => revision.clone().prop_map(Step::Retired),
@@ -89,10 +92,10 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What is so at a moment, without any clock.
+/// The state at a moment, without any clock.
 #[derive(Default)]
 struct Model {
-    /// Each revision that was hosted and not removed, and whether it takes requests.
+    /// The revisions that were hosted and not removed, with whether they take requests.
     revisions: BTreeMap<u32, bool>,
     on_gpus: BTreeMap<(u32, u64), u32>,
     idle: BTreeMap<u32, u64>,
@@ -100,7 +103,7 @@ struct Model {
     ready_ms: BTreeMap<u32, u64>,
 }
 
-/// Revisions 0 and 2 are of one function, 1 and 3 of another.
+/// Returns the function of a revision: revisions 0 and 2 are of one function, 1 and 3 of another.
 const fn function(revision: u32) -> u32 {
     revision % 2
 }
@@ -141,13 +144,15 @@ impl Model {
 }
 
 proptest! {
-    /// Idle is ready and not on a GPU, never less than before; and with the time on GPUs it never
-    /// makes more than the time that passed.
+    /// A function is idle while it is ready and not on a GPU. Idle time never decreases, and idle
+    /// time plus time on GPUs never exceeds the time that passed.
     #[test]
-    fn idle_time_is_what_a_look_at_every_moment_counts(
+    fn idle_time_equals_the_count_of_idle_milliseconds(
         steps in prop::collection::vec((step(), 0u64..5), 0..80),
     ) {
-        let (mut residence, mut model, mut now) = (Residence::default(), Model::default(), 0);
+        let mut residence = Residence::default();
+        let mut model = Model::default();
+        let mut now = 0;
         let mut last = BTreeMap::<FunctionKey, Duration>::new();
         for (step, ms) in &steps {
             let time = at(now);
@@ -156,7 +161,7 @@ proptest! {
                 Step::Retired(f) => residence.retired(time, FunctionIndex(f)),
                 Step::Removed(f) => residence.removed(time, FunctionIndex(f)),
                 Step::Began(f, gpu, key) => {
-                    // A key on one GPU names one request.
+                    // A key on a GPU names a single request.
                     if !model.on_gpus.contains_key(&(gpu, key)) {
                         residence.began(time, FunctionIndex(f), GpuIndex(gpu), RequestKey(key));
                     }
@@ -172,7 +177,8 @@ proptest! {
             }
         }
         for of in 0..2 {
-            let (idle, running) = (model.idle.get(&of).copied().unwrap_or(0), model.on_gpu_ms.get(&of).copied().unwrap_or(0));
+            let idle = model.idle.get(&of).copied().unwrap_or(0);
+            let running = model.on_gpu_ms.get(&of).copied().unwrap_or(0);
             let told = last.get(&key(&format!("f{of}"))).copied().unwrap_or_default();
             prop_assert_eq!(told, Duration::from_millis(idle));
             prop_assert!(idle + running <= now && idle <= model.ready_ms.get(&of).copied().unwrap_or(0));

@@ -1,4 +1,4 @@
-//! Intermediate data and models in one memory.
+//! Tests of intermediate data and models in one memory.
 
 use proptest::prelude::*;
 
@@ -8,15 +8,17 @@ use crate::ids::FunctionIndex;
 
 const ONLY: usize = 0;
 
-/// 32 blocks, of which data may have 16.
+/// Returns a bench with 32 blocks, of which data may have 16.
 fn data_bench() -> Bench {
     let config = Config { cap: Bytes::mib(32), floor: Bytes::ZERO, ..Config::default() };
     installed(Gpu::new(GpuIndex(0), MemoryMap::new(Bytes::mib(64))).with_data(Some(config)))
 }
 
 fn store(object: u64, blocks: u64) -> Event {
-    let (object, size) = (ObjectKey(object), Bytes(BLOCK.0 * blocks));
-    let (function, consumers) = (FunctionIndex(0), vec![Standing::Unqueued]);
+    let object = ObjectKey(object);
+    let size = Bytes(BLOCK.0 * blocks);
+    let function = FunctionIndex(0);
+    let consumers = vec![Standing::Unqueued];
     Event::Data(elastic::Event::Store { object, function, size, consumers })
 }
 
@@ -29,7 +31,8 @@ fn discard(object: u64) -> Event {
 }
 
 fn claim(object: u64) -> Event {
-    let (object, standing) = (ObjectKey(object), Standing::Claimed);
+    let object = ObjectKey(object);
+    let standing = Standing::Claimed;
     Event::Data(elastic::Event::Stands { object, consumer: ONLY, standing })
 }
 
@@ -57,7 +60,7 @@ fn an_object_is_placed_among_models_and_its_blocks_are_free_after_it() {
 }
 
 #[test]
-fn live_objects_come_before_idle_models_and_after_those_that_run() {
+fn live_objects_evict_idle_models_and_make_way_for_running_models() {
     let mut bench = data_bench();
     for (key, model) in [(1, A), (2, B), (3, C)] {
         bench.assign(key, model);
@@ -66,13 +69,13 @@ fn live_objects_come_before_idle_models_and_after_those_that_run() {
             bench.run_done(key, 10);
         }
     }
-    // 30 of 32 blocks are the models'; C runs.
+    // The models have 30 of 32 blocks, and C runs.
     let actions = bench.step(store(1, 16));
     assert_eq!(blocks(&actions), Some(16));
     let gone = Action::Evicted { models: vec![A, B] };
     assert!(actions.contains(&gone), "{actions:?}");
     assert!(bench.gpu.memory().region(C).is_some());
-    // It is as far back as the other, and came later.
+    // Both objects are equally far from their consumers, and this object is the newer.
     assert!(wants(&bench.step(store(2, 1)), DataAction::Refuse { object: ObjectKey(2) }));
 }
 
@@ -82,13 +85,13 @@ fn data_makes_way_for_a_model_that_a_request_waits_for() {
     bench.step(store(1, 10));
     bench.step(filled(1));
     assert_eq!(bench.gpu.waits_for_room(), None);
-    // 28 of 32 blocks: the object has to leave first.
+    // LARGE needs 28 of 32 blocks: the object has to leave first.
     let actions = bench.assign(1, LARGE);
     assert!(wants(&actions, DataAction::Migrate { object: ObjectKey(1) }), "{actions:?}");
-    assert_eq!(bench.gpu.waits_for_room(), Some(RequestKey(1)), "by when it leaves depends on whom");
+    assert_eq!(bench.gpu.waits_for_room(), Some(RequestKey(1)), "its deadline is that of the copy");
     assert!(!actions.iter().any(|action| matches!(action, Action::Map { .. })));
     let actions = bench.step(Event::Data(elastic::Event::Migrated { object: ObjectKey(1) }));
-    // Who reads it knows that it has left before its blocks are the model's.
+    // The reader of the object learns that it has left before the model gets its blocks.
     let at = |found: fn(&Action) -> bool| actions.iter().position(found);
     let left = at(|action| matches!(action, Action::Data(DataAction::Left { .. })));
     let map = at(|action| matches!(action, Action::Map { model: LARGE, .. }));
@@ -101,14 +104,15 @@ fn data_makes_way_for_a_model_that_a_request_waits_for() {
 }
 
 #[test]
-fn data_stays_for_a_model_that_has_no_room_whatever_leaves() {
+fn data_stays_if_a_waiting_model_would_not_fit_without_the_data_either() {
     let mut bench = data_bench();
     bench.assign(1, C);
     bench.step(Event::Arrived { model: C, generation: Generation(1), chunks: 0..10 });
     bench.step(store(1, 2));
     bench.step(filled(1));
-    // The run is told of before its model's last batch: C is in use until then. It has 10 blocks and the
-    // other 28, more than there are; beside the object there is room for either.
+    // The end of the run is reported before the last batch of its model, so C counts as in use
+    // until then. C has 10 blocks and LARGE needs 28, more than the GPU has. Beside the object
+    // there is room for either model.
     let mut actions = bench.run_done(1, 10);
     actions.extend(bench.assign(2, LARGE));
     assert_eq!(bench.gpu.waits_for_room(), Some(RequestKey(2)));
@@ -119,7 +123,7 @@ fn data_stays_for_a_model_that_has_no_room_whatever_leaves() {
 }
 
 #[test]
-fn the_first_request_without_room_is_who_waits_for_it() {
+fn waits_for_room_returns_the_first_request_without_room() {
     let mut bench = data_bench();
     bench.step(store(1, 10));
     bench.step(filled(1));
@@ -131,7 +135,7 @@ fn the_first_request_without_room_is_who_waits_for_it() {
 }
 
 #[test]
-fn what_a_run_reads_stays_until_it_has() {
+fn an_object_stays_until_the_claiming_run_has_read_the_object() {
     let mut bench = data_bench();
     bench.step(store(1, 10));
     bench.step(filled(1));
@@ -143,7 +147,7 @@ fn what_a_run_reads_stays_until_it_has() {
 }
 
 #[test]
-fn nothing_is_taken_without_an_executor_or_where_each_model_has_its_own() {
+fn objects_are_declined_without_an_executor_and_with_an_executor_per_model() {
     let mut bench = data_bench();
     bench.step(Event::Down);
     assert!(wants(&bench.step(store(1, 1)), DataAction::Decline { object: ObjectKey(1) }));
@@ -152,23 +156,24 @@ fn nothing_is_taken_without_an_executor_or_where_each_model_has_its_own() {
 }
 
 #[test]
-fn what_was_here_goes_with_the_executor() {
+fn objects_are_lost_with_the_executor() {
     let mut bench = data_bench();
     bench.step(store(1, 4));
     bench.step(filled(1));
     bench.step(Event::Down);
     assert_eq!((bench.gpu.memory().used_blocks(), bench.gpu.store().is_none()), (0, true));
     bench.step(Event::Up { incarnation: Incarnation(2) });
-    assert_eq!(bench.step(discard(1)), [], "of an object that is not known any more");
+    assert_eq!(bench.step(discard(1)), [], "an unknown object");
 }
 
 #[test]
-fn an_input_that_is_lost_fails_its_request_which_did_not_run() {
+fn a_lost_input_fails_a_request_that_did_not_run() {
     let mut bench = data_bench();
     bench.assign(1, A);
     bench.arrive(A, 1, 1);
     let actions = bench.run_failed(1, RunFailure::InputLost);
-    let (key, reason) = (RequestKey(1), Reason::DataLost);
+    let key = RequestKey(1);
+    let reason = Reason::DataLost;
     assert!(actions.contains(&Action::Failed { key, reason, may_have_executed: false }), "{actions:?}");
     assert!(actions.contains(&Action::Ended { key, ran: None }));
 }
@@ -202,8 +207,8 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// Whatever happens in whatever order: the map and the store agree on what data has, and in the
-    /// end, with nothing stored and nothing running, none of it is left.
+    /// For any order of events, the map and the store agree on the blocks of data. At the end, with
+    /// nothing stored and no run, data has no blocks.
     #[test]
     fn the_map_and_the_store_agree(
         steps in proptest::collection::vec(step(), 1..80),
@@ -211,7 +216,9 @@ proptest! {
     ) {
         let config = Config { cap: Bytes::mib(32), floor: Bytes::ZERO, pool, ..Config::default() };
         let mut bench = installed(Gpu::new(GpuIndex(0), MemoryMap::new(Bytes::mib(64))).with_data(Some(config)));
-        let (mut incarnation, mut key, mut running) = (1, 0, Vec::new());
+        let mut incarnation = 1;
+        let mut key = 0;
+        let mut running = Vec::new();
         for (now, step) in steps.into_iter().enumerate() {
             bench.now = Timestamp(1_000 + now as u64);
             let data = |event| Event::Data(event);
@@ -228,7 +235,8 @@ proptest! {
                 Step::Discard(object) => bench.step(discard(object)),
                 Step::Assign(model) if bench.gpu.requests() < SLOTS_MAX => {
                     key += 1;
-                    let (key, incarnation) = (RequestKey(key), Incarnation(incarnation));
+                    let key = RequestKey(key);
+                    let incarnation = Incarnation(incarnation);
                     bench.step(Event::Assign { key, model: ModelId(model), incarnation, from: None })
                 }
                 Step::RunEnds => match running.pop() {
@@ -248,13 +256,14 @@ proptest! {
                 _ => None,
             }));
             let held = bench.gpu.store().map_or(Bytes::ZERO, |store| store.pool().size());
-            let (memory, regions) = (bench.gpu.memory(), bench.gpu.memory().regions());
+            let memory = bench.gpu.memory();
+            let regions = bench.gpu.memory().regions();
             prop_assert_eq!(Bytes(BLOCK.0 * u64::from(memory.data_blocks())), held);
             let models: u32 = regions.map(|(_, region)| region.blocks()).sum();
             prop_assert_eq!(memory.used_blocks(), models + memory.data_blocks());
         }
         for object in 0..6 {
-            // Whatever copy is under way ends.
+            // Copies that are in flight end.
             bench.step(discard(object));
             for event in [elastic::Event::Migrated { object: ObjectKey(object) },
                           elastic::Event::Filled { object: ObjectKey(object) },

@@ -1,4 +1,4 @@
-//! Who makes room first, and who never does (T24, T25).
+//! Tests of the order in which models are evicted, and of models that are never evicted (T24, T25).
 
 use super::*;
 use crate::gpu::eviction::{CopyKind, Weight};
@@ -7,7 +7,8 @@ const REPLICA: Standing = Standing { copy: CopyKind::Replica, weight: Weight::He
 const LIGHT: Standing = Standing { copy: CopyKind::Original, weight: Weight::Light };
 const HEAVY: Standing = Standing { copy: CopyKind::Original, weight: Weight::Heavy };
 
-/// A, B and C are resident, used in this order, and two of the 32 blocks are free.
+/// Returns a bench on which A, B and C are resident and were used in this order. Two of the 32
+/// blocks are free.
 fn resident(eviction: Eviction) -> Bench {
     let mut bench = bench();
     bench.gpu = bench.gpu.with_eviction(eviction);
@@ -25,9 +26,10 @@ impl Bench {
         assert_eq!(self.step(Event::Standing { model, standing }), []);
     }
 
-    /// Whom a model of so many chunks evicts.
+    /// Returns the models that a model of `chunks` chunks evicts.
     fn evicts(&mut self, chunks: u64) -> Vec<ModelId> {
-        let (model, weights) = (ModelId(50), Bytes(BLOCK.0 * chunks));
+        let model = ModelId(50);
+        let weights = Bytes(BLOCK.0 * chunks);
         self.step(Event::Install { model, memory: weights, weights });
         let evicted = |action| if let Action::Evicted { models } = action { Some(models) } else { None };
         self.assign(9, model).into_iter().find_map(evicted).unwrap_or_default()
@@ -43,7 +45,7 @@ impl Bench {
 }
 
 #[test]
-fn evicts_replicas_before_light_models_and_those_before_heavy_ones() {
+fn replicas_are_evicted_before_light_models_and_light_before_heavy_models() {
     let order = |eviction, standings: [Standing; 3]| {
         let mut bench = resident(eviction);
         for (model, standing) in [A, B, C].into_iter().zip(standings) {
@@ -63,12 +65,12 @@ fn evicts_replicas_before_light_models_and_those_before_heavy_ones() {
         let mut by_age = [A, B, C];
         by_age.sort_by_key(|model| !replicas(&standings[model.0 as usize]));
         assert_eq!(order(Eviction::Replicas, standings), by_age, "{standings:?}");
-        assert_eq!(order(Eviction::Lru, standings), [A, B, C], "used longest ago first");
+        assert_eq!(order(Eviction::Lru, standings), [A, B, C], "least recently used first");
     }
 }
 
 #[test]
-fn a_model_that_comes_back_stands_as_it_was_last_told() {
+fn a_reloaded_model_has_the_last_reported_standing() {
     let mut bench = resident(Eviction::Torpor);
     bench.stands(C, REPLICA);
     assert_eq!(bench.evicts(10), [C]);
@@ -87,7 +89,7 @@ fn a_model_that_comes_back_stands_as_it_was_last_told() {
 }
 
 #[test]
-fn another_order_holds_for_what_is_resident_already() {
+fn a_changed_eviction_policy_applies_to_resident_models() {
     let mut bench = resident(Eviction::Torpor);
     for (model, standing) in [(A, HEAVY), (B, REPLICA), (C, LIGHT)] {
         bench.stands(model, standing);
@@ -103,20 +105,23 @@ fn another_order_holds_for_what_is_resident_already() {
 }
 
 impl Bench {
-    /// All of a model arrives, is run and ends.
+    /// Has all of a model arrive, run and end.
     fn arrive_any(&mut self, model: ModelId) {
         let region = self.gpu.memory().region(model).unwrap();
-        let (generation, chunks) = (region.generation(), region.loaded().missing());
+        let generation = region.generation();
+        let chunks = region.loaded().missing();
         for chunks in chunks {
             self.step(Event::Arrived { model, generation, chunks });
         }
-        let (transfer, run) = (self.gpu.last_transfer, self.gpu.last_run);
+        let transfer = self.gpu.last_transfer;
+        let run = self.gpu.last_run;
         self.end_transfer(transfer.0, Outcome::Complete);
         self.run_done(run.0, 500);
     }
 
     fn evicts_model(&mut self, model: u32, chunks: u64) -> Vec<ModelId> {
-        let (model, weights) = (ModelId(model), Bytes(BLOCK.0 * chunks));
+        let model = ModelId(model);
+        let weights = Bytes(BLOCK.0 * chunks);
         self.step(Event::Install { model, memory: weights, weights });
         let evicted = |action| if let Action::Evicted { models } = action { Some(models) } else { None };
         self.assign(11, model).into_iter().find_map(evicted).unwrap_or_default()
@@ -130,20 +135,20 @@ fn locked(transfer: u64, start: u32) -> Action {
 }
 
 #[test]
-fn what_another_gpu_copies_makes_no_room_until_that_is_over() {
+fn a_model_is_not_evicted_while_another_gpu_copies_the_model() {
     let mut bench = resident(Eviction::Torpor);
     bench.stands(A, REPLICA);
     assert_eq!(bench.lock(70, A), [locked(70, 0)]);
     assert_eq!(bench.lock(71, A), [locked(71, 0)]);
-    assert_eq!(bench.assign(9, LARGE), [], "all three would have to go");
+    assert_eq!(bench.assign(9, LARGE), [], "all three models would have to be evicted");
     let not_locked = Action::NotLocked { transfer: TransferId(72) };
-    assert_eq!(bench.lock(72, B), [not_locked], "it would be in the way of the request that waits");
-    assert_eq!(bench.unlock(70), [], "it is copied to another still");
+    assert_eq!(bench.lock(72, B), [not_locked], "a lock would block the waiting request");
+    assert_eq!(bench.unlock(70), [], "another GPU still copies the model");
     assert_eq!(bench.unlock(71)[3..4], [evicted(&[A, B, C])]);
 }
 
 #[test]
-fn a_model_that_is_not_whole_here_is_not_locked() {
+fn an_incomplete_model_is_not_locked() {
     let mut bench = bench();
     let not_locked = |transfer| [Action::NotLocked { transfer: TransferId(transfer) }];
     assert_eq!(bench.lock(70, A), not_locked(70), "not there");
@@ -153,7 +158,7 @@ fn a_model_that_is_not_whole_here_is_not_locked() {
     bench.step(Event::Arrived { model: A, generation: Generation(1), chunks: 9..10 });
     assert_eq!(bench.lock(72, A), [locked(72, 0)]);
     bench.step(Event::Down);
-    assert_eq!(bench.unlock(72), [], "it went with its executor");
+    assert_eq!(bench.unlock(72), [], "the lock was lost with the executor");
     assert_eq!(bench.lock(73, A), not_locked(73));
 }
 
@@ -166,7 +171,7 @@ fn a_removed_model_stays_while_another_gpu_copies_it() {
 }
 
 #[test]
-fn an_executor_that_denies_a_mapping_it_has_copied_to_is_replaced() {
+fn an_executor_that_denies_the_mapping_of_a_lent_model_is_replaced() {
     let mut bench = resident(Eviction::Lru);
     bench.lock(70, A);
     let denied = bench.step(Event::MapFailed { model: A, generation: Generation(1) });
@@ -174,7 +179,7 @@ fn an_executor_that_denies_a_mapping_it_has_copied_to_is_replaced() {
 }
 
 #[test]
-fn models_that_came_whole_from_a_peer_are_counted() {
+fn models_copied_wholly_from_a_peer_are_counted() {
     let mut bench = bench();
     let from = Some(GpuIndex(1));
     for (transfer, outcome, from) in

@@ -1,16 +1,16 @@
-//! Executors that die, copies and runs that fail.
+//! Tests of executors that die, and of copies and runs that fail.
 
 use super::*;
 
 #[test]
-fn a_dead_executor_loses_everything_and_each_request_says_how_far_it_was() {
+fn a_dead_executor_loses_everything_and_reports_the_progress_of_each_request() {
     let mut bench = Bench::running_a();
     bench.assign(2, B);
     assert_eq!(bench.step(Event::Down), [down(&[(1, Progress::Begun), (2, Progress::Preparing)])]);
     assert_eq!((bench.gpu.memory().used_blocks(), bench.gpu.requests(), bench.gpu.transfers()), (0, 0, 0));
-    assert_eq!(bench.run_done(1, 500), [], "what the dead one said");
+    assert_eq!(bench.run_done(1, 500), [], "the report of the dead executor");
     bench.step(Event::Up { incarnation: Incarnation(2) });
-    assert_eq!(bench.assign(3, A), [], "meant for the one that died");
+    assert_eq!(bench.assign(3, A), [], "meant for the dead executor");
     let again =
         bench.step(Event::Assign { key: RequestKey(3), model: A, incarnation: Incarnation(2), from: None });
     assert_eq!(again, [load(A), map(A, 3, 0), run(3, 3, A, 3), transfer(3, A, 3, 0..10)]);
@@ -18,7 +18,7 @@ fn a_dead_executor_loses_everything_and_each_request_says_how_far_it_was() {
 }
 
 #[test]
-fn who_had_nothing_to_read_yet_has_not_begun_and_who_only_waited_is_innocent() {
+fn a_request_without_weights_is_preparing_and_a_queued_request_is_waiting() {
     let mut bench = bench();
     bench.assign(1, A);
     assert_eq!(bench.step(Event::Down), [down(&[(1, Progress::Preparing)])]);
@@ -31,7 +31,7 @@ fn who_had_nothing_to_read_yet_has_not_begun_and_who_only_waited_is_innocent() {
 }
 
 #[test]
-fn a_run_whose_weights_went_missing_is_sent_again_and_not_for_ever() {
+fn a_run_without_weights_is_sent_again_at_most_sends_max_times() {
     let mut bench = Bench::running_a();
     assert_eq!(bench.run_failed(1, RunFailure::NotThere), [run(2, 1, A, 1)]);
     assert_eq!(bench.run_failed(2, RunFailure::NotThere), [run(3, 1, A, 1)]);
@@ -40,7 +40,7 @@ fn a_run_whose_weights_went_missing_is_sent_again_and_not_for_ever() {
 }
 
 #[test]
-fn a_run_that_a_failed_copy_ended_is_sent_again_when_the_copy_has_come() {
+fn a_run_that_a_failed_copy_ended_is_sent_again_after_the_copy() {
     let mut bench = bench();
     bench.assign(1, A);
     bench.step(Event::Arrived { model: A, generation: Generation(1), chunks: 0..5 });
@@ -50,7 +50,7 @@ fn a_run_that_a_failed_copy_ended_is_sent_again_when_the_copy_has_come() {
 }
 
 #[test]
-fn a_request_that_is_sent_again_runs_behind_the_one_that_was() {
+fn a_request_that_is_sent_again_runs_behind_the_request_already_sent() {
     let mut bench = Bench::running_a();
     bench.assign(2, A);
     assert_eq!(bench.run_failed(1, RunFailure::NotThere), [run(3, 1, A, 1)]);
@@ -58,14 +58,14 @@ fn a_request_that_is_sent_again_runs_behind_the_one_that_was() {
 }
 
 #[test]
-fn a_failed_model_is_the_requests_own_fault() {
+fn a_model_failure_fails_the_request() {
     let mut bench = Bench::running_a();
     let failed = Action::Failed { key: RequestKey(1), reason: Reason::ModelFailed, may_have_executed: true };
     assert_eq!(bench.run_failed(1, RunFailure::Model), [failed, ended(1, None)]);
 }
 
 #[test]
-fn weights_that_cannot_be_brought_send_the_request_elsewhere() {
+fn a_request_with_weights_that_cannot_be_copied_is_handed_back() {
     let mut bench = bench();
     bench.assign(1, A);
     assert_eq!(bench.end_transfer(1, Outcome::Failed), [cancel_run(1)]);
@@ -77,7 +77,7 @@ fn weights_that_cannot_be_brought_send_the_request_elsewhere() {
 }
 
 #[test]
-fn a_mapping_that_failed_is_made_again() {
+fn a_failed_mapping_is_made_again() {
     let mut bench = bench();
     bench.assign(1, A);
     let failed = Event::MapFailed { model: A, generation: Generation(1) };
@@ -85,11 +85,11 @@ fn a_mapping_that_failed_is_made_again() {
     assert_eq!(bench.gpu.memory().used_blocks(), 0);
     let again = [map(A, 2, 0), run(2, 1, A, 2), transfer(2, A, 2, 0..10)];
     assert_eq!(bench.run_failed(1, RunFailure::NotThere), again);
-    assert_eq!(bench.step(failed), [], "of the mapping before");
+    assert_eq!(bench.step(failed), [], "the report of the earlier mapping");
 }
 
 #[test]
-fn a_program_that_cannot_be_loaded_sends_its_requests_elsewhere() {
+fn requests_for_a_program_that_cannot_be_loaded_are_handed_back() {
     let mut bench = Bench::running_a();
     bench.assign(2, B);
     let actions = bench.step(Event::ProgramFailed { model: B });
@@ -97,7 +97,7 @@ fn a_program_that_cannot_be_loaded_sends_its_requests_elsewhere() {
         actions,
         [cancel_transfer(2), evicted(&[B]), returned(2, Return::Failed(Progress::Preparing))]
     );
-    assert_eq!(bench.run_failed(2, RunFailure::NotThere), [], "comes too late");
+    assert_eq!(bench.run_failed(2, RunFailure::NotThere), [], "the report is too late");
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn a_failed_device_is_unhealthy_until_another_executor_is_up() {
 }
 
 #[test]
-fn a_run_that_nobody_waits_for_and_that_does_not_end_costs_the_executor_its_life() {
+fn an_executor_with_a_hung_cancelled_run_is_replaced() {
     let mut bench = Bench::running_a();
     bench.cancel(1);
     let hung = bench.gpu.next_wake().unwrap();

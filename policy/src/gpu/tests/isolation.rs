@@ -1,8 +1,9 @@
-//! Models that have a process each (L05, L06), and the end of one.
+//! Tests of models that have a process each (L05, L06), and of the end of a process.
 
 use super::*;
 
-/// A runs and is whole, B is sent behind it and whole too, C is resident.
+/// Returns a bench on which A is loaded and runs, B is loaded and queued behind A, and C is
+/// resident.
 fn three(isolation: Isolation) -> Bench {
     let mut bench = bench();
     bench.gpu = bench.gpu.with_isolation(isolation);
@@ -34,7 +35,7 @@ impl Bench {
         self.assign(key, model).contains(&load(model))
     }
 
-    /// A model is brought, run and killed in its run.
+    /// Loads and runs a model, and kills its process in the run.
     fn dies(&mut self, key: u64, model: ModelId) {
         assert!(self.starts(key, model));
         let region = self.gpu.memory().region(model).unwrap();
@@ -46,47 +47,48 @@ impl Bench {
 }
 
 #[test]
-fn a_process_that_dies_in_a_run_takes_its_own_along_and_nothing_else() {
+fn the_death_of_a_process_affects_a_single_model() {
     let mut bench = three(Isolation::Model);
     assert_eq!(bench.step(lost(A)), [evicted(&[A]), died(2, Progress::Begun)]);
     assert_eq!(bench.gpu.memory().regions().map(|(model, _)| model).collect::<Vec<_>>(), [B, C]);
     assert_eq!((bench.gpu.health(), bench.gpu.totals().restarts), (Health::Up, 0));
-    assert_eq!(bench.run_done(2, 500), [], "what the dead one said");
-    assert_eq!(bench.run_done(3, 500).last(), Some(&ended(3, Some(500))), "the other went on");
-    assert_eq!(bench.assign(4, C), [run(4, 4, C, 1)], "and so does the one that was idle");
+    assert_eq!(bench.run_done(2, 500), [], "the report of the dead process");
+    assert_eq!(bench.run_done(3, 500).last(), Some(&ended(3, Some(500))), "the other process continues");
+    assert_eq!(bench.assign(4, C), [run(4, 4, C, 1)], "the idle process continues as well");
     let again = bench.assign(5, A);
-    assert_eq!(again, [load(A), map(A, 4, 10), run(5, 5, A, 4), transfer(4, A, 4, 0..10)], "all of it anew");
+    let whole = [load(A), map(A, 4, 10), run(5, 5, A, 4), transfer(4, A, 4, 0..10)];
+    assert_eq!(again, whole, "all of the model is loaded again");
 }
 
 #[test]
-fn who_waited_behind_another_process_is_innocent() {
+fn a_request_queued_behind_another_process_is_reported_as_waiting() {
     let mut bench = three(Isolation::Model);
     assert_eq!(bench.step(lost(B)), [evicted(&[B]), died(3, Progress::Waiting)]);
     assert_eq!(bench.gpu.running(), Some(RequestKey(2)));
 }
 
 #[test]
-fn who_had_nothing_to_read_yet_was_being_prepared_and_its_copy_is_stopped() {
+fn a_request_without_weights_is_reported_as_preparing_and_the_transfer_is_cancelled() {
     let mut bench = bench();
     bench.gpu = bench.gpu.with_isolation(Isolation::Model);
     bench.assign(1, A);
     bench.step(Event::ProgramLoaded { model: A });
     let gone = [cancel_transfer(1), evicted(&[A]), died(1, Progress::Preparing)];
     assert_eq!(bench.step(lost(A)), gone);
-    assert_eq!(bench.step(lost(A)), [], "it is known");
+    assert_eq!(bench.step(lost(A)), [], "the loss is already known");
     assert_eq!(bench.end_transfer(1, Outcome::Cancelled), []);
     assert_eq!((bench.gpu.memory().used_blocks(), bench.gpu.transfers()), (0, 0));
 }
 
 #[test]
-fn a_request_that_nobody_waits_for_ends_with_its_process() {
+fn a_cancelled_request_ends_with_the_process() {
     let mut bench = three(Isolation::Model);
     bench.cancel(2);
     assert_eq!(bench.step(lost(A)), [evicted(&[A]), ended(2, None)]);
 }
 
 #[test]
-fn a_run_that_does_not_end_costs_its_own_process_its_life() {
+fn the_process_of_a_hung_cancelled_run_is_ended() {
     let mut bench = three(Isolation::Model);
     bench.cancel(2);
     bench.now = bench.gpu.next_wake().unwrap();
@@ -97,7 +99,7 @@ fn a_run_that_does_not_end_costs_its_own_process_its_life() {
 }
 
 #[test]
-fn what_another_gpu_copies_stays_until_it_has_stopped() {
+fn blocks_of_a_dead_process_stay_until_no_gpu_copies_the_blocks() {
     let mut bench = three(Isolation::Model);
     let transfer_of = |transfer| Event::Lock { transfer: TransferId(transfer), model: C };
     bench.step(transfer_of(70));
@@ -105,15 +107,15 @@ fn what_another_gpu_copies_stays_until_it_has_stopped() {
     let lock_lost = |transfer| Action::LockLost { transfer: TransferId(transfer) };
     assert_eq!(bench.step(lost(C)), [lock_lost(70), lock_lost(71), evicted(&[C])]);
     assert_eq!(bench.step(transfer_of(72)), [Action::NotLocked { transfer: TransferId(72) }]);
-    assert_eq!(bench.gpu.memory().used_blocks(), 30, "its blocks are nobody else's");
-    assert_eq!(bench.assign(4, C), [], "nor its own again");
+    assert_eq!(bench.gpu.memory().used_blocks(), 30, "the blocks are not reused");
+    assert_eq!(bench.assign(4, C), [], "the model itself cannot have the blocks either");
     assert_eq!(bench.step(Event::Unlock { transfer: TransferId(70) }), []);
     let again = bench.step(Event::Unlock { transfer: TransferId(71) });
     assert_eq!(again, [load(C), map(C, 4, 0), run(4, 4, C, 4), transfer(4, C, 4, 0..10)]);
 }
 
 #[test]
-fn a_model_that_keeps_dying_waits_longer_each_time_and_lets_others_go_first() {
+fn a_model_with_a_dying_process_backs_off_and_other_requests_go_first() {
     let mut bench = three(Isolation::Model);
     bench.run_done(2, 500);
     bench.run_done(3, 500);
@@ -131,7 +133,7 @@ fn a_model_that_keeps_dying_waits_longer_each_time_and_lets_others_go_first() {
 }
 
 #[test]
-fn a_process_that_cannot_be_started_is_not_tried_in_a_loop() {
+fn failed_process_starts_back_off() {
     let mut bench = bench();
     bench.gpu = bench.gpu.with_isolation(Isolation::Model);
     for (key, tried) in [(1, true), (2, true), (3, false)] {
@@ -142,14 +144,15 @@ fn a_process_that_cannot_be_started_is_not_tried_in_a_loop() {
 }
 
 #[test]
-fn the_processes_are_the_cached_models_where_that_is_asked_for() {
+fn an_evicted_model_loses_the_process_only_with_resident_isolation() {
     let evicting = |isolation| {
         let mut bench = three(isolation);
         bench.run_done(2, 500);
         bench.run_done(3, 500);
         bench.assign(4, LARGE)
     };
-    let (gone, size) = (evicted(&[A, B, C]), 28);
+    let gone = evicted(&[A, B, C]);
+    let size = 28;
     let map = Action::Map {
         model: LARGE,
         generation: Generation(4),
@@ -166,7 +169,7 @@ fn the_processes_are_the_cached_models_where_that_is_asked_for() {
 }
 
 #[test]
-fn so_many_processes_are_enough() {
+fn the_process_with_the_oldest_request_is_ended_at_processes_max() {
     let mut bench = bench();
     let blocks = 1 + PROCESSES_MAX as u64;
     bench.gpu =

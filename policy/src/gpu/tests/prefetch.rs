@@ -1,4 +1,4 @@
-//! Models that come before the requests that need them (T16).
+//! Tests of models that are loaded before the requests that need them (T16).
 
 use millrace_types::Residency;
 
@@ -11,20 +11,24 @@ impl Bench {
 }
 
 #[test]
-fn a_model_comes_while_another_runs_and_behind_those_of_requests() {
+fn a_prefetch_runs_beside_a_request_and_makes_way_for_transfers_of_requests() {
     let mut bench = Bench::running_a();
     assert_eq!(bench.prefetch(B), [load(B), map(B, 2, 10), transfer(2, B, 2, 0..10)]);
-    assert_eq!(bench.prefetch(B), [], "it is on its way");
+    assert_eq!(bench.prefetch(B), [], "the transfer is in flight");
     let asked = bench.assign(2, C);
     assert_eq!(asked[3..], [cancel_transfer(2), transfer(3, C, 3, 0..10)]);
     bench.step(Event::Arrived { model: B, generation: Generation(2), chunks: 0..4 });
     assert_eq!(bench.end_transfer(2, Outcome::Cancelled), []);
-    assert_eq!(bench.arrive(C, 3, 3), [transfer(4, B, 2, 4..10)], "the rest, when nobody needs the link");
+    assert_eq!(
+        bench.arrive(C, 3, 3),
+        [transfer(4, B, 2, 4..10)],
+        "the rest, while no request needs the link"
+    );
     assert_eq!(bench.gpu.totals().swaps, 3);
 }
 
 #[test]
-fn they_come_one_after_the_other() {
+fn prefetched_models_are_loaded_one_after_the_other() {
     let mut bench = bench();
     assert_eq!(bench.prefetch(A), [load(A), map(A, 1, 0), transfer(1, A, 1, 0..10)]);
     assert_eq!(bench.prefetch(B), []);
@@ -35,7 +39,7 @@ fn they_come_one_after_the_other() {
 }
 
 #[test]
-fn it_takes_no_room_that_somebody_relies_on() {
+fn a_prefetch_evicts_no_model_that_is_used_or_prefetched() {
     let mut bench = Bench::running_a();
     bench.prefetch(B);
     bench.arrive(B, 2, 2);
@@ -52,7 +56,7 @@ fn it_takes_no_room_that_somebody_relies_on() {
 }
 
 #[test]
-fn a_request_that_needs_the_room_gets_it() {
+fn a_request_gets_the_room_of_a_prefetched_model() {
     let mut bench = bench();
     assert_eq!(bench.prefetch(A), [load(A), map(A, 1, 0), transfer(1, A, 1, 0..10)]);
     assert_eq!(bench.assign(1, LARGE), [cancel_transfer(1)]);
@@ -61,7 +65,7 @@ fn a_request_that_needs_the_room_gets_it() {
 }
 
 #[test]
-fn while_a_request_waits_for_room_nothing_is_fetched_that_it_would_stop_again() {
+fn no_prefetch_starts_while_a_request_waits_for_room() {
     let mut bench = Bench::running_a();
     bench.prefetch(B);
     assert_eq!(bench.assign(2, LARGE), [cancel_transfer(2)]);
@@ -69,23 +73,23 @@ fn while_a_request_waits_for_room_nothing_is_fetched_that_it_would_stop_again() 
 }
 
 #[test]
-fn without_an_executor_nothing_comes() {
+fn nothing_is_prefetched_without_an_executor() {
     let mut bench = bench();
     bench.prefetch(A);
     assert_eq!(bench.step(Event::Down), [down(&[])]);
     assert_eq!(bench.prefetch(B), []);
     bench.step(Event::Up { incarnation: Incarnation(2) });
-    assert_eq!(bench.gpu.transfers(), 0, "what it was to bring went with the first");
+    assert_eq!(bench.gpu.transfers(), 0, "prefetches were lost with the first executor");
 }
 
 #[test]
-fn what_is_only_likely_to_be_asked_for_is_a_model_as_any_once_it_is_here() {
+fn a_prewarmed_model_is_evicted_like_any_other_once_loaded() {
     let mut bench = Bench::running_a();
     let prewarm = |bench: &mut Bench, model| bench.step(Event::Prewarm { model });
     assert_eq!(prewarm(&mut bench, B), [load(B), map(B, 2, 10), transfer(2, B, 2, 0..10)]);
     bench.arrive(B, 2, 2);
     bench.run_done(1, 500);
-    assert_eq!(prewarm(&mut bench, B), [], "it is here");
+    assert_eq!(prewarm(&mut bench, B), [], "B is loaded");
     bench.now = bench.now + Duration::from_millis(1);
     bench.assign(2, A);
     bench.run_done(2, 500);
@@ -99,7 +103,7 @@ fn what_is_only_likely_to_be_asked_for_is_a_model_as_any_once_it_is_here() {
 }
 
 #[test]
-fn what_is_pinned_makes_room_for_what_requests_wait_for_and_not_for_what_they_may() {
+fn a_pinned_model_is_evicted_for_a_prefetch_and_not_for_a_prewarm() {
     let mut bench = Bench::running_a();
     bench.run_done(1, 500);
     bench.step(Event::Residency { model: A, residency: Residency { pin: true, ..Residency::default() } });
@@ -108,7 +112,7 @@ fn what_is_pinned_makes_room_for_what_requests_wait_for_and_not_for_what_they_ma
 }
 
 #[test]
-fn a_request_that_comes_to_wait_for_it_is_told_of_once() {
+fn a_prefetch_is_hastened_once_when_a_request_waits() {
     let mut bench = bench();
     bench.prefetch(A);
     assert_eq!(bench.gpu.reader_of(A), None);

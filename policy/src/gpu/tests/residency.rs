@@ -1,4 +1,4 @@
-//! What stays here, and what does not though nothing needs its room.
+//! Tests of models that stay on the GPU, and of models that are dropped although no room is needed.
 
 use millrace_types::Residency;
 
@@ -11,7 +11,7 @@ impl Bench {
         assert_eq!(self.step(Event::Residency { model, residency }), []);
     }
 
-    /// Each of the models has run, in this order.
+    /// Returns a bench on which each of the models has run, in this order.
     fn ran(models: &[ModelId]) -> Self {
         let mut bench = bench();
         for (place, &model) in (1..).zip(models) {
@@ -26,7 +26,7 @@ impl Bench {
 }
 
 #[test]
-fn pinned_and_kept_copies_make_room_last_and_do_where_nothing_else_is_enough() {
+fn pinned_and_kept_copies_are_evicted_last() {
     let pin = Residency { pin: true, ..Residency::default() };
     let ran = |kept| {
         let mut bench = Bench::ran(&[A, B, C]);
@@ -49,7 +49,7 @@ fn pinned_and_kept_copies_make_room_last_and_do_where_nothing_else_is_enough() {
 }
 
 #[test]
-fn a_copy_nobody_used_for_so_long_is_dropped_unless_it_is_kept() {
+fn a_copy_unused_for_evict_after_is_dropped_unless_kept() {
     let mut bench = Bench::ran(&[A, B, C]);
     let after = |after| Residency { evict_after: Some(after), ..Residency::default() };
     bench.residency(A, after(AFTER));
@@ -77,7 +77,7 @@ fn a_copy_in_use_is_not_too_old() {
     bench.run_done(1, 5);
     bench.now = bench.now + AFTER;
     assert_eq!(bench.step(Event::Tick), [unmap(A, 1), evicted(&[A])]);
-    // Brought again, it is looked after again.
+    // A reloaded copy has a limit again.
     bench.assign(2, A);
     assert_eq!(bench.gpu.next_wake(), Some(bench.now + AFTER));
 }
