@@ -1,9 +1,10 @@
-//! The seam to executor processes. An [`ExecutorPort`] is one GPU's place for an executor: it
-//! starts an incarnation, sends it commands, kills it, and reports what it hears. It decides
-//! nothing: when to start, what to send and what a death means is the Executor actor's.
+//! The interface between the Executor actors and executor processes. An [`ExecutorPort`] is the slot of one
+//! GPU for an executor: the port starts an incarnation, sends commands to the process, kills the process, and
+//! reports its events. A port decides nothing. The Executor actor decides when to start a process, which
+//! commands to send, and how to react to the process's end.
 //!
-//! Two implementations: real processes (`process_port`) and a model of them in virtual time
-//! ([`modelled`]). [`isolating`] puts one port in front of several.
+//! There are two implementations: real processes (`process_port`) and modelled processes in virtual time
+//! ([`modelled`]). [`isolating`] combines several ports into one.
 
 pub mod isolating;
 mod links;
@@ -17,104 +18,95 @@ use std::sync::Arc;
 use millrace_proto::executor::{command, event};
 use millrace_types::{Bytes, GpuIndex, Incarnation};
 
-/// A descriptor that several executors may be sent: a model's weights go to each GPU.
+/// A descriptor that may be sent to several executors, for example a model's weights.
 pub type Descriptor = Arc<OwnedFd>;
 
-/// One GPU's executor, seen from the worker. Every call returns at once and none fails: what goes
-/// wrong comes back as a [`PortEvent`]. Lives on the actor thread. Dropping it kills the process.
+/// The worker's side of one GPU's executor. Calls return at once and never fail: failures are reported as
+/// [`PortEvent`]s. A port lives on the actor thread. Dropping the port kills its process.
 pub trait ExecutorPort: 'static {
-    /// Starts a process. The port shakes hands by itself (`Hello`, with the device's memory); the
-    /// executor's `Ready` is passed on like any other event. Called only when there is none: after
-    /// [`PortEventKind::Exited`] or [`PortEventKind::SpawnFailed`] of the one before.
+    /// Starts a process. The port sends `Hello` with the device's memory by itself, and passes the executor's
+    /// `Ready` on like any other event. Called only while no process exists: for the first time, or after
+    /// [`PortEventKind::Exited`] or [`PortEventKind::SpawnFailed`] of the previous process.
     fn start(&mut self, incarnation: Incarnation);
 
-    /// Sends a command after all that were sent before. Descriptors are in the order in which the
-    /// command's `*_fd` fields count them. Dropped where there is no process any more.
+    /// Sends a command after all earlier commands. The command's `*_fd` fields are indices into
+    /// `descriptors`. The command is dropped if the process has ended.
     fn send(&mut self, command: command::Command, descriptors: Vec<Descriptor>);
 
-    /// The present executor's device memory, for the executors of GPUs that copy from this one. `None`
-    /// where there is no process, or none whose memory can be shared.
+    /// Returns the present executor's device memory, for the executors of GPUs that copy from this GPU.
+    /// Returns `None` without a process, and for a process whose memory cannot be shared.
     fn memory(&self) -> Option<Lent> {
         None
     }
 
-    /// Kills the process, if there is one, with a signal it cannot ignore. Its end is reported.
+    /// Kills the process, if there is one, with a signal that cannot be ignored. The end is reported as an
+    /// event.
     fn kill(&mut self);
 
-    /// Kills the process that a program has to itself, if it has one. Its end is reported.
+    /// Kills the process that a program has to itself, if there is one. The end is reported as an event.
     fn kill_program(&mut self, _program: u64) {}
 
-    /// Looks at what came out of the port's sink before anybody acts on it. Gives what it means for
-    /// the GPU, if anything.
+    /// Filters an event of the port's sink before the Executor actor handles the event. Returns the event
+    /// that the actor has to handle, if any.
     fn heard(&mut self, event: PortEvent) -> Option<PortEvent> {
         Some(event)
     }
 }
 
-/// A GPU's memory, lent to the executors of others.
+/// A GPU's memory, shared with the executors of other GPUs.
 #[derive(Debug, Clone)]
 pub struct Lent {
-    /// Where it is.
     pub descriptor: Descriptor,
-    /// Its size.
     pub bytes: Bytes,
 }
 
-/// What a port heard.
+/// An event of a port.
 #[derive(Debug)]
 pub struct PortEvent {
-    /// From which start of the process.
+    /// The incarnation of the process that the event is about.
     pub incarnation: Incarnation,
-    /// What.
     pub kind: PortEventKind,
 }
 
 /// The kinds of [`PortEvent`].
 #[derive(Debug)]
 pub enum PortEventKind {
-    /// The executor said something; descriptors in the order in which the event counts them.
+    /// An event of the executor. The event's `*_fd` fields are indices into the descriptors.
     Event(event::Event, Vec<OwnedFd>),
-    /// The process ended and everything it had said before was delivered. The last event of its
+    /// The process ended, and all its earlier events were delivered. This is the last event of its
     /// incarnation.
     Exited {
-        /// Its exit status or signal, for people.
+        /// The exit status or signal, as text for people.
         status: String,
     },
-    /// A process that a program has to itself is up.
-    ProgramUp {
-        /// Which program.
-        program: u64,
-        /// The process.
-        pid: u32,
-    },
-    /// It ended by itself, and everything it had said before was delivered.
+    /// The process that a program has to itself is up.
+    ProgramUp { program: u64, pid: u32 },
+    /// The process that a program had to itself ended by itself, and all its earlier events were delivered.
     ProgramLost {
-        /// Which program.
         program: u64,
-        /// Its exit status or signal, for people.
+        /// The exit status or signal, as text for people.
         status: String,
     },
-    /// What one process of several said: for [`ExecutorPort::heard`].
+    /// An event of one of several processes, which [`ExecutorPort::heard`] consumes.
     Part(isolating::PartId, Box<PortEventKind>),
-    /// No process was started. The only event of its incarnation.
+    /// The process could not be started. This is the only event of its incarnation.
     SpawnFailed {
-        /// Why.
+        /// The cause, as text for people.
         message: String,
     },
 }
 
-/// Where a port's events go. May be called from any thread; the events are handled on the actor
-/// thread in the order of the calls.
+/// The receiver of a port's events. May be called from any thread. The actor thread handles the events in
+/// the order of the calls.
 #[derive(Clone)]
 pub struct PortSink(Arc<dyn Fn(PortEvent) + Send + Sync>);
 
 impl PortSink {
-    /// Hands each event to `deliver`.
+    /// Returns a sink that calls `deliver` with each event.
     pub fn new(deliver: impl Fn(PortEvent) + Send + Sync + 'static) -> Self {
         Self(Arc::new(deliver))
     }
 
-    /// Delivers an event.
     pub fn deliver(&self, event: PortEvent) {
         (self.0)(event);
     }
@@ -126,9 +118,9 @@ impl fmt::Debug for PortSink {
     }
 }
 
-/// Makes ports. Handed to the actor thread in the node's context.
+/// The factory of ports, sent to the actor thread with the node's context.
 pub trait Spawner: Send + 'static {
-    /// The port of one GPU. Called on the actor thread, once, and again when its Executor actor
-    /// was restarted (the old port is dropped first).
+    /// Returns the port of a GPU. Called on the actor thread when the GPU's Executor actor starts, and again
+    /// when that actor restarts. The old port is dropped first.
     fn port(&mut self, gpu: GpuIndex, sink: PortSink) -> Box<dyn ExecutorPort>;
 }

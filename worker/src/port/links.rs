@@ -1,9 +1,9 @@
-//! The links of a modelled machine, shared by the copies that cross them at one moment: each link
-//! divides its rate evenly among those of one direction (processor sharing), and a copy goes at the least
-//! of its shares. What one copy leaves unused of its share, the others do not get. What GPUs forward from
-//! the host crosses all the links of its way at once, but for one chunk (D05).
+//! The links of a modelled machine. Each link divides its rate evenly among the copies that cross the link in
+//! the same direction (processor sharing), and a copy proceeds at the smallest of its shares. The unused part
+//! of a share is not given to other copies. A forwarded copy crosses all links of its route at once, one chunk
+//! apart (D05).
 //!
-//! Grants keep copies apart on the links they share; where they do not quite, this is what it costs.
+//! Grants keep copies apart on shared links. This model adds the cost of the overlaps that remain.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,25 +15,26 @@ use millrace_types::{Bytes, BytesPerSec, GpuIndex};
 
 use super::model::Way;
 
-/// Where a copy comes from that goes to a GPU: another GPU, or the host.
+/// The source GPU of a copy; `None` for copies from the host or to the host.
 pub(super) type Source = Option<GpuIndex>;
 
-/// A GPU's copy crosses the same link as another's only in the same direction.
+/// A link in one direction. Copies share the rate of a lane, and copies in opposite directions do not disturb
+/// each other.
 type Lane = (LinkId, Towards);
 
-/// Which way a link is crossed.
+/// The direction in which a copy crosses a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Towards {
     Gpus,
     Host,
-    /// Over an NVLink.
+    /// Over an NVLink, to this GPU.
     Gpu(GpuIndex),
 }
 
-/// A GPU copies one thing at a time on each way.
+/// A way of a GPU, on which the GPU copies one batch at a time.
 pub(super) type Stream = (GpuIndex, Way);
 
-/// Which GPUs' copies cross which links.
+/// The links of a machine and the copies that cross them now.
 #[derive(Debug)]
 pub(super) struct Links {
     topology: Topology,
@@ -46,7 +47,8 @@ impl Links {
         Self { topology: topology.clone(), crossing: BTreeMap::new(), copying: BTreeMap::new() }
     }
 
-    /// Notes the source of a GPU's copy that is under way; returns whether that is news.
+    /// Sets the copy under way on a stream: its source, or `None` for no copy. Returns whether this changes
+    /// the load of the links.
     pub(super) fn set(&mut self, stream: Stream, copying: Option<Source>) -> bool {
         if self.copying.get(&stream).map(|(source, _)| *source) == copying {
             return false;
@@ -66,19 +68,19 @@ impl Links {
         true
     }
 
-    /// The ways by which others forward to a GPU or from it now.
+    /// Returns the ways on which other GPUs forward to a GPU or from it now.
     pub(super) fn forwarding(&self, gpu: GpuIndex) -> Vec<Way> {
         let ways = self.copying.keys().filter(|(its, _)| *its == gpu).map(|&(_, way)| way);
         ways.filter(|way| matches!(way, Way::Forwarded(..))).collect()
     }
 
-    /// How long so much is on a way by which others forward it, beyond what it takes at the rate of its
-    /// slowest link: a chunk is sent on while the next one comes.
+    /// Returns the time that a forwarded batch of this size needs beyond its time on the slowest link: the
+    /// time of one chunk on each other link. A chunk is sent on while the next chunk arrives.
     pub(super) fn fill(&self, way: Way, size: Bytes) -> Duration {
         let Way::Forwarded(direction, hops) = way else { return Duration::ZERO };
         let rate = |link: LinkId| self.topology.links[link.0 as usize].rate;
         let host = self.host_path(neighbour(direction, &hops)).iter().map(|&link| rate(link)).min();
-        let nvlinks = hops.links().filter_map(|pair| self.between(pair)).map(rate);
+        let nvlinks = hops.links().filter_map(|(from, to)| self.between(from, to)).map(rate);
         let chunk = size.min(BLOCK);
         let stages = host.into_iter().chain(nvlinks).map(|rate| rate.time_for(chunk));
         let (all, longest) = stages.fold((Duration::ZERO, Duration::ZERO), |(all, longest), stage| {
@@ -87,8 +89,9 @@ impl Links {
         all.saturating_sub(longest)
     }
 
-    /// What a copy crosses: the GPU's way from the host or back, or its link with the other GPU, towards it;
-    /// or the way of the GPU that forwards, and the links between the two.
+    /// Returns the lanes that a copy crosses. A copy with the host crosses the GPU's path to the host, and a
+    /// copy from another GPU the NVLink between the two. A forwarded copy crosses the host path of the
+    /// forwarding GPU, and the NVLinks of the route.
     fn path(&self, (gpu, way): Stream, source: Source) -> Vec<Lane> {
         let host = |gpu: GpuIndex, direction: Direction| {
             let towards = match direction {
@@ -98,7 +101,7 @@ impl Links {
             self.host_path(gpu).iter().map(move |&link| (link, towards)).collect::<Vec<_>>()
         };
         let nvlink =
-            |(from, to): (GpuIndex, GpuIndex)| self.between((from, to)).map(|link| (link, Towards::Gpu(to)));
+            |(from, to): (GpuIndex, GpuIndex)| self.between(from, to).map(|link| (link, Towards::Gpu(to)));
         match (way, source) {
             (Way::Forwarded(direction, hops), _) => {
                 let mut path = host(neighbour(direction, &hops), direction);
@@ -114,8 +117,8 @@ impl Links {
         &self.topology.gpus[gpu.0 as usize].host_path
     }
 
-    /// The NVLink between two GPUs.
-    fn between(&self, (from, to): (GpuIndex, GpuIndex)) -> Option<LinkId> {
+    /// Returns the NVLink between two GPUs, if there is one.
+    fn between(&self, from: GpuIndex, to: GpuIndex) -> Option<LinkId> {
         let joins = |kind: LinkKind| match kind {
             LinkKind::NvLink { a, b } => (a, b) == (from, to) || (b, a) == (from, to),
             LinkKind::Pcie | LinkKind::PcieUplink => false,
@@ -124,7 +127,7 @@ impl Links {
         link.map(|(link, _)| link)
     }
 
-    /// The rate of each copy under way.
+    /// Returns the rate of each copy under way.
     pub(super) fn rates(&self) -> impl Iterator<Item = (Stream, BytesPerSec)> {
         self.copying.iter().map(|(&stream, (_, path))| {
             let share = |lane: &Lane| {
@@ -136,7 +139,7 @@ impl Links {
     }
 }
 
-/// The GPU whose links lead to the host or from there, where it forwards.
+/// Returns the GPU of a forwarding route that uses its own links to the host.
 fn neighbour(direction: Direction, hops: &Hops) -> GpuIndex {
     match direction {
         Direction::ToGpu => hops.first(),
@@ -179,22 +182,23 @@ mod tests {
         assert_eq!(rates(&links), [(0, BytesPerSec::gb(10))]);
         assert!(links.set(to(1), host) && links.set(to(2), host));
         let shared = [(0, BytesPerSec::gb(6)), (1, BytesPerSec::gb(4)), (2, BytesPerSec::gb(10))];
-        assert_eq!(rates(&links), shared, "the uplink in halves, the slow link whole, the other alone");
+        assert_eq!(rates(&links), shared, "GPU 0 gets half the uplink, GPU 1 its slow link, GPU 2 its own");
         assert!(links.set(to(0), None));
         assert_eq!(rates(&links), [(1, BytesPerSec::gb(4)), (2, BytesPerSec::gb(10))]);
         assert!(links.set(to(0), Some(Some(GpuIndex(2)))));
         let beside = [(0, BytesPerSec::gb(24)), (1, BytesPerSec::gb(4)), (2, BytesPerSec::gb(10))];
         assert_eq!(rates(&links), beside, "a copy from another GPU crosses the link between them");
         assert!(links.set(from(2), host));
-        let [.., down, up] = rates(&links)[..] else { panic!("not two copies") };
-        assert_eq!((down, up), ((2, BytesPerSec::gb(10)), (2, BytesPerSec::gb(10))), "each way has it all");
+        let [.., down, up] = rates(&links)[..] else { panic!("expected two copies of GPU 2") };
+        let whole = (2, BytesPerSec::gb(10));
+        assert_eq!((down, up), (whole, whole), "each direction has the link's whole rate");
         assert!(links.set(from(0), host) && links.set(from(1), host));
         let rates_of = |links: &Links, its: fn(Way) -> bool| {
             let rates = links.rates().filter(|((_, way), _)| its(*way));
             rates.map(|(_, rate)| rate).collect::<Vec<_>>()
         };
         let up = rates_of(&links, |way| way == Way::Own(Direction::FromGpu));
-        assert_eq!(up, [6, 4, 10].map(BytesPerSec::gb), "as from the host");
+        assert_eq!(up, [6, 4, 10].map(BytesPerSec::gb), "the rates to the host equal those from the host");
         let hops = Hops::of([GpuIndex(2), GpuIndex(0)]);
         let way = (GpuIndex(0), Way::Forwarded(Direction::ToGpu, hops));
         assert!(links.set(way, host) && links.forwarding(GpuIndex(0)) == [way.1]);
@@ -202,15 +206,15 @@ mod tests {
         assert_eq!(
             forwarded,
             [BytesPerSec::gb(5)],
-            "half of the neighbour's way, whose own copy has the other"
+            "the forwarded copy and the neighbour's own copy get half of the neighbour's path each"
         );
         let to_2 = links.rates().find(|(stream, _)| *stream == to(2));
         assert_eq!(to_2, Some((to(2), BytesPerSec::gb(5))));
-        // A chunk of the host's memory crosses the NVLink after the last of it has come.
+        // The last chunk crosses the NVLink after it has arrived from the host.
         assert_eq!(links.fill(way.1, Bytes::mib(10)), BytesPerSec::gb(24).time_for(Bytes::mib(2)));
         assert_eq!(links.fill(way.1, Bytes(24_000)), Duration::from_micros(1));
         assert!(links.set(way, None) && links.forwarding(GpuIndex(0)).is_empty());
-        // GPU 2's own copy to the host is under way beside it.
+        // GPU 2's own copy to the host is under way at the same time.
         let back = Way::Forwarded(Direction::FromGpu, Hops::of([GpuIndex(0), GpuIndex(2)]));
         assert!(links.set((GpuIndex(0), back), host));
         assert_eq!(rates_of(&links, |way| matches!(way, Way::Forwarded(..))), [BytesPerSec::gb(5)]);

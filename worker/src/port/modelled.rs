@@ -1,5 +1,5 @@
-//! Ports to modelled executors, in whatever time the clock keeps. For simulations and tests: the
-//! actors on this side of the port are the real ones.
+//! Ports to modelled executors, for simulations and tests. The actors on the worker's side of the port are
+//! the real ones, and the clock decides whether time is real or virtual.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -21,8 +21,8 @@ use super::model::{Behaviour, CopyOrder, CopyRefusal, Model, Of, Order, Way, Wor
 use super::{Descriptor, ExecutorPort, PortEvent, PortEventKind, PortSink, Spawner};
 use crate::clock::Clock;
 
-/// A machine whose executors are models. Clones are the same machine: one goes to the node, one
-/// stays with whoever kills executors.
+/// A machine whose executors are modelled. Clones share the machine: the node owns a clone, and a test keeps
+/// another one to kill executors.
 #[derive(Clone)]
 pub struct ModelledMachine {
     clock: Arc<dyn Clock>,
@@ -34,7 +34,7 @@ struct Inside {
     links: Option<Links>,
 }
 
-/// One GPU's executor.
+/// The slot of a GPU's executor.
 struct Place {
     behaviour: Behaviour,
     model: Model,
@@ -44,7 +44,8 @@ struct Place {
 }
 
 impl ModelledMachine {
-    /// One executor for each behaviour, in GPU order. Their copies do not disturb each other.
+    /// Returns a machine with an executor for each behaviour, in the order of the GPUs. The executors' copies
+    /// do not share links.
     #[must_use]
     pub fn new(clock: Arc<dyn Clock>, behaviours: Vec<Behaviour>) -> Self {
         let place = |(gpu, behaviour): (GpuIndex, Behaviour)| {
@@ -55,37 +56,39 @@ impl ModelledMachine {
         Self { clock, inside: Arc::new(Mutex::new(Inside { places, links: None })) }
     }
 
-    /// The same with links that the copies under way share.
+    /// Returns the machine with links that the copies under way share.
     #[must_use]
     pub fn with_links(self, topology: &Topology) -> Self {
         self.inside().links = Some(Links::new(topology));
         self
     }
 
-    /// Kills a GPU's executor, as `kill -9` would.
+    /// Kills a GPU's executor, as `kill -9` does.
     pub fn kill(&self, gpu: GpuIndex) {
         self.with(gpu, |place, now| place.model.kill(now));
     }
 
-    /// How long what others forward is on its way beyond its slowest link; nothing where there are no links.
+    /// Returns the time that a forwarded copy needs beyond its time on the slowest link; zero on a machine
+    /// without links.
     fn fill(&self, copy: &CopyOrder) -> Duration {
         let inside = self.inside();
         inside.links.as_ref().map_or(Duration::ZERO, |links| links.fill(copy.way(), copy.size))
     }
 
     fn inside(&self) -> MutexGuard<'_, Inside> {
-        // It is never left half-changed: a poisoned one is still good.
+        // The state is consistent whenever the lock is released, so a poisoned lock is still usable.
         self.inside.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes a place and sees to it that everyone is woken who has something to do.
+    /// Changes the slot of a GPU, and arms the timers of all executors whose next event may have moved.
     fn with<T>(&self, gpu: GpuIndex, change: impl FnOnce(&mut Place, Timestamp) -> T) -> T {
-        let (now, inside) = (self.clock.now(), &mut *self.inside());
+        let now = self.clock.now();
+        let inside = &mut *self.inside();
         inside.advance(now);
         let result = change(&mut inside.places[gpu.0 as usize], now);
         inside.share(now, gpu);
         if inside.links.is_some() {
-            // Whoever's rate changed ends at another time.
+            // The rates of other GPUs' copies may have changed, and with them the ends of these copies.
             for (gpu, place) in (0..).map(GpuIndex).zip(&mut inside.places) {
                 self.arm(place, gpu, now);
             }
@@ -101,7 +104,8 @@ impl ModelledMachine {
             return;
         };
         place.armed = Some(at);
-        let (machine, sleep) = (self.clone(), self.clock.sleep_for(at.since(now)));
+        let machine = self.clone();
+        let sleep = self.clock.sleep_for(at.since(now));
         actix_rt::spawn(async move {
             tokio::time::sleep(sleep).await;
             machine.fire(gpu, at);
@@ -126,8 +130,8 @@ impl ModelledMachine {
 }
 
 impl Inside {
-    /// Lets the copies that share links come as far as they are by now, each event at its own moment:
-    /// what one leaves, the others have from then on.
+    /// Advances all copies that share links to the present, event by event, each at its own exact time: when
+    /// one copy ends, the others get its share from that time on.
     fn advance(&mut self, now: Timestamp) {
         if self.links.is_none() {
             return;
@@ -141,13 +145,14 @@ impl Inside {
         }
     }
 
-    /// Gives a GPU's copy its share of the links it crosses: also where it is the next of one that
-    /// crossed the same. The others' shares change only where it is not.
+    /// Updates the rates after a change of a GPU's copies. The GPU's own copies always get their rates, also if
+    /// a copy follows another over the same links. The rates of other GPUs change only if the load of the
+    /// links has changed.
     fn share(&mut self, at: Timestamp, gpu: GpuIndex) {
         let Some(links) = &mut self.links else { return };
         let place = &self.places[gpu.0 as usize];
         let mut news = false;
-        // Those that were under way as the process ended included.
+        // The links may still count forwarded copies that were under way when the process ended.
         let before = links.forwarding(gpu);
         let own = Direction::BOTH.into_iter().map(Way::Own);
         for way in own.chain(before).chain(place.model.forwarded()) {
@@ -210,7 +215,7 @@ impl Drop for ModelledPort {
     }
 }
 
-/// Gives the memory that something is copied to its size. What is in it, nobody looks at.
+/// Sets the size of the memory that a copy to the host fills. The contents do not matter in a model.
 fn make_room(copy: &CopyOut, to: &Descriptor) {
     let bytes = match &copy.source {
         Some(Source::Object(part)) => part.bytes,
@@ -218,18 +223,19 @@ fn make_room(copy: &CopyOut, to: &Descriptor) {
         None => 0,
     };
     if let Err(error) = rustix::fs::ftruncate(to, bytes) {
-        tracing::error!(%error, "no memory for a modelled copy");
+        tracing::error!(%error, "cannot allocate memory for a modelled copy");
     }
 }
 
-/// An input of one row, which modelled executors do not read: with it requests may run as one.
+/// Returns an input of one row, which makes requests batchable. Modelled executors do not read the input.
 #[must_use]
 pub fn row() -> Tensor {
     let contents = Some(Contents::Inline(Buffer::from_static(&[0; 4])));
     Tensor { name: "input".to_owned(), datatype: "FP32".to_owned(), shape: vec![1, 1], contents }
 }
 
-/// What a command means to the model; faults mean nothing to it, and a shutdown comes with a kill.
+/// Translates a command for the model. Returns `None` for commands without a meaning in the model: for
+/// example faults, and shutdown, which a kill follows.
 fn order(command: Command) -> Option<Order> {
     Some(match command {
         Command::LoadProgram(load) => {
@@ -245,13 +251,13 @@ fn order(command: Command) -> Option<Order> {
             Order::Run { run, program, generation, members: members.max(1), keeps: !kept.is_empty() }
         }
         Command::Cancel(cancel) => Order::Cancel { run: cancel.run },
-        // Whatever a copy reads, it takes its time at the model's rate.
+        // A copy takes the same time whatever memory it reads, so the model needs no memory of peers.
         Command::AddPeer(_) | Command::ForgetPeer(_) => return None,
         Command::PlaceObject(place) => Order::Place { object: place.object },
         Command::FreeObject(free) => Order::Free { object: free.object },
         Command::CopyOut(CopyOut { copy, granted, .. }) => Order::CopyOut { copy, granted },
         Command::EndCopyOut(end) => Order::EndCopyOut { copy: end.copy },
-        // What is kept takes nothing.
+        // Kept outputs need no memory in the model.
         Command::DropOutputs(_) => return None,
         Command::Hello(_) | Command::InjectFault(_) | Command::Shutdown(_) => return None,
     })
@@ -268,7 +274,7 @@ fn copy_order(copy: &Copy) -> CopyOrder {
         },
         from: copy.peer.as_ref().map(|peer| GpuIndex(peer.gpu)),
         via: (!copy.via.is_empty()).then(|| Hops::of(copy.via.iter().copied().map(GpuIndex))),
-        // Its links say.
+        // `ModelledPort::send` sets the value, because it depends on the machine's links.
         fill: Duration::ZERO,
         size: copy.ranges.iter().map(|range| Bytes(range.bytes)).sum(),
         not_before: Timestamp(copy.not_before_ns),
@@ -282,7 +288,7 @@ fn translate(word: Word, incarnation: Incarnation) -> PortEventKind {
         Word::Ready => Event::Ready(Ready {
             protocol_version: PROTOCOL_VERSION,
             build: BUILD.to_owned(),
-            // A pid that tells one start from another.
+            // The incarnation stands in for a pid, so that each start has another one.
             pid: u32::try_from(incarnation.0).unwrap_or(u32::MAX),
             incarnation: incarnation.0,
             copy_rates: Vec::new(),
@@ -330,7 +336,7 @@ fn failed(run: u64, failure: RunFailure, message: &str) -> Event {
     Event::RunFailed(RunFailed { run, failure: failure.into(), message: message.to_owned() })
 }
 
-/// What a modelled run answers: its own name, or so many bytes that stay.
+/// Returns the output of a modelled run: the run's number, or a kept output of this many bytes.
 fn answer(run: u64, kept: Option<Bytes>) -> Tensor {
     let name = || Contents::Inline(Buffer::copy_from_slice(&run.to_le_bytes()));
     Tensor {

@@ -1,18 +1,21 @@
-//! A GPU's place in which each program has a process of its own (L05): one [`ExecutorPort`] in front
-//! of many, over one device memory, which outlives each of them.
+//! The port of a GPU in isolation: each program has an executor process of its own (L05). One
+//! [`ExecutorPort`] stands in front of many ports. All processes share one device memory, which outlives each
+//! process.
 //!
 //! ```text
-//!                  ┌ LoadProgram ─► starts a process          ┐
-//! Executor actor ──┤ Map, Copy, Run, … ─► the one it is about  ├─► processes
-//!    ▲             └ AddPeer, Shutdown ─► all                 ┘       │
-//!    └─ heard() ◄─ the actor's mailbox ◄─ "process 7 said …" ◄────────┘
+//!                  ┌ LoadProgram ─► starts a process            ┐
+//! Executor actor ──┤ Map, Copy, Run, … ─► the program's process ├─► processes
+//!    ▲             └ AddPeer, Shutdown ─► all processes         ┘       │
+//!    └─ heard() ◄─ the actor's mailbox ◄─ event of process 7 ◄──────────┘
 //! ```
-//! Loading a program starts its process and unloading it kills it. Runs go out one process at a time
-//! (`turns`). A process that ends takes its program with it
-//! ([`ProgramLost`](PortEventKind::ProgramLost)), and what was asked of it is answered here; the place
-//! itself ends when it is killed and all have gone. Whether and when a program is loaded again is not
-//! decided here. Bounded by the number of programs: [`PROCESSES_MAX`](millrace_policy::gpu::PROCESSES_MAX),
-//! and those that are ending.
+//! Loading a program starts its process, and unloading the program kills the process. Only one process at a
+//! time has runs (`turns`). When a process ends, its program is lost
+//! ([`ProgramLost`](PortEventKind::ProgramLost)), and the port answers the process's outstanding commands.
+//! The port reports its own end after it was killed and all processes have ended. The Executor actor decides
+//! whether and when a program is loaded again.
+//!
+//! The number of programs, at most [`PROCESSES_MAX`](millrace_policy::gpu::PROCESSES_MAX), and the processes
+//! that are ending bound the state.
 
 mod turns;
 
@@ -30,23 +33,23 @@ use millrace_types::Incarnation;
 use self::turns::{Found, Turns};
 use super::{Descriptor, ExecutorPort, Lent, PortEvent, PortEventKind, PortSink};
 
-/// Names a process of an isolated place, and never another one.
+/// The number of a process of an isolating port, unique for the life of the port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PartId(u64);
 
-/// What an isolated place is made of.
+/// The factory of an isolating port's device memory and of the ports of its processes.
 pub trait Parts: 'static {
-    /// Device memory that no process has seen.
+    /// Returns fresh device memory, which no process has used.
     ///
     /// # Errors
-    /// Why there is none, for people.
+    /// The reason why no memory could be allocated, as text for people.
     fn memory(&mut self) -> Result<Lent, String>;
 
-    /// A process over that memory, not yet started.
+    /// Returns the port of a process over this memory, not yet started.
     fn part(&mut self, memory: &Lent, program: &str, sink: PortSink) -> Box<dyn ExecutorPort>;
 }
 
-/// A GPU's place whose programs have a process each.
+/// The port of a GPU whose programs have a process each.
 pub struct IsolatingPort<P> {
     parts: P,
     sink: PortSink,
@@ -54,18 +57,18 @@ pub struct IsolatingPort<P> {
     place: Option<Place>,
 }
 
-/// One incarnation of it.
+/// One incarnation of the port.
 struct Place {
     incarnation: Incarnation,
     memory: Lent,
-    /// Until each was heard to have ended.
+    /// The processes, each until its end was reported.
     alive: BTreeMap<PartId, Part>,
     /// The process of each program.
     programs: BTreeMap<u64, PartId>,
     turns: Turns<PartId, (Run, Vec<Descriptor>)>,
-    /// The process that each copy was given to.
+    /// The process of each outstanding copy, by transfer and batch.
     copies: BTreeMap<(u64, u64), PartId>,
-    /// For those that are started later.
+    /// The memory of the neighbours, for processes that are started later.
     peers: BTreeMap<u32, (AddPeer, Vec<Descriptor>)>,
     ending: bool,
 }
@@ -101,7 +104,8 @@ impl Place {
         }
     }
 
-    /// Answers for a process that answers no more, and lets the next run.
+    /// Reports the outstanding copies and runs of a process that has ended as failed, and sends the next
+    /// process its runs.
     fn answer_for(&mut self, id: PartId, say: impl Fn(Event)) {
         let mut lost = Vec::new();
         self.copies.retain(|&copy, &mut part| {
@@ -121,20 +125,21 @@ impl Place {
     }
 }
 
-/// Nothing is wrong with a copy whose process is gone.
+/// Returns the failure of a copy whose process has ended. The copy counts as revoked, because nothing is wrong
+/// with the copy itself.
 fn refused(transfer: u64, batch: u64) -> Event {
-    let message = "its process has ended".to_owned();
+    let message = "the program's process has ended".to_owned();
     Event::CopyFailed(CopyFailed { transfer, batch, failure: CopyFailure::Revoked.into(), message })
 }
 
 fn not_run(run: u64) -> Event {
-    let message = "its process has ended".to_owned();
+    let message = "the program's process has ended".to_owned();
     Event::RunFailed(RunFailed { run, failure: RunFailure::UnknownProgram.into(), message })
 }
 
 impl<P: Parts> IsolatingPort<P> {
-    /// No process yet. What they say goes to `sink`, and has to be shown to
-    /// [`heard`](ExecutorPort::heard) from there.
+    /// Returns a port without processes. The events of all processes are delivered to `sink`, and the owner of
+    /// the sink has to pass them to [`heard`](ExecutorPort::heard).
     pub fn new(parts: P, sink: PortSink) -> Self {
         Self { parts, sink, last_part: PartId(0), place: None }
     }
@@ -147,13 +152,16 @@ impl<P: Parts> IsolatingPort<P> {
         self.end(load.program);
         let Some(place) = &mut self.place else { return };
         self.last_part = PartId(self.last_part.0 + 1);
-        let (id, program, incarnation) = (self.last_part, load.program, place.incarnation);
+        let id = self.last_part;
+        let program = load.program;
+        let incarnation = place.incarnation;
         let up = self.sink.clone();
         let sink = PortSink::new(move |PortEvent { incarnation, kind }| {
             up.deliver(PortEvent { incarnation, kind: PortEventKind::Part(id, Box::new(kind)) });
         });
         let mut port = self.parts.part(&place.memory, &load.name, sink);
-        // It reads what it is sent once it is ready; a start that fails is heard of.
+        // Commands may be sent at once: the process reads them when it is ready, and a failed start is
+        // reported as an event.
         port.start(incarnation);
         for (peer, memory) in place.peers.values() {
             port.send(Command::AddPeer(*peer), memory.clone());
@@ -163,10 +171,12 @@ impl<P: Parts> IsolatingPort<P> {
         place.programs.insert(program, id);
     }
 
-    /// Ends a program's process, if it has one. Nobody is told.
+    /// Kills a program's process, if there is one. The program's end is not reported to the actor, which asked
+    /// for it or has been told of the failure.
     fn end(&mut self, program: u64) {
         let Some(place) = &mut self.place else { return };
-        let (sink, incarnation) = (&self.sink, place.incarnation);
+        let sink = &self.sink;
+        let incarnation = place.incarnation;
         let Some(id) = place.programs.remove(&program) else { return };
         if let Some(part) = place.alive.get_mut(&id) {
             part.port.kill();
@@ -178,7 +188,9 @@ impl<P: Parts> IsolatingPort<P> {
 
     fn copy(&mut self, copy: Copy) {
         let Some(place) = &mut self.place else { return };
-        let (transfer, batch, incarnation) = (copy.transfer, copy.batch, place.incarnation);
+        let transfer = copy.transfer;
+        let batch = copy.batch;
+        let incarnation = place.incarnation;
         match place.part(copy.program) {
             Some((id, part)) => {
                 part.port.send(Command::Copy(copy), Vec::new());
@@ -190,7 +202,8 @@ impl<P: Parts> IsolatingPort<P> {
 
     fn run(&mut self, run: Run, descriptors: Vec<Descriptor>) {
         let Some(place) = &mut self.place else { return };
-        let (name, incarnation) = (run.run, place.incarnation);
+        let name = run.run;
+        let incarnation = place.incarnation;
         let Some(&id) = place.programs.get(&run.program) else {
             return self.say(incarnation, not_run(name));
         };
@@ -213,11 +226,11 @@ impl<P: Parts> IsolatingPort<P> {
         }
     }
 
-    /// What a process said becomes what the place says.
+    /// Translates an event of a process into an event of the port, if the actor has to hear of it.
     fn part_said(&mut self, id: PartId, kind: PortEventKind) -> Option<PortEventKind> {
         let place = self.place.as_mut()?;
         let program = place.alive.get(&id)?.program;
-        // Of one that was told to end only its end is still of interest.
+        // A process that was told to end only matters for its end.
         let current = place.programs.get(&program) == Some(&id) && !place.ending;
         match kind {
             PortEventKind::Exited { status } => {
@@ -225,7 +238,7 @@ impl<P: Parts> IsolatingPort<P> {
                 return self.part_ended(id).or_else(|| current.then_some(lost));
             }
             PortEventKind::SpawnFailed { message } => {
-                let message = format!("no executor was started for it: {message}");
+                let message = format!("cannot start the program's executor: {message}");
                 let failed = Event::ProgramFailed(ProgramFailed { program, message });
                 let failed = PortEventKind::Event(failed, Vec::new());
                 return self.part_ended(id).or_else(|| current.then_some(failed));
@@ -249,13 +262,15 @@ impl<P: Parts> IsolatingPort<P> {
         Some(kind)
     }
 
-    /// A process is no more. Says so of the place, if that is ending and this was its last.
+    /// Removes a process that has ended. Returns the end of the port, if the port is ending and this was its
+    /// last process.
     fn part_ended(&mut self, id: PartId) -> Option<PortEventKind> {
         let place = self.place.as_mut()?;
         let part = place.alive.remove(&id)?;
         if place.programs.get(&part.program) == Some(&id) {
             place.programs.remove(&part.program);
-            let (sink, incarnation) = (&self.sink, place.incarnation);
+            let sink = &self.sink;
+            let incarnation = place.incarnation;
             place.answer_for(id, |event| {
                 sink.deliver(PortEvent { incarnation, kind: PortEventKind::Event(event, Vec::new()) });
             });
@@ -264,7 +279,7 @@ impl<P: Parts> IsolatingPort<P> {
         if last {
             self.place = None;
         }
-        last.then(|| PortEventKind::Exited { status: "all its processes have ended".to_owned() })
+        last.then(|| PortEventKind::Exited { status: "all processes have ended".to_owned() })
     }
 }
 
@@ -274,7 +289,8 @@ fn run_ended(place: &mut Place, run: u64) {
 }
 
 impl<P: Parts> ExecutorPort for IsolatingPort<P> {
-    /// There is no process before the first program; the place is ready as soon as it has memory.
+    /// Allocates the device memory. The port is ready as soon as it has memory; the first program starts the
+    /// first process.
     fn start(&mut self, incarnation: Incarnation) {
         let kind = match self.parts.memory() {
             Ok(memory) => {
@@ -288,12 +304,11 @@ impl<P: Parts> ExecutorPort for IsolatingPort<P> {
                     peers: BTreeMap::new(),
                     ending: false,
                 });
-                let (build, incarnation) = (BUILD.to_owned(), incarnation.0);
                 let ready = Ready {
                     protocol_version: PROTOCOL_VERSION,
-                    build,
+                    build: BUILD.to_owned(),
                     pid: 0,
-                    incarnation,
+                    incarnation: incarnation.0,
                     copy_rates: Vec::new(),
                 };
                 PortEventKind::Event(Event::Ready(ready), Vec::new())
@@ -327,12 +342,13 @@ impl<P: Parts> ExecutorPort for IsolatingPort<P> {
                 place.peers.remove(&peer.gpu);
                 place.send_to_all(&command, &descriptors);
             }
-            // One that names no program here is meant for whoever is.
+            // A fault without a program on this GPU is injected into every process.
             Command::InjectFault(fault) if place.programs.contains_key(&fault.program) => {
                 place.send_to(fault.program, command, descriptors);
             }
             Command::InjectFault(_) | Command::Shutdown(_) => place.send_to_all(&command, &descriptors),
-            // Each process is greeted by its own port, and none would see another's objects: none are kept.
+            // Each process gets `Hello` from its own port. No process could read another's objects, so objects
+            // are not kept on the GPU in isolation.
             Command::Hello(_)
             | Command::PlaceObject(_)
             | Command::CopyOut(_)
@@ -351,7 +367,8 @@ impl<P: Parts> ExecutorPort for IsolatingPort<P> {
         place.ending = true;
         place.alive.values_mut().for_each(|part| part.port.kill());
         if place.alive.is_empty() {
-            let (incarnation, status) = (place.incarnation, "it had no process".to_owned());
+            let incarnation = place.incarnation;
+            let status = "the GPU had no process".to_owned();
             self.place = None;
             self.sink.deliver(PortEvent { incarnation, kind: PortEventKind::Exited { status } });
         }

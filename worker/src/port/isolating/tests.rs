@@ -9,7 +9,7 @@ use millrace_types::Bytes;
 
 use super::*;
 
-/// What was asked of the processes, in order.
+/// The calls to the ports of the processes, in order, each with the number of its process.
 type Log = Rc<RefCell<Vec<(u32, String)>>>;
 
 struct Fakes {
@@ -85,7 +85,8 @@ impl Bench {
     fn new() -> Self {
         let (told, events) = mpsc::channel();
         let sink = PortSink::new(move |event| told.send(event).unwrap());
-        let (log, sinks) = (Log::default(), Rc::default());
+        let log = Log::default();
+        let sinks = Rc::default();
         let parts = Fakes { log: Rc::clone(&log), sinks: Rc::clone(&sinks), memories: 0, refuse: false };
         let mut bench = Self { port: IsolatingPort::new(parts, sink), log, sinks, events };
         bench.port.start(Incarnation(1));
@@ -93,7 +94,7 @@ impl Bench {
         bench
     }
 
-    /// With two programs, each loaded in a process of its own.
+    /// Returns a bench with two programs, each loaded in a process of its own.
     fn two() -> Self {
         let mut bench = Self::new();
         for program in [10, 20] {
@@ -109,17 +110,17 @@ impl Bench {
         self.port.send(command, Vec::new());
     }
 
-    /// A process says something.
+    /// Delivers an event of a process.
     fn says(&self, number: u64, kind: PortEventKind) {
         self.sinks.borrow()[number as usize - 1].deliver(PortEvent { incarnation: Incarnation(1), kind });
     }
 
-    /// What was asked of the processes since the last look.
+    /// Returns the calls to the ports of the processes since the last call of this function.
     fn log(&self) -> Vec<(u32, String)> {
         std::mem::take(&mut self.log.borrow_mut())
     }
 
-    /// What the actor hears.
+    /// Returns the events that the actor has to handle.
     fn heard(&mut self) -> Vec<String> {
         let mut heard = Vec::new();
         while let Ok(event) = self.events.try_recv() {
@@ -217,7 +218,7 @@ fn one_process_runs_at_a_time() {
 }
 
 #[test]
-fn a_process_that_dies_is_answered_for_and_the_other_goes_on() {
+fn outstanding_commands_of_a_dead_process_fail_and_the_other_process_goes_on() {
     let mut bench = Bench::two();
     for command in [copy(5, 10), copy(6, 20), run(1, 10), run(2, 20)] {
         bench.send(command);
@@ -225,7 +226,7 @@ fn a_process_that_dies_is_answered_for_and_the_other_goes_on() {
     assert_eq!(bench.log(), [to(1, &["copy 5"]), to(2, &["copy 6"]), to(1, &["run 1"])].concat());
     bench.says(1, exited());
     let heard = bench.heard();
-    assert_eq!(heard, ["lost 10", "not copied 5", "not run 1"], "the loss first");
+    assert_eq!(heard, ["lost 10", "not copied 5", "not run 1"], "the loss is reported first");
     assert_eq!(bench.log(), to(2, &["run 2"]));
     bench.send(copy(7, 10));
     bench.send(run(3, 10));
@@ -236,7 +237,7 @@ fn a_process_that_dies_is_answered_for_and_the_other_goes_on() {
 }
 
 #[test]
-fn a_program_that_is_unloaded_takes_its_process_along_and_nobody_is_told() {
+fn unloading_a_program_kills_its_process_without_an_event() {
     let mut bench = Bench::two();
     bench.send(Command::UnloadProgram(UnloadProgram { program: 10 }));
     bench.send(load(10));
@@ -252,13 +253,13 @@ fn a_program_that_is_unloaded_takes_its_process_along_and_nobody_is_told() {
 }
 
 #[test]
-fn a_process_that_cannot_be_started_or_cannot_load_is_a_program_that_failed() {
+fn a_program_fails_if_its_process_cannot_start_or_cannot_load_it() {
     let mut bench = Bench::two();
     bench.send(load(30));
     bench.send(run(1, 30));
     bench.send(run(2, 20));
     bench.says(3, PortEventKind::SpawnFailed { message: "not found".to_owned() });
-    assert_eq!(bench.heard(), ["failed 30: no executor was started for it: not found", "not run 1"]);
+    assert_eq!(bench.heard(), ["failed 30: cannot start the program's executor: not found", "not run 1"]);
     bench.says(2, ran(2));
     bench.send(load(40));
     let message = "bad graph".to_owned();
@@ -269,7 +270,7 @@ fn a_process_that_cannot_be_started_or_cannot_load_is_a_program_that_failed() {
 }
 
 #[test]
-fn the_place_ends_with_the_last_of_its_processes() {
+fn the_killed_port_ends_with_the_last_of_its_processes() {
     let mut bench = Bench::two();
     bench.send(Command::Shutdown(Shutdown {}));
     bench.port.kill();
@@ -281,9 +282,9 @@ fn the_place_ends_with_the_last_of_its_processes() {
     assert_eq!(bench.heard(), ["gone"]);
     bench.port.start(Incarnation(2));
     assert_eq!(bench.heard(), ["ready, pid 0"]);
-    assert_eq!(bench.port.memory().unwrap().bytes, Bytes(2), "another memory");
+    assert_eq!(bench.port.memory().unwrap().bytes, Bytes(2), "the next incarnation has fresh memory");
     bench.port.kill();
-    assert_eq!(bench.heard(), ["gone"], "it had none");
+    assert_eq!(bench.heard(), ["gone"], "a port without processes ends at once");
     bench.port.parts.refuse = true;
     bench.port.start(Incarnation(3));
     assert_eq!(bench.heard(), ["no place: no memory"]);

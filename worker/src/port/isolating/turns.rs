@@ -1,25 +1,25 @@
-//! Whose run is next where a GPU's runs go to several processes: one runs at a time (L05), in the
-//! order in which they were sent. A process serialises its own, so that what follows for the same one
-//! is sent ahead; a run for another waits here until all before it have ended. Pure.
+//! The order of runs on a GPU with several executor processes. Only one process runs at a time (L05), in the
+//! order in which the runs were sent. A process serialises its own runs, so further runs of the same process
+//! are sent ahead. A run of another process waits here until all earlier runs have ended. The code is pure.
 
 use std::collections::VecDeque;
 
-/// Runs in order. `O` names a process, `T` is what is sent to it.
+/// The runs of a GPU in order. `O` identifies a process, `T` is the data of a run that is sent to a process.
 #[derive(Debug)]
 pub(super) struct Turns<O, T> {
-    /// Whose turn it is, with the runs it was sent and has not ended.
+    /// The process that runs, with its runs that were sent and have not ended.
     turn: Option<(O, Vec<u64>)>,
     waiting: VecDeque<(u64, O, T)>,
 }
 
-/// Where a run is.
+/// The place of a run that was to be cancelled.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Found<O> {
-    /// It was here, and is no more.
+    /// The run waited here, and was dropped.
     Waiting,
-    /// That process has it.
+    /// The run was sent to this process.
     Sent(O),
-    /// It ended, or never was.
+    /// The run has ended, or never existed.
     Nowhere,
 }
 
@@ -30,7 +30,7 @@ impl<O, T> Default for Turns<O, T> {
 }
 
 impl<O: Copy + Eq, T> Turns<O, T> {
-    /// Takes a run. Gives it back if it is its turn.
+    /// Accepts a run. Returns its data if the run is to be sent at once, and `None` if the run waits.
     pub(super) fn ask(&mut self, run: u64, owner: O, what: T) -> Option<T> {
         match &mut self.turn {
             Some((turn, sent)) if *turn == owner && self.waiting.is_empty() => sent.push(run),
@@ -43,7 +43,7 @@ impl<O: Copy + Eq, T> Turns<O, T> {
         Some(what)
     }
 
-    /// Notes that a run ended. Gives those whose turn it is now, in order.
+    /// Notes that a run ended. Returns the runs to send now, in order.
     pub(super) fn ended(&mut self, run: u64) -> Vec<(O, T)> {
         if let Some((_, sent)) = &mut self.turn {
             sent.retain(|&other| other != run);
@@ -51,7 +51,7 @@ impl<O: Copy + Eq, T> Turns<O, T> {
         self.next()
     }
 
-    /// Drops a run that waits here.
+    /// Drops a run that waits here, and returns the place of the run.
     pub(super) fn cancel(&mut self, run: u64) -> Found<O> {
         if let Some((owner, _)) = self.turn.as_ref().filter(|(_, sent)| sent.contains(&run)) {
             return Found::Sent(*owner);
@@ -65,7 +65,7 @@ impl<O: Copy + Eq, T> Turns<O, T> {
         }
     }
 
-    /// A process goes: gives the runs that go with it, and those whose turn it is now.
+    /// Removes a process that has ended. Returns the runs that are lost with it, and the runs to send now.
     pub(super) fn leave(&mut self, owner: O) -> (Vec<u64>, Vec<(O, T)>) {
         let mut lost = match self.turn.take_if(|(turn, _)| *turn == owner) {
             Some((_, sent)) => sent,
@@ -107,23 +107,23 @@ mod tests {
     }
 
     #[test]
-    fn one_process_is_sent_ahead_and_another_waits_for_all_before_it() {
+    fn runs_of_one_process_are_sent_ahead_and_runs_of_another_wait_for_all_earlier_runs() {
         let mut turns = turns();
         assert_eq!(turns.ask(1, 'a', 1), Some(1));
         assert_eq!(turns.ask(2, 'a', 2), Some(2));
         assert_eq!(turns.ask(3, 'b', 3), None);
-        assert_eq!(turns.ask(4, 'a', 4), None, "behind the one that waits");
+        assert_eq!(turns.ask(4, 'a', 4), None, "run 4 waits behind run 3");
         assert_eq!(turns.ended(1), []);
         assert_eq!(turns.ended(2), [('b', 3)]);
         assert_eq!(turns.ask(5, 'a', 5), None);
         assert_eq!(turns.ended(3), [('a', 4), ('a', 5)]);
-        assert_eq!(turns.ended(5), [], "the first of them still runs");
+        assert_eq!(turns.ended(5), [], "run 4 has not ended");
         assert_eq!(turns.ended(4), []);
         assert_eq!(turns.ask(6, 'b', 6), Some(6));
     }
 
     #[test]
-    fn a_run_is_dropped_where_it_waits_and_else_its_process_is_named() {
+    fn cancelling_drops_a_waiting_run_and_names_the_process_of_a_sent_run() {
         let mut turns = turns();
         turns.ask(1, 'a', 1);
         turns.ask(2, 'b', 2);
@@ -134,28 +134,30 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_goes_takes_its_runs_along_and_lets_the_next_go() {
+    fn an_ended_process_loses_its_runs_and_the_next_process_gets_its_turn() {
         let mut turns = turns();
         turns.ask(1, 'a', 1);
         turns.ask(2, 'b', 2);
         turns.ask(3, 'a', 3);
         turns.ask(4, 'c', 4);
-        assert_eq!(turns.leave('b'), (vec![2], vec![]), "it only waited");
+        assert_eq!(turns.leave('b'), (vec![2], vec![]), "process b had no turn");
         assert_eq!(turns.leave('a'), (vec![1, 3], vec![('c', 4)]));
-        assert_eq!(turns.ended(1), [], "what it said before comes too late");
+        assert_eq!(turns.ended(1), [], "a late event of the ended process changes nothing");
         assert_eq!(turns.ended(4), []);
     }
 
-    /// L05: never two running on a GPU, whatever ends, is dropped or dies in whatever order.
+    /// Two processes never run on a GPU at once (L05), in whatever order runs end and processes die.
     #[test]
-    fn never_do_two_processes_have_runs_at_once_and_no_run_is_forgotten() {
+    fn two_processes_never_have_runs_at_once_and_no_run_is_forgotten() {
         for seed in 0..200 {
             let mut state: u64 = seed;
             let mut draw = |below: u64| {
                 state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                 (state >> 33) % below
             };
-            let (mut turns, mut sent, mut asked) = (Turns::<u64, u64>::default(), Vec::new(), Vec::new());
+            let mut turns = Turns::<u64, u64>::default();
+            let mut sent = Vec::new();
+            let mut asked = Vec::new();
             for run in 0..400 {
                 let next = match draw(6) {
                     0..=2 => {
@@ -185,7 +187,11 @@ mod tests {
                 sent.extend(next);
                 assert!(sent.windows(2).all(|pair| pair[0].0 == pair[1].0), "seed {seed}: {sent:?}");
                 assert!(sent.is_sorted_by_key(|&(_, run)| run), "seed {seed}: {sent:?}");
-                assert_eq!(sent.is_empty(), asked.is_empty(), "seed {seed}: somebody waits for nothing");
+                assert_eq!(
+                    sent.is_empty(),
+                    asked.is_empty(),
+                    "seed {seed}: a run waits although none was sent"
+                );
             }
         }
     }

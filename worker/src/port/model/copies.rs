@@ -1,6 +1,6 @@
-//! The copies of a modelled executor on one way: one at a time, in the order in which they are due.
-//! They begin and end at moments of their own, not when the process wakes: what is copied back to back takes
-//! what its rate says, however coarse the grid of the wakes.
+//! The copies of a modelled executor on each of its ways: one copy at a time, in the order in which they are
+//! due. Copies begin and end at exact times of their own, and not when the process wakes. So back-to-back
+//! copies take exactly as long as their rate implies, however coarse the grid of the wakes is.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -9,23 +9,23 @@ use millrace_types::{Bytes, BytesPerSec, Timestamp};
 
 use super::{CopyOrder, Way};
 
-/// Those of all ways.
+/// The copies on all ways of a GPU.
 #[derive(Debug)]
 pub(super) struct Ways {
     own: Each<Copies>,
-    /// By the GPUs that forward: those that ever did.
+    /// The copies that other GPUs forward, for each route that was ever used.
     forwarded: BTreeMap<(Direction, Hops), Copies>,
     rate: BytesPerSec,
 }
 
 impl Ways {
-    /// Idle ones, each of this rate.
+    /// Returns idle ways, each with this rate.
     pub(super) fn new(rate: BytesPerSec) -> Self {
         let own = Each { to_gpu: Copies::new(rate), from_gpu: Copies::new(rate) };
         Self { own, forwarded: BTreeMap::new(), rate }
     }
 
-    /// Those of a way; `None` where nothing was ever ordered on it.
+    /// Returns the copies on a way, or `None` if the way was never used.
     pub(super) fn of(&self, way: Way) -> Option<&Copies> {
         match way {
             Way::Own(direction) => Some(&self.own[direction]),
@@ -43,7 +43,7 @@ impl Ways {
         }
     }
 
-    /// Each way on which something was ordered, and those of the GPU's own.
+    /// Returns the GPU's own ways and every forwarded way that was ever used.
     pub(super) fn each(&self) -> impl Iterator<Item = (Way, &Copies)> {
         let own = Direction::BOTH.into_iter().map(move |way| (Way::Own(way), &self.own[way]));
         let forwarded = self.forwarded.iter();
@@ -54,7 +54,7 @@ impl Ways {
         self.each_mut().for_each(Copies::clear);
     }
 
-    /// Drops a batch that has not begun. False where there is none.
+    /// Drops a batch whose copy has not begun. Returns false if there is no such batch.
     pub(super) fn revoke(&mut self, transfer: u64, batch: u64) -> bool {
         self.each_mut().any(|copies| copies.revoke(transfer, batch))
     }
@@ -70,28 +70,32 @@ impl Ways {
 struct Copying {
     order: CopyOrder,
     started: Timestamp,
-    /// When its rate was set, and what was left then.
+    /// The time of the last change of the rate.
     since: Timestamp,
+    /// The bytes that were left at that time.
     left: Bytes,
     rate: BytesPerSec,
     ends: Timestamp,
 }
 
-/// One that waits, and from when on it can begin as far as its order goes.
+/// A waiting copy.
 #[derive(Debug)]
 struct Job {
     order: CopyOrder,
+    /// The earliest time at which the order lets the copy begin.
     ready: Timestamp,
 }
 
+/// The copies on one way.
 #[derive(Debug)]
 pub(super) struct Copies {
-    /// Those that are not under way.
+    /// The waiting copies.
     jobs: VecDeque<Job>,
     copying: Option<Copying>,
-    /// When the last one ended.
+    /// The end of the last copy.
     ended: Timestamp,
-    /// The rate of the last one: who begins one says its own at once.
+    /// The rate that was set last. A copy begins with this rate, and the caller sets the copy's own rate at
+    /// the same time.
     rate: BytesPerSec,
 }
 
@@ -110,13 +114,13 @@ impl Copies {
         self.copying = None;
     }
 
-    /// The one that begins next, by its place, and when.
+    /// Returns the position of the job that begins next, and the time of its begin.
     fn first(&self) -> Option<(usize, Timestamp)> {
         let begins = self.jobs.iter().map(|job| job.ready.max(self.ended)).enumerate();
         begins.min_by_key(|&(place, at)| (at, place))
     }
 
-    /// When the next one begins, or the one under way ends.
+    /// Returns the end of the copy under way, or else the begin of the next copy.
     pub(super) fn next(&self) -> Option<Timestamp> {
         match &self.copying {
             Some(copying) => Some(copying.ends),
@@ -128,7 +132,7 @@ impl Copies {
         self.copying.as_ref().map(|copying| &copying.order)
     }
 
-    /// The next one, where none is under way.
+    /// Returns the copy that begins next, if no copy is under way.
     pub(super) fn waiting(&self) -> Option<&CopyOrder> {
         self.waits_at().map(|place| &self.jobs[place].order)
     }
@@ -142,19 +146,20 @@ impl Copies {
         let Some(Job { order, .. }) = self.waits_at().and_then(|place| self.jobs.remove(place)) else {
             return;
         };
-        let (rate, left) = (self.rate, order.size);
+        let rate = self.rate;
+        let left = order.size;
         let ends = at + rate.time_for(left) + order.fill;
         self.copying = Some(Copying { order, started: at, since: at, left, rate, ends });
     }
 
-    /// Drops the next one, which cannot begin.
+    /// Drops the next copy, because it cannot begin.
     pub(super) fn refuse(&mut self) {
         if let Some(place) = self.waits_at() {
             self.jobs.remove(place);
         }
     }
 
-    /// Ends the one under way; gives it and when it began.
+    /// Ends the copy under way and returns it with the time of its begin.
     pub(super) fn end(&mut self) -> Option<(CopyOrder, Timestamp)> {
         let Copying { order, started, ends, .. } = self.copying.take()?;
         self.ended = ends;
@@ -167,18 +172,20 @@ impl Copies {
         place.is_some_and(|place| self.jobs.remove(place).is_some())
     }
 
-    /// Lets the one under way, and those after it, go on at another rate.
+    /// Changes the rate of the copy under way and of later copies.
     pub(super) fn set_rate(&mut self, now: Timestamp, rate: BytesPerSec) {
         self.rate = rate;
         let Some(copying) = self.copying.as_mut().filter(|copying| copying.rate != rate) else { return };
         let fill = copying.order.fill;
-        // The last of it is on its way over the links beyond: no rate of the first matters to it.
+        // In the last `fill` of a copy its bytes have left the first link, and only cross the links beyond.
+        // The rate no longer matters.
         if !fill.is_zero() && now + fill >= copying.ends {
             return;
         }
         let moved = u128::from(copying.rate.0) * now.since(copying.since).as_nanos() / 1_000_000_000;
         copying.left = Bytes(copying.left.0.saturating_sub(u64::try_from(moved).unwrap_or(u64::MAX)));
-        (copying.since, copying.rate) = (now, rate);
+        copying.since = now;
+        copying.rate = rate;
         copying.ends = now + rate.time_for(copying.left) + fill;
     }
 }
@@ -193,16 +200,24 @@ mod tests {
     use crate::port::model::Of;
 
     #[test]
-    fn what_is_due_passes_what_is_not_and_the_first_goes_first() {
+    fn a_due_copy_overtakes_copies_that_are_not_due_and_ties_go_to_the_first() {
         let rate = BytesPerSec::gb(1);
         let mut copies = Copies::new(rate);
         let at = |ms: u64| Timestamp(ms * 1_000_000);
-        // When each may begin. It takes a millisecond.
+        // The earliest begin of each batch, in ms. The copy of a batch lasts 1 ms.
         for (batch, ms) in (0..).zip([10, 0, 12, 1, 1]) {
-            let (transfer, of, size, fill) = (1, Of::Object(1), Bytes(1_000_000), Duration::ZERO);
-            let (from, via, not_before, not_after) = (None, None, at(ms), at(1_000));
-            copies
-                .push(at(0), CopyOrder { transfer, batch, of, from, via, fill, size, not_before, not_after });
+            let order = CopyOrder {
+                transfer: 1,
+                batch,
+                of: Of::Object(1),
+                from: None,
+                via: None,
+                fill: Duration::ZERO,
+                size: Bytes(1_000_000),
+                not_before: at(ms),
+                not_after: at(1_000),
+            };
+            copies.push(at(0), order);
         }
         let mut begun = Vec::new();
         while let Some(begins) = copies.next() {
@@ -216,14 +231,21 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_on_the_links_beyond_takes_no_longer_at_another_rate() {
+    fn a_slower_rate_does_not_delay_bytes_that_have_left_the_first_link() {
         let us = |us: u64| Timestamp(us * 1_000);
         let ends = |slowed: Timestamp| {
             let mut copies = Copies::new(BytesPerSec::gb(1));
-            let (of, size, fill) = (Of::Object(1), Bytes(1_000_000), Duration::from_micros(200));
-            let via = Some(Hops::of([GpuIndex(1), GpuIndex(0)]));
-            let (transfer, batch, from, not_before, not_after) = (1, 1, None, us(0), us(9));
-            let order = CopyOrder { transfer, batch, of, from, via, fill, size, not_before, not_after };
+            let order = CopyOrder {
+                transfer: 1,
+                batch: 1,
+                of: Of::Object(1),
+                from: None,
+                via: Some(Hops::of([GpuIndex(1), GpuIndex(0)])),
+                fill: Duration::from_micros(200),
+                size: Bytes(1_000_000),
+                not_before: us(0),
+                not_after: us(9),
+            };
             copies.push(us(0), order);
             copies.begin(us(0));
             copies.set_rate(slowed, BytesPerSec(500_000_000));

@@ -1,11 +1,12 @@
-//! An executor process as a model: what it would say and when, without a process. Pure; driven by
-//! [`super::modelled`] in virtual time, or by a bare heap of events.
+//! A model of an executor process: a pure state machine that computes the executor's events and their times.
+//! [`super::modelled`] drives the model in virtual time, a test with a bare heap of events.
 //!
-//! Four ordered streams, as in the real one: control is immediate; copies to the GPU and those to the host
-//! take their time at the rate they are given, within their windows; runs take theirs, beginning with the
-//! first bytes that arrive and ending no sooner than their tail after the last. What other GPUs forward
-//! comes beside the GPU's own copies, one copy at a time by each way: as a GPU would, and not as an emulated
-//! one does. One word is said at a time.
+//! The model has four ordered streams, as a real executor. Control commands take no time. Copies to the GPU
+//! and copies to the host proceed at the rate of their way, within their windows. A run begins with the first
+//! bytes of its weights, and ends no earlier than its tail after the last bytes.
+//!
+//! Copies that other GPUs forward proceed beside the GPU's own copies, one copy at a time on each way. A real
+//! GPU works like this; an emulated GPU does not. The model emits one event at a time.
 
 mod copies;
 mod protocol;
@@ -19,65 +20,72 @@ use self::copies::{Copies, Ways};
 pub use self::protocol::{CopyOrder, CopyRefusal, Of, Order, Way, Word};
 use crate::clock::{Sleeper, own_microsecond};
 
-/// How a modelled executor behaves.
+/// The timing and the faults of a modelled executor.
 #[derive(Debug, Clone)]
 pub struct Behaviour {
-    /// From start to ready.
+    /// The time from the start of the process until it is ready.
     pub start: Duration,
-    /// Where each program has a process of its own (L05): how long after it was loaded the first run
-    /// can begin. Copies do not wait for it.
+    /// The time from the load of a program until its first run can begin: the start of the program's own
+    /// process in isolation (L05). Copies do not wait for that process.
     pub process_start: Duration,
-    /// The rate of its copies in each direction, where the links they cross have more.
+    /// The upper limit of the rate of copies, in each direction.
     pub copy_rate: BytesPerSec,
-    /// Every how many copies one fails; `None` for never.
+    /// The interval of failing copies: the Nth, the 2Nth, and so on. `None` for no failures.
     pub copy_fails_every: Option<u64>,
-    /// Its place among those who wake in one moment ([`Sleeper::shuffled`]).
+    /// The seed of this executor's order among the tasks that wake at the same time ([`Sleeper::shuffled`]).
     pub ties: u64,
-    /// What each model's program does when it runs, by the model's name.
+    /// The run model of each program, by the model's name.
     pub runs: BTreeMap<String, RunModel>,
 }
 
-/// What running a program does.
+/// The timing and the end of a program's runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RunModel {
-    /// How long it computes.
+    /// The duration of a run of one request with resident weights.
     pub takes: Duration,
-    /// How much longer for each request beyond the first that runs with it.
+    /// The additional duration for each further request in the run.
     pub by_member: Duration,
-    /// How much of that is left when the last weights arrive, at least. All of it: nothing overlaps.
+    /// The minimum time between the arrival of the last weights and the end of the run. If the tail equals
+    /// `takes`, the run does not overlap its load.
     pub tail: Duration,
-    /// How long after the program was given memory it can begin: where each model has a process of
-    /// its own, that process's start (L05, T14).
+    /// The time between the mapping of the program's memory and the begin of its first run: in isolation,
+    /// the start of the program's process (L05, T14).
     pub start: Duration,
-    /// How much of its outputs stays on the GPU, where that is asked for. Nothing: they are answered.
+    /// The size of the outputs that stay on the GPU if the request keeps them. With zero bytes all outputs
+    /// are answered.
     pub keeps: Bytes,
-    /// How it ends.
     pub end: RunEnd,
 }
 
 impl RunModel {
-    /// A run that ends with outputs, overlaps its load but for a quarter, takes no longer for several
-    /// requests, and leaves nothing on the GPU.
+    /// Returns a run that ends with outputs, overlaps three quarters of its computation with its load, takes
+    /// no longer for several requests, and keeps no outputs on the GPU.
     #[must_use]
     pub fn new(takes: Duration) -> Self {
-        let (by_member, start) = (Duration::ZERO, Duration::ZERO);
-        Self { takes, by_member, tail: takes / 4, start, keeps: Bytes::ZERO, end: RunEnd::Done }
+        Self {
+            takes,
+            by_member: Duration::ZERO,
+            tail: takes / 4,
+            start: Duration::ZERO,
+            keeps: Bytes::ZERO,
+            end: RunEnd::Done,
+        }
     }
 
-    /// The same of so many requests that run as one.
+    /// Returns the model of a run of `members` requests.
     fn of(self, members: u32) -> Self {
         Self { takes: self.takes + self.by_member * members.saturating_sub(1), ..self }
     }
 }
 
-/// How a run ends.
+/// The end of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RunEnd {
-    /// With outputs.
+    /// The run ends with outputs.
     Done,
     /// The model fails on its input.
     Fails,
-    /// The process dies of it.
+    /// The run kills its process.
     Aborts,
 }
 
@@ -96,7 +104,7 @@ struct RunJob {
 struct Program {
     weights: Bytes,
     run: RunModel,
-    /// When its process is up.
+    /// The time at which the program's process is up.
     ready: Timestamp,
     generation: Option<u64>,
     mapped: Timestamp,
@@ -104,7 +112,7 @@ struct Program {
 }
 
 impl Program {
-    /// When a run can begin, if the weights do not keep it.
+    /// Returns the earliest time at which a run can begin, apart from its wait for weights.
     fn begins(&self) -> Timestamp {
         self.ready.max(self.mapped + self.run.start)
     }
@@ -117,7 +125,7 @@ enum Life {
     Alive,
 }
 
-/// One modelled executor.
+/// A modelled executor.
 #[derive(Debug)]
 pub struct Model {
     behaviour: Behaviour,
@@ -127,18 +135,18 @@ pub struct Model {
     objects: BTreeSet<u64>,
     copies_out: BTreeSet<u64>,
     copies: Ways,
-    /// When it notices that a copy began or ended, where it has not yet.
+    /// The time at which the process notices that a copy began or ended, if one did unnoticed.
     notices: Option<Timestamp>,
     runs: VecDeque<RunJob>,
     copied: u64,
-    /// What is to be said, and not before when.
+    /// The pending events, each with the earliest time at which it is emitted.
     words: VecDeque<(Timestamp, Word)>,
-    /// When it can next say something.
+    /// The earliest time at which the next event can be emitted.
     speaks: Timestamp,
 }
 
 impl Model {
-    /// No process yet.
+    /// Returns an executor without a process.
     #[must_use]
     pub fn new(gpu: GpuIndex, behaviour: Behaviour) -> Self {
         let sleeper = Sleeper::port(gpu).shuffled(behaviour.ties);
@@ -158,12 +166,12 @@ impl Model {
         }
     }
 
-    /// Starts a process.
+    /// Starts the process.
     pub fn start(&mut self, now: Timestamp) {
         self.life = Life::Starting(self.own(now + self.behaviour.start));
     }
 
-    /// Ends it: what it had said is still heard, then its end.
+    /// Kills the process. Its pending events are still emitted, followed by [`Word::Exited`].
     pub fn kill(&mut self, now: Timestamp) {
         self.advance(now);
         self.speaks = self.after(now);
@@ -182,7 +190,7 @@ impl Model {
         }
     }
 
-    /// Does as told.
+    /// Handles a command. Ignored unless the process is ready.
     pub fn order(&mut self, now: Timestamp, order: Order) {
         if self.life != Life::Alive {
             return;
@@ -192,11 +200,17 @@ impl Model {
         match order {
             Order::Load { program, name, weights } => {
                 let Some(&run) = self.behaviour.runs.get(&name) else {
-                    panic!("the scenario says nothing of model {name:?}");
+                    panic!("the scenario has no runs of model {name:?}: add the model to `Behaviour::runs`");
                 };
-                let (generation, mapped, loaded) = (None, now, Bytes::ZERO);
-                let ready = now + self.behaviour.process_start;
-                self.programs.insert(program, Program { weights, run, ready, generation, mapped, loaded });
+                let loaded = Program {
+                    weights,
+                    run,
+                    ready: now + self.behaviour.process_start,
+                    generation: None,
+                    mapped: now,
+                    loaded: Bytes::ZERO,
+                };
+                self.programs.insert(program, loaded);
                 self.say(Word::Loaded { program });
             }
             Order::Unload { program } => {
@@ -204,7 +218,8 @@ impl Model {
             }
             Order::Map { program, generation } => {
                 if let Some(program) = self.programs.get_mut(&program) {
-                    (program.generation, program.loaded) = (Some(generation), Bytes::ZERO);
+                    program.generation = Some(generation);
+                    program.loaded = Bytes::ZERO;
                     program.mapped = now;
                 }
             }
@@ -217,8 +232,8 @@ impl Model {
             Order::Copy(order) => self.copies.of_mut(order.way()).push(now, order),
             Order::Revoke { transfer, batch } => self.revoke(transfer, batch),
             Order::Run { run, program, generation, members, keeps } => {
-                let (begun, ends) = (None, None);
-                self.runs.push_back(RunJob { run, program, generation, members, keeps, begun, ends });
+                let job = RunJob { run, program, generation, members, keeps, begun: None, ends: None };
+                self.runs.push_back(job);
             }
             Order::Cancel { run } => self.cancel(run),
             Order::Place { object } => {
@@ -239,7 +254,7 @@ impl Model {
         self.settle(now);
     }
 
-    /// When it has something to do.
+    /// Returns the time at which [`Self::wake`] has to be called next.
     #[must_use]
     pub fn next_wake(&self) -> Option<Timestamp> {
         let life = if let Life::Starting(at) = self.life { Some(at) } else { None };
@@ -249,7 +264,7 @@ impl Model {
         [life, word, copy, self.notices, run].into_iter().flatten().min()
     }
 
-    /// Does what is due, and says at most one word.
+    /// Carries out all work that is due, and returns at most one event.
     pub fn wake(&mut self, now: Timestamp) -> Option<Word> {
         self.speaks = now;
         if matches!(self.life, Life::Starting(at) if at <= now) {
@@ -265,37 +280,37 @@ impl Model {
         Some(word)
     }
 
-    /// The copy under way on a way, if any.
+    /// Returns the copy under way on a way, if any.
     #[must_use]
     pub fn copying(&self, way: Way) -> Option<&CopyOrder> {
         self.copies.of(way)?.under_way()
     }
 
-    /// The ways by which others forward, or once did, to this GPU and from it.
+    /// Returns the ways on which other GPUs have ever forwarded to this GPU or from it.
     pub fn forwarded(&self) -> impl Iterator<Item = Way> {
         self.copies.each().map(|(way, _)| way).filter(|way| matches!(way, Way::Forwarded(..)))
     }
 
-    /// When a copy next begins or ends, as long as its rate stays: to the nanosecond, whenever the
-    /// process notices.
+    /// Returns the time at which a copy next begins or ends at the present rates. The time is exact to the
+    /// nanosecond, although the process notices it only later.
     #[must_use]
     pub fn next_copy(&self) -> Option<Timestamp> {
         self.next_one_way().map(|(at, _)| at)
     }
 
-    /// The same, and on which way.
+    /// Returns the time at which a copy next begins or ends, and the way of that copy.
     fn next_one_way(&self) -> Option<(Timestamp, Way)> {
         self.copies.each().filter_map(|(way, copies)| Some((copies.next()?, way))).min()
     }
 
-    /// Lets the copy under way on a way go on at another rate, at most its own.
+    /// Sets the rate of the copies on a way. The behaviour's `copy_rate` caps the rate.
     pub fn set_copy_rate(&mut self, now: Timestamp, way: Way, rate: BytesPerSec) {
         let rate = rate.min(self.behaviour.copy_rate);
         self.copies.of_mut(way).set_rate(now, rate);
     }
 
-    /// Lets copies begin and end that do so by now, each at its own moment. What comes of it is said
-    /// when the process wakes.
+    /// Begins and ends all copies that are due, each at its own exact time. Their events are emitted when the
+    /// process wakes.
     pub fn advance(&mut self, now: Timestamp) {
         while let Some((at, way)) = self.next_one_way().filter(|&(at, _)| at <= now) {
             let notices = self.own(at);
@@ -331,7 +346,7 @@ impl Model {
         self.copied += 1;
         if self.behaviour.copy_fails_every.is_some_and(|every| self.copied.is_multiple_of(every)) {
             self.say_of(at, Word::CopyFailed { transfer, batch, why: CopyRefusal::Device });
-            // A run that waits for these bytes waits in vain.
+            // The bytes are missing for good, so a run that waits for them fails.
             let waits = |job: &RunJob| matches!(of, Of::Program { program, .. } if job.program == program);
             if let Some(place) = self.runs.iter().position(|job| waits(job) && job.ends.is_none()) {
                 let run = self.runs[place].run;
@@ -349,18 +364,20 @@ impl Model {
         self.say_of(at, Word::CopyDone { transfer, batch, started, finished: at, size });
     }
 
-    /// When a run that only waits for its program's process can begin.
+    /// Returns the time at which a run can begin that waits only for its program's process.
     fn begins(&self, job: &RunJob) -> Option<Timestamp> {
         let program = self.programs.get(&job.program)?;
         let some = program.loaded > Bytes::ZERO || program.loaded >= program.weights;
         (job.begun.is_none() && some).then(|| self.own(program.begins()))
     }
 
+    /// Returns the first time at or after `at` on this executor's own grid of microseconds.
     fn own(&self, at: Timestamp) -> Timestamp {
         own_microsecond(at, self.sleeper)
     }
 
-    /// The first moment of its own after this one: a process answers later than it is told.
+    /// Returns the first time after `now` on this executor's own grid: a process answers strictly later than
+    /// it gets a command.
     fn after(&self, now: Timestamp) -> Timestamp {
         self.own(Timestamp(now.0 + 1))
     }
@@ -369,7 +386,7 @@ impl Model {
         self.words.push_back((self.speaks, word));
     }
 
-    /// Says what happened at some moment, when it notices.
+    /// Queues an event about something that happened at `at`, to be emitted when the process notices it.
     fn say_of(&mut self, at: Timestamp, word: Word) {
         self.words.push_back((self.own(at).max(self.speaks), word));
     }
@@ -387,7 +404,7 @@ impl Model {
         }
     }
 
-    /// Lets copies and runs begin and end that can.
+    /// Begins and ends all copies and runs that can.
     fn settle(&mut self, now: Timestamp) {
         self.advance(now);
         self.notices = None;
@@ -396,14 +413,15 @@ impl Model {
 
     fn settle_run(&mut self, now: Timestamp) -> bool {
         let Some(job) = self.runs.front() else { return false };
-        let (run, members, keeps, begun, ends) = (job.run, job.members, job.keeps, job.begun, job.ends);
+        let &RunJob { run, members, keeps, begun, ends, .. } = job;
         let Some(program) = self.programs.get(&job.program).filter(|p| p.generation == Some(job.generation))
         else {
             self.runs.pop_front();
             self.say(Word::RunNotThere { run });
             return true;
         };
-        let (model, complete) = (program.run.of(members), program.loaded >= program.weights);
+        let model = program.run.of(members);
+        let complete = program.loaded >= program.weights;
         let started = now >= program.begins();
         match (begun, ends) {
             (None, _) if started && (complete || program.loaded > Bytes::ZERO) => {
@@ -415,20 +433,14 @@ impl Model {
             }
             (Some(begun), Some(ends)) if ends <= now => {
                 self.runs.pop_front();
-                self.end_run(run, (begun, ends), model, keeps);
+                self.end_run(run, begun, ends, model, keeps);
             }
             _ => return false,
         }
         true
     }
 
-    fn end_run(
-        &mut self,
-        run: u64,
-        (started, finished): (Timestamp, Timestamp),
-        model: RunModel,
-        keeps: bool,
-    ) {
+    fn end_run(&mut self, run: u64, started: Timestamp, finished: Timestamp, model: RunModel, keeps: bool) {
         match model.end {
             RunEnd::Done => {
                 let waited = finished.since(started).saturating_sub(model.takes);

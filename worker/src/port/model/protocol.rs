@@ -1,137 +1,106 @@
-//! What a modelled executor is told and what it says: the messages of the real one's socket, as far
-//! as they matter in time. No bytes, no tensors, no addresses.
+//! The messages of a modelled executor: the commands and events of a real executor's socket, as far as they
+//! matter for timing. The messages carry no bytes, tensors or addresses.
 
 use std::time::Duration;
 
 use millrace_policy::paths::{Direction, Hops};
 use millrace_types::{Bytes, GpuIndex, Timestamp};
 
-/// What it is told.
+/// A command to a modelled executor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Order {
-    /// Know a program.
+    /// Loads a program.
     Load {
-        /// Which.
         program: u64,
-        /// Its model's name.
+        /// The name of the program's model.
         name: String,
-        /// Its weights' size.
+        /// The size of the weights.
         weights: Bytes,
     },
-    /// Forget it.
-    Unload {
-        /// Which.
-        program: u64,
-    },
-    /// Give it memory.
+    /// Unloads a program.
+    Unload { program: u64 },
+    /// Maps memory for a program's weights.
     Map {
-        /// Which program.
         program: u64,
-        /// The mapping's stamp.
+        /// The mapping's generation.
         generation: u64,
     },
-    /// Take it away.
+    /// Removes a program's mapping.
     Unmap {
-        /// Which program.
         program: u64,
-        /// The mapping's stamp.
+        /// The mapping's generation.
         generation: u64,
     },
-    /// Copy a batch.
+    /// Copies a batch.
     Copy(CopyOrder),
-    /// Forget a batch that has not begun.
-    Revoke {
-        /// Of which transfer.
-        transfer: u64,
-        /// Which.
-        batch: u64,
-    },
-    /// Run a program.
+    /// Drops a batch whose copy has not begun.
+    Revoke { transfer: u64, batch: u64 },
+    /// Runs a program.
     Run {
-        /// The run's name.
         run: u64,
-        /// Which program.
         program: u64,
-        /// Over which mapping.
+        /// The generation of the mapping that the run reads.
         generation: u64,
-        /// Of how many requests.
+        /// The number of requests in the run.
         members: u32,
-        /// Whether its outputs are to stay.
+        /// Whether the outputs stay on the GPU.
         keeps: bool,
     },
-    /// Give an object memory, and what it is to be filled with, if that is a run's. It takes no time, as a
-    /// move within the GPU.
-    Place {
-        /// Which.
-        object: u64,
-    },
-    /// Take it away.
-    Free {
-        /// Which object.
-        object: u64,
-    },
-    /// Copy something to the host: at once and in no time, or batch by batch as that is ordered.
+    /// Maps memory for an object, and fills the object if it is a run's output. This takes no time, because
+    /// the bytes move within the GPU.
+    Place { object: u64 },
+    /// Frees an object's memory.
+    Free { object: u64 },
+    /// Starts a copy to the host.
     CopyOut {
-        /// What the copy is called.
         copy: u64,
-        /// Whether it goes batch by batch.
+        /// Whether the copy proceeds in granted batches. Otherwise the copy ends at once and takes no time.
         granted: bool,
     },
-    /// No more batches of such a copy come.
-    EndCopyOut {
-        /// Which copy.
-        copy: u64,
-    },
-    /// Drop a run that has not begun.
-    Cancel {
-        /// Which.
-        run: u64,
-    },
+    /// Ends a copy to the host: no more of its batches follow.
+    EndCopyOut { copy: u64 },
+    /// Drops a run that has not begun.
+    Cancel { run: u64 },
 }
 
-/// What a batch is of.
+/// The object of a copied batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Of {
-    /// The weights of a program.
+    /// The batch is part of a program's weights.
     Program {
-        /// Which.
         program: u64,
-        /// The mapping's stamp.
+        /// The mapping's generation.
         generation: u64,
     },
-    /// An object that comes here.
+    /// The batch is part of an object that is copied to this GPU.
     Object(u64),
-    /// A copy to the host.
+    /// The batch is part of a copy to the host.
     CopyOut(u64),
 }
 
 /// A batch to copy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CopyOrder {
-    /// Of which transfer.
     pub transfer: u64,
-    /// Which.
     pub batch: u64,
-    /// What of.
     pub of: Of,
-    /// From which GPU, where it comes from another.
+    /// The source GPU; `None` if the batch is copied from the host or to the host.
     pub from: Option<GpuIndex>,
-    /// By the way of which GPUs it comes from the host or goes there, where others forward it; this one is
-    /// the last, or the first.
+    /// The GPUs that forward the batch from the host or to the host. This GPU is the last hop of a copy from
+    /// the host, and the first hop of a copy to the host.
     pub via: Option<Hops>,
-    /// How long it is on its way beyond what it takes at the rate of its slowest link, where it crosses
-    /// several: its chunks are forwarded as they come.
+    /// The time that a batch over several links needs beyond its time on the slowest link: each chunk is
+    /// forwarded as soon as it has arrived.
     pub fill: Duration,
-    /// How much.
     pub size: Bytes,
-    /// Not to begin before.
+    /// The earliest time at which the copy may begin.
     pub not_before: Timestamp,
-    /// Not to begin after.
+    /// The latest time at which the copy may begin.
     pub not_after: Timestamp,
 }
 
 impl CopyOrder {
-    /// Which way its bytes go.
+    /// Returns the way that the batch is copied on.
     #[must_use]
     pub fn way(&self) -> Way {
         let direction = match self.of {
@@ -142,96 +111,59 @@ impl CopyOrder {
     }
 }
 
-/// A way to a GPU or from it, on which it copies one thing at a time.
+/// A way to a GPU or from a GPU. A GPU copies one batch at a time on each of its ways.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Way {
-    /// Its own, from other GPUs included.
+    /// The GPU's own links, to the host and to other GPUs.
     Own(Direction),
-    /// Over NVLinks from or to the GPU whose links lead on to the host or from there: the first of these where
-    /// it comes, the last where it goes.
+    /// Other GPUs forward between the host and this GPU over NVLinks. The GPU that uses its own links to the
+    /// host is the first hop towards this GPU, and the last hop from this GPU.
     Forwarded(Direction, Hops),
 }
 
-/// What it says.
+/// An event of a modelled executor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Word {
-    /// It is ready.
+    /// The process is ready.
     Ready,
-    /// It knows a program.
-    Loaded {
-        /// Which.
-        program: u64,
-    },
-    /// It copied a batch.
-    CopyDone {
-        /// Of which transfer.
-        transfer: u64,
-        /// Which.
-        batch: u64,
-        /// When it began.
-        started: Timestamp,
-        /// When it ended.
-        finished: Timestamp,
-        /// How much it was.
-        size: Bytes,
-    },
-    /// It did not.
-    CopyFailed {
-        /// Of which transfer.
-        transfer: u64,
-        /// Which.
-        batch: u64,
-        /// Why.
-        why: CopyRefusal,
-    },
+    /// A program is loaded.
+    Loaded { program: u64 },
+    /// A batch was copied.
+    CopyDone { transfer: u64, batch: u64, started: Timestamp, finished: Timestamp, size: Bytes },
+    /// A batch was not copied.
+    CopyFailed { transfer: u64, batch: u64, why: CopyRefusal },
     /// A run ended with outputs.
     RunDone {
-        /// Which.
         run: u64,
-        /// When its first launch began.
+        /// The begin of the first launch.
         started: Timestamp,
-        /// When its last launch ended.
+        /// The end of the last launch.
         finished: Timestamp,
-        /// How long it waited for weights in between.
+        /// The total time that launches waited for weights.
         waited: Duration,
-        /// How much of its outputs stays.
+        /// The size of the outputs that stay on the GPU, if any do.
         kept: Option<Bytes>,
     },
     /// An object has memory.
-    Placed {
-        /// Which.
-        object: u64,
-    },
-    /// A copy to the host was made at once.
-    CopiedOut {
-        /// Which.
-        copy: u64,
-    },
-    /// The model failed on its input.
-    RunFailed {
-        /// Which run.
-        run: u64,
-    },
-    /// What a run reads is not there.
-    RunNotThere {
-        /// Which run.
-        run: u64,
-    },
-    /// A run was dropped.
-    RunCancelled {
-        /// Which.
-        run: u64,
-    },
+    Placed { object: u64 },
+    /// A copy to the host without grants has ended.
+    CopiedOut { copy: u64 },
+    /// A run failed: its model failed on the input.
+    RunFailed { run: u64 },
+    /// A run failed: its program, mapping or weights are missing.
+    RunNotThere { run: u64 },
+    /// A run was dropped before it began.
+    RunCancelled { run: u64 },
     /// The process ended.
     Exited,
 }
 
-/// Why a batch was not copied.
+/// The reason why a batch was not copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CopyRefusal {
-    /// It could not begin in time, or was revoked.
+    /// The copy could not begin within its window, or was revoked.
     NotBegun,
-    /// There is no such mapping, object or copy to the host.
+    /// The mapping, object or copy to the host does not exist.
     NotMapped,
     /// The device failed.
     Device,
