@@ -87,7 +87,6 @@ pub struct Request {
     pub model: ModelId,
     /// Starts and losses of the request so far.
     pub attempts: Attempts,
-    pub attempts: Attempts,
     /// Priority; requests of a higher priority go first.
     pub priority: Priority,
     /// Location of the inputs that are on GPUs of this node.
@@ -242,7 +241,7 @@ pub enum Action {
     Prewarm { gpu: GpuIndex, model: ModelId },
     /// Set the eviction rank of a model on a GPU, or on its way there. Sent only if evictions
     /// depend on the rank.
-    Standing { gpu: GpuIndex, model: ModelId },
+    Standing { gpu: GpuIndex, model: ModelId, standing: Standing },
     /// Recall a request that was assigned to a busy GPU. The request may have begun meanwhile.
     Recall { gpu: GpuIndex, key: RequestKey },
     /// Pin a model on a GPU: requests wait for it there, so the GPU evicts other models first.

@@ -27,20 +27,23 @@ mod warm;
 
 const A: ModelId = ModelId(0);
 const B: ModelId = ModelId(1);
-/// Fits only GPUs of 64 MiB.
+/// Model that fits only GPUs of 64 MiB.
 const LARGE: ModelId = ModelId(2);
-/// Fits no GPU.
+/// Model that fits no GPU.
 const HUGE: ModelId = ModelId(3);
 
 const F: FunctionIndex = FunctionIndex(0);
 
 const MS: u64 = 1_000_000;
 
-/// A request that might wait for each of some models, older than all others.
+/// Returns a request for each of these models that could wait and is older than all others.
 pub(super) fn requests_of(view: &View<'_>, models: &[Slot]) -> Vec<(Waiting, Slot)> {
     let request = |&model: &Slot| {
-        let (key, attempts) = (RequestKey(0), Attempts::new(3, Idempotent::Yes));
-        let (rank, priority, arrived) = (view.models.get(model).rank?, Priority::default(), view.now);
+        let key = RequestKey(0);
+        let attempts = Attempts::new(3, Idempotent::Yes);
+        let rank = view.models.get(model).rank?;
+        let priority = Priority::default();
+        let arrived = view.now;
         Some((Waiting { key, function: F, model, rank, attempts, priority, arrived }, model))
     };
     models.iter().filter_map(request).collect()
@@ -87,20 +90,24 @@ impl Node {
         self.ask(key, F.0, model)
     }
 
-    /// A request of a function of this number.
+    /// Enqueues a request of a function with this number.
     fn ask(&mut self, key: u64, function: u32, model: ModelId) -> Vec<Action> {
         self.ask_again(key, function, model, Attempts::new(3, Idempotent::Yes))
     }
 
-    /// A request whose data is on GPUs, so many MiB on each.
+    /// Enqueues a request with inputs on GPUs, in MiB by GPU.
     fn ask_with(&mut self, key: u64, model: ModelId, on: &[(u32, u64)]) -> Vec<Action> {
-        let (key, attempts, priority) =
-            (RequestKey(key), Attempts::new(3, Idempotent::Yes), Priority::default());
-        self.step(Event::Enqueue(Request { key, function: F, model, attempts, priority, inputs: data(on) }))
+        let key = RequestKey(key);
+        let attempts = Attempts::new(3, Idempotent::Yes);
+        let priority = Priority::default();
+        let inputs = data(on);
+        self.step(Event::Enqueue(Request { key, function: F, model, attempts, priority, inputs }))
     }
 
     fn ask_again(&mut self, key: u64, function: u32, model: ModelId, attempts: Attempts) -> Vec<Action> {
-        let (key, function, priority) = (RequestKey(key), FunctionIndex(function), Priority::default());
+        let key = RequestKey(key);
+        let function = FunctionIndex(function);
+        let priority = Priority::default();
         self.step(Event::Enqueue(Request { key, function, model, attempts, priority, inputs: Inputs::NONE }))
     }
 
@@ -115,29 +122,35 @@ impl Node {
     }
 }
 
-/// Ways between two GPUs, in both directions.
+/// Returns the routes between two GPUs, in both directions.
 fn both_ways(a: u32, b: u32, rate: BytesPerSec) -> [Way; 2] {
     [(a, b), (b, a)].map(|(from, to)| Way { from: gpu(from), to: gpu(to), rate })
 }
 
-/// So many MiB on each GPU.
+/// Returns inputs on GPUs, in MiB by GPU.
 fn data(on: &[(u32, u64)]) -> Inputs {
     Inputs::of(on.iter().map(|&(index, mib)| (gpu(index), Bytes::mib(mib))))
 }
 
 fn assign(index: u32, key: u64, model: ModelId) -> Action {
-    let (gpu, key, incarnation) = (gpu(index), RequestKey(key), Incarnation(1));
+    let gpu = gpu(index);
+    let key = RequestKey(key);
+    let incarnation = Incarnation(1);
     Action::Assign { gpu, key, model, incarnation, attempt: 1, from: None }
 }
 
-/// The same, with its model copied from GPU `from`.
+/// Returns the same assignment, with the model copied from GPU `from`.
 fn assign_from(from: u32, index: u32, key: u64, model: ModelId) -> Action {
-    let (to, key, incarnation) = (gpu(index), RequestKey(key), Incarnation(1));
+    let to = gpu(index);
+    let key = RequestKey(key);
+    let incarnation = Incarnation(1);
     Action::Assign { gpu: to, key, model, incarnation, attempt: 1, from: Some(gpu(from)) }
 }
 
 fn again(index: u32, key: u64, model: ModelId, attempt: u32) -> Action {
-    let (gpu, key, incarnation) = (gpu(index), RequestKey(key), Incarnation(1));
+    let gpu = gpu(index);
+    let key = RequestKey(key);
+    let incarnation = Incarnation(1);
     Action::Assign { gpu, key, model, incarnation, attempt, from: None }
 }
 
@@ -146,18 +159,18 @@ fn fail(key: u64, reason: Reason, may_have_executed: bool) -> Action {
 }
 
 #[test]
-fn an_idle_gpu_that_holds_the_model_comes_first_then_the_emptiest() {
+fn fifo_prefers_an_idle_holder_then_the_emptiest_idle_gpu() {
     let mut node = node(&[64, 64]);
     assert_eq!(node.enqueue(1, A), [assign(0, 1, A)]);
     assert_eq!(node.ended(0, 1, 5), []);
     assert_eq!(node.enqueue(2, B), [assign(1, 2, B)], "the other GPU is emptier");
     assert_eq!(node.ended(1, 2, 5), []);
     assert_eq!(node.enqueue(3, B), [assign(1, 3, B)]);
-    assert_eq!(node.enqueue(4, B), [assign(0, 4, B)], "any idle GPU before a busy holder");
+    assert_eq!(node.enqueue(4, B), [assign(0, 4, B)], "an idle GPU before a busy holder");
 }
 
 #[test]
-fn one_runs_and_one_is_handed_ahead_and_the_rest_wait() {
+fn a_busy_gpu_gets_one_next_request_and_the_rest_wait() {
     let mut node = node(&[64]);
     assert_eq!(node.enqueue(1, A), [assign(0, 1, A)]);
     assert_eq!(node.enqueue(2, B), [assign(0, 2, B)]);
@@ -166,7 +179,7 @@ fn one_runs_and_one_is_handed_ahead_and_the_rest_wait() {
     assert_eq!(node.ended(0, 1, 5), [assign(0, 3, A)]);
 }
 
-/// A node whose one GPU holds A and B, runs request 0 of A, and knows how long each runs.
+/// Returns a node with one GPU that holds A and B, knows their run time, and runs request 0 of A.
 fn warm(run: Duration) -> Node {
     let mut node = node(&[64]);
     for (key, model) in [(1001, A), (1002, B)] {
@@ -178,7 +191,7 @@ fn warm(run: Duration) -> Node {
 }
 
 #[test]
-fn short_runs_of_resident_models_go_ahead_together_up_to_a_bound() {
+fn short_hits_queue_on_a_busy_gpu_up_to_a_bound() {
     let mut node = warm(Duration::from_micros(3));
     for key in 1..=AHEAD_MAX as u64 {
         let model = if key % 2 == 0 { A } else { B };
@@ -186,26 +199,26 @@ fn short_runs_of_resident_models_go_ahead_together_up_to_a_bound() {
     }
     assert_eq!(node.enqueue(100, A), [], "no more than {AHEAD_MAX}");
     assert_eq!(node.enqueue(101, A), []);
-    assert_eq!(node.ended(0, 0, 0), [assign(0, 100, A)], "one leaves, the oldest follows");
+    assert_eq!(node.ended(0, 0, 0), [assign(0, 100, A)], "one leaves, and the oldest follows");
 }
 
 #[test]
-fn no_second_request_goes_ahead_where_it_could_still_be_asked_back() {
+fn a_second_next_request_must_begin_sooner_than_a_recall_takes() {
     let mut node = warm(RECALL_COST.mul_f64(0.4));
     assert_eq!(node.enqueue(1, A), [assign(0, 1, A)]);
-    assert_eq!(node.enqueue(2, A), [assign(0, 2, A)], "it begins after two runs of 0.4");
-    assert_eq!(node.enqueue(3, A), [], "and the next after three");
+    assert_eq!(node.enqueue(2, A), [assign(0, 2, A)], "request 2 begins after two runs of 0.4");
+    assert_eq!(node.enqueue(3, A), [], "request 3 would begin after three");
 
     let mut node = warm(Duration::from_micros(3));
-    assert_eq!(node.enqueue(1, LARGE), [assign(0, 1, LARGE)], "the first, whatever it takes");
-    assert_eq!(node.enqueue(2, A), [], "who knows when LARGE is done");
+    assert_eq!(node.enqueue(1, LARGE), [assign(0, 1, LARGE)], "the first next request is not limited");
+    assert_eq!(node.enqueue(2, A), [], "the end of LARGE is unknown");
     let mut node = warm(Duration::from_micros(3));
     assert_eq!(node.enqueue(1, A), [assign(0, 1, A)]);
-    assert_eq!(node.enqueue(2, LARGE), [], "it is not here");
+    assert_eq!(node.enqueue(2, LARGE), [], "LARGE is not resident");
 }
 
 #[test]
-fn what_waits_behind_a_run_that_hangs_is_asked_back_last_first() {
+fn the_last_request_behind_a_hanging_run_is_recalled_first() {
     let mut node = node(&[64, 64]);
     node.enqueue(1, A);
     node.enqueue(2, A);
@@ -216,7 +229,7 @@ fn what_waits_behind_a_run_that_hangs_is_asked_back_last_first() {
     for key in 3..=7 {
         node.enqueue(key, A);
     }
-    // GPU 0 has 3, 5 and 7, GPU 1 has 4 and 6, or the other way round.
+    // GPU 0 has 3, 5 and 7, and GPU 1 has 4 and 6, or the other way round.
     for key in [4, 6] {
         node.step(Event::Ended { gpu: gpu(1), key: RequestKey(key), ran: None });
         node.step(Event::Ended { gpu: gpu(0), key: RequestKey(key), ran: None });
@@ -225,15 +238,15 @@ fn what_waits_behind_a_run_that_hangs_is_asked_back_last_first() {
     assert_eq!(left, [3, 5, 7]);
     node.now = node.dispatch.next_wake().unwrap();
     let [Action::Recall { gpu: from, key: RequestKey(7) }] = node.step(Event::Tick)[..] else {
-        panic!("the last is asked back")
+        panic!("expected a recall of the last request")
     };
-    assert_eq!(node.step(Event::Tick), [], "one for each idle GPU at a time");
+    assert_eq!(node.step(Event::Tick), [], "one recall for each idle GPU at a time");
     let back = Event::Returned { gpu: from, key: RequestKey(7), why: Return::Recalled };
     assert_eq!(node.step(back), [assign(1 - from.0, 7, A)]);
 }
 
 #[test]
-fn ahead_goes_to_a_holder_first_then_to_whoever_is_free_first() {
+fn next_requests_go_to_a_busy_holder_then_to_the_gpu_that_is_free_first() {
     let busy = || {
         let mut node = node(&[64, 64]);
         node.enqueue(1, A);
@@ -245,15 +258,15 @@ fn ahead_goes_to_a_holder_first_then_to_whoever_is_free_first() {
         node
     };
     let mut node = busy();
-    assert_eq!(node.enqueue(5, A), [assign(0, 5, A)], "GPU 0 holds it, though GPU 1 is free sooner");
+    assert_eq!(node.enqueue(5, A), [assign(0, 5, A)], "GPU 0 holds A, though GPU 1 is free sooner");
     assert_eq!(node.enqueue(6, LARGE), [assign(1, 6, LARGE)]);
 
     let mut node = busy();
-    assert_eq!(node.enqueue(5, LARGE), [assign(1, 5, LARGE)], "nobody holds it and GPU 1 is free sooner");
+    assert_eq!(node.enqueue(5, LARGE), [assign(1, 5, LARGE)], "no GPU holds LARGE, and GPU 1 is free sooner");
 }
 
 #[test]
-fn a_full_queue_refuses_and_a_model_that_never_fits_is_told_so() {
+fn requests_beyond_the_queue_bound_or_without_a_fitting_gpu_are_refused() {
     let mut node = node(&[64]);
     (1..=6).for_each(|key| drop(node.enqueue(key, A)));
     assert_eq!(node.enqueue(7, A), [fail(7, Reason::QueueFull, false)]);
@@ -262,17 +275,17 @@ fn a_full_queue_refuses_and_a_model_that_never_fits_is_told_so() {
 }
 
 #[test]
-fn a_request_that_only_fits_a_larger_gpu_holds_nobody_up() {
+fn a_request_for_a_larger_gpu_does_not_delay_smaller_requests() {
     let mut node = node(&[16, 64]);
     node.enqueue(1, LARGE);
     node.enqueue(2, LARGE);
-    assert_eq!(node.enqueue(3, LARGE), [], "the large GPU runs one and has the next");
+    assert_eq!(node.enqueue(3, LARGE), [], "the large GPU has a running and a next request");
     assert_eq!(node.enqueue(4, A), [assign(0, 4, A)]);
     assert_eq!(node.ended(1, 1, 5), [assign(1, 3, LARGE)]);
 }
 
 #[test]
-fn a_withdrawn_request_leaves_the_queue_at_once_and_a_gpu_when_it_ends() {
+fn a_withdrawn_request_leaves_the_queue_at_once_and_a_gpu_after_its_end() {
     let mut node = node(&[64]);
     (1..=3).for_each(|key| drop(node.enqueue(key, A)));
     assert_eq!(node.step(Event::Withdraw { key: RequestKey(3) }), []);
@@ -286,12 +299,12 @@ fn a_withdrawn_request_leaves_the_queue_at_once_and_a_gpu_when_it_ends() {
 }
 
 #[test]
-fn an_idle_gpu_asks_for_a_neighbours_next_request() {
+fn an_idle_gpu_recalls_the_next_request_of_a_busy_gpu() {
     let mut node = node(&[64, 64]);
     for key in 1..=3 {
         node.enqueue(key, A);
     }
-    // GPU 0 has 1 and 3, GPU 1 has 2. How long A runs is not known.
+    // GPU 0 has 1 and 3, and GPU 1 has 2. The run time of A is unknown.
     let recall = Action::Recall { gpu: gpu(0), key: RequestKey(3) };
     assert_eq!(node.step(Event::Ended { gpu: gpu(1), key: RequestKey(2), ran: None }), [recall]);
     let returned = Event::Returned { gpu: gpu(0), key: RequestKey(3), why: Return::Recalled };
@@ -299,26 +312,26 @@ fn an_idle_gpu_asks_for_a_neighbours_next_request() {
 }
 
 #[test]
-fn a_recall_that_came_too_late_changes_nothing() {
+fn a_recall_after_the_start_of_the_run_changes_nothing() {
     let mut node = node(&[64, 64]);
     for key in 1..=3 {
         node.enqueue(key, A);
     }
     node.step(Event::Ended { gpu: gpu(1), key: RequestKey(2), ran: None });
-    assert_eq!(node.ended(0, 1, 5), [], "it has begun");
+    assert_eq!(node.ended(0, 1, 5), [], "request 3 has begun");
     assert_eq!(node.ended(0, 3, 5), []);
     assert_eq!(node.dispatch.in_flight(), 0);
 }
 
 #[test]
-fn what_is_soon_served_where_it_is_is_not_recalled_until_it_is_late() {
+fn a_request_that_begins_soon_is_recalled_only_once_the_running_one_is_overdue() {
     let mut node = node(&[64, 64]);
     node.enqueue(1, A);
     node.ended(0, 1, 5);
     node.enqueue(2, A);
     node.enqueue(3, B);
     node.enqueue(4, A);
-    // GPU 0 runs 2 for 5 ms and then 4; bringing A to GPU 1 would take 8 ms.
+    // GPU 0 runs 2 for 5 ms and then 4; loading A onto GPU 1 would take 8 ms.
     assert_eq!(node.ended(1, 3, 1), []);
     let late = node.dispatch.next_wake().unwrap();
     assert_eq!(late, Timestamp(6 * MS) + RECALL_COST);
@@ -328,14 +341,14 @@ fn what_is_soon_served_where_it_is_is_not_recalled_until_it_is_late() {
 }
 
 #[test]
-fn what_a_lost_gpu_had_goes_first_in_its_old_order() {
+fn requests_of_a_lost_gpu_go_first_in_their_old_order() {
     let mut node = node(&[64, 64]);
     for key in 1..=6 {
         node.enqueue(key, A);
     }
     // GPU 0 has 1 and 3, GPU 1 has 2 and 4; 5 and 6 wait.
     assert_eq!(node.down(0, &[(1, Progress::Preparing), (3, Progress::Waiting)]), []);
-    // 1 is a suspect: it waits for a GPU of its own.
+    // Request 1 is a suspect, so it waits for a GPU without other requests.
     assert_eq!(node.ended(1, 2, 5), []);
     assert_eq!(node.ended(1, 4, 5), [again(1, 1, A, 2)]);
     assert_eq!(node.ended(1, 1, 5), [assign(1, 3, A), assign(1, 5, A)]);
@@ -346,20 +359,20 @@ fn a_request_running_in_two_dying_executors_is_quarantined() {
     let mut node = node(&[64, 64]);
     node.enqueue(1, A);
     assert_eq!(node.down(0, &[(1, Progress::Begun)]), [again(1, 1, A, 2)]);
-    assert_eq!(node.enqueue(2, A), [], "nobody is handed ahead behind a suspect");
+    assert_eq!(node.enqueue(2, A), [], "no request is assigned behind a suspect");
     assert_eq!(node.down(1, &[(1, Progress::Begun)]), [fail(1, Reason::Quarantined, true)]);
     assert_eq!(node.step(Event::Up { gpu: gpu(0), incarnation: Incarnation(1) }), [assign(0, 2, A)]);
 }
 
 #[test]
-fn a_request_still_on_its_way_to_a_dying_gpu_loses_no_attempt() {
+fn a_request_in_transit_to_a_dying_gpu_loses_no_attempt() {
     let mut node = node(&[64, 64]);
     node.enqueue(1, A);
     assert_eq!(node.down(0, &[]), [assign(1, 1, A)]);
 }
 
 #[test]
-fn a_gpu_that_cannot_tell_is_taken_to_have_run_what_it_had() {
+fn a_reset_gpu_counts_as_having_begun_its_running_request() {
     let mut node = node(&[64]);
     node.ask_again(1, F.0, A, Attempts::new(3, Idempotent::No));
     node.enqueue(2, A);
@@ -368,7 +381,7 @@ fn a_gpu_that_cannot_tell_is_taken_to_have_run_what_it_had() {
 }
 
 #[test]
-fn a_request_that_a_gpu_cannot_run_is_tried_elsewhere_and_not_for_ever() {
+fn a_request_that_a_gpu_cannot_run_is_retried_until_its_attempts_are_exhausted() {
     let mut node = node(&[64]);
     node.enqueue(1, A);
     let returned =
@@ -378,7 +391,7 @@ fn a_request_that_a_gpu_cannot_run_is_tried_elsewhere_and_not_for_ever() {
     assert_eq!(node.step(returned()), [fail(1, Reason::AttemptsExhausted, false)]);
 }
 
-/// The requests that wait for no GPU in particular.
+/// Returns the requests that wait in the shared queue.
 fn shared_queue(dispatch: &Dispatch) -> BTreeMap<RequestKey, Waiting> {
     let waits = |(&key, place): (&RequestKey, &Place)| match *place {
         Place::Queued { request, reserved: None } => Some((key, request)),

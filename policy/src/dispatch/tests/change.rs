@@ -1,9 +1,9 @@
-//! Another policy takes over while requests wait.
+//! Change of the policy while requests wait.
 
 use super::properties::World;
 use super::*;
 
-/// Every policy that may take over.
+/// Returns every policy that may take over.
 fn policies() -> Vec<PolicyConfig> {
     POLICIES.map(|(_, policy)| policy).into_iter().filter(|policy| !policy.binds_early()).collect()
 }
@@ -16,7 +16,7 @@ fn change_to(policy: PolicyConfig, eviction: Eviction) -> Event {
 }
 
 #[test]
-fn what_was_waiting_leaves_in_the_order_in_which_it_came() {
+fn waiting_requests_leave_in_order_of_arrival_after_a_policy_change() {
     for from in policies() {
         for to in policies() {
             let mut node = node_with(from, &[64]);
@@ -46,34 +46,35 @@ fn what_was_waiting_leaves_in_the_order_in_which_it_came() {
 }
 
 #[test]
-fn a_request_bound_to_a_busy_gpu_is_free_again_and_its_model_may_go() {
+fn a_policy_change_unbinds_requests_and_unpins_their_models() {
     let lalb = PolicyConfig::Lalb { overtakes_max: 25 };
     let mut node = node_with(lalb, &[64, 64]);
     node.enqueue(1, A);
     // A load takes so long that waiting is always better.
-    let (load, run) = (Duration::from_secs(9), Duration::from_millis(100));
+    let load = Duration::from_secs(9);
+    let run = Duration::from_millis(100);
     node.step(Event::Learned(Learned { model: A, kind: 0, load, swap: None, run }));
-    assert_eq!(node.enqueue(2, A), [assign(0, 2, A)], "handed ahead");
+    assert_eq!(node.enqueue(2, A), [assign(0, 2, A)], "assigned behind the running request");
     assert_eq!(node.enqueue(3, A), [Action::Pin { gpu: gpu(0), model: A }]);
     let changed = node.step(change_to(PolicyConfig::Lb, Eviction::Lru));
     assert_eq!(changed, [Action::Unpin { gpu: gpu(0), model: A }, assign(1, 3, A)]);
 }
 
 #[test]
-fn gpus_are_told_how_models_stand_once_that_matters() {
+fn a_new_eviction_rule_sends_eviction_ranks_only_if_it_needs_them() {
     let mut node = node(&[64, 64]);
     node.enqueue(1, A);
     node.enqueue(2, B);
     let told =
         |actions: Vec<Action>| actions.into_iter().filter(|it| matches!(it, Action::Standing { .. })).count();
     assert_eq!(told(node.step(change_to(PolicyConfig::Fifo, Eviction::Torpor))), 2);
-    assert_eq!(told(node.step(change_to(PolicyConfig::Lb, Eviction::Torpor))), 0, "they know");
+    assert_eq!(told(node.step(change_to(PolicyConfig::Lb, Eviction::Torpor))), 0, "already sent");
     let config = &node.dispatch.config;
     assert_eq!((config.policy, config.eviction), (PolicyConfig::Lb, Eviction::Torpor));
 }
 
 #[test]
-fn what_was_counted_goes_on_being_counted() {
+fn counters_survive_a_policy_change() {
     let mut node = node_with(PolicyConfig::Lalb { overtakes_max: 25 }, &[64]);
     node.enqueue(1, A);
     node.enqueue(2, B);
@@ -84,10 +85,10 @@ fn what_was_counted_goes_on_being_counted() {
     node.step(change_to(PolicyConfig::Fifo, Eviction::Lru));
     let after = node.dispatch.stats();
     assert_eq!((after.passed, after.reserved), (before.passed, before.reserved));
-    assert!(node.dispatch.next_wake().is_none_or(|at| at > node.now), "nothing is due for ever");
+    assert!(node.dispatch.next_wake().is_none_or(|at| at > node.now), "no wake in the past");
 }
 
-/// What a random node does next; numbers are taken modulo what there is.
+/// Next step of a random node; numbers are taken modulo the number of candidates.
 #[derive(Debug, Clone, Copy)]
 enum Step {
     Enqueue { model: u32, level: u64 },
@@ -110,10 +111,10 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// The world's own checks are that nothing is given out twice, to a GPU that is down or beyond its
-    /// room, and that pins come and go in pairs.
+    /// The checks of [`World`]: no request is assigned twice, to a GPU that is down or beyond a
+    /// GPU's slots, and pins and unpins alternate.
     #[test]
-    fn no_request_is_lost_or_doubled_however_often_the_policy_changes(
+    fn no_request_is_lost_or_doubled_by_policy_changes(
         first in any::<usize>(),
         steps in prop::collection::vec(step(), 1..150)
     ) {
@@ -136,7 +137,8 @@ proptest! {
                     world.waiting.insert(key);
                     let attempts = Attempts::new(3, Idempotent::Yes);
                     let priority = Priority::new(level * 2).unwrap_or_default();
-                    let (function, model) = (FunctionIndex(model), ModelId(model));
+                    let function = FunctionIndex(model);
+                    let model = ModelId(model);
                     Event::Enqueue(Request { key, function, model, attempts, priority, inputs: Inputs::NONE })
                 }
                 Step::Withdraw(number) => {
@@ -157,11 +159,11 @@ proptest! {
                     change_to(policies[policy % policies.len()], eviction)
                 }
             };
-            // Who was started on enough GPUs that died is given up.
+            // A request that was started on enough GPUs that died is given up.
             let may_fail = matches!(event, Event::Down { .. });
             let actions = node.step(event);
             let fails = actions.iter().any(|it| matches!(it, Action::Fail { .. }));
-            prop_assert!(may_fail || !fails, "there is room and time for all: {actions:?}");
+            prop_assert!(may_fail || !fails, "no request may fail with memory and time for all: {actions:?}");
             world.take(&actions);
             prop_assert_eq!(node.dispatch.queued(), world.waiting.len());
             prop_assert_eq!(node.dispatch.in_flight(), world.waiting.len() + world.on.len());

@@ -1,10 +1,10 @@
-//! What dispatch learns from what GPUs say, and how wrong it was (L15, L21).
+//! Learning of the cost model from GPU events, and its prediction errors (L15, L21).
 
 use super::*;
 use crate::dispatch::PredictionError;
 use crate::dispatch::cost::Source;
 
-/// Two GPUs of a kind each under one switch, and a third of another kind.
+/// Returns a node with two GPUs of kind 0 under one switch, and a third GPU of kind 1.
 fn two_kinds() -> Node {
     let of = |kind| GpuConfig { kind, ..GpuConfig::new(Bytes::mib(64), BytesPerSec::gb(1)) };
     let gpus = vec![of(0), of(0), of(1)];
@@ -18,7 +18,7 @@ impl Node {
         self.dispatch.fleet.get(gpu(index)).swap_time(&self.dispatch.models, slot, source).as_millis()
     }
 
-    /// The GPU runs A for 5 ms in a turn of so many.
+    /// Lets a GPU run A for 5 ms in a turn of `turn_ms`.
     fn turn(&mut self, index: u32, key: u64, turn_ms: u64) {
         self.now = self.now + Duration::from_millis(turn_ms);
         self.ended(index, key, 5);
@@ -26,19 +26,19 @@ impl Node {
 }
 
 #[test]
-fn a_swap_is_what_a_turn_took_beyond_its_run_on_gpus_of_its_kind() {
+fn swap_cost_is_turn_time_minus_run_time_per_kind_of_gpu() {
     let mut node = two_kinds();
     assert_eq!(node.enqueue(1, A), [assign(0, 1, A)]);
     assert_eq!(node.swap_ms(0, Source::Host), 8, "8 MiB at 1 GB/s");
     node.turn(0, 1, 7);
-    assert_eq!(node.swap_ms(0, Source::Host), 2, "the rest was hidden behind the run");
+    assert_eq!(node.swap_ms(0, Source::Host), 2, "the run hid the rest");
     assert_eq!(node.swap_ms(1, Source::Host), 2, "the same kind");
-    assert_eq!(node.swap_ms(2, Source::Host), 8, "another");
-    assert_eq!(node.swap_ms(0, Source::SharedHost), 4, "a guess");
+    assert_eq!(node.swap_ms(2, Source::Host), 8, "another kind");
+    assert_eq!(node.swap_ms(0, Source::SharedHost), 4, "an estimate");
 }
 
 #[test]
-fn a_load_beside_another_is_learned_apart_and_one_that_was_crossed_not_at_all() {
+fn shared_loads_are_learned_separately_and_disturbed_loads_not_at_all() {
     let mut node = two_kinds();
     assert_eq!(node.enqueue(1, A), [assign(0, 1, A)]);
     assert_eq!(node.enqueue(2, A), [assign(1, 2, A)]);
@@ -49,22 +49,23 @@ fn a_load_beside_another_is_learned_apart_and_one_that_was_crossed_not_at_all() 
 }
 
 #[test]
-fn the_error_of_what_was_predicted_is_told_by_kind() {
+fn prediction_errors_are_reported_by_kind() {
     let mut node = two_kinds();
     node.enqueue(1, A);
     node.turn(0, 1, 13);
-    assert_eq!(node.dispatch.stats().errors, [], "nothing was predicted: it had never run");
+    assert_eq!(node.dispatch.stats().errors, [], "no prediction before the first run");
     for (key, index) in [(2, 1), (3, 2), (4, 0)] {
         assert_eq!(node.enqueue(key, A), [assign(index, key, A)]);
         node.turn(index, key, 10);
     }
-    // GPU 1 loads for 8 and runs for 5 ms, it was said. Of runs on GPU 2's kind nothing was known.
+    // The prediction for GPU 1 was a load of 8 ms and a run of 5 ms. For GPU 2's kind no run time
+    // was known.
     let error = |turn, thousandths| PredictionError { kind: 0, turn, predictions: 1, thousandths };
     assert_eq!(node.dispatch.stats().errors, [error(Predicted::Run, 500), error(Predicted::Load, 300)]);
 }
 
 #[test]
-fn how_long_the_link_is_busy_is_learned_from_arrivals() {
+fn transfer_time_is_learned_from_arrivals() {
     let mut node = two_kinds();
     node.enqueue(1, A);
     node.now = node.now + Duration::from_millis(6);
@@ -76,7 +77,7 @@ fn how_long_the_link_is_busy_is_learned_from_arrivals() {
 }
 
 #[test]
-fn a_copy_that_fell_back_to_the_host_says_nothing_of_peers() {
+fn a_peer_copy_that_fell_back_to_the_host_is_no_sample() {
     let rate = BytesPerSec::gb(4);
     let learned = |arrives: Option<Option<GpuIndex>>| {
         let policy = PolicyConfig::Torpor(TorporConfig::default());
@@ -92,13 +93,13 @@ fn a_copy_that_fell_back_to_the_host_says_nothing_of_peers() {
         node.turn(1, 2, 15);
         node.swap_ms(1, Source::Peer(rate))
     };
-    assert_eq!(learned(Some(Some(gpu(0)))), 9, "what the turn took beyond its run of 5 ms, rounded");
-    assert_eq!(learned(Some(None)), 2, "by the rate: some of it came from the host");
-    assert_eq!(learned(None), 2, "who knows where it came from");
+    assert_eq!(learned(Some(Some(gpu(0)))), 9, "the turn minus its run of 5 ms, rounded");
+    assert_eq!(learned(Some(None)), 2, "by the rate: some of A came from the host");
+    assert_eq!(learned(None), 2, "the source is unknown");
 }
 
 #[test]
-fn a_model_that_arrives_during_the_run_before_is_not_waited_for() {
+fn a_model_that_arrives_during_the_run_before_adds_no_swap_time() {
     let mut node = node(&[64]);
     for (key, model) in [(1, A), (2, B)] {
         node.enqueue(key, model);
@@ -106,10 +107,14 @@ fn a_model_that_arrives_during_the_run_before_is_not_waited_for() {
     }
     node.step(Event::Evicted { gpu: gpu(0), models: vec![B] });
     assert_eq!(node.enqueue(3, A), [assign(0, 3, A)]);
-    assert_eq!(node.enqueue(4, B), [assign(0, 4, B)], "ahead, and B comes meanwhile");
+    assert_eq!(
+        node.enqueue(4, B),
+        [assign(0, 4, B)],
+        "behind the running request, and B is loaded meanwhile"
+    );
     let backlog = |node: &Node| {
-        let (fleet, models) = (&node.dispatch.fleet, &node.dispatch.models);
-        fleet.backlog(models, node.now, gpu(0)).unwrap()
+        let fleet = &node.dispatch.fleet;
+        fleet.backlog(&node.dispatch.models, node.now, gpu(0)).unwrap()
     };
     let before = backlog(&node);
     let swap = node.dispatch.fleet.get(gpu(0)).ahead[0].swap;

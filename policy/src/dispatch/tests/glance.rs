@@ -1,4 +1,4 @@
-//! What is chosen by a first look is what looking closely at every GPU chooses.
+//! Equivalence of searches through load summaries and full scans of every GPU.
 
 use std::cmp::Reverse;
 
@@ -6,12 +6,13 @@ use super::*;
 use crate::dispatch::gpus::Expected;
 use crate::dispatch::{arrival, glance, torpor};
 
-/// Whatever the policy: its choices are asked of what the dispatcher knows, for each model.
+/// Checks the searches of all policies against full scans, for each model.
 pub(super) fn check(dispatch: &Dispatch, now: Timestamp) {
     let fleet = &dispatch.fleet;
     let gpus = || (0..3).map(GpuIndex);
     for gpu in gpus() {
-        let (it, first_look) = (fleet.get(gpu), fleet.glance(gpu));
+        let it = fleet.get(gpu);
+        let first_look = fleet.glance(gpu);
         let takes = it.takes_ahead() && it.ahead.len() < AHEAD_MAX;
         assert_eq!(first_look.takes(SizeRank(0), AHEAD_MAX), takes, "{gpu}");
         assert_eq!(first_look.nobody_ahead(), it.ahead.is_empty(), "{gpu}");
@@ -22,7 +23,7 @@ pub(super) fn check(dispatch: &Dispatch, now: Timestamp) {
     }
 }
 
-/// The same for requests that read these.
+/// Checks the same for requests with these inputs.
 pub(super) fn check_with(dispatch: &Dispatch, now: Timestamp, models: &[Slot], read: Inputs) {
     let inputs = BTreeMap::from([(RequestKey(0), read)]);
     let view = View { now, fleet: &dispatch.fleet, models: &dispatch.models, inputs: &inputs };
@@ -49,13 +50,14 @@ fn idle_gpu(view: &View<'_>, request: &Waiting) -> Option<GpuIndex> {
     holder.or_else(|| nearest_idle(view, request, |_| ()))
 }
 
-/// Of all that are idle: those that data comes to over the host count only where they are first.
+/// Scans all idle GPUs. GPUs that the inputs reach over the host count only if they are first.
 fn nearest_idle<C: Ord>(
     view: &View<'_>,
     request: &Waiting,
     class: impl Fn(GpuIndex) -> C,
 ) -> Option<GpuIndex> {
-    let (fleet, inputs) = (view.fleet, view.inputs(request));
+    let fleet = view.fleet;
+    let inputs = view.inputs(request);
     let idle = || fleet.all().filter(|&gpu| fleet.takes_now(gpu, request.rank));
     let first = idle().min_by_key(|&gpu| (fleet.idle_place(gpu), gpu));
     let near = |gpu: GpuIndex| inputs.iter().any(|(from, _)| from == gpu || fleet.way(from, gpu).is_some());
@@ -97,7 +99,7 @@ fn from_peer(view: &View<'_>, request: &Waiting) -> Option<torpor::Peer> {
     faster.min()
 }
 
-/// As LALB asks, with requests of `own` time that wait for each GPU alone.
+/// Searches as LALB does, with requests of `own` time in each GPU's own queue.
 fn first_of(
     view: &View<'_>,
     model: Slot,

@@ -1,14 +1,15 @@
-//! Where requests go whose data is on GPUs (D06, D07, D19).
+//! Choice of GPUs for requests with inputs on GPUs (D06, D07, D19).
 
 use super::*;
 use crate::dispatch::cost::Source;
 
-/// Three GPUs of 64 MiB at 1 GB/s, of which 1 and 2 are joined at 10 GB/s. All hold these models, which
-/// run for 10 ms, and are idle.
+/// Returns a node of three GPUs of 64 MiB at 1 GB/s, with a link of 10 GB/s between GPUs 1 and 2.
+/// All GPUs hold these models, which run for 10 ms, and are idle.
 fn holding(policy: &str, models: &[ModelId]) -> Node {
     let config = GpuConfig::new(Bytes::mib(64), BytesPerSec(1_000_000_000));
     let rate = BytesPerSec::gb(10);
-    let (peers, ways) = (vec![PeerLink { a: gpu(1), b: gpu(2), rate }], both_ways(1, 2, rate).to_vec());
+    let peers = vec![PeerLink { a: gpu(1), b: gpu(2), rate }];
+    let ways = both_ways(1, 2, rate).to_vec();
     let config = Config { peers, ways, ..Config::new(vec![config; 3], 9) };
     let mut node = node_of(&config.with_policy(policy.parse().unwrap(), 1));
     for &model in models {
@@ -29,35 +30,35 @@ fn goes_to(actions: &[Action]) -> Option<u32> {
 }
 
 #[test]
-fn of_idle_gpus_that_hold_the_model_or_do_not_the_one_with_the_data_runs_it() {
+fn the_gpu_with_the_inputs_wins_among_equal_idle_gpus() {
     for policy in ["fifo", "lalb", "lalb-o3", "torpor", "unified"] {
         for data_on in 0..3 {
             let mut node = holding(policy, &[A]);
             let went = goes_to(&node.ask_with(1, A, &[(data_on, 40)]));
-            assert_eq!(went, Some(data_on), "{policy}: all hold it");
+            assert_eq!(went, Some(data_on), "{policy}: all hold A");
         }
     }
     for policy in ["fifo", "torpor", "unified"] {
         for data_on in 0..3 {
             let mut node = holding(policy, &[]);
             let went = goes_to(&node.ask_with(1, A, &[(data_on, 40)]));
-            assert_eq!(went, Some(data_on), "{policy}: nobody holds it");
+            assert_eq!(went, Some(data_on), "{policy}: no GPU holds A");
         }
     }
 }
 
 #[test]
-fn where_the_gpu_with_the_data_is_busy_a_link_from_it_decides() {
+fn a_link_from_the_inputs_decides_while_their_gpu_is_busy() {
     for policy in ["fifo", "lalb", "torpor"] {
         let mut node = holding(policy, &[A]);
         assert_eq!(goes_to(&node.ask_with(1, A, &[(2, 40)])), Some(2));
         assert_eq!(goes_to(&node.ask_with(2, A, &[(2, 40)])), Some(1), "{policy}");
-        assert_eq!(goes_to(&node.ask_with(3, A, &[(2, 40)])), Some(0), "{policy}: the last that is idle");
+        assert_eq!(goes_to(&node.ask_with(3, A, &[(2, 40)])), Some(0), "{policy}: the last idle GPU");
     }
 }
 
 #[test]
-fn a_way_over_several_links_is_as_good_as_its_rate() {
+fn a_route_over_several_links_counts_by_its_rate() {
     for policy in ["fifo", "torpor", "unified"] {
         let config = GpuConfig::new(Bytes::mib(64), BytesPerSec(1_000_000_000));
         // No link joins 0 and 3.
@@ -73,7 +74,7 @@ fn a_way_over_several_links_is_as_good_as_its_rate() {
 }
 
 #[test]
-fn a_model_that_is_there_is_worth_more_to_fifo_than_data() {
+fn fifo_prefers_a_resident_model_to_local_inputs() {
     let mut node = holding("fifo", &[]);
     assert_eq!(goes_to(&node.enqueue(1, A)), Some(0));
     node.ended(0, 1, 10);
@@ -81,28 +82,29 @@ fn a_model_that_is_there_is_worth_more_to_fifo_than_data() {
 }
 
 #[test]
-fn where_none_is_idle_a_request_goes_ahead_to_where_it_begins_first() {
+fn a_next_request_goes_to_the_busy_gpu_that_begins_it_first() {
     let busy = |read: &[(u32, u64)]| {
         let mut node = holding("fifo", &[A]);
         for key in 1..=3 {
             node.enqueue(key, A);
-            // GPU 0 is through 4 ms before GPU 2.
+            // GPU 0 finishes 4 ms before GPU 2.
             node.now = node.now + Duration::from_millis(2);
         }
         goes_to(&node.ask_with(4, A, read))
     };
     assert_eq!(busy(&[]), Some(0));
-    assert_eq!(busy(&[(2, 1)]), Some(0), "it is there in 2 ms, and GPU 0 is through in 4");
-    assert_eq!(busy(&[(2, 40)]), Some(1), "a link brings it in 4 ms, and GPU 1 is through in 6");
+    assert_eq!(busy(&[(2, 1)]), Some(0), "the inputs arrive in 2 ms, and GPU 0 finishes in 4");
+    assert_eq!(busy(&[(2, 40)]), Some(1), "the inputs arrive over a link in 4 ms, and GPU 1 finishes in 6");
     assert_eq!(busy(&[(0, 40)]), Some(0));
 }
 
-/// MiB at 1 GB/s and back: 2 ms each over the host.
+/// A MiB crosses both host links, at 1 GB/s, in 2 ms.
 #[test]
 fn unified_weighs_data_against_loads_and_waits() {
     let on = |holds: &[u32], read: &[(u32, u64)], busy_for_ms: Option<u64>| {
         let mut node = holding("unified", &[]);
-        let (load, run) = (Duration::from_millis(20), Duration::from_millis(30));
+        let load = Duration::from_millis(20);
+        let run = Duration::from_millis(30);
         node.step(Event::Learned(Learned { model: A, kind: 0, load, swap: None, run }));
         for &index in holds {
             node.ask_with(1000, A, &[(index, 60)]);
@@ -115,14 +117,14 @@ fn unified_weighs_data_against_loads_and_waits() {
         }
         goes_to(&node.ask_with(2, A, read))
     };
-    assert_eq!(on(&[0], &[(2, 5)], None), Some(0), "10 ms of moving are less than 20 of loading");
+    assert_eq!(on(&[0], &[(2, 5)], None), Some(0), "10 ms of transfer are less than 20 of loading");
     assert_eq!(on(&[0], &[(2, 40)], None), Some(2), "84 ms are more");
-    assert_eq!(on(&[0, 1], &[(0, 40)], Some(20)), Some(0), "waiting 20 ms is less than moving");
-    assert_eq!(on(&[0, 1], &[(0, 5)], Some(20)), Some(1), "and more than 10");
+    assert_eq!(on(&[0, 1], &[(0, 40)], Some(20)), Some(0), "20 ms of waiting are less than the transfer");
+    assert_eq!(on(&[0, 1], &[(0, 5)], Some(20)), Some(1), "20 ms of waiting are more than 10 of transfer");
 }
 
 #[test]
-fn what_was_handed_to_where_its_data_is_is_not_asked_back_by_a_gpu_without() {
+fn a_gpu_without_the_inputs_recalls_no_request_that_begins_sooner_near_them() {
     let ask = |read: &[(u32, u64)]| {
         let mut node = holding("fifo", &[A]);
         (1..=3).for_each(|key| drop(node.enqueue(key, A)));
@@ -132,11 +134,11 @@ fn what_was_handed_to_where_its_data_is_is_not_asked_back_by_a_gpu_without() {
         (to, actions.iter().any(|action| matches!(action, Action::Recall { .. })))
     };
     assert_eq!(ask(&[]), (Some(0), true));
-    assert_eq!(ask(&[(0, 40)]), (Some(0), false), "it begins in 8 ms, and would be there in 84");
+    assert_eq!(ask(&[(0, 40)]), (Some(0), false), "8 ms until its turn, 84 ms until the inputs arrive");
 }
 
 #[test]
-fn data_that_moves_while_its_reader_waits_counts_where_it_is_now() {
+fn moved_inputs_count_at_their_new_location() {
     let asked_back = |before: &[(u32, u64)], by_now: &[(u32, u64)]| {
         let mut node = holding("fifo", &[A]);
         (1..=3).for_each(|key| drop(node.enqueue(key, A)));
@@ -146,12 +148,12 @@ fn data_that_moves_while_its_reader_waits_counts_where_it_is_now() {
         let actions = node.ended(1, 2, 10);
         actions.iter().any(|action| matches!(action, Action::Recall { .. }))
     };
-    assert!(asked_back(&[(0, 40)], &[]), "it made room and is on the host");
-    assert!(!asked_back(&[], &[(0, 40)]), "it came back");
+    assert!(asked_back(&[(0, 40)], &[]), "the inputs were evicted to the host");
+    assert!(!asked_back(&[], &[(0, 40)]), "the inputs returned");
 }
 
 #[test]
-fn torpor_asks_first_where_a_load_disturbs_least() {
+fn torpor_prefers_undisturbed_loads_to_local_inputs() {
     let config = GpuConfig::new(Bytes::mib(64), BytesPerSec(1_000_000_000));
     let switches = vec![vec![gpu(0), gpu(1)], vec![gpu(2), gpu(3)]];
     let config = Config { switches, ..Config::new(vec![config; 4], 9) };
@@ -161,7 +163,7 @@ fn torpor_asks_first_where_a_load_disturbs_least() {
 }
 
 #[test]
-fn a_turn_that_waited_for_data_teaches_nothing_of_loads() {
+fn a_turn_with_moved_inputs_is_no_sample_of_a_swap() {
     let mut node = holding("fifo", &[]);
     let swap = |node: &Node| {
         let slot = node.dispatch.models.slot(A).unwrap();
@@ -172,7 +174,7 @@ fn a_turn_that_waited_for_data_teaches_nothing_of_loads() {
     node.now = node.now + Duration::from_millis(50);
     node.ended(0, 1, 10);
     assert!(swap(&node));
-    // Without data it does.
+    // A turn without inputs is a sample.
     assert_eq!(goes_to(&node.ask_with(2, B, &[])), Some(1));
     node.now = node.now + Duration::from_millis(50);
     node.ended(1, 2, 10);
@@ -181,7 +183,7 @@ fn a_turn_that_waited_for_data_teaches_nothing_of_loads() {
 }
 
 #[test]
-fn the_data_of_all_that_run_as_one_counts() {
+fn inputs_of_all_requests_in_a_batch_count() {
     let mut node = holding("lb", &[]);
     let rows = |rows, read: &[(u32, u64)]| Event::Rows { key: RequestKey(1), rows, inputs: data(read) };
     node.step(rows(2, &[(1, 3)]));
@@ -192,5 +194,5 @@ fn the_data_of_all_that_run_as_one_counts() {
     node.ended(0, 1, 10);
     node.step(rows(1, &[(2, 1)]));
     node.step(Event::Moved { key: RequestKey(1), inputs: data(&[(2, 1)]) });
-    assert!(node.dispatch.inputs.is_empty(), "it has gone");
+    assert!(node.dispatch.inputs.is_empty(), "the request has left");
 }

@@ -13,8 +13,8 @@ pub(super) fn limit(policy: PolicyConfig) -> Option<u64> {
     }
 }
 
-/// Without out-of-order dispatch no request leaves the queue while an older one that fits the same
-/// GPU stays (L11).
+/// Without out-of-order dispatch, no request leaves the queue while an older one stays that fits
+/// the same GPU (L11).
 pub(super) fn check_order(policy: PolicyConfig, before: &BTreeMap<RequestKey, Waiting>, after: &Dispatch) {
     if limit(policy) != Some(0) {
         return;
@@ -27,7 +27,7 @@ pub(super) fn check_order(policy: PolicyConfig, before: &BTreeMap<RequestKey, Wa
     }
 }
 
-/// Who left the shared queue for which GPU.
+/// Returns the requests that left the shared queue, with their GPUs.
 fn left(before: &BTreeMap<RequestKey, Waiting>, after: &Dispatch) -> Vec<(RequestKey, GpuIndex)> {
     let to = |&key: &RequestKey| match *after.places.get(&key)? {
         Place::On(gpu) | Place::Queued { reserved: Some(gpu), .. } => Some((key, gpu)),
@@ -36,12 +36,13 @@ fn left(before: &BTreeMap<RequestKey, Waiting>, after: &Dispatch) -> Vec<(Reques
     before.keys().filter_map(to).collect()
 }
 
-/// How often each request was overtaken: it stayed in the shared queue while a younger one left.
+/// Number of times that each request was overtaken: it stayed in the shared queue while a younger
+/// one left.
 #[derive(Debug, Default)]
 pub(super) struct Overtaken(BTreeMap<RequestKey, u64>);
 
 impl Overtaken {
-    /// Counts who stays since `before`; gives how often the one most overtaken was.
+    /// Counts the departures since `before`; returns the maximum over all requests.
     pub(super) fn count(&mut self, before: &BTreeMap<RequestKey, Waiting>, after: &Dispatch) -> u64 {
         let leavers = left(before, after);
         for &key in shared_queue(after).keys().filter(|key| before.contains_key(key)) {
@@ -51,10 +52,11 @@ impl Overtaken {
     }
 }
 
-/// Loading A or B takes 60 ms and running them 100 ms.
+/// Returns a node on which loading A or B takes 60 ms, and running them 100 ms.
 fn profiled(policy: PolicyConfig, memories_mib: &[u64]) -> Node {
     let mut node = node_with(policy, memories_mib);
-    let (load, run) = (Duration::from_millis(60), Duration::from_millis(100));
+    let load = Duration::from_millis(60);
+    let run = Duration::from_millis(100);
     for model in [A, B] {
         node.step(Event::Learned(Learned { model, kind: 0, load, swap: None, run }));
     }
@@ -75,7 +77,8 @@ impl Node {
     }
 }
 
-/// L12: GPU 0 holds A and has run a request of it for so long, GPU 1 is idle. Where goes the next?
+/// L12: GPU 0 holds A and has run a request for `elapsed_ms`, and GPU 1 is idle. Returns the GPU of
+/// the next request for A.
 fn goes_to(elapsed_ms: u64) -> GpuIndex {
     let mut node = profiled(LALB, &[64, 64]);
     node.enqueue(1, A);
@@ -89,12 +92,12 @@ fn goes_to(elapsed_ms: u64) -> GpuIndex {
 fn a_busy_holder_gets_a_request_only_if_strictly_sooner_than_a_load() {
     assert_eq!(goes_to(40), gpu(1), "60 ms of waiting and 60 of loading: a miss");
     assert_eq!(goes_to(41), gpu(0), "59 ms: a move");
-    assert_eq!(goes_to(130), gpu(0), "it should have ended, so it will at any moment");
-    assert_eq!(goes_to(201), gpu(1), "or it hangs");
+    assert_eq!(goes_to(130), gpu(0), "an overdue run counts as about to end");
+    assert_eq!(goes_to(201), gpu(1), "after twice its time the run counts as hanging");
 }
 
 #[test]
-fn of_several_busy_holders_the_one_that_finishes_first_gets_it() {
+fn the_busy_holder_that_finishes_first_gets_the_request() {
     let mut node = profiled(LALB, &[64, 64, 64]);
     for key in [1, 2] {
         assert_eq!(node.to(key, A), Some(gpu(key as u32 - 1)));
@@ -110,21 +113,22 @@ fn of_several_busy_holders_the_one_that_finishes_first_gets_it() {
     // Idle GPU 2 lacks A. Of the holders, GPU 0 has run for 75 ms and GPU 1 for 60.
     node.after_ms(45);
     assert_eq!(node.to(5, A), Some(gpu(0)));
-    assert_eq!(node.to(6, A), Some(gpu(1)), "GPU 0 has one waiting");
-    assert_eq!(node.to(7, A), Some(gpu(2)), "both have: a miss, and a replica (L13)");
+    assert_eq!(node.to(6, A), Some(gpu(1)), "GPU 0 has a waiting request");
+    assert_eq!(node.to(7, A), Some(gpu(2)), "both holders have one: a miss, and a replica (L13)");
 }
 
-/// L10, and the model stays while requests wait for it.
+/// L10; the model stays pinned while requests wait for it.
 #[test]
 fn a_gpus_own_queue_comes_before_the_shared_one_and_pins_its_model() {
     let mut node = profiled(LALB, &[64, 64]);
     node.to(1, A);
     // From now on a load takes so long that waiting is always better.
-    let (load, run) = (Duration::from_secs(9), Duration::from_millis(100));
+    let load = Duration::from_secs(9);
+    let run = Duration::from_millis(100);
     node.step(Event::Learned(Learned { model: A, kind: 0, load, swap: None, run }));
-    assert_eq!(node.enqueue(2, A), [assign(0, 2, A)], "handed ahead");
+    assert_eq!(node.enqueue(2, A), [assign(0, 2, A)], "assigned behind the running request");
     let pin = Action::Pin { gpu: gpu(0), model: A };
-    assert_eq!(node.enqueue(3, A), [pin], "it waits for GPU 0");
+    assert_eq!(node.enqueue(3, A), [pin], "request 3 waits for GPU 0");
     assert_eq!(node.enqueue(4, A), []);
     assert_eq!(node.dispatch.queued(), 2);
     assert_eq!(node.enqueue(5, B), [assign(1, 5, B)]);
@@ -132,25 +136,26 @@ fn a_gpus_own_queue_comes_before_the_shared_one_and_pins_its_model() {
     assert_eq!(node.ended(0, 1, 100), [assign(0, 3, A)]);
     assert_eq!(node.step(Event::Withdraw { key: RequestKey(4) }), [Action::Unpin { gpu: gpu(0), model: A }]);
     assert_eq!(node.ended(0, 2, 100), []);
-    assert_eq!(node.ended(0, 3, 100), [assign(0, 6, LARGE)], "only then the shared queue");
+    assert_eq!(node.ended(0, 3, 100), [assign(0, 6, LARGE)], "the shared queue after the own queue");
 }
 
 #[test]
-fn what_waits_for_a_gpu_waits_with_the_others_again_when_it_is_lost() {
+fn own_queue_of_a_lost_gpu_rejoins_the_shared_queue() {
     let mut node = profiled(O3, &[64, 64]);
     node.to(1, A);
     // From now on a load takes so long that waiting is always better.
-    let (load, run) = (Duration::from_secs(9), Duration::from_millis(100));
+    let load = Duration::from_secs(9);
+    let run = Duration::from_millis(100);
     node.step(Event::Learned(Learned { model: A, kind: 0, load, swap: None, run }));
     (2..=3).for_each(|key| drop(node.enqueue(key, A)));
     let unpin = Action::Unpin { gpu: gpu(0), model: A };
-    assert_eq!(node.down(0, &[(1, Progress::Begun)]), [unpin, again(1, 1, A, 2)], "a suspect, alone");
-    assert_eq!(node.ended(1, 1, 100), [assign(1, 2, A)], "in their old order");
+    assert_eq!(node.down(0, &[(1, Progress::Begun)]), [unpin, again(1, 1, A, 2)], "a suspect runs alone");
+    assert_eq!(node.ended(1, 1, 100), [assign(1, 2, A)], "in the old order");
 }
 
 /// L11: any queued model that the idle GPU holds is a hit.
 #[test]
-fn an_idle_gpu_takes_a_hit_from_behind_out_of_order_only() {
+fn an_idle_gpu_takes_a_younger_hit_only_with_out_of_order_dispatch() {
     for (policy, expected) in [(O3, assign(0, 4, A)), (LALB, assign(0, 3, B))] {
         let mut node = profiled(policy, &[64]);
         node.enqueue(1, A);
@@ -161,9 +166,9 @@ fn an_idle_gpu_takes_a_hit_from_behind_out_of_order_only() {
     }
 }
 
-/// Alg. 2 l.4-6: a request whose model another idle GPU holds goes there.
+/// Algorithm 2, lines 4 to 6: a request goes to another idle GPU that holds its model.
 #[test]
-fn a_request_goes_to_whichever_idle_gpu_holds_its_model() {
+fn a_request_goes_to_the_idle_gpu_that_holds_its_model() {
     let mut node = profiled(LALB, &[64, 64]);
     node.enqueue(1, A);
     node.enqueue(2, B);
@@ -173,7 +178,7 @@ fn a_request_goes_to_whichever_idle_gpu_holds_its_model() {
     assert_eq!(node.to(4, A), Some(gpu(0)));
 }
 
-/// L14: the oldest is overtaken as often as is allowed and then goes first.
+/// L14: the oldest request is overtaken up to its limit and then goes first.
 #[test]
 fn a_request_is_overtaken_up_to_the_limit_and_no_more() {
     for limit in [0, 1, 2, 3] {
@@ -194,9 +199,9 @@ fn a_request_is_overtaken_up_to_the_limit_and_no_more() {
     }
 }
 
-/// What the paper's counter adds: looks that find no hit make everybody's count go up.
+/// Addition of the paper's counter: a search without a hit increases the count of every request.
 #[test]
-fn visits_also_count_looks_that_found_nothing() {
+fn visits_also_count_fruitless_searches() {
     let mut node = profiled(O3, &[64, 64]);
     node.enqueue(1, LARGE);
     node.enqueue(2, LARGE);
@@ -208,7 +213,7 @@ fn visits_also_count_looks_that_found_nothing() {
 }
 
 proptest! {
-    /// L14 against a count kept from outside.
+    /// L14 against an independent count.
     #[test]
     fn no_request_is_overtaken_more_than_the_limit(
         limit in 0..5u32,

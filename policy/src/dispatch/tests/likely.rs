@@ -1,4 +1,4 @@
-//! Models that are likely to be asked for next (D29).
+//! Prewarming of models that a workflow will probably request (D29).
 
 use super::*;
 
@@ -20,10 +20,10 @@ fn counts(node: &Node) -> (u64, u64, u64) {
 }
 
 #[test]
-fn the_next_model_comes_beside_the_step_before_as_soon_as_that_has_its_own() {
+fn the_next_model_is_prewarmed_beside_the_running_step_after_its_load() {
     let mut node = node(&[64]);
     node.enqueue(1, A);
-    assert_eq!(likely(&mut node, B, Some(A)), [], "A is on its way");
+    assert_eq!(likely(&mut node, B, Some(A)), [], "A is in transit");
     assert_eq!(loaded(&mut node, 0, A), [prewarm(0, B)]);
     assert_eq!(node.ended(0, 1, 5), []);
     assert_eq!(node.enqueue(2, B), [assign(0, 2, B)]);
@@ -31,24 +31,24 @@ fn the_next_model_comes_beside_the_step_before_as_soon_as_that_has_its_own() {
 }
 
 #[test]
-fn it_comes_to_an_idle_gpu_while_the_other_loads() {
+fn a_model_is_prewarmed_on_an_idle_gpu_while_the_other_loads() {
     let mut node = node(&[64, 64, 64]);
     node.enqueue(1, A);
     assert_eq!(likely(&mut node, B, Some(A)), [prewarm(1, B)]);
-    assert_eq!(likely(&mut node, B, Some(A)), [], "it is there");
-    // Of a step that ran beside the GPUs.
+    assert_eq!(likely(&mut node, B, Some(A)), [], "B is already loading");
+    // The step before ran outside the GPUs.
     assert_eq!(likely(&mut node, LARGE, None), [prewarm(2, LARGE)]);
     assert_eq!(counts(&node), (2, 1, 0));
 }
 
 #[test]
-fn a_load_that_was_cut_short_neither_counts_as_there_nor_keeps_others_away() {
+fn an_aborted_load_neither_counts_as_resident_nor_blocks_prewarming() {
     let mut node = node(&[64]);
     node.enqueue(1, A);
     node.enqueue(2, LARGE);
     loaded(&mut node, 0, A);
-    assert_eq!(likely(&mut node, B, Some(A)), [], "LARGE is on its way, and a request behind it");
-    // Whoever waited for it left, and the GPU dropped what had come.
+    assert_eq!(likely(&mut node, B, Some(A)), [], "LARGE is in transit, and a request waits behind A");
+    // The client of request 2 left, and the GPU dropped the weights that had arrived.
     node.step(Event::Withdraw { key: RequestKey(2) });
     node.step(Event::Evicted { gpu: gpu(0), models: vec![LARGE] });
     assert_eq!(node.step(Event::Ended { gpu: gpu(0), key: RequestKey(2), ran: None }), [prewarm(0, B)]);
@@ -57,24 +57,24 @@ fn a_load_that_was_cut_short_neither_counts_as_there_nor_keeps_others_away() {
 }
 
 #[test]
-fn nothing_comes_where_somebody_waits_or_has_the_room() {
+fn no_model_is_prewarmed_while_requests_wait_or_need_the_memory() {
     let mut node = node(&[64]);
     node.enqueue(1, LARGE);
     loaded(&mut node, 0, LARGE);
     node.step(Event::Install { model: HUGE, memory: Bytes::mib(24), weights: Bytes::mib(24) });
     assert_eq!(likely(&mut node, HUGE, Some(LARGE)), [], "48 of 64 MiB are in use");
     assert_eq!(likely(&mut node, B, None), [], "no GPU is idle");
-    assert_eq!(counts(&node), (0, 0, 0), "both wait");
+    assert_eq!(counts(&node), (0, 0, 0), "both hints wait");
     node.enqueue(2, LARGE);
     node.enqueue(3, LARGE);
-    assert_eq!((node.dispatch.queued(), counts(&node)), (1, (0, 0, 2)), "until somebody else does");
+    assert_eq!((node.dispatch.queued(), counts(&node)), (1, (0, 0, 2)), "a waiting request drops the hints");
     node.step(Event::Remove { model: A });
-    assert_eq!(likely(&mut node, A, None), [], "it is not served here");
+    assert_eq!(likely(&mut node, A, None), [], "A is not installed");
     assert_eq!(counts(&node), (0, 0, 2));
 }
 
 #[test]
-fn what_finds_no_gpu_in_time_or_is_asked_for_first_does_not_come() {
+fn expired_or_overtaken_hints_are_dropped() {
     let mut node = node(&[64]);
     node.enqueue(1, A);
     loaded(&mut node, 0, A);
@@ -88,7 +88,7 @@ fn what_finds_no_gpu_in_time_or_is_asked_for_first_does_not_come() {
 }
 
 #[test]
-fn the_hints_that_wait_are_bounded_and_none_is_followed_where_models_are_bound() {
+fn waiting_hints_are_bounded_and_early_binding_follows_none() {
     let mut full = node(&[64]);
     full.enqueue(1, A);
     for model in (10..).map(ModelId).take(LIKELY_MAX + 1) {

@@ -1,9 +1,10 @@
-//! Priorities, whatever the policy.
+//! Priorities under every policy.
 
 use super::*;
 
 fn ask(node: &mut Node, key: u64, model: ModelId, level: u64) -> Vec<Action> {
-    let (key, attempts) = (RequestKey(key), Attempts::new(3, Idempotent::Yes));
+    let key = RequestKey(key);
+    let attempts = Attempts::new(3, Idempotent::Yes);
     let priority = Priority::new(level).unwrap();
     let function = FunctionIndex(level as u32);
     node.step(Event::Enqueue(Request { key, function, model, attempts, priority, inputs: Inputs::NONE }))
@@ -17,17 +18,17 @@ fn assigned(actions: &[Action]) -> Vec<(u32, u64)> {
     actions.iter().filter_map(assigned).collect()
 }
 
-/// Policies that decide as they are told of a queue, not early.
+/// Returns the policies that bind late.
 fn late() -> impl Iterator<Item = (&'static str, PolicyConfig)> {
     POLICIES.into_iter().filter(|(_, policy)| !policy.binds_early())
 }
 
 #[test]
-fn whoever_waits_longest_at_the_highest_level_goes_first() {
+fn the_oldest_request_of_the_highest_priority_goes_first() {
     for (name, policy) in late() {
         let mut node = node_with(policy, &[64]);
         assert_eq!(assigned(&ask(&mut node, 1, LARGE, 4)), [(0, 1)], "{name}");
-        // Handed ahead under some policies; what is on a GPU stays there.
+        // Some policies assign these requests to the busy GPU, where they stay.
         let ahead = assigned(&ask(&mut node, 2, LARGE, 8)).len();
         let ahead = ahead + assigned(&ask(&mut node, 3, LARGE, 1)).len();
         let ahead = ahead + assigned(&ask(&mut node, 4, LARGE, 1)).len();
@@ -49,7 +50,7 @@ fn whoever_waits_longest_at_the_highest_level_goes_first() {
 }
 
 #[test]
-fn a_level_with_nothing_to_decide_holds_up_none_below() {
+fn a_priority_without_a_decision_does_not_delay_lower_ones() {
     for (name, policy) in late() {
         let mut node = node_with(policy, &[64, 16]);
         assert_eq!(assigned(&ask(&mut node, 1, LARGE, 1)), [(0, 1)], "{name}");
@@ -59,7 +60,7 @@ fn a_level_with_nothing_to_decide_holds_up_none_below() {
 }
 
 #[test]
-fn a_level_that_begins_late_knows_objectives_and_scores() {
+fn a_priority_level_created_later_has_objectives_and_scores() {
     for (name, policy) in late().filter(|(_, policy)| policy.scores()) {
         let mut node = node_with(policy, &[64]);
         for function in [1, 8] {

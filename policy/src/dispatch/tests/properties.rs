@@ -1,10 +1,11 @@
-//! Whatever happens, under every policy: nothing is lost, nothing runs twice, no GPU idles in vain.
+//! Properties of every policy under random events: no request is lost, no request runs twice, and
+//! no GPU idles while a request waits.
 
 use super::*;
 use crate::dispatch::config::UNIFIED;
 use crate::gpu::eviction::CopyKind;
 
-/// What a random node does next; numbers are taken modulo what there is.
+/// Next step of a random node; numbers are taken modulo the number of candidates.
 #[derive(Debug, Clone, Copy)]
 enum Step {
     Enqueue { model: u32, data: Option<(u32, u32)> },
@@ -21,7 +22,7 @@ enum Step {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    // How much of it, in MiB, and on which GPU.
+    // The GPU that has the inputs, and their size in MiB.
     let data = || prop::option::of((0..3u32, 1..40u32));
     prop_oneof![
         8 => (0..3u32, data()).prop_map(|(model, data)| Step::Enqueue { model, data }),
@@ -46,7 +47,8 @@ fn policy() -> impl Strategy<Value = PolicyConfig> {
         PolicyConfig::Unified(UnifiedConfig { aged_every: 1, ..limits })
     });
     let bound = [Binding::ForGood, Binding::KeepAlive(Duration::from_millis(1))].map(|binding| {
-        let (runtime, cold_start) = (Bytes::mib(4), Duration::from_micros(700));
+        let runtime = Bytes::mib(4);
+        let cold_start = Duration::from_micros(700);
         PolicyConfig::Bound(BoundConfig { binding, runtime, cold_start })
     });
     let artifact =
@@ -57,17 +59,18 @@ fn policy() -> impl Strategy<Value = PolicyConfig> {
     prop::sample::select([&named[..], &limits, &others, &unified, &bound].concat())
 }
 
-/// The world around the dispatcher: who is on which GPU, as its actions say.
+/// State around the dispatcher, as its actions imply: the requests on each GPU, the pins and the
+/// copies.
 #[derive(Default)]
 pub(super) struct World {
     pub(super) waiting: BTreeSet<RequestKey>,
     pub(super) on: BTreeMap<RequestKey, GpuIndex>,
-    /// Those that were around when a GPU was lost.
+    /// Requests that were on a GPU when that GPU was lost.
     pub(super) suspects: BTreeSet<RequestKey>,
     pub(super) up: BTreeSet<u32>,
     pub(super) pinned: BTreeSet<(GpuIndex, ModelId)>,
     pub(super) kept: BTreeSet<(GpuIndex, ModelId)>,
-    /// As each GPU was last told of its copy of a model.
+    /// Kind of each GPU's copy of a model, as last sent.
     pub(super) copies: BTreeMap<(GpuIndex, ModelId), CopyKind>,
 }
 
@@ -108,7 +111,7 @@ impl World {
         }
     }
 
-    /// T24: whoever holds a model, one of them takes its copy for the one that stays.
+    /// T24: of all holders of a model, exactly one has the original.
     fn check_originals(&self, dispatch: &Dispatch) {
         for model in [A, B, LARGE] {
             let Some(slot) = dispatch.models.slot(model) else { continue };
@@ -123,23 +126,23 @@ impl World {
         Some((key, gpu))
     }
 
-    /// A request that waits goes away.
+    /// Withdraws a waiting request.
     pub(super) fn withdraw(&mut self, number: usize) -> Option<Event> {
         let key = *self.waiting.iter().nth(number % self.waiting.len().max(1))?;
         self.waiting.remove(&key);
         Some(Event::Withdraw { key })
     }
 
-    /// A run ends.
+    /// Ends a run.
     pub(super) fn end(&mut self, number: usize) -> Option<Event> {
         let (key, gpu) = self.pick(number)?;
         self.on.remove(&key);
-        // From microseconds, of which many go ahead, to milliseconds.
+        // From microseconds, so that many requests are assigned to one GPU, to milliseconds.
         let ran = Duration::from_micros(1 << (number % 15));
         Some(Event::Ended { gpu, key, ran: Some(ran) })
     }
 
-    /// A GPU is lost, and those on it, all so far, wait again.
+    /// Loses a GPU; all requests on it have the given progress and wait again.
     pub(super) fn lose(&mut self, index: u32, progress: Progress) -> Event {
         self.up.remove(&index);
         let lost: Vec<_> = self.on.iter().filter(|(_, on)| on.0 == index).map(|(&key, _)| key).collect();
@@ -151,7 +154,7 @@ impl World {
         Event::Down { gpu: gpu(index), lost }
     }
 
-    /// A GPU comes back, where it was lost.
+    /// Brings up a GPU that was lost.
     pub(super) fn revive(&mut self, index: u32) -> Option<Event> {
         let event = Event::Up { gpu: gpu(index), incarnation: Incarnation(1) };
         self.up.insert(index).then_some(event)
@@ -160,7 +163,7 @@ impl World {
 
 proptest! {
     #[test]
-    fn no_request_is_lost_or_doubled_and_no_gpu_idles_while_one_waits(
+    fn no_request_is_lost_or_doubled_and_no_gpu_idles_while_requests_wait(
         policy in policy(),
         levels in any::<bool>(),
         together in any::<bool>(),
@@ -177,7 +180,7 @@ proptest! {
         let mut node = node_of(&config.with_eviction(Eviction::Torpor));
         for model in 0..3 {
             let objective = Objective::from_billionths(900_000_000 - model * 100_000_000);
-            // The third has no deadline.
+            // The third function has no deadline.
             let within = |objective: Objective| objective.within(Duration::from_millis(2)).together(together);
             let objective = if model < 2 { objective.map(within) } else { objective };
             node.step(Event::Objective { function: FunctionIndex(model), objective });
@@ -198,7 +201,8 @@ proptest! {
                     let attempts = Attempts::new(3, Idempotent::Yes);
                     let level = if levels { 1 + next_key % 3 * 3 } else { 0 };
                     let priority = Priority::new(level).unwrap_or_default();
-                    let (function, model) = (FunctionIndex(model), ModelId(model));
+                    let function = FunctionIndex(model);
+                    let model = ModelId(model);
                     let data = data.map(|(gpu, mib)| (GpuIndex(gpu), Bytes::mib(mib.into())));
                     Event::Enqueue(Request { key, function, model, attempts, priority, inputs: Inputs::of(data) })
                 }
@@ -262,7 +266,7 @@ proptest! {
             prop_assert!(policy.binds_early() || !large_idle || !waits, "a GPU idles while a request waits");
         }
         prop_assert!(node.dispatch.stats().overtaken_max <= lalb::limit(policy).unwrap_or(0));
-        // All are answered once every GPU is up and works on.
+        // All requests are answered once every GPU is up and no more events interfere.
         for index in 0..3 {
             if let Some(event) = world.revive(index) {
                 world.take(&node.step(event));
@@ -274,7 +278,7 @@ proptest! {
                     world.on.remove(&key);
                     Event::Ended { gpu, key, ran: Some(Duration::from_millis(1)) }
                 }
-                // A cold start, or a keep-alive that holds the memory.
+                // A cold start, or a keep-alive time that still holds the memory.
                 (None, Some(at)) if !world.waiting.is_empty() => {
                     node.now = node.now.max(at);
                     Event::Tick

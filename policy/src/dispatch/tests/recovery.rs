@@ -1,4 +1,4 @@
-//! Where models go whose GPU is lost (T16).
+//! Recovery of the models of a lost GPU (T16).
 
 use super::*;
 use crate::dispatch::cost::Source;
@@ -9,7 +9,7 @@ fn prefetch(index: u32, model: ModelId) -> Action {
     Action::Prefetch { gpu: gpu(index), model }
 }
 
-/// Three GPUs at work, and requests of A, B and C on GPU 0 or waiting.
+/// Returns a node with three busy GPUs, and requests for A, B and C on GPU 0 or waiting.
 fn busy() -> Node {
     let mut node = node_with(PolicyConfig::Lb, &[64, 64, 64]);
     node.step(Event::Install { model: C, memory: Bytes::mib(20), weights: Bytes::mib(20) });
@@ -23,16 +23,16 @@ fn busy() -> Node {
 }
 
 #[test]
-fn models_that_requests_wait_for_go_to_the_others_with_most_room_at_once() {
+fn models_of_waiting_requests_load_at_once_onto_gpus_with_most_free_memory() {
     let mut node = busy();
-    // Beside LARGE there are 16 MiB on each: too little for C.
+    // Beside LARGE each GPU has 16 MiB, too little for C.
     assert_eq!(node.down(0, &[(0, Progress::Begun)]), [prefetch(1, A), prefetch(2, B)]);
     assert_eq!(node.ended(2, 2, 5), [again(2, 0, A, 2)], "lb goes by age alone");
     assert_eq!(node.ended(1, 1, 5), [assign(1, 3, B)]);
 }
 
 #[test]
-fn a_model_that_another_gpu_holds_or_that_nobody_waits_for_stays_where_it_is() {
+fn a_model_with_another_holder_or_without_requests_is_not_reloaded() {
     let mut node = node_with(PolicyConfig::Lb, &[64, 64]);
     node.enqueue(1, A);
     node.enqueue(2, A);
@@ -40,17 +40,17 @@ fn a_model_that_another_gpu_holds_or_that_nobody_waits_for_stays_where_it_is() {
     node.ended(0, 1, 5);
     node.ended(1, 2, 5);
     node.ended(0, 3, 5);
-    assert_eq!(node.down(0, &[]), [], "nobody waits");
+    assert_eq!(node.down(0, &[]), [], "no request waits");
     let mut node = busy();
     for key in [3, 4, 5] {
         node.step(Event::Withdraw { key: RequestKey(key) });
     }
     node.down(1, &[(1, Progress::Waiting)]);
-    assert_eq!(node.down(0, &[(0, Progress::Waiting)]), [prefetch(2, A)], "2 has LARGE");
+    assert_eq!(node.down(0, &[(0, Progress::Waiting)]), [prefetch(2, A)], "GPU 2 holds LARGE");
 }
 
 #[test]
-fn a_model_that_a_gpu_could_not_bring_goes_to_another_when_the_next_is_lost() {
+fn a_model_evicted_after_recovery_loads_elsewhere_at_the_next_loss() {
     let mut node = busy();
     node.down(0, &[(0, Progress::Waiting)]);
     node.step(Event::Evicted { gpu: gpu(1), models: vec![A] });
@@ -59,13 +59,14 @@ fn a_model_that_a_gpu_could_not_bring_goes_to_another_when_the_next_is_lost() {
 }
 
 #[test]
-fn a_model_that_is_brought_ahead_is_not_there_before_it_has_arrived() {
+fn a_recovered_model_counts_as_resident_only_after_its_arrival() {
     let policy = PolicyConfig::Torpor(TorporConfig::default());
     let gpus = vec![GpuConfig::new(Bytes::mib(64), BytesPerSec::gb(1)); 3];
     let peers = [(0, 2), (1, 2)].map(|(a, b)| PeerLink { a: gpu(a), b: gpu(b), rate: BytesPerSec::gb(4) });
     let config = Config { peers: peers.to_vec(), ..Config::new(gpus, 9).with_policy(policy, 1) };
     let swap = Duration::from_nanos(8_388_608);
-    // GPUs 0 and 1 are at work, 2 is down; A waits, and 0 is lost: what it had and A go to 1.
+    // GPUs 0 and 1 are busy, and GPU 2 is down. A waits, and GPU 0 is lost: its model and A load
+    // onto GPU 1.
     let brought = || {
         let mut node = node_of(&config);
         node.down(2, &[]);
@@ -79,7 +80,7 @@ fn a_model_that_is_brought_ahead_is_not_there_before_it_has_arrived() {
 
     let mut node = brought();
     assert_eq!(node.step(up(2))[..1], [assign(2, 1, LARGE)]);
-    assert_eq!(node.ended(2, 1, 5), [assign(2, 3, A)], "from the host: 1 has nothing to give yet");
+    assert_eq!(node.ended(2, 1, 5), [assign(2, 3, A)], "from the host: GPU 1 has no complete copy yet");
     let mut node = brought();
     node.step(Event::Loaded { gpu: gpu(1), model: A, from: None });
     assert_eq!(node.step(up(2))[..1], [assign(2, 1, LARGE)]);
@@ -90,7 +91,7 @@ fn a_model_that_is_brought_ahead_is_not_there_before_it_has_arrived() {
         if arrived {
             node.step(Event::Loaded { gpu: gpu(1), model: A, from: None });
         }
-        // The next of its queue is LARGE, then A.
+        // The next request in the queue is for LARGE, then one for A.
         assert_eq!(node.ended(1, 2, 5), [assign(1, 1, LARGE)]);
         assert_eq!(node.ended(1, 1, 5), [assign(1, 3, A)]);
         let held = node.dispatch.fleet.get(gpu(1)).running.unwrap();
@@ -99,6 +100,6 @@ fn a_model_that_is_brought_ahead_is_not_there_before_it_has_arrived() {
         node.ended(1, 3, 5);
         let slot = node.dispatch.models.slot(A).unwrap();
         let learned = node.dispatch.fleet.get(gpu(1)).swap_time(&node.dispatch.models, slot, Source::Host);
-        assert_eq!(learned, swap, "some of it had come before the turn");
+        assert_eq!(learned, swap, "part of A arrived before the turn");
     }
 }

@@ -1,14 +1,14 @@
-//! What is found by an index is what looking at everything finds, on as many GPUs and models as make
-//! a difference: whatever the state, the same decision.
+//! Equivalence of index lookups and full scans, on enough GPUs and models to make a difference: in
+//! every state, both lead to the same decision.
 
 use super::*;
 
 const GPUS: u32 = 24;
 const MODELS: u32 = 12;
-/// Models that a GPU holds before one is evicted.
+/// Number of models that a GPU holds before one is evicted.
 const HELD: usize = 4;
 
-/// What happens next; data is on a GPU, and of so many MiB.
+/// Next event; `data` is a GPU and the MiB of inputs on it.
 #[derive(Debug, Clone, Copy)]
 enum Step {
     Enqueue { model: u32, data: Option<(u32, u32)> },
@@ -20,7 +20,7 @@ enum Step {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    // Some models are asked for much more than others, so that many GPUs hold them.
+    // A few models get most requests, so that many GPUs hold them.
     let on = || prop::option::of((0..GPUS, 1..60u32));
     let model = || prop_oneof![0..3u32, 0..MODELS];
     prop_oneof![
@@ -35,7 +35,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 proptest! {
     #[test]
-    fn indexes_find_what_looking_at_everything_finds(
+    fn index_lookups_agree_with_full_scans(
         policy in prop::sample::select(vec!["fifo", "lalb", "lalb-o3", "torpor", "unified"]),
         kinds in any::<bool>(),
         deadlines in any::<bool>(),
@@ -44,7 +44,7 @@ proptest! {
         read in prop::collection::vec((0..GPUS, 1..60u64), 0..6),
         steps in prop::collection::vec(step(), 1..250),
     ) {
-        let (_, policy) = POLICIES.into_iter().find(|(name, _)| *name == policy).expect("it is one of them");
+        let (_, policy) = POLICIES.into_iter().find(|(name, _)| *name == policy).expect("a policy of the list");
         let mut gpus = vec![GpuConfig::new(Bytes::mib(64), BytesPerSec(1_000_000_000)); GPUS as usize];
         if kinds {
             gpus.iter_mut().step_by(2).for_each(|gpu| gpu.kind = 1);
@@ -73,8 +73,10 @@ proptest! {
             let event = match step {
                 Step::Enqueue { model, data } => {
                     next += 1;
-                    let (key, attempts) = (RequestKey(next), Attempts::new(3, Idempotent::Yes));
-                    let (function, model) = (FunctionIndex(model), ModelId(model));
+                    let key = RequestKey(next);
+                    let attempts = Attempts::new(3, Idempotent::Yes);
+                    let function = FunctionIndex(model);
+                    let model = ModelId(model);
                     let inputs = Inputs::of(data.map(|(gpu, mib)| (GpuIndex(gpu), Bytes::mib(mib.into()))));
                     Event::Enqueue(Request { key, function, model, attempts, priority: Priority::default(), inputs })
                 }
@@ -114,7 +116,7 @@ proptest! {
             let inputs = BTreeMap::new();
             let Dispatch { fleet, models, .. } = &node.dispatch;
             node.dispatch.policy.check(&View { now: node.now, fleet, models, inputs: &inputs }, &slots);
-            // Those that many GPUs hold, and one that few do.
+            // Three models that many GPUs hold, and one that few hold.
             glance::check_with(&node.dispatch, node.now, &slots[..4], data(&read));
         }
     }

@@ -1,4 +1,4 @@
-//! What GPUs are told of the models on them, so that they know which make room first (T23, T24).
+//! Eviction ranks that GPUs get for their models (T23, T24).
 
 use super::*;
 use crate::gpu::Standing;
@@ -14,40 +14,41 @@ fn standing(index: u32, model: ModelId, copy: CopyKind, weight: Weight) -> Actio
 }
 
 #[test]
-fn the_first_copy_is_the_original_and_another_is_when_that_leaves() {
+fn another_copy_becomes_the_original_after_the_first_is_evicted() {
     use CopyKind::{Original, Replica};
     let heavy = |index, copy| standing(index, A, copy, Weight::Heavy);
     let mut node = two(Eviction::Torpor);
     assert_eq!(node.enqueue(1, A), [heavy(0, Original), assign(0, 1, A)]);
     assert_eq!(node.enqueue(2, A), [heavy(1, Replica), assign(1, 2, A)]);
     node.ended(0, 1, 3);
-    assert_eq!(node.enqueue(3, A), [assign(0, 3, A)], "a hit tells nothing new");
+    assert_eq!(node.enqueue(3, A), [assign(0, 3, A)], "a hit changes no rank");
     node.ended(0, 3, 3);
     let evict = |index| Event::Evicted { gpu: gpu(index), models: vec![A] };
     assert_eq!(node.step(evict(0)), [heavy(1, Original)]);
     assert_eq!(node.enqueue(4, A), [heavy(0, Replica), assign(0, 4, A)]);
     node.ended(0, 4, 3);
     node.ended(1, 2, 3);
-    assert_eq!(node.down(1, &[]), [heavy(0, Original)], "lost with its GPU");
-    assert_eq!(node.step(evict(0)), [], "nobody is left to be told");
+    assert_eq!(node.down(1, &[]), [heavy(0, Original)], "the original was lost with its GPU");
+    assert_eq!(node.step(evict(0)), [], "no holder is left");
 }
 
 #[test]
-fn a_model_weighs_what_was_learned_of_its_runs() {
+fn a_models_weight_follows_its_profile() {
     let weighs = |weight| standing(0, A, CopyKind::Original, weight);
     let mut node = two(Eviction::Torpor);
     node.enqueue(1, A);
-    // 8 MiB take 8.4 ms; a run of 3 ms with half the link takes more than five times as long.
+    // 8 MiB take 8.4 ms; half the link slows a run of 3 ms more than fivefold.
     assert_eq!(node.ended(0, 1, 3), []);
     let profile = |run_ms| {
-        let (load, run) = (Duration::from_millis(8), Duration::from_millis(run_ms));
+        let load = Duration::from_millis(8);
+        let run = Duration::from_millis(run_ms);
         Event::Learned(Learned { model: A, kind: 0, load, swap: None, run })
     };
     assert_eq!(node.step(profile(40)), [weighs(Weight::Light)]);
-    assert_eq!(node.step(profile(50)), [], "nothing new");
+    assert_eq!(node.step(profile(50)), [], "the same weight");
     assert_eq!(node.step(profile(5)), [weighs(Weight::Medium)]);
     assert_eq!(node.step(profile(3)), [weighs(Weight::Heavy)]);
-    // One run of a second may be an outlier; several are what is learned.
+    // One run of a second may be an outlier; several runs change the profile.
     let long = |key| {
         node.enqueue(key, A);
         let ran = Some(Duration::from_secs(1));
@@ -58,7 +59,7 @@ fn a_model_weighs_what_was_learned_of_its_runs() {
 }
 
 #[test]
-fn where_evictions_do_not_depend_on_it_nobody_is_told() {
+fn no_eviction_ranks_are_sent_under_lru() {
     let mut node = two(Eviction::Lru);
     assert_eq!(node.enqueue(1, A), [assign(0, 1, A)]);
     assert_eq!(node.enqueue(2, A), [assign(1, 2, A)]);

@@ -7,7 +7,8 @@ fn torpor(config: TorporConfig) -> PolicyConfig {
     PolicyConfig::Torpor(config)
 }
 
-/// Torpor's server (T22): GPUs 0 and 1, and 2 and 3, share a switch; NVLinks as in the artifact.
+/// Returns Torpor's server (T22): GPUs 0 and 1, and GPUs 2 and 3, share a switch; the NVLinks are
+/// those of the artifact.
 fn server(config: TorporConfig) -> Node {
     let gpu_config = GpuConfig::new(Bytes::mib(64), BytesPerSec::gb(12));
     let peer = |(a, b, gb)| PeerLink { a: gpu(a), b: gpu(b), rate: BytesPerSec::gb(gb) };
@@ -23,13 +24,15 @@ fn server(config: TorporConfig) -> Node {
 impl Node {
     fn held_to(&mut self, function: u32, share: f64, counts: (u64, u64)) {
         let slo = Slo { deadline: Duration::from_millis(80), percentile: share };
-        let (function, objective) = (FunctionIndex(function), Some(Objective::of(&slo)));
+        let function = FunctionIndex(function);
+        let objective = Some(Objective::of(&slo));
         self.step(Event::Objective { function, objective });
         self.step(Event::Score { function, counts: counts.into() });
     }
 
     fn class(&mut self, model: ModelId, load_ms: u64, run_ms: u64) {
-        let (load, run) = (Duration::from_millis(load_ms), Duration::from_millis(run_ms));
+        let load = Duration::from_millis(load_ms);
+        let run = Duration::from_millis(run_ms);
         self.step(Event::Learned(Learned { model, kind: 0, load, swap: None, run }));
     }
 
@@ -37,7 +40,7 @@ impl Node {
         self.step(Event::Loaded { gpu: gpu(index), model, from: None });
     }
 
-    /// The order in which one GPU takes what waits.
+    /// Returns the order in which one GPU serves the waiting requests.
     fn drain(&mut self, mut running: u64) -> Vec<u64> {
         let mut order = Vec::new();
         while let [Action::Assign { key, .. }] = self.ended(0, running, 5)[..] {
@@ -48,7 +51,8 @@ impl Node {
     }
 }
 
-/// With p = 0.9, (0.9 n - m) / 0.1: functions 1 to 5 have 40, 10, 0, -50 and 20 due.
+/// Returns a node on which, with p = 0.9, (0.9 n - m) / 0.1 is 40, 10, 0, -50 and 20 for functions
+/// 1 to 5.
 fn queue_of(config: TorporConfig) -> Node {
     let mut node = node_with(torpor(config), &[64]);
     node.dispatch.queue_max = 100;
@@ -58,9 +62,9 @@ fn queue_of(config: TorporConfig) -> Node {
     node
 }
 
-/// T21 with every function prioritised, and with alpha as low as it gets.
+/// T21 with every function prioritised, and with alpha at its floor.
 #[test]
-fn the_prioritised_go_by_most_due_first_and_the_others_by_least() {
+fn prioritised_functions_go_by_largest_count_and_others_by_least() {
     let mut node = queue_of(TorporConfig::default());
     let fill = |node: &mut Node, from: u64| {
         node.ask(from, 9, A);
@@ -70,10 +74,11 @@ fn the_prioritised_go_by_most_due_first_and_the_others_by_least() {
         node.ask(from + 7, 1, A);
     };
     fill(&mut node, 100);
-    // 3 just meets its objective and 6 has none: the same, so by age.
+    // Function 3 just meets its objective and function 6 has none: both count the same, so age
+    // decides.
     assert_eq!(node.drain(100), [101, 107, 105, 102, 103, 106, 104]);
 
-    // Alpha falls by half for each period in which the share of compliant functions falls.
+    // Alpha halves in each period in which the share of compliant functions falls.
     for function in [3, 4] {
         node.now = node.now + ALPHA_PERIOD;
         let counts = SloCounts { m: 0, n: 100 };
@@ -81,14 +86,15 @@ fn the_prioritised_go_by_most_due_first_and_the_others_by_least() {
         node.now = node.now + ALPHA_PERIOD;
         node.step(Event::Tick);
     }
-    // 3 and 4 have 1000 due each, of 2070 in all, and alpha is at its floor of one in five.
+    // Functions 3 and 4 have a count of 1000 each, of 2070 in all; alpha is at its floor of one in
+    // five.
     fill(&mut node, 200);
     assert_eq!(node.dispatch.stats().alpha, Some(0.2));
     assert_eq!(node.drain(200), [201, 207, 205, 202, 206, 203, 204]);
 }
 
 #[test]
-fn torpor_fifo_goes_by_age_alone() {
+fn torpor_fifo_orders_requests_by_age() {
     let mut node = queue_of(TorporConfig { order: Order::Arrival, ..TorporConfig::default() });
     for key in 1..=5 {
         node.ask(key, key as u32, A);
@@ -96,13 +102,13 @@ fn torpor_fifo_goes_by_age_alone() {
     assert_eq!(node.drain(1), [2, 3, 4, 5]);
 }
 
-/// T22, as a decision table: what each GPU does, and where a request goes that nobody holds.
+/// T22 as a decision table: the activity of each GPU, and the GPU for a request that no GPU holds.
 #[test]
-fn a_load_goes_where_the_neighbour_disturbs_it_least() {
+fn a_load_goes_to_the_gpu_with_the_least_loading_neighbour() {
     let place = |doing: [Option<(u64, bool)>; 4]| {
         let mut node = server(TorporConfig::default());
-        // Every GPU is made busy in turn with a model of its own, which comes from the host; then
-        // those that should be idle are freed.
+        // Every GPU becomes busy in turn with a model of its own from the host; then the GPUs that
+        // should be idle are freed.
         for index in 0..4 {
             let model = ModelId(30 + index);
             node.step(Event::Install { model, memory: Bytes::mib(8), weights: Bytes::mib(8) });
@@ -118,20 +124,22 @@ fn a_load_goes_where_the_neighbour_disturbs_it_least() {
                 node.ended(index, u64::from(index) + 1, 5);
             }
         }
-        let Action::Assign { gpu, .. } = node.ask(50, 0, A)[..][0] else { panic!("not given") };
+        let Action::Assign { gpu, .. } = node.ask(50, 0, A)[..][0] else { panic!("expected an assignment") };
         gpu.0
     };
-    // How long each loads for a run of 100 ms, and whether that is over.
-    let (light, medium, heavy) = (Some((1, false)), Some((60, false)), Some((200, false)));
+    // Load time in ms for a run of 100 ms, and whether the load is over.
+    let light = Some((1, false));
+    let medium = Some((60, false));
+    let heavy = Some((200, false));
     let runs = Some((200, true));
-    assert_eq!(place([heavy, None, runs, None]), 3, "a neighbour that only runs, before one that loads");
-    assert_eq!(place([heavy, None, light, None]), 3, "a light one before a heavy one");
+    assert_eq!(place([heavy, None, runs, None]), 3, "a neighbour that only runs before one that loads");
+    assert_eq!(place([heavy, None, light, None]), 3, "a light load before a heavy one");
     assert_eq!(place([medium, None, heavy, None]), 1);
     assert_eq!(place([light, None, medium, None]), 1);
-    assert_eq!(place([heavy, None, heavy, heavy]), 1, "any, if there is no other");
+    assert_eq!(place([heavy, None, heavy, heavy]), 1, "no other GPU is idle");
 }
 
-/// Has a GPU run a model, whatever the policy would say: only it is idle.
+/// Makes a GPU run a model under any policy, because only this GPU is idle.
 fn force(node: &mut Node, index: u32, key: u64, model: ModelId) {
     let down: Vec<u32> = (0..4).filter(|&other| other != index).collect();
     let idle: Vec<u32> =
@@ -145,9 +153,9 @@ fn force(node: &mut Node, index: u32, key: u64, model: ModelId) {
     }
 }
 
-/// T22: the hit, then the fastest NVLink from a busy holder, then the host.
+/// T22: the hit first, then the fastest NVLink from a busy holder, then the host.
 #[test]
-fn a_copy_comes_over_the_fastest_nvlink_from_a_busy_holder() {
+fn a_model_is_copied_over_the_fastest_nvlink_from_a_busy_holder() {
     let mut node = server(TorporConfig::default());
     force(&mut node, 0, 1, A);
     node.loaded(0, A);
@@ -158,23 +166,23 @@ fn a_copy_comes_over_the_fastest_nvlink_from_a_busy_holder() {
     node.loaded(3, A);
     assert_eq!(node.ask(3, 0, A), [assign_from(3, 2, 3, A)], "3-2 is fast, 0-1 is not");
     node.ended(3, 2, 5);
-    assert_eq!(node.ask(4, 0, A), [assign(3, 4, A)], "the holder that is idle");
+    assert_eq!(node.ask(4, 0, A), [assign(3, 4, A)], "the idle holder");
     assert_eq!(node.dispatch.stats().hits, 1);
     assert_eq!(node.dispatch.stats().false_misses, 2);
 }
 
 #[test]
-fn a_holder_whose_own_copy_is_on_its_way_gives_none() {
+fn a_holder_with_a_copy_in_transit_is_no_source() {
     let mut node = server(TorporConfig::default());
     force(&mut node, 0, 1, A);
-    assert_eq!(node.ask(2, 0, A), [assign(2, 2, A)], "from the host, away from what 0 loads");
+    assert_eq!(node.ask(2, 0, A), [assign(2, 2, A)], "from the host, away from the load of GPU 0");
     node.loaded(0, A);
     assert_eq!(node.ask(3, 0, A), [assign_from(0, 3, 3, A)]);
-    assert_eq!(node.ask(4, 0, A), [assign_from(0, 1, 4, A)], "a slow pair: 3 has it not yet");
+    assert_eq!(node.ask(4, 0, A), [assign_from(0, 1, 4, A)], "a slow pair: GPU 3 does not have A yet");
 }
 
 #[test]
-fn a_peer_that_is_slower_than_the_host_is_left_alone() {
+fn a_peer_no_faster_than_the_host_is_no_source() {
     let gpu_config = GpuConfig::new(Bytes::mib(64), BytesPerSec::gb(12));
     let peers = vec![PeerLink { a: gpu(0), b: gpu(1), rate: BytesPerSec::gb(12) }];
     let policy = torpor(TorporConfig::default());
@@ -188,13 +196,15 @@ fn a_peer_that_is_slower_than_the_host_is_left_alone() {
 }
 
 #[test]
-fn random_draws_the_same_gpus_from_the_same_seed_and_all_of_them() {
+fn random_choices_repeat_for_a_seed_and_cover_all_gpus() {
     let draws = |seed| {
         let gpus = vec![GpuConfig::new(Bytes::mib(64), BytesPerSec::gb(12)); 4];
         let mut node = node_of(&Config::new(gpus, 9).with_policy("random".parse().unwrap(), seed));
         let mut draws = Vec::new();
         for key in 1..=40 {
-            let Action::Assign { gpu, .. } = node.ask(key, 0, B)[..][0] else { panic!("one is idle") };
+            let Action::Assign { gpu, .. } = node.ask(key, 0, B)[..][0] else {
+                panic!("expected an assignment")
+            };
             draws.push(gpu.0);
             node.ended(gpu.0, key, 1);
             node.step(Event::Evicted { gpu, models: vec![B] });
@@ -207,7 +217,7 @@ fn random_draws_the_same_gpus_from_the_same_seed_and_all_of_them() {
 }
 
 #[test]
-fn the_artifact_regroups_every_two_seconds() {
+fn artifact_regroups_every_two_seconds() {
     let mut node = queue_of(TorporConfig { alpha: AlphaRule::Artifact, ..TorporConfig::default() });
     node.step(Event::Tick);
     node.now = node.dispatch.next_wake().unwrap();
@@ -217,24 +227,24 @@ fn the_artifact_regroups_every_two_seconds() {
     node.ask(3, 4, A);
     let late = SloCounts { m: 0, n: 1000 };
     node.step(Event::Score { function: FunctionIndex(4), counts: late });
-    assert_eq!(node.drain(1), [2, 3], "as they stood");
+    assert_eq!(node.drain(1), [2, 3], "in the old order");
     node.ask(4, 9, A);
     node.ask(5, 3, A);
     node.ask(6, 4, A);
     node.now = node.dispatch.next_wake().unwrap();
     node.step(Event::Tick);
-    assert_eq!(node.drain(4), [6, 5], "4 has most due now");
+    assert_eq!(node.drain(4), [6, 5], "function 4 now has the largest count");
 }
 
 #[test]
-fn a_function_that_is_gone_counts_no_more() {
+fn a_removed_function_no_longer_counts() {
     let mut node = queue_of(TorporConfig::default());
     for function in 1..=5 {
         node.step(Event::Forget { function: FunctionIndex(function) });
     }
     node.now = node.now + ALPHA_PERIOD;
     node.step(Event::Tick);
-    assert_eq!(node.dispatch.next_wake(), None, "nobody has an objective");
+    assert_eq!(node.dispatch.next_wake(), None, "no function has an objective");
     assert_eq!(node.dispatch.stats().alpha, Some(1.0));
 }
 
@@ -243,7 +253,7 @@ fn a_function_that_is_gone_counts_no_more() {
 fn late_requests_keep_their_turn() {
     let mut node = queue_of(TorporConfig::default());
     node.ask(1, 9, A);
-    // Function 1 has most due. The deadline of 80 ms passes for the first of its requests.
+    // Function 1 has the largest count. The deadline of 80 ms passes for the first of its requests.
     node.ask(2, 1, A);
     node.now = node.now + Duration::from_millis(40);
     node.ask(3, 5, A);
@@ -253,7 +263,7 @@ fn late_requests_keep_their_turn() {
 }
 
 #[test]
-fn the_copies_of_the_model_asked_for_most_are_told() {
+fn stats_report_the_copies_of_the_most_requested_model() {
     let mut node = server(TorporConfig::default());
     for (key, model) in [(1, B), (2, A), (3, A)] {
         node.ask(key, 0, model);

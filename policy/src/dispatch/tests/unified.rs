@@ -7,14 +7,15 @@ fn unified(overtakes_max: u32) -> PolicyConfig {
     unified_aging(overtakes_max, 1)
 }
 
-/// Of which one in `aged_every` that leave is one at its limit.
+/// Returns the policy in which one departure in `aged_every` is a request at its limit.
 fn unified_aging(overtakes_max: u32, aged_every: u32) -> PolicyConfig {
     let free_overtakes_max = overtakes_max.min(FREE_OVERTAKES_MAX);
     let limits = UnifiedConfig { overtakes_max, aged_every, free_overtakes_max, ..UNIFIED };
     PolicyConfig::Unified(limits)
 }
 
-/// GPUs without links between them. Loading A or B takes 60 ms and running them 100 ms.
+/// Returns a node of GPUs without links between them. Loading A or B takes 60 ms, and running them
+/// 100 ms.
 fn profiled(memories_mib: &[u64]) -> Node {
     let config = |&mib: &u64| GpuConfig::new(Bytes::mib(mib), BytesPerSec(1_000_000_000));
     let gpus: Vec<_> = memories_mib.iter().map(config).collect();
@@ -24,7 +25,8 @@ fn profiled(memories_mib: &[u64]) -> Node {
 fn with_profiles(config: &Config) -> Node {
     let mut node = node_of(config);
     for model in [A, B, LARGE] {
-        let (load, run) = (Duration::from_millis(60), Duration::from_millis(100));
+        let load = Duration::from_millis(60);
+        let run = Duration::from_millis(100);
         node.step(Event::Learned(Learned { model, kind: 0, load, swap: None, run }));
     }
     node
@@ -35,40 +37,41 @@ impl Node {
         self.now = self.now + Duration::from_millis(ms);
     }
 
-    /// A function whose requests should be answered within so long, 90% of them.
-    fn bound(&mut self, function: u32, deadline_ms: u64, (m, n): (u64, u64)) {
+    /// Adds a function of which 90% of the requests should be answered within the deadline.
+    fn bound(&mut self, function: u32, deadline_ms: u64, counts: (u64, u64)) {
         let function = FunctionIndex(function);
         let objective = Objective::from_billionths(900_000_000).unwrap();
         let objective = Some(objective.within(Duration::from_millis(deadline_ms)));
         self.step(Event::Objective { function, objective });
-        self.step(Event::Score { function, counts: SloCounts { m, n } });
+        self.step(Event::Score { function, counts: counts.into() });
     }
 }
 
-/// GPU 0 holds A and has run it for so long, GPU 1 is idle. Loading is charged with 5% more.
+/// GPU 0 holds A and has run it for `elapsed_ms`, and GPU 1 is idle. A load is charged 5% more than
+/// its time.
 #[test]
-fn a_request_waits_for_a_busy_holder_while_that_is_sooner_than_a_load_is_worth() {
+fn a_request_waits_for_a_busy_holder_if_that_costs_less_than_a_load() {
     let goes_to = |elapsed_ms| {
         let mut node = profiled(&[64, 64]);
         node.ask(1, 0, A);
         node.wait_ms(elapsed_ms);
-        let Action::Assign { gpu, .. } = node.ask(2, 0, A)[..][0] else { panic!("it goes somewhere") };
+        let Action::Assign { gpu, .. } = node.ask(2, 0, A)[..][0] else { panic!("expected an assignment") };
         gpu.0
     };
     // A turn with its load takes 160 ms, and 60 ms of loading are charged as 63.
     assert_eq!(goes_to(97), 1);
     assert_eq!(goes_to(98), 0);
-    assert_eq!(goes_to(200), 0, "it will end at any moment");
-    assert_eq!(goes_to(321), 1, "or it hangs");
+    assert_eq!(goes_to(200), 0, "an overdue run counts as about to end");
+    assert_eq!(goes_to(321), 1, "after twice its time the run counts as hanging");
 }
 
 #[test]
-fn what_waits_behind_a_holder_is_asked_back_when_another_is_free_first() {
+fn a_request_behind_a_holder_is_recalled_once_another_holder_is_free() {
     let mut node = profiled(&[64, 64, 64]);
     node.ask(1, 0, A);
     node.ask(2, 0, A);
     node.wait_ms(100);
-    assert_eq!(node.ask(3, 0, A), [assign(0, 3, A)], "sooner than GPU 2 could load it");
+    assert_eq!(node.ask(3, 0, A), [assign(0, 3, A)], "sooner than GPU 2 could load A");
     node.wait_ms(1);
     let recall = Action::Recall { gpu: gpu(0), key: RequestKey(3) };
     assert_eq!(node.ended(1, 2, 100), [recall], "GPU 1 holds A too");
@@ -77,7 +80,7 @@ fn what_waits_behind_a_holder_is_asked_back_when_another_is_free_first() {
 }
 
 #[test]
-fn a_copy_comes_from_a_peer_where_that_beats_the_host_and_waiting() {
+fn a_model_is_copied_from_a_peer_if_faster_than_the_host_and_waiting() {
     let gpu_config = GpuConfig::new(Bytes::mib(64), BytesPerSec(1_000_000_000));
     let peers = vec![PeerLink { a: gpu(0), b: gpu(2), rate: BytesPerSec::gb(48) }];
     let policy = unified(UNIFIED_OVERTAKES_MAX);
@@ -97,7 +100,7 @@ fn a_copy_comes_from_a_peer_where_that_beats_the_host_and_waiting() {
 }
 
 #[test]
-fn a_load_keeps_clear_of_a_neighbour_that_loads() {
+fn a_load_avoids_gpus_with_a_loading_neighbour() {
     let gpu_config = GpuConfig::new(Bytes::mib(64), BytesPerSec(1_000_000_000));
     let switches = vec![vec![gpu(0), gpu(1)], vec![gpu(2)]];
     let policy = unified(UNIFIED_OVERTAKES_MAX);
@@ -105,10 +108,11 @@ fn a_load_keeps_clear_of_a_neighbour_that_loads() {
     let mut node = with_profiles(&config);
     assert_eq!(node.ask(1, 0, A), [assign(0, 1, A)]);
     assert_eq!(node.ask(2, 0, B), [assign(2, 2, B)]);
-    assert_eq!(node.ask(3, 0, LARGE), [assign(1, 3, LARGE)], "if there is no other");
+    assert_eq!(node.ask(3, 0, LARGE), [assign(1, 3, LARGE)], "no other GPU is left");
 }
 
-/// One GPU, which runs A for function 9 until the requests that wait are looked at.
+/// Returns the order in which one GPU, which runs A for function 9 at first, serves the waiting
+/// requests.
 fn queue(waiting: &[(u32, ModelId)], bound: impl Fn(&mut Node), waits_ms: u64) -> Vec<u64> {
     let mut node = profiled(&[64]);
     bound(&mut node);
@@ -122,7 +126,8 @@ fn queue(waiting: &[(u32, ModelId)], bound: impl Fn(&mut Node), waits_ms: u64) -
         node.ask(key, function, model);
     }
     node.wait_ms(waits_ms);
-    let (mut order, mut running) = (Vec::new(), 1000);
+    let mut order = Vec::new();
+    let mut running = 1000;
     while let [Action::Assign { key, .. }, ..] = node.ended(0, running, 100)[..] {
         running = key.0;
         order.push(key.0);
@@ -131,9 +136,9 @@ fn queue(waiting: &[(u32, ModelId)], bound: impl Fn(&mut Node), waits_ms: u64) -
 }
 
 #[test]
-fn the_endangered_go_first_and_the_hopeless_after_those_without_a_deadline() {
+fn endangered_functions_go_first_and_hopeless_functions_last() {
     let bound = |node: &mut Node| {
-        // (0.9 n - m) / 0.1, and one more late request adds 9: -100, -5, 9 and 10.
+        // (0.9 n - m) / 0.1, and one more late request adds 9: the counts are -100, -5, 9 and 10.
         for (function, counts) in [(1, (100, 100)), (2, (95, 105)), (3, (90, 101)), (4, (89, 100))] {
             node.bound(function, 5_000, counts);
         }
@@ -143,7 +148,7 @@ fn the_endangered_go_first_and_the_hopeless_after_those_without_a_deadline() {
 }
 
 #[test]
-fn within_a_class_the_least_slack_is_first() {
+fn least_slack_goes_first_within_a_class() {
     let bound = |node: &mut Node| {
         node.bound(1, 5_000, (0, 0));
         node.bound(2, 3_000, (0, 0));
@@ -153,17 +158,17 @@ fn within_a_class_the_least_slack_is_first() {
 
 /// MECHANISMS section 2, "003 late requests".
 #[test]
-fn a_request_that_cannot_be_in_time_is_demoted_behind_all_that_can() {
+fn a_request_that_cannot_be_in_time_goes_behind_all_that_can() {
     let bound = |node: &mut Node| node.bound(1, 250, (0, 0));
-    // Request 1 has 250 ms, of which 150 are over and the next run takes 100.
+    // Request 1 has 250 ms; 150 ms are over, and its run takes 100 ms.
     assert_eq!(queue(&[(1, A), (9, A)], bound, 150), [1, 2]);
     assert_eq!(queue(&[(1, A), (9, A)], bound, 151), [2, 1]);
 }
 
 #[test]
-fn a_hit_goes_before_the_most_pressing_where_that_can_wait() {
+fn a_hit_goes_before_the_most_urgent_request_if_that_can_wait() {
     let order = |deadline_ms| queue(&[(1, LARGE), (9, A)], |node| node.bound(1, deadline_ms, (0, 0)), 100);
-    // LARGE takes 60 ms of loading and 100 of running, after 100 of waiting and 100 of the hit.
+    // LARGE takes 60 ms to load and 100 ms to run, after 100 ms of waiting and 100 ms of the hit.
     assert_eq!(order(360), [2, 1]);
     assert_eq!(order(359), [1, 2]);
     assert_eq!(order(200), [2, 1], "late in any case");
@@ -193,7 +198,7 @@ fn a_late_request_is_overtaken_up_to_the_limit_and_no_more() {
 }
 
 #[test]
-fn one_in_so_many_that_leave_is_one_at_its_limit() {
+fn one_departure_in_aged_every_is_a_request_at_its_limit() {
     let mut node = node_with(unified_aging(1, 3), &[64]);
     node.bound(1, 1, (0, 0));
     node.enqueue(2, A);
@@ -209,8 +214,8 @@ fn one_in_so_many_that_leave_is_one_at_its_limit() {
     assert_eq!(node.dispatch.stats().overtaken_max, 4);
 }
 
-/// Which goes first of three functions with a request each, which came in this order: two that scored
-/// so, and one without a deadline.
+/// Returns the request that goes first of three: two of functions with these scores, and one
+/// without a deadline, in order of arrival.
 fn first_of(scores: [u64; 2], together: bool) -> u64 {
     let mut node = node_with(PolicyConfig::Unified(UNIFIED), &[64]);
     let objective = Objective::from_billionths(900_000_000).unwrap();
@@ -225,30 +230,30 @@ fn first_of(scores: [u64; 2], together: bool) -> u64 {
         node.ask(10 + key, function, A);
         node.wait_ms(1);
     }
-    let [Action::Assign { key, .. }] = node.ended(0, 9, 10)[..] else { panic!("one goes") };
+    let [Action::Assign { key, .. }] = node.ended(0, 9, 10)[..] else { panic!("expected one assignment") };
     key.0 - 10
 }
 
 #[test]
-fn functions_that_run_together_keep_their_turns_until_half_of_them_are_hopeless() {
-    assert_eq!(first_of([0, 90], false), 2, "the first is hopeless");
-    assert_eq!(first_of([0, 90], true), 1, "it is one of four");
+fn functions_with_batching_keep_their_turns_until_half_of_them_are_hopeless() {
+    assert_eq!(first_of([0, 90], false), 2, "the first function is hopeless");
+    assert_eq!(first_of([0, 90], true), 1, "one of four functions is hopeless");
     assert_eq!(first_of([90, 0], true), 1);
-    assert_eq!(first_of([0, 0], true), 3, "half of them are: they give way");
+    assert_eq!(first_of([0, 0], true), 3, "half of the functions are hopeless, so all give way");
     assert_eq!(first_of([0, 0], false), 3);
 }
 
 #[test]
-fn a_model_is_brought_while_another_runs_for_what_has_no_deadline() {
+fn a_model_is_loaded_during_another_run_only_for_requests_without_a_deadline() {
     let mut node = profiled(&[64]);
     node.bound(1, 5_000, (0, 0));
     node.ask(1, 0, A);
-    assert_eq!(node.ask(2, 1, B), [], "it may yet be overtaken by one more pressing");
+    assert_eq!(node.ask(2, 1, B), [], "a more urgent request may still overtake request 2");
     assert_eq!(node.ask(3, 0, LARGE), [assign(0, 3, LARGE)]);
 }
 
 #[test]
-fn hits_with_short_runs_are_handed_ahead_together_up_to_the_bound() {
+fn short_hits_are_assigned_to_a_busy_gpu_up_to_the_bound() {
     let mut node = node_with(unified(UNIFIED_OVERTAKES_MAX), &[64]);
     node.enqueue(1000, A);
     let ran = Some(Duration::from_micros(3));
@@ -262,25 +267,27 @@ fn hits_with_short_runs_are_handed_ahead_together_up_to_the_bound() {
 }
 
 #[test]
-fn a_hit_is_not_handed_ahead_if_a_pressing_request_cannot_wait_for_it() {
+fn a_hit_is_not_assigned_to_a_busy_gpu_if_an_urgent_request_cannot_wait() {
     let asked = |deadline_ms| {
         let mut node = profiled(&[64]);
-        let (load, run) = (Duration::from_millis(60), Duration::from_micros(3));
+        let load = Duration::from_millis(60);
+        let run = Duration::from_micros(3);
         node.step(Event::Learned(Learned { model: A, kind: 0, load, swap: None, run }));
         node.bound(1, deadline_ms, (0, 0));
         node.ask(1000, 0, A);
         node.step(Event::Ended { gpu: gpu(0), key: RequestKey(1000), ran: Some(run) });
         assert_eq!(node.ask(1, 0, A), [assign(0, 1, A)]);
-        assert_eq!(node.ask(2, 1, LARGE), [], "it has a deadline");
+        assert_eq!(node.ask(2, 1, LARGE), [], "request 2 has a deadline");
         node.ask(3, 0, A)
     };
-    // LARGE takes 60 ms of loading and 100 of running.
+    // LARGE takes 60 ms to load and 100 ms to run.
     assert_eq!(asked(160), []);
     assert_eq!(asked(161), [assign(0, 3, A)]);
 }
 
 proptest! {
-    /// L14 against a count kept from outside, where some are late, some never, and all are scored.
+    /// L14 against an independent count, with functions that are sometimes late or without a
+    /// deadline, all of them scored.
     #[test]
     fn no_request_is_overtaken_more_than_the_limit(
         limit in 0..5u32,
@@ -325,16 +332,18 @@ proptest! {
 }
 
 #[test]
-fn a_suspect_is_not_handed_ahead_to_its_holder() {
+fn a_suspect_is_not_assigned_to_a_busy_holder() {
     let fresh = Attempts::new(3, Idempotent::Yes);
-    let Verdict::Again(suspect) = fresh.after(Loss::Failed(Progress::Preparing)) else { panic!("refused") };
+    let Verdict::Again(suspect) = fresh.after(Loss::Failed(Progress::Preparing)) else {
+        panic!("expected a retry")
+    };
     let ask = |attempts| {
         let mut node = profiled(&[64]);
         node.ask(1, 0, A);
-        // It ends at any moment.
+        // Request 1 counts as about to end.
         node.wait_ms(160);
         node.ask_again(2, F.0, A, attempts)
     };
     assert_eq!(ask(fresh), [assign(0, 2, A)]);
-    assert_eq!(ask(suspect), [], "it gets a GPU of its own");
+    assert_eq!(ask(suspect), [], "a suspect runs alone");
 }

@@ -1,4 +1,4 @@
-//! Models that are kept without a request for them.
+//! Minimum warm copies.
 
 use super::*;
 
@@ -15,7 +15,7 @@ fn evicted(index: u32, model: ModelId) -> Event {
 }
 
 #[test]
-fn a_model_is_brought_to_as_many_idle_gpus_as_it_is_wanted_on() {
+fn a_model_is_loaded_onto_the_required_number_of_idle_gpus() {
     let mut node = node(&[64, 64, 64]);
     let kept = node.step(Event::Keep { model: A, copies: 2 });
     assert_eq!(kept, [prefetch(0, A), keep(0, A, true), prefetch(1, A), keep(1, A, true)]);
@@ -27,30 +27,30 @@ fn a_model_is_brought_to_as_many_idle_gpus_as_it_is_wanted_on() {
 }
 
 #[test]
-fn copies_that_requests_brought_are_kept_and_more_come_when_a_gpu_is_idle() {
+fn existing_copies_become_warm_and_missing_ones_load_on_idle_gpus() {
     let mut node = node(&[64, 64]);
     node.enqueue(1, A);
     assert_eq!(node.enqueue(2, B), [assign(1, 2, B)]);
-    assert_eq!(node.step(Event::Keep { model: A, copies: 2 }), [keep(0, A, true)], "the other is at work");
+    assert_eq!(node.step(Event::Keep { model: A, copies: 2 }), [keep(0, A, true)], "GPU 1 is busy");
     assert_eq!(node.ended(1, 2, 5), [prefetch(1, A), keep(1, A, true)]);
-    // More than there are GPUs.
+    // More copies than GPUs.
     assert_eq!(node.step(Event::Keep { model: A, copies: 9 }), []);
 }
 
 #[test]
-fn nothing_that_is_kept_or_waited_for_makes_room() {
+fn warm_copies_do_not_evict_each_other() {
     let mut node = node(&[64]);
     assert_eq!(
         node.step(Event::Keep { model: LARGE, copies: 1 }),
         [prefetch(0, LARGE), keep(0, LARGE, true)]
     );
     node.step(Event::Install { model: HUGE, memory: Bytes::mib(24), weights: Bytes::mib(24) });
-    assert_eq!(node.step(Event::Keep { model: HUGE, copies: 1 }), [], "48 of 64 MiB are kept");
+    assert_eq!(node.step(Event::Keep { model: HUGE, copies: 1 }), [], "warm copies hold 48 of 64 MiB");
     assert_eq!(node.step(Event::Keep { model: A, copies: 1 }), [prefetch(0, A), keep(0, A, true)]);
 }
 
 #[test]
-fn what_did_not_stay_is_brought_again_later_and_what_died_at_once() {
+fn an_evicted_warm_copy_is_retried_later_and_a_lost_one_at_once() {
     let mut node = node(&[64, 64]);
     assert_eq!(node.step(Event::Keep { model: A, copies: 1 }), [prefetch(0, A), keep(0, A, true)]);
     assert_eq!(node.step(evicted(0, A)), [keep(0, A, false)]);
