@@ -1,10 +1,10 @@
 //! Telemetry: the node state that routing reads, sent every 100 ms, and at once when a model is
 //! loaded or evicted or a GPU changes its state.
 //!
-//! Telemetry is one message of at most [`TELEMETRY_BYTES_MAX`], whatever the node holds. It names
-//! the [`GPU_MODELS_MAX`] most recently used models on GPUs, some of each model's functions, and
-//! [`HOST_MODELS_MAX`] models in host memory. Routing assumes that a model that is not named is in
-//! host memory. Omitted models are counted.
+//! Telemetry is one message of at most [`TELEMETRY_BYTES_MAX`], however many models the
+//! node holds. It names the [`GPU_MODELS_MAX`] most recently used models on GPUs, some of each
+//! model's functions, and [`HOST_MODELS_MAX`] models in host memory. Routing assumes that a model
+//! that is not named is in host memory. Omitted models are counted.
 //!
 //! [`TELEMETRY_BYTES_MAX`]: millrace_proto::parts::TELEMETRY_BYTES_MAX
 

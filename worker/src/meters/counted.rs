@@ -1,18 +1,18 @@
-//! What is shown of each function, its revisions together.
+//! The counters of one function, summed over its revisions.
 
 use millrace_policy::admission::Score;
 use millrace_types::Slo;
 
 use crate::sequences::Tally;
 
-/// What is shown of a function.
+/// The metrics of a function.
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct Counted {
     pub(super) score: Score,
     pub(super) in_flight: u32,
-    /// Of programs alone.
+    /// Restarts of the function's processes; `None` unless the function is a program.
     pub(super) restarts: Option<u64>,
-    /// Of functions that keep state alone.
+    /// Counts of sequences; `None` unless the function keeps state.
     pub(super) sequences: Option<Tally>,
     pub(super) required: Option<f64>,
 }
@@ -25,9 +25,11 @@ impl Counted {
         self.sequences = self.sequences.into_iter().chain(sequences).reduce(Tally::plus);
     }
 
-    /// The required request count (T17), `(pn - m) / (1 - p)`, of what was counted on this node.
+    /// Returns the required request count (T17), `(pn - m) / (1 - p)`, of the requests counted on
+    /// this node.
     pub(super) fn required(&self, slo: &Slo) -> f64 {
-        let (m, n) = (self.score.in_time as f64, self.score.scored as f64);
+        let m = self.score.in_time as f64;
+        let n = self.score.scored as f64;
         (slo.percentile * n - m) / (1.0 - slo.percentile)
     }
 }

@@ -1,9 +1,9 @@
-//! What a worker's `/metrics` shows: its GPUs, links, queue, host memory, objects, and what its functions
-//! score. Read when it is scraped: nothing is counted on the way of a request. Requests as clients see
-//! them are the gateways' to tell.
+//! A worker's `/metrics`: its GPUs, links, queue, host memory, objects, and the scores of its
+//! functions. The values are read during the scrape, so requests pay nothing for them. The gateways
+//! report requests as clients see them.
 //!
-//! Bounded: [`FUNCTIONS_MAX`] functions have labels of their own, the first by name; the others are
-//! `_other` together.
+//! The page is bounded: [`FUNCTIONS_MAX`] functions have labels of their own, the first by name.
+//! The other functions are summed as `_other`.
 
 mod counted;
 mod objects;
@@ -44,12 +44,12 @@ use crate::programs::Programs;
 use crate::sequences::{self, Sequences};
 use crate::snapshot::{GpuHealth, NodeSnapshot};
 
-/// Functions with labels of their own.
+/// Maximum number of functions with labels of their own.
 const FUNCTIONS_MAX: usize = 1000;
-/// The label of the others.
+/// Label of all other functions together.
 const OTHER: &str = "_other";
 
-/// Answers whoever scrapes.
+/// Answers scrapes.
 #[derive(Debug)]
 pub(crate) struct Shown {
     pub(crate) node: NodeHandle,
@@ -63,7 +63,7 @@ pub(crate) struct Shown {
 }
 
 impl Shown {
-    /// The answer to a scrape.
+    /// Returns the response to a scrape.
     pub(crate) async fn answer(&self, headers: &HeaderMap) -> Response<Body> {
         match self.page.get(|| self.page_now()).await {
             Ok(page) => {
@@ -99,27 +99,27 @@ impl Shown {
     }
 }
 
-/// What is shown at one moment.
+/// The values of one scrape.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
     pub(crate) snapshot: NodeSnapshot,
     pub(crate) host_models: Vec<HostModel>,
     pub(crate) host_counts: Counts,
     pub(crate) objects: Tally,
-    /// What functions go by, where they have an objective.
+    /// Objectives of the functions that have one.
     pub(crate) objectives: BTreeMap<FunctionKey, Slo>,
-    /// What became of hints before they came to the node.
+    /// Outcomes of the hints that were not passed on to the node.
     pub(crate) followed: Followed,
-    /// How often processes were started again, of functions that are programs.
+    /// Restarts of the processes of functions that are programs.
     pub(crate) restarts: BTreeMap<FunctionKey, u64>,
-    /// The sequences of functions that keep state.
+    /// Sequences of the functions that keep state.
     pub(crate) sequences: BTreeMap<FunctionKey, sequences::Tally>,
 }
 
-/// The metrics as OpenMetrics text.
+/// Returns the metrics as OpenMetrics text.
 ///
 /// # Errors
-/// Never, unless the text cannot grow.
+/// Only if the text cannot grow.
 pub(crate) fn text(seen: Seen) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(seen));
@@ -154,44 +154,61 @@ impl Seen {
             gpus().map(|(labels, gpu)| (labels, gpu.memory.get() as f64)),
         )?;
         writer.gauges(
-            ("millrace_gpu_memory_taken", "What of it models and objects hold", Some(Unit::Bytes)),
+            ("millrace_gpu_memory_taken", "GPU memory allocated to models and objects", Some(Unit::Bytes)),
             gpus().map(|(labels, gpu)| (labels, gpu.used.get() as f64)),
         )?;
         writer.gauges(
-            ("millrace_gpu_objects_memory", "What of that objects take", Some(Unit::Bytes)),
+            ("millrace_gpu_objects_memory", "GPU memory of objects", Some(Unit::Bytes)),
             gpus().map(|(labels, gpu)| (labels, gpu.data.used.get() as f64)),
         )?;
         writer.gauges(
-            ("millrace_gpu_objects_pool", "The same, with what is kept for more objects", Some(Unit::Bytes)),
+            (
+                "millrace_gpu_objects_pool",
+                "GPU memory of objects and of their pool's free part",
+                Some(Unit::Bytes),
+            ),
             gpus().map(|(labels, gpu)| (labels, gpu.data.pool.get() as f64)),
         )?;
         writer.counters(
-            ("millrace_gpu_objects_migrated", "Objects copied to the host to make room", None),
+            (
+                "millrace_gpu_objects_migrated",
+                "Objects copied to the host because GPU memory was short",
+                None,
+            ),
             gpus().map(|(labels, gpu)| (labels, gpu.data.migrated as f64)),
         )?;
         writer.counters(
-            ("millrace_gpu_objects_refused", "Outputs that went to the host for want of room", None),
+            (
+                "millrace_gpu_objects_refused",
+                "Outputs sent to the host because they did not fit on the GPU",
+                None,
+            ),
             gpus().map(|(labels, gpu)| (labels, gpu.data.refused as f64)),
         )?;
         writer.gauges(
-            ("millrace_gpu_models", "Models on the GPU, or on their way there", None),
+            ("millrace_gpu_models", "Models on the GPU, or being copied there", None),
             gpus().map(|(labels, gpu)| (labels, gpu.models.len() as f64)),
         )?;
         writer.counters(
-            ("millrace_gpu_busy", "Time that the GPU computed", Some(Unit::Seconds)),
+            ("millrace_gpu_busy", "Time the GPU spent computing", Some(Unit::Seconds)),
             gpus().map(|(labels, gpu)| (labels, gpu.busy.as_secs_f64())),
         )?;
         writer.counters(
-            ("millrace_gpu_swaps", "Models brought onto the GPU", None),
+            ("millrace_gpu_swaps", "Models loaded onto the GPU", None),
             gpus().map(|(labels, gpu)| (labels, gpu.swaps as f64)),
         )?;
-        // Counted at its end, where the other is at its beginning: a difference of the two could go down.
+        // Counted when the copy ends, while swaps are counted when they begin: a difference of the
+        // two could decrease.
         writer.counters(
-            ("millrace_gpu_peer_swaps", "Of those, the ones that came whole from another GPU", None),
+            (
+                "millrace_gpu_peer_swaps",
+                "Models loaded onto the GPU that were copied whole from another GPU",
+                None,
+            ),
             gpus().map(|(labels, gpu)| (labels, gpu.peer_swaps as f64)),
         )?;
         writer.counters(
-            ("millrace_gpu_evictions", "Models that made room on the GPU", None),
+            ("millrace_gpu_evictions", "Models evicted from the GPU", None),
             gpus().map(|(labels, gpu)| (labels, gpu.evictions as f64)),
         )?;
         writer.counters(
@@ -218,15 +235,23 @@ impl Seen {
             })
         };
         writer.counters(
-            ("millrace_link_carried", "What the link carried", Some(Unit::Bytes)),
+            ("millrace_link_carried", "Bytes that the link carried, by direction", Some(Unit::Bytes)),
             traffic().map(|(labels, carried, _)| (labels, carried.get() as f64)),
         )?;
         writer.gauges(
-            ("millrace_link_rate_bytes_per_second", "Its rate each way as the topology says", None),
+            (
+                "millrace_link_rate_bytes_per_second",
+                "Rate of the link in each direction according to the topology",
+                None,
+            ),
             links().map(|(labels, link)| (labels, link.rate.0 as f64)),
         )?;
         writer.gauges(
-            ("millrace_link_measured_bytes_per_second", "The same, of its last batches", None),
+            (
+                "millrace_link_measured_bytes_per_second",
+                "Rate of the link's last batches, by direction",
+                None,
+            ),
             traffic().filter_map(|(labels, _, measured)| Some((labels, measured?.0 as f64))),
         )?;
         writer.gauges(
@@ -236,11 +261,15 @@ impl Seen {
         let fabric::Tally { ended, waits } = &self.snapshot.transfers;
         let waits = || waits.iter().map(|((link, way), wait)| (one_way(link, *way), wait));
         writer.counters(
-            ("millrace_link_waits", "Transfers that had their first batch by the link", None),
+            ("millrace_link_waits", "Transfers that got their first batch on the link", None),
             waits().map(|(labels, wait)| (labels, wait.transfers as f64)),
         )?;
         writer.counters(
-            ("millrace_link_wait", "How long they waited for it, together", Some(Unit::Seconds)),
+            (
+                "millrace_link_wait",
+                "Total time that these transfers waited for their first batch",
+                Some(Unit::Seconds),
+            ),
             waits().map(|(labels, wait)| (labels, wait.waited.as_secs_f64())),
         )?;
         let standings = |direction: &'static str, counts: &fabric::Counts| {
@@ -250,31 +279,32 @@ impl Seen {
             })
         };
         writer.counters(
-            ("millrace_transfers", "Transfers from host memory and to it, by what they could count on", None),
+            (
+                "millrace_transfers",
+                "Transfers between host and GPU memory, by direction and rate guarantee",
+                None,
+            ),
             standings("to_gpu", &ended.to_gpu).into_iter().chain(standings("to_host", &ended.from_gpu)),
         )
     }
 
     fn dispatch(&self, writer: &mut Writer<'_, '_>) -> fmt::Result {
-        let (stats, batches) = (&self.snapshot.dispatch, self.snapshot.batches);
+        let stats = &self.snapshot.dispatch;
+        let batches = self.snapshot.batches;
         for (name, help, count) in [
-            ("millrace_dispatch_hits", "Requests given to a GPU that held their model", stats.hits),
-            ("millrace_dispatch_misses", "Requests given to a GPU that did not hold it", stats.misses),
-            ("millrace_dispatch_false_misses", "Of those, while another GPU held it", stats.false_misses),
-            ("millrace_dispatch_reserved", "Requests bound to a busy GPU", stats.reserved),
+            ("millrace_dispatch_hits", "Requests sent to a GPU that held their model", stats.hits),
+            ("millrace_dispatch_misses", "Requests sent to a GPU without their model", stats.misses),
+            (
+                "millrace_dispatch_false_misses",
+                "Requests sent to a GPU without their model while another GPU held it",
+                stats.false_misses,
+            ),
+            ("millrace_dispatch_reserved", "Requests reserved for a busy GPU", stats.reserved),
             ("millrace_dispatch_passed", "Requests that left the queue before older ones", stats.passed),
-            (
-                "millrace_host_cold_starts",
-                "Models that came from the disk again",
-                self.host_counts.cold_starts,
-            ),
-            (
-                "millrace_host_evictions",
-                "Models that left host memory for others",
-                self.host_counts.evictions,
-            ),
-            ("millrace_batches", "Runs of several requests", batches.batches),
-            ("millrace_batched_requests", "Requests in them", batches.requests),
+            ("millrace_host_cold_starts", "Models loaded from the disk again", self.host_counts.cold_starts),
+            ("millrace_host_evictions", "Models evicted from host memory", self.host_counts.evictions),
+            ("millrace_batches", "Runs of several requests together", batches.batches),
+            ("millrace_batched_requests", "Requests in batched runs", batches.requests),
         ] {
             writer.counter((name, help, None), count)?;
         }
@@ -285,34 +315,40 @@ impl Seen {
             ("millrace_node_queued", "Requests in the node's queue", None, f64::from(self.snapshot.queued)),
             (
                 "millrace_dispatch_overtaken_max",
-                "How often the most overtaken request was overtaken",
+                "Times the most overtaken request was overtaken",
                 None,
                 stats.overtaken_max as f64,
             ),
             (
                 "millrace_dispatch_visits_max",
-                "The same as the LALB paper counts: also once for every look that found no hit",
+                "Overtakings as the LALB paper counts them: searches without a hit included",
                 None,
                 stats.visits_max as f64,
             ),
             (
                 "millrace_dispatch_top_copies",
-                "GPUs that hold the model asked for most",
+                "GPUs that hold the most requested model",
                 None,
                 stats.top_copies as f64,
             ),
             ("millrace_host_models", "Models in host memory", None, self.host_models.len() as f64),
-            ("millrace_host_models_memory", "What they take", Some(Unit::Bytes), bytes as f64),
+            (
+                "millrace_host_models_memory",
+                "Bytes of the models in host memory",
+                Some(Unit::Bytes),
+                bytes as f64,
+            ),
         ] {
             writer.gauge((name, help, unit), value)?;
         }
-        // Torpor alone has one.
-        let help = "The share of required request counts that is prioritised";
+        // Only the `torpor` policy has an alpha.
+        let help = "Share of required request counts that is prioritised";
         stats.alpha.map_or(Ok(()), |alpha| writer.gauge(("millrace_dispatch_alpha", help, None), alpha))
     }
 
     fn prewarms(&self, writer: &mut Writer<'_, '_>) -> fmt::Result {
-        let (here, node) = (self.followed, self.snapshot.dispatch.prewarms);
+        let here = self.followed;
+        let node = self.snapshot.dispatch.prewarms;
         let outcomes = [
             ("gpu", node.brought),
             ("host", here.host),
@@ -320,27 +356,27 @@ impl Seen {
             ("busy", here.busy + node.busy),
         ];
         let labelled = |(outcome, count): (&str, u64)| (vec![("outcome", outcome.to_owned())], count as f64);
-        let help = "Models that a workflow was likely to ask for next, by what became of them";
+        let help = "Prewarming hints for a workflow's next models, by outcome";
         writer.counters(("millrace_prewarms", help, None), outcomes.into_iter().map(labelled))
     }
 
-    /// How wrong the cost model is (L15).
+    /// Writes the prediction errors of the cost model (L15).
     fn predictions(&self, writer: &mut Writer<'_, '_>) -> fmt::Result {
         let labelled = |(gpu_type, it): (&str, PredictionError)| {
             (vec![("gpu_type", gpu_type.to_owned()), ("turn", it.turn.name().to_owned())], it)
         };
         let told = || self.snapshot.predictions().map(labelled);
         writer.counters(
-            ("millrace_dispatch_predictions", "Turns on GPUs whose length was predicted", None),
+            ("millrace_dispatch_predictions", "Turns on GPUs with a predicted duration", None),
             told().map(|(labels, it)| (labels, it.predictions as f64)),
         )?;
-        let help = "By how much the predictions were off, by what came: divide by their number";
+        let help = "Sum of relative prediction errors: divide by the number of predictions";
         writer.counters(
             ("millrace_dispatch_prediction_errors", help, None),
             told().map(|(labels, it)| (labels, it.thousandths as f64 / 1000.0)),
         )?;
-        // Before three sizes of some model ran there is none.
-        let help = "By how much predicted runs of several rows are off, of sizes they were drawn without";
+        // Before three row counts of some model ran there is no value.
+        let help = "Mean relative error of predicted batch runs, for row counts left out of the fit";
         let held_out = self.snapshot.dispatch.held_out;
         let about = ("millrace_batch_prediction_error_ratio", help, None);
         held_out.map_or(Ok(()), |percent| writer.gauge(about, percent / 100.0))
@@ -350,7 +386,7 @@ impl Seen {
         let shown = self.shown();
         let functions = || shown.iter().map(|(labels, it)| (labels.clone(), it));
         writer.counters(
-            ("millrace_function_requests", "Requests that ended on this worker, by how", None),
+            ("millrace_function_requests", "Requests that ended on this worker, by outcome", None),
             functions().flat_map(|(labels, it)| {
                 let ended = |outcome: &str, count: u64| {
                     ([labels.clone(), vec![("outcome", outcome.to_owned())]].concat(), count as f64)
@@ -365,11 +401,11 @@ impl Seen {
             }),
         )?;
         writer.gauges(
-            ("millrace_function_in_flight", "Requests admitted and not answered", None),
+            ("millrace_function_in_flight", "Requests admitted and not answered yet", None),
             functions().map(|(labels, it)| (labels, f64::from(it.in_flight))),
         )?;
         writer.counters(
-            ("millrace_function_gpu", "GPU time that is charged", Some(Unit::Seconds)),
+            ("millrace_function_gpu", "Charged GPU time", Some(Unit::Seconds)),
             functions().map(|(labels, it)| (labels, it.score.billed_ms as f64 / 1e3)),
         )?;
         writer.counters(
@@ -377,20 +413,24 @@ impl Seen {
             functions().map(|(labels, it)| (labels, it.score.scored as f64)),
         )?;
         writer.counters(
-            ("millrace_function_slo_in_time", "Of those, the ones answered in time", None),
+            (
+                "millrace_function_slo_in_time",
+                "Requests that count towards the objective and were answered in time",
+                None,
+            ),
             functions().map(|(labels, it)| (labels, it.score.in_time as f64)),
         )?;
         let restarts = |(labels, it): (Labels, &Counted)| Some((labels, it.restarts? as f64));
-        let help = "Processes of a program started after the first at their place";
+        let help = "Restarts of a program's processes";
         writer
             .counters(("millrace_function_process_restarts", help, None), functions().filter_map(restarts))?;
         let kept = || functions().filter_map(|(labels, it)| Some((labels, it.sequences?)));
         writer.gauges(
-            ("millrace_function_sequences", "Sequences whose state is kept", None),
+            ("millrace_function_sequences", "Sequences with stored state", None),
             kept().map(|(labels, it)| (labels, it.live as f64)),
         )?;
         writer.counters(
-            ("millrace_function_sequences_ended", "Sequences that their clients did not end, by why", None),
+            ("millrace_function_sequences_ended", "Sequences not ended by their clients, by reason", None),
             kept().flat_map(|(labels, it)| {
                 let ended = |reason: &str, count: u64| {
                     ([labels.clone(), vec![("reason", reason.to_owned())]].concat(), count as f64)
@@ -399,12 +439,12 @@ impl Seen {
             }),
         )?;
         let required = |(labels, it): (Labels, &Counted)| Some((labels, it.required?));
-        let help = "Requests still to be answered in time to meet the objective; negative: to spare";
+        let help = "Requests to answer in time until the objective is met; negative: spare";
         writer.gauges(("millrace_function_required_requests", help, None), functions().filter_map(required))
     }
 
-    /// Each function with what it counted on this node, its revisions together; the last by name as one
-    /// where they are too many, so that a scrape has those that the one before had.
+    /// Returns the metrics of each function, summed over its revisions. Beyond the bound, the last
+    /// functions by name are summed, so that successive scrapes show the same functions.
     fn shown(&self) -> Vec<(Labels, Counted)> {
         let all = self.snapshot.scores().into_iter();
         let mut all: Vec<_> = all

@@ -1,4 +1,4 @@
-//! Intermediate data that the worker holds, and how it came to requests (D04).
+//! Metrics of the intermediate data that the worker holds, and of its fetches for requests (D04).
 
 use std::fmt;
 
@@ -9,24 +9,28 @@ use crate::objects::{Fetched, METHODS, Tally, method_name};
 
 pub(super) fn write(tally: &Tally, writer: &mut Writer<'_, '_>) -> fmt::Result {
     let Tally { usage, fetched, asked, addresses } = tally;
-    writer.gauge(("millrace_objects", "Objects held", None), usage.objects as f64)?;
+    writer.gauge(("millrace_objects", "Objects on this worker", None), usage.objects as f64)?;
     writer.gauge(
-        ("millrace_objects_memory", "What they take, on GPUs and the host", Some(Unit::Bytes)),
+        ("millrace_objects_memory", "Memory of objects, on GPUs and the host", Some(Unit::Bytes)),
         usage.bytes.get() as f64,
     )?;
-    writer.counter(("millrace_objects_kept", "Objects kept", None), usage.kept)?;
+    writer.counter(("millrace_objects_kept", "Objects stored", None), usage.kept)?;
     writer.counter(
-        ("millrace_objects_expired", "Of those, the ones that nobody let go of in their time", None),
+        ("millrace_objects_expired", "Objects that expired before they were released", None),
         usage.expired,
     )?;
     writer.counter(
-        ("millrace_objects_refused", "Outputs that were answered since there was no room to keep them", None),
+        ("millrace_objects_refused", "Outputs answered as bytes because they did not fit", None),
         usage.refused,
     )?;
     writer
         .gauge(("millrace_objects_copies", "Copies of other workers' objects", None), usage.copies as f64)?;
     writer.gauge(
-        ("millrace_objects_copies_memory", "What they take of host memory", Some(Unit::Bytes)),
+        (
+            "millrace_objects_copies_memory",
+            "Host memory of copies of other workers' objects",
+            Some(Unit::Bytes),
+        ),
         usage.copied.get() as f64,
     )?;
     let of = |whom: &str, calls: u64| (vec![("asked", whom.to_owned())], calls as f64);
@@ -37,7 +41,7 @@ pub(super) fn write(tally: &Tally, writer: &mut Writer<'_, '_>) -> fmt::Result {
         of("holder", asked.holders),
     ];
     writer.counters(
-        ("millrace_objects_lookups", "Calls to find data that a process named, by who was asked", None),
+        ("millrace_objects_lookups", "Calls to find data that a process named, by destination", None),
         calls.into_iter(),
     )?;
     let by_method = |read: fn(&Fetched) -> u64| {
@@ -47,8 +51,15 @@ pub(super) fn write(tally: &Tally, writer: &mut Writer<'_, '_>) -> fmt::Result {
         })
     };
     writer.counters(
-        ("millrace_objects_fetches", "Objects that were taken, by how they came", None),
+        ("millrace_objects_fetches", "Objects read as inputs, by method of transfer", None),
         by_method(|it| it.fetches),
     )?;
-    writer.counters(("millrace_objects_fetched", "Their bytes", Some(Unit::Bytes)), by_method(|it| it.bytes))
+    writer.counters(
+        (
+            "millrace_objects_fetched",
+            "Bytes of objects read as inputs, by method of transfer",
+            Some(Unit::Bytes),
+        ),
+        by_method(|it| it.bytes),
+    )
 }

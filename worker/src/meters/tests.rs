@@ -53,7 +53,7 @@ fn gpu() -> GpuSnapshot {
 }
 
 #[test]
-fn a_gpu_shows_what_it_did_and_where_models_came_from() {
+fn gpu_metrics_show_memory_swaps_and_evictions() {
     let snapshot = NodeSnapshot { gpus: vec![gpu()], ..NodeSnapshot::default() };
     let expected = [
         r#"millrace_gpu_up{gpu="1",gpu_type="V100"} 1.0"#,
@@ -74,7 +74,7 @@ fn a_gpu_shows_what_it_did_and_where_models_came_from() {
 }
 
 #[test]
-fn how_wrong_predictions_were_is_shown_by_type_of_gpu_and_by_what_there_was_to_do() {
+fn prediction_errors_are_shown_by_gpu_type_and_kind_of_turn() {
     let gpu =
         |index, gpu_type: &str| GpuSnapshot { index: GpuIndex(index), gpu_type: gpu_type.into(), ..gpu() };
     let error =
@@ -95,7 +95,7 @@ fn how_wrong_predictions_were_is_shown_by_type_of_gpu_and_by_what_there_was_to_d
 }
 
 #[test]
-fn transfers_are_shown_by_what_they_could_count_on_and_their_waits_by_link() {
+fn transfers_are_shown_by_rate_guarantee_and_waits_by_link() {
     let from_host = Counts { admitted: 7, late: 1, infeasible: 2, ..Counts::default() };
     let to_host = Counts { unpromised: 3, ..Counts::default() };
     let wait = Wait { transfers: 10, waited: Duration::from_millis(1500) };
@@ -126,7 +126,7 @@ fn transfers_are_shown_by_what_they_could_count_on_and_their_waits_by_link() {
 }
 
 #[test]
-fn what_a_link_carried_is_shown_each_way() {
+fn carried_bytes_of_a_link_are_shown_by_direction() {
     let link = LinkSnapshot {
         link: LinkId(2),
         rate: BytesPerSec(100),
@@ -148,7 +148,7 @@ fn what_a_link_carried_is_shown_each_way() {
 }
 
 #[test]
-fn a_function_shows_its_score_and_what_it_needs_to_meet_its_objective() {
+fn function_metrics_show_the_score_and_the_required_requests() {
     let past = Score { completed: 10, in_time: 5, scored: 10, ..Score::default() };
     let snapshot = NodeSnapshot {
         functions: vec![scored("a", 90, 84)],
@@ -174,11 +174,11 @@ fn functions_beyond_the_bound_are_shown_as_one() {
     let lines = lines(Seen { snapshot, ..Seen::default() }, "millrace_function_slo_requests_total{");
     assert_eq!(lines.len(), FUNCTIONS_MAX + 1);
     let other = r#"millrace_function_slo_requests_total{tenant="_other",function="_other"} 3003.0"#;
-    assert_eq!(lines.last().unwrap(), other, "the last three by name: 1000, 1001 and 1002");
+    assert_eq!(lines.last().unwrap(), other, "the sum of the last three by name: 1000, 1001 and 1002");
 }
 
 #[test]
-fn restarts_of_processes_are_shown_of_programs_alone() {
+fn restarts_of_processes_are_shown_only_for_programs() {
     let snapshot = NodeSnapshot {
         functions: vec![scored("model", 1, 0), scored("steady", 1, 0)],
         past: [(function("gone"), Score::default())].into(),
@@ -198,7 +198,7 @@ fn restarts_of_functions_beyond_the_bound_are_shown_as_one() {
     let names: Vec<_> = (0..FUNCTIONS_MAX + 3).map(|i| format!("f{i:04}")).collect();
     let functions = names.iter().map(|name| scored(name, 1, 0)).collect();
     let snapshot = NodeSnapshot { functions, ..NodeSnapshot::default() };
-    // The last by name is a model.
+    // The last function by name is a model.
     let restarts = names[..names.len() - 1].iter().map(|name| (function(name), 2)).collect();
     let lines =
         lines(Seen { snapshot, restarts, ..Seen::default() }, "millrace_function_process_restarts_total{");
@@ -208,7 +208,7 @@ fn restarts_of_functions_beyond_the_bound_are_shown_as_one() {
 }
 
 #[test]
-fn sequences_are_shown_of_functions_that_keep_state_alone() {
+fn sequences_are_shown_only_for_functions_that_keep_state() {
     let snapshot = NodeSnapshot {
         functions: vec![scored("model", 1, 0), scored("counter", 1, 0)],
         ..NodeSnapshot::default()
@@ -227,7 +227,7 @@ fn sequences_are_shown_of_functions_that_keep_state_alone() {
 }
 
 #[test]
-fn alpha_is_shown_where_there_is_one() {
+fn alpha_is_shown_if_the_policy_has_one() {
     let with = |alpha| {
         let dispatch = Stats { alpha, ..Stats::default() };
         Seen { snapshot: NodeSnapshot { dispatch, ..NodeSnapshot::default() }, ..Seen::default() }
@@ -237,7 +237,7 @@ fn alpha_is_shown_where_there_is_one() {
 }
 
 #[test]
-fn objects_show_what_is_held_and_how_they_came() {
+fn object_metrics_show_stored_objects_lookups_and_fetches() {
     let objects = Tally {
         usage: Usage {
             objects: 2,
@@ -277,7 +277,7 @@ fn objects_show_what_is_held_and_how_they_came() {
 }
 
 #[test]
-fn models_that_came_before_they_were_asked_for_are_counted_by_what_became_of_them() {
+fn prewarming_hints_are_counted_by_outcome() {
     let prewarms = millrace_policy::dispatch::Prewarms { brought: 3, there: 2, busy: 1 };
     let dispatch = Stats { prewarms, ..Stats::default() };
     let snapshot = NodeSnapshot { dispatch, ..NodeSnapshot::default() };

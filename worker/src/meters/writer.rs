@@ -1,4 +1,4 @@
-//! Writes metrics that are read when they are scraped, one after the other.
+//! Writes metrics with values that are read during the scrape.
 
 use std::fmt;
 
@@ -8,13 +8,13 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Unit;
 
-/// What tells the values of one metric apart.
+/// Labels of one value of a metric.
 pub(super) type Labels = Vec<(&'static str, String)>;
 
-/// What a metric is called and says.
+/// Name, help text and unit of a metric.
 pub(super) type About = (&'static str, &'static str, Option<Unit>);
 
-/// Writes metrics, each with all its values.
+/// Writes metrics, each with all of its values.
 pub(super) struct Writer<'a, 'b>(pub(super) &'a mut DescriptorEncoder<'b>);
 
 impl Writer<'_, '_> {

@@ -102,7 +102,7 @@ fn node() -> NodeHandle {
     node_that(Arc::default())
 }
 
-/// Starts a node whose executor dies at its next copy to the host if `dies` is set.
+/// Starts a node with an executor that dies at its next copy to the host if `dies` is set.
 fn node_that(dies: Arc<AtomicBool>) -> NodeHandle {
     let run = RunModel { keeps: OUTPUT, ..RunModel::new(Duration::from_millis(5)) };
     let behaviour = Behaviour {
@@ -360,7 +360,7 @@ fn the_processes_of_a_program_end_with_its_function() {
 }
 
 #[test]
-fn requests_for_a_program_whose_function_actor_panicked_are_not_run() {
+fn requests_for_a_program_are_not_run_after_its_function_actor_panicked() {
     // A second subscriber is needed, as in `tests/virtual_time/panics.rs`: tracing would cache the
     // interest of a single subscriber for all threads.
     let _second = tracing::Dispatch::new(Bug(AtomicBool::new(false)));

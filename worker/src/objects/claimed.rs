@@ -1,12 +1,12 @@
-//! Room that the state of functions takes of what objects may take: it lies where they lie, and whoever
-//! keeps it has no names for it.
+//! Reservations of object memory for the state of functions. State is stored among the objects, but
+//! has no object names.
 
 use millrace_policy::index::Limit;
 use millrace_types::Bytes;
 
 use super::Objects;
 
-/// So much room, until it is dropped.
+/// A reservation of object memory. Dropping it releases the memory.
 #[derive(Debug)]
 pub(crate) struct Claim {
     objects: Objects,
@@ -14,7 +14,8 @@ pub(crate) struct Claim {
 }
 
 impl Objects {
-    /// Takes room for so many tensors of so many bytes together; `None` where there is none.
+    /// Reserves memory for `tensors` tensors with `bytes` bytes in total. Returns `None` if the
+    /// memory does not suffice.
     pub(crate) fn claim(&self, bytes: Bytes, tensors: u64) -> Option<Claim> {
         let room = Limit { bytes, files: tensors, objects: tensors };
         self.index().claim(room).then(|| Claim { objects: self.clone(), room })

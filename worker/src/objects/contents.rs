@@ -1,5 +1,5 @@
-//! A tensor's bytes, wherever they are: in the message that they came with, in memory that others can map,
-//! or on a GPU.
+//! A tensor's bytes: in the message that carried them, in memory that other processes can map, or
+//! on a GPU.
 
 use std::fs::File;
 use std::io;
@@ -15,23 +15,18 @@ use super::{Lost, Part};
 use crate::actors::node::Reader;
 use crate::port::Descriptor;
 
-/// A tensor's bytes, as the worker has them.
+/// The bytes of a tensor on this worker.
 #[derive(Debug, Clone)]
 pub(crate) enum Contents {
-    /// Small ones, or a part of others'.
+    /// Bytes of a small tensor, or a slice of another tensor's bytes.
     Inline(Bytes),
-    /// In memory that an executor maps.
-    Memory {
-        /// That memory.
-        fd: Descriptor,
-        /// Its size.
-        bytes: u64,
-    },
-    /// In a GPU's memory, or in that of the host by now.
+    /// Bytes in memory that executors can map.
+    Memory { fd: Descriptor, bytes: u64 },
+    /// Bytes in a GPU's memory, or in host memory since they were moved there.
     Kept(Part),
 }
 
-/// There may be a million of them. The index's bench counts on it.
+/// A worker may have a million tensors, and the index's bench counts on this size.
 const _: () = assert!(std::mem::size_of::<Contents>() <= 40);
 
 impl Held for Contents {
@@ -42,14 +37,14 @@ impl Held for Contents {
     fn files(&self) -> u64 {
         match self {
             Self::Inline(_) => 0,
-            // What a GPU has may come to the host.
+            // Data on a GPU may be copied to the host, and needs a descriptor then.
             Self::Memory { .. } | Self::Kept(_) => 1,
         }
     }
 }
 
 impl Contents {
-    /// How many bytes there are.
+    /// Returns the number of bytes.
     pub(crate) fn len(&self) -> u64 {
         match self {
             Self::Inline(data) => data.len() as u64,
@@ -58,12 +53,13 @@ impl Contents {
         }
     }
 
-    /// Whether it is nowhere any more.
+    /// Whether the bytes were lost with their GPU's executor.
     pub(crate) fn is_lost(&self) -> bool {
         matches!(self, Self::Kept(part) if part.object.is_lost())
     }
 
-    /// Bytes of it in host memory, whatever it takes to have them there: where, and from which offset on.
+    /// Returns host memory with a range of the bytes, and the offset of the range there. Copies the
+    /// range from a GPU if necessary.
     pub(crate) async fn on_host(&self, offset: u64, bytes: u64, reader: Reader) -> Result<(Self, u64), Lost> {
         let Self::Kept(part) = self else { return Ok((self.clone(), offset)) };
         let part = Part { object: Arc::clone(&part.object), offset: part.offset + offset, bytes };
@@ -72,18 +68,20 @@ impl Contents {
         Ok((Self::Memory { fd, bytes }, offset))
     }
 
-    /// Bytes of it, which are on the host; copied, where they are in an executor's memory.
+    /// Reads a range of bytes that are on the host. Copies them if they are in memory that is
+    /// shared with an executor.
     pub(crate) fn read(&self, offset: u64, len: usize) -> io::Result<Bytes> {
         let end = offset.checked_add(len as u64).filter(|end| *end <= self.len());
         let end = end.ok_or(io::ErrorKind::UnexpectedEof)?;
         match self {
-            // Below the length of a slice.
+            // Both bounds are below the length of a slice.
             Self::Inline(data) => Ok(data.slice(offset as usize..end as usize)),
             Self::Memory { fd, .. } => {
                 let mut data = Vec::new();
-                // Its size is another process's word: too large a one is an error, and no abort.
+                // The size comes from another process: a wrong one must give an error, and no
+                // abort.
                 data.try_reserve_exact(len).map_err(|_| io::ErrorKind::OutOfMemory)?;
-                // Into memory that nobody has to clear first.
+                // The bytes are read into memory that is not zeroed first.
                 while data.len() < len {
                     let at = offset + data.len() as u64;
                     if rustix::io::pread(fd, spare_capacity(&mut data), at)? == 0 {
@@ -94,18 +92,18 @@ impl Contents {
                 Ok(data.into())
             }
             Self::Kept(_) => {
-                Err(io::Error::other("it is in a GPU's memory: have it copied to the host first"))
+                Err(io::Error::other("the bytes are in a GPU's memory: copy them to the host first"))
             }
         }
     }
 }
 
-/// How many bytes memory has.
+/// Returns the size of shared memory, in bytes.
 pub(crate) fn size_of_memory(fd: &OwnedFd) -> io::Result<usize> {
     Ok(usize::try_from(rustix::fs::fstat(fd)?.st_size).unwrap_or(0))
 }
 
-/// Memory that executors and programs can map, with nothing in it yet. It can be sealed.
+/// Creates empty shared memory that executors and programs can map. It can be sealed.
 pub(crate) fn memory(name: &str) -> io::Result<File> {
     Ok(File::from(memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?))
 }

@@ -1,6 +1,7 @@
-//! Objects by name alone, wherever they are (D04, D09): here, at their home, or at whoever holds them
-//! by tier 2 of the index. [`Lookup`] decides whom to ask; what came is kept as a copy, as long as there
-//! is room, so that the next one finds it here and others find it here when its home is gone.
+//! Remote fetches of objects by their name alone (D04, D09). An object may be here, on its owner
+//! node (`id.home`), or on a node that tier 2 of the index names. [`Lookup`] decides which node to
+//! ask. A fetched object is stored as a copy if there is capacity. Later requests find the copy
+//! here, and other nodes find it when the owner node is gone.
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -19,33 +20,33 @@ use super::whereabouts::{Holders, NoAnswer};
 use super::{Contents, Objects, memory};
 use crate::service::tensors::INLINE_BYTES_MAX;
 
-/// How long a copy is kept.
+/// Lifetime of a copy.
 const COPY_FOR: Duration = Duration::from_secs(60);
 
-/// Why an object is not to be had.
+/// The reason why an object cannot be fetched.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum FetchError {
-    /// It is nowhere: asking again will not help.
-    #[error("data {id} is nowhere any more ({why}): make it again")]
+    /// No worker has the object: trying again does not help.
+    #[error("data {id} is lost ({why}): compute it again")]
     Lost { id: DataId, why: String },
-    /// It may be somewhere: asking again may help.
-    #[error("data {id} cannot be had now ({why}): try again, or make it again")]
+    /// Some worker may have the object: trying again may help.
+    #[error("data {id} is unavailable now ({why}): try again, or compute it again")]
     Unavailable { id: DataId, why: String },
 }
 
-/// Why one worker did not give it.
+/// The reason why the fetch from one worker failed.
 enum Refused {
-    /// It has not got it.
+    /// The worker does not have the object.
     Gone,
-    /// It cannot be asked.
+    /// The worker cannot be reached.
     Unreachable(String),
-    /// It cannot be put down here.
+    /// This worker has no capacity for the object.
     NoRoom(String),
 }
 
 impl Objects {
-    /// An object by its name, wherever it is, within this time; for a request that is wanted by then. One that
-    /// a GPU has stays there.
+    /// Returns an object by its name, from this worker or another, within `patience`. `by` is the
+    /// deadline of the request that needs the object. An object on a GPU stays there.
     pub(crate) async fn fetch(
         &self,
         id: &DataId,
@@ -56,9 +57,10 @@ impl Objects {
             self.count(FetchMethod::Host, contents.len());
             return Ok(contents);
         }
-        let (objects, sought) = (self.clone(), id.clone());
+        let objects = self.clone();
+        let sought = id.clone();
         let mut fetch = JoinSet::new();
-        // Given up when whoever waits for it is.
+        // Dropping the set cancels the fetch if the caller gives up.
         fetch.spawn_on(
             async move { tokio::time::timeout(patience, objects.look_elsewhere(&sought, by)).await },
             &self.0.threads,
@@ -66,15 +68,15 @@ impl Objects {
         let unavailable = |why: &str| FetchError::Unavailable { id: id.clone(), why: why.to_owned() };
         match fetch.join_next().await {
             Some(Ok(Ok(found))) => found,
-            Some(Ok(Err(_late))) => Err(unavailable("it did not come in the time that the call has")),
-            Some(Err(_)) | None => Err(unavailable("the worker stops")),
+            Some(Ok(Err(_late))) => Err(unavailable("it did not arrive within the time of the call")),
+            Some(Err(_)) | None => Err(unavailable("the worker is shutting down")),
         }
     }
 
     async fn look_elsewhere(&self, id: &DataId, by: Option<Timestamp>) -> Result<Contents, FetchError> {
         let found = self.ask_around(id, by).await;
         if let Err(error) = &found {
-            tracing::warn!(object = %id, %error, "an object is not to be had");
+            tracing::warn!(object = %id, %error, "cannot fetch an object");
         }
         found
     }
@@ -83,7 +85,7 @@ impl Objects {
         let (mut lookup, mut step) = Lookup::begin(self.0.order, self.node(), &id.home);
         let mut findings = Findings::default();
         loop {
-            // Before it is taken: whoever waits may give up meanwhile.
+            // Count before the step: the caller may give up during it.
             self.0.asked.lock().unwrap_or_else(PoisonError::into_inner).count(&step);
             step = match &step {
                 Step::AskHome(node) | Step::Fetch(node) => match self.pull_whole(id, node, by).await {
@@ -106,8 +108,9 @@ impl Objects {
         }
     }
 
-    /// All of an object from one worker. Where that does not answer where it was last, or has not got it, it
-    /// is looked for once more: another worker may be there now.
+    /// Fetches a whole object from one worker. If the worker does not answer at its known address,
+    /// or does not have the object, its address is looked up again: another process may be the
+    /// worker now.
     async fn pull_whole(
         &self,
         id: &DataId,
@@ -127,7 +130,7 @@ impl Objects {
                 return self.pull_from(id, &address, by).await;
             }
             Ok(None) => return Err(Refused::Unreachable("no controller has that worker now".to_owned())),
-            // It is where it was.
+            // The address is the known one.
             Ok(Some(_)) => String::new(),
             Err(error) => error.to_string(),
         };
@@ -154,11 +157,11 @@ impl Objects {
         Ok(contents)
     }
 
-    /// Keeps what came, and says so to the cluster.
+    /// Stores a fetched object as a copy, and reports the copy to the cluster.
     async fn keep_copy(&self, id: &DataId, contents: &Contents) {
         let Some(place) = self.0.feed.place().await else { return };
         let until = self.0.clock.now() + COPY_FOR;
-        // Said before anybody else can have it go, and say so.
+        // Report while the index is locked: otherwise the drop of the copy could be reported first.
         let mut index = self.index();
         if index.put_copy(id, contents.clone(), until) {
             place.stored(id.clone(), Size(contents.len()));
@@ -166,24 +169,26 @@ impl Objects {
     }
 }
 
-/// What a lookup has heard that is not where an object is.
+/// The results of a lookup that has not found the object.
 #[derive(Debug, Default)]
 struct Findings {
-    /// Tier 2 knows that nobody holds it any more.
+    /// Whether tier 2 knows that no node holds the object.
     lost: bool,
-    /// Why tier 2 could not be asked the last time.
+    /// The error of the last query to tier 2.
     no_answer: Option<NoAnswer>,
-    /// Who could not be reached the last time, and may have it.
+    /// The last worker that could not be reached and may have the object.
     unreached: Option<String>,
 }
 
 impl Findings {
-    /// Who holds it by what tier 2 says, if it says anything. One that is lost by it may be at home all the
-    /// same: a worker that the controllers took for dead may be reached by others.
+    /// Returns the nodes that hold the object according to tier 2. The owner node may have an
+    /// object that tier 2 calls lost: a node that the controllers believe dead may still be
+    /// reachable from others.
     fn take(&mut self, answer: Result<Holders, NoAnswer>) -> Vec<NodeName> {
         match answer {
             Ok(Holders { nodes, lost }) => {
-                (self.lost, self.no_answer) = (self.lost || lost, None);
+                self.lost |= lost;
+                self.no_answer = None;
                 nodes
             }
             Err(why) => {
@@ -193,29 +198,29 @@ impl Findings {
         }
     }
 
-    /// Why an object is not to be had that was found nowhere.
+    /// Returns the error of a lookup that found the object nowhere.
     fn error(self, id: &DataId) -> FetchError {
         let lost = |why: &str| FetchError::Lost { id: id.clone(), why: why.to_owned() };
         let unavailable = |why: String| FetchError::Unavailable { id: id.clone(), why };
         match self {
-            Self { lost: true, .. } => lost("it went with the last worker that held it"),
+            Self { lost: true, .. } => lost("it was lost with the last worker that held it"),
             Self { no_answer: Some(error), unreached, .. } => {
-                let home = unreached.unwrap_or_else(|| "its home does not hold it any more".to_owned());
+                let home = unreached.unwrap_or_else(|| "its owner node no longer holds it".to_owned());
                 unavailable(format!("{home}, and {error}"))
             }
             Self { unreached: Some(why), .. } => unavailable(why),
-            Self { .. } => lost("no worker holds it: it was let go of, or never stored"),
+            Self { .. } => lost("no worker holds it: it was released, or never stored"),
         }
     }
 }
 
 fn unreached(id: &DataId, node: &NodeName, why: &str) -> String {
-    let whom = if *node == id.home { "its home" } else { "worker" };
+    let whom = if *node == id.home { "its owner node" } else { "worker" };
     format!("{whom} {node} cannot be reached: {why}")
 }
 
-/// Where an object is put down as it comes: room for it is set aside piece by piece, and given back at
-/// the end, when it is a copy like others or nothing.
+/// The destination of an arriving object. Capacity is reserved piece by piece. It is released at
+/// the end, when the object is a copy in the index or has failed.
 struct Landing {
     objects: Objects,
     small: BytesMut,
@@ -234,7 +239,7 @@ impl Landing {
         let more =
             Limit { bytes: Size(chunk.len() as u64), files: u64::from(opens), objects: u64::from(first) };
         if !self.objects.index().set_aside(more) {
-            return Err(io::Error::other("this worker has no room for it: give it more --object-memory"));
+            return Err(io::Error::other("this worker's object memory is full: raise --object-memory"));
         }
         self.room = self.room.plus(more);
         if opens {
@@ -251,7 +256,7 @@ impl Landing {
         }
     }
 
-    /// What came. Processes that get it map the very memory: nobody changes it any more.
+    /// Returns the object. Processes that read it map the same memory, so the memory is sealed.
     fn done(mut self) -> io::Result<Contents> {
         let Some(file) = self.file.take() else {
             return Ok(Contents::Inline(Bytes::from(std::mem::take(&mut self.small))));

@@ -1,6 +1,6 @@
-//! A request's inputs put together: bytes that came with it, objects of this worker, and objects of
-//! others. One whole object of this worker is taken as it lies; everything else is copied, piece by
-//! piece, so that others have their turn on the thread.
+//! Collects a request's inputs: bytes from the request itself, objects of this worker, and objects
+//! of other workers. A whole object of this worker is used in place. Everything else is copied in
+//! pieces, between which other tasks get the thread.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -21,25 +21,25 @@ use crate::host_tier::Reader;
 use crate::request::Asker;
 use crate::service::tensors::{INLINE_BYTES_MAX, Input};
 
-/// A request's inputs, and how those that were objects came.
+/// The inputs of a request, with the fetches of those that were objects.
 #[derive(Debug)]
 pub(crate) struct Gathered {
     pub(crate) inputs: Vec<Input>,
     pub(crate) fetched: Vec<Fetched>,
-    /// Those that are on GPUs still, and their names.
+    /// Objects that are still on GPUs, with their names.
     pub(crate) kept: Vec<(DataId, Arc<Kept>)>,
-    /// For whom.
+    /// The request that needs the inputs.
     pub(crate) asker: Arc<Asker>,
-    /// How long it took.
+    /// Duration of the collection.
     pub(crate) took: Duration,
 }
 
-/// Why they could not be had.
+/// The reason why a request's inputs could not be collected.
 #[derive(Debug)]
 pub(crate) enum GatherError {
-    /// These objects are nowhere.
+    /// No worker has these objects.
     Lost(Vec<DataId>),
-    /// Something else is wrong.
+    /// Another error.
     Failed(Failure),
 }
 
@@ -49,14 +49,14 @@ impl From<Failure> for GatherError {
     }
 }
 
-/// What of a request's inputs is not to be had.
+/// The objects of a request that could not be found.
 struct Losses {
     ids: Vec<DataId>,
-    /// Workers that do not answer.
+    /// Addresses of workers that do not answer.
     unreachable: BTreeSet<String>,
 }
 
-/// How many bytes a tensor's contents have, as its sender says.
+/// Returns the size of a tensor's contents, in bytes, as its sender states it.
 pub(crate) fn size_of(tensor: &InferTensor) -> usize {
     let part = |part: &TensorPart| match &part.part {
         Some(Part::Data(data)) => data.len() as u64,
@@ -67,14 +67,15 @@ pub(crate) fn size_of(tensor: &InferTensor) -> usize {
     usize::try_from(parts.saturating_add(tensor.data.len() as u64)).unwrap_or(usize::MAX)
 }
 
-/// A part of a tensor, found or to be asked for.
+/// A part of a tensor, found here or to be fetched.
 enum Piece {
     Here { id: Option<DataId>, contents: Contents, offset: u64, bytes: u64 },
     There { id: DataId, address: String, offset: u64, bytes: u64 },
 }
 
 impl Objects {
-    /// A request that came then, or comes now, and is wanted within so long of that.
+    /// Returns the context of a request for transfers. `objective` counts from `came`, the
+    /// request's arrival; `None`: now.
     pub(crate) fn asker(
         &self,
         revision: RevisionKey,
@@ -85,8 +86,8 @@ impl Objects {
         Arc::new(Asker { revision, came, objective })
     }
 
-    /// Finds or fetches everything that a request takes. Its declared sizes have been checked. Every
-    /// object that is not to be had is named, so that all are made again at once.
+    /// Finds or fetches all inputs of a request, which has passed the check of its declared sizes.
+    /// The error names every object that is lost, so that all of them are computed again at once.
     pub(crate) async fn gather(
         &self,
         tensors: Vec<InferTensor>,
@@ -95,7 +96,8 @@ impl Objects {
     ) -> Result<Gathered, GatherError> {
         let clock = &self.0.clock;
         let started = clock.now();
-        let (mut inputs, mut fetches) = (Vec::with_capacity(tensors.len()), Vec::new());
+        let mut inputs = Vec::with_capacity(tensors.len());
+        let mut fetches = Vec::new();
         let mut kept = Vec::new();
         let mut losses = Losses { ids: self.missing(&tensors)?, unreachable: BTreeSet::new() };
         if !losses.ids.is_empty() {
@@ -109,7 +111,7 @@ impl Objects {
             } else {
                 let began = clock.now();
                 let (contents, method) =
-                    self.assemble(parts, total, (reader, &asker), (&mut losses, &mut kept)).await?;
+                    self.assemble(parts, total, reader, &asker, &mut losses, &mut kept).await?;
                 if let Some(method) = method.filter(|_| losses.ids.is_empty()) {
                     self.count(method, total as u64);
                     fetches.push(fetched(name.clone(), method, total as u64, clock.now().since(began)));
@@ -118,7 +120,7 @@ impl Objects {
             };
             let contents = match reader {
                 Reader::Gpu => contents,
-                // What it maps may be others' too.
+                // The memory that a process maps may be shared with others, so it is sealed.
                 Reader::Process => {
                     let bytes = contents.len();
                     contents.given(0, bytes).map_err(no_memory)?.contents(bytes)
@@ -132,7 +134,8 @@ impl Objects {
         Ok(Gathered { inputs, fetched: fetches, kept, asker, took: clock.now().since(started) })
     }
 
-    /// Objects that nobody can be asked for: they are this worker's own and not here.
+    /// Returns the objects that should be on this worker and are not: no other worker can be asked
+    /// for them.
     fn missing(&self, tensors: &[InferTensor]) -> Result<Vec<DataId>, Failure> {
         let mut missing = Vec::new();
         for part in tensors.iter().flat_map(|tensor| &tensor.parts) {
@@ -150,8 +153,8 @@ impl Objects {
         id.home == self.0.feed.node || address.is_empty()
     }
 
-    /// How much of a request's inputs is copied for it here: what lies here whole is not, and neither is
-    /// what a GPU has.
+    /// Returns the bytes of a request's inputs that are copied here. Whole objects of this worker
+    /// and objects on GPUs are not copied.
     pub(crate) fn copied(&self, tensors: &[InferTensor]) -> usize {
         let lies_here = |tensor: &InferTensor| {
             let [TensorPart { part: Some(Part::Held(part)) }] = tensor.parts.as_slice() else { return false };
@@ -166,14 +169,17 @@ impl Objects {
         tensors.iter().map(copied).fold(0, usize::saturating_add)
     }
 
-    /// A tensor of its parts, and by which method those of them came that were objects: that of the
-    /// farthest. How one comes that a GPU has is known once it is known which GPU runs the request.
+    /// Assembles a tensor from its parts. Also returns the fetch method of the farthest part that
+    /// was an object. The method for an object on a GPU is `None`: it is known only once the GPU of
+    /// the run is chosen.
     async fn assemble(
         &self,
         parts: Vec<TensorPart>,
         total: usize,
-        (reader, asker): (Reader, &Arc<Asker>),
-        (losses, kept): (&mut Losses, &mut Vec<(DataId, Arc<Kept>)>),
+        reader: Reader,
+        asker: &Arc<Asker>,
+        losses: &mut Losses,
+        kept: &mut Vec<(DataId, Arc<Kept>)>,
     ) -> Result<(Contents, Option<FetchMethod>), GatherError> {
         let mut pieces = Vec::with_capacity(parts.len());
         let mut method = None;
@@ -203,7 +209,7 @@ impl Objects {
                     let part = KeptPart { object, offset: part.offset + offset, bytes: *bytes };
                     return Ok((Contents::Kept(part), None));
                 }
-                // A process has it on the host.
+                // A process reads the object in host memory.
                 (Contents::Kept(_), _) => {
                     let waits = node::Reader::Inputs(Arc::clone(asker));
                     let Ok((here, at)) = contents.on_host(*offset, *bytes, waits).await else {
@@ -223,21 +229,21 @@ impl Objects {
             }
         }
         let contents = if total <= INLINE_BYTES_MAX {
-            self.small(pieces, total, (losses, asker)).await
+            self.small(pieces, total, losses, asker).await
         } else {
-            self.large(pieces, (losses, asker)).await
+            self.large(pieces, losses, asker).await
         };
         Ok((contents?, method))
     }
 
     fn find_part(&self, HeldPart { object, offset, bytes }: HeldPart) -> Result<Piece, GatherError> {
-        let object = object.ok_or_else(|| Failure::malformed("a part of a tensor names no object"))?;
+        let object = object.ok_or_else(|| Failure::malformed("a tensor part names no object"))?;
         let id = object.id.ok_or_else(|| Failure::malformed("an object has no id"))?;
         let id = convert::data_id(&id)?;
         match self.find(&id) {
             Some(contents) if offset.saturating_add(bytes) > contents.len() => {
                 let message = format!(
-                    "object {id} has {} bytes, and {bytes} from {offset} are asked for",
+                    "object {id} has {} bytes, and the request is for {bytes} from {offset}",
                     contents.len()
                 );
                 Err(Failure::malformed(message).into())
@@ -252,12 +258,13 @@ impl Objects {
         &self,
         pieces: Vec<Piece>,
         total: usize,
-        (losses, asker): (&mut Losses, &Arc<Asker>),
+        losses: &mut Losses,
+        asker: &Arc<Asker>,
     ) -> Result<Contents, GatherError> {
         let mut data = BytesMut::with_capacity(total);
         for piece in pieces {
             match piece {
-                // At most INLINE_BYTES_MAX.
+                // A small tensor has at most [`INLINE_BYTES_MAX`] bytes.
                 Piece::Here { id, contents, offset, bytes } => {
                     let waits = node::Reader::Inputs(Arc::clone(asker));
                     let Ok((contents, offset)) = contents.on_host(offset, bytes, waits).await else {
@@ -281,7 +288,8 @@ impl Objects {
     async fn large(
         &self,
         pieces: Vec<Piece>,
-        (losses, asker): (&mut Losses, &Arc<Asker>),
+        losses: &mut Losses,
+        asker: &Arc<Asker>,
     ) -> Result<Contents, GatherError> {
         let mut file = memory("millrace-input").map_err(no_memory)?;
         for piece in pieces {
@@ -303,7 +311,7 @@ impl Objects {
         Ok(whole(file)?)
     }
 
-    /// Fetches bytes from another worker for whoever asks, or notes that they are not to be had.
+    /// Fetches bytes from another worker, or records in `losses` that the object is lost.
     async fn pull(
         &self,
         (id, address): (DataId, &str),
@@ -326,21 +334,22 @@ impl Objects {
                 return Err(Failure::malformed(message).into());
             }
             PeerError::Gone => {}
-            // Whatever else is there is not asked for: each would wait as long.
+            // Further objects of this worker are not requested: each would wait as long.
             PeerError::Unreachable(_) => drop(losses.unreachable.insert(address.to_owned())),
         }
-        tracing::warn!(object = %id, address, %error, "an object is not to be had");
+        tracing::warn!(object = %id, address, %error, "cannot fetch an object");
         losses.ids.push(id);
         Ok(())
     }
 }
 
-/// Copies bytes to a file's end, and lets others have the thread between pieces.
+/// Copies bytes to the end of a file, and yields to other tasks between pieces.
 async fn copy(contents: &Contents, mut offset: u64, mut left: u64, file: &mut File) -> io::Result<()> {
     while left > 0 {
         let piece = left.min(PIECE as u64);
         file.write_all(&contents.read(offset, piece as usize)?)?;
-        (offset, left) = (offset + piece, left - piece);
+        offset += piece;
+        left -= piece;
         tokio::task::yield_now().await;
     }
     Ok(())

@@ -1,6 +1,6 @@
-//! Data as programs are given it: what is small in a message, the rest in memory. Others map the same
-//! memory, so it is sealed: nobody can change it, cut it or have it grow any more, whoever made it and
-//! whoever gets it. And what is sealed may be handed on as an output.
+//! Data in the form that programs read: small data in a message, large data in memory. Several
+//! processes map the same memory, so it is sealed: neither its writer nor a reader can change or
+//! resize it. A program may pass sealed memory on as an output.
 
 use std::io::{self, Write as _};
 use std::os::fd::AsFd;
@@ -13,20 +13,21 @@ use super::{Contents, PIECE, memory, size_of_memory};
 use crate::port::Descriptor;
 use crate::service::tensors::INLINE_BYTES_MAX;
 
-/// Data of up to so many bytes is copied and sealed where it is asked for: what would travel in a message.
+/// Largest data that is copied and sealed on the calling thread, in bytes: data that would travel
+/// in a message.
 const AT_ONCE_MAX: u64 = INLINE_BYTES_MAX as u64;
 const SEALS: SealFlags = SealFlags::WRITE.union(SealFlags::GROW).union(SealFlags::SHRINK);
 
-/// What a program is given.
+/// An input or fetched object as a program gets it.
 #[derive(Debug)]
 pub(crate) enum Given {
     Inline(Bytes),
-    /// Sealed, and as large as the data.
+    /// Sealed memory of exactly the data's size.
     Memory(Descriptor),
 }
 
 impl Contents {
-    /// Whether these bytes are given without a large copy, and without a look at large memory.
+    /// Whether [`Self::given`] needs neither a large copy nor an inspection of large memory.
     pub(crate) fn is_given_at_once(&self, offset: u64, bytes: u64) -> bool {
         let lies_there = || match self {
             Self::Memory { fd, bytes: all } => (offset, bytes) == (0, *all) && is_sealed(fd),
@@ -35,15 +36,15 @@ impl Contents {
         bytes <= AT_ONCE_MAX || lies_there()
     }
 
-    /// Bytes of it, which are on the host, as a program is given them. Blocks: for a copy, or while the
-    /// kernel looks whether anybody still writes to the memory.
+    /// Converts a range of bytes on the host for a program. Blocks for a copy, or while the kernel
+    /// checks whether a process has the memory mapped for writing.
     ///
     /// # Errors
-    /// There is no memory, or no descriptor, for a copy.
+    /// Memory or descriptors are short for a copy.
     pub(crate) fn given(&self, offset: u64, bytes: u64) -> io::Result<Given> {
         match self {
             Self::Memory { fd, bytes: all } if (offset, bytes) == (0, *all) => Ok(Given::Memory(sealed(fd)?)),
-            // Below the length of a slice.
+            // The length is below that of a slice.
             part if bytes <= AT_ONCE_MAX => Ok(Given::Inline(part.read(offset, bytes as usize)?)),
             part => Ok(Given::Memory(copy(part, offset, bytes)?)),
         }
@@ -51,7 +52,6 @@ impl Contents {
 }
 
 impl Given {
-    /// The same as contents.
     pub(crate) fn contents(self, bytes: u64) -> Contents {
         match self {
             Self::Inline(data) => Contents::Inline(data),
@@ -60,10 +60,10 @@ impl Given {
     }
 }
 
-/// Seals memory that nobody is to write to any more.
+/// Seals memory that no process may write to from now on.
 ///
 /// # Errors
-/// It cannot be sealed, or somebody has it mapped for writing.
+/// The memory does not allow seals, or a process has it mapped for writing.
 pub(crate) fn seal(fd: impl AsFd) -> io::Result<()> {
     let has = fcntl_get_seals(&fd)?;
     if !has.contains(SEALS) {
@@ -76,10 +76,10 @@ fn is_sealed(fd: &Descriptor) -> bool {
     fcntl_get_seals(fd).is_ok_and(|has| has.contains(SEALS))
 }
 
-/// This memory, sealed; or a copy of it that is, where it cannot be itself.
+/// Seals this memory and returns it. Returns a sealed copy if the memory itself cannot be sealed.
 ///
 /// # Errors
-/// There is no memory, or no descriptor, for the copy.
+/// Memory or descriptors are short for the copy.
 pub(crate) fn sealed(fd: &Descriptor) -> io::Result<Descriptor> {
     if seal(fd).is_ok() {
         return Ok(Arc::clone(fd));
@@ -93,7 +93,8 @@ fn copy(from: &Contents, mut offset: u64, mut left: u64) -> io::Result<Descripto
     while left > 0 {
         let piece = left.min(PIECE as u64);
         file.write_all(&from.read(offset, piece as usize)?)?;
-        (offset, left) = (offset + piece, left - piece);
+        offset += piece;
+        left -= piece;
     }
     seal(&file)?;
     Ok(Arc::new(file.into()))
@@ -126,11 +127,11 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_sealed_where_it_lies_and_copied_where_it_cannot_be() {
+    fn memory_is_sealed_in_place_or_copied_if_it_cannot_be() {
         let bytes = INLINE_BYTES_MAX + 1;
         let made = filled(MemfdFlags::ALLOW_SEALING, bytes);
         assert!(Arc::ptr_eq(&sealed(&made).unwrap(), &made) && is_fixed(&made));
-        assert!(Arc::ptr_eq(&sealed(&made).unwrap(), &made), "once more");
+        assert!(Arc::ptr_eq(&sealed(&made).unwrap(), &made), "sealing again changes nothing");
         let others = filled(MemfdFlags::empty(), bytes);
         let copy = sealed(&others).unwrap();
         assert!(!Arc::ptr_eq(&copy, &others) && is_fixed(&copy) && !is_fixed(&others));
@@ -138,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_is_given_neither_more_nor_less_than_the_data() {
+    fn a_program_gets_exactly_the_range_of_the_data() {
         let large = INLINE_BYTES_MAX as u64 + 1;
         let fd = filled(MemfdFlags::ALLOW_SEALING, 3 * PIECE);
         let whole = Contents::Memory { fd, bytes: 3 * PIECE as u64 };
@@ -154,6 +155,6 @@ mod tests {
                 }
             }
         }
-        assert!(whole.given(1, 3 * PIECE as u64).is_err(), "past its end");
+        assert!(whole.given(1, 3 * PIECE as u64).is_err(), "a range past the end is refused");
     }
 }

@@ -1,8 +1,8 @@
-//! An object that was made on a GPU and stays in its memory: a handle, which whoever takes it holds.
-//! With the last handle the object goes.
+//! Handles to objects that were made on a GPU and stay in its memory. Every consumer holds a
+//! handle, and the object is dropped with its last handle.
 //!
-//! Where it is now is the Gpu actor's to decide: it may have to leave for host memory
-//! (`policy::elastic`), and it is lost with its executor.
+//! The Gpu actor decides about the object's location. It may move the object to host memory
+//! (`policy::elastic`), and the object is lost with its executor.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,23 +20,23 @@ use crate::handle::Directory;
 use crate::port::Descriptor;
 use crate::seams::Mailbox;
 
-/// Where an object is.
+/// The location of an object.
 #[derive(Debug, Clone)]
 pub(crate) enum Place {
-    /// Being written, in this executor's GPU or to the host.
+    /// The object is being written, in this executor's GPU or to the host.
     Coming,
-    /// In the GPU's memory, as this executor mapped it.
+    /// The object is in the GPU's memory, as this executor mapped it.
     Gpu(Incarnation),
-    /// In host memory.
+    /// The object is in host memory.
     Host(Descriptor),
-    /// Nowhere any more.
+    /// The object is lost.
     Lost,
 }
 
-/// An object that a GPU made.
+/// An object that was made on a GPU.
 pub(crate) struct Kept {
     pub(crate) gpu: GpuIndex,
-    /// Unique on the node.
+    /// Key of the object, unique on the node.
     pub(crate) key: ObjectKey,
     pub(crate) bytes: u64,
     state: Mutex<State>,
@@ -45,12 +45,12 @@ pub(crate) struct Kept {
 
 struct State {
     place: Place,
-    /// The requests of its node that read it, as the queue knows them, and where that is reached. Bounded
-    /// by the node's requests.
+    /// Requests of the node that read the object, with the directory by which their queue is
+    /// notified. Bounded by the node's requests.
     readers: BTreeMap<RequestKey, Arc<Directory>>,
 }
 
-/// A part of one, as a tensor's contents.
+/// A range of an object's bytes, as a tensor's contents.
 #[derive(Debug, Clone)]
 pub(crate) struct Part {
     pub(crate) object: Arc<Kept>,
@@ -58,21 +58,21 @@ pub(crate) struct Part {
     pub(crate) bytes: u64,
 }
 
-/// An object is nowhere any more.
+/// The error of an access to a lost object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the object was lost with its GPU's executor")]
 pub(crate) struct Lost;
 
-/// Bytes of an object in host memory: where, and from which offset on.
+/// Host memory with bytes of an object, and the offset of the first byte.
 pub(crate) type OnHost = Result<(Descriptor, u64), Lost>;
 
-/// Where bytes go that were asked for. Who drops it unused says that they are lost.
+/// The destination of requested bytes. A destination that is dropped unused receives [`Lost`].
 pub(crate) struct Reply(Option<To>);
 
 enum To {
-    /// Whoever has to hear of it in any case.
+    /// A callback, which is called in any case.
     Told(Box<dyn FnOnce(OnHost) + Send>),
-    /// Whoever waits, and may give up.
+    /// A task that waits, and may give up.
     Awaited(oneshot::Sender<OnHost>),
 }
 
@@ -85,7 +85,7 @@ impl Reply {
         Self(Some(To::Awaited(answer)))
     }
 
-    /// Whether nobody waits for it any more.
+    /// Whether the waiting task has given up.
     pub(crate) fn is_given_up(&self) -> bool {
         matches!(&self.0, Some(To::Awaited(answer)) if answer.is_closed())
     }
@@ -97,7 +97,7 @@ impl Reply {
     fn tell(&mut self, found: OnHost) {
         match self.0.take() {
             Some(To::Told(reply)) => reply(found),
-            // Whoever asked may have given up.
+            // The waiting task may have given up.
             Some(To::Awaited(answer)) => answer.send(found).unwrap_or_default(),
             None => {}
         }
@@ -117,7 +117,7 @@ impl fmt::Debug for Reply {
 }
 
 impl Kept {
-    /// One that is being written.
+    /// Returns the handle of an object that is being written.
     pub(crate) fn new(gpu: GpuIndex, key: ObjectKey, bytes: u64, home: Mailbox<gpu::Message>) -> Self {
         let state = Mutex::new(State { place: Place::Coming, readers: BTreeMap::new() });
         Self { gpu, key, bytes, state, home }
@@ -135,8 +135,9 @@ impl Kept {
         matches!(self.lock().place, Place::Lost)
     }
 
-    /// It is there from now on. Where it came to a GPU's memory or left it, the queue hears of it for each
-    /// request that reads it: that may be better served elsewhere.
+    /// Sets the object's location. If the object entered or left a GPU's memory, the queue is
+    /// notified for each request that reads it, because another GPU may serve the request better
+    /// now.
     pub(crate) fn moves_to(&self, place: Place) {
         let on_gpu = |place: &Place| matches!(place, Place::Gpu(_));
         let mut state = self.lock();
@@ -147,22 +148,23 @@ impl Kept {
         }
     }
 
-    /// A request reads it, whose node is to hear of it when it moves.
+    /// Adds a request that reads the object. Its node is notified when the object moves.
     pub(crate) fn read_by(&self, reader: RequestKey, node: &Arc<Directory>) {
         self.lock().readers.insert(reader, Arc::clone(node));
     }
 
-    /// It does no more.
+    /// Removes a request that read the object.
     pub(crate) fn read_no_more(&self, reader: RequestKey) {
         self.lock().readers.remove(&reader);
     }
 
-    /// A request that reads it waits in the queue at this place, or does no more.
+    /// Tells the Gpu actor whether a request that reads the object waits at this position of the
+    /// queue.
     pub(crate) fn queued(&self, place: u64, waits: bool) {
         self.home.post(gpu::Message::Queued { object: self.key, place, waits });
     }
 
-    /// Has bytes of it copied to host memory, unless they are there.
+    /// Requests bytes of the object in host memory. Copies them there if necessary.
     pub(crate) fn ask(&self, offset: u64, bytes: u64, reader: Reader, reply: Reply) {
         match self.place() {
             Place::Host(fd) => reply.send(Ok((fd, offset))),
@@ -176,7 +178,7 @@ impl Kept {
 }
 
 impl Part {
-    /// Its bytes in host memory: where they are, and from which offset on.
+    /// Waits for these bytes in host memory. Returns the memory and the offset of the first byte.
     pub(crate) async fn on_host(&self, reader: Reader) -> OnHost {
         let (answer, answered) = oneshot::channel();
         self.object.ask(self.offset, self.bytes, reader, Reply::awaited(answer));
@@ -207,9 +209,10 @@ mod tests {
     use crate::seams::heard;
 
     #[test]
-    fn the_queue_hears_for_each_reader_when_it_comes_to_a_gpu_or_leaves_it() {
+    fn the_queue_is_notified_for_each_reader_when_an_object_enters_or_leaves_a_gpu() {
         actix::System::new().block_on(async {
-            let ((queue, mut told), (home, _)) = (heard::<node::Message>(), heard());
+            let (queue, mut told) = heard::<node::Message>();
+            let (home, _) = heard();
             let directory = Directory::new();
             directory.publish_node(Some(queue));
             let kept = Kept::new(GpuIndex(0), ObjectKey(7), 9, home);

@@ -1,31 +1,30 @@
-//! Intermediate data of workflows that this worker holds, and what it takes from others: tier 1 of
-//! the index (DESIGN §5; [`millrace_policy::index`]), the truth about what the node has.
+//! Intermediate data of workflows: the objects on this worker, and fetches from other workers. This
+//! is tier 1 of the index (DESIGN §5; [`millrace_policy::index`]), the truth about the node's data.
 //!
-//! An answer that its caller wants kept stays here as an *object* and only its name travels; a
-//! request that takes it as input finds it by that name. It stays in the memory of the GPU that made
-//! it, where the next run on that GPU reads it, and dispatch is told that it is there
-//! (`policy::dispatch`); where there is no room, in host memory that executors map. Of requests that ran
-//! as one each has its rows so. For other GPUs it is copied to where their runs read it, over the NVLinks
-//! that lead there, or else to the host.
-//! From another node its bytes come from worker to worker, checked as they come, and go on from
-//! where a broken connection left off.
+//! An output that the caller wants stored stays here as an *object*, and only its name travels. A
+//! request with the object as an input finds the object by its name. The object stays in the memory
+//! of the GPU that made it, and the next run on that GPU reads it in place. Dispatch knows the
+//! object's GPU (`policy::dispatch`). Without capacity on the GPU, the object is in host memory that
+//! executors map. Each request of a batched run gets an object of its own rows. For a run on another
+//! GPU the object is copied there, over NVLinks if they connect the GPUs, otherwise through the host.
+//! From another node the bytes come directly from the worker. They are checked as they arrive, and a
+//! broken connection continues at the byte that it reached.
 //!
-//! An object lives until its last consumer has it (D28), or until the time is over for which it was
-//! asked to be kept: whoever asked may be gone. Where there is no room for one, its bytes are
-//! answered instead.
+//! An object lives until its last consumer has read it (D28), or until its lifetime ends, because the
+//! caller may be gone. If an output does not fit, its bytes are answered instead.
 //!
-//! | module | holds |
+//! | module | contents |
 //! |---|---|
-//! | [`contents`] | a tensor's bytes, wherever they are |
+//! | [`contents`] | a tensor's bytes, in a message, in host memory or on a GPU |
 //! | [`named`] | objects that functions' processes name themselves |
-//! | [`gather`] | a request's inputs put together from objects |
-//! | [`kept`] | objects that stay in the memory of the GPU that made them |
-//! | [`peers`] | objects of other workers |
-//! | [`elsewhere`] | the same where nothing is known but the name |
-//! | [`whereabouts`] | what controllers say of where things are |
-//! | [`claimed`] | room that functions' state takes beside them |
-//! | [`given`] | data as programs are given it |
-//! | [`serve`] | this worker's objects for them |
+//! | [`gather`] | the collection of a request's inputs |
+//! | [`kept`] | handles to objects in the memory of the GPU that made them |
+//! | [`peers`] | fetches from a given worker |
+//! | [`elsewhere`] | remote fetches of objects by their name alone |
+//! | [`whereabouts`] | the client of the object directory |
+//! | [`claimed`] | reservations of object memory for functions' state |
+//! | [`given`] | data in the form that programs read |
+//! | [`serve`] | this worker's objects for other workers |
 
 mod claimed;
 mod contents;
@@ -62,25 +61,25 @@ pub(crate) use peers::Peers;
 pub(crate) use serve::Chunks;
 pub(crate) use whereabouts::Whereabouts;
 
-/// The most bytes of objects a worker holds when it is not told.
+/// Default maximum memory of a worker's objects.
 pub const OBJECT_MEMORY: millrace_types::Bytes = millrace_types::Bytes::gib(1);
-/// The longest that an object is kept, whatever its caller says.
+/// Longest lifetime of an object; longer requests are cut to it.
 pub(crate) const KEEP_MAX: Duration = Duration::from_secs(3600);
-/// How often what nobody came for is dropped.
+/// Interval between sweeps of expired objects.
 const SWEEP_EVERY: Duration = Duration::from_millis(500);
-/// How much is copied at a time.
+/// Maximum bytes of one copy step.
 const PIECE: usize = millrace_proto::parts::CHUNK_BYTES_MAX;
 
-/// Share of the process's descriptors that objects may take: one in this many. Connections have half of
-/// them, and the rest is for executors, programs and files.
+/// Divisor of the process's file descriptors: objects get one part in this number. Connections get
+/// half of the descriptors, and executors, programs and files the rest.
 const DESCRIPTOR_SHARE: u64 = 4;
 
-/// How many descriptors this process may have, which is as many as the system lets it: each object that
-/// is not small takes one.
+/// Raises the process's limit of file descriptors to the system's maximum and returns it. Each
+/// object that is not small needs a descriptor.
 fn descriptors() -> u64 {
     let limit = getrlimit(Resource::Nofile);
     let most = Rlimit { current: limit.maximum, maximum: limit.maximum };
-    // Where that is refused, it is as it was.
+    // If the system refuses, the limit stays as it was.
     match setrlimit(Resource::Nofile, most) {
         Ok(()) => limit.maximum,
         Err(_refused) => limit.current,
@@ -88,11 +87,11 @@ fn descriptors() -> u64 {
     .unwrap_or(u64::MAX)
 }
 
-/// The ways by which objects come to requests (D04).
+/// The methods of transferring objects to requests (D04).
 pub(crate) const METHODS: [FetchMethod; 4] =
     [FetchMethod::IntraGpu, FetchMethod::InterGpu, FetchMethod::Host, FetchMethod::InterNode];
 
-/// A method as people read it.
+/// Returns the name of a method in metrics and messages.
 pub(crate) const fn method_name(method: FetchMethod) -> &'static str {
     match method {
         FetchMethod::Unspecified => "none",
@@ -103,27 +102,27 @@ pub(crate) const fn method_name(method: FetchMethod) -> &'static str {
     }
 }
 
-/// What is held, and what was fetched.
+/// The counts of stored and fetched objects.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Tally {
     pub(crate) usage: Usage,
-    /// By [`METHODS`].
+    /// Fetches by method, in the order of [`METHODS`].
     pub(crate) fetched: [Fetched; METHODS.len()],
-    /// Whom fetches by name asked: nobody for what was here (D09).
+    /// Calls of fetches by name, by destination; a fetch of a local object makes none (D09).
     pub(crate) asked: Calls,
-    /// How often a controller was asked for a worker's address: once for each, and again where that had
-    /// not what was sought.
+    /// Number of address queries to controllers: one for each worker, and another whenever an
+    /// object was not found at the known address.
     pub(crate) addresses: u64,
 }
 
-/// What came by one method.
+/// The fetches by one method.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Fetched {
     pub(crate) fetches: u64,
     pub(crate) bytes: u64,
 }
 
-/// The same, counted by whoever fetches.
+/// Counters of the fetches by one method, updated from any thread.
 #[derive(Debug, Default)]
 struct Counted {
     fetches: AtomicU64,
@@ -135,24 +134,24 @@ struct Counted {
 pub(crate) struct Objects(Arc<Inner>);
 
 struct Inner {
-    /// Looked at by whichever thread serves a request, for as long as a map's lookup takes: a message
-    /// to an actor would cost a wake-up on the way of each.
+    /// Accessed from any thread that serves a request, for the duration of a map lookup. A message
+    /// to an actor would add a wake-up to each request.
     index: Mutex<Index<Contents>>,
-    /// Who is asked first for what is not here.
+    /// The first place to ask for an object that is not here.
     order: LookupOrder,
     feed: IndexFeed,
     clock: Arc<dyn Clock>,
     peers: Peers,
-    /// By [`METHODS`].
+    /// Counters in the order of [`METHODS`].
     fetched: [Counted; METHODS.len()],
-    /// Whom fetches by name asked.
+    /// Calls of fetches by name, by destination.
     asked: Mutex<Calls>,
-    /// Told when an object goes.
+    /// Notified when an object is dropped.
     dropped: Notify,
-    /// Told when something is over before its time.
+    /// Notified when an object ended before its expiry.
     over: Notify,
     whereabouts: Whereabouts,
-    /// The threads of the service: sums and copies of large data would hold actors up.
+    /// The service's runtime: checksums and copies of large data would delay actors.
     threads: tokio::runtime::Handle,
 }
 
@@ -163,9 +162,9 @@ impl std::fmt::Debug for Objects {
 }
 
 impl Objects {
-    /// None yet, and room for so many bytes. Their names are those of the registration that `feed`
-    /// knows, and what lives long is told to it. On the runtime that is to fetch what is elsewhere, which
-    /// is looked for in this order.
+    /// Returns an empty store with capacity for `bytes`. Object names belong to the registration
+    /// that `feed` knows, and long-lived objects are reported to `feed`. Remote fetches run on the
+    /// caller's runtime and search in this order.
     pub(crate) fn new(
         bytes: millrace_types::Bytes,
         feed: IndexFeed,
@@ -189,7 +188,7 @@ impl Objects {
         }))
     }
 
-    /// The registration under which this worker is known; `None` before the first.
+    /// Returns this worker's registration; `None` before the first.
     pub(crate) fn registration(&self) -> Option<Epoch> {
         self.0.feed.registration.borrow().current
     }
@@ -198,11 +197,11 @@ impl Objects {
         self.0.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps an object for so long, and names it. Gives it back where there is no room, or no
-    /// controller has named this worker yet.
+    /// Stores an object for `time` and returns its name. Returns the contents if they do not fit,
+    /// or if no controller has registered this worker yet.
     pub(crate) async fn keep(&self, contents: Contents, time: Duration) -> Result<DataId, Contents> {
         let Some(epoch) = self.registration() else { return Err(contents) };
-        // First, so that nothing is between putting it there and saying so.
+        // The permit comes first, so that storing and reporting are not separated by a wait.
         let Some(place) = self.0.feed.place().await else { return Err(contents) };
         let bytes = millrace_types::Bytes(contents.len());
         let until = self.0.clock.now() + time.min(KEEP_MAX);
@@ -211,19 +210,20 @@ impl Objects {
         Ok(id)
     }
 
-    /// An object that is here, its own or a copy.
+    /// Returns the contents of an object or copy on this worker.
     pub(crate) fn find(&self, id: &DataId) -> Option<Contents> {
         self.index().get(id).cloned()
     }
 
-    /// Lets go of objects.
+    /// Drops objects.
     pub(crate) async fn release(&self, ids: &[DataId]) {
         for id in ids {
             let Some(place) = self.0.feed.place().await else { return };
             let mut index = self.index();
             let was_here = index.remove(id);
             if was_here {
-                // Before it can be back, and that be said.
+                // Report while the index is locked: otherwise the object could be stored and
+                // reported again first.
                 place.dropped(id.clone());
             }
             drop(index);
@@ -233,10 +233,10 @@ impl Objects {
         }
     }
 
-    /// Returns once nothing is held any more. Nobody waits for long: what nobody comes for goes.
+    /// Waits until no object is stored. The wait is bounded, because objects expire.
     pub(crate) async fn emptied(&self) {
         loop {
-            // Before it is looked at, so that what comes between is noticed.
+            // Subscribe before the check, so that a drop in between is noticed.
             let dropped = self.0.dropped.notified();
             if self.index().usage().objects == 0 {
                 return;
@@ -245,18 +245,19 @@ impl Objects {
         }
     }
 
-    /// What is held, and what was fetched.
+    /// Returns the counts of stored and fetched objects.
     pub(crate) fn tally(&self) -> Tally {
         let read = |counted: &Counted| Fetched {
             fetches: counted.fetches.load(Ordering::Relaxed),
             bytes: counted.bytes.load(Ordering::Relaxed),
         };
         let asked = *self.0.asked.lock().unwrap_or_else(PoisonError::into_inner);
-        let (usage, fetched) = (self.index().usage(), self.0.fetched.each_ref().map(read));
+        let usage = self.index().usage();
+        let fetched = self.0.fetched.each_ref().map(read);
         Tally { usage, fetched, asked, addresses: self.0.whereabouts.asked_for() }
     }
 
-    /// Counts an input that came by a method.
+    /// Counts an input that was transferred by a method.
     pub(crate) fn count(&self, method: FetchMethod, bytes: u64) {
         let Some(place) = METHODS.iter().position(|&one| one == method) else { return };
         let counted = &self.0.fetched[place];
@@ -264,10 +265,10 @@ impl Objects {
         counted.bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Drops what nobody came for, from now on.
+    /// Drops expired objects, until the future is dropped.
     pub(crate) async fn sweep(self) {
         loop {
-            // Whichever it is.
+            // A timeout and a notification have the same effect.
             drop(tokio::time::timeout(SWEEP_EVERY, self.0.over.notified()).await);
             let now = self.0.clock.now();
             let (expired, gone) = {
@@ -275,13 +276,13 @@ impl Objects {
                 (index.expire(now), index.take_gone(now))
             };
             for id in &expired {
-                tracing::debug!(%id, "nobody came for an object in its time");
+                tracing::debug!(%id, "an object expired");
             }
             for id in expired.into_iter().chain(gone) {
                 self.0.dropped.notify_waiters();
                 let place = self.0.feed.place().await;
                 let index = self.index();
-                // It may be back, which is said already.
+                // The object may have been stored again, which was already reported.
                 if let Some(place) = place.filter(|_| index.get(&id).is_none()) {
                     place.dropped(id);
                 }
@@ -292,8 +293,8 @@ impl Objects {
 
 #[cfg(test)]
 impl Objects {
-    /// None yet, of a worker that is registered under epoch 1; and what they tell the index, until that is
-    /// dropped.
+    /// Returns an empty store of a worker that is registered under epoch 1, and the receiver of its
+    /// reports.
     pub(crate) fn registered(
         limit: millrace_types::Bytes,
     ) -> (Self, tokio::sync::mpsc::Receiver<millrace_policy::checkpoint::Event>) {
@@ -313,7 +314,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn what_expired_and_is_back_as_a_copy_is_not_told_as_dropped() {
+    async fn an_expired_object_stored_again_as_a_copy_is_not_reported_as_dropped() {
         let (objects, mut told) = Objects::registered(millrace_types::Bytes::mib(1));
         let contents = || Contents::Inline(vec![7u8; 4].into());
         let id = objects.keep(contents(), Duration::ZERO).await.unwrap();
@@ -322,7 +323,8 @@ mod tests {
         let mut places = Vec::new();
         while let Some(place) = objects.0.feed.place().now_or_never() {
             places.push(place);
-            // A task that took so many at one go would be told to wait though there is room.
+            // tokio would make a task wait that took so many permits without yielding, although
+            // permits are left.
             tokio::task::yield_now().await;
         }
         let sweep = tokio::spawn(objects.clone().sweep());
@@ -330,14 +332,14 @@ mod tests {
         while objects.find(&id).is_some() {
             tokio::task::yield_now().await;
         }
-        // It is fetched before its end could be said.
+        // The object is fetched before its end could be reported.
         let until = objects.0.clock.now() + KEEP_MAX;
         assert!(objects.index().put_copy(&id, contents(), until));
         drop(places);
         let later = objects.keep(contents(), Duration::ZERO).await.unwrap();
         let bytes = millrace_types::Bytes(4);
         assert_eq!(told.recv().await, Some(Event::DataStored { id: later.clone(), bytes }));
-        // It expired after the other: nothing is said of that any more.
+        // This object expired after the other, so no report about the other follows.
         assert_eq!(told.recv().await, Some(Event::DataDropped { id: later }));
         sweep.abort();
     }

@@ -1,5 +1,5 @@
-//! Objects that processes of functions name themselves (D02, D03): each is given blocks of this
-//! worker's counts, so that no name is ever given twice and none costs a message.
+//! Objects that functions' processes name themselves (D02, D03). Each process gets blocks of this
+//! worker's counters, so that no name is used twice and naming costs no message.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,36 +10,36 @@ use millrace_types::{Bytes, DataId, Epoch, NodeName};
 use super::{Contents, KEEP_MAX, Objects};
 use crate::clock::Clock;
 
-/// Why an object was not kept under a name of its maker's.
+/// The reason why an object was not stored under the name that its process chose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NotKept {
-    /// There is no room.
+    /// The object does not fit.
     NoRoom,
-    /// Something has the name.
+    /// The name is in use.
     Taken,
-    /// The name is of a registration that is over, or the worker goes.
+    /// The name belongs to an ended registration, or the worker is shutting down.
     Over,
 }
 
 impl Objects {
-    /// The node whose objects these are.
+    /// Returns the node that owns these objects.
     pub(crate) fn node(&self) -> &NodeName {
         &self.0.feed.node
     }
 
-    /// The node's time.
     pub(crate) fn clock(&self) -> &Arc<dyn Clock> {
         &self.0.clock
     }
 
-    /// So many counts in a row that nothing else will have: the registration they are of, and the
-    /// first. `None` before any controller has named this worker.
+    /// Reserves `count` consecutive counters that no other object will have. Returns the
+    /// registration that they belong to and the first counter; `None` before a controller
+    /// registered this worker.
     pub(crate) fn reserve(&self, count: u64) -> Option<(Epoch, u64)> {
         let epoch = self.0.feed.registration.borrow().current?;
         Some((epoch, self.index().reserve(count)))
     }
 
-    /// Keeps an object under a reserved name.
+    /// Stores an object under a reserved name.
     pub(crate) async fn keep_as(
         &self,
         id: DataId,
@@ -61,13 +61,13 @@ impl Objects {
         Ok(())
     }
 
-    /// Keeps an object for so long from now on. Says whether it is here.
+    /// Extends an object's life to `time` from now. Returns whether the object is here.
     pub(crate) fn keep_on(&self, id: &DataId, time: Duration) -> bool {
         let until = self.0.clock.now() + time.min(KEEP_MAX);
         self.index().keep_on(id, until)
     }
 
-    /// Lets go of objects that nobody takes. The cluster hears of it with the next look at what is over.
+    /// Drops objects that have no consumers. The cluster is told at the next sweep.
     pub(crate) fn let_go<'a>(&self, ids: impl IntoIterator<Item = &'a DataId>) {
         let mut index = self.index();
         ids.into_iter().for_each(|id| index.let_go(id));

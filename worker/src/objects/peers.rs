@@ -1,5 +1,5 @@
-//! Objects of other workers. A fetch asks the object's home, checks each chunk, and after a broken
-//! connection goes on from where it was, a bounded number of times.
+//! Fetches objects from other workers. A fetch asks one worker, checks each chunk, and continues
+//! after a broken connection at the byte that it reached, a bounded number of times.
 
 use std::collections::HashMap;
 use std::io;
@@ -16,38 +16,39 @@ use tonic::transport::Channel;
 use crate::clock::Clock;
 use crate::control;
 
-/// How long a worker may keep silent, before its answer and between two chunks.
+/// Longest silence of a worker, before its response and between two chunks.
 const SILENCE_MAX: Duration = Duration::from_secs(2);
-/// How often one fetch is begun, counting those that go on where another broke off.
+/// Maximum number of streams of one fetch, continuations included.
 const TRIES_MAX: u32 = 3;
-/// Connections kept open. One more, and all are closed, and opened again as they are needed: more than
-/// a cluster has nodes, so that they can only be addresses of days ago.
+/// Maximum number of open connections. Beyond it all connections are closed and reopened on demand.
+/// The bound exceeds the nodes of a cluster, so the surplus can only be old addresses.
 const CONNECTIONS_MAX: usize = 8192;
 
-/// Bytes of one object that may be on the wire unread, and of all from one worker: a sender would wait
-/// for round trips otherwise.
+/// Flow-control window of one stream, in bytes. With a smaller window, a sender would wait for
+/// round trips.
 const STREAM_WINDOW: u32 = 8 << 20;
+/// Flow-control window of all streams from one worker, in bytes.
 const CONNECTION_WINDOW: u32 = 32 << 20;
-/// The largest piece that HTTP/2 sends at a time: at its usual 16 KiB half of the time goes into pieces.
+/// Largest HTTP/2 frame, in bytes. With the default of 16 KiB, half of the time is spent on frames.
 const FRAME: u32 = 1 << 20;
 
-/// Connections to other workers, opened when first needed.
+/// Connections to other workers, opened on demand.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Peers(Arc<Mutex<HashMap<String, Channel>>>);
 
-/// Why an object could not be fetched.
+/// The reason why an object could not be fetched from a worker.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PeerError {
-    /// Its home does not have it.
-    #[error("its home does not hold it any more")]
+    /// The worker does not have the object.
+    #[error("the worker no longer holds the object")]
     Gone,
-    /// Its home does not answer, or sends what is not it.
-    #[error("its home cannot be reached: {0}")]
+    /// The worker does not answer, or sends damaged data.
+    #[error("the worker cannot be reached: {0}")]
     Unreachable(String),
-    /// Its home says that no such bytes were ever in it.
+    /// The worker reports that the object never had these bytes.
     #[error("{0}")]
     Refused(String),
-    /// What came could not be put down.
+    /// The sink did not accept the bytes.
     #[error(transparent)]
     Sink(io::Error),
 }
@@ -72,8 +73,9 @@ impl Peers {
         Ok(channel)
     }
 
-    /// Fetches bytes of an object from its home, in order. From 0 on without a number: all of them. They are
-    /// for a request that is to be answered by then, by the node's clock.
+    /// Fetches bytes of an object from a worker, in order, from `offset` on. With `bytes` of
+    /// `None`, fetches the whole object. `by` is the deadline of the request that needs the bytes,
+    /// on `clock`.
     pub(super) async fn fetch(
         &self,
         id: &DataId,
@@ -98,7 +100,7 @@ impl Peers {
             };
             last = match stream(channel.clone(), rest, &mut progress, sink).await {
                 Ok(()) if progress.wanted == Some(progress.had) => return Ok(()),
-                Ok(()) => PeerError::Unreachable(format!("it broke off after {} bytes", progress.had)),
+                Ok(()) => PeerError::Unreachable(format!("the stream ended after {} bytes", progress.had)),
                 Err(PeerError::Unreachable(why)) => PeerError::Unreachable(why),
                 Err(error) => return Err(error),
             };
@@ -107,22 +109,22 @@ impl Peers {
     }
 }
 
-/// How far a fetch is.
+/// The progress of a fetch.
 #[derive(Debug, Clone, Copy)]
 struct Progress {
-    /// How many bytes there are; `None` until its home says so.
+    /// Number of bytes to fetch; `None` until the worker reports the object's size.
     wanted: Option<u64>,
     had: u64,
 }
 
-/// One stream of chunks, as far as it comes.
+/// Receives the chunks of one stream until it ends.
 async fn stream(
     channel: Channel,
     request: FetchObjectRequest,
     progress: &mut Progress,
     sink: &mut (dyn FnMut(&[u8]) -> io::Result<()> + Send),
 ) -> Result<(), PeerError> {
-    let silent = |_| PeerError::Unreachable(format!("nothing for {SILENCE_MAX:?}"));
+    let silent = |_| PeerError::Unreachable(format!("no data for {SILENCE_MAX:?}"));
     let broken = |status: tonic::Status| match from_status(&status).reason {
         Reason::DataLost => PeerError::Gone,
         Reason::MalformedRequest => PeerError::Refused(status.message().to_owned()),
@@ -134,7 +136,8 @@ async fn stream(
     loop {
         let next = tokio::time::timeout(SILENCE_MAX, chunks.message()).await.map_err(silent)?;
         let Some(ObjectChunk { data, crc32, total_bytes }) = next.map_err(broken)? else { return Ok(()) };
-        // Only what nothing was had of is asked for without a number.
+        // A request for the whole object is sent only before its first chunk, so the total is set
+        // once.
         let wanted = *progress.wanted.get_or_insert(total_bytes);
         if data.len() as u64 > wanted - progress.had || crc32fast::hash(&data) != crc32 {
             return Err(PeerError::Unreachable("a chunk is damaged".to_owned()));

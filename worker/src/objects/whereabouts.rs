@@ -1,7 +1,7 @@
-//! What controllers say of where things are: a worker's address by its name, which is asked once and
-//! remembered until what is sought is not found there, and who holds data that its home does not (tier 2
-//! of the index, D09). Any controller is asked, those there are streams to first: a stale answer costs a
-//! call and no more.
+//! The client of the object directory, which the controllers serve. The directory gives a worker's
+//! address by its name; an address is cached until a fetch there fails. It also gives the holders
+//! of data that its owner node no longer has (tier 2 of the index, D09). Any controller can answer,
+//! those with a stream to this worker first, because a stale answer costs only one call.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,15 +18,16 @@ use tokio::sync::watch;
 use tonic::transport::Channel;
 use tonic::{Response, Status};
 
-/// How long one controller may take to answer.
+/// Time that one controller has to answer.
 const ANSWER_MAX: Duration = Duration::from_secs(1);
-/// Addresses remembered. One more, and all are asked for again: more than a cluster has nodes.
+/// Maximum number of cached addresses. Beyond it the cache is cleared. The bound exceeds the nodes
+/// of a cluster.
 const ADDRESSES_MAX: usize = 8192;
 
-/// A controller's answer, on its way.
+/// A pending response of a controller.
 type Asked<T> = BoxFuture<'static, Result<Response<T>, Status>>;
 
-/// The controllers, and what they said of nodes. Clones are the same.
+/// The controllers, and the cached addresses of nodes. Clones share them.
 #[derive(Debug, Clone)]
 pub(crate) struct Whereabouts(Arc<Inner>);
 
@@ -38,21 +39,21 @@ struct Inner {
     asked_for: AtomicU64,
 }
 
-/// No controller says.
+/// No controller has answered.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("no controller answers ({0})")]
 pub(super) struct NoAnswer(String);
 
-/// Who holds data.
+/// The nodes that hold an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Holders {
     pub(super) nodes: Vec<NodeName>,
-    /// It is known to be nowhere.
+    /// Whether the object is known to be on no node.
     pub(super) lost: bool,
 }
 
 impl Whereabouts {
-    /// Asks these, those in `attached`, by their place in the list, first.
+    /// Returns a client of these controllers. Those at the positions in `attached` are asked first.
     pub(crate) fn new(
         controllers: Vec<(String, Channel)>,
         attached: watch::Receiver<BTreeSet<usize>>,
@@ -69,17 +70,17 @@ impl Whereabouts {
         self.0.addresses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where a worker is reached, as last heard.
+    /// Returns the cached address of a worker.
     pub(super) fn known(&self, node: &NodeName) -> Option<String> {
         self.addresses().get(node).cloned()
     }
 
-    /// How often an address was asked for.
+    /// Returns how often an address was requested.
     pub(super) fn asked_for(&self) -> u64 {
         self.0.asked_for.load(Ordering::Relaxed)
     }
 
-    /// Where a worker is reached now; `None`: no controller has it.
+    /// Requests the present address of a worker. Returns `None` if no controller knows the worker.
     pub(super) async fn ask_for(&self, node: &NodeName) -> Result<Option<String>, NoAnswer> {
         self.0.asked_for.fetch_add(1, Ordering::Relaxed);
         let request = FindNodeRequest { node: node.to_string() };
@@ -87,7 +88,7 @@ impl Whereabouts {
             let request = request.clone();
             Box::pin(async move { client.find_node(request).await })
         };
-        // Each knows those that are attached to it.
+        // Each controller knows only the workers that are attached to it.
         let found = self.ask(ask, |answer| !answer.address.is_empty()).await?;
         let address = Some(found.address).filter(|address| !address.is_empty());
         let mut addresses = self.addresses();
@@ -103,7 +104,7 @@ impl Whereabouts {
         Ok(address)
     }
 
-    /// Who holds data, by tier 2.
+    /// Requests the nodes that hold an object, from tier 2.
     pub(super) async fn holders(&self, id: &DataId) -> Result<Holders, NoAnswer> {
         let request = LocateDataRequest { id: Some(data_id_wire(id)) };
         let ask = |mut client: WorkerControlClient<Channel>| -> Asked<_> {
@@ -111,18 +112,19 @@ impl Whereabouts {
             Box::pin(async move { client.locate_data(request).await })
         };
         let found = self.ask(ask, |_| true).await?;
-        // What is no name holds nothing.
+        // Invalid node names are skipped.
         let nodes = found.holders.iter().filter_map(|name| NodeName::new(name).ok()).collect();
         Ok(Holders { nodes, lost: found.lost })
     }
 
-    /// The first answer that will do, or else the last there is.
+    /// Asks the controllers in order. Returns the first acceptable answer, otherwise the last
+    /// answer.
     async fn ask<T>(
         &self,
         ask: impl Fn(WorkerControlClient<Channel>) -> Asked<T>,
         will_do: impl Fn(&T) -> bool,
     ) -> Result<T, NoAnswer> {
-        let mut last = Err(NoAnswer("there is none".to_owned()));
+        let mut last = Err(NoAnswer("none is configured".to_owned()));
         for (address, channel) in self.in_order() {
             match within(ask(control_client(channel))).await {
                 Ok(answer) => {
@@ -151,6 +153,6 @@ async fn within<T>(answer: Asked<T>) -> Result<T, String> {
     match tokio::time::timeout(ANSWER_MAX, answer).await {
         Ok(Ok(answer)) => Ok(answer.into_inner()),
         Ok(Err(status)) => Err(status.message().to_owned()),
-        Err(_late) => Err(format!("nothing for {ANSWER_MAX:?}")),
+        Err(_late) => Err(format!("no answer within {ANSWER_MAX:?}")),
     }
 }

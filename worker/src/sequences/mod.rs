@@ -1,25 +1,26 @@
-//! The state of functions that keep some from one request of a sequence to the next (T11): whose turn it
-//! is ([`millrace_policy::sequences`]), and where the state lies.
+//! The state of functions that keep state from one request of a sequence to the next (T11). The core
+//! ([`millrace_policy::sequences`]) decides about turns; this module stores the state.
 //!
 //! ```text
-//! request ─► turn: waits for those before it ─► its state goes in as inputs ─► run ─► what comes out for it
-//!                                                                               is held: the next one's
+//! request ─► turn: waits for earlier requests ─► state goes in as inputs ─► run ─► state outputs are
+//!                                                                                  stored for the next
 //! ```
-//! State is held as whatever a run gave it as, and goes in as any input. What is larger than travels in a
-//! message is kept as an object in the memory of the GPU that made it, of the elastic store that has the
-//! intermediate data of workflows too: the next run there reads it in place, dispatch knows where it is,
-//! and where models or other objects need its room it is written back to the host: a region marked
-//! mutable, while of models nothing is ever copied back (T10). Smaller state comes in the answer's message
-//! and goes in the next request's, as every tensor of that size. Nobody else has names for state, so it
-//! neither expires nor is in the index: it goes with its last handle, which is here or with a request.
+//! State is stored in the form that the run gave it, and goes in as any input does. Large state is an
+//! object in the memory of the GPU that made it, in the elastic store that also has the intermediate
+//! data of workflows. The next run there reads it in place, and dispatch knows its GPU. If models or
+//! other objects need the memory, state is written back to the host, as a region that is marked
+//! mutable; models are never copied back (T10). Smaller state travels in the messages of answers and
+//! requests, as every tensor of that size. State has no object name, so it neither expires nor is in
+//! the index. It is dropped with its last handle, which is here or with a request.
 //!
-//! With an executor what it has of state is lost, and so are the sequences that it is of: whoever asks for
-//! them is told to begin anew. A function that is placed on another worker has none there; and a worker
-//! that was taken for lost has none left once it is back, for other sequences may have had their names.
+//! State on a GPU is lost with its executor, and its sequences with it: their next requests are told
+//! to start again. A function that moves to another worker has no sequences there. A worker that was
+//! declared lost drops its sequences when it returns, because other sequences may have used their
+//! names meanwhile.
 //!
-//! Shared by requests on any thread: a lock, held for as long as the core decides, never across a wait.
-//! Bounded as the core is, and by the memory of objects, of which each state that is held or may come
-//! takes its size: none comes of a request that ends its sequence.
+//! Requests on any thread share the tables under a lock. The lock is held while the core decides and
+//! never across an await. The core bounds the sequences, and object memory bounds their state: each
+//! stored or expected state reserves its size. A request that ends its sequence expects none.
 
 mod table;
 #[cfg(test)]
@@ -48,12 +49,12 @@ use crate::clock::Clock;
 use crate::host_tier::{Signatures, State};
 use crate::objects::{Claim, Objects};
 
-/// How often idle sequences and lost state are looked for. A sequence that a request asks for is known to
-/// be idle or lost at once.
+/// Interval between sweeps for idle sequences and lost state. A request notices at once that its
+/// own sequence is idle or lost.
 const SWEEP_EVERY: Duration = Duration::from_millis(500);
 
-/// For how many functions it is kept what sequences of revisions that are gone came to. Beyond these, those
-/// that went first are forgotten, and never one that is served here.
+/// Maximum number of functions with counts of removed revisions. Beyond it the oldest counts are
+/// forgotten, but never those of a function that is served here.
 const BEFORE_MAX: usize = 4096;
 
 /// The sequences of a worker's functions. Clones share them.
@@ -70,26 +71,26 @@ struct Inner {
 #[derive(Default)]
 struct Tables {
     revisions: BTreeMap<RevisionKey, Table>,
-    /// What revisions counted that are gone, by function.
+    /// Counts of removed revisions, by function.
     before: BTreeMap<FunctionKey, Before>,
     requests: u64,
-    /// The worker's registration when it was last looked at.
+    /// The worker's registration at the last access.
     epoch: Option<Epoch>,
 }
 
-/// What revisions of a function counted that are gone.
+/// The counts of a function's removed revisions.
 #[derive(Default)]
 struct Before {
     tally: Tally,
-    /// How many requests had come when the last of them went.
+    /// Number of requests at the removal of the last revision.
     went: u64,
 }
 
-/// Tables that are over, to be dropped without the lock.
+/// Ended tables, which are dropped after the lock is released.
 type Over = Vec<(RevisionKey, Table)>;
 
 impl Tables {
-    /// Under another registration all that there was is over.
+    /// Ends all tables if the registration has changed.
     fn registered(&mut self, epoch: Option<Epoch>) -> Over {
         let before = std::mem::replace(&mut self.epoch, epoch);
         if before.is_none() || before == epoch {
@@ -99,7 +100,7 @@ impl Tables {
         self.end(over)
     }
 
-    /// Functions that are not served here any more are over.
+    /// Ends the tables of functions that are no longer served here.
     fn served(&mut self, served: &Signatures) -> Over {
         let gone = self.revisions.extract_if(.., |revision, _| !served.contains_key(revision));
         let gone: Over = gone.collect();
@@ -108,7 +109,8 @@ impl Tables {
         gone
     }
 
-    /// Forgets what functions came to that went long ago. Of one that is here nothing is: no count of it falls.
+    /// Forgets the oldest counts of removed functions beyond the bound. Functions that are served
+    /// here keep theirs, so that no counter decreases.
     fn forget(&mut self, served: &Signatures) {
         let too_many = self.before.len().saturating_sub(BEFORE_MAX);
         if too_many == 0 {
@@ -123,7 +125,7 @@ impl Tables {
         }
     }
 
-    /// Remembers what they counted, and that what is in them is lost.
+    /// Adds the counts of ended tables to their functions. Their live sequences count as lost.
     fn end(&mut self, over: Over) -> Over {
         for (revision, table) in &over {
             let Counts { idle, lost } = table.counts();
@@ -135,7 +137,8 @@ impl Tables {
         over
     }
 
-    /// The table that a request is of, if it is here still: not another that came after it.
+    /// Returns a request's table if it still exists. A later table of the same revision is not
+    /// returned.
     fn of(&mut self, place: &Place) -> Option<&mut Table> {
         self.revisions.get_mut(&place.revision).filter(|table| table.first == place.first)
     }
@@ -147,17 +150,16 @@ impl fmt::Debug for Sequences {
     }
 }
 
-/// What is shown of a function's sequences.
+/// The counts of a function's sequences.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Tally {
-    /// How many there are.
+    /// Number of live sequences.
     pub(crate) live: u64,
-    /// What became of others.
+    /// Number of ended sequences, by reason.
     pub(crate) ended: Counts,
 }
 
 impl Tally {
-    /// Both together.
     pub(crate) fn plus(self, other: Self) -> Self {
         let ended =
             Counts { idle: self.ended.idle + other.ended.idle, lost: self.ended.lost + other.ended.lost };
@@ -166,22 +168,23 @@ impl Tally {
 }
 
 impl Sequences {
-    /// None yet, of the functions that keep state by these signatures. Their state lies among `objects`.
+    /// Returns an empty set of sequences, for the functions that keep state according to
+    /// `signatures`. State is stored among `objects`.
     pub(crate) fn new(signatures: watch::Receiver<Arc<Signatures>>, objects: Objects) -> Self {
-        let (clock, tables) = (Arc::clone(objects.clock()), Mutex::default());
-        Self(Arc::new(Inner { signatures, objects, clock, tables }))
+        let clock = Arc::clone(objects.clock());
+        Self(Arc::new(Inner { signatures, objects, clock, tables: Mutex::default() }))
     }
 
     fn tables(&self) -> MutexGuard<'_, Tables> {
         self.0.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for a request's turn in its sequence, for so long at most.
+    /// Waits for a request's turn in its sequence, at most for `timeout`.
     ///
     /// # Errors
-    /// [`Reason::SequenceNotFound`] where there is none and it begins none; [`Reason::QueueFull`] beyond
-    /// a bound, which is named; [`Reason::TimedOut`]; [`Reason::FunctionNotReady`] where its function
-    /// goes.
+    /// [`Reason::SequenceNotFound`] if the sequence does not exist and the request starts none;
+    /// [`Reason::QueueFull`] beyond a bound, which the message names; [`Reason::TimedOut`];
+    /// [`Reason::FunctionNotReady`] if the function leaves this worker.
     pub(crate) async fn turn(
         &self,
         revision: &RevisionKey,
@@ -189,7 +192,9 @@ impl Sequences {
         asked: InSequence,
         timeout: Duration,
     ) -> Result<Turn, Failure> {
-        let (id, ends, came) = (asked.id.clone(), asked.end, self.0.clock.now());
+        let id = asked.id.clone();
+        let ends = asked.end;
+        let came = self.0.clock.now();
         let (place, turn) = self.arrive(revision, state, asked);
         let given = tokio::time::timeout(self.0.clock.sleep_for(timeout), turn).await;
         let waited = self.0.clock.now().since(came);
@@ -197,9 +202,9 @@ impl Sequences {
         let given = match given {
             Ok(Ok(Ok(given))) => given,
             Ok(Ok(Err(why))) => return Err(refused(why, revision, &id, state)),
-            // The table went with its function.
+            // The table was dropped because its function left this worker.
             Ok(Err(_gone)) => {
-                let message = format!("{revision} is going from this worker: ask another");
+                let message = format!("{revision} is leaving this worker: ask another worker");
                 return Err(Failure::new(Reason::FunctionNotReady, message));
             }
             Err(_elapsed) => {
@@ -209,17 +214,18 @@ impl Sequences {
                 return Err(Failure::new(Reason::TimedOut, message));
             }
         };
-        // What ends its sequence leaves no state: where there is no room for any, that makes some.
+        // A request that ends its sequence leaves no state, so it runs even if memory is full, and
+        // frees some.
         let claim = if ends { None } else { Some(self.claim(revision, state)?) };
-        Turn::new((place, id), (came, waited), given, Arc::clone(&state.tensors), claim)
+        Turn::new(place, id, came, waited, given, Arc::clone(&state.tensors), claim)
     }
 
-    /// Takes room for another state.
+    /// Reserves memory for another state.
     fn claim(&self, revision: &RevisionKey, state: &State) -> Result<Claim, Failure> {
         let bytes = Bytes(state.tensors.iter().map(|tensor| tensor.bytes as u64).sum());
         self.0.objects.claim(bytes, state.tensors.len() as u64).ok_or_else(|| {
             let message = format!(
-                "what objects may take of the worker's memory has no room for {bytes} of state of {revision}: \
+                "the worker's object memory has no room for {bytes} of state of {revision}: \
                  end sequences, or start the worker with more --object-memory"
             );
             Failure::new(Reason::QueueFull, message)
@@ -246,22 +252,24 @@ impl Sequences {
         (Place { sequences: self.clone(), revision: revision.clone(), first, key }, turn)
     }
 
-    /// Changes a request's table, if that is here still.
+    /// Changes a request's table, if the table still exists.
     fn change(&self, place: &Place, change: impl FnOnce(&mut Table, Timestamp) -> Released) {
         let now = self.0.clock.now();
         let mut tables = self.tables();
         let released = tables.of(place).map(|table| change(table, now));
         drop(tables);
-        // With the lock given back: the last handle of an object tells its GPU.
+        // Drop after the lock is released, because the last handle of an object sends a message to
+        // its GPU.
         drop(released);
     }
 
-    /// Ends what is idle, finds what is lost, and lets go of functions that are not served here any more;
-    /// from now on.
+    /// Sweeps until the host tier ends: ends idle sequences, finds lost state, and drops the tables
+    /// of functions that are no longer served here.
     pub(crate) async fn sweep(self) {
         let mut signatures = self.0.signatures.clone();
         loop {
-            // Whichever it is; without a host tier nothing changes any more.
+            // A timeout and a change have the same effect. Without a host tier no further change
+            // comes.
             drop(tokio::time::timeout(SWEEP_EVERY, signatures.changed()).await);
             if signatures.has_changed().is_err() {
                 return;
@@ -281,7 +289,7 @@ impl Sequences {
         drop((over, gone, released));
     }
 
-    /// What there is of each function that keeps state, and was.
+    /// Returns the counts of each function that keeps or kept state.
     pub(crate) fn tallies(&self) -> BTreeMap<FunctionKey, Tally> {
         let served = Arc::clone(&self.0.signatures.borrow());
         let keeping = served.iter().filter(|(_, signature)| signature.state.is_some());
@@ -301,10 +309,10 @@ impl Sequences {
     }
 }
 
-/// What a client is told that has to begin anew.
+/// Returns the failure for a client that has to start its sequence again.
 fn lost(id: &SequenceId) -> Failure {
     let message = format!(
-        "the state of sequence {id} was lost with the executor or GPU that had it: begin anew with sequence_start"
+        "the state of sequence {id} was lost with its executor or GPU: start it again with sequence_start"
     );
     Failure::new(Reason::SequenceNotFound, message)
 }
@@ -315,7 +323,7 @@ fn refused(why: Refusal, revision: &RevisionKey, id: &SequenceId, state: &State)
         Refusal::Unknown => {
             let message = format!(
                 "{revision} has no sequence {id} on this worker: it never began, ended, was idle for {:?}, or \
-                 its state was lost as the function came to another worker or revision: begin anew with \
+                 lost its state when the function moved to another worker or revision; start it again with \
                  sequence_start",
                 state.idle
             );
@@ -323,15 +331,15 @@ fn refused(why: Refusal, revision: &RevisionKey, id: &SequenceId, state: &State)
         }
         Refusal::TableFull => {
             let message = format!(
-                "{revision} has its limit of {} sequences (sequences.max): end some with sequence_end, or wait \
-                 until one was idle for {:?}",
+                "{revision} has reached its limit of {} sequences (sequences.max): end some with \
+                 sequence_end, or wait until one was idle for {:?}",
                 state.max, state.idle
             );
             Failure::new(Reason::QueueFull, message)
         }
         Refusal::QueueFull => {
             let message = format!(
-                "{} requests of sequence {id} of {revision} wait: send the next when one is answered",
+                "{} requests of sequence {id} of {revision} wait already: send the next when one is answered",
                 millrace_policy::sequences::WAITING_MAX
             );
             Failure::new(Reason::QueueFull, message)

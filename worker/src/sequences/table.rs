@@ -1,5 +1,5 @@
-//! The sequences of one function revision: its core, the state that it speaks of, and those who wait for
-//! their turn.
+//! The sequences of one function revision: their core, their stored state, and the requests that
+//! wait for their turn.
 
 use std::collections::BTreeMap;
 
@@ -12,30 +12,31 @@ use tokio::sync::oneshot;
 use crate::host_tier::State;
 use crate::objects::{Claim, Contents};
 
-/// State that is held: its tensors in their order, and their room.
+/// Stored state: its tensors in order, and their reservation.
 pub(super) struct Held {
     pub(super) tensors: Vec<Contents>,
     pub(super) claim: Claim,
 }
 
-/// Tensors of state that nobody reads again, to be dropped without a lock held: the last handle of an
-/// object tells its GPU.
+/// Tensors of state that no request reads again. They are dropped without a lock, because the last
+/// handle of an object sends a message to its GPU.
 pub(super) type Released = Vec<Contents>;
 
-/// What a request is given with its turn.
+/// The state that a request reads and writes in its turn.
 #[derive(Debug)]
 pub(super) struct Given {
-    /// What it reads; `None`: zeros.
+    /// State to read; `None`: zeros.
     pub(super) reads: Option<Vec<Contents>>,
-    /// What it writes is held under this.
+    /// Id under which the new state is stored.
     pub(super) writes: StateId,
 }
 
-/// Where a request waits for its turn.
+/// Sender that ends a request's wait for its turn.
 type Told = oneshot::Sender<Result<Given, Refusal>>;
 
 pub(super) struct Table {
-    /// The request that it was made for: no other table has had it.
+    /// The request for which the table was made. It identifies the table, because no other table
+    /// has it.
     pub(super) first: RequestKey,
     core: Sequences,
     held: BTreeMap<StateId, Held>,
@@ -48,7 +49,8 @@ impl Table {
         Self { first, core, held: BTreeMap::new(), waiting: BTreeMap::new() }
     }
 
-    /// A request came, and waits there. Gives what is let go of, as the others do.
+    /// Adds a request, which waits at `told`. Returns the state that is no longer needed, as the
+    /// other methods do.
     pub(super) fn arrive(
         &mut self,
         now: Timestamp,
@@ -60,7 +62,7 @@ impl Table {
         self.tell(now, Event::Arrive { key, place })
     }
 
-    /// A request ran, and wrote this; nothing, where it ends its sequence.
+    /// Records that a request ran and wrote this state; `None` if it ended its sequence.
     pub(super) fn succeeded(
         &mut self,
         now: Timestamp,
@@ -73,7 +75,7 @@ impl Table {
 
     pub(super) fn tell(&mut self, now: Timestamp, event: Event) -> Released {
         if let Event::Failed { key } = event {
-            // Where it waits, nobody does any more.
+            // The request waits no longer.
             self.waiting.remove(&key);
         }
         let mut actions = Vec::new();
@@ -82,14 +84,15 @@ impl Table {
         for action in actions {
             match action {
                 Action::Run { key, reads, writes } => {
-                    // The core lets go of nothing that is still to be read.
+                    // The core releases no state that is still to be read.
                     let reads = reads.map(|id| self.held[&id].tensors.clone());
                     self.answer(key, Ok(Given { reads, writes }));
                 }
                 Action::Refuse { key, why } => self.answer(key, Err(why)),
                 Action::Release { state } => {
                     let Some(Held { tensors, claim }) = self.held.remove(&state) else { continue };
-                    // At once: whoever is told next that it is its turn takes room for what it writes.
+                    // Release the reservation at once: the next request reserves memory when its
+                    // turn begins.
                     drop(claim);
                     released.extend(tensors);
                 }
@@ -98,14 +101,14 @@ impl Table {
         released
     }
 
-    /// Tells a request. One that has given up since says so by itself.
+    /// Answers a waiting request. A request that has given up needs no answer.
     fn answer(&mut self, key: RequestKey, answer: Result<Given, Refusal>) {
         if let Some(told) = self.waiting.remove(&key) {
             drop(told.send(answer));
         }
     }
 
-    /// Ends what is idle, and what has lost its state.
+    /// Ends idle sequences, and sequences that lost their state.
     pub(super) fn sweep(&mut self, now: Timestamp) -> Released {
         let mut released = self.tell(now, Event::Tick);
         let is_lost =

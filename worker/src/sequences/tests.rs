@@ -14,7 +14,7 @@ use crate::seams::heard;
 use crate::service::tensors::Input;
 
 const MINUTE: Duration = Duration::from_secs(60);
-/// What one state takes.
+/// Size of one state.
 const BYTES: u64 = 16;
 
 fn revision() -> RevisionKey {
@@ -31,12 +31,17 @@ fn state(idle: Duration) -> State {
 }
 
 fn signatures(state: State) -> Signatures {
-    let (inputs, outputs, digest) = (Vec::new(), Vec::new(), Digest::of(b"counter"));
-    let signature = Signature { digest, inputs, outputs, reader: Reader::Gpu, state: Some(state) };
+    let signature = Signature {
+        digest: Digest::of(b"counter"),
+        inputs: Vec::new(),
+        outputs: Vec::new(),
+        reader: Reader::Gpu,
+        state: Some(state),
+    };
     [(revision(), Arc::new(signature))].into()
 }
 
-/// The sequences of one function, with room for so many states.
+/// Returns the sequences of one function, with memory for `states` states.
 fn sequences(idle: Duration, states: u64) -> (Sequences, State) {
     let state = state(idle);
     let told = watch::Sender::new(Arc::new(signatures(state.clone()))).subscribe();
@@ -49,13 +54,13 @@ fn asked(sequence: u64, start: bool) -> InSequence {
     InSequence { id, start, end: false }
 }
 
-/// An output of a run.
+/// Returns an output of a run.
 fn output(name: &str, byte: u8) -> Input {
     let contents = Contents::Inline(vec![byte; BYTES as usize].into());
     Input { name: name.into(), datatype: "FP32".into(), shape: vec![4], contents }
 }
 
-/// What a turn reads.
+/// Returns the state that a turn reads.
 fn reads(turn: &Turn) -> Vec<u8> {
     let inputs = turn.inputs();
     let [Input { name, shape, contents: Contents::Inline(data), .. }] = &inputs[..] else {
@@ -81,15 +86,15 @@ impl Sequences {
     }
 }
 
-/// Has a run write its state.
+/// Ends a turn as a run that wrote `byte` as its state.
 fn write(mut turn: Turn, byte: u8) {
     assert!(turn.take(output("h_out", byte)).unwrap().is_none());
-    assert!(turn.take(output("y", 0)).unwrap().is_some(), "that is the client's");
+    assert!(turn.take(output("y", 0)).unwrap().is_some(), "an output that is not state is the client's");
     turn.succeed().unwrap();
 }
 
 #[tokio::test]
-async fn a_turn_reads_what_the_last_one_wrote_that_succeeded() {
+async fn a_turn_reads_the_state_of_the_last_successful_turn() {
     let (sequences, state) = sequences(MINUTE, 8);
     let first = sequences.next(&state, 7, true).await;
     assert_eq!(reads(&first), [0; 16]);
@@ -99,14 +104,14 @@ async fn a_turn_reads_what_the_last_one_wrote_that_succeeded() {
     drop(failed);
     let third = sequences.next(&state, 7, false).await;
     assert_eq!(reads(&third), [1; 16]);
-    // Nothing of its state came out of the run.
+    // The run gave no state.
     assert_eq!(third.succeed().unwrap_err().reason, Reason::Internal);
     assert_eq!(reads(&sequences.next(&state, 7, false).await), [1; 16]);
     assert_eq!(sequences.tally().live, 1);
 }
 
 #[tokio::test(start_paused = true)]
-async fn requests_of_a_sequence_wait_for_each_other_no_longer_than_they_may() {
+async fn requests_of_a_sequence_wait_for_each_other_until_their_timeout() {
     let (sequences, state) = sequences(MINUTE, 8);
     let first = sequences.next(&state, 7, true).await;
     let other = sequences.next(&state, 8, true).await;
@@ -118,11 +123,11 @@ async fn requests_of_a_sequence_wait_for_each_other_no_longer_than_they_may() {
     assert_eq!(reads(&second.await), [1; 16]);
     drop(other);
     let unknown = sequences.refused(&state, 8, false, MINUTE).await;
-    assert_eq!(unknown.reason, Reason::SequenceNotFound, "it never began");
+    assert_eq!(unknown.reason, Reason::SequenceNotFound, "the sequence never began");
 }
 
 #[tokio::test]
-async fn state_takes_room_among_objects_and_gives_it_back() {
+async fn state_reserves_object_memory_and_releases_it() {
     let (sequences, state) = sequences(MINUTE, 2);
     write(sequences.next(&state, 7, true).await, 1);
     let second = sequences.next(&state, 7, false).await;
@@ -135,7 +140,7 @@ async fn state_takes_room_among_objects_and_gives_it_back() {
 }
 
 #[tokio::test]
-async fn a_sequence_can_be_ended_where_there_is_no_room_for_another_state() {
+async fn a_sequence_can_be_ended_without_memory_for_another_state() {
     let (sequences, state) = sequences(MINUTE, 2);
     write(sequences.next(&state, 7, true).await, 1);
     write(sequences.next(&state, 8, true).await, 2);
@@ -150,7 +155,7 @@ async fn a_sequence_can_be_ended_where_there_is_no_room_for_another_state() {
     assert_eq!((reads(&next), next.outputs()), (vec![2; 16], vec!["h_out".to_owned()]));
 }
 
-/// Whether there was room for a state as somebody was woken.
+/// A waker that records whether a state could be reserved at each wake.
 struct Room {
     objects: Objects,
     found: Mutex<Vec<bool>>,
@@ -164,7 +169,7 @@ impl Wake for Room {
 }
 
 #[tokio::test]
-async fn who_is_told_that_it_is_its_turn_finds_the_room_of_what_is_over() {
+async fn a_woken_turn_finds_the_memory_of_the_ended_turn_released() {
     let ends: [(fn(Turn), bool); 3] =
         [(|turn| write(turn, 2), false), (drop, false), (|turn| drop(turn.lost()), true)];
     for (end, start) in ends {
@@ -182,7 +187,7 @@ async fn who_is_told_that_it_is_its_turn_finds_the_room_of_what_is_over() {
 }
 
 #[tokio::test]
-async fn what_is_idle_ends_and_what_is_lost_is_told() {
+async fn idle_sequences_end_and_lost_sequences_are_refused() {
     let (sequences, state) = sequences(Duration::from_nanos(1), 8);
     write(sequences.next(&state, 7, true).await, 1);
     sequences.sweep_once(&signatures(state.clone()));
@@ -199,9 +204,9 @@ async fn what_is_idle_ends_and_what_is_lost_is_told() {
     assert_eq!(reads(&sequences.next(&state, 7, true).await), [0; 16]);
 }
 
-/// A state that a GPU has may be lost with its executor, or be there and fail to be copied.
+/// State on a GPU may be lost with its executor, or be there and fail to be copied.
 #[test]
-fn a_sequence_is_over_where_its_state_is_lost_and_not_where_a_copy_of_it_failed() {
+fn a_sequence_ends_if_its_state_is_lost_and_continues_if_a_copy_failed() {
     actix::System::new().block_on(async {
         let (sequences, state) = sequences(MINUTE, 8);
         let (home, _told) = heard();
@@ -225,7 +230,7 @@ fn a_sequence_is_over_where_its_state_is_lost_and_not_where_a_copy_of_it_failed(
 }
 
 #[tokio::test]
-async fn sequences_go_with_their_function_and_what_they_came_to_stays() {
+async fn sequences_end_with_their_function_and_their_counts_stay() {
     let (sequences, state) = sequences(MINUTE, 8);
     write(sequences.next(&state, 7, true).await, 1);
     drop(sequences.next(&state, 7, false).await.lost());
@@ -234,15 +239,16 @@ async fn sequences_go_with_their_function_and_what_they_came_to_stays() {
     assert!(futures::poll!(&mut waiting).is_pending());
     sequences.sweep_once(&Signatures::new());
     assert_eq!(waiting.await.reason, Reason::FunctionNotReady);
-    // It is answered all the same, and its sequence is over.
+    // The running request is still answered, and its sequence has ended.
     write(running, 2);
     let lost = Counts { idle: 0, lost: 2 };
     assert_eq!(sequences.tally(), Tally { live: 0, ended: lost });
 }
 
-/// Its functions may have been served elsewhere meanwhile, and other sequences may have had their names.
+/// The functions may have been served elsewhere meanwhile, and other sequences may have used the
+/// names.
 #[tokio::test]
-async fn a_worker_that_was_taken_for_lost_has_no_sequences_once_it_is_back() {
+async fn a_worker_that_registers_again_has_no_sequences() {
     let (sequences, state) = sequences(MINUTE, 8);
     write(sequences.next(&state, 7, true).await, 1);
     let running = sequences.next(&state, 8, true).await;
@@ -253,20 +259,25 @@ async fn a_worker_that_was_taken_for_lost_has_no_sequences_once_it_is_back() {
     let other = sequences.next(&state, 9, true).await;
     write(running, 5);
     write(other, 2);
-    assert_eq!(reads(&sequences.next(&state, 9, false).await), [2; 16], "what is over changes nothing");
+    assert_eq!(
+        reads(&sequences.next(&state, 9, false).await),
+        [2; 16],
+        "a turn of an ended table changes nothing"
+    );
     let refused = sequences.refused(&state, 7, false, MINUTE).await;
     assert_eq!(refused.reason, Reason::SequenceNotFound);
     assert_eq!(reads(&sequences.next(&state, 7, true).await), [0; 16]);
 }
 
 #[test]
-fn what_functions_came_to_that_went_first_is_forgotten_and_never_of_one_that_is_here() {
+fn the_oldest_counts_are_forgotten_and_counts_of_served_functions_stay() {
     let of = |number: usize| {
         let name = FunctionName::new(&format!("f{number}")).unwrap();
         FunctionKey { tenant: TenantName::default(), name }
     };
-    let (mut tables, state) = (Tables::default(), state(MINUTE));
-    // Of the first one there is another revision.
+    let mut tables = Tables::default();
+    let state = state(MINUTE);
+    // The first function is served with another revision.
     let signature = Arc::clone(&signatures(state.clone())[&revision()]);
     let newer = RevisionKey { function: of(0), revision: Revision::FIRST.next() };
     let served: Signatures = [(newer, signature)].into();

@@ -1,4 +1,5 @@
-//! A request's turn in its sequence: the state that it reads, until it is over, and what it writes.
+//! A request's turn in its sequence: the state that it reads until the turn is over, and the state
+//! that it writes.
 
 use std::io;
 use std::sync::Arc;
@@ -15,12 +16,12 @@ use super::{Sequences, lost};
 use crate::objects::{Claim, Contents, memory};
 use crate::service::tensors::{INLINE_BYTES_MAX, Input, UnpackError};
 
-/// A request's place among those of its function. Once it is dropped nobody waits for the request, and
-/// nothing of what it wrote is held that was not said to be before.
+/// A request's ticket in its sequence. Dropping the ticket cancels the request. State that it wrote
+/// is discarded unless the request succeeded before.
 pub(super) struct Place {
     pub(super) sequences: Sequences,
     pub(super) revision: RevisionKey,
-    /// Of which of its tables.
+    /// The first request of the ticket's table.
     pub(super) first: RequestKey,
     pub(super) key: RequestKey,
 }
@@ -37,17 +38,18 @@ impl Drop for Place {
     }
 }
 
-/// A request that may run. Dropped, it leaves the state as it was.
+/// A request that may run. Dropping it leaves the state as it was.
 pub(crate) struct Turn {
-    /// The room of what it writes; `None`: it ends its sequence, and leaves nothing. Goes before its place,
-    /// which lets the next one take room.
+    /// Reservation for the written state; `None` if the request ends its sequence and writes none.
+    /// Declared, and thus dropped, before the place, because that lets the next request reserve
+    /// memory.
     claim: Option<Claim>,
     place: Place,
     id: SequenceId,
     came: Timestamp,
     waited: Duration,
     tensors: Arc<[StateTensor]>,
-    /// By the tensors' order, as are those made.
+    /// State that the request reads, in the order of `tensors`.
     reads: Vec<Contents>,
     made: Vec<Option<Contents>>,
     writes: StateId,
@@ -55,8 +57,10 @@ pub(crate) struct Turn {
 
 impl Turn {
     pub(super) fn new(
-        (place, id): (Place, SequenceId),
-        (came, waited): (Timestamp, Duration),
+        place: Place,
+        id: SequenceId,
+        came: Timestamp,
+        waited: Duration,
         Given { reads, writes }: Given,
         tensors: Arc<[StateTensor]>,
         claim: Option<Claim>,
@@ -74,7 +78,7 @@ impl Turn {
         Ok(Self { claim, place, id, came, waited, tensors, reads, made, writes })
     }
 
-    /// The state, as inputs of the run.
+    /// Returns the state as inputs of the run.
     pub(crate) fn inputs(&self) -> Vec<Input> {
         let input = |(StateTensor { input, .. }, contents): (&StateTensor, &Contents)| Input {
             name: input.name.clone(),
@@ -85,22 +89,22 @@ impl Turn {
         self.tensors.iter().zip(&self.reads).map(input).collect()
     }
 
-    /// When the request came here.
+    /// Returns the time of the request's arrival on this worker.
     pub(crate) fn came(&self) -> Timestamp {
         self.came
     }
 
-    /// How long it has waited behind others of its sequence.
+    /// Returns the time that the request waited behind earlier requests of its sequence.
     pub(crate) fn waited(&self) -> Duration {
         self.waited
     }
 
-    /// Whether it ends its sequence: nobody reads what it would write.
+    /// Whether the request ends its sequence, so that no later request reads its state.
     pub(crate) fn ends(&self) -> bool {
         self.claim.is_none()
     }
 
-    /// The outputs that are kept as state, and no part of the answer.
+    /// Returns the outputs that are stored as state and left out of the answer.
     pub(crate) fn outputs(&self) -> Vec<String> {
         if self.ends() {
             return Vec::new();
@@ -108,10 +112,10 @@ impl Turn {
         self.tensors.iter().map(|tensor| tensor.output.clone()).collect()
     }
 
-    /// Keeps an output of the run that is state; gives back one that is not.
+    /// Takes an output of the run if it is state; returns any other output.
     ///
     /// # Errors
-    /// [`UnpackError::Lost`] where it is gone already, with its GPU's executor.
+    /// [`UnpackError::Lost`] if the output was lost with its GPU's executor.
     pub(crate) fn take(&mut self, output: Input) -> Result<Option<Input>, UnpackError> {
         let Some(place) = self.tensors.iter().position(|tensor| tensor.output == output.name) else {
             return Ok(Some(output));
@@ -120,22 +124,22 @@ impl Turn {
             return Err(UnpackError::Lost(output.name));
         }
         self.made[place] = Some(match output.contents {
-            // It may be a part of a whole message.
+            // The data may be a slice of a whole message, so it is copied.
             Contents::Inline(data) => Contents::Inline(Bytes::copy_from_slice(&data)),
             contents => contents,
         });
         Ok(None)
     }
 
-    /// The request has its answer, and what it wrote is what the next one reads, where there is one.
+    /// Ends the turn of an answered request. The next request reads the state that this one wrote.
     ///
     /// # Errors
-    /// [`Reason::Internal`] where the run did not give all of its state.
+    /// [`Reason::Internal`] if the run did not give all of its state.
     pub(crate) fn succeed(self) -> Result<(), Failure> {
         let Self { place, tensors, made, writes, claim, .. } = self;
         let given = made.into_iter().zip(tensors.iter()).map(|(made, tensor)| {
             made.ok_or_else(|| {
-                let message = format!("the executor's answer has no {:?}, which is state", tensor.output);
+                let message = format!("the executor's answer lacks the state output {:?}", tensor.output);
                 Failure::new(Reason::Internal, message).after_execution()
             })
         });
@@ -147,20 +151,21 @@ impl Turn {
         Ok(())
     }
 
-    /// What it reads could not be had: what the client is told. Where it is nowhere any more, the sequence is
-    /// over; where it could only not be copied to where it was to be read, the next one finds it as it was.
+    /// Ends the turn of a request that could not read its state, and returns the failure. If the
+    /// state is lost, the sequence ends. If only a copy failed, the state stays for the next
+    /// request.
     pub(crate) fn unread(self) -> Failure {
         if self.reads.iter().any(Contents::is_lost) {
             return self.lost();
         }
         let message = format!(
-            "the state of sequence {} could not be brought to where it is read, and is as it was: try again",
+            "the state of sequence {} could not be copied to its reader and is unchanged: try again",
             self.id
         );
         Failure::new(Reason::AttemptsExhausted, message)
     }
 
-    /// Ends the sequence, whose state is nowhere any more.
+    /// Ends the sequence because its state is lost.
     pub(super) fn lost(self) -> Failure {
         let Self { claim, place, id, .. } = self;
         drop(claim);
@@ -169,12 +174,12 @@ impl Turn {
     }
 }
 
-/// So many bytes, as a run takes them.
+/// Returns zeros of this size, as an input of a run.
 fn zeros(bytes: usize) -> io::Result<Contents> {
     if bytes <= INLINE_BYTES_MAX {
         return Ok(Contents::Inline(vec![0; bytes].into()));
     }
-    // Without a page of its own until somebody reads it.
+    // Unwritten pages of the file take no memory until they are read.
     let file = memory("millrace-state")?;
     file.set_len(bytes as u64)?;
     Ok(Contents::Memory { fd: Arc::new(file.into()), bytes: bytes as u64 })

@@ -302,10 +302,10 @@ async fn each_refusal_says_what_to_do() {
     for (request, reason, says) in [
         (none, Reason::MalformedRequest, "sequence_start"),
         (zero, Reason::MalformedRequest, "0"),
-        (of_a_workflow, Reason::MalformedRequest, "no step of a workflow"),
+        (of_a_workflow, Reason::MalformedRequest, "cannot be a step of a workflow"),
         (its_state, Reason::InvalidInput, "\"h_in\" is unknown"),
         (its_output, Reason::InvalidOutput, "\"h_out\" is unknown"),
-        (asking(5, 1, "-", &x), Reason::SequenceNotFound, "begin anew with sequence_start"),
+        (asking(5, 1, "-", &x), Reason::SequenceNotFound, "start it again with sequence_start"),
     ] {
         let refused = ask(&mut client, request).await.unwrap_err();
         assert_eq!((refused.reason, refused.may_have_executed), (reason, false), "{refused:?}");
