@@ -25,12 +25,13 @@ Examples:
   millrace-chaos soak --minutes 60 --seed 3 --report target/soak
 
 Exit codes:
-  0    every check of every run held; what this machine does not allow was skipped
-  1    a check failed: the report shows what violates it, and the logs are kept
-  2    nothing could be run
-  130  it was interrupted; what it had started and made is gone";
+  0    every check of every run passed; runs that this machine does not allow were skipped
+  1    a check failed: the report shows the violation, and the logs are kept
+  2    no scenario could be run
+  130  the run was interrupted, and everything that it had started was removed";
 
-/// Faults for a cluster of real processes or containers on this machine, and a verdict.
+/// Inject faults into a cluster of real processes or containers on this machine, and report a
+/// verdict.
 #[derive(Debug, Parser)]
 #[command(name = "millrace-chaos", version, after_help = EXAMPLES)]
 pub(crate) struct Cli {
@@ -40,36 +41,36 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Show the scenarios.
+    /// List the scenarios.
     List {
-        /// How to print.
+        /// Output format.
         #[arg(short, long, value_name = "FORMAT", default_value = "text")]
         output: Output,
     },
     /// Run scenarios, one after the other.
     Run(Run),
-    /// Run scenarios drawn by the seed, one after the other, until the time is over, each as long as it
-    /// says. Tells after each how all went so far, and whether this process's own memory and
-    /// descriptors grow.
+    /// Run scenarios drawn from the seed, one after the other, until the time is over. Each run
+    /// lasts as long as its scenario defines. After each run, the command prints the counts of all
+    /// runs, and whether the memory and descriptors of this process grow.
     Soak(Soak),
-    /// Attack a cluster, as a scenario orders.
+    /// Attack a cluster, as ordered by a scenario.
     #[command(name = hostile::SUBCOMMAND, hide = true)]
     Attack(hostile::AttackOrders),
 }
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Run {
-    /// Their names, or `all`, or files of your own (.yaml).
+    /// Names of scenarios, or `all`, or your own scenario files (.yaml).
     #[arg(required = true, value_name = "SCENARIO")]
     names: Vec<String>,
-    /// How many rounds, where a scenario has rounds [default: as many as it says].
+    /// Number of rounds, for scenarios that have rounds [default: the scenario's].
     #[arg(long, value_name = "N")]
     rounds: Option<NonZeroU32>,
-    /// The duration of a storm, and of each of the three parts of hostile-clients: the control and two
+    /// Duration of a storm, and of each of the three parts of hostile-clients: the control and two
     /// attacks [default: the scenario's].
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     lasts: Option<Duration>,
-    /// How many functions there are, where a scenario has many [default: as many as it says].
+    /// Number of functions, for scenarios that have many [default: the scenario's].
     #[arg(long, value_name = "N")]
     functions: Option<NonZeroU32>,
     #[command(flatten)]
@@ -78,42 +79,43 @@ pub(crate) struct Run {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Soak {
-    /// After how many minutes no other scenario is begun.
+    /// Minutes after which no further scenario starts.
     #[arg(long, value_name = "N")]
     pub(crate) minutes: NonZeroU32,
     #[command(flatten)]
     pub(crate) how: How,
 }
 
-/// What every run takes.
+/// Options of every run.
 #[derive(Debug, clap::Args)]
 pub(crate) struct How {
-    /// Where random choices begin: which process, when, which bytes [default: a random one, printed].
+    /// Seed of the random choices, such as process, time and bytes [default: random, printed].
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// The preset that the cluster begins with, as of 'millrace up' [default: its own].
+    /// Preset with which the cluster starts, as in 'millrace up' [default: the cluster's own].
     #[arg(long, value_name = "NAME")]
     preset: Option<String>,
-    /// Which models share an executor process, as of 'millrace up' [default: the scenario's].
+    /// Models that share an executor process, as in 'millrace up' [default: the scenario's].
     #[arg(long, value_name = "NAME", value_parser = ["gpu", "model", "resident"])]
     isolation: Option<String>,
-    /// Where processes run: on loopback, each in a network namespace of its own (takes root, ip and
-    /// nft), or as the containers of deploy/compose (takes root, a Docker Engine and a compose tool).
+    /// Place where processes run: on loopback, each in its own network namespace (requires root, ip
+    /// and nft), or as the containers of deploy/compose (requires root, a Docker Engine and a
+    /// compose tool).
     #[arg(long, value_name = "GROUND", default_value = "processes")]
     ground: Ground,
-    /// The folder of compose.yaml, for --ground compose [default: deploy/compose of this repository].
+    /// Folder of compose.yaml, for --ground compose [default: deploy/compose of this repository].
     #[arg(long, value_name = "DIR")]
     deploy: Option<PathBuf>,
-    /// The binary to test [default: beside this one, or in target/].
+    /// Binary to test [default: beside this one, or in target/].
     #[arg(long, value_name = "PATH", env = "MILLRACE_BINARY")]
     millrace: Option<PathBuf>,
-    /// How to print: text as it happens, or a line of JSON for each scenario.
+    /// Output format: text as events happen, or a line of JSON for each scenario.
     #[arg(short, long, value_name = "FORMAT", default_value = "text")]
     pub(crate) output: Output,
-    /// Also write a report for CI (junit.xml) and one for a browser (report.html) to this folder.
+    /// Folder for two further reports: junit.xml for CI and report.html for a browser.
     #[arg(long, value_name = "DIR")]
     pub(crate) report: Option<PathBuf>,
-    /// Keep the processes' folders and logs, not only when a check fails.
+    /// Keep the processes' folders and logs even if every check passes.
     #[arg(long)]
     keep: bool,
 }
@@ -125,8 +127,8 @@ pub(crate) enum Output {
 }
 
 impl Run {
-    /// What is to be run. Every file is read before anything is started, and what is named has to be
-    /// what its ground can do; of `all` the rest is skipped.
+    /// Returns the scenarios to run. Every file is read before any process starts. A named scenario
+    /// that the ground cannot run is an error; `all` skips such scenarios later.
     pub(crate) fn scenarios(&self, options: &Options) -> anyhow::Result<Vec<Scenario>> {
         if self.names == ["all"] {
             return Ok(scenario::all());
@@ -150,13 +152,14 @@ impl Run {
     }
 
     pub(crate) fn options(&self) -> anyhow::Result<Options> {
-        let (rounds, functions) = (self.rounds.map(u32::from), self.functions.map(u32::from));
+        let rounds = self.rounds.map(u32::from);
+        let functions = self.functions.map(u32::from);
         Ok(Options { rounds, functions, lasts: self.lasts, ..self.how.options()? })
     }
 }
 
 impl How {
-    /// Every scenario as it is.
+    /// Returns the options, with each scenario's own rounds, duration and functions.
     pub(crate) fn options(&self) -> anyhow::Result<Options> {
         let seed = match self.seed {
             Some(seed) => seed,
@@ -204,14 +207,14 @@ mod tests {
     }
 
     #[test]
-    fn what_a_ground_cannot_do_is_refused_by_name_and_left_out_of_all() {
+    fn a_scenario_that_the_ground_cannot_run_is_refused_by_name_and_accepted_in_all() {
         let refusal = run(&["leader-kill", "split-brain"]).scenarios(&on(Ground::Compose)).unwrap_err();
         assert!(refusal.to_string().starts_with("split-brain cannot"), "{refusal}");
         assert!(run(&["all"]).scenarios(&on(Ground::Compose)).is_ok());
     }
 
     #[test]
-    fn scenarios_are_named_one_by_one_or_all_at_once() {
+    fn scenarios_are_found_by_name_or_all_at_once() {
         let names = |words: &[&str]| {
             let found = run(words).scenarios(&on(Ground::Processes))?;
             anyhow::Ok(found.iter().map(|it| it.name().to_owned()).collect::<Vec<_>>())
@@ -222,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_ones_own_is_read_before_anything_is_started() {
+    fn an_invalid_scenario_file_is_refused_with_its_line() {
         let file = tempfile::Builder::new().suffix(".yaml").tempfile().unwrap();
         let path = file.path().to_str().unwrap();
         std::fs::write(path, "name: mine\nkind: storm\n").unwrap();
@@ -231,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_preset_and_an_isolation_can_be_named() {
+    fn a_preset_and_an_isolation_are_parsed() {
         let run = run(&["executor-kill", "--isolation", "model", "--preset", "fifo"]);
         assert_eq!(run.how.isolation.as_deref(), Some("model"));
         assert_eq!(run.how.preset.as_deref(), Some("fifo"));

@@ -1,20 +1,21 @@
-//! Finds the binary to test, and the folder of the compose file.
+//! Finds the binary under test, and the folder of the compose file.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 
 const NAME: &str = "millrace";
-/// Where the compose file is in the repository, in which these binaries are built.
+/// The folder of the compose file in the repository in which these binaries are built.
 const DEPLOY: &str = "deploy/compose";
 const COMPOSE_FILE: &str = "compose.yaml";
 
-/// The folder that was named, or the repository's own: that of this folder, or of this program.
+/// Returns the named folder, or the folder in the repository that contains the current folder or
+/// this program.
 pub(crate) fn deploy(named: Option<&Path>) -> anyhow::Result<Option<PathBuf>> {
     if let Some(path) = named {
         let file = path.join(COMPOSE_FILE);
         file.metadata().with_context(|| format!("there is no {}", file.display()))?;
-        return Ok(Some(path.canonicalize().context("the folder has a path")?));
+        return Ok(Some(path.canonicalize().context("cannot resolve the folder")?));
     }
     let own = std::env::current_exe().context("cannot find this program")?;
     let here = std::env::current_dir().context("there is no current folder")?;
@@ -22,8 +23,8 @@ pub(crate) fn deploy(named: Option<&Path>) -> anyhow::Result<Option<PathBuf>> {
     Ok(folders.into_iter().find(|folder| folder.join(COMPOSE_FILE).is_file()))
 }
 
-/// The binary that was named, or the one that was built with this one: beside it, or for tests one
-/// folder above, or the newest in `target/`.
+/// Returns the named binary, or the binary that was built with this one. The latter is beside this
+/// binary, or for tests one folder above, or in `target/`, where a release build goes first.
 pub(crate) fn find(named: Option<&Path>) -> anyhow::Result<PathBuf> {
     if let Some(path) = named {
         return path.canonicalize().with_context(|| format!("there is no {}", path.display()));
@@ -33,7 +34,7 @@ pub(crate) fn find(named: Option<&Path>) -> anyhow::Result<PathBuf> {
     let built = ["release", "debug"].map(|profile| Path::new("target").join(profile).join(NAME));
     let found = beside.chain(built).find(|path| path.is_file());
     match found {
-        Some(path) => path.canonicalize().context("the binary has a path"),
+        Some(path) => path.canonicalize().context("cannot resolve the binary"),
         None => bail!(
             "no millrace binary beside {} or in target/: build it with 'cargo build --bin millrace', or name it with --millrace",
             own.display()

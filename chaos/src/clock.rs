@@ -1,8 +1,8 @@
-//! The harness's only look at a clock: it watches real processes in real time.
+//! The harness's only access to a clock: it watches real processes in real time.
 
 use tokio::time::Instant;
 
-/// The monotonic clock.
+/// Returns the monotonic time.
 pub(crate) fn now() -> Instant {
     Instant::now()
 }

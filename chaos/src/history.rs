@@ -1,104 +1,103 @@
-//! Every admin operation that clients made, with when it was invoked, when it returned and what came
-//! of it: what the oracle judges. An operation that was not answered is unknown, never absent: it
-//! may still come into force.
+//! The history of the clients' admin operations, each with its invocation, its return and its
+//! answer. The oracle judges this history. An operation without an answer is unknown, never absent,
+//! because it may still take effect.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// What a client asked of one function.
+/// An operation on one function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Op {
-    /// Create it, or make its next revision, with this value: no two applies have the same.
+    /// Create the function, or its next revision, with this value. No two applies have the same
+    /// value.
     Apply(u64),
-    /// Delete it.
+    /// Delete the function.
     Delete,
-    /// Start or stop serving it.
+    /// Start or stop serving the function.
     Enable(bool),
-    /// Read it.
+    /// Read the function.
     Read,
 }
 
 /// A function as a reader sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Seen {
-    /// What the apply of its latest revision wrote.
+    /// The value that the apply of the latest revision wrote.
     pub value: u64,
-    /// Whether it is served.
+    /// Whether the function serves requests.
     pub enabled: bool,
-    /// Its revisions so far, those before a deletion included.
+    /// Number of revisions so far, those before a deletion included.
     pub generation: u64,
 }
 
-/// What an operation answered.
+/// The result of an acknowledged operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Ret {
-    /// An apply that found nothing.
+    /// An apply found no function.
     Created,
-    /// An apply that found another revision.
+    /// An apply found another revision.
     Configured,
-    /// An apply that found the same.
+    /// An apply found the same revision.
     Unchanged,
-    /// A deletion.
+    /// The function was deleted.
     Deleted,
-    /// The function is enabled, or disabled, as asked.
+    /// The function was enabled or disabled.
     Set,
-    /// There is no such function.
+    /// The function does not exist.
     Absent,
-    /// A read.
+    /// A read found the function.
     Found(Seen),
 }
 
-/// What became of an operation.
+/// The answer to an operation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answer {
-    /// Acknowledged.
+    /// The operation was acknowledged.
     Done(Ret),
-    /// An error that says that nothing was done.
+    /// An error guarantees that the operation has no effect.
     Refused(String),
-    /// No answer, or an error that says that it may have been done.
+    /// The operation was not answered, or an error leaves its effect open.
     Unknown(String),
 }
 
-/// One operation of one client.
+/// An operation of a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Operation {
-    /// The function's name.
+    /// The name of the function.
     pub key: String,
-    /// Which client.
+    /// The number of the client.
     pub client: u32,
-    /// What it asked.
     pub op: Op,
-    /// When it asked.
+    /// Time of the invocation, since the start of the run.
     pub invoked: Duration,
-    /// When it stopped waiting.
+    /// Time at which the client stopped waiting, since the start of the run.
     pub returned: Duration,
-    /// What it heard.
     pub answer: Answer,
 }
 
 impl Operation {
-    /// The harness's own read at the end, as an operation on one function.
+    /// Returns the harness's own last read, as an operation on one function.
     pub(crate) fn last_read(key: &str, seen: Option<Seen>, invoked: Duration, returned: Duration) -> Self {
         let answer = Answer::Done(seen.map_or(Ret::Absent, Ret::Found));
         Self { key: key.to_owned(), client: 0, op: Op::Read, invoked, returned, answer }
     }
 
-    /// Whether it changes anything.
+    /// Whether the operation can change the function.
     #[must_use]
     pub fn is_write(&self) -> bool {
         self.op != Op::Read
     }
 
-    /// Whether it was acknowledged.
+    /// Whether the operation was acknowledged.
     #[must_use]
     pub fn is_done(&self) -> bool {
         matches!(self.answer, Answer::Done(_))
     }
 
-    /// Whether it may have been carried out, and before when at the latest: an unanswered one never
-    /// has to have been.
+    /// Returns the latest time by which the operation took effect, or `None` if the operation has
+    /// no effect. An unanswered operation may take effect at any time, or never.
     #[must_use]
     pub fn took_effect_by(&self) -> Option<Duration> {
         match self.answer {
@@ -111,7 +110,8 @@ impl Operation {
 
 impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (from, to) = (self.invoked.as_secs_f64(), self.returned.as_secs_f64());
+        let from = self.invoked.as_secs_f64();
+        let to = self.returned.as_secs_f64();
         write!(f, "{from:>9.3} .. {to:>9.3}  client {:<3} {:?} -> ", self.client, self.op)?;
         match &self.answer {
             Answer::Done(ret) => write!(f, "{ret:?}"),
@@ -128,12 +128,12 @@ pub struct History {
 }
 
 impl History {
-    /// Adds one that is over.
+    /// Adds an operation that has returned.
     pub fn record(&self, operation: Operation) {
         self.operations.lock().unwrap_or_else(PoisonError::into_inner).push(operation);
     }
 
-    /// Every operation, by key, in the order of invocation.
+    /// Returns every operation, by key, in the order of invocation.
     #[must_use]
     pub fn by_key(&self) -> BTreeMap<String, Vec<Operation>> {
         let mut keys: BTreeMap<String, Vec<Operation>> = BTreeMap::new();

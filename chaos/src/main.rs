@@ -1,4 +1,4 @@
-//! `millrace-chaos`: runs scenarios and says what they found.
+//! `millrace-chaos`: runs scenarios and reports their verdicts.
 
 mod args;
 mod binary;
@@ -21,11 +21,11 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::{Cli, Command, How, Output, Run, Soak};
 
-/// Some check of a run failed, or could not be made.
+/// Exit code if a check of a run failed or could not be made.
 const FAILED: u8 = 1;
-/// The command line cannot be used, or nothing could be run.
+/// Exit code if the command line is invalid, or no scenario could be run.
 const USAGE: u8 = 2;
-/// Somebody ended it: 128 and the number of SIGINT, as shells have it.
+/// Exit code after an interrupt: 128 and the number of SIGINT, as in shells.
 const INTERRUPTED: u8 = 130;
 
 fn main() -> ExitCode {
@@ -72,11 +72,13 @@ fn play(run: &Run) -> anyhow::Result<ExitCode> {
     Ok(runner.end())
 }
 
-/// Each scenario has a seed of its own, which its report says: it can be run again by itself.
+/// Runs scenarios until the time is over. Each scenario gets its own seed, which its report names,
+/// so that a scenario can be run again alone.
 fn go_on(soak: &Soak) -> anyhow::Result<ExitCode> {
     let options = soak.how.options()?;
     let mut runner = Runner::begin(&soak.how, &options)?;
-    // All would be skipped, which takes no time, until the time is over.
+    // Without this check the loop would skip every scenario, which takes no time, until the time is
+    // over.
     if let Some(reason) = &runner.unavailable {
         bail!("{reason}");
     }
@@ -93,20 +95,20 @@ fn go_on(soak: &Soak) -> anyhow::Result<ExitCode> {
     Ok(runner.end())
 }
 
-/// Runs one scenario after the other, and tells of each.
+/// Runs scenarios one after the other, and reports each.
 struct Runner {
     runtime: Runtime,
     output: Output,
     folder: Option<Folder>,
     reports: Tally,
     interrupted: bool,
-    /// Why this machine has no such ground.
+    /// The reason why the ground is not available on this machine.
     unavailable: Option<String>,
-    /// Outlives what runs in it.
+    /// The harness's namespace, dropped after the runtime and the processes in it.
     _switch: Option<Switch>,
 }
 
-/// How all went so far.
+/// Counts of all runs so far.
 #[derive(Debug, Default)]
 struct Tally {
     failed: u32,
@@ -118,11 +120,12 @@ struct Tally {
 }
 
 impl Runner {
-    /// Everything runs on this thread but what the runtime's own threads carry: processes are tied to
-    /// the thread that starts them, and these end last.
+    /// Starts the runtime. The runs stay on this thread, and the runtime's own threads end last:
+    /// processes are tied to the thread that starts them.
     fn begin(how: &How, options: &Options) -> anyhow::Result<Self> {
         let folder = how.report.as_deref().map(Folder::begin).transpose()?;
-        // Before the runtime: its threads are where this one is.
+        // Enter the namespace before the runtime starts: new threads inherit the namespace of this
+        // thread.
         let entered = match options.terrain.ground {
             Ground::Namespaces => Switch::enter().map(Some),
             Ground::Processes | Ground::Compose => options.terrain.check().map(|()| None),
@@ -163,7 +166,7 @@ impl Runner {
         }
     }
 
-    /// The verdict so far, for whoever looks on.
+    /// Prints the counts so far, and adds a sample of the harness's own resources to the report.
     fn rolling(&mut self, passed: Duration, of: Duration, options: &Options) -> anyhow::Result<()> {
         let own = Own::now(passed);
         if self.output == Output::Text {
@@ -211,11 +214,12 @@ impl Tally {
     }
 }
 
-/// What comes of something, or nothing where somebody ends it before: then what it had made goes.
+/// Returns the result of a run; `None` after a signal, when the run is dropped together with
+/// everything that it made.
 async fn unless_interrupted<T>(run: impl Future<Output = T>) -> anyhow::Result<Option<T>> {
-    let told = "cannot listen for signals";
-    let mut terminate = signal(SignalKind::terminate()).context(told)?;
-    let mut interrupt = signal(SignalKind::interrupt()).context(told)?;
+    let failed = "cannot listen for signals";
+    let mut terminate = signal(SignalKind::terminate()).context(failed)?;
+    let mut interrupt = signal(SignalKind::interrupt()).context(failed)?;
     tokio::select! {
         done = run => Ok(Some(done)),
         _ = terminate.recv() => Ok(None),

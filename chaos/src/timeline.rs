@@ -1,4 +1,5 @@
-//! What was done to the cluster and what was seen of it, in order, each with its time since the start.
+//! The timeline of a run: the harness's actions and observations in order, each with its time since
+//! the start.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,27 +10,26 @@ use tokio::time::Instant;
 
 use crate::clock;
 
-/// Whether the harness broke or did it, or the cluster showed it.
+/// The source of an event: a fault or another action of the harness, or an observation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
-    /// A fault.
+    /// The harness injected a fault.
     Fault,
-    /// A repair, a start.
+    /// The harness made a repair or started a process.
     Did,
-    /// What followed.
+    /// The harness observed the cluster.
     Saw,
 }
 
-/// One line of a timeline.
+/// An entry of a timeline.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Event {
-    /// Since the timeline began.
+    /// Time since the start of the timeline.
     #[serde(rename = "atMs", serialize_with = "millis")]
     pub at: Duration,
-    /// By whom.
     pub kind: Kind,
-    /// In words.
+    /// The description in words.
     pub what: String,
 }
 
@@ -48,16 +48,16 @@ impl fmt::Display for Event {
     }
 }
 
-/// Where events go as they happen.
+/// The destination of events as they happen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Echo {
-    /// To standard output, a line each.
+    /// Standard output, one line per event.
     Print,
-    /// Nowhere: the report has them.
+    /// No destination: the report contains the events.
     Silent,
 }
 
-/// The timeline of one run. Clones share it.
+/// The timeline of a run, which clones share.
 #[derive(Debug, Clone)]
 pub struct Timeline {
     shared: Arc<Shared>,
@@ -71,29 +71,29 @@ struct Shared {
 }
 
 impl Timeline {
-    /// Begins now.
+    /// Starts a timeline now.
     #[must_use]
     pub fn begin(echo: Echo) -> Self {
         Self { shared: Arc::new(Shared { begun: clock::now(), echo, events: Mutex::default() }) }
     }
 
-    /// How long it has been going on: the time of every record of the run.
+    /// Returns the time since the start, which every record of the run uses.
     #[must_use]
     pub fn now(&self) -> Duration {
         clock::now() - self.shared.begun
     }
 
-    /// Notes what was broken.
+    /// Records a fault that the harness injects.
     pub fn fault(&self, what: impl Into<String>) {
         self.note(Kind::Fault, what.into());
     }
 
-    /// Notes what was done besides.
+    /// Records another action of the harness.
     pub fn did(&self, what: impl Into<String>) {
         self.note(Kind::Did, what.into());
     }
 
-    /// Notes what was seen.
+    /// Records an observation.
     pub fn saw(&self, what: impl Into<String>) {
         self.note(Kind::Saw, what.into());
     }
@@ -106,14 +106,14 @@ impl Timeline {
         self.shared.events.lock().unwrap_or_else(PoisonError::into_inner).push(event);
     }
 
-    /// Everything noted so far.
+    /// Returns every event so far.
     #[must_use]
     pub fn events(&self) -> Vec<Event> {
         self.shared.events.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-/// A duration in seconds, as timelines and checks print it.
+/// Formats a duration in seconds, for timelines and checks.
 pub(crate) fn seconds(span: Duration) -> String {
     format!("{:.2} s", span.as_secs_f64())
 }

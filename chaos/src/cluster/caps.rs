@@ -1,5 +1,5 @@
-//! The bounds of connections that servers are started with. The flags of `millrace controller` and
-//! `millrace worker` are named here and nowhere else.
+//! The connection limits of the servers. This file alone names the flags of `millrace controller`
+//! and `millrace worker` for these limits.
 
 use std::num::NonZeroU32;
 use std::path::Path;
@@ -9,24 +9,25 @@ use tokio::process::Command;
 
 const ADDRESS_FLAG: &str = "--address-connections-max";
 
-/// The most connections of each port.
+/// Maximum numbers of connections of each port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConnectionCaps {
-    /// Connections of each port.
+    /// Maximum connections of each port.
     pub port_max: NonZeroU32,
-    /// Connections of each port from one address, loopback included; `None` for the servers' default,
-    /// which has no such cap on loopback.
+    /// Maximum connections of each port from one address, loopback included. `None` selects the
+    /// servers' default, which has no such limit on loopback.
     pub address_max: Option<NonZeroU32>,
 }
 
 impl ConnectionCaps {
-    /// Ports of so many connections, a quarter of them for each address.
+    /// Returns limits of `port_max` connections for each port and a quarter of that for each
+    /// address.
     #[must_use]
     pub fn of(port_max: NonZeroU32) -> Self {
         Self { port_max, address_max: NonZeroU32::new(port_max.get() / 4) }
     }
 
-    /// Whether a binary knows these flags: one from before them is started without.
+    /// Whether a binary knows these flags. A binary of an older version is started without them.
     pub async fn known_to(program: &Path) -> bool {
         let mut help = Command::new(program);
         help.env_clear().args(["controller", "--help"]).stdin(Stdio::null()).stderr(Stdio::null());
@@ -42,13 +43,14 @@ impl ConnectionCaps {
         self.words(&["--worker-connections-max"])
     }
 
-    /// The connections that a controller takes at both its ports, and a worker at its one.
+    /// Returns the connections that a process accepts at all its ports: a controller has two ports,
+    /// a worker one.
     #[must_use]
     pub fn of_process(&self, ports: u32) -> u64 {
         u64::from(self.port_max.get()) * u64::from(ports)
     }
 
-    /// Takes the cap by address out of the words of a process.
+    /// Removes the limit by address from the arguments of a process.
     pub(super) fn without_address_cap(words: &mut Vec<String>) {
         if let Some(at) = words.iter().position(|word| word == ADDRESS_FLAG) {
             words.drain(at..words.len().min(at + 2));
@@ -67,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_gets_a_quarter_of_a_port() {
+    fn an_address_gets_a_quarter_of_the_connections_of_a_port() {
         let caps = ConnectionCaps::of(NonZeroU32::new(2_048).unwrap());
         let words = "--connections-max 2048 --internal-connections-max 2048 --address-connections-max 512";
         assert_eq!(caps.controller_words().join(" "), words);

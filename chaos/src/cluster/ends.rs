@@ -1,4 +1,4 @@
-//! Processes of a cluster that end, by themselves or by our hand, and are started again.
+//! Stops and restarts of a cluster's processes, and processes that end by themselves.
 
 use std::fmt;
 use std::process::ExitStatus;
@@ -10,12 +10,12 @@ use super::part::{How, Recipe, Running, Started};
 use super::{Cluster, ConnectionCaps, Start, Wanted, descendants, must_run, named};
 use crate::proxy::Party;
 
-/// A controller or a worker, whether or not it runs.
+/// A controller or a worker, running or not.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Process {
-    /// By its id.
+    /// A controller, by its id.
     Controller(u64),
-    /// By its name.
+    /// A worker, by its name.
     Worker(String),
 }
 
@@ -29,10 +29,10 @@ impl fmt::Display for Process {
 }
 
 impl Cluster {
-    /// kill -9 of a process, if it runs. `role` says what it was, for the timeline.
+    /// Kills a process with SIGKILL, if it runs. `role` describes the process in the timeline.
     ///
     /// # Errors
-    /// When it does not end.
+    /// If the process does not end.
     pub async fn kill(&mut self, process: &Process, role: &str) -> anyhow::Result<()> {
         let Some(running) = self.take(process)? else { return Ok(()) };
         let pid = running.pid;
@@ -42,10 +42,10 @@ impl Cluster {
         Ok(())
     }
 
-    /// SIGTERM to a process, if it runs, and waits until it has ended as it wants to.
+    /// Sends SIGTERM to a process, if it runs, and waits for its orderly end.
     ///
     /// # Errors
-    /// When it does not end, or not well.
+    /// If the process does not end, or ends with an error.
     pub async fn end(&mut self, process: &Process, role: &str) -> anyhow::Result<()> {
         let Some(running) = self.take(process)? else { return Ok(()) };
         let pid = running.pid;
@@ -59,10 +59,10 @@ impl Cluster {
         Ok(())
     }
 
-    /// Starts a process again over its folder, if it does not run, and does not wait until it serves.
+    /// Restarts a process over its folder, unless it runs. Does not wait until the process serves.
     ///
     /// # Errors
-    /// When there is no such process.
+    /// If there is no such process.
     pub fn begin_start(&mut self, process: &Process) -> anyhow::Result<()> {
         if self.running(process)?.is_some() || self.starting.iter().any(|(it, _)| it == process) {
             return Ok(());
@@ -70,17 +70,17 @@ impl Cluster {
         self.timeline.did(format!("started {process} again"));
         let named = named(&self.network, &process.party());
         let recipe = self.recipe_of(process)?;
-        // Children are tied to the thread that starts them: a task of the runtime's own threads ends
-        // with the runtime, after the cluster.
+        // Start the process on the runtime's own threads, because a child is tied to the thread
+        // that starts it: those threads end with the runtime, after the cluster.
         let start = tokio::spawn(async move { must_run(&recipe, recipe.start(named).await?) });
         self.starting.push((process.clone(), start));
         Ok(())
     }
 
-    /// Waits until everybody serves who is being started.
+    /// Waits until every starting process serves.
     ///
     /// # Errors
-    /// When one does not.
+    /// If a process does not start.
     pub async fn join_starts(&mut self) -> anyhow::Result<()> {
         for (process, start) in std::mem::take(&mut self.starting) {
             let running = start.await.with_context(|| format!("the start of {process} failed"))?;
@@ -89,10 +89,10 @@ impl Cluster {
         Ok(())
     }
 
-    /// Takes in those that are being started and serve by now.
+    /// Finishes the starts whose processes already serve.
     ///
     /// # Errors
-    /// When one does not start.
+    /// If a process does not start.
     pub async fn take_in_started(&mut self) -> anyhow::Result<()> {
         let (done, left) =
             std::mem::take(&mut self.starting).into_iter().partition(|(_, it)| it.is_finished());
@@ -102,22 +102,22 @@ impl Cluster {
         joined
     }
 
-    /// The pid of a process that runs.
+    /// Returns the pid of a running process.
     ///
     /// # Errors
-    /// When it does not.
+    /// If the process does not run.
     pub fn pid(&self, process: &Process) -> anyhow::Result<u32> {
         let running = self.running(process)?.as_ref();
         Ok(running.with_context(|| format!("{process} does not run"))?.pid)
     }
 
-    /// The ids of the controllers that run.
+    /// Returns the ids of the running controllers.
     #[must_use]
     pub fn running_controllers(&self) -> Vec<u64> {
         self.controllers.iter().filter(|(_, it)| it.running.is_some()).map(|(&id, _)| id).collect()
     }
 
-    /// The names of the workers that run.
+    /// Returns the names of the running workers.
     #[must_use]
     pub fn running_workers(&self) -> Vec<String> {
         self.workers.iter().filter(|(_, it)| it.running.is_some()).map(|(name, _)| name.clone()).collect()
@@ -159,15 +159,15 @@ impl Cluster {
         found.with_context(|| format!("there is no {process}"))
     }
 
-    /// kill -9 of all controllers at once.
+    /// Kills all controllers with SIGKILL at once.
     ///
     /// # Errors
-    /// When one does not end.
+    /// If a controller does not end.
     pub async fn kill_all_controllers(&mut self) -> anyhow::Result<()> {
         let running: Vec<_> = self.controllers.values_mut().filter_map(|it| it.running.take()).collect();
         let pids: Vec<_> = running.iter().map(|it| it.pid).collect();
         self.timeline.fault(format!("kill -9 of every controller (pids {pids:?})"));
-        // Every signal is on its way before an end is waited for.
+        // Send every signal before waiting for the first end.
         let killed = join_all(running.into_iter().map(Running::kill)).await;
         for pid in pids {
             self.network.forget(pid);
@@ -175,10 +175,10 @@ impl Cluster {
         killed.into_iter().collect()
     }
 
-    /// Starts a controller again over its folder, or sees it refuse.
+    /// Restarts a controller over its folder. The controller may refuse to start.
     ///
     /// # Errors
-    /// When it neither serves nor ends.
+    /// If the controller neither serves nor ends.
     pub async fn try_restart_controller(&mut self, id: u64) -> anyhow::Result<Start> {
         self.timeline.did(format!("started controller {id} again"));
         let named = named(&self.network, &Party::Controller(id));
@@ -197,10 +197,10 @@ impl Cluster {
         }
     }
 
-    /// Starts a controller again over its folder.
+    /// Restarts a controller over its folder.
     ///
     /// # Errors
-    /// When it does not serve.
+    /// If the controller does not serve.
     pub async fn restart_controller(&mut self, id: u64) -> anyhow::Result<()> {
         match self.try_restart_controller(id).await? {
             Start::Serves => Ok(()),
@@ -208,7 +208,8 @@ impl Cluster {
         }
     }
 
-    /// How a process ended by itself, if it did. It may be started again then.
+    /// Returns the exit status of a process that ended by itself; `None` if it still runs. Such a
+    /// process may be restarted.
     pub fn ended(&mut self, process: &Process) -> Option<ExitStatus> {
         let running = self.running_mut(process).ok()?;
         let (pid, status) = running.as_mut().and_then(|it| Some((it.pid, it.ended()?)))?;
@@ -218,11 +219,12 @@ impl Cluster {
         Some(status)
     }
 
-    /// Lets a controller run inside another program from its next start on, such as one that enters
-    /// other mounts. That program has to become it: its pid is the controller's.
+    /// Runs a controller inside another program from its next start on, such as a program that
+    /// enters other mounts. That program has to execute the controller in its own process, because
+    /// its pid is taken for the controller's.
     ///
     /// # Errors
-    /// When there is no such controller.
+    /// If there is no such controller.
     pub fn place_controller(&mut self, id: u64, prefix: Vec<String>) -> anyhow::Result<()> {
         let controller = self.controller_mut(id)?;
         let How::Child { prefix: before, .. } = &mut controller.recipe.how else {
@@ -232,11 +234,11 @@ impl Cluster {
         Ok(())
     }
 
-    /// Ends every process as it wants to and starts it again without a cap by address, one after the
-    /// other, each once the cluster is as wanted again.
+    /// Restarts every process without a limit by address, one after the other. Each process ends in
+    /// order, and the next one follows once the cluster has reached `wanted` again.
     ///
     /// # Errors
-    /// When a process does not end well, or the cluster is not as wanted again.
+    /// If a process does not end in order, or the cluster does not reach `wanted` again.
     pub async fn drop_address_caps(&mut self, wanted: Wanted) -> anyhow::Result<()> {
         let controllers = self.controllers.keys().map(|&id| Process::Controller(id));
         let workers = self.workers.keys().map(|name| Process::Worker(name.clone()));
@@ -252,15 +254,15 @@ impl Cluster {
         Ok(())
     }
 
-    /// The pid of a worker that runs.
+    /// Returns the pid of a running worker.
     ///
     /// # Errors
-    /// When it does not.
+    /// If the worker does not run.
     pub fn worker_pid(&self, name: &str) -> anyhow::Result<u32> {
         self.pid(&Process::Worker(name.to_owned()))
     }
 
-    /// The pids of all processes that run, executors included.
+    /// Returns the pids of all running processes, executors included.
     #[must_use]
     pub fn pids(&self) -> Vec<u32> {
         let controllers = self.controllers.values().filter_map(|it| it.running.as_ref());
@@ -269,10 +271,11 @@ impl Cluster {
         parts.iter().flat_map(|&pid| [vec![pid], descendants(pid)].concat()).collect()
     }
 
-    /// kill -9 of everybody but the executors, who have to end with their workers.
+    /// Kills every process with SIGKILL, except for the executors, which have to end with their
+    /// workers.
     ///
     /// # Errors
-    /// When a process does not end.
+    /// If a process does not end.
     pub async fn kill_everybody(&mut self) -> anyhow::Result<()> {
         for (_, start) in self.starting.drain(..) {
             start.abort();
@@ -290,7 +293,7 @@ impl Cluster {
 }
 
 impl Process {
-    /// As its ground and its log call it.
+    /// Returns the name of the process on its ground and in its log.
     pub(super) fn service(&self) -> String {
         match self {
             Self::Controller(id) => format!("controller-{id}"),
@@ -298,7 +301,7 @@ impl Process {
         }
     }
 
-    /// As the proxies know it.
+    /// Returns the process's name in the proxies' rules.
     #[must_use]
     pub fn party(&self) -> Party {
         match self {

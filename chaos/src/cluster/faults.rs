@@ -1,5 +1,5 @@
-//! What is done to one process's machine: to a controller's through its fault service, to a worker's
-//! GPUs through the worker, to its memory by the system.
+//! Faults in the machine of one process: of a controller through its fault service, of a worker's
+//! GPUs through the worker, and of a worker's memory through the operating system.
 
 use std::time::Duration;
 
@@ -16,21 +16,21 @@ use tonic::transport::Channel;
 
 use super::{Cluster, Process};
 
-/// How long the fault service may take to answer: it waits for no disk.
+/// Maximum wait for an answer of the fault service, which waits for no disk.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Whether controllers serve the fault service.
+/// Whether controllers run the fault service.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Injection {
-    /// They do not.
+    /// Controllers run without the fault service.
     #[default]
     Off,
-    /// They do.
+    /// Controllers run the fault service.
     On,
 }
 
 impl Injection {
-    /// What a controller is started with for it.
+    /// Returns the controller's arguments for the fault service.
     pub(super) fn words(self) -> Vec<String> {
         match self {
             Self::Off => Vec::new(),
@@ -43,7 +43,7 @@ impl Cluster {
     /// Moves the wall clock of a controller.
     ///
     /// # Errors
-    /// When its fault service does not take it.
+    /// If the fault service refuses the offset.
     pub async fn move_clock(&self, id: u64, offset_ms: i64) -> anyhow::Result<()> {
         let by = Duration::from_millis(offset_ms.unsigned_abs());
         let side = if offset_ms < 0 { "back" } else { "ahead" };
@@ -52,10 +52,10 @@ impl Cluster {
         moved.map(|_| ()).with_context(|| format!("the clock of controller {id} cannot be moved"))
     }
 
-    /// Makes each sync of a controller's log take longer, for so long.
+    /// Delays each sync of a controller's log by `each_sync`, for the time `lasts`.
     ///
     /// # Errors
-    /// When its fault service does not take it.
+    /// If the fault service refuses the delay.
     pub async fn stall_disk(&self, id: u64, each_sync: Duration, lasts: Duration) -> anyhow::Result<()> {
         self.timeline.fault(format!("the disk of controller {id} takes {each_sync:?} longer for each sync"));
         let millis = |span: Duration| u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
@@ -64,10 +64,10 @@ impl Cluster {
         stalled.map(|_| ()).with_context(|| format!("the disk of controller {id} cannot be stalled"))
     }
 
-    /// Has a GPU of a worker fail.
+    /// Makes a GPU of a worker fail.
     ///
     /// # Errors
-    /// When the worker does not take it.
+    /// If the worker refuses the fault.
     pub async fn fail_device(&self, name: &str, gpu: u32, fault: DeviceFault) -> anyhow::Result<()> {
         self.timeline.fault(format!("GPU {gpu} of {name} fails: {fault:?}"));
         let worker = self.workers.get(name).with_context(|| format!("there is no {name}"))?;
@@ -75,13 +75,13 @@ impl Cluster {
         let fault = u32::try_from(i32::from(fault)).context("faults are numbered from 0")?;
         let failed = InjectFaultRequest { gpu, fault, function: String::new() };
         let failed = WorkerClient::new(endpoint.connect_lazy()).inject_fault(request(failed)).await;
-        failed.map(|_| ()).with_context(|| format!("{name} takes no fault of a GPU"))
+        failed.map(|_| ()).with_context(|| format!("{name} refuses the fault of a GPU"))
     }
 
-    /// Gives a worker no more memory than it has.
+    /// Limits a worker's memory to its present amount.
     ///
     /// # Errors
-    /// When it does not run, or the system does not allow it.
+    /// If the worker does not run, or the system does not allow the limit.
     pub fn starve_worker(&self, name: &str) -> anyhow::Result<()> {
         let pid = self.worker_pid(name)?;
         let has = address_space(pid)?;
@@ -89,31 +89,33 @@ impl Cluster {
         limit(pid, Some(has))
     }
 
-    /// Gives a worker memory again, or starts it again where it has ended for want of it.
+    /// Removes the limit from a worker's memory, or restarts the worker if it ended for lack of
+    /// memory.
     ///
     /// # Errors
-    /// When it runs and the system does not allow it.
+    /// If the worker runs and the system does not allow the change.
     pub fn feed_worker(&mut self, name: &str) -> anyhow::Result<()> {
         let process = Process::Worker(name.to_owned());
         if self.ended(&process).is_some() {
             return self.begin_start(&process);
         }
         let Ok(pid) = self.worker_pid(name) else { return Ok(()) };
-        self.timeline.did(format!("{name} (pid {pid}), which goes on, gets memory again"));
+        self.timeline.did(format!("{name} (pid {pid}) still runs and gets memory again"));
         limit(pid, None)
     }
 
-    /// Ends what is wrong with a controller's machine.
+    /// Ends all faults in a controller's machine.
     ///
     /// # Errors
-    /// When its fault service does not take it.
+    /// If the fault service fails.
     pub async fn clear_faults(&self, id: u64) -> anyhow::Result<()> {
-        self.timeline.did(format!("the machine of controller {id} is well again"));
+        self.timeline.did(format!("ended the faults in the machine of controller {id}"));
         let cleared = self.faults(id)?.clear(request(ClearRequest {})).await;
-        cleared.map(|_| ()).with_context(|| format!("the faults of controller {id} do not end"))
+        cleared.map(|_| ()).with_context(|| format!("cannot end the faults of controller {id}"))
     }
 
-    /// Past any proxy: that is for what controllers say to each other.
+    /// Returns a client of the fault service. The client bypasses the proxies, which are for the
+    /// traffic between controllers.
     fn faults(&self, id: u64) -> anyhow::Result<FaultClient<Channel>> {
         let internal = self.controller(id)?.house.internal.to_string();
         let endpoint = endpoint(&internal, ChannelConfig::default())?;
@@ -127,7 +129,7 @@ fn request<T>(message: T) -> Request<T> {
     request
 }
 
-/// The bytes of a process's address space.
+/// Returns the bytes of a process's address space.
 fn address_space(pid: u32) -> anyhow::Result<u64> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/statm"));
     let text = text.with_context(|| format!("process {pid} ended"))?;
@@ -135,12 +137,12 @@ fn address_space(pid: u32) -> anyhow::Result<u64> {
     Ok(pages.context("/proc shows no size")? * rustix::param::page_size() as u64)
 }
 
-/// Bounds a process's address space, and those of the children that it starts from then on.
+/// Limits the address space of a process, and of the children that it starts afterwards.
 fn limit(pid: u32, bytes: Option<u64>) -> anyhow::Result<()> {
     let pid = Pid::from_raw(pid.cast_signed()).context("a process id is positive")?;
     match prlimit(Some(pid), Resource::As, Rlimit { current: bytes, maximum: None }) {
-        // It has ended meanwhile.
+        // The process has ended meanwhile.
         Ok(_) | Err(rustix::io::Errno::SRCH) => Ok(()),
-        Err(error) => Err(error).context("a process's memory cannot be bounded"),
+        Err(error) => Err(error).context("cannot limit the memory of a process"),
     }
 }

@@ -1,4 +1,4 @@
-//! The links of a cluster: cut, slowed and mended by proxies, or by the ground where that can.
+//! The links of a cluster: cut, slowed and restored by proxies, or by the ground if it can.
 
 use anyhow::bail;
 
@@ -6,63 +6,63 @@ use super::ground::Site;
 use super::{Cluster, Process};
 use crate::proxy::{Mend, Party, Slowness, Way};
 
-/// How processes reach each other.
+/// The way in which processes reach each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Links {
-    /// Directly. Where the ground can, it cuts them.
+    /// Processes connect directly. The ground cuts links, if it can.
     Direct,
-    /// Through proxies, which cut and delay.
+    /// Processes connect through proxies, which cut and delay.
     Proxied,
 }
 
 impl Cluster {
-    /// Cuts every link between the two sides, as `way` says of the first.
+    /// Cuts every link between the two sides; `way` is the direction as seen from `one`.
     ///
     /// # Errors
-    /// When the ground does not do it.
+    /// If the ground cannot cut the links.
     pub fn cut(&self, one: &[Party], other: &[Party], way: Way) -> anyhow::Result<()> {
         self.network.cut(one, other, way);
         self.obey()
     }
 
-    /// Makes every link between these parties slow, both ways.
+    /// Slows every link between these parties, in both directions.
     pub fn slow(&self, among: &[Party], slowness: Slowness) {
         self.network.slow(among, slowness);
     }
 
-    /// Takes every cut and slowness back. Says what becomes of what waited.
+    /// Removes every cut and delay. Returns the fate of the data that waited, for the timeline.
     ///
     /// # Errors
-    /// When the ground does not do it.
+    /// If the ground cannot restore the links.
     pub fn mend(&self, how: Mend) -> anyhow::Result<&'static str> {
         self.network.mend(how);
         self.obey()?;
         Ok(match (self.links, how) {
-            (Links::Direct, _) => "what was lost is sent again",
-            (Links::Proxied, Mend::Resume) => "what waited goes on",
-            (Links::Proxied, Mend::Reset) => "what waited is reset",
+            (Links::Direct, _) => "TCP sends lost packets again",
+            (Links::Proxied, Mend::Resume) => "waiting data is delivered",
+            (Links::Proxied, Mend::Reset) => "waiting connections are reset",
         })
     }
 
-    /// Whether links can be made slow.
+    /// Whether links can be slowed.
     #[must_use]
     pub fn slows(&self) -> bool {
         self.links == Links::Proxied
     }
 
-    /// Takes the link of a process down: nobody reaches it, clients included.
+    /// Takes the link of a process down, so that neither clients nor other processes reach it.
     ///
     /// # Errors
-    /// When it has none of its own.
+    /// If the process has no link of its own.
     pub fn unplug(&self, process: &Process, role: &str) -> anyhow::Result<()> {
         self.timeline.fault(format!("took the link of {process}{role} down"));
         self.plugged(process, false)
     }
 
-    /// Takes it up again.
+    /// Takes the link of a process up again.
     ///
     /// # Errors
-    /// When it has none of its own.
+    /// If the process has no link of its own.
     pub fn plug(&self, process: &Process) -> anyhow::Result<()> {
         self.timeline.did(format!("took the link of {process} up again"));
         self.plugged(process, true)
@@ -71,11 +71,11 @@ impl Cluster {
     fn plugged(&self, process: &Process, up: bool) -> anyhow::Result<()> {
         match &self.site {
             Site::Namespaces(namespaces) => namespaces.plug(&process.service(), up),
-            _ => bail!("{process} has no link of its own: it takes --ground namespaces"),
+            _ => bail!("{process} has no link of its own: use --ground namespaces"),
         }
     }
 
-    /// Has the ground cut what is cut, where proxies do not.
+    /// Applies the cuts through the ground, unless proxies do.
     fn obey(&self) -> anyhow::Result<()> {
         let Site::Namespaces(namespaces) = &self.site else { return Ok(()) };
         if self.links == Links::Proxied {
@@ -87,7 +87,7 @@ impl Cluster {
     }
 }
 
-/// A party as the ground knows it. Whoever is outside has no name there.
+/// Returns the name of a party on the ground; a client outside the cluster has none.
 fn name(party: &Party) -> Option<String> {
     match party {
         Party::Controller(id) => Some(Process::Controller(*id).service()),

@@ -1,5 +1,5 @@
-//! A cluster of real processes on some ground: controllers and workers with data folders of their own,
-//! seen through the admin API as its operators see it.
+//! A cluster of real processes on a ground: controllers and workers with their own data folders,
+//! observed through the admin API as operators do.
 
 mod caps;
 mod ends;
@@ -37,41 +37,40 @@ use crate::hostile::{PortKind, ServerPort};
 use crate::proxy::{Front, Network, Party};
 use crate::timeline::Timeline;
 
-/// Each controller: so few entries between two snapshots that a short run has some, gives up the log
-/// before them and sends them to who was away.
+/// Arguments of each controller. There are few entries between two snapshots, so that a short run
+/// takes some, drops the log before them, and sends them to controllers that were away.
 const SNAPSHOTS: [&str; 2] = ["--snapshot-every", "200"];
 
-/// What to start.
+/// The cluster to start.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// Voters.
+    /// Number of voters.
     pub controllers: u64,
-    /// Workers.
+    /// Number of workers.
     pub workers: u32,
     /// Whether processes reach each other through proxies.
     pub links: Links,
     /// Whether controllers serve the fault service.
     pub injection: Injection,
-    /// What each worker has.
     pub machine: Machine,
-    /// What workers are started with besides.
+    /// Further arguments of the workers.
     pub worker_words: Vec<String>,
-    /// The preset that the cluster begins with; `None` for the default one.
+    /// The preset with which the cluster starts; `None` for the default.
     pub preset: Option<String>,
-    /// The bounds of connections that servers are started with; `None` leaves the servers' defaults.
+    /// Connection limits of the servers; `None` leaves the servers' defaults.
     pub caps: Option<ConnectionCaps>,
-    /// The soft limit of descriptors that processes are started under; `None` for the harness's own.
+    /// The soft limit of descriptors of each process; `None` for the harness's own limit.
     pub descriptors: Option<u64>,
 }
 
-/// What a worker has.
+/// The resources of a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Machine {
-    /// Emulated GPUs.
+    /// Number of emulated GPUs.
     pub gpus: u32,
-    /// Bytes of each.
+    /// Bytes of memory of each GPU.
     pub gpu_memory: u64,
-    /// Bytes for models beside them.
+    /// Bytes of host memory for models.
     pub host_memory: u64,
 }
 
@@ -84,27 +83,27 @@ impl Machine {
     }
 }
 
-/// A cluster. Its processes end when it is dropped.
+/// A cluster, whose processes end when the value is dropped.
 pub struct Cluster {
     program: PathBuf,
     root: PathBuf,
     timeline: Timeline,
-    /// Who is cut off from whom; carried out by proxies, or by the ground.
+    /// The cuts between parties, which proxies or the ground apply.
     network: Network,
     links: Links,
     injection: Injection,
-    /// The words that every worker is started with.
+    /// The arguments of every worker.
     worker_words: Vec<String>,
     preset: Option<String>,
     caps: Option<ConnectionCaps>,
-    /// The soft limit of descriptors that processes are started under.
+    /// The soft limit of descriptors of each process.
     descriptors: Option<u64>,
     controllers: BTreeMap<u64, Controller>,
     workers: BTreeMap<String, Worker>,
-    /// Those that were started again and do not serve yet.
+    /// Processes that were restarted and do not serve yet.
     starting: Vec<(Process, JoinHandle<anyhow::Result<Running>>)>,
-    /// Below them: fronts outlive the processes that connect to them, and the ground those that are
-    /// on it.
+    /// Fields below the processes, because fields are dropped in order: fronts outlive the
+    /// processes that connect to them, and the ground outlives everything on it.
     fronts: Vec<Front>,
     site: Site,
 }
@@ -114,7 +113,7 @@ struct Controller {
     running: Option<Running>,
     dir: PathBuf,
     house: House,
-    /// What others connect to.
+    /// The address to which other processes connect.
     advertised: SocketAddr,
 }
 
@@ -124,20 +123,20 @@ struct Worker {
     listen: SocketAddr,
 }
 
-/// How a start that may be refused went.
+/// The result of a start that may be refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Start {
-    /// It serves.
+    /// The process serves.
     Serves,
-    /// It ended by itself, and said this.
+    /// The process ended by itself, with this status and this log.
     Refused(ExitStatus, String),
 }
 
 impl Cluster {
-    /// A cluster of nothing yet, in an empty folder.
+    /// Creates a cluster without processes, in an empty folder.
     ///
     /// # Errors
-    /// When there is no such ground here.
+    /// If the ground is not available on this machine.
     pub fn new(
         program: &Path,
         root: &Path,
@@ -165,10 +164,10 @@ impl Cluster {
         })
     }
 
-    /// Starts every process of a plan, and waits until all of it is up.
+    /// Starts every process of a plan, and waits until all of them serve.
     ///
     /// # Errors
-    /// When a process ends or the cluster is not up in time, with what its log says.
+    /// If a process ends or the cluster is not up in time, with the end of its log.
     pub async fn start(&mut self, plan: &Plan) -> anyhow::Result<()> {
         self.injection = plan.injection;
         self.worker_words = plan.machine.words();
@@ -193,11 +192,11 @@ impl Cluster {
         Ok(())
     }
 
-    /// Starts a controller of a new id: the first begins the cluster, the others join. Where it
-    /// takes the place of another, at that one's addresses.
+    /// Starts a controller with a new id. The first controller bootstraps the cluster; the others
+    /// join. A controller that replaces another one uses its addresses.
     ///
     /// # Errors
-    /// When it does not become a voter, with what its log says.
+    /// If the controller does not become a voter, with the end of its log.
     pub async fn add_controller(&mut self, id: u64, instead_of: Option<u64>) -> anyhow::Result<()> {
         let old = instead_of.and_then(|old| self.controllers.remove(&old));
         let (prefix, house, advertised) = match old {
@@ -226,7 +225,8 @@ impl Cluster {
             }
             others => vec!["--join".to_owned(), others.join(",")],
         };
-        // Only an empty folder is begun so: it is started again without.
+        // Only a start over an empty folder has the arguments of a first start; later starts omit
+        // them.
         let name = format!("controller-{id}");
         let begin = self.recipe(name.clone(), prefix.clone(), [words.clone(), first].concat());
         let recipe = self.recipe(name, prefix, words);
@@ -255,7 +255,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Starts the compose project: what is in its file, with these workers.
+    /// Starts the compose project: the services of its file, with these workers.
     async fn start_containers(&mut self, workers: &[String], machine: Machine) -> anyhow::Result<()> {
         let Site::Compose(compose) = &self.site else { bail!("this ground has no containers") };
         compose.up(u32::try_from(workers.len())?, machine)?;
@@ -274,7 +274,7 @@ impl Cluster {
         }
         for name in workers {
             let (recipe, running) = run(name, Party::Worker(name.clone())).await?;
-            // Nobody outside its network reaches it.
+            // A worker's port is not reachable from outside its network.
             let listen = SocketAddr::from(([0, 0, 0, 0], 0));
             self.workers.insert(name.clone(), Worker { recipe, running, listen });
         }
@@ -287,7 +287,7 @@ impl Cluster {
         Recipe { name, how, log, descriptors: self.descriptors }
     }
 
-    /// The address at which others reach what listens at `listen`.
+    /// Returns the address at which other processes reach the port at `listen`.
     async fn fronted(&mut self, party: Party, listen: SocketAddr) -> anyhow::Result<SocketAddr> {
         if self.links == Links::Direct {
             self.network.resides(listen.ip(), party);
@@ -300,60 +300,60 @@ impl Cluster {
         Ok(address)
     }
 
-    /// Its links, and whose process is which.
+    /// Returns the cluster's links, with the party of each process.
     #[must_use]
     pub fn network(&self) -> Network {
         self.network.clone()
     }
 
-    /// The binary of every process.
+    /// Returns the binary of every process.
     #[must_use]
     pub fn program(&self) -> &Path {
         &self.program
     }
 
-    /// The ids of all controllers.
+    /// Returns the ids of all controllers.
     #[must_use]
     pub fn controller_ids(&self) -> Vec<u64> {
         self.controllers.keys().copied().collect()
     }
 
-    /// The names of all workers.
+    /// Returns the names of all workers.
     #[must_use]
     pub fn worker_names(&self) -> Vec<String> {
         self.workers.keys().cloned().collect()
     }
 
-    /// The folder of a controller.
+    /// Returns the folder of a controller.
     ///
     /// # Errors
-    /// When there is no such controller.
+    /// If there is no such controller.
     pub fn dir(&self, id: u64) -> anyhow::Result<&Path> {
         Ok(&self.controller(id)?.dir)
     }
 
-    /// All that a controller logged.
+    /// Returns the whole log of a controller.
     ///
     /// # Errors
-    /// When its log cannot be read.
+    /// If the log cannot be read.
     pub fn log(&self, id: u64) -> anyhow::Result<String> {
         let log = &self.controller(id)?.recipe.log;
         std::fs::read_to_string(log).with_context(|| format!("cannot read {}", log.display()))
     }
 
-    /// Every controller's address for clients, in the order of their ids.
+    /// Returns every controller's address for clients, in the order of the ids.
     #[must_use]
     pub fn addresses(&self) -> Vec<Address> {
         self.controllers.values().map(|it| address(it.house.client)).collect()
     }
 
-    /// The bounds of connections that its servers were first started with.
+    /// Returns the connection limits of the servers' first start.
     #[must_use]
     pub fn caps(&self) -> Option<ConnectionCaps> {
         self.caps
     }
 
-    /// Every port of every process, with the address of the process itself and not of a proxy.
+    /// Returns every port of every process, with the process's own address rather than a proxy's.
     #[must_use]
     pub fn ports(&self) -> Vec<ServerPort> {
         let port = |kind, address| ServerPort { kind, address };
@@ -363,34 +363,34 @@ impl Cluster {
         controllers.chain(self.workers.values().map(|it| port(PortKind::Worker, it.listen))).collect()
     }
 
-    /// A client of all controllers.
+    /// Returns a client of all controllers.
     ///
     /// # Errors
-    /// When it cannot be made.
+    /// If the client cannot be made.
     pub fn admin(&self) -> anyhow::Result<Admin> {
         Ok(Admin::new(Endpoints::new(self.addresses())?))
     }
 
-    /// A client of one controller alone.
+    /// Returns a client of one controller.
     ///
     /// # Errors
-    /// When there is no such controller.
+    /// If there is no such controller.
     pub fn admin_of(&self, id: u64) -> anyhow::Result<Admin> {
         Ok(Admin::new(self.endpoint_of(id)?))
     }
 
-    /// One controller alone.
+    /// Returns the endpoint of one controller.
     ///
     /// # Errors
-    /// When there is no such controller.
+    /// If there is no such controller.
     pub fn endpoint_of(&self, id: u64) -> anyhow::Result<Endpoints> {
         Ok(Endpoints::new(vec![address(self.controller(id)?.house.client)])?)
     }
 
-    /// A client of some controllers.
+    /// Returns a client of some controllers.
     ///
     /// # Errors
-    /// When there is no such controller.
+    /// If there is no such controller.
     pub fn admin_of_all(&self, ids: &[u64]) -> anyhow::Result<Admin> {
         let addresses = ids.iter().map(|&id| Ok(address(self.controller(id)?.house.client)));
         Ok(Admin::new(Endpoints::new(addresses.collect::<anyhow::Result<_>>()?)?))
@@ -405,9 +405,10 @@ impl Cluster {
     }
 }
 
-/// Tells the proxies whose process this is.
+/// Returns a function that registers a process with the proxies as this party.
 fn named(network: &Network, party: &Party) -> impl FnOnce(u32) + use<> {
-    let (network, party) = (network.clone(), party.clone());
+    let network = network.clone();
+    let party = party.clone();
     move |pid| network.name(pid, party)
 }
 
@@ -422,7 +423,7 @@ fn address(at: SocketAddr) -> Address {
     at.to_string().parse().expect("a socket's address is host:port")
 }
 
-/// How long a cluster may take to be as it is wanted, after whatever was done to it.
+/// Maximum time for a cluster to reach a wanted state, after any fault.
 pub const PATIENCE: Duration = Duration::from_secs(60);
-/// How often that is looked at.
+/// Interval between two looks at the cluster's state.
 const LOOK_EVERY: Duration = Duration::from_millis(25);

@@ -1,5 +1,5 @@
-//! One process of a cluster: started, killed, started again at the same addresses over the same
-//! folder. A child ends with the harness, kill -9 of that included.
+//! A process of a cluster, which is started, killed and restarted at the same addresses over the
+//! same folder. A child ends with the harness, even if the harness is killed with SIGKILL.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -13,44 +13,44 @@ use tokio::process::{Child, ChildStdout, Command};
 
 use super::ground::Container;
 
-/// How long a process may take until it says that it is ready: a controller that joins waits for
-/// the log.
+/// Maximum time until a process reports that it is ready. A controller that joins waits for the
+/// log.
 const READY_TIMEOUT: Duration = Duration::from_secs(90);
-/// How long the end of a killed process may take.
+/// Maximum time until a killed process has ended.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a process may take to end that was asked to: longer than it gives requests under way.
+/// Maximum time for an orderly end, longer than a process gives to requests under way.
 const GRACE: Duration = Duration::from_secs(30);
-/// Lines of a log shown where its process failed.
+/// Number of log lines that an error shows.
 const LOG_LINES: usize = 12;
 
-/// How to start a process.
+/// The instructions to start a process.
 #[derive(Debug, Clone)]
 pub(super) struct Recipe {
-    /// `controller-1`, `worker-2`.
+    /// The name, such as `controller-1` or `worker-2`.
     pub(super) name: String,
     pub(super) how: How,
-    /// Where it logs to; appended.
+    /// The log file, to which the process appends.
     pub(super) log: PathBuf,
-    /// The soft limit of descriptors that a child is started under; `None` for the harness's own.
+    /// The soft limit of descriptors of a child; `None` for the harness's own limit.
     pub(super) descriptors: Option<u64>,
 }
 
-/// What a process is.
+/// The kind of a process.
 #[derive(Debug, Clone)]
 pub(super) enum How {
     /// A child of the harness.
     Child {
-        /// What stands before the program, such as programs that change its network and mounts.
+        /// The words before the program, such as programs that change its network and mounts.
         prefix: Vec<String>,
         program: PathBuf,
-        /// The program's words.
+        /// The program's arguments.
         words: Vec<String>,
     },
     /// The first process of a container.
     Container(Container),
 }
 
-/// A process that runs.
+/// A running process.
 #[derive(Debug)]
 pub(super) struct Running {
     pub(super) pid: u32,
@@ -62,23 +62,23 @@ pub(super) struct Running {
 enum Life {
     Child {
         child: Child,
-        /// Kept open: the process may still write.
+        /// The child's standard output, kept open because the process may still write.
         _stdout: Lines<BufReader<ChildStdout>>,
     },
     Container(Container),
 }
 
-/// How a process ended that was to become ready.
+/// The result of a start.
 #[derive(Debug)]
 pub(super) enum Started {
     Ready(Box<Running>),
-    /// It ended by itself first.
+    /// The process ended by itself before it was ready.
     Ended(ExitStatus),
 }
 
 impl Recipe {
-    /// Starts it and waits for its ready line, or its end. `spawned` is told its pid before it does
-    /// anything: what it connects to until it is ready is its own already.
+    /// Starts the process and waits for its ready line or its end. `spawned` receives the pid
+    /// before the process does anything, so that every connection of the process has a known owner.
     pub(super) async fn start(&self, spawned: impl FnOnce(u32)) -> anyhow::Result<Started> {
         let How::Child { prefix, program, words } = &self.how else {
             return self.start_container(spawned).await;
@@ -99,7 +99,7 @@ impl Recipe {
         command.args(words).args(["--die-with", &std::process::id().to_string()]);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).kill_on_drop(true);
         let spawned_child = {
-            // A child inherits the limit of the moment in which it is started.
+            // A child inherits the limit that is in force when the child is started.
             let _lowered = self.descriptors.map(LoweredLimit::to).transpose()?;
             command.spawn()
         };
@@ -116,15 +116,18 @@ impl Recipe {
             }
             Ok(Ok(None)) => {
                 let ended = tokio::time::timeout(END_TIMEOUT, child.wait()).await;
-                let status = ended.with_context(|| format!("{} closed stdout and goes on", self.name))?;
+                let status = ended
+                    .with_context(|| format!("{} closed its standard output and still runs", self.name))?;
                 Ok(Started::Ended(status.context("a child can be waited for")?))
             }
-            Ok(Err(error)) => Err(error).with_context(|| format!("cannot read what {} says", self.name)),
+            Ok(Err(error)) => {
+                Err(error).with_context(|| format!("cannot read the standard output of {}", self.name))
+            }
             Err(_) => bail!("{} is not ready after {READY_TIMEOUT:?}; {}", self.name, self.said()),
         }
     }
 
-    /// What stands before the program of a child.
+    /// Returns the words before the program of a child.
     pub(super) fn prefix(&self) -> Vec<String> {
         match &self.how {
             How::Child { prefix, .. } => prefix.clone(),
@@ -141,21 +144,21 @@ impl Recipe {
                 Ok(Started::Ready(Box::new(Running { pid, life })))
             }
             Err(status) => {
-                // Shown with the error, where it is one.
+                // The caller shows the log if the end is an error.
                 self.keep_log().await?;
                 Ok(Started::Ended(status))
             }
         }
     }
 
-    /// Writes what a container logged to where a child logs.
+    /// Writes a container's log to the file in which a child logs.
     pub(super) async fn keep_log(&self) -> anyhow::Result<()> {
         let How::Container(container) = &self.how else { return Ok(()) };
         let log = container.log().await?;
         std::fs::write(&self.log, log).with_context(|| format!("cannot write {}", self.log.display()))
     }
 
-    /// The end of its log, for a message.
+    /// Returns the end of the process's log, for a message.
     pub(super) fn said(&self) -> String {
         let log = std::fs::read_to_string(&self.log).unwrap_or_default();
         let lines: Vec<_> = log.lines().collect();
@@ -164,7 +167,7 @@ impl Recipe {
     }
 }
 
-/// The harness's own soft limit of descriptors, lowered until this is dropped.
+/// A lowered soft limit of the harness's descriptors, which lasts until the value is dropped.
 struct LoweredLimit(Rlimit);
 
 impl LoweredLimit {
@@ -179,13 +182,13 @@ impl LoweredLimit {
 
 impl Drop for LoweredLimit {
     fn drop(&mut self) {
-        // A process may always raise its soft limit to the hard one, which is as it was.
+        // A process may always raise its soft limit to its hard limit, which has not changed.
         let _raised = setrlimit(Resource::Nofile, self.0);
     }
 }
 
 impl Running {
-    /// kill -9, and waits until it is gone.
+    /// Kills the process with SIGKILL, and waits for its end.
     pub(super) async fn kill(self) -> anyhow::Result<()> {
         let mut child = match self.life {
             Life::Child { child, .. } => child,
@@ -194,12 +197,12 @@ impl Running {
         signal(self.pid, Signal::KILL)?;
         let ended = tokio::time::timeout(END_TIMEOUT, child.wait()).await;
         ended
-            .with_context(|| format!("process {} outlives kill -9", self.pid))?
+            .with_context(|| format!("process {} still runs after kill -9", self.pid))?
             .context("a child can be waited for")?;
         Ok(())
     }
 
-    /// SIGTERM, and waits until it has ended.
+    /// Sends SIGTERM, and waits for the end of the process.
     pub(super) async fn end(self) -> anyhow::Result<ExitStatus> {
         let mut child = match self.life {
             Life::Child { child, .. } => child,
@@ -208,11 +211,12 @@ impl Running {
         signal(self.pid, Signal::TERM)?;
         let ended = tokio::time::timeout(GRACE, child.wait()).await;
         ended
-            .with_context(|| format!("process {} goes on {GRACE:?} after SIGTERM", self.pid))?
+            .with_context(|| format!("process {} still runs {GRACE:?} after SIGTERM", self.pid))?
             .context("a child can be waited for")
     }
 
-    /// How it ended by itself, if it did. A container's engine starts it again.
+    /// Returns the exit status of a process that ended by itself. A container's engine restarts
+    /// such a process, so for a container the result is always `None`.
     pub(super) fn ended(&mut self) -> Option<ExitStatus> {
         match &mut self.life {
             Life::Child { child, .. } => child.try_wait().ok().flatten(),
@@ -221,7 +225,7 @@ impl Running {
     }
 }
 
-/// Sends a signal to a process that may have ended by itself.
+/// Sends a signal to a process, which may have ended by itself.
 pub(crate) fn signal(pid: u32, signal: Signal) -> anyhow::Result<()> {
     let target = Pid::from_raw(pid.cast_signed()).context("a process id is positive")?;
     match kill_process(target, signal) {
@@ -230,7 +234,7 @@ pub(crate) fn signal(pid: u32, signal: Signal) -> anyhow::Result<()> {
     }
 }
 
-/// The processes below one, from /proc.
+/// Returns the descendants of a process, from /proc.
 pub(crate) fn descendants(of: u32) -> Vec<u32> {
     let tasks = std::fs::read_dir(format!("/proc/{of}/task")).into_iter().flatten().flatten();
     let texts = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
@@ -240,13 +244,14 @@ pub(crate) fn descendants(of: u32) -> Vec<u32> {
     children.into_iter().flat_map(|child| [vec![child], descendants(child)].concat()).collect()
 }
 
-/// Whether a process is there: a zombie has ended, and only waits for whoever adopted it.
+/// Whether a process runs. A zombie has ended, and only waits to be reaped.
 pub(crate) fn is_alive(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     !stat.is_empty() && !stat.contains(") Z ")
 }
 
-/// The pid that a process knows itself by: another than ours in a container.
+/// Returns the pid of a process in its own namespace, which differs from the harness's view for a
+/// container.
 pub(crate) fn own_pid(pid: u32) -> u32 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"));

@@ -1,6 +1,6 @@
-//! Free ports for processes that are killed and started again at the same place. Below the range
-//! from which the system takes the ports of outgoing connections, so that nobody takes one while its
-//! process is down.
+//! Free ports for processes that are killed and restarted at the same address. The ports are below
+//! the range of the system's ephemeral ports, so that no other process gets such a port while its
+//! owner is down.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::ops::Range;
@@ -8,10 +8,10 @@ use std::ops::Range;
 use anyhow::bail;
 
 const RANGE: Range<u16> = 20_000..32_000;
-/// Two harnesses at once begin so far apart, at least.
+/// Distance between the first ports of two harnesses with consecutive pids.
 const STRIDE: u32 = 64;
 
-/// Hands out ports that were free a moment ago, none twice.
+/// An allocator of ports that were free a moment ago; no port is returned twice.
 #[derive(Debug)]
 pub(super) struct Ports {
     next: u16,
@@ -19,7 +19,7 @@ pub(super) struct Ports {
 }
 
 impl Ports {
-    /// Begins at a place of this process's own.
+    /// Starts at an offset that depends on the pid of this process.
     pub(super) fn new() -> Self {
         let span = u32::from(RANGE.end - RANGE.start);
         let offset = std::process::id().wrapping_mul(STRIDE) % span;
@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_port_is_given_twice_or_while_it_is_taken() {
+    fn no_port_is_returned_twice_or_while_it_is_bound() {
         let mut ports = Ports::new();
         let first = ports.free().unwrap();
         let _taken = TcpListener::bind(first).unwrap();

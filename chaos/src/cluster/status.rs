@@ -1,4 +1,4 @@
-//! What a cluster says of itself, and waiting until it is as wanted.
+//! The status that a cluster reports of itself, and waiting until the status is as wanted.
 
 use std::time::Duration;
 
@@ -8,35 +8,35 @@ use millrace_client::{Admin, messages as wire};
 use super::{Cluster, LOOK_EVERY, PATIENCE};
 use crate::clock;
 
-/// How long one look may take: an endpoint that hangs is asked again.
+/// Maximum time of a look. An endpoint that hangs is asked again.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// What a cluster is waited to be.
+/// The status for which the harness waits.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Wanted {
-    /// So many voters that answer, of which one leads.
+    /// Number of voters, which all have to answer, with a leader among them.
     pub voters: usize,
-    /// Entries of the log that one of them may not have yet.
+    /// Maximum number of log entries by which a voter may lag.
     pub lag_max: u64,
-    /// So many nodes that are connected, with all their GPUs up.
+    /// Number of connected nodes, which need all their GPUs up.
     pub nodes: usize,
 }
 
 impl Wanted {
-    /// What replication may be behind while clients write.
+    /// Maximum lag of a voter while clients write, in log entries.
     pub const LAG_UNDER_LOAD: u64 = 100;
 }
 
 impl Cluster {
-    /// Waits until the cluster is as wanted, as every controller of it that runs sees it.
+    /// Waits until every running controller reports the wanted status.
     ///
     /// # Errors
-    /// What is missing after [`PATIENCE`].
+    /// If the status is not reached within [`PATIENCE`], with the difference.
     pub async fn reached(&self, wanted: Wanted) -> anyhow::Result<()> {
         for (&id, controller) in &self.controllers {
             if controller.running.is_some() {
                 let admin = self.admin_of(id)?;
-                until(&format!("controller {id} finds the cluster whole"), async || {
+                until(&format!("controller {id} reports the wanted status"), async || {
                     missing(&admin, wanted).await
                 })
                 .await?;
@@ -45,7 +45,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// What is missing now until the cluster is as wanted, as the controllers that run see it.
+    /// Returns the first difference from the wanted status that a running controller reports.
     pub(crate) async fn lacks(&self, wanted: Wanted) -> Option<String> {
         for (&id, controller) in &self.controllers {
             if controller.running.is_some() {
@@ -54,34 +54,34 @@ impl Cluster {
                     Err(error) => Some(error.to_string()),
                 };
                 if let Some(found) = found {
-                    return Some(format!("controller {id} finds: {found}"));
+                    return Some(format!("controller {id} reports: {found}"));
                 }
             }
         }
         None
     }
 
-    /// Waits for a leader and returns its id and term.
+    /// Waits for a leader, and returns its id and its term.
     ///
     /// # Errors
-    /// When no controller leads within [`PATIENCE`].
+    /// If no controller leads within [`PATIENCE`].
     pub async fn leader_and_term(&self) -> anyhow::Result<(u64, u64)> {
         leader_at(&self.admin()?, None).await
     }
 
-    /// Who leads a majority as these controllers see it, as soon as somebody does who is not `but`: the id
-    /// and the term.
+    /// Waits until a controller other than `but` leads a majority, as these controllers report.
+    /// Returns its id and its term.
     ///
     /// # Errors
-    /// When nobody does within [`PATIENCE`].
+    /// If no such controller leads within [`PATIENCE`].
     pub async fn leader_among(&self, ids: &[u64], but: Option<u64>) -> anyhow::Result<(u64, u64)> {
         leader_at(&self.admin_of_all(ids)?, but).await
     }
 
-    /// Who leads now.
+    /// Returns the id of the present leader.
     ///
     /// # Errors
-    /// When nobody does within [`PATIENCE`].
+    /// If no controller leads within [`PATIENCE`].
     pub async fn leader(&self) -> anyhow::Result<u64> {
         Ok(self.leader_and_term().await?.0)
     }
@@ -89,7 +89,7 @@ impl Cluster {
 
 async fn leader_at(admin: &Admin, but: Option<u64>) -> anyhow::Result<(u64, u64)> {
     let mut leader = None;
-    until("somebody leads", async || match admin.cluster_status().await {
+    until("a controller leads", async || match admin.cluster_status().await {
         Ok(status) if status.quorum && status.leader != 0 && Some(status.leader) != but => {
             leader = Some((status.leader, status.term));
             None
@@ -101,15 +101,15 @@ async fn leader_at(admin: &Admin, but: Option<u64>) -> anyhow::Result<(u64, u64)
     Ok(leader.expect("the wait ended with a leader"))
 }
 
-/// Looks again and again until nothing is missing.
+/// Repeats `look` until it returns nothing.
 ///
 /// # Errors
-/// What is still missing after [`PATIENCE`].
+/// If `look` still returns a difference after [`PATIENCE`], with that difference.
 pub(crate) async fn until(what: &str, look: impl AsyncFnMut() -> Option<String>) -> anyhow::Result<()> {
     until_within(PATIENCE, what, look).await
 }
 
-/// The same, for so long.
+/// Repeats `look` until it returns nothing, for at most `patience`.
 pub(crate) async fn until_within(
     patience: Duration,
     what: &str,
@@ -123,7 +123,7 @@ pub(crate) async fn until_within(
             Err(_) => format!("no answer within {LOOK_TIMEOUT:?}"),
         };
         if clock::now() >= deadline {
-            bail!("waited {patience:?} and still not so: {what}; {missing}");
+            bail!("timed out after {patience:?} while waiting for this condition: {what}; {missing}");
         }
         tokio::time::sleep(LOOK_EVERY).await;
     }
@@ -145,7 +145,7 @@ async fn missing(admin: &Admin, wanted: Wanted) -> Option<String> {
 
 fn missing_voters(status: &wire::ClusterStatus, wanted: Wanted) -> Option<String> {
     if !status.quorum {
-        return Some("nobody leads a majority".to_owned());
+        return Some("no controller leads a majority".to_owned());
     }
     if let Some(away) = status.controllers.iter().find(|it| !it.reachable || !it.voter) {
         return Some(format!("controller {}: voter {}, {}", away.id, away.voter, away.unreachable_reason));
@@ -169,7 +169,7 @@ fn missing_nodes(nodes: &[wire::Node], wanted: usize) -> Option<String> {
             return Some(format!("GPU {} of {} is {}", gpu.index, node.name, gpu.health));
         }
         if node.gpus.is_empty() {
-            return Some(format!("{} has not told its GPUs", node.name));
+            return Some(format!("{} has not reported its GPUs", node.name));
         }
     }
     (nodes.len() != wanted).then(|| format!("{} nodes instead of {wanted}", nodes.len()))
@@ -180,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_voter_that_lags_or_is_away_is_missing() {
+    fn a_voter_that_lags_or_is_unreachable_is_missing() {
         let controller = |id, reachable, lag| wire::Controller {
             id,
             voter: true,
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_counts_when_its_gpus_are_up() {
+    fn a_node_counts_once_it_is_connected_and_its_gpus_are_up() {
         let node = |health: &str, connected| wire::Node {
             name: "w".into(),
             connected,

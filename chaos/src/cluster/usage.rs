@@ -1,4 +1,4 @@
-//! What a process takes of this machine, from /proc.
+//! The resources that a process uses on this machine, from /proc.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -7,25 +7,25 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 
-/// The unit of `st_blocks`.
+/// The unit of `st_blocks`, in bytes.
 const BLOCK: u64 = 512;
 
-/// What one process takes.
+/// The resources of one process.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Resident bytes of its own: heap and stacks.
+    /// Resident bytes of private memory: heap and stacks.
     pub private: u64,
-    /// Resident bytes of shared memory it mapped.
+    /// Resident bytes of mapped shared memory.
     pub shared: u64,
-    /// Open file descriptors.
+    /// Number of open file descriptors.
     pub fds: u64,
 }
 
 impl Usage {
-    /// What a process takes now.
+    /// Returns the present resources of a process.
     ///
     /// # Errors
-    /// When it ended.
+    /// If the process has ended.
     pub fn of(pid: u32) -> anyhow::Result<Self> {
         let ended = || format!("process {pid} ended");
         let status = fs::read_to_string(format!("/proc/{pid}/status")).with_context(ended)?;
@@ -34,34 +34,34 @@ impl Usage {
     }
 }
 
-/// The processor time that a process took since it started, of all its threads.
+/// Returns the processor time that all threads of a process have used since its start.
 ///
 /// # Errors
-/// When the process ended.
+/// If the process has ended.
 pub(crate) fn processor_time(pid: u32) -> anyhow::Result<Duration> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"));
     let stat = stat.with_context(|| format!("process {pid} ended"))?;
-    // The name, the second field, may have spaces; utime and stime are the 14th and 15th.
+    // The second field, the name, may contain spaces; utime and stime are the 14th and 15th fields.
     let (_, after_name) = stat.rsplit_once(") ").context("/proc has no name of a process")?;
     let ticks = after_name.split(' ').skip(11).take(2).map(str::parse::<u64>);
     let ticks: u64 = ticks.sum::<Result<_, _>>().context("/proc has no processor times")?;
     Ok(Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64))
 }
 
-/// The memory of one process, file pages and shared memory included.
+/// The memory of a process, file pages and shared memory included.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ResidentMemory {
     /// Resident bytes.
     pub resident: u64,
-    /// The most resident bytes since the process started, or since [`reset_peak`].
+    /// Maximum resident bytes since the start of the process, or since [`reset_peak`].
     pub peak: u64,
 }
 
 impl ResidentMemory {
-    /// The memory of a process now.
+    /// Returns the present memory of a process.
     ///
     /// # Errors
-    /// When the process ended.
+    /// If the process has ended.
     pub fn of(pid: u32) -> anyhow::Result<Self> {
         let status = fs::read_to_string(format!("/proc/{pid}/status"));
         let status = status.with_context(|| format!("process {pid} ended"))?;
@@ -69,32 +69,32 @@ impl ResidentMemory {
     }
 }
 
-/// Sets the peak memory of a process to its memory of now.
+/// Resets the peak memory of a process to its present memory.
 pub(crate) fn reset_peak(pid: u32) -> anyhow::Result<()> {
     fs::write(format!("/proc/{pid}/clear_refs"), "5")
         .with_context(|| format!("cannot reset the peak memory of process {pid}"))
 }
 
-/// The soft limit of descriptors of a process.
+/// Returns the soft limit of descriptors of a process.
 pub(crate) fn descriptors_max(pid: u32) -> Option<u64> {
     let limits = fs::read_to_string(format!("/proc/{pid}/limits")).ok()?;
     let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
     line.split_whitespace().next()?.parse().ok()
 }
 
-/// A size in /proc/PID/status.
+/// Returns a size in /proc/PID/status, in bytes.
 fn field(status: &str, name: &str) -> anyhow::Result<u64> {
     let line = status.lines().find_map(|line| line.strip_prefix(name));
     let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
     Ok(kib.with_context(|| format!("/proc shows no {name}"))? * 1024)
 }
 
-/// The shared memory that some processes hold through descriptors: each file once, by its name, with
-/// how many there are and the bytes they take.
+/// Returns the shared memory that some processes hold through descriptors, by name: the number of
+/// files and their bytes. Each file counts once.
 pub(crate) fn shared_memory(pids: &[u32]) -> BTreeMap<String, (u64, u64)> {
     let mut files = BTreeMap::new();
     for pid in pids {
-        // A process may end meanwhile, and a descriptor close: neither holds anything then.
+        // A process may end meanwhile, and a descriptor may be closed: neither holds memory then.
         for entry in fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten() {
             let Ok(target) = fs::read_link(entry.path()) else { continue };
             let Ok(file) = fs::metadata(entry.path()) else { continue };
@@ -107,7 +107,8 @@ pub(crate) fn shared_memory(pids: &[u32]) -> BTreeMap<String, (u64, u64)> {
     let mut names: BTreeMap<String, (u64, u64)> = BTreeMap::new();
     for (name, bytes) in files.into_values() {
         let (count, total) = names.entry(name).or_default();
-        (*count, *total) = (*count + 1, *total + bytes);
+        *count += 1;
+        *total += bytes;
     }
     names
 }
@@ -117,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_takes_memory_and_descriptors() {
+    fn memory_and_descriptors_of_this_process_are_read() {
         let usage = Usage::of(std::process::id()).unwrap();
         assert!(usage.private > 0 && usage.fds >= 3, "{usage:?}");
         let memory = ResidentMemory::of(std::process::id()).unwrap();

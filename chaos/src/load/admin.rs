@@ -1,4 +1,4 @@
-//! Clients that write functions and read them.
+//! Clients that write and read functions.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,16 +21,16 @@ use crate::history::{Answer, History, Op, Operation, Ret, Seen};
 
 /// The pause of a client between two operations, in milliseconds.
 const THINK_MS: std::ops::Range<u64> = 10..60;
-/// How long a reader of one controller waits for it: longer than an election.
+/// Maximum wait of a reader for its controller, longer than an election.
 const READ_TIMEOUT: Duration = Duration::from_secs(4);
-/// How long an enable or disable is waited for: an enable waits until the function is ready.
+/// Maximum wait for an enable or disable. An enable waits until the function is ready.
 const ENABLE_TIMEOUT: Duration = Duration::from_secs(3);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Writes until stopped.
+/// Writes until the load stops.
 pub(super) async fn write(mut client: Client, keys: Arc<Keys>, history: Arc<History>) {
     let admin = Admin::new(client.endpoints.clone());
-    // What the SDK has no call for goes to one endpoint, and is not tried again.
+    // Operations without an SDK call are sent to one endpoint and never retried.
     let repository: Vec<_> = client.endpoints.addresses().map(connect).collect();
     while client.think(THINK_MS).await {
         let key = keys.pick(&mut client.rng);
@@ -53,7 +53,7 @@ pub(super) async fn write(mut client: Client, keys: Arc<Keys>, history: Arc<Hist
     }
 }
 
-/// Reads at one controller until stopped.
+/// Reads at one controller until the load stops.
 pub(super) async fn read(mut client: Client, keys: Arc<Keys>, history: Arc<History>) {
     let admin = Admin::new(client.endpoints.clone());
     while client.think(THINK_MS).await {
@@ -110,7 +110,7 @@ fn seen(function: &messages::Function) -> Option<Seen> {
     Some(Seen { value, enabled: function.enabled, generation: function.generation })
 }
 
-/// Loads or unloads a model, as the protocol calls it. It has no idempotency key.
+/// Loads or unloads a model through the inference protocol, which has no idempotency key.
 async fn enable(channel: Channel, key: &str, enabled: bool) -> Answer {
     let mut service = GrpcInferenceServiceClient::new(channel);
     let model_name = key.to_owned();
@@ -130,8 +130,9 @@ async fn enable(channel: Channel, key: &str, enabled: bool) -> Answer {
     }
 }
 
-/// An enable first sets the intent and then waits until the function is ready: only what says that
-/// nobody leads, or that the server was never reached, says that nothing was done.
+/// Classifies the error of an enable or disable. An enable first sets the intent and then waits
+/// until the function is ready. Only an error for want of a leader, or a connection that failed,
+/// proves that the operation has no effect.
 fn not_set(status: &Status, enabled: bool) -> Answer {
     let failure = from_status(status);
     let why = failure.message.clone();
@@ -159,10 +160,11 @@ fn connect(address: &Address) -> Channel {
     endpoint.expect("an address was checked to be host:port").connect_timeout(CONNECT_TIMEOUT).connect_lazy()
 }
 
-/// Every function that writers wrote, as this client reads it now.
+/// Returns every function of the writers, as this client reads it now.
 ///
 /// # Errors
-/// When the call fails, or the cluster has functions of that name that nobody here wrote.
+/// If the call fails, or the cluster has a function with the writers' prefix and without their
+/// label.
 pub(crate) async fn read_all(admin: &Admin) -> anyhow::Result<BTreeMap<String, Seen>> {
     let mut all = BTreeMap::new();
     let mut functions = admin.functions(None);

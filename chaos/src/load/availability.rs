@@ -1,11 +1,11 @@
-//! When something was last seen to work, and how long it did not.
+//! Records the successes of a kind of call, and the gaps between them.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::timeline::{Timeline, seconds};
 
-/// A gap worth a line in the timeline.
+/// Minimum gap that is recorded in the timeline.
 const GAP: Duration = Duration::from_millis(500);
 
 /// The successes of one kind of call.
@@ -19,10 +19,11 @@ pub struct Availability {
 #[derive(Debug, Default)]
 struct Seen {
     last: Option<Duration>,
-    /// The successes since the last [`Availability::mark`]: when the first of them was asked for and
-    /// answered.
+    /// Time of the last [`Availability::mark`].
     marked: Option<Duration>,
+    /// Time of the first success that was asked for after the mark.
     resumed: Option<Duration>,
+    /// Longest time without a success since the mark.
     gap_max: Duration,
 }
 
@@ -31,7 +32,7 @@ impl Availability {
         Self { what, timeline, seen: Mutex::default() }
     }
 
-    /// Takes a success in that was asked for at `invoked`.
+    /// Records a success of a call made at `invoked`.
     pub(super) fn worked(&self, invoked: Duration) {
         let now = self.timeline.now();
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
@@ -48,21 +49,23 @@ impl Availability {
         }
     }
 
-    /// Begins to measure from now: a fault happens.
+    /// Starts a new measurement, at the time of a fault.
     pub fn mark(&self) {
         let now = self.timeline.now();
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        (seen.marked, seen.resumed, seen.gap_max) = (Some(now), None, Duration::ZERO);
+        seen.marked = Some(now);
+        seen.resumed = None;
+        seen.gap_max = Duration::ZERO;
     }
 
-    /// How long after the mark the first success came that was asked for after it.
+    /// Returns the time from the mark to the first success that was asked for after the mark.
     #[must_use]
     pub fn resumed_after(&self) -> Option<Duration> {
         let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         Some(seen.resumed?.saturating_sub(seen.marked?))
     }
 
-    /// The longest time since the mark without a success, so far.
+    /// Returns the longest time without a success since the mark, the present gap included.
     #[must_use]
     pub fn gap_max(&self) -> Duration {
         let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
@@ -77,7 +80,7 @@ mod tests {
     use crate::timeline::Echo;
 
     #[tokio::test(start_paused = true)]
-    async fn what_was_asked_before_a_fault_does_not_end_it() {
+    async fn a_success_asked_for_before_a_fault_does_not_end_the_outage() {
         let timeline = Timeline::begin(Echo::Silent);
         let writes = Availability::new("writes", timeline.clone());
         writes.worked(timeline.now());

@@ -1,10 +1,11 @@
-//! Clients of counters, functions that keep state: sequences of requests whose answers say how many
-//! requests the state has counted, and whose sequence it is.
+//! Clients of counters, which are functions that keep state. A client sends sequences of requests.
+//! Each answer shows how many requests the state has counted, and to which sequence the state
+//! belongs.
 //!
-//! A client does what docs/sequences.md says. Where the request was not carried out and may be made again,
-//! it makes it again; where it is told that the sequence is over, it begins it anew under the same id;
-//! where the request may have been carried out, it leaves the sequence for one of another id, and the
-//! cluster ends it for being idle.
+//! A client follows docs/sequences.md. A request that was not carried out and may be retried is
+//! retried. After an error that the sequence has ended, the client restarts the sequence under the
+//! same id. If a request may have been carried out, the client leaves the sequence for another id,
+//! and the cluster ends the sequence for being idle.
 
 use std::num::NonZeroU32;
 use std::path::Path;
@@ -26,36 +27,39 @@ use crate::clock;
 use crate::oracle::counted::{Ended, Step};
 use crate::timeline::seconds;
 
-/// Sequences that a client has at one time.
+/// Number of sequences that a client has at a time.
 const OPEN: u64 = 4;
-/// How many requests a sequence has.
+/// Number of requests of a sequence.
 const LENGTH: std::ops::RangeInclusive<u32> = 2..=12;
-/// Numbers by which sequences are told apart. With [`LENGTH`], every count of each is exact in FP32.
+/// Numbers by which sequences are told apart. With [`LENGTH`], every count times its number is
+/// exact in FP32.
 const KEYS: u64 = 64;
-/// How many sequences a counter may have at one time, and how long one is kept that nobody asks for.
+/// Maximum number of sequences of a counter at a time.
 const SEQUENCES_MAX: u32 = 64;
+/// Time for which a counter keeps an idle sequence.
 const IDLE: Duration = Duration::from_secs(20);
-/// How long what nobody asks for any more may take to leave: it is looked for once in a while.
+/// Maximum wait for the end of idle sequences, for which the cluster looks once in a while.
 const ROOM_PATIENCE: Duration = Duration::from_secs(60);
 const ROOM_EVERY: Duration = Duration::from_millis(500);
-/// How long one try may take, and a request in all.
+/// Maximum time of a try.
 const TRY_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum time of a request with all its tries.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// The pause between two requests, and between two tries, in milliseconds.
+/// Pause between two requests, in milliseconds.
 const THINK_MS: std::ops::Range<u64> = 5..30;
+/// Pause between two tries, in milliseconds.
 const AGAIN_MS: std::ops::Range<u64> = 20..100;
 
 /// A function that counts the requests of each of its sequences.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Counter {
-    /// Its name.
     pub name: String,
-    /// The numbers of its state: large state stays on the GPU that made it.
+    /// Numbers in the counter's state. Large state stays on the GPU that made it.
     pub width: NonZeroU32,
 }
 
 impl Counter {
-    /// Publishes it. It is not waited for until it is ready.
+    /// Publishes the counter. Does not wait until the counter is ready.
     pub(super) async fn publish(&self, program: &Path, root: &Path, admin: &Admin) -> anyhow::Result<()> {
         let path = root.join(format!("{}.onnx", self.name));
         let words = ["counter", "--width", &self.width.to_string()];
@@ -67,23 +71,26 @@ impl Counter {
         Ok(())
     }
 
-    /// Waits until as many sequences begin at one time as it may have: nothing of those before is left.
+    /// Waits until the maximum number of sequences can start at the same time, which proves that no
+    /// old sequence is left.
     ///
     /// # Errors
-    /// When they do not.
+    /// If the sequences do not start in time.
     pub(crate) async fn has_room(&self, endpoints: Endpoints) -> anyhow::Result<()> {
         let inference = Inference::new(endpoints);
         let deadline = clock::now() + ROOM_PATIENCE;
         loop {
             let begun = clock::now();
             let missing = match self.all_begin(&inference).await {
-                // Otherwise the first may be over again.
+                // A slower start proves nothing: the first sequences may have ended for being idle.
                 Ok(()) if begun.elapsed() < IDLE / 2 => return Ok(()),
-                Ok(()) => format!("to begin all takes {}, which proves nothing", seconds(begun.elapsed())),
+                Ok(()) => {
+                    format!("starting all takes {}, too long to prove anything", seconds(begun.elapsed()))
+                }
                 Err(error) => error.to_string(),
             };
             if clock::now() >= deadline {
-                bail!("{SEQUENCES_MAX} sequences of {} do not begin: {missing}", self.name);
+                bail!("{SEQUENCES_MAX} sequences of {} do not start: {missing}", self.name);
             }
             tokio::time::sleep(ROOM_EVERY).await;
         }
@@ -97,23 +104,24 @@ impl Counter {
         Ok(())
     }
 
-    /// The first number counts, the others say whose count it is.
+    /// Returns a request whose first number counts and whose other numbers identify the sequence.
     fn request(&self, key: f32, sequence: InSequence) -> InferRequest {
         let width = self.width.get();
         let number = |at: u32| if at == 0 { 1.0 } else { key };
         let data = Bytes::from((0..width).flat_map(|at| number(at).to_le_bytes()).collect::<Vec<u8>>());
         let input = Tensor::new("x", DataType::Fp32, vec![1, width.into()], data);
         let mut request = InferRequest::new(&*self.name, vec![input.expect("the shape has these bytes")]);
-        (request.sequence, request.timeout) = (Some(sequence), TRY_TIMEOUT);
+        request.sequence = Some(sequence);
+        request.timeout = TRY_TIMEOUT;
         request
     }
 }
 
-/// Where a client is in a sequence.
+/// A client's progress in a sequence.
 struct Sequence {
     id: String,
     key: f32,
-    /// Requests that were answered.
+    /// Number of answered requests.
     answered: u32,
     length: u32,
 }
@@ -126,7 +134,7 @@ pub(super) struct Counting {
 }
 
 impl Counting {
-    /// Asks until it is to stop, and then ends the sequences that it has.
+    /// Sends requests until the load stops, and then ends the open sequences.
     pub(super) async fn run(mut self) {
         let inference = Inference::new(self.client.endpoints.clone());
         let mut begun = 0;
@@ -136,7 +144,7 @@ impl Counting {
             let last = open[at].answered + 1 == open[at].length;
             match self.step(&inference, &open[at], last).await {
                 Ended::Counted if !last => open[at].answered += 1,
-                // Both begin anew under the same id.
+                // Both results restart the sequence under the same id.
                 Ended::Counted | Ended::Over(_) => open[at].answered = 0,
                 Ended::Miscounted(_) | Ended::Unclear(_) | Ended::Refused(_) => {
                     open[at] = self.another(&mut begun);
@@ -148,7 +156,7 @@ impl Counting {
         }
     }
 
-    /// A sequence of an id that this client had not yet.
+    /// Returns a sequence with a new id.
     fn another(&mut self, begun: &mut u64) -> Sequence {
         *begun += 1;
         let number = self.client.number;
@@ -157,7 +165,7 @@ impl Counting {
         Sequence { id: format!("{number}-{begun}"), key: key as f32, answered: 0, length }
     }
 
-    /// Makes the next request of a sequence until it has ended, and records it.
+    /// Makes the next request of a sequence until it has ended, and records the request.
     async fn step(&mut self, inference: &Inference, sequence: &Sequence, last: bool) -> Ended {
         let place = sequence.answered + 1;
         let id = self.client.endpoints.next_id();
@@ -187,11 +195,13 @@ impl Counting {
     }
 }
 
-/// What an error says of a request and its sequence; `None`: that the request may be made again.
+/// Returns the effect of an error on a request and its sequence; `None` if the request may be
+/// retried.
 fn became(error: &Error) -> Option<Ended> {
     match error.reason() {
         Some(Reason::SequenceNotFound | Reason::DataLost) => Some(Ended::Over(name(error))),
-        // Two executors died as they had it: it cannot be told from one that kills them.
+        // Two executors died while they ran the request, so it may be a request that kills
+        // executors.
         Some(Reason::Quarantined) => Some(Ended::Unclear(name(error))),
         _ if error.may_have_executed() => Some(Ended::Unclear(name(error))),
         _ if error.retryable() => None,
@@ -199,7 +209,8 @@ fn became(error: &Error) -> Option<Ended> {
     }
 }
 
-/// What the counter gives after so many requests of 1: half of its state stays, and it gives twice that.
+/// Returns the counter's output after this many requests of 1. The state is halved and 1 is added
+/// with each request; the output is twice the state.
 fn count(requests: u32) -> f32 {
     4.0 - 4.0 * 0.5_f32.powi(requests.cast_signed())
 }
@@ -214,14 +225,15 @@ fn judge(answer: &InferResponse, place: u32, key: f32) -> Ended {
         Some((&first, others)) if first == expected => {
             match others.iter().find(|&&it| it != expected * key) {
                 None => Ended::Counted,
-                Some(other) => {
-                    Ended::Miscounted(format!("it counts {place}, but {other} is not of its sequence"))
-                }
+                Some(other) => Ended::Miscounted(format!(
+                    "the answer counts {place}, but {other} is not of its sequence"
+                )),
             }
         }
         Some((&first, _)) => {
             let counts = (0..=2 * *LENGTH.end()).find(|&requests| count(requests) == first);
-            let said = counts.map_or_else(|| format!("it gives {first}"), |it| format!("it counts {it}"));
+            let said =
+                counts.map_or_else(|| format!("the answer is {first}"), |it| format!("it counts {it}"));
             Ended::Miscounted(said)
         }
         None => Ended::Miscounted("the answer is empty".to_owned()),
@@ -238,11 +250,13 @@ mod tests {
 
     use super::*;
 
-    /// What the counter of the cluster does with requests of 1 and of a key.
+    /// Returns the answer of the cluster's counter after requests of 1 and of a key.
     fn answer(requests: u32, key: f32) -> InferResponse {
-        let (mut counted, mut keyed) = (0.0_f32, 0.0_f32);
+        let mut counted = 0.0_f32;
+        let mut keyed = 0.0_f32;
         for _ in 0..requests {
-            (counted, keyed) = (counted * 0.5 + 1.0, keyed * 0.5 + key);
+            counted = counted * 0.5 + 1.0;
+            keyed = keyed * 0.5 + key;
         }
         let values = [2.0 * counted, 2.0 * keyed, 2.0 * keyed];
         let data = Bytes::from(values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>());
@@ -257,20 +271,24 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_of_its_sequence_and_counts_its_requests() {
+    fn an_answer_with_a_wrong_count_or_of_another_sequence_is_caught() {
         for key in [1.0, 65.0, 1_023.0] {
             for place in 1..=*LENGTH.end() {
                 assert_eq!(judge(&answer(place, key), place, key), Ended::Counted, "{place} of {key}");
             }
         }
         let said = |requests, key| judge(&answer(requests, key), 3, 65.0);
-        assert_eq!(said(1, 65.0), Ended::Miscounted("it counts 1".to_owned()), "state was lost");
-        assert_eq!(said(4, 65.0), Ended::Miscounted("it counts 4".to_owned()), "it was applied twice");
+        assert_eq!(said(1, 65.0), Ended::Miscounted("the answer counts 1".to_owned()), "state was lost");
+        assert_eq!(
+            said(4, 65.0),
+            Ended::Miscounted("the answer counts 4".to_owned()),
+            "the request was applied twice"
+        );
         assert!(matches!(said(3, 66.0), Ended::Miscounted(_)), "another's state");
     }
 
     #[test]
-    fn an_error_says_whether_a_sequence_goes_on() {
+    fn an_error_tells_whether_a_sequence_has_ended() {
         let refused = |reason| Error::Refused(Failure::new(reason, "no"));
         assert!(matches!(became(&refused(Reason::SequenceNotFound)), Some(Ended::Over(_))));
         assert!(matches!(became(&refused(Reason::DataLost)), Some(Ended::Over(_))));

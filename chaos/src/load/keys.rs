@@ -1,5 +1,5 @@
-//! Which functions are written and read. Each takes a bounded number of operations and is then left
-//! as it is, so that the search for an order of them stays short.
+//! The functions that writers and readers use. Each function is used for a bounded number of
+//! operations, so that the search for a linear order of them stays short.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -8,22 +8,22 @@ use millrace_types::{Digest, FunctionKey, FunctionName, FunctionSpec, TenantName
 use rand::Rng as _;
 use rand::rngs::StdRng;
 
-/// Operations on one function.
+/// Maximum number of operations on one function.
 const OPERATIONS_MAX: u32 = 24;
-/// Functions in use at a time: few, so that clients meet.
+/// Number of functions in use at a time: few, so that clients collide.
 const IN_USE: usize = 3;
-/// What the names of these functions begin with.
+/// The prefix of these functions' names.
 pub(super) const PREFIX: &str = "register-";
-/// The label that carries what an apply writes.
+/// The label with the value that an apply writes.
 pub(super) const VALUE: &str = "chaos-value";
 
 #[derive(Debug)]
 pub(super) struct Keys {
-    /// The model of all of them.
+    /// The model of all these functions.
     pub(super) model: Digest,
     in_use: Mutex<Vec<Key>>,
     made: AtomicU64,
-    /// The last value written anywhere.
+    /// The last value written to any function.
     value: AtomicU64,
 }
 
@@ -38,7 +38,7 @@ impl Keys {
         Self { model, in_use: Mutex::default(), made: AtomicU64::new(0), value: AtomicU64::new(0) }
     }
 
-    /// The function of the next operation.
+    /// Returns the function of the next operation.
     pub(super) fn pick(&self, rng: &mut StdRng) -> String {
         let mut in_use = self.in_use.lock().unwrap_or_else(PoisonError::into_inner);
         while in_use.len() < IN_USE {
@@ -50,7 +50,7 @@ impl Keys {
         if in_use[index].left == 0 { in_use.remove(index).name } else { in_use[index].name.clone() }
     }
 
-    /// A value that nobody wrote before.
+    /// Returns a value that was never written before.
     pub(super) fn value(&self) -> u64 {
         self.value.fetch_add(1, Ordering::Relaxed) + 1
     }
@@ -61,7 +61,7 @@ pub(super) fn key(name: &str) -> FunctionKey {
     FunctionKey { tenant: TenantName::default(), name }
 }
 
-/// The function that an apply of a value asks for.
+/// Returns the function that an apply of a value asks for.
 pub(super) fn spec(name: &str, value: u64) -> FunctionSpec {
     let mut spec = FunctionSpec::new(key(name));
     spec.labels.insert(VALUE.to_owned(), value.to_string());
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_function_takes_a_bounded_number_of_operations() {
+    fn every_function_is_picked_a_bounded_number_of_times() {
         let keys = Keys::new(Digest::of(b"model"));
         let mut rng = StdRng::seed_from_u64(7);
         let mut counts: BTreeMap<String, u32> = BTreeMap::new();

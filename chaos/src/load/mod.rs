@@ -1,14 +1,14 @@
-//! What clients do to a cluster while faults happen: each a task with a seed of its own, through the
-//! SDK as users do, with every operation and request recorded.
+//! The load of a cluster during faults. Each client is a task with its own seed, uses the SDK as
+//! users do, and records every operation and request.
 //!
-//! | client | asks | of |
+//! | client | sends | to |
 //! |---|---|---|
-//! | writers | apply, delete, enable, disable | all endpoints, each beginning at another |
-//! | readers | linearizable reads | one controller each, and no other |
+//! | writers | apply, delete, enable, disable | all endpoints, each starting at another |
+//! | readers | linearizable reads | one controller each |
 //! | requesters | inferences of functions that stay | all endpoints |
-//! | newcomers | one inference each, over a connection of its own | all endpoints; only where a scenario asks for them |
+//! | newcomers | one inference each, over a new connection | all endpoints, in scenarios that ask for newcomers |
 //! | counting | sequences of functions that keep state | all endpoints |
-//! | probe | one small write after the other | all endpoints: it only tells when writes are taken |
+//! | probe | one small write after the other | all endpoints, to show when writes are accepted |
 
 mod admin;
 mod availability;
@@ -43,47 +43,48 @@ use crate::oracle::counted::Step;
 use crate::oracle::requests::Request;
 use crate::timeline::Timeline;
 
-/// How many clients of each kind. Few: the processes of the cluster share this machine with them.
+/// Number of writers. The numbers are small, because the processes of the cluster share this
+/// machine with the clients.
 const WRITERS: u32 = 3;
 const REQUESTERS: u32 = 4;
-/// Of each function that keeps state.
+/// Number of clients of each function that keeps state.
 const COUNTING: u32 = 3;
-/// How many where nobody else asks anything.
+/// Number of requesters in a load without other clients.
 const REQUESTERS_ALONE: u32 = 16;
 
-/// What the names of functions that are not a scenario's own begin with.
+/// Prefixes of names that a scenario may not give to its own functions.
 pub(crate) const RESERVED: [&str; 4] = [keys::PREFIX, probe::NAME, POKED, POISON];
 
-/// Which clients there are.
+/// The kinds of clients in a load.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mix {
-    /// All of the table above.
+    /// All clients of the table above.
     #[default]
     Everything,
-    /// Requesters, and more of them. Functions are neither made nor changed, so that what a worker
-    /// holds has no reason to grow.
+    /// Requesters alone, and more of them. No function is made or changed, so that a worker's
+    /// memory has no reason to grow.
     Requests,
 }
 
-/// How long clients may take to end once told: a request's last try, and an admin call's.
+/// Maximum time that clients take to end: the last try of a request or of an admin call.
 const END_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The clients of one run.
 pub struct Load {
     stop: CancellationToken,
     tasks: JoinSet<()>,
-    /// What they asked of functions.
+    /// The clients' admin operations.
     pub history: Arc<History>,
     requests: Arc<Mutex<Vec<Request>>>,
     steps: Arc<Mutex<Vec<Step>>>,
-    /// When writes were taken.
+    /// Times at which writes were accepted.
     pub writes: Arc<Availability>,
-    /// When requests were answered.
+    /// Times at which requests were answered.
     pub answers: Arc<Availability>,
 }
 
-/// What every client has.
+/// The parts that every client has.
 #[derive(Clone)]
 struct Client {
     number: u32,
@@ -94,7 +95,7 @@ struct Client {
 }
 
 impl Client {
-    /// Waits between two operations; returns whether there is to be another.
+    /// Waits between two operations. Returns false once the load stops.
     async fn think(&mut self, millis: std::ops::Range<u64>) -> bool {
         let pause = Duration::from_millis(self.rng.random_range(millis));
         self.stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_some()
@@ -102,10 +103,10 @@ impl Client {
 }
 
 impl Load {
-    /// Starts every client of the controllers at `addresses`.
+    /// Starts every client, for the controllers at `addresses`.
     ///
     /// # Errors
-    /// When the clients cannot be made.
+    /// If the clients cannot be made.
     pub fn start(
         addresses: &[Address],
         targets: &Targets,
@@ -123,10 +124,12 @@ impl Load {
         let mut tasks = JoinSet::new();
         let mut clients = 0;
         let mut client = |addresses: Vec<Address>| {
-            let (seed, id) = (rng.random(), rng.random());
+            let seed = rng.random();
+            let id = rng.random();
             let endpoints = Endpoints::with_client_id(addresses, id)?;
             clients += 1;
-            let (timeline, stop) = (timeline.clone(), stop.clone());
+            let timeline = timeline.clone();
+            let stop = stop.clone();
             anyhow::Ok(Client {
                 number: clients,
                 endpoints,
@@ -155,23 +158,25 @@ impl Load {
             tasks.spawn(probe::run(client(addresses.to_vec())?, targets.model, writes.clone()));
         }
         for requester in 0..requesters as usize {
-            let (targets, answers) = (targets.clone(), answers.clone());
+            let targets = targets.clone();
+            let answers = answers.clone();
             let asks = requester::run(client(from(requester))?, targets, answers, requests.clone());
             tasks.spawn(asks);
         }
         for counter in targets.counters() {
             for at in 0..COUNTING as usize {
-                let (counter, steps) = (counter.clone(), steps.clone());
+                let counter = counter.clone();
+                let steps = steps.clone();
                 tasks.spawn(Counting { client: client(from(at))?, counter, steps }.run());
             }
         }
         Ok(Self { stop, tasks, history, requests, steps, writes, answers })
     }
 
-    /// Tells every client to end what it is at, and waits for that.
+    /// Tells every client to finish its present operation, and waits until all have ended.
     ///
     /// # Errors
-    /// When one hangs.
+    /// If a client does not end.
     pub async fn stop(&mut self) -> anyhow::Result<()> {
         self.stop.cancel();
         let all = async {
@@ -183,13 +188,13 @@ impl Load {
         tokio::time::timeout(END_TIMEOUT, all).await.context("a client does not end")?
     }
 
-    /// Every request of a sequence that ended.
+    /// Returns every request of a sequence that has ended.
     #[must_use]
     pub fn steps(&self) -> Vec<Step> {
         self.steps.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
     }
 
-    /// Every other request that ended.
+    /// Returns every other request that has ended.
     #[must_use]
     pub fn requests(&self) -> Vec<Request> {
         self.requests.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()

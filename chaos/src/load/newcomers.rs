@@ -1,5 +1,5 @@
-//! Clients that come once: each asks a function over a connection of its own, as a command or a script
-//! does. Connections that clients have from before do not show whether a server takes any more.
+//! Clients that make a single request over a new connection, as a command or a script does. Clients
+//! with old connections do not show whether a server still accepts new ones.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -16,12 +16,12 @@ use super::requester::name;
 use crate::oracle::requests::{Ended, Request};
 use crate::timeline::Timeline;
 
-/// The pause between two of them, in milliseconds.
+/// Pause between two newcomers, in milliseconds.
 const PAUSE_MS: std::ops::Range<u64> = 30..90;
-/// The longest wait for an answer.
+/// Maximum wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Newcomers, one after the other, until they are stopped.
+/// Newcomers, one after the other, until [`Newcomers::end`].
 #[derive(Debug)]
 pub(crate) struct Newcomers {
     stop: CancellationToken,
@@ -42,18 +42,18 @@ impl Newcomers {
         let come = come(addresses, targets, timeline, rng, requests.clone());
         let stopped = stop.clone();
         let coming = tokio::spawn(async move {
-            // One that is on its way is forgotten.
+            // A request that is under way is not recorded.
             stopped.run_until_cancelled(come).await.unwrap_or_default();
         });
         Self { stop, requests, coming }
     }
 
-    /// Every request so far that ended.
+    /// Returns every request that has ended so far.
     pub(crate) fn requests(&self) -> Vec<Request> {
         self.requests.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Ends them.
+    /// Stops the newcomers.
     pub(crate) async fn end(self) -> anyhow::Result<()> {
         self.stop.cancel();
         self.coming.await.context("newcomers failed")
@@ -72,7 +72,8 @@ async fn come(
         tokio::time::sleep(Duration::from_millis(rng.random_range(PAUSE_MS))).await;
         addresses.rotate_left(1);
         let function = names[rng.random_range(0..names.len())].clone();
-        // A single address: with a second one, the client would hide that the first refuses connections.
+        // Use a single address: with a second one, the client would hide that the first refuses
+        // connections.
         let Ok(endpoints) = Endpoints::with_client_id(vec![addresses[0].clone()], rng.random()) else {
             return;
         };

@@ -1,5 +1,6 @@
-//! One small write after the other, each given up soon: it only tells when writes are taken. What it
-//! writes is not judged, as a write that was given up may come into force at any time.
+//! The probe makes one small write after the other, each with a short timeout, to show when writes
+//! are accepted. The oracle does not judge these writes, because a write that timed out may take
+//! effect at any time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,18 +10,19 @@ use millrace_types::Digest;
 
 use super::{Availability, Client, keys};
 
-/// How long a write is waited for: longer than a sound cluster takes under load. After one that took
-/// longer twice as long, 8 times at most.
+/// Timeout of a write, longer than a sound cluster takes under load. After a timeout the next write
+/// gets twice as long, at most 8 times this value.
 const PATIENCE: Duration = Duration::from_millis(400);
-/// The pause between two, in milliseconds.
+/// Pause between two writes, in milliseconds.
 const THINK_MS: std::ops::Range<u64> = 20..40;
 
-/// What the probe writes.
+/// The name of the function that the probe writes.
 pub(super) const NAME: &str = "probe";
 
 pub(super) async fn run(mut client: Client, model: Digest, writes: Arc<Availability>) {
     let admin = Admin::new(client.endpoints.clone());
-    let (mut value, mut patience) = (0, PATIENCE);
+    let mut value = 0;
+    let mut patience = PATIENCE;
     while client.think(THINK_MS).await {
         value += 1;
         let invoked = client.timeline.now();
@@ -32,7 +34,7 @@ pub(super) async fn run(mut client: Client, model: Digest, writes: Arc<Availabil
                 patience = PATIENCE;
             }
             Ok(Err(_)) => {}
-            // There are machines on which every write takes so long.
+            // On some machines every write takes this long.
             Err(_) => patience = (patience * 2).min(PATIENCE * 8),
         }
     }

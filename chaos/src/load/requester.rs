@@ -1,5 +1,5 @@
-//! A client of the functions that stay. It does what the errors say: where one says that the request
-//! may be made again, it makes it again, under the same id.
+//! A client of the functions that stay. The client obeys the errors: a request that may be retried
+//! is retried, under the same id.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -11,12 +11,13 @@ use super::targets::Example;
 use super::{Availability, Client, Targets};
 use crate::oracle::requests::{Ended, Request};
 
-/// How long one try may take.
+/// Timeout of a try.
 const TRY_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a request is tried in all.
+/// Maximum time of a request with all its tries.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// The pause between two requests, and between two tries, in milliseconds.
+/// Pause between two requests, in milliseconds.
 const THINK_MS: std::ops::Range<u64> = 5..30;
+/// Pause between two tries, in milliseconds.
 const AGAIN_MS: std::ops::Range<u64> = 20..100;
 
 pub(super) async fn run(
@@ -37,14 +38,15 @@ pub(super) async fn run(
     }
 }
 
-/// Makes one request until it has ended, whether or not the client is to stop.
+/// Makes one request until it has ended, even if the load stops meanwhile.
 async fn ask(client: &mut Client, inference: &Inference, function: String, example: &Example) -> Request {
     let id = client.endpoints.next_id();
     let begun = client.timeline.now();
     let mut retried = Vec::new();
     let how = loop {
         let mut request = InferRequest::new(function.clone(), vec![example.input.clone()]);
-        (request.id, request.timeout) = (Some(id.clone()), TRY_TIMEOUT);
+        request.id = Some(id.clone());
+        request.timeout = TRY_TIMEOUT;
         let error = match inference.infer(request).await {
             Ok(answer) => break judge(&answer, &id, example),
             Err(error) => error,
@@ -72,7 +74,7 @@ fn judge(answer: &InferResponse, id: &str, example: &Example) -> Ended {
     Ended::Right
 }
 
-/// An error by its stable name, then its message.
+/// Returns the error's stable name and its message.
 pub(super) fn name(error: &Error) -> String {
     let name = match error {
         Error::Refused(failure) => failure.reason.to_string(),

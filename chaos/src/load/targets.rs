@@ -1,4 +1,4 @@
-//! The functions that requests are for, and what each has to answer.
+//! The functions that requesters use, with the expected answers.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -21,15 +21,15 @@ use super::counting::Counter;
 use super::keys;
 use crate::cluster::until;
 
-/// Different inputs of each function, each with its answer.
+/// Number of inputs of each function. Each input has its own expected answer.
 const INPUTS: usize = 4;
 
-/// The function that [`Targets::poke`] writes.
+/// The name of the function that [`Targets::poke`] writes.
 pub const POKED: &str = "poked";
 
-/// The function whose long requests kill whoever runs them.
+/// The name of the function whose long requests kill the process that runs them.
 pub(crate) const POISON: &str = "poison";
-/// Its network: a transformer, whose runs take long for a batch of many texts.
+/// The network of [`POISON`]: a transformer, whose runs are long for a batch of many texts.
 const SLOW: [&str; 13] = [
     "bert",
     "--layers",
@@ -46,58 +46,56 @@ const SLOW: [&str; 13] = [
     "64",
 ];
 
-/// A function that is to stay.
+/// A function that stays for the whole run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Target {
-    /// Its name.
     pub name: String,
-    /// The nodes that keep its model.
+    /// Number of nodes that hold the model.
     pub replicas: u32,
-    /// Its model, which others may have too.
+    /// The model, which other functions may share.
     pub network: Network,
 }
 
-/// A workflow that is to stay: functions one after the other.
+/// A workflow that stays for the whole run, and runs functions one after the other.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Chain {
-    /// Its name.
     pub name: String,
-    /// The functions, each of which takes `x` and gives `y`.
+    /// The functions, each with an input `x` and an output `y`.
     pub steps: Vec<String>,
-    /// How many rows its requests have.
+    /// Number of rows of each request.
     pub rows: u32,
 }
 
-/// A model, as `millrace synth` writes it.
+/// A model that `millrace synth` writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Network {
-    /// Its kind. It has one FP32 input.
+    /// The kind of network, with one FP32 input.
     pub kind: &'static str,
-    /// Where its weights begin: another seed is another file, which answers otherwise.
+    /// The seed of the weights. Another seed gives another file, with other answers.
     pub seed: u64,
 }
 
 /// The functions that stay, and the workflows over them.
 #[derive(Debug, Clone)]
 pub struct Targets {
-    /// The model of one of them.
+    /// The model of one of the functions.
     pub(super) model: Digest,
     pub(super) functions: Arc<Vec<Function>>,
-    /// Functions that keep state, which have clients of their own.
+    /// Functions that keep state. These have their own clients.
     pub(super) counters: Arc<[Counter]>,
     pokes: Arc<AtomicU64>,
-    /// Answers that the harness itself asked for, examples included.
+    /// Number of answers to the harness's own requests, examples included.
     asked: Arc<AtomicU64>,
 }
 
-/// A function or workflow that stays.
+/// A function or workflow that stays for the whole run.
 #[derive(Debug)]
 pub(super) struct Function {
     pub(super) name: String,
     pub(super) examples: Vec<Example>,
 }
 
-/// An input and its answer, from before any fault.
+/// An input and its answer, recorded before the first fault.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Example {
     pub(super) input: Tensor,
@@ -105,15 +103,17 @@ pub(super) struct Example {
 }
 
 impl Targets {
-    /// Publishes the functions and workflows, and learns what they answer.
+    /// Publishes the functions and workflows, and records their answers.
     ///
     /// # Errors
-    /// When the cluster refuses, or one of them is not ready in time.
+    /// If the cluster refuses one of them, or one is not ready in time.
     pub async fn publish(
         program: &Path,
         root: &Path,
         endpoints: Endpoints,
-        (targets, chains, counters): (Vec<Target>, Vec<Chain>, Vec<Counter>),
+        targets: Vec<Target>,
+        chains: Vec<Chain>,
+        counters: Vec<Counter>,
         rng: &mut StdRng,
     ) -> anyhow::Result<Self> {
         let admin = Admin::new(endpoints.clone());
@@ -144,33 +144,35 @@ impl Targets {
             functions.push(Function { name, examples });
         }
         let asked = Arc::new(AtomicU64::new((functions.len() * INPUTS) as u64));
-        let (functions, counters) = (Arc::new(functions), counters.into());
+        let functions = Arc::new(functions);
+        let counters = counters.into();
         Ok(Self { model, functions, counters, pokes: Arc::default(), asked })
     }
 
-    /// The functions that keep state.
+    /// Returns the functions that keep state.
     #[must_use]
     pub fn counters(&self) -> &[Counter] {
         &self.counters
     }
 
-    /// The names of those that keep none.
+    /// Returns the names of the functions and workflows that keep no state.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.functions.iter().map(|target| target.name.as_str())
     }
 
-    /// A request to one function, which has to be answered as before any fault.
+    /// Sends a request to a function or workflow, whose answer has to be the one from before the
+    /// faults.
     ///
     /// # Errors
-    /// When it is not.
+    /// If the request fails, or the answer differs.
     pub async fn ask(&self, name: &str, endpoints: Endpoints) -> anyhow::Result<()> {
         Ok(self.try_ask(name, endpoints).await??)
     }
 
-    /// The same, which may be refused: the refusal is for the caller to judge.
+    /// Sends a request that may be refused: the caller judges the refusal.
     ///
     /// # Errors
-    /// When it is answered otherwise than before.
+    /// If the answer differs from the one before the faults.
     pub async fn try_ask(&self, name: &str, endpoints: Endpoints) -> anyhow::Result<Result<(), Error>> {
         let function = self.functions.iter().find(|it| it.name == name);
         let example = function.and_then(|it| it.examples.first()).context("there is an example")?;
@@ -181,31 +183,31 @@ impl Targets {
         };
         self.asked.fetch_add(1, Ordering::Relaxed);
         if answer.outputs != example.outputs {
-            bail!("{name} answers otherwise than before");
+            bail!("the answer of {name} differs from the one before the faults");
         }
         Ok(Ok(()))
     }
 
-    /// How many answers the harness itself asked for.
+    /// Returns the number of answers to the harness's own requests.
     #[must_use]
     pub fn asked(&self) -> u64 {
         self.asked.load(Ordering::Relaxed)
     }
 
-    /// The requests that all of them were billed for so far.
+    /// Returns the number of requests that were billed to these functions so far.
     ///
     /// # Errors
-    /// When the bills cannot be read.
+    /// If the bills cannot be read.
     pub async fn billed(&self, admin: &Admin) -> Result<u64, Error> {
         let bills: Vec<_> = admin.billing(None, None).try_collect().await?;
         let own = bills.iter().filter(|bill| self.names().any(|name| name == bill.function));
         Ok(own.map(|bill| bill.requests).sum())
     }
 
-    /// A write that nobody judges: it may come into force late, and never matters.
+    /// Makes a write that the oracle does not judge, because it may take effect late.
     ///
     /// # Errors
-    /// When it was not acknowledged.
+    /// If the write was not acknowledged.
     pub async fn poke(&self, endpoints: Endpoints) -> Result<(), Error> {
         let poke = keys::spec(POKED, self.pokes.fetch_add(1, Ordering::Relaxed));
         Admin::new(endpoints).apply(&poke, self.model, ApplyOptions::default()).await.map(drop)
@@ -238,13 +240,13 @@ impl Chain {
 async fn ready(name: &str, inference: &Inference) -> anyhow::Result<()> {
     until(&format!("{name} is ready"), async || match inference.model_ready(name, "").await {
         Ok(true) => None,
-        Ok(false) => Some("it is not".to_owned()),
+        Ok(false) => Some("the model is not ready".to_owned()),
         Err(error) => Some(error.to_string()),
     })
     .await
 }
 
-/// What a function answers to some inputs of so many rows, where it takes any number.
+/// Returns inputs and their answers, with this number of rows if the function accepts any number.
 async fn examples(
     name: &str,
     rows: u32,
@@ -262,7 +264,7 @@ async fn examples(
     Ok(examples)
 }
 
-/// Has the cluster's own generator of models write one, and uploads it.
+/// Writes a model with the cluster's own generator of models, and uploads the model.
 async fn upload(network: Network, program: &Path, root: &Path, admin: &Admin) -> anyhow::Result<Digest> {
     let Network { kind, seed } = network;
     let path = root.join(format!("{kind}-{seed}.onnx"));
@@ -272,7 +274,7 @@ async fn upload(network: Network, program: &Path, root: &Path, admin: &Admin) ->
 /// Publishes [`POISON`].
 ///
 /// # Errors
-/// When the cluster refuses it.
+/// If the cluster refuses the function.
 pub(crate) async fn publish_slow(program: &Path, root: &Path, admin: &Admin) -> anyhow::Result<()> {
     let digest = synthesize(&SLOW, program, &root.join("slow.onnx"), admin).await?;
     admin.apply(&keys::spec(POISON, 0), digest, ApplyOptions::default()).await?;
@@ -286,15 +288,16 @@ pub(super) async fn synthesize(
     admin: &Admin,
 ) -> anyhow::Result<Digest> {
     let mut command = Command::new(program);
-    // The user's own settings must not reach it: MILLRACE_BINARY, which is ours, is none it knows.
+    // The user's own settings must not reach the generator: MILLRACE_BINARY, a setting of the
+    // harness, is unknown to it.
     command.env_clear().arg("synth").args(words).arg("--out").arg(path).stdin(Stdio::null());
     let output = command.output().await.with_context(|| format!("cannot run {}", program.display()))?;
     if !output.status.success() {
         bail!("'millrace synth' fails: {}", String::from_utf8_lossy(&output.stderr));
     }
     let file = ModelFile::open(path)?;
-    admin.upload(&file, |_| {}).await.context("the model is not taken")?;
-    // The cluster has it now, and hundreds of them are gigabytes.
+    admin.upload(&file, |_| {}).await.context("the cluster does not accept the model")?;
+    // The cluster has the file now, and hundreds of such files are gigabytes.
     std::fs::remove_file(path).with_context(|| format!("cannot remove {}", path.display()))?;
     Ok(file.digest())
 }

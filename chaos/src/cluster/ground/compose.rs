@@ -1,6 +1,7 @@
-//! The cluster of `deploy/compose` as a project of its own: built from the binary under test, so that
-//! no registry is needed, and driven with `docker` and the compose tool that is here. Containers run on
-//! this machine: their processes are seen and signalled by their pids, which takes root.
+//! The cluster of `deploy/compose` as a separate compose project. The image is built from the
+//! binary under test, so that no registry is needed. The harness uses `docker` and the installed
+//! compose tool. Containers run on this machine, and the harness inspects and signals their
+//! processes by pid, which requires root.
 
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -16,42 +17,45 @@ use super::tools::{said, succeeded};
 use crate::clock;
 use crate::cluster::Machine;
 
-/// The base image, as `deploy/compose/base-image.sh` names it.
+/// The base image, as named in `deploy/compose/base-image.sh`.
 const BASE: &str = "millrace-base";
-/// How long a command of the engine may take, in seconds: it copies images of a hundred megabytes.
+/// Timeout of a command of the engine, in seconds. Some commands copy images of a hundred
+/// megabytes.
 const COMMAND_SECONDS: &str = "180";
-/// How long a container may take to say that it is ready.
+/// Maximum time until a container reports that it is ready.
 const READY_TIMEOUT: Duration = Duration::from_secs(90);
-/// How often that is looked at.
+/// Interval between two looks at a container's state.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// How long a service gets that is to end: what `compose.yaml` gives it.
+/// Time for the orderly end of a service, in seconds, as in `compose.yaml`.
 const GRACE_SECONDS: &str = "45";
-/// How compose marks what is a project's, and which service it is.
+/// The labels with which compose marks a resource's project and service.
 const PROJECT: &str = "com.docker.compose.project";
 const SERVICE: &str = "com.docker.compose.service";
-/// The kinds of things that a project has, besides its image, in the order in which they can go.
+/// The kinds of resources of a project, besides its image, in an order in which they can be
+/// removed.
 const KINDS: [&str; 3] = ["container", "network", "volume"];
 
-/// A compose project. It goes, with its volumes and its image, when it is dropped.
+/// A compose project, which is removed with its volumes and its image when the value is dropped.
 #[derive(Debug)]
 pub(in crate::cluster) struct Compose {
     project: String,
     deploy: PathBuf,
     tool: &'static [&'static str],
-    /// Where each controller is published.
+    /// The published address of each controller.
     clients: [SocketAddr; 3],
-    /// Read in place of `deploy/compose/.env`, which has the user's own settings. There is nothing in it.
+    /// An empty file that is read in place of `deploy/compose/.env`, which contains the user's own
+    /// settings.
     settings: PathBuf,
 }
 
-/// A container of a project: stopped and started again, it is the same one.
+/// A container of a project. A container that is stopped and started stays the same container.
 #[derive(Debug, Clone)]
 pub(in crate::cluster) struct Container {
     id: String,
 }
 
 impl Compose {
-    /// Builds the image. Removes first what harnesses left behind that were killed.
+    /// Removes the projects that killed harnesses left behind, and builds the image.
     pub(super) fn begin(deploy: Option<&Path>, program: &Path, root: &Path) -> anyhow::Result<Self> {
         let (deploy, tool) = check(deploy)?;
         for project in projects()?.iter().filter(|project| owner::is_orphan(project)) {
@@ -67,7 +71,7 @@ impl Compose {
         Ok(compose)
     }
 
-    /// The image with the binary under test, without its debugging information.
+    /// Builds the image with the binary under test, without debugging information.
     fn build(&self, program: &Path, root: &Path) -> anyhow::Result<()> {
         let folder = root.join("image");
         std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
@@ -83,8 +87,9 @@ impl Compose {
         std::fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))
     }
 
-    /// Makes and starts so many of its services, each worker with such GPUs. Controllers are always
-    /// three: they begin a cluster together.
+    /// Creates and starts the three controllers and `workers` workers, each worker with the
+    /// resources of `machine`. The number of controllers is fixed, because they bootstrap a cluster
+    /// together.
     pub(in crate::cluster) fn up(&self, workers: u32, machine: Machine) -> anyhow::Result<()> {
         let mut command = bounded(self.tool);
         command.args(["--project-name", &self.project, "--file"]).arg(self.deploy.join("compose.yaml"));
@@ -108,12 +113,12 @@ impl Compose {
         said(&mut command).context("the compose project does not start").map(drop)
     }
 
-    /// Every controller's address for clients, in the order of their numbers.
+    /// Returns every controller's address for clients, in the order of their numbers.
     pub(in crate::cluster) fn clients(&self) -> [SocketAddr; 3] {
         self.clients
     }
 
-    /// The container of a service.
+    /// Returns the container of a service.
     pub(in crate::cluster) fn container(&self, service: &str) -> anyhow::Result<Container> {
         let filters = [format!("label={PROJECT}={}", self.project), format!("label={SERVICE}={service}")];
         let mut list = docker(&["container", "ls", "--all", "--quiet"]);
@@ -126,14 +131,14 @@ impl Compose {
 impl Drop for Compose {
     fn drop(&mut self) {
         if let Err(error) = remove(&self.project) {
-            eprintln!("{} may be left: {error:#}", self.project);
+            eprintln!("cannot remove the compose project {}: {error:#}", self.project);
         }
     }
 }
 
 impl Container {
-    /// Starts it, unless it runs, and waits until it says that it is ready. Its pid on this machine,
-    /// or how it ended.
+    /// Starts the container, unless it runs, and waits until it reports that it is ready. Returns
+    /// its pid on this machine, or its exit status.
     pub(in crate::cluster) async fn start(&self) -> anyhow::Result<Result<u32, ExitStatus>> {
         self.command(&["container", "start"]).await?;
         let began = self.inspect("{{.State.StartedAt}}").await?;
@@ -143,28 +148,29 @@ impl Container {
             if let Some(code) = state.strip_prefix("false ") {
                 return Ok(Err(status(code)?));
             }
-            // Of what it prints only its ready line is on standard output.
+            // The ready line is the only output on standard output.
             if !self.command(&["container", "logs", "--since", &began]).await?.stdout.is_empty() {
                 return Ok(Ok(self.inspect("{{.State.Pid}}").await?.parse()?));
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }
-        bail!("it does not say within {READY_TIMEOUT:?} that it is ready")
+        bail!("the container is not ready after {READY_TIMEOUT:?}")
     }
 
-    /// kill -9, and waits until it is gone. The engine does not start it again: it was asked to.
+    /// Kills the container with SIGKILL, and waits for its end. The engine does not restart a
+    /// container that was killed on request.
     pub(in crate::cluster) async fn kill(&self) -> anyhow::Result<()> {
         self.command(&["container", "kill", "--signal", "KILL"]).await?;
         self.command(&["container", "wait"]).await.map(drop)
     }
 
-    /// SIGTERM, and waits until it has ended.
+    /// Sends SIGTERM, and waits for the end of the container.
     pub(in crate::cluster) async fn end(&self) -> anyhow::Result<ExitStatus> {
         self.command(&["container", "stop", "--time", GRACE_SECONDS]).await?;
         status(&self.inspect("{{.State.ExitCode}}").await?)
     }
 
-    /// All that it logged.
+    /// Returns the whole log of the container.
     pub(in crate::cluster) async fn log(&self) -> anyhow::Result<Vec<u8>> {
         let Output { stdout, stderr, .. } = self.command(&["container", "logs"]).await?;
         Ok([stderr, stdout].concat())
@@ -184,7 +190,7 @@ impl Container {
 }
 
 fn status(code: &str) -> anyhow::Result<ExitStatus> {
-    let code: i32 = code.parse().with_context(|| format!("{code:?} is no exit code"))?;
+    let code: i32 = code.parse().with_context(|| format!("{code:?} is not an exit code"))?;
     Ok(ExitStatus::from_raw(code << 8))
 }
 
@@ -192,26 +198,26 @@ fn image(project: &str) -> String {
     format!("{project}:latest")
 }
 
-/// The folder of the compose file and the compose tool, if everything that it takes is here.
+/// Returns the folder of the compose file and the compose tool, if every requirement is met.
 pub(super) fn check(deploy: Option<&Path>) -> anyhow::Result<(&Path, &'static [&'static str])> {
     let deploy = deploy
-        .context("no deploy/compose here: run it in the repository, or name that folder with --deploy")?;
+        .context("there is no deploy/compose here: run the command in the repository, or name the folder with --deploy")?;
     Ok((deploy, tool()?))
 }
 
-/// The compose tool that is here, if everything else is as well.
+/// Returns the installed compose tool, if every other requirement is met.
 fn tool() -> anyhow::Result<&'static [&'static str]> {
-    ensure!(rustix::process::geteuid().is_root(), "killing containers' processes takes root");
+    ensure!(rustix::process::geteuid().is_root(), "killing the processes of containers requires root");
     said(&mut docker(&["info"])).context("no Docker Engine answers here")?;
     let tools: [&'static [&'static str]; 2] = [&["docker", "compose"], &["docker-compose"]];
     let works = |tool: &&[&str]| said(bounded(tool).arg("version")).is_ok();
     let found = tools.into_iter().find(works);
     said(&mut docker(&["image", "inspect", BASE]))
-        .with_context(|| format!("there is no image {BASE}: make it with deploy/compose/base-image.sh"))?;
+        .with_context(|| format!("there is no image {BASE}: build it with deploy/compose/base-image.sh"))?;
     found.context("there is neither 'docker compose' nor 'docker-compose'")
 }
 
-/// Every project of which the engine has something.
+/// Returns every project that has resources in the engine.
 fn projects() -> anyhow::Result<BTreeSet<String>> {
     let mut projects = BTreeSet::new();
     for kind in KINDS {
@@ -223,7 +229,7 @@ fn projects() -> anyhow::Result<BTreeSet<String>> {
     Ok(projects)
 }
 
-/// Removes all that a project has.
+/// Removes all resources of a project.
 fn remove(project: &str) -> anyhow::Result<()> {
     for kind in KINDS {
         let mut list = docker(&[kind, "ls", "--quiet", "--filter", &format!("label={PROJECT}={project}")]);
@@ -248,7 +254,7 @@ fn docker(words: &[&str]) -> Command {
     command
 }
 
-/// A command that ends.
+/// Returns a command with a timeout.
 fn bounded(words: &[&str]) -> Command {
     let mut command = Command::new("timeout");
     command.args(["--kill-after=5", COMMAND_SECONDS]).args(words);

@@ -1,13 +1,13 @@
-//! Where the processes of a cluster run, and what each place lets a harness do.
+//! The grounds on which a cluster's processes run, and their requirements.
 //!
-//! | ground | a process is | its network is | takes |
+//! | ground | process | network | requires |
 //! |---|---|---|---|
 //! | processes | a child of the harness | loopback | nothing |
-//! | namespaces | a child of the harness | a network namespace of its own, on a bridge | root, `ip`, `nft`, `nsenter` |
-//! | compose | a container of a project of its own | the project's networks | root, a Docker Engine, a compose tool |
+//! | namespaces | a child of the harness | its own network namespace, on a bridge | root, `ip`, `nft`, `nsenter` |
+//! | compose | a container of a separate project | the project's networks | root, a Docker Engine, a compose tool |
 //!
-//! What is made on the machine carries the harness's pid in its name ([`owner`]): a harness that was
-//! killed leaves it behind, and the next one removes it.
+//! Every resource on the machine carries the harness's pid in its name ([`owner`]). A harness that
+//! is killed leaves its resources behind, and the next harness removes them.
 
 mod compose;
 mod namespaces;
@@ -24,26 +24,26 @@ pub(super) use self::namespaces::Namespaces;
 pub use self::namespaces::Switch;
 use super::ports::Ports;
 
-/// What the name of everything begins with that a harness makes on a machine.
+/// The prefix of the name of every resource that a harness makes on a machine.
 const PREFIX: &str = "millrace-chaos-";
 
-/// Where the processes of a cluster run.
+/// The place where the processes of a cluster run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum Ground {
-    /// Processes on loopback.
+    /// Processes run on loopback.
     #[default]
     Processes,
-    /// Processes with a network namespace each.
+    /// Each process runs in its own network namespace.
     Namespaces,
-    /// The containers of `deploy/compose`.
+    /// Processes run in the containers of `deploy/compose`.
     Compose,
 }
 
 impl Ground {
-    /// All of them.
+    /// All grounds.
     pub const ALL: [Self; 3] = [Self::Processes, Self::Namespaces, Self::Compose];
 
-    /// As the command line has it.
+    /// Returns the name of the ground on the command line.
     #[must_use]
     pub fn word(self) -> &'static str {
         match self {
@@ -53,7 +53,7 @@ impl Ground {
         }
     }
 
-    /// Where proxies are that everybody reaches.
+    /// Returns the address of the proxies, which every process reaches.
     pub(super) fn proxies(self) -> Ipv4Addr {
         match self {
             Self::Namespaces => namespaces::HARNESS,
@@ -62,20 +62,20 @@ impl Ground {
     }
 }
 
-/// What a ground takes to be made.
+/// A ground with its parameters.
 #[derive(Debug, Clone)]
 pub struct Terrain {
-    /// Which.
     pub ground: Ground,
-    /// The folder of `compose.yaml`; `None` where it was not found.
+    /// The folder of `compose.yaml`; `None` if it was not found.
     pub deploy: Option<PathBuf>,
 }
 
 impl Terrain {
-    /// Whether this machine has what it takes. Of namespaces only [`Switch::enter`] can tell.
+    /// Checks the requirements of the ground on this machine. The requirements of namespaces are
+    /// checked by [`Switch::enter`] alone.
     ///
     /// # Errors
-    /// What is missing, and what to do about it.
+    /// The missing requirement, with the next step.
     pub fn check(&self) -> anyhow::Result<()> {
         match self.ground {
             Ground::Compose => compose::check(self.deploy.as_deref()).map(drop),
@@ -84,28 +84,28 @@ impl Terrain {
     }
 }
 
-/// The ground of one cluster. What was made for it goes when it is dropped.
+/// The ground of one cluster. Its resources are removed when the value is dropped.
 pub(super) enum Site {
     Loopback(Ports),
     Namespaces(Namespaces),
     Compose(Compose),
 }
 
-/// Where one process lives.
+/// The place of one process on its ground.
 #[derive(Debug, Clone)]
 pub(super) struct House {
-    /// What stands before a program so that it runs there.
+    /// The words before a program that is to run in this place.
     pub(super) prefix: Vec<String>,
-    /// What a process is told besides, which listens there.
+    /// Further arguments of a process that listens in this place.
     pub(super) words: Vec<String>,
-    /// Where a controller listens for clients.
+    /// The address at which a controller listens for clients.
     pub(super) client: SocketAddr,
-    /// Where it listens for the others.
+    /// The address at which the process listens for other processes.
     pub(super) internal: SocketAddr,
 }
 
 impl Site {
-    /// Nothing is started yet.
+    /// Prepares a ground without processes.
     pub(super) fn begin(terrain: &Terrain, program: &Path, root: &Path) -> anyhow::Result<Self> {
         Ok(match terrain.ground {
             Ground::Processes => Self::Loopback(Ports::new()),
@@ -114,15 +114,16 @@ impl Site {
         })
     }
 
-    /// A place for one more process; for those that are no containers.
+    /// Returns the place of a further process, on a ground without containers.
     pub(super) fn house(&mut self, name: &str) -> anyhow::Result<House> {
         match self {
             Self::Loopback(ports) => {
-                let (client, internal) = (ports.free()?, ports.free()?);
+                let client = ports.free()?;
+                let internal = ports.free()?;
                 Ok(House { prefix: Vec::new(), words: Vec::new(), client, internal })
             }
             Self::Namespaces(namespaces) => namespaces.house(name),
-            Self::Compose(_) => anyhow::bail!("{name} is a container, and has its place"),
+            Self::Compose(_) => anyhow::bail!("{name} is a container, and already has a place"),
         }
     }
 }

@@ -1,15 +1,16 @@
-//! Each process in a network namespace of its own, all on one bridge, and the harness beside it.
+//! A ground on which each process has its own network namespace. All namespaces, and the harness's,
+//! are on one bridge.
 //!
 //! ```text
 //!   millrace-chaos-PID-controller-1        millrace-chaos-PID-worker-1
 //!        eth0 10.213.0.10                       eth0 10.213.0.13
 //!          │ veth                                 │ veth
 //!   ───────┴────── bridge "chaos" 10.213.0.1 ─────┴───────  millrace-chaos-PID: the harness
-//!                      nft: who reaches whom
+//!                      nft: rules for the cuts
 //! ```
-//! The bridge is in the harness's own namespace ([`Switch`]), so that nothing of this machine's
-//! network is touched. A cut drops the packets from one to another as they cross the bridge; an
-//! unplugged process has its link down. What was sent meanwhile is sent again by TCP.
+//! The bridge is in the harness's own namespace ([`Switch`]), so that the network of this machine
+//! is not touched. A cut drops the packets from one address to another as they cross the bridge. An
+//! unplugged process has its link down. TCP sends the lost packets again later.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -25,32 +26,32 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use super::tools::{said, succeeded};
 use super::{House, owner};
 
-/// Where `ip netns` keeps names.
+/// The folder in which `ip netns` keeps names.
 const NAMES: &str = "/run/netns";
 const BRIDGE: &str = "chaos";
-/// The harness's own address: where its proxies are.
+/// The harness's own address, which is also the address of its proxies.
 pub(in crate::cluster) const HARNESS: Ipv4Addr = Ipv4Addr::new(10, 213, 0, 1);
-/// The last byte of the first process's.
+/// The last byte of the first process's address.
 const FIRST: u8 = 10;
-/// Ports of each process, as they are on machines of their own.
+/// The ports of each process, which are the same as on separate machines.
 const CLIENT_PORT: u16 = 8080;
 const INTERNAL_PORT: u16 = 7070;
 
-/// The harness's own namespace, with the bridge. Its name goes when this is dropped, and all of it when
-/// the harness ends.
+/// The harness's own namespace, with the bridge. The name is removed when the value is dropped; the
+/// namespace itself ends with the harness.
 #[derive(Debug)]
 pub struct Switch {
     name: String,
 }
 
 impl Switch {
-    /// Makes it, and moves this thread in: those that it starts are there as well. Removes first what
-    /// harnesses left behind that were killed.
+    /// Removes the namespaces that killed harnesses left behind, makes the harness's namespace, and
+    /// moves this thread into it. Threads that this thread starts later are in the namespace too.
     ///
     /// # Errors
-    /// Why this machine does not let us.
+    /// If this machine does not allow the namespace.
     pub fn enter() -> anyhow::Result<Self> {
-        ensure!(rustix::process::geteuid().is_root(), "network namespaces take root");
+        ensure!(rustix::process::geteuid().is_root(), "network namespaces require root");
         for tool in ["nft", "nsenter"] {
             run(Command::new(tool).arg("--version"))?;
         }
@@ -66,7 +67,8 @@ impl Switch {
         batch(&format!(
             "link set lo up\nlink add {BRIDGE} type bridge\naddress add {HARNESS}/24 dev {BRIDGE}\nlink set {BRIDGE} up\n"
         ))?;
-        // Some kernels have no filter for bridges: told now, and not at the first cut.
+        // Some kernels have no filter for bridges. Try the filter here, so that the error does not
+        // wait for the first cut.
         filter(&[])?;
         Ok(switch)
     }
@@ -74,15 +76,15 @@ impl Switch {
 
 impl Drop for Switch {
     fn drop(&mut self) {
-        // What is left is removed by the next harness.
+        // The next harness removes a namespace that this command leaves.
         let _removed = run(ip().args(["netns", "delete", &self.name]));
     }
 }
 
-/// The namespaces of one cluster. They go when it is dropped.
+/// The namespaces of one cluster, which are removed when the value is dropped.
 #[derive(Debug)]
 pub(in crate::cluster) struct Namespaces {
-    /// Each process's number on the bridge, by its name.
+    /// The number of each process on the bridge, by the name of the process.
     numbers: BTreeMap<String, u8>,
 }
 
@@ -93,8 +95,11 @@ impl Namespaces {
 
     pub(super) fn house(&mut self, name: &str) -> anyhow::Result<House> {
         let number = FIRST + u8::try_from(self.numbers.len()).context("too many processes")?;
-        let (namespace, link, ip) = (namespace(name), link(number), address(number));
-        // From here on: a half that was made goes as well.
+        let namespace = namespace(name);
+        let link = link(number);
+        let ip = address(number);
+        // Insert the number before the commands: the drop then removes a namespace that was made in
+        // part.
         self.numbers.insert(name.to_owned(), number);
         run(self::ip().args(["netns", "add", &namespace]))?;
         batch(&format!(
@@ -115,7 +120,8 @@ impl Namespaces {
         })
     }
 
-    /// Lets no packet cross from the one to the other of each pair, and all others.
+    /// Drops the packets from the first to the second process of each pair, and lets all others
+    /// pass.
     pub(in crate::cluster) fn obey(&self, cuts: &[(String, String)]) -> anyhow::Result<()> {
         let number = |name: &String| {
             self.numbers.get(name).copied().map(address).with_context(|| format!("there is no {name}"))
@@ -134,8 +140,9 @@ impl Namespaces {
 impl Drop for Namespaces {
     fn drop(&mut self) {
         for (name, number) in &self.numbers {
-            // By hand, as a namespace goes only with its last process, and the next cluster takes the
-            // same links. What is left is removed by the next harness.
+            // Remove the links explicitly: a namespace ends only with its last process, and the
+            // next cluster uses the same links. The next harness removes anything that these
+            // commands leave.
             let _link = run(ip().args(["link", "delete", &link(*number)]));
             let _name = run(ip().args(["netns", "delete", &namespace(name)]));
         }
@@ -156,22 +163,23 @@ fn address(number: u8) -> Ipv4Addr {
     Ipv4Addr::new(a, b, c, number)
 }
 
-/// The names that `ip netns` knows.
+/// Returns the names that `ip netns` knows.
 fn names() -> Vec<String> {
     let entries = std::fs::read_dir(NAMES).into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
 }
 
-/// Has the bridge drop what crosses it from the one to the other of each pair, and nothing else: at
-/// once, for all of them.
+/// Makes the bridge drop the packets from the first to the second address of each pair, and no
+/// others. All rules change at once.
 fn filter(cuts: &[(Ipv4Addr, Ipv4Addr)]) -> anyhow::Result<()> {
     let mut command = Command::new("nft");
     command.args(["-f", "-"]);
-    fed(&mut command, &rules(cuts)).context("the bridge takes no rules (it takes nftables for bridges)")
+    fed(&mut command, &rules(cuts))
+        .context("cannot set rules for the bridge (they require nftables for bridges)")
 }
 
 fn rules(cuts: &[(Ipv4Addr, Ipv4Addr)]) -> String {
-    // The first line makes it where it is not, so that it can be replaced.
+    // The first line creates the table if it is missing, so that the second line can delete it.
     let mut text = format!(
         "table bridge {BRIDGE}\ndelete table bridge {BRIDGE}\ntable bridge {BRIDGE} {{\n chain cuts {{\n  type filter hook forward priority 0;\n"
     );
@@ -186,7 +194,7 @@ fn ip() -> Command {
     Command::new("ip")
 }
 
-/// Several commands of `ip` at once.
+/// Runs several commands of `ip` at once.
 fn batch(commands: &str) -> anyhow::Result<()> {
     fed(ip().args(["-batch", "-"]), commands)
 }
@@ -207,7 +215,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_rules_are_replaced_as_a_whole() {
+    fn the_rules_replace_the_whole_table() {
         let [a, b] = [address(10), address(11)];
         let rules = rules(&[(a, b)]);
         let lines: Vec<_> = rules.lines().map(str::trim).collect();
