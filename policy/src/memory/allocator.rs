@@ -1,6 +1,6 @@
-//! Gives out a GPU's free blocks by best fit: the shortest free run that is long enough, else the
-//! longest runs. The worker reserves all of a GPU's memory at boot (T12), so an allocation only changes
-//! these books.
+//! Allocates a GPU's free blocks by best fit: the shortest free run that is long enough, else the
+//! longest runs. The worker reserves all of a GPU's memory at boot (T12), so an allocation only
+//! changes these books.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// The block after the last.
+    /// Returns the block after the last block of the run.
     #[must_use]
     pub fn end(self) -> u32 {
         self.start + self.len
@@ -60,18 +60,18 @@ impl BestFit {
         Self { placement, free, free_blocks: total }
     }
 
-    /// The number of free blocks.
+    /// Returns the number of free blocks.
     #[must_use]
     pub fn free_blocks(&self) -> u32 {
         self.free_blocks
     }
 
-    /// The free runs, in the order of their blocks.
+    /// Returns the free runs, in the order of their blocks.
     pub fn free_runs(&self) -> impl Iterator<Item = Run> + '_ {
         self.free.iter().map(|(&start, &len)| Run { start, len })
     }
 
-    /// Whether [`Self::take`] fails for lack of blocks alone.
+    /// Whether [`Self::take`] fails only for lack of blocks.
     #[must_use]
     pub fn takes_any(&self) -> bool {
         self.placement == Placement::Scattered
@@ -95,7 +95,8 @@ impl BestFit {
         let mut left = blocks;
         while left > 0 {
             let fits = self.free.iter().filter(|&(_, &len)| len >= left).min_by_key(|&(_, &len)| len);
-            // The lowest of equals: the map is in order, and max_by_key would keep the last.
+            // Of equal runs the lowest is chosen: the map is in order, and `max_by_key` returns the
+            // last maximum.
             let longest = || self.free.iter().rev().max_by_key(|&(_, &len)| len);
             let (&start, &len) = fits.or_else(longest).expect("enough blocks are free");
             let run = Run { start, len: len.min(left) };
@@ -108,7 +109,8 @@ impl BestFit {
     }
 
     fn take_contiguous(&mut self, lengths: &[u32]) -> Option<Vec<Run>> {
-        // The longest first: a short piece could cut up the run that a long one needs.
+        // The longest piece comes first: a short piece could cut up the run that a long piece
+        // needs.
         let mut order: Vec<usize> = (0..lengths.len()).collect();
         order.sort_by_key(|&place| std::cmp::Reverse(lengths[place]));
         let mut taken = vec![None; lengths.len()];
@@ -139,7 +141,7 @@ impl BestFit {
     /// Gives runs back.
     ///
     /// # Panics
-    /// When a block is free already: a bug of the caller.
+    /// If a block is free already: a bug of the caller.
     pub fn give_back(&mut self, runs: &[Run]) {
         for &run in runs {
             self.give_back_one(run);

@@ -1,8 +1,8 @@
-//! Which chunks of a model's weights have arrived.
+//! The set of a model's chunks of weights that have arrived.
 
 use std::ops::Range;
 
-/// A set over `0..len`, dense.
+/// A dense set of chunks in `0..len`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChunkSet {
     words: Vec<u64>,
@@ -11,16 +11,16 @@ pub struct ChunkSet {
 }
 
 impl ChunkSet {
-    /// Nothing of `len` chunks.
+    /// Returns an empty set of up to `len` chunks.
     #[must_use]
     pub fn empty(len: u32) -> Self {
         Self { words: vec![0; len.div_ceil(64) as usize], len, held: 0 }
     }
 
-    /// Adds a range; what is held already stays so.
+    /// Adds a range. Chunks that are already in the set stay.
     ///
     /// # Panics
-    /// When the range ends beyond the set: a bug of the caller.
+    /// If the range ends beyond the set: a bug of the caller.
     pub fn insert(&mut self, range: Range<u32>) {
         assert!(range.end <= self.len, "{range:?} of {} chunks", self.len);
         for chunk in range {
@@ -31,19 +31,19 @@ impl ChunkSet {
         }
     }
 
-    /// How many are held.
+    /// Returns the number of chunks in the set.
     #[must_use]
     pub fn held(&self) -> u32 {
         self.held
     }
 
-    /// Whether all are.
+    /// Whether all chunks are in the set.
     #[must_use]
     pub fn complete(&self) -> bool {
         self.held == self.len
     }
 
-    /// What is not held, as ranges in order.
+    /// Returns the chunks that are not in the set, as ranges in order.
     #[must_use]
     pub fn missing(&self) -> Vec<Range<u32>> {
         let mut ranges: Vec<Range<u32>> = Vec::new();
@@ -56,7 +56,7 @@ impl ChunkSet {
         ranges
     }
 
-    /// Whether a chunk is held.
+    /// Whether a chunk is in the set.
     #[must_use]
     pub fn holds(&self, chunk: u32) -> bool {
         self.words[(chunk / 64) as usize] & (1 << (chunk % 64)) != 0
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn knows_what_is_missing() {
+    fn missing_returns_the_absent_chunks_as_ranges() {
         let mut set = ChunkSet::empty(130);
         set.insert(5..70);
         set.insert(60..65);

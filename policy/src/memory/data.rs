@@ -1,5 +1,6 @@
-//! Blocks of the intermediate data on a GPU, out of the same memory as the models', because a GPU's
-//! memory has one authority. Data is not ranked: its owner decides when the blocks are given back.
+//! Blocks of intermediate data on a GPU. They come from the same memory as the models' blocks,
+//! because a GPU's memory has a single authority. Data has no rank: its owner decides when the
+//! blocks are given back.
 
 use std::collections::BTreeSet;
 
@@ -8,8 +9,8 @@ use millrace_types::ModelId;
 use super::{Evicted, MemoryMap, Run, Shortage};
 
 impl MemoryMap {
-    /// Takes so many blocks for data, one run for each block, and evicts models that are not in `pinned`
-    /// until there is room. On a shortage nothing is evicted.
+    /// Takes `blocks` blocks for data, one run for each block, and evicts models that are not in
+    /// `pinned` until there is room. A shortage evicts no model.
     ///
     /// # Errors
     /// [`Shortage`].
@@ -25,28 +26,28 @@ impl MemoryMap {
         Ok((runs, evicted))
     }
 
-    /// Whether an allocation fails for lack of blocks alone, whatever their places.
+    /// Whether an allocation fails only for lack of blocks, regardless of their positions.
     #[must_use]
     pub fn gives_any_block(&self) -> bool {
         self.allocator.takes_any()
     }
 
-    /// Gives a run of [`Self::take_blocks`] back.
+    /// Gives back a run of [`Self::take_blocks`].
     ///
     /// # Panics
-    /// When it is not taken: a bug of the caller.
+    /// If the run is not taken: a bug of the caller.
     pub fn give_back_block(&mut self, run: Run) {
         assert!(self.data.remove(&run), "{run:?} holds no data");
         self.allocator.give_back(&[run]);
     }
 
-    /// Blocks that data holds.
+    /// Returns the number of blocks that data holds.
     #[must_use]
     pub fn data_blocks(&self) -> u32 {
         self.data.iter().map(|run| run.len).sum()
     }
 
-    /// Blocks that these models hold.
+    /// Returns the number of blocks that these models hold.
     #[must_use]
     pub fn blocks_of(&self, models: &BTreeSet<ModelId>) -> u32 {
         models.iter().filter_map(|model| self.regions.get(model)).map(|region| region.blocks).sum()
@@ -79,7 +80,7 @@ mod tests {
     }
 
     proptest! {
-        /// No block has two owners, none is lost, and data never makes way.
+        /// No block has two owners, no block is lost, and data is never evicted.
         #[test]
         fn models_and_data_share_the_blocks(
             placement in prop_oneof![Just(Placement::Scattered), Just(Placement::Contiguous)],
@@ -128,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn data_makes_idle_models_go_and_not_those_in_use() {
+    fn data_evicts_idle_models_and_no_model_in_use() {
         let mut map = MemoryMap::new(Bytes(BLOCK.0 * 10));
         map.map(Timestamp(1), ModelId(1), 4, 4, &[]).unwrap();
         map.map(Timestamp(2), ModelId(2), 4, 4, &[]).unwrap();

@@ -34,10 +34,10 @@ use crate::ids::Generation;
 /// A block: the unit of GPU memory, and the chunk in which weights travel (D12, T09).
 pub const BLOCK: Bytes = Bytes::mib(2);
 
-/// How many of those that LRU would evict are looked at again, to see whether they may stay.
+/// Victims of LRU that are looked at again, at most, to see whether they may stay.
 const SPARED_MAX: usize = 4;
 
-/// How many blocks hold `size`.
+/// Returns the number of blocks that hold `size`.
 #[must_use]
 pub fn blocks_for(size: Bytes) -> u32 {
     u32::try_from(size.0.div_ceil(BLOCK.0)).unwrap_or(u32::MAX)
@@ -46,20 +46,19 @@ pub fn blocks_for(size: Bytes) -> u32 {
 /// A model that was evicted, and the mapping that ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Evicted {
-    /// Which model.
     pub model: ModelId,
-    /// Which mapping of it.
+    /// The number of the mapping that ended.
     pub generation: Generation,
 }
 
-/// Why there is no room.
+/// The reason why there is no room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Shortage {
-    /// What would make room is pinned: wait for it.
-    #[error("what would make room is in use")]
+    /// The models that would make room are pinned: wait until one is free.
+    #[error("all models that would make room are in use: wait until one is free")]
     Pinned,
-    /// Even an empty GPU has less.
-    #[error("the GPU is too small")]
+    /// The request is larger than the whole GPU.
+    #[error("the request is larger than the GPU's memory: use a larger GPU")]
     TooLarge,
 }
 
@@ -70,7 +69,7 @@ pub struct MemoryMap {
     total: u32,
     allocator: BestFit,
     regions: BTreeMap<ModelId, Region>,
-    /// The models in the order in which they make room: by rank, then by last use.
+    /// The models in the order of their eviction: by rank, then by last use.
     order: BTreeSet<Turn>,
     last_generation: Generation,
     /// The blocks of intermediate data.
@@ -78,14 +77,14 @@ pub struct MemoryMap {
 }
 
 impl MemoryMap {
-    /// Returns an empty map of this much memory, with scattered placement. A rest that does not fill a
-    /// block is left out.
+    /// Returns an empty map of `memory`, with scattered placement. A remainder smaller than a block
+    /// is left out.
     #[must_use]
     pub fn new(memory: Bytes) -> Self {
         Self::with(memory, Placement::Scattered)
     }
 
-    /// As [`Self::new`], with this placement.
+    /// Returns an empty map of `memory` with this placement; see [`Self::new`].
     #[must_use]
     pub fn with(memory: Bytes, placement: Placement) -> Self {
         let total = u32::try_from(memory.0 / BLOCK.0).unwrap_or(u32::MAX);
@@ -100,38 +99,38 @@ impl MemoryMap {
         }
     }
 
-    /// Blocks in all.
+    /// Returns the number of all blocks.
     #[must_use]
     pub fn total_blocks(&self) -> u32 {
         self.total
     }
 
-    /// Blocks taken.
+    /// Returns the number of blocks in use.
     #[must_use]
     pub fn used_blocks(&self) -> u32 {
         self.total - self.allocator.free_blocks()
     }
 
-    /// A model's region, if it has one.
+    /// Returns a model's region, if it has one.
     #[must_use]
     pub fn region(&self, model: ModelId) -> Option<&Region> {
         self.regions.get(&model)
     }
 
-    /// Every region, in model order.
+    /// Returns every region, in model order.
     pub fn regions(&self) -> impl Iterator<Item = (ModelId, &Region)> {
         self.regions.iter().map(|(&model, region)| (model, region))
     }
 
-    /// Gives a model that has none a region of `blocks` blocks, of which `chunks` will be filled,
-    /// and evicts models that are not in `pinned` until there is room. On a shortage nothing is
-    /// evicted. With contiguous placement the region is one run.
+    /// Maps a region of `blocks` blocks for a model that has none, and evicts models that are not
+    /// in `pinned` until there is room. `chunks` blocks of the region will be filled. A shortage
+    /// evicts no model. With contiguous placement the region is one run.
     ///
     /// # Errors
     /// [`Shortage`].
     ///
     /// # Panics
-    /// When the model has a region: a bug of the caller.
+    /// If the model has a region: a bug of the caller.
     pub fn map(
         &mut self,
         now: Timestamp,
@@ -143,14 +142,14 @@ impl MemoryMap {
         self.map_pieces(now, model, &[blocks], chunks, pinned)
     }
 
-    /// As [`Self::map`], for a model whose framework asks for pieces of these lengths, in blocks. With
-    /// contiguous placement each piece is one run.
+    /// Maps a region like [`Self::map`], for a model whose framework asks for pieces of these
+    /// lengths, in blocks. With contiguous placement each piece is one run.
     ///
     /// # Errors
     /// [`Shortage`].
     ///
     /// # Panics
-    /// When the model has a region: a bug of the caller.
+    /// If the model has a region: a bug of the caller.
     pub fn map_pieces(
         &mut self,
         now: Timestamp,
@@ -192,7 +191,7 @@ impl MemoryMap {
         self.last_generation
     }
 
-    /// Whom to evict so that these pieces can be had, in this order.
+    /// Returns the models to evict so that these pieces fit, in the order of their eviction.
     fn victims(&self, pieces: &[u32], pinned: &[ModelId]) -> Result<Vec<ModelId>, Shortage> {
         let mut trial = self.allocator.clone();
         let mut victims = Vec::new();
@@ -210,13 +209,13 @@ impl MemoryMap {
         Ok(victims)
     }
 
-    /// The books of a GPU on which everything is free.
+    /// Returns the books of a GPU on which every block is free.
     fn empty(&self) -> BestFit {
         BestFit::new(self.total, self.placement)
     }
 
-    /// Takes victims back that are needless beside the others: only of the highest rank, so that no
-    /// model leaves before one of a lower rank.
+    /// Removes victims that are needless beside the others. Only victims of the highest rank may
+    /// stay, so that no model is evicted before a model of a lower rank.
     fn spare(&self, victims: &mut Vec<ModelId>, pieces: &[u32], free: u32) {
         let surplus = free - pieces.iter().sum::<u32>();
         let highest = victims.iter().map(|model| self.regions[model].rank).max().unwrap_or_default();
@@ -235,27 +234,27 @@ impl MemoryMap {
         }
     }
 
-    /// Keeps a model from eviction while another GPU copies it (T25), until it was unlocked as often as
-    /// it was locked. Returns the model's region, if it has one.
+    /// Keeps a model from eviction while another GPU copies it (T25), until it has been unlocked as
+    /// often as it was locked. Returns the model's region, if it has one.
     pub fn lock(&mut self, model: ModelId) -> Option<&Region> {
         let region = self.regions.get_mut(&model)?;
         region.locks += 1;
         Some(region)
     }
 
-    /// Takes back one [`Self::lock`].
+    /// Reverts one [`Self::lock`].
     ///
     /// # Panics
-    /// When the model is not locked: a bug of the caller.
+    /// If the model is not locked: a bug of the caller.
     pub fn unlock(&mut self, model: ModelId) {
-        let region = self.regions.get_mut(&model).expect("what is locked has a region");
+        let region = self.regions.get_mut(&model).expect("a locked model has a region");
         region.locks = region.locks.checked_sub(1).expect("every unlock follows a lock");
     }
 
     /// Drops a model's region, if it has one.
     ///
     /// # Panics
-    /// When the model is locked: a bug of the caller.
+    /// If the model is locked: a bug of the caller.
     pub fn unmap(&mut self, model: ModelId) -> Option<Evicted> {
         let region = self.regions.remove(&model)?;
         assert!(!region.is_locked(), "model {model} is being copied");
@@ -264,12 +263,13 @@ impl MemoryMap {
         Some(Evicted { model, generation: region.generation })
     }
 
-    /// Notes that a model is used.
+    /// Records that a model is used.
     pub fn touch(&mut self, now: Timestamp, model: ModelId) {
         self.reorder(model, |region| region.last_used = now);
     }
 
-    /// Says how soon a model makes room: before all of a higher rank, whenever they were used.
+    /// Sets the rank of a model. The model is evicted before all models of a higher rank,
+    /// regardless of their last use.
     pub fn rank(&mut self, model: ModelId, rank: Rank) {
         self.reorder(model, |region| region.rank = rank);
     }
@@ -282,14 +282,14 @@ impl MemoryMap {
         }
     }
 
-    /// Notes that chunks of a model's weights have arrived.
+    /// Records that chunks of a model's weights have arrived.
     pub fn arrived(&mut self, model: ModelId, chunks: Range<u32>) {
         if let Some(region) = self.regions.get_mut(&model) {
             region.loaded.insert(chunks);
         }
     }
 
-    /// Forgets everything: the device's contents are lost. Generations go on counting.
+    /// Clears the map after the device's contents are lost. Generation numbers continue.
     pub fn clear(&mut self) {
         self.allocator = self.empty();
         self.regions.clear();
@@ -298,7 +298,7 @@ impl MemoryMap {
     }
 }
 
-/// Whether these pieces can be taken.
+/// Whether an allocator can give out these pieces.
 fn suffices(allocator: &BestFit, pieces: &[u32]) -> bool {
     let blocks = pieces.iter().map(|&len| u64::from(len)).sum::<u64>();
     let enough = blocks <= allocator.free_blocks().into();

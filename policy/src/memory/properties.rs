@@ -1,5 +1,5 @@
-//! Properties of both placements: no block has two owners, none is lost, pinned models stay, and a
-//! shortage evicts nothing.
+//! Properties of both placements: no block has two owners, no block is lost, pinned models stay,
+//! and a shortage evicts nothing.
 
 use proptest::prelude::*;
 
@@ -50,7 +50,7 @@ impl Checked {
                 let stayed = ranks.iter().filter(|(model, _)| {
                     !pinned.contains(model) && evicted.iter().all(|evicted| evicted.model != **model)
                 });
-                // T24: no model is evicted while one of a lower rank stays.
+                // T24: no model is evicted while a model of a lower rank stays.
                 assert!(stayed.map(|(_, rank)| Some(*rank)).all(|rank| rank >= highest));
                 evicted.iter().for_each(|evicted| drop(self.asked.remove(&evicted.model)));
                 self.asked.insert(model, pieces.to_vec());
@@ -96,7 +96,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
     #[test]
-    fn every_block_has_one_owner(
+    fn every_block_has_a_single_owner(
         placement in placement(),
         blocks in prop_oneof![Just(192u64), Just(200)],
         steps in prop::collection::vec(step(), 1..120),
@@ -134,7 +134,7 @@ proptest! {
 
     /// Scattered placement needs no consolidation.
     #[test]
-    fn scattered_placement_fails_for_lack_of_blocks_alone(
+    fn scattered_placement_fails_only_for_lack_of_blocks(
         sizes in prop::collection::vec(0..40u32, 1..40),
         gone in prop::collection::vec(any::<prop::sample::Index>(), 0..30),
         asked in 1..200u32,

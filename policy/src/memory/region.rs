@@ -1,4 +1,4 @@
-//! One model's place on a GPU.
+//! The region of one model on a GPU.
 
 use millrace_types::{ModelId, Timestamp};
 
@@ -6,59 +6,59 @@ use super::allocator::Run;
 use super::chunks::ChunkSet;
 use crate::ids::Generation;
 
-/// How soon a model makes room for others: the lowest first, and of equals the one that was used
-/// longest ago.
+/// The order of eviction: models of the lowest rank are evicted first, and of equal ranks the least
+/// recently used.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Rank(pub u8);
 
 impl Rank {
-    /// After all others.
+    /// The rank of models that are evicted after all others.
     pub const LAST: Self = Self(u8::MAX);
 }
 
-/// Where a model stands in the order in which they make room.
+/// A model's position in the order of eviction.
 pub(super) type Turn = (Rank, Timestamp, ModelId);
 
-/// One model's place on the GPU.
+/// The region of one model on the GPU.
 #[derive(Debug)]
 pub struct Region {
     pub(super) generation: Generation,
-    /// In the model's order, joined where they touch.
+    /// The blocks in the model's order; runs that touch are joined.
     pub(super) runs: Vec<Run>,
     pub(super) blocks: u32,
     pub(super) loaded: ChunkSet,
     pub(super) last_used: Timestamp,
     pub(super) rank: Rank,
-    /// Copies of it to other GPUs that are under way.
+    /// Number of copies of the model to other GPUs that are in progress.
     pub(super) locks: u32,
 }
 
 impl Region {
-    /// The mapping it stands for.
+    /// Returns the number of the mapping.
     #[must_use]
     pub fn generation(&self) -> Generation {
         self.generation
     }
 
-    /// Its blocks, in the model's order.
+    /// Returns the blocks, in the model's order.
     #[must_use]
     pub fn runs(&self) -> &[Run] {
         &self.runs
     }
 
-    /// How many there are.
+    /// Returns the number of blocks.
     #[must_use]
     pub fn blocks(&self) -> u32 {
         self.blocks
     }
 
-    /// What of the weights has arrived.
+    /// Returns the chunks of the weights that have arrived.
     #[must_use]
     pub fn loaded(&self) -> &ChunkSet {
         &self.loaded
     }
 
-    /// When it was used last.
+    /// Returns the time of the last use.
     #[must_use]
     pub fn last_used(&self) -> Timestamp {
         self.last_used

@@ -11,7 +11,7 @@ fn map(memory: &mut MemoryMap, at: u64, model: ModelId, blocks: u32, pinned: &[M
 }
 
 #[test]
-fn evicts_the_least_recently_used_and_no_more_than_needed() {
+fn the_least_recently_used_models_are_evicted_and_no_more_than_needed() {
     let mut memory = MemoryMap::new(Bytes::mib(20));
     map(&mut memory, 1, A, 4, &[]);
     map(&mut memory, 2, B, 4, &[]);
@@ -28,7 +28,7 @@ fn pinned_models_are_never_evicted() {
     map(&mut memory, 2, B, 4, &[]);
     assert_eq!(map(&mut memory, 3, C, 4, &[A]), [B]);
     assert_eq!(memory.map(Timestamp(4), D, 7, 7, &[A]), Err(Shortage::Pinned));
-    assert!(memory.region(C).is_some(), "nothing is evicted where it would not help");
+    assert!(memory.region(C).is_some(), "a shortage evicts nothing");
     assert_eq!(memory.map(Timestamp(4), D, 11, 11, &[]), Err(Shortage::TooLarge));
 }
 
@@ -51,7 +51,7 @@ fn sizes_round_up_to_blocks() {
 }
 
 #[test]
-fn a_victim_that_a_later_one_makes_needless_stays() {
+fn a_victim_that_a_later_victim_makes_needless_stays() {
     let mut memory = MemoryMap::new(Bytes::mib(20));
     map(&mut memory, 1, A, 3, &[]);
     map(&mut memory, 2, B, 6, &[]);

@@ -1,24 +1,24 @@
-//! How bandwidth is shared, by name.
+//! The names of the rules that share bandwidth.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::names::{self, UnknownName};
 
-/// Who gets how much of a link.
+/// The rule that shares a link's bandwidth.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Sharing {
-    /// By service objective: everyone the rate that it needs, the tightest what is idle
-    /// (`FaaSTube` §6.1).
+    /// By objective: each flow gets the rate that it needs, and the tightest flow gets the idle
+    /// rest (`FaaSTube` §6.1).
     #[default]
     FaasTube,
     /// Equal shares of each link, as PCIe itself shares (`FaaSTube`-PS, §9.2.2).
     Fair,
-    /// All there is to whoever came first.
+    /// The whole link for the flow that came first.
     Fifo,
 }
 
-/// Every name, with what it stands for.
+/// Every name with its sharing.
 pub const SHARINGS: [(&str, Sharing); 3] =
     [("faastube", Sharing::FaasTube), ("fair", Sharing::Fair), ("fifo", Sharing::Fifo)];
 
@@ -36,9 +36,9 @@ impl fmt::Display for Sharing {
     }
 }
 
-/// How links are shared.
+/// The configuration of the rates.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Config {
-    /// Who gets how much.
+    /// The rule that shares bandwidth.
     pub sharing: Sharing,
 }

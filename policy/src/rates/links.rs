@@ -1,9 +1,11 @@
-//! The links of a node and how flows are laid over them. Everything that crosses a link counts there,
-//! so the sums are each link's own (`FaaSTube`'s global `BW_all` holds only where all are alike).
+//! The links of a node, and the flows that are laid over them. Every flow that crosses a link
+//! counts at that link, so each link has a sum of its own. (`FaaSTube`'s global `BW_all` holds only
+//! if all links are alike.)
 //!
-//! Flows that may choose among links take what room there is, and then are laid by shortest augmenting
-//! paths (Edmonds and Karp): one that needs more has others moved to links that they may use as well. What each gets
-//! in all stays the same. So a rate is found to fit exactly when there is a way to fit it.
+//! A flow with a choice of links first takes the room that is free. A flow that needs more is then
+//! laid by shortest augmenting paths (Edmonds and Karp): other flows are moved to links that they
+//! may use as well, and their total rates stay the same. So a rate is found to fit exactly if there
+//! is a way to fit it.
 
 use std::collections::VecDeque;
 
@@ -11,18 +13,18 @@ use millrace_types::topology::{LinkId, Topology};
 
 use super::Error;
 
-/// Every link's rate, and which it leads to on the way to the host.
+/// The rate of every link, and the next link on the way to the host.
 #[derive(Debug)]
 pub(super) struct Links {
     rate: Vec<u64>,
-    /// PCIe links lead to their switch's uplink, where there is one.
+    /// The next link. A PCIe link leads to its switch's uplink, if there is one.
     next: Vec<Option<usize>>,
-    /// By link: where what enters by it is counted. See [`Self::meter`].
+    /// By link: the link at which flows that enter by it are counted. See [`Self::meter`].
     meter: Vec<usize>,
 }
 
 impl Links {
-    /// Those of a machine. Host paths that share a link are taken to share what follows it.
+    /// Returns the links of a machine. Host paths that share a link must share all links after it.
     pub(super) fn of(topology: &Topology) -> Result<Self, Error> {
         let rate: Vec<_> = topology.links.iter().map(|link| link.rate.0).collect();
         let next = vec![None; rate.len()];
@@ -51,24 +53,25 @@ impl Links {
         Ok(links)
     }
 
-    /// The last link on the way from one to the host that those which lead to it could overfill, else
-    /// the link itself. All that shares a link which may run short on that way crosses it.
+    /// Returns the last link on the way to the host that the links before it could overfill, or
+    /// `link` itself if there is none. Every flow that shares a scarce link on this way crosses the
+    /// meter.
     pub(super) fn meter(&self, link: usize) -> usize {
         self.meter[link]
     }
 
-    /// A link's place; `None` for one that does not exist.
+    /// Returns the position of a link; `None` if the link does not exist.
     pub(super) fn place(&self, link: LinkId) -> Option<usize> {
         usize::try_from(link.0).ok().filter(|&place| place < self.rate.len())
     }
 
-    /// A link and those it leads to.
+    /// Returns a link and the links that it leads to.
     fn chain(&self, link: usize) -> impl Iterator<Item = usize> {
         std::iter::successors(Some(link), |&link| self.next[link])
     }
 }
 
-/// A flow's rate by one link.
+/// The rate of a flow by one link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Part {
     pub(super) link: usize,
@@ -88,12 +91,12 @@ pub(super) struct Split<'a> {
     links: &'a Links,
     used: Vec<u64>,
     flows: Vec<Vec<Part>>,
-    /// Nodes that no way leads to the host from: none ever will, as rates are only added.
+    /// Nodes from which no way leads to the host. None ever will, because rates are only added.
     dead: Vec<bool>,
 }
 
 impl<'a> Split<'a> {
-    /// Flows that may enter by these links, with no rate yet.
+    /// Returns flows that may enter by these links and have no rate yet.
     pub(super) fn new(links: &'a Links, flows: impl Iterator<Item = Vec<usize>>) -> Self {
         let part = |link| Part { link, rate: 0 };
         let flows: Vec<Vec<_>> = flows.map(|flow| flow.into_iter().map(part).collect()).collect();
@@ -101,12 +104,12 @@ impl<'a> Split<'a> {
         Self { links, used: vec![0; links.rate.len()], flows, dead: vec![false; nodes] }
     }
 
-    /// What each flow was given.
+    /// Returns the rates of each flow by link.
     pub(super) fn into_flows(self) -> Vec<Vec<Part>> {
         self.flows
     }
 
-    /// Gives a flow so much more, or as much of it as there is; says how much.
+    /// Adds up to `want` to the rate of a flow, and returns the rate that was added.
     pub(super) fn push(&mut self, flow: usize, want: u64) -> u64 {
         let mut got = self.push_straight(flow, want);
         while got < want {
@@ -122,7 +125,7 @@ impl<'a> Split<'a> {
         got
     }
 
-    /// The same without moving any other flow: most need no more.
+    /// Does the same without moving any other flow, which is enough for most flows.
     fn push_straight(&mut self, flow: usize, want: u64) -> u64 {
         let mut got = 0;
         for place in 0..self.flows[flow].len() {
@@ -136,28 +139,30 @@ impl<'a> Split<'a> {
         got
     }
 
-    /// Gives a flow that has nothing all of what it wants, or nothing; says whether.
+    /// Gives a flow without a rate all of `want`, or nothing. Returns whether the flow was
+    /// admitted.
     pub(super) fn admit(&mut self, flow: usize, want: u64) -> bool {
-        // What is taken back was on none of these.
+        // The rate that is taken back was on none of the nodes that were dead before.
         let dead = self.dead.clone();
         let admitted = self.push(flow, want) == want;
         if !admitted {
             self.dead = dead;
             for place in 0..self.flows[flow].len() {
                 let part = &mut self.flows[flow][place];
-                let (link, rate) = (part.link, std::mem::take(&mut part.rate));
+                let link = part.link;
+                let rate = std::mem::take(&mut part.rate);
                 self.links.chain(link).for_each(|link| self.used[link] -= rate);
             }
         }
         admitted
     }
 
-    /// Shares what is left among some flows, max-min over each link: level by level, until the links
-    /// are full. Less than a byte a second for each of them stays.
+    /// Shares the remaining rates among some flows, max-min fairly over each link: level by level,
+    /// until the links are full. Less than a byte per second for each flow stays unused.
     pub(super) fn fill(&mut self, members: &[usize]) {
         let parts = |&flow: &usize| (0..self.flows[flow].len()).map(move |part| (flow, part));
         let mut open: Vec<_> = members.iter().flat_map(parts).collect();
-        // Each round fills a link at least.
+        // Each round fills at least one link.
         for _ in 0..=self.used.len() {
             let mut crossing = vec![0u64; self.used.len()];
             for &(flow, part) in &open {
@@ -185,7 +190,8 @@ impl<'a> Split<'a> {
         part.map_or(0, |part| part.rate)
     }
 
-    /// What can be added from one node to the next, or taken back the other way.
+    /// Returns the rate that can be added from a node to the next, or taken back in the other
+    /// direction.
     fn room(&self, from: Node, to: Node) -> u64 {
         match (from, to) {
             (Node::Into(link), Node::OutOf(out)) if link == out => self.left(link),
@@ -203,7 +209,7 @@ impl<'a> Split<'a> {
             (Node::OutOf(link), Node::Into(into)) if link == into => self.used[link] -= more,
             (Node::Flow(flow), Node::Into(link)) => self.part(flow, link, |rate| rate + more),
             (Node::Into(link), Node::Flow(flow)) => self.part(flow, link, |rate| rate - more),
-            // Between links flows what the first carries: it is counted there.
+            // A step between links carries the flow of the first link, and is counted there.
             _ => {}
         }
     }
@@ -213,8 +219,9 @@ impl<'a> Split<'a> {
         part.into_iter().for_each(|part| part.rate = change(part.rate));
     }
 
-    /// The shortest way from a flow to the host on which every step has room, empty where there is
-    /// none. Found breadth first: that bounds how often [`Self::push`] looks.
+    /// Returns the shortest way from a flow to the host on which every step has room; empty if
+    /// there is none. The search is breadth first, which bounds the number of iterations of
+    /// [`Self::push`].
     fn augmenting_path(&mut self, flow: usize) -> Vec<Node> {
         let start = Node::Flow(flow);
         let mut before: Vec<Option<Node>> = vec![None; self.dead.len()];
@@ -246,7 +253,7 @@ impl<'a> Split<'a> {
         Vec::new()
     }
 
-    /// A node's number among all.
+    /// Returns the index of a node among all nodes.
     fn place(&self, node: Node) -> usize {
         match node {
             Node::Flow(flow) => flow,
@@ -255,7 +262,7 @@ impl<'a> Split<'a> {
         }
     }
 
-    /// Where a step from a node may lead.
+    /// Appends the nodes to which a step from a node may lead.
     fn beyond(&self, node: Node, beyond: &mut Vec<Node>) {
         match node {
             Node::Flow(flow) => beyond.extend(self.flows[flow].iter().map(|part| Node::Into(part.link))),

@@ -1,25 +1,29 @@
-//! How fast each flow between host memory and GPUs may go, so that each is in time for its objective
-//! (`FaaSTube` §6.1; D14 to D16, D18), and whose batch crosses a link next (D12, D13). One direction
-//! of a node's links; the other has rates of its own. Absent: time, pinned memory (D17) and copying.
+//! Computes the rate of each flow between host memory and GPUs, so that every flow meets its
+//! objective (`FaaSTube` §6.1; D14 to D16, D18), and chooses the flow whose batch crosses a link
+//! next (D12, D13). One [`Rates`] covers one direction of a node's links. Absent: time, pinned
+//! memory (D17) and copying.
 //!
 //! A flow needs `Rate_least = bytes / (L_slo - L_infer)`. With `faastube`:
 //!
-//! 1. In the order of their deadlines, ties by id, flows are **admitted** at exactly that rate, if it
-//!    fits on the links they may use beside those admitted before.
-//! 2. What is left goes to those that are **crowded** out, on the links they may use.
-//! 3. What is idle then goes wholly to the tightest admitted flow: link by link, to the tightest that
-//!    may use the link.
-//! 4. What not even those can use is for flows without an objective and **infeasible** ones. They
-//!    wait while links are full, and cross where nobody with a rate has anything to send.
+//! 1. Flows are **admitted** at exactly that rate, in the order of their deadlines, ties by id. A
+//!    flow is admitted if its rate fits on its links beside the flows admitted before.
+//! 2. The remaining bandwidth goes to **crowded** flows, which were not admitted, on their links.
+//! 3. The bandwidth that is still idle goes wholly to the tightest admitted flow: link by link, to
+//!    the tightest flow that may use the link.
+//! 4. The bandwidth that these flows cannot use goes to flows without an objective and to
+//!    **infeasible** flows. Such flows wait while links are full, and cross when no flow with a
+//!    rate has anything to send.
 //!
-//! Steps 2 and 4 share max-min over each link. **Late** flows take steps 1 and 2 after all that may
-//! still be in time, admitted or crowded.
+//! Steps 2 and 4 share each link max-min fairly. **Late** flows go through steps 1 and 2 after all
+//! flows that may still be in time, admitted or crowded.
 //!
-//! **Re-weighting** (D16). A flow is behind when it was measured under its least rate by more than
-//! [`TOLERANCE_PERCENT`], and in all is more than a batch short. It then needs what remains in the
-//! time that remains: its least rate rises to that, from its next batch on. It cannot swing: a least rate never falls, does not depend
-//! on the rates given, and ends at what the flow's links carry, when the flow is late for good. Nor can
-//! two flows push each other out in turns, since deadlines do not change and the earlier one stays.
+//! **Re-weighting** (D16). A flow is behind if its measured rate was below its least rate by more
+//! than [`TOLERANCE_PERCENT`], and if it is more than a batch short in total. Its least rate then
+//! rises to the remaining bytes over the remaining time, from its next batch on. Rates cannot
+//! oscillate: a least rate never falls and does not depend on the rates given. A least rate ends at
+//! the rate that the flow's links carry; then the flow is late for good. Nor can two flows displace
+//! each other in turns, because deadlines do not change and the flow with the earlier deadline
+//! stays.
 //!
 //! ```text
 //! begin, end, measured ─────► ┌───────┐ ──► Change{allocations, standings}
@@ -47,53 +51,55 @@ use self::links::{Links, Part, Split};
 use crate::fabric::BATCH_CHUNKS;
 use crate::memory::BLOCK;
 
-/// What crosses a link without interruption (D12, D13).
+/// The bytes that cross a link without interruption (D12, D13).
 pub const BATCH: Bytes = Bytes(BLOCK.0 * BATCH_CHUNKS.get() as u64);
-/// How far under its least rate a flow may be measured before it is re-weighted.
+/// Percentage by which a flow's measured rate may be below its least rate before the flow is
+/// re-weighted.
 pub const TOLERANCE_PERCENT: u64 = 5;
-/// The most flows at a time: as many as are decided on in less than 1 ms. Beginning one among so many,
-/// which ask for twice what the links carry, takes 0.4 ms (`cargo bench --bench index`); it grows with
-/// their square.
+/// Concurrent flows at most: as many as can be decided on in less than 1 ms. Beginning a flow among
+/// so many, which ask for twice the links' capacity, takes 0.4 ms (`cargo bench --bench index`).
+/// The time grows with the square of the number of flows.
 pub const FLOWS_MAX: usize = 128;
 
 const NANOS_PER_SEC: u128 = 1_000_000_000;
 
-/// By when a flow is wanted, and how fast that is.
+/// The deadline of a flow, and the rate that meets it.
 #[derive(Debug, Clone, Copy)]
 struct Promise {
     deadline: Timestamp,
     least: NonZeroU64,
-    /// Whether it cannot be kept any more.
+    /// Whether the deadline can no longer be met.
     late: bool,
 }
 
 #[derive(Debug)]
 struct State {
     bytes: u64,
-    /// What of them was measured, and what was given to batches.
+    /// Bytes reported as carried, and bytes given out in batches.
     carried: u64,
     granted: u64,
-    /// Whether a batch of it was given out at all: it is no newcomer then, crossed or not.
+    /// Whether a batch of the flow was ever given out. Such a flow is not new, even if the batch
+    /// did not cross.
     served: bool,
-    /// Its place in the order of arrival.
+    /// Position in the order of arrival.
     arrival: u64,
     promise: Option<Promise>,
     standing: Standing,
-    /// What its links carry together.
+    /// Rate that the flow's links carry together, in bytes per second.
     alone: u64,
     parts: Vec<Part>,
-    /// By part: how many bytes more than its share it was given to send.
+    /// Bytes that the flow was given to send beyond its share, by part.
     lead: Vec<i128>,
 }
 
 impl State {
-    /// The tightest first; those that are late last.
+    /// Returns the sort key of the flow: the tightest flow is first, late flows are last.
     fn urgency(&self) -> (bool, Timestamp) {
         self.promise.map_or((true, Timestamp::MAX), |promise| (promise.late, promise.deadline))
     }
 
-    /// Raises the least rate to what carries the rest in the time that remains; says whether that
-    /// changes anything.
+    /// Raises the least rate so that the rest is carried in the remaining time. Returns whether
+    /// this changed the flow.
     fn renew(&mut self, now: Timestamp) -> bool {
         let left = self.bytes - self.carried;
         let Some(promise) = self.promise.as_mut().filter(|promise| !promise.late && left > 0) else {
@@ -108,7 +114,7 @@ impl State {
     }
 }
 
-/// The rate that carries so many bytes in a time, rounded up; `None` where none can.
+/// Returns the rate that carries `bytes` in `time`, rounded up; `None` if no rate can.
 fn rate_for(bytes: u64, time: Duration) -> Option<NonZeroU64> {
     let rate = (u128::from(bytes) * NANOS_PER_SEC).checked_div(time.as_nanos())?;
     let exact = rate * time.as_nanos() == u128::from(bytes) * NANOS_PER_SEC;
@@ -122,26 +128,27 @@ pub struct Rates {
     links: Links,
     flows: BTreeMap<FlowId, State>,
     arrivals: u64,
-    /// By link that is a meter: how many flows had come when the batch that crosses it was given out.
+    /// By meter link: the number of flows that had arrived when the crossing batch was given out.
     last_grants: Vec<Option<u64>>,
 }
 
 impl Rates {
-    /// Idle links.
+    /// Returns the rates of idle links.
     ///
     /// # Errors
-    /// [`Error::UnknownLink`], [`Error::Apart`] and [`Error::Circle`]: the topology's host paths do not
-    /// lead to the host.
+    /// [`Error::UnknownLink`], [`Error::Apart`] and [`Error::Circle`]: the topology's host paths do
+    /// not lead to the host.
     pub fn new(topology: &Topology, config: Config) -> Result<Self, Error> {
-        let (links, last_grants) = (Links::of(topology)?, vec![None; topology.links.len()]);
+        let links = Links::of(topology)?;
+        let last_grants = vec![None; topology.links.len()];
         Ok(Self { config, links, flows: BTreeMap::new(), arrivals: 0, last_grants })
     }
 
-    /// Takes a flow, and says who may go how fast now. One that is infeasible is taken and reported.
+    /// Adds a flow, and returns the changed rates. An infeasible flow is added and reported.
     ///
     /// # Errors
-    /// [`Error::Begun`], [`Error::Empty`], [`Error::NoLink`] and [`Error::Full`]; nothing has changed
-    /// then.
+    /// [`Error::Begun`], [`Error::Empty`], [`Error::NoLink`] and [`Error::Full`]. In these cases
+    /// nothing has changed.
     pub fn begin(&mut self, now: Timestamp, flow: &Flow) -> Result<Change, Error> {
         let id = flow.id;
         if self.flows.contains_key(&id) {
@@ -160,7 +167,7 @@ impl Rates {
         state.arrival = self.arrivals;
         self.flows.insert(id, state);
         let mut change = self.share(now);
-        // The standing of a flow without a promise never changes: it is told here.
+        // The guarantee of a flow without a promise never changes, so it is reported here.
         if !change.standings.iter().any(|&(flow, _)| flow == id) {
             change.standings.push((id, told));
             change.standings.sort_unstable_by_key(|&(flow, _)| flow);
@@ -168,7 +175,7 @@ impl Rates {
         Ok(change)
     }
 
-    /// Forgets a flow, carried or not, and says who may go how fast now.
+    /// Removes a flow, carried or not, and returns the changed rates.
     ///
     /// # Errors
     /// [`Error::Unknown`].
@@ -177,8 +184,8 @@ impl Rates {
         Ok(self.share(now))
     }
 
-    /// Takes what a flow carried in the time since it was last measured, or began (D16), and says who
-    /// may go how fast now.
+    /// Records the bytes that a flow carried since its last measurement or its start (D16), and
+    /// returns the changed rates.
     ///
     /// # Errors
     /// [`Error::Unknown`].
@@ -199,7 +206,7 @@ impl Rates {
         Ok(if behind && state.renew(now) { self.share(now) } else { Change::default() })
     }
 
-    /// What a flow can count on.
+    /// Returns the rate guarantee of a flow; `None` if the flow is unknown.
     #[must_use]
     pub fn standing(&self, flow: FlowId) -> Option<Standing> {
         self.flows.get(&flow).map(|state| state.standing)
@@ -211,7 +218,7 @@ impl Rates {
         self.flows.is_empty()
     }
 
-    /// The links a flow may enter by, each once.
+    /// Returns the links that a flow may enter by, without duplicates.
     fn parts(&self, flow: &Flow) -> Result<Vec<Part>, Error> {
         let mut parts: Vec<Part> = Vec::with_capacity(flow.links.len());
         for &link in &flow.links {
@@ -230,7 +237,8 @@ impl Rates {
             let slack = objective.slack().ok_or(Infeasible::NoSlack)?;
             let least = rate_for(flow.bytes.0, slack).ok_or(Infeasible::NoSlack)?;
             if least.get() > alone {
-                let (least, links) = (BytesPerSec(least.get()), BytesPerSec(alone));
+                let least = BytesPerSec(least.get());
+                let links = BytesPerSec(alone);
                 return Err(Infeasible::BeyondLinks { least, links });
             }
             Ok(Promise { deadline: now + slack, least, late: false })
@@ -257,17 +265,17 @@ impl Rates {
         }
     }
 
-    /// Lays all flows anew and says what that changes.
+    /// Computes the rates of all flows again, and returns the changes.
     fn share(&mut self, now: Timestamp) -> Change {
         for state in self.flows.values_mut() {
-            // What is crowded falls behind without being measured.
+            // A crowded flow falls behind without being measured.
             if matches!(state.standing, Standing::Crowded { .. }) {
                 state.renew(now);
             }
         }
         let mut order: Vec<FlowId> = self.flows.keys().copied().collect();
         match self.config.sharing {
-            // The sort is stable: ties stay in the order of ids.
+            // The sort is stable, so ties stay in the order of ids.
             Sharing::FaasTube => order.sort_by_key(|id| self.flows[id].urgency()),
             Sharing::Fifo => order.sort_by_key(|id| self.flows[id].arrival),
             Sharing::Fair => {}
@@ -297,11 +305,13 @@ impl Rates {
     }
 }
 
-/// The steps of the module's description, over flows in the order of their urgency; says who was
-/// admitted.
+/// Carries out the steps of the module's description over flows in the order of their urgency.
+/// Returns whether each flow was admitted.
 fn by_objective(split: &mut Split<'_>, promises: &[Option<Promise>]) -> Vec<bool> {
     let mut admitted = vec![false; promises.len()];
-    let (mut crowded, mut late, mut others) = (Vec::new(), Vec::new(), Vec::new());
+    let mut crowded = Vec::new();
+    let mut late = Vec::new();
+    let mut others = Vec::new();
     for (flow, promise) in promises.iter().enumerate() {
         match promise {
             Some(promise) if promise.late => late.push((flow, promise.least.get())),
@@ -327,7 +337,7 @@ fn by_objective(split: &mut Split<'_>, promises: &[Option<Promise>]) -> Vec<bool
 }
 
 impl State {
-    /// Takes its rates, and notes what that changes.
+    /// Sets the flow's new rates and guarantee, and records the changes.
     fn settle(&mut self, id: FlowId, parts: Vec<Part>, admitted: bool, change: &mut Change) {
         if self.parts != parts {
             self.parts = parts;

@@ -1,25 +1,29 @@
-//! Whose batch crosses a link next (D13), so that each flow goes at the rate it was given.
+//! Chooses the batch that crosses a link next (D13), so that each flow is sent at its rate.
 //!
-//! A worst-case fair weighted queue (WF2Q, Bennett and Zhang 1996), kept in bytes instead of virtual
-//! time, so that rates may change at any batch. Every batch that crosses a link is credited to all
-//! who have something to send there, in proportion to their rates; whoever sends it pays. Next is,
-//! among those that are not ahead, whoever would be due first if it sent a batch; ties by urgency,
-//! then by id. While the flows of a link stay the same, each has been given no more than a batch less
-//! than its rate since it began, and no more than a batch more: so in any window it gets its rate
-//! less two batches at worst, and less one in a window that begins where it does.
+//! The algorithm is worst-case fair weighted queueing (WF2Q, Bennett and Zhang 1996), counted in
+//! bytes instead of virtual time, so that rates may change at any batch. Every batch that crosses a
+//! link is credited to all flows that have something to send there, in proportion to their rates;
+//! the flow that sends the batch pays. The next batch comes from the flows that are not ahead: the
+//! flow that would be due first after a batch, ties by urgency, then by id. While the flows of a
+//! link stay the same, each flow has been given its rate since it began, up to a batch less or
+//! more. So in any window a flow gets its rate minus two batches at worst, and minus one batch in a
+//! window that begins when the flow begins.
 //!
-//! Links of a switch share its uplink, so what enters by any of them is counted together, at the last
-//! link on the way that can run short. Whoever is ahead there waits, its own link idle, while somebody
-//! is not: else PCIe would give each link half of the uplink, whatever the rates.
+//! The links of a switch share its uplink, so flows by all of these links are counted together, at
+//! the last link on the way that can run short. A flow that is ahead there waits, with its own link
+//! idle, while another flow is not ahead. Otherwise PCIe would give each link half of the uplink,
+//! regardless of the rates.
 //!
-//! A newcomer that is the tightest of its link sends its first batch before anybody else, and pays for
-//! it like any other: it waits for the batch that is crossing. Its rate counts from the beginning of
-//! that batch on. So each newcomer costs the others a batch at most. D13's "no later than after the
-//! current batch" is read as said of that one: of several that come at once one alone can be next, and
-//! the others are served when they are due, which is what admission promised them.
+//! A new flow that is the tightest of its link sends its first batch before all others, and pays
+//! for the batch like any other: it waits only for the batch that is crossing. Its rate counts from
+//! the start of that batch. So each new flow costs the others a batch at most. D13 says "no later
+//! than after the current batch"; we apply this to the tightest new flow only. Of several flows
+//! that arrive together a single flow can be next, and the others are served when they are due, as
+//! admission promised them.
 //!
-//! The fabric asks for what is due by a rate alone ([`Rates::next_rated`]), link by link as each has room:
-//! what has none takes turns there. `sim` goes by the rates, without batches.
+//! The fabric asks only for batches that are due by a rate ([`Rates::next_rated`]), link by link as
+//! each has room. Flows without a rate take turns in the fabric. `sim` uses the rates without
+//! batches.
 
 use millrace_types::topology::LinkId;
 use millrace_types::{Bytes, Timestamp};
@@ -39,8 +43,8 @@ struct Sender {
     batch: u64,
 }
 
-/// Has one flow pay for a batch of its own: each other is credited its share, so that what is owed in
-/// all stays zero. Says what that changed.
+/// Has one flow pay for a batch of its own and credits every other flow its share, so that the sum
+/// of all leads stays zero. Returns the changes of the leads.
 fn transfer(senders: &mut [Sender], payer: usize) -> Vec<Due> {
     let total: u128 = senders.iter().map(|sender| u128::from(sender.rate)).sum();
     let bytes = u128::from(senders[payer].batch);
@@ -60,8 +64,8 @@ fn transfer(senders: &mut [Sender], payer: usize) -> Vec<Due> {
     dues
 }
 
-/// Credits those that came while the last batch was crossing with their share of it: others have
-/// been given it.
+/// Credits the flows that arrived while the last batch was crossing with their share of that batch,
+/// at the cost of the other flows, which were credited for it.
 fn credit_the_wait(senders: &mut [Sender], last: u64) {
     let total: u128 = senders.iter().map(|sender| u128::from(sender.rate)).sum();
     for newcomer in (0..senders.len()).filter(|&at| senders[at].arrival > last).collect::<Vec<_>>() {
@@ -70,7 +74,7 @@ fn credit_the_wait(senders: &mut [Sender], last: u64) {
         let mut credit = 0;
         for (at, sender) in senders.iter_mut().enumerate() {
             if at != newcomer {
-                // What the others have together is more than nothing, as there is one.
+                // The other flows have a rate together, because there is at least one.
                 let part = share * u128::from(sender.rate) / (total - rate);
                 let part = i128::try_from(part).unwrap_or(0);
                 sender.lead += part;
@@ -82,19 +86,21 @@ fn credit_the_wait(senders: &mut [Sender], last: u64) {
 }
 
 impl State {
-    /// What its next batch is; 0 when all of it was given out.
+    /// Returns the size of the flow's next batch; 0 if all of its bytes were given out.
     fn next_bytes(&self) -> u64 {
         (self.bytes - self.granted).min(BATCH.0)
     }
 }
 
 impl Rates {
-    /// Gives out the next batch of a link, among the flows that have a rate there. `sized` returns the bytes
-    /// of a flow that can enter by a link now: none if the link has no room, so that no flow waits for a busy
-    /// link. The caller asks when the link is free, and reports the bytes that the batch carried to
-    /// [`Self::measured`]. `None` when no flow with a rate has bytes left for the link, or while a flow by
-    /// another link of the same uplink is due first. The caller asks again when rates change, and for all free
-    /// links when a batch has ended.
+    /// Returns the next batch of a link, from the flows that have a rate there. `sized` returns the
+    /// bytes of a flow that can enter by a link now: zero if the link has no room, so that no flow
+    /// waits for a busy link.
+    ///
+    /// The caller asks when the link is free, and reports the bytes that the batch carried to
+    /// [`Self::measured`]. Returns `None` if no flow with a rate has bytes left for the link, or
+    /// while a flow by another link of the same uplink is due first. The caller asks again when
+    /// rates change, and for all free links when a batch has ended.
     pub fn next_rated(&mut self, link: LinkId, sized: impl Fn(FlowId, LinkId) -> Bytes) -> Option<Batch> {
         let place = self.links.place(link)?;
         let meter = self.links.meter(place);
@@ -118,13 +124,13 @@ impl Rates {
         self.grant(flow, link, bytes, dues)
     }
 
-    /// Notes that a flow is given a batch that nobody pays for: it has no rate, and its turn came all the
-    /// same. `None` where there is no such flow, or all of it was given out.
+    /// Records that a flow without a rate is given a batch that no flow pays for. Returns `None` if
+    /// there is no such flow, or if all of its bytes were given out.
     pub fn take_spare(&mut self, flow: FlowId, link: LinkId, bytes: Bytes) -> Option<Batch> {
         self.grant(flow, link, bytes, Vec::new()).filter(|batch| batch.bytes > Bytes::ZERO)
     }
 
-    /// The flow that is next by a link because it has just come, and its deadline.
+    /// Returns the new flow that is next by a link, and the flow's deadline.
     #[must_use]
     pub fn newcomer_on(
         &self,
@@ -137,14 +143,15 @@ impl Rates {
         Some((self.flows[&id].urgency().1, id))
     }
 
-    /// Whether a flow has a rate, and something that was not given out.
+    /// Whether a flow has a rate, and bytes that were not given out.
     #[must_use]
     pub fn sends(&self, flow: FlowId) -> bool {
         let sends = |state: &State| state.next_bytes() > 0 && state.parts.iter().any(|part| part.rate > 0);
         self.flows.get(&flow).is_some_and(sends)
     }
 
-    /// Where what enters by a link is counted with what else could leave it too little room.
+    /// Returns the link at which flows that enter by `link` are counted, together with the other
+    /// flows that could leave them too little room.
     #[must_use]
     pub fn meter(&self, link: LinkId) -> LinkId {
         self.links.place(link).map_or(link, |place| LinkId(self.links.meter(place) as u32))
@@ -160,17 +167,17 @@ impl Rates {
         Some(Batch { flow, link, bytes: Bytes(bytes), arrival: state.arrival, follows, dues })
     }
 
-    /// Takes back a batch that did not cross: nobody has paid for it, or was credited, any more.
+    /// Takes back a batch that did not cross, with all payments and credits for it.
     ///
     /// # Errors
-    /// [`Error::Unknown`] when its flow has ended.
+    /// [`Error::Unknown`] if its flow has ended.
     pub fn give_back(&mut self, batch: Batch) -> Result<(), Error> {
         let of = |state: &&mut State, arrival: u64| state.arrival == arrival;
         let state = self.flows.get_mut(&batch.flow).filter(|state| of(state, batch.arrival));
         let state = state.ok_or(Error::Unknown(batch.flow))?;
         state.granted -= batch.bytes.0;
         if let Some(place) = self.links.place(batch.link).filter(|_| !batch.follows) {
-            // Whoever comes next has not waited for it, nor for another.
+            // The next flow to arrive has not waited for this batch, nor for another batch.
             self.last_grants[self.links.meter(place)] = None;
         }
         for due in batch.dues {
@@ -181,8 +188,8 @@ impl Rates {
         Ok(())
     }
 
-    /// Flows with a rate and something to send now, by each of the links that are counted at a meter;
-    /// by id.
+    /// Returns the flows with a rate and something to send now, for each link that is counted at a
+    /// meter; by id.
     fn senders(&self, meter: usize, sized: &dyn Fn(FlowId, LinkId) -> Bytes) -> Vec<Sender> {
         let mut senders = Vec::new();
         for (&id, state) in &self.flows {
@@ -193,7 +200,8 @@ impl Rates {
                 }
                 let batch = next.min(sized(id, LinkId(link as u32)).0);
                 if batch > 0 {
-                    let (arrival, lead) = (state.arrival, state.lead[part]);
+                    let arrival = state.arrival;
+                    let lead = state.lead[part];
                     senders.push(Sender { id, arrival, part, link, rate, lead, batch });
                 }
             }
@@ -201,7 +209,7 @@ impl Rates {
         senders
     }
 
-    /// The tightest flow of a link, if no batch of it was given out yet.
+    /// Returns the tightest flow of a link if none of its batches was given out yet.
     fn newcomer(&self, senders: &[Sender], link: usize) -> Option<usize> {
         if self.config.sharing != Sharing::FaasTube {
             return None;
@@ -213,11 +221,13 @@ impl Rates {
         (in_time && !state.served).then_some(tightest)
     }
 
-    /// Who is next by a link; `None` while those that are by another link come first.
+    /// Returns the flow that is next by a link; `None` while flows by another link come first.
     fn most_due(&self, senders: &[Sender], link: usize) -> Option<usize> {
         let due = |&a: &usize, &b: &usize| {
-            let (a, b) = (&senders[a], &senders[b]);
-            // When each would be due: lead plus batch over rate, without dividing.
+            let a = &senders[a];
+            let b = &senders[b];
+            // Compares the times at which each would be due, (lead + batch) / rate, without
+            // dividing.
             let when =
                 |it: &Sender, other: &Sender| (it.lead + i128::from(it.batch)) * i128::from(other.rate);
             let urgency = |it: &Sender| (self.flows[&it.id].urgency(), it.id, it.link);
@@ -228,7 +238,7 @@ impl Rates {
         if not_ahead().next().is_some() {
             return not_ahead().filter(here).min_by(due);
         }
-        // All are ahead where others have left that were behind.
+        // All flows are ahead if the flows that were behind have left.
         (0..senders.len()).min_by(due).filter(here)
     }
 }

@@ -1,5 +1,5 @@
-//! For any links and flows: no link carries more than it can, who has room is admitted, what is idle
-//! goes to the tightest, and batches follow the rates.
+//! Properties for any links and flows: no link carries more than it can, every flow that fits is
+//! admitted, idle rates go to the tightest flow, and batches follow the rates.
 
 mod batches;
 
@@ -28,7 +28,8 @@ fn objective() -> impl Strategy<Value = Option<Objective>> {
 fn flow(links: u32) -> impl Strategy<Value = Flow> {
     let some = prop::collection::vec((0..links).prop_map(LinkId), 1..5);
     (0..8u64, 1..200 * MB, some, objective()).prop_map(|(id, bytes, links, objective)| {
-        let (id, bytes) = (FlowId(id), Bytes(bytes));
+        let id = FlowId(id);
+        let bytes = Bytes(bytes);
         Flow { id, bytes, links, objective }
     })
 }
@@ -42,14 +43,14 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Four GPUs, with two uplinks or none.
+/// Returns four GPUs, with two uplinks or none.
 fn topology() -> impl Strategy<Value = Topology> {
     let rate = || (1..200u64).prop_map(|rate| rate * 100 * MB + 7);
     (prop::collection::vec(rate(), 4), prop::collection::vec(rate(), 2), any::<bool>())
         .prop_map(|(links, uplinks, shared)| machine(&links, if shared { &uplinks } else { &[] }))
 }
 
-/// What some links carry together.
+/// Returns the rate that some links carry together.
 fn capacity(topology: &Topology, links: &BTreeSet<LinkId>) -> u64 {
     let rate = |link: LinkId| topology.links[link.0 as usize].rate.0;
     let mut under: BTreeMap<LinkId, u64> = BTreeMap::new();
@@ -60,8 +61,8 @@ fn capacity(topology: &Topology, links: &BTreeSet<LinkId>) -> u64 {
     under.into_iter().map(|(uplink, sum)| sum.min(rate(uplink))).sum()
 }
 
-/// Whether rates fit beside each other, as Hall has it: any of the flows together need no more than
-/// the links that they may use carry.
+/// Whether rates fit beside each other by Hall's theorem: every subset of the flows needs no more
+/// than the links that it may use can carry.
 fn fits(topology: &Topology, flows: &[(u64, BTreeSet<LinkId>)]) -> bool {
     (1..1u32 << flows.len()).all(|chosen| {
         let some = || flows.iter().enumerate().filter(|(place, _)| chosen >> place & 1 == 1);
@@ -78,7 +79,7 @@ fn least(standing: Standing) -> Option<BytesPerSec> {
     }
 }
 
-/// What a caller knows: the changes it was told.
+/// The caller's knowledge: the changes that were reported.
 #[derive(Default)]
 struct Told {
     rates: BTreeMap<FlowId, Vec<(LinkId, BytesPerSec)>>,
@@ -90,12 +91,13 @@ impl Told {
     fn take(&mut self, change: Change) {
         for allocation in change.allocations {
             let before = self.rates.insert(allocation.flow, allocation.rates.clone());
-            assert_ne!(before, Some(allocation.rates), "told without a change");
+            assert_ne!(before, Some(allocation.rates), "reported without a change");
         }
         for (flow, standing) in change.standings {
             let before = self.standings.insert(flow, standing);
-            assert_ne!(before, Some(standing), "told without a change");
-            // D16: nothing swings. What a flow needs only rises, until it is late for good.
+            assert_ne!(before, Some(standing), "reported without a change");
+            // D16: rates do not oscillate. The least rate of a flow only rises, until the flow is
+            // late for good.
             match (before.and_then(least), least(standing)) {
                 (Some(before), Some(now)) => assert!(before <= now, "{flow} from {before:?} to {now:?}"),
                 (before, _) => assert_eq!(before, None, "{flow}"),
@@ -126,7 +128,7 @@ impl Told {
         self.check_idle(topology);
     }
 
-    /// Infeasible is what is, and nothing else.
+    /// Checks that exactly the infeasible flows are reported as such.
     fn check_infeasible(&self, topology: &Topology) {
         for (&id, (_, flow)) in &self.flows {
             let links = capacity(topology, &self.links(id));
@@ -149,7 +151,7 @@ impl Told {
         }
     }
 
-    /// Flows are admitted in the order of their deadlines, each that fits.
+    /// Checks that flows are admitted in the order of their deadlines, each flow that fits.
     fn check_admission(&self, topology: &Topology) {
         let mut in_time: Vec<_> = self
             .standings
@@ -178,8 +180,8 @@ impl Told {
         }
     }
 
-    /// No link that somebody could use is idle, and more than it needs has only a flow that is the
-    /// tightest on a link.
+    /// Checks that no link is idle that a flow could use, and that a flow has more than its least
+    /// rate only if it is the tightest on a link.
     fn check_idle(&self, topology: &Topology) {
         let full = |by: &LinkId| {
             let path = &topology.gpus[by.0 as usize].host_path;
@@ -206,12 +208,12 @@ impl Told {
     }
 }
 
-/// Flows of one link that fit beside each other, and how many MB each has.
+/// Returns flows of one link that fit beside each other.
 fn feasible() -> impl Strategy<Value = Vec<Flow>> {
     prop::collection::vec((5..300u64, 1..100u64), 1..8).prop_map(|wanted| {
         let weights: u64 = wanted.iter().map(|(_, weight)| weight).sum();
         let flow = |(id, (megabytes, weight)): (u64, (u64, u64))| {
-            // Its part of 12 GB/s, rounded down.
+            // The flow's part of 12 GB/s, rounded down.
             let rate = 12_000 * MB * weight / weights - 1;
             let slo = BytesPerSec(rate).time_for(Bytes(megabytes * MB));
             let objective = Some(Objective { slo, infer: Duration::ZERO });
@@ -265,9 +267,9 @@ proptest! {
         }
     }
 
-    /// D15 to the letter, where there is one link.
+    /// D15 to the letter, on a single link.
     #[test]
-    fn the_tightest_gets_all_that_is_idle(flows in feasible()) {
+    fn the_tightest_flow_gets_the_whole_idle_rate(flows in feasible()) {
         let mut rates = Rates::new(&one_link(), Config::default()).unwrap();
         for flow in &flows {
             rates.begin(Timestamp::ZERO, flow).unwrap();

@@ -1,4 +1,4 @@
-//! What the rates are told, and what they answer.
+//! The inputs of the rates, and the results that they return.
 
 use std::time::Duration;
 
@@ -7,17 +7,17 @@ use millrace_types::{Bytes, BytesPerSec};
 
 use crate::ids::FlowId;
 
-/// By when a flow is wanted. A request's time, of which its inference takes a part.
+/// The objective of a flow: the time of the whole request, including its inference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Objective {
-    /// The function's objective (`L_slo`), from when the flow begins.
+    /// The function's objective (`L_slo`), counted from the start of the flow.
     pub slo: Duration,
-    /// What its inference takes (`L_infer`), as profiled.
+    /// The profiled time of the inference (`L_infer`).
     pub infer: Duration,
 }
 
 impl Objective {
-    /// What is left for the flow; `None` where there is nothing.
+    /// Returns the time that is left for the flow; `None` if none is left.
     #[must_use]
     pub fn slack(&self) -> Option<Duration> {
         self.slo.checked_sub(self.infer).filter(|slack| !slack.is_zero())
@@ -27,91 +27,92 @@ impl Objective {
 /// Bytes that are to cross.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Flow {
-    /// A new name for it.
+    /// A new name for the flow.
     pub id: FlowId,
-    /// How many.
     pub bytes: Bytes,
-    /// The links it may enter by, side by side, those it should rather take first. What enters by
-    /// a GPU's own link crosses all of that GPU's host path.
+    /// The links that the flow may enter by, side by side, in the order of preference. A flow that
+    /// enters by a GPU's own link crosses all of that GPU's host path.
     pub links: Vec<LinkId>,
-    /// By when it is wanted; `None` is best effort.
+    /// The objective; `None` for best effort.
     pub objective: Option<Objective>,
 }
 
-/// What a flow can count on.
+/// The rate guarantee of a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Standing {
-    /// Nothing: it has no objective, or the sharing knows none.
+    /// No guarantee: the flow has no objective, or the sharing ignores objectives.
     Unpromised,
-    /// At least this rate.
+    /// The flow has at least its least rate.
     Admitted {
         /// `Rate_least`.
         least: BytesPerSec,
     },
-    /// What those leave that are wanted earlier: its rate does not fit beside theirs.
+    /// The flow's least rate does not fit beside flows with earlier deadlines. It gets the
+    /// bandwidth that these leave.
     Crowded {
         /// `Rate_least`.
         least: BytesPerSec,
     },
-    /// It cannot be in time any more. It keeps the rate it had where that fits beside all who can.
+    /// The flow can no longer meet its deadline. It keeps its last rate if that fits beside all
+    /// flows that can meet theirs.
     Late {
-        /// The rate it had last.
+        /// The last least rate.
         least: BytesPerSec,
     },
-    /// What is left: it could not have been in time with all its links to itself.
+    /// The flow would miss its deadline even alone on all its links. It gets the bandwidth that is
+    /// left over.
     Infeasible(Infeasible),
 }
 
-/// Why a flow cannot be in time even alone.
+/// The reason why a flow would miss its deadline even alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Infeasible {
-    /// Inference alone takes as long as the objective allows, or longer.
+    /// The inference takes as long as the objective allows, or longer.
     NoSlack,
-    /// Its links cannot carry it in time.
+    /// The flow's links cannot carry it in time.
     BeyondLinks {
-        /// The rate it needs.
+        /// The rate that the flow needs.
         least: BytesPerSec,
-        /// What its links carry together.
+        /// The rate of all the flow's links together.
         links: BytesPerSec,
     },
 }
 
-/// How fast a flow may go.
+/// The rates of a flow.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Allocation {
-    /// Which flow.
     pub flow: FlowId,
-    /// Its rate by each link it enters by. Those that give it none are left out.
+    /// The flow's rate by each link that it enters by. Links without a rate are left out.
     pub rates: Vec<(LinkId, BytesPerSec)>,
 }
 
-/// What became different.
+/// The changes of rates and guarantees.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Change {
-    /// Flows whose rates changed, by id.
+    /// Flows with changed rates, by id.
     pub allocations: Vec<Allocation>,
-    /// Flows that can count on something else now, by id.
+    /// Flows with a changed guarantee, by id.
     pub standings: Vec<(FlowId, Standing)>,
 }
 
-/// What may cross a link next, without interruption (D13). Not to be copied: it is given back once.
+/// The bytes that may cross a link next, without interruption (D13). A batch cannot be cloned,
+/// because it may be given back only once.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub struct Batch {
-    /// Of which flow.
     pub flow: FlowId,
-    /// By which link it enters.
+    /// The link that the batch enters by.
     pub link: LinkId,
-    /// How much: five chunks of 2 MiB, less at a flow's end.
+    /// Size: five chunks of 2 MiB, less at the end of a flow.
     pub bytes: Bytes,
-    /// Which of the flows of that name it is.
+    /// The arrival number of the flow, which tells flows of the same name apart.
     pub(super) arrival: u64,
-    /// Whether another was given out before it that may be crossing.
+    /// Whether a batch that was given out before may still be crossing.
     pub(super) follows: bool,
-    /// What it changed.
+    /// The changes of leads that the batch caused.
     pub(super) dues: Vec<Due>,
 }
 
-/// What one flow paid for a batch, or was credited for it.
+/// The bytes that a flow paid for a batch, or was credited for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Due {
     pub(super) flow: FlowId,
@@ -120,31 +121,31 @@ pub(super) struct Due {
     pub(super) lead: i128,
 }
 
-/// Why nothing was done.
+/// The reason why an operation was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// There is a flow of that name.
-    #[error("{0} has begun already")]
+    /// A flow of this name has already begun.
+    #[error("{0} has already begun: end it first, or use another name")]
     Begun(FlowId),
-    /// There is none.
-    #[error("{0} is not known")]
+    /// No flow has this name.
+    #[error("{0} is unknown")]
     Unknown(FlowId),
-    /// It has nothing to carry.
+    /// The flow has nothing to carry.
     #[error("{0} has no bytes")]
     Empty(FlowId),
-    /// It names no link, or one that the topology does not have.
-    #[error("{0} can cross no link that there is")]
+    /// The flow names no link, or a link that the topology does not have.
+    #[error("{0} names no link of the topology")]
     NoLink(FlowId),
     /// A host path names a link that the topology does not have.
-    #[error("there is no link {}", .0.0)]
+    #[error("a host path names link {}, which the topology does not have", .0.0)]
     UnknownLink(LinkId),
     /// Two host paths share a link and part after it.
-    #[error("host paths part after link {}", .0.0)]
+    #[error("host paths part after link {}: paths that share a link must share all links after it", .0.0)]
     Apart(LinkId),
-    /// A host path comes back to a link.
-    #[error("the host path of link {} has no end", .0.0)]
+    /// A host path returns to a link that it has crossed.
+    #[error("the host path of link {} is a loop", .0.0)]
     Circle(LinkId),
-    /// There are as many flows as can be.
-    #[error("{max} flows are under way, no more are taken", max = super::FLOWS_MAX)]
+    /// The number of flows is at its limit.
+    #[error("the limit of {max} flows is reached: wait until a flow ends", max = super::FLOWS_MAX)]
     Full,
 }

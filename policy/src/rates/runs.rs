@@ -1,10 +1,11 @@
-//! Whole flows on links that carry one batch after the other, and what that comes to for a workflow
-//! that is pressed for time.
+//! Simulates whole flows on links that carry one batch after the other, and a workflow with a tight
+//! deadline.
 
 use super::tests::{GB, MB, best_effort, gb, machine, next_batch};
 use super::*;
 
-/// How fast what enters by a link crosses: links and uplinks are shared by as many as cross them.
+/// Returns the speed of the batch that enters by a link. Links and uplinks are shared equally by
+/// the batches that cross them.
 fn speed(topology: &Topology, out: &[Option<(u128, Batch)>], link: usize) -> u128 {
     let path = |link: usize| &topology.gpus[link].host_path;
     let crossing =
@@ -13,11 +14,12 @@ fn speed(topology: &Topology, out: &[Option<(u128, Batch)>], link: usize) -> u12
     path(link).iter().map(share).min().unwrap()
 }
 
-/// When each of some flows has crossed, on links that carry a batch at a time. They are measured
-/// whenever a batch of theirs ends.
+/// Returns the time at which each flow has crossed, on links that carry a batch at a time. A flow
+/// is measured whenever a batch of it ends.
 pub(super) fn run(topology: &Topology, sharing: Sharing, flows: &[(u64, Flow)]) -> BTreeMap<FlowId, u64> {
     let mut rates = Rates::new(topology, Config { sharing }).unwrap();
-    // What crosses by each link: in bytes and nanoseconds, since rates are by the second.
+    // The batch that crosses by each link, with its remaining bytes times nanoseconds per second,
+    // because rates are per second.
     let mut out: Vec<Option<(u128, Batch)>> = topology.gpus.iter().map(|_| None).collect();
     let mut before = 0;
     let mut left: BTreeMap<_, _> = flows.iter().map(|(_, flow)| (flow.id, flow.bytes.0)).collect();
@@ -58,8 +60,8 @@ pub(super) fn run(topology: &Topology, sharing: Sharing, flows: &[(u64, Flow)]) 
     ends
 }
 
-/// H20's shape. Objectives are 1.5 times the time alone, as in §9.2.2; sizes and times of inference
-/// are ours. All use four links of 12 GB/s.
+/// The shape of H20. Objectives are 1.5 times the time alone, as in §9.2.2; sizes and inference
+/// times are ours. All flows use four links of 12 GB/s.
 #[test]
 fn driving_is_in_time_beside_video_only_when_shared_by_objective() {
     const MS: u64 = 1_000_000;
@@ -87,7 +89,7 @@ fn driving_is_in_time_beside_video_only_when_shared_by_objective() {
             flow.id
         );
     }
-    // Beside an image, which is gone when it begins, both are the same.
+    // Beside an image, which has ended when the driving flow begins, both sharings are the same.
     let beside_image = [(0, alone(2, 30, 5)), driving(MS)];
     assert_eq!(latency(Sharing::Fair, &beside_image), latency(Sharing::FaasTube, &beside_image));
 }

@@ -1,4 +1,4 @@
-//! Exact cases, most on the links of a DGX-V100.
+//! Exact cases, most of them on the links of a DGX-V100.
 
 mod batches;
 
@@ -11,8 +11,8 @@ use crate::fixtures::dgx_v100;
 pub(super) const MB: u64 = 1_000_000;
 pub(super) const GB: u64 = 1_000_000_000;
 
-/// GPUs with a PCIe link each, and uplinks of the pairs 0 and 1, 2 and 3, ...: rates in bytes a second.
-/// The links come first, then the uplinks.
+/// Returns GPUs with a PCIe link each and, if any are given, uplinks of the pairs 0 and 1, 2 and 3,
+/// and so on; rates in bytes per second. The links come first, then the uplinks.
 pub(super) fn machine(links: &[u64], uplinks: &[u64]) -> Topology {
     let link = |kind| move |&rate: &u64| Link { kind, rate: BytesPerSec(rate) };
     let gpu = |index: usize| {
@@ -45,19 +45,19 @@ fn faastube(topology: &Topology) -> Rates {
 }
 
 impl Rates {
-    /// The rate of a flow, over all of its links.
+    /// Returns the rate of a flow over all of its links.
     pub(super) fn rate(&self, flow: FlowId) -> Option<BytesPerSec> {
         let parts = |state: &State| state.parts.iter().map(|part| part.rate).sum();
         self.flows.get(&flow).map(|state| BytesPerSec(parts(state)))
     }
 }
 
-/// The next batch of a link that has room for whole batches.
+/// Returns the next batch of a link that has room for whole batches.
 pub(super) fn next_batch(rates: &mut Rates, link: LinkId) -> Option<Batch> {
     rates.next_rated(link, |_, _| BATCH)
 }
 
-/// A flow that has so many milliseconds besides an inference of 10 ms.
+/// Returns a flow with an inference of 10 ms and `slack_ms` milliseconds besides.
 fn wanted_in(id: u64, megabytes: u64, links: &[u32], slack_ms: u64) -> Flow {
     let infer = Duration::from_millis(10);
     let objective = Some(Objective { slo: infer + Duration::from_millis(slack_ms), infer });
@@ -77,7 +77,8 @@ fn at_ms(ms: u64) -> Timestamp {
     Timestamp::ZERO + Duration::from_millis(ms)
 }
 
-/// Begins flows at once and compares the rates each has, in tenths of GB/s by link, and standings.
+/// Begins flows at once, and compares each flow's guarantee and its rates in tenths of GB/s by
+/// link.
 fn check(topology: &Topology, sharing: Sharing, flows: &[Flow], expected: &[(&[(u32, u64)], Standing)]) {
     let mut rates = Rates::new(topology, Config { sharing }).unwrap();
     let mut told: BTreeMap<FlowId, (Vec<(LinkId, BytesPerSec)>, Standing)> = BTreeMap::new();
@@ -109,8 +110,8 @@ const FREE: Standing = Standing::Unpromised;
 const FAASTUBE: Sharing = Sharing::FaasTube;
 
 #[test]
-fn gives_the_tightest_what_is_idle_and_others_exactly_what_they_need() {
-    // 1, 2 and 3 GB/s are needed of 12.
+fn the_tightest_flow_gets_the_idle_rate_and_others_get_the_least_rate() {
+    // The flows need 1, 2 and 3 of 12 GB/s.
     let flows = [wanted_in(1, 30, &[0], 30), wanted_in(2, 40, &[0], 20), wanted_in(3, 90, &[0], 30)];
     let expected: [(&[_], _); 3] =
         [(&[(0, 10)], admitted(10)), (&[(0, 80)], admitted(20)), (&[(0, 30)], admitted(30))];
@@ -118,25 +119,26 @@ fn gives_the_tightest_what_is_idle_and_others_exactly_what_they_need() {
 }
 
 #[test]
-fn ties_go_to_the_lower_id_whoever_came_first() {
+fn ties_go_to_the_lower_id_regardless_of_arrival() {
     let flows = [wanted_in(7, 30, &[0], 30), wanted_in(5, 30, &[0], 30)];
     check(&one_link(), FAASTUBE, &flows, &[(&[(0, 10)], admitted(10)), (&[(0, 110)], admitted(10))]);
 }
 
 #[test]
-fn a_lone_flow_fills_all_its_links() {
+fn a_lone_flow_fills_all_links() {
     let flow = wanted_in(1, 12, &[4, 0, 2, 6], 1);
     let rates: [(u32, u64); 4] = [(4, 120), (0, 120), (2, 120), (6, 120)];
     check(&dgx_v100(), FAASTUBE, &[flow], &[(&rates, admitted(120))]);
 }
 
 #[test]
-fn counts_what_crosses_a_shared_uplink_for_both_gpus() {
-    // GPUs 0 and 1 share 12 GB/s; GPU 2 has its own.
+fn flows_of_both_gpus_count_at_a_shared_uplink() {
+    // GPUs 0 and 1 share 12 GB/s; GPU 2 has its own link.
     let flows = [wanted_in(1, 20, &[0], 2), wanted_in(2, 80, &[1], 20), wanted_in(3, 80, &[2], 20)];
     let expected: [(&[_], _); 3] =
         [(&[(0, 80)], admitted(100)), (&[(1, 40)], admitted(40)), (&[(2, 120)], admitted(40))];
-    // 10 and 4 do not fit under one uplink: the tighter is admitted, the other gets the rest.
+    // 10 and 4 GB/s do not fit under one uplink: the tighter flow is admitted, and the other gets
+    // the rest.
     let mut crowding = expected;
     crowding[0] = (&[(0, 100)], admitted(100));
     crowding[1] = (&[(1, 20)], crowded(40));
@@ -144,18 +146,18 @@ fn counts_what_crosses_a_shared_uplink_for_both_gpus() {
 }
 
 #[test]
-fn moves_a_flow_to_its_other_link_to_admit_one_that_has_none() {
-    // The first enters by link 0 until the second needs all of that.
+fn a_flow_is_moved_to_another_link_to_admit_a_flow_with_a_single_link() {
+    // The first flow enters by link 0 until the second flow needs all of that link.
     let flows = [wanted_in(1, 12, &[0, 2], 2), wanted_in(2, 120, &[0], 10)];
     check(&dgx_v100(), FAASTUBE, &flows, &[(&[(2, 120)], admitted(60)), (&[(0, 120)], admitted(120))]);
-    // And by a sibling, where the uplink is what is full.
+    // The first flow is also moved if it enters by a sibling link under the full uplink.
     let flows = [wanted_in(1, 12, &[0, 2], 2), wanted_in(2, 120, &[1], 10)];
     check(&dgx_v100(), FAASTUBE, &flows, &[(&[(2, 120)], admitted(60)), (&[(1, 120)], admitted(120))]);
 }
 
 #[test]
-fn admits_the_tightest_until_the_link_is_full_and_shares_the_rest() {
-    // 6, 5, 4 and 4 GB/s of 12: 1 GB/s is left for the last two.
+fn the_tightest_flows_are_admitted_until_the_link_is_full_and_crowded_flows_share_the_rest() {
+    // The flows need 6, 5, 4 and 4 of 12 GB/s: 1 GB/s is left for the last two.
     let flows = [
         wanted_in(1, 40, &[0], 10),
         wanted_in(2, 10, &[0], 2),
@@ -174,14 +176,14 @@ fn admits_the_tightest_until_the_link_is_full_and_shares_the_rest() {
 }
 
 #[test]
-fn what_no_objective_can_use_is_shared_by_best_effort() {
+fn best_effort_flows_share_links_that_no_objective_can_use() {
     let flows = [wanted_in(1, 30, &[0], 30), best_effort(2, 10, &[0, 2]), best_effort(3, 10, &[2])];
     let expected: [(&[_], _); 3] = [(&[(0, 120)], admitted(10)), (&[(2, 60)], FREE), (&[(2, 60)], FREE)];
     check(&dgx_v100(), FAASTUBE, &flows, &expected);
 }
 
 #[test]
-fn reports_what_cannot_be_in_time_and_gives_it_what_is_left() {
+fn infeasible_flows_are_reported_and_get_the_remaining_rate() {
     let beyond = Infeasible::BeyondLinks { least: BytesPerSec(12 * GB + 1000), links: gb(120) };
     let too_much = Flow { bytes: Bytes(12 * MB + 1), ..wanted_in(1, 12, &[0], 1) };
     check(
@@ -209,7 +211,7 @@ fn reports_what_cannot_be_in_time_and_gives_it_what_is_left() {
 #[test]
 fn fair_and_fifo_ignore_objectives() {
     let flows = [wanted_in(1, 30, &[0, 2], 30), wanted_in(2, 30, &[0], 3), best_effort(3, 1, &[1])];
-    // The uplink of links 0 and 1 is shared by three.
+    // Three flows share the uplink of links 0 and 1.
     let fair: [(&[_], _); 3] = [(&[(0, 40), (2, 120)], FREE), (&[(0, 40)], FREE), (&[(1, 40)], FREE)];
     check(&dgx_v100(), Sharing::Fair, &flows, &fair);
     let fifo: [(&[_], _); 3] = [(&[(0, 120), (2, 120)], FREE), (&[], FREE), (&[], FREE)];
@@ -217,15 +219,15 @@ fn fair_and_fifo_ignore_objectives() {
 }
 
 #[test]
-fn a_flow_that_falls_behind_needs_what_remains_in_the_time_that_remains() {
+fn a_flow_that_falls_behind_needs_the_remaining_bytes_in_the_remaining_time() {
     let mut rates = faastube(&one_link());
     rates.begin(Timestamp::ZERO, &wanted_in(1, 300, &[0], 150)).unwrap();
     rates.begin(Timestamp::ZERO, &wanted_in(2, 60, &[0], 30)).unwrap();
     let window = Duration::from_millis(10);
     let mut measured = |ms, tenths| rates.measured(at_ms(ms), FlowId(1), Bytes(tenths * MB / 10), window);
-    // 20 MB are due in each window. It is slow, but not a batch of 10.5 MB short.
+    // 20 MB are due in each window. The flow is slow, but less than a batch of 10.5 MB short.
     assert_eq!(measured(10, 100), Ok(Change::default()));
-    // It is a batch short, but at 96 % of its rate.
+    // The flow is a batch short, but at 96% of its rate.
     assert_eq!(measured(20, 192), Ok(Change::default()));
     let change = measured(30, 189).unwrap();
     let least = BytesPerSec(251_900_000 * 1000 / 120 + 1);
@@ -235,13 +237,13 @@ fn a_flow_that_falls_behind_needs_what_remains_in_the_time_that_remains() {
         standings: vec![(FlowId(1), Standing::Admitted { least })],
     };
     assert_eq!(change, expected);
-    // Ahead of its rate it keeps it.
+    // A flow that is ahead keeps its rate.
     let ahead = measured(40, 2000);
     assert_eq!((ahead, rates.rate(FlowId(1))), (Ok(Change::default()), Some(least)));
 }
 
 #[test]
-fn a_flow_that_cannot_catch_up_is_late_for_good_and_comes_after_those_in_time() {
+fn a_flow_that_cannot_catch_up_is_late_for_good_and_ranks_after_flows_in_time() {
     let mut rates = faastube(&one_link());
     rates.begin(Timestamp::ZERO, &wanted_in(1, 60, &[0], 10)).unwrap();
     let second = rates.begin(Timestamp::ZERO, &wanted_in(2, 200, &[0], 40)).unwrap();
@@ -250,7 +252,7 @@ fn a_flow_that_cannot_catch_up_is_late_for_good_and_comes_after_those_in_time() 
     let change = rates.measured(at_ms(8), FlowId(1), Bytes::ZERO, Duration::from_millis(8)).unwrap();
     assert_eq!(change.standings, [(FlowId(1), late)]);
     assert_eq!((rates.rate(FlowId(1)), rates.rate(FlowId(2))), (Some(gb(60)), Some(gb(60))));
-    // One that is in time takes its rate from it.
+    // A flow that can be in time takes its rate from the late flow.
     rates.begin(at_ms(8), &wanted_in(3, 30, &[0], 10)).unwrap();
     assert_eq!((rates.rate(FlowId(1)), rates.rate(FlowId(3))), (Some(gb(40)), Some(gb(30))));
     let again = rates.measured(at_ms(16), FlowId(1), Bytes::ZERO, Duration::from_millis(8));
@@ -258,7 +260,7 @@ fn a_flow_that_cannot_catch_up_is_late_for_good_and_comes_after_those_in_time() 
 }
 
 #[test]
-fn a_crowded_flow_is_admitted_when_there_is_room_at_the_rate_it_needs_by_then() {
+fn a_crowded_flow_is_admitted_at_the_rate_needed_when_room_appears() {
     let mut rates = faastube(&one_link());
     rates.begin(Timestamp::ZERO, &wanted_in(1, 100, &[0], 10)).unwrap();
     let begun = rates.begin(Timestamp::ZERO, &wanted_in(2, 120, &[0], 30)).unwrap();
@@ -268,7 +270,7 @@ fn a_crowded_flow_is_admitted_when_there_is_room_at_the_rate_it_needs_by_then() 
 }
 
 #[test]
-fn refuses_what_is_no_flow() {
+fn invalid_flows_are_refused() {
     let mut rates = faastube(&one_link());
     let mut begin = |flow: &Flow| rates.begin(Timestamp::ZERO, flow).map(|_| ());
     assert_eq!(begin(&best_effort(1, 1, &[0])), Ok(()));
@@ -288,21 +290,21 @@ fn sharings_have_names() {
 }
 
 #[test]
-fn what_is_late_comes_after_what_may_still_be_in_time() {
+fn late_flows_rank_after_flows_that_may_still_be_in_time() {
     let mut rates = faastube(&one_link());
     rates.begin(Timestamp::ZERO, &wanted_in(1, 60, &[0], 10)).unwrap();
     rates.measured(at_ms(8), FlowId(1), Bytes::ZERO, Duration::from_millis(8)).unwrap();
     assert_eq!(rates.standing(FlowId(1)), Some(Standing::Late { least: gb(60) }));
     rates.begin(at_ms(8), &wanted_in(2, 40, &[0], 10)).unwrap();
     rates.begin(at_ms(8), &wanted_in(3, 200, &[0], 20)).unwrap();
-    // 4 and 10 GB/s do not fit: 8 are left for the second, before the late one has any.
+    // 4 and 10 GB/s do not fit: 8 GB/s are left for the second flow before the late flow gets any.
     assert_eq!(rates.standing(FlowId(3)), Some(crowded(100)));
     let given = [1, 2, 3].map(|flow| rates.rate(FlowId(flow)).unwrap());
     assert_eq!(given, [gb(0), gb(40), gb(80)]);
 }
 
 #[test]
-fn refuses_links_that_lead_nowhere_apart_or_round() {
+fn host_paths_with_unknown_links_forks_or_loops_are_refused() {
     let with = |paths: [&[u32]; 2]| {
         let mut topology = machine(&[12 * GB; 2], &[12 * GB]);
         for (gpu, path) in topology.gpus.iter_mut().zip(paths) {

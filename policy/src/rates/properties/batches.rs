@@ -1,13 +1,14 @@
-//! Batches follow the rates, by one link and by two of an uplink, and whoever is admitted is in time.
+//! Properties of batches: they follow the rates, on one link and on two links of an uplink, and
+//! admitted flows meet their deadlines.
 
 use super::*;
 
-/// Two links of an uplink that carries no more than one of them.
+/// Returns two links of an uplink that carries no more than one of them.
 fn pair() -> Topology {
     machine(&[12 * GB; 2], &[12 * GB])
 }
 
-/// The flows, by either link in turn.
+/// Returns the flows with their links alternating between the two.
 fn on_both(flows: Vec<Flow>) -> Vec<Flow> {
     let by = |(at, flow): (u32, Flow)| Flow { links: vec![LinkId(at % 2)], ..flow };
     (0..).zip(flows).map(by).collect()
@@ -16,7 +17,8 @@ fn on_both(flows: Vec<Flow>) -> Vec<Flow> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
-    /// D14: a batch less than its rate since it began, two in any window.
+    /// D14: a flow is at most a batch short of its rate since it began, and at most two batches in
+    /// any window.
     #[test]
     fn batches_follow_the_rates(flows in feasible()) {
         let mut rates = Rates::new(&one_link(), Config::default()).unwrap();
@@ -50,7 +52,8 @@ proptest! {
         }
     }
 
-    /// By its slack, and a batch that cannot be interrupted; and one more for each newcomer.
+    /// A flow ends within its slack plus a batch, which cannot be interrupted, and one more batch
+    /// for each new flow.
     #[test]
     fn admitted_flows_are_in_time(flows in feasible(), starts in prop::collection::vec(0..50_000_000u64, 8)) {
         let batch = BytesPerSec(12_000 * MB).time_for(BATCH).as_nanos();
@@ -69,7 +72,8 @@ proptest! {
         }
     }
 
-    /// The same where flows enter by two links of one uplink, whichever link is asked for.
+    /// The same for flows that enter by two links of one uplink, in any order of requests for
+    /// batches.
     #[test]
     fn batches_follow_the_rates_under_an_uplink(
         flows in feasible(),
@@ -99,7 +103,8 @@ proptest! {
         }
     }
 
-    /// By its slack and a batch for each flow that may be crossing by the other link.
+    /// A flow ends within its slack plus a batch for each flow that may be crossing by the other
+    /// link.
     #[test]
     fn admitted_flows_are_in_time_under_an_uplink(flows in feasible()) {
         let batch = BytesPerSec(12 * GB).time_for(BATCH).as_nanos();
@@ -112,7 +117,7 @@ proptest! {
         }
     }
 
-    /// What is given back leaves no trace but that its flow is no newcomer any more.
+    /// A batch that is given back leaves no trace, except that its flow is no longer new.
     #[test]
     fn a_batch_given_back_was_never_given_out(
         flows in feasible(),
@@ -146,7 +151,7 @@ proptest! {
     }
 
     #[test]
-    fn the_tightest_newcomer_waits_for_one_batch_at_most(flows in feasible(), before in 0..40usize) {
+    fn the_tightest_new_flow_waits_for_one_batch_at_most(flows in feasible(), before in 0..40usize) {
         let mut rates = Rates::new(&one_link(), Config::default()).unwrap();
         for flow in &flows {
             rates.begin(Timestamp::ZERO, flow).unwrap();

@@ -1,8 +1,8 @@
-//! Whose batch is next, and what becomes of one that did not cross.
+//! Tests of the choice of the next batch, and of batches that did not cross.
 
 use super::*;
 
-/// The flows whose batches are given out, in order.
+/// Returns the flows of the batches that are given out, in order.
 fn picks(rates: &mut Rates, count: usize) -> Vec<u64> {
     (0..count).map_while(|_| next_batch(rates, LinkId(0))).map(|batch| batch.flow.0).collect()
 }
@@ -27,11 +27,12 @@ fn flows_take_turns_in_proportion_to_their_rates() {
 }
 
 #[test]
-fn the_tightest_newcomer_is_next_and_pays_for_it() {
+fn the_tightest_new_flow_is_next_and_pays_for_the_batch() {
     let mut rates = faastube(&one_link());
     rates.begin(Timestamp::ZERO, &wanted_in(1, 900, &[0], 100)).unwrap();
     assert_eq!(picks(&mut rates, 3), [1, 1, 1]);
-    // It needs a sixth of the link, and gets a quarter; also of the batch that was crossing.
+    // The new flow needs a sixth of the link and gets a quarter, also of the batch that was
+    // crossing.
     rates.begin(Timestamp::ZERO, &wanted_in(2, 40, &[0], 20)).unwrap();
     assert_eq!(picks(&mut rates, 9), [2, 1, 1, 1, 2, 1, 1, 1, 2]);
 }
@@ -47,11 +48,11 @@ fn a_batch_that_did_not_cross_is_given_out_again() {
     assert_eq!((again.flow, again.bytes), (FlowId(1), Bytes(10 * MB)));
     rates.end(Timestamp::ZERO, FlowId(1)).unwrap();
     rates.begin(Timestamp::ZERO, &wanted_in(1, 10, &[0], 10)).unwrap();
-    assert_eq!(rates.give_back(again), Err(Error::Unknown(FlowId(1))), "another of that name");
+    assert_eq!(rates.give_back(again), Err(Error::Unknown(FlowId(1))), "another flow has that name now");
 }
 
 #[test]
-fn a_flow_whose_batches_are_given_back_gains_nothing() {
+fn a_flow_gains_nothing_by_giving_batches_back() {
     let mut rates = faastube(&one_link());
     rates.begin(Timestamp::ZERO, &wanted_in(1, 600, &[0], 100)).unwrap();
     for _ in 0..10 {
@@ -59,15 +60,11 @@ fn a_flow_whose_batches_are_given_back_gains_nothing() {
         rates.give_back(batch).unwrap();
     }
     rates.begin(Timestamp::ZERO, &wanted_in(2, 660, &[0], 110)).unwrap();
-    assert_eq!(
-        picks(&mut rates, 6),
-        [1, 2, 1, 2, 1, 2],
-        "it was a newcomer once, and owes as much as before"
-    );
+    assert_eq!(picks(&mut rates, 6), [1, 2, 1, 2, 1, 2], "the flow was new once, and owes as much as before");
 }
 
 #[test]
-fn best_effort_does_not_take_an_uplink_from_whoever_needs_all_of_it() {
+fn a_best_effort_flow_takes_nothing_from_a_flow_that_needs_the_whole_uplink() {
     let mut rates = faastube(&dgx_v100());
     rates.begin(Timestamp::ZERO, &wanted_in(1, 120, &[0], 10)).unwrap();
     rates.begin(Timestamp::ZERO, &best_effort(2, 10, &[1])).unwrap();
@@ -85,13 +82,13 @@ fn flows_on_two_links_of_an_uplink_take_turns_in_proportion_to_their_rates() {
     rates.begin(Timestamp::ZERO, &wanted_in(1, 4000, &[0], 500)).unwrap();
     rates.begin(Timestamp::ZERO, &wanted_in(2, 2000, &[1], 500)).unwrap();
     let mut flow = |link| next_batch(&mut rates, LinkId(link)).map_or(0, |batch| batch.flow.0);
-    // Whichever link is free first: it waits while the other is behind.
+    // A link that is free first waits while the other flow is behind.
     let turns: Vec<_> = (0..6).flat_map(|_| [1, 0].map(&mut flow)).collect();
     assert_eq!(turns, [2, 1, 0, 1, 2, 1, 0, 1, 2, 1, 0, 1]);
 }
 
 #[test]
-fn who_has_no_room_keeps_nobody_waiting() {
+fn a_flow_without_room_keeps_no_other_flow_waiting() {
     let mut rates = faastube(&dgx_v100());
     rates.begin(Timestamp::ZERO, &wanted_in(1, 4000, &[0], 500)).unwrap();
     rates.begin(Timestamp::ZERO, &wanted_in(2, 2000, &[1], 500)).unwrap();
@@ -103,7 +100,7 @@ fn who_has_no_room_keeps_nobody_waiting() {
 }
 
 #[test]
-fn a_newcomer_has_waited_for_what_crosses_though_what_was_queued_is_given_back() {
+fn a_new_flow_is_credited_for_the_crossing_batch_after_a_queued_batch_is_given_back() {
     let mut rates = faastube(&one_link());
     rates.begin(Timestamp::ZERO, &wanted_in(1, 900, &[0], 1000)).unwrap();
     let _crossing = next_batch(&mut rates, LinkId(0)).unwrap();
