@@ -1,7 +1,7 @@
-//! The models as the protocol shows them, and the workers that are ready for each. A function's are
-//! made when first asked for and made again after the function changed or a worker's readiness did, or
-//! where it is placed, if it keeps state, so that what is resolved is never behind the state, and a
-//! request finds its candidates without a look at every worker.
+//! The models as the inference protocol shows them, with the workers that are ready for each. An entry
+//! of a function is created at its first use. It is created again after a change of the function, of a
+//! worker's readiness, or of the placements of a function that keeps state. So a resolved model never
+//! lags behind the state, and a request finds its candidates without a look at every worker.
 
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -15,19 +15,20 @@ use crate::fleet::readiness::{self, Readiness};
 use crate::fleet::{Fleet, Worker, Workers};
 use crate::leader::{Outlook, Shortages};
 
-/// One function's models.
+/// The models of one function.
 #[derive(Debug)]
 struct Entry {
-    /// The record they were made from: another record is another pointer.
+    /// The record from which the models were made. A changed function has another allocation.
     function: Arc<Function>,
     fleet_version: u64,
-    /// Of one that keeps state also the placements, which say who serves it.
+    /// The versions of the placements, which determine the serving worker; only for a function that
+    /// keeps state.
     placed: Option<Vec<u64>>,
-    /// Those that can be named, oldest first.
+    /// The revisions that clients may name, oldest first.
     served: Vec<Served>,
 }
 
-/// One revision that can be named.
+/// A revision that clients may name.
 #[derive(Debug)]
 struct Served {
     model: Arc<Model>,
@@ -38,11 +39,11 @@ struct Served {
 #[derive(Debug, Clone)]
 pub(super) struct Candidates {
     pub(super) digest: Digest,
-    /// By name.
+    /// The ready workers, ordered by name.
     pub(super) workers: Arc<[Arc<Worker>]>,
 }
 
-/// What models are made from.
+/// The inputs from which models are made.
 #[derive(Debug)]
 pub(super) struct Sight<'a> {
     pub(super) state: &'a State,
@@ -50,14 +51,16 @@ pub(super) struct Sight<'a> {
     pub(super) outlook: &'a Outlook,
 }
 
-/// The models made so far. Read on every request and written after changes only, hence the lock.
+/// The models created so far. Every request reads them and only changes write them, so a read-write
+/// lock guards them.
 #[derive(Debug, Default)]
 pub(super) struct Catalog {
     entries: RwLock<HashMap<FunctionKey, Arc<Entry>>>,
 }
 
 impl Catalog {
-    /// One model: the revision asked for, or else the newest that is ready, or else the newest.
+    /// Returns one model: the requested revision; or else the newest ready revision; or else the
+    /// newest.
     pub(super) fn resolve(
         &self,
         sight: &Sight<'_>,
@@ -73,13 +76,13 @@ impl Catalog {
         found.map(|served| served.model.clone()).ok_or_else(|| revision_not_found(&entry, revision))
     }
 
-    /// Who is ready for a revision; `None` when it cannot be named any more.
+    /// Returns the workers that are ready for a revision; `None` if clients may no longer name it.
     pub(super) fn candidates(&self, sight: &Sight<'_>, key: &RevisionKey) -> Option<Candidates> {
         let entry = self.entry(sight, sight.state.function(&key.function)?);
         Some(entry.revision(key.revision)?.candidates.clone())
     }
 
-    /// Every model of a tenant, by name and revision.
+    /// Returns every model of a tenant, ordered by name and revision.
     pub(super) fn index(&self, sight: &Sight<'_>, tenant: &TenantName) -> Vec<Arc<Model>> {
         let entries = sight.state.functions_of(tenant).map(|function| self.entry(sight, function));
         let models = |entry: Arc<Entry>| entry.served.iter().map(|it| it.model.clone()).collect::<Vec<_>>();
@@ -88,11 +91,12 @@ impl Catalog {
 
     fn entry(&self, sight: &Sight<'_>, function: &Arc<Function>) -> Arc<Entry> {
         let Sight { state, fleet, outlook } = *sight;
-        // Before the workers are read, so that a change in between makes the entry again.
+        // Read the version before the workers, so that a change in between causes a new entry.
         let fleet_version = fleet.version();
         let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
         let current = entries.get(&function.key).filter(|entry| {
-            // What is not ready is made each time: why not depends on placements, too.
+            // An unready entry is made again at each request, because its reason also depends on
+            // placements.
             Arc::ptr_eq(&entry.function, function)
                 && entry.fleet_version == fleet_version
                 && entry.placed.as_ref().is_none_or(|placed| *placed == versions(state, &function.key))
@@ -111,7 +115,7 @@ impl Catalog {
         });
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
         if entries.len() >= FUNCTIONS_MAX {
-            // Full of functions that were deleted.
+            // The catalog is full of deleted functions.
             entries.retain(|key, _| state.function(key).is_some());
         }
         entries.insert(function.key.clone(), entry.clone());
@@ -131,13 +135,13 @@ impl Entry {
 }
 
 impl Served {
-    /// Whether only the function's record and the workers' reports decide what it is.
+    /// Whether the model depends only on the function's record and the workers' reports.
     fn is_settled(&self) -> bool {
         matches!(self.model.availability, Availability::Ready | Availability::Disabled)
     }
 }
 
-/// A function's placements, as the versions that they came with.
+/// Returns the versions of a function's placements.
 fn versions(state: &State, key: &FunctionKey) -> Vec<u64> {
     state.placements_of(key).map(|placement| placement.resource_version).collect()
 }
@@ -146,7 +150,7 @@ fn served(state: &State, function: &Function, workers: &Workers, shortages: &Sho
     let served = function.served();
     let revisions: Vec<Revision> = served.iter().map(|revision| revision.number).collect();
     let one = |revision: &RevisionRecord| {
-        // Known: a function refers only to artifacts that are.
+        // The artifact exists, because the state lets functions refer only to recorded artifacts.
         let artifact = state.artifact(&revision.digest)?;
         let readiness = readiness::of_revision(state, function, revision, workers, shortages);
         let ports = artifact.model.ports();
@@ -162,7 +166,8 @@ fn served(state: &State, function: &Function, workers: &Workers, shortages: &Sho
             outputs,
             timeout: revision.spec.timeout,
             objective: None,
-            // Of what keeps state a worker may run a request again, which knows whether it took effect.
+            // The router must not repeat a request of a function that keeps state: only its worker
+            // knows whether the request took effect.
             idempotent: revision.spec.idempotent && revision.spec.sequences.is_none(),
             sequences: revision.spec.sequences.clone(),
             weights: artifact.model.weights,
@@ -199,7 +204,7 @@ fn revision_not_found(entry: &Entry, revision: Option<Revision>) -> Failure {
     let served: Vec<String> = entry.served.iter().map(|it| it.model.revision.to_string()).collect();
     let asked = revision.map_or_else(|| "any".to_owned(), |revision| revision.to_string());
     let message = format!(
-        "function {} has no version {asked} to serve: it serves {}",
+        "function {} does not serve version {asked}: name one of the served versions ({})",
         entry.function.key,
         served.join(", ")
     );

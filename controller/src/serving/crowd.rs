@@ -1,4 +1,4 @@
-//! A gateway among many workers, none of them real: what it costs to choose one.
+//! A bench fixture: a gateway among many fake workers, to measure the cost of routing.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,13 +18,13 @@ use crate::connector::{Connector as _, Tcp};
 use crate::fleet::{Fleet, Worker};
 use crate::leader::Outlook;
 
-/// GPUs of a node, and models on each.
+/// GPUs of a node; [`MODELS_PER_GPU`] is the number of models on each.
 const GPUS: usize = 8;
 const MODELS_PER_GPU: usize = 10;
 const RUN: Duration = Duration::from_millis(4);
 const REQUEST: Request = Request { weights: Bytes::mib(100) };
 
-/// Functions on nodes, and what a gateway knows of them.
+/// Functions on nodes, and a gateway's knowledge of them.
 #[derive(Debug)]
 pub struct Crowd {
     state: State,
@@ -36,10 +36,11 @@ pub struct Crowd {
 }
 
 impl Crowd {
-    /// So many functions, each ready on `replicas` of the nodes. Belongs in a tokio runtime.
+    /// Returns a fixture with `functions` functions, each ready on `replicas` of the nodes. Must be
+    /// called within a tokio runtime.
     ///
     /// # Panics
-    /// With no nodes.
+    /// `nodes` is zero.
     #[must_use]
     pub fn new(functions: usize, nodes: u64, replicas: u64) -> Self {
         let keys: Vec<_> = (0..functions).map(key).collect();
@@ -49,14 +50,15 @@ impl Crowd {
                 .filter(|&function| (0..replicas).any(|copy| (function as u64 + copy * 7) % nodes == node));
             fleet.attach(worker(node, share));
         }
-        let (outlook, catalog) = (Outlook::of_a_follower(), Catalog::default());
-        // As long as a run of each lasted everywhere.
+        let outlook = Outlook::of_a_follower();
+        let catalog = Catalog::default();
+        // Give every worker an estimate, as if a run had finished on each.
         let mut runs = Runs::default();
         fleet.workers().values().for_each(|worker| runs.took(&worker.machine, RUN));
         Self { state: state(&keys), fleet, outlook, catalog, runs, keys }
     }
 
-    /// The node that a request for a function goes to; `None` where it is ready nowhere.
+    /// Returns the node for a request of a function; `None` if the function is ready on no node.
     #[must_use]
     pub fn route(&self, function: usize) -> Option<NodeName> {
         let sight = Sight { state: &self.state, fleet: &self.fleet, outlook: &self.outlook };
@@ -84,9 +86,12 @@ fn state(keys: &[RevisionKey]) -> State {
     };
     apply(Command::InitCluster { cluster_id: ClusterId("crowd".into()) });
     for (function, key) in keys.iter().enumerate() {
-        let (weights, inputs, outputs) = (REQUEST.weights, Vec::new(), Vec::new());
+        let weights = REQUEST.weights;
+        let inputs = Vec::new();
+        let outputs = Vec::new();
         let model = ModelSummary { weights, parameters: 1, launches: 1, inputs, outputs };
-        let (digest, holder) = (digest(function), ControllerId(1));
+        let digest = digest(function);
+        let holder = ControllerId(1);
         apply(Command::AddArtifact { digest, bytes: Bytes(1), model, holder });
         let spec = FunctionSpec::new(key.function.clone());
         apply(Command::ApplyFunction { spec, digest, expected: None, voters: Vec::new() });
@@ -96,7 +101,7 @@ fn state(keys: &[RevisionKey]) -> State {
 
 fn worker(node: u64, ready: impl Iterator<Item = usize>) -> Arc<Worker> {
     let name = NodeName::new(&format!("n{node}")).expect("a name");
-    let calls = Tcp.connect(&name, "127.0.0.1:1").expect("it does not connect yet");
+    let calls = Tcp.connect(&name, "127.0.0.1:1").expect("the address is valid");
     let hello = wire::WorkerHello { instance: name.to_string(), ..Default::default() };
     let worker = Arc::new(Worker::new(name, hello, Epoch(node + 1), calls, Timestamp::ZERO));
     let ready = ready.map(|function| wire::FunctionStatus {
@@ -107,7 +112,7 @@ fn worker(node: u64, ready: impl Iterator<Item = usize>) -> Arc<Worker> {
     });
     let statuses = wire::FunctionStatuses { functions: ready.collect(), ..Default::default() };
     let whole = PartAssembler::default().take(statuses).expect("a whole set").expect("a whole set");
-    worker.report_functions(whole).expect("as many as a node has");
+    worker.report_functions(whole).expect("at most as many functions as a node may have");
     let model =
         |model: usize| wire::ResidentModel { digest: digest(model).to_string(), ..Default::default() };
     let gpu = |gpu: usize| wire::GpuTelemetry {
@@ -125,7 +130,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn each_function_goes_to_a_node_that_is_ready_for_it() {
+    async fn each_function_is_routed_to_a_node_that_is_ready_for_it() {
         let crowd = Crowd::new(40, 20, 2);
         for function in 0..40u64 {
             let chosen = crowd.route(function as usize).unwrap();

@@ -1,7 +1,7 @@
-//! One request on its way to a worker. The worker owns the loss of an executor; this owns the loss
-//! of a worker: a request of an idempotent function then goes to another one, within the client's
-//! timeout and a bounded number of attempts. A request that a full worker refuses is sent to few others
-//! (`policy::retries`). Dropping it cancels the call.
+//! Sends one request to a worker. The worker handles the loss of an executor; this module handles the
+//! loss of a worker. A request of an idempotent function then goes to another worker, within the
+//! client's timeout and [`ATTEMPTS_MAX`]. A request that a full worker refuses is sent to a few others
+//! only (`policy::retries`). Dropping a dispatch cancels its call.
 
 use std::convert::Infallible;
 use std::error::Error as _;
@@ -23,58 +23,58 @@ use super::runs::Run;
 use super::{Serving, route};
 use crate::fleet::Worker;
 
-/// Attempts of one request, on whichever workers.
+/// Attempts of one request over all workers.
 const ATTEMPTS_MAX: u32 = 3;
 
-/// How one attempt ended without an answer.
+/// The outcome of an attempt without an answer.
 #[derive(Debug)]
 enum Missed {
-    /// The worker's answer is a failure: it stands.
+    /// The worker answered with a failure, which is final.
     Failed(Failure),
-    /// The worker would not begin it: another may.
+    /// The worker did not begin the request, so another worker may.
     Declined(Failure),
-    /// The worker went away.
+    /// The worker was lost.
     Lost(Failure),
 }
 
-/// What is asked of a worker.
+/// The requested revision and its properties for routing.
 #[derive(Debug)]
 struct Demand {
     key: RevisionKey,
     request: router::Request,
 }
 
-/// One call of a function: a request's own, or one for a step of a workflow.
+/// One call of a function, for a request or for a step of a workflow.
 #[derive(Debug)]
 pub(super) struct Call {
     pub(super) request_id: RequestId,
     pub(super) inputs: Vec<wire::InferTensor>,
-    /// The outputs wanted; empty for every one.
+    /// The requested outputs; empty for all outputs.
     pub(super) outputs: Vec<String>,
     pub(super) timeout: Duration,
     pub(super) priority: u64,
-    /// The sequence that it is of.
+    /// The sequence of the request, for a function that keeps state.
     pub(super) sequence: Option<InSequence>,
-    /// What the worker is to keep of the outputs.
+    /// The outputs that the worker shall keep as objects.
     pub(super) hold: Option<wire::Hold>,
-    /// Bytes of the inputs that workers hold.
+    /// The workers that hold inputs of the call, with the bytes of each.
     pub(super) held: Vec<(Arc<Worker>, Bytes)>,
-    /// When its answer is wanted; `None`: by its function's objective.
+    /// The time by which the answer is due; `None` applies the function's own objective.
     pub(super) target: Option<Instant>,
-    /// What is likely to be called with its outputs.
+    /// Prewarming hints: the functions that probably read the outputs next.
     pub(super) next: Vec<wire::Likely>,
 }
 
-/// A call answered.
+/// The answer to a call.
 #[derive(Debug)]
 pub(super) struct Answer {
     pub(super) response: wire::InvokeResponse,
     pub(super) worker: Arc<Worker>,
-    /// Attempts made, counting the one that answered.
+    /// Attempts, including the one that answered.
     pub(super) attempts: u32,
 }
 
-/// A request under way.
+/// A request in progress.
 pub(super) struct Dispatch<'a> {
     serving: &'a Serving,
     model: &'a Model,
@@ -82,13 +82,13 @@ pub(super) struct Dispatch<'a> {
     run: &'a Run,
     call: Call,
     deadline: Instant,
-    /// Attempts made.
+    /// Attempts made so far.
     attempts: u32,
-    /// Workers that refused it for lack of room.
+    /// Refusals by workers without capacity.
     refusals: u32,
-    /// Workers that were tried, by process: one that only lost its stream was tried already.
+    /// The tried workers, compared by process: a worker that only lost its stream counts as tried.
     tried: Vec<Arc<Worker>>,
-    /// An attempt that was lost may have run.
+    /// Whether a lost attempt may have run.
     may_have_executed: bool,
 }
 
@@ -117,10 +117,10 @@ impl<'a> Dispatch<'a> {
         }
     }
 
-    /// Carries it out.
+    /// Runs the request to its end.
     pub(super) async fn run(mut self) -> Result<Answer, Failure> {
         let result = self.attempt_all().await;
-        // Whatever the last attempt ended with, an earlier one may have run.
+        // An earlier attempt may have run, whatever the outcome of the last one.
         result.map_err(|failure| Failure {
             may_have_executed: failure.may_have_executed || self.may_have_executed,
             ..failure
@@ -136,7 +136,7 @@ impl<'a> Dispatch<'a> {
                 Ok(response) => return Ok(self.answer(response, worker)),
                 Err(Missed::Failed(failure)) => return Err(failure),
                 Err(Missed::Declined(failure)) => {
-                    // It never began there, so it does not count as an attempt.
+                    // The worker did not begin the request, so the attempt does not count.
                     self.attempts -= 1;
                     self.after_decline(failure).await?
                 }
@@ -155,10 +155,10 @@ impl<'a> Dispatch<'a> {
         route::choose(&candidates, &self.demand.request, &runs, |worker| self.missing(worker), tried)
     }
 
-    /// What of the inputs a worker would have to fetch.
+    /// Returns the input bytes that a worker would have to fetch from other workers.
     fn missing(&self, worker: &Worker) -> Bytes {
         let others = self.call.held.iter().filter(|(holder, _)| !holder.is_process_of(worker));
-        // Workers wrote these numbers.
+        // These numbers come from workers, so they may overflow.
         Bytes(others.map(|(_, bytes)| bytes.get()).fold(0, u64::saturating_add))
     }
 
@@ -166,8 +166,8 @@ impl<'a> Dispatch<'a> {
         Failure::new(Reason::NoWorker, format!("no worker can serve {} now: try again soon", self.demand.key))
     }
 
-    /// The next worker for a request that was declined. Waits for one where the worker only goes
-    /// down: its functions are placed elsewhere once it has told so.
+    /// Returns the next worker for a declined request. If the worker is shutting down, waits for
+    /// another worker, because the function will be placed elsewhere.
     async fn after_decline(&mut self, failure: Failure) -> Result<Arc<Worker>, Failure> {
         if is_overload(failure.reason) {
             return self.after_overload(failure);
@@ -178,20 +178,20 @@ impl<'a> Dispatch<'a> {
         timeout_at(self.deadline, self.another()).await.map_err(|_| failure)
     }
 
-    /// The next worker for a request that a worker had no room for. Only a few are asked: when all are
-    /// full, each further one is load that leads nowhere.
+    /// Returns the next worker for a request that a worker without capacity refused. Only a few other
+    /// workers are asked: when all are full, each further attempt is wasted load.
     fn after_overload(&mut self, failure: Failure) -> Result<Arc<Worker>, Failure> {
         self.refusals += 1;
         if self.refusals > OTHER_WORKERS_MAX {
             return Err(failure);
         }
         let Some(other) = self.choose() else { return Err(failure) };
-        // Last, so that a request with no other worker takes no retry from those that have one.
+        // Take the retry credit last, so that a request without another worker does not consume it.
         if self.run.take_retry() { Ok(other) } else { Err(failure) }
     }
 
-    /// The next worker for a request whose worker is gone. Waits for one: somebody restarts it, or
-    /// it only lost its stream.
+    /// Returns the next worker for a request that lost its worker. Waits for a worker: a supervisor may
+    /// restart it, or it may only have lost its stream.
     async fn after_loss(&self, lost: &Worker, failure: Failure) -> Result<Arc<Worker>, Failure> {
         tracing::warn!(worker = %lost.name, request = %self.call.request_id, function = %self.demand.key, error = failure.message, "worker lost under a request");
         if failure.may_have_executed && !self.model.idempotent {
@@ -199,23 +199,25 @@ impl<'a> Dispatch<'a> {
         }
         if self.attempts >= ATTEMPTS_MAX {
             let message = format!(
-                "{} attempts on different workers were lost; the last: {}",
+                "{} attempts on different workers were lost, the last with: {}",
                 self.attempts, failure.message
             );
             return Err(Failure { reason: Reason::AttemptsExhausted, message, retryable: true, ..failure });
         }
         timeout_at(self.deadline, self.another()).await.map_err(|_| Failure {
             reason: Reason::TimedOut,
-            message: format!("worker {} was lost and no other came in time", lost.name),
+            message: format!("worker {} was lost, and no other worker became available in time", lost.name),
             retryable: true,
             ..failure
         })
     }
 
-    /// A worker that was not tried yet, as soon as there is one.
+    /// Waits for a worker that was not tried yet.
     async fn another(&self) -> Arc<Worker> {
-        let (mut fleet, mut state) = (self.serving.fleet.changes(), self.serving.replica.changes());
-        // Who serves such a function also its placements say. All others need not look at every commit.
+        let mut fleet = self.serving.fleet.changes();
+        let mut state = self.serving.replica.changes();
+        // Placements matter only to functions that keep state, so other functions do not wake at every
+        // commit.
         let keeps_state = self.model.sequences.is_some();
         loop {
             if let Some(worker) = self.choose() {
@@ -253,15 +255,15 @@ impl<'a> Dispatch<'a> {
             biased;
             answer = worker.calls.invoke(request) => answer.map(tonic::Response::into_inner).map_err(|status| missed(worker, &status)),
             () = self.abandoned(worker), if self.model.idempotent => {
-                let message = format!("worker {} is gone, as far as this controller can tell", worker.name);
+                let message = format!("worker {} is lost, as far as this controller knows", worker.name);
                 Err(Missed::Lost(Failure::new(Reason::NoWorker, message).after_execution()))
             }
         }
     }
 
-    /// Ends when the worker's stream is lost, or the worker itself as far as anybody knows, and another
-    /// process could take the request. Until then its answer may still come: a lost stream is not
-    /// always a lost worker.
+    /// Waits until the worker's stream has ended or the worker is presumed lost, and another process
+    /// can take the request. Until then the answer may still arrive: a lost stream does not always mean
+    /// a lost worker.
     async fn abandoned(&self, worker: &Worker) {
         worker.gone().await;
         let mut changes = self.serving.fleet.changes();
@@ -277,14 +279,14 @@ impl<'a> Dispatch<'a> {
         wire::InvokeRequest {
             request_id: self.call.request_id.to_string(),
             attempt: self.attempts,
-            // Counting this one.
+            // The number of attempts left includes this one.
             attempts_left: ATTEMPTS_MAX + 1 - self.attempts,
             tenant: self.demand.key.function.tenant.to_string(),
             function: self.demand.key.function.name.to_string(),
             revision: self.demand.key.revision.get(),
             timeout: Some(duration_wire(left)),
             priority: self.call.priority,
-            // Their bytes are shared.
+            // Cloning shares the tensors' bytes.
             inputs: self.call.inputs.clone(),
             outputs: self.call.outputs.clone(),
             hold: self.call.hold.clone(),
@@ -301,14 +303,14 @@ impl<'a> Dispatch<'a> {
         if let Some(split) = &response.split {
             self.run.took(&worker.machine, Duration::from_nanos(split.run_ns));
         }
-        // Those lost before, and what the worker that answered made itself.
+        // Add the lost attempts and the attempts that the answering worker made itself.
         let attempts = self.attempts - 1 + response.attempts.max(1);
         Answer { response, worker, attempts }
     }
 }
 
-/// Reads how an attempt failed. A status that did not travel was made on this side: the connection
-/// could not be made, or broke.
+/// Classifies the failure of an attempt. A status with a source was made locally: the connection could
+/// not be opened, or broke.
 fn missed(worker: &Worker, status: &Status) -> Missed {
     if let Some(source) = status.source() {
         let failure = Failure::new(Reason::NoWorker, format!("worker {} is lost: {source}", worker.name));
@@ -329,7 +331,7 @@ fn missed(worker: &Worker, status: &Status) -> Missed {
     if declined && !failure.may_have_executed { Missed::Declined(failure) } else { Missed::Failed(failure) }
 }
 
-/// Whether a worker refused a request only because others take its room at the moment.
+/// Whether a worker refused a request only because other requests use its capacity at the moment.
 fn is_overload(reason: Reason) -> bool {
     matches!(reason, Reason::QueueFull | Reason::ByteBudgetExceeded)
 }

@@ -1,17 +1,18 @@
-//! What the front door serves from: the replicated state says which models there are, the fleet
-//! says where they are ready, and the router picks a worker.
+//! The gateway's backend: the replicated state lists the models, the fleet knows the workers that are
+//! ready for each, and the router picks a worker.
 //!
-//! | module | holds |
+//! | module | task |
 //! |---|---|
 //! | [`catalog`] | the models as the protocol shows them, made once per change |
-//! | `crowd` | many workers that are none, for a bench |
-//! | [`dispatch`] | one request on its way to a worker, and to another when that one is lost |
-//! | [`route`] | what the router is told of each worker |
-//! | [`runs`] | how long runs take, by what was seen |
+//! | `crowd` | a bench fixture of many fake workers |
+//! | [`dispatch`] | sends one request to a worker, and to another one after a loss |
+//! | [`route`] | the router's input about each worker |
+//! | [`runs`] | run estimates and retry credits |
 //! | [`workflow`] | workflows, and their runs |
-//! | [`tensors`] | tensors and times between the front door and workers |
+//! | [`tensors`] | conversions of tensors and times between the gateway and workers |
 //!
-//! Nothing here asks who leads: with no leader and no majority, requests go where they went.
+//! This module does not depend on a leader: without a leader and without a majority, requests are still
+//! routed to the known workers.
 
 mod catalog;
 #[cfg(feature = "sim")]
@@ -44,13 +45,13 @@ use workflow::Workflows;
 
 pub(crate) use workflow::show_steps;
 
-/// How long a load waits for the function to get ready.
+/// The longest wait of a load request for the function to become ready.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How long an unload waits for the workers to let go.
+/// The longest wait of an unload request for the workers to unload the function.
 const UNLOAD_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The front door's backend.
+/// The gateway's backend.
 #[derive(Debug)]
 pub(crate) struct Serving {
     replica: Replica,
@@ -77,31 +78,32 @@ impl Serving {
         Sight { state, fleet: &self.fleet, outlook: &self.outlook }
     }
 
-    /// Who is ready for a revision now.
+    /// Returns the workers that are ready for a revision now.
     fn candidates(&self, key: &RevisionKey) -> Option<Candidates> {
         self.catalog.candidates(&self.sight(&self.replica.state()), key)
     }
 
-    /// Has a worker run a function.
+    /// Runs a function on a worker.
     async fn call(&self, model: &Model, call: Call) -> Result<Answer, Failure> {
         let key = RevisionKey { function: model.key.clone(), revision: model.revision };
         let run = self.runs.of(&key);
         Dispatch::new(self, model, key, &run, call).run().await
     }
 
-    /// Waits until the newest revision is ready somewhere, or cannot be.
+    /// Waits until the newest revision is ready on a worker, or cannot become ready.
     async fn ready(&self, key: &FunctionKey) -> Result<(), Failure> {
         let mut changes = self.changes();
         loop {
             let now = self.replica.state();
             let function = now.function(key).ok_or_else(|| catalog::not_found(key))?;
-            let (workers, shortages) = (self.fleet.workers(), self.outlook.shortages());
+            let workers = self.fleet.workers();
+            let shortages = self.outlook.shortages();
             match readiness::of_revision(&now, function, function.latest(), &workers, &shortages) {
                 Readiness::Prepared(_) => return Ok(()),
                 Readiness::Disabled => {
                     return Err(Failure::new(
                         Reason::FunctionDisabled,
-                        format!("{key} was unloaded meanwhile"),
+                        format!("function {key} was unloaded meanwhile"),
                     ));
                 }
                 Readiness::PrepareFailed(why) => return Err(Failure::new(Reason::FunctionNotReady, why)),
@@ -111,12 +113,12 @@ impl Serving {
         }
     }
 
-    /// Waits until no worker says any more that it is ready for a function: a load right after an unload
-    /// would take who has yet to let go for one that is ready, and say so too soon.
+    /// Waits until no worker reports a function as ready. Otherwise, a load right after an unload would
+    /// count a worker that has yet to unload, and would return too early.
     async fn let_go(&self, key: &FunctionKey) -> Result<(), Failure> {
         let mut changes = self.changes();
         loop {
-            // Loaded again, or gone: nobody waits for what it was any more.
+            // The function was loaded again or deleted, so the wait is pointless.
             let enabled = self.replica.state().function(key).is_none_or(|function| function.enabled);
             if enabled || !self.fleet.workers().values().any(|worker| worker.holds_ready(key)) {
                 return Ok(());
@@ -125,14 +127,14 @@ impl Serving {
         }
     }
 
-    /// What readiness is made from, as it changes from now on.
+    /// Returns a watch of everything that readiness depends on.
     fn changes(&self) -> Changes {
         let shortages = self.outlook.shortage_changes();
         Changes { fleet: self.fleet.changes(), state: self.replica.changes(), shortages }
     }
 }
 
-/// Changes of what readiness is made from.
+/// A watch of everything that readiness depends on.
 struct Changes {
     fleet: watch::Receiver<u64>,
     state: raft::Changes,
@@ -146,7 +148,7 @@ impl Changes {
             changed = self.state.changed() => changed,
             changed = self.shortages.changed() => changed,
         };
-        changed.map_err(|_| Failure::new(Reason::ShuttingDown, "this controller is going down"))
+        changed.map_err(|_| Failure::new(Reason::ShuttingDown, "this controller is shutting down"))
     }
 }
 
@@ -192,19 +194,20 @@ impl Backend for Serving {
         caller: &auth::Caller,
     ) -> Result<(), Failure> {
         if self.replica.state().workflow(function).is_some() {
-            let message = format!("{function} is a workflow: load or unload what it runs");
+            let message = format!("{function} is a workflow: load or unload its functions instead");
             return Err(Failure::new(Reason::Unimplemented, message));
         }
         let caller = Caller(caller.as_str().into());
         let command = Command::SetFunctionEnabled { key: function.clone(), enabled: intent == Intent::Serve };
         self.replica.propose(caller, None, command).await?;
         if intent == Intent::Refuse {
-            // It is refused from here on, whoever still holds it.
+            // Gateways refuse the function from here on, even while a worker still holds it.
             return tokio::time::timeout(UNLOAD_TIMEOUT, self.let_go(function)).await.unwrap_or(Ok(()));
         }
         tokio::time::timeout(LOAD_TIMEOUT, self.ready(function)).await.unwrap_or_else(|_| {
-            let message =
-                format!("{function} is loaded and not ready after {LOAD_TIMEOUT:?}: look at its conditions");
+            let message = format!(
+                "function {function} is loaded but not ready after {LOAD_TIMEOUT:?}: see its conditions"
+            );
             Err(Failure::new(Reason::FunctionNotReady, message))
         })
     }
@@ -236,12 +239,14 @@ impl Backend for Serving {
     }
 }
 
-/// The one revision that a workflow has, if that is the one asked for.
+/// Returns the workflow if the requested revision is its only one.
 fn of_generation(workflow: Arc<Model>, revision: Option<Revision>) -> Result<Arc<Model>, Failure> {
     if revision.is_none_or(|revision| revision == workflow.revision) {
         return Ok(workflow);
     }
-    let message =
-        format!("workflow {} has only version {}: name that, or none", workflow.key, workflow.revision);
+    let message = format!(
+        "workflow {} has only version {}: name that version, or no version",
+        workflow.key, workflow.revision
+    );
     Err(Failure::new(Reason::RevisionNotFound, message))
 }

@@ -1,5 +1,4 @@
-//! What the router is told of each worker that is ready for a revision: telemetry says how soon it
-//! would be done.
+//! The router's input about each worker that is ready for a revision, from telemetry.
 
 use std::sync::Arc;
 
@@ -9,9 +8,9 @@ use millrace_types::{Bytes, Digest};
 use super::catalog::Candidates;
 use crate::fleet::{Load, Worker};
 
-/// The worker for a request, among those that are ready for it and not `excluded`, where `runs` is what
-/// its runs took, and `missing` says what of its inputs one would have to fetch. While no GPU serves anywhere, one that is about
-/// to.
+/// Returns the worker for a request, among the candidates that are not `excluded`. `runs` has the
+/// durations of the revision's runs, and `missing` gives the input bytes that a worker would have to
+/// fetch. While no GPU serves on any candidate, the router picks a worker with a starting GPU.
 pub(super) fn choose(
     candidates: &Candidates,
     request: &Request,
@@ -23,7 +22,8 @@ pub(super) fn choose(
     let able = candidates.workers.iter().filter(|worker| !excluded(worker));
     let known = able.map(|worker| worker.with_load(|load| candidate(worker, load, digest)));
     let known = known.map(|candidate| {
-        let (run, missing) = (runs.estimate(&candidate.worker.machine), missing(candidate.worker));
+        let run = runs.estimate(&candidate.worker.machine);
+        let missing = missing(candidate.worker);
         Candidate { run, missing, ..candidate }
     });
     router::choose(known, request).cloned()

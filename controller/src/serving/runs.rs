@@ -1,6 +1,6 @@
-//! What is remembered of each revision while requests are sent to workers: how long its runs take, by which
-//! the router weighs a wait against a swap and a faster machine against a slower one, and how many refused
-//! requests may still be sent to another worker.
+//! Run estimates and retry credits of each revision. The router weighs a wait against a swap, and a
+//! faster machine against a slower one, by the estimated duration of a run. The credits limit how many
+//! refused requests are sent to another worker.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -11,15 +11,16 @@ use millrace_policy::retries::RetryCredits;
 use millrace_policy::router::{self, MachineType};
 use millrace_types::RevisionKey;
 
-/// Revisions that are remembered. When there are more, all are learned again.
+/// Revisions with estimates. When there are more, all estimates are dropped and learned again.
 const REVISIONS_MAX: usize = 100_000;
 
-/// One revision's estimates and retries.
+/// The estimates and retry credits of one revision.
 #[derive(Debug)]
 pub(super) struct Run {
-    /// Read for every request and written for every answer, each in a moment.
+    /// Estimated durations, read for every request and written for every answer; each access is short.
     estimates: RwLock<router::Runs>,
-    /// [`RetryCredits`]. For each revision alone, so that an overloaded function leaves the others theirs.
+    /// The current [`RetryCredits`]. Each revision has its own, so that an overloaded function leaves
+    /// other functions their retries.
     retry_credits: AtomicU32,
 }
 
@@ -30,7 +31,7 @@ impl Default for Run {
 }
 
 impl Run {
-    /// What is known now.
+    /// Returns the current estimates.
     pub(super) fn estimates(&self) -> router::Runs {
         self.estimates.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -39,22 +40,22 @@ impl Run {
         self.estimates.write().unwrap_or_else(PoisonError::into_inner).took(machine, run);
     }
 
-    /// Counts a request, which earns its part of a retry.
+    /// Counts a request, which earns a fraction of a retry.
     pub(super) fn count_request(&self) {
-        // Relaxed: the count guards no other memory.
+        // Relaxed: the credits guard no other memory.
         self.retry_credits
             .update(Ordering::Relaxed, Ordering::Relaxed, |credits| RetryCredits(credits).after_request().0);
     }
 
-    /// Takes one retry. Returns whether one was left.
+    /// Takes one retry. Returns whether a retry was left.
     pub(super) fn take_retry(&self) -> bool {
         let left = |credits| RetryCredits(credits).after_retry().map(|left| left.0);
         self.retry_credits.fetch_update(Ordering::Relaxed, Ordering::Relaxed, left).is_ok()
     }
 }
 
-/// Every revision's run. Read on every request and written on a revision's first, hence the
-/// lock.
+/// The runs of all revisions. Every request reads the map and only a revision's first request writes
+/// it, so a read-write lock guards it.
 #[derive(Debug, Default)]
 pub(super) struct Runs(RwLock<HashMap<RevisionKey, Arc<Run>>>);
 

@@ -1,4 +1,4 @@
-//! Tensors and times between the front door's shapes and those that workers are sent.
+//! Conversions of tensors and times between the gateway's types and the worker protocol.
 
 use std::time::Duration;
 
@@ -6,25 +6,24 @@ use millrace_gateway::backend::{Split, Tensor};
 use millrace_proto::worker as wire;
 use millrace_types::{Failure, Reason};
 
-/// A tensor as a worker takes it. Its bytes are shared.
+/// Converts a tensor for a worker. The bytes are shared.
 pub(super) fn sent(tensor: Tensor) -> wire::InferTensor {
     let Tensor { name, datatype, shape, data } = tensor;
     wire::InferTensor { name, datatype: datatype.to_string(), shape, data, parts: Vec::new() }
 }
 
-/// A tensor that a worker answered.
+/// Converts a tensor of a worker's response.
 ///
 /// # Errors
-/// `INTERNAL` for a type that there is not.
+/// `INTERNAL` for an unknown data type.
 pub(super) fn received(wire: wire::InferTensor) -> Result<Tensor, Failure> {
     let datatype = wire.datatype.parse().map_err(|error| {
-        Failure::new(Reason::Internal, format!("the worker's answer cannot be read: {error}"))
-            .after_execution()
+        Failure::new(Reason::Internal, format!("cannot read the worker's answer: {error}")).after_execution()
     })?;
     Ok(Tensor { name: wire.name, datatype, shape: wire.shape, data: wire.data })
 }
 
-/// Where a worker says the time went.
+/// Converts a worker's latency breakdown.
 pub(super) fn split(wire: &wire::Split) -> Split {
     Split {
         cold: Duration::from_nanos(wire.cold_ns),

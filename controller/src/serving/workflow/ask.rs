@@ -1,4 +1,4 @@
-//! One call of a run: a function on a worker, or another workflow.
+//! One call of a workflow run: a function on a worker, or a nested workflow.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,21 +22,21 @@ use crate::passed::Passing;
 use crate::serving::dispatch::Call;
 use crate::serving::{Serving, tensors};
 
-/// How much longer than the request may take a worker keeps what it holds for it: whoever would have
-/// told it to let go may be gone.
+/// How long beyond the request's timeout a worker keeps the run's objects, because the controller that
+/// would release them may be gone.
 const HOLD_GRACE: Duration = Duration::from_secs(5);
-/// The most calls of functions that one request has out at a time, all workflows in its own counted.
+/// Concurrent function calls of one request, including its nested workflows.
 const OUT_MAX: usize = 64;
-/// The most calls of functions that one request makes in all.
+/// Function calls of one request in total.
 const CALLS_MAX: u32 = 65_536;
 
-/// The request that a run, and the runs in it, are for.
+/// The request that a run and its nested runs serve.
 #[derive(Debug)]
 pub(super) struct Request {
     pub(super) id: RequestId,
     pub(super) deadline: Instant,
     pub(super) priority: u64,
-    /// What its calls took of what others made.
+    /// The traffic between the functions of its calls.
     pub(super) passing: Passing,
     out: Semaphore,
     calls: AtomicU32,
@@ -44,52 +44,52 @@ pub(super) struct Request {
 
 impl Request {
     pub(super) fn new(id: RequestId, timeout: Duration, priority: u64) -> Self {
-        let (out, calls) = (Semaphore::new(OUT_MAX), AtomicU32::new(0));
+        let out = Semaphore::new(OUT_MAX);
+        let calls = AtomicU32::new(0);
         let passing = Passing::default();
         Self { id, deadline: Instant::now() + timeout, priority, passing, out, calls }
     }
 
-    /// Counts a call.
+    /// Counts a call, and refuses it beyond [`CALLS_MAX`].
     fn call(&self) -> Result<(), Failure> {
         if self.calls.fetch_add(1, Ordering::Relaxed) < CALLS_MAX {
             return Ok(());
         }
-        let message =
-            format!("the request takes more than {CALLS_MAX} calls of functions: give it fewer rows");
+        let message = format!("the request needs more than {CALLS_MAX} function calls: send fewer rows");
         Err(Failure::new(Reason::InvalidInput, message))
     }
 }
 
-/// What a call made: by output name.
+/// The outputs of a call, by name.
 #[derive(Debug)]
 pub(super) struct Made {
     pub(super) outputs: BTreeMap<String, Value>,
     pub(super) attempts: u32,
 }
 
-/// An output that somebody takes.
+/// A requested output of a call.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Wanted {
     pub(super) name: String,
-    /// Whether its bytes are to come here.
+    /// Whether the controller needs the output's bytes.
     pub(super) answered: bool,
 }
 
-/// What a call needs of its run.
+/// A call with its context in the run.
 pub(super) struct Ask<'a> {
     pub(super) serving: &'a Serving,
     pub(super) request: &'a Request,
-    /// Of the run that it is a call of.
+    /// The record of the calls of the run that this call belongs to.
     pub(super) ran: &'a Ran<'a>,
-    /// The workflow that it is a step of.
+    /// The workflow that the call is a step of.
     pub(super) workflow: &'a FunctionKey,
     pub(super) depth: Depth,
     pub(super) wanted: Vec<Wanted>,
-    /// When it could begin.
+    /// The time at which the call could begin.
     pub(super) began: Reached,
-    /// When its answer is wanted, for the objective of its workflow or its own.
+    /// The time by which the answer is due, by the workflow's objective or the step's own.
     pub(super) target: Option<Instant>,
-    /// What the run is likely to call after it.
+    /// The functions that the run probably calls next.
     pub(super) next: Vec<Ahead>,
 }
 
@@ -100,19 +100,20 @@ impl Ask<'_> {
 
     fn left(&self) -> Result<Duration, Failure> {
         let left = self.request.deadline.saturating_duration_since(Instant::now());
-        let late = || Failure::new(Reason::TimedOut, "the request's timeout passed before it began");
+        let late = || Failure::new(Reason::TimedOut, "the request's timeout expired before the call began");
         Some(left).filter(|left| !left.is_zero()).ok_or_else(late)
     }
 
-    /// Has a worker run a function.
+    /// Runs a function on a worker.
     pub(super) async fn function(self, name: FunctionName, inputs: Vec<Sent>) -> Result<Made, Ended> {
         self.request.call()?;
-        let late = |_| Failure::new(Reason::TimedOut, "the request's timeout passed before the step's turn");
+        let late = |_| Failure::new(Reason::TimedOut, "the request's timeout expired before the step's turn");
         let turn = tokio::time::timeout_at(self.request.deadline, self.request.out.acquire()).await;
-        // Never closed: an error cannot be.
+        // The semaphore is never closed, so only the timeout can fail.
         let _turn = turn.map_err(late)?;
         let model = self.ready(&self.key(name.clone())).await?;
-        let (mut tensors, mut held) = (Vec::with_capacity(inputs.len()), Vec::new());
+        let mut tensors = Vec::with_capacity(inputs.len());
+        let mut held = Vec::new();
         let mut taken = Vec::new();
         for Sent { tensor, held: its, by, bytes } in inputs {
             tensors.push(tensor);
@@ -127,7 +128,7 @@ impl Ask<'_> {
             outputs: self.wanted.iter().map(|it| it.name.clone()).collect(),
             timeout,
             priority: self.request.priority,
-            // What keeps state is no step.
+            // A function that keeps state cannot be a step.
             sequence: None,
             hold: Some(wire::Hold {
                 time: Some(duration_wire(timeout + HOLD_GRACE)),
@@ -139,11 +140,12 @@ impl Ask<'_> {
         };
         let answer = self.ran.by(self.serving.call(&model, call)).await?;
         if !answer.response.lost.is_empty() {
-            let failure = Failure::new(Reason::DataLost, "what it takes was lost");
+            let failure = Failure::new(Reason::DataLost, "an input of the call was lost");
             return Err(Ended { failure, lost: answer.response.lost, ran: false });
         }
         let made = self.began.then(&tensors::split(&answer.response.split.unwrap_or_default()));
-        let (mut outputs, mut failure) = (BTreeMap::new(), None);
+        let mut outputs = BTreeMap::new();
+        let mut failure = None;
         for output in answer.response.outputs {
             let output_name = output.name.clone();
             match Value::answered(output, &answer.worker, made, &self.serving.workflows.room) {
@@ -156,7 +158,7 @@ impl Ask<'_> {
             }
         }
         if let Some(failure) = failure {
-            // The worker may hold the others.
+            // The worker may hold the other outputs, so release them.
             let_go_of(outputs.values());
             return Err(failure.into());
         }
@@ -164,20 +166,20 @@ impl Ask<'_> {
         Ok(Made { outputs, attempts: answer.attempts })
     }
 
-    /// The function in a revision that can be invoked now, or soon.
+    /// Returns the function's revision that is ready, and waits for one that is being prepared.
     async fn ready(&self, key: &FunctionKey) -> Result<Arc<Model>, Failure> {
         let mut model = self.serving.resolve(key, None)?;
         if model.availability.may_come() {
             let awaited = tokio::time::timeout_at(self.request.deadline, self.serving.awaited(&model)).await;
             let late = |_| {
-                Failure::new(Reason::FunctionNotReady, format!("function {key} did not get ready in time"))
+                Failure::new(Reason::FunctionNotReady, format!("function {key} did not become ready in time"))
             };
             model = awaited.map_err(late)??;
         }
         if model.availability == Availability::Ready { Ok(model) } else { Err(model.refusal()) }
     }
 
-    /// Runs another workflow.
+    /// Runs a nested workflow.
     pub(super) async fn workflow(
         self,
         name: FunctionName,
@@ -185,19 +187,19 @@ impl Ask<'_> {
     ) -> Result<Made, Ended> {
         let key = self.key(name);
         if self.depth >= Depth(NESTING_MAX) {
-            let message = format!("workflow {key} lies deeper than {NESTING_MAX} workflows in others");
+            let message = format!("workflow {key} is nested more than {NESTING_MAX} levels deep");
             return Err(Failure::new(Reason::Internal, message).into());
         }
         let (way, model) = self.serving.workflow(&key)?;
         let missing = || Failure::new(Reason::Internal, format!("an input of workflow {key} is missing"));
         let mut inputs = in_order(&way.plan, inputs).ok_or_else(missing)?;
-        // However long some of them were there: nothing in it could begin before it could.
+        // Some inputs may have been ready for longer, but no step inside could begin before the call.
         inputs.iter_mut().for_each(|input| input.made = self.began);
         let names = || model.outputs.iter().map(|output| output.name.clone());
         let answered = names().map(|name| self.wanted.contains(&Wanted { name, answered: true })).collect();
         let depth = Depth(self.depth.0 + 1);
         let ran = Ran::within(self.ran);
-        // Its own objective, and that of the workflow it is in.
+        // Apply the earlier of the workflow's own objective and that of the outer workflow.
         let own = model.objective.map(|slo| self.began.at + slo.deadline);
         let target = own.into_iter().chain(self.target).min();
         let wish = Wish { answered, target, after: self.next };

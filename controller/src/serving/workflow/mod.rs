@@ -1,19 +1,19 @@
-//! Workflows as the front door serves them (D01): which there are, what their runs go by, and the runs.
+//! Workflows as the gateway serves them (D01): their models, the inputs of their runs, and the runs.
 //!
-//! The controller that takes the request runs it. It knows the graph and where each tensor is: a
-//! step's answer stays with the worker that made it, and the next step's worker takes it from there.
-//! What comes here are small tensors, those that a condition looks at, those that are answered, and
-//! those that their worker has no room for.
+//! The controller that receives the request drives the run. It knows the graph and the location of each
+//! tensor. A step's output stays with the worker that produced it, and the next step's worker fetches
+//! it there. The controller receives only small tensors, tensors that a condition reads, requested
+//! outputs, and tensors that their worker has no capacity for.
 //!
-//! | module | holds |
+//! | module | task |
 //! |---|---|
-//! | [`values`] | the tensors of a run: here, or at a worker |
-//! | [`run`] | one run: the core's actions carried out |
+//! | [`values`] | the tensors of a run, in the controller or at a worker |
+//! | [`run`] | one run: carries out the core's actions |
 //! | [`ask`] | one call of a run |
-//! | [`next`] | what a call's worker is told of the calls after it |
-//! | [`paces`] | how long steps took, and the score of those that have a deadline |
-//! | [`scores`] | what is shown of those |
-//! | [`ran`] | whether any of them may have run |
+//! | [`next`] | prewarming hints about the following calls |
+//! | [`paces`] | durations of steps, and the SLO counts of steps with a deadline |
+//! | [`scores`] | metrics of these SLO counts |
+//! | [`ran`] | whether any call of a run may have run |
 
 mod ask;
 mod next;
@@ -50,20 +50,20 @@ use run::{Depth, Ended, Runner, Wish};
 use scores::Scores;
 use values::{Room, Value};
 
-/// The most bytes of tensors that runs hold here at a time, beside what came with the requests.
+/// Bytes of tensors of all runs in the controller, without those that arrived with the requests.
 const ANSWERED_BYTES_MAX: Bytes = Bytes::gib(1);
 
-/// A workflow as it was when it was last looked at.
+/// A workflow as of its last look-up.
 #[derive(Debug)]
 struct Entry {
-    /// The state's version then, and the fleet's.
+    /// The versions of the state and of the fleet at that time.
     seen: (u64, u64),
     model: Arc<Model>,
-    /// Or why it cannot be run.
+    /// The plan for runs, or the reason why the workflow cannot run.
     way: Result<Way, Failure>,
 }
 
-/// How a workflow is run.
+/// The plan of a workflow, with the durations of its steps.
 #[derive(Debug, Clone)]
 struct Way {
     plan: Arc<Plan>,
@@ -71,39 +71,39 @@ struct Way {
 }
 
 impl Way {
-    /// The paces, if they are of the steps of this plan too. A generation does not say so: it begins
-    /// again from 1 where the name of a workflow that was deleted has been forgotten.
+    /// Returns the durations if the steps of `plan` are the same. Comparing generations is not enough:
+    /// the generations of a deleted workflow's name begin again at 1 after the state forgets it.
     fn paces_of(&self, plan: &Plan) -> Option<Arc<Paces>> {
         let own = self.plan.steps().iter().map(|step| (&step.name, step.deadline));
         own.eq(plan.steps().iter().map(|step| (&step.name, step.deadline))).then(|| self.paces.clone())
     }
 }
 
-/// The workflows looked at so far. Read on every request and written after changes only, hence the
-/// lock.
+/// The workflows looked up so far. Every request reads them and only changes write them, so a
+/// read-write lock guards them.
 #[derive(Debug)]
 pub(super) struct Workflows {
     entries: RwLock<HashMap<FunctionKey, Arc<Entry>>>,
-    /// For what steps answer.
+    /// The byte budget for the answers of steps.
     room: Room,
     scores: Scores,
-    /// What runs passed.
+    /// The traffic counts of finished runs.
     passed: Passed,
 }
 
 impl Workflows {
-    /// None looked at yet; what runs pass is counted there.
+    /// Returns an empty set, which adds the traffic of runs to `passed`.
     pub(super) fn new(passed: Passed) -> Self {
         let room = Room::new(ANSWERED_BYTES_MAX);
         Self { entries: RwLock::default(), room, scores: Scores::default(), passed }
     }
 
-    /// A workflow as a model; `None` where there is none of that name.
+    /// Returns a workflow as a model; `None` if no workflow has this name.
     pub(super) fn resolve(&self, sight: &Sight<'_>, key: &FunctionKey) -> Option<Arc<Model>> {
         Some(self.entry(sight, key)?.model.clone())
     }
 
-    /// Every workflow of a tenant, by name.
+    /// Returns every workflow of a tenant, ordered by name.
     pub(super) fn index(&self, sight: &Sight<'_>, tenant: &TenantName) -> Vec<Arc<Model>> {
         let keys = sight.state.workflows_of(tenant).map(|workflow| &workflow.key);
         keys.filter_map(|key| self.resolve(sight, key)).collect()
@@ -111,11 +111,12 @@ impl Workflows {
 
     fn entry(&self, sight: &Sight<'_>, key: &FunctionKey) -> Option<Arc<Entry>> {
         let workflow = sight.state.workflow(key)?;
-        // Before the workers are read, so that a change in between makes the entry again.
+        // Read the versions before the workers, so that a change in between causes a new entry.
         let seen = (sight.state.version(), sight.fleet.version());
         let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
         let ready = |entry: &&Arc<Entry>| entry.model.availability == Availability::Ready;
-        // Why one is not ready depends on placements too: that is looked at each time.
+        // An unready entry is made again at each request, because its reason also depends on
+        // placements.
         if let Some(entry) = entries.get(key).filter(|entry| entry.seen == seen).filter(ready) {
             return Some(entry.clone());
         }
@@ -134,7 +135,7 @@ impl Workflows {
         Some(entry)
     }
 
-    /// Those of a workflow of which nothing ran.
+    /// Returns the initial durations of a workflow without finished runs.
     fn paces(&self, state: &State, key: &FunctionKey, plan: &Plan) -> Paces {
         self.scores.make_room(|workflow, step| {
             let step = state.workflow(workflow).and_then(|workflow| workflow.spec.step(step));
@@ -145,14 +146,15 @@ impl Workflows {
 }
 
 fn model(sight: &Sight<'_>, workflow: &Workflow) -> Model {
-    let (workers, shortages) = (sight.fleet.workers(), sight.outlook.shortages());
+    let workers = sight.fleet.workers();
+    let shortages = sight.outlook.shortages();
     let availability = match readiness::of_workflow(sight.state, workflow, &workers, &shortages) {
         None => Availability::Ready,
         Some((name, readiness)) => {
             let of_it = availability(readiness);
             let why = || format!("function {name}: {}", of_it.obstacle().unwrap_or_default());
             match of_it {
-                // Nobody unloads a workflow: one that cannot run for that is not unloaded itself.
+                // A workflow cannot be unloaded itself, so a disabled function makes it unavailable.
                 Availability::Disabled | Availability::Unavailable(_) => Availability::Unavailable(why()),
                 Availability::Away(_) => Availability::Away(why()),
                 Availability::Preparing | Availability::Ready => of_it,
@@ -168,7 +170,7 @@ fn model(sight: &Sight<'_>, workflow: &Workflow) -> Model {
         outputs: workflow.signature.outputs.clone(),
         timeout: workflow.spec.timeout,
         objective: workflow.spec.slo,
-        // What it runs, where that is not.
+        // The functions of the workflow decide for each call whether a repeat is safe.
         idempotent: true,
         sequences: None,
         weights: Bytes::ZERO,
@@ -186,19 +188,19 @@ fn plan(state: &State, workflow: &Workflow) -> Result<Arc<Plan>, Failure> {
         .collect();
     let idempotent = |run: &Run| is_idempotent(state, tenant, run);
     let plan = Plan::new(&workflow.spec, |run| signatures.get(run), idempotent);
-    // The state keeps what a workflow runs usable.
+    // The state keeps the functions of a workflow usable, so this error is a bug.
     plan.map(Arc::new).map_err(|error| {
         Failure::new(Reason::Internal, format!("workflow {} cannot be run: {error}", workflow.key))
     })
 }
 
-/// Whether running it twice does no harm, in any revision that may be called.
+/// Whether repeating the run is safe in every revision that may be called.
 fn is_idempotent(state: &State, tenant: &TenantName, run: &Run) -> bool {
     let twice = |function: &Arc<Function>| function.served().iter().all(|it| it.spec.idempotent);
     state.functions_in(tenant, [run]).iter().all(|key| state.function(key).is_some_and(twice))
 }
 
-/// What a run is given, in the plan's order; `None` where something is missing.
+/// Returns the inputs of a run in the plan's order; `None` if one is missing.
 fn in_order(plan: &Plan, given: impl IntoIterator<Item = (String, Value)>) -> Option<Vec<Value>> {
     let mut given: BTreeMap<String, Value> = given.into_iter().collect();
     let input = |slot: &PlannedSlot| match &slot.source {
@@ -218,7 +220,7 @@ impl Serving {
         let request = Request::new(invocation.request_id, invocation.timeout, invocation.priority);
         let (way, model) = self.workflow(&model.key)?;
         let given = invocation.inputs.into_iter().map(|tensor| (tensor.name.clone(), Value::given(tensor)));
-        // It may have changed since the front door checked them.
+        // The workflow may have changed since the gateway checked the inputs.
         let changed = || {
             let message = format!("workflow {} has just changed: send the request again", model.key);
             Failure::new(Reason::FunctionNotReady, message)
@@ -247,7 +249,7 @@ impl Serving {
         Ok(Completion { outputs, split: answer.split, attempts: answer.attempts })
     }
 
-    /// How a workflow is run now, and what it takes and gives.
+    /// Returns the plan of a workflow, and its model with inputs and outputs.
     fn workflow(&self, key: &FunctionKey) -> Result<(Way, Arc<Model>), Failure> {
         let state = self.replica.state();
         let gone = || Failure::new(Reason::WorkflowNotFound, format!("workflow {key} was deleted"));
@@ -255,19 +257,19 @@ impl Serving {
         Ok((entry.way.clone()?, entry.model.clone()))
     }
 
-    /// Has a worker let go of objects. Nobody waits for it: what it does not hear of, it drops in time.
+    /// Asks a worker to release objects, without waiting. If the request is lost, the objects expire.
     fn release(worker: Arc<Worker>, ids: Vec<wire::DataId>) {
-        // Outside of a runtime nothing is served any more.
+        // Without a runtime the process is ending.
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         runtime.spawn(async move {
             let request = wire::ReleaseObjectsRequest { ids };
             let released = worker.calls.release_objects(tonic::Request::new(request));
             if let Ok(Err(status)) = tokio::time::timeout(RELEASE_PATIENCE, released).await {
-                tracing::debug!(worker = %worker.name, %status, "a worker was not told to let go of objects");
+                tracing::debug!(worker = %worker.name, %status, "cannot ask a worker to release objects");
             }
         });
     }
 }
 
-/// How long a worker may take to let go.
+/// The timeout of a release request.
 const RELEASE_PATIENCE: Duration = Duration::from_secs(2);

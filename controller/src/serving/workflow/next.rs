@@ -1,5 +1,5 @@
-//! What a call's worker is told of the calls that are likely to come after it, with what it makes (D29).
-//! A hint: nothing depends on it.
+//! Prewarming hints: tells a call's worker which functions probably read its outputs next (D29).
+//! Nothing depends on a hint.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use millrace_types::{FunctionKey, FunctionName, TenantName};
 use crate::serving::Serving;
 
 impl Serving {
-    /// The functions behind a step of a workflow that has these behind all of it.
+    /// Returns the functions behind a step. `after` has the functions behind the whole workflow.
     pub(super) fn ahead(
         &self,
         tenant: &TenantName,
@@ -26,7 +26,7 @@ impl Serving {
         plan.ahead(step, after, inner)
     }
 
-    /// Those that can be called now, as a worker is told of them.
+    /// Converts the functions that can be called now into hints for a worker.
     pub(super) fn likely(&self, tenant: &TenantName, ahead: &[Ahead]) -> Vec<wire::Likely> {
         let likely = |it: &Ahead| {
             let key = FunctionKey { tenant: tenant.clone(), name: it.function.clone() };

@@ -1,6 +1,6 @@
-//! How long each step of a workflow took lately, and whether it was in time: what its objective is
-//! divided by, and the score of steps that have a deadline of their own. Kept from one version of the
-//! entry to the next as long as the workflow is the same.
+//! Smoothed durations of a workflow's steps, and SLO counts of steps with a deadline. The durations
+//! determine how the workflow's objective is divided over its steps. Both outlive an entry's renewal as
+//! long as the workflow stays the same.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -10,21 +10,22 @@ use millrace_types::{FunctionName, Reason};
 
 use super::scores::Score;
 
-/// One step's.
+/// The duration and SLO counts of one step.
 #[derive(Debug)]
 struct Pace {
-    /// Nanoseconds, smoothed; 0 before the first.
+    /// The smoothed duration in nanoseconds; 0 before the first call.
     took: AtomicU64,
-    /// Against its deadline, where it has one.
+    /// The step's deadline with its SLO counts, if it has a deadline.
     score: Option<(Duration, Score)>,
 }
 
-/// Those of a workflow, in its plan's order.
+/// The steps' durations, in the plan's order.
 #[derive(Debug)]
 pub(super) struct Paces(Vec<Pace>);
 
 impl Paces {
-    /// Those of a plan of which nothing ran. `score`: of a step that has a deadline.
+    /// Returns the initial durations of a plan. `score` returns the SLO counts of a step with a
+    /// deadline.
     pub(super) fn new(plan: &Plan, score: impl Fn(&FunctionName) -> Score) -> Self {
         let pace = |step: &PlannedStep| {
             let score = step.deadline.map(|deadline| (deadline, score(&step.name)));
@@ -33,11 +34,12 @@ impl Paces {
         Self(plan.steps().iter().map(pace).collect())
     }
 
-    /// Takes in that a call of a step was answered.
+    /// Records an answered call of a step.
     pub(super) fn answered(&self, step: StepIndex, took: Duration) {
         let pace = &self.0[step.0];
         let new = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX).max(1);
-        // An eighth of the new, seven of the old. Of two at once one may be lost: it is an estimate.
+        // The new value weighs one eighth. Concurrent updates may lose one, which is fine for an
+        // estimate.
         let old = pace.took.load(Ordering::Relaxed);
         let mean = if old == 0 { new } else { old - old / 8 + new / 8 };
         pace.took.store(mean, Ordering::Relaxed);
@@ -46,14 +48,14 @@ impl Paces {
         }
     }
 
-    /// Takes in that one was not. As of a function, only one that ran out of time counts.
+    /// Records a failed call of a step. As for functions, only a timeout counts towards the SLO.
     pub(super) fn failed(&self, step: StepIndex, reason: Reason) {
         if let Some((_, score)) = self.0[step.0].score.as_ref().filter(|_| reason == Reason::TimedOut) {
             score.count(false);
         }
     }
 
-    /// What the objective is divided by now.
+    /// Returns the current division of the objective.
     pub(super) fn shares(&self, plan: &Plan) -> Shares {
         let took = |pace: &Pace| match pace.took.load(Ordering::Relaxed) {
             0 => None,

@@ -1,5 +1,5 @@
-//! Whether any call of a run may have run: what an error says of itself, and what a run that may not be
-//! made twice goes by.
+//! Records whether any call of a run may have run. The error of a run reports this, and a run that must
+//! not be repeated depends on it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -7,27 +7,27 @@ use millrace_types::Failure;
 
 use crate::serving::dispatch::Answer;
 
-/// Whether any call of a run may have run, those of the workflows in it among them.
+/// Whether any call of a run, including its nested workflows, may have run.
 #[derive(Debug, Default)]
 pub(super) struct Ran<'o> {
     any: AtomicBool,
-    /// Of the run that it lies in.
+    /// The record of the outer run.
     outer: Option<&'o Ran<'o>>,
 }
 
-/// A call that is out. Dropped before its end, nobody knows whether it ran.
+/// A call in progress. If the call is dropped before its end, it may have run.
 struct Out<'a> {
     ran: &'a Ran<'a>,
     may_have_run: bool,
 }
 
 impl<'o> Ran<'o> {
-    /// Of a run in another.
+    /// Returns the record of a nested run.
     pub(super) fn within(outer: &'o Ran<'o>) -> Self {
         Self { any: AtomicBool::new(false), outer: Some(outer) }
     }
 
-    /// Waits for a call's end. Whoever drops that takes the call for one that ran.
+    /// Waits for a call's end. If this future is dropped, the call counts as one that may have run.
     pub(super) async fn by(
         &self,
         call: impl Future<Output = Result<Answer, Failure>>,

@@ -1,5 +1,5 @@
-//! One run of a workflow: what the core asks for is carried out, and reported back to it. Dropping it
-//! cancels the calls that are out and lets go of what workers hold.
+//! One run of a workflow: carries out the actions of the core and reports their results to it. Dropping
+//! a run cancels its calls and releases its objects at workers.
 
 mod losses;
 
@@ -30,47 +30,47 @@ use crate::serving::Serving;
 
 pub(super) use self::losses::let_go_of;
 
-/// How much sooner than by the clock here a request's time may be over: the front door counts it from
-/// when the request came to it.
+/// How much earlier than by this controller's clock a request's time may be over: the gateway counts
+/// the timeout from the request's arrival.
 const OVER_EARLY: Duration = Duration::from_millis(5);
 
-/// How many workflows a run lies in.
+/// The nesting depth of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Depth(pub(super) usize);
 
 impl Depth {
-    /// In none.
+    /// The depth of a run that is not nested.
     pub(super) const TOP: Self = Self(0);
 }
 
-/// What whoever began a run wants of it.
+/// The expectations of a run's caller.
 pub(super) struct Wish {
-    /// Which outputs are to come here with their bytes, in the workflow's order.
+    /// Whether the controller needs the bytes of each output, in the workflow's order.
     pub(super) answered: Vec<bool>,
-    /// When its answer is wanted, for its objective.
+    /// The time by which the answer is due, by the workflow's objective.
     pub(super) target: Option<Instant>,
-    /// What is likely to be called with what it gives.
+    /// The functions that probably read the run's outputs.
     pub(super) after: Vec<Ahead>,
 }
 
-/// A run's answer.
+/// The outputs of a run.
 #[derive(Debug)]
 pub(super) struct Answer {
-    /// In the workflow's order.
+    /// The outputs in the workflow's order.
     pub(super) outputs: Vec<Value>,
-    /// Where the time on the longest way through it went.
+    /// The latency breakdown of the longest path.
     pub(super) split: Split,
-    /// The most attempts that one call took.
+    /// The largest number of attempts of a single call.
     pub(super) attempts: u32,
 }
 
-/// A run without an answer.
+/// The failure of a run.
 #[derive(Debug)]
 pub(super) struct Ended {
     pub(super) failure: Failure,
-    /// Objects that are nowhere, of those that the run was given.
+    /// Lost objects among the run's inputs.
     pub(super) lost: Vec<wire::DataId>,
-    /// Whether any of it may have run.
+    /// Whether any call of the run may have run.
     pub(super) ran: bool,
 }
 
@@ -80,55 +80,56 @@ impl From<Failure> for Ended {
     }
 }
 
-/// What became of a call.
+/// The result of a call.
 struct Called {
     call: CallId,
     result: Result<Made, Ended>,
 }
 
-/// A call that is out.
+/// A call in progress.
 struct Out {
     step: StepIndex,
     row: Option<u64>,
     outputs: Vec<Slot>,
-    /// When it could begin.
+    /// The time at which the call could begin.
     began: Instant,
-    /// The objects that it takes, and what they are of.
+    /// The objects that the call reads, with the tensor that each is part of.
     takes: Vec<(Loss, wire::DataId)>,
     abort: AbortHandle,
 }
 
-/// A run.
+/// A run in progress.
 pub(super) struct Runner<'a> {
     serving: &'a Serving,
     workflow: &'a FunctionKey,
     request: &'a Request,
     ran: &'a Ran<'a>,
     depth: Depth,
-    /// When its answer is wanted, for its objective.
+    /// The time by which the answer is due, by the workflow's objective.
     target: Option<Instant>,
-    /// What is likely to be called with what it gives.
+    /// The functions that probably read the run's outputs.
     after: Vec<Ahead>,
     paces: Arc<Paces>,
     shares: Shares,
-    /// Which outputs are to come here with their bytes.
+    /// Whether the controller needs the bytes of each output.
     answered: Vec<bool>,
     engine: Engine,
     values: Vec<Option<Value>>,
-    /// When each was there last: conditions are looked at when what they are of has gone.
+    /// The time at which each tensor was last ready. Conditions are evaluated by this after their
+    /// tensors were released.
     made: Vec<Option<Reached>>,
-    /// What was called before: what is called again is so for a loss.
+    /// The calls made so far: a repeated call follows a loss.
     called: BTreeSet<(StepIndex, Option<u64>)>,
-    /// When something was found lost last.
+    /// The time of the last loss.
     lost_at: Option<Instant>,
     calls: FuturesUnordered<Abortable<BoxFuture<'a, Called>>>,
     out: BTreeMap<CallId, Out>,
     attempts: u32,
-    /// When the last call was answered, and where the time went until then.
+    /// The time of the last answer, with the latency breakdown until then.
     reached: Reached,
-    /// Why the last call that failed did.
+    /// The failure of the last failed call.
     failure: Option<Failure>,
-    /// Of what the run was given, what is lost.
+    /// Lost objects among the run's inputs.
     lost: Vec<wire::DataId>,
 }
 
@@ -142,7 +143,8 @@ impl<'a> Runner<'a> {
         depth: Depth,
         Wish { answered, target, after }: Wish,
     ) -> Self {
-        let (values, made) = (vec![None; plan.slots().len()], vec![None; plan.slots().len()]);
+        let values = vec![None; plan.slots().len()];
+        let made = vec![None; plan.slots().len()];
         let shares = paces.shares(&plan);
         Self {
             serving,
@@ -169,11 +171,11 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// Carries it out on these inputs, in the workflow's order.
+    /// Runs the workflow on these inputs, given in the workflow's order.
     pub(super) async fn run(self, inputs: Vec<Value>) -> Result<Answer, Ended> {
         let ran = self.ran;
         let result = self.drive(inputs).await;
-        // The calls that were out are known of now too.
+        // `drive` has dropped the remaining calls by now, so `ran` includes them.
         result.map_err(|ended| Ended { ran: ended.ran || ran.get(), ..ended })
     }
 
@@ -193,22 +195,24 @@ impl<'a> Runner<'a> {
             }
             events = match self.calls.next().await {
                 Some(Ok(called)) => self.back(called),
-                // Abandoned calls come to nothing.
+                // An abandoned call has no result.
                 Some(Err(_aborted)) => Vec::new(),
                 None => return Err(self.stuck().into()),
             };
         }
     }
 
-    /// The core waits for nothing and has not ended: a bug of ours.
+    /// Returns the failure of a run whose core neither waits nor has ended, which is a bug.
     fn stuck(&self) -> Failure {
-        Failure::new(Reason::Internal, format!("workflow {} came to a stop", self.workflow)).after_execution()
+        Failure::new(Reason::Internal, format!("workflow {} stopped making progress", self.workflow))
+            .after_execution()
     }
 
-    /// Tells the core something and does what it wants. Gives how the run ended, once it has.
+    /// Passes an event to the core and carries out its actions. Returns the outcome once the run has
+    /// ended.
     fn tell(&mut self, event: Event) -> Option<Result<Answer, Ended>> {
         let mut actions = Vec::new();
-        // The core has no timers.
+        // The core uses no timers, so the time does not matter.
         self.engine.on_event(Timestamp::ZERO, event, &mut actions);
         let mut over = None;
         for action in actions {
@@ -248,7 +252,7 @@ impl<'a> Runner<'a> {
     fn answer(&mut self, slots: &[Slot]) -> Result<Answer, Ended> {
         let values = slots.iter().map(|slot| self.values[slot.0].clone());
         let outputs = values.collect::<Option<Vec<_>>>().ok_or_else(|| self.stuck())?;
-        // They are whoever's it is that asked for them.
+        // The caller owns these values now, so the run must not release them.
         for slot in slots {
             self.values[slot.0] = None;
         }
@@ -257,7 +261,7 @@ impl<'a> Runner<'a> {
         Ok(Answer { outputs, split, attempts: self.attempts })
     }
 
-    /// The one error of a run: which step, and why.
+    /// Returns the error of a run, with the failed step and the reason.
     fn failed(&mut self, step: StepIndex, row: Option<u64>, failure: Failure) -> Ended {
         let name = &self.engine.plan().step(step).name;
         let row = row.map(|row| format!(" for row {row}")).unwrap_or_default();
@@ -293,7 +297,7 @@ impl<'a> Runner<'a> {
             .map(|slot| Wanted { name: output_name(&plan, *slot), answered: self.is_answered(&plan, *slot) });
         let left = self.target.map(|target| target.saturating_duration_since(began.at));
         let within = self.shares.within(&plan, step, left);
-        // Of many rows the first is enough of a hint.
+        // With many rows, the hint of the first row is enough.
         let next = match row {
             None | Some(0) => self.serving.ahead(&self.workflow.tenant, &plan, step, &self.after),
             Some(_) => Vec::new(),
@@ -327,8 +331,8 @@ impl<'a> Runner<'a> {
         Ok(())
     }
 
-    /// When a call could begin: when all that it takes was there, and what it runs under was known. One
-    /// that is made again could not before there was a reason to.
+    /// Returns the time at which a call could begin: when all its inputs were ready and its condition
+    /// was known. A repeated call could not begin before the loss that caused it.
     fn began(&self, inputs: &[Slot], when: Option<Slot>, again: bool) -> Reached {
         let now = || Reached { at: Instant::now(), split: Split::default() };
         let made = inputs.iter().chain(&when).filter_map(|slot| self.made[slot.0]);
@@ -337,8 +341,8 @@ impl<'a> Runner<'a> {
         Reached { at, ..began }
     }
 
-    /// Whether an output is to come here with its bytes. What a workflow inside another gives stays
-    /// where it was made, but for what is given twice: it has one owner.
+    /// Whether the controller needs an output's bytes. Outputs of a nested workflow stay at their
+    /// worker, except an output that is used twice, because an object has a single owner.
     fn is_answered(&self, plan: &Plan, slot: Slot) -> bool {
         let given = plan.outputs().iter().zip(&self.answered).filter(|(output, _)| **output == slot);
         let (times, asked) =
@@ -346,8 +350,7 @@ impl<'a> Runner<'a> {
         plan.is_condition(slot) || asked || times > 1
     }
 
-    /// Takes a call's end in: what the core is to be told of it. Nothing where nobody waits for it any
-    /// more.
+    /// Handles a call's end, and returns the events for the core; none for an abandoned call.
     fn back(&mut self, Called { call, result }: Called) -> Vec<Event> {
         let Some(out) = self.out.remove(&call) else { return Vec::new() };
         let ended = match result.and_then(|made| self.take(&out, made)) {
@@ -358,7 +361,7 @@ impl<'a> Runner<'a> {
             Err(ended) => ended,
         };
         self.paces.failed(out.step, ended.failure.reason);
-        // A workflow that ran in part and may not run twice is not begun again.
+        // A partly executed workflow that is not idempotent is not run again.
         let again = self.engine.plan().step(out.step).is_idempotent || !ended.ran;
         let lost = if again { self.losses(out.takes, &ended.lost) } else { Vec::new() };
         self.failure = Some(ended.failure).filter(|_| lost.is_empty());
@@ -373,15 +376,15 @@ impl<'a> Runner<'a> {
         events
     }
 
-    /// Counts a call that is out and that nobody waits for any more: as one that ran out of time if the
-    /// request did, and else, as of a function, not at all.
+    /// Counts an abandoned call: as timed out if the request's time is over, and otherwise not at all,
+    /// as for functions.
     fn give_up(&self, out: &Out) {
         if Instant::now() + OVER_EARLY >= self.request.deadline {
             self.paces.failed(out.step, Reason::TimedOut);
         }
     }
 
-    /// Puts away what a call made, and says what the core goes by.
+    /// Stores the outputs of a call, and returns the facts that the core needs.
     fn take(&mut self, out: &Out, made: Made) -> Result<Vec<Facts>, Ended> {
         self.attempts = self.attempts.max(made.attempts);
         let plan = self.engine.plan().clone();
@@ -391,7 +394,7 @@ impl<'a> Runner<'a> {
             let name = output_name(&plan, *slot);
             let Some(value) = values.remove(&name) else {
                 let_go_of(values.values());
-                let message = format!("output {name:?} did not come");
+                let message = format!("output {name:?} is missing from the answer");
                 return Err(Failure::new(Reason::Internal, message).after_execution().into());
             };
             self.reached = self.reached.later(value.made);
@@ -402,13 +405,13 @@ impl<'a> Runner<'a> {
                 (empty, row) => *empty = Some(value.at(row.unwrap_or(0))),
             }
         }
-        // A workflow gives all it has.
+        // A nested workflow may return more outputs than this run uses, so release the rest.
         let_go_of(values.values());
         Ok(facts)
     }
 }
 
-/// Why the core ended a run.
+/// Converts the core's reason for ending a run.
 fn refusal(cause: Cause) -> Failure {
     let reason = match cause {
         Cause::TooManyRows { .. } | Cause::Unread => Reason::InvalidInput,
@@ -418,8 +421,8 @@ fn refusal(cause: Cause) -> Failure {
     Failure::new(reason, cause.to_string())
 }
 
-/// Nothing of the run is left with workers, however it ended. Who drops it while calls are out may have
-/// been the first to see that the request's time is over.
+/// Releases the run's objects at workers, whatever its outcome. A caller that drops the run while calls
+/// are in progress may be the first to notice the request's timeout.
 impl Drop for Runner<'_> {
     fn drop(&mut self) {
         self.out.values().for_each(|out| self.give_up(out));

@@ -1,5 +1,5 @@
-//! What `/metrics` shows of steps that have a deadline of their own. Counted as their calls end, under
-//! labels that a step keeps: what stands under one only grows, whatever else comes and goes.
+//! Metrics of steps with a deadline of their own, counted as their calls end. A step keeps its labels,
+//! so each series only grows, whatever other steps come and go.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
@@ -12,7 +12,7 @@ use prometheus_client::registry::Registry;
 
 use crate::serving::Serving;
 
-/// The most steps with labels of their own; those that come later share [`OTHER`].
+/// Steps with labels of their own. Further steps share [`OTHER`].
 const LABELLED_MAX: usize = 1_000;
 const OTHER: &str = "_other";
 
@@ -23,16 +23,16 @@ struct Labels {
     step: String,
 }
 
-/// Every step's.
+/// The SLO counts of all steps.
 #[derive(Debug, Default)]
 pub(super) struct Scores {
     requests: Family<Labels, Counter>,
     in_time: Family<Labels, Counter>,
-    /// Those that have labels of their own.
+    /// The steps with labels of their own.
     labelled: Mutex<BTreeSet<(FunctionKey, FunctionName)>>,
 }
 
-/// One step's, or that of all those beyond the bound.
+/// The SLO counts of one step, or of all steps beyond the bound.
 #[derive(Debug)]
 pub(super) struct Score {
     requests: Counter,
@@ -49,7 +49,7 @@ impl Score {
     }
 }
 
-/// Shows them.
+/// Registers the metrics of all steps.
 pub(crate) fn register(registry: &mut Registry, serving: &Serving) {
     serving.workflows.scores.register(registry);
 }
@@ -63,12 +63,13 @@ impl Scores {
         );
         registry.register(
             "millrace_workflow_step_slo_in_time",
-            "Of those, the ones answered within it",
+            "Calls of a step answered within its deadline",
             self.in_time.clone(),
         );
     }
 
-    /// A step's, under labels of its own if it has any or there are some left.
+    /// Returns the counts of a step. The step gets labels of its own if it has them already or some are
+    /// left.
     pub(super) fn of(&self, workflow: &FunctionKey, step: &FunctionName) -> Score {
         let mut labelled = self.labelled.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (workflow.clone(), step.clone());
@@ -83,7 +84,7 @@ impl Scores {
         }
     }
 
-    /// Where no labels are left, frees those of steps that are gone, with what was counted under them.
+    /// If no labels are left, frees the labels of deleted steps and drops their counts.
     pub(super) fn make_room(&self, still_there: impl Fn(&FunctionKey, &FunctionName) -> bool) {
         let mut labelled = self.labelled.lock().unwrap_or_else(PoisonError::into_inner);
         if labelled.len() < LABELLED_MAX {
@@ -125,12 +126,13 @@ mod tests {
     }
 
     fn shown() -> (Scores, Registry) {
-        let (scores, mut registry) = (Scores::default(), Registry::default());
+        let scores = Scores::default();
+        let mut registry = Registry::default();
         scores.register(&mut registry);
         (scores, registry)
     }
 
-    /// Every series with its value.
+    /// Returns every series with its value.
     fn series(registry: &Registry) -> BTreeSet<String> {
         let mut text = String::new();
         encode(&mut text, registry).unwrap();
@@ -138,13 +140,13 @@ mod tests {
     }
 
     #[test]
-    fn a_step_keeps_its_series_whoever_comes_after_it() {
+    fn a_step_keeps_its_series_when_other_steps_exceed_the_bound() {
         let (scores, registry) = shown();
         let count = |step: &str| scores.of(&workflow("w"), &name(step)).count(true);
         (0..=LABELLED_MAX).for_each(|at| count(&format!("s{at:04}")));
         let before = series(&registry);
         assert_eq!(before.len(), 2 * (LABELLED_MAX + 1));
-        // It stands before all of them.
+        // "a" sorts before all other steps.
         count("a");
         count("s0000");
         let after = series(&registry);
@@ -159,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_that_are_gone_leave_their_labels_to_others() {
+    fn deleted_steps_free_their_labels_for_other_steps() {
         let (scores, registry) = shown();
         let count = |of: &str, step: &str| scores.of(&workflow(of), &name(step)).count(true);
         (0..LABELLED_MAX).for_each(|at| count("gone", &format!("s{at:04}")));

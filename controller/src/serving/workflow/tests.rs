@@ -1,4 +1,4 @@
-//! What is kept of workflows from one look to the next.
+//! Tests of the data that a workflow's entry keeps over its renewals.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,9 +14,10 @@ use crate::passed::Passed;
 use crate::serving::catalog::Sight;
 
 #[test]
-fn paces_are_kept_for_the_steps_that_they_are_of() {
-    let (fleet, outlook, workflows) =
-        (Fleet::new(), Outlook::of_a_follower(), Workflows::new(Passed::default()));
+fn step_durations_are_kept_only_for_the_same_steps() {
+    let fleet = Fleet::new();
+    let outlook = Outlook::of_a_follower();
+    let workflows = Workflows::new(Passed::default());
     let way = |steps: &[&str]| -> Way {
         let steps: Vec<_> = steps.iter().map(|&step| (step, "f")).collect();
         let mut state = state(&["f"]);
@@ -26,7 +27,7 @@ fn paces_are_kept_for_the_steps_that_they_are_of() {
     };
     let first = way(&["a", "b"]);
     assert!(Arc::ptr_eq(&way(&["a", "b"]).paces, &first.paces));
-    // All of them are of generation 1, as where the name was forgotten between them.
+    // All of them have generation 1, as if the name was forgotten in between.
     for steps in [&["a", "c"][..], &["a", "c", "d"], &["a"]] {
         let next = way(steps);
         assert!(!Arc::ptr_eq(&next.paces, &first.paces), "{steps:?}");

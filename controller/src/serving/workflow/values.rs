@@ -1,5 +1,5 @@
-//! The tensors of a run. One is made of parts: those of each row of the step that made it, or of its
-//! only call. Each part's bytes are here or are an object that a worker holds.
+//! The tensors of a run. A tensor has the parts of each row of the step that produced it, or of its
+//! only call. The bytes of each part are in the controller or in an object at a worker.
 
 #[cfg(test)]
 mod tests;
@@ -24,16 +24,16 @@ use crate::fleet::Worker;
 #[derive(Debug, Clone)]
 pub(super) struct Value {
     datatype: String,
-    /// By the row of the call that made them, 0 where there was one: what a workflow in a workflow
-    /// gives may have several.
+    /// The parts by the row of the call that produced them; row 0 for a single call. A nested workflow
+    /// may produce several parts per row.
     parts: BTreeMap<u64, Vec<Part>>,
-    /// When its last part was there, and where the time went until then.
+    /// The time at which the last part was ready, with the latency breakdown until then.
     pub(super) made: Reached,
-    /// The function that made it; `None` where none did.
+    /// The function that produced the tensor; `None` for inputs of the request and empty tensors.
     by: Option<FunctionName>,
 }
 
-/// When something was there, and where the time on the longest way to it went.
+/// A point in time, with the latency breakdown of the longest path to it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Reached {
     pub(super) at: Instant,
@@ -41,12 +41,12 @@ pub(super) struct Reached {
 }
 
 impl Reached {
-    /// Whichever came last: who takes both waits for that.
+    /// Returns the later of two points, because a reader of both tensors waits for it.
     pub(super) fn later(self, other: Self) -> Self {
         if other.at > self.at { other } else { self }
     }
 
-    /// What comes out of a call that began with this.
+    /// Returns the end of a call that began at this point.
     pub(super) fn then(self, spent: &Split) -> Self {
         let Split { cold, queue, swap, run } = self.split;
         let split = Split {
@@ -69,52 +69,52 @@ struct Part {
 enum Contents {
     Here {
         data: Bytes,
-        /// What it takes of the room for such; nothing of what came with the request.
+        /// The permit of the byte budget; `None` for bytes that arrived with the request.
         room: Option<Arc<OwnedSemaphorePermit>>,
     },
-    /// So many bytes of an object, from an offset on.
+    /// A range of an object at a worker.
     There { held: Held, offset: u64, bytes: u64 },
 }
 
-/// An object that a worker holds.
+/// An object at a worker.
 #[derive(Debug, Clone)]
 pub(super) struct Held {
     pub(super) id: wire::DataId,
     pub(super) worker: Arc<Worker>,
-    /// All of it.
+    /// The object's size in bytes.
     bytes: u64,
 }
 
-/// A tensor as a call takes it, and whose objects are in it.
+/// A tensor as the input of a call, with the holders of its objects.
 #[derive(Debug)]
 pub(super) struct Sent {
     pub(super) tensor: wire::InferTensor,
     pub(super) held: Vec<(Arc<Worker>, millrace_types::Bytes)>,
-    /// The function that made it; `None` where none did.
+    /// The function that produced the tensor, if any.
     pub(super) by: Option<FunctionName>,
-    /// How much it is, wherever it is.
+    /// The tensor's size in bytes, wherever it is.
     pub(super) bytes: u64,
 }
 
 impl Value {
-    /// One that came with the request.
+    /// Returns a tensor that arrived with the request.
     pub(super) fn given(tensor: Tensor) -> Self {
         let part = Part { shape: tensor.shape, contents: Contents::here(tensor.data) };
         let made = Reached { at: Instant::now(), split: Split::default() };
         Self { datatype: tensor.datatype.to_string(), parts: [(0, vec![part])].into(), made, by: None }
     }
 
-    /// One that nothing is in.
+    /// Returns a tensor without elements.
     pub(super) fn empty(spec: &TensorSpec, made: Reached) -> Self {
         let part = Part { shape: empty_shape(spec), contents: Contents::here(Bytes::new()) };
         Self { datatype: spec.datatype.to_string(), parts: [(0, vec![part])].into(), made, by: None }
     }
 
-    /// One that a worker answered.
+    /// Returns a tensor of a worker's answer.
     ///
     /// # Errors
-    /// `BYTE_BUDGET_EXCEEDED` where its bytes came and there is no room for them, `INTERNAL` when the
-    /// answer makes no sense.
+    /// `BYTE_BUDGET_EXCEEDED` if the answer has the bytes and the budget is exhausted. `INTERNAL` for a
+    /// malformed answer.
     pub(super) fn answered(
         tensor: wire::InferTensor,
         worker: &Arc<Worker>,
@@ -137,26 +137,26 @@ impl Value {
         Ok(Self { datatype, parts: [(0, vec![Part { shape, contents }])].into(), made, by: None })
     }
 
-    /// The same, made by a function.
+    /// Returns the tensor with its producing function.
     pub(super) fn by(self, function: &FunctionName) -> Self {
         Self { by: Some(function.clone()), ..self }
     }
 
-    /// Takes another as what the call for a row made.
+    /// Stores another tensor as the result of the call for a row.
     pub(super) fn put(&mut self, row: u64, other: Self) {
         self.made = self.made.later(other.made);
-        // A row that is empty does not say who makes the others.
+        // An empty row may not name its function, so keep the name from any row.
         self.by = self.by.take().or(other.by);
         self.parts.insert(row, other.parts.into_values().flatten().collect());
     }
 
-    /// The same, as what the call for a row made.
+    /// Returns the tensor as the result of the call for a row.
     pub(super) fn at(self, row: u64) -> Self {
         let parts = self.parts.into_values().flatten().collect();
         Self { parts: [(row, parts)].into(), ..self }
     }
 
-    /// Takes out what the call for a row made.
+    /// Removes the result of the call for a row.
     pub(super) fn lose(&mut self, row: u64) {
         self.parts.remove(&row);
     }
@@ -165,7 +165,7 @@ impl Value {
         self.parts.values().flatten()
     }
 
-    /// What workers hold of it, with the row of the call that made it.
+    /// Returns the objects of the tensor, each with the row of the call that produced it.
     pub(super) fn held(&self) -> impl Iterator<Item = (u64, &Held)> {
         let parts = self.parts.iter().flat_map(|(row, parts)| parts.iter().map(move |part| (*row, part)));
         parts.filter_map(|(row, part)| match &part.contents {
@@ -174,13 +174,14 @@ impl Value {
         })
     }
 
-    /// Its parts that there is something in, or else the first: what is empty may be so in its own way.
+    /// Returns the parts with elements, or the first part if all are empty, because empty parts may
+    /// have different shapes.
     fn filled(&self) -> impl Iterator<Item = &Part> {
         let some = self.parts().any(|part| !part.is_empty());
         self.parts().filter(move |part| !some || !part.is_empty()).take(if some { usize::MAX } else { 1 })
     }
 
-    /// Its shape, the parts joined by rows.
+    /// Returns the tensor's shape, with the parts joined by rows.
     fn shape(&self) -> Result<Vec<i64>, Failure> {
         let mut shapes = self.filled().map(|part| &part.shape);
         let Some(first) = shapes.next() else { return Ok(vec![0]) };
@@ -188,16 +189,17 @@ impl Value {
         for shape in shapes {
             let same = joined.len() == shape.len() && joined.get(1..) == shape.get(1..) && !joined.is_empty();
             if !same {
-                let message = format!("rows of shapes {first:?} and {shape:?} cannot be joined");
+                let message = format!("cannot join rows of shapes {first:?} and {shape:?}");
                 return Err(Failure::new(Reason::InvalidOutput, message));
             }
-            // A worker wrote these numbers: they may be anything.
+            // A worker wrote these numbers, so the sum may overflow.
             joined[0] = joined[0].checked_add(shape[0]).ok_or_else(|| too_many_rows(first, shape))?;
         }
         Ok(joined)
     }
 
-    /// What the core goes by. `condition`: whether it asks for what is in it.
+    /// Returns the facts that the core needs. `condition` says whether the core needs the tensor's
+    /// truth value.
     pub(super) fn facts(&self, condition: bool) -> Facts {
         let of = |part: &Part| {
             let rows = part.shape.first().copied().unwrap_or(1);
@@ -210,7 +212,7 @@ impl Value {
         self.filled().map(of).reduce(Facts::join).unwrap_or(Facts::EMPTY)
     }
 
-    /// It, or one row of it, as an input.
+    /// Returns the tensor, or one row of it, as an input.
     pub(super) fn sent(&self, name: &str, row: Option<u64>) -> Result<Sent, Failure> {
         match row {
             None => self.all(name),
@@ -223,7 +225,7 @@ impl Value {
         let bytes = self.filled().map(Part::bytes).fold(0, u64::saturating_add);
         let mut held = Vec::new();
         let mut parts: Vec<_> = self.filled().map(|part| part.sent(&mut held)).collect();
-        // Bytes alone travel as ever.
+        // A tensor whose bytes are all here is sent without parts.
         let data = match parts.as_mut_slice() {
             [wire::TensorPart { part: Some(WirePart::Data(data)) }] => {
                 let data = std::mem::take(data);
@@ -232,7 +234,9 @@ impl Value {
             }
             _ => Bytes::new(),
         };
-        let (name, datatype, by) = (name.to_owned(), self.datatype.clone(), self.by.clone());
+        let name = name.to_owned();
+        let datatype = self.datatype.clone();
+        let by = self.by.clone();
         Ok(Sent { tensor: wire::InferTensor { name, datatype, shape, data, parts }, held, by, bytes })
     }
 
@@ -240,7 +244,7 @@ impl Value {
         self.row_value(name, row)?.all(name)
     }
 
-    /// One row of it. Who has the whole has this too.
+    /// Returns one row of the tensor. The row shares the parts' objects and bytes.
     pub(super) fn row_value(&self, name: &str, row: u64) -> Result<Self, Failure> {
         let parts = [(0, vec![self.part_of(name, row)?])].into();
         Ok(Self { datatype: self.datatype.clone(), parts, made: self.made, by: self.by.clone() })
@@ -256,14 +260,14 @@ impl Value {
             }
             before = end;
         }
-        let message = format!("there is no row {row} of what input {name:?} is to take one of");
+        let message = format!("input {name:?} has no row {row}");
         Err(Failure::new(Reason::Internal, message))
     }
 
-    /// All of it, here.
+    /// Returns the complete tensor with its bytes.
     ///
     /// # Errors
-    /// `INVALID_OUTPUT` when its parts do not join, `INTERNAL` when some of it is elsewhere.
+    /// `INVALID_OUTPUT` if its parts do not join; `INTERNAL` if a part is at a worker.
     pub(super) fn whole(self, name: &str) -> Result<wire::InferTensor, Failure> {
         let Sent { tensor, .. } = self.all(name)?;
         if tensor.parts.is_empty() {
@@ -274,7 +278,7 @@ impl Value {
             match part.part {
                 Some(WirePart::Data(bytes)) => data.extend_from_slice(&bytes),
                 Some(WirePart::Held(_)) | None => {
-                    let message = format!("output {name:?} was left with a worker");
+                    let message = format!("output {name:?} is still at a worker");
                     return Err(Failure::new(Reason::Internal, message).after_execution());
                 }
             }
@@ -283,7 +287,7 @@ impl Value {
     }
 }
 
-/// The room that answered tensors of all runs share.
+/// The byte budget that the answered tensors of all runs share.
 #[derive(Debug, Clone)]
 pub(super) struct Room {
     kib: Arc<Semaphore>,
@@ -300,7 +304,7 @@ impl Room {
         let kib = u32::try_from(data.len().div_ceil(1024)).unwrap_or(u32::MAX);
         let room = self.kib.clone().try_acquire_many_owned(kib).map_err(|_full| {
             let message = format!(
-                "what steps of workflows answered fills the controller's {}: give workers more --object-memory, or try again soon",
+                "answers of workflow steps fill the controller's budget of {}: give workers more --object-memory, or try again soon",
                 self.size
             );
             Failure::new(Reason::ByteBudgetExceeded, message).after_execution()
@@ -310,17 +314,17 @@ impl Room {
 }
 
 fn too_many_rows(first: &[i64], other: &[i64]) -> Failure {
-    let message = format!("rows of shapes {first:?} and {other:?} are more than a shape can say");
+    let message = format!("rows of shapes {first:?} and {other:?} together exceed the range of a shape");
     Failure::new(Reason::InvalidOutput, message)
 }
 
 fn senseless(name: &str, worker: &Worker) -> Failure {
-    let message = format!("worker {} holds output {name:?} and does not say where", worker.name);
+    let message = format!("worker {} returned output {name:?} without data or a location", worker.name);
     Failure::new(Reason::Internal, message).after_execution()
 }
 
 impl Contents {
-    /// What came with the request.
+    /// Returns bytes that arrived with the request, outside the budget.
     fn here(data: Bytes) -> Self {
         Self::Here { data, room: None }
     }
@@ -338,13 +342,13 @@ impl Part {
         }
     }
 
-    /// One of so many rows.
+    /// Returns row `row` of a part with `of` rows.
     fn rows(&self, row: u64, of: u64) -> Self {
         let mut shape = self.shape.clone();
         shape[0] = 1;
         let contents = match &self.contents {
             Contents::Here { data, room } => {
-                // Within the length of a slice; `of` is over `row`, and so not zero.
+                // The product stays within the slice, and `of` is above `row`, so it is not zero.
                 let bytes = data.len() / of as usize;
                 let first = row as usize * bytes;
                 Contents::Here { data: data.slice(first..first + bytes), room: room.clone() }
@@ -357,7 +361,7 @@ impl Part {
         Self { shape, contents }
     }
 
-    /// As a call takes it; adds to what workers hold of the call's inputs.
+    /// Converts the part for a call, and adds its object's holder to `whose`.
     fn sent(&self, whose: &mut Vec<(Arc<Worker>, millrace_types::Bytes)>) -> wire::TensorPart {
         let part = match &self.contents {
             Contents::Here { data, .. } => WirePart::Data(data.clone()),
@@ -372,12 +376,12 @@ impl Part {
     }
 }
 
-/// Whether an element is not zero; `None` of what has no zero.
+/// Whether any element is not zero; `None` for a type without a zero.
 fn is_nonzero(datatype: &str, data: &[u8]) -> Option<bool> {
     let datatype: DataType = datatype.parse().ok()?;
     let size = datatype.size()?;
     let floating = matches!(datatype, DataType::Fp16 | DataType::Bf16 | DataType::Fp32 | DataType::Fp64);
-    // A float's sign is the highest bit of its last byte: minus zero is zero.
+    // The sign of a float is the highest bit of its last byte, and minus zero counts as zero.
     let sign = if floating { 0x80 } else { 0 };
     let nonzero = |element: &[u8]| {
         let (last, rest) = element.split_last()?;

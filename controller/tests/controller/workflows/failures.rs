@@ -211,7 +211,7 @@ fn nowhere(name: &str) -> wire::InferTensor {
 async fn what_came_with_an_answer_that_is_no_use_is_let_go_of() {
     let (cluster, mut worker) = two_in_a_row().await;
     for (outputs, says) in [
-        (vec![held("y", 1), nowhere("z"), held("last", 2)], "holds output \"z\" and does not say where"),
+        (vec![held("y", 1), nowhere("z"), held("last", 2)], "returned output \"z\" without data or a location"),
         (vec![held("x", 1), held("z", 2)], "output \"y\" did not come"),
     ] {
         let answering = infer(&cluster, "w");

@@ -1,4 +1,4 @@
-//! What of a run is gone, and what workers are told to let go of.
+//! Finds lost tensors of a run, and releases objects at workers.
 
 use std::sync::Arc;
 
@@ -11,8 +11,8 @@ use crate::serving::Serving;
 use crate::serving::workflow::values::{Held, Value};
 
 impl Runner<'_> {
-    /// What of the run's tensors lost objects are of, of those that a call took. Those of the run's
-    /// inputs are told to whoever gave them.
+    /// Returns the losses among the tensors that a call read, for the given lost objects. Lost inputs
+    /// of the run are recorded for the run's caller instead.
     pub(super) fn losses(&mut self, takes: Vec<(Loss, wire::DataId)>, lost: &[wire::DataId]) -> Vec<Loss> {
         let inputs = self.engine.plan().inputs().len();
         let mut losses = Vec::new();
@@ -21,7 +21,7 @@ impl Runner<'_> {
                 self.lost.push(id);
                 continue;
             }
-            // It may have been made again since, for another call.
+            // The tensor may have been produced again for another call since, so compare object ids.
             if let (Some(value), Some(row)) = (&mut self.values[loss.slot.0], loss.row)
                 && value.held().any(|(of, held)| of == row && held.id == id)
             {
@@ -32,7 +32,8 @@ impl Runner<'_> {
         losses
     }
 
-    /// What workers held that are gone with all they had.
+    /// Returns the tensors on workers whose streams have ended, with everything that those workers
+    /// held.
     pub(super) fn dead(&mut self) -> Vec<Loss> {
         let inputs = self.engine.plan().inputs().len();
         let mut losses = Vec::new();
@@ -50,19 +51,19 @@ impl Runner<'_> {
     }
 }
 
-/// Takes out what the call for a row made. Its worker may hold it all the same, and only be out of
-/// reach for whoever asked.
+/// Removes the parts that the call for a row produced. Their worker may still hold the objects and only
+/// be unreachable from the caller's worker, so release them.
 fn drop_row(value: &mut Value, row: u64) {
     let_go(value.held().filter(|(of, _)| *of == row).map(|(_, held)| held));
     value.lose(row);
 }
 
-/// Has workers let go of what they hold of these.
+/// Releases the objects of these values at their workers.
 pub(in crate::serving::workflow) fn let_go_of<'v>(values: impl IntoIterator<Item = &'v Value>) {
     let_go(values.into_iter().flat_map(Value::held).map(|(_, held)| held));
 }
 
-/// Has workers let go of objects.
+/// Releases objects at their workers, with one request per worker.
 fn let_go<'v>(held: impl Iterator<Item = &'v Held>) {
     let mut by_worker: Vec<(Arc<Worker>, Vec<wire::DataId>)> = Vec::new();
     for held in held {

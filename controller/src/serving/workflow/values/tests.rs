@@ -22,7 +22,7 @@ fn rows_of_several_parts_join_in_their_order() {
 }
 
 #[test]
-fn an_input_says_who_made_it_and_how_much_it_is() {
+fn an_input_has_its_function_and_its_size() {
     let f = FunctionName::new("f").unwrap();
     let mut joined = value(1, b"ab").by(&f).at(1);
     joined.put(0, value(2, b"cdef"));
@@ -31,11 +31,11 @@ fn an_input_says_who_made_it_and_how_much_it_is() {
         (by, bytes)
     };
     assert_eq!([said(None), said(Some(1))], [(Some(f.clone()), 6), (Some(f), 2)]);
-    assert_eq!(value(1, b"ab").sent("y", None).unwrap().by, None, "it came with the request");
+    assert_eq!(value(1, b"ab").sent("y", None).unwrap().by, None, "the tensor arrived with the request");
 }
 
 #[test]
-fn rows_of_other_shapes_do_not_join() {
+fn rows_of_different_shapes_do_not_join() {
     let mut joined = value(1, b"ab");
     let wide = Tensor {
         name: "x".into(),
@@ -48,7 +48,7 @@ fn rows_of_other_shapes_do_not_join() {
 }
 
 #[test]
-fn rows_beyond_what_a_shape_can_say_do_not_join() {
+fn rows_that_overflow_a_shape_do_not_join() {
     for (first, second) in [(i64::MAX, 1), (i64::MIN, -1)] {
         let mut joined = value(first, b"ab");
         joined.put(1, value(second, b"cd"));
@@ -62,7 +62,7 @@ fn rows_beyond_what_a_shape_can_say_do_not_join() {
 }
 
 #[test]
-fn all_that_a_workflow_gave_is_what_its_call_made() {
+fn outputs_of_a_nested_workflow_belong_to_its_call() {
     let mut inner = value(1, b"ab");
     inner.put(1, value(2, b"cdef"));
     let mut outer = inner.clone().at(4);
@@ -74,7 +74,7 @@ fn all_that_a_workflow_gave_is_what_its_call_made() {
 }
 
 #[test]
-fn what_is_empty_joins_whatever_its_shape() {
+fn empty_rows_join_regardless_of_their_shape() {
     let none = Value::given(Tensor {
         name: "x".into(),
         datatype: DataType::Uint8,
@@ -90,20 +90,20 @@ fn what_is_empty_joins_whatever_its_shape() {
 }
 
 #[test]
-fn answered_bytes_take_room_for_as_long_as_they_are_there() {
+fn answered_bytes_count_against_the_budget_until_their_last_part_is_dropped() {
     let room = Room::new(millrace_types::Bytes(4096));
     let first = room.keep(vec![0; 3000].into()).unwrap();
     let part = Part { shape: vec![3], contents: first };
     let row = part.rows(1, 3);
     assert_eq!(room.keep(vec![0; 1500].into()).unwrap_err().reason, Reason::ByteBudgetExceeded);
     drop(part);
-    assert!(room.keep(vec![0; 1500].into()).is_err(), "a row of it is all of it");
+    assert!(room.keep(vec![0; 1500].into()).is_err(), "a row keeps the whole part");
     drop(row);
     assert!(room.keep(vec![0; 4096].into()).is_ok());
 }
 
 #[test]
-fn a_condition_holds_when_an_element_is_not_zero() {
+fn a_condition_holds_if_any_element_is_not_zero() {
     for (datatype, bytes, holds) in [
         ("BOOL", &[0, 1][..], Some(true)),
         ("INT64", &[0; 16], Some(false)),
@@ -119,7 +119,7 @@ fn a_condition_holds_when_an_element_is_not_zero() {
 }
 
 #[test]
-fn what_is_empty_says_so() {
+fn an_empty_tensor_has_the_facts_of_an_empty_tensor() {
     let none = Value::given(Tensor {
         name: "x".into(),
         datatype: DataType::Fp32,
