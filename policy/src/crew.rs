@@ -1,4 +1,5 @@
-//! The processes of one program and the requests for them. The core of the Crew actor.
+//! The process pool of one program, and the queue of its requests. This is the core of the Crew
+//! actor.
 //!
 //! ```text
 //!            Spawn            Ready           Run
@@ -9,14 +10,18 @@
 //!               at once ▲                  its grace │
 //!                       └────────────────────────────┘
 //! ```
-//! Each process has one request at a time; the others wait in the order they came. One whose request
-//! nobody waits for any more, since it was withdrawn or its deadline has come, has [`GRACE`] to answer
-//! it all the same: then it is killed, and another one started at once. One that ends with a request is
-//! lost, and the request goes by the rules of [`crate::attempts`], as on a GPU. While the last few starts
-//! all failed and no process is up, requests are refused, and not kept waiting for what does not come. What
-//! the worker lacks (descriptors, memory) is neither the program's fault nor the request's: a request that
-//! cannot be handed over for it is refused, so that another worker is asked, and its process goes on. Once
-//! it is stopped, nobody waits for any request, and none is run again.
+//!
+//! Each process runs one request at a time; other requests wait in order of arrival. If a request
+//! is withdrawn or expires while it runs, its process has [`GRACE`] to finish. After that the
+//! process is killed, and another is started at once.
+//!
+//! If a process dies with a request, the request is retried or refused by the rules of
+//! [`crate::attempts`], as on a GPU. If the last few starts all failed and no process is ready,
+//! requests are refused instead of waiting.
+//!
+//! A worker that lacks descriptors or memory is not a fault of the program or of the request. A
+//! request that cannot be handed over for that reason is refused, so that the controller tries
+//! another worker, and its process goes on. After a stop, no request is run again.
 
 mod protocol;
 
@@ -32,15 +37,16 @@ use crate::core::Core;
 use crate::ids::RequestKey;
 use crate::lifecycle::{RESTARTS, START_TIMEOUT};
 
-/// Requests of one program that wait for a process.
+/// Maximum number of requests of one program that wait for a process.
 pub const WAITING_MAX: usize = 1024;
-/// So many starts in a row that came to nothing have requests refused.
+/// Consecutive failed starts after which requests are refused.
 pub const FAILED_STARTS_MAX: u32 = 3;
-/// How long a process may take to answer what nobody waits for any more. It costs whoever is next this
-/// long; a new process would cost its start.
+/// Time that a process has to answer a request without a waiting client. The next request waits
+/// this long at most; a new process would cost its start.
 pub const GRACE: Duration = Duration::from_secs(1);
 
-/// Starts of one life of an actor, in bits: more than it ever comes to.
+/// Bits of an incarnation that count the starts within one life of an actor: more than it ever
+/// needs.
 const LIFE_BITS: u32 = 32;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,7 +58,7 @@ struct Request {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// There is none: it was not started yet, or the crew is stopped.
+    /// No process exists: it was not started yet, or the pool was stopped.
     Gone,
     Waiting {
         until: Timestamp,
@@ -62,12 +68,12 @@ enum State {
     },
     Idle,
     Running(Request),
-    /// It runs what nobody waits for.
+    /// The process runs a request without a waiting client.
     Abandoned {
         key: RequestKey,
         until: Timestamp,
     },
-    /// It was killed; for its own fault or not.
+    /// The process was killed, for a fault of its own or not.
     Dying(Fault),
 }
 
@@ -85,22 +91,24 @@ struct Process {
     backoff: Backoff,
 }
 
-/// The processes of one program.
+/// The processes of one program, and their queue.
 #[derive(Debug)]
 pub struct Crew {
     processes: Vec<Process>,
     waiting: VecDeque<Request>,
     failed_starts: u32,
     restarts: u64,
-    /// Whether any process has ever greeted, or took too long to.
+    /// Whether any process has ever completed its handshake.
     greeted: bool,
+    /// Whether a start timed out since the last handshake.
     silent: bool,
     stopping: bool,
 }
 
 impl Crew {
-    /// So many processes, none of which is started. Their incarnations begin above those of `life`, of
-    /// which each is lower than the next. The seed spreads restarts.
+    /// Returns a pool of processes that are not started yet. Incarnations begin above those of
+    /// earlier lives, because each `life` is greater than the one before. The seed spreads
+    /// restarts.
     #[must_use]
     pub fn new(processes: u32, life: u64, seed: u64) -> Self {
         let process = |place: u32| Process {
@@ -109,25 +117,30 @@ impl Crew {
             ready_since: None,
             backoff: Backoff::new(RESTARTS, seed ^ u64::from(place).wrapping_mul(0xff51_afd7_ed55_8ccd)),
         };
-        let processes = (0..processes).map(process).collect();
-        let waiting = VecDeque::new();
-        let (failed_starts, restarts) = (0, 0);
-        Self { processes, waiting, failed_starts, restarts, greeted: false, silent: false, stopping: false }
+        Self {
+            processes: (0..processes).map(process).collect(),
+            waiting: VecDeque::new(),
+            failed_starts: 0,
+            restarts: 0,
+            greeted: false,
+            silent: false,
+            stopping: false,
+        }
     }
 
-    /// Whether it was stopped and its last process has ended: nothing happens any more.
+    /// Returns whether the pool was stopped and its last process has ended: no more actions follow.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.stopping && self.processes.iter().all(|process| process.state == State::Gone)
     }
 
-    /// Processes started, or tried to, after the first at their place.
+    /// Returns the number of attempts to start a process after the first in its slot.
     #[must_use]
     pub fn restarts(&self) -> u64 {
         self.restarts
     }
 
-    /// The request that a process has, whether or not somebody waits for it.
+    /// Returns the request that a process runs, whether or not a client waits for it.
     #[must_use]
     pub fn running(&self, place: Place, incarnation: Incarnation) -> Option<RequestKey> {
         let process = self.processes.get(place.0 as usize).filter(|it| it.incarnation == incarnation)?;
@@ -137,8 +150,8 @@ impl Crew {
         }
     }
 
-    /// Whether requests have somebody to run them. One start that comes to nothing at once may be an
-    /// accident; one that takes all its time is none.
+    /// Returns whether the program can run requests. A single process that exits early may be an
+    /// accident, but a start that times out counts as a failure at once.
     #[must_use]
     pub fn health(&self) -> Health {
         match self.greeted {
@@ -149,7 +162,7 @@ impl Crew {
         }
     }
 
-    /// Whether the program does not start.
+    /// Returns whether the program does not start.
     fn is_broken(&self) -> bool {
         self.failed_starts >= FAILED_STARTS_MAX && self.processes.iter().all(|it| it.ready_since.is_none())
     }
@@ -158,7 +171,7 @@ impl Crew {
         self.processes.get_mut(place.0 as usize).filter(|it| it.incarnation == incarnation)
     }
 
-    /// Starts another process where one has ended.
+    /// Starts another process in the slot of an ended process.
     fn again(&mut self, now: Timestamp, place: Place, actions: &mut Vec<Action>) {
         self.restarts += 1;
         self.spawn(now, place, actions);
@@ -172,7 +185,7 @@ impl Crew {
     }
 
     fn places(&self) -> impl Iterator<Item = Place> + use<> {
-        // At most PROCESSES_MAX.
+        // The number of processes is at most `PROCESSES_MAX`.
         (0..self.processes.len() as u32).map(Place)
     }
 
@@ -197,8 +210,11 @@ impl Crew {
         }
         if self.is_broken() {
             for Request { key, attempts, .. } in std::mem::take(&mut self.waiting) {
-                let (reason, may_have_executed) = (Reason::FunctionNotReady, attempts.begun);
-                actions.push(Action::Fail { key, reason, may_have_executed });
+                actions.push(Action::Fail {
+                    key,
+                    reason: Reason::FunctionNotReady,
+                    may_have_executed: attempts.begun,
+                });
             }
         }
         if until <= now {
@@ -206,8 +222,8 @@ impl Crew {
         }
     }
 
-    /// A process ended for want of what the worker lacks. One that had not greeted is a start that came to
-    /// nothing, whatever the reason: the next ones are spread.
+    /// Handles a process that ended because the worker lacked a resource. Without a handshake, the
+    /// start counts as failed for any reason, so that the next starts are spread over time.
     fn given_up(&mut self, now: Timestamp, place: Place, actions: &mut Vec<Action>) {
         let process = &mut self.processes[place.0 as usize];
         if process.ready_since.is_none() || self.stopping {
@@ -220,7 +236,7 @@ impl Crew {
         self.again(now, place, actions);
     }
 
-    /// A process ended with a request, or was ended.
+    /// Decides about the request of a process that ended.
     fn lost(&mut self, request: Request, loss: Loss, actions: &mut Vec<Action>) {
         match request.attempts.after(loss) {
             Verdict::Again(attempts) => self.waiting.push_front(Request { attempts, ..request }),
@@ -230,9 +246,9 @@ impl Crew {
         }
     }
 
-    /// A process was not given its request, and waits for another one.
-    fn unsent(&mut self, process: (Place, Incarnation), key: RequestKey, actions: &mut Vec<Action>) {
-        let Some(process) = self.process(process.0, process.1) else { return };
+    /// Refuses a request that could not be handed to its process, which waits for another request.
+    fn unsent(&mut self, place: Place, incarnation: Incarnation, key: RequestKey, actions: &mut Vec<Action>) {
+        let Some(process) = self.process(place, incarnation) else { return };
         match process.state {
             State::Running(request) if request.key == key => {
                 let may_have_executed = request.attempts.begun;
@@ -254,7 +270,7 @@ impl Crew {
         actions.push(Action::Fail { key: request.key, reason, may_have_executed });
     }
 
-    /// Gives those that wait to processes that do nothing.
+    /// Assigns waiting requests to idle processes.
     fn give_out(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
         for place in self.places() {
             if self.processes[place.0 as usize].state != State::Idle {
@@ -266,7 +282,7 @@ impl Crew {
         }
     }
 
-    /// The first of those that wait for which somebody waits.
+    /// Returns the first waiting request that has not expired.
     fn next(&mut self, now: Timestamp, actions: &mut Vec<Action>) -> Option<Request> {
         loop {
             let request = self.waiting.pop_front()?;
@@ -277,7 +293,7 @@ impl Crew {
         }
     }
 
-    /// Nobody waits any more for what a process runs.
+    /// Marks a running request as abandoned: its client no longer waits.
     fn abandon(&mut self, place: Place, until: Timestamp, actions: &mut Vec<Action>) {
         let state = &mut self.processes[place.0 as usize].state;
         if let State::Running(Request { key, .. }) = *state {
@@ -286,8 +302,9 @@ impl Crew {
         }
     }
 
-    /// Kills them all. Whoever has it done has answered every request: what ran is not run again by a
-    /// process that greets as it is killed, and nothing waits any more.
+    /// Kills all processes. The caller has answered every request, so the queue is emptied. A
+    /// running request is not run again, even if a process completes its handshake while it is
+    /// being killed.
     fn stop(&mut self, actions: &mut Vec<Action>) {
         self.stopping = true;
         let waiting = std::mem::take(&mut self.waiting);
@@ -353,7 +370,7 @@ impl Core for Crew {
                     self.given_up(now, place, actions);
                 }
             }
-            Event::Unsent { place, incarnation, key } => self.unsent((place, incarnation), key, actions),
+            Event::Unsent { place, incarnation, key } => self.unsent(place, incarnation, key, actions),
             Event::Returned { place, incarnation, key } => {
                 if let Some(process) = self.process(place, incarnation)
                     && let State::Running(Request { key: has, .. }) | State::Abandoned { key: has, .. } =

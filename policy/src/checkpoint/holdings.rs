@@ -1,5 +1,5 @@
-//! The data a node holds, and which of it the leader is told: what has outlived a sync period, up
-//! to a bound. Most data does not live that long, and then costs no command.
+//! Data of a node, and the part of it that the leader is told: data that outlived a sync period, up
+//! to a bound. Most data is dropped earlier and costs no command.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,13 +10,13 @@ use super::ledger::Ledger;
 
 #[derive(Debug, Clone)]
 pub(super) struct Holdings {
-    /// Told, or to be told.
+    /// Data that the leader knows, or will be told about.
     pub(super) named: Ledger<DataId, Bytes>,
     named_max: usize,
-    /// Not seen to be old enough, each with when it was stored. All of it is looked at in each period:
-    /// it is what a period brings.
+    /// Data not known to be old enough, with the time of its storage. Each period scans all of it,
+    /// but it contains only about one period's data.
     young: ByHome<(Timestamp, Bytes)>,
-    /// Old enough, and beyond the bound.
+    /// Data that is old enough, but beyond the bound.
     beyond: ByHome<Bytes>,
 }
 
@@ -25,7 +25,7 @@ impl Holdings {
         Self { named: Ledger::new(), named_max, young: ByHome::new(), beyond: ByHome::new() }
     }
 
-    /// Data is immutable: what is held already is the same.
+    /// Data is immutable: storing it again changes nothing.
     pub(super) fn store(&mut self, now: Timestamp, id: DataId, bytes: Bytes) {
         let held = self.named.get(&id).is_some() || self.young.contains(&id) || self.beyond.contains(&id);
         if !held {
@@ -39,7 +39,7 @@ impl Holdings {
         }
     }
 
-    /// Names what is older than `age`, as far as the bound allows.
+    /// Names data older than `age`, up to the bound.
     pub(super) fn mature(&mut self, now: Timestamp, age: Duration) {
         let Self { young, beyond, .. } = self;
         young.take_if(|(stored, _)| *stored + age <= now, |id, (_, bytes)| beyond.insert(id, bytes));
@@ -50,22 +50,22 @@ impl Holdings {
         }
     }
 
-    /// How much is old enough and not named.
+    /// Returns the amount of data that is old enough and not named.
     pub(super) fn overflow(&self) -> u64 {
         self.beyond.len as u64
     }
 
-    /// Whether something may be named later.
+    /// Returns whether more data may be named later.
     pub(super) fn is_growing(&self) -> bool {
         self.young.len > 0 || (self.beyond.len > 0 && self.named.len() < self.named_max)
     }
 }
 
-/// Something of each piece of data, in the order of their names. There may be a million of one home and
-/// registration, which are not kept a million times.
+/// A value for each piece of data, in the order of their names. A million pieces may have the same
+/// home and registration, which are stored once.
 #[derive(Debug, Clone)]
 struct ByHome<T> {
-    /// By counter. None is empty.
+    /// Values by counter, for each home and registration. No inner map is empty.
     homes: BTreeMap<(NodeName, Epoch), BTreeMap<u64, T>>,
     len: usize,
 }
@@ -80,13 +80,13 @@ impl<T: Copy> ByHome<T> {
         made.is_some_and(|made| made.contains_key(&id.counter))
     }
 
-    /// Takes what is of data that nothing is here of.
+    /// Adds the value of a new piece of data.
     fn insert(&mut self, id: DataId, it: T) {
         self.homes.entry((id.home, id.epoch)).or_default().insert(id.counter, it);
         self.len += 1;
     }
 
-    /// Says whether there was something.
+    /// Removes a value, and returns whether there was one.
     fn remove(&mut self, id: &DataId) -> bool {
         let home = (id.home.clone(), id.epoch);
         let Some(made) = self.homes.get_mut(&home) else { return false };
@@ -109,7 +109,7 @@ impl<T: Copy> ByHome<T> {
         Some((DataId { home, epoch, counter }, it))
     }
 
-    /// Hands over all of which this is so.
+    /// Removes all values for which `is_so` holds, and passes them to `take`.
     fn take_if(&mut self, is_so: impl Fn(&T) -> bool, mut take: impl FnMut(DataId, T)) {
         self.homes.retain(|(home, epoch), made| {
             made.retain(|&counter, it| {
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_old_enough_is_named_in_the_order_of_names_and_nothing_is_left_of_what_went() {
+    fn old_data_is_named_in_order_and_dropped_data_leaves_no_trace() {
         let mut holdings = Holdings::new(2);
         for (stored, home, counter) in [(0, "b", 1), (0, "a", 2), (0, "a", 1), (5, "a", 3)] {
             holdings.store(Timestamp(stored), id(home, counter), Bytes(counter));
@@ -144,7 +144,7 @@ mod tests {
         let named = |holdings: &Holdings| holdings.named.iter().map(|(id, _)| id.clone()).collect::<Vec<_>>();
         assert_eq!(named(&holdings), [id("a", 1), id("a", 2)]);
         assert_eq!((holdings.overflow(), holdings.is_growing()), (1, true));
-        // It is held already, each in its own way.
+        // These pieces are held already: named, young and beyond the bound.
         for (home, counter) in [("a", 1), ("a", 3), ("b", 1)] {
             holdings.store(Timestamp(11), id(home, counter), Bytes(9));
         }

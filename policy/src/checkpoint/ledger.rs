@@ -1,31 +1,31 @@
-//! What is, what the leader was told of it, and what is still to be told.
+//! The present items, the leader's knowledge of them, and the changes still to be sent.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// One kind of item. The leader's copy of it, once all is told, equals the truth.
+/// Items of one kind. The leader's copy equals the truth once all changes are sent.
 #[derive(Debug, Clone)]
 pub(super) struct Ledger<K, V> {
     truth: BTreeMap<K, V>,
-    /// What was last said in this epoch of what is there or going.
+    /// Last values sent in this epoch, including removed items until their removal is sent.
     told: BTreeMap<K, V>,
-    /// Told otherwise, or not at all.
+    /// Keys of new items, and of items that were sent with another value.
     changed: BTreeSet<K>,
-    /// Told, and gone.
+    /// Keys of items that were sent and then removed.
     gone: BTreeSet<K>,
-    /// Not told yet by the full sync that is under way, whatever was said before it.
+    /// Keys that the present full sync has not sent yet, whatever was sent before it.
     again: BTreeSet<K>,
 }
 
-/// What to tell next.
+/// Set of items to send next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Source {
-    /// What changed. What is gone comes first, so that the leader never has more than there is.
+    /// Changed items. Removals come first, so that the leader never has more items than exist.
     Changes,
-    /// What a full sync has not named yet.
+    /// Items that the full sync has not sent yet.
     Everything,
 }
 
-/// One item to tell.
+/// One item to send.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Told<K, V> {
     There(K, V),
@@ -55,7 +55,7 @@ impl<K: Ord + Clone, V: Clone + PartialEq> Ledger<K, V> {
         self.truth.insert(key, value);
     }
 
-    /// Whether it was there.
+    /// Removes an item, and returns whether it existed.
     pub(super) fn unset(&mut self, key: &K) -> bool {
         self.changed.remove(key);
         if self.again.remove(key) {
@@ -75,7 +75,7 @@ impl<K: Ord + Clone, V: Clone + PartialEq> Ledger<K, V> {
         self.gone.remove(key);
     }
 
-    /// A full sync begins. It drops by itself what is gone.
+    /// Begins a full sync, in which the leader drops removed items by itself.
     pub(super) fn begin_again(&mut self) {
         self.told.retain(|key, _| self.truth.contains_key(key));
         self.changed.clear();
@@ -83,7 +83,7 @@ impl<K: Ord + Clone, V: Clone + PartialEq> Ledger<K, V> {
         self.again = self.truth.keys().cloned().collect();
     }
 
-    /// The item that [`Self::take`] would give.
+    /// Returns the key of the item that [`Self::take`] would return.
     pub(super) fn peek(&self, source: Source) -> Option<&K> {
         match source {
             Source::Changes => self.gone.first().or_else(|| self.changed.first()),
@@ -91,7 +91,7 @@ impl<K: Ord + Clone, V: Clone + PartialEq> Ledger<K, V> {
         }
     }
 
-    /// The next item to tell, which counts as told from here on.
+    /// Returns the next item to send, which counts as sent from now on.
     pub(super) fn take(&mut self, source: Source) -> Option<Told<K, V>> {
         if source == Source::Changes
             && let Some(key) = self.gone.pop_first()
@@ -121,8 +121,8 @@ impl<K: Ord + Clone, V: Clone + PartialEq> Ledger<K, V> {
         self.truth.iter()
     }
 
-    /// Makes what was told the new zero: keeps of each item what `rest` makes of the truth and of
-    /// what was told, or drops it.
+    /// Makes the values sent so far the new zero. Keeps the result of `rest`, called with each
+    /// item's present and sent value, or drops the item.
     pub(super) fn rebase(&mut self, rest: impl Fn(&V, &V) -> Option<V>) {
         let told = std::mem::take(&mut self.told);
         let truth = std::mem::take(&mut self.truth);
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn tells_what_changed_and_what_is_gone_first() {
+    fn changes_are_sent_with_removals_first() {
         let mut ledger = Ledger::new();
         ledger.set(1, 10);
         ledger.set(2, 20);
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_and_went_untold_is_never_told() {
+    fn an_item_added_and_removed_unsent_is_never_sent() {
         let mut ledger = Ledger::new();
         ledger.set(1, 10);
         ledger.unset(&1);
@@ -168,7 +168,7 @@ mod tests {
         drain(&mut ledger, Source::Changes);
         ledger.unset(&1);
         ledger.set(1, 10);
-        assert_eq!(drain(&mut ledger, Source::Changes), [], "back before it was missed");
+        assert_eq!(drain(&mut ledger, Source::Changes), [], "the item is back before its removal was sent");
         ledger.unset(&1);
         ledger.set(1, 11);
         ledger.unset(&1);
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_sync_tells_all_there_was_once_and_the_changes_follow() {
+    fn a_full_sync_sends_each_item_once_and_the_changes_follow() {
         let mut ledger = Ledger::new();
         for key in 1..4 {
             ledger.set(key, key);

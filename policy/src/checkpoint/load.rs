@@ -1,6 +1,6 @@
-//! Generates the events of a node for tests of the checkpoints: data that is mostly dropped soon,
-//! models that move between tiers, requests that finish. The same seed gives the same events. The tests
-//! of `cluster-state` include this file too.
+//! Generator of a node's events for tests of checkpoints: data that is mostly dropped soon, models
+//! that move between tiers, and requests that finish. The same seed gives the same events. The
+//! tests of `cluster-state` include this file too.
 
 use millrace_types::{
     Alpha, Bytes, DataId, Digest, Epoch, FunctionKey, FunctionName, GpuIndex, ModelCopy, NodeName, SloCounts,
@@ -9,36 +9,36 @@ use millrace_types::{
 
 use super::Event;
 
-/// What a made-up node has.
+/// Size of a simulated node.
 #[derive(Debug, Clone)]
 pub(super) struct LoadProfile {
-    /// Whose data it names.
+    /// Node that is the home of the data.
     pub(super) node: NodeName,
-    /// Functions it serves: f0, f1, …
+    /// Number of functions, named f0, f1, and so on.
     pub(super) functions: u64,
-    /// Its GPUs.
+    /// Number of GPUs.
     pub(super) gpus: u32,
-    /// The most data it holds at a time.
+    /// Maximum number of data pieces held at a time.
     pub(super) live_max: u64,
 }
 
-/// A made-up node's life.
+/// Event generator of a simulated node.
 #[derive(Debug, Clone)]
 pub(super) struct NodeLoad {
     profile: LoadProfile,
     random: u64,
-    /// Data is numbered from here to `next`; older is gone.
+    /// First number of the present data, which ends before `next`; older data is dropped.
     oldest: u64,
     next: u64,
 }
 
 impl NodeLoad {
-    /// Begins a life.
+    /// Starts with no data.
     pub(super) fn new(profile: LoadProfile, seed: u64) -> Self {
         Self { profile, random: seed, oldest: 0, next: 0 }
     }
 
-    /// The next thing that happens.
+    /// Returns the next event.
     pub(super) fn step(&mut self) -> Event {
         match self.draw(16) {
             0..8 if self.next - self.oldest < self.profile.live_max => self.store(),
@@ -54,21 +54,22 @@ impl NodeLoad {
                 Event::Scored { function: self.function(), counts: SloCounts { m, n: 1 } }
             }
             _ => {
-                let (requests, idle_ms) = (self.draw(2), self.draw(1_000));
+                let requests = self.draw(2);
+                let idle_ms = self.draw(1_000);
                 let gpu_ns = requests * self.draw(50) * 1_000_000;
                 Event::Used { function: self.function(), usage: Usage { gpu_ns, requests, idle_ms } }
             }
         }
     }
 
-    /// A piece of data more.
+    /// Stores another piece of data.
     pub(super) fn store(&mut self) -> Event {
         let id = self.id(self.next);
         self.next += 1;
         Event::DataStored { id, bytes: Bytes(4096) }
     }
 
-    /// The function of a number, as the events name it.
+    /// Returns the key of a function by its number.
     pub(super) fn function_of(number: u64) -> FunctionKey {
         let name = FunctionName::new(&format!("f{number}")).expect("a letter and digits are a valid name");
         FunctionKey { tenant: TenantName::default(), name }
@@ -98,7 +99,7 @@ impl NodeLoad {
         ModelCopy { digest: Digest::of(&model.to_le_bytes()), tier }
     }
 
-    /// A number below `bound`, of SplitMix64.
+    /// Returns a number below `bound`, from SplitMix64.
     fn draw(&mut self, bound: u64) -> u64 {
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.random ^ (self.random >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

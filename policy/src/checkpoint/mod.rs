@@ -1,9 +1,9 @@
-//! A worker's side of the checkpoints that the leader keeps of its soft state (DESIGN §5). It knows
-//! what is, gathers what changed, and about once a period gives the next batch, then the rest one
-//! after another; one is in flight at a time.
+//! A worker's side of the checkpoints that the leader keeps of its soft state (DESIGN §5). The core
+//! knows the present state and gathers changes. About once a period it emits batches until all
+//! changes are sent, with one batch in flight at a time.
 //!
 //! ```text
-//!   ModelLoaded, DataStored, Scored, Used, …   what the node does
+//!   ModelLoaded, DataStored, Scored, Used, …   activity of the node
 //!        │
 //!        ▼
 //!   Checkpoint ── Send(batch) ──▶ the leader
@@ -11,15 +11,16 @@
 //!        │  Acknowledged      the next batch, or the next period
 //!        │  ResyncWanted      everything again, in portions
 //!        │  Registered        a new epoch: everything again
-//!        └─ (nothing)         the same batch again, after a while or at a new leader
+//!        └─ (no answer)       the same batch again, after a while or at a new leader
 //! ```
 //!
-//! Data is named only once it has outlived a period, and up to a bound: beyond, it is counted.
-//! Scores and usage are counted up per epoch. A new epoch begins them at what the old one was not
-//! told, so that nothing is charged twice; what was told and not acknowledged is forgiven.
+//! Data is named only after it has outlived a period, and up to a bound; data beyond the bound is
+//! only counted. SLO counts and usage accumulate per epoch. A new epoch starts with the amounts
+//! that were not sent in the old one, so that usage is never charged twice; amounts that were sent
+//! but not acknowledged are waived.
 //!
-//! Not here: the data itself, and which controller leads. Whoever drives this sends a batch to
-//! whom it takes for the leader, and says [`Event::Reached`] when that is another.
+//! Out of scope: the data itself, and which controller leads. The caller sends a batch to the
+//! presumed leader, and reports [`Event::Reached`] when that leader changes.
 
 mod holdings;
 mod ledger;
@@ -43,25 +44,25 @@ use self::ledger::{Ledger, Source, Told};
 pub use self::protocol::{Action, Config, Event};
 use crate::core::Core;
 
-/// The interval at which changes are told, and the age at which data is named.
+/// Interval at which changes are sent, and age at which data is named.
 const PERIOD: Duration = Duration::from_secs(1);
-/// The time without an answer after which the same batch is sent again.
+/// Time without an answer after which the same batch is sent again.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// The least a batch is given: more than any item takes.
+/// Minimum size limit of a batch in bytes: more than any single item needs.
 const BATCH_BYTES_MIN: usize = 1 << 10;
 
-/// A worker's soft state, and how far the leader knows it.
+/// A worker's soft state, with the part that the leader knows.
 #[derive(Debug, Clone)]
 pub struct Checkpoint {
     config: Config,
     epoch: Option<Epoch>,
-    /// The last number given in this epoch.
+    /// Last batch number used in this epoch.
     seq: u64,
     stage: Stage,
     in_flight: Option<InFlight>,
-    /// Whether the last batch was cut: the next follows when it is acknowledged.
+    /// Whether the last batch was cut, so that the next follows when it is acknowledged.
     more: bool,
-    /// When changes are told next.
+    /// Time at which changes are sent next.
     due: Timestamp,
     models: Ledger<ModelCopy, Bytes>,
     data: Holdings,
@@ -75,24 +76,24 @@ pub struct Checkpoint {
 #[derive(Debug, Clone)]
 struct InFlight {
     batch: Arc<SyncBatch>,
-    /// When it is sent again.
+    /// Time at which the batch is sent again.
     again: Timestamp,
 }
 
-/// How a node stands to what the leader has.
+/// State of the leader's copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    /// Everything is to be told, from the beginning.
+    /// Everything has to be sent, from the beginning.
     Resync,
     /// A full sync has begun.
     Syncing,
-    /// The leader has everything but what changed since.
+    /// The leader has everything except for later changes.
     Synced,
 }
 
 impl Checkpoint {
-    /// A worker that holds nothing and is not registered. Whatever the config says, a batch takes
-    /// one item.
+    /// Returns the state of a worker that holds nothing and is not registered. A batch holds at
+    /// least one item, even if the config says less.
     #[must_use]
     pub fn new(config: Config) -> Self {
         let items_max = config.items_max.clamp(1, SYNC_ITEMS_MAX);
@@ -115,20 +116,20 @@ impl Checkpoint {
         }
     }
 
-    /// A function's score as it is reported in this epoch. With the placement's base it is what
-    /// its required request count is computed from.
+    /// Returns a function's SLO counts of this epoch. These counts and the placement's base
+    /// determine the function's required request count.
     #[must_use]
     pub fn counts(&self, function: &FunctionKey) -> SloCounts {
         self.scores.get(function).copied().unwrap_or_default()
     }
 
-    /// Whether the leader has been told everything, and has said so.
+    /// Returns whether the leader has acknowledged everything.
     #[must_use]
     pub fn is_settled(&self) -> bool {
         self.stage == Stage::Synced && self.in_flight.is_none() && !self.has_changes()
     }
 
-    /// Everything the leader is to know, as one delta.
+    /// Returns the complete state as one delta.
     #[must_use]
     pub fn everything(&self) -> NodeDelta {
         let pairs = |(key, value): (&FunctionKey, &SloCounts)| (key.clone(), *value);
@@ -193,7 +194,7 @@ impl Checkpoint {
         }
     }
 
-    /// The batch in flight, if that is the one an answer is about.
+    /// Clears the batch in flight and returns true, if the answer is about that batch.
     fn answered(&mut self, epoch: Epoch, is: impl Fn(u64) -> bool) -> bool {
         let answered =
             self.epoch == Some(epoch) && self.in_flight.as_ref().is_some_and(|it| is(it.batch.seq));
@@ -208,7 +209,7 @@ impl Checkpoint {
     }
 
     fn resync(&mut self, now: Timestamp, epoch: Epoch, seq: u64, last: u64) {
-        // An older batch's answer came late: what it asks for is under way.
+        // A late answer about an older batch is ignored, because its resync is under way.
         if self.answered(epoch, |in_flight| in_flight == seq) {
             self.seq = self.seq.max(last);
             self.stage = Stage::Resync;
@@ -216,7 +217,7 @@ impl Checkpoint {
         }
     }
 
-    /// Sends what it is time to send.
+    /// Sends a batch, or repeats one, if it is time.
     fn advance(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
         let Some(epoch) = self.epoch else { return };
         if let Some(in_flight) = &mut self.in_flight {
@@ -240,7 +241,7 @@ impl Checkpoint {
         }
     }
 
-    /// The next batch; `None` when there is nothing to tell.
+    /// Returns the next batch, or `None` if there is nothing to send.
     fn next(&mut self) -> Option<(SyncPart, NodeDelta)> {
         let begins = self.stage == Stage::Resync;
         if begins {
@@ -260,7 +261,7 @@ impl Checkpoint {
         };
         if !self.more {
             self.stage = Stage::Synced;
-            // What changed meanwhile follows at once.
+            // Changes during the full sync follow at once.
             self.more = self.has_changes();
         }
         Some((SyncPart::Full(portion), delta))
@@ -345,7 +346,7 @@ impl Core for Checkpoint {
     }
 }
 
-/// What a batch still takes.
+/// Remaining room of a batch.
 #[derive(Debug, Clone, Copy)]
 struct Room {
     items: usize,

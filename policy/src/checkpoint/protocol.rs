@@ -1,4 +1,4 @@
-//! What the checkpoint's core is told, what it wants done, and its limits.
+//! Events, actions and limits of the checkpoint's core.
 
 use std::sync::Arc;
 
@@ -6,14 +6,14 @@ use millrace_types::checkpoint::{SYNC_BYTES_MAX, SYNC_ITEMS_MAX};
 use millrace_types::limits::INDEX_ENTRIES_PER_NODE_MAX;
 use millrace_types::{Alpha, Bytes, DataId, Epoch, FunctionKey, ModelCopy, SloCounts, SyncBatch, Usage};
 
-/// The bounds of batches and of named data.
+/// Bounds of batches and of named data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Config {
-    /// The most items of a batch.
+    /// Maximum number of items of a batch.
     pub items_max: usize,
-    /// The most bytes of a batch, encoded.
+    /// Maximum encoded size of a batch, in bytes.
     pub bytes_max: usize,
-    /// The most data that is named.
+    /// Maximum number of data entries that are named.
     pub entries_max: usize,
 }
 
@@ -23,89 +23,67 @@ impl Default for Config {
     }
 }
 
-/// What the core is told.
+/// Input of the checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Event {
-    /// A copy of a model is there.
+    /// A copy of a model was loaded.
     ModelLoaded {
-        /// Which, and where.
         copy: ModelCopy,
-        /// What it takes.
+        /// Memory that the copy uses.
         bytes: Bytes,
     },
-    /// A copy of a model is gone.
-    ModelDropped {
-        /// Which, and where.
-        copy: ModelCopy,
-    },
-    /// A piece of data is here.
-    DataStored {
-        /// Which.
-        id: DataId,
-        /// Its size.
-        bytes: Bytes,
-    },
-    /// A piece of data is no longer here.
-    DataDropped {
-        /// Which.
-        id: DataId,
-    },
+    /// A copy of a model was dropped.
+    ModelDropped { copy: ModelCopy },
+    /// A piece of data was stored.
+    DataStored { id: DataId, bytes: Bytes },
+    /// A piece of data was dropped.
+    DataDropped { id: DataId },
     /// Requests finished or expired.
     Scored {
-        /// Whose.
         function: FunctionKey,
-        /// How many since the last time this was said.
+        /// SLO counts since the last such event for the function.
         counts: SloCounts,
     },
     /// Requests were answered, or a function was idle for a while.
     Used {
-        /// Whose.
         function: FunctionKey,
-        /// What was used since the last time this was said.
+        /// Usage since the last such event for the function.
         usage: Usage,
     },
-    /// A function was deleted, and its score with it. Not one that only moved away.
-    FunctionDeleted {
-        /// Which.
-        function: FunctionKey,
-    },
+    /// A function was deleted, and its SLO counts with it. A function that only moved away is not
+    /// reported.
+    FunctionDeleted { function: FunctionKey },
     /// The share of prioritised requests changed.
-    AlphaSet {
-        /// The share.
-        alpha: Alpha,
-    },
-    /// A registration holds. The same epoch again, from another controller, changes nothing.
-    Registered {
-        /// Its epoch.
-        epoch: Epoch,
-    },
-    /// Another leader than before can be sent to: what is in flight goes to it.
+    AlphaSet { alpha: Alpha },
+    /// The node was registered. The same epoch again, from another controller, changes nothing.
+    Registered { epoch: Epoch },
+    /// Another leader than before became reachable, so the batch in flight is sent to that leader.
     Reached,
-    /// A batch is committed, or was before.
+    /// A batch was committed, now or earlier.
     Acknowledged {
-        /// The registration it belongs to.
+        /// Registration that the batch belongs to.
         epoch: Epoch,
-        /// Its number, or a later one.
+        /// Number of the batch, or of a later one.
         seq: u64,
     },
-    /// A batch does not follow what the leader has.
+    /// A batch does not follow the leader's last batch.
     ResyncWanted {
-        /// The registration it belongs to.
+        /// Registration that the batch belongs to.
         epoch: Epoch,
-        /// The batch's number.
+        /// Number of the batch.
         seq: u64,
-        /// The last that the leader took: a full sync has higher numbers.
+        /// Last number that the leader accepted. A full sync uses higher numbers.
         last: u64,
     },
-    /// The node goes down in order: what is to be told is told now, not when the period ends.
+    /// The node shuts down in order: report changes now, before the period ends.
     Flush,
     /// Time has passed.
     Tick,
 }
 
-/// What is to be done.
+/// Output of the checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// Send a batch to the leader. The same number may come more than once: it is the same batch.
+    /// Send a batch to the leader. A number sent again names the same batch.
     Send(Arc<SyncBatch>),
 }

@@ -28,7 +28,7 @@ fn scored(m: u64, n: u64) -> Event {
     Event::Scored { function: function(), counts: SloCounts { m, n } }
 }
 
-/// What a leader keeps of one node.
+/// A leader's copy of one node's state.
 #[derive(Debug, Default)]
 struct Leader {
     epoch: Epoch,
@@ -39,7 +39,7 @@ struct Leader {
     entries: BTreeMap<DataId, Bytes>,
     entries_most: usize,
     counters: Counters,
-    /// What earlier epochs counted.
+    /// Counters of earlier epochs.
     past: Counters,
 }
 
@@ -59,7 +59,7 @@ impl Leader {
         *self = Self { epoch, past, ..Self::default() };
     }
 
-    /// Takes a batch and returns the answer. `None` if the batch's registration is over.
+    /// Accepts a batch and returns the answer, or `None` if the batch's registration is over.
     fn take(&mut self, batch: &SyncBatch) -> Option<Event> {
         let &SyncBatch { epoch, seq, part, ref delta } = batch;
         if epoch != self.epoch {
@@ -112,7 +112,7 @@ impl Leader {
     }
 }
 
-/// A node whose time stands still unless moved.
+/// A node with a manual clock.
 struct Node {
     core: Checkpoint,
     now: Timestamp,
@@ -159,7 +159,7 @@ fn delta(actions: &[Action]) -> NodeDelta {
 }
 
 #[test]
-fn changes_are_gathered_and_told_once_a_period() {
+fn changes_are_gathered_and_sent_once_a_period() {
     let mut node = Node::registered();
     let copy = ModelCopy { digest: Digest::of(b"m"), tier: Tier::Host };
     assert_eq!(node.say(Event::ModelLoaded { copy, bytes: Bytes(7) }), []);
@@ -200,12 +200,12 @@ fn an_unanswered_batch_is_sent_again_unchanged() {
     assert_eq!(node.wait(999), []);
     assert_eq!(node.wait(1), first);
     assert_eq!(node.say(Event::Reached), first, "at once at another leader");
-    assert_eq!(node.acknowledge(1), [], "an old answer is none");
+    assert_eq!(node.acknowledge(1), [], "an old answer is ignored");
     assert_eq!(delta(&node.acknowledge(2)).slo, [(function(), SloCounts { m: 2, n: 2 })]);
 }
 
 #[test]
-fn a_gap_makes_everything_be_told_under_higher_numbers() {
+fn a_gap_triggers_a_full_sync_with_higher_numbers() {
     let mut node = Node::registered();
     node.say(stored(1));
     node.say(scored(3, 4));
@@ -219,7 +219,7 @@ fn a_gap_makes_everything_be_told_under_higher_numbers() {
 }
 
 #[test]
-fn a_new_epoch_begins_at_what_the_old_one_was_not_told() {
+fn a_new_epoch_begins_with_counts_that_the_old_epoch_did_not_send() {
     let mut node = Node::registered();
     node.say(scored(3, 4));
     assert_eq!(sent(&node.wait(1000)), [(2, SyncPart::Delta)]);
@@ -231,7 +231,7 @@ fn a_new_epoch_begins_at_what_the_old_one_was_not_told() {
 }
 
 #[test]
-fn an_epoch_that_ends_in_a_full_sync_has_still_been_told_what_came_before() {
+fn usage_sent_before_an_interrupted_full_sync_is_not_sent_again() {
     let mut node = Node::new(Config { items_max: 1, ..Config::default() });
     node.say(Event::Registered { epoch: EPOCH });
     node.acknowledge(1);
@@ -244,7 +244,7 @@ fn an_epoch_that_ends_in_a_full_sync_has_still_been_told_what_came_before() {
     let resync = node.say(Event::ResyncWanted { epoch: EPOCH, seq: 3, last: 2 });
     assert_eq!(sent(&resync), [(4, SyncPart::Full(Portion::First))]);
     let full = node.say(Event::Registered { epoch: Epoch(9) });
-    assert_eq!(delta(&full).usage, [], "both were told, one of them before the full sync");
+    assert_eq!(delta(&full).usage, [], "both were sent, one of them before the full sync");
 }
 
 #[test]
@@ -267,7 +267,7 @@ fn a_full_sync_comes_in_portions_and_changes_follow_it() {
 }
 
 #[test]
-fn what_is_beyond_the_bound_is_counted_and_named_when_there_is_room() {
+fn data_beyond_the_bound_is_counted_and_named_when_there_is_room() {
     let mut node = Node::new(Config { entries_max: 2, ..Config::default() });
     for counter in 0..5 {
         node.say(stored(counter));

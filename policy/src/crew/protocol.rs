@@ -1,138 +1,89 @@
-//! What the processes' core is told and what it says.
+//! Events and actions of the process pool's core.
 
 use millrace_types::{Incarnation, Reason, Timestamp};
 
 use crate::attempts::Attempts;
 use crate::ids::RequestKey;
 
-/// A process's place.
+/// Slot of a process within the pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Place(pub u32);
 
-/// What happened.
+/// Input of the pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Event {
     /// Keep the processes alive from now on.
     Start,
-    /// A process greeted.
-    Ready {
-        /// Where.
-        place: Place,
-        /// Which.
-        incarnation: Incarnation,
-    },
-    /// It ended, or could not be started.
-    Exited {
-        /// Where.
-        place: Place,
-        /// Which.
-        incarnation: Incarnation,
-    },
-    /// It ended, since the worker lacked what it takes to go on with it.
-    GivenUp {
-        /// Where.
-        place: Place,
-        /// Which.
-        incarnation: Incarnation,
-    },
-    /// It was not given its request, since the worker lacks what it takes. It has nothing of it.
-    Unsent {
-        /// Where.
-        place: Place,
-        /// Which.
-        incarnation: Incarnation,
-        /// What.
-        key: RequestKey,
-    },
-    /// It answered.
-    Returned {
-        /// Where.
-        place: Place,
-        /// Which.
-        incarnation: Incarnation,
-        /// What.
-        key: RequestKey,
-    },
-    /// A request came.
+    /// A process completed its handshake.
+    Ready { place: Place, incarnation: Incarnation },
+    /// A process ended, or could not be started.
+    Exited { place: Place, incarnation: Incarnation },
+    /// A process ended because the worker lacked a resource that it needs.
+    GivenUp { place: Place, incarnation: Incarnation },
+    /// A process did not receive its request, not even in part, because the worker lacked a
+    /// resource.
+    Unsent { place: Place, incarnation: Incarnation, key: RequestKey },
+    /// A process answered its request.
+    Returned { place: Place, incarnation: Incarnation, key: RequestKey },
+    /// A request arrived.
     Enqueue {
-        /// Its key.
         key: RequestKey,
-        /// Its record.
+        /// Earlier starts of the request.
         attempts: Attempts,
-        /// When nobody waits for it any more.
+        /// Time after which no client waits for the answer.
         deadline: Timestamp,
     },
-    /// Nobody waits for it any more.
-    Withdraw {
-        /// Which.
-        key: RequestKey,
-    },
-    /// Keep none alive any more.
+    /// No client waits for a request any more.
+    Withdraw { key: RequestKey },
+    /// Stop all processes and start no other.
     Stop,
     /// Time passed.
     Tick,
 }
 
-/// What to do.
+/// Output of the pool, to be carried out in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Action {
     /// Start a process.
-    Spawn {
-        /// Where.
-        place: Place,
-        /// Its number.
-        incarnation: Incarnation,
-    },
-    /// Kill it.
-    Kill {
-        /// Where.
-        place: Place,
-        /// Why.
-        why: Why,
-    },
-    /// Give it a request.
+    Spawn { place: Place, incarnation: Incarnation },
+    /// Kill a process.
+    Kill { place: Place, why: Why },
+    /// Hand a request to a process.
     Run {
-        /// Where.
         place: Place,
-        /// Which.
         key: RequestKey,
-        /// Which start of it this is, from 1.
+        /// Number of this start of the request, from 1.
         attempt: u32,
     },
-    /// Nothing more will be heard of it: nobody waits for it.
-    Forget {
-        /// Which.
-        key: RequestKey,
-    },
-    /// Answer with an error.
+    /// Forget a request: no client waits for it, and no further action will name it.
+    Forget { key: RequestKey },
+    /// Answer a request with an error.
     Fail {
-        /// Which.
         key: RequestKey,
-        /// Why.
         reason: Reason,
-        /// Whether it may have run.
+        /// Whether the request may have run.
         may_have_executed: bool,
     },
 }
 
-/// Why a process is killed.
+/// Reason why a process is killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Why {
-    /// It did not greet in time.
+    /// The process did not complete its handshake in time.
     Silent,
-    /// Nobody waits any more for what it runs, and it did not end in its grace.
+    /// The process did not finish an abandoned request within the grace.
     Abandoned,
-    /// None is kept alive any more.
+    /// The pool is being stopped.
     Stop,
 }
 
-/// Whether requests have somebody to run them.
+/// Whether the program can run requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Health {
-    /// No process has greeted yet.
+    /// No process has completed its handshake yet.
     Starting,
-    /// One has, and the program still starts.
+    /// A process has completed its handshake, and the program still starts.
     Up,
-    /// The program does not start: it is tried again and again.
+    /// The program does not start; further starts are attempted.
     Failing,
 }

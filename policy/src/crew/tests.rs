@@ -35,7 +35,8 @@ impl World {
     }
 
     fn enqueue(&mut self, key: u64, idempotent: Idempotent) -> Vec<Action> {
-        let (attempts, deadline) = (Attempts::new(3, idempotent), self.now + 60 * SECOND);
+        let attempts = Attempts::new(3, idempotent);
+        let deadline = self.now + 60 * SECOND;
         self.tell(Event::Enqueue { key: RequestKey(key), attempts, deadline })
     }
 }
@@ -74,22 +75,23 @@ fn each_process_has_one_request_and_the_others_wait_in_order() {
     assert_eq!(world.enqueue(1, Idempotent::Yes), [run(0, 1, 1)]);
     assert_eq!(world.enqueue(2, Idempotent::Yes), [run(1, 2, 1)]);
     assert_eq!((world.enqueue(3, Idempotent::Yes), world.enqueue(4, Idempotent::Yes)), (vec![], vec![]));
-    let returned = |place, key| {
-        let (place, incarnation, key) = (Place(place), Incarnation(1), RequestKey(key));
-        Event::Returned { place, incarnation, key }
+    let returned = |place, key| Event::Returned {
+        place: Place(place),
+        incarnation: Incarnation(1),
+        key: RequestKey(key),
     };
     assert_eq!(world.tell(returned(1, 2)), [run(1, 3, 1)]);
-    assert_eq!(world.tell(returned(1, 2)), [], "what it does not have it cannot answer");
+    assert_eq!(world.tell(returned(1, 2)), [], "the process no longer has request 2");
     assert_eq!(world.tell(Event::Withdraw { key: RequestKey(4) }), [forget(4)]);
     assert_eq!(world.tell(returned(0, 1)), []);
 }
 
 #[test]
-fn a_process_that_dies_has_its_request_run_again_or_answered_by_the_rules() {
+fn a_dying_process_has_its_request_run_again_or_refused() {
     let mut world = World::up(1);
     world.enqueue(1, Idempotent::No);
     world.enqueue(2, Idempotent::Yes);
-    // At once the first time.
+    // The first restart is immediate.
     assert_eq!(world.tell(exited(0, 1)), [fail(1, Reason::ExecutorLost, true), spawn(0, 2)]);
     assert_eq!(world.tell(ready(0, 2)), [run(0, 2, 1)]);
     assert_eq!(world.tell(exited(0, 2)), []);
@@ -97,22 +99,23 @@ fn a_process_that_dies_has_its_request_run_again_or_answered_by_the_rules() {
     assert_eq!(world.tell(Event::Tick), [spawn(0, 3)]);
     assert_eq!(world.tell(ready(0, 3)), [run(0, 2, 2)]);
     assert_eq!(world.tell(exited(0, 3)), [fail(2, Reason::Quarantined, true)]);
-    assert_eq!(world.crew.restarts(), 2, "the next one is to come");
+    assert_eq!(world.crew.restarts(), 2, "the third restart still waits");
 }
 
 #[test]
-fn a_process_that_runs_what_nobody_waits_for_has_a_grace_and_is_replaced_at_once() {
+fn a_process_with_an_abandoned_request_has_a_grace_and_is_replaced_at_once() {
     let mut world = World::up(1);
     world.enqueue(1, Idempotent::Yes);
     world.enqueue(2, Idempotent::Yes);
-    // Its client is gone.
+    // The client of request 1 disconnects.
     assert_eq!(world.tell(Event::Withdraw { key: RequestKey(1) }), [forget(1)]);
     assert_eq!(world.crew.next_wake(), Some(Timestamp(1) + GRACE));
     world.now = Timestamp(1) + GRACE;
     assert_eq!(world.tell(Event::Tick), [kill(0, Why::Abandoned)]);
     assert_eq!(world.tell(exited(0, 1)), [spawn(0, 2)]);
     assert_eq!(world.tell(ready(0, 2)), [run(0, 2, 1)]);
-    // The same at the request's deadline. However often: it was not the process's fault.
+    // The same at a request's deadline. Every replacement is immediate, because the process is not
+    // at fault.
     world.now = world.crew.next_wake().unwrap();
     assert_eq!(world.tell(Event::Tick), [forget(2)]);
     world.now = world.now + GRACE;
@@ -126,14 +129,15 @@ fn a_process_that_answers_in_its_grace_goes_on() {
     world.enqueue(1, Idempotent::Yes);
     world.tell(Event::Withdraw { key: RequestKey(1) });
     world.enqueue(2, Idempotent::Yes);
-    let (place, incarnation) = (Place(0), Incarnation(1));
+    let place = Place(0);
+    let incarnation = Incarnation(1);
     assert_eq!(world.crew.running(place, incarnation), Some(RequestKey(1)));
     let returned = Event::Returned { place, incarnation, key: RequestKey(1) };
     assert_eq!(world.tell(returned), [run(0, 2, 1)]);
 }
 
 #[test]
-fn a_process_that_dies_with_what_nobody_waits_for_takes_nothing_along() {
+fn a_process_that_dies_with_an_abandoned_request_fails_no_request() {
     let mut world = World::up(1);
     world.enqueue(1, Idempotent::Yes);
     world.tell(Event::Withdraw { key: RequestKey(1) });
@@ -142,9 +146,9 @@ fn a_process_that_dies_with_what_nobody_waits_for_takes_nothing_along() {
 }
 
 #[test]
-fn a_request_that_is_withdrawn_when_its_process_is_dead_is_not_run_by_the_next() {
+fn a_request_withdrawn_after_its_process_died_is_not_run_again() {
     let mut world = World::up(1);
-    // The first end has another process started at once, the second after a while.
+    // The first death restarts the process at once, the second after a wait.
     world.enqueue(1, Idempotent::Yes);
     assert_eq!(world.tell(exited(0, 1)), [spawn(0, 2)]);
     assert_eq!(world.tell(Event::Withdraw { key: RequestKey(1) }), [forget(1)]);
@@ -158,16 +162,16 @@ fn a_request_that_is_withdrawn_when_its_process_is_dead_is_not_run_by_the_next()
 }
 
 #[test]
-fn a_request_that_was_running_at_the_stop_is_not_run_by_a_process_that_greets_after_it() {
+fn a_request_running_at_the_stop_is_not_run_by_a_process_that_becomes_ready_later() {
     let mut world = World::new(2);
     world.tell(ready(0, 1));
     assert_eq!(world.enqueue(1, Idempotent::Yes), [run(0, 1, 1)]);
     assert_eq!(world.enqueue(2, Idempotent::Yes), []);
     let stopped = [forget(2), forget(1), kill(0, Why::Stop), kill(1, Why::Stop)];
     assert_eq!(world.tell(Event::Stop), stopped);
-    assert_eq!(world.crew.running(Place(0), Incarnation(1)), None, "its answer is nobody's");
+    assert_eq!(world.crew.running(Place(0), Incarnation(1)), None, "the answer of request 1 is ignored");
     assert_eq!(world.tell(exited(0, 1)), []);
-    assert_eq!(world.tell(ready(1, 1)), [], "it greeted before it was killed");
+    assert_eq!(world.tell(ready(1, 1)), [], "the process became ready before it was killed");
     assert!(!world.crew.is_over());
     assert_eq!(world.tell(exited(1, 1)), []);
     assert_eq!((world.crew.waiting.len(), world.crew.next_wake()), (0, None));
@@ -175,13 +179,13 @@ fn a_request_that_was_running_at_the_stop_is_not_run_by_a_process_that_greets_af
 }
 
 #[test]
-fn a_crew_is_over_once_it_was_stopped_and_has_no_process() {
+fn a_stopped_pool_is_over_when_its_last_process_has_ended() {
     assert!(!World::new(0).crew.is_over());
     let mut world = World::up(2);
     for incarnation in [1, 2] {
         assert!(!world.tell(exited(0, incarnation)).contains(&spawn(0, 3)));
     }
-    // One waits to be started again, the other runs.
+    // Process 0 waits to be started again, and process 1 runs.
     assert_eq!(world.tell(Event::Stop), [kill(1, Why::Stop)]);
     assert!(!world.crew.is_over());
     assert_eq!(world.tell(exited(1, 1)), []);
@@ -189,19 +193,20 @@ fn a_crew_is_over_once_it_was_stopped_and_has_no_process() {
 }
 
 #[test]
-fn a_request_that_cannot_be_handed_over_is_refused_and_nobody_is_to_blame() {
+fn a_request_that_cannot_be_handed_over_is_refused_and_its_process_goes_on() {
     let mut world = World::up(1);
-    let (place, incarnation) = (Place(0), Incarnation(1));
+    let place = Place(0);
+    let incarnation = Incarnation(1);
     let unsent = |key| Event::Unsent { place, incarnation, key: RequestKey(key) };
     world.enqueue(1, Idempotent::No);
     world.enqueue(2, Idempotent::Yes);
-    // Not begun, and so free to be tried elsewhere; the process has the next one.
+    // Request 1 has not run, so another worker may try it. The process runs the next request.
     assert_eq!(world.tell(unsent(1)), [fail(1, Reason::QueueFull, false), run(0, 2, 1)]);
-    assert_eq!(world.tell(unsent(1)), [], "it has another");
+    assert_eq!(world.tell(unsent(1)), [], "the process has another request");
     assert_eq!(world.tell(Event::Withdraw { key: RequestKey(2) }), [forget(2)]);
     world.enqueue(3, Idempotent::Yes);
     assert_eq!(world.tell(unsent(2)), [run(0, 3, 1)]);
-    // One that a process died of before may have run then.
+    // A request may have run if an earlier process died with it.
     world.tell(exited(0, 1));
     assert_eq!(world.tell(ready(0, 2)), [run(0, 3, 2)]);
     let unsent = Event::Unsent { place, incarnation: Incarnation(2), key: RequestKey(3) };
@@ -209,32 +214,33 @@ fn a_request_that_cannot_be_handed_over_is_refused_and_nobody_is_to_blame() {
 }
 
 #[test]
-fn a_process_that_is_given_up_is_replaced_at_once_and_its_request_is_no_suspect() {
+fn a_given_up_process_is_replaced_at_once_and_its_request_is_not_quarantined() {
     let mut world = World::up(1);
     let given_up = |incarnation| Event::GivenUp { place: Place(0), incarnation: Incarnation(incarnation) };
     let attempts = Attempts::new(9, Idempotent::Yes);
-    let (key, deadline) = (RequestKey(1), world.now + 60 * SECOND);
+    let key = RequestKey(1);
+    let deadline = world.now + 60 * SECOND;
     world.tell(Event::Enqueue { key, attempts, deadline });
     for incarnation in 1..=u64::from(2 * FAILED_STARTS_MAX) {
         assert_eq!(world.tell(given_up(incarnation)), [spawn(0, incarnation + 1)]);
         let again = run(0, 1, incarnation as u32 + 1);
         assert_eq!(world.tell(ready(0, incarnation + 1)), [again], "not quarantined");
     }
-    // What must not run twice may have run.
+    // A request that is not idempotent is refused, because it may have run.
     let mut world = World::up(1);
     world.enqueue(1, Idempotent::No);
     assert_eq!(world.tell(given_up(1)), [fail(1, Reason::ExecutorLost, true), spawn(0, 2)]);
-    // A start is a start.
+    // A given-up start counts as a failed start.
     assert_eq!(world.tell(given_up(2)), [spawn(0, 3)]);
     assert_eq!(world.tell(given_up(3)), []);
 }
 
 #[test]
-fn a_program_is_up_once_a_process_has_greeted_and_failing_while_none_starts() {
+fn a_program_is_up_once_a_process_is_ready_and_failing_while_none_starts() {
     let mut world = World::new(2);
     assert_eq!(world.crew.health(), Health::Starting);
     world.tell(exited(0, 1));
-    assert_eq!(world.crew.health(), Health::Starting, "an accident, perhaps");
+    assert_eq!(world.crew.health(), Health::Starting, "a single failed start may be an accident");
     for _ in 1..FAILED_STARTS_MAX {
         world.now = world.now + RESTARTS.ceiling;
         world.tell(Event::Tick);
@@ -244,7 +250,7 @@ fn a_program_is_up_once_a_process_has_greeted_and_failing_while_none_starts() {
     assert_eq!(world.crew.health(), Health::Failing);
     world.tell(ready(1, 1));
     assert_eq!(world.crew.health(), Health::Up);
-    // One that says nothing at all.
+    // A process that never completes its handshake.
     let mut world = World::new(1);
     world.now = world.crew.next_wake().unwrap();
     world.tell(Event::Tick);
@@ -255,7 +261,7 @@ fn a_program_is_up_once_a_process_has_greeted_and_failing_while_none_starts() {
 }
 
 #[test]
-fn a_request_that_nobody_waits_for_any_more_is_not_begun() {
+fn an_expired_request_is_not_started() {
     let mut world = World::new(1);
     world.enqueue(1, Idempotent::No);
     world.now = world.now + 30 * SECOND;
@@ -263,7 +269,7 @@ fn a_request_that_nobody_waits_for_any_more_is_not_begun() {
     world.enqueue(2, Idempotent::No);
     world.now = Timestamp(1) + 60 * SECOND;
     world.tell(exited(0, 1));
-    assert_eq!(world.tell(ready(0, 2)), [forget(1), run(0, 2, 1)], "the first one's time is over");
+    assert_eq!(world.tell(ready(0, 2)), [forget(1), run(0, 2, 1)], "request 1 has expired");
 }
 
 #[test]
@@ -294,7 +300,7 @@ fn a_start_that_takes_too_long_is_given_up() {
 }
 
 #[test]
-fn what_waits_is_bounded_and_nothing_starts_after_the_stop() {
+fn the_queue_is_bounded_and_no_process_starts_after_the_stop() {
     let mut world = World::new(1);
     for key in 0..WAITING_MAX as u64 {
         assert_eq!(world.enqueue(key, Idempotent::Yes), []);
@@ -308,15 +314,17 @@ fn what_waits_is_bounded_and_nothing_starts_after_the_stop() {
 }
 
 proptest! {
-    /// Whatever happens: each request ends once, no process has two, what is running or waiting is never
-    /// forgotten, and what ended, withdrawn or not, is not run again.
+    /// For any sequence of events: each request ends once, no process has two requests, no running
+    /// or waiting request is forgotten, and no ended request is run again.
     #[test]
     fn every_request_ends_once(steps in prop::collection::vec((0u8..10, 0u32..3, 0u64..4000), 1..200)) {
         let mut world = World::new(3);
         let mut incarnations = [1u64; 3];
         let mut running: BTreeMap<u32, u64> = BTreeMap::new();
         let mut open: BTreeMap<u64, bool> = BTreeMap::new();
-        let (mut next, mut stopped, mut spawned) = (0, false, 0);
+        let mut next = 0;
+        let mut stopped = false;
+        let mut spawned = 0;
         for (what, place, ms) in steps {
             world.now = world.now + Duration::from_millis(ms);
             let incarnation = incarnations[place as usize];
@@ -335,7 +343,8 @@ proptest! {
                     Some(key) => {
                         open.remove(&key.0);
                         running.remove(&place);
-                        let (place, incarnation) = (Place(place), Incarnation(incarnation));
+                        let place = Place(place);
+                        let incarnation = Incarnation(incarnation);
                         world.tell(Event::Returned { place, incarnation, key })
                     }
                     None => vec![],
@@ -344,20 +353,22 @@ proptest! {
                     Some(key) => world.tell(Event::Withdraw { key: RequestKey(key) }),
                     None => vec![],
                 },
-                // Seldom, as nothing happens after it.
+                // Rare, because a stop ends the test's activity.
                 6 if ms < 100 => {
                     stopped = true;
                     world.tell(Event::Stop)
                 }
                 7 => {
                     running.remove(&place);
-                    let (place, incarnation) = (Place(place), Incarnation(incarnation));
+                    let place = Place(place);
+                    let incarnation = Incarnation(incarnation);
                     world.tell(Event::GivenUp { place, incarnation })
                 }
                 8 => match world.crew.running(Place(place), Incarnation(incarnation)) {
                     Some(key) => {
                         running.remove(&place);
-                        let (place, incarnation) = (Place(place), Incarnation(incarnation));
+                        let place = Place(place);
+                        let incarnation = Incarnation(incarnation);
                         world.tell(Event::Unsent { place, incarnation, key })
                     }
                     None => vec![],
@@ -379,7 +390,7 @@ proptest! {
                         prop_assert!(running.insert(place.0, key.0).is_none());
                     }
                     Action::Fail { key, .. } => prop_assert!(open.remove(&key.0).is_some()),
-                    // Withdrawn, beyond its deadline or stopped: answered by the Function.
+                    // The Function actor has answered a withdrawn, expired or stopped request.
                     Action::Forget { key } => {
                         prop_assert!(open.remove(&key.0).is_some());
                         running.retain(|_, other| *other != key.0);

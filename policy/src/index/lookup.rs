@@ -1,18 +1,19 @@
-//! Whom to ask for an object that is not here, in which order, and when to give up (D09).
+//! Search for an object that is not on this node: which nodes to ask, in which order, and when to
+//! give up (D09).
 //!
 //! ```text
 //! home:   home ─ not held ─► tier 2 ─┬─ held by n ─► n ─ not held ─► tier 2 once more ─► n, or nowhere
-//!                                    └─ by nobody ─► nowhere
+//!                                    └─ by no node ─► nowhere
 //! paper:  tier 2 ─┬─ held by n ─► n ─ not held ─► tier 2 once more ─► n, or home, or nowhere
-//!                 └─ by nobody ─► home ─ not held ─► tier 2 once more ─► n, or nowhere
+//!                 └─ by no node ─► home ─ not held ─► tier 2 once more ─► n, or nowhere
 //! ```
 //!
-//! Names are never given twice and a holder looks for the whole name, so an answer that is out of date
-//! costs a step and never yields other data. No node is asked twice. Tier 2 is asked again once; what is
-//! then not where it says is given up. So a lookup has at most six steps, the last included: the home, and
-//! twice tier 2 and a holder. With either order the home is asked before that: tier 2 has not
-//! heard yet of what was stored within the last sync period. It may also be that no controller answers:
-//! that counts as nobody.
+//! Names are never reused and a holder compares the whole name, so an outdated answer costs a step
+//! and never yields other data. No node is asked twice. Tier 2 is asked at most twice, and the
+//! lookup gives up if the second answer is outdated too. So a lookup has at most six steps, the
+//! last included: the home, and twice tier 2 and a holder. Both orders ask the home before giving
+//! up, because tier 2 does not yet know objects stored within the last sync period. If no
+//! controller answers, the lookup continues as if tier 2 knew no holder.
 
 use std::fmt;
 use std::str::FromStr;
@@ -21,20 +22,21 @@ use millrace_types::NodeName;
 
 use crate::names::{self, UnknownName};
 
-/// How often tier 2 is asked at most.
+/// Maximum number of queries to tier 2.
 const TIER2_MAX: u32 = 2;
 
-/// Who is asked first where something is that is not here.
+/// Order in which a lookup asks the home and tier 2.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum LookupOrder {
-    /// The node that made it. Ours: a central table is not asked for what its maker still has.
+    /// The home is asked first. This order is ours: a central table need not be asked for data that
+    /// its home still has.
     #[default]
     Home,
-    /// The global table, as in `FaaSTube` §5.2.
+    /// Tier 2, the global table, is asked first, as in `FaaSTube` §5.2.
     Paper,
 }
 
-/// Every name, with what it stands for.
+/// All orders by name.
 pub const LOOKUP_ORDERS: [(&str, LookupOrder); 2] =
     [("home", LookupOrder::Home), ("paper", LookupOrder::Paper)];
 
@@ -52,32 +54,32 @@ impl fmt::Display for LookupOrder {
     }
 }
 
-/// What to do next.
+/// Next step of a lookup.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Step {
-    /// Have it sent by its home, which may have it.
+    /// Fetch the object from its home, which may have it.
     AskHome(NodeName),
-    /// Ask the controllers who holds it.
+    /// Ask the controllers for holders.
     AskTier2,
-    /// Have it sent by a node that holds it by tier 2.
+    /// Fetch the object from a node that holds it according to tier 2.
     Fetch(NodeName),
-    /// Give up: whoever was asked does not have it.
+    /// Give up: no node that was asked has the object.
     Nowhere,
 }
 
-/// Whom lookups have asked.
+/// Number of lookup steps of each kind.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Calls {
-    /// The home.
+    /// Queries to homes.
     pub home: u64,
-    /// Tier 2.
+    /// Queries to tier 2.
     pub tier2: u64,
-    /// Nodes that hold it by tier 2.
+    /// Queries to holders named by tier 2.
     pub holders: u64,
 }
 
 impl Calls {
-    /// Counts a step.
+    /// Adds a step.
     pub fn count(&mut self, step: &Step) {
         match step {
             Step::AskHome(_) => self.home += 1,
@@ -88,18 +90,19 @@ impl Calls {
     }
 }
 
-/// One object being looked for, from one node that does not hold it.
+/// The search for one object, from a node that does not hold it.
 #[derive(Debug)]
 pub struct Lookup {
     home: NodeName,
-    /// How often tier 2 was asked.
+    /// Number of queries to tier 2 so far.
     tier2_asked: u32,
-    /// Who does not hold it, or is being asked for it. At most one a step, and the node itself.
+    /// Nodes that do not hold the object, or are being asked for it: the node itself, and at most
+    /// one per step.
     tried: Vec<NodeName>,
 }
 
 impl Lookup {
-    /// Says what to do first, from this node, for what `home` made.
+    /// Starts a search from `node` for an object made by `home`, and returns its first step.
     #[must_use]
     pub fn begin(order: LookupOrder, node: &NodeName, home: &NodeName) -> (Self, Step) {
         let mut lookup = Self { home: home.clone(), tier2_asked: 0, tried: vec![node.clone()] };
@@ -110,13 +113,13 @@ impl Lookup {
         (lookup, step)
     }
 
-    /// Says what to do next where the node that was to send it does not hold it, or cannot be asked.
+    /// Returns the next step if the asked node does not hold the object, or cannot be asked.
     #[must_use]
     pub fn not_held(&mut self) -> Step {
         self.ask_tier2()
     }
 
-    /// Says what to do next where these nodes hold it by tier 2.
+    /// Returns the next step if tier 2 names these holders.
     #[must_use]
     pub fn held_by(&mut self, holders: &[NodeName]) -> Step {
         match holders.iter().find(|holder| !self.tried.contains(holder)) {
@@ -125,7 +128,7 @@ impl Lookup {
                 Step::Fetch(holder.clone())
             }
             None if holders.is_empty() => self.ask_home(),
-            // It named this node, or one that has just been asked.
+            // Tier 2 named this node, or a node that was already asked.
             None => self.ask_tier2(),
         }
     }

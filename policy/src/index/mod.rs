@@ -1,17 +1,19 @@
-//! What data a node holds, under which names and until when: tier 1 of the index, and the truth about
-//! it (`FaaSTube` §5.2; D02, D03, D09). And whom to ask for what is not here: [`Lookup`]. No clock: callers
-//! pass what time it is. Absent: the bytes, the messages, and tier 2, which learns of what outlives a sync
-//! period by the node's checkpoints ([`crate::checkpoint`]).
+//! Tier 1 of the data index: the data that a node holds, under which names and until when. Tier 1
+//! is authoritative for its node (`FaaSTube` §5.2; D02, D03, D09). [`Lookup`] decides which node to
+//! ask for data that is not here. The index reads no clock: callers pass the time. Out of scope:
+//! the bytes, the messages, and tier 2, which learns from the node's checkpoints
+//! ([`crate::checkpoint`]) about objects that outlive a sync period.
 //!
-//! The node that makes an object is its **home**, which its name says. Objects do not move off it: others
-//! have copies, and go on having them when the home lets go of it. Nobody changes an object, so a copy is
-//! never out of date. Copies give way to what the node made itself, and to newer ones.
+//! The node that makes an object is its **home**, and the object's name contains the home. An
+//! object does not move away from its home: other nodes have copies, and keep them after the home
+//! drops the object. Objects are immutable, so a copy is never out of date. Copies are evicted to
+//! make room for the node's own objects and for newer copies.
 //!
 //! ```text
-//! put, put_copy, keep_on ─► ┌───────┐ ─► get: what is here
-//! remove, let_go          ─► │ index │ ─► expire: its own that nobody came for
-//! set_aside, give_back    ─► └───────┘ ─► take_gone: what else went
-//! claim, unclaim          ─►     room for what is held elsewhere, without a name
+//! put, put_copy, keep_on ─► ┌───────┐ ─► get: objects that are present
+//! remove, let_go          ─► │ index │ ─► expire: own objects that no consumer released
+//! set_aside, give_back    ─► └───────┘ ─► take_gone: other dropped objects
+//! claim, unclaim          ─►     room for data held elsewhere, without a name
 //! ```
 
 mod lookup;
@@ -23,32 +25,31 @@ use millrace_types::{Bytes, DataId, Epoch, NodeName, Timestamp};
 pub use self::lookup::{Calls, LOOKUP_ORDERS, Lookup, LookupOrder, Step};
 use self::table::Table;
 
-/// The most objects of a node, copies included: what the index itself takes is bounded too. How much that
-/// is, `cargo bench -p millrace-policy --bench index` says.
+/// Maximum number of objects of a node, copies included, which bounds the memory of the index
+/// itself. `cargo bench -p millrace-policy --bench index` measures that memory.
 pub const OBJECTS_MAX: u64 = 1_000_000;
 
-/// What is kept of an object.
+/// The value that the index stores for an object.
 pub trait Held {
-    /// How many bytes it counts for. Always the same.
+    /// Returns the bytes that the object counts for. The result never changes.
     fn bytes(&self) -> Bytes;
 
-    /// How many files it may have open. Always the same.
+    /// Returns the number of files that the object may have open. The result never changes.
     fn files(&self) -> u64;
 }
 
-/// How much there may be, or is.
+/// An amount of data, or the limit of such an amount.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Limit {
-    /// Of bytes.
     pub bytes: Bytes,
-    /// Of open files.
+    /// Number of open files.
     pub files: u64,
-    /// Of objects, copies included.
+    /// Number of objects, copies included.
     pub objects: u64,
 }
 
 impl Limit {
-    /// Both together.
+    /// Returns the sum of two amounts.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         Self {
@@ -75,56 +76,56 @@ fn one(held: &impl Held) -> Limit {
     Limit { bytes: held.bytes(), files: held.files(), objects: 1 }
 }
 
-/// What of objects a node holds, and has held.
+/// Present objects of a node, and counts since the node started.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Objects held.
+    /// Own objects that are present.
     pub objects: u64,
-    /// Their bytes.
+    /// Bytes of the own objects.
     pub bytes: Bytes,
-    /// Objects kept since the node began.
+    /// Own objects stored since the node started.
     pub kept: u64,
-    /// Of those, how many nobody let go of in their time.
+    /// Own objects that expired because no consumer released them in time.
     pub expired: u64,
-    /// Objects that there was no room for.
+    /// Objects refused for lack of room.
     pub refused: u64,
     /// Copies of other nodes' objects.
     pub copies: u64,
-    /// Their bytes.
+    /// Bytes of the copies.
     pub copied: Bytes,
 }
 
-/// Why an object was not taken under a name of its maker's.
+/// Reason why an object was not stored under a reserved counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refused {
-    /// There is no room.
+    /// The index has no room.
     NoRoom,
-    /// Something here has the name.
+    /// An object with that name is present.
     Taken,
 }
 
-/// All objects of a node, each with what is kept of it.
+/// All objects of a node, with the value stored for each.
 #[derive(Debug)]
 pub struct Index<T> {
     node: NodeName,
     own: Table<T>,
     copies: Table<T>,
-    /// What is set aside for copies on their way, which gives way to nobody.
+    /// Room set aside for copies in transit. No other object may use this room.
     coming: Limit,
-    /// What is held elsewhere takes of it.
+    /// Room used by data that is held outside the index.
     claimed: Limit,
     limit: Limit,
-    /// The count of the next name, which is never given twice by one process.
+    /// Next counter of a name. One process never uses a counter twice.
     next: u64,
     kept: u64,
     expired: u64,
     refused: u64,
-    /// What went, until somebody says so.
+    /// Names of dropped objects, until the caller collects them.
     gone: Vec<DataId>,
 }
 
 impl<T: Held> Index<T> {
-    /// A node that holds nothing.
+    /// Returns the index of a node that holds nothing.
     #[must_use]
     pub fn new(node: NodeName, limit: Limit) -> Self {
         Self {
@@ -142,26 +143,26 @@ impl<T: Held> Index<T> {
         }
     }
 
-    /// Counts that nothing else is given: so many, from the one returned on (D02).
+    /// Reserves `count` counters for the caller alone, and returns the first (D02).
     pub fn reserve(&mut self, count: u64) -> u64 {
         let first = self.next;
         self.next += count;
         first
     }
 
-    /// Takes an object that was made here and names it.
+    /// Stores an object that was made here, and names it.
     ///
     /// # Errors
-    /// Gives it back where it does not fit.
+    /// Returns the object if it does not fit.
     pub fn put(&mut self, epoch: Epoch, held: T, until: Timestamp) -> Result<DataId, T> {
         let counter = self.reserve(1);
         self.put_as(epoch, counter, held, until).map_err(|(_, held)| held)
     }
 
-    /// The same under a reserved count.
+    /// Stores an object that was made here under a reserved counter.
     ///
     /// # Errors
-    /// Gives it back where it does not fit, or something has the name.
+    /// Returns the object if it does not fit, or if its name is in use.
     pub fn put_as(
         &mut self,
         epoch: Epoch,
@@ -182,10 +183,10 @@ impl<T: Held> Index<T> {
         Ok(id)
     }
 
-    /// Has copies give way until there is room for so much. Says whether there is.
+    /// Evicts copies until `more` fits. Returns whether it fits.
     fn make_room(&mut self, more: Limit) -> bool {
         let stays = self.own.takes().plus(self.claimed).plus(self.coming).plus(more);
-        // It would not do if all of them went: none does.
+        // If evicting all copies would not suffice, none is evicted.
         if !stays.within(self.limit) {
             return false;
         }
@@ -198,7 +199,7 @@ impl<T: Held> Index<T> {
         true
     }
 
-    /// Sets room aside for a copy on its way, or for more of one, and says whether there is.
+    /// Sets room aside for a copy in transit, or for more of it. Returns whether there was room.
     pub fn set_aside(&mut self, more: Limit) -> bool {
         let room = self.make_room(more);
         if room {
@@ -207,12 +208,12 @@ impl<T: Held> Index<T> {
         room
     }
 
-    /// Gives back what was set aside.
+    /// Gives back room that was set aside.
     pub fn give_back(&mut self, less: Limit) {
         self.coming = self.coming.minus(less);
     }
 
-    /// Takes room for what is held elsewhere, and says whether there is.
+    /// Reserves room for data that is held outside the index. Returns whether there was room.
     pub fn claim(&mut self, more: Limit) -> bool {
         let room = self.make_room(more);
         if room {
@@ -221,63 +222,67 @@ impl<T: Held> Index<T> {
         room
     }
 
-    /// That is gone.
+    /// Releases room of data that was held outside the index.
     pub fn unclaim(&mut self, less: Limit) {
         self.claimed = self.claimed.minus(less);
     }
 
-    /// Takes a copy for which room was set aside, which is given back first. Says whether it is new, and has
-    /// room.
+    /// Stores a copy, and returns whether it was stored: the copy must be new and fit. The caller
+    /// first gives back the room set aside for the copy.
     pub fn put_copy(&mut self, id: &DataId, held: T, until: Timestamp) -> bool {
-        // Room would be made by others, or by itself, for what is here.
+        // Presence is checked first: making room for a copy that is present could evict other
+        // copies, or this one.
         if self.get(id).is_some() || !self.make_room(one(&held)) {
             return false;
         }
-        // It is back before anybody said that it went.
+        // The copy returned before its eviction was reported.
         self.gone.retain(|gone| gone != id);
         self.copies.put(id, held, until);
         true
     }
 
-    /// An object that is here, the node's own or a copy. Of its own it may have let go, and have a copy back.
+    /// Returns a present object, own or copy. The node may have dropped an own object and have it
+    /// back as a copy.
     #[must_use]
     pub fn get(&self, id: &DataId) -> Option<&T> {
         let own = if id.home == self.node { self.own.get(id) } else { None };
         own.or_else(|| self.copies.get(id))
     }
 
-    /// Drops an object, whichever it is, and says whether it was here. Whoever reads it has it to the end.
+    /// Drops an object, own or copy, and returns whether it was present. A reader that already has
+    /// the object keeps it.
     pub fn remove(&mut self, id: &DataId) -> bool {
         self.own.remove(id) || self.copies.remove(id)
     }
 
-    /// Drops an object of its own, which is named with what else went.
+    /// Drops an own object, and reports its name with the next dropped objects.
     pub fn let_go(&mut self, id: &DataId) {
         if self.own.remove(id) {
             self.gone.push(id.clone());
         }
     }
 
-    /// Keeps an object of its own until another time. Says whether it is here.
+    /// Changes the expiry of an own object. Returns whether the object is present.
     pub fn keep_on(&mut self, id: &DataId, until: Timestamp) -> bool {
         self.own.keep_on(id, until)
     }
 
-    /// Drops its own whose time is over, and names them.
+    /// Drops expired own objects, and returns their names.
     pub fn expire(&mut self, now: Timestamp) -> Vec<DataId> {
         let expired: Vec<_> = std::iter::from_fn(|| self.own.expire(now)).collect();
         self.expired += expired.len() as u64;
         expired
     }
 
-    /// Drops copies whose time is over, and names all that went since the last time, but for what was
-    /// removed or expired.
+    /// Drops expired copies, and returns the names of all objects dropped since the last call.
+    /// Objects dropped by [`Self::remove`] or [`Self::expire`] are left out, because their callers
+    /// know them.
     pub fn take_gone(&mut self, now: Timestamp) -> Vec<DataId> {
         self.gone.extend(std::iter::from_fn(|| self.copies.expire(now)));
         std::mem::take(&mut self.gone)
     }
 
-    /// How much it holds, and has held.
+    /// Returns the present objects and the counts so far.
     #[must_use]
     pub fn usage(&self) -> Usage {
         Usage {
@@ -287,7 +292,7 @@ impl<T: Held> Index<T> {
             expired: self.expired,
             refused: self.refused,
             copies: self.copies.takes().objects,
-            // Of what is on its way, too, the bytes are there.
+            // The bytes of copies in transit are already allocated.
             copied: self.copies.takes().plus(self.coming).bytes,
         }
     }

@@ -1,41 +1,41 @@
-//! Values by counts that are mostly given out one after the other, side by side: a lookup among a million
-//! reads far memory once, for the value, where a hash table of boxes does three times, for the table, its
-//! slot and the box.
+//! A map from counters that are mostly allocated one after the other. Values lie side by side: a
+//! lookup among a million reads far memory once, for the value. A hash table of boxes would read
+//! far memory three times: for the table, its slot and the box.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// Counts of one page: as many as its mask has bits.
+/// Counters of one page: as many as its mask has bits.
 const PAGE: u64 = u64::BITS as u64;
-/// How many more values a page that is full has room for next, at most.
+/// Maximum number of values by which a full page grows.
 const GROWS_MAX: usize = 8;
 
 pub(super) type Hashed<K, V> = HashMap<K, V, BuildHasherDefault<Spread>>;
 
-/// A map from counts.
+/// A map from counters to values.
 #[derive(Debug)]
 pub(super) struct Pages<V> {
-    /// By their first counts, divided by [`PAGE`]. None is empty.
+    /// Pages by their first counter divided by [`PAGE`]. No page is empty.
     pages: Hashed<u64, Page<V>>,
 }
 
-/// The values of [`PAGE`] counts.
+/// The values of [`PAGE`] counters.
 #[derive(Debug)]
 struct Page<V> {
-    /// Which of them are here, the first in the lowest bit.
+    /// Bits of the present counters, the first counter in the lowest bit.
     mask: u64,
-    /// Theirs, in order. At most twice as many fit as are here, and never [`GROWS_MAX`] more than there
-    /// were at most.
+    /// Values in the order of their counters. The capacity is at most twice the length, and at most
+    /// [`GROWS_MAX`] above the greatest length so far.
     values: Vec<V>,
 }
 
-/// A count's page, and its bit there.
+/// Returns a counter's page, and its bit within the page.
 fn split(count: u64) -> (u64, u64) {
     (count / PAGE, 1 << (count % PAGE))
 }
 
 impl<V> Page<V> {
-    /// Where the value of a bit is among the others, or would be.
+    /// Returns the index of a bit's value, or the index where it would be inserted.
     fn place(&self, bit: u64) -> usize {
         (self.mask & (bit - 1)).count_ones() as usize
     }
@@ -55,11 +55,12 @@ impl<V> Pages<V> {
     pub(super) fn get_mut(&mut self, count: u64) -> Option<&mut V> {
         let (page, bit) = split(count);
         let page = self.pages.get_mut(&page)?;
-        let (place, has) = (page.place(bit), page.has(bit));
+        let place = page.place(bit);
+        let has = page.has(bit);
         page.values.get_mut(place).filter(|_| has)
     }
 
-    /// Has a count stand for a value, instead of any that it stood for.
+    /// Sets the value of a counter.
     pub(super) fn insert(&mut self, count: u64, value: V) {
         let (page, bit) = split(count);
         let page = self.pages.entry(page).or_insert_with(|| Page { mask: 0, values: Vec::new() });
@@ -95,9 +96,9 @@ impl<V> Default for Pages<V> {
     }
 }
 
-/// Spreads pages' numbers, and nodes' names, over a table: a multiplication for each eight bytes.
-/// `HashMap`'s own hasher is slower, to withstand those who choose keys that collide; here workers give out
-/// the counts, each once, and operators the names.
+/// Hasher of page numbers and node names, with one multiplication for each eight bytes. `HashMap`'s
+/// own hasher is slower, because it withstands clients who choose colliding keys. Here workers
+/// allocate each counter once, and operators choose the names.
 #[derive(Debug, Default)]
 pub(super) struct Spread(u64);
 
@@ -113,12 +114,12 @@ impl Hasher for Spread {
 
     #[inline]
     fn write_u64(&mut self, word: u64) {
-        // 2^64 by the golden ratio: neighbours come far apart.
+        // 2^64 divided by the golden ratio: neighbours are hashed far apart.
         self.0 = (self.0.rotate_left(5) ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     }
 
     fn finish(&self) -> u64 {
-        // The table takes the lowest bits, which so far depend on the lowest alone.
+        // The table uses the lowest bits, which so far depend only on the lowest bits of the input.
         self.0 ^ (self.0 >> 32)
     }
 }
@@ -134,11 +135,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_with_the_same_lowest_bits_come_apart() {
+    fn counters_with_equal_lowest_bits_hash_to_different_places() {
         let spread = BuildHasherDefault::<Spread>::default();
         for step in [1, 1 << 10, 1 << 20, 1 << 32] {
             let places: BTreeSet<u64> = (0..1024).map(|n: u64| spread.hash_one(n * step) % 4096).collect();
-            // As many as draws would leave apart: 4096 (1 - e^(-1/4)).
+            // As many distinct places as random draws would give: 4096 (1 - e^(-1/4)).
             assert!(places.len() > 800, "{} of 1024 places, {step} apart", places.len());
         }
     }
@@ -161,8 +162,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_is_a_map_that_takes_at_most_twice_its_values(changes in vec(change(), 0..400)) {
-            let (mut pages, mut map) = (Pages::default(), BTreeMap::new());
+        fn pages_equal_a_map_and_have_at_most_twice_the_needed_capacity(changes in vec(change(), 0..400)) {
+            let mut pages = Pages::default();
+            let mut map = BTreeMap::new();
             for (turn, change) in changes.into_iter().enumerate() {
                 match change {
                     Change::Insert(count) => {
@@ -171,7 +173,8 @@ mod tests {
                     }
                     Change::Remove(count) => prop_assert_eq!(pages.remove(count), map.remove(&count)),
                     Change::Double(count) => {
-                        let (ours, wanted) = (pages.get_mut(count), map.get_mut(&count));
+                        let ours = pages.get_mut(count);
+                        let wanted = map.get_mut(&count);
                         prop_assert_eq!(&ours, &wanted);
                         ours.into_iter().chain(wanted).for_each(|value| *value *= 2);
                     }

@@ -1,5 +1,6 @@
-//! Objects by name, and until when each is kept. What a node made under one registration has a table of
-//! its own, by its count: of a million objects no name is kept a million times.
+//! Objects by name, with their expiry. The objects that a node made under one registration have a
+//! table of their own, by counter, so that the home's name is not stored with each of a million
+//! objects.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,17 +9,16 @@ use millrace_types::{DataId, Epoch, NodeName, Timestamp};
 use super::pages::{Hashed, Pages};
 use super::{Held, Limit, one};
 
-/// Objects, each under its name.
 #[derive(Debug)]
 pub(super) struct Table<T> {
-    /// By home and registration. Nothing in it is empty.
+    /// Tables by home and registration. No map in it is empty.
     homes: Hashed<NodeName, BTreeMap<Epoch, Made<T>>>,
-    /// When the first of each registration's objects goes.
+    /// First expiry of each registration's objects.
     firsts: BTreeSet<(Timestamp, NodeName, Epoch)>,
     takes: Limit,
 }
 
-/// What one node made under one registration, by its count.
+/// Objects that one node made under one registration, by counter.
 #[derive(Debug)]
 struct Made<T> {
     objects: Pages<Object<T>>,
@@ -36,7 +36,7 @@ impl<T: Held> Table<T> {
         Self { homes: Hashed::default(), firsts: BTreeSet::new(), takes: Limit::default() }
     }
 
-    /// How much of everything they take.
+    /// Returns the total size of the objects.
     pub(super) fn takes(&self) -> Limit {
         self.takes
     }
@@ -46,7 +46,7 @@ impl<T: Held> Table<T> {
         made.objects.get(id.counter).map(|object| &object.held)
     }
 
-    /// Takes one whose name is not here.
+    /// Adds an object under a new name.
     pub(super) fn put(&mut self, id: &DataId, held: T, until: Timestamp) {
         self.takes = self.takes.plus(one(&held));
         let made = self.homes.entry(id.home.clone()).or_default().entry(id.epoch).or_default();
@@ -57,7 +57,7 @@ impl<T: Held> Table<T> {
         self.note(id, before, after);
     }
 
-    /// Drops one, and says whether it was here.
+    /// Drops an object, and returns whether it was present.
     pub(super) fn remove(&mut self, id: &DataId) -> bool {
         let Some(epochs) = self.homes.get_mut(&id.home) else { return false };
         let Some(made) = epochs.get_mut(&id.epoch) else { return false };
@@ -76,7 +76,7 @@ impl<T: Held> Table<T> {
         true
     }
 
-    /// Keeps one until another time. Says whether it is here.
+    /// Changes the expiry of an object. Returns whether the object is present.
     pub(super) fn keep_on(&mut self, id: &DataId, until: Timestamp) -> bool {
         let made = self.homes.get_mut(&id.home).and_then(|epochs| epochs.get_mut(&id.epoch));
         let Some(made) = made else { return false };
@@ -90,14 +90,14 @@ impl<T: Held> Table<T> {
         true
     }
 
-    /// Drops the one whose time is over first.
+    /// Drops the object that expires first.
     pub(super) fn pop_first(&mut self) -> Option<DataId> {
         let (_, id) = self.first()?;
         self.remove(&id);
         Some(id)
     }
 
-    /// Drops one whose time is over.
+    /// Drops an object that has expired.
     pub(super) fn expire(&mut self, now: Timestamp) -> Option<DataId> {
         let (until, id) = self.first()?;
         (until <= now && self.remove(&id)).then_some(id)
@@ -109,7 +109,7 @@ impl<T: Held> Table<T> {
         Some((*until, DataId { home: home.clone(), epoch: *epoch, counter }))
     }
 
-    /// Notes when the first of what was made with this one goes, and went before.
+    /// Updates the first expiry of the registration that made `id`.
     fn note(&mut self, id: &DataId, before: Option<Timestamp>, after: Option<Timestamp>) {
         if before == after {
             return;
@@ -123,7 +123,7 @@ impl<T: Held> Table<T> {
 }
 
 impl<T> Made<T> {
-    /// When the first of them goes.
+    /// Returns the first expiry of these objects.
     fn first(&self) -> Option<Timestamp> {
         self.expiries.first().map(|&(until, _)| until)
     }

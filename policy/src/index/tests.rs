@@ -1,4 +1,4 @@
-//! Names, room and time, and every path of a lookup with what it costs.
+//! Tests of names, room and expiry, and of every path of a lookup with its cost.
 
 use std::collections::BTreeSet;
 
@@ -6,12 +6,12 @@ use super::*;
 
 mod cluster;
 
-/// The most steps of a lookup, the last included.
+/// Maximum number of steps of a lookup, the last included.
 const STEPS_MAX: usize = 6;
 
 const LIMIT: Limit = Limit { bytes: Bytes(100), files: 100, objects: 3 };
 
-/// So many bytes, and files.
+/// An object of this many bytes and files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Thing(u64, u64);
 
@@ -29,7 +29,7 @@ fn bytes(bytes: u64) -> Thing {
     Thing(bytes, 0)
 }
 
-/// A copy on its way that opens no file.
+/// Returns the size of a copy in transit that opens no file.
 fn coming(bytes: u64) -> Limit {
     Limit { bytes: Bytes(bytes), files: 0, objects: 1 }
 }
@@ -42,7 +42,7 @@ fn index(limit: Limit) -> Index<Thing> {
     Index::new(node(1), limit)
 }
 
-/// A name that another node gave.
+/// Returns the name of another node's object.
 fn id(counter: u64) -> DataId {
     DataId { home: node(2), epoch: Epoch(7), counter }
 }
@@ -75,7 +75,7 @@ fn an_object_is_found_under_its_own_name_until_it_is_let_go() {
 }
 
 #[test]
-fn a_reserved_count_is_nobody_elses_and_takes_one_object() {
+fn a_reserved_counter_is_exclusive_and_names_one_object() {
     let mut index = index(LIMIT);
     let first = index.reserve(10);
     let other = index.put(Epoch(1), bytes(1), Timestamp(10)).unwrap();
@@ -90,7 +90,7 @@ fn a_reserved_count_is_nobody_elses_and_takes_one_object() {
 }
 
 #[test]
-fn what_does_not_fit_is_given_back() {
+fn an_object_that_does_not_fit_is_returned() {
     let mut index = index(LIMIT);
     index.put(Epoch(1), bytes(60), Timestamp(10)).unwrap();
     assert_eq!(index.put(Epoch(1), bytes(41), Timestamp(10)), Err(bytes(41)));
@@ -98,11 +98,11 @@ fn what_does_not_fit_is_given_back() {
     assert!(index.put(Epoch(1), bytes(40), Timestamp(10)).is_ok());
     assert_eq!(index.usage().bytes, Bytes(100));
     index.put(Epoch(1), bytes(0), Timestamp(10)).unwrap();
-    assert!(index.put(Epoch(1), bytes(0), Timestamp(10)).is_err(), "three of them");
+    assert!(index.put(Epoch(1), bytes(0), Timestamp(10)).is_err(), "three objects are the limit");
 }
 
 #[test]
-fn what_opens_no_file_needs_none() {
+fn objects_without_open_files_do_not_count_against_the_file_limit() {
     let mut index = index(Limit { files: 1, ..LIMIT });
     assert!(index.put_copy(&id(1), Thing(1, 1), Timestamp(10)));
     let own = index.put(Epoch(1), Thing(1, 1), Timestamp(10)).unwrap();
@@ -116,7 +116,7 @@ fn what_opens_no_file_needs_none() {
 }
 
 #[test]
-fn what_nobody_came_for_goes_in_its_time_and_names_never_return() {
+fn unreleased_objects_expire_in_time_and_names_are_never_reused() {
     let mut index = index(LIMIT);
     let ids = [10, 30, 20].map(|until| index.put(Epoch(1), bytes(10), Timestamp(until)).unwrap());
     assert_eq!(index.expire(Timestamp(9)), []);
@@ -134,34 +134,34 @@ fn copies_give_way_to_the_nodes_own_and_to_newer_ones() {
         index.give_back(coming(40));
         assert!(index.put_copy(&id(counter), bytes(40), Timestamp(until)));
     }
-    assert!(!index.put_copy(&id(1), bytes(10), Timestamp(20)), "it is here");
+    assert!(!index.put_copy(&id(1), bytes(10), Timestamp(20)), "the copy is present");
     let usage = index.usage();
     assert_eq!((usage.copies, usage.copied, usage.objects), (2, Bytes(80), 0));
-    // The one that would go first makes room for a third.
+    // The copy that expires first makes room for a third.
     assert!(index.set_aside(coming(50)));
     assert!(index.get(&id(2)).is_none() && index.get(&id(1)).is_some());
-    // What is on its way is not taken from.
+    // Room set aside for a copy in transit is not available.
     assert!(index.put(Epoch(1), bytes(60), Timestamp(30)).is_err());
-    assert!(index.get(&id(1)).is_some(), "nothing goes in vain");
+    assert!(index.get(&id(1)).is_some(), "no copy is evicted in vain");
     index.give_back(coming(50));
     index.put(Epoch(1), bytes(100), Timestamp(30)).unwrap();
     assert_eq!(index.take_gone(Timestamp(0)), [id(2), id(1)]);
-    assert!(!index.set_aside(coming(1)), "its own give way to none");
+    assert!(!index.set_aside(coming(1)), "own objects are not evicted");
     assert_eq!(index.take_gone(Timestamp(50)), []);
 }
 
 #[test]
-fn copies_on_their_way_take_files_and_names_as_those_that_are_there() {
+fn copies_in_transit_count_files_and_objects_like_present_copies() {
     let mut index = index(Limit { files: 2, ..LIMIT });
     let opens = Limit { bytes: Bytes(1), files: 1, objects: 1 };
     assert!(index.put_copy(&id(1), Thing(1, 1), Timestamp(10)));
     assert!(index.set_aside(opens) && index.set_aside(opens));
-    assert_eq!(index.take_gone(Timestamp(0)), [id(1)], "what is there gives way");
+    assert_eq!(index.take_gone(Timestamp(0)), [id(1)], "the present copy is evicted");
     assert!(!index.set_aside(opens), "two files are open");
     assert!(!index.put_copy(&id(1), Thing(1, 1), Timestamp(10)));
     assert!(index.set_aside(coming(1)), "one more object");
-    assert!(!index.set_aside(coming(1)), "three are on their way");
-    assert!(index.set_aside(Limit { objects: 0, ..coming(1) }), "more of one of them");
+    assert!(!index.set_aside(coming(1)), "three copies are in transit");
+    assert!(index.set_aside(Limit { objects: 0, ..coming(1) }), "more of a copy in transit");
     assert_eq!(index.put(Epoch(1), bytes(1), Timestamp(10)), Err(bytes(1)));
     index.give_back(opens);
     assert!(index.put_copy(&id(1), Thing(1, 1), Timestamp(10)));
@@ -169,10 +169,10 @@ fn copies_on_their_way_take_files_and_names_as_those_that_are_there() {
 }
 
 #[test]
-fn a_copy_that_is_here_or_back_has_not_gone() {
+fn a_copy_that_is_present_or_back_is_not_reported_as_gone() {
     let mut index = index(LIMIT);
     assert!(index.put_copy(&id(1), bytes(60), Timestamp(10)));
-    assert!(!index.put_copy(&id(1), bytes(60), Timestamp(20)), "it is here, and stays");
+    assert!(!index.put_copy(&id(1), bytes(60), Timestamp(20)), "the copy is present, and stays");
     assert_eq!(index.take_gone(Timestamp(0)), []);
     assert!(index.put_copy(&id(2), bytes(60), Timestamp(30)), "the first makes room");
     assert!(index.get(&id(1)).is_none());
@@ -181,7 +181,7 @@ fn a_copy_that_is_here_or_back_has_not_gone() {
 }
 
 #[test]
-fn a_copy_goes_in_its_time_whoever_made_it() {
+fn copies_expire_in_time_for_every_home() {
     let mut index = index(LIMIT);
     let other = DataId { home: node(3), ..id(1) };
     for (id, until) in [(id(1), 10), (id(2), 20), (other.clone(), 15)] {
@@ -197,17 +197,17 @@ fn a_copy_goes_in_its_time_whoever_made_it() {
 }
 
 #[test]
-fn its_own_is_found_again_as_a_copy() {
+fn an_own_object_that_was_dropped_may_return_as_a_copy() {
     let mut index = index(LIMIT);
     let own = index.put(Epoch(1), bytes(1), Timestamp(10)).unwrap();
-    assert!(!index.put_copy(&own, bytes(1), Timestamp(20)), "it has it");
+    assert!(!index.put_copy(&own, bytes(1), Timestamp(20)), "the node has the object");
     assert!(index.remove(&own) && index.put_copy(&own, bytes(1), Timestamp(20)));
     assert!(index.get(&own).is_some() && !index.keep_on(&own, Timestamp(30)));
     assert_eq!((index.expire(Timestamp(20)), index.take_gone(Timestamp(20))), (vec![], vec![own]));
 }
 
 #[test]
-fn lookup_orders_are_read_by_their_names() {
+fn lookup_orders_parse_from_their_displayed_names() {
     for (name, order) in LOOKUP_ORDERS {
         assert_eq!((name.parse::<LookupOrder>(), order.to_string()), (Ok(order), name.to_owned()));
     }
@@ -215,7 +215,7 @@ fn lookup_orders_are_read_by_their_names() {
     assert!(refused.contains("use one of home, paper"), "{refused}");
 }
 
-/// What comes of a step, that does not end the lookup.
+/// The result of a step that does not end the lookup.
 #[derive(Debug, Clone)]
 enum Answer {
     NotHeld,
@@ -232,8 +232,8 @@ fn fetch(from: u64) -> Step {
     Step::Fetch(node(from))
 }
 
-/// Looks from node 9 for what node 1 made, and compares every step after the answer before it, and
-/// what it cost: calls of the home, of tier 2, of other holders.
+/// Looks from node 9 for an object of node 1. Compares every step after its answer, and the number
+/// of queries to the home, to tier 2 and to other holders.
 fn check(order: LookupOrder, first: &Step, then: &[(Answer, Step)], [home, tier2, holders]: [u64; 3]) {
     let (mut lookup, step) = Lookup::begin(order, &node(9), &node(1));
     assert_eq!(step, *first);
@@ -251,31 +251,31 @@ fn check(order: LookupOrder, first: &Step, then: &[(Answer, Step)], [home, tier2
 }
 
 #[test]
-fn home_asks_the_home_alone_for_what_it_has_and_tier_2_for_what_it_let_go_of() {
+fn home_order_asks_tier_2_only_for_objects_that_the_home_dropped() {
     let ask = Step::AskHome(node(1));
     let check = |then: &[_], calls| check(LookupOrder::Home, &ask, then, calls);
     check(&[], [1, 0, 0]);
     check(&[(NotHeld, Step::AskTier2), (held_by(&[4]), fetch(4))], [1, 1, 1]);
     check(&[(NotHeld, Step::AskTier2), (held_by(&[]), Step::Nowhere)], [1, 1, 0]);
-    // Tier 2 has not heard yet that the home has it no more: the home is not asked again.
+    // Tier 2 does not know yet that the home dropped the object: the home is not asked again.
     check(&[(NotHeld, Step::AskTier2), (held_by(&[1, 4]), fetch(4))], [1, 1, 1]);
-    // Nor is who looks for it.
+    // The node that looks for the object is not asked either.
     check(&[(NotHeld, Step::AskTier2), (held_by(&[9, 4]), fetch(4))], [1, 1, 1]);
 }
 
 #[test]
-fn what_tier_2_names_wrongly_twice_is_nowhere() {
+fn an_object_that_tier_2_locates_wrongly_twice_is_nowhere() {
     let ask = Step::AskHome(node(1));
     let stale = || (NotHeld, Step::AskTier2);
-    // The longest there is.
+    // The longest possible lookup.
     let steps =
         [stale(), (held_by(&[3]), fetch(3)), stale(), (held_by(&[4]), fetch(4)), (NotHeld, Step::Nowhere)];
     assert_eq!(steps.len() + 1, STEPS_MAX);
     check(LookupOrder::Home, &ask, &steps, [1, 2, 2]);
-    // A node that did not hold it is not asked again.
+    // A node that did not hold the object is not asked again.
     let steps = [stale(), (held_by(&[1]), Step::AskTier2), (held_by(&[1]), Step::Nowhere)];
     check(LookupOrder::Home, &ask, &steps, [1, 2, 0]);
-    // What tier 2 has not heard of yet is at home.
+    // An object that tier 2 does not know yet is at its home.
     let to_home = (NotHeld, Step::AskHome(node(1)));
     let steps = [(held_by(&[3]), fetch(3)), stale(), (held_by(&[4]), fetch(4)), to_home];
     check(LookupOrder::Paper, &Step::AskTier2, &steps, [1, 2, 2]);
@@ -285,13 +285,13 @@ fn what_tier_2_names_wrongly_twice_is_nowhere() {
 }
 
 #[test]
-fn paper_asks_tier_2_and_the_home_only_for_what_tier_2_has_not_heard_of() {
+fn paper_order_asks_the_home_only_for_objects_unknown_to_tier_2() {
     let check = |then: &[_], calls| check(LookupOrder::Paper, &Step::AskTier2, then, calls);
     check(&[(held_by(&[1]), fetch(1))], [0, 1, 1]);
     let ask = || (held_by(&[]), Step::AskHome(node(1)));
     check(&[ask()], [1, 1, 0]);
     check(&[ask(), (NotHeld, Step::AskTier2), (held_by(&[]), Step::Nowhere)], [1, 2, 0]);
-    // A home that tier 2 named wrongly has been asked.
+    // A home that tier 2 named wrongly has already been asked.
     let stale = (NotHeld, Step::AskTier2);
     check(&[(held_by(&[1]), fetch(1)), stale, (held_by(&[]), Step::Nowhere)], [0, 2, 1]);
 }
@@ -307,13 +307,13 @@ fn a_node_does_not_ask_itself_for_its_own() {
 }
 
 #[test]
-fn what_is_held_elsewhere_takes_room_until_it_is_gone() {
+fn data_held_elsewhere_uses_room_until_it_is_unclaimed() {
     let mut index = index(LIMIT);
     let state = Limit { bytes: Bytes(50), files: 2, objects: 2 };
     assert!(index.put_copy(&id(1), bytes(60), Timestamp(10)));
     assert!(index.claim(state), "copies give way");
     assert_eq!(index.get(&id(1)), None);
-    assert!(!index.claim(state), "one more object, and not two");
+    assert!(!index.claim(state), "there is room for one object, not for two");
     assert!(index.put(Epoch(1), bytes(51), Timestamp(10)).is_err());
     index.put(Epoch(1), bytes(50), Timestamp(10)).unwrap();
     index.unclaim(state);

@@ -3,7 +3,8 @@
 //! first; of equals the smaller pair, then the one on a critical path. The groups of a pair merge
 //! if some node could hold the result in its host memory and its GPU time. FaasFlow visits critical
 //! paths before all other pairs. With that order, workflows that fit no node pass more than they
-//! have to, the examples among them (`policy/tests/placement/groups.rs` tries every order).
+//! have to, the examples among them (`policy/tests/placement/groups.rs` compares every assignment of
+//! functions to nodes).
 //!
 //! Each plan derives the groups again from the view alone. A group says where copies would best be,
 //! so no state has to be stored.

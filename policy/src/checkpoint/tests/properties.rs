@@ -1,4 +1,4 @@
-//! Whatever gets lost, repeated or cut off on the way, the leader ends up with what the node has.
+//! The leader ends up with the node's state, although messages are lost, repeated or cut off.
 
 use proptest::prelude::*;
 
@@ -7,20 +7,20 @@ use super::*;
 
 #[derive(Debug, Clone)]
 enum Step {
-    /// Things happen on the node.
+    /// Events happen on the node.
     Live(u8),
     /// Time passes.
     Wait(u16),
-    /// The way there loses the next batch.
+    /// The next batch is lost.
     LoseBatch,
-    /// The way back loses the next answer.
+    /// The next answer is lost.
     LoseAnswer,
-    /// An answer from before comes again.
+    /// An earlier answer arrives again.
     RepeatAnswer,
     NewLeader,
-    /// The leader declared the node lost.
+    /// The leader declares the node lost.
     NodeLost,
-    /// The controllers were rebuilt from nothing, and the node kept its epoch by chance.
+    /// The controllers are rebuilt from nothing, and the node keeps its epoch by chance.
     LeaderForgot,
 }
 
@@ -37,7 +37,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A node and its leader, with what may go wrong between them.
+/// A node and its leader, with the faults between them.
 struct Pair {
     node: Node,
     leader: Leader,
@@ -117,7 +117,7 @@ impl Pair {
 
     fn settle(&mut self) {
         (self.lose_batch, self.lose_answer) = (false, false);
-        // Whatever the leader forgot is noticed with the next change.
+        // The next change reveals a leader that forgot its state.
         self.tell(Event::Scored { function: NodeLoad::function_of(0), counts: SloCounts { m: 1, n: 1 } });
         for _ in 0..10 {
             self.node.now = self.node.now + Duration::from_secs(2);
@@ -133,7 +133,7 @@ fn profile(live_max: u64) -> LoadProfile {
 
 proptest! {
     #[test]
-    fn the_leader_ends_up_with_what_the_node_has(
+    fn the_leader_ends_up_with_the_state_of_the_node(
         steps in prop::collection::vec(step(), 0..60), seed: u64, items_max in 1usize..20, entries_max in 1usize..30,
     ) {
         let mut load = NodeLoad::new(profile(40), seed);
@@ -151,8 +151,8 @@ proptest! {
         prop_assert!(pair.leader.entries_most <= entries_max);
     }
 
-    /// Over all epochs, what was counted is never more than what happened, and no less while
-    /// nothing is lost on the way.
+    /// Over all epochs, the charged usage is never more than the real usage. Without losses on the
+    /// way, it is never less.
     #[test]
     fn nothing_is_charged_twice(
         steps in prop::collection::vec(step(), 0..60), seed: u64, items_max in 1usize..5,

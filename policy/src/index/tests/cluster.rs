@@ -1,4 +1,4 @@
-//! A cluster of indexes against a plain account of what tier 2 was told.
+//! A cluster of indexes, compared with a plain record of the reports to tier 2.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ enum Act {
     Make {
         on: usize,
     },
-    /// Has a node fetch what it does not have, as it finds it.
+    /// A node fetches an object that it lacks, from wherever a lookup finds it.
     Fetch {
         what: usize,
         to: usize,
@@ -21,7 +21,7 @@ enum Act {
         what: usize,
         on: usize,
     },
-    /// A node begins anew.
+    /// A node restarts under a new epoch.
     Register {
         who: usize,
     },
@@ -31,7 +31,8 @@ enum Act {
 const NODES: usize = 4;
 
 fn act() -> impl Strategy<Value = Act> {
-    let (who, what) = (|| 0..NODES, || 0..20usize);
+    let who = || 0..NODES;
+    let what = || 0..20usize;
     prop_oneof![
         3 => who().prop_map(|on| Act::Make { on }),
         8 => (what(), who(), any::<bool>()).prop_map(|(what, to, paper)| Act::Fetch { what, to, paper }),
@@ -41,7 +42,7 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
-/// What is kept of an object here says which it is.
+/// A stored value that names its object, so that a wrong value is noticed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Said(DataId);
 
@@ -55,7 +56,7 @@ impl Held for Said {
     }
 }
 
-/// Some nodes with their epochs, and their tier 2 as it was last told.
+/// Nodes with their epochs, and tier 2 as of the last sync.
 struct Cluster {
     nodes: Vec<(Epoch, Index<Said>)>,
     tier2: BTreeMap<DataId, BTreeSet<usize>>,
@@ -71,7 +72,8 @@ fn registered(number: usize, epoch: u64) -> (Epoch, Index<Said>) {
 }
 
 impl Cluster {
-    /// What a node has under a name, which is what was stored under it.
+    /// Returns the value that a node has under a name, and checks that it was stored under that
+    /// name.
     fn held(&self, on: usize, id: &DataId) -> Option<&Said> {
         let said = self.nodes[on].1.get(id);
         assert!(said.is_none_or(|said| said.0 == *id), "{said:?} for {id}");
@@ -91,7 +93,8 @@ impl Cluster {
         self.made.push(id);
     }
 
-    /// Looks for an object: what is found is it, and what tier 2 knows rightly is found.
+    /// Looks for an object. Checks that a value found is the right one, and that a holder known to
+    /// tier 2 is found.
     fn find(&self, id: &DataId, from: usize, order: LookupOrder) -> Option<Said> {
         let (mut lookup, mut step) = Lookup::begin(order, &name(from), &id.home);
         for _ in 0..STEPS_MAX {
@@ -109,13 +112,19 @@ impl Cluster {
                     let named = self.tier2.get(id).into_iter().flatten().copied();
                     let (right, wrong): (Vec<usize>, Vec<usize>) =
                         named.partition(|&number| self.held(number, id).is_some());
-                    assert!(right.is_empty() || wrong.len() > 1, "{id} is where tier 2 says");
-                    assert!(self.held(Self::number(&id.home), id).is_none(), "{id} is at home");
+                    assert!(
+                        right.is_empty() || wrong.len() > 1,
+                        "{id} was not found, but a holder named by tier 2 has it"
+                    );
+                    assert!(
+                        self.held(Self::number(&id.home), id).is_none(),
+                        "{id} was not found, but its home has it"
+                    );
                     return None;
                 }
             };
         }
-        panic!("no end after {STEPS_MAX} steps: {step:?}");
+        panic!("the lookup did not end after {STEPS_MAX} steps: {step:?}");
     }
 
     fn act(&mut self, act: Act, epoch: u64) {
@@ -148,13 +157,13 @@ impl Cluster {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
-    /// D09: whatever is out of date, a lookup ends, finds only what it looks for, and finds it when tier 2
-    /// is up to date or the object is at home.
+    /// D09: with any outdated entry, a lookup ends and never returns another object. A lookup
+    /// succeeds if tier 2 is up to date or the home has the object.
     #[test]
     fn stale_entries_never_yield_wrong_data(acts in prop::collection::vec(act(), 1..60)) {
         let nodes = (0..NODES).map(|number| registered(number, 1)).collect();
         let mut cluster = Cluster { nodes, tier2: BTreeMap::new(), made: Vec::new() };
-        // Each registration's epoch is its own.
+        // Each registration has an epoch of its own.
         for (epoch, act) in (2..).zip(acts) {
             cluster.act(act, epoch);
         }
