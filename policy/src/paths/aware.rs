@@ -1,12 +1,13 @@
-//! Contention-aware selection (Algorithm 1, D20): a pair's own link first, then what is free, then what
-//! is busy. Whoever is evicted takes only what is free and evicts nobody, so this ends.
+//! Contention-aware selection (Algorithm 1, D20): first the link of the pair, then free paths, then
+//! busy paths. An evicted flow takes only free paths and evicts no other flow, so the algorithm
+//! terminates.
 
 use super::matrix::{Mask, bits};
 use super::running::{Flow, Role, Running};
 
 impl Running {
-    /// Gives routes to the flow that began last: the link of its pair, then free paths, then busy paths.
-    /// The other flows take the free paths that are left.
+    /// Gives routes to the flow that began last: the link of its pair, then free paths, then busy
+    /// paths. The other flows take the free paths that are left.
     pub(super) fn admit(&mut self) {
         let Some(newcomer) = self.flows.len().checked_sub(1) else { return };
         self.claim(newcomer);
@@ -15,8 +16,9 @@ impl Running {
         self.grow();
     }
 
-    /// Gives what was freed to whoever can use it, the one with least first. Flows that stayed on a link
-    /// of others leave it if they can by now: twice, since one that leaves may make way for another.
+    /// Gives freed links to the flows that can use them, the slowest flow first. A flow that stayed
+    /// on another flow's link leaves it if it now can. This is done twice, because a flow that
+    /// leaves may make way for another.
     pub(super) fn grow(&mut self) {
         for _ in 0..2 {
             let mut strangers = false;
@@ -39,7 +41,7 @@ impl Running {
         }
     }
 
-    /// Transfers, the one with the lowest rate first.
+    /// Returns the transfers, the slowest first.
     fn poorest_first(&self) -> Vec<usize> {
         let transfers = (0..self.flows.len()).filter(|&at| self.flows[at].role == Role::Transfer);
         let mut order: Vec<_> = transfers.collect();
@@ -47,16 +49,17 @@ impl Running {
         order
     }
 
-    /// The links a flow crosses that are others' own.
+    /// Returns the links that a flow crosses and that others own.
     fn strange(&self, at: usize) -> Mask {
         let flow = &self.flows[at];
         flow.mask & self.matrix.owned & !flow.link.map_or(0, |link| 1 << link)
     }
 
-    /// Gives a flow the link that joins its pair: whoever borrowed it leaves, and other flows of the
-    /// pair share it.
+    /// Gives a flow the link that joins its pair: flows of other pairs leave the link, and flows of
+    /// this pair share it.
     fn claim(&mut self, at: usize) {
-        let (from, to) = (self.flows[at].from, self.flows[at].to);
+        let from = self.flows[at].from;
+        let to = self.flows[at].to;
         let Some(link) = self.matrix.link(from, to) else { return };
         self.flows[at].link = Some(link);
         self.matrix.own(link);
@@ -68,12 +71,13 @@ impl Running {
         self.even_out(link);
     }
 
-    /// Gives each owner of a link the same of it, after those who could not leave.
+    /// Gives each owner of a link an equal rate of it, beside the flows that could not leave.
     fn even_out(&mut self, link: usize) {
         let owns = |flow: &Flow| flow.link == Some(link);
         let Some(owner) = self.flows.iter().find(|flow| owns(flow)) else { return };
         let Some(path) = self.matrix.direct(owner.from, owner.to) else { return };
-        let (mut owners, mut room) = (0, self.matrix.left(link));
+        let mut owners = 0;
+        let mut room = self.matrix.left(link);
         for at in (0..self.flows.len()).filter(|&at| owns(&self.flows[at])) {
             owners += 1;
             room += self.rate_on(at, link);
@@ -95,8 +99,8 @@ impl Running {
         }
     }
 
-    /// Evicts a flow from links that are others' own. What it had there it looks for where it is free.
-    /// Only a flow that would be left without a route keeps a fair share of it.
+    /// Evicts a flow from links that others own. The flow takes free links instead. Only a flow
+    /// that would have no route keeps a fair share of its old links.
     fn leave(&mut self, at: usize, links: Mask) {
         if self.flows[at].role == Role::Forward {
             return self.strip(at, links);
@@ -114,17 +118,20 @@ impl Running {
         debug_assert!(self.flows[at].total > 0, "no other flow took the rates that this flow had");
     }
 
-    /// What a flow without another way may use of the tightest of these links.
+    /// Returns the rate that a flow without another way may use of the tightest of these links.
     fn share(&self, links: Mask) -> u64 {
         let of = |link: usize| self.matrix.capacity(link) / self.users(link).max(1);
         bits(links).map(of).min().unwrap_or(0).max(1)
     }
 
-    /// Gives a flow what is left of its own link, and then its shortest paths over what is free, each as
-    /// much as its narrowest link has left.
+    /// Gives a flow the rate that is left of its own link, and then its shortest paths over free
+    /// links, each at the rate that its narrowest link has left.
     pub(super) fn spread(&mut self, at: usize) {
-        let (from, to, link) = (self.flows[at].from, self.flows[at].to, self.flows[at].link);
-        let (leaving, entering) = (self.matrix.leaving[from], self.matrix.entering[to]);
+        let from = self.flows[at].from;
+        let to = self.flows[at].to;
+        let link = self.flows[at].link;
+        let leaving = self.matrix.leaving[from];
+        let entering = self.matrix.entering[to];
         let own = link.map_or(0, |link| 1 << link);
         for path in self.matrix.paths_of(from, to) {
             let free = self.matrix.free() | self.matrix.open & own;

@@ -1,35 +1,39 @@
-//! Busy paths (Algorithm 1, lines 8 to 14): whom to ask for one, and for how much.
+//! Busy paths (Algorithm 1, lines 8 to 14): the choice of the flow that gives up a path, and of the
+//! rate that it gives up.
 //!
-//! The paper says that the totals are compared and the running function moves if it can. Here: a route
-//! moves if its flow finds it a path at least as fast elsewhere and still has no less than the newcomer.
-//! Else those who have more than the newcomer give it some, until the poorer has as much as they keep:
-//! max-min. Owners give nothing of their link, except to other
-//! flows of the pair and to one that has no route at all, and they keep an equal part of it.
+//! In the paper the totals are compared, and the running function moves if it can. Here, a route
+//! moves if its flow finds another path that is at least as fast, and if the flow still has no less
+//! than the new flow. Otherwise the flows that have more than the new flow give it a part of their
+//! rate, until the poorer flow has as much as they keep: max-min fairness. Owners give up nothing
+//! of their link, except to other flows of the pair and to a flow that has no route at all, and
+//! they keep an equal part of it.
 
 use super::LINKS_MAX;
 use super::matrix::{Mask, bits, set};
 use super::running::{Part, Running};
 
-/// Busy paths that one flow is given at most when it begins: each may change the routes of others.
+/// Busy paths that one flow is given when it begins, at most: each may change the routes of other
+/// flows.
 const BALANCES_MAX: usize = 4;
-/// A split gains at least this part of the path's width, unless the flow has no route: less is not
-/// worth new plans for others.
+/// A split must gain at least 1/`GAIN_MIN` of the path's width, unless the flow has no route. A
+/// smaller gain is not worth new plans for other flows.
 const GAIN_MIN: u64 = 16;
-/// A split is exact to this part of the path's width.
+/// A split is exact to 1/`GRAIN` of the path's width.
 const GRAIN: u64 = 1024;
 
-/// Whoever crosses a resource of the path that is to be shared.
+/// A flow that crosses a resource of the path that is to be shared.
 struct User {
     flow: usize,
     resource: usize,
-    /// What it has of the resource and need not keep.
+    /// The rate of the resource that the flow has and need not keep.
     spare: u64,
     /// The flow's total rate.
     total: u64,
 }
 
 impl Running {
-    /// Gives a flow busy paths, while bytes could leave and arrive faster or it has no route.
+    /// Gives a flow busy paths while bytes could leave and arrive faster, or while the flow has no
+    /// route.
     pub(super) fn balance(&mut self, at: usize) {
         for _ in 0..BALANCES_MAX {
             let flow = &self.flows[at];
@@ -41,9 +45,12 @@ impl Running {
         }
     }
 
-    /// Gives it the first busy path that somebody gives up or shares.
+    /// Gives the flow the first busy path that another flow gives up or shares. Returns whether
+    /// there was one.
     fn take_busy(&mut self, at: usize) -> bool {
-        let (from, to, total) = (self.flows[at].from, self.flows[at].to, self.flows[at].total);
+        let from = self.flows[at].from;
+        let to = self.flows[at].to;
+        let total = self.flows[at].total;
         let others = self.matrix.owned & !self.flows[at].link.map_or(0, |link| 1 << link);
         let richer = self.richer(total);
         let allowed: &[Mask] = if total == 0 { &[others, 0] } else { &[others] };
@@ -69,13 +76,14 @@ impl Running {
         false
     }
 
-    /// What is crossed by flows that have more than so much.
+    /// Returns the resources that flows with more than `total` cross.
     fn richer(&self, total: u64) -> Mask {
         self.flows.iter().filter(|flow| flow.total > total).fold(0, |mask, flow| mask | flow.mask)
     }
 
-    /// What could give a flow the least that a split must gain, of what is not barred. Many paths cross
-    /// the same few links, so once a split has failed this is asked of the links and not of the paths.
+    /// Returns the resources, except barred ones, that could give a flow the least gain of a split.
+    /// Many paths cross the same few links, so once a split has failed, links are checked instead
+    /// of paths.
     fn generous(&self, at: usize, barred: Mask) -> Mask {
         let total = self.flows[at].total;
         let least = least_gain(total, self.matrix.narrowest);
@@ -89,7 +97,8 @@ impl Running {
         set((0..self.matrix.resources()).filter(gives))
     }
 
-    /// Gives a flow a path whose `full` resources one route of another crosses, if that can move.
+    /// Gives a flow a path whose `full` resources a single route of another flow crosses, if that
+    /// route can move.
     fn take_moved(&mut self, at: usize, path: usize, full: Mask) -> bool {
         for other in 0..self.flows.len() {
             if other == at || full & !self.flows[other].mask != 0 {
@@ -106,15 +115,18 @@ impl Running {
         false
     }
 
-    /// Moves a route off a path that a newcomer is to have, if its flow loses nothing and has no less
-    /// than the newcomer then. An owner stays on its link.
+    /// Moves a route off a path that a new flow is to get. The route moves only if its flow loses
+    /// nothing and then has no less than the new flow. An owner stays on its link.
     fn move_away(&mut self, other: usize, part: Part, newcomer: usize, path: usize) -> bool {
-        let (flow, wanted) = (&self.flows[other], self.matrix.path(path).mask);
-        let (from, to, route) = (flow.from, flow.to, self.matrix.path(part.path));
+        let flow = &self.flows[other];
+        let wanted = self.matrix.path(path).mask;
+        let from = flow.from;
+        let to = flow.to;
+        let route = self.matrix.path(part.path);
         if flow.total <= self.flows[newcomer].total || flow.link.is_some_and(|link| route.mask == 1 << link) {
             return false;
         }
-        // Most cannot move at all: that is seen before anything is touched.
+        // Most routes cannot move at all, so this is checked before anything is changed.
         let free = self.matrix.free() | route.mask & !self.matrix.owned;
         let open = |way: &usize| self.matrix.path(*way).mask & (wanted | !free) == 0;
         let Some(first) = self.matrix.paths_of(from, to).find(open) else { return false };
@@ -131,10 +143,11 @@ impl Running {
         elsewhere.is_some()
     }
 
-    /// Shares a path with the flows on it that have more. Says whether that gained anything.
+    /// Shares a path with the flows on it that have more. Returns whether the flow gained anything.
     pub(super) fn split(&mut self, at: usize, path: usize) -> bool {
         let users = self.users_of(at, path);
-        let (total, width) = (self.flows[at].total, self.matrix.path(path).width);
+        let total = self.flows[at].total;
+        let width = self.matrix.path(path).width;
         let enough = |gain: u64| {
             self.matrix.path(path).resources().all(|resource| {
                 let here = users.iter().filter(|user| user.resource == resource);
@@ -146,7 +159,8 @@ impl Running {
         if !enough(least) {
             return false;
         }
-        let (mut gain, mut too_much) = (least, width + 1);
+        let mut gain = least;
+        let mut too_much = width + 1;
         while too_much - gain > width / GRAIN + 1 {
             let middle = gain.midpoint(too_much);
             if enough(middle) { gain = middle } else { too_much = middle }
@@ -158,7 +172,8 @@ impl Running {
         room > 0 && self.lay(at, path, room)
     }
 
-    /// Has a user give what a resource lacks of `gain`, down to a level.
+    /// Takes from a user the rate that a resource lacks of `gain`, so that the user's flow keeps at
+    /// least `level`.
     fn collect(&mut self, user: &User, level: u64, gain: u64) {
         let mut lacks = gain.saturating_sub(self.matrix.left(user.resource));
         let flow = &self.flows[user.flow];
@@ -175,9 +190,10 @@ impl Running {
         }
     }
 
-    /// Whoever crosses a path and has more than a flow, the richest first.
+    /// Returns the flows that cross a path and have more than a flow, the richest first.
     fn users_of(&self, at: usize, path: usize) -> Vec<User> {
-        let (newcomer, path) = (&self.flows[at], self.matrix.path(path));
+        let newcomer = &self.flows[at];
+        let path = self.matrix.path(path);
         let mut users = Vec::new();
         for (flow, it) in self.flows.iter().enumerate().filter(|(_, it)| it.total > newcomer.total) {
             users.extend(bits(it.mask & path.mask).map(|resource| self.user(at, flow, resource)));
@@ -186,7 +202,7 @@ impl Running {
         users
     }
 
-    /// A flow as one that `at` asks for a part of a resource.
+    /// Returns a flow as a user that `at` asks for a part of a resource.
     fn user(&self, at: usize, flow: usize, resource: usize) -> User {
         let it = &self.flows[flow];
         let keeps = if it.link == Some(resource) { self.equal_part(at, resource) } else { 0 };
@@ -194,7 +210,7 @@ impl Running {
         User { flow, resource, spare, total: it.total }
     }
 
-    /// What each would have of a resource if a flow joined those who use it.
+    /// Returns the equal part of a resource if the flow `at` joined its users.
     fn equal_part(&self, at: usize, resource: usize) -> u64 {
         let newcomer = &self.flows[at];
         let joins = newcomer.mask >> resource & 1 == 0 && newcomer.link != Some(resource);
@@ -202,7 +218,7 @@ impl Running {
     }
 }
 
-/// What a flow of so much must gain at least by sharing a path so wide.
+/// Returns the least rate that a flow with `total` must gain by sharing a path of `width`.
 fn least_gain(total: u64, width: u64) -> u64 {
     if total == 0 { 1 } else { width / GAIN_MIN + 1 }
 }

@@ -1,27 +1,27 @@
-//! The two directions between the host and GPUs, and things that there is one of for each.
+//! The two directions between the host and GPUs, and pairs of values with one for each direction.
 
 use std::ops::{Index, IndexMut};
 
-/// Which way a host transfer goes.
+/// The direction of a host transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Direction {
-    /// From host memory.
+    /// From host memory to a GPU.
     ToGpu,
-    /// Into host memory.
+    /// From a GPU to host memory.
     FromGpu,
 }
 
 impl Direction {
-    /// Both of them.
+    /// Both directions.
     pub const BOTH: [Self; 2] = [Self::ToGpu, Self::FromGpu];
 }
 
-/// One for each direction.
+/// A value for each direction.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Each<T> {
-    /// That of [`Direction::ToGpu`].
+    /// The value for [`Direction::ToGpu`].
     pub to_gpu: T,
-    /// That of [`Direction::FromGpu`].
+    /// The value for [`Direction::FromGpu`].
     pub from_gpu: T,
 }
 

@@ -1,26 +1,26 @@
-//! The baselines that do not look at what is taken (D31): each transfer has the same paths always, and
-//! the links are shared between the routes that cross them as hardware shares them, max-min fairly.
+//! The baselines that ignore the rates that other flows use (D31). Each transfer always has the
+//! same paths, and the routes that cross a link share it max-min fairly, as hardware does.
 
 use super::UCX_ROUTES;
 use super::matrix::Mask;
 use super::running::{Flow, Part, Parts, Role, Running};
 
-/// A route that is to have a share of every link it crosses.
+/// A route that shares every link that it crosses.
 struct Lane {
     flow: usize,
     path: usize,
-    /// Its rate if it were alone.
+    /// The rate of the route if it were alone.
     ceiling: u64,
     rate: Option<u64>,
 }
 
 impl Running {
-    /// The direct path of a pair, if it has one.
+    /// Returns the direct path of a pair, if there is one.
     pub(super) fn direct_parts(&self, from: usize, to: usize) -> Parts {
         self.parts_of(self.matrix.direct(from, to).into_iter())
     }
 
-    /// The first paths of a pair.
+    /// Returns the first paths of a pair.
     pub(super) fn shortest_parts(&self, from: usize, to: usize) -> Parts {
         self.parts_of(self.matrix.paths_of(from, to).take(UCX_ROUTES))
     }
@@ -29,7 +29,7 @@ impl Running {
         paths.map(|path| Part { path, rate: self.matrix.path(path).width }).collect()
     }
 
-    /// Gives every flow its fixed routes anew, at the rates the others leave it.
+    /// Gives every flow its fixed routes again, at the rates that the other flows leave.
     pub(super) fn share_out(&mut self) {
         for at in 0..self.flows.len() {
             self.strip(at, Mask::MAX);
@@ -42,7 +42,7 @@ impl Running {
         self.fill(&mut lanes);
         for flow in lanes.chunk_by(|a, b| a.flow == b.flow) {
             let divided = self.flows[flow[0].flow].role == Role::Transfer;
-            // The one that has least of what it would have alone.
+            // The slowest route has the least part of the rate that it would have alone.
             let rate = |lane: &Lane| u128::from(lane.rate.unwrap_or(0));
             let worse = |a: &&Lane, b: &&Lane| {
                 (rate(a) * u128::from(b.ceiling)).cmp(&(rate(b) * u128::from(a.ceiling)))
@@ -64,8 +64,8 @@ impl Running {
         debug_assert!(laid, "a flow has room for its fixed routes");
     }
 
-    /// Progressive filling: all lanes grow alike until one meets a full link or its ceiling; that one
-    /// stays there, and the others go on.
+    /// Fills the lanes progressively: all lanes grow alike until one of them meets a full link or
+    /// its ceiling. That lane keeps its rate, and the others continue.
     fn fill(&self, lanes: &mut [Lane]) {
         let mut left: Vec<u64> = (0..self.matrix.resources()).map(|at| self.matrix.left(at)).collect();
         let mut active = vec![0u64; left.len()];

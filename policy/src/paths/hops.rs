@@ -1,10 +1,10 @@
-//! The GPUs a route crosses, without a heap.
+//! The GPUs that a route crosses, without a heap allocation.
 
 use std::fmt;
 
 use millrace_types::GpuIndex;
 
-/// Links a route crosses at most: between eight GPUs no loop-free one is longer.
+/// Links of a route, at most: no loop-free route between eight GPUs is longer.
 pub const HOPS_MAX: usize = 7;
 
 /// One to eight GPUs, in the order in which bytes cross them.
@@ -15,7 +15,8 @@ pub struct Hops {
 }
 
 impl Hops {
-    /// Of the first GPUs there are, as many as a route can have, and of GPU 0 if there are none.
+    /// Returns the hops over the first of `gpus`, up to the length of a route, or over GPU 0 if
+    /// there are none.
     #[must_use]
     pub fn of(gpus: impl IntoIterator<Item = GpuIndex>) -> Self {
         let mut hops = Self { gpus: [GpuIndex(0); HOPS_MAX + 1], len: 0 };
@@ -27,32 +28,32 @@ impl Hops {
         hops
     }
 
-    /// The GPUs.
+    /// Returns the GPUs as a slice.
     #[must_use]
     pub fn as_slice(&self) -> &[GpuIndex] {
         &self.gpus[..self.len()]
     }
 
-    /// How many GPUs there are: one more than links.
+    /// Returns the number of GPUs: one more than links.
     #[must_use]
-    #[allow(clippy::len_without_is_empty, reason = "there is always one")]
+    #[allow(clippy::len_without_is_empty, reason = "a route has at least one GPU")]
     pub fn len(&self) -> usize {
         self.len.into()
     }
 
-    /// Where bytes come from.
+    /// Returns the source of the bytes.
     #[must_use]
     pub fn first(&self) -> GpuIndex {
         self.gpus[0]
     }
 
-    /// Where they go.
+    /// Returns the destination of the bytes.
     #[must_use]
     pub fn last(&self) -> GpuIndex {
         self.gpus[self.len() - 1]
     }
 
-    /// The links, as the GPUs that they join.
+    /// Returns the links, as the pairs of GPUs that they join.
     pub fn links(&self) -> impl Iterator<Item = (GpuIndex, GpuIndex)> {
         self.as_slice().windows(2).map(|pair| (pair[0], pair[1]))
     }

@@ -1,7 +1,7 @@
-//! A GPU's way to host memory over the PCIe links of others (D05, §5.1): a neighbour under another PCIe
-//! switch takes part of the bytes and forwards them over NVLink. The PCIe part of each way is an
-//! upper bound: who gets how much of a PCIe link is decided elsewhere. The NVLink part comes out of
-//! the matrix like any route.
+//! The ways between a GPU and host memory over the PCIe links of other GPUs (D05, §5.1). A
+//! neighbour under another PCIe switch takes part of the bytes and forwards them over NVLink. The
+//! PCIe part of each way is an upper bound, because the shares of PCIe links are decided elsewhere.
+//! The NVLink part is taken from the matrix like any route.
 
 use std::cmp::Reverse;
 
@@ -15,32 +15,32 @@ use super::{Change, Direction, FORWARDS_MAX, FlowId, Hops, ROUTES_MAX, Selection
 /// One way between host memory and a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HostRoute {
-    /// The GPU whose PCIe link it crosses.
+    /// The GPU that provides the PCIe link.
     pub via: GpuIndex,
-    /// The GPUs it crosses, in the direction of the bytes: from `via`, or to it. One GPU alone where
-    /// nothing is forwarded.
+    /// The GPUs that the bytes cross, in the direction of the bytes: from `via`, or to it. A single
+    /// GPU if no GPU forwards.
     pub forward: Hops,
-    /// What the PCIe link and the NVLinks can carry.
+    /// The rate that the PCIe link and the NVLinks can carry.
     pub rate: BytesPerSec,
 }
 
-/// What came of beginning a host transfer.
+/// The result of beginning a host transfer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostPlan {
-    /// Its ways: over the GPU's own PCIe link first, then those with fewer NVLinks.
+    /// The ways of the transfer: over the GPU's own PCIe link first, then those with fewer NVLinks.
     pub routes: Vec<HostRoute>,
-    /// Other flows whose routes changed.
+    /// Other flows with changed routes.
     pub changes: Vec<Change>,
 }
 
-/// What a GPU's copies from and to the host cross.
+/// The links that a GPU's copies from and to the host cross.
 #[derive(Debug)]
 pub(super) struct HostPath {
     links: Vec<LinkId>,
     rate: u64,
 }
 
-/// Every GPU's.
+/// Returns the host path of every GPU.
 pub(super) fn host_paths(topology: &Topology) -> Vec<HostPath> {
     let rate = |link: &LinkId| topology.links.get(link.0 as usize).map_or(0, |link| link.rate.0);
     let of = |gpu: &millrace_types::topology::Gpu| HostPath {
@@ -50,7 +50,7 @@ pub(super) fn host_paths(topology: &Topology) -> Vec<HostPath> {
     topology.gpus.iter().map(of).collect()
 }
 
-/// The ways between the host and a GPU by which others may forward for it, the best first.
+/// Returns the ways between the host and a GPU over which other GPUs may forward, the best first.
 pub(super) fn forwards(matrix: &Matrix, hosts: &[HostPath], direction: Direction, gpu: usize) -> Vec<Hops> {
     let apart = |via: &usize| !hosts[*via].links.iter().any(|link| hosts[gpu].links.contains(link));
     let ways = (0..hosts.len()).filter(apart).flat_map(|via| {
@@ -61,7 +61,8 @@ pub(super) fn forwards(matrix: &Matrix, hosts: &[HostPath], direction: Direction
         matrix.paths_of(from, to).map(move |path| (via, path))
     });
     let way = |(via, path): (usize, usize)| {
-        let (hops, width) = (matrix.path(path).hops, matrix.path(path).width);
+        let hops = matrix.path(path).hops;
+        let width = matrix.path(path).width;
         let links = hops.links().count();
         let order = (links, Reverse(width.min(hosts[via].rate)), path);
         (links <= FORWARDS_MAX.get() as usize).then_some((order, hops))
@@ -71,7 +72,8 @@ pub(super) fn forwards(matrix: &Matrix, hosts: &[HostPath], direction: Direction
     ways.into_iter().map(|(_, hops)| hops).collect()
 }
 
-/// A GPU's ways to the host, and those of others that it may use.
+/// A request for the ways between a GPU and the host, with the host paths of other GPUs that it may
+/// use.
 pub(super) struct Ask<'a> {
     pub(super) hosts: &'a [HostPath],
     pub(super) id: FlowId,
@@ -80,7 +82,7 @@ pub(super) struct Ask<'a> {
 }
 
 impl Ask<'_> {
-    /// The ends of what a GPU forwards.
+    /// Returns the source and the destination of the bytes that the GPU `via` forwards.
     fn ends(&self, via: usize) -> (usize, usize) {
         match self.direction {
             Direction::ToGpu => (via, self.gpu),
@@ -95,8 +97,8 @@ impl Ask<'_> {
         }
     }
 
-    /// The best path of those whose PCIe links are not used yet: the shortest, then the fastest, then
-    /// the one that leaves most to others.
+    /// Returns the best path among those with unused PCIe links: the shortest, then the fastest,
+    /// then the path that leaves most to other flows.
     fn next(&self, matrix: &Matrix, used: &[LinkId], selection: Selection) -> Option<(usize, Part)> {
         let apart = |via: &usize| !self.hosts[*via].links.iter().any(|link| used.contains(link));
         let ways = (0..self.hosts.len()).filter(apart).flat_map(|via| {
@@ -123,7 +125,7 @@ impl Running {
     /// Adds the flow that neighbours forward for a GPU's host transfer.
     pub(super) fn begin_host(&mut self, ask: &Ask<'_>, selection: Selection) {
         let at = self.flows.len();
-        self.flows.push(Flow::new(ask.id, Role::Forward, (ask.gpu, ask.gpu)));
+        self.flows.push(Flow::new(ask.id, Role::Forward, ask.gpu, ask.gpu));
         let mut used = ask.hosts[ask.gpu].links.clone();
         let mut fixed = Vec::new();
         while let Some((via, part)) =
@@ -138,7 +140,7 @@ impl Running {
         self.flows[at].fixed = fixed.into_iter().collect::<Parts>();
     }
 
-    /// The ways of the host transfer that began last, by length.
+    /// Returns the ways of the host transfer that began last, by length.
     pub(super) fn host_routes(&self, ask: &Ask<'_>) -> Vec<HostRoute> {
         let own = GpuIndex(ask.gpu as u32);
         let rate = BytesPerSec(ask.hosts[ask.gpu].rate);

@@ -1,9 +1,10 @@
-//! How much of each link is left (D21): what every route takes off its links and gives back to them.
+//! The rate that is left on each link (D21). Every route takes its rate off its links and gives it
+//! back to them.
 //!
-//! Each direction of an NVLink pair is a resource of its own. **A switch** is different: the topology
-//! describes it as one link for each pair, while what runs short is the port by which a GPU is joined
-//! to it. There the ports are the resources, and there is one path from a GPU to another: through a
-//! third one it would cross the same two ports (D30).
+//! Each direction of an NVLink pair is a resource of its own. **A switch** is different: the
+//! topology describes it as one link for each pair, but the scarce resource is the port that joins
+//! a GPU to the switch. So the ports are the resources, and there is a single path from a GPU to
+//! another: a path through a third GPU would cross the same two ports (D30).
 
 use std::ops::Range;
 
@@ -16,12 +17,12 @@ use super::{Error, GPUS_MAX, HOPS_MAX, Hops, LINKS_MAX};
 /// A set of resources.
 pub(super) type Mask = u128;
 
-/// The set of these.
+/// Returns the set of some resources.
 pub(super) fn set(resources: impl IntoIterator<Item = usize>) -> Mask {
     resources.into_iter().fold(0, |mask, resource| mask | 1 << resource)
 }
 
-/// The resources of a set.
+/// Returns the resources of a set.
 pub(super) fn bits(mut mask: Mask) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
         let lowest = mask.trailing_zeros();
@@ -30,26 +31,27 @@ pub(super) fn bits(mut mask: Mask) -> impl Iterator<Item = usize> {
     })
 }
 
-/// A rest of a link counts as none if it is under one part in so many: it is not worth a route.
+/// A link counts as full if at most 1/`CRUMB` of its capacity is left: such a rest is not worth a
+/// route.
 const CRUMB: u64 = 256;
 
 #[derive(Debug)]
 struct Resource {
     capacity: u64,
     left: u64,
-    /// Running transfers of the pair that it joins.
+    /// Number of running transfers of the pair that the resource joins.
     owners: u32,
 }
 
-/// A way from one GPU to another.
+/// A path from one GPU to another.
 #[derive(Debug)]
 pub(super) struct Path {
     pub(super) hops: Hops,
-    /// What it crosses.
+    /// The resources that the path crosses.
     pub(super) mask: Mask,
     resources: [u8; HOPS_MAX],
     crosses: u8,
-    /// What it would carry if nobody else were there.
+    /// The rate of the path if no other flow used it.
     pub(super) width: u64,
 }
 
@@ -70,30 +72,31 @@ impl Path {
 pub(super) struct Matrix {
     gpus: usize,
     resources: Vec<Resource>,
-    /// Those with something left.
+    /// Resources with some rate left.
     pub(super) open: Mask,
-    /// Those with owners.
+    /// Resources with owners.
     pub(super) owned: Mask,
     paths: Vec<Path>,
-    /// Which of the paths are whose, by pair.
+    /// The range of each pair's paths in `paths`, by pair.
     of_pair: Vec<Range<usize>>,
-    /// What bytes leave a GPU by.
+    /// By GPU: the resources by which bytes leave the GPU.
     pub(super) leaving: Vec<Mask>,
-    /// What they enter it by.
+    /// By GPU: the resources by which bytes enter the GPU.
     pub(super) entering: Vec<Mask>,
     switched: bool,
-    /// The least capacity of all.
+    /// The least capacity of all resources.
     pub(super) narrowest: u64,
 }
 
-/// Whether the NVLinks are a switch's: at least three GPUs, every pair joined, all at one rate. Says so
-/// of four GPUs that are all wired to each other, too, for a topology does not tell the two apart.
+/// Whether the NVLinks belong to a switch: at least three GPUs, every pair joined, all at one rate.
+/// Also true for four GPUs that are all wired to each other, because a topology does not
+/// distinguish the two.
 fn is_switch(gpus: usize, rates: &[u64]) -> bool {
     let mut pairs = (0..gpus * gpus).filter(|at| at / gpus != at % gpus);
     gpus > 2 && rates[1] > 0 && pairs.all(|at| rates[at] == rates[1])
 }
 
-/// The rate from each GPU to each other over the NVLinks that join them, row by row.
+/// Returns the rate from each GPU to each other over the NVLinks that join them, row by row.
 pub(super) fn rates(topology: &Topology) -> Result<Vec<u64>, Error> {
     let gpus = topology.gpus.len();
     let mut rates = vec![0; gpus * gpus];
@@ -137,9 +140,11 @@ impl Matrix {
             }
         };
         let search = Search { gpus, rates: &rates, hops_max: if switched { 1 } else { hops_max } };
-        let (mut paths, mut of_pair) = (Vec::new(), Vec::new());
+        let mut paths = Vec::new();
+        let mut of_pair = Vec::new();
         for pair in 0..gpus * gpus {
-            let (from, to) = (pair / gpus, pair % gpus);
+            let from = pair / gpus;
+            let to = pair % gpus;
             let found = if from == to { Vec::new() } else { search.paths(from, to) };
             of_pair.push(paths.len()..paths.len() + found.len());
             paths.extend(found.into_iter().map(|hops| {
@@ -173,22 +178,23 @@ impl Matrix {
         &self.paths[path]
     }
 
-    /// A pair's paths, shortest first.
+    /// Returns the range of a pair's paths, shortest first.
     pub(super) fn paths_of(&self, from: usize, to: usize) -> Range<usize> {
         self.of_pair[from * self.gpus + to].clone()
     }
 
-    /// The path over the NVLink that joins a pair.
+    /// Returns the path over the NVLink that joins a pair.
     pub(super) fn direct(&self, from: usize, to: usize) -> Option<usize> {
         self.paths_of(from, to).next().filter(|&path| self.paths[path].hops.len() == 2)
     }
 
-    /// The link that a pair owns: the one that joins it. Nobody owns a switch's port.
+    /// Returns the link that a pair owns: the link that joins the pair. The ports of a switch have
+    /// no owner.
     pub(super) fn link(&self, from: usize, to: usize) -> Option<usize> {
         self.direct(from, to).filter(|_| !self.switched).and_then(|path| self.paths[path].resources().next())
     }
 
-    /// What others than owners may take.
+    /// Returns the resources that flows other than owners may take.
     pub(super) fn free(&self) -> Mask {
         self.open & !self.owned
     }
@@ -205,7 +211,7 @@ impl Matrix {
         self.resources[resource].capacity
     }
 
-    /// What a path could still carry: b_min of the paper.
+    /// Returns the rate that a path could still carry: `b_min` of the paper.
     pub(super) fn room(&self, path: usize) -> u64 {
         self.paths[path].resources().map(|resource| self.resources[resource].left).min().unwrap_or(0)
     }
@@ -213,7 +219,7 @@ impl Matrix {
     pub(super) fn take(&mut self, path: usize, rate: u64) {
         for at in self.paths[path].resources() {
             let resource = &mut self.resources[at];
-            debug_assert!(resource.left >= rate, "a link has no more than is left of it");
+            debug_assert!(resource.left >= rate, "a route takes more than is left of a link");
             resource.left -= rate;
             self.reopen(at);
         }
@@ -223,7 +229,7 @@ impl Matrix {
         for at in self.paths[path].resources() {
             let resource = &mut self.resources[at];
             resource.left += rate;
-            debug_assert!(resource.left <= resource.capacity, "a link gets back what was taken");
+            debug_assert!(resource.left <= resource.capacity, "a link gets back more than was taken");
             self.reopen(at);
         }
     }
@@ -247,7 +253,8 @@ impl Matrix {
         }
     }
 
-    /// What is left from one GPU to another over what joins them, of how much.
+    /// Returns the rate that is left between two GPUs over the link that joins them, and the whole
+    /// rate of that link.
     pub(super) fn between(&self, from: GpuIndex, to: GpuIndex) -> (BytesPerSec, BytesPerSec) {
         let direct = self.direct(from.0 as usize, to.0 as usize);
         direct.map_or((BytesPerSec(0), BytesPerSec(0)), |path| {

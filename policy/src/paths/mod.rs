@@ -1,9 +1,10 @@
-//! Which NVLinks bytes take from one GPU of a node to another, and to the host over other GPUs' PCIe
-//! links (FaaSTube §6.2, Algorithm 1; D05, D07, D19 to D22).
+//! Chooses the NVLinks that bytes take from one GPU of a node to another, and to the host over
+//! other GPUs' PCIe links (FaaSTube §6.2, Algorithm 1; D05, D07, D19 to D22).
 //!
-//! In: transfers that begin and end. Out: the routes of each, with their rates, whenever they change.
-//! A GPU server is a network: pairs that no NVLink joins, 12 of DGX-V100's 28 (H26), reach each other
-//! through others, and those that one joins are faster with detours beside it.
+//! The inputs are transfers that begin and end. The outputs are the routes of each transfer, with
+//! their rates, whenever they change. A GPU server is a network. Pairs without an NVLink, 12 of
+//! DGX-V100's 28 (H26), reach each other through other GPUs; pairs with an NVLink are faster with
+//! detours beside it.
 //!
 //! ```text
 //! begin, begin_host, end ──► ┌───────┐ ──► Change { flow, routes }
@@ -11,20 +12,21 @@
 //!                            └───────┘
 //! ```
 //!
-//! A newcomer takes, in this order:
-//! 1. the link that joins its pair. It owns it: flows of other pairs leave, and take what is free. One
-//!    that would have no route then stays with a fair share. Owners are never evicted, so nobody evicts
-//!    each other in turns;
-//! 2. its shortest paths over what is free, each at the rate of its narrowest link, which every link
-//!    of the path has less then, until nothing leaves its GPU or arrives at the other;
-//! 3. busy paths: a route of another flow moves to where it is as fast, or the slower flow is given a
-//!    part by the faster ones (see `balance`).
+//! A new transfer takes, in this order:
+//! 1. The link that joins its pair. The transfer owns this link: flows of other pairs leave it, and
+//!    take free links. A flow that would then have no route stays on the link with a fair share.
+//!    Owners are never evicted, so no two flows evict each other in turns.
+//! 2. Its shortest paths over free links, until nothing leaves its GPU or arrives at the other.
+//!    Each path has the rate of its narrowest link, and every link of the path has that much less
+//!    left.
+//! 3. Busy paths. A route of another flow moves to a path where it is as fast, or faster flows give
+//!    the slower flow a part (see `balance`).
 //!
-//! Then, and when a flow ends, all flows take what is free, the slowest first. Between GPUs that no NVLinks
-//! join, a flow has no route, and the caller sends its bytes over the host.
+//! Then, and when a flow ends, all flows take what is free, the slowest flow first. Between GPUs
+//! that no NVLinks join, a flow has no route, and the caller sends its bytes over the host.
 //!
-//! Absent: PCIe bandwidth, which belongs to whoever schedules host transfers; chunks and batches: a
-//! caller goes on with the batches it has sent and plans the next by the new routes.
+//! Absent: PCIe bandwidth, which belongs to the scheduler of host transfers; chunks and batches. A
+//! caller finishes the batches that it has sent, and sends the next batches over the new routes.
 
 mod aware;
 mod balance;
@@ -56,68 +58,66 @@ use self::host::{Ask, HostPath, forwards, host_paths};
 use self::matrix::Matrix;
 use self::running::{Flow, Role, Running};
 
-/// GPUs a node has at most.
+/// GPUs of a node, at most.
 pub const GPUS_MAX: usize = 64;
-/// NVLinks a node has at most, each direction for itself; of a switch its ports.
+/// NVLinks of a node, at most; each direction counts. Of a switch, its ports count.
 pub const LINKS_MAX: usize = 128;
-/// Flows that run at once at most.
+/// Concurrent flows, at most.
 pub const FLOWS_MAX: usize = 256;
-/// Routes of one flow at most. DGX-V100 has six NVLinks at a GPU.
+/// Routes of one flow, at most. DGX-V100 has six NVLinks at a GPU.
 pub const ROUTES_MAX: usize = 8;
 
-/// Why something could not be begun or placed.
+/// The reason why a transfer could not begin, or functions could not be placed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// The topology has no such GPU.
-    #[error("there is no GPU {0}")]
+    #[error("the topology has no GPU {0}")]
     UnknownGpu(GpuIndex),
-    /// Bytes that stay on a GPU cross no link.
-    #[error("from GPU {0} to itself there is nothing to cross")]
+    /// Both ends are the same GPU: bytes that stay on a GPU cross no link.
+    #[error("a transfer from GPU {0} to itself crosses no link")]
     SameGpu(GpuIndex),
-    /// The name is taken.
-    #[error("{0} runs already")]
+    /// A flow of this name is running.
+    #[error("{0} is already running: end it first, or use another name")]
     Runs(FlowId),
-    /// [`FLOWS_MAX`] run.
-    #[error("{FLOWS_MAX} flows run already")]
+    /// [`FLOWS_MAX`] flows are running.
+    #[error("the limit of {FLOWS_MAX} flows is reached: wait until a flow ends")]
     TooManyFlows,
-    /// More than [`GPUS_MAX`].
-    #[error("{0} GPUs are more than {GPUS_MAX}")]
+    /// The topology has more than [`GPUS_MAX`] GPUs.
+    #[error("the topology has {0} GPUs, at most {GPUS_MAX} are supported")]
     TooManyGpus(usize),
-    /// More than [`LINKS_MAX`].
-    #[error("{0} NVLinks are more than {LINKS_MAX}")]
+    /// The topology has more than [`LINKS_MAX`] NVLinks.
+    #[error("the topology has {0} NVLinks, at most {LINKS_MAX} are supported")]
     TooManyLinks(usize),
     /// An edge names a function past the last.
-    #[error("there is no function {0}")]
+    #[error("an edge names function {0}, which does not exist")]
     UnknownFunction(usize),
-    /// Each function needs a GPU of its own.
-    #[error("{functions} functions do not fit {free} free GPUs")]
+    /// Each function needs a GPU of its own, and too few GPUs are free.
+    #[error("{functions} functions need a GPU each, and {free} are free")]
     TooFewGpus {
-        /// So many are to be placed.
+        /// Number of functions to place.
         functions: usize,
-        /// So many GPUs are free.
+        /// Number of free GPUs.
         free: usize,
     },
 }
 
-/// A way from one GPU to another.
+/// A route from one GPU to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Route {
-    /// The GPUs it crosses, both ends included.
+    /// The GPUs that the route crosses, both ends included.
     pub hops: Hops,
-    /// How fast.
     pub rate: BytesPerSec,
 }
 
-/// A flow's routes from now on.
+/// A change of a flow's routes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
-    /// Whose.
     pub flow: FlowId,
-    /// All of them, the shortest first. None: it goes by the host.
+    /// All routes from now on, the shortest first. Empty: the flow takes the host.
     pub routes: Vec<Route>,
 }
 
-/// The NVLinks of a node, and who uses them.
+/// The NVLinks of a node, and the flows that use them.
 #[derive(Debug)]
 pub struct Paths {
     selection: Selection,
@@ -126,10 +126,11 @@ pub struct Paths {
 }
 
 impl Paths {
-    /// All links idle.
+    /// Returns the paths of a node with idle links.
     ///
     /// # Errors
-    /// [`Error::TooManyGpus`], [`Error::TooManyLinks`], and [`Error::UnknownGpu`] for a link to one.
+    /// [`Error::TooManyGpus`], [`Error::TooManyLinks`], and [`Error::UnknownGpu`] for a link to an
+    /// unknown GPU.
     pub fn new(topology: &Topology, config: Config) -> Result<Self, Error> {
         let bound = config.hops_max.map_or(HOPS_MAX, |hops| (hops.get() as usize).min(HOPS_MAX));
         let matrix = Matrix::new(topology, bound)?;
@@ -137,11 +138,12 @@ impl Paths {
         Ok(Self { selection: config.selection, running, hosts: host_paths(topology) })
     }
 
-    /// Begins a transfer, and says whose routes change: the newcomer's, and those of whoever made room.
+    /// Begins a transfer. Returns the changed routes: those of the new flow, and those of flows
+    /// that made room.
     ///
     /// # Errors
-    /// [`Error::UnknownGpu`], [`Error::SameGpu`], [`Error::Runs`], [`Error::TooManyFlows`]: then nothing
-    /// has changed.
+    /// [`Error::UnknownGpu`], [`Error::SameGpu`], [`Error::Runs`], [`Error::TooManyFlows`]. In
+    /// these cases nothing has changed.
     pub fn begin(&mut self, flow: FlowId, from: GpuIndex, to: GpuIndex) -> Result<Vec<Change>, Error> {
         self.check_gpu(from)?;
         self.check_gpu(to)?;
@@ -149,12 +151,13 @@ impl Paths {
             return Err(Error::SameGpu(from));
         }
         self.check_flow(flow)?;
-        let ends = (from.0 as usize, to.0 as usize);
-        let mut newcomer = Flow::new(flow, Role::Transfer, ends);
+        let from = from.0 as usize;
+        let to = to.0 as usize;
+        let mut newcomer = Flow::new(flow, Role::Transfer, from, to);
         match self.selection {
             Selection::FaasTube => {}
-            Selection::Direct => newcomer.fixed = self.running.direct_parts(ends.0, ends.1),
-            Selection::Ucx => newcomer.fixed = self.running.shortest_parts(ends.0, ends.1),
+            Selection::Direct => newcomer.fixed = self.running.direct_parts(from, to),
+            Selection::Ucx => newcomer.fixed = self.running.shortest_parts(from, to),
         }
         self.running.flows.push(newcomer);
         match self.selection {
@@ -165,8 +168,9 @@ impl Paths {
     }
 
     /// Begins a transfer between the host and a GPU over as many PCIe links as there are ways to,
-    /// with at most [`FORWARDS_MAX`] NVLinks on each. The GPU's own is always one of them. [`Self::end`]
-    /// ends it. Where an owner takes a link back it loses that way, as a [`Change`] says.
+    /// with at most [`FORWARDS_MAX`] NVLinks on each. The GPU's own PCIe link is always one of
+    /// them. [`Self::end`] ends the transfer. If an owner takes an NVLink back, the transfer loses
+    /// that way, and a [`Change`] reports this.
     ///
     /// # Errors
     /// [`Error::UnknownGpu`], [`Error::Runs`], [`Error::TooManyFlows`].
@@ -189,7 +193,8 @@ impl Paths {
         Ok(HostPlan { routes, changes })
     }
 
-    /// Ends a flow, and says who is faster for it. Nothing for one that does not run.
+    /// Ends a flow, and returns the routes that become faster. Returns nothing for a flow that does
+    /// not run.
     pub fn end(&mut self, flow: FlowId) -> Vec<Change> {
         if !self.running.remove(flow) {
             return Vec::new();
@@ -201,23 +206,24 @@ impl Paths {
         self.running.changes()
     }
 
-    /// A flow's routes; `None` if it does not run.
+    /// Returns a flow's routes; `None` if the flow does not run.
     #[must_use]
     pub fn routes(&self, flow: FlowId) -> Option<Vec<Route>> {
         let flow = self.running.flows.iter().find(|it| it.id == flow)?;
         Some(flow.parts.as_slice().iter().map(|part| self.running.route(part)).collect())
     }
 
-    /// Whether NVLinks lead from one GPU to another, by routes that are not too long.
+    /// Whether NVLinks lead from one GPU to another, by routes within the allowed length.
     #[must_use]
     pub fn lead(&self, from: GpuIndex, to: GpuIndex) -> bool {
         let known = self.check_gpu(from).and_then(|()| self.check_gpu(to)).is_ok();
         known && !self.running.matrix.paths_of(from.0 as usize, to.0 as usize).is_empty()
     }
 
-    /// The ways between the host and a GPU by which neighbours may forward, whoever uses them: from the GPU
-    /// whose PCIe links they cross, or to it, none of which are its own, over at most [`FORWARDS_MAX`] NVLinks
-    /// (D05). The shortest first, then the fastest.
+    /// Returns the ways between the host and a GPU by which neighbours may forward, even if other
+    /// flows use them (D05). A way leads from the GPU with the PCIe links, or to it, over at most
+    /// [`FORWARDS_MAX`] NVLinks. Its PCIe links are none of the GPU's own. The shortest ways are
+    /// first, then the fastest.
     #[must_use]
     pub fn forwards(&self, direction: Direction, gpu: GpuIndex) -> Vec<Hops> {
         if self.check_gpu(gpu).is_err() {
@@ -226,13 +232,14 @@ impl Paths {
         forwards(&self.running.matrix, &self.hosts, direction, gpu.0 as usize)
     }
 
-    /// What is left between two GPUs over what joins them: the matrix of D21.
+    /// Returns the rate that is left between two GPUs over the link that joins them: the matrix of
+    /// D21.
     #[must_use]
     pub fn left(&self, from: GpuIndex, to: GpuIndex) -> BytesPerSec {
         self.running.matrix.between(from, to).0
     }
 
-    /// What joins two GPUs, if it is idle.
+    /// Returns the rate of the link that joins two GPUs, if it is idle.
     #[must_use]
     pub fn capacity(&self, from: GpuIndex, to: GpuIndex) -> BytesPerSec {
         self.running.matrix.between(from, to).1
@@ -242,7 +249,7 @@ impl Paths {
         if (gpu.0 as usize) < self.running.matrix.gpus() { Ok(()) } else { Err(Error::UnknownGpu(gpu)) }
     }
 
-    /// Whether a flow can be added to those that run.
+    /// Checks that a flow can be added to the running flows.
     fn check_flow(&self, flow: FlowId) -> Result<(), Error> {
         if self.running.flows.iter().any(|it| it.id == flow) {
             return Err(Error::Runs(flow));

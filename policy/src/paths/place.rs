@@ -1,5 +1,5 @@
-//! Which GPUs a workflow's functions run on (D19): as MAPA does, where their NVLinks to each other are
-//! fastest. Says nothing of other workflows, nor of nodes: that is `placement`'s.
+//! Places a workflow's functions on GPUs (D19) as MAPA does, on the GPUs with the fastest NVLinks
+//! to each other. Absent: other workflows and other nodes, which are the job of `placement`.
 
 use millrace_types::GpuIndex;
 use millrace_types::topology::Topology;
@@ -7,8 +7,9 @@ use millrace_types::topology::Topology;
 use super::matrix::rates;
 use super::{Error, GPUS_MAX};
 
-/// Assignments that are tried at most. Eight functions on eight GPUs have 109,601 part and whole ones, so
-/// up to there the answer is the best; past it, it is the best of those that were tried.
+/// Assignments that are tried, at most. Eight functions on eight GPUs have 109,601 partial and
+/// complete assignments, so up to this size the result is optimal. Beyond it, the result is the
+/// best of the assignments that were tried.
 const TRIES_MAX: u32 = 200_000;
 
 /// Two functions of which one passes data to the other.
@@ -16,18 +17,19 @@ const TRIES_MAX: u32 = 200_000;
 pub struct Edge {
     /// One function, counted from 0.
     pub a: usize,
-    /// The other.
+    /// The other function.
     pub b: usize,
-    /// How much they pass, in any unit.
+    /// The amount of data that they pass, in any unit.
     pub weight: u32,
 }
 
-/// The GPUs for functions 0, 1, 2 and so on, each its own: those that make the sum over all edges of
-/// weight times the rate of the NVLink between the two GPUs greatest; of equal ones the first in the order of
-/// `free`.
+/// Returns a separate GPU for each of the functions 0, 1, 2 and so on. The assignment maximizes the
+/// sum over all edges of weight times the rate of the NVLink between the two GPUs. Of equal
+/// assignments, the first in the order of `free` wins.
 ///
 /// # Errors
-/// [`Error::TooFewGpus`], [`Error::UnknownGpu`], [`Error::UnknownFunction`], [`Error::TooManyGpus`].
+/// [`Error::TooFewGpus`], [`Error::UnknownGpu`], [`Error::UnknownFunction`],
+/// [`Error::TooManyGpus`].
 pub fn place(
     topology: &Topology,
     functions: usize,
@@ -64,8 +66,8 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// Places the next function on every GPU in turn, unless that cannot beat the best, were all edges
-    /// yet to come as fast as the fastest.
+    /// Places the next function on every GPU in turn. Skips a GPU if the assignment could not beat
+    /// the best even if all remaining edges had the fastest rate.
     fn on(&mut self, placed: &mut Vec<GpuIndex>, functions: usize, score: u128) {
         self.tries += 1;
         if placed.len() == functions {
@@ -92,7 +94,8 @@ impl Search<'_> {
         }
     }
 
-    /// What the edges between the next function, on this GPU, and those before it add.
+    /// Returns the score of the edges between the next function, on this GPU, and the functions
+    /// placed before.
     fn gained(&self, placed: &[GpuIndex], gpu: GpuIndex) -> u128 {
         let here = |edge: &&Edge| edge.a.max(edge.b) == placed.len() && edge.a != edge.b;
         let add =

@@ -1,5 +1,5 @@
-//! The transfers that run, and their routes. Whatever a route takes off the matrix goes through here,
-//! so that both agree.
+//! The transfers that run, and their routes. All changes of the matrix by routes are made here, so
+//! that the routes and the matrix agree.
 
 use super::matrix::{Mask, Matrix};
 use super::{Change, FlowId, ROUTES_MAX, Route};
@@ -8,13 +8,14 @@ use millrace_types::BytesPerSec;
 /// A path in use.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Part {
-    /// Which of the matrix's paths.
+    /// Index of the path in the matrix.
     pub(super) path: usize,
-    /// How fast.
+    /// Rate in bytes per second.
     pub(super) rate: u64,
 }
 
-/// A transfer's routes, without a heap. In the order of their paths, so that the same routes are equal.
+/// A transfer's routes, without a heap allocation. Sorted by path, so that equal sets of routes
+/// compare equal.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Parts {
     parts: [Part; ROUTES_MAX],
@@ -49,7 +50,7 @@ impl Parts {
 }
 
 impl FromIterator<Part> for Parts {
-    /// The first [`ROUTES_MAX`].
+    /// Collects the first [`ROUTES_MAX`] parts.
     fn from_iter<I: IntoIterator<Item = Part>>(from: I) -> Self {
         let mut parts = Self::default();
         from.into_iter().take(ROUTES_MAX).for_each(|part| parts.insert(part));
@@ -57,13 +58,13 @@ impl FromIterator<Part> for Parts {
     }
 }
 
-/// What a flow is.
+/// The kind of a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
-    /// All that moves from one GPU to another for it.
+    /// A transfer from one GPU to another, with all its routes.
     Transfer,
-    /// What neighbours forward from or to the host. It has its routes once and for all: it may lose
-    /// some, since the host path of its own GPU stays.
+    /// The part of a host transfer that neighbours forward. Its routes are chosen once. The flow
+    /// may lose some of them, because the host path of its own GPU stays.
     Forward,
 }
 
@@ -73,30 +74,33 @@ pub(super) struct Flow {
     pub(super) role: Role,
     pub(super) from: usize,
     pub(super) to: usize,
-    /// The routes it would have if it were alone, where these are fixed from the beginning.
+    /// The routes that the flow would have if it were alone; empty unless the selection fixes them
+    /// at the start.
     pub(super) fixed: Parts,
-    /// The link it owns, while it runs.
+    /// The link that the flow owns while it runs.
     pub(super) link: Option<usize>,
     pub(super) parts: Parts,
-    /// The sum of its routes' rates.
+    /// The sum of the rates of all routes.
     pub(super) total: u64,
-    /// All that its routes cross.
+    /// All resources that the routes cross.
     pub(super) mask: Mask,
-    /// The routes its owner was last told of, once they may be others. `None` inside: of none yet.
+    /// The routes that the caller was last told of, once they may have changed. The inner `None`
+    /// means that the caller was told of no routes yet.
     told: Option<Option<Parts>>,
 }
 
 impl Flow {
-    pub(super) fn new(id: FlowId, role: Role, (from, to): (usize, usize)) -> Self {
-        let (told, fixed, parts) = (Some(None), Parts::default(), Parts::default());
-        Self { id, role, from, to, fixed, link: None, parts, total: 0, mask: 0, told }
+    pub(super) fn new(id: FlowId, role: Role, from: usize, to: usize) -> Self {
+        let fixed = Parts::default();
+        let parts = Parts::default();
+        Self { id, role, from, to, fixed, link: None, parts, total: 0, mask: 0, told: Some(None) }
     }
 }
 
 #[derive(Debug)]
 pub(super) struct Running {
     pub(super) matrix: Matrix,
-    /// In the order in which they began.
+    /// The flows in the order in which they began.
     pub(super) flows: Vec<Flow>,
 }
 
@@ -106,7 +110,8 @@ impl Running {
         flow.told.get_or_insert(Some(flow.parts));
     }
 
-    /// Gives a flow so much more of a path. `false`: it has as many routes as it may have.
+    /// Adds `rate` of a path to a flow. Returns `false` if the flow has as many routes as it may
+    /// have.
     pub(super) fn lay(&mut self, at: usize, path: usize, rate: u64) -> bool {
         if rate == 0 {
             return true;
@@ -124,12 +129,12 @@ impl Running {
         true
     }
 
-    /// Takes so much of a path from a flow that has it.
+    /// Takes `rate` of a path from a flow that uses the path.
     pub(super) fn cut(&mut self, at: usize, path: usize, rate: u64) {
         self.touch(at);
         let flow = &mut self.flows[at];
         let Some(part) = flow.parts.find(path) else {
-            debug_assert!(false, "only a route that is there is cut");
+            debug_assert!(false, "a flow gives up a path that it does not use");
             return;
         };
         flow.parts.parts[part].rate -= rate;
@@ -142,7 +147,7 @@ impl Running {
         self.matrix.give(path, rate);
     }
 
-    /// Takes every route from a flow that crosses one of these.
+    /// Takes all routes from a flow that cross any of these resources.
     pub(super) fn strip(&mut self, at: usize, mask: Mask) {
         let parts = self.flows[at].parts;
         for part in parts.as_slice() {
@@ -152,19 +157,19 @@ impl Running {
         }
     }
 
-    /// What a flow has of a resource.
+    /// Returns the rate that a flow has of a resource.
     pub(super) fn rate_on(&self, at: usize, resource: usize) -> u64 {
         let over = |part: &&Part| self.matrix.path(part.path).mask >> resource & 1 == 1;
         self.flows[at].parts.as_slice().iter().filter(over).map(|part| part.rate).sum()
     }
 
-    /// How many flows cross a resource or own it.
+    /// Returns the number of flows that cross a resource or own it.
     pub(super) fn users(&self, resource: usize) -> u64 {
         let uses = |flow: &&Flow| flow.mask >> resource & 1 == 1 || flow.link == Some(resource);
         self.flows.iter().filter(uses).count() as u64
     }
 
-    /// Ends a flow, and says whether there was one.
+    /// Ends a flow. Returns whether the flow existed.
     pub(super) fn remove(&mut self, id: FlowId) -> bool {
         let Some(at) = self.flows.iter().position(|flow| flow.id == id) else { return false };
         self.strip(at, Mask::MAX);
@@ -174,12 +179,12 @@ impl Running {
         true
     }
 
-    /// A part as others see it.
+    /// Returns a part as a public route.
     pub(super) fn route(&self, part: &Part) -> Route {
         Route { hops: self.matrix.path(part.path).hops, rate: BytesPerSec(part.rate) }
     }
 
-    /// What has changed since it was asked last.
+    /// Returns the changes since the last call.
     pub(super) fn changes(&mut self) -> Vec<Change> {
         let matrix = &self.matrix;
         let route = |part: &Part| Route { hops: matrix.path(part.path).hops, rate: BytesPerSec(part.rate) };

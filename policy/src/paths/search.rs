@@ -1,20 +1,21 @@
-//! The loop-free paths between two GPUs, found once: shortest first, the widest of equal length first,
-//! and the first [`PATHS_MAX`] of these.
-//! Taking paths in that order gives a lone transfer on DGX-V100 all that the links could carry.
+//! The loop-free paths between two GPUs, found once: shortest first, of equal length the widest
+//! first, and at most [`PATHS_MAX`]. Taking paths in this order gives a lone transfer on DGX-V100
+//! all that the links can carry.
 
 use millrace_types::GpuIndex;
 
 use super::{HOPS_MAX, Hops};
 
-/// Paths kept for a pair. Eight GPUs that are all joined, and not by a switch, have 157 of at most four
-/// links for each; DGX-V100 has 82 of any length at most.
+/// Paths kept for a pair. Eight GPUs that are all joined without a switch have 157 paths of at most
+/// four links for each pair. DGX-V100 has at most 82 paths of any length.
 pub(super) const PATHS_MAX: usize = 256;
 
-/// Paths of one length that are looked at for a pair, to keep the widest. Eight GPUs that are all joined
-/// have 720 of seven links; more than this take more GPUs, and then the first found are looked at.
+/// Paths of one length that are looked at for a pair, to keep the widest. Eight GPUs that are all
+/// joined have 720 paths of seven links. Only more GPUs have more than this bound; then only the
+/// paths that are found first are looked at.
 const FOUND_MAX: usize = 4096;
 
-/// The paths from one GPU to others over links of a `gpus` by `gpus` matrix of rates.
+/// A search for paths over the links of a matrix of rates, `gpus` by `gpus`.
 pub(super) struct Search<'a> {
     pub(super) gpus: usize,
     pub(super) rates: &'a [u64],
@@ -22,7 +23,7 @@ pub(super) struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// The first [`PATHS_MAX`] paths of a pair.
+    /// Returns the first [`PATHS_MAX`] paths of a pair.
     pub(super) fn paths(&self, from: usize, to: usize) -> Vec<Hops> {
         let distances = self.distances(to);
         let mut paths = Vec::new();
@@ -41,7 +42,7 @@ impl Search<'_> {
         paths
     }
 
-    /// The rate of a path's slowest link.
+    /// Returns the rate of a path's slowest link.
     fn width(&self, path: &Hops) -> u64 {
         path.links().map(|(a, b)| self.rate(a.0 as usize, b.0 as usize)).min().unwrap_or(0)
     }
@@ -50,7 +51,7 @@ impl Search<'_> {
         self.rates[a * self.gpus + b]
     }
 
-    /// Links from each GPU to `to`; `None` where there is no way.
+    /// Returns the number of links from each GPU to `to`; `None` if no path exists.
     fn distances(&self, to: usize) -> Vec<Option<usize>> {
         let mut distances = vec![None; self.gpus];
         let mut reached = vec![to];
@@ -77,7 +78,7 @@ struct Walk<'a, 'b> {
 }
 
 impl Walk<'_, '_> {
-    /// Goes on from the last GPU to the end by exactly so many links, over none of the GPUs in `seen`.
+    /// Extends a path to the end by exactly `hops` links, over none of the GPUs in `seen`.
     fn on(&mut self, path: &mut Vec<usize>, seen: u64, hops: usize) {
         let last = path[path.len() - 1];
         if hops == 0 {

@@ -1,30 +1,33 @@
-//! How fast one transfer goes from each GPU to each other while nothing else moves: what is estimated by
-//! before anything does. Found once, by the same rules as the routes of transfers that run.
+//! The rate of a transfer from each GPU to each other while nothing else moves, for estimates
+//! before any transfer begins. The rates are computed once, by the rules that choose the routes of
+//! running transfers.
 
 use millrace_types::topology::Topology;
 use millrace_types::{BytesPerSec, GpuIndex};
 
 use super::{Config, Error, FlowId, Paths};
 
-/// NVLinks that lead from one GPU to another, over others or not.
+/// The NVLinks that lead from one GPU to another, directly or over other GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Way {
-    /// Where the bytes are.
+    /// The source GPU.
     pub from: GpuIndex,
-    /// Where they go.
+    /// The destination GPU.
     pub to: GpuIndex,
-    /// All routes of a transfer that is alone, together.
+    /// The rate of all routes of a lone transfer together.
     pub rate: BytesPerSec,
 }
 
-/// One for each two GPUs that routes lead between, by where they begin and then by where they end.
+/// Returns a way for each ordered pair of GPUs that routes lead between, in the order of source,
+/// then destination.
 ///
 /// # Errors
-/// As [`Paths::new`].
+/// The errors of [`Paths::new`].
 pub fn ways(topology: &Topology, config: Config) -> Result<Vec<Way>, Error> {
     let mut paths = Paths::new(topology, config)?;
     let gpus = || (0..topology.gpus.len() as u32).map(GpuIndex);
-    let (flow, mut ways) = (FlowId(0), Vec::new());
+    let flow = FlowId(0);
+    let mut ways = Vec::new();
     for (from, to) in gpus().flat_map(|from| gpus().map(move |to| (from, to))).filter(|(from, to)| from != to)
     {
         paths.begin(flow, from, to)?;
@@ -52,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn a_way_is_all_routes_of_a_transfer_that_is_alone() {
+    fn a_way_has_the_rate_of_all_routes_of_a_lone_transfer() {
         let links = machine(4, &[(0, 1, 10), (0, 2, 24), (1, 2, 48)]);
         let all = [(0, 1, 34), (0, 2, 34), (1, 0, 34), (1, 2, 58), (2, 0, 34), (2, 1, 58)];
         assert_eq!(found(&links, Config::default()), all, "no NVLink leads to GPU 3");
@@ -63,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn ways_lead_between_pairs_that_no_nvlink_joins() {
+    fn ways_lead_between_pairs_without_an_nvlink() {
         let topology = dgx_v100();
         assert_eq!(found(&topology, Config::default()).len(), 56);
         let one_link = Config { hops_max: NonZeroU32::new(1), ..Config::default() };

@@ -1,4 +1,4 @@
-//! MAPA and UCX (D31, H21).
+//! Tests of the baselines MAPA and UCX (D31, H21).
 
 use super::*;
 
@@ -13,15 +13,14 @@ fn mapa_uses_the_direct_link_or_none() {
 }
 
 #[test]
-fn ucx_uses_the_same_paths_whoever_else_does() {
+fn ucx_uses_the_same_paths_beside_other_flows() {
     let mut paths = paths(&dgx_v100(), Selection::Ucx, None);
     let alone = [route(&[0, 3], 48), route(&[0, 1, 3], 24), route(&[0, 2, 3], 24)];
     assert_eq!(begin(&mut paths, 1, 0, 3), [change(1, &alone)]);
-    // The second shares 0-2 with the first, and the rest of the first waits for it.
-    let (half, all) = (
-        alone.map(|route| Route { rate: BytesPerSec(route.rate.0 / 2), ..route }),
-        begin(&mut paths, 2, 0, 2),
-    );
+    // The second flow shares 0-2 with the first, and the other routes of the first flow wait for
+    // that route.
+    let half = alone.map(|route| Route { rate: BytesPerSec(route.rate.0 / 2), ..route });
+    let all = begin(&mut paths, 2, 0, 2);
     assert_eq!(all[0], change(1, &half));
     assert_eq!(all[1].routes.iter().map(|route| route.hops.len()).collect::<Vec<_>>(), [2, 3, 3]);
     assert_eq!(paths.end(FlowId(2)), [change(1, &alone)]);
@@ -29,7 +28,7 @@ fn ucx_uses_the_same_paths_whoever_else_does() {
 
 #[test]
 fn contention_makes_ucx_slower_than_direct_links_and_faastube_faster() {
-    // Everybody to everybody among four GPUs that are all joined.
+    // Each of four GPUs that are all joined sends to each other.
     let topology = dgx_v100();
     let slowest = |selection| {
         let mut paths = paths(&topology, selection, None);

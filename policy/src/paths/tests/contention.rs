@@ -1,8 +1,9 @@
-//! Algorithm 1, step by step.
+//! Tests of Algorithm 1, step by step.
 
 use super::*;
 
-/// The most that a network carries from one GPU to another: augmenting paths, widest or not.
+/// Returns the most that a network carries from one GPU to another, by augmenting paths of any
+/// width.
 fn max_flow(topology: &Topology, from: usize, to: usize) -> u64 {
     let gpus = topology.gpus.len();
     let mut left = matrix::rates(topology).unwrap();
@@ -36,7 +37,7 @@ fn max_flow(topology: &Topology, from: usize, to: usize) -> u64 {
 }
 
 #[test]
-fn a_lone_transfer_gets_all_that_the_links_can_carry_if_routes_may_be_long() {
+fn a_lone_transfer_gets_the_maximum_flow_if_routes_may_be_long() {
     let topology = dgx_v100();
     for (from, to) in pairs() {
         let mut paths = paths(&topology, Selection::FaasTube, None);
@@ -46,8 +47,8 @@ fn a_lone_transfer_gets_all_that_the_links_can_carry_if_routes_may_be_long() {
 }
 
 #[test]
-fn a_lone_transfer_gets_most_of_it_over_routes_of_the_default_length() {
-    // The figures of HOPS_DEFAULT.
+fn a_lone_transfer_gets_most_of_the_maximum_flow_over_routes_of_the_default_length() {
+    // The figures of `HOPS_DEFAULT`.
     let topology = dgx_v100();
     let most: u64 = pairs().map(|(from, to)| max_flow(&topology, from as usize, to as usize)).sum();
     let share = |hops| {
@@ -62,7 +63,7 @@ fn a_lone_transfer_gets_most_of_it_over_routes_of_the_default_length() {
 }
 
 #[test]
-fn a_newcomer_takes_its_own_link_first_and_detours_after() {
+fn a_new_transfer_takes_the_own_link_first_and_detours_after() {
     let mut paths = paths(&dgx_v100(), Selection::FaasTube, Some(2));
     let routes = [route(&[0, 3], 48), route(&[0, 1, 3], 24), route(&[0, 2, 3], 24)];
     assert_eq!(begin(&mut paths, 1, 0, 3), [change(1, &routes)]);
@@ -72,15 +73,15 @@ fn a_newcomer_takes_its_own_link_first_and_detours_after() {
 }
 
 #[test]
-fn pairs_without_nvlink_meet_through_others() {
+fn pairs_without_an_nvlink_use_routes_over_other_gpus() {
     let mut paths = paths(&dgx_v100(), Selection::FaasTube, Some(2));
     let routes = [route(&[0, 1, 5], 24), route(&[0, 4, 5], 24)];
     assert_eq!(begin(&mut paths, 1, 0, 5), [change(1, &routes)]);
 }
 
 #[test]
-fn frees_a_link_for_its_owner_and_lends_it_again() {
-    // Two ways from 0 to 2, through 1 and through 3.
+fn a_link_is_freed_for_the_owner_and_lent_again_afterwards() {
+    // Two paths lead from 0 to 2, through 1 and through 3.
     let square = machine(4, &[(0, 1, 24), (1, 2, 24), (0, 3, 48), (3, 2, 24)]);
     let mut paths = paths(&square, Selection::FaasTube, Some(2));
     let both = [route(&[0, 1, 2], 24), route(&[0, 3, 2], 24)];
@@ -91,7 +92,7 @@ fn frees_a_link_for_its_owner_and_lends_it_again() {
 }
 
 #[test]
-fn owners_of_one_link_share_it() {
+fn owners_of_a_link_share_the_rate_equally() {
     let mut paths = paths(&machine(2, &[(0, 1, 48)]), Selection::FaasTube, None);
     begin(&mut paths, 1, 0, 1);
     let share = |flow, rate| change(flow, &[route(&[0, 1], rate)]);
@@ -102,7 +103,7 @@ fn owners_of_one_link_share_it() {
 }
 
 #[test]
-fn who_has_no_other_way_keeps_a_fair_share_of_an_owners_link() {
+fn a_flow_without_another_route_keeps_a_fair_share_of_an_owned_link() {
     let line = machine(3, &[(0, 1, 24), (1, 2, 24)]);
     for order in [[(1, 0, 2), (2, 0, 1)], [(2, 0, 1), (1, 0, 2)]] {
         let mut paths = paths(&line, Selection::FaasTube, None);
@@ -120,7 +121,7 @@ fn who_has_no_other_way_keeps_a_fair_share_of_an_owners_link() {
 }
 
 #[test]
-fn moves_a_busy_route_that_is_as_fast_elsewhere() {
+fn a_busy_route_moves_to_an_equally_fast_path() {
     // 0 reaches 2 by 1 or by 3; 5 only by 1.
     let links = [(0, 4, 24), (4, 1, 24), (1, 2, 24), (4, 3, 24), (3, 2, 24), (5, 1, 24)];
     let mut paths = paths(&machine(6, &links), Selection::FaasTube, Some(3));
@@ -129,13 +130,13 @@ fn moves_a_busy_route_that_is_as_fast_elsewhere() {
     assert_eq!(begin(&mut paths, 2, 5, 2), moved);
 }
 
-/// 0 and 3 reach 2 by 1 alone.
+/// 0 and 3 reach 2 only by 1.
 fn shared_link() -> Topology {
     machine(4, &[(0, 1, 24), (3, 1, 24), (1, 2, 24)])
 }
 
 #[test]
-fn splits_a_busy_path_evenly() {
+fn a_busy_path_is_split_evenly() {
     let mut paths = paths(&shared_link(), Selection::FaasTube, None);
     begin(&mut paths, 1, 0, 2);
     begin(&mut paths, 2, 3, 2);
@@ -157,7 +158,7 @@ fn a_switch_carries_no_more_over_several_paths() {
 }
 
 #[test]
-fn a_switchs_port_is_shared_by_all_that_cross_it() {
+fn flows_that_cross_a_port_of_a_switch_share_the_port() {
     let topology = dgx_a100();
     for selection in SELECTIONS {
         let mut paths = paths(&topology, selection, None);
@@ -171,7 +172,7 @@ fn a_switchs_port_is_shared_by_all_that_cross_it() {
 }
 
 #[test]
-fn four_gpus_without_nvlink_go_by_the_host() {
+fn flows_between_gpus_without_nvlinks_have_no_routes() {
     for selection in SELECTIONS {
         let mut paths = paths(&machine(4, &[]), selection, None);
         assert_eq!(begin(&mut paths, 1, 0, 3), [change(1, &[])]);

@@ -1,4 +1,4 @@
-//! Host transfers over several PCIe links (D05).
+//! Tests of host transfers over several PCIe links (D05).
 
 use super::*;
 
@@ -18,7 +18,7 @@ fn each_gpu_of_dgx_v100_reaches_all_four_pcie_links_within_two_nvlinks() {
             assert!(near >= 3, "{gpu}: {far:?}");
             let mut switches: Vec<_> = far.iter().map(|route| route.via.0 / 2).collect();
             switches.sort_unstable();
-            assert_eq!(switches, [0, 1, 2, 3], "each switch's link once");
+            assert_eq!(switches, [0, 1, 2, 3], "the link of each switch once");
             assert!(far.iter().all(|route| route.rate == gb(12)), "{far:?}");
             for route in &far {
                 let ends = match direction {
@@ -38,7 +38,7 @@ fn a_switch_joins_a_gpu_to_the_pcie_links_of_all_others() {
 }
 
 #[test]
-fn without_nvlink_a_gpu_has_its_own_link_alone() {
+fn without_nvlinks_a_gpu_has_a_single_host_route() {
     for selection in SELECTIONS {
         let mut paths = paths(&machine(4, &[]), selection, None);
         let own = GpuIndex(2);
@@ -49,12 +49,12 @@ fn without_nvlink_a_gpu_has_its_own_link_alone() {
 }
 
 #[test]
-fn what_neighbours_forward_comes_out_of_the_matrix_and_yields_to_owners() {
+fn forwarding_uses_rate_of_the_matrix_and_yields_to_owners() {
     let mut paths = paths(&machine(4, &[(0, 2, 24)]), Selection::FaasTube, None);
     let plan = host(&mut paths, 0, Direction::ToGpu);
     assert_eq!(plan.routes.iter().map(|route| route.via.0).collect::<Vec<_>>(), [0, 2]);
     assert_eq!(paths.left(GpuIndex(2), GpuIndex(0)), gb(12));
-    // The other direction is not touched.
+    // The other direction is not affected.
     assert_eq!(begin(&mut paths, 1, 0, 2), [change(1, &[route(&[0, 2], 24)])]);
     let lost = [change(99, &[]), change(2, &[route(&[2, 0], 24)])];
     assert_eq!(begin(&mut paths, 2, 2, 0), lost);
@@ -64,7 +64,7 @@ fn what_neighbours_forward_comes_out_of_the_matrix_and_yields_to_owners() {
 }
 
 #[test]
-fn baselines_share_a_neighbours_nvlink_with_what_it_forwards() {
+fn baselines_share_an_nvlink_between_transfers_and_forwarding() {
     let mut paths = paths(&machine(4, &[(0, 2, 24)]), Selection::Direct, None);
     begin(&mut paths, 1, 2, 0);
     let plan = host(&mut paths, 0, Direction::ToGpu);
@@ -74,17 +74,17 @@ fn baselines_share_a_neighbours_nvlink_with_what_it_forwards() {
 }
 
 #[test]
-fn ways_by_neighbours_are_apart_from_a_gpus_own_and_the_shortest_are_first() {
+fn forwarding_ways_avoid_the_own_switch_and_the_shortest_are_first() {
     for gpu in 0..8 {
         let paths = paths(&dgx_v100(), Selection::FaasTube, None);
         let ways = paths.forwards(Direction::ToGpu, GpuIndex(gpu));
         assert!(ways.iter().all(|way| way.last().0 == gpu && way.first().0 / 2 != gpu / 2), "{ways:?}");
         let links: Vec<_> = ways.iter().map(|way| way.links().count()).collect();
         assert!(links.is_sorted() && links.contains(&1) && links.last() == Some(&2), "{links:?}");
-        // By at most two NVLinks each other switch's link is reached.
+        // The link of each other switch is reached over at most two NVLinks.
         let switches: std::collections::BTreeSet<_> = ways.iter().map(|way| way.first().0 / 2).collect();
         assert_eq!(switches.len(), 3);
-        // The same ways back.
+        // The ways to the host are the same, reversed.
         let back = paths.forwards(Direction::FromGpu, GpuIndex(gpu));
         let turned = |way: &Hops| Hops::of(way.as_slice().iter().rev().copied());
         let sorted = |mut ways: Vec<Hops>| {

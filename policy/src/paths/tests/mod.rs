@@ -1,4 +1,4 @@
-//! Fixtures: machines, and what must be true of paths whatever happened.
+//! Fixtures of the tests of paths, and tests of invalid calls.
 
 mod baselines;
 mod contention;
@@ -47,13 +47,13 @@ fn total(paths: &Paths, flow: u64) -> u64 {
     sum(&paths.routes(FlowId(flow)).unwrap())
 }
 
-/// All ordered pairs of eight GPUs.
+/// Returns all ordered pairs of eight GPUs.
 fn pairs() -> impl Iterator<Item = (u32, u32)> {
     (0..8).flat_map(|from| (0..8).filter(move |&to| to != from).map(move |to| (from, to)))
 }
 
 #[test]
-fn of_the_28_pairs_of_dgx_v100_12_have_no_nvlink_8_one_and_8_two() {
+fn dgx_v100_has_12_pairs_without_an_nvlink_8_with_one_and_8_with_two() {
     let paths = paths(&dgx_v100(), Selection::FaasTube, None);
     let of = |rate| {
         let has = |&(a, b): &(u32, u32)| a < b && paths.capacity(GpuIndex(a), GpuIndex(b)) == gb(rate);
@@ -63,7 +63,7 @@ fn of_the_28_pairs_of_dgx_v100_12_have_no_nvlink_8_one_and_8_two() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_and_changes_nothing() {
+fn invalid_calls_are_refused_and_change_nothing() {
     let mut paths = paths(&dgx_v100(), Selection::FaasTube, None);
     let refused = |paths: &mut Paths, flow, from, to| {
         paths.begin(FlowId(flow), GpuIndex(from), GpuIndex(to)).unwrap_err()

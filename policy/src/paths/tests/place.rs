@@ -1,4 +1,4 @@
-//! Placement against trying everything (D19).
+//! Tests of placement against trying every assignment (D19).
 
 use proptest::prelude::*;
 
@@ -14,7 +14,7 @@ fn score(topology: &Topology, edges: &[Edge], gpus: &[GpuIndex]) -> u128 {
     edges.iter().map(|edge| u128::from(edge.weight) * u128::from(rate(edge))).sum()
 }
 
-/// The best score of all assignments.
+/// Returns the best score of all assignments.
 fn best(topology: &Topology, functions: usize, edges: &[Edge], free: &[GpuIndex]) -> u128 {
     fn all(
         placed: &mut Vec<GpuIndex>,
@@ -38,10 +38,10 @@ fn best(topology: &Topology, functions: usize, edges: &[Edge], free: &[GpuIndex]
     best
 }
 
-/// From, to and weight.
+/// Edges as source, destination and weight.
 type Edges = Vec<(usize, usize, u32)>;
 
-/// The GPU functions of Table 1's workflows, and how they pass data.
+/// Returns the GPU functions of Table 1's workflows, and the data that they pass.
 fn workflows() -> Vec<(&'static str, usize, Edges)> {
     vec![
         ("traffic: decode, detect, then pedestrians or vehicles", 4, vec![(0, 1, 4), (1, 2, 2), (1, 3, 1)]),
@@ -62,7 +62,7 @@ fn workflows() -> Vec<(&'static str, usize, Edges)> {
 }
 
 #[test]
-fn places_the_workflows_of_table_1_best() {
+fn the_workflows_of_table_1_are_placed_optimally() {
     let topology = dgx_v100();
     let busy: [&[u32]; 3] = [&[], &[1], &[1, 3]];
     for (name, functions, edges) in workflows() {
@@ -80,7 +80,7 @@ fn places_the_workflows_of_table_1_best() {
 }
 
 #[test]
-fn refuses_what_cannot_be_placed() {
+fn impossible_placements_are_refused() {
     let topology = dgx_v100();
     let free = [GpuIndex(0), GpuIndex(1)];
     let place =
@@ -89,12 +89,12 @@ fn refuses_what_cannot_be_placed() {
     assert_eq!(place(2, &[edge((0, 2, 1))], &free), Err(Error::UnknownFunction(2)));
     assert_eq!(place(1, &[], &[GpuIndex(8)]), Err(Error::UnknownGpu(GpuIndex(8))));
     assert_eq!(place(0, &[], &[]), Ok(vec![]));
-    assert_eq!(place(2, &[], &free), Ok(free.to_vec()), "in order where nothing tells them apart");
+    assert_eq!(place(2, &[], &free), Ok(free.to_vec()), "equal assignments keep the order of `free`");
 }
 
 #[test]
 fn the_worst_case_of_eight_functions_is_within_the_limit() {
-    // Everybody talks to everybody, so hardly anything is pruned.
+    // Every function passes data to every other, so hardly any assignment is pruned.
     let weight = |a, b| (a * 3 + b * 5) as u32 % 7 + 1;
     let edges: Vec<_> = (0..8).flat_map(|b| (0..b).map(move |a| edge((a, b, weight(a, b))))).collect();
     let free: Vec<_> = (0..8).map(GpuIndex).collect();
@@ -106,7 +106,7 @@ fn the_worst_case_of_eight_functions_is_within_the_limit() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn places_any_workflow_best(
+    fn any_workflow_is_placed_optimally(
         links in prop::collection::vec((0..7u32, 0..7u32, 1..5u64), 0..16),
         functions in 1..6usize,
         edges in prop::collection::vec((0..6usize, 0..6usize, 0..9u32), 0..9),

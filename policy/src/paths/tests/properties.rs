@@ -1,4 +1,5 @@
-//! What is true whatever begins and ends, on DGX-V100, on a switch and on any topology.
+//! Properties that hold for any transfers that begin and end, on DGX-V100, on a switch and on any
+//! topology.
 
 use std::collections::BTreeMap;
 
@@ -37,7 +38,7 @@ fn topology() -> impl Strategy<Value = Topology> {
     prop_oneof![3 => Just(dgx_v100()), 1 => Just(dgx_a100()), 3 => random]
 }
 
-/// Paths beside what a caller knows of them.
+/// The paths, and a caller's knowledge of the routes.
 struct Node {
     paths: Paths,
     begun: u64,
@@ -48,7 +49,7 @@ impl Node {
     fn take(&mut self, changes: Vec<Change>) {
         for change in changes {
             let before = self.routes.insert(change.flow, change.routes.clone());
-            assert_ne!(before.as_ref(), Some(&change.routes), "only what changed is said");
+            assert_ne!(before.as_ref(), Some(&change.routes), "a change without a difference");
         }
     }
 
@@ -59,7 +60,7 @@ impl Node {
                 let flow = FlowId(self.begun);
                 let changes = self.paths.begin(flow, GpuIndex(*from), GpuIndex(*to)).unwrap();
                 self.take(changes);
-                assert!(self.routes.contains_key(&flow), "the newcomer is told");
+                assert!(self.routes.contains_key(&flow), "the new flow is not reported");
             }
             Step::Host { gpu, direction } => {
                 self.begun += 1;
@@ -83,7 +84,7 @@ impl Node {
         self.audit();
     }
 
-    /// What each resource has to give is what is left and what routes have.
+    /// Checks that the capacity of each resource is the rate left plus the rates of routes.
     fn nothing_is_lost(&self) {
         let matrix = &self.paths.running.matrix;
         for resource in 0..matrix.resources() {
@@ -116,7 +117,7 @@ impl Node {
                 told.sort_by_key(|route| route.hops);
                 routes.sort_by_key(|route| route.hops);
             }
-            assert_eq!(told, routes, "what was said is what is");
+            assert_eq!(told, routes, "the reported routes differ from the actual routes");
             if self.paths.selection == Selection::FaasTube && flow.role == Role::Transfer {
                 self.has_a_route(flow);
                 self.wants_nothing_free(flow);
@@ -130,7 +131,7 @@ impl Node {
         assert_eq!(flow.total > 0, leads, "{flow:?}");
     }
 
-    /// What is free is used, where it leads somewhere.
+    /// Checks that a flow uses every free path.
     fn wants_nothing_free(&self, flow: &Flow) {
         let matrix = &self.paths.running.matrix;
         let own = flow.link.map_or(0, |link| 1 << link);
@@ -143,8 +144,9 @@ impl Node {
         );
     }
 
-    /// Owners have at least an equal part of their link. Nobody else is on it who has another route.
-    fn owners_hold_their_links(&self) {
+    /// Checks that owners have at least an equal part of their link, and that no flow with another
+    /// route is on it.
+    fn owners_keep_an_equal_part_of_owned_links(&self) {
         let running = &self.paths.running;
         for (at, flow) in running.flows.iter().enumerate() {
             let Some(link) = flow.link else { continue };
@@ -163,7 +165,7 @@ impl Node {
         }
     }
 
-    /// Ends everything: then the matrix is the topology again (D21).
+    /// Ends all flows: then the matrix is the topology again (D21).
     fn end_all(&mut self) {
         while !self.routes.is_empty() {
             self.step(&Step::End(0));
@@ -189,7 +191,7 @@ fn selection() -> impl Strategy<Value = Selection> {
 
 proptest! {
     #[test]
-    fn links_are_neither_lost_nor_given_twice_and_nobody_starves(
+    fn link_rates_are_neither_lost_nor_given_twice_and_no_flow_starves(
         topology in topology(),
         selection in selection(),
         hops_max in hops_max(),
@@ -201,7 +203,7 @@ proptest! {
     }
 
     #[test]
-    fn owners_hold_their_links(
+    fn owners_keep_an_equal_part_of_owned_links(
         topology in topology(),
         hops_max in hops_max(),
         steps in prop::collection::vec(step(), 1..40),
@@ -209,7 +211,7 @@ proptest! {
         let mut node = node(&topology, Selection::FaasTube, hops_max);
         for step in &steps {
             node.step(step);
-            node.owners_hold_their_links();
+            node.owners_keep_an_equal_part_of_owned_links();
         }
         node.end_all();
     }
