@@ -1,5 +1,5 @@
-//! What a decision costs. Each bench goes round a steady state, so that what is measured is the
-//! decision and not the growth of what it decides about.
+//! Costs of decisions. Each bench repeats a steady state, so that it measures the decision and not
+//! the growth of the state.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -23,7 +23,7 @@ use millrace_types::{
 const GPUS: u32 = 8;
 const INCARNATION: Incarnation = Incarnation(1);
 
-/// Lets a core handle an event and gives its actions, in memory that is used again.
+/// Lets a core handle an event and returns its actions, in a reused vector.
 fn step<'a, C: Core>(
     core: &mut C,
     now: u64,
@@ -35,8 +35,8 @@ fn step<'a, C: Core>(
     actions
 }
 
-/// A node of eight GPUs, each running one request with the next handed ahead, and `queued` more
-/// requests waiting.
+/// Returns a node of eight GPUs. Each GPU runs one request and has the next one enqueued; `queued`
+/// more requests wait.
 fn busy_node(queued: u64) -> (Dispatch, u64) {
     let gpu = dispatch::GpuConfig::new(Bytes::gib(16), BytesPerSec::gb(12));
     let config = dispatch::Config::new(vec![gpu; GPUS as usize], 100_000);
@@ -59,7 +59,8 @@ fn busy_node(queued: u64) -> (Dispatch, u64) {
 fn enqueue(key: u64) -> dispatch::Event {
     let attempts = Attempts::new(3, Idempotent::Yes);
     let model = (key % 64) as u32;
-    let (function, model) = (FunctionIndex(model), ModelId(model));
+    let function = FunctionIndex(model);
+    let model = ModelId(model);
     dispatch::Event::Enqueue(dispatch::Request {
         key: RequestKey(key),
         function,
@@ -74,7 +75,7 @@ fn dispatch_one(c: &mut Criterion) {
     for queued in [0, 1_000] {
         let (mut node, mut key) = busy_node(queued);
         let mut actions = Vec::new();
-        // Which request each GPU runs, as the node's own actions say.
+        // Requests on each GPU, according to the node's own actions.
         let mut on: Vec<Vec<u64>> =
             (0..u64::from(GPUS)).map(|gpu| vec![gpu, gpu + u64::from(GPUS)]).collect();
         let mut turn = 0;
@@ -82,7 +83,8 @@ fn dispatch_one(c: &mut Criterion) {
             b.iter(|| {
                 turn = (turn + 1) % GPUS as usize;
                 let ended = on[turn].remove(0);
-                let (gpu, ran) = (GpuIndex(turn as u32), Some(Duration::from_millis(5)));
+                let gpu = GpuIndex(turn as u32);
+                let ran = Some(Duration::from_millis(5));
                 let event = dispatch::Event::Ended { gpu, key: RequestKey(ended), ran };
                 note(&mut on, step(&mut node, key * 1000, event, &mut actions));
                 note(&mut on, step(&mut node, key * 1000, enqueue(key), &mut actions));
@@ -101,10 +103,12 @@ fn note(on: &mut [Vec<u64>], actions: &[dispatch::Action]) {
 }
 
 fn memory(c: &mut Criterion) {
-    // 16 GiB full of models of 20 to 120 MiB; each turn brings the one that was evicted longest ago.
+    // 16 GiB full of models of 20 to 120 MiB; each turn loads the model that was evicted longest
+    // ago.
     let blocks = |model: u32| 10 + model * 37 % 51;
     let mut map = MemoryMap::new(Bytes::gib(16));
-    let (mut model, mut now) = (0, 0);
+    let mut model = 0;
+    let mut now = 0;
     let mut bring = || {
         now += 1;
         model = (model + 1) % 1000;
@@ -134,8 +138,14 @@ fn start(transfer: u64, gpu: u32) -> fabric::Event {
     let bytes = Bytes(BLOCK.0 * 1_000_000);
     let cargo = Cargo::Weights(Weights { model: ModelId(gpu), generation: Generation(1), bytes });
     let chunks = std::iter::once(0..1_000_000).collect();
-    let (transfer, gpu, from, objective) = (TransferId(transfer), GpuIndex(gpu), None, None);
-    fabric::Event::Start { transfer, gpu, cargo, chunks, from, objective }
+    fabric::Event::Start {
+        transfer: TransferId(transfer),
+        gpu: GpuIndex(gpu),
+        cargo,
+        chunks,
+        from: None,
+        objective: None,
+    }
 }
 
 fn fabric(c: &mut Criterion) {
@@ -174,7 +184,9 @@ fn granted(actions: &[fabric::Action], out: &mut Vec<(TransferId, BatchId)>) {
 
 fn gpu_request(c: &mut Criterion) {
     let mut gpu = Gpu::new(GpuIndex(0), MemoryMap::new(Bytes::gib(16)));
-    let (mut actions, model, weights) = (Vec::new(), ModelId(1), Bytes::mib(2));
+    let mut actions = Vec::new();
+    let model = ModelId(1);
+    let weights = Bytes::mib(2);
     step(&mut gpu, 0, gpu::Event::Install { model, memory: weights, weights }, &mut actions);
     step(&mut gpu, 0, gpu::Event::Up { incarnation: INCARNATION }, &mut actions);
     let assign = gpu::Event::Assign { key: RequestKey(0), model, incarnation: INCARNATION, from: None };
@@ -183,7 +195,8 @@ fn gpu_request(c: &mut Criterion) {
     let done =
         gpu::Event::TransferEnded { transfer: TransferId(1), outcome: fabric::Outcome::Complete, from: None };
     step(&mut gpu, 0, done, &mut actions);
-    let (started, waited) = (Timestamp(0), Duration::ZERO);
+    let started = Timestamp(0);
+    let waited = Duration::ZERO;
     let done = gpu::Event::RunDone { run: RunId(1), started, finished: started, waited };
     step(&mut gpu, 0, done, &mut actions);
     let mut key = 0;
@@ -191,7 +204,8 @@ fn gpu_request(c: &mut Criterion) {
         key += 1;
         let event = gpu::Event::Assign { key: RequestKey(key), model, incarnation: INCARNATION, from: None };
         step(&mut gpu, key * 1000, event, &mut actions);
-        let (started, finished) = (Timestamp(key * 1000), Timestamp(key * 1000 + 500));
+        let started = Timestamp(key * 1000);
+        let finished = Timestamp(key * 1000 + 500);
         let waited = Duration::ZERO;
         step(
             &mut gpu,
@@ -227,7 +241,8 @@ fn router(c: &mut Criterion) {
     }
 }
 
-/// A cluster of 100 nodes for 1,000 functions of 100 MiB to 2 GiB with 2 replicas each, placed or not.
+/// Returns a cluster of 100 nodes and 1,000 functions of 100 MiB to 2 GiB with 2 replicas each,
+/// with these placements.
 fn cluster(placements: Vec<placement::Placement>) -> placement::View {
     let digest = |number: u32| Digest::of(&number.to_be_bytes());
     let size = |number: u32| Bytes::mib(100 + u64::from(number * 37 % 1900));
@@ -252,8 +267,12 @@ fn cluster(placements: Vec<placement::Placement>) -> placement::View {
         gpus: GPUS,
         busy: placement::GpuLoad::default(),
     };
-    let (functions, nodes) = ((0..1000).map(function).collect(), (0..100).map(node).collect());
-    placement::View { functions, nodes, placements, flows: Vec::new() }
+    placement::View {
+        functions: (0..1000).map(function).collect(),
+        nodes: (0..100).map(node).collect(),
+        placements,
+        flows: Vec::new(),
+    }
 }
 
 fn placements(c: &mut Criterion) {

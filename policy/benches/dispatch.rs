@@ -1,22 +1,25 @@
-//! What one decision of each dispatch policy costs with 100, 10,000 and 1,000,000 requests waiting
-//! (L16). Criterion's means hide the tail, so besides them this prints quantiles, and how they grow
+//! Cost of one decision of each dispatch policy with 100, 10,000 and 1,000,000 requests waiting
+//! (L16). Criterion's means hide the tail, so this bench also prints quantiles, and how they grow
 //! with the queue.
 //!
-//! An event is a request that ends on a GPU: the GPU is free, and the policy looks for the next. It may
-//! decide about several then: LALB binds requests to busy GPUs until one is left for the free one. So
-//! both are told, what the event costs and what each of its decisions does: a request given to a GPU,
-//! or bound to one, each the same part of its event. Times are the processor's on this thread, so that
-//! what else the machine does is not counted; of each, what reading that clock takes is taken off. As
-//! many requests come as go, so that the queue keeps its length; what that costs is told apart. Models
-//! are evicted as they would be, so that each GPU holds [`HELD`] of them.
+//! An event is the end of a request on a GPU: the GPU is free, and the policy looks for the next
+//! request. The policy may then decide about several requests: LALB binds requests to busy GPUs
+//! until one is left for the free GPU. So the bench reports the cost of the event, and the cost of
+//! each decision as an equal share of its event. A decision assigns a request to a GPU or binds it
+//! to one.
 //!
-//! What waits in memory is what the process's resident set grows by, in a process of its own for each
-//! policy: nothing that another freed is taken again there.
+//! Times are the processor time of this thread, so other work on the machine is not counted, and
+//! the cost of reading that clock is subtracted. As many requests arrive as end, so that the queue
+//! keeps its length; the cost of arrivals is reported apart. Models are evicted as in production,
+//! so that each GPU holds [`HELD`] of them.
 //!
-//! `cargo bench -p millrace-policy --bench dispatch`; GPUS and FUNCTIONS in the environment change
-//! their number, DEADLINE gives every function one of so many milliseconds (none unless said: nobody is
-//! ever late), DATA says of how many in a hundred requests the data is on a GPU (none unless said), to
-//! which ways lead from every other, and POLICY picks one.
+//! Memory per waiting request is the growth of the process's resident set. Each policy is measured
+//! in a process of its own, so that it cannot reuse memory that another policy freed.
+//!
+//! `cargo bench -p millrace-policy --bench dispatch` reads these environment variables: GPUS and
+//! FUNCTIONS set their numbers. DEADLINE sets a deadline in milliseconds for every function
+//! (default: none, so no request is late). DATA sets the percentage of requests with data on a GPU
+//! that every other GPU can reach (default: 0). POLICY selects one policy.
 
 #[path = "support/percentiles.rs"]
 mod percentiles;
@@ -42,7 +45,7 @@ use rustix::time::{ClockId, clock_gettime};
 use percentiles::percentiles;
 use resident::resident;
 
-/// Models that each GPU holds.
+/// Number of models that each GPU holds.
 const HELD: usize = 20;
 const QUEUED: [u64; 3] = [100, 10_000, 1_000_000];
 const WARM_UP: usize = 20_000;
@@ -53,17 +56,18 @@ fn count(name: &str, usual: u32) -> u32 {
     given.map_or(usual, |text| text.parse().unwrap_or_else(|_| panic!("{name}={text} is no number")))
 }
 
-/// A domain in overload: every GPU at work and `queued` more requests waiting.
+/// A domain in overload: every GPU is busy and `queued` more requests wait.
 struct Domain {
     dispatch: Dispatch,
     functions: u32,
-    /// Requests in a hundred whose data is on a GPU.
+    /// Percentage of requests with data on a GPU.
     data: u32,
     now: u64,
     key: u64,
     draws: u64,
-    /// What each GPU has, and the models on it, last used last.
+    /// Requests assigned to each GPU, in order.
     on: Vec<VecDeque<RequestKey>>,
+    /// Models on each GPU, the last used last.
     held: Vec<VecDeque<ModelId>>,
     scores: Vec<SloCounts>,
     actions: Vec<Action>,
@@ -102,7 +106,8 @@ impl Domain {
         };
         for index in 0..functions {
             let size = Bytes::mib(50 + u64::from(index % 300));
-            let (model, function) = (ModelId(index), FunctionIndex(index));
+            let model = ModelId(index);
+            let function = FunctionIndex(index);
             domain.tell(Event::Install { model, memory: size, weights: size });
             let load = BytesPerSec::gb(12).time_for(size);
             let run = Duration::from_millis(5 + u64::from(index % 40));
@@ -119,7 +124,7 @@ impl Domain {
         domain
     }
 
-    /// Lets requests come until so many wait.
+    /// Adds requests until `queued` wait.
     fn fill(&mut self, queued: u64) {
         while (self.dispatch.queued() as u64) < queued {
             self.arrive();
@@ -148,13 +153,14 @@ impl Domain {
         (((z >> 32) * u64::from(below)) >> 32) as u32
     }
 
-    /// Half of all requests go to a hundredth of the functions.
+    /// Adds a request. Half of all requests are for a hundredth of the functions.
     fn arrive(&mut self) {
         let popular = self.draw(2) == 0;
         let index = self.draw(if popular { (self.functions / 100).max(1) } else { self.functions });
         self.key += 1;
         let attempts = Attempts::new(3, Idempotent::Yes);
-        let (function, model) = (FunctionIndex(index), ModelId(index));
+        let function = FunctionIndex(index);
+        let model = ModelId(index);
         let inputs = if self.data > 0 && self.draw(100) < self.data {
             Inputs::of([(GpuIndex(self.draw(self.on.len() as u32)), Bytes::mib(8))])
         } else {
@@ -170,9 +176,9 @@ impl Domain {
         }));
     }
 
-    /// Brings the domain to where the next decision is due, and says which.
+    /// Prepares the domain for the next decision, and returns the event that triggers it.
     fn next(&mut self) -> Event {
-        // A score changes with each request that ends.
+        // SLO counts change with each request that ends.
         let index = self.draw(self.functions);
         let in_time = u64::from(self.draw(100) < 97);
         let counts = &mut self.scores[index as usize];
@@ -190,13 +196,14 @@ impl Domain {
             let models = self.held[place as usize].pop_front().into_iter().collect();
             self.tell(Event::Evicted { gpu, models });
         }
-        let key = self.on[place as usize].pop_front().expect("it has one");
+        let key = self.on[place as usize].pop_front().expect("the GPU has a request");
         Event::Ended { gpu, key, ran: Some(Duration::from_millis(10)) }
     }
 
-    /// Lets a request end, and fills up what left the queue.
+    /// Ends a request, and refills the queue.
     fn decide(&mut self, times: &mut Times) {
-        let (queued, bound) = (self.dispatch.queued(), self.bound());
+        let queued = self.dispatch.queued();
+        let bound = self.bound();
         let event = self.next();
         let nanos = timed(|| self.tell(event)).saturating_sub(times.clock);
         let assigned = self.actions.iter().filter(|action| matches!(action, Action::Assign { .. })).count();
@@ -213,10 +220,10 @@ impl Domain {
     }
 }
 
-/// In nanoseconds.
+/// Measured times in nanoseconds.
 #[derive(Default)]
 struct Times {
-    /// What reading the clock takes.
+    /// Cost of reading the clock.
     clock: u64,
     events: Vec<u64>,
     decisions: Vec<u64>,
@@ -235,32 +242,33 @@ fn timed(work: impl FnOnce()) -> u64 {
     processor_time() - start
 }
 
-/// Of this thread, in nanoseconds.
+/// Returns the processor time of this thread, in nanoseconds.
 fn processor_time() -> u64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// What timing nothing takes.
+/// Returns the cost of timing nothing.
 fn clock_cost() -> u64 {
     (0..10_000).map(|_| timed(|| ())).min().unwrap_or(0)
 }
 
 fn policies() -> impl Iterator<Item = (&'static str, PolicyConfig)> {
     let artifact = TorporConfig { alpha: AlphaRule::Artifact, ..TorporConfig::default() };
-    // The others refuse what finds no room: no queue of theirs grows.
+    // The other policies refuse a request without room, so their queues do not grow.
     let late = POLICIES.into_iter().filter(|(_, policy)| !policy.binds_early());
     let only = std::env::var("POLICY").ok();
     let picked = move |name: &str| only.as_ref().is_none_or(|only| only == name);
     late.chain([("torpor (artifact)", PolicyConfig::Torpor(artifact))]).filter(move |(name, _)| picked(name))
 }
 
-/// Set in the processes that measure memory.
+/// Environment variable that is set in the processes that measure memory.
 const MEMORY: &str = "MILLRACE_BENCH_MEMORY";
 
-/// Prints what each waiting request takes, with 100 to 1,000,000 of them.
+/// Prints the memory of each waiting request, with 100 to 1,000,000 of them.
 fn memory(_: &mut Criterion) {
-    let (gpus, functions) = (count("GPUS", 8), count("FUNCTIONS", 1000));
+    let gpus = count("GPUS", 8);
+    let functions = count("FUNCTIONS", 1000);
     if std::env::var_os(MEMORY).is_some() {
         for (_, policy) in policies() {
             let mut domain = Domain::new(policy, gpus, functions, 0);
@@ -274,16 +282,17 @@ fn memory(_: &mut Criterion) {
     }
     println!("bytes of memory for each request that waits, with {QUEUED:?} of them");
     for (name, _) in policies() {
-        let exe = std::env::current_exe().expect("this is running");
+        let exe = std::env::current_exe().expect("the path of the running bench");
         let child =
             std::process::Command::new(exe).arg("--bench").env(MEMORY, "1").env("POLICY", name).output();
-        let told = child.expect("it starts").stdout;
+        let told = child.expect("the child process starts").stdout;
         println!("{name:<18}{}", String::from_utf8_lossy(&told));
     }
 }
 
 fn histogram(_: &mut Criterion) {
-    let (gpus, functions) = (count("GPUS", 8), count("FUNCTIONS", 1000));
+    let gpus = count("GPUS", 8);
+    let functions = count("FUNCTIONS", 1000);
     println!(
         "{gpus} GPUs of {HELD} models, {functions} functions; nanoseconds of this thread's processor time"
     );

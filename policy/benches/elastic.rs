@@ -1,13 +1,13 @@
-//! What the elastic store's decisions cost with 1,000 objects live, and what the paper's pools ask of
-//! the device under the same load (FaaSTube §7; H22, H23).
+//! Costs of the elastic store's decisions with 1,000 live objects, and native calls of the paper's
+//! pools under the same load (FaaSTube §7; H22, H23).
 //!
-//! Objects are 1 to 16 MiB, seeded. *take* is a pool's allocation and its return. *store* is an object
-//! that finds room, is placed, written, claimed and read, all of it: five events. *victim* is an event
-//! that makes one of 1,000 leave: a newcomer at the front of the queue finds no room; the figure is the
-//! decision, with everything that its event changes.
+//! Objects are 1 to 16 MiB, from a seed. *take* is a pool's allocation and its return. *store* is
+//! the life of an object that finds room: it is stored, written, claimed and read, in five events.
+//! *victim* is an event that makes one of 1,000 objects leave, because a new object at the front of
+//! the queue finds no room. The figure is the decision with all changes of its event.
 //!
-//! `cargo bench -p millrace-policy --bench elastic`. Tables first, then criterion's means. A native
-//! call ("millisecond-level", §7.1) is counted here, not made.
+//! `cargo bench -p millrace-policy --bench elastic`. Tables come first, then criterion's means. A
+//! native call ("millisecond-level", §7.1) is counted here, not made.
 
 #![allow(clippy::disallowed_methods, reason = "it measures")]
 
@@ -31,11 +31,11 @@ use percentiles::percentiles;
 const LIVE: u64 = 1_000;
 const SAMPLES: usize = 100_000;
 const WARM_UP: usize = 10_000;
-/// Room for the objects that are live, and some more.
+/// Room for the live objects and some more.
 const CAP: Bytes = Bytes::gib(16);
 const FUNCTIONS: u64 = 20;
 
-/// Seeded draws (`SplitMix64`).
+/// Seeded random numbers (`SplitMix64`).
 struct Draws(u64);
 
 impl Draws {
@@ -57,9 +57,11 @@ fn nanos(work: impl FnOnce()) -> u64 {
     u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// A pool with [`LIVE`] objects in it, one of which is replaced each time.
+/// Times the replacement of one of [`LIVE`] objects in a pool.
 fn takes(policy: PoolPolicy) -> (u64, u64) {
-    let (mut pool, mut draws, mut actions) = (Pool::new(policy, CAP), Draws(1), Vec::new());
+    let mut pool = Pool::new(policy, CAP);
+    let mut draws = Draws(1);
+    let mut actions = Vec::new();
     let mut take = |pool: &mut Pool, size| {
         actions.clear();
         pool.take(size, CAP, Purpose::Object, &mut actions).expect("there is room")
@@ -82,7 +84,7 @@ fn takes(policy: PoolPolicy) -> (u64, u64) {
     percentiles(samples, [50, 99]).into()
 }
 
-/// A store with objects in it, each queued for.
+/// A store full of objects with queued consumers.
 struct Full {
     store: Store,
     draws: Draws,
@@ -108,7 +110,8 @@ impl Full {
     }
 
     fn put(&mut self, size: Bytes) {
-        let (object, function) = (ObjectKey(self.next), FunctionIndex((self.next % FUNCTIONS) as u32));
+        let object = ObjectKey(self.next);
+        let function = FunctionIndex((self.next % FUNCTIONS) as u32);
         let consumers = vec![Standing::Queued(self.next)];
         self.next += 1;
         self.now += 1_000_000;
@@ -117,7 +120,7 @@ impl Full {
         self.tell(Event::Filled { object });
     }
 
-    /// One comes and the oldest is read.
+    /// Stores an object, and lets the oldest be read.
     fn turn(&mut self, size: Bytes) {
         self.put(size);
         let object = ObjectKey(self.next - LIVE - 1);
@@ -140,13 +143,14 @@ fn turns(pool: PoolPolicy, migration: MigrationPolicy) -> (u64, u64) {
     percentiles(samples, [50, 99]).into()
 }
 
-/// A newcomer that nothing is nearer than, where there is no room; afterwards it is taken away and
-/// what left stays where it was, since somebody claimed it.
+/// Times a new object without room, ahead of all others in the queue. Afterwards the new object is
+/// discarded, and the victim stays because a consumer claims it.
 fn victims(migration: MigrationPolicy) -> (u64, u64) {
     let mut full = Full::new(Config { cap: CAP, migration, ..Config::default() });
     let limit = full.store.pool().used();
     full.tell(Event::Limit { limit });
-    let (mut samples, function) = (Vec::with_capacity(SAMPLES), FunctionIndex(0));
+    let mut samples = Vec::with_capacity(SAMPLES);
+    let function = FunctionIndex(0);
     for turn in 0..WARM_UP + SAMPLES {
         let object = ObjectKey(full.next);
         full.next += 1;
@@ -157,7 +161,7 @@ fn victims(migration: MigrationPolicy) -> (u64, u64) {
             Action::Migrate { object } => Some(*object),
             _ => None,
         });
-        let victim = victim.expect("one leaves");
+        let victim = victim.expect("one object leaves");
         full.tell(Event::Discard { object });
         full.tell(Event::Stands { object: victim, consumer: 0, standing: Standing::Claimed });
         full.tell(Event::Migrated { object: victim });
@@ -170,14 +174,14 @@ fn victims(migration: MigrationPolicy) -> (u64, u64) {
     percentiles(samples, [50, 99]).into()
 }
 
-/// What a pool does over a day: every other hour is silent, in the others a request comes every 5 s
-/// on average, with 1 to 12 objects of a size that changes by the hour, read 200 ms after they came.
+/// A day of a pool. Every other hour is silent. In the remaining hours a request arrives every 5 s
+/// on average, with 1 to 12 objects that are read 200 ms later; their size changes by the hour.
 struct Day {
     store: Store,
     draws: Draws,
     actions: Vec<Action>,
     now: Timestamp,
-    /// Of the pool's size over time, in bytes times seconds.
+    /// Integral of the pool's size over time, in bytes times seconds.
     held: f64,
     held_max: u64,
     next: u64,
@@ -193,7 +197,7 @@ impl Day {
         self.held_max = self.held_max.max(self.store.pool().size().0);
     }
 
-    /// Lets time pass, and the store know when it asked for it.
+    /// Advances time, with a tick at each time that the store requested.
     fn wait(&mut self, until: Timestamp) {
         while self.now < until {
             let wake = self.store.next_wake().filter(|&wake| wake <= until);
@@ -210,7 +214,8 @@ impl Day {
         let size = Bytes::mib(10 + hour * 37 % 60 + self.draws.next() % 8);
         let first = self.next;
         for _ in 0..1 + self.draws.next() % 12 {
-            let (object, consumers) = (ObjectKey(self.next), vec![Standing::Queued(self.next)]);
+            let object = ObjectKey(self.next);
+            let consumers = vec![Standing::Queued(self.next)];
             self.next += 1;
             self.tell(Event::Store { object, function: Self::FUNCTION, size, consumers });
             self.tell(Event::Filled { object });
@@ -225,8 +230,15 @@ impl Day {
 
     fn pass(pool: PoolPolicy) -> Self {
         let store = Store::new(Config { pool, ..Config::default() }).expect("the sizes are good");
-        let (draws, now, actions) = (Draws(3), Timestamp::ZERO, Vec::new());
-        let mut day = Self { store, draws, actions, now, held: 0.0, held_max: 0, next: 0 };
+        let mut day = Self {
+            store,
+            draws: Draws(3),
+            actions: Vec::new(),
+            now: Timestamp::ZERO,
+            held: 0.0,
+            held_max: 0,
+            next: 0,
+        };
         while day.now.as_nanos() < 24 * Self::HOUR {
             let hour = day.now.as_nanos() / Self::HOUR;
             if hour % 2 == 1 {
@@ -247,9 +259,10 @@ fn days() {
     );
     for (name, pool) in POOLS {
         let day = Day::pass(pool);
-        let (calls, mib) = (day.store.pool().calls(), f64::from(1 << 20));
-        let (mean, max) =
-            (day.held / day.now.since(Timestamp::ZERO).as_secs_f64() / mib, day.held_max as f64 / mib);
+        let calls = day.store.pool().calls();
+        let mib = f64::from(1 << 20);
+        let mean = day.held / day.now.since(Timestamp::ZERO).as_secs_f64() / mib;
+        let max = day.held_max as f64 / mib;
         println!(
             "{name:<16} {mean:>9.0} {max:>9.0} {:>12} {:>9} {:>9} {:>10}",
             calls.allocations, calls.ahead, calls.releases, calls.ipc
@@ -280,7 +293,7 @@ fn tables(_: &mut Criterion) {
     days();
 }
 
-/// What a measurement costs by itself.
+/// Returns the cost of a measurement itself.
 fn clock() -> u64 {
     let nothing = || {
         black_box(0);

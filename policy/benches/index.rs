@@ -1,11 +1,11 @@
-//! What the index of a node costs with a million live objects, in time and in memory, what checkpoints
-//! remember of them included; and what it costs to share links among flows, up to as many as are taken.
-//! Prints each figure beside its target.
+//! Costs of a node's index with a million live objects, in time and in memory, including the memory
+//! of checkpoints; and the cost of sharing links among flows, up to the maximum number. Each figure
+//! is printed beside its target.
 //!
-//! The index is the one that workers run, with as much kept of each object as they keep. Lookups are timed
-//! in batches of 1000 in an order that no cache can guess: a percentile is one of batches, divided by their
-//! size, so that on a machine with other work the highest one shows the scheduler's slices. Memory is what
-//! the process's resident set grew by.
+//! The index is the workers' own, with values as large as theirs. Lookups are timed in batches of
+//! 1000, in an order that no cache can predict. A percentile is that of batches, divided by their
+//! size, so on a busy machine the highest percentile shows the scheduler's time slices. Memory is
+//! the growth of the process's resident set.
 
 #![allow(clippy::disallowed_methods, reason = "it measures")]
 
@@ -34,18 +34,18 @@ use resident::resident;
 use seeded::Seeded;
 
 const OBJECTS: usize = OBJECTS_MAX as usize;
-/// How many are stored in a second: those are young together.
+/// Objects stored in each second, which are young together.
 const A_SECOND: usize = 50_000;
 const BATCH: usize = 1_000;
 const BATCHES: usize = 2_000;
 const LOOKUP_TARGET: Duration = Duration::from_nanos(200);
 const BYTES_TARGET: usize = 200;
-/// As many as are under way on a busy node, and all that are taken.
+/// A usual number of flows on a busy node, and the maximum number.
 const FLOWS: [u64; 2] = [64, FLOWS_MAX as u64];
 const EPOCH: Epoch = Epoch(3);
 const DECISIONS: usize = 2_000;
 
-/// What workers keep of an object: their `Contents` are asserted to take no more.
+/// A value as large as the workers' `Contents`, which a test of theirs bounds.
 #[derive(Clone, Copy)]
 struct Kept([u64; 5]);
 
@@ -63,8 +63,8 @@ fn name(number: usize) -> NodeName {
     NodeName::new(&format!("gpu-worker-{number:02}")).expect("a node's name")
 }
 
-/// A million names, of which one in three that came between is gone: made here, and as many on each
-/// of some other nodes.
+/// Returns a million names, from counters of which one in three is skipped. The objects are made
+/// here and on the other nodes, in equal shares.
 fn names(others: usize) -> Vec<DataId> {
     let homes: Vec<_> = (0..=others).map(name).collect();
     let mut seeded = Seeded(7);
@@ -79,13 +79,15 @@ fn names(others: usize) -> Vec<DataId> {
     names
 }
 
-/// A node that holds them all, each for as long as it was given after the one before.
+/// Returns the index of a node that holds all these objects, each of which expires at its counter's
+/// time.
 fn filled(names: &[DataId]) -> Index<Kept> {
     let limit = Limit { bytes: Bytes(u64::MAX), files: 0, objects: OBJECTS_MAX };
     let node = name(0);
     let mut index = Index::new(node.clone(), limit);
     for id in names {
-        let (kept, until) = (Kept([id.counter; 5]), Timestamp(id.counter));
+        let kept = Kept([id.counter; 5]);
+        let until = Timestamp(id.counter);
         let taken = if id.home == node {
             index.put_as(id.epoch, id.counter, kept, until).is_ok()
         } else {
@@ -96,12 +98,15 @@ fn filled(names: &[DataId]) -> Index<Kept> {
     index
 }
 
-/// A checkpoint of a node that stored them at this pace, and told the leader what it may.
+/// Returns the checkpoint of a node that stored these objects at `A_SECOND` per second, and sent
+/// the permitted ones to the leader.
 fn told(names: &[DataId]) -> Checkpoint {
     let mut checkpoint = Checkpoint::new(Checkpoints::default());
-    let (mut now, mut actions) = (Timestamp::ZERO, Vec::new());
+    let mut now = Timestamp::ZERO;
+    let mut actions = Vec::new();
     checkpoint.on_event(now, Event::Registered { epoch: EPOCH }, &mut actions);
-    // In the last second nothing is stored: what the one before it ended with is acknowledged.
+    // The last second stores no object, so that the last batch of the second before is
+    // acknowledged.
     for stored in names.chunks(A_SECOND).chain([&names[..0]]) {
         for id in stored {
             let stored = Event::DataStored { id: id.clone(), bytes: Bytes(id.counter) };
@@ -118,16 +123,16 @@ fn told(names: &[DataId]) -> Checkpoint {
     checkpoint
 }
 
-/// What making something of these takes, for each, and what was made: kept, so that the next does not
-/// take over its memory uncounted.
+/// Returns the memory per name that `make` uses, and its result. The caller keeps the result, so
+/// that a later measurement does not reuse its memory uncounted.
 fn grown<T>(names: &[DataId], make: impl FnOnce(&[DataId]) -> T) -> (usize, T) {
     let before = resident();
     let made = make(names);
     (resident().saturating_sub(before) / names.len(), made)
 }
 
-/// What it takes to read one of as many values as the index holds, by its place in an array, where no read
-/// begins before the last has ended: nothing that has to look finds any of them sooner.
+/// Measures a read of one of a million values by its position in an array. Each read begins after
+/// the previous one has ended. No lookup can be faster than this.
 fn reads() {
     let values: Vec<(Kept, Timestamp)> =
         (0..OBJECTS as u64).map(|number| (Kept([number; 5]), Timestamp(number))).collect();
@@ -135,10 +140,12 @@ fn reads() {
     let mut took = Vec::with_capacity(BATCHES);
     for _ in 0..BATCHES {
         let places: Vec<usize> = (0..BATCH).map(|_| seeded.below(OBJECTS as u32) as usize).collect();
-        let (start, mut last) = (Instant::now(), 0);
+        let start = Instant::now();
+        let mut last = 0;
         for &place in &places {
             let Kept([number, ..]) = values[place ^ last].0;
-            // Zero: each is at its place. But that is not known before the value is.
+            // The result is always zero, because each number equals its position. The processor
+            // only knows that after it has read the value.
             last = black_box(number as usize) ^ place;
         }
         black_box(last);
@@ -149,18 +156,18 @@ fn reads() {
 }
 
 fn lookups(what: &str, others: usize) -> (Vec<DataId>, Index<Kept>, Checkpoint) {
-    // They are made before, so that what they take is not counted.
+    // The names are made first, so that their memory is not counted.
     let names = names(others);
     let (index_bytes, index) = grown(&names, filled);
     let mut seeded = Seeded(11);
     let mut took = Vec::with_capacity(BATCHES);
     for _ in 0..BATCHES {
-        // Whoever asks has just read the name.
+        // A caller has just read the name, so the name is in a cache.
         let asked: Vec<DataId> =
             (0..BATCH).map(|_| names[seeded.below(names.len() as u32) as usize].clone()).collect();
         let start = Instant::now();
         for id in &asked {
-            black_box(index.get(id).copied()).expect("it is here");
+            black_box(index.get(id).copied()).expect("the object is present");
         }
         took.push(start.elapsed() / BATCH as u32);
     }
@@ -176,8 +183,8 @@ fn lookups(what: &str, others: usize) -> (Vec<DataId>, Index<Kept>, Checkpoint) 
     (names, index, checkpoint)
 }
 
-/// A flow that may use four of eight links, with 1 to 200 MB; one in eight is best effort. In all
-/// they need about so many percent of the uplinks.
+/// Returns a flow that may use four of eight links, with 1 to 200 MB; one in eight is best effort.
+/// All flows together need about `load_percent` percent of the uplinks.
 fn flow(id: u64, seeded: &mut Seeded, flows: u64, load_percent: u64) -> Flow {
     let bytes = 1_000_000 * (1 + u64::from(seeded.below(200)));
     let rate = 48_000_000_000 * load_percent / 100 / flows;
@@ -196,9 +203,10 @@ fn decisions(sharing: Sharing, flows: u64, load_percent: u64) {
     for id in 0..flows {
         rates.begin(now, &flow(id, &mut seeded, flows, load_percent)).expect("a new flow");
     }
-    let (mut shared, mut picked) = (Vec::new(), Vec::new());
+    let mut shared = Vec::new();
+    let mut picked = Vec::new();
     for turn in 0..DECISIONS as u64 {
-        rates.end(now, FlowId(turn)).expect("it has begun");
+        rates.end(now, FlowId(turn)).expect("the flow has begun");
         let flow = flow(flows + turn, &mut seeded, flows, load_percent);
         let start = Instant::now();
         black_box(rates.begin(now, &flow)).expect("a new flow");

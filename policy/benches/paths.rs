@@ -1,8 +1,8 @@
-//! What choosing NVLink paths costs (D20): a transfer begins and ends on DGX-V100 while others run.
+//! Cost of choosing NVLink paths (D20): a transfer begins and ends on a DGX-V100 while others run.
 //!
-//! Percentiles first, of each of the two decisions by itself, with pairs drawn from a seed; then
-//! criterion's benches of both together. The paper has "less than 10 us"; ours is to stay under 2 us
-//! at the median.
+//! First come percentiles of each of the two decisions by itself, for pairs drawn from a seed; then
+//! criterion's benches of both together. The paper has "less than 10 us"; our target is a median
+//! below 2 us.
 
 #![allow(clippy::disallowed_methods, reason = "it measures")]
 
@@ -31,13 +31,14 @@ const OTHERS: [u64; 3] = [0, 4, 12];
 const SELECTIONS: [(&str, Selection); 3] =
     [("faastube", Selection::FaasTube), ("direct", Selection::Direct), ("ucx", Selection::Ucx)];
 
-/// Two of eight GPUs.
+/// Draws two of eight GPUs.
 fn pair(seeded: &mut Seeded) -> (GpuIndex, GpuIndex) {
-    let (from, other) = (seeded.below(8), seeded.below(7));
+    let from = seeded.below(8);
+    let other = seeded.below(7);
     (GpuIndex(from), GpuIndex(if other < from { other } else { other + 1 }))
 }
 
-/// A machine where so many flows run, the oldest of which ends whenever one begins.
+/// A machine with a fixed number of flows: when a flow begins, the oldest ends.
 struct Busy {
     paths: Paths,
     seeded: Seeded,
@@ -92,11 +93,12 @@ fn decisions(config: Config, name: &str) {
     }
 }
 
-/// What transfers get, GB/s: the mean, and the slowest of those that run at once.
+/// Prints the rates of transfers in GB/s: the mean, and the slowest of concurrent transfers.
 fn rates(name: &str, config: Config) {
     print!("{name:22}");
     for flows in [1, 4, 8, 12] {
-        let (mut sum, mut slowest) = (0.0, 0.0);
+        let mut sum = 0.0;
+        let mut slowest = 0.0;
         for seed in 1..=SEEDS {
             let mut busy = Busy::new(config, 0);
             busy.seeded = Seeded(seed);

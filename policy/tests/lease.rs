@@ -1,4 +1,4 @@
-//! Leases, in tables and against a model that keeps nothing but when each node was last heard.
+//! Tests of leases, in tables and against a model that only records when each node was last heard.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -22,14 +22,15 @@ fn member(node: &str, epoch: Epoch) -> Member {
     Member { node: name(node), epoch }
 }
 
-/// A leader elected at 0 with two nodes of epoch 1, and lease and grace as they are by default.
+/// Returns a leader elected at 0, with two nodes of epoch 1 and the default lease and grace.
 fn leader() -> Leases {
     let mut leases = Leases::new(Limits::default());
     leases.elected(ms(0), [member("a", ONE), member("b", ONE)]);
     leases
 }
 
-/// Ticks whenever the table asks for it, up to and with `until`. Gives what was not empty.
+/// Ticks at every wake-up time up to and including `until`. Returns the verdicts that are not
+/// empty.
 fn run(leases: &mut Leases, until: Timestamp) -> Vec<(Timestamp, Verdict)> {
     let mut verdicts = Vec::new();
     loop {
@@ -86,7 +87,7 @@ fn a_fenced_node_that_is_heard_is_believed_again() {
 }
 
 #[test]
-fn lost_stands_and_is_said_again_until_it_is_confirmed() {
+fn a_lost_node_stays_lost_and_is_reported_until_confirmed() {
     let mut leases = leader();
     run(&mut leases, ms(2500));
     assert_eq!(leases.heard(&name("a"), ONE, ms(2600)), Standing::Lost);
@@ -105,13 +106,17 @@ fn a_new_registration_has_a_full_lease_and_ends_the_old_one() {
     assert_eq!(leases.heard(&name("a"), ONE, ms(2500)), Standing::Unknown);
     assert_eq!(leases.standing(&name("a"), TWO), Standing::Believed);
     leases.gone(&name("a"), ONE);
-    assert_eq!(leases.standing(&name("a"), TWO), Standing::Believed, "the loss was of the old one");
+    assert_eq!(
+        leases.standing(&name("a"), TWO),
+        Standing::Believed,
+        "the loss concerned the old registration"
+    );
     leases.registered(ms(2600), member("a", ONE));
-    assert_eq!(leases.standing(&name("a"), TWO), Standing::Believed, "an old one comes too late");
+    assert_eq!(leases.standing(&name("a"), TWO), Standing::Believed, "an older registration is ignored");
 }
 
 #[test]
-fn a_leader_that_stood_still_blames_nobody() {
+fn a_stalled_leader_fences_no_node_before_a_further_lease() {
     let mut leases = leader();
     run(&mut leases, ms(1800));
     let after = ms(1800 + 1001);
@@ -132,7 +137,7 @@ fn half_a_lease_is_not_yet_a_stall() {
 }
 
 #[test]
-fn a_stall_brings_back_the_fenced_and_not_the_lost() {
+fn a_stall_restores_fenced_nodes_but_not_lost_ones() {
     let mut leases = leader();
     run(&mut leases, ms(1000));
     leases.heard(&name("b"), ONE, ms(500));
@@ -144,7 +149,7 @@ fn a_stall_brings_back_the_fenced_and_not_the_lost() {
 }
 
 #[test]
-fn who_does_not_lead_judges_nobody() {
+fn a_controller_that_does_not_lead_judges_no_node() {
     let mut leases = Leases::new(Limits::default());
     leases.registered(ms(0), member("a", ONE));
     assert_eq!(leases.next_wake(), None);
@@ -156,9 +161,9 @@ fn who_does_not_lead_judges_nobody() {
 #[derive(Debug, Clone)]
 enum Step {
     Heard(u8),
-    /// The leader does its ticks for so many milliseconds.
+    /// The leader ticks for this many milliseconds.
     Run(u64),
-    /// The leader stands still for so many.
+    /// The leader stalls for this many milliseconds.
     Stall(u64),
     Elected,
 }
@@ -172,7 +177,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Since when a node has been silent as far as the leader can know, and what was said of it.
+/// Start of a node's silence as far as the leader can know, and whether the node was declared lost.
 #[derive(Debug, Clone, Copy)]
 struct Silence {
     since: Timestamp,
@@ -206,7 +211,7 @@ impl Model {
             assert_eq!(
                 (&verdict.fenced, &verdict.lost),
                 (&vec![], &vec![]),
-                "a stalled leader blames nobody"
+                "a stalled leader declares no node fenced or lost"
             );
             for silence in self.silence.values_mut() {
                 silence.since = at;
@@ -240,7 +245,7 @@ impl Model {
                 let until = self.now + Duration::from_millis(for_ms);
                 while self.now < until {
                     let wake = self.leases.next_wake().expect("a leader always wakes again");
-                    assert!(wake > self.now, "time goes on");
+                    assert!(wake > self.now, "the next wake-up is not in the future");
                     self.tick(wake.min(until));
                 }
             }
@@ -251,10 +256,10 @@ impl Model {
 }
 
 proptest! {
-    /// Fenced after a lease of silence, lost after the grace, and never sooner or later than the
-    /// tick of that moment; a stall or an election counts as having heard everyone.
+    /// A node is fenced after a lease of silence and lost after the grace, exactly at the tick of
+    /// that moment. A stall or an election counts as hearing every node.
     #[test]
-    fn nobody_is_lost_who_was_heard_and_nobody_silent_is_kept(steps in prop::collection::vec(step(), 0..60)) {
+    fn nodes_are_fenced_and_lost_exactly_by_their_silence(steps in prop::collection::vec(step(), 0..60)) {
         let mut model = Model::new();
         for step in steps {
             model.step(step);

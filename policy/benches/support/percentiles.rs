@@ -1,6 +1,6 @@
-//! Percentiles of what was measured.
+//! Percentiles of measurements.
 
-/// Each of some percentiles.
+/// Returns these percentiles of the samples.
 pub(crate) fn percentiles<T: Copy + Ord, const N: usize>(
     mut samples: Vec<T>,
     percents: [usize; N],

@@ -1,7 +1,7 @@
-//! The memory that this process has.
+//! Memory of this process.
 
-/// In bytes: the resident set of `/proc/self/statm`. The workspace forbids the unsafe code that an allocator
-/// which counts takes.
+/// Returns the resident set of `/proc/self/statm` in bytes. A counting allocator would need unsafe
+/// code, which the workspace forbids.
 pub(crate) fn resident() -> usize {
     let statm = std::fs::read_to_string("/proc/self/statm").expect("Linux");
     let pages = statm.split(' ').nth(1).and_then(|pages| pages.parse::<usize>().ok());

@@ -1,6 +1,6 @@
-//! Seeded draws.
+//! Seeded random numbers.
 
-/// xorshift64*: the same numbers everywhere.
+/// xorshift64*, which gives the same numbers on every machine.
 pub(crate) struct Seeded(pub(crate) u64);
 
 impl Seeded {

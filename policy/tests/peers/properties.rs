@@ -1,4 +1,4 @@
-//! What must hold of copies between GPUs, whatever happens in whatever order.
+//! Properties of copies between GPUs for any events in any order.
 
 use std::cell::Cell;
 
@@ -42,7 +42,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Lets everything come to rest.
+/// Runs the system until no message, copy, run or timer is left.
 fn drain(world: &mut World) {
     for _ in 0..10_000 {
         let mut busy = world.deliver(0);
@@ -54,13 +54,13 @@ fn drain(world: &mut World) {
             return;
         }
     }
-    panic!("it never comes to rest");
+    panic!("the system does not come to rest");
 }
 
-/// T25: a source is not evicted before its copy has ended, so that every run reads its own model. Every
-/// request ends, whichever executors die.
+/// T25: a source is not evicted before its copy has ended, so that every run reads its own model.
+/// Every request ends, whichever executors die.
 #[test]
-fn no_copy_reads_what_has_taken_its_models_place_and_every_request_ends() {
+fn copies_read_only_their_own_model_and_every_request_ends() {
     let from_peers = Cell::new(0);
     let placement = prop_oneof![Just(Placement::Scattered), Just(Placement::Contiguous)];
     let isolation = prop_oneof![Just(Isolation::Gpu), Just(Isolation::Model), Just(Isolation::Resident)];
@@ -82,7 +82,7 @@ fn no_copy_reads_what_has_taken_its_models_place_and_every_request_ends() {
                 Step::Run(gpu) => drop(world.run(gpu)),
                 Step::Cancel(gpu) => world.cancel(gpu),
                 Step::Kill(gpu) => world.kill(gpu),
-                // Where all share one there is none to kill.
+                // With one process for all models there is no program process to kill.
                 Step::KillProgram { .. } if isolation == Isolation::Gpu => {}
                 Step::KillProgram { gpu, model } => world.kill_program(gpu, ModelId(model)),
             }

@@ -1,8 +1,8 @@
-//! Three GPUs joined by NVLinks, a fabric, and executors whose memory is known block by block.
+//! Three GPUs joined by NVLinks, a fabric, and executors whose memory is modelled block by block.
 //!
-//! What one core tells another waits in a channel of the two until the test delivers it: any order
-//! that keeps each channel's own is possible. Executors do at once what they are told, except for
-//! copies and runs, which end when the test says so.
+//! A message from one core to another waits in their channel until the test delivers it, so every
+//! order that preserves the order within each channel is possible. Executors obey at once, except
+//! for copies and runs, which end when the test says so.
 
 mod wiring;
 
@@ -20,9 +20,9 @@ use self::wiring::each;
 
 pub(crate) const GPUS: usize = 3;
 pub(crate) const MODELS: u32 = 5;
-/// Room for two or three models.
+/// Blocks of a GPU: room for two or three models.
 const GPU_BLOCKS: u64 = 24;
-/// Requests on one GPU at a time.
+/// Maximum number of requests on one GPU at a time.
 const REQUESTS_MAX: usize = 3;
 
 pub(crate) fn chunks(model: ModelId) -> u32 {
@@ -31,7 +31,7 @@ pub(crate) fn chunks(model: ModelId) -> u32 {
 
 /// A chunk of a model's weights.
 type Chunk = (ModelId, u32);
-/// What is in each block.
+/// Content of each block.
 type Memory = Vec<Option<Chunk>>;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,7 +47,7 @@ const FABRIC: Who = GPUS;
 struct Place {
     core: Gpu,
     incarnation: Incarnation,
-    /// Those it knows.
+    /// Models with a loaded program.
     programs: BTreeSet<ModelId>,
     mapped: BTreeMap<ModelId, (Generation, Vec<u32>)>,
     copies: VecDeque<Grant>,
@@ -55,7 +55,8 @@ struct Place {
 }
 
 impl Place {
-    /// Whether what a copy is for is still mapped: else it is refused before it reads anything.
+    /// Whether the target of a copy is still mapped. Otherwise the executor refuses the copy before
+    /// it reads any block.
     fn takes(&self, grant: &Grant) -> bool {
         let Weights { model, generation, .. } = weights(grant);
         self.mapped.get(&model).is_some_and(|mapped| mapped.0 == generation)
@@ -66,18 +67,18 @@ pub(crate) struct World {
     isolation: Isolation,
     fabric: Fabric,
     places: Vec<Place>,
-    /// Every incarnation's memory: a copy may still read that of one which is gone.
+    /// Memory of every incarnation: a copy may still read the memory of a dead one.
     memories: BTreeMap<(usize, Incarnation), Memory>,
     channels: BTreeMap<(Who, Who), VecDeque<Mail>>,
     now: Timestamp,
     last_key: u64,
-    /// Requests that were given out and have not ended.
+    /// Requests that were assigned and have not ended.
     pub(crate) requests: usize,
-    /// Bytes copied from peers, in chunks.
+    /// Number of chunks copied from peers.
     pub(crate) from_peers: u32,
 }
 
-/// Nothing else moves here.
+/// Returns the weights of a grant: no other cargo moves in this test.
 fn weights(grant: &Grant) -> Weights {
     let Cargo::Weights(weights) = grant.cargo else { panic!("{grant:?}") };
     weights
@@ -130,7 +131,7 @@ impl World {
         world
     }
 
-    /// Starts an executor, with memory of its own.
+    /// Starts an executor with memory of its own.
     fn start(&mut self, index: usize) {
         let incarnation = Incarnation(self.places[index].incarnation.0 + 1);
         self.places[index].incarnation = incarnation;
@@ -149,7 +150,7 @@ impl World {
         self.start(index);
     }
 
-    /// Kills the process of one model, where it has one: the GPU's memory stays.
+    /// Kills the process of one model, if it is loaded. The GPU's memory stays.
     pub(crate) fn kill_program(&mut self, index: usize, model: ModelId) {
         let place = &mut self.places[index];
         if !place.programs.remove(&model) {
@@ -164,7 +165,7 @@ impl World {
         self.gpu(index, gpu::Event::ProgramLost { model });
     }
 
-    /// Lets time pass until somebody has something to do.
+    /// Advances time to the next wake-up of a core.
     pub(crate) fn wait(&mut self) -> bool {
         let wakes = self.places.iter().filter_map(|place| place.core.next_wake());
         let Some(at) = wakes.min() else { return false };
@@ -181,7 +182,8 @@ impl World {
         let incarnation = place.incarnation;
         self.last_key += 1;
         self.requests += 1;
-        let (key, from) = (RequestKey(self.last_key), from.map(|from| GpuIndex(from as u32)));
+        let key = RequestKey(self.last_key);
+        let from = from.map(|from| GpuIndex(from as u32));
         self.gpu(index, gpu::Event::Assign { key, model, incarnation, from });
     }
 
@@ -189,14 +191,14 @@ impl World {
         self.gpu(index, gpu::Event::Prefetch { model });
     }
 
-    /// Nobody waits for the request whose turn it is any more.
+    /// Cancels the request that is running.
     pub(crate) fn cancel(&mut self, index: usize) {
         if let Some(key) = self.places[index].core.running() {
             self.gpu(index, gpu::Event::Cancel { key });
         }
     }
 
-    /// Delivers what waits longest in one of the channels that are not empty.
+    /// Delivers the oldest message of one of the channels that are not empty.
     pub(crate) fn deliver(&mut self, which: usize) -> bool {
         self.channels.retain(|_, waiting| !waiting.is_empty());
         let count = self.channels.len().max(1);
@@ -208,7 +210,7 @@ impl World {
         true
     }
 
-    /// An executor carries out the first copy it was granted.
+    /// Carries out the first copy that an executor was granted.
     pub(crate) fn copy(&mut self, index: usize) -> bool {
         let Some(grant) = self.places[index].copies.pop_front() else { return false };
         self.now = self.now.max(grant.not_before);
@@ -228,7 +230,7 @@ impl World {
         true
     }
 
-    /// What a copy reads.
+    /// Returns the chunks that a copy reads.
     fn read(&self, grant: &Grant) -> Vec<Option<Chunk>> {
         let model = weights(grant).model;
         let Some(peer) = &grant.peer else {
@@ -238,7 +240,7 @@ impl World {
         each(&peer.blocks).map(|block| memory[block as usize]).collect()
     }
 
-    /// A copy fails.
+    /// Fails the first copy that an executor was granted.
     pub(crate) fn fail_copy(&mut self, index: usize, why: BatchFailure) -> bool {
         let Some(grant) = self.places[index].copies.pop_front() else { return false };
         self.report(index, &grant, Some(why));
@@ -246,7 +248,8 @@ impl World {
     }
 
     fn report(&mut self, index: usize, grant: &Grant, failure: Option<BatchFailure>) {
-        let (transfer, batch) = (grant.transfer, grant.batch);
+        let transfer = grant.transfer;
+        let batch = grant.batch;
         let event = match failure {
             None => fabric::Event::Done { transfer, batch },
             Some(why) => fabric::Event::Failed { transfer, batch, why },
@@ -254,7 +257,7 @@ impl World {
         self.post(index, FABRIC, Mail::ToFabric(event));
     }
 
-    /// The first run ends, if all that it reads is there.
+    /// Ends the first run, if all its weights have arrived.
     pub(crate) fn run(&mut self, index: usize) -> bool {
         let place = &mut self.places[index];
         let Some(&(run, model, generation)) = place.runs.front() else { return false };
@@ -269,15 +272,17 @@ impl World {
             return false;
         }
         for (chunk, &block) in (0..).zip(blocks) {
-            assert_eq!(memory[block as usize], Some((model, chunk)), "a run reads what is not its model");
+            assert_eq!(memory[block as usize], Some((model, chunk)), "a run reads another model's weights");
         }
         place.runs.pop_front();
-        let (started, finished) = (self.now, self.now);
+        let started = self.now;
+        let finished = self.now;
         self.gpu(index, gpu::Event::RunDone { run, started, finished, waited: Default::default() });
         true
     }
 
-    /// Whether every copy that is under way reads its own model, whoever wants its source's room.
+    /// Checks that every running copy reads its own model, although other models may need the room
+    /// of its source.
     pub(crate) fn check(&self) {
         for grant in self.places.iter().flat_map(|place| place.copies.iter().filter(|it| place.takes(it))) {
             let expected: Vec<_> =
@@ -286,12 +291,15 @@ impl World {
         }
         for place in &self.places {
             if self.isolation == Isolation::Resident {
-                assert!(place.programs.iter().eq(place.mapped.keys()), "the processes are the cached models");
+                assert!(
+                    place.programs.iter().eq(place.mapped.keys()),
+                    "the processes differ from the cached models"
+                );
             }
         }
     }
 
-    /// Nothing is locked, granted or asked for any more.
+    /// Checks that no lock, grant or request is left.
     pub(crate) fn check_idle(&self) {
         assert_eq!((self.requests, self.fabric.in_flight()), (0, 0));
         for place in &self.places {

@@ -1,4 +1,5 @@
-//! Functions of one workflow on one node (D19): in tables, and against trying everything.
+//! Placement of a workflow's functions on one node (D19): in tables, and compared with every
+//! possible assignment.
 
 use millrace_policy::placement::{Flow, Function, GpuLoad, Phase, Placement};
 use millrace_types::{Bytes, NodeState};
@@ -18,7 +19,7 @@ fn nodes(world: &World) -> Vec<Vec<String>> {
     world.view.nodes.iter().map(|it| world.on(it.name.as_str())).collect()
 }
 
-/// Three functions of 10 MiB in a row, on three nodes of 100.
+/// Returns a chain of three functions of 10 MiB, and three nodes of 100 MiB.
 fn three(replicas: u32) -> World {
     let functions = ["f", "g", "h"].map(|it| function(it, replicas, 10));
     let mut world = World::new(functions.to_vec(), ["a", "b", "c"].map(|it| node(it, 100)).to_vec());
@@ -40,7 +41,7 @@ fn a_workflows_functions_are_placed_on_one_node_and_others_are_spread() {
 }
 
 #[test]
-fn more_copies_follow_their_group_and_the_last_to_come_is_not_parted_when_they_go() {
+fn more_copies_follow_their_group_and_removals_keep_a_group_together() {
     let mut world = three(2);
     world.settle();
     assert_eq!(nodes(&world), [vec!["f", "g", "h"], vec!["f", "g", "h"], vec![]]);
@@ -51,7 +52,7 @@ fn more_copies_follow_their_group_and_the_last_to_come_is_not_parted_when_they_g
 }
 
 #[test]
-fn what_was_on_a_lost_or_draining_node_is_together_again() {
+fn functions_of_a_lost_or_draining_node_are_placed_together_again() {
     for state in [NodeState::Lost, NodeState::Draining] {
         let mut world = three(1);
         world.settle();
@@ -68,25 +69,29 @@ fn a_workflow_that_comes_later_moves_nothing_that_ran() {
     world.settle();
     world.view.flows = flows;
     assert_eq!(world.settle(), []);
-    // A copy that has to be made anyway goes to its group.
+    // A copy that has to be placed anyway is placed with its group.
     world.node_mut("c").state = NodeState::Lost;
     assert_eq!(world.settle(), [place("h", "b"), unplace("h", "c")]);
 }
 
 #[test]
-fn what_nobody_has_asked_for_yet_moves_to_its_group() {
+fn functions_that_never_ran_move_to_their_group() {
     let mut world = three(1);
     world.view.functions.iter_mut().for_each(|it| it.ran = false);
     let flows = std::mem::take(&mut world.view.flows);
     world.settle();
     world.view.flows = flows;
-    assert_eq!(world.round().steps, [place("f", "b"), place("h", "b")], "where most of it is");
+    assert_eq!(
+        world.round().steps,
+        [place("f", "b"), place("h", "b")],
+        "both move to the node with most of the traffic"
+    );
     world.settle();
     assert_eq!(nodes(&world), [vec![], vec!["f", "g", "h"], vec![]]);
 }
 
 #[test]
-fn a_group_that_fits_no_node_parts_where_least_is_passed() {
+fn a_group_that_fits_no_node_is_split_where_traffic_is_least() {
     let functions = ["f", "g", "h", "i"].map(|it| function(it, 1, 30));
     let mut world = World::new(functions.to_vec(), ["a", "b"].map(|it| node(it, 70)).to_vec());
     world.view.flows = vec![flow("f", "g", 5), flow("g", "h", 3), flow("h", "i", 4)];
@@ -95,7 +100,7 @@ fn a_group_that_fits_no_node_parts_where_least_is_passed() {
 }
 
 #[test]
-fn of_equals_a_critical_path_goes_first() {
+fn equal_flows_are_grouped_along_the_critical_path_first() {
     let functions = ["f", "g", "h"].map(|it| function(it, 1, 30));
     let mut world = World::new(functions.to_vec(), ["a", "b"].map(|it| node(it, 70)).to_vec());
     world.view.flows = vec![Flow { is_critical: false, ..flow("f", "g", 5) }, flow("g", "h", 5)];
@@ -104,9 +109,9 @@ fn of_equals_a_critical_path_goes_first() {
 }
 
 #[test]
-fn nobody_joins_a_group_whose_gpus_have_no_time() {
+fn a_function_does_not_join_a_group_without_gpu_time_left() {
     let busy = |it: &str, load| Function { load: GpuLoad(load), ..function(it, 1, 10) };
-    // 2 GPUs, of which 1,500 thousandths are used.
+    // The limit of 2 GPUs is a load of 1,500 thousandths.
     let functions = vec![busy("f", 900), busy("g", 500), busy("h", 400)];
     let mut world = World::new(functions, ["a", "b"].map(|it| node(it, 100)).to_vec());
     world.view.flows = vec![flow("f", "g", 9), flow("g", "h", 5)];
@@ -116,18 +121,18 @@ fn nobody_joins_a_group_whose_gpus_have_no_time() {
 }
 
 #[test]
-fn who_is_with_its_group_moves_only_from_a_node_that_has_no_time_for_all() {
+fn a_grouped_copy_moves_only_from_a_node_without_gpu_time() {
     let mut world = three(1);
     world.settle();
     world.node_mut("a").host = Bytes::mib(40);
     assert_eq!(world.settle(), [], "a fuller node is no reason");
-    // Of 1,500 thousandths of its GPUs.
+    // The load is now 1,800 of at most 1,500 thousandths.
     world.view.functions.iter_mut().for_each(|it| it.load = GpuLoad(600));
     assert_eq!(world.settle(), [place("h", "b"), unplace("h", "a")]);
 }
 
 #[test]
-fn a_group_on_the_fullest_node_keeps_nobody_else_from_moving() {
+fn a_group_on_the_fullest_node_does_not_stop_other_moves() {
     let group = ["f", "g", "h"].map(|it| function(it, 1, 30));
     let others = ["i0", "i1", "i2", "i3", "i4", "i5", "i6", "i7"].map(|it| function(it, 1, 10));
     let on = |node: &'static str| move |it: &Function| (it.key.clone(), name(node));
@@ -145,10 +150,10 @@ fn a_group_on_the_fullest_node_keeps_nobody_else_from_moving() {
     );
 }
 
-/// Functions with their MiB, and who passes how many KiB to whom.
+/// Name, functions with their MiB, and flows in KiB between function indexes.
 type Workflow = (&'static str, Vec<(&'static str, u64)>, Vec<(usize, usize, u64)>);
 
-/// Those of `examples/workflows`, with tensors as they are for its pictures.
+/// Returns the workflows of `examples/workflows`, with the tensor sizes of their pictures.
 fn workflows() -> Vec<Workflow> {
     vec![
         (
@@ -184,7 +189,8 @@ fn passed(at: impl Fn(usize) -> usize, edges: &[(usize, usize, u64)]) -> u64 {
     edges.iter().filter(|&&(from, to, _)| at(from) != at(to)).map(|(.., kib)| kib).sum()
 }
 
-/// The least that can be passed between so many nodes of this size.
+/// Returns the least traffic between nodes of this size, over all assignments of functions to
+/// nodes.
 fn least(functions: &[(&str, u64)], edges: &[(usize, usize, u64)], nodes: usize, mib: u64) -> Option<u64> {
     let ways = 0..nodes.pow(functions.len() as u32);
     let at = |way: usize, function: usize| way / nodes.pow(function as u32) % nodes;
@@ -196,8 +202,8 @@ fn least(functions: &[(&str, u64)], edges: &[(usize, usize, u64)], nodes: usize,
     ways.filter(|&way| fits(way)).map(|way| passed(|function| at(way, function), edges)).min()
 }
 
-/// What the planner makes of a workflow that it knows before it places anything; critical paths as
-/// the workflow has them.
+/// Returns the traffic between nodes that the planner causes for a workflow that is known before
+/// any function is placed. Critical paths are derived from the edges.
 fn planned(functions: &[(&str, u64)], edges: &[(usize, usize, u64)], count: usize, mib: u64) -> u64 {
     let longest = |from: usize| {
         fn way(edges: &[(usize, usize, u64)], from: usize) -> u64 {
@@ -225,21 +231,21 @@ fn planned(functions: &[(&str, u64)], edges: &[(usize, usize, u64)], count: usiz
     world.settle();
     let at = |function: usize| {
         let placed = world.view.placements.iter().find(|it| it.function == key(functions[function].0));
-        let node = placed.unwrap_or_else(|| panic!("{} is nowhere", functions[function].0)).node.clone();
+        let node = placed.unwrap_or_else(|| panic!("{} is not placed", functions[function].0)).node.clone();
         let number = (0..count).find(|number| node == name(&format!("n{number}")));
-        number.unwrap_or_else(|| panic!("{node} is no node"))
+        number.unwrap_or_else(|| panic!("{node} is not a node of the cluster"))
     };
     passed(at, edges)
 }
 
 #[test]
-fn the_workflows_of_the_examples_pass_as_little_between_nodes_as_can_be() {
+fn the_example_workflows_pass_the_least_possible_bytes_between_nodes() {
     for (workflow, functions, edges) in workflows() {
         let whole: u64 = functions.iter().map(|(_, mib)| mib).sum();
         let largest = functions.iter().map(|(_, mib)| *mib).max().unwrap();
         for count in 1..=3 {
             assert_eq!(planned(&functions, &edges, count, whole), 0, "{workflow} on {count}");
-            // Nodes that have too little room for all of it.
+            // Nodes with too little room for the whole workflow.
             for percent in [50, 60, 70, 80, 90] {
                 let mib = (whole * percent / 100).max(largest + 2);
                 let Some(least) = least(&functions, &edges, count, mib) else { continue };
@@ -254,9 +260,9 @@ fn the_workflows_of_the_examples_pass_as_little_between_nodes_as_can_be() {
 }
 
 proptest! {
-    /// Whatever passes data is on one node, where that has room for all of it.
+    /// A whole workflow is placed on one node, if a node has room for all of it.
     #[test]
-    fn what_fits_one_node_is_on_one(
+    fn a_workflow_that_fits_one_node_is_placed_on_one_node(
         mib in prop::collection::vec(1..40u64, 2..9),
         edges in prop::collection::vec((0..9usize, 0..9usize, 1..1000u64), 0..16),
         count in 1..4usize,

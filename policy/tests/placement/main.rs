@@ -1,4 +1,4 @@
-//! The placement planner against a cluster that does what it is told: in tables, and with random
+//! The placement planner against a cluster that carries out its plans: in tables, and with random
 //! events.
 
 mod groups;

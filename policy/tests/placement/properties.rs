@@ -1,4 +1,4 @@
-//! Random clusters to which random things happen.
+//! Random clusters with random events.
 
 use millrace_policy::placement::{Flow, Function, GpuLoad, Limits, Node, Unplaced, Why, plan};
 use millrace_types::{Bytes, NodeName, NodeState};
@@ -9,7 +9,7 @@ use crate::world::{World, function, key, model, node};
 
 #[derive(Debug, Clone)]
 enum Event {
-    /// Plans so many times; whether nodes prepare what they are given in between.
+    /// A number of plans; the flag says whether nodes prepare placements in between.
     Rounds(usize, bool),
     State(Index, NodeState),
     Join(Node),
@@ -19,9 +19,9 @@ enum Event {
     Disable(Index),
     Replicas(Index, u32),
     Load(Index, u64),
-    /// Two functions come to pass so much.
+    /// Two functions start to pass this many bytes.
     Pass(Index, Index, u64, bool),
-    /// A workflow is deleted.
+    /// A flow ends, because its workflow is deleted.
     Part(Index),
 }
 
@@ -35,7 +35,7 @@ fn any_node() -> impl Strategy<Value = Node> {
 }
 
 fn any_function() -> impl Strategy<Value = Function> {
-    // Few models, so that functions share some.
+    // Few distinct models, so that functions share some.
     let models = prop::collection::btree_set(0..14u64, 1..3);
     let any = (0..3u8, 0..16u8, 0..4u32, models, 0..3000u64, any::<bool>(), prop::bool::weighted(0.2));
     any.prop_map(|(tenant, number, replicas, models, load, ran, keeps_state)| {
@@ -113,7 +113,7 @@ fn happen(world: &mut World, event: Event) {
     }
 }
 
-/// At rest everyone has what is wanted, or is told what is missing and why.
+/// Checks that at rest every function has its copies, or is reported as unplaced with a reason.
 fn check_rest(world: &World) {
     let plan = world.plan();
     let keeps = |name: &NodeName| {
@@ -125,7 +125,7 @@ fn check_rest(world: &World) {
         let serving = world.serving().get(&function.key).copied().unwrap_or(0);
         let told = plan.unplaced.iter().find(|it| it.function == function.key);
         match told {
-            None => assert_eq!(serving, wanted, "{} and nothing is said", function.key),
+            None => assert_eq!(serving, wanted, "{} lacks copies and is not reported", function.key),
             Some(told) => {
                 assert!(told.copies < wanted, "{told:?} of {wanted}");
                 assert!(serving >= told.copies, "{told:?} and {serving} serve");
@@ -134,7 +134,7 @@ fn check_rest(world: &World) {
         let staying =
             world.view.placements.iter().filter(|it| it.function == function.key && keeps(&it.node)).count();
         let failed = world.failing.iter().filter(|(key, _)| *key == function.key).count();
-        // What cannot be replaced is kept.
+        // A copy that cannot be replaced is kept.
         assert!(
             told.is_some() || staying <= wanted as usize + failed,
             "{} has {staying} of {wanted}",
@@ -146,9 +146,9 @@ fn check_rest(world: &World) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
-    /// Whatever happened, plans that are carried out end in rest, within
-    /// [`ROUNDS_MAX`](crate::world::ROUNDS_MAX); every plan on the way is checked by the world:
-    /// memory, one copy a node, the last ready copy.
+    /// After any events, carrying out plans leads to rest within
+    /// [`ROUNDS_MAX`](crate::world::ROUNDS_MAX). The world checks every plan on the way: memory,
+    /// one copy per node, the last ready copy.
     #[test]
     fn every_cluster_comes_to_rest(
         events in prop::collection::vec(any_event(), 0..60),
@@ -167,7 +167,6 @@ proptest! {
         check_rest(&world);
     }
 
-    /// The order of a view makes no difference.
     #[test]
     fn plans_do_not_depend_on_the_order_of_the_view(
         events in prop::collection::vec(any_event(), 0..40),
@@ -185,9 +184,9 @@ proptest! {
         prop_assert_eq!(plan(&shuffled, &world.limits), world.plan());
     }
 
-    /// With models of one size, no function goes without while another has two.
+    /// With models of one size, no function lacks a copy while another has two.
     #[test]
-    fn nobody_has_two_while_another_has_none(
+    fn no_function_has_two_copies_while_another_has_none(
         nodes in prop::collection::vec(50..200u64, 1..6),
         batches in prop::collection::vec(prop::collection::vec(1..5u32, 1..12), 1..4),
     ) {
@@ -213,7 +212,7 @@ proptest! {
     }
 }
 
-/// Some other order, by the seed.
+/// Shuffles items by a seed.
 fn shuffle<T>(items: &mut [T], mut seed: u64) {
     for last in (1..items.len()).rev() {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

@@ -1,4 +1,4 @@
-//! One rule each, in clusters small enough to see.
+//! Tests of one rule each, in small clusters.
 
 use millrace_policy::placement::{
     FUNCTIONS_PER_NODE_MAX, GpuLoad, Limits, Phase, Placement, Plan, Step, Unplaced, Why,
@@ -7,7 +7,7 @@ use millrace_types::{Bytes, NodeState};
 
 use crate::world::{World, function, key, model, name, node, place, unplace};
 
-/// Two nodes, and one function on the first.
+/// Returns two nodes, with one function on the first.
 fn one_of_two() -> World {
     let mut world = World::new(vec![function("f", 1, 10)], vec![node("a", 100), node("b", 100)]);
     assert_eq!(world.settle(), [place("f", "a")]);
@@ -23,7 +23,7 @@ fn a_cluster_with_nothing_to_do_has_no_steps() {
 }
 
 #[test]
-fn copies_go_to_different_nodes_and_no_more_than_there_are() {
+fn copies_are_placed_on_distinct_nodes_only() {
     let mut world = World::new(vec![function("f", 3, 10)], vec![node("a", 100), node("b", 100)]);
     assert_eq!(world.settle(), [place("f", "a"), place("f", "b")]);
     let why = Why::TooFewNodes { nodes: 2 };
@@ -31,7 +31,7 @@ fn copies_go_to_different_nodes_and_no_more_than_there_are() {
 }
 
 #[test]
-fn each_shortage_is_told_with_what_helps() {
+fn each_shortage_is_reported_with_a_remedy() {
     let large = |gib| {
         let mut large = function("f", 1, 10);
         large.gpu = Bytes::gib(gib);
@@ -49,16 +49,18 @@ fn each_shortage_is_told_with_what_helps() {
     };
     check(function("f", 1, 10), vec![], Why::NoNode);
     check(function("f", 1, 10), vec![cordoned()], Why::NoNode);
-    let (needs, largest) = (Bytes::gib(20), Bytes::gib(16));
+    let needs = Bytes::gib(20);
+    let largest = Bytes::gib(16);
     check(large(20), vec![node("a", 100)], Why::GpuMemory { needs, largest });
-    let (needs, free) = (Bytes::mib(200), Bytes::mib(100));
+    let needs = Bytes::mib(200);
+    let free = Bytes::mib(100);
     check(function("f", 1, 200), vec![node("a", 60), node("b", 100)], Why::HostMemory { needs, free });
 }
 
 #[test]
 fn a_node_with_the_most_functions_takes_none_more() {
     let named = |number: usize| format!("f{number:05}");
-    // They share a model, so that memory is no bound.
+    // The functions share a model, so that memory is no bound.
     let sharing = |number| {
         let mut sharing = function(&named(number), 1, 0);
         sharing.models = vec![model("shared", 10)];
@@ -127,7 +129,7 @@ fn a_drain_moves_first_and_lets_go_once_the_new_copy_is_ready() {
 }
 
 #[test]
-fn what_keeps_state_is_never_served_by_two() {
+fn a_function_with_state_is_never_served_by_two_copies() {
     let mut world = one_of_two();
     world.view.functions[0].keeps_state = true;
     world.node_mut("a").state = NodeState::Draining;
@@ -135,12 +137,12 @@ fn what_keeps_state_is_never_served_by_two() {
     assert_eq!(world.settle(), []);
     assert_eq!((world.on("a"), world.on("b")), (vec![], vec!["f".to_owned()]));
     world.node_mut("b").state = NodeState::Draining;
-    assert_eq!(world.settle(), [], "it stays where it is until it can be elsewhere");
+    assert_eq!(world.settle(), [], "the copy stays until another node can take it");
     assert_eq!(world.on("b"), ["f"]);
 }
 
 #[test]
-fn what_keeps_state_is_not_moved_for_balance() {
+fn a_function_with_state_is_not_moved_for_balance() {
     let names = ["f", "g", "h", "i"];
     let functions = || names.map(|name| function(name, 1, 20)).to_vec();
     let mut world = World::new(functions(), vec![node("a", 100)]);
@@ -153,7 +155,7 @@ fn what_keeps_state_is_not_moved_for_balance() {
 }
 
 #[test]
-fn a_drain_with_nowhere_to_go_keeps_the_last_copy_and_says_why() {
+fn a_drain_without_another_node_keeps_the_last_copy_and_reports_why() {
     let mut world = World::new(vec![function("f", 1, 10)], vec![node("a", 100)]);
     world.settle();
     world.node_mut("a").state = NodeState::Draining;
@@ -164,7 +166,7 @@ fn a_drain_with_nowhere_to_go_keeps_the_last_copy_and_says_why() {
 }
 
 #[test]
-fn a_drain_ends_with_the_copies_that_can_be_had() {
+fn a_drain_ends_with_fewer_copies_if_no_node_takes_more() {
     let mut world = World::new(vec![function("f", 2, 10)], vec![node("a", 100), node("b", 100)]);
     world.settle();
     world.node_mut("a").state = NodeState::Draining;
@@ -173,7 +175,7 @@ fn a_drain_ends_with_the_copies_that_can_be_had() {
 }
 
 #[test]
-fn a_cordoned_node_keeps_what_it_has() {
+fn a_cordoned_node_keeps_its_copies() {
     let mut world = one_of_two();
     world.node_mut("a").state = NodeState::Cordoned;
     world.view.functions.push(function("g", 2, 10));
@@ -182,14 +184,14 @@ fn a_cordoned_node_keeps_what_it_has() {
 }
 
 #[test]
-fn what_was_on_a_lost_node_is_placed_again() {
+fn copies_of_a_lost_node_are_placed_again() {
     let mut world = one_of_two();
     world.node_mut("a").state = NodeState::Lost;
     assert_eq!(world.settle(), [place("f", "b"), unplace("f", "a")]);
 }
 
 #[test]
-fn a_node_that_returns_before_it_was_replaced_keeps_what_it_had() {
+fn the_copy_of_a_node_that_returns_in_time_counts_again() {
     let mut world = one_of_two();
     world.node_mut("a").state = NodeState::Lost;
     assert_eq!(world.round().steps, [place("f", "b")]);
@@ -200,7 +202,7 @@ fn a_node_that_returns_before_it_was_replaced_keeps_what_it_had() {
 }
 
 #[test]
-fn what_a_node_cannot_prepare_is_tried_on_others_and_not_on_all() {
+fn a_function_that_nodes_cannot_prepare_is_tried_on_three_nodes_only() {
     let nodes: Vec<_> = ["a", "b", "c", "d", "e"].iter().map(|text| node(text, 100)).collect();
     let mut world = World::new(vec![function("f", 1, 10)], nodes);
     world.failing = world.view.nodes.iter().map(|node| (key("f"), node.name.clone())).collect();
@@ -223,7 +225,7 @@ fn a_failure_is_remembered_until_the_node_gets_better() {
 }
 
 #[test]
-fn what_keeps_state_stays_where_it_serves_as_a_node_gets_better_that_could_not_prepare_it() {
+fn a_function_with_state_stays_although_a_failed_node_recovers() {
     let mut world = one_of_two();
     world.view.functions.push(function("g", 1, 10));
     world.view.functions[1].keeps_state = true;
@@ -235,7 +237,7 @@ fn what_keeps_state_stays_where_it_serves_as_a_node_gets_better_that_could_not_p
 }
 
 #[test]
-fn what_nobody_wants_goes() {
+fn unwanted_placements_are_removed() {
     let mut world = one_of_two();
     world.view.functions[0].enabled = false;
     assert_eq!(world.settle(), [unplace("f", "a")]);
@@ -249,7 +251,7 @@ fn what_nobody_wants_goes() {
 }
 
 #[test]
-fn fewer_replicas_take_from_the_fullest_node() {
+fn a_lower_replica_count_removes_the_copy_on_the_fullest_node() {
     let mut world = World::new(vec![function("f", 2, 10)], vec![node("a", 100), node("b", 100)]);
     world.settle();
     world.view.functions.push(function("g", 1, 10));
@@ -259,7 +261,7 @@ fn fewer_replicas_take_from_the_fullest_node() {
 }
 
 #[test]
-fn a_node_that_is_overfull_gives_away_what_is_enough() {
+fn an_overfull_node_moves_only_as_much_as_needed() {
     let functions = vec![function("f", 1, 60), function("g", 1, 30)];
     let mut world = World::new(functions, vec![node("a", 100)]);
     world.settle();
@@ -300,7 +302,7 @@ fn a_node_that_joins_takes_its_share_and_nothing_else_moves() {
 }
 
 #[test]
-fn plans_are_bounded_and_say_that_there_is_more() {
+fn plans_are_bounded_and_report_that_steps_are_left() {
     let functions: Vec<_> = (0..5).map(|number| function(&format!("f{number}"), 1, 10)).collect();
     let mut world = World::new(functions, vec![node("a", 100)]);
     world.limits = Limits { steps_max: 2 };

@@ -1,4 +1,4 @@
-//! A cluster that carries plans out, and checks every one of them.
+//! A cluster that carries out plans and checks each plan.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,7 +7,7 @@ use millrace_policy::placement::{
 };
 use millrace_types::{Bytes, Digest, FunctionKey, FunctionName, NodeName, NodeState, TenantName};
 
-/// Plans after which a cluster that nothing happens to must be at rest.
+/// Maximum number of plans until an undisturbed cluster must be at rest.
 pub(crate) const ROUNDS_MAX: usize = 200;
 
 pub(crate) fn key(text: &str) -> FunctionKey {
@@ -22,7 +22,7 @@ pub(crate) fn name(node: &str) -> NodeName {
     NodeName::new(node).expect("a node's name")
 }
 
-/// A model of its own for a function, in MiB.
+/// Returns a model of `mib` MiB whose digest is derived from a text.
 pub(crate) fn model(of: &str, mib: u64) -> Model {
     Model { digest: Digest::of(of.as_bytes()), host: Bytes::mib(mib) }
 }
@@ -59,12 +59,11 @@ pub(crate) fn unplace(function: &str, node: &str) -> Step {
     Step::Unplace { function: key(function), node: name(node) }
 }
 
-/// A cluster.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct World {
     pub(crate) view: View,
     pub(crate) limits: Limits,
-    /// What nodes cannot prepare.
+    /// Functions that a node cannot prepare.
     pub(crate) failing: BTreeSet<(FunctionKey, NodeName)>,
 }
 
@@ -77,7 +76,7 @@ impl World {
         plan(&self.view, &self.limits)
     }
 
-    /// Plans once and carries it out. What is placed is not ready yet.
+    /// Plans once and carries out the plan. New placements are not ready yet.
     pub(crate) fn round(&mut self) -> Plan {
         let plan = self.plan();
         self.check(&plan);
@@ -92,7 +91,7 @@ impl World {
         plan
     }
 
-    /// Nodes do what they were told: everything placed on those alive is ready, or failed.
+    /// Lets nodes prepare their placements: on live nodes every placement becomes ready, or fails.
     pub(crate) fn prepare(&mut self) {
         let alive = self.alive();
         for placement in &mut self.view.placements {
@@ -103,7 +102,7 @@ impl World {
         }
     }
 
-    /// Plans and prepares until there is nothing to do. Gives all steps.
+    /// Plans and prepares until no step is left. Returns all steps.
     pub(crate) fn settle(&mut self) -> Vec<Step> {
         let mut steps = Vec::new();
         for _ in 0..ROUNDS_MAX {
@@ -117,10 +116,13 @@ impl World {
             steps.extend(plan.steps);
         }
         let tail = steps.iter().rev().take(8).rev().map(said).collect::<Vec<_>>();
-        panic!("no rest after {ROUNDS_MAX} plans; the last steps: {tail:?}\n{}", self.said());
+        panic!(
+            "the cluster is not at rest after {ROUNDS_MAX} plans; the last steps: {tail:?}\n{}",
+            self.said()
+        );
     }
 
-    /// What is placed on a node.
+    /// Returns the names of the functions placed on a node.
     pub(crate) fn on(&self, node: &str) -> Vec<String> {
         let here = self.view.placements.iter().filter(|it| it.node == name(node));
         let mut names: Vec<_> = here.map(|it| it.function.name.to_string()).collect();
@@ -141,7 +143,7 @@ impl World {
         self.view.functions.iter().any(|function| function.key == *key && function.keeps_state)
     }
 
-    /// Ready copies on nodes that are not lost.
+    /// Returns the number of ready copies per function on nodes that are not lost.
     pub(crate) fn serving(&self) -> BTreeMap<FunctionKey, u32> {
         let alive = self.alive();
         let mut serving = BTreeMap::new();
@@ -153,7 +155,7 @@ impl World {
         serving
     }
 
-    /// Host memory for the models placed on a node: each counts once.
+    /// Returns the host memory of the models placed on a node, where each model counts once.
     pub(crate) fn used(&self, node: &NodeName) -> Bytes {
         let mut models = BTreeMap::new();
         for placement in self.view.placements.iter().filter(|it| it.node == *node) {
@@ -165,7 +167,7 @@ impl World {
         Bytes(models.values().sum())
     }
 
-    /// The cluster, for who has to find out what is wrong.
+    /// Describes the cluster in the message of a failed test.
     fn said(&self) -> String {
         let nodes = self.view.nodes.iter().map(|node| {
             let here = self.view.placements.iter().filter(|it| it.node == node.name);
@@ -176,7 +178,8 @@ impl World {
         let functions = self.view.functions.iter().map(|function| {
             let models: Vec<_> =
                 function.models.iter().map(|it| format!("{} {}", it.digest.short(), it.host)).collect();
-            let (key, load) = (&function.key, function.load.0);
+            let key = &function.key;
+            let load = function.load.0;
             format!("{key}: {} wanted, load {load}, {models:?}\n", self.wanted(key))
         });
         nodes.chain(functions).chain([format!("{:?}", self.plan())]).collect()
@@ -187,7 +190,7 @@ impl World {
         alive.map(|node| node.name.clone()).collect()
     }
 
-    /// What every plan keeps to.
+    /// Checks the rules that every plan keeps.
     fn check(&self, plan: &Plan) {
         assert!(plan.steps.len() <= self.limits.steps_max, "more steps than allowed");
         let mut after = self.clone();
@@ -197,8 +200,8 @@ impl World {
             assert!(!after.view.placements.iter().any(has), "two copies of {function} on {node}");
             after.apply(step);
             let of = self.view.nodes.iter().find(|it| it.name == *node).expect("a node of the cluster");
-            assert_eq!(of.state, NodeState::Schedulable, "{node} takes nothing");
-            // No step depends on another having been carried out first.
+            assert_eq!(of.state, NodeState::Schedulable, "{node} takes no functions");
+            // No step may depend on another step having been carried out first.
             assert!(after.used(node) <= of.host, "{function} does not fit {node}");
         }
     }
@@ -216,7 +219,7 @@ impl World {
     }
 }
 
-/// A step, short.
+/// Describes a step in short form.
 fn said(step: &Step) -> String {
     match step {
         Step::Place { function, node } => format!("{function} on {node}"),

@@ -1,5 +1,5 @@
-//! What the cores ask for, carried out: what one tells another is posted, and an executor does what it
-//! is told.
+//! Carries out the actions of cores: a message to another core is posted, and an executor obeys at
+//! once.
 
 use millrace_policy::core::Core as _;
 use millrace_policy::fabric::{self, BatchFailure, Cargo, Grant, Weights};
@@ -62,10 +62,14 @@ impl World {
     fn carry_out(&mut self, index: usize, action: gpu::Action) {
         let gpu = GpuIndex(index as u32);
         let to_fabric = match action {
-            gpu::Action::Transfer { transfer, weights, chunks, from } => {
-                let (cargo, objective) = (Cargo::Weights(weights), None);
-                fabric::Event::Start { transfer, gpu, cargo, chunks, from, objective }
-            }
+            gpu::Action::Transfer { transfer, weights, chunks, from } => fabric::Event::Start {
+                transfer,
+                gpu,
+                cargo: Cargo::Weights(weights),
+                chunks,
+                from,
+                objective: None,
+            },
             gpu::Action::CancelTransfer { transfer } => fabric::Event::Cancel { transfer },
             gpu::Action::Locked { transfer, peer } => fabric::Event::Locked { transfer, peer },
             gpu::Action::LockLost { transfer } => fabric::Event::LockLost { transfer },
@@ -87,13 +91,16 @@ impl World {
                 self.gpu(index, gpu::Event::ProgramLoaded { model });
             }
             gpu::Action::UnloadProgram { model } => {
-                assert!(place.runs.iter().all(|run| run.1 != model), "a program goes that somebody runs");
+                assert!(
+                    place.runs.iter().all(|run| run.1 != model),
+                    "a program with a run in progress is unloaded"
+                );
                 place.programs.remove(&model);
                 place.mapped.remove(&model);
             }
             gpu::Action::Map { model, generation, blocks } => {
                 let blocks: Vec<u32> = each(&blocks).collect();
-                // What was there is as good as gone.
+                // Old content of the mapped blocks counts as erased.
                 let memory = self.memories.get_mut(&(index, place.incarnation)).unwrap();
                 blocks.iter().for_each(|&block| memory[block as usize] = None);
                 place.mapped.insert(model, (generation, blocks));
