@@ -1,4 +1,4 @@
-//! Model files: which there are, and new ones.
+//! Model files: look-up and upload.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use tonic::{Request, Streaming};
 
 use super::{AdminService, caller, views};
 
-/// Digests asked after at a time.
+/// Digests per look-up request.
 const DIGESTS_MAX: usize = 1_000;
 
 impl AdminService {
@@ -20,14 +20,14 @@ impl AdminService {
     ) -> Result<api::FindArtifactsResponse, Failure> {
         if request.digests.len() > DIGESTS_MAX {
             return Err(Failure::malformed(format!(
-                "{} digests: ask after {DIGESTS_MAX} at a time",
+                "the request has {} digests: at most {DIGESTS_MAX} are allowed",
                 request.digests.len()
             )));
         }
         let digests = request.digests.iter().map(|text| text.parse()).collect::<Result<Vec<Digest>, _>>();
         let digests = digests.map_err(|error| Failure::malformed(error.to_string()))?;
         let found = self.artifacts.find(digests.clone()).await?;
-        // One that was removed since is not found.
+        // A file removed since the look-up is left out.
         let state = self.replica.state();
         let known: BTreeMap<_, _> = found.into_iter().collect();
         let mut answer = api::FindArtifactsResponse::default();
@@ -36,7 +36,8 @@ impl AdminService {
             let Some((bytes, artifact)) = known.get(digest).copied().zip(state.artifact(digest)) else {
                 continue;
             };
-            let (found, model) = (views::artifact(*digest, bytes), views::model(&artifact.model));
+            let found = views::artifact(*digest, bytes);
+            let model = views::model(&artifact.model);
             if !room.take_bytes(found.encoded_len() + model.encoded_len()) {
                 answer.not_looked_at = u32::try_from(digests.len() - place).unwrap_or(u32::MAX);
                 break;

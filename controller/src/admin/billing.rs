@@ -1,5 +1,5 @@
-//! What tenants owe, by function (T26). Read from the replicated state, so it is as of the last
-//! checkpoints that were committed.
+//! The bills of tenants, by function (T26). Bills come from the replicated state, so they reflect the
+//! last committed checkpoints.
 
 use std::ops::Bound;
 
@@ -39,7 +39,7 @@ impl AdminService {
     }
 }
 
-/// Whose bills are wanted.
+/// The filter of bills by tenant and function.
 struct Filter {
     tenant: Option<TenantName>,
     function: Option<FunctionName>,
@@ -74,7 +74,7 @@ fn bill(state: &State, account: &Account, usage: Usage) -> api::Bill {
     }
 }
 
-/// A token is the account of the last bill of the page before. Names have no slash.
+/// Returns the page token: the account of the last bill on the page. Names have no slash.
 fn token(Account { tenant, function }: Account) -> String {
     let tenant = tenant.map(String::from).unwrap_or_default();
     format!("{tenant}/{}", function.map(String::from).unwrap_or_default())
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_goes_on_after_any_account() {
+    fn a_page_continues_after_any_account() {
         for text in ["/", "acme/", "acme/f"] {
             assert_eq!(page_token(text).unwrap().map(token).as_deref(), Some(text));
         }

@@ -1,4 +1,4 @@
-//! The controllers themselves. Status is answered by any of them, also without a majority; changes
+//! The controllers themselves. Any controller answers status requests, also without a majority; changes
 //! go to the leader.
 
 use millrace_cluster_state::State;
@@ -34,16 +34,16 @@ impl AdminService {
         no_wait: bool,
     ) -> Result<api::ChangeMembershipResponse, Failure> {
         let caller = caller(&request)?;
-        tracing::info!(%caller, ?change, "a change of the group is asked for");
+        tracing::info!(%caller, ?change, "a client requests a membership change");
         let replica = self.replica.clone();
         let begun = self.begun(change);
-        // A task of its own: a caller that goes away must not leave a change half done.
+        // Run in a separate task: a caller that goes away must not leave a change half done.
         let changed = tokio::spawn(async move { replica.change_group(change, caller).await });
         if !no_wait {
             return finished(changed.await).map(Into::into);
         }
         tokio::select! {
-            // What is refused at once never begins.
+            // A change that is refused at once never begins.
             changed = changed => finished(changed).map(Into::into),
             operation = begun => {
                 Ok(api::ChangeMembershipResponse { operation: operation.to_string(), ..Default::default() })
@@ -51,9 +51,11 @@ impl AdminService {
         }
     }
 
-    /// Waits until a change of the group that begins from now on is seen here.
+    /// Waits until a membership change that begins from now on appears in this controller's state.
     fn begun(&self, change: Change) -> impl Future<Output = u64> + use<> {
-        let (replica, kind, from) = (self.replica.clone(), change.kind(), self.replica.state().version());
+        let replica = self.replica.clone();
+        let kind = change.kind();
+        let from = self.replica.state().version();
         async move {
             let mut changes = replica.changes();
             loop {
@@ -61,7 +63,7 @@ impl AdminService {
                     return id;
                 }
                 if changes.changed().await.is_err() {
-                    // The controller stops: the change ends with it, and says so.
+                    // The controller is shutting down: the change ends with it and reports that.
                     return std::future::pending().await;
                 }
             }
@@ -74,7 +76,7 @@ impl AdminService {
     ) -> Result<api::TransferLeadershipResponse, Failure> {
         let caller = caller(&request)?;
         let successor = request.get_ref().id;
-        tracing::info!(%caller, successor, "a transfer of leadership is asked for");
+        tracing::info!(%caller, successor, "a client requests a leadership transfer");
         let replica = self.replica.clone();
         let led = tokio::spawn(async move { replica.transfer(successor).await });
         let led = finished(led.await)?;
@@ -82,13 +84,14 @@ impl AdminService {
     }
 }
 
-/// The last operation of a kind.
+/// Returns the last operation of a kind.
 fn newest(state: &State, kind: &Kind) -> Option<u64> {
     state.operations().rev().find(|it| it.kind == *kind).map(|it| it.id)
 }
 
 fn finished<T>(task: Result<Result<T, Failure>, tokio::task::JoinError>) -> Result<T, Failure> {
     task.unwrap_or_else(|error| {
-        Err(Failure::new(Reason::Internal, format!("it was not finished: {error}")).after_execution())
+        Err(Failure::new(Reason::Internal, format!("the operation did not finish: {error}"))
+            .after_execution())
     })
 }

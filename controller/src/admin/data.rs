@@ -1,4 +1,4 @@
-//! Where a piece of intermediate data is, by tier 2 of the index (DESIGN §5).
+//! The location of a piece of intermediate data, by tier 2 of the index (DESIGN §5).
 
 use millrace_cluster_state::Located;
 use millrace_proto::admin as api;
@@ -12,7 +12,9 @@ impl AdminService {
         request: api::LookupDataRequest,
     ) -> Result<api::LookupDataResponse, Failure> {
         let consistency = request.consistency();
-        let id = request.id.ok_or_else(|| Failure::malformed("no data is named: give its id"))?;
+        let id = request
+            .id
+            .ok_or_else(|| Failure::malformed("the request names no data: give the id of the data"))?;
         let id = DataId { home: node_name(&id.home)?, epoch: Epoch(id.epoch), counter: id.counter };
         Ok(located(self.read(consistency).await?.locate(&id)))
     }

@@ -1,6 +1,7 @@
-//! The dry run of several applies as one: an order in which all of them are taken, or the refusal of one.
-//! [`millrace_cluster_state::apply_set`] decides. Here requests are read and answers written. The limits of
-//! clients' messages (`WalkLimits::CLIENT`) bound the items and models of a request.
+//! The dry run of several applies: returns an order in which all of them succeed, or the refusal of
+//! one. [`millrace_cluster_state::apply_set`] decides. This module parses requests and builds
+//! responses. The limits of clients' messages (`WalkLimits::CLIENT`) bound the items and models of a
+//! request.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -31,7 +32,7 @@ impl AdminService {
                 Err(failure) => return Ok(refusal(position, failure, None)),
             }
         }
-        // As an apply does: a model that is being copied to a majority is no reason to refuse.
+        // Wait like an apply: a model that is being copied to a majority is no reason to refuse.
         let uploaded: BTreeSet<Digest> = items.iter().filter_map(model_of).collect();
         let uploaded = uploaded.iter().filter(|digest| !models.contains_key(digest));
         join_all(uploaded.map(|digest| self.artifacts.copied_within(COPY_PATIENCE, digest))).await;
@@ -39,8 +40,8 @@ impl AdminService {
         let permit = permit.map_err(|error| Failure::new(Reason::Internal, error.to_string()))?;
         let state = self.replica.linearizable().await?;
         let set = ApplySet { items, models, voters: self.voters(), caller, stamp: self.replica.now() };
-        // The search for an order may try thousands of items, so it runs on a thread of its own. The thread has
-        // the permit, because the search goes on when its client has left.
+        // The search for an order may try thousands of items, so it runs on a separate thread. The
+        // thread holds the permit, because the search continues after its client has left.
         let searched = tokio::task::spawn_blocking(move || {
             let _permit = permit;
             state.dry_run_set(&set)
@@ -69,7 +70,7 @@ impl AdminService {
         }
     }
 
-    /// Reads an item, with the checks that need no state.
+    /// Converts an item, with the checks that need no state.
     fn set_item(&self, item: api::ApplyItem) -> Result<SetItem, Failure> {
         let no_spec = || Failure::new(Reason::InvalidSpec, "there is no spec");
         match item.item.ok_or_else(no_spec)? {

@@ -1,4 +1,4 @@
-//! What happened in the cluster, page after page.
+//! Events of the cluster, in pages.
 
 use millrace_proto::admin as api;
 use millrace_types::Failure;
@@ -16,16 +16,16 @@ impl AdminService {
             "" => None,
             text => Some(
                 text.parse()
-                    .map_err(|()| Failure::malformed("`after` was not given by a server: leave it out"))?,
+                    .map_err(|()| Failure::malformed("`after` is not a token of this API: omit the field"))?,
             ),
         };
         let wait = wait("wait", request.wait.as_ref())?;
         let max = page_size(request.page_size);
-        // Nothing of the request is held while it waits.
+        // Free the request before the wait.
         drop(request);
         let mut page = self.events.after(token, max);
         if page.events.is_empty() && !wait.is_zero() {
-            // A server that stops makes nobody wait.
+            // A server that stops ends the wait at once.
             let next = page.next;
             self.stop.run_until_cancelled(self.events.wait(next, wait)).await;
             page = self.events.after(Some(next), max);

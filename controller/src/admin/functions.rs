@@ -1,4 +1,4 @@
-//! Apply, get, list, delete.
+//! Functions: apply, get, list, delete.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,8 +16,8 @@ use super::masks::Mask;
 use super::{AdminService, caller, idempotency, views};
 use crate::raft::replica::refused;
 
-/// How long an apply waits for its model file to be copied to a majority of the controllers, which
-/// an upload ends with and a change of the group undoes.
+/// The longest wait of an apply for its model file to be on a majority of the controllers. An upload
+/// ends in that state, and a membership change may undo it.
 pub(super) const COPY_PATIENCE: Duration = Duration::from_secs(10);
 
 impl AdminService {
@@ -38,25 +38,25 @@ impl AdminService {
         if !request.dry_run {
             self.artifacts.copied_within(COPY_PATIENCE, &digest).await;
         }
-        // A majority of them must hold the model: the others may be lost.
+        // A majority of these voters must hold the model, because the other copies may be lost.
         let command = Command::ApplyFunction { spec, digest, expected, voters: self.voters() };
         let (applied, state) = self.write(caller, idempotency, request.dry_run, command).await?;
         Ok(api::ApplyFunctionResponse {
             outcome: outcome(applied).into(),
-            // Absent when it was deleted again since.
+            // The function is absent if it was deleted again meanwhile.
             function: state
                 .function(&key)
                 .map(|function| self.view(&state, function, std::slice::from_ref(function.latest()))),
         })
     }
 
-    /// The controllers of which a majority must hold a model.
+    /// Returns the controllers of which a majority must hold a model.
     pub(super) fn voters(&self) -> Vec<ControllerId> {
         self.replica.membership().voter_ids().map(ControllerId).collect()
     }
 
-    /// A program runs only where its operator said so. With no worker here yet anything is taken, as
-    /// with models: they come and go.
+    /// Refuses a program if workers are attached and none runs programs. Without an attached worker,
+    /// programs are accepted like models, because workers come and go.
     pub(super) fn check_runnable(&self, runtime: Runtime) -> Result<(), Failure> {
         let workers = self.fleet.workers();
         let refused = runtime == Runtime::Process
@@ -65,7 +65,7 @@ impl AdminService {
         if !refused {
             return Ok(());
         }
-        let message = "no worker runs programs: start one with --allow-processes, which lets whoever may publish functions run code on it";
+        let message = "no worker runs programs: start one with --allow-processes, which lets everyone who may publish functions run code on it";
         Err(Failure::new(Reason::PermissionDenied, message))
     }
 
@@ -82,7 +82,7 @@ impl AdminService {
         Ok(api::DeleteFunctionResponse {})
     }
 
-    /// Proposes a write, or only tries it, and gives the state after it.
+    /// Proposes a write, or only tries it, and returns the resulting state.
     pub(super) async fn write(
         &self,
         caller: Caller,
@@ -96,7 +96,7 @@ impl AdminService {
         Ok((self.replica.propose(caller, idempotency, command).await?, self.replica.state()))
     }
 
-    /// Every check of a write, by applying it to a copy of the state.
+    /// Checks a write completely, by applying it to a copy of the state.
     async fn dry_run(&self, caller: Caller, command: Command) -> Result<(Applied, State), Failure> {
         let state = self.replica.linearizable().await?;
         let proposal = Proposal { stamp: self.replica.now(), caller, idempotency: None, command };
@@ -128,7 +128,8 @@ impl AdminService {
         let consistency = request.consistency();
         let mask = Mask::read(request.read_mask, "Function")?;
         let state = self.read(consistency).await?;
-        let (workers, shortages) = (self.fleet.workers(), self.outlook.shortages());
+        let workers = self.fleet.workers();
+        let shortages = self.outlook.shortages();
         let view = |function: &&Arc<Function>| {
             mask.cut(views::function(&state, function, &function.revisions, &workers, &shortages))
         };
@@ -142,12 +143,12 @@ impl AdminService {
     }
 }
 
-/// The wire's 0 takes whatever is there.
+/// Converts the expected version of a request; 0 means any version.
 pub(super) fn expected(resource_version: u64) -> Option<u64> {
     (resource_version > 0).then_some(resource_version)
 }
 
-/// What an apply came to.
+/// Converts the outcome of an apply.
 pub(super) fn outcome(applied: Applied) -> api::ApplyOutcome {
     match applied {
         Applied::Created { .. } => api::ApplyOutcome::Created,

@@ -1,4 +1,4 @@
-//! A page of a list: as many items as are asked for, and no more bytes than a page has.
+//! Pages of lists, bounded by the requested number of items and by the bytes of a page.
 
 use std::ops::Bound;
 
@@ -11,15 +11,16 @@ use prost::Message;
 
 use super::{invalid_name, unknown_token};
 
-/// The items of a page when the request says no number.
+/// Items of a page if the request gives no number.
 const PAGE_ITEMS_DEFAULT: usize = 100;
 
-/// How many items a page has at most, as a request asks.
+/// Returns the maximum number of items of a page.
 pub(super) fn page_size(asked: u32) -> usize {
     page_size_or(asked, PAGE_ITEMS_DEFAULT)
 }
 
-/// The same of a list that was given whole before lists had pages.
+/// Returns the maximum number of items of a page, for lists that older clients expect in one response:
+/// without a number, the page is as large as possible.
 pub(super) fn page_size_or_all(asked: u32) -> usize {
     page_size_or(asked, PAGE_ITEMS_MAX)
 }
@@ -31,14 +32,15 @@ fn page_size_or(asked: u32, default: usize) -> usize {
     }
 }
 
-/// Fills a page with what is found, as `view` shows each item. Gives the last item on the page too, if more
-/// come after: the next page begins after that one.
+/// Fills a page with the items found, converted by `view`. Returns the last item on the page too if
+/// more items follow: the next page begins after it.
 pub(super) fn fill<T, V: Message>(
     found: impl IntoIterator<Item = T>,
     size: usize,
     view: impl Fn(&T) -> V,
 ) -> (Vec<V>, Option<T>) {
-    let (mut page, mut last) = (Vec::new(), None);
+    let mut page = Vec::new();
+    let mut last = None;
     let mut room = PageRoom::default();
     for item in found {
         if page.len() == size {
@@ -54,7 +56,7 @@ pub(super) fn fill<T, V: Message>(
     (page, None)
 }
 
-/// A list of what has a key of tenant and name: functions, or workflows.
+/// A list of functions or workflows, which have keys of tenant and name.
 #[derive(Debug)]
 pub(super) struct Listing {
     tenant: Option<TenantName>,
@@ -63,8 +65,8 @@ pub(super) struct Listing {
 }
 
 impl Listing {
-    /// Reads what a request says: an empty tenant is every one, and a token is the key of the last of
-    /// the page before.
+    /// Parses a request. An empty tenant means every tenant, and the token is the last key of the
+    /// previous page.
     pub(super) fn read(tenant: &str, size: u32, token: &str) -> Result<Self, Failure> {
         let tenant = match tenant {
             "" => None,
@@ -73,7 +75,7 @@ impl Listing {
         Ok(Self { tenant, after: page_token(token)?, size: page_size(size) })
     }
 
-    /// From where on to look.
+    /// Returns the position at which the page begins.
     pub(super) fn start(&self) -> Bound<FunctionKey> {
         match (&self.after, &self.tenant) {
             (Some(after), _) => Bound::Excluded(after.clone()),
@@ -82,8 +84,8 @@ impl Listing {
         }
     }
 
-    /// A page of what is found from there on, as `view` shows it, and the token of the next: empty on
-    /// the last.
+    /// Returns a page of the items found, converted by `view`, and the token of the next page; empty
+    /// for the last page.
     pub(super) fn page<T, V: Message>(
         &self,
         found: impl Iterator<Item = T>,
@@ -111,7 +113,7 @@ mod tests {
 
     use super::*;
 
-    /// The pages of a list of texts of these lengths, by their items.
+    /// Returns the number of items on each page of a list of texts with these lengths.
     fn pages(lengths: &[usize], size: usize) -> Vec<usize> {
         let mut pages = Vec::new();
         let mut from = 0;
@@ -127,16 +129,12 @@ mod tests {
     }
 
     #[test]
-    fn a_page_ends_at_its_items_or_at_its_bytes() {
+    fn a_page_is_bounded_by_items_and_by_bytes() {
         assert_eq!(pages(&[], 3), [0]);
         assert_eq!(pages(&[1; 7], 3), [3, 3, 1]);
         assert_eq!(pages(&[1; 6], 3), [3, 3]);
         let quarter = PAGE_BYTES_MAX / 4;
-        assert_eq!(
-            pages(&[quarter; 7], 100),
-            [3, 3, 1],
-            "four of them and their lengths are more than a page"
-        );
-        assert_eq!(pages(&[1, 3 * PAGE_BYTES_MAX, 1], 100), [1, 1, 1], "the large one comes too");
+        assert_eq!(pages(&[quarter; 7], 100), [3, 3, 1], "four texts and their lengths exceed a page");
+        assert_eq!(pages(&[1, 3 * PAGE_BYTES_MAX, 1], 100), [1, 1, 1], "the large text is returned too");
     }
 }

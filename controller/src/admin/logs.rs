@@ -1,6 +1,6 @@
-//! The last log lines of all processes, put together: each keeps its own in memory (`proto::logs`), and
-//! whichever controller is asked asks the others. Where a reader is, is said for each process, so that it
-//! goes on at any controller.
+//! The latest log lines of all processes, merged. Each process keeps its own lines in memory
+//! (`proto::logs`), and the controller that gets a request asks all others. The page token has a
+//! position per process, so that a reader can continue at any controller.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::everyone::{ASK_TIMEOUT, Given};
 use crate::fleet::Worker;
 use crate::raft::Peer;
 
-/// How often the others are asked while one waits.
+/// The interval between two look-ups while a request waits.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 impl AdminService {
@@ -41,7 +41,7 @@ impl AdminService {
             let mut found = put_together(given, &mut positions, max as usize);
             found.missing.extend(self.away(&request.of));
             left_out += found.left_out;
-            // A server that stops makes nobody wait.
+            // A server that stops ends the wait at once.
             let over = self.stop.is_cancelled() || tokio::time::Instant::now() >= until;
             if over || !found.lines.is_empty() {
                 let next = token(&positions, &found.answered);
@@ -52,21 +52,22 @@ impl AdminService {
         }
     }
 
-    /// Refuses names that nobody has: their lines would never come. A node that is away may come back.
+    /// Refuses unknown names, which would never return lines. A known node that is detached may come
+    /// back.
     fn check_names(&self, of: &[String]) -> Result<(), Failure> {
         let is_name = self.names();
         match of.iter().find(|name| !is_name(name.as_str())) {
             None => Ok(()),
             Some(name) => {
                 let message = format!(
-                    "no node or controller {name:?} is here: nodes go by name, controllers as controller-1; see 'millrace get nodes' and 'millrace cluster status'"
+                    "no node or controller is named {name:?}: controllers have names like controller-1; see 'millrace get nodes' and 'millrace cluster status'"
                 );
                 Err(Failure::new(Reason::NodeNotFound, message))
             }
         }
     }
 
-    /// Whether a node or controller has a name.
+    /// Returns a test whether a node or controller has a name.
     fn names(&self) -> impl Fn(&str) -> bool {
         let state = self.replica.state();
         let node = move |name: &str| NodeName::new(name).is_ok_and(|name| state.node(&name).is_some());
@@ -83,13 +84,13 @@ impl AdminService {
         self.replica.membership().nodes().any(|(&id, _)| controller(id) == name)
     }
 
-    /// Which of those that are wanted nobody asks.
+    /// Returns the requested names that are not attached.
     fn away(&self, of: &[String]) -> Vec<String> {
         let away = of.iter().filter(|name| !self.is_attached(name) && !self.is_controller(name));
         away.map(|name| format!("{name}: not attached")).collect()
     }
 
-    /// Asks those that are wanted, each for what is after where the reader is with it.
+    /// Asks the requested processes, each for the lines after the reader's position.
     async fn ask(&self, of: &[String], told: &Told, query: &Query) -> Vec<Given<Option<Page>>> {
         let asked = |name: &str| {
             let is_wanted = of.is_empty() || of.iter().any(|it| it == name);
@@ -122,7 +123,7 @@ impl AdminService {
     }
 }
 
-/// What is kept here, as another controller is given it.
+/// Returns this process's lines, encoded for another controller.
 pub(crate) fn given(query: Vec<u8>) -> Vec<u8> {
     let query = decode(query.into(), WalkLimits::PEER);
     query.map(|query: Query| logs::here(&query)).unwrap_or_default().encode_to_vec()
@@ -132,20 +133,20 @@ fn controller(id: u64) -> String {
     format!("controller-{id}")
 }
 
-/// What all of them gave.
+/// The merged lines of all processes.
 #[derive(Debug, Default, PartialEq)]
 struct Together {
     lines: Vec<Line>,
     left_out: u64,
     missing: Vec<String>,
-    /// Whose lines were looked at.
+    /// The processes that answered.
     answered: BTreeSet<String>,
-    /// Whether more lines are kept after these.
+    /// Whether more lines are stored after these.
     more: bool,
 }
 
-/// The lines of all, by time, at most so many and what fits a page, and how far the reader is then. Processes that share what
-/// they keep give it several times.
+/// Merges the lines of all processes by time, at most `max` and at most a page, and updates the
+/// reader's positions. Processes that share a log store return the same lines several times.
 fn put_together(given: Vec<Given<Option<Page>>>, positions: &mut Positions, max: usize) -> Together {
     let mut together = Together::default();
     let mut pages = BTreeMap::new();
@@ -160,7 +161,7 @@ fn put_together(given: Vec<Given<Option<Page>>>, positions: &mut Positions, max:
             Err(why) => together.missing.push(why),
         }
     }
-    // By time among processes; what one process wrote stays in its order, whatever its clock did.
+    // Sort by time across processes, but keep the order within a process, whatever its clock did.
     let mut lines = Vec::new();
     for (ring, (_, of_ring)) in &mut pages {
         let mut latest = None;
@@ -193,17 +194,17 @@ fn put_together(given: Vec<Given<Option<Page>>>, positions: &mut Positions, max:
     together
 }
 
-/// How far the lines of a process were looked at.
+/// The range of a process's lines that a query covered.
 struct Read {
     from: u64,
     left_out_before: Vec<u64>,
-    /// The last line that was looked at, and what was left out until there.
+    /// The last covered line, and the number of lines that were overwritten before it.
     end: (u64, u64),
 }
 
 impl Read {
-    /// The same of a reader that took only so many of the lines, up to that one. What is after it is looked
-    /// at again, and what was left out there is counted then.
+    /// Returns the position of a reader that took only the given number of lines, up to the given one.
+    /// The next query covers the remaining lines again, with their overwritten lines.
     fn after(&self, taken: Option<(usize, u64)>) -> (u64, u64) {
         let Some((count, seq)) = taken else { return (self.from, 0) };
         (seq, self.left_out_before.get(count - 1).copied().unwrap_or(0))
@@ -232,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_all_come_by_time_and_the_reader_goes_on_with_what_was_cut_off() {
+    fn lines_are_merged_by_time_and_the_reader_continues_with_the_cut_lines() {
         let a = || page("a", 9, vec![line(2, 10, "a2"), line(8, 30, "a8")]);
         let b = || page("b", 1, vec![line(1, 20, "b1")]);
         let mut positions = Positions::from([("gone".to_owned(), 3)]);
@@ -246,7 +247,8 @@ mod tests {
         assert_eq!((texts(&rest), positions["a"]), (vec!["a8"], 9));
     }
 
-    /// Lines go that were not read yet, of processes whose lines are cut off for others'.
+    /// Lines are overwritten before they are read, at processes with lines that were cut for others'
+    /// lines.
     #[test]
     fn every_line_is_read_once_or_counted_as_left_out() {
         let rings = ["a", "b", "c"].map(|name| Ring::new(name, name.into()));
@@ -261,7 +263,9 @@ mod tests {
             }
             u64::try_from(written).unwrap()
         };
-        let (mut positions, mut seen, mut left_out) = (Positions::new(), BTreeSet::new(), 0);
+        let mut positions = Positions::new();
+        let mut seen = BTreeSet::new();
+        let mut left_out = 0;
         let mut look = |max: usize| {
             let after = positions.iter().map(|(ring, &seq)| Position { ring: ring.clone(), seq }).collect();
             let query = Query { after, filter: None, lines_max: u32::try_from(max).unwrap() };
@@ -269,11 +273,12 @@ mod tests {
             let page = put_together(given, &mut positions, max);
             left_out += page.left_out;
             let fresh = page.lines.iter().all(|line| seen.insert((line.process.clone(), line.seq)));
-            assert!(fresh, "a line came twice");
+            assert!(fresh, "a line was returned twice");
             (page.lines.len(), seen.len() as u64 + left_out)
         };
         write(10);
-        // None of the lines of "b" and "c" is taken, and of "a" some: then all of them go.
+        // The page has some lines of "a" and none of "b" and "c". Then the rings overwrite all of their
+        // lines.
         assert_eq!(look(7), (7, 7));
         let all = write(LINES_MAX + 5);
         while look(1_000).0 > 0 {}

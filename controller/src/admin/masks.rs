@@ -1,9 +1,9 @@
-//! Field masks (`google.protobuf.FieldMask`): which fields of an answer are wanted, or which of a request
-//! are meant. Paths are checked against the descriptors that reflection shows; one that names no field
-//! is refused by name.
+//! Field masks (`google.protobuf.FieldMask`): the requested fields of a response, or the fields of a
+//! request to update. Paths are checked against the descriptors that reflection shows. A path without a
+//! field is refused by name.
 //!
-//! An answer is cut on its encoded form, field by field, so that no message needs code of its own. A path
-//! through a list goes into each of it; a map is taken whole.
+//! A response is cut in its encoded form, field by field, so no message needs code of its own. A path
+//! through a list applies to each element; a map is always taken whole.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -20,11 +20,11 @@ use prost_types::{DescriptorProto, FieldMask, FileDescriptorSet};
 /// Paths of one mask.
 const PATHS_MAX: usize = 100;
 
-/// Every message by its full name, such as `.millrace.admin.v1.Function`.
+/// Returns every message by its full name, such as `.millrace.admin.v1.Function`.
 fn messages() -> &'static BTreeMap<String, DescriptorProto> {
     static MESSAGES: OnceLock<BTreeMap<String, DescriptorProto>> = OnceLock::new();
     MESSAGES.get_or_init(|| {
-        // What this build compiled in is well formed; if it were not, every path would be unknown.
+        // The compiled-in descriptors are well formed. If they were not, every path would be unknown.
         let files = FileDescriptorSet::decode(millrace_proto::DESCRIPTORS).unwrap_or_default().file;
         let named = files.into_iter().flat_map(|file| {
             let package = file.package().to_owned();
@@ -34,22 +34,23 @@ fn messages() -> &'static BTreeMap<String, DescriptorProto> {
     })
 }
 
-/// The fields that are wanted of a message, by number; of a message among them, some or all.
+/// The requested fields of a message by number, each whole or in part.
 #[derive(Debug, Clone, PartialEq)]
 enum Wanted {
     All,
     Some(BTreeMap<u32, Wanted>),
 }
 
-/// What is wanted of every answer of a kind.
+/// The requested part of all responses of a kind.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Mask(Wanted);
 
 impl Mask {
-    /// Reads a mask over a message of `millrace.admin.v1`. None, or one without paths, wants all.
+    /// Parses a mask over a message of `millrace.admin.v1`. No mask, or a mask without paths, selects
+    /// everything.
     ///
     /// # Errors
-    /// `MALFORMED_REQUEST` names the path that names no field.
+    /// `MALFORMED_REQUEST` with the path that names no field.
     pub(super) fn read(mask: Option<FieldMask>, message: &str) -> Result<Self, Failure> {
         let paths = mask.map(|mask| mask.paths).unwrap_or_default();
         if paths.len() > PATHS_MAX {
@@ -71,17 +72,17 @@ impl Mask {
         Ok(Self(wanted))
     }
 
-    /// The wanted part of an answer.
+    /// Returns the requested part of a response.
     pub(super) fn cut<M: Message + Default>(&self, message: M) -> M {
         let Wanted::Some(fields) = &self.0 else { return message };
-        // A message's own encoding can be read, in parts too.
+        // A message's own encoding always parses, in parts too.
         cut(&message.encode_to_vec(), fields)
             .and_then(|bytes| M::decode(bytes.as_slice()).ok())
             .unwrap_or(message)
     }
 }
 
-/// Adds a path below a message. `None` where it names no field.
+/// Adds a path below a message. Returns `None` if the path names no field.
 fn add(wanted: &mut Wanted, message: &str, path: &str) -> Option<()> {
     let (name, rest) = path.split_once('.').map_or((path, None), |(name, rest)| (name, Some(rest)));
     let of = messages().get(message)?;
@@ -93,7 +94,7 @@ fn add(wanted: &mut Wanted, message: &str, path: &str) -> Option<()> {
         }
         return Some(());
     };
-    // A map's entries are messages of no name of their own.
+    // The entries of a map are messages without a name here, so their look-up fails.
     let below = (field.r#type() == Type::Message).then(|| field.type_name())?;
     messages().get(below)?;
     let mut nothing = Wanted::Some(BTreeMap::new());
@@ -104,7 +105,7 @@ fn add(wanted: &mut Wanted, message: &str, path: &str) -> Option<()> {
     add(inner, below, rest)
 }
 
-/// The wanted fields of an encoded message.
+/// Returns the requested fields of an encoded message.
 fn cut(mut bytes: &[u8], wanted: &BTreeMap<u32, Wanted>) -> Option<Vec<u8>> {
     let mut left = Vec::with_capacity(bytes.len());
     while bytes.has_remaining() {
@@ -130,10 +131,11 @@ fn cut(mut bytes: &[u8], wanted: &BTreeMap<u32, Wanted>) -> Option<Vec<u8>> {
     Some(left)
 }
 
-/// The fields of a flat message that an update means, of those it has. No mask means all.
+/// Returns the fields of a flat message that an update names, out of the `known` ones. No mask selects
+/// all.
 ///
 /// # Errors
-/// `MALFORMED_REQUEST` names the path that names none of them.
+/// `MALFORMED_REQUEST` with the path that names no known field.
 pub(super) fn updated<'a>(mask: Option<FieldMask>, known: &[&'a str]) -> Result<Vec<&'a str>, Failure> {
     let paths = mask.map(|mask| mask.paths).unwrap_or_default();
     if paths.is_empty() || paths == ["*"] {
@@ -143,7 +145,7 @@ pub(super) fn updated<'a>(mask: Option<FieldMask>, known: &[&'a str]) -> Result<
         let found = known.iter().copied().find(|name| name == path);
         found.ok_or_else(|| {
             Failure::malformed(format!(
-                "the mask's path {path:?} names no field: there are {}",
+                "the mask's path {path:?} names no field: the fields are {}",
                 known.join(", ")
             ))
         })
@@ -180,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_has_the_fields_that_are_wanted_and_no_more() {
+    fn a_response_has_only_the_requested_fields() {
         let cut = |paths: &[&str]| Mask::read(mask(paths), "Node").unwrap().cut(node());
         assert_eq!(cut(&[]), node());
         assert_eq!(cut(&["*"]), node());
@@ -200,12 +202,12 @@ mod tests {
         };
         assert_eq!(cut(&["gpus.index", "gpus.models.digest"]), digests);
         let whole = api::Node { gpus: node().gpus, ..Default::default() };
-        assert_eq!(cut(&["gpus.index", "gpus"]), whole, "all of it is more than a part");
+        assert_eq!(cut(&["gpus.index", "gpus"]), whole, "the whole field includes a part of it");
         assert_eq!(cut(&["gpus", "gpus.index"]), whole);
     }
 
     #[test]
-    fn a_path_that_names_no_field_is_refused_by_name() {
+    fn a_path_without_a_field_is_refused_by_name() {
         for path in ["nam", "name.x", "gpus.x", "gpus.models.functions.x", "", "gpus.", "host_models.0"] {
             let refused = Mask::read(mask(&["name", path]), "Node").unwrap_err();
             assert!(refused.message.contains(&format!("{path:?}")), "{}", refused.message);
@@ -217,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn an_update_means_what_its_mask_names() {
+    fn an_update_changes_only_the_fields_of_its_mask() {
         let known = ["dispatch", "eviction"];
         assert_eq!(updated(None, &known).unwrap(), known);
         assert_eq!(updated(mask(&["eviction"]), &known).unwrap(), ["eviction"]);

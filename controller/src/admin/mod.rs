@@ -1,28 +1,28 @@
-//! The admin API. Every call is checked in full before anything is proposed, and every write goes
+//! The admin API. Every call is checked completely before anything is proposed, and every write goes
 //! through the replicated state under the caller's name.
 //!
-//! | module | holds |
+//! | module | task |
 //! |---|---|
-//! | [`service`] | every call of the API, and who answers it |
-//! | [`artifacts`] | model files: which there are, and new ones |
-//! | [`billing`] | what was used and what it costs |
-//! | [`cluster`] | the controllers: status, promote, remove, transfer of leadership |
-//! | [`functions`] | apply, get, list, delete |
-//! | [`listing`] | a page of a list |
-//! | [`logs`] | the last log lines of everybody |
-//! | [`masks`] | which fields of an answer are wanted |
-//! | [`nodes`] | the workers, their GPUs and what is resident; fault injection |
-//! | [`objective`] | whether a function is answered as its SLO asks |
-//! | [`operations`] | what takes its time |
-//! | [`policy`] | how nodes schedule |
+//! | [`service`] | dispatches every call of the API |
+//! | [`artifacts`] | look-up and upload of model files |
+//! | [`billing`] | bills of tenants |
+//! | [`cluster`] | the controllers: status, promotion, removal, leadership transfer |
+//! | [`functions`] | apply, get, list and delete of functions |
+//! | [`listing`] | pages of lists |
+//! | [`logs`] | the latest log lines of all processes; [`positions`] has the page tokens |
+//! | [`masks`] | field masks |
+//! | [`nodes`] | the workers, their GPUs and resident models; fault injection |
+//! | [`objective`] | whether a function meets its SLO |
+//! | [`operations`] | long-running operations |
+//! | [`policy`] | the scheduling policy of nodes |
 //! | [`scheduling`] | cordon, drain, uncordon and removal of nodes |
-//! | [`dry_run`] | several applies tried as one |
-//! | [`events`] | what happened |
-//! | [`scaling`] | how many nodes are needed |
-//! | [`data`] | where intermediate data is |
+//! | [`dry_run`] | the dry run of several applies |
+//! | [`events`] | events of the cluster |
+//! | [`scaling`] | the number of needed nodes |
+//! | [`data`] | the location of intermediate data |
 //! | [`tenants`] | tenants and their caps |
-//! | [`workflows`] | apply, get, list, delete of workflows |
-//! | [`views`] | records as the API shows them |
+//! | [`workflows`] | apply, get, list and delete of workflows |
+//! | [`views`] | conversion of records into API messages |
 
 mod artifacts;
 mod billing;
@@ -68,10 +68,10 @@ use crate::passed::Passed;
 use crate::raft::Replica;
 use crate::traces::Traces;
 
-/// The longest that a request waits: shorter than what proxies cut off.
+/// The longest wait of a request: shorter than the timeouts of common proxies.
 const WAIT_MAX: Duration = Duration::from_secs(30);
 
-/// What the API answers from.
+/// The admin API, with its sources.
 #[derive(Debug, Clone)]
 pub(crate) struct AdminService {
     pub(crate) replica: Replica,
@@ -80,43 +80,45 @@ pub(crate) struct AdminService {
     pub(crate) artifacts: Arc<Artifacts>,
     pub(crate) traces: Traces,
     pub(crate) activities: Activities,
-    /// What the runs that this controller drives passed.
+    /// The traffic of the runs that this controller drives.
     pub(crate) passed: Passed,
     pub(crate) events: Events,
-    /// Ends what waits.
+    /// Ends requests that wait.
     pub(crate) stop: CancellationToken,
     pub(crate) faults: Faults,
     /// Permits for the search for an order of a dry run's items.
     pub(crate) order_searches: Arc<Semaphore>,
 }
 
-/// The dry runs of an apply that a controller carries out at a time. A client can ask for many, and each may try
-/// thousands of items.
+/// Dry runs of an apply that a controller carries out at a time. A client can request many, and each
+/// may try thousands of items.
 pub(crate) const ORDER_SEARCHES_MAX: usize = 1;
 
-/// Whether fault injection is served.
+/// Whether fault injection is accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Faults {
     Refused,
     Allowed,
 }
 
-/// Who asks: the front door put it into the request. Without one nothing is served.
+/// Returns the caller, whom the gateway put into the request's extensions. A request without a caller
+/// is refused.
 fn caller<T>(request: &Request<T>) -> Result<Caller, Failure> {
     let caller = request.extensions().get::<millrace_gateway::auth::Caller>();
     let caller = caller.ok_or_else(|| Failure::new(Reason::Unauthenticated, "the caller is not known"))?;
     Ok(Caller(caller.as_str().into()))
 }
 
-/// A client's idempotency key. Each is a session of its own in the state, so that a client may have
-/// several writes in flight.
+/// Converts a client's idempotency key. Each key is a separate session in the state, so that a client
+/// may have several writes in flight.
 fn idempotency(key: String) -> Result<Option<IdempotencyKey>, Failure> {
     match key.len() {
         0 => Ok(None),
         1..=IDEMPOTENCY_KEY_BYTES_MAX => Ok(Some(IdempotencyKey { client: key.into(), seq: 1 })),
         len => {
-            let message =
-                format!("the idempotency key has {len} bytes: at most {IDEMPOTENCY_KEY_BYTES_MAX} are taken");
+            let message = format!(
+                "the idempotency key has {len} bytes: at most {IDEMPOTENCY_KEY_BYTES_MAX} are allowed"
+            );
             Err(Failure::malformed(message))
         }
     }
@@ -130,7 +132,7 @@ fn invalid_name(error: NameError) -> Failure {
     Failure::new(Reason::InvalidSpec, error.to_string())
 }
 
-/// How long a request waits, of what it asks for in a field of this name.
+/// Returns the wait that a request asks for in the field `field`, up to [`WAIT_MAX`].
 fn wait(field: &str, asked: Option<&prost_types::Duration>) -> Result<Duration, Failure> {
     let asked = asked.map_or(Some(Duration::ZERO), convert::duration);
     let asked = asked.ok_or_else(|| Failure::malformed(format!("`{field}` is negative")))?;
@@ -138,11 +140,11 @@ fn wait(field: &str, asked: Option<&prost_types::Duration>) -> Result<Duration, 
 }
 
 fn unknown_token(token: &str) -> String {
-    format!("page token {token:?} was not given by this server")
+    format!("page token {token:?} is not a token of this API")
 }
 
 impl AdminService {
-    /// The state as a read wants it.
+    /// Returns the state with the requested consistency.
     async fn read(&self, consistency: api::Consistency) -> Result<State, Failure> {
         match consistency {
             api::Consistency::Stale => Ok(self.replica.state()),

@@ -1,5 +1,4 @@
-//! The workers, their GPUs and what is resident on them; and fault injection, which is passed on
-//! to one of them.
+//! The workers, their GPUs and resident models. Also passes fault injection on to a worker.
 
 use std::time::Duration;
 
@@ -36,9 +35,9 @@ impl AdminService {
         Ok(api::ListNodesResponse { nodes, next_page_token })
     }
 
-    /// A node as the state knows it, and as it last reported itself.
+    /// Returns a node from the state, combined with its last report.
     pub(super) fn node(&self, state: &State, node: &Node) -> api::Node {
-        // A stream under another epoch is about to learn of this one, or to end.
+        // Ignore a stream with another epoch: it is about to get this epoch, or to end.
         let worker = self.fleet.worker(&node.name).filter(|worker| worker.epoch() == node.epoch);
         let telemetry = worker.as_ref().and_then(|worker| worker.telemetry());
         let lease = match self.outlook.standing(&node.name) {
@@ -88,22 +87,23 @@ impl AdminService {
     }
 }
 
-/// The condition "Stream": whether this controller has a stream of the node that holds.
+/// Returns the condition "Stream": whether this controller has a stable stream of the node.
 fn stream_condition(attached: bool, stream_break: Option<&wire::StreamBreak>) -> api::Condition {
     match stream_break {
         Some(wire::StreamBreak { times, why }) => {
-            let message = format!("its stream broke {times} times in a row, the last time because: {why}");
+            let message =
+                format!("the node's stream broke {times} times in a row, the last time because: {why}");
             condition("Stream", false, "StreamBreaks", message)
         }
-        None if attached => condition("Stream", true, "Attached", "its stream holds".to_owned()),
+        None if attached => condition("Stream", true, "Attached", "the node's stream is stable".to_owned()),
         None => {
-            let message = "this controller has no stream of it: see the worker's log for the reason";
+            let message = "this controller has no stream of the node: see the worker's log for the reason";
             condition("Stream", false, "Detached", message.to_owned())
         }
     }
 }
 
-/// What the node's own record and report say.
+/// Converts the node's record and report.
 fn view(node: &Node, connected: bool, telemetry: Option<&wire::Telemetry>) -> api::Node {
     let gpus = match telemetry {
         Some(telemetry) => telemetry.gpus.iter().map(live_gpu).collect(),

@@ -1,17 +1,17 @@
-//! The condition "Objective": whether a function is answered as its SLO asks, by what its nodes
-//! counted. It is a fact about the past, over every revision: it changes nothing. What the runs alone
-//! took is blamed only on a function's first revision: bills do not tell revisions apart, and a faster
-//! model would be blamed for the one before.
+//! The condition "Objective": whether a function meets its SLO, by the counts of its nodes. The
+//! condition describes the past over all revisions, and changes nothing. The runs themselves are blamed
+//! only at a function's first revision: bills do not separate revisions, so a faster model would be
+//! blamed for the previous one.
 
 use std::time::Duration;
 
 use millrace_proto::admin as api;
 use millrace_types::{Revision, Slo, SloCounts, Usage};
 
-/// What each answered request is billed beyond its run at most: a run counts in whole milliseconds.
+/// The maximum rounding of the bill of each answered request: a run is billed in whole milliseconds.
 const ROUNDED_UP_MAX: Duration = Duration::from_millis(1);
 
-/// The condition of a function that has an SLO, and is at its `latest` revision.
+/// Returns the condition of a function with an SLO. `latest` is the number of its newest revision.
 pub(super) fn condition(slo: &Slo, counts: SloCounts, usage: Usage, latest: Revision) -> api::Condition {
     let (status, reason, message) = judge(slo, counts, (latest == Revision::FIRST).then_some(usage));
     api::Condition { r#type: "Objective".into(), status: status.into(), reason: reason.into(), message }
@@ -26,15 +26,17 @@ fn judge(
     if n == 0 {
         return (api::ConditionStatus::Unknown, "NoRequests", "no request was counted yet".to_owned());
     }
-    // Each was judged by the deadline of its time.
+    // Each request was judged by the deadline in force at its time, so only the current target is
+    // quoted.
     let share = format!("{:.4}", percentile * 100.0);
     let share = share.trim_end_matches('0').trim_end_matches('.');
-    let seen =
-        format!("{m} of {n} requests so far were in time (asked for now: {share}% within {deadline:?})");
+    let seen = format!(
+        "{m} of {n} requests so far were within the deadline (current target: {share}% within {deadline:?})"
+    );
     if m as f64 >= percentile * n as f64 {
         return (api::ConditionStatus::True, "Met", seen);
     }
-    // The billed mean less its rounding: what the runs took at least.
+    // The billed mean less its rounding is a lower bound on the mean duration of the runs.
     let too_long = if usage.is_some() { "wait or are swapped in" } else { "wait, are swapped in or run" };
     let mean_ns = usage.and_then(|usage| usage.gpu_ns.checked_div(usage.requests)).unwrap_or(0);
     let run = Duration::from_nanos(mean_ns);
@@ -43,7 +45,7 @@ fn judge(
             api::ConditionStatus::False,
             "RunsTooLong",
             format!(
-                "{seen}: its runs alone took {:?} on average, which no dispatch makes shorter: allow more time (slo.deadline), or apply a faster model",
+                "{seen}: the runs alone took {:?} on average, which scheduling cannot shorten: allow more time (slo.deadline), or apply a faster model",
                 Duration::from_millis(u64::try_from(run.as_millis()).unwrap_or(u64::MAX))
             ),
         ),
@@ -51,7 +53,7 @@ fn judge(
             api::ConditionStatus::False,
             "Missed",
             format!(
-                "{seen}: where that goes on, they {too_long} for too long: see 'millrace ps', add GPUs or allow more time"
+                "{seen}: if this continues, requests {too_long} for too long: see 'millrace ps', add GPUs or allow more time"
             ),
         ),
     }
@@ -69,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn an_objective_is_unknown_met_missed_or_below_the_run_itself() {
+    fn an_objective_is_unknown_met_missed_or_shorter_than_the_runs() {
         use api::ConditionStatus::{False, True, Unknown};
         let reasons = [judged(0, 0, 0), judged(98, 100, 4), judged(97, 100, 4), judged(0, 100, 5)];
         let reasons = reasons.map(|(status, reason, _)| (status, reason));
@@ -78,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_revision_is_not_judged_by_what_the_runs_of_earlier_ones_took() {
+    fn a_later_revision_is_not_blamed_for_the_runs_of_earlier_revisions() {
         let usage = Usage { gpu_ns: 100 * 5_000_000, requests: 100, idle_ms: 0 };
         let reason = |latest| condition(&SLO, SloCounts { m: 0, n: 100 }, usage, latest).reason;
         assert_eq!(reason(Revision::FIRST), "RunsTooLong");
@@ -86,10 +88,10 @@ mod tests {
     }
 
     #[test]
-    fn a_message_says_what_was_counted_and_what_to_do() {
+    fn a_message_has_the_counts_and_the_next_step() {
         assert_eq!(
             judged(98, 100, 1).2,
-            "98 of 100 requests so far were in time (asked for now: 98% within 3ms)"
+            "98 of 100 requests so far were within the deadline (current target: 98% within 3ms)"
         );
         assert!(judged(0, 100, 5).2.contains("5ms on average"), "{:?}", judged(0, 100, 5));
     }

@@ -1,5 +1,5 @@
-//! What takes its time: shown, waited for, and ended before its time where that can be. Operations are
-//! committed with what begins and ends them, so that any controller shows them, and another leader too.
+//! Long-running operations: listed, waited for, and cancelled if possible. An operation is committed
+//! with the commands that begin and end it, so every controller can show it, also under another leader.
 
 use millrace_cluster_state::operations::{End, Kind, Operation};
 use millrace_cluster_state::{Command, NodeStatus, Refusal, State};
@@ -52,7 +52,7 @@ impl AdminService {
     ) -> Result<api::Operation, Failure> {
         let id = read_id(&request.id)?;
         let wait = wait("timeout", request.timeout.as_ref())?;
-        // Nothing of the request is held while it waits.
+        // Free the request before the wait.
         drop(request);
         let mut changes = self.replica.changes();
         let first = self.replica.linearizable().await?;
@@ -64,7 +64,8 @@ impl AdminService {
                 }
             }
         };
-        // A server that stops makes nobody wait; whether it has ended or not, it is shown.
+        // A server that stops ends the wait at once. The operation is returned whether or not it has
+        // ended.
         let ended = tokio::time::timeout(wait, self.stop.run_until_cancelled(ended));
         drop(ended.await);
         self.found(&self.replica.state(), id)
@@ -91,7 +92,9 @@ impl AdminService {
 
 fn read_id(id: &str) -> Result<u64, Failure> {
     id.parse().map_err(|_| {
-        Failure::malformed(format!("operation {id:?} is none: list them with 'millrace get operations'"))
+        Failure::malformed(format!(
+            "operation {id:?} does not exist: list operations with 'millrace get operations'"
+        ))
     })
 }
 
@@ -122,7 +125,7 @@ fn view(state: &State, shortages: &Shortages, operation: &Operation) -> api::Ope
     }
 }
 
-/// What it waits for, or why it failed.
+/// Returns the cause of the operation's wait, or the reason for its failure.
 fn message(state: &State, shortages: &Shortages, operation: &Operation) -> String {
     match (&operation.ended, &operation.kind) {
         (Some((_, End::Failed { why })), _) => why.clone(),
@@ -131,7 +134,7 @@ fn message(state: &State, shortages: &Shortages, operation: &Operation) -> Strin
             let others = state.nodes().any(|it| it.name != *node && it.takes_functions());
             let lost = state.node(node).is_some_and(|node| node.status == NodeStatus::Lost);
             let left = match (state.placements_on(node).count(), others || lost) {
-                (_, false) => return "no other node takes functions: add one, or uncordon one".into(),
+                (_, false) => return "no other node takes functions: add or uncordon a node".into(),
                 (1, _) => "one function is still to move".to_owned(),
                 (left, _) => format!("{left} functions are still to move"),
             };
@@ -140,14 +143,17 @@ fn message(state: &State, shortages: &Shortages, operation: &Operation) -> Strin
                 None => left,
             }
         }
-        (None, Kind::PromoteController { .. }) => "the voters agree on another".into(),
-        (None, Kind::RemoveController { .. }) => "what it holds is copied, and the voters agree".into(),
+        (None, Kind::PromoteController { .. }) => "the voters are agreeing on another voter".into(),
+        (None, Kind::RemoveController { .. }) => {
+            "copying the controller's model files, and waiting for the voters to agree".into()
+        }
     }
 }
 
-/// Why a function stays where it is. One that has another copy leaves, though it has fewer than it should.
+/// Returns the reason why a function cannot leave its node. A function with another copy leaves
+/// regardless.
 fn stuck(short: &Unplaced) -> Option<String> {
-    (short.copies == 0).then(|| format!("{} has no other place: {}", short.function, short.why))
+    (short.copies == 0).then(|| format!("{} fits on no other node: {}", short.function, short.why))
 }
 
 #[cfg(test)]
@@ -160,9 +166,10 @@ mod tests {
     use super::*;
     use crate::fixtures::bare_model;
 
-    /// A function on `n1`, which is being drained, and another node.
+    /// Returns the state with a function on `n1`, which is being drained, and another node.
     fn draining(function: &FunctionSpec) -> State {
-        let (digest, name) = (Digest::of(b"m"), |name: &str| NodeName::new(name).unwrap());
+        let digest = Digest::of(b"m");
+        let name = |name: &str| NodeName::new(name).unwrap();
         let register = |node: &str| Command::RegisterNode {
             name: name(node),
             instance: node.into(),
@@ -173,7 +180,9 @@ mod tests {
             seen: Epoch(0),
         };
         let model = bare_model();
-        let (spec, key, node) = (function.clone(), function.key.clone(), name("n1"));
+        let spec = function.clone();
+        let key = function.key.clone();
+        let node = name("n1");
         let commands = [
             Command::InitCluster { cluster_id: ClusterId("c".into()) },
             Command::AddArtifact { digest, bytes: Bytes(1), model, holder: ControllerId(1) },
@@ -185,14 +194,15 @@ mod tests {
         ];
         let mut state = State::default();
         for (index, command) in (1..).zip(commands) {
-            let (stamp, caller) = (UnixMillis(1), Caller("test".into()));
+            let stamp = UnixMillis(1);
+            let caller = Caller("test".into());
             state.apply(index, &Proposal { stamp, caller, idempotency: None, command }).unwrap();
         }
         state
     }
 
     #[test]
-    fn a_drain_says_why_it_cannot_end() {
+    fn a_drain_that_cannot_end_reports_the_reason() {
         let spec = FunctionSpec::new(convert::function_key("", "f").unwrap());
         let state = draining(&spec);
         let operation = state.operations().next().unwrap();
@@ -203,7 +213,7 @@ mod tests {
         };
         let without_room = said(0);
         assert!(
-            without_room.starts_with("one function is still to move; default/f has no other place: "),
+            without_room.starts_with("one function is still to move; default/f fits on no other node: "),
             "{without_room}"
         );
         assert!(without_room.contains("host memory"), "{without_room}");

@@ -1,5 +1,5 @@
-//! How nodes schedule while they run. What is wanted is committed; workers are told with what they
-//! should serve, and say in their reports what they do.
+//! The scheduling policy of nodes, changed while they run. The policy is committed, workers get it with
+//! their desired state, and report the settings in force.
 
 use std::collections::BTreeMap;
 
@@ -52,12 +52,12 @@ impl AdminService {
     }
 }
 
-/// What a mask may name.
+/// Returns the field names that a mask may have.
 fn names() -> Vec<&'static str> {
     Setting::ALL.iter().map(|it| it.name()).collect()
 }
 
-/// The settings that are named, and which these are. The others may be anything.
+/// Returns the named settings of a request and their list. Unnamed fields are not checked.
 fn meant(given: &wire::PolicySpec, named: &[&str]) -> Result<(PolicySpec, Vec<Setting>), Failure> {
     let settings: Vec<_> = Setting::ALL.iter().copied().filter(|it| named.contains(&it.name())).collect();
     let text =
@@ -76,7 +76,7 @@ fn meant(given: &wire::PolicySpec, named: &[&str]) -> Result<(PolicySpec, Vec<Se
     Ok((policy_settings(&spec)?, settings))
 }
 
-/// What is wanted, and what every live node does.
+/// Returns the policy, and the settings in force on every live node.
 fn view(state: &State, workers: &Workers) -> api::Policy {
     let policy = state.policy();
     let wanted = policy.map_or(PolicySpec::NONE, |it| it.spec);
@@ -105,7 +105,7 @@ fn view(state: &State, workers: &Workers) -> api::Policy {
     }
 }
 
-/// Whether the settings in force on a node are those that are wanted, with the preset's for the rest.
+/// Whether the settings in force on a node equal the policy, with the preset's settings for the rest.
 fn obeys(wanted: &PolicySpec, does: &wire::PolicySpec) -> bool {
     policy_spec_wire(&SchedulingPolicy::default().with(wanted).spec()) == *does
 }
@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_update_takes_the_fields_that_it_names() {
+    fn an_update_changes_only_the_named_fields() {
         let given = wire::PolicySpec {
             dispatch: "not looked at".into(),
             eviction: "torpor".into(),
@@ -130,11 +130,11 @@ mod tests {
         assert_eq!(named(&["batching"]), Ok((PolicySpec::NONE, vec![Setting::Batching])), "unset");
         let alone = PolicySpec { overtakes_max: Some(9), ..PolicySpec::NONE };
         assert_eq!(named(&["overtakes_max"]), Ok((alone, vec![Setting::OvertakesMax])));
-        assert!(meant(&given, &names()).is_err(), "there is no such policy");
+        assert!(meant(&given, &names()).is_err(), "the dispatch is unknown");
     }
 
     #[test]
-    fn a_node_obeys_if_every_setting_in_force_is_wanted() {
+    fn a_node_obeys_if_every_setting_in_force_equals_the_policy() {
         let wanted =
             PolicySpec { preset: Some(PresetName::LalbO3), overtakes_max: Some(9), ..PolicySpec::NONE };
         let does = |overtakes_max| wire::PolicySpec {
@@ -148,6 +148,6 @@ mod tests {
         };
         assert!(obeys(&wanted, &does(9)));
         assert!(!obeys(&wanted, &does(25)));
-        assert!(!obeys(&PolicySpec::NONE, &does(9)), "the default preset is wanted");
+        assert!(!obeys(&PolicySpec::NONE, &does(9)), "the policy is the default preset");
     }
 }

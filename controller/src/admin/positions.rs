@@ -1,5 +1,5 @@
-//! How far a reader is in the log lines of each process: the token that it comes back with, and what each
-//! process is told of it.
+//! A reader's positions in the log lines of each process: the page token with all of them, and the
+//! positions that each process is sent.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,17 +8,18 @@ use millrace_proto::log::Position;
 use millrace_proto::logs::{SHARED, process_of};
 use millrace_types::Failure;
 
-/// Processes that gave no answer and that a token still tells of: most are gone for good.
+/// Processes without an answer that a token still includes: most of them have ended permanently.
 const SILENT_MAX: usize = 512;
-/// Processes that a token tells of. Of those that answered, each is told of.
+/// Processes in a token. All processes that answered fit.
 const POSITIONS_MAX: usize = NODES_MAX + CONTROLLERS_MAX + SILENT_MAX;
-/// Far more than a group has.
+/// An upper bound on the controllers of a group, by far.
 const CONTROLLERS_MAX: usize = 64;
 
-/// How far a reader is, by process.
+/// A reader's position by process.
 pub(super) type Positions = BTreeMap<String, u64>;
 
-/// A token is each process's name and number. Those that answered come before those that may be gone.
+/// Returns the token: the name and number of each process. Processes that answered take precedence over
+/// silent ones.
 pub(super) fn token(positions: &Positions, answered: &BTreeSet<String>) -> String {
     let (live, silent): (Vec<_>, Vec<_>) = positions.iter().partition(|(ring, _)| answered.contains(*ring));
     let kept = live.into_iter().chain(silent.into_iter().take(SILENT_MAX)).take(POSITIONS_MAX);
@@ -32,22 +33,22 @@ pub(super) fn read_token(text: &str) -> Result<Positions, Failure> {
     };
     let parts = text.split(',').filter(|part| !part.is_empty()).take(POSITIONS_MAX);
     let read: Option<_> = parts.map(position).collect();
-    read.ok_or_else(|| Failure::malformed("`after` was not given by a server: leave it out"))
+    read.ok_or_else(|| Failure::malformed("`after` is not a token of this API: omit the field"))
 }
 
-/// The positions by whom they are of. Each process is told of its own: with every look all positions to all
-/// processes would be the square of them.
+/// The positions by receiver. Each process is sent its own positions only: sending all positions to all
+/// processes with every query would grow quadratically.
 #[derive(Debug, Default)]
 pub(super) struct Told {
-    /// By node or controller, those of its runs.
+    /// Positions by node or controller, including those of its earlier processes.
     by_name: BTreeMap<String, Vec<Position>>,
-    /// Of processes that go by another name, or that a node has by chance, such as the one of `millrace up`,
-    /// in which a worker runs too; and of nodes that were removed.
+    /// Positions that every process is sent. They belong to processes with a shared name, such as
+    /// `millrace up` with a worker in the same process, or to nodes that were removed.
     to_all: Vec<Position>,
 }
 
 impl Told {
-    /// `is_name`: whether a node or controller has this name.
+    /// Groups positions by receiver. `is_name` tests whether a node or controller has a name.
     pub(super) fn new(positions: &Positions, is_name: impl Fn(&str) -> bool) -> Self {
         let mut told = Self::default();
         for (ring, &seq) in positions {
@@ -60,7 +61,7 @@ impl Told {
         told
     }
 
-    /// What a node or controller of this name is told.
+    /// Returns the positions for the node or controller `name`.
     pub(super) fn to(&self, name: &str) -> Vec<Position> {
         let own = self.by_name.get(name).into_iter().flatten();
         own.chain(&self.to_all).cloned().collect()
@@ -74,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn processes_that_answer_stay_in_the_token_and_those_that_are_gone_leave_it() {
+    fn a_token_keeps_answering_processes_and_drops_silent_ones() {
         let gone = (0..2 * SILENT_MAX).map(|n| (format!("a{n}"), 1));
         let positions: Positions = gone.chain((0..NODES_MAX).map(|n| (format!("z{n}"), 7))).collect();
         let answered = (0..NODES_MAX).map(|n| format!("z{n}")).collect();
@@ -84,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_token_is_refused() {
+    fn malformed_tokens_are_refused() {
         assert_eq!(read_token("").unwrap(), Positions::new());
         for bad in ["a", "a:", "a:x", "a:1,b"] {
             assert!(read_token(bad).is_err(), "{bad}");
@@ -92,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn what_all_processes_are_told_grows_with_their_number_and_not_with_its_square() {
+    fn positions_sent_to_all_processes_grow_linearly() {
         let sent = |nodes: u32| {
             let names: Vec<_> = (0..nodes).map(|node| format!("node.{node}")).collect();
             let rings = names.iter().map(|name| (ring_name(name, 7, 9), 3));
@@ -103,10 +104,11 @@ mod tests {
     }
 
     #[test]
-    fn a_process_is_told_of_all_its_runs_and_of_those_that_may_be_its_own() {
+    fn a_process_gets_positions_of_all_its_runs_and_of_shared_names() {
         let [before, now, other] =
             [("w", 1), ("w", 2), ("w.1", 3)].map(|(name, pid)| ring_name(name, pid, 5));
-        let (up, removed) = (ring_name("up", 4, 5), "of no process".to_owned());
+        let up = ring_name("up", 4, 5);
+        let removed = "of no process".to_owned();
         let all = [&before, &now, &other, &up, &removed].map(|ring| (ring.clone(), 1));
         let told = Told::new(&all.into(), |name| ["w", "w.1", "new"].contains(&name));
         let rings = |name: &str| told.to(name).into_iter().map(|it| it.ring).collect::<BTreeSet<_>>();
@@ -117,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_may_be_called_as_the_process_of_others_is() {
+    fn a_worker_may_have_the_name_of_a_shared_process() {
         let [of_all, of_worker] = [4, 5].map(|pid| ring_name(UP, pid, 5));
         let all = [&of_all, &of_worker].map(|ring| (ring.clone(), 1));
         let told = Told::new(&all.into(), |name| ["worker-1", "controller-1", UP].contains(&name));

@@ -1,4 +1,4 @@
-//! How many nodes the cluster needs. Answered by any controller: each plans.
+//! The number of nodes that the cluster needs. Any controller answers, because each plans.
 
 use millrace_policy::scaling::{Reason as Why, Signal};
 use millrace_proto::admin as api;
@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_signal_says_what_asks_for_so_many() {
+    fn a_signal_has_the_reasons_for_its_number() {
         let reasons = vec![Why::Replicas { replicas: 3 }, Why::Slo { functions: 2 }];
         let said = |reason: &str, message: &str| api::ScalingReason {
             reason: reason.into(),

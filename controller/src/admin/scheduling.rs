@@ -1,5 +1,5 @@
-//! Cordon, drain, uncordon and removal of nodes. The wish is committed; the reconciler moves
-//! functions, and a node's listing shows how many are left on it.
+//! Cordon, drain, uncordon and removal of nodes. The request is committed, and the reconciler moves
+//! functions. A node's listing shows the number of functions that remain.
 
 use millrace_cluster_state::{Command, Scheduling};
 use millrace_proto::admin as api;
@@ -21,7 +21,7 @@ impl AdminService {
         let command = Command::SetNodeScheduling { name: name.clone(), scheduling };
         self.replica.propose(caller, idempotency, command).await?;
         let state = self.replica.state();
-        // Absent when it was removed again since.
+        // The node is absent if it was removed again meanwhile.
         let node = state.node(&name).ok_or_else(|| {
             Failure::new(Reason::NodeNotFound, format!("node {name} was removed meanwhile"))
         })?;
@@ -46,7 +46,7 @@ fn scheduling(wanted: api::NodeScheduling) -> Result<Scheduling, Failure> {
         api::NodeScheduling::Cordoned => Ok(Scheduling::Cordoned),
         api::NodeScheduling::Draining => Ok(Scheduling::Draining),
         api::NodeScheduling::Unspecified => {
-            Err(Failure::malformed("say what is wished of the node: schedulable, cordoned or draining"))
+            Err(Failure::malformed("the request has no scheduling: give schedulable, cordoned or draining"))
         }
     }
 }

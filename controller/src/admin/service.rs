@@ -1,4 +1,4 @@
-//! Every call of the admin API, and who answers it. Nothing is decided here.
+//! Dispatches every call of the admin API. This module decides nothing.
 
 use millrace_proto::BUILD;
 use millrace_proto::admin as api;
@@ -276,7 +276,7 @@ impl Admin for AdminService {
     }
 }
 
-/// How this binary was built.
+/// Returns the build profile of this binary.
 fn build() -> &'static str {
     if cfg!(debug_assertions) { "debug" } else { "release" }
 }

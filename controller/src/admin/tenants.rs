@@ -1,5 +1,4 @@
-//! Tenants and what they may use (L20). The caps are committed; workers are told with what they
-//! should serve.
+//! Tenants and their caps (L20). The caps are committed, and workers get them with their desired state.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,10 +12,10 @@ use super::listing::{fill, page_size};
 use super::masks::{Mask, updated};
 use super::{AdminService, caller, idempotency, invalid_name, unknown_token};
 
-/// What a mask may name of a quota.
+/// The field names that the mask of a quota may have.
 const CAPS: [&str; 3] = ["gpus_max", "gpu_share", "memory_share"];
-/// What the mask of a trial may name beside them: a server that knows no trials reads over that one is asked
-/// for, and refuses a path that it does not know.
+/// The extra path in the mask of a dry run. A server without dry runs ignores the request's flag, but
+/// refuses the unknown path.
 const DRY_RUN: &str = "dry_run";
 
 impl AdminService {
@@ -71,8 +70,8 @@ impl AdminService {
     }
 }
 
-/// The caps there are, with these as they are given. Two who set different ones at one time may undo each
-/// other's: caps have no version to be written against.
+/// Returns the current caps with the given fields replaced. Concurrent updates of different caps may
+/// undo each other, because caps have no version to check.
 fn merged(mut quota: api::Quota, given: &api::Quota, fields: &[&str]) -> api::Quota {
     for field in fields {
         match *field {
@@ -96,7 +95,7 @@ fn view(state: &State, name: &TenantName, functions: usize) -> api::Tenant {
     }
 }
 
-/// A token is the name of the last tenant of the page before.
+/// Parses a page token: the name of the last tenant of the previous page.
 fn page_token(token: &str) -> Result<Option<TenantName>, Failure> {
     let name = (!token.is_empty()).then(|| TenantName::new(token)).transpose();
     name.map_err(|_| Failure::malformed(unknown_token(token)))

@@ -1,4 +1,4 @@
-//! Records as the API shows them.
+//! Conversion of records into API messages.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::fleet::Workers;
 use crate::fleet::readiness::{self, Readiness};
 use crate::leader::Shortages;
 
-/// A function with these of its revisions.
+/// Converts a function with the given revisions.
 pub(super) fn function(
     state: &State,
     function: &Function,
@@ -23,7 +23,8 @@ pub(super) fn function(
 ) -> api::Function {
     let ready = readiness::of_revision(state, function, function.latest(), workers, shortages);
     let mut conditions = vec![ready_condition(&ready), placed_condition(state, function, shortages)];
-    let (score, usage) = (state.score(&function.key), state.usage(&function.key));
+    let score = state.score(&function.key);
+    let usage = state.usage(&function.key);
     let slo = function.latest().spec.slo.as_ref();
     conditions.extend(slo.map(|slo| objective::condition(slo, score.total, usage, function.generation())));
     api::Function {
@@ -39,7 +40,6 @@ pub(super) fn function(
     }
 }
 
-/// A workflow.
 pub(super) fn workflow(
     state: &State,
     workflow: &Workflow,
@@ -47,7 +47,7 @@ pub(super) fn workflow(
     shortages: &Shortages,
 ) -> api::Workflow {
     let (ready, reason, message) = match readiness::of_workflow(state, workflow, workers, shortages) {
-        None => (true, "Prepared", "all that it runs is ready".to_owned()),
+        None => (true, "Prepared", "all functions of the workflow are ready".to_owned()),
         Some((name, why)) => (false, why.reason(), format!("function {name}: {}", why.message())),
     };
     api::Workflow {
@@ -64,12 +64,12 @@ pub(super) fn workflow(
     }
 }
 
-/// The condition "Ready" of the newest revision.
+/// Returns the condition "Ready" of the newest revision.
 fn ready_condition(ready: &Readiness) -> api::Condition {
     condition("Ready", matches!(ready, Readiness::Prepared(_)), ready.reason(), ready.message())
 }
 
-/// The condition "Placed": whether as many nodes as its owner asked for are to hold its models.
+/// Returns the condition "Placed": whether the function has as many placements as its owner requested.
 fn placed_condition(state: &State, function: &Function, shortages: &Shortages) -> api::Condition {
     let nodes: Vec<_> = state.placements_of(&function.key).map(|it| it.node.to_string()).collect();
     let wanted = function.latest().spec.replicas;
@@ -79,7 +79,7 @@ fn placed_condition(state: &State, function: &Function, shortages: &Shortages) -
         return condition("Placed", false, "Disabled", "unloaded: load it to serve".to_owned());
     }
     let is_short = nodes.len() < wanted as usize;
-    // Needs no plan, and is so from the first moment on.
+    // This check needs no plan, so it holds from the first moment.
     let no_node = (is_short && !state.nodes().any(|node| node.takes_functions())).then_some(Why::NoNode);
     match no_node.or(shortages.get(&function.key).map(|short| short.why)) {
         Some(short) => condition("Placed", false, reason(&short), format!("{copies}: {short}")),
@@ -88,7 +88,7 @@ fn placed_condition(state: &State, function: &Function, shortages: &Shortages) -
     }
 }
 
-/// Why a copy cannot be placed, as a CamelCase word.
+/// Returns the reason why a copy cannot be placed, in CamelCase.
 fn reason(why: &Why) -> &'static str {
     match why {
         Why::NoNode => "NoNode",

@@ -30,7 +30,7 @@ impl AdminService {
         let (applied, state) = self.write(caller, idempotency, request.dry_run, command).await?;
         Ok(api::ApplyWorkflowResponse {
             outcome: outcome(applied).into(),
-            // Absent when it was deleted again since.
+            // The workflow is absent if it was deleted again meanwhile.
             workflow: state.workflow(&key).map(|workflow| self.workflow_view(&state, workflow)),
         })
     }
@@ -47,17 +47,19 @@ impl AdminService {
             let message = format!("no workflow {key}: list them with 'millrace get workflows'");
             Failure::new(Reason::WorkflowNotFound, message)
         })?;
-        let (mut view, generation) = (self.workflow_view(&state, workflow), workflow.generation);
+        let generation = workflow.generation;
+        let mut view = self.workflow_view(&state, workflow);
         if request.passed {
             view.passed = Some(self.passed(state, &key, generation).await);
         }
         Ok(mask.cut(view))
     }
 
-    /// What a version's runs passed, by all controllers.
+    /// Returns the traffic of the runs of one version, summed over all controllers.
     async fn passed(&self, state: State, key: &FunctionKey, generation: Revision) -> api::WorkflowPassed {
         let others = self.replica.others(Lane::Requests).into_iter();
-        let (mut told, mut missing) = (self.passed.told(&state), Vec::new());
+        let mut told = self.passed.told(&state);
+        let mut missing = Vec::new();
         for (id, others) in join_all(others.map(passed::ask)).await {
             match others {
                 Some(others) => told.extend(others),

@@ -1,10 +1,11 @@
-//! The object store that the controllers share, as far as model files go. Everything it does is
-//! bounded in time and memory, and every failure names the place.
+//! The object store for model files that all controllers share. Each call is bounded in time and
+//! memory, and each error names the store.
 //!
-//! `<prefix>/<cluster id>/sha256/<64 hex digits>` is a whole file: the store shows none before its
-//! last byte. The cluster's name keeps one cluster from collecting another's files.
-//! `<...>.damaged` was not what its name says. `<cluster id>/millrace.json` marks the place as the
-//! cluster's: a volume that is not mounted, or a folder of one machine only, lacks it.
+//! `<prefix>/<cluster id>/sha256/<64 hex digits>` is a complete file: the store shows no file before
+//! its last byte. The cluster id keeps one cluster from collecting another cluster's files.
+//! `<...>.damaged` is a file with contents other than its digest. `<cluster id>/millrace.json` marks
+//! the place as the cluster's: a volume that is not mounted, or a folder on one machine only, lacks the
+//! mark.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -21,26 +22,26 @@ use object_store::{ObjectStore, ObjectStoreExt as _, PutPayload, RetryConfig, Wr
 use super::place::{Kind, SharedPlace};
 use super::spread::CHUNK_BYTES;
 
-/// What is read or written with one call. S3 takes 10,000 parts of a file: 78 GiB.
+/// Bytes per read or write call. S3 allows 10,000 parts of a file: 78 GiB.
 const PART_BYTES: u64 = 8 << 20;
-/// Parts on their way to the store at a time, for each file.
+/// Parts in flight to the store per file.
 const PARTS_IN_FLIGHT: usize = 4;
-/// Parts read ahead, for each file.
+/// Parts read ahead per file.
 const PARTS_AHEAD: usize = 2;
-/// How long one call may take, its repetitions included.
+/// The timeout of one call, including its retries.
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long the store may be asked again after a failure of its own.
+/// The time during which a call is retried after a failure of the store.
 const RETRY_TIMEOUT: Duration = Duration::from_secs(5);
 const RETRIES_MAX: usize = 3;
-/// How long listing every file may take.
+/// The timeout of a listing of all files.
 const LIST_TIMEOUT: Duration = Duration::from_secs(120);
 const DAMAGED: &str = ".damaged";
 
-/// What went wrong with the store.
+/// Error of the object store.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     #[error(
-        "the object store {place} cannot be used ({doing}: {problem}): what is deployed is served on; try again once it is back"
+        "cannot use the object store {place} ({doing}: {problem}): deployed functions are still served; try again once the store is back"
     )]
     Unavailable { place: String, doing: &'static str, problem: String },
     #[error(
@@ -66,12 +67,13 @@ impl From<Error> for Failure {
 
 #[derive(Debug, Clone)]
 enum Backing {
-    /// Looked for at each use: opened once, it would be made anew where a volume went away.
+    /// A folder, opened at each use: a folder opened once would be created again after its volume went
+    /// away.
     Folder(PathBuf),
     Bucket(Arc<dyn ObjectStore>),
 }
 
-/// One cluster's files in the store. Cloning shares its connections.
+/// The files of one cluster in the store. Clones share the connections.
 #[derive(Debug, Clone)]
 pub(crate) struct Bucket {
     place: SharedPlace,
@@ -80,10 +82,10 @@ pub(crate) struct Bucket {
 }
 
 impl Bucket {
-    /// Makes ready to use the place. Nothing is asked of it yet: it may be down.
+    /// Returns a client of the store, without contacting the store, which may be down.
     ///
     /// # Errors
-    /// What is wrong with the AWS settings in the environment.
+    /// The AWS settings in the environment are invalid.
     pub(crate) fn open(place: &SharedPlace, cluster: &ClusterId) -> Result<Self, object_store::Error> {
         let (backing, prefix) = match &place.kind {
             Kind::Folder(folder) => (Backing::Folder(folder.clone()), Path::default()),
@@ -95,7 +97,6 @@ impl Bucket {
         Ok(Self { place: place.clone(), backing, root: prefix.join(&*cluster.0) })
     }
 
-    /// Where it is.
     pub(crate) fn place(&self) -> &SharedPlace {
         &self.place
     }
@@ -140,9 +141,9 @@ impl Bucket {
         Error::Unavailable { place: self.place.to_string(), doing, problem: problem.to_string() }
     }
 
-    /// The size of what stands under a path, if something does.
+    /// Returns the size of the object at a path, if it exists.
     async fn size(&self, path: &Path) -> Result<Option<u64>, Error> {
-        let objects = self.objects("looking for it").await?;
+        let objects = self.objects("looking for a model file").await?;
         let head = async {
             match objects.head(path).await {
                 Ok(meta) => Ok(Some(meta.size)),
@@ -150,16 +151,16 @@ impl Bucket {
                 Err(error) => Err(error),
             }
         };
-        self.in_time("looking for it", head).await
+        self.in_time("looking for a model file", head).await
     }
 
-    /// Whether a file of that digest and size is there.
+    /// Whether a file with this digest and size exists.
     pub(crate) async fn has(&self, digest: Digest, bytes: Bytes) -> Result<bool, Error> {
         Ok(self.size(&self.path(digest)).await? == Some(bytes.get()))
     }
 
-    /// Makes sure that this is the cluster's place before something is put there. `used` says whether
-    /// the cluster has files in it already: then its mark must be there.
+    /// Checks that the place belongs to this cluster, and marks an unmarked place. If the cluster has
+    /// files in the store already (`used`), the mark must exist.
     pub(crate) async fn claim(&self, used: bool) -> Result<(), Error> {
         let mark = self.root.clone().join("millrace.json");
         if self.size(&mark).await?.is_some() {
@@ -168,13 +169,13 @@ impl Bucket {
         if used {
             return Err(Error::Elsewhere { place: self.place.to_string() });
         }
-        let objects = self.objects("marking it").await?;
+        let objects = self.objects("marking the place").await?;
         let text = "{\"what\":\"model files of a Millrace cluster\",\"format\":1}\n";
         let put = objects.put(&mark, PutPayload::from_static(text.as_bytes()));
-        self.in_time("marking it", put).await.map(|_| ())
+        self.in_time("marking the place", put).await.map(|_| ())
     }
 
-    /// Puts a file there, whole or not at all. An error among the chunks ends it.
+    /// Writes a file, completely or not at all. An error among the chunks aborts the write.
     pub(crate) async fn put(
         &self,
         digest: Digest,
@@ -198,8 +199,10 @@ impl Bucket {
             match ready {
                 Ok(chunk) => writing.put(chunk.into()),
                 Err(failure) => {
-                    if let Err(error) = self.in_time("giving a model file up", writing.abort()).await {
-                        tracing::warn!(%error, "parts of an upload stay in the object store");
+                    if let Err(error) =
+                        self.in_time("aborting the write of a model file", writing.abort()).await
+                    {
+                        tracing::warn!(%error, "cannot remove the parts of an upload from the object store");
                     }
                     return Err(failure);
                 }
@@ -209,14 +212,15 @@ impl Bucket {
         Ok(())
     }
 
-    /// A file's bytes as they are there, in order. Whoever reads them checks the digest.
+    /// Returns a file's bytes in order. The bytes are unverified: the reader must check the digest.
     pub(crate) async fn read(
         &self,
         digest: Digest,
         bytes: Bytes,
     ) -> Result<impl Stream<Item = Result<Chunk, Failure>> + Send + use<>, Error> {
         const DOING: &str = "reading a model file";
-        let (path, place) = (self.path(digest), self.place.to_string());
+        let path = self.path(digest);
+        let place = self.place.to_string();
         match self.size(&path).await? {
             None => return Err(Error::Missing { place, digest }),
             Some(size) if size != bytes.get() => return Err(Error::Damaged { place, digest }),
@@ -227,13 +231,15 @@ impl Bucket {
         let ranges = parts.map(move |from| from..(from + PART_BYTES).min(bytes.get()));
         let bucket = self.clone();
         let read = stream::iter(ranges).map(move |range| {
-            let (bucket, objects, path) = (bucket.clone(), objects.clone(), path.clone());
+            let bucket = bucket.clone();
+            let objects = objects.clone();
+            let path = path.clone();
             async move { bucket.in_time(DOING, objects.get_range(&path, range)).await.map_err(Failure::from) }
         });
         Ok(read.buffered(PARTS_AHEAD).map_ok(slices).try_flatten())
     }
 
-    /// Every file of the cluster, set aside or not.
+    /// Returns every file of the cluster, including damaged files that were set aside.
     pub(crate) async fn list(&self) -> Result<Vec<Digest>, Error> {
         const DOING: &str = "listing the model files";
         let objects = self.objects(DOING).await?;
@@ -249,7 +255,7 @@ impl Bucket {
         }
     }
 
-    /// Removes a file, and what was set aside of it. One that is not there is removed already.
+    /// Removes a file, and its damaged copy. A missing file counts as removed.
     pub(crate) async fn remove(&self, digest: Digest) -> Result<(), Error> {
         const DOING: &str = "removing a model file";
         let objects = self.objects(DOING).await?;
@@ -265,29 +271,30 @@ impl Bucket {
         Ok(())
     }
 
-    /// Takes a damaged file out of the way of a sound one.
+    /// Renames a damaged file, so that a sound file can take its place.
     pub(crate) async fn set_aside(&self, digest: Digest) -> Result<(), Error> {
         const DOING: &str = "setting a damaged model file aside";
         let objects = self.objects(DOING).await?;
-        let (from, to) = (self.path(digest), self.aside(digest));
+        let from = self.path(digest);
+        let to = self.aside(digest);
         self.in_time(DOING, objects.rename(&from, &to)).await
     }
 
-    /// What a damaged file is reported as.
+    /// Returns the failure that reports a damaged file.
     pub(crate) fn damaged(&self, digest: Digest) -> Failure {
         Error::Damaged { place: self.place.to_string(), digest }.into()
     }
 }
 
-/// A part in pieces that fit a message.
+/// Splits a part into pieces that fit into a message.
 fn slices(part: Chunk) -> impl Stream<Item = Result<Chunk, Failure>> {
     let from = (0..part.len()).step_by(CHUNK_BYTES);
     stream::iter(from.map(move |from| Ok(part.slice(from..(from + CHUNK_BYTES).min(part.len())))))
 }
 
-/// A client of a bucket, with what the environment says.
+/// Returns a client of a bucket, configured from the environment.
 fn s3(from_env: AmazonS3Builder, bucket: &str) -> Result<Arc<dyn ObjectStore>, object_store::Error> {
-    // Or one is there already: any will do.
+    // Installing fails if a provider is installed already, and any provider will do.
     rustls::crypto::ring::default_provider().install_default().ok();
     let endpoint = from_env.get_config_value(&AmazonS3ConfigKey::Endpoint);
     let plain = endpoint.is_some_and(|endpoint| endpoint.starts_with("http://"));
@@ -295,7 +302,7 @@ fn s3(from_env: AmazonS3Builder, bucket: &str) -> Result<Arc<dyn ObjectStore>, o
         RetryConfig { max_retries: RETRIES_MAX, retry_timeout: RETRY_TIMEOUT, ..RetryConfig::default() };
     let mut builder = from_env.with_bucket_name(bucket).with_retry(retry);
     if plain {
-        // Who names such an endpoint means it: MinIO beside the controllers.
+        // A plain-HTTP endpoint is explicit configuration, such as MinIO beside the controllers.
         builder = builder.with_allow_http(true);
     }
     Ok(Arc::new(builder.build()?))
@@ -311,11 +318,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_file_of_many_parts_is_whole_or_not_there() {
+    async fn a_file_of_many_parts_is_stored_completely_or_not_at_all() {
         let dir = tempfile::tempdir().unwrap();
         let bucket = folder(dir.path(), "a");
         let file: Vec<u8> = (0..20_000_003_u32).map(|n| n.to_le_bytes()[1]).collect();
-        let (digest, bytes) = (Digest::of(&file), Bytes(file.len() as u64));
+        let digest = Digest::of(&file);
+        let bytes = Bytes(file.len() as u64);
         let chunks = || stream::iter(file.chunks(CHUNK_BYTES).map(|chunk| Ok(chunk.to_vec())));
         let broken = stream::iter([Err(Failure::new(Reason::DigestMismatch, "damaged"))]);
         let refused = bucket.put(digest, chunks().chain(broken)).await.unwrap_err();
@@ -329,14 +337,14 @@ mod tests {
         assert!(read.concat() == file);
         let listed = bucket.list().await.unwrap();
         assert_eq!(listed, [digest]);
-        assert_eq!(folder(dir.path(), "b").list().await.unwrap(), [], "another cluster's are not ours");
+        assert_eq!(folder(dir.path(), "b").list().await.unwrap(), [], "another cluster lists none of them");
         bucket.remove(digest).await.unwrap();
         bucket.remove(digest).await.unwrap();
         assert!(matches!(bucket.read(digest, bytes).await.err(), Some(Error::Missing { .. })));
     }
 
     #[tokio::test]
-    async fn a_place_is_marked_once_and_known_by_its_mark() {
+    async fn a_place_is_marked_once_and_recognized_by_its_mark() {
         let dir = tempfile::tempdir().unwrap();
         let bucket = folder(dir.path(), "a");
         assert!(matches!(bucket.claim(true).await, Err(Error::Elsewhere { .. })));
@@ -344,15 +352,15 @@ mod tests {
         bucket.claim(true).await.unwrap();
         std::fs::remove_dir_all(dir.path()).unwrap();
         assert!(matches!(bucket.claim(false).await, Err(Error::Unavailable { .. })));
-        assert!(!dir.path().exists(), "a volume that went away is not made anew");
+        assert!(!dir.path().exists(), "a missing volume is not created again");
     }
 
     #[tokio::test]
-    async fn a_bucket_that_does_not_answer_is_named() {
+    async fn an_unreachable_bucket_is_named_in_the_error() {
         let endpoint = AmazonS3Builder::new().with_region("r").with_access_key_id("k");
         let endpoint = endpoint.with_secret_access_key("hush");
         assert!(s3(endpoint.clone(), "models").is_ok(), "with TLS");
-        // Nothing listens there.
+        // No server listens at this port.
         let store = s3(endpoint.with_endpoint("http://127.0.0.1:1"), "models").unwrap();
         let place: SharedPlace = "s3://models/team".parse().unwrap();
         let bucket = Bucket { place, backing: Backing::Bucket(store), root: Path::from("team/a") };

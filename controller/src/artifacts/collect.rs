@@ -1,11 +1,12 @@
-//! Collects model files that nothing uses. The leader forgets records that no revision referred to
-//! for a grace period of the cluster's time, and holders that are no members any more; every
-//! controller then removes its own files that have had no record for as long, whether one went or
-//! never came (a crash, or an upload that failed elsewhere).
+//! Garbage collection of model files. The leader removes records without a revision after a grace
+//! period of the cluster's time, and holders that are no longer members. Every controller then removes
+//! its own files that have been without a record for the grace period, whether the record was removed
+//! or never made (after a crash, or an upload that failed elsewhere).
 //!
-//! How long a file has had none is counted here, by the monotonic clock, from when it was first seen
-//! so: another controller may be about to record a file that it was given to hold, and no wall clock
-//! that jumps, nor what one wrote into the folder, must make that file look old.
+//! Each controller measures the time without a record by its monotonic clock, from the moment that it
+//! first saw the file without one. Another controller may be about to record a file that this one was
+//! given to hold. A jump of a wall clock, or a timestamp in the folder, must not make such a file look
+//! old.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
@@ -18,19 +19,20 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Artifacts, blocking};
 
-/// Files collected in one round, so that a round never holds up uploads for long.
+/// Files collected in one round, so that a round does not delay uploads for long.
 const COLLECTED_PER_ROUND_MAX: usize = 64;
-/// Files without a record that are watched at a time.
+/// Files without a record that are tracked at a time.
 const ORPHANS_MAX: usize = 10_000;
-/// Records of holders that left, forgotten in one round: each is a write.
+/// Former holders removed in one round: each removal is a write.
 const FORGOTTEN_PER_ROUND_MAX: usize = 1_024;
 
-/// Since when each file has been seen without a record.
+/// The time since when each file has been without a record.
 #[derive(Debug, Default)]
 pub(super) struct Orphans(Mutex<BTreeMap<Digest, Instant>>);
 
 impl Orphans {
-    /// Takes in which files have no record now. Returns those that had none for a grace period.
+    /// Updates the files that have no record now. Returns the files without a record for the whole
+    /// grace period.
     pub(super) fn see(&self, now_without: &[Digest], now: Instant, grace: Duration) -> Vec<Digest> {
         let mut since = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let before = std::mem::take(&mut *since);
@@ -41,7 +43,7 @@ impl Orphans {
         old.map(|(digest, _)| *digest).take(COLLECTED_PER_ROUND_MAX).collect()
     }
 
-    /// A file was asked for: its record may be on its way, and its time begins anew.
+    /// Restarts the time of a file that was requested, because its record may be in progress.
     pub(super) fn forget(&self, digest: &Digest) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(digest);
     }
@@ -52,22 +54,25 @@ impl Orphans {
 }
 
 impl Artifacts {
-    /// Collects every so often until stopped.
+    /// Collects at intervals until stopped.
     pub(crate) async fn collect_until(&self, stop: CancellationToken) {
         while stop.run_until_cancelled(tokio::time::sleep(self.limits.collect_every)).await.is_some() {
-            // Given up when told to stop: a round may wait for an object store that is down.
+            // Abandon the round on a stop, because the round may wait for an object store that is down.
             let Some(collected) = stop.run_until_cancelled(self.collect()).await else { return };
             match collected {
                 Ok(0) => {}
                 Ok(collected) => tracing::info!(collected, "collected unused model files"),
                 Err(failure) => {
-                    tracing::warn!(error = failure.message, "unused model files are not collected for now");
+                    tracing::warn!(
+                        error = failure.message,
+                        "cannot collect unused model files: trying again in the next round"
+                    );
                 }
             }
         }
     }
 
-    /// One round. Says how many files went.
+    /// Runs one round. Returns the number of removed files.
     pub(crate) async fn collect(&self) -> Result<usize, Failure> {
         let grace = self.limits.artifact_grace;
         let unused_since = UnixMillis(self.replica.now().0.saturating_sub(millis(grace)));
@@ -82,7 +87,7 @@ impl Artifacts {
             collected += usize::from(self.collect_unrecorded(digest).await?);
         }
         self.trim_cache().await?;
-        // Last: it may be down.
+        // Use the object store last, because it may be down.
         if self.replica.leading_term().is_some() {
             collected += self.collect_shared().await?;
             self.move_to_store().await?;
@@ -96,30 +101,32 @@ impl Artifacts {
         let collector = Caller("collector".into());
         match self.replica.propose(collector, None, command).await {
             Err(failure) if failure.retryable => Err(failure),
-            // Or refused: it was used or removed since this round began.
+            // A refusal means that the file was used or removed since this round began.
             _ => Ok(()),
         }
     }
 
-    /// Forgets holders that are no members any more.
+    /// Removes holders that are no longer members from the records.
     async fn forget_strangers(&self) -> Result<(), Failure> {
         let members: BTreeSet<u64> = self.replica.membership().nodes().map(|(&id, _)| id).collect();
         for (digest, holder) in strangers(&self.replica.state(), &members) {
             let command = Command::RemoveArtifactHolder { digest, holder };
             match self.replica.propose(Caller("collector".into()), None, command).await {
                 Err(failure) if failure.retryable => return Err(failure),
-                // Or refused: the others let go of it since this round began.
-                _ => tracing::info!(%digest, %holder, "a model file's holder has left the group"),
+                // A refusal means that the other holders lost the file since this round began.
+                _ => {
+                    tracing::info!(%digest, %holder, "removed a holder that has left the group from a model file")
+                }
             }
         }
         Ok(())
     }
 
-    /// Files that have had no record for the grace period.
+    /// Returns the files that have been without a record for the grace period.
     async fn unrecorded(&self) -> Result<Vec<Digest>, Failure> {
         let store = self.store.clone();
         let files = blocking(move || store.list()).await?;
-        // After the list: what was recorded meanwhile is no orphan.
+        // Read the state after the list, so that a file recorded meanwhile does not count as an orphan.
         let state = self.replica.state();
         let mut files: Vec<Digest> = files.into_iter().map(|file| file.digest).collect();
         files.retain(|digest| state.artifact(digest).is_none());
@@ -128,8 +135,8 @@ impl Artifacts {
 
     async fn collect_unrecorded(&self, digest: Digest) -> Result<bool, Failure> {
         let _changing = self.changing.lock(digest).await;
-        // Another controller may have given it to this one since the files were listed, to record it,
-        // or an upload may have recorded it.
+        // Since the listing, another controller may have sent the file to record it, or an upload may
+        // have recorded it.
         if !self.orphans.watch(&digest) || self.replica.linearizable().await?.artifact(&digest).is_some() {
             return Ok(false);
         }
@@ -144,8 +151,8 @@ fn unused(state: &State, unused_since: UnixMillis) -> Vec<Digest> {
     unused.map(|artifact| artifact.digest).take(COLLECTED_PER_ROUND_MAX).collect()
 }
 
-/// Holders that are no members, of files that somebody else holds: who alone has a file may still be
-/// asked for it by hand.
+/// Returns holders that are not members, for files with another holder. A sole holder stays recorded,
+/// because an operator may still recover the file from it.
 fn strangers(state: &State, members: &BTreeSet<u64>) -> Vec<(Digest, ControllerId)> {
     let stays = |holder: &ControllerId| *holder == ControllerId::OBJECT_STORE || members.contains(&holder.0);
     let safe = state.artifacts().filter(|artifact| artifact.holders.iter().any(stays));
@@ -168,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn holders_that_left_are_forgotten_unless_they_hold_alone() {
+    fn former_members_are_removed_as_holders_unless_they_are_the_only_holder() {
         let mut state = State::default();
         let mut apply = |command| {
             let caller = Caller("test".into());
@@ -179,9 +186,12 @@ mod tests {
             [(b"all", &[1, 2, 3]), (b"left", &[3, 4]), (b"store", &[0, 4]), (b"here", &[1, 2])];
         for (file, holders) in files {
             for &holder in holders {
-                let (weights, parameters, launches, inputs, outputs) = (Bytes(1), 1, 1, vec![], vec![]);
-                let model = ModelSummary { weights, parameters, launches, inputs, outputs };
-                let (digest, holder) = (Digest::of(file), ControllerId(holder));
+                let weights = Bytes(1);
+                let inputs = vec![];
+                let outputs = vec![];
+                let model = ModelSummary { weights, parameters: 1, launches: 1, inputs, outputs };
+                let digest = Digest::of(file);
+                let holder = ControllerId(holder);
                 apply(Command::AddArtifact { digest, bytes: Bytes(1), model, holder });
             }
         }
@@ -193,20 +203,21 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_an_orphan_once_it_had_no_record_for_the_whole_grace_period() {
+    fn a_file_is_an_orphan_after_the_whole_grace_period_without_a_record() {
         let [a, b] = [b"a", b"b"].map(|name| Digest::of(name));
-        let (grace, start) = (Duration::from_secs(10), Instant::now());
+        let grace = Duration::from_secs(10);
+        let start = Instant::now();
         let orphans = Orphans::default();
         let see = |files: &[Digest], at: u64| orphans.see(files, start + Duration::from_secs(at), grace);
         assert_eq!(see(&[a, b], 0), vec![]);
         assert_eq!(see(&[a], 9), vec![], "b has a record now");
         assert_eq!(see(&[a, b], 10), vec![a]);
-        assert_eq!(see(&[a, b], 19), vec![a], "b counts from when it lost its record");
+        assert_eq!(see(&[a, b], 19), vec![a], "b counts from the loss of its record");
         let mut both = vec![a, b];
         both.sort_unstable();
         assert_eq!(see(&[a, b], 20), both);
         orphans.forget(&a);
         assert!(!orphans.watch(&a) && orphans.watch(&b));
-        assert_eq!(see(&[a, b], 29), vec![b], "its time began anew");
+        assert_eq!(see(&[a, b], 29), vec![b], "its time restarted");
     }
 }

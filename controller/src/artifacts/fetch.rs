@@ -1,4 +1,4 @@
-//! Gives a model file to a worker, checked as it is read.
+//! Sends model files to workers and other controllers, verified while they are read.
 
 use std::sync::Arc;
 
@@ -14,14 +14,14 @@ use super::pool::Loss;
 use super::spread::{Held, pieces};
 use super::{Artifacts, blocking};
 
-/// Files that are read for workers and other controllers at a time, an open file and a piece in memory each.
-/// Further readers wait.
+/// Concurrent reads of local files for workers and other controllers, each with an open file and a
+/// piece in memory. Further readers wait.
 pub(super) const READS_MAX: usize = 64;
 
 impl Artifacts {
-    /// The file's bytes in order: from here, from the object store, or fetched from another controller
-    /// first. An error ends the stream of a file that is not what its name says, after its last byte:
-    /// the receiver checks the digest too.
+    /// Returns the file's bytes in order: from the local disk; or from the object store; or after
+    /// fetching the file from another controller. If the contents do not match the digest, the stream
+    /// ends with an error after the last byte. The receiver checks the digest too.
     pub(crate) async fn fetch(
         self: Arc<Self>,
         digest: Digest,
@@ -35,7 +35,7 @@ impl Artifacts {
             Err(first) => {
                 if let Err(failure) = self.obtain(held).await {
                     self.report_lost(digest);
-                    // What the store says tells more than that no controller has it either.
+                    // The object store's error explains more than a controller without the file.
                     return Err(if artifact.in_store() { first } else { failure });
                 }
                 self.read(digest).await?.boxed()
@@ -47,7 +47,8 @@ impl Artifacts {
         }))
     }
 
-    /// The same for another controller, which looks for the file where this one would.
+    /// Returns the file's bytes for another controller. Does not ask other controllers, because the
+    /// caller asks them itself.
     pub(crate) async fn give_out(
         self: Arc<Self>,
         digest: Digest,
@@ -58,7 +59,7 @@ impl Artifacts {
         }
     }
 
-    /// From here, or from the object store.
+    /// Returns the file's bytes from the local disk, or from the object store.
     async fn give_as(
         self: &Arc<Self>,
         artifact: &Artifact,
@@ -74,13 +75,14 @@ impl Artifacts {
         Ok(self.read(held.digest).await?.boxed())
     }
 
-    /// A file as it is here. What turns out to be missing or damaged is not held here any more.
+    /// Returns the bytes of a local file. A missing or damaged file is removed from this controller's
+    /// records.
     async fn read(
         self: &Arc<Self>,
         digest: Digest,
     ) -> Result<impl Stream<Item = Result<Vec<u8>, Failure>> + Send + use<>, Failure> {
         let store = self.store.clone();
-        // Never closed.
+        // The semaphore is never closed, so acquiring cannot fail.
         let permit = self.reads.clone().acquire_owned().await.ok();
         let file = match blocking(move || store.open_file(digest)).await {
             Ok(file) => file,
@@ -91,7 +93,7 @@ impl Artifacts {
         };
         let artifacts = self.clone();
         Ok(pieces(file).then(move |chunk| {
-            // Held as long as the stream.
+            // Move the permit into the stream, so that it is held until the stream ends.
             let _permit = &permit;
             let artifacts = artifacts.clone();
             async move {

@@ -1,5 +1,5 @@
-//! One change of a model file and its record at a time, per file: the collector never removes the
-//! file of a record that an upload is about to make, and a file is fetched once.
+//! Locks of model files: one change of a file and its record at a time. So the collector never removes
+//! a file that an upload is about to record, and each file is fetched once.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use millrace_types::Digest;
 use tokio::sync::OwnedMutexGuard;
 
-/// The locks that are held or waited for. The outer lock is held to look one up, never while one is
-/// waited for.
+/// The locks that are held or waited for. The outer lock is held only to look up an inner lock, never
+/// while waiting for one.
 #[derive(Debug, Default)]
 pub(super) struct Locks(Mutex<BTreeMap<Digest, Arc<tokio::sync::Mutex<()>>>>);
 
@@ -32,15 +32,16 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn excludes_per_file_and_keeps_nothing() {
+    async fn locks_exclude_per_file_and_free_their_entries() {
         let locks = Locks::default();
-        let (a, b) = (Digest::of(b"a"), Digest::of(b"b"));
+        let a = Digest::of(b"a");
+        let b = Digest::of(b"b");
         let held = locks.lock(a).await;
         assert!(locks.lock(b).now_or_never().is_some());
         assert!(locks.lock(a).now_or_never().is_none());
         drop(held);
         assert!(locks.lock(a).now_or_never().is_some());
         drop(locks.of(b));
-        assert_eq!(locks.0.lock().unwrap().len(), 1, "the one just asked for");
+        assert_eq!(locks.0.lock().unwrap().len(), 1, "only the lock of the last call");
     }
 }

@@ -1,5 +1,5 @@
-//! Copies that are recorded here and not there any more: whoever finds one says so, and it is
-//! fetched anew like any file that this controller does not hold.
+//! Handles lost copies: files that are recorded as held here but missing on disk. The finder removes
+//! this holder from the record, and the file is fetched again like any missing file.
 
 use std::sync::Arc;
 
@@ -9,8 +9,8 @@ use millrace_types::{Digest, Failure};
 use super::{Artifacts, blocking};
 
 impl Artifacts {
-    /// Takes a damaged file away. The only copy is kept aside, for whoever can mend it: as it is it
-    /// would only keep a sound one from being uploaded.
+    /// Removes a damaged file. The only copy is set aside for manual recovery instead; in its place, it
+    /// would block the upload of a sound copy.
     pub(super) async fn drop_damaged(self: &Arc<Self>, digest: Digest) {
         let changing = self.changing.lock(digest).await;
         let elsewhere = self.held_elsewhere(&self.replica.state(), digest);
@@ -18,34 +18,36 @@ impl Artifacts {
         let gone = blocking(move || if elsewhere { store.remove(digest) } else { store.set_aside(digest) });
         match gone.await {
             Ok(()) if elsewhere => {
-                tracing::error!(%digest, "a model file is damaged on this controller's disk: it is fetched anew");
+                tracing::error!(%digest, "a model file is damaged on this controller's disk: fetching it again");
             }
             Ok(()) => {
                 tracing::error!(%digest, "the only copy of a model file is damaged and was set aside: upload the model again");
             }
-            Err(failure) => tracing::error!(error = failure.message, "a damaged model file stays"),
+            Err(failure) => tracing::error!(error = failure.message, "cannot remove a damaged model file"),
         }
         drop(changing);
         self.report_lost(digest);
     }
 
-    /// Says that a file is not here, while the caller goes on: without a leader that may take long.
+    /// Reports in the background that a file is missing here, because that may take long without a
+    /// leader.
     pub(super) fn report_lost(self: &Arc<Self>, digest: Digest) {
         let artifacts = self.clone();
         tokio::spawn(async move {
             if let Err(failure) = artifacts.disown(digest).await {
-                tracing::warn!(%digest, error = failure.message, "a lost model file still counts as held here");
+                tracing::warn!(%digest, error = failure.message, "cannot record the loss of a model file: the file still counts as held here");
             }
         });
     }
 
-    /// Records that a file is not held here, if that is recorded and not so. If it comes back
-    /// meanwhile, the next round records that again.
+    /// Removes this holder from a file's record if the file is recorded but missing. If the file
+    /// returns meanwhile, the next round records it again.
     pub(super) async fn disown(&self, digest: Digest) -> Result<(), Failure> {
         let state = self.replica.state();
         let recorded = |it: &&Arc<Artifact>| it.holders.contains(&self.holder);
         let Some(artifact) = state.artifact(&digest).filter(recorded) else { return Ok(()) };
-        let (store, bytes) = (self.store.clone(), artifact.bytes);
+        let store = self.store.clone();
+        let bytes = artifact.bytes;
         if blocking(move || Ok(store.has(digest, bytes))).await? {
             return Ok(());
         }
@@ -53,18 +55,19 @@ impl Artifacts {
         match self.replica.propose(Caller("controller".into()), None, command).await {
             Err(failure) if failure.retryable => Err(failure),
             Err(failure) => {
-                // Removed meanwhile, or the last copy: nobody else can give it.
+                // The record was removed meanwhile, or this was the last copy, which no other holder
+                // can provide.
                 tracing::error!(%digest, error = failure.message, "a model file is lost: upload the model again");
                 Ok(())
             }
             Ok(_) => {
-                tracing::warn!(%digest, "a model file that this controller held is gone: it is fetched anew");
+                tracing::warn!(%digest, "a model file of this controller is missing: fetching it again");
                 Ok(())
             }
         }
     }
 
-    /// Whether the state names another member that holds the file.
+    /// Whether the object store or another member holds the file, by the state.
     fn held_elsewhere(&self, state: &State, digest: Digest) -> bool {
         let membership = self.replica.membership();
         state.artifact(&digest).is_some_and(|artifact| {

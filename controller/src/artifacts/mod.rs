@@ -1,14 +1,14 @@
-//! Model files: content-addressed, checked when written and when read, and collected once no
-//! function has used them for a while.
+//! Model files: content-addressed, verified at each write and read, and collected after a grace period
+//! without use.
 //!
 //! ```text
 //! upload: receive ─► fsync ─► digest ─► inspect ─► rename ─► fsync dir
 //!                 ─► the same on a majority of the voters ─► AddArtifact in Raft, once per holder
 //! ```
-//! The file is durable before the state says that it is held, and goes only after the state says
-//! that it is not. Whatever ends an upload early leaves neither a file nor a record.
+//! The file is durable before the state records its holder, and is removed only after the state has
+//! removed the holder. An upload that ends early leaves neither a file nor a record.
 //!
-//! With an object store that the controllers share, that one holds the files: see [`pool`].
+//! If the controllers share an object store, the store holds the files: see [`pool`].
 
 mod bucket;
 mod collect;
@@ -42,24 +42,24 @@ use upload::Uploads;
 #[derive(Debug)]
 pub(crate) struct Artifacts {
     store: Arc<Store>,
-    /// What all controllers share, if they were started so.
+    /// The object store that all controllers share, if configured.
     shared: Option<Bucket>,
     replica: Replica,
     holder: ControllerId,
     limits: Limits,
     uploads: Uploads,
     inspector: Inspector,
-    /// Held while a file and its record change together.
+    /// Locks held while a file and its record change together.
     changing: Locks,
-    /// Files being fetched from other controllers.
+    /// Permits for fetches from other controllers.
     fetches: Semaphore,
-    /// Files on their way from the object store.
+    /// Permits for streams from the object store.
     streams: Arc<Semaphore>,
-    /// Files here that are being read for others.
+    /// Permits for reads of local files for others.
     reads: Arc<Semaphore>,
-    /// Files here that have no record.
+    /// Local files without a record.
     orphans: Orphans,
-    /// The same, of those in the object store.
+    /// Files without a record in the object store.
     shared_orphans: Orphans,
 }
 
@@ -75,10 +75,12 @@ impl Artifacts {
             replica.shares_models_at(bucket.place().to_string());
         }
         let holder = replica.id();
-        let (changing, fetches) = (Locks::default(), Semaphore::new(spread::FETCHES_MAX));
+        let changing = Locks::default();
+        let fetches = Semaphore::new(spread::FETCHES_MAX);
         let streams = Arc::new(Semaphore::new(pool::STREAMS_MAX));
         let reads = Arc::new(Semaphore::new(fetch::READS_MAX));
-        let (orphans, shared_orphans) = (Orphans::default(), Orphans::default());
+        let orphans = Orphans::default();
+        let shared_orphans = Orphans::default();
         let store = Arc::new(store);
         let uploads = Uploads::new(store.clone(), limits.clone());
         let inspector = Inspector::new(inspection, INSPECTION_MEMORY);
@@ -99,11 +101,13 @@ impl Artifacts {
         }
     }
 
-    /// Which of these are held safely, with their sizes: by a majority of the voters, or by the object
-    /// store. Of those that are recorded here or there, only those that really are.
+    /// Returns the files among `digests` that are stored safely, with their sizes: by a majority of the
+    /// voters, or by the object store. For records of this controller and of the object store, the
+    /// files themselves are checked.
     pub(crate) async fn find(&self, digests: Vec<Digest>) -> Result<Vec<(Digest, Bytes)>, Failure> {
         let state = self.replica.linearizable().await?;
-        let (voters, own) = (self.voters(), self.holder);
+        let voters = self.voters();
+        let own = self.holder;
         let found = digests.iter().filter_map(|digest| state.artifact(digest));
         let safe = found.filter(|artifact| spread::is_safe(artifact, &voters));
         let (shared, others): (Vec<_>, Vec<_>) =
@@ -121,7 +125,7 @@ impl Artifacts {
     }
 }
 
-/// Runs file operations where they may block.
+/// Runs a file operation on a blocking thread.
 async fn blocking<T, F>(work: F) -> Result<T, Failure>
 where
     T: Send + 'static,

@@ -1,4 +1,4 @@
-//! Which object store the controllers share, as an operator writes it.
+//! The URL of the object store that the controllers share, as an operator writes it.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -7,8 +7,8 @@ use std::str::FromStr;
 use object_store::path::Path;
 use url::Url;
 
-/// Where the controllers of a group keep model files together: `file:///shared/folder` or
-/// `s3://bucket/prefix`. Credentials are never part of it.
+/// The shared store of model files for all controllers of a group: `file:///shared/folder` or
+/// `s3://bucket/prefix`. The URL never has credentials.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SharedPlace {
     url: String,
@@ -17,7 +17,7 @@ pub struct SharedPlace {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// A folder that all of them see: a shared volume.
+    /// A folder that all controllers can reach, on a shared volume.
     Folder(PathBuf),
     Bucket {
         name: String,
@@ -25,7 +25,7 @@ pub(super) enum Kind {
     },
 }
 
-/// A text that names no such place.
+/// Error of a text that is not such a URL.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{problem}: write file:///shared/folder or s3://bucket/prefix")]
 pub struct SharedPlaceError {
@@ -47,35 +47,35 @@ impl FromStr for SharedPlace {
             );
         }
         if url.query().is_some() || url.fragment().is_some() {
-            return problem("a place for model files has no ? or #");
+            return problem("the URL of an object store has no ? or #");
         }
         let kind = match url.scheme() {
             "file" => folder(&url)?,
             "s3" => bucket(&url)?,
-            other => return problem(format!("{other}: is not known here")),
+            other => return problem(format!("{other}: is not a known scheme")),
         };
-        // However many slashes end it, it is one place.
+        // Trailing slashes do not make another place.
         Ok(Self { url: url.as_str().trim_end_matches('/').to_owned(), kind })
     }
 }
 
 fn folder(url: &Url) -> Result<Kind, SharedPlaceError> {
     if let Some(host) = url.host_str().filter(|host| !host.is_empty()) {
-        return problem(format!("{host} would be a machine: a folder begins with a third slash"));
+        return problem(format!("{host} would be a host name: a folder's URL has three slashes"));
     }
     match url.to_file_path() {
         Ok(path) if path.parent().is_some() => Ok(Kind::Folder(path)),
-        Ok(_) => problem("the root folder is not for model files"),
-        Err(()) => problem("this is no folder's path"),
+        Ok(_) => problem("the root folder cannot hold model files"),
+        Err(()) => problem("the URL is not the path of a folder"),
     }
 }
 
 fn bucket(url: &Url) -> Result<Kind, SharedPlaceError> {
     let Some(name) = url.host_str().filter(|name| !name.is_empty()) else {
-        return problem("it names no bucket");
+        return problem("the URL names no bucket");
     };
     if url.port().is_some() {
-        return problem("a bucket has no port; say where it is served with AWS_ENDPOINT");
+        return problem("a bucket has no port; set its endpoint with AWS_ENDPOINT");
     }
     let prefix = Path::from_url_path(url.path()).or_else(|error| problem(error.to_string()))?;
     Ok(Kind::Bucket { name: name.to_owned(), prefix })
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_and_a_bucket_are_understood() {
+    fn urls_of_a_folder_and_of_a_bucket_are_parsed() {
         let check = |text: &str, shown: &str, kind: Kind| {
             let place: SharedPlace = text.parse().unwrap();
             assert_eq!((place.to_string().as_str(), place.kind), (shown, kind));
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_is_refused_with_the_reason() {
+    fn other_urls_are_refused_with_the_reason() {
         let check = |text: &str, expected: &str| {
             let refused = text.parse::<SharedPlace>().unwrap_err().to_string();
             assert!(
@@ -113,9 +113,9 @@ mod tests {
             );
         };
         check("/mnt/models", "not a URL");
-        check("file://mnt/models", "third slash");
+        check("file://mnt/models", "three slashes");
         check("file:///", "root folder");
-        check("gs://models", "gs: is not known");
+        check("gs://models", "gs: is not a known scheme");
         check("s3:///models", "names no bucket");
         check("s3://models:9000", "AWS_ENDPOINT");
         check("s3://models?region=x", "no ? or #");

@@ -1,10 +1,11 @@
-//! Model files in the object store that the controllers share, if they were started with one.
+//! Model files in the object store that the controllers share, if configured.
 //!
 //! ```text
-//! upload: as ever ─► put ─► AddArtifact{OBJECT_STORE}      the local file is a cache from then on
-//! fetch:  here ─► from the store, kept here on its way ─► from another controller's cache
+//! upload: receive ─► put ─► AddArtifact{OBJECT_STORE}      the local file is a cache from then on
+//! fetch:  here ─► from the store, cached on the way ─► from another controller's cache
 //! ```
-//! The leader puts there what a majority held before, and collects what nothing refers to.
+//! The leader moves older files that only controllers hold into the store, and collects files without a
+//! record.
 
 use std::sync::Arc;
 
@@ -22,29 +23,29 @@ use super::spread::{Held, pieces};
 use super::store::Incoming;
 use super::{Artifacts, blocking};
 
-/// Files on their way from the store to whoever asked, at a time: each has a few parts in memory.
+/// Concurrent streams from the store: each holds a few parts in memory.
 pub(super) const STREAMS_MAX: usize = 16;
-/// Files put in the store in one round of those that were there before it.
+/// Older files that one round moves into the store.
 const MOVED_PER_ROUND_MAX: usize = 64;
-/// Files looked for in the store at a time.
+/// Concurrent look-ups in the store.
 const LOOKS_IN_FLIGHT: usize = 8;
 
-/// What is done about a file that the store lost.
+/// The reaction to a file that is missing in the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Loss {
-    /// The other controllers are asked for it.
+    /// Fetch the file from another controller and store it again.
     Mend,
-    /// Nothing: it is another controller that asks.
+    /// Leave the loss to the controller that asks.
     Leave,
 }
 
 impl Artifacts {
-    /// The store, where a file is in it.
+    /// Returns the store if it holds the file.
     pub(super) fn shared_with(&self, artifact: &Artifact) -> Option<&Bucket> {
         self.shared.as_ref().filter(|_| artifact.in_store())
     }
 
-    /// Puts a file that is here into the store.
+    /// Copies a local file into the store.
     pub(super) async fn put(&self, bucket: &Bucket, digest: Digest) -> Result<(), Failure> {
         bucket.claim(self.replica.state().artifacts().any(|artifact| artifact.in_store())).await?;
         let store = self.store.clone();
@@ -52,8 +53,8 @@ impl Artifacts {
         bucket.put(digest, pieces(file)).await
     }
 
-    /// Makes sure that a file that was just recorded is still there: a leader that did not know of it
-    /// yet may have collected what was left of an earlier one.
+    /// Checks that a newly recorded file is still in the store, and writes it again otherwise: a leader
+    /// without the record yet may have collected an older copy.
     pub(super) async fn confirm(&self, bucket: &Bucket, held: Held) -> Result<(), Failure> {
         if bucket.has(held.digest, held.bytes).await? {
             return Ok(());
@@ -61,20 +62,22 @@ impl Artifacts {
         self.put(bucket, held.digest).await
     }
 
-    /// Of these, those that the store really has. While it is down its files count as there.
+    /// Returns the files that the store really has. While the store is down, all of them count as
+    /// present.
     pub(super) async fn still_shared(&self, bucket: &Bucket, files: Vec<Held>) -> Vec<Held> {
         let looked = stream::iter(files).map(async |held| match bucket.has(held.digest, held.bytes).await {
             Ok(has) => has.then_some(held),
             Err(error) => {
-                tracing::warn!(%error, "a model file is not looked for");
+                tracing::warn!(%error, "cannot look for a model file in the object store: assuming that it is there");
                 Some(held)
             }
         });
         looked.buffered(LOOKS_IN_FLIGHT).filter_map(std::future::ready).collect().await
     }
 
-    /// A file from the store, checked as it is read and kept here on its way. Begun with its first
-    /// bytes, so that a store that is down is an error and not the stream's.
+    /// Returns the bytes of a file in the store, verified while they are read, and cached locally. The
+    /// first bytes are read before the return, so that a store that is down yields an error instead of
+    /// a broken stream.
     pub(super) async fn read_shared(
         self: &Arc<Self>,
         held: Held,
@@ -97,10 +100,12 @@ impl Artifacts {
                 return Err(failure);
             }
         };
-        let (store, Held { digest, bytes }) = (self.store.clone(), held);
+        let Held { digest, bytes } = held;
+        let store = self.store.clone();
         let cache = blocking(move || store.begin(digest, bytes)).await;
         let cache = cache.inspect_err(|failure| not_kept(&failure.message)).ok();
-        let (artifacts, hasher) = (self.clone(), Hasher::default());
+        let artifacts = self.clone();
+        let hasher = Hasher::default();
         let mut passing = Passing { artifacts, bucket, held, chunks, hasher, cache, loss, _permit: permit };
         let first = passing.next().await?;
         let rest = stream::try_unfold(passing, async |mut passing| {
@@ -109,8 +114,8 @@ impl Artifacts {
         Ok(stream::iter(first.map(Ok)).chain(rest).boxed())
     }
 
-    /// Puts a file into the store again that it lost or damaged, if a controller still has it, while
-    /// the caller goes on.
+    /// Restores a lost or damaged file of the store in the background, if a controller still has a
+    /// copy.
     fn mend(self: &Arc<Self>, held: Held, loss: Loss) {
         if loss == Loss::Leave {
             return;
@@ -122,42 +127,45 @@ impl Artifacts {
                 artifacts.obtain(held).await?;
                 artifacts.put(bucket, held.digest).await
             };
-            let (digest, place) = (held.digest, bucket.place());
+            let digest = held.digest;
+            let place = bucket.place();
             match mended.await {
-                Ok(()) => tracing::warn!(%digest, %place, "a model file was put into the object store again"),
+                Ok(()) => tracing::warn!(%digest, %place, "restored a model file in the object store"),
                 Err(failure) => {
                     let error = failure.message;
-                    tracing::error!(%digest, %place, error, "the object store lost a model file: upload it again");
+                    tracing::error!(%digest, %place, error, "the object store lost a model file: upload the model again");
                 }
             }
         });
     }
 
     async fn set_shared_aside(self: &Arc<Self>, bucket: &Bucket, held: Held, loss: Loss) {
-        let (digest, place) = (held.digest, bucket.place());
+        let digest = held.digest;
+        let place = bucket.place();
         tracing::error!(%digest, %place, "a model file in the object store is damaged");
         if let Err(error) = bucket.set_aside(digest).await {
-            tracing::error!(%error, "the damaged file stays");
+            tracing::error!(%error, "cannot set a damaged model file aside");
             return;
         }
         self.mend(held, loss);
     }
 
-    /// Puts files into the store that are held by controllers only. The leader does.
+    /// Moves files that only controllers hold into the store. Called by the leader.
     pub(super) async fn move_to_store(&self) -> Result<(), Failure> {
         let Some(bucket) = &self.shared else { return Ok(()) };
         let state = self.replica.state();
         let outside = state.artifacts().filter(|artifact| !artifact.in_store());
-        let (mut moved, mut missed) = (0, Ok(()));
+        let mut moved = 0;
+        let mut missed = Ok(());
         for artifact in outside {
             if moved == MOVED_PER_ROUND_MAX {
                 break;
             }
             match self.move_one(bucket, artifact).await {
                 Ok(()) => moved += 1,
-                // The others would fail as this one did.
+                // The store is down, so the remaining files would fail too.
                 Err(failure) if failure.reason == Reason::StoreUnavailable => return Err(failure),
-                // One that nobody can give must not keep the rest back.
+                // A file without any source must not block the remaining files.
                 Err(failure) => missed = Err(failure),
             }
         }
@@ -171,18 +179,19 @@ impl Artifacts {
         self.record_holder(Caller("controller".into()), artifact, ControllerId::OBJECT_STORE).await
     }
 
-    /// Removes files from the store that have had no record for the grace period, by this
-    /// controller's own count: what the store says of their age is its clock's. The leader does.
+    /// Removes files from the store that have been without a record for the grace period. This
+    /// controller measures the time, because the file ages in the store come from the store's clock.
+    /// Called by the leader.
     pub(super) async fn collect_shared(&self) -> Result<usize, Failure> {
         let Some(bucket) = &self.shared else { return Ok(0) };
         let mut files = bucket.list().await?;
-        // After the list: what was recorded meanwhile is no orphan.
+        // Read the state after the list, so that a file recorded meanwhile does not count as an orphan.
         let state = self.replica.state();
         files.retain(|digest| state.artifact(digest).is_none());
         let mut collected = 0;
         for digest in self.shared_orphans.see(&files, Instant::now(), self.limits.artifact_grace) {
             let _changing = self.changing.lock(digest).await;
-            // An upload may have recorded it since the files were listed.
+            // An upload may have recorded the file since the listing.
             if self.replica.linearizable().await?.artifact(&digest).is_none() {
                 bucket.remove(digest).await?;
                 collected += 1;
@@ -191,7 +200,7 @@ impl Artifacts {
         Ok(collected)
     }
 
-    /// Removes the oldest files that are only a cache of the store, down to the limit.
+    /// Removes the oldest local copies of files in the store, down to the cache's limit.
     pub(super) async fn trim_cache(&self) -> Result<(), Failure> {
         let store = self.store.clone();
         let mut files = blocking(move || store.list()).await?;
@@ -212,7 +221,7 @@ impl Artifacts {
     }
 }
 
-/// Whether a file here is a copy of the store's that nobody counts on.
+/// Whether a local file is a copy of a file in the store and not recorded as held here.
 fn cached(state: &State, own: ControllerId, digest: &Digest) -> bool {
     state.artifact(digest).is_some_and(|artifact| artifact.in_store() && !artifact.holders.contains(&own))
 }
@@ -225,24 +234,24 @@ fn no_store(digest: Digest) -> Failure {
 }
 
 fn not_kept(error: &str) {
-    tracing::warn!(error, "a model file from the object store is not kept here");
+    tracing::warn!(error, "cannot cache a model file from the object store");
 }
 
-/// A file on its way from the store.
+/// A stream of a file from the store.
 struct Passing {
     artifacts: Arc<Artifacts>,
     bucket: Bucket,
     held: Held,
     chunks: BoxStream<'static, Result<Chunk, Failure>>,
     hasher: Hasher,
-    /// The copy that is kept here; `None` once it cannot be.
+    /// The local copy in progress; `None` after a failure to write it.
     cache: Option<Incoming>,
     loss: Loss,
     _permit: OwnedSemaphorePermit,
 }
 
 impl Passing {
-    /// The next bytes; `None` at the end of a sound file.
+    /// Returns the next bytes; `None` at the end of a sound file.
     async fn next(&mut self) -> Result<Option<Vec<u8>>, Failure> {
         if let Some(chunk) = self.chunks.next().await.transpose()? {
             self.hasher.update(&chunk);

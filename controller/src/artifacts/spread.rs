@@ -1,5 +1,5 @@
-//! Model files on the other controllers: an upload is on a majority of the voters before it is
-//! recorded, and everyone fetches in the background what they do not hold.
+//! Copies of model files on the other controllers. An uploaded file is on a majority of the voters
+//! before it is recorded, and each controller fetches its missing files in the background.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -20,44 +20,44 @@ use crate::config::UPLOAD_RATE;
 use crate::pace::Pace;
 use crate::raft::peers::{Lane, Peer};
 
-/// The most bytes of a chunk.
+/// The maximum size of a chunk, in bytes.
 pub(super) const CHUNK_BYTES: usize = millrace_proto::parts::CHUNK_BYTES_MAX;
-/// A controller that takes or gives a file more slowly than this, or does not begin within the grace of
-/// [`UPLOAD_RATE`], counts as not there.
+/// The minimum rate of another controller that sends or receives a file, in bytes per second. A slower
+/// controller, or one that does not begin within the grace of [`UPLOAD_RATE`], counts as unreachable.
 const BYTES_PER_SEC_MIN: u64 = 8 << 20;
-/// Files fetched from other controllers at a time.
+/// Concurrent fetches of files from other controllers.
 pub(super) const FETCHES_MAX: usize = 2;
-/// How long between two rounds: each looks at every record, however many changes there were.
+/// The pause between two rounds: each round goes through all records, however many changed.
 const ROUND_PAUSE: Duration = Duration::from_millis(100);
-/// How long after a failed round files are fetched again.
+/// The pause after a failed round.
 const FETCH_RETRY: Duration = Duration::from_secs(1);
 
-/// A file that a controller is to hold.
+/// A file that a controller shall hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Held {
     pub(crate) digest: Digest,
     pub(crate) bytes: Bytes,
 }
 
-/// How many of the voters are a majority.
+/// Returns the size of a majority of `voters` voters.
 pub(super) fn majority(voters: usize) -> usize {
     voters / 2 + 1
 }
 
-/// Whether enough of the voters are among the holders, or the object store is.
+/// Whether a majority of the voters, or the object store, holds the file.
 pub(super) fn is_safe(artifact: &Artifact, voters: &BTreeSet<u64>) -> bool {
     let holding = artifact.holders.iter().filter(|holder| voters.contains(&holder.0));
     artifact.in_store() || holding.count() >= majority(voters.len())
 }
 
 impl Artifacts {
-    /// The voters, by number.
+    /// Returns the ids of the voters.
     pub(super) fn voters(&self) -> BTreeSet<u64> {
         self.replica.membership().voter_ids().collect()
     }
 
-    /// Waits for a known file that too few of the voters hold, as after a change of the group: the
-    /// others fetch it by themselves. Whether they did is for whoever asked to see.
+    /// Waits until a majority of the voters holds a recorded file, for example after a membership
+    /// change. The voters fetch the file by themselves. The caller must check the result.
     pub(crate) async fn copied_within(&self, patience: Duration, digest: &Digest) {
         let mut changes = self.replica.changes();
         let copied = async {
@@ -67,12 +67,12 @@ impl Artifacts {
             }
         };
         if tokio::time::timeout(patience, copied).await.is_err() {
-            tracing::debug!(%digest, "a model file is still not on a majority of the controllers");
+            tracing::debug!(%digest, "a model file is not on a majority of the controllers yet");
         }
     }
 
-    /// Gives a file that is here to other voters until a majority holds it. Returns the holders,
-    /// this controller first.
+    /// Sends a local file to other voters until a majority holds it. Returns the holders, this
+    /// controller first.
     pub(super) async fn spread(&self, held: Held) -> Result<Vec<ControllerId>, Failure> {
         let voters = self.voters();
         let mut waiting: Vec<Peer> = self.replica.others(Lane::Bulk);
@@ -124,7 +124,7 @@ impl Artifacts {
         UPLOAD_RATE.grace + Duration::from_secs(bytes.get() / BYTES_PER_SEC_MIN)
     }
 
-    /// Takes a file that another controller wants held, checks it and makes it durable.
+    /// Receives a file from another controller, verifies it and makes it durable.
     pub(crate) async fn hold(
         &self,
         held: Held,
@@ -132,19 +132,19 @@ impl Artifacts {
     ) -> Result<(), Failure> {
         if held.bytes > self.limits.artifact_bytes {
             let message = format!(
-                "the model file has {}, and at most {} are taken",
+                "the model file has {}: at most {} are allowed",
                 held.bytes, self.limits.artifact_bytes
             );
             return Err(Failure::new(Reason::ModelTooLarge, message));
         }
         let _changing = self.changing.lock(held.digest).await;
         self.take(held, chunks).await?;
-        // Whoever gave it records it next.
+        // The sender records the file next, so restart its grace period.
         self.orphans.forget(&held.digest);
         Ok(())
     }
 
-    /// Receives, checks, and makes durable. The caller has the file's lock.
+    /// Receives, verifies and syncs a file. The caller holds the file's lock.
     async fn take(
         &self,
         held: Held,
@@ -165,18 +165,18 @@ impl Artifacts {
     }
 
     fn idle(&self) -> Failure {
-        Failure::new(Reason::TimedOut, format!("nothing came for {:?}", UPLOAD_RATE.grace))
+        Failure::new(Reason::TimedOut, "the controller did not send the model file in time")
     }
 
-    /// Makes sure that a recorded file is here: fetches it from a holder if it is not. Of a file in
-    /// the object store anybody may have a copy.
+    /// Ensures that a recorded file is on the local disk, and fetches it from a holder otherwise. For a
+    /// file in the object store, every controller may have a cached copy.
     pub(super) async fn obtain(&self, held: Held) -> Result<(), Failure> {
         let _changing = self.changing.lock(held.digest).await;
         let store = self.store.clone();
         if blocking(move || Ok(store.has(held.digest, held.bytes))).await? {
             return Ok(());
         }
-        // Never closed.
+        // The semaphore is never closed, so acquiring cannot fail.
         let _permit = self.fetches.acquire().await;
         let missing = || Failure::new(Reason::ArtifactNotFound, format!("no artifact {}", held.digest));
         let state = self.replica.state();
@@ -198,21 +198,21 @@ impl Artifacts {
         Err(last)
     }
 
-    /// Fetches what is recorded and not here, and says so, until stopped.
+    /// Fetches and records missing files until stopped.
     pub(crate) async fn fetch_until(&self, stop: CancellationToken) {
-        // `None` when stopped.
+        // The result is `None` after a stop.
         stop.run_until_cancelled(self.fetch_missing()).await;
     }
 
     async fn fetch_missing(&self) {
         let mut changes = self.replica.changes();
-        // What was recorded as held here is looked for once: the disk may have lost it meanwhile.
+        // Check the files recorded as held here once, because the disk may have lost them.
         let mut sure = Sure::No;
         loop {
             let state = self.replica.state();
             let failed = self.fetch_round(&state, sure).await;
             if let Some(failure) = &failed {
-                tracing::debug!(error = failure.message, "a model file is not fetched yet");
+                tracing::debug!(error = failure.message, "cannot fetch a model file yet");
             } else if state.cluster().is_some() {
                 sure = Sure::Yes;
             }
@@ -230,9 +230,9 @@ impl Artifacts {
         }
     }
 
-    /// Fetches each file that is missing. Returns a failure if there was one.
+    /// Fetches each missing file. Returns a failure if any file failed.
     async fn fetch_round(&self, state: &State, sure: Sure) -> Option<Failure> {
-        // No member has a use for it, nor a leader that would record it.
+        // A controller that is not a member yet has no use for files, and no leader to record them.
         self.replica.membership().get_node(&self.holder.0)?;
         let mut failed = None;
         for artifact in state.artifacts() {
@@ -252,14 +252,14 @@ impl Artifacts {
         let held = Held { digest: artifact.digest, bytes: artifact.bytes };
         let store = self.store.clone();
         if recorded && !blocking(move || Ok(store.has(held.digest, held.bytes))).await? {
-            // Nobody is to count on it while it is fetched again.
+            // Remove this holder from the record first, so that no reader counts on the missing file.
             self.disown(held.digest).await?;
             if self.shared_with(artifact).is_some() {
                 return Ok(());
             }
         }
         self.obtain(held).await?;
-        // It may have been removed while it was fetched: then the file is an orphan like any other.
+        // The file's record may have been removed during the fetch. The file is then an orphan.
         let unrecorded = |it: &Arc<Artifact>| !it.holders.contains(&self.holder);
         if !self.replica.state().artifact(&held.digest).is_some_and(unrecorded) {
             return Ok(());
@@ -279,24 +279,26 @@ impl Artifacts {
     }
 }
 
-/// Whether what is recorded as held here was looked for on the disk since this controller started.
+/// Whether the files recorded as held here were checked on disk since the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Sure {
     Yes,
     No,
 }
 
-/// A file's bytes. One that cannot be read ends early: whoever receives it finds it short.
+/// Returns a file's bytes. On a read error the stream ends early, so the receiver finds the file too
+/// short.
 fn until_error(file: Outgoing) -> impl Stream<Item = Vec<u8>> + Send + 'static {
     pieces(file).scan((), |(), chunk| {
         if let Err(failure) = &chunk {
-            tracing::error!(error = failure.message, "a model file cannot be read");
+            tracing::error!(error = failure.message, "cannot read a model file to send");
         }
         std::future::ready(chunk.ok())
     })
 }
 
-/// A file's bytes in order. An error comes after the last byte of one that is not what its name says.
+/// Returns a file's bytes in order. If the contents do not match the digest, an error follows the last
+/// byte.
 pub(super) fn pieces(file: Outgoing) -> impl Stream<Item = Result<Vec<u8>, Failure>> + Send + 'static {
     stream::try_unfold(file, async |mut file: Outgoing| {
         let (chunk, file) = blocking(move || file.read(CHUNK_BYTES).map(|chunk| (chunk, file))).await?;

@@ -1,12 +1,11 @@
-//! Model files on disk. Blocking: callers are on a thread that may wait.
+//! Model files on disk. All functions block, so callers run on blocking threads.
 //!
-//! `<data>/artifacts/<64 hex digits>` is a whole file whose SHA-256 that is; `incoming/` holds
-//! uploads that are not finished, and is emptied at start. `<64 hex digits>.damaged` was the only
-//! copy of a file when it turned out not to be what its name says. There is no other name, so a file
-//! here is never half of one.
+//! `<data>/artifacts/<64 hex digits>` is a complete file with this SHA-256. `incoming/` holds
+//! unfinished uploads, and is emptied at start. `<64 hex digits>.damaged` is the former only copy of a
+//! file, found damaged. No other names exist, so no file is ever partial.
 //!
-//! Some of the disk stays free: a file that would go beyond is refused when it is announced, and
-//! while it comes, as others fill the disk meanwhile.
+//! A part of the disk stays free. A file that would exceed this limit is refused when it is announced,
+//! and again while it is received, because other writers may fill the disk meanwhile.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
@@ -22,18 +21,18 @@ use millrace_types::{Bytes, Digest, Failure, Reason};
 const INCOMING: &str = "incoming";
 const DAMAGED: &str = ".damaged";
 
-/// A file operation that failed, or bytes that are not what they should be.
+/// Error of a file operation, or of bytes that do not match the announced size or digest.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     #[error("{doing} {}: {source}", path.display())]
     Io { doing: &'static str, path: PathBuf, source: io::Error },
     #[error(
-        "the bytes received are {actual}, not {claimed}: the file changed or was damaged on its way; upload it again"
+        "the received bytes have digest {actual}, not {claimed}: the file changed or was damaged in transit; upload the model again"
     )]
     Digest { claimed: Digest, actual: Digest },
-    #[error("{received} bytes were received of {claimed}: the upload ended early; upload it again")]
+    #[error("received {received} of {claimed} bytes: the upload ended early; upload the model again")]
     Short { received: u64, claimed: u64 },
-    #[error("more than the {claimed} bytes announced were sent: announce the file's size")]
+    #[error("received more than the {claimed} announced bytes: announce the file's size")]
     Long { claimed: u64 },
     #[error(
         "{} has {} free of {}, and a model file of {bytes} must leave {}: free space on that disk, or delete functions; unused files are removed after an hour",
@@ -75,22 +74,24 @@ pub(crate) struct Space {
     available: Bytes,
 }
 
-/// Model files leave one part in so many of the disk free, for snapshots and for what else is on it.
+/// The divisor of the disk size that gives the space that model files leave free, for snapshots and
+/// other files.
 const FREE_PART: u64 = 10;
-/// The most that they leave free: what the replicated state may come to.
+/// The maximum space that model files leave free: the expected size of the replicated state.
 const FREE_MAX: Bytes = Bytes(1 << 30);
-/// Bytes of a file between two looks at the space.
+/// Bytes of a file between two checks of the space.
 const LOOK_EVERY: u64 = 8 << 20;
 
 impl Space {
-    /// Of the disk that a directory is on.
+    /// Returns the space of the disk of a directory.
     fn of(dir: &Path) -> io::Result<Self> {
         let StatVfs { f_blocks, f_bavail, f_frsize, .. } = rustix::fs::statvfs(dir)?;
         let bytes = |blocks: u64| Bytes(blocks.saturating_mul(f_frsize));
         Ok(Self { total: bytes(f_blocks), available: bytes(f_bavail) })
     }
 
-    /// What must stay free. The log's reserve is taken already, or no more than this.
+    /// Returns the space that must stay free. The log's reserve is already in use, or is not larger
+    /// than this.
     fn floor(self) -> Bytes {
         Bytes(self.total.get() / FREE_PART).min(FREE_MAX)
     }
@@ -100,18 +101,18 @@ impl Space {
     }
 }
 
-/// The disk that a directory is on.
+/// The disk of a directory.
 #[derive(Debug, Clone)]
 struct Disk {
     dir: PathBuf,
-    /// The seam at which tests have a full one.
+    /// The function that measures the space; tests replace it to simulate a full disk.
     look: fn(&Path) -> io::Result<Space>,
 }
 
 impl Disk {
-    /// Refuses to take `more` of a file of `bytes` where too little would stay free.
+    /// Refuses `more` further bytes of a file of `bytes` if too little space would stay free.
     fn check_space(&self, bytes: Bytes, more: u64) -> Result<(), Error> {
-        let space = (self.look)(&self.dir).map_err(io_error("cannot look at the space of", &self.dir))?;
+        let space = (self.look)(&self.dir).map_err(io_error("cannot measure the space of", &self.dir))?;
         if space.takes(more) {
             return Ok(());
         }
@@ -128,7 +129,7 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    /// Opens `<data>/artifacts`, and drops what unfinished uploads left.
+    /// Opens `<data>/artifacts`, and removes the remains of unfinished uploads.
     pub(crate) fn open(data_dir: &Path) -> Result<Self, Error> {
         Self::open_on(data_dir, Space::of)
     }
@@ -154,7 +155,7 @@ impl Store {
         File::open(&self.dir).and_then(|dir| dir.sync_all()).map_err(io_error("cannot sync", &self.dir))
     }
 
-    /// Begins to receive a file of that digest and size.
+    /// Starts to receive a file with this digest and size.
     pub(crate) fn begin(&self, digest: Digest, bytes: Bytes) -> Result<Incoming, Error> {
         self.disk.check_space(bytes, bytes.get())?;
         let number = self.next_incoming.fetch_add(1, Ordering::Relaxed);
@@ -166,15 +167,15 @@ impl Store {
         Ok(Incoming { file, path: Temporary(path), hasher, digest, bytes, received: 0, looked_at: 0, disk })
     }
 
-    /// Gives a finished upload its name, durably.
+    /// Renames a finished upload to its final name, durably.
     pub(crate) fn publish(&self, verified: &Verified) -> Result<(), Error> {
-        let (from, to) = (&verified.path.0, self.path(verified.digest));
+        let from = &verified.path.0;
+        let to = self.path(verified.digest);
         fs::rename(from, &to).map_err(io_error("cannot rename", from))?;
         self.sync_dir()
     }
 
-    /// Removes a file, durably, and what was set aside of it. One that is not there is removed
-    /// already.
+    /// Removes a file and its damaged copy, durably. A missing file counts as removed.
     pub(crate) fn remove(&self, digest: Digest) -> Result<(), Error> {
         for path in [self.path(digest), self.aside(digest)] {
             match fs::remove_file(&path) {
@@ -187,7 +188,7 @@ impl Store {
         self.sync_dir()
     }
 
-    /// Takes a damaged file out of the way.
+    /// Renames a damaged file, so that a sound file can take its place.
     pub(crate) fn set_aside(&self, digest: Digest) -> Result<(), Error> {
         let path = self.path(digest);
         fs::rename(&path, self.aside(digest)).map_err(io_error("cannot rename", &path))?;
@@ -198,12 +199,12 @@ impl Store {
         self.dir.join(format!("{}{DAMAGED}", digest.hex()))
     }
 
-    /// Whether a file of that digest and size is here.
+    /// Whether a file with this digest and size exists.
     pub(crate) fn has(&self, digest: Digest, bytes: Bytes) -> bool {
         fs::metadata(self.path(digest)).is_ok_and(|metadata| metadata.len() == bytes.get())
     }
 
-    /// Every file, set aside or not.
+    /// Returns every file, including damaged files that were set aside.
     pub(crate) fn list(&self) -> Result<Vec<Listed>, Error> {
         let cannot = || io_error("cannot list", &self.dir);
         let mut files = Vec::new();
@@ -238,11 +239,11 @@ impl Store {
 pub(crate) struct Listed {
     pub(crate) digest: Digest,
     pub(crate) bytes: u64,
-    /// When it was last written.
+    /// The time of the last write.
     pub(crate) written: SystemTime,
 }
 
-/// A file that goes when this is dropped, unless it was renamed.
+/// A file that is removed on drop unless it was renamed.
 #[derive(Debug)]
 struct Temporary(PathBuf);
 
@@ -251,13 +252,13 @@ impl Drop for Temporary {
         if let Err(error) = fs::remove_file(&self.0)
             && error.kind() != io::ErrorKind::NotFound
         {
-            // The next start empties the directory.
+            // The next start empties the directory, so a warning suffices.
             tracing::warn!(path = %self.0.display(), %error, "cannot remove an unfinished upload");
         }
     }
 }
 
-/// An upload in progress. Dropping it leaves nothing.
+/// An upload in progress. Dropping it removes its file.
 #[derive(Debug)]
 pub(crate) struct Incoming {
     file: File,
@@ -266,13 +267,13 @@ pub(crate) struct Incoming {
     digest: Digest,
     bytes: Bytes,
     received: u64,
-    /// What was received when the space was last looked at.
+    /// The received bytes at the last check of the space.
     looked_at: u64,
     disk: Disk,
 }
 
 impl Incoming {
-    /// Takes the next bytes.
+    /// Writes the next bytes.
     pub(crate) fn write(&mut self, chunk: &[u8]) -> Result<(), Error> {
         self.received += chunk.len() as u64;
         if self.received > self.bytes.get() {
@@ -286,7 +287,7 @@ impl Incoming {
         self.file.write_all(chunk).map_err(io_error("cannot write", &self.path.0))
     }
 
-    /// Makes what was received durable, and checks it.
+    /// Verifies the received bytes and makes them durable.
     pub(crate) fn finish(self) -> Result<Verified, Error> {
         if self.received < self.bytes.get() {
             return Err(Error::Short { received: self.received, claimed: self.bytes.get() });
@@ -300,8 +301,7 @@ impl Incoming {
     }
 }
 
-/// An upload that is whole, durable and what it claimed to be. Dropping it unpublished leaves
-/// nothing.
+/// A complete, durable and verified upload. Dropping it unpublished removes its file.
 #[derive(Debug)]
 pub(crate) struct Verified {
     path: Temporary,
@@ -318,13 +318,13 @@ impl Verified {
         self.bytes
     }
 
-    /// The file, for reading from its beginning.
+    /// Opens the file for reading from its beginning.
     pub(crate) fn open(&self) -> Result<File, Error> {
         File::open(&self.path.0).map_err(io_error("cannot open", &self.path.0))
     }
 }
 
-/// A file being read. The last read checks that all of it was what its name says.
+/// A file being read. The last read verifies the digest of the whole file.
 #[derive(Debug)]
 pub(crate) struct Outgoing {
     file: File,
@@ -334,7 +334,7 @@ pub(crate) struct Outgoing {
 }
 
 impl Outgoing {
-    /// The next bytes, at most `most`; `None` at the end of a sound file.
+    /// Returns the next bytes, at most `most`; `None` at the end of a sound file.
     pub(crate) fn read(&mut self, most: usize) -> Result<Option<Vec<u8>>, Error> {
         let mut chunk = Vec::with_capacity(most);
         let read = (&self.file).take(most as u64).read_to_end(&mut chunk);
@@ -391,11 +391,11 @@ mod tests {
     }
 
     #[test]
-    fn a_published_file_is_there_under_its_digest_only() {
+    fn a_published_file_is_stored_under_its_digest_only() {
         let (dir, store) = store();
         let digest = Digest::of(BYTES);
         let verified = receive(&store, digest, BYTES.len() as u64, BYTES).unwrap();
-        assert!(!store.has(digest, Bytes(BYTES.len() as u64)), "not before it is published");
+        assert!(!store.has(digest, Bytes(BYTES.len() as u64)), "before the file is published");
         store.publish(&verified).unwrap();
         drop(verified);
         assert_eq!(files(dir.path()), vec![digest.hex()]);
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn every_refused_upload_leaves_nothing() {
+    fn a_refused_upload_leaves_no_file() {
         let (dir, store) = store();
         let digest = Digest::of(BYTES);
         let len = BYTES.len() as u64;
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tenth_of_the_disk_stays_free_and_of_a_large_one_a_gibibyte() {
+    fn a_tenth_of_the_disk_but_at_most_a_gibibyte_stays_free() {
         let space = |available| Space { total: Bytes(1_000), available: Bytes(available) };
         assert!(space(500).takes(400));
         assert!(!space(500).takes(401));
@@ -428,8 +428,8 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_that_fills_while_a_file_comes_refuses_the_rest() {
-        /// Full once anything is in the folder.
+    fn a_disk_that_fills_during_an_upload_refuses_the_rest() {
+        /// Returns a nearly full disk once an upload has begun.
         fn fills(dir: &Path) -> io::Result<Space> {
             let begun = fs::read_dir(dir.join(INCOMING))?.count() > 0;
             let available = if begun { Bytes::mib(512) } else { Bytes::gib(9) };
@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_crash_left_of_an_upload_goes_at_the_next_start() {
+    fn the_next_start_removes_an_upload_interrupted_by_a_crash() {
         let (dir, store) = store();
         let incoming = store.begin(Digest::of(BYTES), Bytes(1)).unwrap();
         std::mem::forget(incoming);
@@ -461,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_file_is_noticed_when_read() {
+    fn a_damaged_file_is_detected_when_read() {
         let (dir, store) = store();
         let digest = Digest::of(BYTES);
         store.publish(&receive(&store, digest, BYTES.len() as u64, BYTES).unwrap()).unwrap();
@@ -469,8 +469,8 @@ mod tests {
         assert!(matches!(read_all(&store, digest), Err(Error::Damaged { .. })));
         assert!(matches!(read_all(&store, Digest::of(b"x")), Err(Error::Missing { .. })));
         store.set_aside(digest).unwrap();
-        assert!(!store.has(digest, Bytes(BYTES.len() as u64)), "a sound one may be uploaded");
-        assert_eq!(store.list().unwrap().len(), 1, "it is collected with its record");
+        assert!(!store.has(digest, Bytes(BYTES.len() as u64)), "a sound file may be uploaded");
+        assert_eq!(store.list().unwrap().len(), 1, "the damaged file is collected with its record");
         store.remove(digest).unwrap();
         assert_eq!(files(dir.path()), Vec::<String>::new());
     }

@@ -1,9 +1,10 @@
-//! Takes a model file in.
+//! Receives uploads of model files.
 //!
 //! ```text
-//! upload ─► a place of `Limits::uploads` ─► receive, at a pace ─► inspect, with memory ─► record
+//! upload ─► a slot of `Limits::uploads` ─► receive, at a minimum rate ─► inspect, with memory ─►
+//! record
 //! ```
-//! An upload that is silent, or slow over its whole length, loses its place.
+//! An upload that is silent or too slow overall loses its slot.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -21,7 +22,7 @@ use super::{Artifacts, blocking};
 use crate::config::{Limits, UPLOAD_RATE};
 use crate::pace::Pace;
 
-/// What came of an upload.
+/// The result of an upload.
 #[derive(Debug)]
 pub(crate) struct Uploaded {
     pub(crate) digest: Digest,
@@ -29,7 +30,7 @@ pub(crate) struct Uploaded {
     pub(crate) model: ModelSummary,
 }
 
-/// Uploads under way.
+/// The uploads in progress.
 #[derive(Debug)]
 pub(super) struct Uploads {
     store: Arc<Store>,
@@ -57,12 +58,12 @@ impl Uploads {
         let mut pace = Pace::begin(UPLOAD_RATE);
         let mut messages = pin!(messages);
         let Some(Part::Header(header)) = next_part(&mut messages, &mut pace).await? else {
-            return Err(Failure::malformed("an upload begins with its header"));
+            return Err(Failure::malformed("the first message of an upload must be its header"));
         };
         let mut incoming = self.begin(&header).await?;
         while let Some(part) = next_part(&mut messages, &mut pace).await? {
             let Part::Data(chunk) = part else {
-                return Err(Failure::malformed("an upload has one header, at its beginning"));
+                return Err(Failure::malformed("an upload has one header, as its first message"));
             };
             pace.count(chunk.len());
             incoming = blocking(move || incoming.write(&chunk).map(|()| incoming)).await?;
@@ -75,7 +76,7 @@ impl Uploads {
         let bytes = Bytes(header.bytes);
         if bytes > self.limits.artifact_bytes {
             let message =
-                format!("the model file has {bytes}, and at most {} are taken", self.limits.artifact_bytes);
+                format!("the model file has {bytes}: at most {} are allowed", self.limits.artifact_bytes);
             return Err(Failure::new(Reason::ModelTooLarge, message));
         }
         let store = self.store.clone();
@@ -83,7 +84,7 @@ impl Uploads {
     }
 }
 
-/// What comes next of an upload; `None` at its end.
+/// Returns the next part of an upload; `None` at its end.
 async fn next_part(
     messages: &mut (impl Stream<Item = Result<admin::UploadArtifactRequest, Status>> + Unpin),
     pace: &mut Pace,
@@ -96,8 +97,8 @@ async fn next_part(
 }
 
 impl Artifacts {
-    /// Receives, checks, stores and records a model file. Nothing is left of one that is refused,
-    /// nor when this future is dropped.
+    /// Receives, inspects, stores and records a model file. A refused upload, or a drop of this future,
+    /// leaves nothing behind.
     pub(crate) async fn upload<S>(self: Arc<Self>, messages: S, caller: Caller) -> Result<Uploaded, Failure>
     where
         S: Stream<Item = Result<admin::UploadArtifactRequest, Status>>,
@@ -105,11 +106,12 @@ impl Artifacts {
         let _place = self.uploads.take_place()?;
         let verified = self.uploads.receive(messages).await?;
         let model = self.inspector.inspect(&verified).await?;
-        // A task of its own: a client that goes away now must not part the file from its record.
+        // Run in a separate task: a client that goes away now must not separate the file from its
+        // record.
         let artifacts = self.clone();
         let recorded = tokio::spawn(async move { artifacts.record(verified, model, caller).await });
         recorded.await.unwrap_or_else(|error| {
-            let failure = Failure::new(Reason::Internal, format!("the upload was not recorded: {error}"));
+            let failure = Failure::new(Reason::Internal, format!("cannot record the upload: {error}"));
             Err(failure.after_execution())
         })
     }
@@ -120,16 +122,17 @@ impl Artifacts {
         model: ModelSummary,
         caller: Caller,
     ) -> Result<Uploaded, Failure> {
-        let (digest, bytes) = (verified.digest(), verified.bytes());
+        let digest = verified.digest();
+        let bytes = verified.bytes();
         let _changing = self.changing.lock(digest).await;
         let store = self.store.clone();
         blocking(move || store.publish(&verified)).await?;
-        // The file may have been here without a record for long: it is to get one now, perhaps after
-        // this returns.
+        // The file may have been here without a record for long. It gets a record now, perhaps after
+        // this function returns, so restart its grace period.
         self.orphans.forget(&digest);
         if let Err(failure) = self.spread_and_record(digest, bytes, &model, caller).await {
-            // Whether it was recorded after all may be unknown: then the file stays, and the
-            // collector looks again.
+            // If it is unknown whether the file was recorded, the file stays and the collector decides
+            // later.
             if !failure.may_have_executed && self.replica.state().artifact(&digest).is_none() {
                 let store = self.store.clone();
                 blocking(move || store.remove(digest)).await?;
@@ -139,8 +142,8 @@ impl Artifacts {
         Ok(Uploaded { digest, bytes, model })
     }
 
-    /// The state says who holds the file only after the object store or a majority does: a revision
-    /// may refer to it from the first record on.
+    /// Copies the file to the object store or a majority of the voters, and then records its holders: a
+    /// revision may refer to the file from the first record on.
     async fn spread_and_record(
         &self,
         digest: Digest,
@@ -187,7 +190,7 @@ mod tests {
         message(Part::Header(header))
     }
 
-    /// Bytes of which one comes every 29 s.
+    /// Returns an upload that sends one byte every 29 s.
     fn dripping() -> impl Stream<Item = Result<admin::UploadArtifactRequest, Status>> + Send {
         stream::unfold(0, |sent| async move {
             if sent > 0 {
@@ -199,7 +202,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn slow_uploads_lose_their_places_within_a_minute() {
+    async fn slow_uploads_lose_their_slots_within_a_minute() {
         let dir = tempfile::tempdir().unwrap();
         let store = Arc::new(Store::open(dir.path()).unwrap());
         let limits = Limits { uploads: 4, ..Limits::default() };
@@ -217,7 +220,7 @@ mod tests {
         tokio::time::sleep(Duration::from_secs(1)).await;
         let refused = uploads.take_place().unwrap_err();
         assert_eq!((refused.reason, refused.retryable), (Reason::QueueFull, true));
-        // A client that tries again every second.
+        // A client tries again every second.
         let _place = loop {
             match uploads.take_place() {
                 Ok(place) => break place,
