@@ -6,17 +6,17 @@
 //! A batch takes a forwarding route if all of these hold:
 //! - The GPU's own route has as many batches in flight as it may have.
 //! - The batch would arrive no later than over the GPU's own route. Runs read weights in the order
-//!   of their grants, so no run waits longer for any of them. Data for the host may arrive in any
-//!   order, because no reader reads a part of it.
-//! - The whole forwarding route is idle: no batch is in flight on its links, and no transfer that
-//!   wants a batch has any of these links on a route of its own.
+//!   of their grants, so no run waits longer for any weights. Data for the host may arrive in any
+//!   order, because no reader reads a part of the data.
+//! - The whole forwarding route is idle: no batch is in flight on the route's links, and no
+//!   transfer that wants a batch has any of the links on its own route.
 //!
 //! So neighbours forward only what is left over, batch by batch, and each route carries bytes in
-//! proportion to its rate. A forwarded batch uses up no transfer's turn, and no rate is guaranteed
-//! for it. A transfer that arrives at a forwarding link waits for the batch that crosses it, and no
-//! longer. While the link's own transfers have more to send, nothing is forwarded there, so none of
-//! them starves. Of the transfers that could be forwarded, the transfer with the earliest deadline
-//! goes first.
+//! proportion to its rate. A forwarded batch uses up no transfer's turn, and has no guaranteed
+//! rate. A transfer that arrives at a forwarding link waits for the crossing batch, and no longer.
+//! While the link's own transfers have more to send, nothing is forwarded there, so no transfer
+//! starves. Of the transfers that could be forwarded, the transfer with the earliest deadline goes
+//! first.
 //!
 //! If a forwarded copy fails, the fault may be the neighbour's alone, so the rest takes the GPU's
 //! own route. In emulation, the executor of the source or destination GPU reads or writes the

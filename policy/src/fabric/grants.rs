@@ -76,8 +76,8 @@ impl Fabric {
         lanes.map(|&lane| self.lanes[lane].free_at()).fold(now, Timestamp::max)
     }
 
-    /// Whether a path accepts another batch: at most one batch runs on it and one is queued, and
-    /// each of its lanes accepts the batch.
+    /// Whether a path accepts another batch: at most a single batch runs there, at most a single
+    /// batch is queued, and each lane accepts the batch.
     pub(super) fn path_takes_more(&self, route: Route) -> bool {
         self.out_on(route) < OUT_MAX
             && self.paths[&route].lanes.iter().all(|&lane| self.lanes[lane].takes_more())
@@ -198,7 +198,7 @@ impl Fabric {
     /// Whether revoking a batch on the route `other` makes room for a batch that waits for the
     /// route `waiting`. On a path from the host each link leads to the next, so a batch that
     /// crosses the path's first full link also crosses the links after it. A batch that does not
-    /// cross the first full link must not be revoked: another transfer could take its slot, and the
+    /// cross the first full link must not be revoked: another transfer could take the slot, and the
     /// slot would be revoked again without end.
     fn stands_in_the_way(&self, other: &Route, waiting: &Route) -> bool {
         let lanes = &self.paths[other].lanes;

@@ -1,5 +1,5 @@
-//! One direction of a link, as the fabric books it: the number of batches in flight and the time
-//! until which the lane is busy. This module also maps each route to the lanes that it crosses.
+//! One direction of a link, as the fabric books the link: the number of batches in flight and the
+//! time until which the lane is busy. This module also maps each route to the crossed lanes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -23,8 +23,8 @@ struct Hold {
     until: Timestamp,
 }
 
-/// One direction of a link. A lane that is faster than the paths over it has as many tracks as such
-/// paths can cross it side by side at full speed.
+/// One direction of a link. A lane that is faster than the paths over the lane has a track for each
+/// path that can cross side by side at full speed.
 #[derive(Debug)]
 pub(super) struct Lane {
     pub(super) link: LinkId,
@@ -32,11 +32,12 @@ pub(super) struct Lane {
     /// `ToGpu`.
     pub(super) direction: Direction,
     rate: BytesPerSec,
-    /// By track: the time until which batches that have ended would have occupied it at its rate.
+    /// By track: the time until which batches that have ended would have occupied the track at the
+    /// track's rate.
     tracks: Vec<Timestamp>,
     holds: Vec<Hold>,
-    /// The number of batches that may be in flight on all lanes that lead to this lane, if it can
-    /// carry as much as all of these lanes together; else 0.
+    /// The number of batches that may be in flight on all lanes that lead to this lane, if this
+    /// lane can carry as much as all of the others together; else 0.
     fed: usize,
     /// The number of routes of objects that cross the lane now.
     routes: usize,
@@ -63,9 +64,9 @@ impl Lane {
         self.tracks.resize(self.tracks.len().max(tracks as usize), Timestamp::ZERO);
     }
 
-    /// Whether another batch may be granted on the lane. One batch runs on each track and one more
-    /// is queued, so that the lane never idles while a message is on its way. A lane that carries
-    /// as much as all lanes that lead to it never makes a batch wait. Each route of an object may
+    /// Whether another batch may be granted on the lane. A batch runs on each track and another
+    /// batch is queued, so that the lane never idles while a message is in flight. A lane that
+    /// carries as much as all preceding lanes never makes a batch wait. Each route of an object may
     /// have as many batches in flight as a track has: a route that is slower elsewhere leaves part
     /// of the lane to the others.
     pub(super) fn takes_more(&self) -> bool {
@@ -76,8 +77,8 @@ impl Lane {
         (self.tracks.len() + QUEUED_MAX).max(self.fed).max(self.routes * OUT_MAX)
     }
 
-    /// Returns the time from which the lane is idle, after the batches that crossed it at its rate;
-    /// `None` while a batch is in flight.
+    /// Returns the time from which the lane is idle, after the batches that crossed at the lane's
+    /// rate; `None` while a batch is in flight.
     pub(super) fn idle_from(&self) -> Option<Timestamp> {
         let free = self.tracks.iter().copied().max();
         free.filter(|_| self.holds.is_empty())
@@ -227,8 +228,8 @@ pub(super) fn lay(topology: &Topology) -> (Vec<Lane>, BTreeMap<Route, Path>) {
     (lanes, paths)
 }
 
-/// Sets `fed` for each lane that carries as much as all lanes that lead to it. A batch that finds
-/// no room there in truth waits for another lane, and its turn is counted at the lane that fills up
+/// Sets `fed` for each lane that carries as much as all preceding lanes. A batch that finds no room
+/// there in truth waits for another lane, and the turn is counted at the lane that fills up
 /// (`rates::links`). The rates there are rounded, so rates count as equal up to a byte per second
 /// for each lane.
 fn feed(lanes: &mut [Lane], paths: &BTreeMap<Route, Path>) {

@@ -1,5 +1,5 @@
-//! The core of a Link actor: the batches that are in flight on one link, the bytes that crossed,
-//! and the measured rate. The link issues the fabric's grants for paths that begin with it, and
+//! The core of a Link actor: the batches that are in flight on a link, the bytes that crossed, and
+//! the measured rate. The link issues the fabric's grants for paths that begin with the link, and
 //! reports the end of each batch to the fabric.
 
 use std::time::Duration;
@@ -36,7 +36,7 @@ pub enum Event {
     Failed { transfer: TransferId, batch: BatchId, why: BatchFailure },
     /// Bytes crossed under a grant that another link issued.
     Carried(Direction, Bytes),
-    /// A GPU lost all its memory: no report of its batches will follow.
+    /// A GPU lost all memory: no report of batches for this GPU will follow.
     Down(GpuIndex),
 }
 

@@ -1,25 +1,25 @@
 //! Decides which bytes cross which link, and when. The fabric is a core of the Node actor and keeps
-//! the state of all links of the node. It therefore grants a transfer whole paths: no transfer
-//! holds one link while it waits for another.
+//! the state of all links of the node. The fabric therefore grants a transfer whole paths: no
+//! transfer holds a link while waiting for another.
 //!
 //! A transfer moves in chunks of 2 MiB (D12), granted in batches of five chunks (D13). On each path
 //! one batch runs and at most one more batch is queued; the queued batch can be revoked. So a link
-//! never idles while a message is on its way, and a new transfer waits for one batch at most.
+//! never idles while a message is in flight, and a new transfer waits for a single batch at most.
 //! Batches are paced: the next batch may begin when the previous batch would have ended at the
 //! link's rate, so a link with a low configured rate really is slow.
 //!
 //! The next batch is granted to the transfer that was served longest ago. A new transfer counts as
-//! served two batches ago, so it overtakes only transfers that were served since then, and no
-//! transfer starves. Transfers between the host and a GPU that a request waits for are granted at
-//! the rates that they need instead (`sharing`; D14 to D16). The two directions of a link do not
-//! share its rate, and neither direction waits for the other.
+//! served two batches ago, so a new transfer overtakes only transfers that were served since then,
+//! and no transfer starves. Transfers between the host and a GPU that a request waits for are
+//! granted at the needed rates instead (`sharing`; D14 to D16). The two directions of a link do not
+//! share a rate, and neither direction waits for the other.
 //!
 //! **Weights from another GPU** (T22, T25). The fabric first asks the peer GPU to lock the model in
 //! its memory. The transfer then crosses the NVLink between the two GPUs; each direction of that
 //! link is a lane of its own. The transfer holds the lock until the transfer ends in any way, or
 //! until the peer is lost. If the pair has no NVLink, the peer refuses the lock, the peer is lost,
 //! or a copy from the peer fails, the remaining bytes take the path from the host. A peer makes a
-//! transfer faster and never makes it fail.
+//! transfer faster and never causes a failure.
 //!
 //! **Objects** (D07, D20, D22; `routes`) are copied from the host like weights, or from the GPU
 //! that holds the object. That GPU locks the object, and the bytes cross several routes at once,
@@ -77,15 +77,15 @@ use crate::rates::{Objective, Sharing, Standing};
 
 /// Chunks in a batch (D13).
 pub const BATCH_CHUNKS: NonZeroU32 = NonZeroU32::new(5).expect("not zero");
-/// Latest start of a batch, counted from its planned start. An executor refuses a batch that would
-/// begin later, and the fabric grants its chunks again.
+/// Latest start of a batch, counted from the planned start. An executor refuses a batch that would
+/// begin later, and the fabric grants the chunks again.
 pub const START_SLACK: Duration = Duration::from_millis(250);
 /// Time after the end of a batch's window after which a batch without a report counts as failed.
 pub const REPORT_SLACK: Duration = Duration::from_secs(5);
 /// Failed batches in a row that end a transfer.
 pub const FAILURES_MAX: u32 = 3;
 
-/// All links of a node: to its GPUs, from its GPUs to the host, and between its GPUs.
+/// All links of a node: from the host to GPUs, from GPUs to the host, and between GPUs.
 #[derive(Debug)]
 pub struct Fabric {
     topology: Topology,
@@ -335,8 +335,8 @@ impl Fabric {
                 }
                 gone.push(transfer);
             } else if state.source.peer() == Some(gpu) || state.locked == Some(gpu) {
-                // The lost GPU has forgotten its locks. Each batch in flight from it either arrives
-                // whole or fails.
+                // The lost GPU has forgotten all locks. Each batch in flight from that GPU either
+                // arrives whole or fails.
                 state.locked = None;
                 if state.is_of_peers_object() {
                     failed.push(transfer);

@@ -182,7 +182,8 @@ pub enum Event {
     },
     /// A GPU lacks part of the cargo, or cannot lock it.
     NotLocked { transfer: TransferId },
-    /// A GPU withdraws its offer as a source. It keeps the cargo until the cargo is unlocked.
+    /// A GPU withdraws the offer to be a source. The GPU keeps the cargo until the cargo is
+    /// unlocked.
     LockLost {
         /// The transfer that copies from that GPU.
         transfer: TransferId,
@@ -193,9 +194,9 @@ pub enum Event {
     Done { transfer: TransferId, batch: BatchId },
     /// A batch was not copied.
     Failed { transfer: TransferId, batch: BatchId, why: BatchFailure },
-    /// A GPU lost all its memory. Transfers to it, and from it to the host, end without a report.
-    /// Transfers of weights from it to other GPUs continue from the host; transfers of objects from
-    /// it fail.
+    /// A GPU lost all memory. Transfers to this GPU, and from this GPU to the host, end without a
+    /// report. Transfers of weights from this GPU to other GPUs continue from the host; transfers
+    /// of objects from this GPU fail.
     Down { gpu: GpuIndex },
     /// An operator changed how the links between the host and GPUs are used.
     Change {
@@ -224,7 +225,7 @@ pub enum Outcome {
     Complete,
     /// The transfer was cancelled. Bytes that arrived before remain.
     Cancelled,
-    /// The transfer failed too often, or its object is no longer available at its source. Bytes
+    /// The transfer failed too often, or the object is no longer available at the source. Bytes
     /// that arrived before remain.
     Failed,
 }

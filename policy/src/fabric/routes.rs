@@ -1,10 +1,10 @@
 //! The NVLink routes of objects that are copied from another GPU (D07, D20 to D22). [`Paths`]
-//! chooses the routes of all these transfers again whenever one of them begins or ends. Each batch
-//! takes the route on which it would arrive first, so each route carries bytes in proportion to its
-//! rate. A route that is taken away gets no further batch, and batches in flight on it end
+//! chooses the routes of all such transfers again whenever a transfer begins or ends. Each batch
+//! takes the route with the earliest arrival, so each route carries bytes in proportion to the
+//! route's rate. A route that is taken away gets no further batch, and batches in flight there end
 //! normally.
 //!
-//! Weights do not use these routes: they cross the link that joins the two GPUs, in turn with the
+//! Weights do not use such routes: weights cross the link that joins the two GPUs, in turn with the
 //! objects that cross that link.
 
 use millrace_types::GpuIndex;

@@ -3,20 +3,20 @@
 //!
 //! - `fair`: the transfer that was served longest ago, as on NVLinks.
 //! - `fifo`: the transfer that started first.
-//! - `faastube`: transfers that a request waits for are granted at the rates of [`Rates`]. Each has
-//!   the least rate that meets its deadline, and the tightest transfer also gets the idle rest.
-//!   Other transfers have no rate: no request waits for them, they cannot meet their deadline, or
-//!   their rate does not fit beside the others. These transfers take turns, longest unserved first.
-//!   Their turns are the times when no transfer with a rate can use the link, and one batch of
-//!   [`SPARE_EVERY`] whenever such a transfer waits. Rates are computed from the link rates without
-//!   these spare batches, so that spare batches break no guarantee. No transfer starves: a link
-//!   that cannot run short keeps no transfer waiting (`lanes`), and at a link that can, every batch
-//!   that crosses is counted.
+//! - `faastube`: transfers that a request waits for are granted at the rates of [`Rates`]. Each
+//!   transfer has the least rate that meets the deadline, and the tightest transfer also gets the
+//!   idle rest. A transfer has no rate if no request waits for the transfer, if the deadline cannot
+//!   be met, or if the needed rate does not fit beside the others. Transfers without a rate take
+//!   turns, longest unserved first. They are served when no transfer with a rate can use the link,
+//!   and get a spare batch in [`SPARE_EVERY`] whenever a transfer without a rate waits. Rates are
+//!   computed from the link rates without spare batches, so that spare batches break no guarantee.
+//!   No transfer starves: a link that cannot run short keeps no transfer waiting (`lanes`), and at
+//!   a link that can, every batch that crosses is counted.
 //!
-//! A transfer that is the tightest of its link when it begins is granted before all others, and a
-//! queued batch is revoked for it, so it waits only for the batch that crosses (D13). A spare batch
-//! may be revoked like any other batch until as many batches again have passed; then it goes first
-//! and is not revoked.
+//! A transfer that is the tightest of a link when the transfer begins is granted before all others,
+//! and a queued batch is revoked for that transfer, which waits only for the crossing batch (D13).
+//! A spare batch may be revoked like any other batch until as many batches again have passed; then
+//! the spare batch goes first and is not revoked.
 //!
 //! Transfers have no objective if the topology's links do not lead to the host as [`Rates`]
 //! requires, or beyond [`FLOWS_MAX`](crate::rates::FLOWS_MAX) transfers that requests wait for.
@@ -36,10 +36,10 @@ use crate::ids::{FlowId, TransferId};
 use crate::paths::{Direction, Each};
 use crate::rates::{self, Config, Flow, Objective, Rates, Sharing, Standing};
 
-/// One batch of this many on a link goes to transfers without a rate. This share is ours: in the
-/// paper these transfers just wait.
+/// A single batch of this many on a link goes to transfers without a rate. This share is ours: in
+/// the paper such transfers just wait.
 pub const SPARE_EVERY: u32 = 16;
-/// Batches that may pass transfers without a rate before it is their turn.
+/// Batches that may pass a transfer without a rate before the transfer's turn.
 const SPARE_DUE: u32 = SPARE_EVERY - 1;
 /// Batches that may pass transfers without a rate while new transfers are let by.
 const SPARE_FIRM: u32 = 2 * SPARE_EVERY - 1;
@@ -149,7 +149,7 @@ impl Fabric {
         }
     }
 
-    /// Whether the transfer is granted batches only when they are due by its rate.
+    /// Whether the transfer is granted batches only when a batch is due by the rate.
     pub(super) fn goes_by_rate(&self, transfer: TransferId) -> bool {
         Direction::BOTH.into_iter().any(|direction| self.shares.ways[direction].sends(transfer))
     }
@@ -162,7 +162,7 @@ impl Fabric {
 
     /// Requests a rate for a transfer that comes from the host from now on, or goes there. A
     /// transfer that would miss its deadline even alone has no rate, and counts as infeasible at
-    /// its end.
+    /// the end.
     pub(super) fn promise(&mut self, transfer: TransferId) {
         let now = self.shares.now;
         let Some(state) = self.transfers.get_mut(&transfer) else { return };

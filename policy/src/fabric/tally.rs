@@ -8,8 +8,7 @@ use millrace_types::topology::LinkId;
 use crate::paths::{Direction, Each};
 use crate::rates::Standing;
 
-/// Numbers of ended transfers between the host and GPUs, by the rate guarantee that they had at
-/// their end.
+/// Numbers of ended transfers between the host and GPUs, by the rate guarantee at the end.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Transfers that no request waited for, or whose links are not shared by objective.
@@ -18,9 +17,9 @@ pub struct Counts {
     pub admitted: u64,
     /// Transfers whose rate did not fit beside the rates of transfers with earlier deadlines.
     pub crowded: u64,
-    /// Transfers that could meet their deadline at their start and no longer could at their end.
+    /// Transfers that could meet the deadline at the start and no longer could at the end.
     pub late: u64,
-    /// Transfers that would have missed their deadline even alone on their links.
+    /// Transfers that would have missed the deadline even alone on all links.
     pub infeasible: u64,
 }
 
@@ -55,7 +54,7 @@ impl Counts {
 pub struct Wait {
     /// Transfers whose first batch this link issued.
     pub transfers: u64,
-    /// Total time from the start of these transfers until their first batch could begin.
+    /// Total time from the start of a transfer until the first batch could begin.
     pub waited: Duration,
 }
 

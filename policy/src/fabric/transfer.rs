@@ -13,7 +13,7 @@ use crate::ids::BatchId;
 use crate::paths::Hops;
 use crate::rates::Standing;
 
-/// Batches of a transfer in flight on one route: one runs, one is queued.
+/// Batches of a transfer in flight on a route: a running batch and a queued batch.
 pub(super) const OUT_MAX: usize = 2;
 
 #[derive(Debug)]
@@ -88,9 +88,9 @@ pub(super) struct Transfer {
     pub(super) begun: bool,
     /// Time of the last measurement of the transfer's rate.
     pub(super) measured: Timestamp,
-    /// Whether a queued batch was revoked for this transfer when it was new. A second revocation
-    /// would be useless: the transfer that takes the slot goes first by the rules, so its batch
-    /// would be revoked again without end.
+    /// Whether a queued batch was revoked for this transfer when the transfer was new. A second
+    /// revocation would be useless: the transfer that takes the slot goes first by the rules, so
+    /// the batch would be revoked again without end.
     pub(super) took_back: bool,
 }
 

@@ -9,9 +9,9 @@
 //! of its memory for models. The store ends with the executor; data that was only on this GPU is
 //! lost.
 //!
-//! The room that a request waits for counts as used if it fits beside the models in use, so that
-//! data makes way for it. Free blocks are given back at once; data that no run reads is copied to
-//! the host first.
+//! The room that a request waits for counts as used if that room fits beside the models in use, so
+//! that data makes way. Free blocks are given back at once; data that no run reads is copied to the
+//! host first.
 //!
 //! Data is kept on a GPU only under two conditions. Models must share an executor, because separate
 //! processes would not see each other's data. And the memory layout must be able to give out any
@@ -33,7 +33,7 @@ use crate::memory::{BLOCK, Evicted, Run as BlockRun, Shortage};
 /// An action on an object of intermediate data on the GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum DataAction {
-    /// Write the object from its producer to these blocks, in this order.
+    /// Write the object from the producer to the blocks, in the given order.
     Place {
         object: ObjectKey,
         /// The destination blocks.
@@ -41,7 +41,8 @@ pub enum DataAction {
     },
     /// Copy the object from its producer to the host.
     Refuse { object: ObjectKey },
-    /// The store does not take the object: copy it to the host. No further action will name it.
+    /// The store does not take the object: copy the object to the host. No further action will name
+    /// the object.
     Decline { object: ObjectKey },
     /// Copy the object to the host. Runs can read it on the GPU until then.
     Migrate { object: ObjectKey },
@@ -189,8 +190,8 @@ impl Gpu {
         }
     }
 
-    /// Returns the request that waits for room for its model. Data that leaves makes room for this
-    /// request, so its deadline is the deadline of the copy to the host.
+    /// Returns the request that waits for room for a model. Data that leaves makes room for this
+    /// request, so the request's deadline is the deadline of the copy to the host.
     #[must_use]
     pub fn waits_for_room(&self) -> Option<RequestKey> {
         self.roomless().map(|slot| slot.key)
@@ -204,7 +205,7 @@ impl Gpu {
 
     /// Returns the number of blocks that no model in use has and that no waiting request needs. A
     /// request that would not fit beside the models in use, even without any data, needs nothing of
-    /// data yet: there may be enough room when one of these models ends.
+    /// data yet: there may be enough room when a model in use becomes idle.
     fn spare_blocks(&self) -> u32 {
         let mut used: BTreeSet<ModelId> = self.in_use().into_iter().collect();
         used.extend(self.lent.values());

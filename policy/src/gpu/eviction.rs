@@ -8,11 +8,12 @@
 //! | `replicas` | replicas, the rest; ours: half of `torpor`, to tell what its two halves are worth |
 //! | `torpor` | replicas, light models, medium ones, heavy ones (T24) |
 //!
-//! A replica is a copy of a model that another GPU of the node holds too. One of all copies is the
+//! A replica is a copy of a model that another GPU of the node holds too. A single copy is the
 //! original, so that two GPUs never both rely on the other's copy. The weight class of a model
-//! follows from the slowdown of its run when it is loaded at half the link's rate (T23). The paper
-//! has two classes, its artifact three. We use three: a single class for ResNet-50 and Bert-qa
-//! would evict the model that takes 134 ms to load as often as the model that takes 10 ms.
+//! follows from the slowdown of a run when the model is loaded at half the link's rate (T23). The
+//! paper has two classes, the paper's artifact three. We use three: a single class for ResNet-50
+//! and Bert-qa would evict the model that takes 134 ms to load as often as the model that takes 10
+//! ms.
 
 use std::fmt;
 use std::str::FromStr;

@@ -7,12 +7,12 @@
 //! | `model` | model that the GPU was asked for | when [`PROCESSES_MAX`] others were asked for since |
 //! | `resident` | model on the GPU | as its model is evicted: the process set is the cached set (L06) |
 //!
-//! With isolation, the end of a process takes its model off the GPU and hands back its requests,
-//! each with its progress. The rules of [`attempts`](crate::attempts) hold as for a whole executor,
-//! and everything else on the GPU continues. The blocks of the process are free at once, because
-//! only the process's own copies write to them. Blocks that another GPU is copying stay taken until
-//! that GPU has learned of the loss. A model with processes that keep dying waits longer each time,
-//! and requests for other models go before its requests.
+//! With isolation, the end of a process takes the model off the GPU and hands back the model's
+//! requests, each with the request's progress. The rules of [`attempts`](crate::attempts) hold as
+//! for a whole executor, and everything else on the GPU continues. The blocks of the process are
+//! free at once, because only the process's own copies write there. Blocks that another GPU is
+//! copying stay taken until that GPU has learned of the loss. A model with processes that keep
+//! dying waits longer each time, and requests for other models go first.
 
 use std::fmt;
 use std::str::FromStr;
@@ -28,8 +28,8 @@ use crate::ids::RequestKey;
 use crate::memory::{Evicted, Shortage};
 use crate::names::{self, UnknownName};
 
-/// Executor processes of one GPU at most, if each model has its own. The process with the oldest
-/// last request is ended first, and its model leaves the GPU.
+/// Executor processes of a GPU, at most, if each model has a process. The process with the oldest
+/// last request is ended first, and the model leaves the GPU.
 pub const PROCESSES_MAX: usize = 64;
 
 /// The rule by which models share executor processes.
@@ -76,7 +76,7 @@ pub(super) fn seed(gpu: GpuIndex, model: ModelId) -> u64 {
 }
 
 impl Gpu {
-    /// Handles the end of one model's process and the loss of its memory.
+    /// Handles the end of a model's process and the loss of the process's memory.
     pub(super) fn program_lost(&mut self, now: Timestamp, model: ModelId, actions: &mut Vec<Action>) {
         // The process was told to end, so its end changes nothing.
         if self.programs.known(model) == Known::No {

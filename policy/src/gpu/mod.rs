@@ -8,15 +8,15 @@
 //!               └───────────── sent again (bounded) ◄─────────────┘ weights, map or program failed
 //! ```
 //!
-//! A request is sent to the executor at once, while its weights are still being copied. The
-//! executor lets each launch wait for the weights that it reads, so computing overlaps the
+//! A request is sent to the executor at once, while the weights are still being copied. The
+//! executor lets each launch wait for the weights that the launch reads, so computing overlaps the
 //! transfer. The next request is prepared in the same way while the first runs. One transfer runs
 //! at a time: the first request that lacks weights has the link.
 //!
 //! A model is not evicted while another GPU copies it from this GPU (T25).
 //!
 //! When the executor is lost, everything on the GPU is lost: the memory map is cleared, and each
-//! request is handed back with its progress. If each model has a process of its own
+//! request is handed back with the request's progress. If each model has a process of its own
 //! ([`isolation`]), a single process may be lost alone.
 //!
 
@@ -56,7 +56,7 @@ use crate::elastic;
 use crate::ids::{RequestKey, RunId, TransferId};
 use crate::memory::{BLOCK, MemoryMap};
 
-/// Times that one request is sent to one executor, at most.
+/// Times that a request is sent to an executor, at most.
 pub const SENDS_MAX: u32 = 3;
 /// Time that a cancelled run may take before its executor counts as hung.
 pub const HANG_AFTER: Duration = Duration::from_secs(30);
@@ -107,15 +107,15 @@ pub struct Gpu {
     kept: BTreeSet<ModelId>,
     /// The next time to look for copies that were not used for as long as they may stay.
     look_at: Option<Timestamp>,
-    /// Models that are loaded before any request needs them, with the time until which they are
-    /// spared.
+    /// Models that are loaded before any request needs them, with the time until which each model
+    /// is spared.
     prefetched: BTreeMap<ModelId, Until>,
     programs: Programs,
     slots: Slots,
     moving: Vec<Moving>,
     /// Models that other GPUs copy from this GPU, by transfer. None of these is evicted.
     lent: BTreeMap<TransferId, ModelId>,
-    /// Lent models that lost their process. No request can use them here any longer.
+    /// Lent models that lost the process. No request can use such a model here any longer.
     leftovers: BTreeSet<ModelId>,
     /// The next time at which a model that waits for a new process may start one.
     look_again: Option<Timestamp>,
@@ -255,8 +255,8 @@ impl Gpu {
         }
     }
 
-    /// Returns a request's progress: whether it may have run, and whether it may be the cause of a
-    /// failure.
+    /// Returns a request's progress: whether the request may have run, and whether the request may
+    /// be the cause of a failure.
     fn progress(&self, place: usize, slot: &Slot) -> Progress {
         let sent = matches!(slot.stage, Stage::Sent { .. });
         if place > 0 {

@@ -1,11 +1,11 @@
-//! Models that are loaded before any request needs them (T16). They are loaded one at a time, so
-//! that the executor is never busy with many of them when a request arrives. Their transfers wait
-//! for the link behind those of requests, and they take no room that a request here or another
-//! prefetched model relies on.
+//! Models that are loaded before any request needs the model (T16). A single model is loaded at a
+//! time, so that the executor is never busy with many prefetches when a request arrives. Prefetch
+//! transfers wait for the link behind transfers of requests, and take no room that a request here
+//! or another prefetched model relies on.
 //!
 //! A prefetched model is spared from eviction, as long as others make room, until a request uses
-//! it. A prewarmed model, which is only likely to be needed (D29), is spared until it is loaded;
-//! then it is a model like any other. No pinned model is evicted for prewarming.
+//! it. A prewarmed model, which is only likely to be needed (D29), is spared until fully loaded;
+//! from then on the model is like any other. No pinned model is evicted for prewarming.
 
 use millrace_types::{ModelId, Timestamp};
 
@@ -23,7 +23,7 @@ pub(super) enum Until {
 
 impl Gpu {
     pub(super) fn prefetch(&mut self, model: ModelId, until: Until) {
-        // A GPU without an executor has lost its memory, and with it the reason to load the model.
+        // Prefetches are dropped with the executor, like everything else on the GPU.
         if self.incarnation.is_none() || self.slots.uses(model) {
             return;
         }

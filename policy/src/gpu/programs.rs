@@ -1,4 +1,4 @@
-//! The models that a GPU may be asked for, and whether its executor has loaded them.
+//! The models that a GPU may be asked for, and whether the executor has loaded each model.
 
 use std::collections::BTreeMap;
 
@@ -178,7 +178,7 @@ impl Programs {
     }
 
     /// Returns the program to unload before another may be loaded, if the executor already has
-    /// `max` programs: of those that `may_go`, the one with the oldest last request.
+    /// `max` programs: of the programs that `may_go`, the program with the oldest last request.
     pub(super) fn surplus(&self, max: usize, may_go: impl Fn(ModelId) -> bool) -> Option<ModelId> {
         if self.known < max {
             return None;

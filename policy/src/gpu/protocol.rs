@@ -211,8 +211,8 @@ pub enum Action {
     },
     /// Fabric: a model could not be locked.
     NotLocked { transfer: TransferId },
-    /// Fabric: the model that a transfer copies from here is as good as lost. Its blocks stay until
-    /// they are unlocked.
+    /// Fabric: the model that a transfer copies from here is as good as lost. The blocks stay until
+    /// the lock is released.
     LockLost { transfer: TransferId },
     /// Fabric: cancel a transfer.
     CancelTransfer { transfer: TransferId },

@@ -1,7 +1,8 @@
 //! Decides which models stay on this GPU without a request. Pinned and kept copies are evicted
 //! last. A copy that was not used for as long as the owners of its functions allow is dropped, even
 //! if no room is needed. These options are ours; the papers evict only to make room (L07, T24). A
-//! partly loaded model stays only while a transfer continues it or a request waits for it.
+//! partly loaded model stays only while a transfer continues the load or a request waits for the
+//! model.
 
 use millrace_types::{ModelId, Residency, Timestamp};
 
@@ -70,9 +71,9 @@ impl Gpu {
         }
     }
 
-    /// Drops a partly loaded model if no transfer continues it and no request waits for it. Its
-    /// load may have been cut short, or recalled before it began. Otherwise the node would count
-    /// the model as loading for ever.
+    /// Drops a partly loaded model if no transfer continues the load and no request waits for the
+    /// model. The load may have been cut short, or recalled before the start. Otherwise the node
+    /// would count the model as loading for ever.
     pub(super) fn drop_part(&mut self, model: ModelId, actions: &mut Vec<Action>) {
         let Some(region) = self.memory.region(model).filter(|region| !region.is_locked()) else { return };
         let comes = self.moving.iter().any(|moving| moving.model == model);

@@ -244,7 +244,7 @@ impl Gpu {
 
     /// Returns the bytes that were copied for a run that has just ended but are not yet reported.
     /// The report of a run's end takes a shorter way than the report of a copy. A run ends only
-    /// after it has read its weights, so bytes that count as in flight had arrived.
+    /// after the run has read all weights, so bytes that count as in flight had arrived.
     pub(super) fn unheard(&mut self, model: ModelId) -> Bytes {
         let Some(region) = self.memory.region(model) else { return Bytes::ZERO };
         let Some(shape) = self.programs.shape(model) else { return Bytes::ZERO };

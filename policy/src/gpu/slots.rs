@@ -17,8 +17,8 @@ pub(super) enum Stage {
     /// A copy that the request needs failed. The request is sent again when more of its weights
     /// have arrived.
     Starved,
-    /// The run was sent to the executor, which starts it as soon as the data that it reads has
-    /// arrived.
+    /// The run was sent to the executor, which starts the run as soon as the data that the run
+    /// reads has arrived.
     Sent { run: RunId, generation: Generation },
 }
 

@@ -257,7 +257,7 @@ fn a_pinned_model_is_spared_while_others_make_room() {
     assert_eq!(actions.iter().find(|action| matches!(action, Action::Evicted { .. })), Some(&evicted(&[B])));
 }
 
-/// The node sends the pin before it knows of the executor's end, and the unpin once it knows.
+/// The node sends the pin before learning of the executor's end, and the unpin afterwards.
 #[test]
 fn a_pin_after_the_end_of_the_executor_is_removed_by_the_next_unpin() {
     let mut bench = Bench::running_a();

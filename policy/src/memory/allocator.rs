@@ -39,8 +39,8 @@ pub enum Placement {
     /// Any blocks: virtual memory management maps them side by side.
     #[default]
     Scattered,
-    /// One run for each piece. A device needs this if it cannot map blocks while kernels run; the
-    /// executor patches pointers instead (§4.4).
+    /// One run for each piece. A device that cannot map blocks while kernels run needs this
+    /// placement; the executor patches pointers instead (§4.4).
     Contiguous,
 }
 
@@ -77,9 +77,9 @@ impl BestFit {
         self.placement == Placement::Scattered
     }
 
-    /// Takes memory for pieces of these lengths in blocks, none of them 0. Contiguous placement gives
-    /// a run for each piece, in order; scattered placement gives runs of the sum. Returns `None`, and
-    /// takes nothing, if the pieces do not fit.
+    /// Takes memory for pieces of the given lengths in blocks, none of which is 0. Contiguous
+    /// placement gives a run for each piece, in order; scattered placement gives runs of the sum.
+    /// Returns `None`, and takes nothing, if the pieces do not fit.
     pub fn take(&mut self, pieces: &[u32]) -> Option<Vec<Run>> {
         match self.placement {
             Placement::Scattered => self.take_scattered(pieces.iter().sum()),

@@ -1,6 +1,6 @@
-//! Blocks of intermediate data on a GPU. They come from the same memory as the models' blocks,
-//! because a GPU's memory has a single authority. Data has no rank: its owner decides when the
-//! blocks are given back.
+//! Blocks of intermediate data on a GPU. Data takes blocks of the same memory as models, because a
+//! GPU's memory has a single authority. Data has no rank: the owner decides when the blocks are
+//! given back.
 
 use std::collections::BTreeSet;
 

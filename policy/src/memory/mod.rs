@@ -111,7 +111,7 @@ impl MemoryMap {
         self.total - self.allocator.free_blocks()
     }
 
-    /// Returns a model's region, if it has one.
+    /// Returns the region of a model that has a region.
     #[must_use]
     pub fn region(&self, model: ModelId) -> Option<&Region> {
         self.regions.get(&model)
@@ -142,8 +142,8 @@ impl MemoryMap {
         self.map_pieces(now, model, &[blocks], chunks, pinned)
     }
 
-    /// Maps a region like [`Self::map`], for a model whose framework asks for pieces of these
-    /// lengths, in blocks. With contiguous placement each piece is one run.
+    /// Maps a region like [`Self::map`], for a framework that asks for pieces of the given lengths,
+    /// in blocks. With contiguous placement each piece is a single run.
     ///
     /// # Errors
     /// [`Shortage`].
@@ -234,8 +234,8 @@ impl MemoryMap {
         }
     }
 
-    /// Keeps a model from eviction while another GPU copies it (T25), until it has been unlocked as
-    /// often as it was locked. Returns the model's region, if it has one.
+    /// Keeps a model from eviction while another GPU copies it (T25), until the model has been
+    /// unlocked as often as locked. Returns the region, if there is one.
     pub fn lock(&mut self, model: ModelId) -> Option<&Region> {
         let region = self.regions.get_mut(&model)?;
         region.locks += 1;
@@ -251,7 +251,7 @@ impl MemoryMap {
         region.locks = region.locks.checked_sub(1).expect("every unlock follows a lock");
     }
 
-    /// Drops a model's region, if it has one.
+    /// Drops the region of a model that has a region.
     ///
     /// # Panics
     /// If the model is locked: a bug of the caller.

@@ -16,9 +16,9 @@ impl Running {
         self.grow();
     }
 
-    /// Gives freed links to the flows that can use them, the slowest flow first. A flow that stayed
-    /// on another flow's link leaves it if it now can. This is done twice, because a flow that
-    /// leaves may make way for another.
+    /// Gives freed links to the flows that can use the links, the slowest flow first. A flow that
+    /// stayed on another flow's link leaves that link if possible. This is done twice, because a
+    /// flow that leaves may make way for another.
     pub(super) fn grow(&mut self) {
         for _ in 0..2 {
             let mut strangers = false;
@@ -55,8 +55,8 @@ impl Running {
         flow.mask & self.matrix.owned & !flow.link.map_or(0, |link| 1 << link)
     }
 
-    /// Gives a flow the link that joins its pair: flows of other pairs leave the link, and flows of
-    /// this pair share it.
+    /// Gives a flow the link that joins the flow's pair: flows of other pairs leave the link, and
+    /// flows of this pair share the link.
     fn claim(&mut self, at: usize) {
         let from = self.flows[at].from;
         let to = self.flows[at].to;
@@ -124,8 +124,8 @@ impl Running {
         bits(links).map(of).min().unwrap_or(0).max(1)
     }
 
-    /// Gives a flow the rate that is left of its own link, and then its shortest paths over free
-    /// links, each at the rate that its narrowest link has left.
+    /// Gives a flow the rate that is left of the flow's own link, and then the shortest paths over
+    /// free links, each at the rate that the path's narrowest link has left.
     pub(super) fn spread(&mut self, at: usize) {
         let from = self.flows[at].from;
         let to = self.flows[at].to;

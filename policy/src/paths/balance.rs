@@ -1,18 +1,18 @@
 //! Busy paths (Algorithm 1, lines 8 to 14): the choice of the flow that gives up a path, and of the
 //! rate that it gives up.
 //!
-//! In the paper the totals are compared, and the running function moves if it can. Here, a route
-//! moves if its flow finds another path that is at least as fast, and if the flow still has no less
-//! than the new flow. Otherwise the flows that have more than the new flow give it a part of their
-//! rate, until the poorer flow has as much as they keep: max-min fairness. Owners give up nothing
-//! of their link, except to other flows of the pair and to a flow that has no route at all, and
-//! they keep an equal part of it.
+//! In the paper the totals are compared, and the running function moves if possible. Here, a route
+//! moves if the route's flow finds another path that is at least as fast, and if the flow still has
+//! no less than the new flow. Otherwise the flows that have more than the new flow give up a part
+//! of the rate, until the poorer flow has as much as the others keep: max-min fairness. An owner
+//! gives up nothing of the owned link, except to other flows of the pair and to a flow that has no
+//! route at all, and keeps an equal part of the link.
 
 use super::LINKS_MAX;
 use super::matrix::{Mask, bits, set};
 use super::running::{Part, Running};
 
-/// Busy paths that one flow is given when it begins, at most: each may change the routes of other
+/// Busy paths that a flow is given at the start, at most: each path may change the routes of other
 /// flows.
 const BALANCES_MAX: usize = 4;
 /// A split must gain at least 1/`GAIN_MIN` of the path's width, unless the flow has no route. A
@@ -115,8 +115,8 @@ impl Running {
         false
     }
 
-    /// Moves a route off a path that a new flow is to get. The route moves only if its flow loses
-    /// nothing and then has no less than the new flow. An owner stays on its link.
+    /// Moves a route off a path that a new flow is to get. The route moves only if the route's flow
+    /// loses nothing and then has no less than the new flow. An owner stays on the owned link.
     fn move_away(&mut self, other: usize, part: Part, newcomer: usize, path: usize) -> bool {
         let flow = &self.flows[other];
         let wanted = self.matrix.path(path).mask;

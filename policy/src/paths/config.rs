@@ -7,9 +7,9 @@ use std::str::FromStr;
 use crate::names::{self, UnknownName};
 
 /// Links of a route at most, by default. Three is also the longest route that the paper shows
-/// (§3.2). With two links, a lone transfer on DGX-V100 gets half of the rate that its links could
-/// carry; with three 84%, with four 95%, with five all of it. Yet with four transfers at once,
-/// longer routes make the slowest transfer slower, because each further link is taken from other
+/// (§3.2). With two links, a lone transfer on DGX-V100 gets half of the rate that the links could
+/// carry; with three 84%, with four 95%, with five 100%. Yet with four transfers at once, longer
+/// routes make the slowest transfer slower, because each further link is taken from other
 /// transfers. `cargo bench --bench paths` prints both.
 pub const HOPS_DEFAULT: NonZeroU32 = NonZeroU32::new(3).expect("not zero");
 
@@ -41,9 +41,10 @@ pub enum Selection {
     FaasTube,
     /// The direct NVLink, or none, as MAPA does, which only places functions well.
     Direct,
-    /// The same shortest paths always, even if other flows use them, as multi-path UCX does. The
-    /// routes that cross a link share it fairly. Bytes are divided by the rates of idle links, as
-    /// an operator would tune by hand, so a transfer is as fast as its slowest route allows.
+    /// Always the same shortest paths, even if other flows use the paths, as multi-path UCX does.
+    /// The routes that cross a link share the link fairly. Bytes are divided by the rates of idle
+    /// links, as an operator would tune by hand, so a transfer is as fast as the slowest route
+    /// allows.
     Ucx,
 }
 
@@ -57,7 +58,7 @@ pub enum HostLinks {
     /// The GPU's own PCIe links.
     #[default]
     Own,
-    /// The GPU's own PCIe links, and those of its neighbours, which forward over NVLinks.
+    /// The GPU's own PCIe links, and the PCIe links of neighbours, which forward over NVLinks.
     All,
 }
 

@@ -64,8 +64,8 @@ impl Running {
         debug_assert!(laid, "a flow has room for its fixed routes");
     }
 
-    /// Fills the lanes progressively: all lanes grow alike until one of them meets a full link or
-    /// its ceiling. That lane keeps its rate, and the others continue.
+    /// Fills the lanes progressively: all lanes grow alike until a lane meets a full link or the
+    /// lane's ceiling. That lane keeps the rate, and the others continue.
     fn fill(&self, lanes: &mut [Lane]) {
         let mut left: Vec<u64> = (0..self.matrix.resources()).map(|at| self.matrix.left(at)).collect();
         let mut active = vec![0u64; left.len()];

@@ -1,9 +1,9 @@
-//! The rate that is left on each link (D21). Every route takes its rate off its links and gives it
-//! back to them.
+//! The rate that is left on each link (D21). Every route takes a rate off the crossed links, and
+//! gives the rate back at the end.
 //!
 //! Each direction of an NVLink pair is a resource of its own. **A switch** is different: the
-//! topology describes it as one link for each pair, but the scarce resource is the port that joins
-//! a GPU to the switch. So the ports are the resources, and there is a single path from a GPU to
+//! topology describes it as a link for each pair, but the scarce resource is the port that joins a
+//! GPU to the switch. So the ports are the resources, and there is a single path from a GPU to
 //! another: a path through a third GPU would cross the same two ports (D30).
 
 use std::ops::Range;

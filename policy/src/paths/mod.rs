@@ -13,12 +13,12 @@
 //! ```
 //!
 //! A new transfer takes, in this order:
-//! 1. The link that joins its pair. The transfer owns this link: flows of other pairs leave it, and
-//!    take free links. A flow that would then have no route stays on the link with a fair share.
-//!    Owners are never evicted, so no two flows evict each other in turns.
-//! 2. Its shortest paths over free links, until nothing leaves its GPU or arrives at the other.
-//!    Each path has the rate of its narrowest link, and every link of the path has that much less
-//!    left.
+//! 1. The link that joins its pair. The transfer owns this link: flows of other pairs leave the
+//!    link, and take free links. A flow that would then have no route stays on the link with a fair
+//!    share. Owners are never evicted, so no two flows evict each other in turns.
+//! 2. The shortest paths over free links, until no more bytes can leave the source or arrive at the
+//!    destination. Each path has the rate of the narrowest link, and every link of the path has
+//!    that much less left.
 //! 3. Busy paths. A route of another flow moves to a path where it is as fast, or faster flows give
 //!    the slower flow a part (see `balance`).
 //!
@@ -221,8 +221,8 @@ impl Paths {
     }
 
     /// Returns the ways between the host and a GPU by which neighbours may forward, even if other
-    /// flows use them (D05). A way leads from the GPU with the PCIe links, or to it, over at most
-    /// [`FORWARDS_MAX`] NVLinks. Its PCIe links are none of the GPU's own. The shortest ways are
+    /// flows use them (D05). A way leads from or to the GPU with the PCIe links, over at most
+    /// [`FORWARDS_MAX`] NVLinks. The PCIe links are none of the GPU's own. The shortest ways are
     /// first, then the fastest.
     #[must_use]
     pub fn forwards(&self, direction: Direction, gpu: GpuIndex) -> Vec<Hops> {

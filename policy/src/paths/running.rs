@@ -63,8 +63,8 @@ impl FromIterator<Part> for Parts {
 pub(super) enum Role {
     /// A transfer from one GPU to another, with all its routes.
     Transfer,
-    /// The part of a host transfer that neighbours forward. Its routes are chosen once. The flow
-    /// may lose some of them, because the host path of its own GPU stays.
+    /// The part of a host transfer that neighbours forward. The routes are chosen once. The flow
+    /// may lose some routes, because the host path of the GPU itself stays.
     Forward,
 }
 
@@ -74,8 +74,8 @@ pub(super) struct Flow {
     pub(super) role: Role,
     pub(super) from: usize,
     pub(super) to: usize,
-    /// The routes that the flow would have if it were alone; empty unless the selection fixes them
-    /// at the start.
+    /// The routes of the flow if no other flow ran; empty unless the selection fixes the routes at
+    /// the start.
     pub(super) fixed: Parts,
     /// The link that the flow owns while it runs.
     pub(super) link: Option<usize>,

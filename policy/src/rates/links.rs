@@ -3,9 +3,9 @@
 //! if all links are alike.)
 //!
 //! A flow with a choice of links first takes the room that is free. A flow that needs more is then
-//! laid by shortest augmenting paths (Edmonds and Karp): other flows are moved to links that they
-//! may use as well, and their total rates stay the same. So a rate is found to fit exactly if there
-//! is a way to fit it.
+//! laid by shortest augmenting paths (Edmonds and Karp): other flows are moved to alternative
+//! links, with unchanged total rates. So a rate is found to fit exactly if there is a way to fit
+//! the rate.
 
 use std::collections::VecDeque;
 

@@ -1,12 +1,12 @@
 //! Computes the rate of each flow between host memory and GPUs, so that every flow meets its
 //! objective (`FaaSTube` §6.1; D14 to D16, D18), and chooses the flow whose batch crosses a link
-//! next (D12, D13). One [`Rates`] covers one direction of a node's links. Absent: time, pinned
+//! next (D12, D13). A [`Rates`] covers a single direction of a node's links. Absent: time, pinned
 //! memory (D17) and copying.
 //!
 //! A flow needs `Rate_least = bytes / (L_slo - L_infer)`. With `faastube`:
 //!
 //! 1. Flows are **admitted** at exactly that rate, in the order of their deadlines, ties by id. A
-//!    flow is admitted if its rate fits on its links beside the flows admitted before.
+//!    flow is admitted if the rate fits on the flow's links beside the flows admitted before.
 //! 2. The remaining bandwidth goes to **crowded** flows, which were not admitted, on their links.
 //! 3. The bandwidth that is still idle goes wholly to the tightest admitted flow: link by link, to
 //!    the tightest flow that may use the link.
@@ -17,9 +17,9 @@
 //! Steps 2 and 4 share each link max-min fairly. **Late** flows go through steps 1 and 2 after all
 //! flows that may still be in time, admitted or crowded.
 //!
-//! **Re-weighting** (D16). A flow is behind if its measured rate was below its least rate by more
-//! than [`TOLERANCE_PERCENT`], and if it is more than a batch short in total. Its least rate then
-//! rises to the remaining bytes over the remaining time, from its next batch on. Rates cannot
+//! **Re-weighting** (D16). A flow is behind if the measured rate was below the least rate by more
+//! than [`TOLERANCE_PERCENT`], and if the flow is more than a batch short in total. The least rate
+//! then rises to the remaining bytes over the remaining time, from the next batch on. Rates cannot
 //! oscillate: a least rate never falls and does not depend on the rates given. A least rate ends at
 //! the rate that the flow's links carry; then the flow is late for good. Nor can two flows displace
 //! each other in turns, because deadlines do not change and the flow with the earlier deadline
@@ -184,7 +184,7 @@ impl Rates {
         Ok(self.share(now))
     }
 
-    /// Records the bytes that a flow carried since its last measurement or its start (D16), and
+    /// Records the bytes that a flow carried since the last measurement or the start (D16), and
     /// returns the changed rates.
     ///
     /// # Errors

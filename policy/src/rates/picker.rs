@@ -5,21 +5,21 @@
 //! link is credited to all flows that have something to send there, in proportion to their rates;
 //! the flow that sends the batch pays. The next batch comes from the flows that are not ahead: the
 //! flow that would be due first after a batch, ties by urgency, then by id. While the flows of a
-//! link stay the same, each flow has been given its rate since it began, up to a batch less or
-//! more. So in any window a flow gets its rate minus two batches at worst, and minus one batch in a
-//! window that begins when the flow begins.
+//! link stay the same, each flow has been given the promised rate since the start, up to a batch
+//! less or more. So in any window a flow gets the rate minus two batches at worst, and minus one
+//! batch in a window that begins when the flow begins.
 //!
-//! The links of a switch share its uplink, so flows by all of these links are counted together, at
-//! the last link on the way that can run short. A flow that is ahead there waits, with its own link
-//! idle, while another flow is not ahead. Otherwise PCIe would give each link half of the uplink,
+//! The links of a switch share the uplink, so flows by all links of a switch are counted together,
+//! at the last link on the way that can run short. A flow that is ahead there waits, with an idle
+//! link, while another flow is not ahead. Otherwise PCIe would give each link half of the uplink,
 //! regardless of the rates.
 //!
-//! A new flow that is the tightest of its link sends its first batch before all others, and pays
-//! for the batch like any other: it waits only for the batch that is crossing. Its rate counts from
-//! the start of that batch. So each new flow costs the others a batch at most. D13 says "no later
-//! than after the current batch"; we apply this to the tightest new flow only. Of several flows
-//! that arrive together a single flow can be next, and the others are served when they are due, as
-//! admission promised them.
+//! A new flow that is the tightest of a link sends the first batch before all others, and pays for
+//! the batch like any other flow: a new flow waits only for the batch that is crossing. The new
+//! flow's rate counts from the start of the crossing batch. So each new flow costs the others a
+//! batch at most. D13 says "no later than after the current batch"; we apply this to the tightest
+//! new flow only. Of several flows that arrive together a single flow can be next, and the others
+//! are served when they are due, as admission promised them.
 //!
 //! The fabric asks only for batches that are due by a rate ([`Rates::next_rated`]), link by link as
 //! each has room. Flows without a rate take turns in the fabric. `sim` uses the rates without
@@ -43,8 +43,8 @@ struct Sender {
     batch: u64,
 }
 
-/// Has one flow pay for a batch of its own and credits every other flow its share, so that the sum
-/// of all leads stays zero. Returns the changes of the leads.
+/// Has a flow pay for a batch of its own and credits every other flow a share, so that the sum of
+/// all leads stays zero. Returns the changes of the leads.
 fn transfer(senders: &mut [Sender], payer: usize) -> Vec<Due> {
     let total: u128 = senders.iter().map(|sender| u128::from(sender.rate)).sum();
     let bytes = u128::from(senders[payer].batch);
@@ -64,8 +64,8 @@ fn transfer(senders: &mut [Sender], payer: usize) -> Vec<Due> {
     dues
 }
 
-/// Credits the flows that arrived while the last batch was crossing with their share of that batch,
-/// at the cost of the other flows, which were credited for it.
+/// Credits the flows that arrived while the last batch was crossing with a share of that batch, at
+/// the cost of the other flows, which were credited for the batch.
 fn credit_the_wait(senders: &mut [Sender], last: u64) {
     let total: u128 = senders.iter().map(|sender| u128::from(sender.rate)).sum();
     for newcomer in (0..senders.len()).filter(|&at| senders[at].arrival > last).collect::<Vec<_>>() {

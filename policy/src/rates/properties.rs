@@ -180,8 +180,8 @@ impl Told {
         }
     }
 
-    /// Checks that no link is idle that a flow could use, and that a flow has more than its least
-    /// rate only if it is the tightest on a link.
+    /// Checks that no link is idle that a flow could use, and that a flow has more than the least
+    /// rate only as the tightest flow on a link.
     fn check_idle(&self, topology: &Topology) {
         let full = |by: &LinkId| {
             let path = &topology.gpus[by.0 as usize].host_path;

@@ -47,20 +47,20 @@ pub enum Standing {
         /// `Rate_least`.
         least: BytesPerSec,
     },
-    /// The flow's least rate does not fit beside flows with earlier deadlines. It gets the
-    /// bandwidth that these leave.
+    /// The flow's least rate does not fit beside flows with earlier deadlines. The flow gets the
+    /// bandwidth that the others leave.
     Crowded {
         /// `Rate_least`.
         least: BytesPerSec,
     },
-    /// The flow can no longer meet its deadline. It keeps its last rate if that fits beside all
-    /// flows that can meet theirs.
+    /// The flow can no longer meet the deadline. The flow keeps the last rate if that rate fits
+    /// beside all flows that can be in time.
     Late {
         /// The last least rate.
         least: BytesPerSec,
     },
-    /// The flow would miss its deadline even alone on all its links. It gets the bandwidth that is
-    /// left over.
+    /// The flow would miss the deadline even alone on all links. The flow gets the bandwidth that
+    /// is left over.
     Infeasible(Infeasible),
 }
 

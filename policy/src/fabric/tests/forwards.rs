@@ -409,7 +409,8 @@ proptest! {
         prop_assert_eq!(machine.node.fabric.next_wake(), None);
     }
 
-    /// The links are the new transfer's own: forwarded batches delay it by one batch at most.
+    /// The links are the new transfer's own: forwarded batches delay the transfer by a single batch
+    /// at most.
     #[test]
     fn a_new_transfer_waits_for_at_most_one_forwarded_batch(
         sharing in sharings(),

@@ -91,7 +91,7 @@ fn data_makes_way_for_a_model_that_a_request_waits_for() {
     assert_eq!(bench.gpu.waits_for_room(), Some(RequestKey(1)), "its deadline is that of the copy");
     assert!(!actions.iter().any(|action| matches!(action, Action::Map { .. })));
     let actions = bench.step(Event::Data(elastic::Event::Migrated { object: ObjectKey(1) }));
-    // The reader of the object learns that it has left before the model gets its blocks.
+    // The reader of the object learns that the object has left before the model gets the blocks.
     let at = |found: fn(&Action) -> bool| actions.iter().position(found);
     let left = at(|action| matches!(action, Action::Data(DataAction::Left { .. })));
     let map = at(|action| matches!(action, Action::Map { model: LARGE, .. }));

@@ -144,8 +144,8 @@ impl Node {
         );
     }
 
-    /// Checks that owners have at least an equal part of their link, and that no flow with another
-    /// route is on it.
+    /// Checks that owners have at least an equal part of the owned link, and that no flow with
+    /// another route is on an owned link.
     fn owners_keep_an_equal_part_of_owned_links(&self) {
         let running = &self.paths.running;
         for (at, flow) in running.flows.iter().enumerate() {

@@ -1,9 +1,9 @@
-//! Properties of batches: they follow the rates, on one link and on two links of an uplink, and
-//! admitted flows meet their deadlines.
+//! Properties of batches: batches follow the rates, on a single link and on two links of an uplink,
+//! and admitted flows meet the deadlines.
 
 use super::*;
 
-/// Returns two links of an uplink that carries no more than one of them.
+/// Returns two links of an uplink that carries no more than a single link.
 fn pair() -> Topology {
     machine(&[12 * GB; 2], &[12 * GB])
 }
@@ -17,7 +17,7 @@ fn on_both(flows: Vec<Flow>) -> Vec<Flow> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
-    /// D14: a flow is at most a batch short of its rate since it began, and at most two batches in
+    /// D14: a flow is at most a batch short of the rate since the start, and at most two batches in
     /// any window.
     #[test]
     fn batches_follow_the_rates(flows in feasible()) {
@@ -72,8 +72,8 @@ proptest! {
         }
     }
 
-    /// The same for flows that enter by two links of one uplink, in any order of requests for
-    /// batches.
+    /// Flows that enter by two links of a shared uplink follow the rates too, in any order of
+    /// requests for batches.
     #[test]
     fn batches_follow_the_rates_under_an_uplink(
         flows in feasible(),
