@@ -1,5 +1,5 @@
-//! From an artifact's bytes to a model in host memory: compiled, its graph in one sealed
-//! memfd and its weights in another, in first-use order. Blocking and heavy: runs on a blocking thread.
+//! The compilation of an artifact into host memory: the graph in a sealed memfd, the weights in another one, in
+//! first-use order. The work is heavy and runs on a blocking thread.
 
 use std::sync::Arc;
 
@@ -13,28 +13,28 @@ use super::state::State;
 use crate::install::PreparedModel;
 use crate::programs::{Program, Programs};
 
-/// A model in host memory or a program on the disk, and what its functions take and give.
+/// A model in host memory, or a program on the disk, with its signature.
 #[derive(Debug, Clone)]
 pub(super) struct HostModel {
     pub artifact: Ready,
     pub signature: Arc<Signature>,
-    /// Host memory taken.
+    /// The used host memory; zero for a program.
     pub bytes: Bytes,
 }
 
-/// What functions are served with.
+/// A prepared artifact, ready to be installed on the node.
 #[derive(Debug, Clone)]
 pub(super) enum Ready {
     Model {
         prepared: Arc<PreparedModel>,
-        // The weights' pages stay locked for as long as this maps them (T07).
+        // The weights' pages stay locked only while this region maps them (T07).
         weights: Arc<HostRegion>,
     },
     Program(Arc<Program>),
 }
 
 impl HostModel {
-    /// Whether its weights' pages are locked.
+    /// Returns whether the pages of a model's weights are locked; `None` for a program.
     pub(super) fn pinned(&self) -> Option<&Pinned> {
         match &self.artifact {
             Ready::Model { weights, .. } => Some(weights.pinned()),
@@ -47,10 +47,11 @@ impl HostModel {
     }
 }
 
-/// Makes an artifact what functions are served with, whatever it is.
+/// Prepares an artifact, which is a model or a program.
 ///
 /// # Errors
-/// As [`compile`]; [`Failure::Permanent`] for a program where none is run.
+/// The errors of [`compile`]; [`Failure::Permanent`] for a program on a worker that runs no programs;
+/// [`Failure::Transient`] if the program's file cannot be written.
 pub(super) fn make_ready(
     digest: Digest,
     artifact: Vec<u8>,
@@ -60,7 +61,7 @@ pub(super) fn make_ready(
     if !program::is_program(&artifact) {
         return compile(digest, artifact, grouping);
     }
-    let refused = "programs are not run here: start the worker with --allow-processes";
+    let refused = "this worker runs no programs: start the worker with --allow-processes";
     let programs = programs.ok_or_else(|| Failure::Permanent(refused.into()))?;
     let unpacked = program::Program::unpack(&artifact.into());
     let program::Program { declared, file } =
@@ -68,7 +69,7 @@ pub(super) fn make_ready(
     let millrace_types::workflow::Signature { inputs, outputs } = declared.clone();
     let program = programs
         .put(digest, declared, &file)
-        .map_err(|error| Failure::Transient(format!("the program's file: {error}")))?;
+        .map_err(|error| Failure::Transient(format!("cannot write the program's file: {error}")))?;
     Ok(HostModel {
         artifact: Ready::Program(Arc::new(program)),
         signature: Arc::new(Signature { digest, inputs, outputs, reader: Reader::Process, state: None }),
@@ -76,35 +77,33 @@ pub(super) fn make_ready(
     })
 }
 
-/// What a model takes and gives, or a function of it, for checking requests.
+/// The inputs and outputs of a model, or of a function of the model. Requests are checked against them.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Signature {
-    /// Of which model.
+    /// The digest of the model.
     pub digest: Digest,
-    /// The inputs.
     pub inputs: Vec<TensorSpec>,
-    /// The outputs.
     pub outputs: Vec<TensorSpec>,
-    /// Who reads the inputs.
+    /// The reader of the inputs.
     pub reader: Reader,
-    /// The state that the function keeps, which is none of those.
+    /// The state that the function keeps. Its tensors are not among the inputs and outputs.
     pub state: Option<State>,
 }
 
-/// Who reads a function's inputs.
+/// The reader of a function's inputs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reader {
-    /// A run on a GPU.
+    /// A run on a GPU reads the inputs.
     Gpu,
-    /// A process beside the GPUs, which sees none of them.
+    /// A program's process reads the inputs, without access to a GPU's memory.
     Process,
 }
 
-/// Compiles an artifact into host memory, cut into groups of this size.
+/// Compiles a model into host memory, cut into groups of this size.
 ///
 /// # Errors
-/// [`Failure::Permanent`] when the file is no model we can serve, [`Failure::Transient`] when there
-/// is no memory.
+/// [`Failure::Permanent`] if the file is not a model that Millrace can serve, [`Failure::Transient`] if memory
+/// cannot be allocated.
 pub(super) fn compile(digest: Digest, onnx: Vec<u8>, grouping: Grouping) -> Result<HostModel, Failure> {
     let onnx = bytes::Bytes::from(onnx);
     let compiled = millrace_model::compile_grouped(&onnx, grouping);
@@ -126,8 +125,13 @@ pub(super) fn compile(digest: Digest, onnx: Vec<u8>, grouping: Grouping) -> Resu
         inputs: summary.inputs.iter().map(spec).collect(),
         outputs: summary.outputs.iter().map(spec).collect(),
     };
-    let (inputs, outputs) = (summary.inputs, summary.outputs);
-    let signature = Signature { digest, inputs, outputs, reader: Reader::Gpu, state: None };
+    let signature = Signature {
+        digest,
+        inputs: summary.inputs,
+        outputs: summary.outputs,
+        reader: Reader::Gpu,
+        state: None,
+    };
     Ok(HostModel {
         artifact: Ready::Model { prepared: Arc::new(prepared), weights: Arc::new(weights) },
         signature: Arc::new(signature),
@@ -149,7 +153,7 @@ fn weights(compiled: &Compiled, onnx: &[u8]) -> Result<HostRegion, Failure> {
 }
 
 fn no_memory(error: millrace_device::Error) -> Failure {
-    Failure::Transient(format!("host memory for the model: {error}"))
+    Failure::Transient(format!("cannot allocate host memory for the model: {error}"))
 }
 
 fn launch(launch: millrace_model::Launch) -> wire::Launch {

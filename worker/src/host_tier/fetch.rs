@@ -1,10 +1,10 @@
-//! Where model artifacts come from: any controller that has the file. Behind a trait, so that the
-//! host tier is tested without one.
+//! The fetch of model artifacts from the controllers, behind a trait, so that the host tier can be tested
+//! without controllers.
 //!
-//! One fetch asks every controller once: those this worker has a stream to first, from a random
-//! one on, so that workers which want the same model spread over its holders. One that has not the
-//! file, does not answer or breaks off is left for the next, which goes on where it stopped. When
-//! none is left the fetch has failed; the host tier tries again, with backoff.
+//! A fetch asks each controller at most once. Controllers with a stream to this worker come first, in
+//! rotation from a random one, so that workers which fetch the same model spread over its holders. If a
+//! controller lacks the file, does not answer or breaks off, the fetch continues with the next controller from
+//! the same offset. The fetch fails after the last controller, and the host tier retries with backoff.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -24,19 +24,19 @@ use tokio::sync::watch;
 use tonic::Streaming;
 use tonic::transport::Channel;
 
-/// How long a controller may keep silent, before its answer and between two pieces.
+/// Maximum time without data from a controller, before its response and between two chunks.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
 
-/// An artifact's bytes, in order, in pieces.
+/// An artifact's bytes as a stream of consecutive chunks.
 pub type Chunks = BoxStream<'static, Result<Bytes, Failure>>;
 
-/// Gives out artifacts by digest. What it gives is not trusted: the store checks it.
+/// A source of artifacts by digest. The bytes are not trusted: the store checks them.
 pub trait ArtifactSource: Send + Sync + 'static {
-    /// Begins to fetch an artifact.
+    /// Starts to fetch an artifact.
     fn fetch(&self, digest: Digest) -> BoxFuture<'static, Result<Chunks, Failure>>;
 }
 
-/// The controllers, each asked once for an artifact.
+/// The controllers as a source of artifacts. A fetch asks each controller at most once.
 #[derive(Debug, Clone)]
 pub struct Controllers(Arc<Inner>);
 
@@ -49,8 +49,8 @@ struct Inner {
 }
 
 impl Controllers {
-    /// Asks these, those in `attached`, by their place in the list, first. Channels connect when
-    /// they are first used and again after a loss.
+    /// Returns a source over these controllers. `attached` holds the positions of the controllers that are
+    /// asked first. Channels connect when they are first used, and again after a loss.
     #[must_use]
     pub fn new(
         controllers: Vec<(String, Channel)>,
@@ -66,7 +66,7 @@ impl Controllers {
         let order =
             order(self.0.controllers.len(), &self.0.attached.borrow(), |below| random.random_range(0..below));
         let mut pull = Pull { from: self, digest, order, current: None, received: 0, refusals: Vec::new() };
-        // The first piece here, so that a fetch nobody can serve fails at once.
+        // The first chunk is fetched here, so that a fetch that no controller can serve fails at once.
         let first = pull.next().await?;
         let rest = stream::try_unfold(pull, |mut pull| async move {
             let chunk = pull.next().await?;
@@ -82,7 +82,8 @@ impl ArtifactSource for Controllers {
     }
 }
 
-/// Everybody, those `attached` first; among them, and among the others, from one drawn on.
+/// Returns the order in which to ask the controllers: first the attached ones, then the others. Each of the
+/// two groups is rotated to start with a drawn controller.
 fn order(
     controllers: usize,
     attached: &BTreeSet<usize>,
@@ -99,29 +100,29 @@ fn order(
     there.into_iter().chain(others).collect()
 }
 
-/// One artifact on its way.
+/// The fetch of an artifact.
 struct Pull {
     from: Controllers,
     digest: Digest,
-    /// Whom to ask yet.
+    /// The controllers that were not asked yet.
     order: VecDeque<usize>,
     current: Option<Holder>,
-    /// Bytes given on so far.
+    /// The number of bytes that were passed on so far.
     received: u64,
-    /// What those asked said instead.
+    /// The failures of the controllers that were asked.
     refusals: Vec<(usize, Failure)>,
 }
 
-/// Who gives the artifact now.
+/// The controller that sends the artifact now.
 struct Holder {
     place: usize,
     chunks: Streaming<wire::ArtifactChunk>,
-    /// What of its bytes another one gave already.
+    /// The number of leading bytes to skip, because an earlier controller sent them.
     skip: u64,
 }
 
 impl Pull {
-    /// The next piece; `None` at the end.
+    /// Returns the next chunk, or `None` at the end.
     async fn next(&mut self) -> Result<Option<Bytes>, Failure> {
         loop {
             let Some(holder) = &mut self.current else {
@@ -163,12 +164,18 @@ impl Pull {
 
     fn refused(&mut self, place: usize, failure: Failure) {
         let (controller, _) = &self.from.0.controllers[place];
-        let (digest, received) = (self.digest, self.received);
-        tracing::debug!(%digest, controller, received, reason = failure.message, "artifact not from this one");
+        tracing::debug!(
+            digest = %self.digest,
+            controller,
+            received = self.received,
+            reason = failure.message,
+            "a controller did not send the artifact"
+        );
         self.refusals.push((place, failure));
     }
 
-    /// What each of them said. A file is missing only if nobody could have it.
+    /// Returns the failure of the whole fetch, with the messages of all controllers. The reason is
+    /// `ArtifactNotFound` only if every controller answered that.
     fn failure(&self) -> Failure {
         let missing = |failure: &Failure| failure.reason == Reason::ArtifactNotFound;
         let reasons = || self.refusals.iter().map(|(_, failure)| failure);
@@ -186,7 +193,9 @@ impl Pull {
 async fn within_patience<T>(answer: impl Future<Output = Result<T, tonic::Status>>) -> Result<T, Failure> {
     match tokio::time::timeout(SILENCE_MAX, answer).await {
         Ok(answer) => answer.map_err(|status| from_status(&status)),
-        Err(_elapsed) => Err(Failure::new(Reason::TimedOut, format!("nothing came for {SILENCE_MAX:?}"))),
+        Err(_elapsed) => {
+            Err(Failure::new(Reason::TimedOut, format!("the controller sent nothing for {SILENCE_MAX:?}")))
+        }
     }
 }
 
@@ -195,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn those_that_are_there_are_asked_first_from_one_drawn_on() {
+    fn attached_controllers_are_asked_first_in_rotation_from_a_drawn_one() {
         let attached = BTreeSet::from([1, 3, 4]);
         assert_eq!(order(5, &attached, |_| 0), [1, 3, 4, 0, 2]);
         assert_eq!(order(5, &attached, |below| below - 1), [4, 1, 3, 2, 0]);
@@ -203,9 +212,9 @@ mod tests {
         assert_eq!(order(0, &attached, |_| 0), [0; 0]);
     }
 
-    // Paused time stands still while nothing is awaited, so this is the wait alone.
+    // Paused time advances only while the test waits, so the test takes no real time.
     #[tokio::test(start_paused = true)]
-    async fn one_that_falls_silent_is_given_up() {
+    async fn a_silent_controller_is_given_up() {
         let silent = std::future::pending::<Result<(), tonic::Status>>();
         assert_eq!(within_patience(silent).await.unwrap_err().reason, Reason::TimedOut);
     }

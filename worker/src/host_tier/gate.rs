@@ -1,13 +1,13 @@
-//! Who uses which model in host memory: counted, so that none leaves that a request needs, and where a
-//! request waits for one that is on the disk (a cold start).
+//! The gate of host memory: counts the requests that use each model, so that no model is evicted that a request
+//! needs, and lets requests wait for models that are only on the disk (a cold start).
 //!
 //! ```text
 //!  requests ── enter ─► here: counted, at once          host tier ── arrived, try_leave, refuse ─► gate
 //!                 └───► away: counted, wakes the tier, waits ◄── arrived
 //! ```
-//! A request that waits counts as one that uses, so that what came for it is still there when it goes
-//! on. At most [`WAITING_MAX`] wait, each no longer than its own timeout. Shared by requests on any
-//! thread and the host tier's task: a lock, never held across a wait.
+//! A waiting request counts as a user of its model, so that the model is still in host memory when the request
+//! continues. At most [`WAITING_MAX`] requests wait, each for no longer than its own timeout. Requests on any
+//! thread and the host tier's task share the gate under a lock that is never held across a wait.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,19 +18,19 @@ use tokio::sync::{Notify, watch};
 
 use crate::clock::Clock;
 
-/// Requests that wait for models to come into host memory, on one worker.
+/// Maximum number of requests of a worker that wait for models to be loaded into host memory.
 pub const WAITING_MAX: usize = 1024;
 
-/// The gate. Clones are the same.
+/// The gate of host memory. Clones share it.
 #[derive(Clone)]
 pub struct Gate(Arc<Inner>);
 
 struct Inner {
     clock: Arc<dyn Clock>,
     state: Mutex<State>,
-    /// Something that those who wait look at is different.
+    /// Notifies waiting requests that the state of a model changed.
     changes: watch::Sender<()>,
-    /// The host tier is to look.
+    /// Notifies the host tier that the gate has work for it.
     wanted: Notify,
 }
 
@@ -38,15 +38,15 @@ struct Inner {
 struct State {
     models: BTreeMap<Digest, Entry>,
     waiting: usize,
-    /// The model that is likely to be asked for, until the host tier has heard of it.
+    /// The model to prewarm, until the host tier has taken the hint.
     hinted: Option<Digest>,
-    /// Whether the host tier wants to hear when a model is not used any more.
+    /// Whether the host tier waits for a model to become idle.
     room_wanted: bool,
     closed: bool,
 }
 
 struct Entry {
-    /// Requests that use it, or wait for it.
+    /// The number of requests that use the model or wait for it.
     users: u32,
     last_used: Timestamp,
     place: Place,
@@ -54,28 +54,29 @@ struct Entry {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Place {
-    /// In host memory.
+    /// The model is in host memory.
     Here,
-    /// On the disk.
+    /// The model is only on the disk.
     Away,
-    /// It cannot come, and why.
+    /// The model cannot be loaded, for this reason.
     Refused(String),
-    /// It is not served here any more, and goes with its last user.
+    /// The worker no longer serves the model. The entry is removed with its last user.
     Gone,
 }
 
-/// What became of a hint.
+/// The outcome of a prewarming hint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Hinted {
     /// The model is in host memory.
     Here,
-    /// The host tier was asked to bring it, if it has nothing else to bring.
+    /// The host tier was asked to load the model, unless it has other models to load.
     Asked,
-    /// Nobody was asked: requests wait for models, or another hint does.
+    /// The hint was ignored: requests or another hint wait for models, the model cannot be loaded, or the
+    /// gate is closed.
     Busy,
 }
 
-/// A request's hold on a model in host memory, until it is dropped.
+/// A request's reservation of a model in host memory, released when dropped.
 pub struct Held {
     gate: Gate,
     digest: Digest,
@@ -83,18 +84,18 @@ pub struct Held {
 }
 
 impl Gate {
-    /// Nothing is here.
+    /// Returns a gate without models.
     #[must_use]
     pub fn new(clock: Arc<dyn Clock>) -> Self {
         let changes = watch::Sender::new(());
         Self(Arc::new(Inner { clock, state: Mutex::default(), changes, wanted: Notify::new() }))
     }
 
-    /// Holds a model, once it is in host memory: at once where it is there.
+    /// Reserves a model in host memory, and waits for the model if it is only on the disk.
     ///
     /// # Errors
-    /// [`Reason::FunctionNotReady`] for a model that is not served here, or that cannot come;
-    /// [`Reason::QueueFull`] where [`WAITING_MAX`] wait; [`Reason::TimedOut`] after `timeout`;
+    /// [`Reason::FunctionNotReady`] for a model that this worker does not serve or cannot load;
+    /// [`Reason::QueueFull`] if [`WAITING_MAX`] requests wait already; [`Reason::TimedOut`] after `timeout`;
     /// [`Reason::ShuttingDown`] once the gate is closed.
     pub async fn enter(&self, digest: Digest, timeout: Duration) -> Result<Held, Failure> {
         let Some(waits) = self.begin(digest)? else {
@@ -109,13 +110,13 @@ impl Gate {
             Ok(Err(failure)) => Err(failure),
             Err(_elapsed) => {
                 let message =
-                    format!("its model did not come from the disk within {timeout:?}: allow more time");
+                    format!("the model was not loaded from the disk within {timeout:?}: allow more time");
                 Err(Failure::new(Reason::TimedOut, message))
             }
         }
     }
 
-    /// Counts a request. `None`: its model is here.
+    /// Counts a request as a user of a model. Returns the wait, or `None` if the model is in host memory.
     fn begin(&self, digest: Digest) -> Result<Option<Waiting>, Failure> {
         let mut state = self.state();
         if state.closed {
@@ -144,7 +145,7 @@ impl Gate {
         Ok(Some(Waiting { changes: self.0.changes.subscribe(), held: Some(held), gate: self.clone() }))
     }
 
-    /// A model is likely to be asked for. Nobody waits for it.
+    /// Asks the host tier to prewarm a model, for which no request waits.
     pub fn hint(&self, digest: Digest) -> Hinted {
         let mut state = self.state();
         let busy = state.closed || state.waiting > 0 || state.hinted.is_some();
@@ -161,31 +162,31 @@ impl Gate {
         Hinted::Asked
     }
 
-    /// The model that is likely to be asked for, once.
+    /// Removes and returns the prewarming hint.
     pub(super) fn take_hint(&self) -> Option<Digest> {
         self.state().hinted.take()
     }
 
-    /// Ends every wait; nobody enters any more.
+    /// Ends every wait, and refuses all later requests.
     pub fn close(&self) {
         self.state().closed = true;
         self.changed();
     }
 
-    /// Returns when the host tier is to look: a request waits for a model that is away, one is likely to
-    /// be asked for, or room was wanted and a model is not used any more.
+    /// Waits until the host tier has work: a request waits for a model on the disk, a hint was given, or room
+    /// is needed and a model has become idle.
     pub(super) async fn wanted(&self) {
         self.0.wanted.notified().await;
     }
 
-    /// The models that are away and that requests wait for.
+    /// Returns the models on the disk that requests wait for.
     pub(super) fn asked(&self) -> Vec<Digest> {
         let asked = |entry: &Entry| entry.place == Place::Away && entry.users > 0;
         self.state().models.iter().filter(|(_, entry)| asked(entry)).map(|(&digest, _)| digest).collect()
     }
 
-    /// The models that are here and that no request uses, and when one last did. From here on the host
-    /// tier hears of others that come to be so, if it wants room.
+    /// Returns the idle models in host memory, with the time of their last use. From now on [`Self::wanted`]
+    /// also reports the next model that becomes idle, because the caller looks for room.
     pub(super) fn unused(&self) -> Vec<(Timestamp, Digest)> {
         let mut state = self.state();
         state.room_wanted = true;
@@ -194,21 +195,23 @@ impl Gate {
         unused.map(|(&digest, entry)| (entry.last_used, digest)).collect()
     }
 
-    /// A model is here. Says whether it had left before and a request waits for it: whether this is a
-    /// cold start.
+    /// Records that a model is in host memory. Returns whether this is a cold start: the model had been
+    /// evicted, and a request waits for it.
     pub(crate) fn arrived(&self, digest: Digest) -> bool {
         let now = self.0.clock.now();
         let mut state = self.state();
         let new = || Entry { users: 0, last_used: now, place: Place::Here };
         let entry = state.models.entry(digest).or_insert_with(new);
         let cold = entry.place == Place::Away && entry.users > 0;
-        (entry.place, entry.last_used) = (Place::Here, now);
+        entry.place = Place::Here;
+        entry.last_used = now;
         drop(state);
         self.changed();
         cold
     }
 
-    /// Has a model leave, unless a request uses it. Whoever asks from here on waits.
+    /// Evicts a model, unless a request uses it. Returns whether the model was evicted. Later requests for
+    /// the model wait.
     pub(super) fn try_leave(&self, digest: Digest) -> bool {
         let mut state = self.state();
         let Some(entry) = state.models.get_mut(&digest) else { return false };
@@ -219,7 +222,7 @@ impl Gate {
         leaves
     }
 
-    /// A model cannot come: whoever waits for it is told why.
+    /// Records that a model cannot be loaded, and fails the requests that wait for it with this reason.
     pub(super) fn refuse(&self, digest: Digest, why: String) {
         if let Some(entry) = self.state().models.get_mut(&digest) {
             entry.place = Place::Refused(why);
@@ -227,7 +230,7 @@ impl Gate {
         self.changed();
     }
 
-    /// A model is not served here any more.
+    /// Records that this worker no longer serves a model, and fails the requests that wait for it.
     pub(super) fn forget(&self, digest: Digest) {
         let mut state = self.state();
         match state.models.get_mut(&digest) {
@@ -263,7 +266,7 @@ impl Gate {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // It is never left half-changed: a poisoned one is still good.
+        // The state is consistent whenever the lock is released, so a poisoned lock is still usable.
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -275,7 +278,7 @@ impl std::fmt::Debug for Gate {
 }
 
 impl Held {
-    /// How long the model took to come into host memory; zero where it was there.
+    /// Returns the time that the request waited for the model; zero if the model was in host memory.
     #[must_use]
     pub fn waited(&self) -> Duration {
         self.waited
@@ -288,7 +291,7 @@ impl Drop for Held {
     }
 }
 
-/// A request that waits. Dropped, it does no longer.
+/// A request that waits for a model. Dropping the value ends the wait.
 struct Waiting {
     changes: watch::Receiver<()>,
     held: Option<Held>,
@@ -302,7 +305,7 @@ impl Waiting {
             if let Some(outcome) = self.look() {
                 return outcome;
             }
-            // The sender is the gate's own, which this has a hold on.
+            // `self.gate` keeps the sender alive, so this error does not occur.
             if self.changes.changed().await.is_err() {
                 return Err(shutting_down());
             }
@@ -334,11 +337,11 @@ impl Drop for Waiting {
 }
 
 fn gone() -> Failure {
-    Failure::new(Reason::FunctionNotReady, "the model is not on this worker any more: try again soon")
+    Failure::new(Reason::FunctionNotReady, "this worker no longer serves the model: try again soon")
 }
 
 fn shutting_down() -> Failure {
-    Failure::new(Reason::ShuttingDown, "the worker is shutting down: ask another")
+    Failure::new(Reason::ShuttingDown, "the worker is shutting down: send to another worker")
 }
 
 #[cfg(test)]

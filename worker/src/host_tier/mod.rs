@@ -1,15 +1,15 @@
-//! The host tier: what this worker should serve becomes models in host memory, installed on the
-//! node. One task owns it all; it decides nothing itself ([`plan`] does) and does nothing heavy on
-//! its own thread.
+//! The host tier: brings the models of the desired functions into host memory, and installs the functions on
+//! the node. One task owns the host tier. The task leaves all decisions to [`plan`], and runs heavy work on
+//! blocking threads.
 //!
 //! ```text
 //! desired ─► plan ─► prepare: disk or controller ─► compile ─► memfds ─► node.install ─► gate: here
 //!              ▲                                                             │             │
 //!              └──────────────────────── events ◄────────────────────────────┘             │
-//!              ▲  a model that left is asked for, or room is wanted and one is unused      │
+//!              ▲  a request needs an evicted model, or room is needed and a model is idle  │
 //!              └───────────────────────────────────────────────────── gate ◄── requests ◄──┘
 //! ```
-//! Models leave when others need their room: those that no request uses, in the order that `room` says.
+//! Idle models are evicted when other models need host memory. `room` defines the order.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -49,32 +49,32 @@ pub use compile::{Reader, Signature};
 pub use showing::{Counts, Showing, View};
 pub use state::State;
 
-/// What the functions installed here take and give.
+/// The inputs and outputs of the functions that are ready on this worker.
 pub type Signatures = BTreeMap<RevisionKey, Arc<Signature>>;
 
-/// What the host tier is made with.
+/// The configuration of the host tier.
 pub struct Config {
-    /// The most host memory that models may take.
+    /// Maximum host memory of all models together.
     pub budget: Bytes,
-    /// Artifacts on disk.
+    /// The artifacts on this worker's disk.
     pub store: Store,
-    /// Where artifacts come from.
+    /// The remote source of artifacts.
     pub source: Arc<dyn ArtifactSource>,
-    /// What is known of them from before.
+    /// The profiles of models from earlier runs of this worker.
     pub(crate) learned: Learned,
-    /// Who is given the models.
+    /// The node that functions are installed on.
     pub node: NodeHandle,
-    /// What time it is.
     pub clock: Arc<dyn Clock>,
-    /// Where requests hold models.
+    /// The gate through which requests reserve models in host memory.
     pub gate: Gate,
-    /// Spreads retries.
+    /// The seed of the jitter of retries.
     pub seed: u64,
-    /// Where programs are run, if they are.
+    /// The storage and start of programs; `None` if this worker runs no programs.
     pub(crate) programs: Option<Programs>,
 }
 
-/// Starts the host tier. It follows `desired` until that closes or the returned task is dropped.
+/// Starts the host tier. The host tier follows `desired` until that channel closes or the returned task is
+/// dropped.
 #[must_use]
 pub fn start(config: Config, showing: Showing, desired: watch::Receiver<Desired>) -> JoinSet<()> {
     let Showing { statuses, models, signatures, counts } = showing;
@@ -104,13 +104,14 @@ struct HostTier {
     plan: Plan,
     functions: BTreeMap<RevisionKey, desired::Function>,
     models: BTreeMap<Digest, HostModel>,
-    /// Of models that were prepared once: they are served though they may have left.
+    /// The signatures of all models that were ever prepared. Functions stay ready while their models are on
+    /// the disk only.
     known: BTreeMap<Digest, Arc<Signature>>,
-    // Bounded: at most PREPARATIONS_MAX preparations.
+    /// The preparations under way, at most [`plan::PREPARATIONS_MAX`].
     jobs: JoinSet<(Digest, Result<HostModel, plan::Failure>)>,
-    // Artifacts that nobody wants are deleted once it is known what is wanted.
+    /// Whether unused artifacts were deleted. That has to wait for the first desired state.
     swept: bool,
-    // Whether it was said that memory cannot be locked.
+    /// Whether the warning about memory that cannot be locked was logged.
     pageable_told: bool,
     counts: Counts,
     statuses_now: watch::Sender<Arc<Vec<wire::FunctionStatus>>>,
@@ -139,8 +140,9 @@ impl HostTier {
                 },
                 Some(job) = self.jobs.join_next() => match job {
                     Ok((digest, outcome)) => self.finished(digest, outcome),
-                    // A job catches its own panics; it is cancelled only with this task.
-                    Err(error) => { tracing::error!(%error, "a preparation was lost"); continue }
+                    // Panics of a job's blocking work are reported as failures, and jobs are cancelled only
+                    // with this task.
+                    Err(error) => { tracing::error!(%error, "the preparation of a model was lost"); continue }
                 },
                 () = programs::changed(&mut healths) => {
                     self.publish();
@@ -168,7 +170,8 @@ impl HostTier {
         }
     }
 
-    /// `None` before any leader spoke.
+    /// Stores the desired functions and returns the event for the plan. Returns `None` before the first
+    /// message of a leader.
     async fn desire(&mut self, state: Desired) -> Option<Event> {
         state.stamp?;
         let wanted = |function: &desired::Function| Wanted {
@@ -190,8 +193,8 @@ impl HostTier {
         let store = self.config.store.clone();
         match spawn_blocking(move || store.retain(|digest| wanted.contains(&digest))).await {
             Ok(Ok(())) => self.swept = true,
-            Ok(Err(error)) => tracing::warn!(%error, "artifacts that nobody wants stay on the disk"),
-            Err(error) => tracing::error!(%error, "sweeping artifacts"),
+            Ok(Err(error)) => tracing::warn!(%error, "cannot delete unused artifacts from the disk"),
+            Err(error) => tracing::error!(%error, "the task that deletes unused artifacts was lost"),
         }
     }
 
@@ -202,7 +205,7 @@ impl HostTier {
                 self.tell_pageable(&model);
                 self.known.insert(digest, model.signature.clone());
                 match model.is_program() {
-                    true => tracing::info!(%digest, "program at hand"),
+                    true => tracing::info!(%digest, "program on the disk"),
                     false => tracing::info!(%digest, %bytes, "model in host memory"),
                 }
                 self.models.insert(digest, model);
@@ -215,7 +218,7 @@ impl HostTier {
         }
     }
 
-    /// Feeds the plan and carries out what it says, until it has nothing more to say.
+    /// Passes an event to the plan and carries out its actions, including the actions of follow-up events.
     async fn take(&mut self, event: Event) {
         let mut events = vec![event];
         while let Some(event) = events.pop() {
@@ -228,11 +231,14 @@ impl HostTier {
     async fn carry_out(&mut self, action: Action) -> Option<Event> {
         match action {
             Action::Prepare { digest, artifact_bytes } => {
-                let (store, source) = (self.config.store.clone(), self.config.source.clone());
-                let (node, programs) = (self.config.node.clone(), self.config.programs.clone());
+                let store = self.config.store.clone();
+                let source = self.config.source.clone();
+                let node = self.config.node.clone();
+                let programs = self.config.programs.clone();
                 self.jobs.spawn(async move {
-                    let artifact = (digest, artifact_bytes);
-                    (digest, prepare_artifact(&store, &source, &node, programs, artifact).await)
+                    let prepared =
+                        prepare_artifact(&store, &source, &node, programs, digest, artifact_bytes).await;
+                    (digest, prepared)
                 });
                 None
             }
@@ -264,12 +270,13 @@ impl HostTier {
         }
     }
 
-    /// Has models leave until so much is free; none where those that may are not enough.
+    /// Evicts idle models until `bytes` of host memory are freed, and returns the evicted models. Evicts no
+    /// model if the evictable models together are not enough.
     async fn make_room(&mut self, bytes: Bytes, asker: Asker) -> Vec<Digest> {
         let is_model = |(_, digest): &(Timestamp, Digest)| {
             self.models.get(digest).is_none_or(|model| !model.is_program())
         };
-        // A program takes no room.
+        // A program uses no host memory.
         let unused: Vec<_> = self.config.gate.unused().into_iter().filter(is_model).collect();
         if unused.is_empty() {
             return Vec::new();
@@ -282,32 +289,34 @@ impl HostTier {
         let staying: BTreeSet<_> =
             self.functions.values().filter(stays).map(|function| function.digest).collect();
         let unused = unused.into_iter().map(|(last_used, digest)| {
-            let (stays, on_gpu) = (staying.contains(&digest), on_gpus.contains(&digest));
+            let stays = staying.contains(&digest);
+            let on_gpu = on_gpus.contains(&digest);
             let bytes = self.models.get(&digest).map_or(Bytes::ZERO, |model| model.bytes);
             Unused { stays, on_gpu, last_used, digest, bytes }
         });
         let chosen = room::leaving(unused.collect(), asker, bytes);
-        // One that a request has asked for meanwhile stays; what is lacking then is asked for again.
+        // A model that a request has reserved meanwhile stays. The plan then asks for the missing room again.
         let gone: Vec<_> = chosen.into_iter().filter(|&digest| self.config.gate.try_leave(digest)).collect();
         self.counts.evictions += gone.len() as u64;
         for digest in &gone {
-            tracing::info!(%digest, "model leaves host memory for another");
+            tracing::info!(%digest, "model evicted from host memory to make room for another");
         }
         gone
     }
 
-    /// Says once that memory is not locked, and what to change.
+    /// Logs once that the memory of models is not locked. The reason says what to change.
     fn tell_pageable(&mut self, model: &HostModel) {
         if let Some(Pinned::Pageable { reason }) = model.pinned()
             && !std::mem::replace(&mut self.pageable_told, true)
         {
-            tracing::warn!(reason, "models are in host memory that may be paged out");
+            tracing::warn!(reason, "the host memory of models is not locked and may be paged out");
         }
     }
 
     async fn install(&mut self, key: RevisionKey, digest: Digest) -> Event {
         let (Some(function), Some(model)) = (self.functions.get(&key), self.models.get(&digest)) else {
-            // The plan installs what is desired and prepared; were it not so, the status says it.
+            // The plan installs only functions that are desired, and models that are prepared. If the plan
+            // were wrong, the function's status would show this error.
             let outcome = Err("the model is not in host memory".to_owned());
             return Event::Installed { key, outcome };
         };
@@ -331,8 +340,8 @@ impl HostTier {
         let store = self.config.store.clone();
         match spawn_blocking(move || store.remove(digest)).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::warn!(%digest, %error, "artifact stays on the disk"),
-            Err(error) => tracing::error!(%digest, %error, "deleting an artifact"),
+            Ok(Err(error)) => tracing::warn!(%digest, %error, "cannot delete an artifact from the disk"),
+            Err(error) => tracing::error!(%digest, %error, "the task that deletes an artifact was lost"),
         }
     }
 }
@@ -342,7 +351,8 @@ async fn prepare_artifact(
     source: &Arc<dyn ArtifactSource>,
     node: &NodeHandle,
     programs: Option<Programs>,
-    (digest, bytes): (Digest, Bytes),
+    digest: Digest,
+    bytes: Bytes,
 ) -> Result<HostModel, plan::Failure> {
     let artifact = prepare::artifact(store, source, digest, bytes).await?;
     let grouping = groups::grouping(node.group());

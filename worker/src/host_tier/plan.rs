@@ -1,21 +1,21 @@
-//! Decides what the host tier holds: which artifacts to prepare, install and drop so that this
-//! worker serves what it should. Pure: callers pass `now`, carry the [`Action`]s out and report
-//! back with [`Event`]s.
+//! The plan of the host tier: decides which artifacts to prepare, install and drop, so that this worker serves
+//! the desired functions. The code is pure: callers pass `now`, carry out the [`Action`]s and report back with
+//! [`Event`]s.
 //!
 //! ```text
 //! Desired, Prepared, Failed, Installed, Asked, Hinted, RoomMade, Tick
 //!                            ->  Prepare, Install, Arrived, MakeRoom, Retire, Release, Refuse, Drop
 //! ```
 //!
-//! A model is known by its digest and shared by every function that names it: prepared once,
-//! dropped when the last of them goes. Host memory is bounded by a budget. One that does not fit makes
-//! others leave that no request uses: their files stay on the disk and their functions are served, and
-//! a request for one of them has it brought again (a cold start). Which of them leave, the caller
-//! knows. One that is larger than the budget fails with a message, and never makes others leave.
+//! A model is identified by its digest, and all functions with that digest share the model. The model is
+//! prepared once, and dropped with its last function. A budget bounds host memory.
 //!
-//! A model that left and is only likely to be asked for (D29) comes when nothing else is to come, and
-//! when those that no request uses, and that are neither pinned nor kept warm, make enough room; else it
-//! stays where it is.
+//! If a model does not fit, idle models are evicted, and the caller chooses which. The files of evicted models
+//! stay on the disk, and their functions stay ready: a request for such a function loads the model again (a
+//! cold start). A model that is larger than the budget fails with a message, and never evicts others.
+//!
+//! Prewarming (D29) loads an evicted model only if no other model is to be loaded, and if idle models that are
+//! neither pinned nor kept warm make enough room. Otherwise the model stays on the disk.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -27,11 +27,11 @@ pub use self::protocol::{Action, Asker, Event, Failure, Phase, Wanted};
 
 mod protocol;
 
-/// Artifacts fetched and compiled at one time: each holds its file in memory while it is compiled.
+/// Maximum number of concurrent preparations. Each holds its whole file in memory while it compiles.
 pub const PREPARATIONS_MAX: usize = 2;
-/// The first wait after a failed fetch.
+/// The wait after the first failed preparation.
 const RETRY_BASE: Duration = Duration::from_millis(200);
-/// The longest wait between fetches.
+/// The longest wait between two preparations of a model.
 const RETRY_CEILING: Duration = Duration::from_secs(15);
 
 /// The host tier's plan.
@@ -42,11 +42,11 @@ pub struct Plan {
     models: BTreeMap<Digest, Model>,
     waits: Waits,
     arrivals: u64,
-    /// The model that room was asked for, as long as nobody said what came of that.
+    /// The model for which room is being made, until [`Event::RoomMade`].
     making_room: Option<Digest>,
-    /// Those for which there is none, until something else happens.
+    /// The models for which no room could be made. Any event other than [`Event::RoomMade`] clears the set.
     stuck: BTreeSet<Digest>,
-    /// The model that is to come though no request waits for it, until it is on its way.
+    /// The model to prewarm, until its preparation starts or a request waits for it.
     hinted: Option<Digest>,
 }
 
@@ -61,17 +61,17 @@ enum Install {
     Waiting,
     Asked,
     Done,
-    /// Its model is on the disk: it is handed to the node with it.
+    /// The function's model is only on the disk. The function is installed when the model is loaded.
     Asleep,
     Refused(String),
 }
 
 #[derive(Debug)]
 struct Model {
-    // Order of arrival: the first asked for is the first prepared.
+    /// The rank in the order in which models were asked for, which is the order of preparation.
     arrival: u64,
     artifact_bytes: Bytes,
-    /// Host memory to reserve for it: its file's size, until it is known better.
+    /// The host memory to reserve: the size of the file, until the prepared size is known.
     needs: Bytes,
     failures: u32,
     state: State,
@@ -89,13 +89,14 @@ enum State {
     Ready {
         bytes: Bytes,
     },
-    /// It has left, and comes again when it is asked for.
+    /// The model was evicted, and is loaded again when a request needs it.
     Asleep,
     Broken(String),
 }
 
 impl Plan {
-    /// An empty tier of at most `budget` bytes. The seed spreads retries.
+    /// Returns the plan of an empty host tier of at most `budget` bytes. The seed is for the jitter of
+    /// retries.
     #[must_use]
     pub fn new(budget: Bytes, seed: u64) -> Self {
         Self {
@@ -110,7 +111,7 @@ impl Plan {
         }
     }
 
-    /// Takes an event and says what to do, in order.
+    /// Handles an event and returns the actions to carry out, in order.
     pub fn on_event(&mut self, event: Event, now: Timestamp) -> Vec<Action> {
         let mut actions = Vec::new();
         if !matches!(event, Event::RoomMade(_)) {
@@ -125,7 +126,7 @@ impl Plan {
             Event::Hinted(digest) => self.hinted(digest),
             Event::RoomMade(gone) => {
                 let asked_for = self.making_room.take();
-                // Asked again at once, nobody would have more to say.
+                // Without an eviction, the same request for room would fail again until something changes.
                 self.stuck.extend(asked_for.filter(|_| gone.is_empty()));
                 gone.into_iter().for_each(|digest| self.left(digest, &mut actions));
             }
@@ -136,7 +137,7 @@ impl Plan {
         actions
     }
 
-    /// When to send the next [`Event::Tick`].
+    /// Returns the time of the next [`Event::Tick`].
     #[must_use]
     pub fn wake_at(&self) -> Option<Timestamp> {
         let waiting = |model: &Model| match model.state {
@@ -146,13 +147,13 @@ impl Plan {
         self.models.values().filter_map(waiting).min()
     }
 
-    /// Every function's phase, in key order.
+    /// Returns the phase of every function, in key order.
     #[must_use]
     pub fn phases(&self) -> Vec<(RevisionKey, Phase)> {
         self.functions.iter().map(|(key, function)| (key.clone(), self.phase(function))).collect()
     }
 
-    /// The models in host memory and their sizes.
+    /// Returns the models in host memory and their sizes.
     #[must_use]
     pub fn resident(&self) -> Vec<(Digest, Bytes)> {
         let ready = |(digest, model): (&Digest, &Model)| match model.state {
@@ -169,7 +170,8 @@ impl Plan {
         match self.models.get(&function.digest).map(|model| &model.state) {
             Some(State::Ready { .. }) if function.install == Install::Done => Phase::Ready,
             Some(State::Broken(why)) => Phase::Failed(why.clone()),
-            // Who asks for it waits, whatever its model waits for.
+            // Once evicted, the function stays ready while its model waits for memory or a retry: its requests
+            // wait at the gate. Only a model that is broken or never fits fails the function.
             Some(State::NoMemory(why)) if self.never_fits(function.digest) => Phase::Failed(why.clone()),
             _ if function.install == Install::Asleep => Phase::Ready,
             Some(State::NoMemory(why)) => Phase::Preparing(why.clone()),
@@ -192,8 +194,13 @@ impl Plan {
             let arrivals = &mut self.arrivals;
             let model = self.models.entry(digest).or_insert_with(|| {
                 *arrivals += 1;
-                let (needs, failures, state) = (artifact_bytes, 0, State::Queued);
-                Model { arrival: *arrivals, artifact_bytes, needs, failures, state }
+                Model {
+                    arrival: *arrivals,
+                    artifact_bytes,
+                    needs: artifact_bytes,
+                    failures: 0,
+                    state: State::Queued,
+                }
             });
             let install = match model.state {
                 State::Ready { .. } => Install::Asked,
@@ -214,7 +221,7 @@ impl Plan {
         let Some(model) = self.models.get_mut(&digest) else { return };
         model.needs = bytes;
         if others + bytes > self.budget {
-            // With its size known, as much room is made for it as it needs.
+            // The prepared size is larger than the reservation. The model is queued again with its real size.
             model.state = State::Queued;
             actions.push(Action::Release { digest });
             return;
@@ -230,7 +237,7 @@ impl Plan {
         }
     }
 
-    /// A model is likely to be asked for. It comes only where no other is to come.
+    /// Queues an evicted model for prewarming, if no other model is to be loaded.
     fn hinted(&mut self, digest: Digest) {
         let is_to_come =
             |model: &Model| matches!(model.state, State::Queued | State::NoMemory(_) | State::Preparing);
@@ -241,16 +248,17 @@ impl Plan {
         }
     }
 
-    /// Requests wait for a model: those that were asked for first come first.
+    /// Queues an evicted model that requests wait for. Models are loaded in the order of these calls.
     fn asked(&mut self, digest: Digest) {
         self.hinted = self.hinted.filter(|&hinted| hinted != digest);
         if let Some(model) = self.models.get_mut(&digest).filter(|model| model.state == State::Asleep) {
             self.arrivals += 1;
-            (model.arrival, model.state) = (self.arrivals, State::Queued);
+            model.arrival = self.arrivals;
+            model.state = State::Queued;
         }
     }
 
-    /// A model leaves host memory, and its functions the node.
+    /// Marks a model as evicted, removes its functions from the node and releases its memory.
     fn left(&mut self, digest: Digest, actions: &mut Vec<Action>) {
         let ready = |model: &&mut Model| matches!(model.state, State::Ready { .. });
         let Some(model) = self.models.get_mut(&digest).filter(ready) else { return };
@@ -281,7 +289,7 @@ impl Plan {
     }
 
     fn installed(&mut self, key: &RevisionKey, outcome: Result<(), String>) {
-        // An answer to an install that was retired meanwhile finds nobody waiting for it.
+        // The outcome is ignored if the function was retired or evicted meanwhile.
         if let Some(function) =
             self.functions.get_mut(key).filter(|function| function.install == Install::Asked)
         {
@@ -289,7 +297,8 @@ impl Plan {
         }
     }
 
-    /// One that is being prepared stays until its preparation reports: it cannot be called back.
+    /// Drops models that no function uses. A model that is being prepared stays until its preparation reports,
+    /// because the preparation cannot be cancelled.
     fn drop_unwanted(&mut self, actions: &mut Vec<Action>) {
         let functions = &self.functions;
         self.models.retain(|digest, model| {
@@ -317,7 +326,8 @@ impl Plan {
         let budget = self.budget;
         let ready: Bytes = self.resident().iter().map(|(_, bytes)| *bytes).sum();
         for (_, digest) in candidates {
-            let (used, never_fits) = (self.used(), self.never_fits(digest));
+            let used = self.used();
+            let never_fits = self.never_fits(digest);
             let Some(model) = self.models.get_mut(&digest) else { continue };
             if never_fits {
                 let why = too_large(model.needs, budget);
@@ -329,17 +339,19 @@ impl Plan {
                 let lacking = used + model.needs - budget;
                 let asker = if self.hinted == Some(digest) { Asker::Hint } else { Asker::Request };
                 if asker == Asker::Hint && (lacking > ready || self.stuck.contains(&digest)) {
-                    (model.state, self.hinted) = (State::Asleep, None);
+                    model.state = State::Asleep;
+                    self.hinted = None;
                     continue;
                 }
                 model.state = State::NoMemory(no_memory(model.needs, used, budget));
-                // What is being prepared has first to be there.
+                // Only models in host memory can be evicted. If they are not enough, the model waits for the
+                // preparations under way.
                 if lacking <= ready && !self.stuck.contains(&digest) {
                     if self.making_room.is_none() {
                         self.making_room = Some(digest);
                         actions.push(Action::MakeRoom { bytes: lacking, asker });
                     }
-                    // Those behind it must not take the room that is made for it.
+                    // Later models must not use the room that is made for this model.
                     break;
                 }
             } else if running < PREPARATIONS_MAX {
@@ -373,14 +385,14 @@ impl Plan {
 fn no_memory(needed: Bytes, used: Bytes, budget: Bytes) -> String {
     format!(
         "the model needs {needed} of host memory, and {used} of this worker's {budget} are in use: \
-         it waits until others are not; give the worker more host memory, or add a worker"
+         wait until other models are idle, give the worker more host memory, or add a worker"
     )
 }
 
 fn too_large(needed: Bytes, budget: Bytes) -> String {
     format!(
-        "the model needs {needed} of host memory and this worker has {budget} in all: give it more \
-         (--host-memory), use a smaller model, or add a larger worker"
+        "the model needs {needed} of host memory and this worker has {budget} in all: give the worker \
+         more (--host-memory), use a smaller model, or add a larger worker"
     )
 }
 

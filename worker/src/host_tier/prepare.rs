@@ -1,6 +1,6 @@
-//! Brings one artifact into host memory: from the local file if it is there and whole, else from a
-//! controller; checked, compiled and laid out in first-use order. Blocking work runs on the
-//! runtime's blocking threads, never on the actor thread.
+//! The load of an artifact's bytes: from the local file if it exists and is intact, otherwise from a
+//! controller through the local file. Blocking work runs on the runtime's blocking threads, never on the
+//! actor thread.
 
 use std::sync::Arc;
 
@@ -14,13 +14,13 @@ use super::fetch::{ArtifactSource, Chunks};
 use super::plan::Failure;
 use super::store::{self, Store};
 
-/// Pieces received and not yet written: 1 MiB each.
+/// Maximum number of chunks that are received and not yet written, of 1 MiB each.
 const CHUNKS_MAX: usize = 4;
 
-/// The artifact's bytes, from the disk or else through it.
+/// Returns the artifact's bytes. A missing artifact is fetched to the disk first.
 ///
 /// # Errors
-/// [`Failure`] with what to tell people and whether to try again.
+/// [`Failure`], with a message for people. Its variant says whether to try again.
 pub(super) async fn artifact(
     store: &Store,
     source: &Arc<dyn ArtifactSource>,
@@ -33,9 +33,10 @@ pub(super) async fn artifact(
     let chunks = source.fetch(digest).await.map_err(fetch_failure)?;
     download(store, chunks, digest, announced).await?;
     tracing::info!(%digest, bytes = announced.get(), "artifact fetched");
-    // What is compiled is what is on the disk: a write that went wrong shows now, not at the next start.
+    // The bytes are read back from the disk before they are compiled, so that a bad write shows now and not
+    // at the next start.
     let damaged =
-        || Failure::Transient("the artifact was damaged while it was written: check the disk".into());
+        || Failure::Transient("the artifact was damaged when it was written: check the disk".into());
     read(store, digest, announced).await?.ok_or_else(damaged)
 }
 
@@ -61,7 +62,7 @@ async fn download(
     });
     let received = async {
         while let Some(chunk) = chunks.next().await {
-            // A writer that failed has closed the channel and says why below.
+            // A writer that failed has closed the channel. Its error is returned below.
             if sender.send(chunk?).await.is_err() {
                 break;
             }
@@ -76,7 +77,7 @@ async fn download(
 }
 
 fn fetch_failure(failure: millrace_types::Failure) -> Failure {
-    let message = format!("fetching the artifact: {}", failure.message);
+    let message = format!("cannot fetch the artifact: {}", failure.message);
     match failure.reason {
         Reason::ArtifactNotFound => Failure::Transient(message),
         _ => Failure::Unavailable(message),
@@ -84,12 +85,12 @@ fn fetch_failure(failure: millrace_types::Failure) -> Failure {
 }
 
 fn store_failure(error: store::Error) -> Failure {
-    Failure::Transient(format!("storing the artifact: {error}"))
+    Failure::Transient(format!("cannot store the artifact: {error}"))
 }
 
-/// Our own bug: the blocking task panicked.
+/// Returns the failure for a panic of a blocking task, which is a bug of the worker.
 pub(super) fn panicked(error: JoinError) -> Failure {
-    Failure::Permanent(format!("preparing the model failed inside the worker: {error}"))
+    Failure::Permanent(format!("the worker failed while it prepared the model: {error}"))
 }
 
 #[cfg(test)]
@@ -112,7 +113,7 @@ mod tests {
 
     impl ArtifactSource for Unreachable {
         fn fetch(&self, _: Digest) -> BoxFuture<'static, Result<Chunks, millrace_types::Failure>> {
-            Box::pin(async { Err(millrace_types::Failure::new(Reason::NoLeader, "nobody there")) })
+            Box::pin(async { Err(millrace_types::Failure::new(Reason::NoLeader, "unreachable")) })
         }
     }
 
@@ -125,14 +126,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn is_fetched_once_and_then_read_from_disk() {
+    async fn an_artifact_is_fetched_once_and_then_read_from_disk() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(dir.path()).unwrap();
         let digest = Digest::of(b"a model");
         let bytes = artifact(&store, &given(&[b"a mo", b"del"]), digest, Bytes(7)).await.unwrap();
         assert_eq!(bytes, b"a model");
-        let nobody: Arc<dyn ArtifactSource> = Arc::new(Unreachable);
-        assert_eq!(artifact(&store, &nobody, digest, Bytes(7)).await.unwrap(), b"a model");
+        let unreachable: Arc<dyn ArtifactSource> = Arc::new(Unreachable);
+        assert_eq!(artifact(&store, &unreachable, digest, Bytes(7)).await.unwrap(), b"a model");
     }
 
     #[tokio::test]

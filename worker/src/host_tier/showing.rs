@@ -1,4 +1,5 @@
-//! What the host tier shows of itself: functions' states, models in memory, what they take and give.
+//! The snapshots that the host tier publishes: the states of functions, the models in host memory, and the
+//! signatures of functions.
 
 use std::sync::Arc;
 
@@ -11,29 +12,29 @@ use super::compile::HostModel;
 use super::plan::Phase;
 use super::{HostTier, Signatures, programs, state};
 
-/// What the host tier did so far.
+/// Cumulative counts of the host tier.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Models that came into host memory again because requests asked for them.
+    /// Loads of evicted models into host memory because requests waited for them.
     pub cold_starts: u64,
-    /// Models that left host memory for others.
+    /// Models that were evicted from host memory to make room for others.
     pub evictions: u64,
 }
 
-/// What the host tier shows. Each changes only when its value does.
+/// The receivers of the host tier's snapshots. A receiver is notified only when its value changes.
 #[derive(Debug, Clone)]
 pub struct View {
-    /// How far each function is, in key order.
+    /// The state of each function, in key order.
     pub statuses: watch::Receiver<Arc<Vec<wire::FunctionStatus>>>,
     /// The models in host memory.
     pub models: watch::Receiver<Arc<Vec<wire::HostModel>>>,
-    /// What served functions take and give.
+    /// The signatures of the functions that are ready.
     pub signatures: watch::Receiver<Arc<Signatures>>,
-    /// What it did.
+    /// The cumulative counts.
     pub counts: watch::Receiver<Arc<Counts>>,
 }
 
-/// Where the host tier shows all that.
+/// The senders of the host tier's snapshots.
 #[derive(Debug, Default)]
 pub struct Showing {
     pub(super) statuses: watch::Sender<Arc<Vec<wire::FunctionStatus>>>,
@@ -43,7 +44,7 @@ pub struct Showing {
 }
 
 impl Showing {
-    /// What is seen there.
+    /// Returns the receivers.
     #[must_use]
     pub fn view(&self) -> View {
         View {
@@ -71,7 +72,8 @@ impl HostTier {
         }
         let ready = state::signatures(&mut phases, &self.functions, &self.known);
         set(&self.signatures_now, ready);
-        set(&self.statuses_now, phases.into_iter().map(status).collect());
+        let statuses = phases.into_iter().map(|(key, phase)| status(&key, phase));
+        set(&self.statuses_now, statuses.collect());
         let model = |(digest, bytes): (Digest, Bytes)| wire::HostModel {
             digest: digest.to_string(),
             bytes: bytes.get(),
@@ -91,7 +93,7 @@ fn set<T: PartialEq>(channel: &watch::Sender<Arc<T>>, value: T) {
     });
 }
 
-fn status((key, phase): (RevisionKey, Phase)) -> wire::FunctionStatus {
+fn status(key: &RevisionKey, phase: Phase) -> wire::FunctionStatus {
     let (phase, mut message) = match phase {
         Phase::Preparing(message) => (wire::FunctionPhase::Preparing, message),
         Phase::Ready => (wire::FunctionPhase::Ready, String::new()),

@@ -1,4 +1,5 @@
-//! What functions take and give of their models: of one that keeps state, all but that (T11).
+//! The signatures of functions. The signature of a function that keeps state leaves out the model's state
+//! tensors (T11).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,16 +15,15 @@ use super::{Signature, Signatures, desired};
 /// The state that a function keeps from one request of a sequence to the next.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct State {
-    /// Its tensors.
     pub tensors: Arc<[StateTensor]>,
-    /// A sequence that nobody asked for so long ends.
+    /// The time without requests after which a sequence ends.
     pub idle: Duration,
-    /// How many sequences there are at one time.
+    /// Maximum number of concurrent sequences.
     pub max: u32,
 }
 
-/// The signatures of those functions that are ready. One whose model cannot keep its state is not: the
-/// controller should have refused it.
+/// Returns the signatures of the functions that are ready. A function with a model that cannot keep the
+/// declared state becomes failed; the controller should have refused such a function.
 pub(super) fn signatures(
     phases: &mut [(RevisionKey, Phase)],
     functions: &BTreeMap<RevisionKey, desired::Function>,
@@ -47,6 +47,11 @@ fn of_function(model: &Arc<Signature>, function: &desired::Function) -> Result<A
     let tensors = sequences.states(ports).map_err(|error| error.to_string())?;
     let state = State { tensors: tensors.into(), idle: sequences.idle, max: sequences.max };
     let Shown { inputs, outputs } = sequences.shown(ports);
-    let (digest, reader, state) = (model.digest, model.reader, Some(state));
-    Ok(Arc::new(Signature { digest, inputs, outputs, reader, state }))
+    Ok(Arc::new(Signature {
+        digest: model.digest,
+        inputs,
+        outputs,
+        reader: model.reader,
+        state: Some(state),
+    }))
 }

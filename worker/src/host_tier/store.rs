@@ -1,8 +1,8 @@
-//! Model artifacts on this worker's disk, named by their SHA-256.
+//! The store of model artifacts on this worker's disk, named by their SHA-256.
 //!
-//! A file gets its name only when it is whole: written to `<hex>.tmp-<n>`, checked against its
-//! digest, fsynced, renamed, folder fsynced. Every read checks it again, and a file that fails is
-//! deleted, so what comes out of here is the artifact or nothing. Blocking: call it off the actor
+//! A file gets its name only when it is complete: it is written to `<hex>.tmp-<n>`, checked against its
+//! digest, fsynced and renamed, and the folder is fsynced. Every read checks the digest again, and deletes a
+//! file that fails, so a read returns the artifact or nothing. All functions block: call them off the actor
 //! thread.
 
 use std::fs::File;
@@ -14,31 +14,26 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use millrace_types::digest::Hasher;
 use millrace_types::{Bytes, Digest};
 
-/// Why an artifact could not be stored or read.
+/// The reason why an artifact could not be stored or read.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The bytes are not those that the digest names.
-    #[error("the bytes received are {found}, not {expected}")]
+    /// The received bytes have another digest than the requested artifact.
+    #[error("the received artifact has the digest {found}, not {expected}")]
     Mismatch {
-        /// The artifact asked for.
+        /// The digest of the requested artifact.
         expected: Digest,
-        /// What came.
+        /// The digest of the received bytes.
         found: Digest,
     },
-    /// More bytes than were announced.
-    #[error("more bytes came than the {announced} announced")]
+    /// The artifact has more bytes than announced.
+    #[error("the received artifact is larger than the announced {announced}")]
     TooLong {
         /// The size in the desired state.
         announced: Bytes,
     },
-    /// The file system refused: most often a full disk.
+    /// The file system refused an operation, most often because the disk is full.
     #[error("{}: {source}", path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// The operating system's answer.
-        source: io::Error,
-    },
+    Io { path: PathBuf, source: io::Error },
 }
 
 /// The folder of artifacts. Clones share it.
@@ -52,7 +47,7 @@ struct Inner {
 }
 
 impl Store {
-    /// Opens the folder, creates it if need be, and removes what a crash left half-written.
+    /// Opens the folder, creates it if it is missing, and removes half-written files of a crash.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -67,9 +62,9 @@ impl Store {
         Ok(store)
     }
 
-    /// The artifact's bytes, checked; `None` when it is not here, or was here and damaged: then it
-    /// is deleted and must be fetched again. A file larger than announced is damaged, and none of it is
-    /// read: host memory was reserved for that size.
+    /// Returns the artifact's bytes after a check of their digest. Returns `None` if the artifact is missing
+    /// or damaged. A damaged file is deleted and has to be fetched again. A file that is larger than announced
+    /// counts as damaged and is not read, because host memory was reserved for the announced size.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -83,17 +78,21 @@ impl Store {
         let found = file.metadata().map_err(at(&path))?.len();
         if found <= announced.get() {
             let mut bytes = Vec::new();
-            // Where there is no memory for it now, there may be later.
+            // Reserved fallibly: memory that is missing now may be free at the next try.
             bytes
                 .try_reserve_exact(usize::try_from(found).unwrap_or(usize::MAX))
                 .map_err(|_| at(&path)(io::ErrorKind::OutOfMemory.into()))?;
-            // Should the file grow meanwhile, its digest is another.
+            // `take` bounds the read. A file that grows meanwhile fails the check of its digest.
             (&mut file).take(found).read_to_end(&mut bytes).map_err(at(&path))?;
             if Digest::of(&bytes) == digest {
                 return Ok(Some(bytes));
             }
         }
-        tracing::warn!(path = %path.display(), bytes = found, "artifact on disk is damaged: deleted, to be fetched again");
+        tracing::warn!(
+            path = %path.display(),
+            bytes = found,
+            "an artifact on the disk is damaged: it is deleted and fetched again"
+        );
         remove(&path)?;
         Ok(None)
     }
@@ -106,15 +105,22 @@ impl Store {
         let number = self.0.next_tmp.fetch_add(1, Ordering::Relaxed);
         let tmp = self.0.dir.join(format!("{}.tmp-{number}", digest.hex()));
         let file = File::create_new(&tmp).map_err(at(&tmp))?;
-        let (path, dir) = (self.path(digest), self.0.dir.clone());
-        let left = announced.get();
-        Ok(Writer { file, tmp, path, dir, expected: digest, hasher: Hasher::default(), announced, left })
+        Ok(Writer {
+            file,
+            tmp,
+            path: self.path(digest),
+            dir: self.0.dir.clone(),
+            expected: digest,
+            hasher: Hasher::default(),
+            announced,
+            left: announced.get(),
+        })
     }
 
-    /// Deletes every artifact that `keep` does not want.
+    /// Deletes every artifact for which `keep` returns false.
     ///
     /// # Errors
-    /// [`Error::Io`] for the first that cannot be deleted.
+    /// [`Error::Io`] for the first artifact that cannot be deleted. Later artifacts stay.
     pub fn retain(&self, keep: impl Fn(Digest) -> bool) -> Result<(), Error> {
         for name in self.names()? {
             let digest = format!("sha256:{name}").parse::<Digest>();
@@ -125,7 +131,7 @@ impl Store {
         Ok(())
     }
 
-    /// Deletes an artifact, if it is here.
+    /// Deletes an artifact, if it exists.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -141,7 +147,7 @@ impl Store {
         let dir = &self.0.dir;
         let mut names = Vec::new();
         for entry in std::fs::read_dir(dir).map_err(at(dir))? {
-            // A name that is not UTF-8 is none of ours.
+            // The store creates only UTF-8 names, so other files belong to someone else.
             if let Ok(name) = entry.map_err(at(dir))?.file_name().into_string() {
                 names.push(name);
             }
@@ -150,7 +156,7 @@ impl Store {
     }
 }
 
-/// An artifact being written. Dropped before [`Writer::commit`], it leaves nothing behind.
+/// An artifact that is being written. A writer that is dropped before [`Writer::commit`] deletes its file.
 #[derive(Debug)]
 pub struct Writer {
     file: File,
@@ -164,7 +170,7 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Adds bytes.
+    /// Appends bytes.
     ///
     /// # Errors
     /// [`Error::TooLong`] beyond the announced size, [`Error::Io`].
@@ -175,10 +181,10 @@ impl Writer {
         self.file.write_all(chunk).map_err(at(&self.tmp))
     }
 
-    /// Checks the whole and gives the file its name, durably.
+    /// Checks the digest and renames the file to its final name, durably.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] when it is not the artifact, [`Error::Io`].
+    /// [`Error::Mismatch`] if the bytes have another digest, [`Error::Io`].
     pub fn commit(self) -> Result<(), Error> {
         let found = self.hasher.clone().finish();
         if found != self.expected {
@@ -192,9 +198,9 @@ impl Writer {
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        // After a commit there is no such file any more.
+        // After a commit the temporary file no longer exists, and `remove` does nothing.
         if let Err(error) = remove(&self.tmp) {
-            tracing::warn!(%error, "a half-written artifact stays until the next start");
+            tracing::warn!(%error, "cannot delete a half-written artifact: the next start deletes it");
         }
     }
 }
@@ -230,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn gives_back_what_was_written_over_a_restart() {
+    fn a_committed_artifact_is_readable_after_a_restart() {
         let (dir, store) = store();
         let digest = put(&store, b"a model");
         assert_eq!(store.names().unwrap(), [digest.hex()]);
@@ -271,14 +277,14 @@ mod tests {
     fn a_file_larger_than_announced_is_damaged_and_not_read() {
         let (_dir, store) = store();
         let digest = put(&store, b"a model");
-        // A sparse file that no memory could hold.
+        // The file is sparse, and larger than any memory.
         File::options().write(true).open(store.path(digest)).unwrap().set_len(1 << 42).unwrap();
         assert!(store.read(digest, Bytes(7)).unwrap().is_none());
         assert!(!store.path(digest).exists());
     }
 
     #[test]
-    fn a_crash_in_mid_write_is_swept_at_the_next_start() {
+    fn opening_deletes_the_half_written_files_of_a_crash() {
         let (dir, store) = store();
         let digest = put(&store, b"a model");
         std::fs::write(dir.path().join("abc.tmp-7"), b"half").unwrap();
@@ -286,9 +292,10 @@ mod tests {
     }
 
     #[test]
-    fn retain_deletes_only_what_is_not_wanted() {
+    fn retain_deletes_only_artifacts_that_are_not_kept() {
         let (_dir, store) = store();
-        let (a, b) = (put(&store, b"a"), put(&store, b"b"));
+        let a = put(&store, b"a");
+        let b = put(&store, b"b");
         store.retain(|digest| digest == a).unwrap();
         assert!(store.path(a).exists() && !store.path(b).exists());
     }

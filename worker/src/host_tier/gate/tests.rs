@@ -5,7 +5,7 @@ use crate::clock::Sleeper;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Moves when the test says so; a wait takes its time in the runtime, which is paused.
+/// A clock that tests set. Waits last their time in the runtime, which is paused.
 #[derive(Debug, Default)]
 struct Moved(AtomicU64);
 
@@ -36,10 +36,10 @@ fn reason(outcome: Result<Held, Failure>) -> Reason {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_model_that_is_here_is_held_at_once_and_stays_as_long() {
+async fn a_model_in_host_memory_is_reserved_at_once_and_stays_until_the_release() {
     let (gate, model) = gate();
     assert_eq!(reason(gate.enter(model, PATIENCE).await), Reason::FunctionNotReady);
-    assert!(!gate.arrived(model), "it had never left");
+    assert!(!gate.arrived(model), "a first load is no cold start");
     let held = gate.enter(model, PATIENCE).await.unwrap();
     assert_eq!((held.waited(), gate.unused(), gate.try_leave(model)), (Duration::ZERO, vec![], false));
     drop(held);
@@ -48,7 +48,7 @@ async fn a_model_that_is_here_is_held_at_once_and_stays_as_long() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_for_one_that_is_away_wakes_the_tier_and_has_it_as_soon_as_it_comes() {
+async fn a_request_for_an_evicted_model_wakes_the_tier_and_continues_once_the_model_arrives() {
     let clock = Arc::new(Moved::default());
     let (gate, model) = gate_with(Arc::clone(&clock));
     gate.arrived(model);
@@ -60,8 +60,8 @@ async fn a_request_for_one_that_is_away_wakes_the_tier_and_has_it_as_soon_as_it_
     gate.wanted().await;
     assert_eq!(gate.asked(), [model]);
     clock.0.store(30_000_000, Ordering::Relaxed);
-    assert!(gate.arrived(model), "a cold start");
-    // Before the request has gone on, it counts.
+    assert!(gate.arrived(model), "this is a cold start");
+    // The waiting request counts as a user before it continues.
     assert!(!gate.try_leave(model));
     let held = asks.await.unwrap().unwrap();
     assert_eq!(held.waited(), Duration::from_millis(30));
@@ -80,7 +80,8 @@ async fn waits_end_with_a_reason_and_leave_nothing() {
         let gate = gate.clone();
         tokio::spawn(async move { gate.enter(model, PATIENCE).await })
     };
-    let (refused, later) = (ask(), ask());
+    let refused = ask();
+    let later = ask();
     gate.wanted().await;
     tokio::task::yield_now().await;
     gate.refuse(model, "the file is damaged".to_owned());
@@ -88,7 +89,7 @@ async fn waits_end_with_a_reason_and_leave_nothing() {
     assert_eq!(reason(later.await.unwrap()), Reason::FunctionNotReady);
     assert_eq!(reason(gate.enter(model, PATIENCE).await), Reason::FunctionNotReady);
     gate.arrived(model);
-    assert!(gate.try_leave(model), "nobody who gave up is counted");
+    assert!(gate.try_leave(model), "requests that gave up are not counted");
     let closed = ask();
     gate.wanted().await;
     gate.close();
@@ -97,7 +98,7 @@ async fn waits_end_with_a_reason_and_leave_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_that_goes_and_comes_again_counts_those_that_had_it_before() {
+async fn a_model_that_is_served_again_still_counts_its_earlier_users() {
     let (gate, model) = gate();
     gate.arrived(model);
     let held = gate.enter(model, PATIENCE).await.unwrap();
@@ -111,7 +112,7 @@ async fn one_that_goes_and_comes_again_counts_those_that_had_it_before() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_more_wait_than_may() {
+async fn a_request_over_waiting_max_is_refused() {
     let (gate, model) = gate();
     gate.arrived(model);
     gate.try_leave(model);
@@ -122,7 +123,7 @@ async fn no_more_wait_than_may() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_tier_hears_of_one_that_falls_idle_where_it_wants_room() {
+async fn the_tier_is_woken_by_a_model_that_becomes_idle_if_it_needs_room() {
     let (gate, model) = gate();
     gate.arrived(model);
     drop(gate.enter(model, PATIENCE).await.unwrap());
@@ -134,17 +135,17 @@ async fn the_tier_hears_of_one_that_falls_idle_where_it_wants_room() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hint_wakes_the_tier_once_and_only_where_nobody_waits() {
+async fn a_hint_wakes_the_tier_once_and_only_if_no_request_waits() {
     let (gate, model) = gate();
-    assert_eq!(gate.hint(model), Hinted::Busy, "it is not served here");
+    assert_eq!(gate.hint(model), Hinted::Busy, "this worker does not serve the model");
     gate.arrived(model);
     assert_eq!((gate.hint(model), gate.take_hint()), (Hinted::Here, None));
     assert!(gate.try_leave(model));
     assert_eq!(gate.hint(model), Hinted::Asked);
     gate.wanted().await;
-    assert_eq!(gate.hint(model), Hinted::Busy, "the first was not heard yet");
+    assert_eq!(gate.hint(model), Hinted::Busy, "the tier has not taken the first hint");
     assert_eq!((gate.take_hint(), gate.take_hint(), gate.asked()), (Some(model), None, vec![]));
-    assert!(!gate.arrived(model), "no request has met a cold start");
+    assert!(!gate.arrived(model), "no request waited, so this is no cold start");
 
     let other = Digest::of(b"other");
     gate.arrived(other);

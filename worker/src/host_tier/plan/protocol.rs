@@ -1,136 +1,107 @@
-//! What the host tier's plan is told and what it wants done.
+//! The events and actions of the host tier's plan.
 
 use millrace_types::{Bytes, Digest, RevisionKey};
 
-/// A function this worker should serve, as far as the host tier cares.
+/// A function that this worker should serve, reduced to the facts that the host tier needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wanted {
-    /// The function.
     pub key: RevisionKey,
-    /// Its model.
+    /// The digest of the function's model.
     pub digest: Digest,
-    /// The size of the model's file: what is reserved until the prepared size is known.
+    /// The size of the model's file. This much memory is reserved until the prepared size is known.
     pub artifact_bytes: Bytes,
 }
 
-/// What happened.
+/// An event for the plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// Everything this worker should serve now.
+    /// The complete list of functions that this worker should serve now.
     Desired(Vec<Wanted>),
-    /// A model is in host memory and takes this much of it.
+    /// A model is in host memory.
     Prepared {
-        /// The model.
         digest: Digest,
-        /// Its weights and graph.
+        /// The host memory of the weights and the graph.
         bytes: Bytes,
     },
     /// A model could not be prepared.
-    Failed {
-        /// The model.
-        digest: Digest,
-        /// Why, and what that means for another try.
-        failure: Failure,
-    },
-    /// The node took a function, or refused it with a message.
+    Failed { digest: Digest, failure: Failure },
+    /// The node installed a function, or refused it.
     Installed {
-        /// The function.
         key: RevisionKey,
-        /// The refusal.
+        /// The node's error message, if it refused the function.
         outcome: Result<(), String>,
     },
-    /// Requests wait for these models, which had left.
+    /// Requests wait for these models, which had been evicted.
     Asked(Vec<Digest>),
-    /// This model had left, and is likely to be asked for.
+    /// An evicted model is likely to be needed soon.
     Hinted(Digest),
-    /// What came of [`Action::MakeRoom`]: these have left; none, where those that may leave are not
-    /// enough.
+    /// The models that were evicted for [`Action::MakeRoom`]. The list is empty if all evictable models
+    /// together were not enough.
     RoomMade(Vec<Digest>),
-    /// Time passed: sent when [`wake_at`](super::Plan::wake_at) says so, and when more models may leave than before.
+    /// Time passed. Sent at the time of [`wake_at`](super::Plan::wake_at), and when more models have become
+    /// evictable.
     Tick,
 }
 
-/// Why a model could not be prepared.
+/// The reason why a model could not be prepared, and the consequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Failure {
-    /// Nobody could be asked: tried again, and no fault of the model's.
+    /// No source could be reached. The model is not at fault, and the preparation is retried.
     Unavailable(String),
-    /// What came was wrong, or the disk refused: reported, and tried again.
+    /// The received bytes were wrong, or the disk refused an operation. The failure is reported, and the
+    /// preparation is retried.
     Transient(String),
-    /// The model itself is no good: reported, and never tried again.
+    /// The model itself is unusable. The failure is reported, and the preparation is never retried.
     Permanent(String),
 }
 
-/// What to do.
+/// An action of the plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
-    /// Bring a model into host memory: from the local file, else from a controller.
+    /// Loads a model into host memory, from the local file or else from a controller.
     Prepare {
-        /// The model.
         digest: Digest,
-        /// The size of its file.
+        /// The size of the model's file.
         artifact_bytes: Bytes,
     },
-    /// Hand a function and its model to the node.
-    Install {
-        /// The function.
-        key: RevisionKey,
-        /// Its model, prepared.
-        digest: Digest,
-    },
-    /// Take a function from the node.
-    Retire {
-        /// The function.
-        key: RevisionKey,
-    },
-    /// Let go of a model's memory and delete its file: no function wants it.
-    Drop {
-        /// The model.
-        digest: Digest,
-    },
-    /// Let go of a model's memory only: it did not fit, or has left.
-    Release {
-        /// The model.
-        digest: Digest,
-    },
-    /// A model is in host memory, and its functions were handed to the node.
-    Arrived {
-        /// The model.
-        digest: Digest,
-    },
-    /// Have models leave that no request uses, the least recently used first, until so much is free;
-    /// say which with [`Event::RoomMade`].
+    /// Installs a function with its prepared model on the node.
+    Install { key: RevisionKey, digest: Digest },
+    /// Removes a function from the node.
+    Retire { key: RevisionKey },
+    /// Releases a model's memory and deletes its file, because no function uses the model.
+    Drop { digest: Digest },
+    /// Releases a model's memory and keeps its file: the model did not fit, or was evicted.
+    Release { digest: Digest },
+    /// Reports that a model is in host memory and that its functions were installed on the node.
+    Arrived { digest: Digest },
+    /// Evicts idle models, in the order of `room`, until `bytes` are freed. The answer is
+    /// [`Event::RoomMade`].
     MakeRoom {
-        /// What is lacking.
+        /// The missing host memory.
         bytes: Bytes,
-        /// For whom.
         asker: Asker,
     },
-    /// Tell whoever waits for a model that it cannot come.
-    Refuse {
-        /// The model.
-        digest: Digest,
-        /// Why.
-        why: String,
-    },
+    /// Fails the requests that wait for a model, because it cannot be loaded.
+    Refuse { digest: Digest, why: String },
 }
 
-/// For whom room is made.
+/// The purpose for which room is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Asker {
-    /// Requests wait, or a function is to be served.
+    /// Requests wait for the model, or a function has to become ready.
     Request,
-    /// A model is only likely to be asked for: what is pinned or kept warm stays.
+    /// The model is prewarmed. Pinned models and models with warm copies are not evicted for it.
     Hint,
 }
 
-/// How far a function is.
+/// The state of a function.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Phase {
-    /// On its way; the message says what it waits for, if that is not obvious.
+    /// The function's model is being prepared. The message says what the preparation waits for, if that is
+    /// not obvious.
     Preparing(String),
-    /// Served.
+    /// The function accepts requests.
     Ready,
-    /// Not served, and why.
+    /// The function cannot be served, for this reason.
     Failed(String),
 }

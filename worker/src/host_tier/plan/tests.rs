@@ -77,7 +77,7 @@ fn the_same_desired_state_again_does_nothing() {
 }
 
 #[test]
-fn a_function_is_ready_when_the_node_took_it() {
+fn a_function_is_ready_once_the_node_has_installed_it() {
     let mut plan = plan(100);
     desired(&mut plan, [wanted("a", 1, 10)]);
     prepared(&mut plan, 1, 10);
@@ -98,18 +98,18 @@ fn a_refused_function_fails_alone() {
 }
 
 #[test]
-fn over_budget_waits_with_what_to_do_until_room_is_made() {
+fn a_model_over_the_budget_waits_with_advice_until_memory_is_free() {
     let mut plan = plan(15);
     assert_eq!(desired(&mut plan, [wanted("a", 1, 10), wanted("b", 2, 10)]), [prepare(1, 10)]);
     let Phase::Preparing(message) = plan.phases()[1].1.clone() else { panic!("{:?}", plan.phases()) };
     assert!(message.contains("add a worker"), "{message}");
     assert_eq!(desired(&mut plan, [wanted("b", 2, 10)]), []);
-    // The preparation that was under way cannot be called back: its end frees the memory.
+    // The preparation under way cannot be cancelled. Its end frees the memory.
     assert_eq!(prepared(&mut plan, 1, 10), [Action::Drop { digest: digest(1) }, prepare(2, 10)]);
 }
 
 #[test]
-fn larger_than_the_budget_fails_at_once_and_makes_nobody_leave() {
+fn a_model_larger_than_the_budget_fails_at_once_without_evictions() {
     let mut plan = plan(15);
     desired(&mut plan, [wanted("a", 1, 10)]);
     prepared(&mut plan, 1, 10);
@@ -119,10 +119,11 @@ fn larger_than_the_budget_fails_at_once_and_makes_nobody_leave() {
         "{actions:?}"
     );
     assert!(matches!(&plan.phases()[1].1, Phase::Failed(why) if why.contains("15 B in all")));
-    assert_eq!(plan.on_event(Event::Tick, NOW), [], "it is said once");
+    assert_eq!(plan.on_event(Event::Tick, NOW), [], "the refusal is reported once");
 }
 
-/// A is in host memory, and B, which has no room beside it, has come in its place.
+/// Returns a plan in which model 1 (function `a`) was evicted for model 2 (function `b`): the budget has no
+/// room for both.
 fn a_asleep() -> Plan {
     let mut plan = plan(15);
     desired(&mut plan, [wanted("a", 1, 10), wanted("b", 2, 10)]);
@@ -130,7 +131,8 @@ fn a_asleep() -> Plan {
     assert_eq!(ready, [install("a", 1), arrived(1), make_room(4, Asker::Request)]);
     installed(&mut plan, "a", Ok(()));
     let left = plan.on_event(Event::RoomMade(vec![digest(1)]), NOW);
-    let (retire, release) = (Action::Retire { key: key("a") }, Action::Release { digest: digest(1) });
+    let retire = Action::Retire { key: key("a") };
+    let release = Action::Release { digest: digest(1) };
     assert_eq!(left, [retire, release, prepare(2, 10)]);
     prepared(&mut plan, 2, 10);
     installed(&mut plan, "b", Ok(()));
@@ -138,21 +140,21 @@ fn a_asleep() -> Plan {
 }
 
 #[test]
-fn a_model_leaves_for_another_and_its_function_is_served_still() {
+fn the_function_of_an_evicted_model_stays_ready() {
     let mut plan = a_asleep();
     assert_eq!(plan.phases(), [(key("a"), Phase::Ready), (key("b"), Phase::Ready)]);
     assert_eq!(plan.resident(), [(digest(2), Bytes(10))]);
-    // One more function of the same model needs nothing but a request.
+    // Another function of the evicted model is ready at once, and loads the model with its first request.
     let third = [wanted("a", 1, 10), wanted("b", 2, 10), wanted("c", 1, 10)];
     assert_eq!(desired(&mut plan, third), []);
     assert_eq!(plan.phases()[2], (key("c"), Phase::Ready));
 }
 
 #[test]
-fn a_model_that_is_asked_for_comes_again_with_all_its_functions() {
+fn a_requested_model_is_loaded_again_with_all_its_functions() {
     let mut plan = a_asleep();
     let asked = plan.on_event(Event::Asked(vec![digest(1), digest(2)]), NOW);
-    assert_eq!(asked, [make_room(4, Asker::Request)], "of 15, 10 are taken and 9 wanted");
+    assert_eq!(asked, [make_room(4, Asker::Request)], "10 of 15 bytes are used, and 9 are needed");
     let made = plan.on_event(Event::RoomMade(vec![digest(2)]), NOW);
     assert_eq!(made[1..], [Action::Release { digest: digest(2) }, prepare(1, 10)]);
     assert_eq!(prepared(&mut plan, 1, 9), [install("a", 1), arrived(1)]);
@@ -160,27 +162,27 @@ fn a_model_that_is_asked_for_comes_again_with_all_its_functions() {
 }
 
 #[test]
-fn a_model_that_is_likely_to_be_asked_for_comes_where_nothing_else_is_to_come() {
+fn a_hinted_model_is_loaded_only_if_no_other_model_is_to_be_loaded() {
     let mut plan = a_asleep();
     let hint = |plan: &mut Plan| plan.on_event(Event::Hinted(digest(1)), NOW);
     assert_eq!(hint(&mut plan), [make_room(4, Asker::Hint)]);
     assert_eq!(plan.on_event(Event::RoomMade(vec![]), NOW), []);
-    assert_eq!(plan.on_event(Event::Tick, NOW), [], "it is not tried again");
+    assert_eq!(plan.on_event(Event::Tick, NOW), [], "the hint is not tried again");
     assert_eq!(plan.phases()[0], (key("a"), Phase::Ready));
 
     let more = [wanted("a", 1, 10), wanted("b", 2, 10), wanted("c", 3, 4)];
     assert_eq!(desired(&mut plan, more), [prepare(3, 4)]);
-    assert_eq!(hint(&mut plan), [], "another comes first");
+    assert_eq!(hint(&mut plan), [], "another model is being loaded");
     prepared(&mut plan, 3, 4);
     assert_eq!(hint(&mut plan), [make_room(8, Asker::Hint)]);
     let room = plan.on_event(Event::RoomMade(vec![digest(2)]), NOW);
     assert_eq!(room[1..], [Action::Release { digest: digest(2) }, prepare(1, 10)]);
     assert_eq!(prepared(&mut plan, 1, 9), [install("a", 1), arrived(1)]);
-    assert_eq!(hint(&mut plan), [], "it is here");
+    assert_eq!(hint(&mut plan), [], "the model is in host memory");
 }
 
 #[test]
-fn a_request_for_a_model_that_was_likely_to_be_asked_for_waits_as_any() {
+fn a_request_for_a_hinted_model_waits_like_any_other_request() {
     let mut plan = a_asleep();
     plan.on_event(Event::Hinted(digest(1)), NOW);
     plan.on_event(Event::Asked(vec![digest(1)]), NOW);
@@ -189,27 +191,27 @@ fn a_request_for_a_model_that_was_likely_to_be_asked_for_waits_as_any() {
 }
 
 #[test]
-fn where_nobody_may_leave_it_waits_and_others_that_need_less_do_not() {
+fn a_model_without_room_waits_and_does_not_delay_smaller_models() {
     let mut plan = a_asleep();
     let more = [wanted("a", 1, 10), wanted("b", 2, 10), wanted("c", 3, 4)];
     assert_eq!(plan.on_event(Event::Asked(vec![digest(1)]), NOW).len(), 1);
     assert_eq!(plan.on_event(Event::RoomMade(vec![]), NOW), []);
     assert_eq!(plan.phases()[0], (key("a"), Phase::Ready));
-    // It asks again, and the one behind it does not wait for the answer's sake.
+    // Model 1 asks for room again. Model 3 behind it waits only until that request has failed.
     assert_eq!(desired(&mut plan, more), [make_room(4, Asker::Request)]);
     assert_eq!(plan.on_event(Event::RoomMade(vec![]), NOW), [prepare(3, 4)]);
     assert_eq!(plan.on_event(Event::Tick, NOW), [make_room(8, Asker::Request)]);
 }
 
 #[test]
-fn whoever_waits_for_a_model_that_is_broken_is_told() {
+fn requests_that_wait_for_a_broken_model_are_refused() {
     let mut plan = a_asleep();
     plan.on_event(Event::Asked(vec![digest(1)]), NOW);
     plan.on_event(Event::RoomMade(vec![digest(2)]), NOW);
     let refuse = Action::Refuse { digest: digest(1), why: "damaged".into() };
     assert_eq!(failed(&mut plan, 1, Failure::Permanent("damaged".into())), [refuse]);
     assert_eq!(plan.phases()[0], (key("a"), Phase::Failed("damaged".into())));
-    // One that can be tried again is.
+    // A transient failure is retried, and its function stays ready.
     plan.on_event(Event::Asked(vec![digest(2)]), NOW);
     assert_eq!(failed(&mut plan, 2, Failure::Transient("no disk".into())), []);
     assert_eq!(plan.phases()[1], (key("b"), Phase::Ready));
@@ -236,7 +238,7 @@ fn at_most_two_preparations_at_a_time_in_order_of_arrival() {
 }
 
 #[test]
-fn a_failed_fetch_is_tried_again_later_and_later() {
+fn a_failed_fetch_is_retried_with_growing_waits() {
     let mut plan = plan(100);
     desired(&mut plan, [wanted("a", 1, 10)]);
     let mut last = NOW;
@@ -252,7 +254,7 @@ fn a_failed_fetch_is_tried_again_later_and_later() {
 }
 
 #[test]
-fn a_bad_model_is_never_tried_again_and_bad_bytes_are() {
+fn a_bad_model_is_never_retried_but_bad_bytes_are() {
     let mut plan = plan(100);
     desired(&mut plan, [wanted("a", 1, 10), wanted("b", 2, 10)]);
     failed(&mut plan, 1, Failure::Permanent("not onnx".into()));
@@ -275,8 +277,8 @@ fn a_late_answer_about_a_retired_function_is_ignored() {
 }
 
 proptest! {
-    /// Whatever happens, reserved memory stays within the budget, no model is held that nobody
-    /// wants, and no model is prepared twice at once.
+    /// After any sequence of events, reserved memory stays within the budget, no model is held that no
+    /// function uses, and no model is prepared twice at once.
     #[test]
     fn the_budget_holds_and_nothing_leaks(steps in prop::collection::vec(step(), 1..80)) {
         let mut plan = plan(30);
@@ -299,7 +301,8 @@ proptest! {
                 }
                 Step::MakeRoom(ask) if lacking.is_some() => {
                     let bytes: Bytes = lacking.take().unwrap();
-                    let (mut gone, mut freed) = (Vec::new(), Bytes::ZERO);
+                    let mut gone = Vec::new();
+                    let mut freed = Bytes::ZERO;
                     for (digest, size) in plan.resident() {
                         if ask && freed < bytes {
                             freed += size;
@@ -326,7 +329,7 @@ proptest! {
                         prop_assert!(held.contains(&digest));
                     }
                     Action::MakeRoom { bytes, .. } => {
-                        prop_assert!(lacking.replace(bytes).is_none(), "one at a time");
+                        prop_assert!(lacking.replace(bytes).is_none(), "room is made for one model at a time");
                         prop_assert!(bytes <= plan.resident().iter().map(|(_, size)| *size).sum::<Bytes>());
                     }
                     Action::Refuse { digest, .. } => prop_assert!(plan.models[&digest].needs > Bytes(30)),
