@@ -1,13 +1,13 @@
-//! Admits a function's requests, answers each exactly once, and keeps its score. The core of the
-//! Function actor.
+//! Admission of a function's requests: admits each request, answers it exactly once, and counts its
+//! outcome. The core of the Function actor.
 //!
 //! ```text
 //! Arrive ──► Enqueue | Refuse
 //! Completed | Failed | Cancel | Tick past the deadline ──► Answer | Fail | Withdraw
 //! ```
 //!
-//! A request is known from its arrival to its answer and no longer: what comes about it later (a
-//! run that outlived its timeout) is dropped here.
+//! A request is known from its arrival to its answer. Later events about the request, such as the
+//! end of a run that outlived its timeout, are dropped here.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -18,126 +18,104 @@ use crate::attempts::{Attempts, Idempotent};
 use crate::core::Core;
 use crate::ids::RequestKey;
 
-/// What a function's requests are held to.
+/// Limits and objective of a function's requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Config {
-    /// Requests it may have in flight.
+    /// Maximum number of requests in flight.
     pub in_flight_max: u32,
-    /// Within how long a request counts as served in time; `None` scores nothing.
+    /// Time within which a request counts as served in time; `None` scores no request.
     pub deadline: Option<Duration>,
-    /// Whether its requests may be run twice.
+    /// Whether the function's requests may run twice.
     pub idempotent: Idempotent,
 }
 
-/// What happened.
+/// Input of the admission core.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Event {
-    /// A request came.
+    /// A request arrived.
     Arrive {
-        /// Its key.
         key: RequestKey,
-        /// When the worker took it.
+        /// Time at which the worker accepted the request.
         accepted: Timestamp,
-        /// What was left then of the client's timeout.
+        /// Remainder of the client's timeout at that time.
         timeout: Duration,
-        /// How often it may be started.
+        /// Maximum number of starts.
         attempts_left: u32,
-        /// Whether it completed before and is counted and charged: what it gave was lost before it was
-        /// answered, and it runs again.
+        /// Whether the request completed before and is already counted and charged. It runs again
+        /// because its outputs were lost before they were answered.
         counted: bool,
     },
-    /// It was given to a GPU.
-    Dispatched {
-        /// Which.
-        key: RequestKey,
-    },
-    /// It has outputs.
+    /// A request was assigned to a GPU.
+    Dispatched { key: RequestKey },
+    /// A request produced outputs.
     Completed {
-        /// Which.
         key: RequestKey,
         /// GPU time of the attempt.
         ran: Duration,
     },
-    /// It will have none.
+    /// A request will produce no outputs.
     Failed {
-        /// Which.
         key: RequestKey,
-        /// Why.
         reason: Reason,
-        /// Whether it may have run.
+        /// Whether the request may have run.
         may_have_executed: bool,
     },
-    /// Its client went away.
-    Cancel {
-        /// Which.
-        key: RequestKey,
-    },
-    /// The node drops everything it has.
-    NodeLost {
-        /// Why.
-        reason: Reason,
-    },
-    /// Take no more requests.
+    /// The client of a request disconnected or cancelled.
+    Cancel { key: RequestKey },
+    /// The node dropped all its requests.
+    NodeLost { reason: Reason },
+    /// The function accepts no further requests.
     Retire,
     /// Time passed.
     Tick,
 }
 
-/// What to do.
+/// Output of the admission core.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// Give it to the node's queue.
+    /// Add a request to the node's queue.
     Enqueue {
-        /// Which.
         key: RequestKey,
-        /// Its record.
+        /// Record of the request's attempts.
         attempts: Attempts,
     },
     /// Answer with the outputs that came with the event.
-    Answer {
-        /// Which.
-        key: RequestKey,
-    },
+    Answer { key: RequestKey },
     /// Answer with an error.
     Fail {
-        /// Which.
         key: RequestKey,
-        /// Which.
         reason: Reason,
-        /// Whether it may have run.
+        /// Whether the request may have run.
         may_have_executed: bool,
     },
-    /// Tell the node that nobody waits for it any more.
-    Withdraw {
-        /// Which.
-        key: RequestKey,
-    },
-    /// The function has no request left and will get no more.
+    /// Withdraw a request from the node, because its client no longer waits.
+    Withdraw { key: RequestKey },
+    /// Report that the function has no request left and will get no more.
     Retired,
 }
 
-/// A function's score and bill so far.
+/// Outcomes and charges of a function so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Score {
-    /// Answered with outputs.
+    /// Requests answered with outputs.
     pub completed: u64,
-    /// Timed out.
+    /// Requests that timed out.
     pub expired: u64,
-    /// Answered with another error.
+    /// Requests answered with another error.
     pub failed: u64,
-    /// Given up by the client.
+    /// Requests cancelled by the client.
     pub cancelled: u64,
-    /// m: served in time (T17).
+    /// m: requests served in time (T17).
     pub in_time: u64,
-    /// n: completed or expired (T17). A request that the client gave up or that failed says
-    /// nothing about how fast the function is served.
+    /// n: requests that completed or expired (T17). A cancelled or failed request does not show how
+    /// fast the function is served.
     pub scored: u64,
-    /// Milliseconds of GPU time charged: of answered attempts only, each rounded up.
+    /// Milliseconds of GPU time charged: only answered attempts, each rounded up.
     pub billed_ms: u64,
 }
 
 impl Score {
-    /// Both, added up.
+    /// Returns the sum of both scores.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         Self {
@@ -156,12 +134,12 @@ impl Score {
 struct InFlight {
     accepted: Timestamp,
     deadline: Timestamp,
-    /// Whether a GPU has it or had it.
+    /// Whether the request was ever assigned to a GPU.
     dispatched: bool,
     counted: bool,
 }
 
-/// One function's requests.
+/// Requests of one function.
 #[derive(Debug)]
 pub struct Admission {
     config: Config,
@@ -172,7 +150,7 @@ pub struct Admission {
 }
 
 impl Admission {
-    /// No request yet.
+    /// Creates a function without requests.
     #[must_use]
     pub fn new(config: Config) -> Self {
         Self {
@@ -184,13 +162,13 @@ impl Admission {
         }
     }
 
-    /// The score so far.
+    /// Returns the score so far.
     #[must_use]
     pub fn score(&self) -> Score {
         self.score
     }
 
-    /// Requests admitted and not answered.
+    /// Returns the number of admitted requests without an answer.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.requests.len()
@@ -265,8 +243,8 @@ impl Admission {
             if !request.counted {
                 self.score_if_objective(false);
             }
-            let (reason, may_have_executed) = (Reason::TimedOut, request.dispatched);
-            actions.push(Action::Fail { key, reason, may_have_executed });
+            let may_have_executed = request.dispatched;
+            actions.push(Action::Fail { key, reason: Reason::TimedOut, may_have_executed });
             actions.push(Action::Withdraw { key });
         }
     }

@@ -1,40 +1,43 @@
-//! How long a silent node is still believed alive (DESIGN §5, §7; the health checks of Torpor §4.5,
-//! T16). The leader's table: hears of nodes, ends leases, declares nodes lost.
+//! Leases: the time for which a silent node is still believed alive (DESIGN §5, §7; the health
+//! checks of Torpor §4.5, T16). The leader's table records signs of life, ends leases, and declares
+//! nodes lost.
 //!
 //! ```text
-//!              lease without a word          grace on top
-//! believed ──────────────────────► fenced ─────────────────► lost
-//!     ▲                              │
-//!     └──────────── heard ───────────┘
+//!           lease without a sign of life         grace on top
+//! believed ─────────────────────────────► fenced ─────────────► lost
+//!     ▲                                      │
+//!     └─────────────── heard ────────────────┘
 //! ```
 //!
-//! A fenced node serves on: only what it wants written into the replicated state is refused, for it
-//! may be declared lost at any moment. Lost stands: the command that says so may be on its way into
-//! the log, and the node has to register again for a new epoch.
+//! A fenced node continues to serve: the leader only refuses its writes to the replicated state,
+//! because the node may be declared lost at any moment. A loss is final: the command that declares
+//! it may already be on its way into the log, and the node has to register again for a new epoch.
 //!
-//! Silence is judged by the leader's own clock, so a leader that stood still itself has heard
-//! nobody and knows nothing: it grants everyone a full lease again. It finds out by the gap between
-//! its ticks, which is why [`Leases::next_wake`] never lets more than a quarter of a lease pass.
+//! Silence is judged by the leader's own clock. A leader that stood still itself has heard no node
+//! and knows nothing, so it grants every node a full lease again. The leader detects a stall by the
+//! gap between its ticks, which is why [`Leases::next_wake`] never lets more than a quarter of a
+//! lease pass.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use millrace_types::{Epoch, NodeName, Timestamp};
 
-/// How long a node may be silent (DESIGN §5).
+/// Time for which a node may be silent (DESIGN §5).
 pub const LEASE: Duration = Duration::from_secs(2);
-/// How long it may be silent beyond that. With its functions' new copies, still within the second
-/// that DESIGN §7 gives on top of the lease.
+/// Further silence before a fenced node is lost. Together with the new copies of its functions,
+/// this stays within the second that DESIGN §7 allows on top of the lease.
 pub const GRACE: Duration = Duration::from_millis(500);
-/// Ticks in a lease, at least. More than two, so that a late one is told from a stall.
+/// Minimum number of ticks in a lease. More than two, so that a late tick is distinguishable from a
+/// stall.
 const TICKS_PER_LEASE: u32 = 4;
 
-/// What silence is held to.
+/// Limits of a node's silence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Silence until a node is fenced.
+    /// Silence after which a node is fenced.
     pub lease: Duration,
-    /// Silence beyond that until it is lost.
+    /// Further silence after which a fenced node is lost.
     pub grace: Duration,
 }
 
@@ -47,44 +50,44 @@ impl Default for Limits {
 /// One registration of a node.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Member {
-    /// Its name.
     pub node: NodeName,
-    /// The number of the registration.
+    /// Number of the registration.
     pub epoch: Epoch,
 }
 
-/// What is believed of a registration.
+/// State of a registration, as the leader believes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Standing {
-    /// Alive.
+    /// The node is alive.
     Believed,
-    /// Perhaps alive: it serves, but its state batches are refused.
+    /// The node may be alive: it serves, but its state batches are refused.
     Fenced,
-    /// Gone. What it says is ignored.
+    /// The node is gone, and its messages are ignored.
     Lost,
-    /// Not in the table: an older epoch, or never registered.
+    /// The registration is not in the table: an older epoch, or never registered.
     Unknown,
 }
 
-/// What time brought.
+/// Result of a tick.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Verdict {
-    /// Whose lease ended.
+    /// Registrations with a lease that ended.
     pub fenced: Vec<Member>,
-    /// Whom to declare lost: propose `NodeLost{epoch}` for each. Named again a lease later for as
-    /// long as [`Leases::gone`] does not confirm it.
+    /// Registrations to declare lost: propose `NodeLost{epoch}` for each. Repeated a lease later
+    /// until [`Leases::gone`] confirms the loss.
     pub lost: Vec<Member>,
-    /// How long the leader stood still, when it did. Everyone who is not lost has a full lease.
+    /// Duration of a stall of the leader, if one occurred. Every node that is not lost has a full
+    /// lease.
     pub stalled: Option<Duration>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// Believed until then.
+    /// Believed until this time.
     Believed { until: Timestamp },
-    /// Fenced; lost from then on.
+    /// Fenced, and lost from this time on.
     Fenced { until: Timestamp },
-    /// Lost; to be named again then.
+    /// Lost, and named again at this time.
     Lost { again: Timestamp },
 }
 
@@ -105,32 +108,32 @@ impl State {
     }
 }
 
-/// The leases a leader has granted. Empty on a controller that does not lead.
+/// Leases that a leader has granted. Empty on a controller that does not lead.
 #[derive(Debug, Clone)]
 pub struct Leases {
     limits: Limits,
     nodes: BTreeMap<NodeName, (Epoch, State)>,
-    /// When the leader last looked; `None` while it does not lead.
+    /// Time of the last tick; `None` while this controller does not lead.
     ticked: Option<Timestamp>,
 }
 
 impl Leases {
-    /// Of a controller that does not lead yet.
+    /// Creates the table of a controller that does not lead yet.
     #[must_use]
     pub fn new(limits: Limits) -> Self {
         Self { limits, nodes: BTreeMap::new(), ticked: None }
     }
 
-    /// This controller leads from now on. Every live node has a full lease, whatever was believed
-    /// of it: it may have been heard by the leader before.
+    /// Starts to lead. Every live node gets a full lease, regardless of its earlier state, because
+    /// the previous leader may have heard it.
     pub fn elected(&mut self, now: Timestamp, live: impl IntoIterator<Item = Member>) {
         self.ticked = Some(now);
         let believed = self.full(now);
         self.nodes = live.into_iter().map(|member| (member.node, (member.epoch, believed))).collect();
     }
 
-    /// A registration was committed. It has a full lease; an older one of the same name is over.
-    /// Ignored while this controller does not lead.
+    /// Adds a committed registration with a full lease; replaces an older registration of the same
+    /// name. Ignored while this controller does not lead.
     pub fn registered(&mut self, now: Timestamp, member: Member) {
         if self.ticked.is_none() {
             return;
@@ -141,15 +144,15 @@ impl Leases {
         }
     }
 
-    /// The node's loss was committed, or it left.
+    /// Removes a node: its loss was committed, or it left.
     pub fn gone(&mut self, node: &NodeName, epoch: Epoch) {
         if self.nodes.get(node).is_some_and(|(known, _)| *known <= epoch) {
             self.nodes.remove(node);
         }
     }
 
-    /// The node gave a sign of life, of any kind, at `at`. Says what is believed of it now. One from
-    /// before its lease was granted, which is looked at only now, takes nothing of it away.
+    /// Records a sign of life, of any kind, at `at`. Returns the state of the registration. A sign
+    /// from before the present lease was granted does not shorten that lease.
     pub fn heard(&mut self, node: &NodeName, epoch: Epoch, at: Timestamp) -> Standing {
         let until = at + self.limits.lease;
         let Some(state) = self.state_mut(node, epoch) else { return Standing::Unknown };
@@ -161,7 +164,7 @@ impl Leases {
         state.standing()
     }
 
-    /// What is believed of a registration, as of the last tick.
+    /// Returns the state of a registration, as of the last tick.
     #[must_use]
     pub fn standing(&self, node: &NodeName, epoch: Epoch) -> Standing {
         match self.nodes.get(node) {
@@ -170,7 +173,7 @@ impl Leases {
         }
     }
 
-    /// Time passed: ends leases, and says whom to declare lost.
+    /// Ends leases, and returns the registrations to declare lost.
     pub fn tick(&mut self, now: Timestamp) -> Verdict {
         let Some(last) = self.ticked.replace(now) else { return Verdict::default() };
         let gap = now.since(last);
@@ -195,7 +198,7 @@ impl Leases {
         verdict
     }
 
-    /// When to tick at the latest; `None` while this controller does not lead.
+    /// Returns when to tick at the latest; `None` while this controller does not lead.
     #[must_use]
     pub fn next_wake(&self) -> Option<Timestamp> {
         let regular = self.ticked? + self.limits.lease / TICKS_PER_LEASE;
@@ -207,7 +210,8 @@ impl Leases {
     }
 
     fn grant_all(&mut self, now: Timestamp) {
-        let (full, again) = (self.full(now), now + self.limits.lease);
+        let full = self.full(now);
+        let again = now + self.limits.lease;
         for (_, state) in self.nodes.values_mut() {
             *state = if matches!(state, State::Lost { .. }) { State::Lost { again } } else { full };
         }

@@ -1,5 +1,6 @@
-//! Which worker gets a request: the one that is likely to finish it first, judged by live
-//! telemetry as queue wait + swap + run. Pure: the gateway says what it knows of each candidate.
+//! Choice of the worker for a request: the worker that is likely to finish it first, estimated from
+//! live telemetry as queue wait + swap + run. The choice is a pure function of the candidates that
+//! the caller describes.
 
 mod runs;
 
@@ -8,67 +9,67 @@ use std::time::Duration;
 pub use self::runs::{MachineType, Runs};
 use millrace_types::{Bytes, BytesPerSec};
 
-/// How long a run is taken to last before one was seen.
+/// Assumed run time before the first measurement.
 pub const RUN_GUESS: Duration = Duration::from_millis(10);
 
-/// How fast a model is taken to come onto a GPU: PCIe 3.0 ×16 in practice. Workers do not say, and
-/// only how it compares with a run matters here.
+/// Assumed rate of copies from host memory to a GPU: PCIe 3.0 ×16 in practice. Workers do not
+/// report a rate, and only the comparison with run times matters here.
 pub const HOST_RATE: BytesPerSec = BytesPerSec::gb(12);
 
-/// How fast a worker is taken to fetch what it takes from another: 10 Gbit/s.
+/// Assumed rate at which a worker fetches inputs from another worker: 10 Gbit/s.
 pub const PEER_RATE: BytesPerSec = BytesPerSec(1_250_000_000);
 
-/// What a request needs, wherever it goes.
+/// Needs of a request that are the same on every worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
-    /// Its model's weights.
+    /// Size of the model's weights.
     pub weights: Bytes,
 }
 
-/// Where a worker has a model.
+/// Location of a model on a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Held {
     /// On a GPU that runs nothing.
     OnIdleGpu,
     /// Only on GPUs that run something.
     OnBusyGpu,
-    /// In host memory.
+    /// In host memory only.
     InHost,
 }
 
-/// What is known of a worker that could take the request.
+/// Telemetry of a worker that could accept the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Candidate<W> {
-    /// Which.
     pub worker: W,
     /// GPUs that serve.
     pub gpus_up: u32,
-    /// Of those, how many run nothing.
+    /// Serving GPUs that run nothing.
     pub gpus_idle: u32,
     /// GPUs that are about to serve.
     pub gpus_coming: u32,
-    /// Requests in its queue.
+    /// Requests in the worker's queue.
     pub queued: u32,
-    /// Requests sent to it that its telemetry cannot count yet.
+    /// Requests sent to the worker that its telemetry cannot include yet.
     pub unseen: u32,
-    /// How long the request runs there, by what was seen so far: see [`Runs`].
+    /// Estimated run time of the request on this worker: see [`Runs`].
     pub run: Duration,
-    /// Where it has the model.
+    /// Location of the model on this worker.
     pub held: Held,
-    /// How fast a model comes onto its GPUs.
+    /// Rate at which a model is copied to the worker's GPUs.
     pub host_rate: BytesPerSec,
-    /// What of the request's inputs it would have to fetch from other workers first.
+    /// Bytes of the request's inputs that the worker would have to fetch from other workers first.
     pub missing: Bytes,
 }
 
 impl<W> Candidate<W> {
-    /// How long the request would take there until it has run. `None` where no GPU serves.
+    /// Returns the estimated time until the request has run on this worker. `None` if no GPU
+    /// serves.
     #[must_use]
     pub fn finish(&self, request: &Request) -> Option<Duration> {
         if self.gpus_up == 0 {
             return None;
         }
-        // Those before it, less those that idle GPUs take at once.
+        // Requests before this one, without those that idle GPUs begin at once.
         let before = u64::from(self.queued) + u64::from(self.unseen);
         let idle = u64::from(self.gpus_idle.min(self.gpus_up));
         let busy = idle <= before;
@@ -76,7 +77,7 @@ impl<W> Candidate<W> {
         let wait = self.run.saturating_mul(u32::try_from(rounds).unwrap_or(u32::MAX));
         let resident = match self.held {
             Held::OnIdleGpu => true,
-            // An idle GPU takes the request at once, with or without the model.
+            // An idle GPU begins the request at once, with or without the model.
             Held::OnBusyGpu => busy,
             Held::InHost => false,
         };
@@ -86,8 +87,9 @@ impl<W> Candidate<W> {
     }
 }
 
-/// Chooses the candidate that is likely to finish first; of equals the one with fewer requests,
-/// then the first. While no GPU serves anywhere, of those that are about to. `None` where none is.
+/// Chooses the candidate that is likely to finish first; among equals the one with fewer requests,
+/// then the first. If no candidate has a serving GPU, chooses among those with GPUs about to serve.
+/// `None` if there are none.
 pub fn choose<W>(candidates: impl IntoIterator<Item = Candidate<W>> + Clone, request: &Request) -> Option<W> {
     let soon =
         |candidate: Candidate<W>| Candidate { gpus_up: candidate.gpus_coming, gpus_idle: 0, ..candidate };
@@ -113,7 +115,7 @@ mod tests {
 
     const REQUEST: Request = Request { weights: Bytes(120_000_000) };
 
-    /// A worker of two idle GPUs with the model in host memory, 10 ms from either.
+    /// A worker with two idle GPUs and the model in host memory, 10 ms from either GPU.
     const IDLE: Candidate<&str> = Candidate {
         worker: "idle",
         gpus_up: 2,
@@ -133,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn finish_is_wait_and_swap_and_run() {
+    fn finish_is_the_sum_of_wait_swap_and_run() {
         let ms = |ms| Some(Duration::from_millis(ms));
         assert_eq!(IDLE.finish(&REQUEST), ms(14));
         assert_eq!(HOLDER.finish(&REQUEST), ms(4));
@@ -145,27 +147,27 @@ mod tests {
     }
 
     #[test]
-    fn a_holder_is_worth_a_short_wait_and_not_a_long_one() {
+    fn a_holder_wins_over_a_short_wait_but_not_over_a_long_one() {
         let busy = |queued| Candidate { gpus_idle: 0, queued, held: Held::OnBusyGpu, ..HOLDER };
         check(&[IDLE, busy(0)], Some("holder"));
         check(&[IDLE, busy(10)], Some("idle"));
     }
 
     #[test]
-    fn a_faster_machine_is_worth_a_swap_where_it_gains_more() {
+    fn a_faster_machine_wins_if_it_saves_more_than_a_swap() {
         let slow = |ms| Candidate { run: Duration::from_millis(ms), ..HOLDER };
         check(&[IDLE, slow(13)], Some("holder"));
         check(&[IDLE, slow(15)], Some("idle"));
     }
 
     #[test]
-    fn what_telemetry_cannot_know_yet_counts() {
+    fn requests_not_yet_in_telemetry_count() {
         let sent = Candidate { unseen: 9, ..HOLDER };
         check(&[sent, IDLE], Some("idle"));
     }
 
     #[test]
-    fn of_equals_the_less_loaded_then_the_first() {
+    fn ties_go_to_the_less_loaded_worker_then_to_the_first() {
         let other = Candidate { worker: "other", ..IDLE };
         check(&[IDLE, other], Some("idle"));
         check(&[Candidate { gpus_idle: 1, ..IDLE }, other], Some("other"));
@@ -179,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn where_none_serves_one_that_is_about_to_is_next_best() {
+    fn a_worker_about_to_serve_is_chosen_only_if_none_serves() {
         let coming =
             |worker, gpus_coming| Candidate { worker, gpus_up: 0, gpus_idle: 0, gpus_coming, ..HOLDER };
         check(&[coming("none", 0), coming("soon", 1)], Some("soon"));

@@ -16,7 +16,8 @@ fn step(function: &mut Admission, at_ms: u64, event: Event) -> Vec<Action> {
 fn arrive(function: &mut Admission, at_ms: u64, key: u64, timeout_ms: u64) -> Vec<Action> {
     let timeout = Duration::from_millis(timeout_ms);
     let accepted = Timestamp(at_ms * MS);
-    let (key, counted) = (RequestKey(key), false);
+    let key = RequestKey(key);
+    let counted = false;
     step(function, at_ms, Event::Arrive { key, accepted, timeout, attempts_left: 3, counted })
 }
 
@@ -33,7 +34,7 @@ const fn withdraw(key: u64) -> Action {
 }
 
 #[test]
-fn answers_what_completes_and_bills_it_by_the_started_millisecond() {
+fn a_completed_request_is_answered_and_billed_by_the_started_millisecond() {
     let mut function = function(8);
     let attempts = Attempts::new(3, Idempotent::Yes);
     assert_eq!(arrive(&mut function, 0, 1, 100), [Action::Enqueue { key: RequestKey(1), attempts }]);
@@ -46,25 +47,27 @@ fn answers_what_completes_and_bills_it_by_the_started_millisecond() {
 }
 
 #[test]
-fn a_request_that_runs_again_for_its_lost_outputs_is_counted_and_charged_once() {
+fn a_request_rerun_for_lost_outputs_is_counted_and_charged_once() {
     let mut function = function(8);
     arrive(&mut function, 0, 1, 100);
     step(&mut function, 2, completed(1, 1500));
     let once = function.score();
     for (key, timeout_ms) in [(2, 100), (3, 5)] {
-        let (accepted, timeout) = (Timestamp(3 * MS), Duration::from_millis(timeout_ms));
-        let (key, counted) = (RequestKey(key), true);
+        let accepted = Timestamp(3 * MS);
+        let timeout = Duration::from_millis(timeout_ms);
+        let key = RequestKey(key);
+        let counted = true;
         step(&mut function, 3, Event::Arrive { key, accepted, timeout, attempts_left: 2, counted });
     }
     assert_eq!(step(&mut function, 5, completed(2, 1500)), [Action::Answer { key: RequestKey(2) }]);
     assert_eq!(function.score(), once);
     let late = [failed(3, Reason::TimedOut, false), withdraw(3)];
     assert_eq!(step(&mut function, 9, Event::Tick), late);
-    assert_eq!(function.score(), Score { expired: 1, ..once }, "n and m know of it already");
+    assert_eq!(function.score(), Score { expired: 1, ..once }, "n and m already include the request");
 }
 
 #[test]
-fn refuses_beyond_the_bound_and_takes_again_below_it() {
+fn requests_beyond_the_in_flight_bound_are_refused() {
     let mut function = function(1);
     arrive(&mut function, 0, 1, 100);
     assert_eq!(arrive(&mut function, 0, 2, 100), [failed(2, Reason::QueueFull, false)]);
@@ -89,7 +92,7 @@ fn a_request_expires_at_its_deadline_and_its_late_end_is_dropped() {
 }
 
 #[test]
-fn what_comes_with_no_time_left_expires_at_once() {
+fn a_request_without_time_left_expires_at_once() {
     let mut function = function(8);
     assert_eq!(arrive(&mut function, 5, 1, 0), [failed(1, Reason::TimedOut, false)]);
     assert_eq!((function.score().expired, function.in_flight()), (1, 0));
@@ -109,7 +112,7 @@ fn a_cancelled_or_failed_request_is_not_scored() {
 }
 
 #[test]
-fn a_lost_node_costs_every_request_an_answer_but_none_its_silence() {
+fn a_lost_node_fails_every_request() {
     let mut function = function(8);
     arrive(&mut function, 0, 1, 50);
     arrive(&mut function, 0, 2, 50);
@@ -131,7 +134,7 @@ fn a_retiring_function_refuses_and_ends_with_its_last_answer() {
 }
 
 #[test]
-fn without_an_objective_nothing_is_scored() {
+fn requests_without_an_objective_are_not_scored() {
     let config = Config { in_flight_max: 8, deadline: None, idempotent: Idempotent::No };
     let mut function = Admission::new(config);
     arrive(&mut function, 0, 1, 50);

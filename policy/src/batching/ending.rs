@@ -1,5 +1,5 @@
-//! What becomes of a batch: it ends, or is lost, and each of its requests goes on by itself; or its
-//! requests leave it one by one.
+//! End of batches: a batch ends or is lost and its members continue alone, or members are withdrawn
+//! one by one.
 
 use millrace_types::{GpuIndex, Timestamp};
 
@@ -10,7 +10,7 @@ use crate::dispatch::{self, Action, Request, Return};
 use crate::ids::{FunctionIndex, RequestKey};
 
 impl Batcher {
-    /// Forgets a batch.
+    /// Removes a batch.
     pub(super) fn remove(&mut self, now: Timestamp, key: RequestKey, actions: &mut Vec<Action>) {
         if let Some(batch) = self.take_out(key) {
             self.taken_out(now, key, &batch, actions);
@@ -29,7 +29,7 @@ impl Batcher {
         Some(batch)
     }
 
-    /// Does what follows from a batch being forgotten.
+    /// Applies the consequences of a removed batch.
     fn taken_out(&mut self, now: Timestamp, key: RequestKey, batch: &Batch, actions: &mut Vec<Action>) {
         if batch.whole.rows > 1 {
             let inputs = batch.first.inputs;
@@ -42,7 +42,7 @@ impl Batcher {
         }
     }
 
-    /// A batch of a function is not at work any more: without any nobody is held back.
+    /// Notes that a batch of a function ended. Without any batch at work, no request is held back.
     fn one_less(&mut self, now: Timestamp, function: FunctionIndex, actions: &mut Vec<Action>) {
         let Some(it) = self.functions.get_mut(&function) else { return };
         it.at_work -= 1;
@@ -73,7 +73,7 @@ impl Batcher {
         }
     }
 
-    /// A batch that waits is as large as those who are left make it; what is on a GPU stays as it was.
+    /// Updates the size of a waiting batch after a withdrawal. A batch on a GPU keeps its size.
     fn shrink(&mut self, now: Timestamp, key: RequestKey, actions: &mut Vec<Action>) {
         let Some(batch) = self.batches.get_mut(&key).filter(|batch| !matches!(batch.stage, Stage::On(_)))
         else {
@@ -81,7 +81,8 @@ impl Batcher {
         };
         let left = batch.members.iter().map(|&(_, item)| item).reduce(Item::plus);
         batch.whole = left.unwrap_or(batch.whole);
-        let (rows, inputs) = (batch.whole.rows, batch.inputs());
+        let rows = batch.whole.rows;
+        let inputs = batch.inputs();
         if batch.stage == Stage::Queued {
             self.forward(now, dispatch::Event::Rows { key, rows, inputs }, actions);
         }
@@ -147,7 +148,7 @@ impl Batcher {
         self.lose(now, lost, Loss::Died, event, actions);
     }
 
-    /// Batches lost their GPU: each of their requests goes on by itself.
+    /// Splits batches that lost their GPU: each member continues alone.
     fn lose(
         &mut self,
         now: Timestamp,
@@ -159,7 +160,8 @@ impl Batcher {
         let mut gone = Vec::new();
         for (key, progress) in lost {
             let Some(batch) = self.take_out(key) else { continue };
-            // The one that the queue knows it by goes on there, unless it has left.
+            // The request that identifies the batch in the queue continues there, unless it was
+            // withdrawn.
             let led = batch.keys().any(|member| member == key);
             if !led && !batch.members.is_empty() {
                 let mut cancelled = Vec::new();
@@ -170,7 +172,7 @@ impl Batcher {
             }
             gone.push((key, batch, loss(progress)));
         }
-        // Nothing that follows may go to the GPU before it is known to be gone.
+        // Forward the loss first: no request may be assigned to a GPU that is already gone.
         self.forward(now, event, actions);
         for (key, batch, loss) in gone {
             let others =
@@ -180,7 +182,7 @@ impl Batcher {
         }
     }
 
-    /// Runs a request of a lost batch by itself, if it may run again.
+    /// Runs a member of a lost batch alone, if it may run again.
     fn again(&mut self, now: Timestamp, request: Request, loss: Loss, actions: &mut Vec<Action>) {
         match request.attempts.after(loss) {
             Verdict::Again(attempts) => {

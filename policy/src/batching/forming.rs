@@ -1,4 +1,4 @@
-//! How a batch comes about: what waits is joined, held back, closed and let into the queue.
+//! Forming of batches: requests join, are held back, and are released into the queue.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,11 +9,11 @@ use super::{Batch, Batcher, DESCRIPTORS_MAX, Function, INLINE_MAX, Item, Stage};
 use crate::dispatch::{self, Action, Request};
 use crate::ids::{FunctionIndex, RequestKey};
 
-/// What a batch took along so far.
+/// Progress of filling a batch.
 #[derive(Debug, Default)]
 struct Taken {
     any: bool,
-    /// When the oldest came of those that are in time.
+    /// Arrival of the oldest taken request that is still in time.
     in_time: Option<Timestamp>,
 }
 
@@ -25,7 +25,8 @@ impl Batcher {
         item: Item,
         actions: &mut Vec<Action>,
     ) {
-        let (key, kind) = (request.key, (item.class, request.priority));
+        let key = request.key;
+        let kind = (item.class, request.priority);
         let limits = self.functions.get(&request.function).filter(|it| item.rows <= it.batching.max_size);
         let Some(it) = limits else { return self.forward(now, dispatch::Event::Enqueue(request), actions) };
         let Batching { max_size, max_wait } = it.batching;
@@ -43,7 +44,8 @@ impl Batcher {
             it.open.insert(kind, key);
         }
         let until = now + max_wait;
-        let (members, stage) = (vec![(request, item)], Stage::Held { until });
+        let members = vec![(request, item)];
+        let stage = Stage::Held { until };
         let batch = Batch { first: request, members, whole: item, oldest: now, stage, split: false };
         self.held.insert((until, key));
         self.batch_of.insert(key, key);
@@ -53,7 +55,7 @@ impl Batcher {
         }
     }
 
-    /// Whether a batch may grow by a request.
+    /// Returns whether a batch may grow by a request.
     fn fits(&self, now: Timestamp, key: RequestKey, item: Item) -> bool {
         let batch = &self.batches[&key];
         let Some(it) = self.functions.get(&batch.first.function) else { return false };
@@ -76,7 +78,9 @@ impl Batcher {
         batch.members.push((request, item));
         batch.whole = batch.whole.plus(item);
         self.batch_of.insert(request.key, key);
-        let (rows, inputs, stage) = (batch.whole.rows, batch.inputs(), batch.stage);
+        let rows = batch.whole.rows;
+        let inputs = batch.inputs();
+        let stage = batch.stage;
         let full = self.functions.get(&request.function).is_some_and(|it| rows >= it.batching.max_size);
         if full {
             self.close(key);
@@ -88,14 +92,14 @@ impl Batcher {
         }
     }
 
-    /// A batch that is given to a GPU takes along what waits in others of its kind, the oldest batch
-    /// first, while it fits: so that what is late costs a share of a run and not one of its own. Of each
-    /// the one goes last that the queue knows it by.
+    /// Fills an assigned batch from waiting batches of its kind, the oldest batch first, while
+    /// their requests fit. A late request then costs a share of a run instead of a run of its own.
+    /// From each waiting batch, the request that identifies the batch in the queue is taken last.
     pub(super) fn fill(&mut self, now: Timestamp, key: RequestKey, actions: &mut Vec<Action>) {
         let mut taken = Taken::default();
         while let Some((request, item)) = self.taken_along(now, key, &mut taken) {
             self.withdraw(now, request.key, actions);
-            let batch = self.batches.get_mut(&key).expect("it is on a GPU");
+            let batch = self.batches.get_mut(&key).expect("an assigned batch stays until its end");
             batch.members.push((request, item));
             batch.whole = batch.whole.plus(item);
             self.batch_of.insert(request.key, key);
@@ -103,12 +107,13 @@ impl Batcher {
         if taken.any
             && let Some(batch) = self.batches.get(&key)
         {
-            let (rows, inputs) = (batch.whole.rows, batch.inputs());
+            let rows = batch.whole.rows;
+            let inputs = batch.inputs();
             self.forward(now, dispatch::Event::Rows { key, rows, inputs }, actions);
         }
     }
 
-    /// The request of another batch that a batch takes along next.
+    /// Returns the next request that a batch takes from another batch.
     fn taken_along(&self, now: Timestamp, key: RequestKey, taken: &mut Taken) -> Option<(Request, Item)> {
         let batch = self.batches.get(&key)?;
         let waiting = &self.functions.get(&batch.first.function)?.waiting;
@@ -131,13 +136,13 @@ impl Batcher {
         Some((request, item))
     }
 
-    /// Whether the oldest of a batch would be in time if it began now in a run of so many rows: yes,
-    /// unless that is known to be otherwise.
+    /// Returns whether the oldest request of a batch would be in time in a run of `rows` rows that
+    /// began now. True if the run time or the deadline is unknown.
     fn in_time(&self, now: Timestamp, batch: &Batch, rows: u32) -> bool {
         self.in_time_of(now, batch, batch.oldest, rows)
     }
 
-    /// The same of a request that came then.
+    /// Returns the same for a request that arrived at `came`.
     fn in_time_of(&self, now: Timestamp, batch: &Batch, came: Timestamp, rows: u32) -> bool {
         let Some(it) = self.functions.get(&batch.first.function) else { return true };
         let run = self.dispatch().predicted_run(batch.first.model, rows);
@@ -145,7 +150,7 @@ impl Batcher {
         limits.is_none_or(|(run, deadline)| now + run <= came + deadline)
     }
 
-    /// Nobody joins a batch any more.
+    /// Closes a batch to further requests.
     pub(super) fn close(&mut self, key: RequestKey) {
         let Some(batch) = self.batches.get(&key) else { return };
         let kind = batch.kind();
@@ -156,19 +161,21 @@ impl Batcher {
         }
     }
 
-    /// Lets a batch that was held back wait for a GPU.
+    /// Releases a held batch into the queue.
     pub(super) fn release(&mut self, now: Timestamp, key: RequestKey, actions: &mut Vec<Action>) {
         let Some(batch) = self.batches.get_mut(&key) else { return };
         let Stage::Held { until } = batch.stage else { return };
         self.held.remove(&(until, key));
-        let (rows, inputs) = (batch.whole.rows, batch.inputs());
+        let rows = batch.whole.rows;
+        let inputs = batch.inputs();
         let first = Request { inputs, ..batch.first };
-        // Nobody takes from it yet: the queue does not know it, and may give out others first.
+        // No batch may take members from this one yet: the queue does not know it, and may assign
+        // others first.
         batch.stage = Stage::Queued;
         if let Some(it) = self.functions.get_mut(&first.function) {
             it.at_work += 1;
         }
-        // Before it is given to a GPU, which may be at once.
+        // The rows must be known before the batch is assigned, which may happen at once.
         if rows > 1 {
             self.forward(now, dispatch::Event::Rows { key, rows, inputs }, actions);
         }
@@ -176,7 +183,7 @@ impl Batcher {
         self.forward(now, dispatch::Event::Enqueue(first), actions);
     }
 
-    /// Lets those go that were held back for as long as they may be.
+    /// Releases the batches that were held for the full wait.
     pub(super) fn release_due(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
         while let Some(&(_, key)) = self.held.first().filter(|(until, _)| *until <= now) {
             self.release(now, key, actions);
@@ -187,14 +194,15 @@ impl Batcher {
         &mut self,
         now: Timestamp,
         function: FunctionIndex,
-        limits: (Option<Batching>, Option<Duration>),
+        batching: Option<Batching>,
+        deadline: Option<Duration>,
         actions: &mut Vec<Action>,
     ) {
-        let (Some(batching), deadline) = limits else {
+        let Some(batching) = batching else {
             let Some(gone) = self.functions.remove(&function) else { return };
             return gone.open.into_values().for_each(|key| self.release(now, key, actions));
         };
-        // Batches of before it was last told to run each alone may still be at work.
+        // Batches from before the function's batching was last switched off may still be at work.
         let out =
             |batch: &&Batch| batch.first.function == function && !matches!(batch.stage, Stage::Held { .. });
         let waits = |(_, batch): &(&RequestKey, &Batch)| out(batch) && batch.stage == Stage::Queued;
@@ -206,6 +214,7 @@ impl Batcher {
             waiting: waiting.collect(),
             at_work: self.batches.values().filter(out).count() as u32,
         });
-        (it.batching, it.deadline) = (batching, deadline);
+        it.batching = batching;
+        it.deadline = deadline;
     }
 }

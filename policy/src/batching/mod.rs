@@ -1,29 +1,32 @@
-//! Requests of one function that run as one (dynamic batching): stands before the gate and the
-//! node's queue, and shows them a batch as one request, by the key of its first.
+//! Dynamic batching: requests of one function that run as one. The batcher stands before the tenant
+//! gate and the node's queue, which see a batch as one request with the key of its first member.
 //!
 //! ```text
-//! Enqueue ─► joins what waits ──────┐
-//!        └─► held back ─► full, or time, or nothing of its function at work
-//!                                   ▼
-//!                        Tenancy ─► Dispatch ─► Assign: closed; its members run as one
+//! Enqueue ─► joins a waiting batch ──┐
+//!        └─► held back ─► full, max_wait over, or no batch of the function at work
+//!                                    ▼
+//!                         Tenancy ─► Dispatch ─► Assign: closed; its members run as one
 //! ```
 //!
-//! A batch that waits for a GPU is joined by what comes until it is given to one, so that batches
-//! are as large as the wait for GPUs makes them, and nobody waits for others while a GPU is free. One
-//! that is given to a GPU is filled from others of its function that wait for one: often such as could
-//! not grow in time, and are late by now. With a wait ([`Batching::max_wait`]) a request is also held
-//! back while earlier ones of its function are at work: so a second GPU is not taken for a single row.
+//! Requests join a batch that waits for a GPU until the batch is assigned. Batches are therefore as
+//! large as the wait for GPUs makes them, and no request waits for others while a GPU is free. An
+//! assigned batch is filled from other waiting batches of its function: often with requests that
+//! could not join in time and are late by now. With a wait ([`Batching::max_wait`]), a request is
+//! also held back while earlier ones of its function are at work, so that a second GPU is not
+//! occupied for a single row.
 //!
-//! **Bounds.** A batch holds [`Batching::max_size`] rows, and what one message to an executor holds
-//! ([`INLINE_MAX`], [`DESCRIPTORS_MAX`]). It does not grow where its run, by what its model's runs of so
-//! many rows are expected to take (L15), would then end after the deadline of its oldest request.
+//! **Bounds.** A batch has at most [`Batching::max_size`] rows, and at most the inputs that fit one
+//! message to an executor ([`INLINE_MAX`], [`DESCRIPTORS_MAX`]). A batch does not grow if its run,
+//! by the predicted run time for that many rows (L15), would then end after the deadline of its
+//! oldest request.
 //!
-//! **Failures.** What a batch's run fails on may be one request's doing: each runs again alone, with a
-//! record of its own ([`crate::attempts`]), as after the death of an executor. So nobody is
-//! quarantined for another. Requests that must not run twice are never batched (`Serving::validate`).
+//! **Failures.** One request may be the cause of a failed batch. Each member therefore runs again
+//! alone, with a record of its own ([`crate::attempts`]), as after the death of an executor. So no
+//! request is quarantined because of another. Requests that must not run twice are never batched
+//! (`Serving::validate`).
 //!
-//! The papers profile batches (L15) and do not form them; how they form is ours, after Triton's
-//! dynamic batcher and Nagle's algorithm.
+//! The papers profile batches (L15) but do not form them. The rules for forming are ours, after
+//! Triton's dynamic batcher and Nagle's algorithm.
 
 mod ending;
 mod forming;
@@ -42,32 +45,33 @@ use crate::dispatch::{self, Action, Config, Dispatch, Inputs, Request};
 use crate::ids::{FunctionIndex, RequestKey};
 use crate::tenancy::{self, Tenancy};
 
-/// The bytes of inputs that travel inside the message of one run.
+/// Maximum bytes of inputs inside the message of one run.
 pub const INLINE_MAX: u32 = 4 << 20;
-/// The inputs of one run that travel as descriptors.
+/// Maximum number of inputs that travel as descriptors in one run.
 pub const DESCRIPTORS_MAX: u32 = 64;
 
-/// What batches there were.
+/// Counters of batches.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Totals {
     /// Runs of more than one request.
     pub batches: u64,
-    /// Requests in them.
+    /// Requests in these runs.
     pub requests: u64,
 }
 
-/// Who may run together: a class of inputs and outputs, and a priority.
+/// Key of batchable requests: a class of inputs and outputs, and a priority.
 type Kind = (u64, Priority);
 
+/// Batches of one function.
 #[derive(Debug)]
 struct Function {
     batching: Batching,
     deadline: Option<Duration>,
-    /// What may still be joined, at most one of each kind.
+    /// Batches that requests may still join, at most one of each kind.
     open: BTreeMap<Kind, RequestKey>,
-    /// Its batches that wait for a GPU.
+    /// Batches that wait for a GPU.
     waiting: BTreeSet<(Kind, RequestKey)>,
-    /// Its batches that wait for a GPU or are on one.
+    /// Number of batches that wait for a GPU or are on one.
     at_work: u32,
 }
 
@@ -80,14 +84,14 @@ enum Stage {
 
 #[derive(Debug)]
 struct Batch {
-    /// The one whose key the queue knows it by, which may have left since.
+    /// First request, which gives the batch its key in the queue. May have been withdrawn since.
     first: Request,
     members: Vec<(Request, Item)>,
-    /// All of theirs.
+    /// Sum of all members.
     whole: Item,
     oldest: Timestamp,
     stage: Stage,
-    /// Its run failed.
+    /// Whether the run failed, so that the members run again alone.
     split: bool,
 }
 
@@ -96,7 +100,7 @@ impl Batch {
         (self.whole.class, self.first.priority)
     }
 
-    /// Where the data of all of them is.
+    /// Returns the location of the inputs of all members.
     fn inputs(&self) -> Inputs {
         self.members.iter().fold(Inputs::NONE, |all, (request, _)| all.plus(request.inputs))
     }
@@ -106,12 +110,12 @@ impl Batch {
     }
 }
 
-/// The node's queue behind its gate, with batches.
+/// The node's queue behind its gate, with batching.
 #[derive(Debug)]
 pub struct Batcher {
     queue: Tenancy,
     functions: BTreeMap<FunctionIndex, Function>,
-    /// By the key of the first request.
+    /// Batches by the key of their first request.
     batches: BTreeMap<RequestKey, Batch>,
     batch_of: BTreeMap<RequestKey, RequestKey>,
     held: BTreeSet<(Timestamp, RequestKey)>,
@@ -119,7 +123,7 @@ pub struct Batcher {
 }
 
 impl Batcher {
-    /// An empty queue; no GPU is up yet, and nothing is batched.
+    /// Creates an empty queue, with all GPUs down and no batching.
     #[must_use]
     pub fn new(config: &Config) -> Self {
         Self {
@@ -132,19 +136,19 @@ impl Batcher {
         }
     }
 
-    /// The queue itself.
+    /// Returns the node's queue.
     #[must_use]
     pub fn dispatch(&self) -> &Dispatch {
         self.queue.dispatch()
     }
 
-    /// The gate before it.
+    /// Returns the tenant gate.
     #[must_use]
     pub fn tenancy(&self) -> &Tenancy {
         &self.queue
     }
 
-    /// Requests that wait, those in batches each by itself.
+    /// Returns the number of waiting requests; each member of a batch counts.
     #[must_use]
     pub fn queued(&self) -> usize {
         let extra = |batch: &Batch| match batch.stage {
@@ -155,33 +159,33 @@ impl Batcher {
         self.queue.queued() + self.batches.values().map(extra).sum::<usize>()
     }
 
-    /// Whether a request waits or is on a GPU, and anybody waits for it.
+    /// Returns whether a request waits or is on a GPU, and has not been withdrawn.
     #[must_use]
     pub fn holds(&self, key: RequestKey) -> bool {
-        // The queue may still know a batch by a request that has left.
+        // The queue may still identify a batch by a request that was withdrawn.
         self.batch_of.contains_key(&key) || (!self.batches.contains_key(&key) && self.queue.holds(key))
     }
 
-    /// Whether a function's requests are batched.
+    /// Returns whether a function's requests are batched.
     #[must_use]
     pub fn batches(&self, function: FunctionIndex) -> bool {
         self.functions.contains_key(&function)
     }
 
-    /// The requests that the queue knows by this key.
+    /// Returns the requests that the queue knows by this key.
     #[must_use]
     pub fn members(&self, key: RequestKey) -> Vec<RequestKey> {
         let batch = self.batches.get(&key);
         batch.map_or_else(|| vec![key], |batch| batch.keys().collect())
     }
 
-    /// What batches there were.
+    /// Returns the counters of batches.
     #[must_use]
     pub fn totals(&self) -> Totals {
         self.totals
     }
 
-    /// Tells the queue, and sees what it does.
+    /// Forwards an event to the queue, and accounts for the resulting actions.
     fn forward(&mut self, now: Timestamp, event: impl Into<tenancy::Event>, actions: &mut Vec<Action>) {
         let mut done = Vec::new();
         self.queue.on_event(now, event.into(), &mut done);
@@ -203,7 +207,8 @@ impl Batcher {
                 action => actions.push(action),
             }
         }
-        // Not before it is known of all of them that they wait no more.
+        // Fill batches only after all assignments are recorded, or a batch could take members of an
+        // assigned one.
         for key in given {
             self.fill(now, key, actions);
         }
@@ -221,7 +226,7 @@ impl Batcher {
         }
     }
 
-    /// A request's data is elsewhere now: said of all that run with it.
+    /// Updates the location of a request's inputs, for its whole batch.
     fn moved(&mut self, now: Timestamp, key: RequestKey, inputs: Inputs, actions: &mut Vec<Action>) {
         let Some(&lead) = self.batch_of.get(&key) else {
             return self.forward(now, dispatch::Event::Moved { key, inputs }, actions);
@@ -230,9 +235,12 @@ impl Batcher {
         let members = batch.members.iter_mut().map(|(request, _)| request);
         let its = members.chain([&mut batch.first]).filter(|request| request.key == key);
         its.for_each(|request| request.inputs = inputs);
-        let (key, rows, inputs, stage) = (lead, batch.whole.rows, batch.inputs(), batch.stage);
+        let key = lead;
+        let rows = batch.whole.rows;
+        let inputs = batch.inputs();
+        let stage = batch.stage;
         match stage {
-            // Said when it is let go.
+            // The location is sent with the release of the batch.
             Stage::Held { .. } => {}
             Stage::Queued | Stage::On(_) if rows > 1 => {
                 self.forward(now, dispatch::Event::Rows { key, rows, inputs }, actions);
@@ -274,7 +282,7 @@ impl Core for Batcher {
             Event::Queue(event) => self.pass(now, event, actions),
             Event::Enqueue { request, item } => self.enqueue(now, request, item, actions),
             Event::Limits { function, batching, deadline } => {
-                self.limits(now, function, (batching, deadline), actions);
+                self.limits(now, function, batching, deadline, actions);
             }
             Event::Split { key } => {
                 if let Some(batch) = self.batches.get_mut(&key) {

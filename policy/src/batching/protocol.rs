@@ -1,4 +1,4 @@
-//! What the batcher is told besides what the gate and the dispatcher are.
+//! Events of the batcher, in addition to those of the gate and the dispatcher.
 
 use std::hash::{Hash, Hasher};
 use std::time::Duration;
@@ -9,22 +9,21 @@ use crate::dispatch::Request;
 use crate::ids::{FunctionIndex, RequestKey};
 use crate::{dispatch, tenancy};
 
-/// What of a request decides with whom it may run.
+/// Properties of a request that decide with which others it may run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Item {
-    /// The size of its inputs' first dimension.
+    /// Size of the first dimension of the inputs.
     pub rows: u32,
-    /// Requests with the same may run as one: their inputs differ in rows alone, and they ask for the
-    /// same outputs.
+    /// Class of batchable requests: inputs that differ only in rows, and the same outputs.
     pub class: u64,
-    /// The bytes of its inputs that travel inside a message.
+    /// Bytes of inputs that travel inside a message.
     pub inline: u32,
-    /// Inputs that travel as descriptors.
+    /// Number of inputs that travel as descriptors.
     pub descriptors: u32,
 }
 
 impl Item {
-    /// Both.
+    /// Returns the sum of both requests.
     pub(super) fn plus(self, other: Self) -> Self {
         Self {
             rows: self.rows + other.rows,
@@ -35,33 +34,24 @@ impl Item {
     }
 }
 
-/// What happened.
+/// Input of the batcher.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// What concerns the queue, or the gate before it.
+    /// An event for the queue, or for the gate before it.
     Queue(tenancy::Event),
-    /// A request wants to run that may run together with others.
-    Enqueue {
-        /// It.
-        request: Request,
-        /// With whom it may run.
-        item: Item,
-    },
-    /// How a function's requests are batched from now on.
+    /// A batchable request is ready to run.
+    Enqueue { request: Request, item: Item },
+    /// A function has new batching limits.
     Limits {
-        /// Which.
         function: FunctionIndex,
-        /// How; `None`: each alone.
+        /// Batching limits; `None` runs each request alone.
         batching: Option<Batching>,
-        /// Within how long of its arrival each should be answered.
+        /// Time from a request's arrival within which the response is due.
         deadline: Option<Duration>,
     },
-    /// The run of a batch failed, perhaps for one of its requests alone: when it has ended on its GPU
-    /// each runs again by itself.
-    Split {
-        /// The batch.
-        key: RequestKey,
-    },
+    /// The run of a batch failed, perhaps because of one member. After the end on its GPU, each
+    /// member runs again alone.
+    Split { key: RequestKey },
 }
 
 impl From<tenancy::Event> for Event {
@@ -76,8 +66,8 @@ impl From<dispatch::Event> for Event {
     }
 }
 
-/// An event of the queue's hashes as it does alone: a node without batches is known to do the same as
-/// one without a batcher (`policy::trace`).
+/// Events for the queue hash as they do alone, so that a node without batches has the same event
+/// trace as a node without a batcher (`policy::trace`).
 impl Hash for Event {
     fn hash<H: Hasher>(&self, state: &mut H) {
         match self {

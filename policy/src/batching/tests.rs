@@ -22,7 +22,8 @@ fn bench_with(policy: PolicyConfig, gpus: u32, max_size: u32, max_wait_ms: u64) 
     let config = Config::new(vec![config; gpus as usize], 16).with_policy(policy, 1);
     let mut bench = Bench { batcher: Batcher::new(&config), now: Timestamp(MS) };
     for model in 0..2 {
-        let (model, memory) = (ModelId(model), Bytes::mib(8));
+        let model = ModelId(model);
+        let memory = Bytes::mib(8);
         bench.tell(dispatch::Event::Install { model, memory, weights: memory });
         let batching = Some(Batching { max_size, max_wait: Duration::from_millis(max_wait_ms) });
         let deadline = (model.0 == 0).then_some(Duration::from_millis(20));
@@ -43,15 +44,18 @@ impl Bench {
         self.tell(dispatch::Event::Up { gpu: GpuIndex(index), incarnation: Incarnation(1) })
     }
 
-    /// A request of `rows` rows; gives what was given to GPUs for it.
+    /// Enqueues a request of `rows` rows; returns the resulting assignments.
     fn ask(&mut self, key: u64, rows: u32) -> Vec<(u64, u32)> {
         let item = Item { rows, class: 7, inline: 100, descriptors: 0 };
         assigned(&self.ask_for(key, 0, item))
     }
 
     fn ask_for(&mut self, key: u64, function: u32, item: Item) -> Vec<Action> {
-        let (key, attempts) = (RequestKey(key), Attempts::new(3, Idempotent::Yes));
-        let (function, model, priority) = (FunctionIndex(function), ModelId(function), Priority::default());
+        let key = RequestKey(key);
+        let attempts = Attempts::new(3, Idempotent::Yes);
+        let function = FunctionIndex(function);
+        let model = ModelId(function.0);
+        let priority = Priority::default();
         let request = Request { key, function, model, attempts, priority, inputs: Inputs::NONE };
         self.tell(Event::Enqueue { request, item })
     }
@@ -65,7 +69,7 @@ impl Bench {
         self.tell(dispatch::Event::Withdraw { key: RequestKey(key) })
     }
 
-    /// Asserts that what is known of each function's batches that wait is what looking at all gives.
+    /// Asserts that the index of waiting batches agrees with a full scan.
     fn check(&self) {
         for (&function, it) in &self.batcher.functions {
             let waits = |batch: &Batch| batch.first.function == function && batch.stage == Stage::Queued;
@@ -88,20 +92,20 @@ fn assigned(actions: &[Action]) -> Vec<(u64, u32)> {
 }
 
 #[test]
-fn what_waits_for_a_gpu_is_joined_until_it_is_full_or_given_out() {
+fn requests_join_a_waiting_batch_until_it_is_full_or_assigned() {
     let mut bench = bench(1, 4, 0);
-    assert_eq!(bench.ask(1, 1), [(1, 0)], "an idle GPU takes it at once");
+    assert_eq!(bench.ask(1, 1), [(1, 0)], "an idle GPU gets the request at once");
     for (key, rows) in [(2, 1), (3, 2), (4, 2), (5, 1)] {
         assert_eq!(bench.ask(key, rows), []);
     }
     assert_eq!(bench.batcher.queued(), 4);
-    assert_eq!((bench.members(2), bench.members(4)), (vec![2, 3], vec![4, 5]), "4 would have made 5 rows");
+    assert_eq!((bench.members(2), bench.members(4)), (vec![2, 3], vec![4, 5]), "4 would make 5 rows with 2");
     assert_eq!(bench.ended(0, 1, 1), [(2, 0)]);
-    assert_eq!((bench.members(2), bench.members(4)), (vec![2, 3, 5], vec![4]), "there was a row left");
-    assert_eq!(bench.ask(6, 2), [], "4 has two rows left");
+    assert_eq!((bench.members(2), bench.members(4)), (vec![2, 3, 5], vec![4]), "one row was left");
+    assert_eq!(bench.ask(6, 2), [], "batch 4 has two rows left");
     assert_eq!(bench.ended(0, 2, 1), [(4, 0)]);
     assert_eq!(bench.members(4), [4, 6]);
-    assert_eq!(bench.ask(7, 1), [], "what is on a GPU is closed");
+    assert_eq!(bench.ask(7, 1), [], "an assigned batch is closed");
     assert_eq!(bench.ended(0, 4, 1), [(7, 0)]);
     bench.ended(0, 7, 1);
     assert_eq!(bench.batcher.totals(), Totals { batches: 2, requests: 5 });
@@ -109,7 +113,7 @@ fn what_waits_for_a_gpu_is_joined_until_it_is_full_or_given_out() {
 }
 
 #[test]
-fn data_that_moves_counts_where_it_is_for_all_that_run_as_one() {
+fn moved_inputs_update_the_location_of_the_whole_batch() {
     let mut bench = bench(1, 4, 0);
     let on_gpu = |mib| Inputs::of([(GpuIndex(0), Bytes::mib(mib))]);
     let moves = |bench: &mut Bench, key, inputs| {
@@ -123,13 +127,17 @@ fn data_that_moves_counts_where_it_is_for_all_that_run_as_one() {
     assert_eq!(moves(&mut bench, 3, on_gpu(1)), on_gpu(1));
     assert_eq!(moves(&mut bench, 2, on_gpu(4)), on_gpu(5));
     assert_eq!(moves(&mut bench, 3, Inputs::NONE), on_gpu(4));
-    assert_eq!(moves(&mut bench, 1, on_gpu(7)), on_gpu(4), "of one that runs alone");
+    assert_eq!(moves(&mut bench, 1, on_gpu(7)), on_gpu(4), "request 1 runs alone");
     bench.withdraw(2);
-    assert_eq!(moves(&mut bench, 3, on_gpu(2)), on_gpu(2), "the queue knows it by who has left");
+    assert_eq!(
+        moves(&mut bench, 3, on_gpu(2)),
+        on_gpu(2),
+        "the queue knows the batch by a withdrawn request"
+    );
 }
 
 #[test]
-fn only_alike_requests_join_and_no_more_than_a_message_holds() {
+fn only_requests_of_one_class_join_and_only_up_to_the_message_bounds() {
     let mut bench = bench(1, 8, 0);
     bench.ask(1, 1);
     let item = Item { rows: 1, class: 7, inline: 0, descriptors: 40 };
@@ -147,26 +155,26 @@ fn only_alike_requests_join_and_no_more_than_a_message_holds() {
 }
 
 #[test]
-fn a_request_is_held_back_only_while_others_of_its_function_are_at_work() {
+fn a_request_is_held_back_only_while_its_function_is_at_work() {
     let mut bench = bench(3, 3, 5);
-    assert_eq!(bench.ask(1, 1), [(1, 0)], "nothing is at work");
+    assert_eq!(bench.ask(1, 1), [(1, 0)], "no batch is at work");
     assert_eq!(bench.ask(2, 1), []);
     assert_eq!(bench.batcher.next_wake(), Some(bench.now + Duration::from_millis(5)));
     assert_eq!(bench.ask(3, 1), [], "two GPUs are idle");
     assert_eq!(bench.ask(4, 1), [(2, 1)], "full");
     assert_eq!(bench.ask(5, 1), []);
     bench.now = bench.now + Duration::from_millis(5);
-    assert_eq!(assigned(&bench.tell(dispatch::Event::Tick)), [(5, 2)], "its time is up");
+    assert_eq!(assigned(&bench.tell(dispatch::Event::Tick)), [(5, 2)], "the wait is over");
     assert_eq!(bench.ask(6, 1), []);
     assert_eq!(bench.ended(0, 1, 1), []);
     assert_eq!(bench.ended(1, 2, 1), []);
-    assert_eq!(bench.ended(2, 5, 1), [(6, 0)], "nothing is at work any more");
+    assert_eq!(bench.ended(2, 5, 1), [(6, 0)], "no batch is at work any more");
     bench.ended(0, 6, 1);
     assert_eq!((bench.batcher.next_wake(), bench.batcher.queued()), (None, 0));
 }
 
 #[test]
-fn a_function_that_is_batched_again_counts_what_is_still_at_work_from_before() {
+fn a_function_batched_again_counts_its_earlier_batches_at_work() {
     let mut bench = bench(1, 4, 0);
     bench.ask(1, 1);
     let function = FunctionIndex(0);
@@ -174,12 +182,12 @@ fn a_function_that_is_batched_again_counts_what_is_still_at_work_from_before() {
     assert_eq!(bench.ask(2, 1), []);
     let batching = Some(Batching { max_size: 4, max_wait: Duration::from_millis(5) });
     bench.tell(Event::Limits { function, batching, deadline: None });
-    assert_eq!(bench.ask(3, 1), [], "held back: the first is at work");
+    assert_eq!(bench.ask(3, 1), [], "held back while the first request is at work");
     assert_eq!(bench.ended(0, 1, 1), [(2, 0)]);
-    assert_eq!(bench.ended(0, 2, 1), [(3, 0)], "let go when the first had ended");
+    assert_eq!(bench.ended(0, 2, 1), [(3, 0)], "released after the first request ended");
 }
 
-/// Runs take 8 ms and 4 ms for each row; the deadline is 20 ms.
+/// Returns a bench on which runs take 8 ms plus 4 ms for each row; the deadline is 20 ms.
 fn learned() -> Bench {
     let mut bench = bench(1, 8, 0);
     for (key, rows, ran) in [(1, 1, 12), (2, 2, 16), (3, 3, 20)] {
@@ -190,7 +198,7 @@ fn learned() -> Bench {
 }
 
 #[test]
-fn a_batch_does_not_grow_past_the_deadline_of_its_oldest() {
+fn a_batch_does_not_grow_past_the_deadline_of_its_oldest_request() {
     let mut bench = learned();
     bench.ask(4, 1);
     for key in 5..9 {
@@ -199,13 +207,13 @@ fn a_batch_does_not_grow_past_the_deadline_of_its_oldest() {
     assert_eq!(bench.members(5), [5, 6, 7], "four rows would take 24 ms");
     assert_eq!(bench.members(8), [8]);
     assert_eq!(bench.ended(0, 4, 12), [(5, 0)]);
-    assert_eq!(bench.members(5), [5, 6, 7], "nor is it filled");
+    assert_eq!(bench.members(5), [5, 6, 7], "the assigned batch is not filled either");
     let held_out = bench.batcher.dispatch().stats().held_out.unwrap();
     assert!(held_out < 0.01, "{held_out}");
 }
 
 #[test]
-fn a_batch_that_goes_takes_along_what_waits_in_others() {
+fn an_assigned_batch_is_filled_from_waiting_batches() {
     let mut bench = learned();
     bench.ask(4, 1);
     for key in 5..10 {
@@ -214,27 +222,27 @@ fn a_batch_that_goes_takes_along_what_waits_in_others() {
     assert_eq!((bench.members(5), bench.members(8)), (vec![5, 6, 7], vec![8, 9]));
     bench.now = bench.now + Duration::from_millis(30);
     bench.ask(10, 1);
-    assert_eq!(bench.members(8), [8, 9, 10], "it is late anyway");
+    assert_eq!(bench.members(8), [8, 9, 10], "the batch is late anyway");
     assert_eq!(bench.ended(0, 4, 12), [(5, 0)]);
     assert_eq!(bench.members(5), [5, 6, 7, 9, 10, 8]);
     assert_eq!((bench.batcher.queued(), bench.batcher.dispatch().queued()), (0, 0));
     assert_eq!(bench.withdraw(8), []);
     bench.tell(Event::Split { key: RequestKey(5) });
-    assert_eq!(bench.ended(0, 5, 32), [(5, 0)], "each of those who are left runs alone");
+    assert_eq!(bench.ended(0, 5, 32), [(5, 0)], "each remaining member runs alone");
     assert_eq!((bench.batcher.queued(), bench.members(10)), (4, vec![10]));
     let predicted = bench.batcher.dispatch().predicted_run(ModelId(0), 6).unwrap();
     assert!(predicted.abs_diff(Duration::from_millis(32)) < Duration::from_micros(10), "{predicted:?}");
 }
 
 #[test]
-fn nobody_who_is_taken_along_in_time_is_made_late_by_the_next() {
+fn filling_a_batch_makes_no_taken_request_late() {
     let mut bench = learned();
     let ask = |bench: &mut Bench, key, descriptors| {
         let item = Item { rows: 1, class: 7, inline: 100, descriptors };
         assert_eq!(assigned(&bench.ask_for(key, 0, item)), []);
     };
     assert_eq!(bench.ask(4, 1), [(4, 0)]);
-    // Descriptors keep three batches apart, until those who have them leave.
+    // Descriptors keep three batches apart until the requests with descriptors leave.
     ask(&mut bench, 5, 60);
     ask(&mut bench, 6, 0);
     bench.now = bench.now + Duration::from_millis(26);
@@ -246,12 +254,12 @@ fn nobody_who_is_taken_along_in_time_is_made_late_by_the_next() {
     bench.withdraw(7);
     assert_eq!([5, 7, 9].map(|key| bench.members(key)), [vec![6], vec![8], vec![9]]);
     assert_eq!(bench.ended(0, 4, 12), [(5, 0)]);
-    assert_eq!(bench.members(5), [6, 8], "with the next a run of 20 ms would end after its deadline");
+    assert_eq!(bench.members(5), [6, 8], "with request 9, a run of 20 ms would miss the deadline of 8");
     assert_eq!(bench.members(9), [9]);
 }
 
 #[test]
-fn whoever_leaves_takes_nobody_along() {
+fn a_withdrawn_request_does_not_affect_its_batch() {
     let mut bench = bench(1, 4, 0);
     bench.ask(1, 1);
     for key in 2..5 {
@@ -259,17 +267,17 @@ fn whoever_leaves_takes_nobody_along() {
     }
     assert_eq!(bench.withdraw(2), []);
     assert!(!bench.batcher.holds(RequestKey(2)) && bench.batcher.holds(RequestKey(3)));
-    assert_eq!(bench.ended(0, 1, 1), [(2, 0)], "the queue knows it by its first request");
+    assert_eq!(bench.ended(0, 1, 1), [(2, 0)], "the queue knows the batch by its first request");
     assert_eq!(bench.members(2), [3, 4]);
     assert_eq!(bench.withdraw(3), []);
     let cancel = Action::Cancel { gpu: GpuIndex(0), key: RequestKey(2) };
-    assert_eq!(bench.withdraw(4), [cancel], "nobody is left");
+    assert_eq!(bench.withdraw(4), [cancel], "no member is left");
     bench.ended(0, 2, 1);
     assert_eq!((bench.batcher.queued(), bench.batcher.batches.len()), (0, 0));
 }
 
 #[test]
-fn after_a_failure_each_runs_alone_with_a_record_of_its_own() {
+fn after_a_failure_each_request_runs_alone_with_its_own_record() {
     let mut bench = bench(1, 4, 0);
     bench.ask(1, 1);
     for key in 2..5 {
@@ -287,13 +295,13 @@ fn after_a_failure_each_runs_alone_with_a_record_of_its_own() {
     };
     let ended = |key| dispatch::Event::Ended { gpu: GpuIndex(0), key: RequestKey(key), ran: None };
     assert_eq!(attempt(&bench.tell(ended(2))), Some((3, 2)));
-    assert_eq!(bench.ask(5, 1), [], "nobody joins a suspect");
+    assert_eq!(bench.ask(5, 1), [], "no request joins a suspect");
     assert_eq!(attempt(&bench.tell(ended(3))), Some((4, 2)));
     assert_eq!((bench.members(4), bench.members(5)), (vec![4], vec![5]));
 }
 
 #[test]
-fn one_poison_request_costs_its_companions_an_attempt_and_nothing_else() {
+fn a_poison_request_costs_other_members_only_an_attempt() {
     let mut bench = bench(1, 4, 0);
     bench.ask(1, 1);
     for key in 2..5 {

@@ -1,4 +1,4 @@
-//! How long one model's runs take on each kind of machine, by what was seen (L21).
+//! Measured run times of one model on each type of machine (L21).
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -6,42 +6,44 @@ use std::time::Duration;
 
 use super::RUN_GUESS;
 
-/// Kinds of machines that are told apart. What further ones take is estimated by the others.
+/// Maximum number of machine types with estimates of their own. Further types use the mean of
+/// these.
 const MACHINES_MAX: usize = 16;
-/// A run counts for one part in this many of the estimate.
+/// Inverse weight of one run in the moving estimate.
 const WEIGHT: u32 = 8;
-/// The first runs of a kind, of which the shortest counts, and which are not trusted to be worse than the
-/// others': one may have been cold, and a kind that looks slow is not asked again.
+/// Number of first runs on a type that are not trusted: the shortest of them counts, and they
+/// cannot make the type look worse than the others. One of them may have been cold, and a type that
+/// looks slow would get no further requests.
 const TRUSTED: u32 = 3;
 
-/// A machine's kind: the types of its GPUs.
+/// Type of a machine: the types of its GPUs.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct MachineType(Arc<str>);
 
 impl MachineType {
-    /// Of a machine with GPUs of these types.
+    /// Creates the type of a machine with GPUs of these types.
     pub fn of<'a>(gpu_types: impl IntoIterator<Item = &'a str>) -> Self {
         let types: BTreeSet<&str> = gpu_types.into_iter().collect();
         Self(types.into_iter().collect::<Vec<_>>().join("+").into())
     }
 }
 
-/// What was seen on one kind.
+/// Measurements on one type of machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Seen {
     machine: MachineType,
     run: Duration,
-    /// Runs, up to [`TRUSTED`].
+    /// Number of runs, up to [`TRUSTED`].
     runs: u32,
 }
 
-/// One model's estimates.
+/// Estimates for one model.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Runs(Vec<Seen>);
 
 impl Runs {
-    /// How long a run takes there: by what was seen there, else by what was seen elsewhere;
-    /// [`RUN_GUESS`] before the first.
+    /// Returns the expected run time on a machine type: measured there, else on other types;
+    /// [`RUN_GUESS`] before the first measurement.
     #[must_use]
     pub fn estimate(&self, machine: &MachineType) -> Duration {
         let here = self.0.iter().find(|it| it.machine == *machine);
@@ -56,11 +58,12 @@ impl Runs {
         }
     }
 
-    /// A run took so long there.
+    /// Adds a measured run time.
     pub fn took(&mut self, machine: &MachineType, run: Duration) {
         if let Some(here) = self.0.iter_mut().find(|it| it.machine == *machine) {
             if here.runs < TRUSTED {
-                (here.run, here.runs) = (here.run.min(run), here.runs + 1);
+                here.run = here.run.min(run);
+                here.runs += 1;
             } else {
                 here.run = here.run - here.run / WEIGHT + run / WEIGHT;
             }
@@ -79,8 +82,9 @@ mod tests {
     }
 
     #[test]
-    fn an_estimate_begins_with_the_shortest_of_the_first_runs_and_follows_the_later_ones() {
-        let (mut runs, here) = (Runs::default(), MachineType::of(["V100"]));
+    fn estimate_starts_at_the_shortest_first_run_and_follows_later_runs() {
+        let mut runs = Runs::default();
+        let here = MachineType::of(["V100"]);
         assert_eq!(runs.estimate(&here), RUN_GUESS);
         runs.took(&here, ms(100));
         assert_eq!(runs.estimate(&here), ms(100));
@@ -95,33 +99,33 @@ mod tests {
     }
 
     #[test]
-    fn each_kind_of_machine_has_its_own() {
+    fn estimates_are_separate_for_each_machine_type() {
         let mut runs = Runs::default();
         let [slow, fast, mixed] = [&["V100", "V100"][..], &["A100"], &["V100", "A100"]]
             .map(|types| MachineType::of(types.iter().copied()));
-        assert_eq!(mixed, MachineType::of(["A100", "V100"]), "whichever comes first");
+        assert_eq!(mixed, MachineType::of(["A100", "V100"]), "in either order");
         runs.took(&slow, ms(30));
-        assert_eq!(runs.estimate(&fast), ms(30), "it is the best guess there is");
+        assert_eq!(runs.estimate(&fast), ms(30), "the best available estimate");
         runs.took(&fast, ms(10));
         assert_eq!([&fast, &mixed].map(|it| runs.estimate(it)), [ms(10), ms(20)]);
-        assert_eq!(runs.estimate(&slow), ms(10), "one run there tells little");
+        assert_eq!(runs.estimate(&slow), ms(10), "a single run is not trusted");
         (0..2).for_each(|_| runs.took(&slow, ms(30)));
         assert_eq!(runs.estimate(&slow), ms(30));
     }
 
     #[test]
-    fn a_first_run_that_was_slow_keeps_nobody_away() {
+    fn a_slow_first_run_does_not_raise_the_estimate() {
         let mut runs = Runs::default();
         let [usual, cold] = ["A100", "V100"].map(|gpu_type| MachineType::of([gpu_type]));
         (0..9).for_each(|_| runs.took(&usual, ms(10)));
         runs.took(&cold, ms(5_000));
         assert_eq!(runs.estimate(&cold), ms(10));
         (0..2).for_each(|_| runs.took(&cold, ms(12)));
-        assert_eq!(runs.estimate(&cold), ms(12), "nor do the next ones have much of it");
+        assert_eq!(runs.estimate(&cold), ms(12), "the slow first run is forgotten");
     }
 
     #[test]
-    fn not_more_are_kept_than_are_told_apart() {
+    fn machine_types_with_estimates_are_bounded() {
         let mut runs = Runs::default();
         for number in 0..100 {
             runs.took(&MachineType::of([number.to_string().as_str()]), ms(number));

@@ -1,18 +1,20 @@
-//! How many nodes the cluster needs: what an autoscaler is told (node allocation and scaling of
-//! Torpor's cluster manager, T02; a node that is lost is replaced by a new one, T16 and Torpor §4.5).
+//! Number of nodes that the cluster needs: the signal for an autoscaler (node allocation and
+//! scaling of Torpor's cluster manager, T02; a lost node is replaced by a new one, T16 and Torpor
+//! §4.5).
 //!
 //! ```text
-//! View, Plan, scores ──► need ──► at least so many now, and why
-//!                                   │ more: at once    fewer: when it was so for a while
+//! View, Plan, scores ──► need ──► nodes needed now, with reasons
+//!                                   │ more: at once    fewer: after the lower need has lasted
 //!                                   ▼
 //!                                Signal
 //! ```
 //!
-//! Nodes are reckoned to be like those that are there. Each of these alone asks for nodes ([`need`]):
-//! host memory for every wanted copy, GPU time, replicas that must not share a node, functions that
-//! found no node, and objectives that are missed while GPUs are busy. The largest counts.
+//! New nodes are assumed to be like the present ones. Several requirements ask for nodes, each
+//! alone, and the largest counts ([`need`]): host memory for every desired copy, GPU time, replicas
+//! that must not share a node, functions that found no node, and objectives that are missed while
+//! GPUs are busy.
 //!
-//! Deliberately absent: starting and stopping nodes. Who does that reads the signal, and keeps to
+//! Deliberately absent: starting and stopping nodes. The autoscaler reads the signal and applies
 //! its own bounds.
 
 mod need;
@@ -26,21 +28,21 @@ use millrace_types::{Bytes, FunctionKey, SloCounts, Timestamp};
 
 use crate::placement::{GpuLoad, Plan, View};
 
-/// What the signal is held to. Shares are in thousandths.
+/// Parameters of the signal. Shares are in thousandths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// How long fewer nodes must have been enough before that is said.
+    /// Time for which a lower need must last before the signal falls.
     pub stable: Duration,
-    /// Share of a node's host memory that is planned with. The rest is what does not fit by chance.
+    /// Usable share of a node's host memory. The rest covers fragmentation between copies.
     pub host_share: u64,
-    /// Share of a node's GPU time that is planned with. Above it, requests wait for each other.
+    /// Usable share of a node's GPU time. Above it, requests wait for each other.
     pub gpu_share: u64,
-    /// Over how long it is judged whether an objective is met.
+    /// Period over which an objective is judged.
     pub slo_window: Duration,
-    /// Requests in a window that are enough to judge by.
+    /// Minimum number of requests in a period for a judgement.
     pub slo_requests: u64,
-    /// Share of the GPUs' time below which a missed objective is no want of nodes: such a deadline
-    /// is missed on idle GPUs too.
+    /// Share of the GPUs' time below which a missed objective asks for no node: such a deadline is
+    /// missed on idle GPUs too.
     pub slo_gpu_share: u64,
 }
 
@@ -57,75 +59,68 @@ impl Default for Limits {
     }
 }
 
-/// How a function does against its objective, over all nodes.
+/// Result of a function against its objective, over all nodes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Score {
-    /// Which.
     pub function: FunctionKey,
-    /// The share of requests that must be served in time, of 1.
+    /// Share of requests to serve in time, from 0 to 1.
     pub percentile: f64,
-    /// Served in time, and finished or expired, since it was created.
+    /// Requests in time, and requests that finished or expired, since the function was created.
     pub counts: SloCounts,
 }
 
-/// Everything the signal depends on.
+/// Inputs of the signal.
 #[derive(Debug, Clone, Copy)]
 pub struct Observed<'a> {
-    /// What is wanted and what is.
+    /// Desired and actual state of the cluster.
     pub view: &'a View,
-    /// What the planner made of it.
+    /// Result of the planner for this view.
     pub plan: &'a Plan,
-    /// Of functions with an objective.
+    /// Scores of the functions with an objective.
     pub scores: &'a [Score],
 }
 
-/// Why so many nodes are needed.
+/// Reason for the number of nodes needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Reason {
-    /// All wanted copies have to be in host memory.
+    /// The models of all desired copies must fit into host memory.
     #[error("the models of all wanted copies take {wanted} of host memory, and a node has {node}")]
     HostMemory {
-        /// For all copies.
+        /// Memory of all copies.
         wanted: Bytes,
-        /// One node's.
+        /// Memory of one node.
         node: Bytes,
     },
-    /// GPUs are busy.
+    /// Requests keep the GPUs busy.
     #[error("requests need {}.{:03} GPUs, and a node has {gpus}", .load.0 / 1000, .load.0 % 1000)]
     GpuTime {
-        /// What is needed.
+        /// GPUs' worth of time that requests need.
         load: GpuLoad,
-        /// One node's, rounded.
+        /// GPUs of one node, rounded.
         gpus: u32,
     },
-    /// A node has one copy of a function.
+    /// The replicas of a function need separate nodes.
     #[error("a function asks for {replicas} replicas, each on a node of its own")]
     Replicas {
-        /// The most that one asks for.
+        /// Largest number of replicas of any function.
         replicas: u32,
     },
-    /// No node takes them as the nodes are, though their sum might.
+    /// Some functions fit no node, although their sum might fit the cluster.
     #[error("{functions} functions have fewer copies than they ask for, and no node takes one")]
-    Unplaced {
-        /// How many functions.
-        functions: u32,
-    },
-    /// Objectives are missed and GPUs are busy.
+    Unplaced { functions: u32 },
+    /// Functions miss their objective while GPUs are busy.
     #[error("{functions} functions miss their objective, and GPUs are busy")]
-    Slo {
-        /// How many functions.
-        functions: u32,
-    },
-    /// Fewer would do, and not for long enough yet.
-    #[error("{nodes} would be enough, and that has to last first")]
+    Slo { functions: u32 },
+    /// Fewer nodes would suffice, but not for long enough yet.
+    #[error("{nodes} nodes would suffice once the lower need has lasted long enough")]
     Stable {
-        /// What would be enough.
+        /// Number of nodes that would suffice.
         nodes: u32,
     },
 }
 
 impl Reason {
-    /// In one CamelCase word, for programs.
+    /// Returns the name of the reason in CamelCase, for programs.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         match self {
@@ -139,18 +134,18 @@ impl Reason {
     }
 }
 
-/// What an autoscaler is told.
+/// Signal for an autoscaler.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Signal {
-    /// Nodes the cluster should have.
+    /// Number of nodes that the cluster should have.
     pub nodes_needed: u32,
-    /// Nodes that take functions.
+    /// Number of nodes that accept functions.
     pub nodes_now: u32,
-    /// What asks for that many. Empty when none is needed.
+    /// Requirements that ask for this number. Empty if no node is needed.
     pub reasons: Vec<Reason>,
 }
 
-/// A function's objective, judged by windows.
+/// Judgement of a function's objective, by periods.
 #[derive(Debug, Clone, Copy)]
 struct Window {
     since: Timestamp,
@@ -158,16 +153,16 @@ struct Window {
     missed: bool,
 }
 
-/// A lower need that may pass again.
+/// A lower need that may rise again.
 #[derive(Debug, Clone, Copy)]
 struct Lower {
     since: Timestamp,
-    /// The most that was needed since.
+    /// Largest need since then.
     nodes: u32,
 }
 
-/// The signal over time. A new one asks for no fewer nodes than there are, for as long as a lower
-/// need has to last: a leader that was just elected knows no loads yet.
+/// Signal over time. A new instance does not ask for fewer nodes than exist until a lower need has
+/// lasted: a leader that was just elected knows no loads yet.
 #[derive(Debug)]
 pub struct Scaling {
     limits: Limits,
@@ -177,13 +172,13 @@ pub struct Scaling {
 }
 
 impl Scaling {
-    /// Nothing was seen yet.
+    /// Creates a signal without observations.
     #[must_use]
     pub const fn new(limits: Limits) -> Self {
         Self { limits, held: None, lower: None, windows: BTreeMap::new() }
     }
 
-    /// Takes in what is observed now. `now` must not go back.
+    /// Updates the signal with the present observations. `now` must not go back.
     pub fn observe(&mut self, now: Timestamp, observed: Observed<'_>) -> Signal {
         let missed = self.judge(now, observed.scores);
         let need = need::of(&observed, missed, &self.limits);
@@ -193,7 +188,7 @@ impl Scaling {
         Signal { nodes_needed: held, nodes_now: need.nodes_now, reasons }
     }
 
-    /// More at once, fewer once nothing more was needed for long enough.
+    /// Returns the signal: raised at once, lowered only after the need was lower for long enough.
     fn hold(&mut self, now: Timestamp, nodes: u32, nodes_now: u32) -> u32 {
         let held = *self.held.get_or_insert(nodes.max(nodes_now));
         if nodes >= held {
@@ -212,9 +207,9 @@ impl Scaling {
         enough
     }
 
-    /// Functions that missed their objective in their last full window.
+    /// Returns the number of functions that missed their objective in their last full period.
     fn judge(&mut self, now: Timestamp, scores: &[Score]) -> u32 {
-        // What is scored no more is forgotten.
+        // Windows of functions without a score are dropped.
         let mut before = std::mem::take(&mut self.windows);
         let mut missed = 0;
         for score in scores {

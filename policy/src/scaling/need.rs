@@ -1,4 +1,4 @@
-//! What is needed now, with no memory of before.
+//! Number of nodes needed now, without memory of earlier observations.
 
 use std::collections::BTreeMap;
 
@@ -6,14 +6,14 @@ use super::{Limits, Observed, Reason};
 use crate::placement::{Function, GpuLoad, Node, Unplaced, View, Why};
 use millrace_types::{Bytes, Digest, NodeState};
 
-/// Nodes that are needed, and what asks for that many.
+/// Number of nodes needed, with the requirements that ask for it.
 pub(super) struct Need {
     pub(super) nodes: u32,
     pub(super) nodes_now: u32,
     pub(super) reasons: Vec<Reason>,
 }
 
-/// The most that anything asks for.
+/// Returns the largest of all requirements.
 pub(super) fn of(observed: &Observed<'_>, missed: u32, limits: &Limits) -> Need {
     let view = observed.view;
     let nodes_now = count(view.nodes.iter().filter(|node| node.state == NodeState::Schedulable));
@@ -31,7 +31,7 @@ pub(super) fn of(observed: &Observed<'_>, missed: u32, limits: &Limits) -> Need 
     Need { nodes, nodes_now, reasons: reasons.collect() }
 }
 
-/// Nodes, and why.
+/// Number of nodes that a requirement asks for, with its reason.
 type Claim = Option<(u32, Reason)>;
 
 fn count(items: impl Iterator) -> u32 {
@@ -42,10 +42,11 @@ fn wanted(function: &Function) -> u32 {
     if function.enabled { function.replicas } else { 0 }
 }
 
-/// The mean of the nodes that take functions, or of all that are known where none does.
+/// Mean of the schedulable nodes, or of all known nodes if none is schedulable.
 struct Typical {
+    /// Bytes of host memory.
     host: u64,
-    /// In thousandths.
+    /// GPUs, in thousandths.
     gpus: u64,
 }
 
@@ -61,7 +62,7 @@ fn mean<'a>(nodes: impl Iterator<Item = &'a Node> + Clone) -> Option<Typical> {
     Some(Typical { host, gpus })
 }
 
-/// How many nodes hold a total, each up to a share of what it has.
+/// Returns how many nodes hold a total, each up to a share of its capacity.
 fn nodes_for(total: u64, each: u64, share: u64) -> Option<u32> {
     let usable = u128::from(each) * u128::from(share) / 1000;
     let nodes = u128::from(total).checked_add(usable.checked_sub(1)?)?.checked_div(usable)?;
@@ -73,7 +74,8 @@ fn replicas(view: &View) -> Claim {
     Some((replicas, Reason::Replicas { replicas }))
 }
 
-/// A model that functions share is needed on as many nodes as the one with most replicas is.
+/// Returns the claim of host memory. A model that several functions share counts once, with the
+/// replicas of the function that has most.
 fn host_memory(view: &View, typical: &Option<Typical>, limits: &Limits) -> Claim {
     let host = typical.as_ref()?.host;
     let mut models: BTreeMap<Digest, (u64, u32)> = BTreeMap::new();
@@ -91,8 +93,8 @@ fn host_memory(view: &View, typical: &Option<Typical>, limits: &Limits) -> Claim
     Some((nodes_for(total, host, limits.host_share)?, reason))
 }
 
-/// What GPUs are seen to do, or what functions are known to need: the one lags when nodes just
-/// joined, the other does not know of functions that were deleted.
+/// Returns the GPU load in thousandths: the larger of the measured load and the known need of the
+/// functions. The measured load lags after nodes join; the known need ignores deleted functions.
 fn load(view: &View) -> u64 {
     let alive = view.nodes.iter().filter(|node| node.state != NodeState::Lost);
     let busy = alive.fold(0u64, |sum, node| sum.saturating_add(node.busy.0));
@@ -101,14 +103,15 @@ fn load(view: &View) -> u64 {
 }
 
 fn gpu_time(view: &View, typical: &Option<Typical>, limits: &Limits) -> Claim {
-    let (load, gpus) = (load(view), typical.as_ref()?.gpus);
+    let load = load(view);
+    let gpus = typical.as_ref()?.gpus;
     let rounded = u32::try_from(gpus.saturating_add(500) / 1000).unwrap_or(u32::MAX);
     let reason = Reason::GpuTime { load: GpuLoad(load), gpus: rounded };
     Some((nodes_for(load, gpus, limits.gpu_share)?, reason))
 }
 
-/// Functions that one more node like the others would take. Only when nothing is under way: what a
-/// plan still changes may make room.
+/// Returns the claim of functions that one more node of the same kind would take. Only for an empty
+/// plan, because pending changes may free capacity.
 fn unplaced(observed: &Observed<'_>, nodes_now: u32) -> Claim {
     if !observed.plan.steps.is_empty() {
         return None;
@@ -118,7 +121,7 @@ fn unplaced(observed: &Observed<'_>, nodes_now: u32) -> Claim {
     let helped = |it: &&Unplaced| match it.why {
         Why::NoNode | Why::TooFewNodes { .. } | Why::NodesFull { .. } => true,
         Why::HostMemory { needs, .. } => needs <= largest,
-        // No node of the same kind helps.
+        // Another node of the same kind does not help.
         Why::GpuMemory { .. } | Why::Failing { .. } => false,
     };
     let functions = count(observed.plan.unplaced.iter().filter(helped));

@@ -11,7 +11,7 @@ fn key(name: &str) -> FunctionKey {
     FunctionKey { tenant: TenantName::new("t").unwrap(), name: FunctionName::new(name).unwrap() }
 }
 
-/// Functions of 100 MiB and one copy, as many as said.
+/// Returns functions of 100 MiB with one copy each.
 fn functions(number: usize) -> Vec<Function> {
     let function = |number: usize| Function {
         key: key(&format!("f{number}")),
@@ -26,7 +26,7 @@ fn functions(number: usize) -> Vec<Function> {
     (0..number).map(function).collect()
 }
 
-/// Nodes of 1,000 MiB and 2 GPUs.
+/// Returns nodes of 1,000 MiB and 2 GPUs.
 fn nodes(number: usize) -> Vec<Node> {
     let node = |number: usize| Node {
         name: NodeName::new(&format!("n{number}")).unwrap(),
@@ -43,7 +43,7 @@ fn view(wanted: usize, nodes_now: usize) -> View {
     View { functions: functions(wanted), nodes: nodes(nodes_now), placements: Vec::new(), flows: Vec::new() }
 }
 
-/// What is said at once, of everything placed and ready.
+/// Returns the first signal for this view, with an empty plan.
 fn signal(view: &View, unplaced: &[Unplaced]) -> Signal {
     let plan = Plan { unplaced: unplaced.to_vec(), ..Plan::default() };
     Scaling::new(Limits::default()).observe(secs(0), Observed { view, plan: &plan, scores: &[] })
@@ -54,27 +54,27 @@ fn needs(nodes_needed: u32, nodes_now: u32, reasons: &[Reason]) -> Signal {
 }
 
 #[test]
-fn nothing_wanted_needs_no_node() {
+fn a_cluster_without_functions_needs_no_node() {
     assert_eq!(signal(&view(0, 0), &[]), Signal::default());
 }
 
 #[test]
-fn all_copies_have_to_be_in_host_memory() {
+fn host_memory_for_all_copies_determines_the_nodes_needed() {
     let memory = |mib| Reason::HostMemory { wanted: Bytes::mib(mib), node: Bytes::mib(1000) };
     assert_eq!(signal(&view(17, 1), &[]), needs(2, 1, &[memory(1700)]));
-    assert_eq!(signal(&view(18, 1), &[]), needs(3, 1, &[memory(1800)]), "15 % is kept");
+    assert_eq!(signal(&view(18, 1), &[]), needs(3, 1, &[memory(1800)]), "15% stays free");
     let mut shared = view(18, 1);
     for function in &mut shared.functions {
         function.models[0].digest = Digest::of(b"shared");
     }
-    assert_eq!(signal(&shared, &[]).nodes_needed, 1, "one copy for all of them");
+    assert_eq!(signal(&shared, &[]).nodes_needed, 1, "all functions share one copy");
     let mut disabled = view(18, 1);
     disabled.functions.iter_mut().for_each(|function| function.enabled = false);
     assert_eq!(signal(&disabled, &[]), needs(1, 1, &[Reason::Stable { nodes: 0 }]));
 }
 
 #[test]
-fn replicas_are_on_nodes_of_their_own() {
+fn replicas_need_separate_nodes() {
     let mut three = view(1, 1);
     three.functions[0].replicas = 3;
     assert_eq!(signal(&three, &[]), needs(3, 1, &[Reason::Replicas { replicas: 3 }]));
@@ -83,7 +83,7 @@ fn replicas_are_on_nodes_of_their_own() {
 }
 
 #[test]
-fn busy_gpus_need_nodes_and_lost_ones_count_no_more() {
+fn busy_gpus_need_nodes_and_lost_nodes_do_not_count() {
     let mut busy = view(1, 2);
     busy.nodes[0].busy = GpuLoad(1900);
     busy.nodes[1].busy = GpuLoad(1000);
@@ -91,19 +91,20 @@ fn busy_gpus_need_nodes_and_lost_ones_count_no_more() {
     assert_eq!(signal(&busy, &[]), needs(3, 2, &[time]));
     assert_eq!(time.to_string(), "requests need 2.900 GPUs, and a node has 2");
     busy.functions[0].load = GpuLoad(4000);
-    assert_eq!(signal(&busy, &[]).nodes_needed, 3, "what functions need, where that is more");
+    assert_eq!(signal(&busy, &[]).nodes_needed, 3, "the need of functions if larger");
     busy.nodes[0].state = NodeState::Lost;
     busy.functions[0].load = GpuLoad::default();
     assert_eq!(signal(&busy, &[]), needs(1, 1, &signal(&busy, &[]).reasons));
 }
 
 #[test]
-fn functions_without_a_node_ask_for_one_that_would_take_them() {
+fn functions_without_a_node_ask_for_one_if_it_would_take_them() {
     let check = |why, expected: u32| {
         let unplaced = Unplaced { function: key("f0"), copies: 0, missing: 1, why };
         assert_eq!(signal(&view(1, 1), &[unplaced]).nodes_needed, expected, "{why}");
     };
-    let (free, needs) = (Bytes::mib(10), Bytes::mib(500));
+    let free = Bytes::mib(10);
+    let needs = Bytes::mib(500);
     check(Why::NoNode, 2);
     check(Why::TooFewNodes { nodes: 1 }, 2);
     check(Why::NodesFull { nodes: 1, max: 32_000 }, 2);
@@ -114,7 +115,7 @@ fn functions_without_a_node_ask_for_one_that_would_take_them() {
 }
 
 #[test]
-fn what_is_under_way_may_make_room() {
+fn unplaced_functions_ask_for_no_node_while_the_plan_has_steps() {
     let view = view(1, 1);
     let step = placement::Step::Place { function: key("f0"), node: view.nodes[0].name.clone() };
     let short = Unplaced { function: key("f1"), copies: 0, missing: 1, why: Why::NoNode };
@@ -133,7 +134,7 @@ fn draining_and_cordoned_nodes_are_no_capacity() {
     assert_eq!((told.nodes_needed, told.nodes_now), (2, 1));
 }
 
-/// Observes one view again and again.
+/// Observes one view repeatedly.
 struct Watch {
     scaling: Scaling,
     limits: Limits,
@@ -153,13 +154,13 @@ impl Watch {
 }
 
 #[test]
-fn more_is_said_at_once_and_fewer_when_it_lasted() {
+fn signal_rises_at_once_and_falls_after_a_lasting_lower_need() {
     let mut watch = Watch::new();
     let stable = watch.limits.stable.as_secs();
     assert_eq!(watch.at(0, 8), 1);
     assert_eq!(watch.at(1, 30), 4);
     assert_eq!(watch.at(2, 8), 4);
-    assert_eq!(watch.at(3, 15), 4, "the most since counts");
+    assert_eq!(watch.at(3, 15), 4, "the largest need since then counts");
     assert_eq!(watch.at(4, 8), 4);
     assert_eq!(watch.at(1 + stable, 8), 4);
     assert_eq!(watch.at(2 + stable, 8), 2);
@@ -168,7 +169,7 @@ fn more_is_said_at_once_and_fewer_when_it_lasted() {
 }
 
 #[test]
-fn a_need_that_comes_back_starts_the_wait_anew() {
+fn a_returning_need_restarts_the_wait() {
     let mut watch = Watch::new();
     let stable = watch.limits.stable.as_secs();
     assert_eq!(watch.at(0, 30), 4);
@@ -180,22 +181,24 @@ fn a_need_that_comes_back_starts_the_wait_anew() {
 }
 
 #[test]
-fn a_new_leader_asks_for_no_fewer_than_there_are_at_first() {
+fn a_new_leader_asks_at_first_for_no_fewer_nodes_than_exist() {
     let mut scaling = Scaling::new(Limits::default());
-    let (view, plan) = (view(1, 3), Plan::default());
+    let view = view(1, 3);
+    let plan = Plan::default();
     let observed = Observed { view: &view, plan: &plan, scores: &[] };
     assert_eq!(scaling.observe(secs(100), observed), needs(3, 3, &[Reason::Stable { nodes: 1 }]));
     assert_eq!(scaling.observe(secs(400), observed).nodes_needed, 1);
 }
 
-/// A busy node and one function; 100 requests a window of which so many were in time.
+/// Returns the nodes needed for a busy node with one function, with these requests in time out of
+/// 100 in each period.
 fn objective(busy: u64, in_time: [u64; 3]) -> Vec<u32> {
     let mut view = view(1, 1);
     view.nodes[0].busy = GpuLoad(busy);
     view.placements =
         vec![Placement { function: key("f0"), node: view.nodes[0].name.clone(), phase: Phase::Ready }];
-    let (mut scaling, mut counts) =
-        (Scaling::new(Limits { stable: Duration::ZERO, ..Limits::default() }), SloCounts::default());
+    let mut scaling = Scaling::new(Limits { stable: Duration::ZERO, ..Limits::default() });
+    let mut counts = SloCounts::default();
     let windows = (1..).zip(in_time).map(|(window, m)| {
         counts = counts.plus(SloCounts { m, n: 100 });
         let scores = [Score { function: key("f0"), percentile: 0.98, counts }];
@@ -209,12 +212,13 @@ fn objective(busy: u64, in_time: [u64; 3]) -> Vec<u32> {
 fn a_missed_objective_asks_for_a_node_while_gpus_are_busy() {
     assert_eq!(objective(1000, [0, 98, 99]), [1, 1, 1], "the first window is not over");
     assert_eq!(objective(1000, [98, 97, 98]), [1, 2, 1]);
-    assert_eq!(objective(500, [98, 50, 50]), [1, 1, 1], "no more nodes would help");
+    assert_eq!(objective(500, [98, 50, 50]), [1, 1, 1], "more nodes would not help");
 }
 
 #[test]
-fn few_requests_say_nothing_of_an_objective() {
-    let (view, plan) = (view(1, 1), Plan::default());
+fn few_requests_do_not_judge_an_objective() {
+    let view = view(1, 1);
+    let plan = Plan::default();
     let limits = Limits { slo_gpu_share: 0, ..Limits::default() };
     let mut scaling = Scaling::new(limits);
     let mut at = |now, n| {

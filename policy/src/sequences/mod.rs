@@ -1,25 +1,28 @@
-//! The sequences of a function that keeps state from one request to the next (T11): whose turn it is, on
-//! which state, and when a sequence ends. One core for each function revision on its worker.
+//! Sequences of a function that keeps state from one request to the next (T11). The core decides
+//! which request runs next, on which state, and when a sequence ends. Each function revision on a
+//! worker has one core.
 //!
 //! ```text
-//! Arrive ─► waiting ──Run──► running ──Succeeded──► what it wrote is the state, what it read is Released
-//!              │                 ├─────Failed─────► the state is as it was
-//!           Refuse               └─────Lost───────► the sequence is over: Refuse to those who wait
+//! Arrive ─► waiting ──Run──► running ──Succeeded──► the written state replaces the read one: Release
+//!              │                 ├─────Failed─────► the state stays as it was
+//!           Refuse               └─────Lost───────► the sequence is over: Refuse the waiting requests
 //! ```
 //!
-//! A request takes effect on its sequence if and only if it succeeds: until the state that it wrote is
-//! held, the one that it read is, so that it can run again on the same. Requests of a sequence run one at
-//! a time, in order of arrival. One that begins a sequence lets go of what there was of it when its turn
-//! comes: where it then fails, the sequence is not there, and those behind it do not run on a state that
-//! their client believes to be over.
+//! A request takes effect on its sequence if and only if it succeeds. The state that the request
+//! read stays until the state that it wrote is stored, so the request can run again on the same
+//! state. The requests of a sequence run one at a time, in order of arrival. A request that begins
+//! a sequence releases the old state when its turn comes. If that request then fails, the sequence
+//! does not exist, so the requests behind it do not run on a state that their client believes to be
+//! over.
 //!
-//! A sequence whose state was lost is remembered for as long as an idle one would be, so that who asks for
-//! it is told.
+//! A sequence with lost state is remembered for as long as an idle sequence would be, so that later
+//! requests for it get the reason.
 //!
-//! Bounds: as many sequences as the function may have, and as many lost ones remembered;
-//! [`WAITING_MAX`] requests wait for each.
+//! Bounds: the function's maximum number of sequences, as many remembered lost ones, and
+//! [`WAITING_MAX`] waiting requests for each sequence.
 //!
-//! Not here: what the state is and where. Whoever carries this out holds it by its [`StateId`].
+//! Deliberately absent: the content and the location of the state. The caller stores the state by
+//! its [`StateId`].
 
 mod protocol;
 
@@ -33,20 +36,20 @@ pub use self::protocol::{Action, Counts, Event, Refusal};
 use crate::core::Core;
 use crate::ids::{RequestKey, StateId};
 
-/// The most requests of a sequence that wait behind the one that runs.
+/// Maximum number of requests of a sequence that wait behind the running one.
 pub const WAITING_MAX: usize = 64;
 
-/// The sequences of a function.
+/// Sequences of one function revision.
 #[derive(Debug)]
 pub struct Sequences {
     max: usize,
     idle: Duration,
     live: BTreeMap<SequenceId, Sequence>,
-    /// Requests that run or wait.
+    /// Sequence of each running or waiting request.
     requests: BTreeMap<RequestKey, SequenceId>,
-    /// Those that nobody asks for, by when their last request ended.
+    /// Sequences without requests, by the end of their last request.
     quiet: BTreeSet<(Timestamp, SequenceId)>,
-    /// Those whose state was lost, in that order.
+    /// Sequences with lost state, in order of the loss.
     lost: VecDeque<(Timestamp, SequenceId)>,
     next: u64,
     counts: Counts,
@@ -54,12 +57,12 @@ pub struct Sequences {
 
 #[derive(Debug, Default)]
 struct Sequence {
-    /// `None` before its first request succeeded.
+    /// Present state; `None` before the first request succeeded.
     state: Option<StateId>,
     running: Option<Running>,
-    /// Nobody waits where nothing runs.
+    /// Waiting requests; empty while no request runs.
     waiting: VecDeque<Waiting>,
-    /// When its last request ended.
+    /// End of the last request.
     used: Timestamp,
 }
 
@@ -77,7 +80,7 @@ struct Waiting {
     end: bool,
 }
 
-/// How a request ended.
+/// Outcome of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     Succeeded,
@@ -86,27 +89,35 @@ enum End {
 }
 
 impl Sequences {
-    /// None yet: at most `max` at one time, each until nobody asked for it for `idle`.
+    /// Creates an empty table of at most `max` sequences, each of which expires after `idle`
+    /// without requests.
     #[must_use]
     pub fn new(max: usize, idle: Duration) -> Self {
-        let (live, requests, quiet) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
-        let (lost, counts) = (VecDeque::new(), Counts::default());
-        Self { max, idle, live, requests, quiet, lost, next: 1, counts }
+        Self {
+            max,
+            idle,
+            live: BTreeMap::new(),
+            requests: BTreeMap::new(),
+            quiet: BTreeSet::new(),
+            lost: VecDeque::new(),
+            next: 1,
+            counts: Counts::default(),
+        }
     }
 
-    /// How many there are.
+    /// Returns the number of sequences.
     #[must_use]
     pub fn live(&self) -> usize {
         self.live.len()
     }
 
-    /// What became of others.
+    /// Returns the counters of ended sequences.
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.counts
     }
 
-    /// Ends those that nobody asked for, and forgets those that were lost as long ago.
+    /// Ends the sequences without recent requests, and forgets those that were lost as long ago.
     fn expire(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
         while self.quiet.first().is_some_and(|(used, _)| *used + self.idle <= now) {
             let Some((_, id)) = self.quiet.pop_first() else { return };
@@ -140,7 +151,8 @@ impl Sequences {
         self.advance(now, id, Refusal::Unknown, actions);
     }
 
-    /// Lets the next that can run, if nothing does. Those that cannot are told why.
+    /// Starts the next request that can run, if none is running. Requests that cannot run are
+    /// refused with `why`.
     fn advance(&mut self, now: Timestamp, id: SequenceId, why: Refusal, actions: &mut Vec<Action>) {
         let Some(sequence) = self.live.get_mut(&id) else { return };
         while sequence.running.is_none()
@@ -180,7 +192,7 @@ impl Sequences {
         let Some(id) = self.requests.remove(&key) else { return };
         let Some(sequence) = self.live.get_mut(&id) else { return };
         let Some(running) = sequence.running.take_if(|running| running.key == key) else {
-            // It waited.
+            // The request was waiting.
             sequence.waiting.retain(|waiting| waiting.key != key);
             return;
         };
@@ -203,7 +215,8 @@ impl Sequences {
         self.advance(now, id, why, actions);
     }
 
-    /// State went that no request was reading. What one reads, it misses itself.
+    /// Handles the loss of a state that no request was reading. A running request reports the loss
+    /// of the state that it reads itself.
     fn state_lost(&mut self, now: Timestamp, state: StateId, actions: &mut Vec<Action>) {
         let has = |sequence: &Sequence| sequence.state == Some(state) && sequence.running.is_none();
         let Some((id, sequence)) = self.live.iter_mut().find(|(_, sequence)| has(sequence)) else { return };

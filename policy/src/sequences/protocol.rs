@@ -1,88 +1,67 @@
-//! What the sequences of a function are told, and what they want done.
+//! Events and actions of a function's sequences.
 
 use millrace_types::InSequence;
 
 use crate::ids::{RequestKey, StateId};
 
-/// What happened.
+/// Input of the sequence table.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Event {
-    /// A request came.
+    /// A request arrived.
     Arrive {
-        /// Its key, which no other has.
+        /// Key of the request, unique on this worker.
         key: RequestKey,
-        /// The sequence that it is of.
+        /// Sequence of the request, and whether the request begins or ends it.
         place: InSequence,
     },
-    /// It ran, and the state that it wrote is held, unless it ends its sequence.
-    Succeeded {
-        /// Which.
-        key: RequestKey,
-    },
-    /// It will not be answered, or nobody waits for it any more: whether it ran or waited. What it may
-    /// have written is not held.
-    Failed {
-        /// Which.
-        key: RequestKey,
-    },
-    /// It could not run, for the state that it reads is nowhere any more.
-    Lost {
-        /// Which.
-        key: RequestKey,
-    },
-    /// State that is held is nowhere any more.
-    StateLost {
-        /// Which.
-        state: StateId,
-    },
+    /// A request ran, and the state that it wrote is stored unless the request ends its sequence.
+    Succeeded { key: RequestKey },
+    /// A running or waiting request failed or was withdrawn. A state that it may have written is
+    /// not stored.
+    Failed { key: RequestKey },
+    /// A request could not run because the state that it reads is lost.
+    Lost { key: RequestKey },
+    /// A stored state is lost.
+    StateLost { state: StateId },
     /// Time has passed.
     Tick,
 }
 
-/// What is to be done.
+/// Output of the sequence table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// A request's turn.
+    /// Run a request now.
     Run {
-        /// Which.
         key: RequestKey,
-        /// The state that it reads; `None`: zeros.
+        /// State that the request reads; `None` means zeros.
         reads: Option<StateId>,
-        /// What the state that it writes is called.
+        /// Name of the state that the request writes.
         writes: StateId,
     },
-    /// A request is not run.
-    Refuse {
-        /// Which.
-        key: RequestKey,
-        /// Why.
-        why: Refusal,
-    },
-    /// Nobody reads this state again.
-    Release {
-        /// Which.
-        state: StateId,
-    },
+    /// Refuse a request.
+    Refuse { key: RequestKey, why: Refusal },
+    /// Release a state that no request will read again.
+    Release { state: StateId },
 }
 
-/// Why a request is not run.
+/// Reason for which a request is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Refusal {
-    /// No such sequence, and it does not begin one.
+    /// The sequence does not exist, and the request does not begin it.
     Unknown,
-    /// The sequence's state was lost, and it does not begin it anew.
+    /// The sequence's state was lost, and the request does not begin the sequence again.
     Lost,
-    /// As many sequences as there may be.
+    /// The function has its maximum number of sequences.
     TableFull,
-    /// As many requests of the sequence as may wait.
+    /// The sequence has its maximum number of waiting requests.
     QueueFull,
 }
 
-/// What became of sequences.
+/// Counters of ended sequences.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Ended since nobody asked for them.
+    /// Sequences that expired without requests.
     pub idle: u64,
-    /// Ended since their state was lost.
+    /// Sequences that ended because their state was lost.
     pub lost: u64,
 }

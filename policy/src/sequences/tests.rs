@@ -10,7 +10,8 @@ fn id(number: u64) -> SequenceId {
     NonZeroU64::new(number).map(SequenceId::Number).unwrap()
 }
 
-/// How a request asks: `b` begins, `e` ends, `-` neither.
+/// Returns the position of a request in a sequence: `b` begins it, `e` ends it, and `-` does
+/// neither.
 fn place(sequence: u64, how: &str) -> InSequence {
     InSequence { id: id(sequence), start: how.contains('b'), end: how.contains('e') }
 }
@@ -53,7 +54,7 @@ fn release(state: u64) -> Action {
 }
 
 #[test]
-fn each_request_reads_what_the_one_before_wrote() {
+fn each_request_reads_the_state_that_the_previous_one_wrote() {
     let mut world = World::new(2);
     assert_eq!(world.arrive(1, 7, "b"), [run(1, None, 1)]);
     assert_eq!((world.arrive(2, 7, "-"), world.arrive(3, 7, "e")), (vec![], vec![]));
@@ -73,13 +74,13 @@ fn a_request_that_fails_leaves_the_state_as_it_was() {
     world.arrive(2, 7, "-");
     world.arrive(3, 7, "-");
     world.arrive(4, 7, "-");
-    assert_eq!(world.tell(Event::Failed { key: RequestKey(3) }), [], "it gave up waiting");
+    assert_eq!(world.tell(Event::Failed { key: RequestKey(3) }), [], "a waiting request was withdrawn");
     assert_eq!(world.tell(Event::Failed { key: RequestKey(2) }), [run(4, Some(1), 3)]);
     assert_eq!(world.succeeded(4), [release(1)]);
 }
 
 #[test]
-fn one_that_begins_anew_lets_go_first_and_leaves_nothing_where_it_fails() {
+fn a_request_that_restarts_a_sequence_releases_the_old_state_first() {
     let mut world = World::new(1);
     world.arrive(1, 7, "b");
     world.succeeded(1);
@@ -91,7 +92,7 @@ fn one_that_begins_anew_lets_go_first_and_leaves_nothing_where_it_fails() {
 }
 
 #[test]
-fn who_asks_for_a_lost_sequence_is_told_until_it_begins_anew() {
+fn requests_for_a_lost_sequence_are_refused_until_it_restarts() {
     let mut world = World::new(1);
     world.arrive(1, 7, "b");
     world.succeeded(1);
@@ -110,7 +111,7 @@ fn who_asks_for_a_lost_sequence_is_told_until_it_begins_anew() {
 }
 
 #[test]
-fn an_idle_sequence_ends_and_one_that_runs_does_not() {
+fn an_idle_sequence_expires_and_a_running_one_does_not() {
     let mut world = World::new(2);
     world.arrive(1, 7, "b");
     world.succeeded(1);
@@ -120,12 +121,12 @@ fn an_idle_sequence_ends_and_one_that_runs_does_not() {
     assert_eq!(world.tell(Event::Tick), [release(1)]);
     assert_eq!((world.core.live(), world.core.counts()), (1, Counts { idle: 1, lost: 0 }));
     assert_eq!(world.succeeded(2), []);
-    assert_eq!(world.core.next_wake(), Some(world.now + IDLE), "from its last request's end");
+    assert_eq!(world.core.next_wake(), Some(world.now + IDLE), "from the end of the last request");
     assert_eq!(world.arrive(3, 7, "-"), [refuse(3, Refusal::Unknown)]);
 }
 
 #[test]
-fn beyond_each_bound_a_request_is_refused() {
+fn requests_beyond_each_bound_are_refused() {
     let mut world = World::new(1);
     assert_eq!(world.arrive(1, 7, "b"), [run(1, None, 1)]);
     assert_eq!(world.arrive(2, 8, "b"), [refuse(2, Refusal::TableFull)]);
@@ -134,5 +135,5 @@ fn beyond_each_bound_a_request_is_refused() {
     }
     assert_eq!(world.arrive(3, 7, "-"), [refuse(3, Refusal::QueueFull)]);
     world.succeeded(1);
-    assert_eq!(world.arrive(4, 7, "-"), [], "one has left the queue");
+    assert_eq!(world.arrive(4, 7, "-"), [], "one request has left the queue");
 }

@@ -1,5 +1,5 @@
-//! Who of the tenants with caps may come to the queue, and when. Keeps what they have at work and
-//! what of theirs has to wait outside.
+//! Accounts of the tenants with caps: their admitted and their parked requests, and the decision
+//! which parked request may enter the queue.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,22 +11,22 @@ use super::window::{Peak, WINDOW, Window};
 use crate::dispatch::{Inputs, Request};
 use crate::ids::{FunctionIndex, RequestKey, TenantIndex};
 
-/// A request that waits outside.
+/// A request that is parked outside the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Parked {
     pub(super) request: Request,
-    /// The memory of its model.
+    /// Blocks of the request's model.
     pub(super) blocks: u32,
 }
 
-/// What there is to share.
+/// Capacity of the node, which the tenants share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Whole {
     pub(super) gpus: u32,
     pub(super) blocks: u64,
 }
 
-/// A request that was let in.
+/// A request that was admitted to the queue.
 #[derive(Debug, Clone, Copy)]
 struct Inside {
     tenant: TenantIndex,
@@ -34,21 +34,22 @@ struct Inside {
     on: Option<GpuIndex>,
 }
 
+/// Requests and resource use of one tenant.
 #[derive(Debug, Default)]
 struct Account {
     quota: Quota,
-    /// Outside, the oldest first.
+    /// Parked requests, oldest first.
     parked: BTreeMap<RequestKey, Parked>,
-    /// Let in.
+    /// Number of admitted requests.
     inside: u32,
-    /// Of those, in the queue.
+    /// Number of admitted requests that have no GPU.
     queued: u32,
-    /// Of each model, the requests that were let in and the blocks of one copy.
+    /// By model, the number of admitted requests and the blocks of one copy.
     models: BTreeMap<ModelId, (u32, u32)>,
     window: Window,
-    /// GPUs that work for it, and since when.
+    /// GPUs that run the tenant's requests, with the start of the present turn.
     turns: BTreeMap<GpuIndex, Timestamp>,
-    /// The GPUs of its share that it used at once.
+    /// Peak number of GPUs that the tenant used at once within its share.
     peak: Peak,
 }
 
@@ -57,7 +58,7 @@ impl Account {
         self.quota.memory_share.map_or(u64::MAX, |share| share.of(whole.blocks))
     }
 
-    /// The memory that its models take if each request that was let in is on another GPU.
+    /// Returns the blocks of the tenant's models, if each admitted request is on a GPU of its own.
     fn blocks(&self, whole: Whole) -> u64 {
         let taken =
             |&(requests, blocks): &(u32, u32)| u64::from(requests.min(whole.gpus)) * u64::from(blocks);
@@ -68,7 +69,7 @@ impl Account {
         u64::from(blocks) > self.blocks_max(whole)
     }
 
-    /// Whether one more request keeps it within the caps that always hold.
+    /// Returns whether one more request keeps the tenant within the caps that always apply.
     fn takes(&self, parked: &Parked, whole: Whole) -> bool {
         if self.quota.is_none() {
             return true;
@@ -84,14 +85,14 @@ impl Account {
         self.window.total(now) + under_way
     }
 
-    /// Whether it had more than its share of the window.
+    /// Returns whether the tenant used more than its share of the window.
     fn over_time(&mut self, now: Timestamp, whole: Whole) -> bool {
         let Some(share) = self.quota.gpu_share else { return false };
         let window = WINDOW.as_nanos() as u64 * u64::from(whole.gpus);
         self.gpu_time(now).as_nanos() > u128::from(share.of(window))
     }
 
-    /// The GPUs that its share is at one moment, rounded up.
+    /// Returns the number of GPUs that the tenant's share amounts to, rounded up.
     fn seats(&self, whole: Whole) -> u32 {
         let seats = |share: Share| {
             let exact = u64::from(share.ppm()) * u64::from(whole.gpus);
@@ -100,8 +101,9 @@ impl Account {
         self.quota.gpu_share.map_or(u32::MAX, seats)
     }
 
-    /// The GPUs that others leave to it: what it used of its share at once, lately, and what it uses
-    /// beyond. Who had more than its share over time is left what it uses.
+    /// Returns the number of GPUs that other tenants leave to this one: the recent peak within its
+    /// share, plus its use beyond the share. A tenant over its share of time keeps only its present
+    /// use.
     fn claim(&mut self, now: Timestamp, whole: Whole) -> u32 {
         if self.over_time(now, whole) {
             return self.inside;
@@ -113,22 +115,22 @@ impl Account {
         self.peak.set(now, self.inside.min(self.seats(whole)).min(whole.gpus));
     }
 
-    /// The oldest outside, if the caps that always hold let it in.
+    /// Returns the oldest parked request, if the caps that always apply admit it.
     fn first(&self, whole: Whole) -> Option<RequestKey> {
         self.parked.values().next().filter(|first| self.takes(first, whole)).map(|first| first.request.key)
     }
 }
 
-/// The tenants that have caps.
+/// Accounts of all tenants with caps.
 #[derive(Debug)]
 pub(super) struct Gate {
     whole: Whole,
     accounts: BTreeMap<TenantIndex, Account>,
     owners: BTreeMap<FunctionIndex, TenantIndex>,
     inside: BTreeMap<RequestKey, Inside>,
-    /// Where each request waits that waits outside.
+    /// Tenant of each parked request.
     parked: BTreeMap<RequestKey, TenantIndex>,
-    /// Requests of tenants without caps.
+    /// Peak number of requests of tenants without caps.
     others: Peak,
 }
 
@@ -156,7 +158,7 @@ impl Gate {
         };
     }
 
-    /// Who has to keep to caps with a function's requests.
+    /// Returns the tenant of a function, if the tenant has caps.
     pub(super) fn owner(&self, function: FunctionIndex) -> Option<TenantIndex> {
         let owner = self.owners.get(&function).copied()?;
         self.accounts.contains_key(&owner).then_some(owner)
@@ -176,13 +178,13 @@ impl Gate {
         self.parked.contains_key(&key)
     }
 
-    /// Takes a request from outside. `None` if it is not there.
+    /// Removes a parked request. Returns `None` if the request is not parked.
     pub(super) fn unpark(&mut self, key: RequestKey) -> Option<Parked> {
         let tenant = self.parked.remove(&key)?;
         self.accounts.get_mut(&tenant)?.parked.remove(&key)
     }
 
-    /// The data of a request is elsewhere now. Says whether it waits outside.
+    /// Updates the location of a parked request's inputs. Returns whether the request is parked.
     pub(super) fn reads(&mut self, key: RequestKey, inputs: Inputs) -> bool {
         let Some(tenant) = self.parked.get(&key) else { return false };
         let parked = self.accounts.get_mut(tenant).and_then(|account| account.parked.get_mut(&key));
@@ -190,8 +192,8 @@ impl Gate {
         true
     }
 
-    /// The youngest request outside of the tenant that has the most there; of several such tenants, the
-    /// youngest of all.
+    /// Returns the newest request of the tenant with most parked requests; among several such
+    /// tenants, the newest of all.
     pub(super) fn newest_of_most(&self) -> Option<RequestKey> {
         let newest = |account: &Account| {
             account.parked.last_key_value().map(|(&newest, _)| (account.parked.len(), newest))
@@ -199,12 +201,12 @@ impl Gate {
         self.accounts.values().filter_map(newest).max().map(|(_, newest)| newest)
     }
 
-    /// Whether so much memory is more than a tenant may ever have.
+    /// Returns whether a model of `blocks` blocks exceeds a tenant's memory share.
     pub(super) fn never_fits(&self, tenant: TenantIndex, blocks: u32) -> bool {
         self.accounts.get(&tenant).is_some_and(|account| account.never_fits(blocks, self.whole))
     }
 
-    /// One that waits outside for what its tenant can never have.
+    /// Returns a parked request that exceeds its tenant's memory share.
     pub(super) fn hopeless(&self) -> Option<RequestKey> {
         let whole = self.whole;
         let first = |account: &Account| {
@@ -213,14 +215,16 @@ impl Gate {
         self.accounts.values().filter_map(first).find_map(|(key, never)| never.then_some(key))
     }
 
-    /// So many requests are here, outside not counted.
+    /// Updates the number of requests of tenants without caps; `in_flight` counts all requests but
+    /// the parked ones.
     pub(super) fn count(&mut self, now: Timestamp, in_flight: usize) {
         let others = in_flight.saturating_sub(self.inside.len());
         self.others.set(now, u32::try_from(others).unwrap_or(u32::MAX));
     }
 
-    /// The oldest request whose turn to come in it is, of a node with so many GPUs `up`, `queued` being
-    /// all that wait inside. Of each tenant the oldest comes first, whatever the others would need.
+    /// Returns the oldest parked request that may be admitted on a node with `up` GPUs up and
+    /// `queued` requests in the queue. Each tenant's oldest request goes first, independent of the
+    /// other tenants' needs.
     pub(super) fn next(&mut self, now: Timestamp, queued: usize, up: u32) -> Option<RequestKey> {
         let within = self.accounts.values_mut().filter_map(|it| {
             let first = it.first(self.whole)?;
@@ -229,7 +233,8 @@ impl Gate {
         if let Some(best) = within.min() {
             return Some(best);
         }
-        // Whoever is over its share yields to those who wait and are not, and to those who come.
+        // A tenant over its share yields to waiting requests of tenants within theirs, and to
+        // future ones.
         if self.waits_within(now, queued) {
             return None;
         }
@@ -243,7 +248,7 @@ impl Gate {
         over.min()
     }
 
-    /// Whether one of those who wait inside is not of a tenant that is over its share.
+    /// Returns whether a queued request belongs to a tenant that is not over its share.
     fn waits_within(&mut self, now: Timestamp, queued: usize) -> bool {
         let over = self.accounts.values_mut().filter_map(|it| {
             (it.inside > it.seats(self.whole) || it.over_time(now, self.whole)).then_some(it.queued as usize)
@@ -251,14 +256,14 @@ impl Gate {
         queued > over.sum()
     }
 
-    /// The oldest that the caps which always hold let in, where those who wait inside and are within
-    /// their shares leave a GPU idle.
+    /// Returns the oldest parked request that the caps which always apply admit, for a GPU that the
+    /// queued requests within their shares leave idle.
     pub(super) fn next_for_idle(&mut self, now: Timestamp, queued: usize) -> Option<RequestKey> {
         let wait = self.waits_within(now, queued);
         self.accounts.values().filter(|_| wait).filter_map(|it| it.first(self.whole)).min()
     }
 
-    /// A request was let in.
+    /// Accounts for an admitted request.
     pub(super) fn entered(
         &mut self,
         now: Timestamp,
@@ -274,15 +279,16 @@ impl Gate {
         self.inside.insert(request.key, Inside { tenant, model: request.model, on: None });
     }
 
-    /// A tenant's request that waits outside is whose.
+    /// Returns the tenant of a parked request.
     pub(super) fn tenant_of(&self, key: RequestKey) -> Option<TenantIndex> {
         self.parked.get(&key).copied()
     }
 
-    /// A request came to a GPU, or left it.
+    /// Accounts for a request that moved to a GPU or left one.
     pub(super) fn moved(&mut self, key: RequestKey, on: Option<GpuIndex>) {
         let Some(inside) = self.inside.get_mut(&key) else { return };
-        let (before, tenant) = (std::mem::replace(&mut inside.on, on), inside.tenant);
+        let before = std::mem::replace(&mut inside.on, on);
+        let tenant = inside.tenant;
         let Some(account) = self.accounts.get_mut(&tenant) else { return };
         match (before, on) {
             (None, Some(_)) => account.queued -= 1,
@@ -291,14 +297,14 @@ impl Gate {
         }
     }
 
-    /// A GPU begins to work for whoever a request belongs to.
+    /// Starts a turn of the request's tenant on a GPU.
     pub(super) fn turn_began(&mut self, now: Timestamp, key: RequestKey, gpu: GpuIndex) {
         if let Some(account) = self.inside.get(&key).and_then(|it| self.accounts.get_mut(&it.tenant)) {
             account.turns.insert(gpu, now);
         }
     }
 
-    /// It no longer does.
+    /// Ends a turn of the request's tenant on a GPU, and charges the GPU time.
     pub(super) fn turn_ended(&mut self, now: Timestamp, key: RequestKey, gpu: GpuIndex) {
         if let Some(account) = self.inside.get(&key).and_then(|it| self.accounts.get_mut(&it.tenant))
             && let Some(since) = account.turns.remove(&gpu)
@@ -307,12 +313,12 @@ impl Gate {
         }
     }
 
-    /// Whether a request that was let in has no GPU.
+    /// Returns whether an admitted request has no GPU.
     pub(super) fn waits(&self, key: RequestKey) -> bool {
         self.inside.get(&key).is_some_and(|inside| inside.on.is_none())
     }
 
-    /// A request is not this node's any more.
+    /// Removes an admitted request that left the node.
     pub(super) fn gone(&mut self, now: Timestamp, key: RequestKey) {
         let Some(Inside { tenant, model, on }) = self.inside.remove(&key) else { return };
         let Some(account) = self.accounts.get_mut(&tenant) else { return };

@@ -1,48 +1,52 @@
-//! Keeps tenants within their caps (L20): stands before the node's queue, and lets a tenant's
-//! requests into it only as far as its caps allow. What is beyond waits outside, so that no policy
-//! of [`crate::dispatch`] need know of tenants, and others' requests pass it by.
+//! Tenant caps (L20): a gate before the node's queue that admits a tenant's requests only as far as
+//! the tenant's caps allow. Requests beyond the caps are parked outside the queue, so the policies
+//! of [`crate::dispatch`] need not know about tenants, and requests of other tenants pass the
+//! parked ones.
 //!
 //! ```text
-//!   Quota, Owner                who has caps, and whose a function is
+//!   Quota, Owner                caps of tenants, and tenants of functions
 //!   Enqueue ─► parked ─► let in ─► Dispatch ─► Assign, …
 //!                 ▲                   │
-//!                 └── Ended, Down ◄───┘    makes room for the next
+//!                 └── Ended, Down ◄───┘    frees capacity for the next
 //! ```
 //!
-//! | cap | what it bounds on this node | when it holds |
+//! | cap | bounds on this node | applies |
 //! |---|---|---|
-//! | `gpus_max` | GPUs that work for the tenant at once: its requests inside, each of which takes one GPU at most | always |
-//! | `memory_share` | GPU memory for the models of its requests inside, each on a GPU of its own at worst. What is only left on a GPU is anyone's to evict, and not counted | always |
-//! | `gpu_share` | its requests inside, by the GPUs, rounded up; and GPU time in the last [`WINDOW`], swapping included | where others need the rest |
+//! | `gpus_max` | GPUs that work for the tenant at once: its admitted requests, each of which occupies at most one GPU | always |
+//! | `memory_share` | GPU memory for the models of its admitted requests, in the worst case each on a GPU of its own. Idle copies can be evicted for any tenant and do not count | always |
+//! | `gpu_share` | its admitted requests as a share of the GPUs, rounded up; and GPU time in the last [`WINDOW`], swaps included | while others need the rest |
 //!
-//! **The share of time.** Beyond it a tenant is let in only while nobody waits inside who is within
-//! their share, or has none; and only to GPUs that the others can do without: those that they did not
-//! use at once at any moment of the last [`WINDOW`]. For no run is taken back, so a GPU has to be idle
-//! already when somebody comes who is not to notice the others (L20: less than a tenth of the p99). A
-//! tenant that is alone has every GPU, and one that comes after a while waits for a run, once. What
-//! others need is what they had inside at the most, each up to their own shares; who had more than its
-//! share of the window counts with what it has inside now. The paper says no more than that shares can
-//! be capped.
+//! **The share of GPU time.** Beyond its share, a tenant is admitted only while no request waits in
+//! the queue from a tenant within its share, or from a tenant without one. Even then, the tenant
+//! gets only the GPUs that the others can spare: those that the others did not use at once at any
+//! moment of the last [`WINDOW`]. No run is preempted, so a GPU has to be idle already when a
+//! request arrives that must not notice the other tenants (L20: less than a tenth of the p99). A
+//! tenant that is alone gets every GPU, and a tenant that comes after a while waits for a run,
+//! once. The need of the other tenants is the maximum of their admitted requests, each up to its
+//! own share; a tenant that used more than its share of the window counts with the requests
+//! admitted now. The paper only says that shares can be capped.
 //!
-//! A tenant that is over its share is also let in where those who wait inside leave a GPU idle that
-//! none of them can use. A tenant with any cap has one request inside for each GPU at most: what was
-//! let in is not taken back, and whoever is within their share then waits for the runs under way, not
-//! for a queue.
+//! A tenant over its share is also admitted if the waiting requests of others leave a GPU idle that
+//! none of them can use. A tenant with any cap has at most one admitted request for each GPU: an
+//! admitted request is never taken back, so a tenant within its share then waits for the runs under
+//! way, not for a queue.
 //!
-//! The oldest of a tenant comes in first; one that does not fit yet holds up the younger of the same
-//! tenant. One that can never fit its tenant's share of the memory fails with `NO_GPU_MEMORY`.
+//! A tenant's oldest request is admitted first; while it does not fit, the younger requests of the
+//! tenant wait behind it. A request that can never fit its tenant's memory share fails with
+//! `NO_GPU_MEMORY`.
 //!
-//! **Bound.** Half the node's queue ([`Config::queue_max`]) may wait outside, of all tenants with
-//! caps; so these never fill the queue of the others. Where one more has to wait, the newest request
-//! of whichever tenant has the most outside fails with `QUEUE_FULL`: no tenant takes the place of
-//! another with fewer, and each may have all of it while nobody else needs it. What may come in at once
-//! never counts, and nothing comes in while the queue is full.
+//! **Bound.** All tenants with caps together may park half the node's queue bound
+//! ([`Config::queue_max`]), so they never fill the queue of the others. If one more request has to
+//! be parked, the newest request of the tenant with most parked requests fails with `QUEUE_FULL`.
+//! So no tenant takes the capacity of a tenant with fewer parked requests, and each may use all of
+//! it while no other tenant needs it. A request that is admitted at once does not count, and no
+//! request is admitted while the queue is full.
 //!
-//! **Cost.** A decision grows with the tenants that have caps, not with what waits. Without any caps
-//! nothing is parked and nothing is counted but who is on which GPU.
+//! **Complexity.** The cost of a decision grows with the tenants that have caps, not with the
+//! waiting requests. Without caps the gate parks nothing and only tracks the requests on each GPU.
 //!
-//! Not here: caps over several nodes (each keeps to them by itself), and requests that were here
-//! before their tenant had a cap: those are served as they would have been.
+//! Deliberately absent: caps across nodes (each node enforces the caps by itself), and caps on
+//! requests that arrived before their tenant had a cap.
 
 mod gate;
 mod protocol;
@@ -62,31 +66,31 @@ use crate::dispatch::{self, Action, Config, Dispatch};
 use crate::ids::{FunctionIndex, RequestKey};
 use crate::memory::blocks_for;
 
-/// What is on a GPU, in the order in which it came: the first has its turn.
+/// Requests on a GPU in order of assignment: the first one has its turn.
 #[derive(Debug, Default)]
 struct OnGpu {
     up: bool,
     requests: VecDeque<RequestKey>,
 }
 
-/// The node's queue behind its gate.
+/// The node's queue behind the gate.
 #[derive(Debug)]
 pub struct Tenancy {
     dispatch: Dispatch,
     gate: Gate,
     gpus: Vec<OnGpu>,
-    /// How many of them are up.
+    /// Number of GPUs that are up.
     up: u32,
-    /// When more of a share may be free for those who wait outside.
+    /// Time at which the window frees more of a share for parked requests.
     look_again: Option<Timestamp>,
-    /// The memory of each model that may be asked for.
+    /// Blocks of each installed model.
     models: BTreeMap<ModelId, u32>,
     queue_max: usize,
     parked_max: usize,
 }
 
 impl Tenancy {
-    /// An empty queue; no GPU is up yet, and no tenant has a cap.
+    /// Creates an empty queue, with all GPUs down and no caps.
     #[must_use]
     pub fn new(config: &Config) -> Self {
         let gpus: Vec<_> = config.gpus.iter().map(|_| OnGpu::default()).collect();
@@ -104,31 +108,31 @@ impl Tenancy {
         }
     }
 
-    /// The queue itself.
+    /// Returns the queue behind the gate.
     #[must_use]
     pub fn dispatch(&self) -> &Dispatch {
         &self.dispatch
     }
 
-    /// Requests that wait, outside or inside.
+    /// Returns the number of waiting requests, parked or queued.
     #[must_use]
     pub fn queued(&self) -> usize {
         self.dispatch.queued() + self.gate.parked()
     }
 
-    /// Whether a request waits or is on a GPU.
+    /// Returns whether a request waits or is on a GPU.
     #[must_use]
     pub fn holds(&self, key: RequestKey) -> bool {
         self.gate.holds(key) || self.dispatch.holds(key)
     }
 
-    /// Whether a function's tenant has caps.
+    /// Returns whether a function's tenant has caps.
     #[must_use]
     pub fn owned(&self, function: FunctionIndex) -> bool {
         self.gate.owner(function).is_some()
     }
 
-    /// Whether a model is more than its function's tenant may ever have of the memory.
+    /// Returns whether a model exceeds the memory share of its function's tenant.
     #[must_use]
     pub fn over_memory_share(&self, function: FunctionIndex, model: ModelId) -> bool {
         let blocks = self.models.get(&model).copied().unwrap_or(0);
@@ -141,7 +145,8 @@ impl Tenancy {
                 let Some(tenant) = self.gate.owner(request.function) else {
                     return self.forward(now, event, actions);
                 };
-                // Of a model that is not here nothing is known, but dispatch refuses it.
+                // The size of an uninstalled model is unknown, but dispatch refuses the request
+                // anyway.
                 let blocks = self.models.get(&request.model).copied().unwrap_or(0);
                 self.gate.park(tenant, Parked { request, blocks });
             }
@@ -156,7 +161,7 @@ impl Tenancy {
                     self.forward(now, event, actions);
                 }
             }
-            // Dispatch knows of one that waits outside while it stands for several, and no longer.
+            // Dispatch tracks the rows of a parked request too.
             dispatch::Event::Rows { key, inputs, .. } => {
                 self.gate.reads(key, inputs);
                 self.forward(now, event, actions);
@@ -189,7 +194,7 @@ impl Tenancy {
         }
     }
 
-    /// Tells dispatch, and sees what it does.
+    /// Forwards an event to dispatch, and accounts for the resulting actions.
     fn forward(&mut self, now: Timestamp, event: dispatch::Event, actions: &mut Vec<Action>) {
         let before = actions.len();
         self.dispatch.wait_outside(self.gate.parked());
@@ -229,7 +234,7 @@ impl Tenancy {
         }
     }
 
-    /// Lets in whoever may come in now.
+    /// Admits all parked requests that may enter the queue now.
     fn let_in(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
         while self.gate.parked() > 0
             && let Some(key) = self.gate.hopeless()
@@ -242,7 +247,7 @@ impl Tenancy {
         {
             self.enter(now, key, actions);
         }
-        // What is idle now is of no use to those who wait inside.
+        // The requests in the queue cannot use the GPUs that are idle now.
         while self.may_let_in()
             && self.gpus.iter().any(|gpu| gpu.up && gpu.requests.is_empty())
             && let Some(key) = self.gate.next_for_idle(now, self.dispatch.queued())
@@ -258,7 +263,7 @@ impl Tenancy {
         self.gate.parked() > 0 && self.dispatch.queued() < self.queue_max
     }
 
-    /// Fails what is too much outside.
+    /// Fails the parked requests beyond the bound.
     fn turn_away(&mut self, actions: &mut Vec<Action>) {
         while self.gate.parked() > self.parked_max
             && let Some(key) = self.gate.newest_of_most()

@@ -1,4 +1,4 @@
-//! What the gate is told besides what the dispatcher is.
+//! Events of the tenant gate, in addition to those of the dispatcher.
 
 use std::hash::{Hash, Hasher};
 
@@ -7,23 +7,17 @@ use millrace_types::tenancy::Quota;
 use crate::dispatch;
 use crate::ids::{FunctionIndex, TenantIndex};
 
-/// What happened.
+/// Input of the gate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// What concerns the queue.
+    /// An event for the queue behind the gate.
     Dispatch(dispatch::Event),
-    /// What a tenant may use from now on. What it has more of at work stays there until it ends.
-    Quota {
-        /// Who.
-        tenant: TenantIndex,
-        /// The caps.
-        quota: Quota,
-    },
-    /// Whose a function is. Said of functions whose tenant has caps; of others nobody need know.
+    /// A tenant has new caps. Requests that exceed lower caps stay until they end.
+    Quota { tenant: TenantIndex, quota: Quota },
+    /// A function has a new owner. Sent only for functions of tenants with caps.
     Owner {
-        /// Which.
         function: FunctionIndex,
-        /// Whose; `None` once the function or the caps are gone.
+        /// Tenant that owns the function; `None` once the function or the caps are removed.
         tenant: Option<TenantIndex>,
     },
 }
@@ -34,8 +28,8 @@ impl From<dispatch::Event> for Event {
     }
 }
 
-/// An event of the queue's hashes as it does alone: a node without caps is known to do the same as
-/// one without a gate (`policy::trace`).
+/// Events for the queue hash as they do alone, so that a node without caps has the same event trace
+/// as a node without a gate (`policy::trace`).
 impl Hash for Event {
     fn hash<H: Hasher>(&self, state: &mut H) {
         match self {

@@ -13,7 +13,8 @@ mod isolation;
 mod properties;
 
 const MS: u64 = 1_000_000;
-/// Two tenants with caps, each with the function of its number; functions above are of others.
+/// Tenants with caps, each with the function of the same number; functions with higher numbers
+/// belong to other tenants.
 const A: TenantIndex = TenantIndex(0);
 const B: TenantIndex = TenantIndex(1);
 
@@ -32,7 +33,8 @@ fn quota(gpus_max: u32, gpu_share: f64, memory_share: f64) -> Quota {
 }
 
 impl Node {
-    /// So many GPUs of 64 MiB. Model 0 takes 8 MiB, 1 takes 16 MiB, 2 takes 32 MiB.
+    /// Creates a node of 64 MiB GPUs. Model 0 has 8 MiB, model 1 has 16 MiB, and model 2 has 32
+    /// MiB.
     fn new(policy: PolicyConfig, gpus: u32) -> Self {
         Self::of(policy, &vec![64; gpus as usize])
     }
@@ -43,7 +45,8 @@ impl Node {
         let config = Config::new(gpus, 1 << 14).with_policy(policy, 1);
         let mut node = Self { core: Tenancy::new(&config), now: Timestamp(MS) };
         for (model, mib) in [(0, 8), (1, 16), (2, 32)] {
-            let (model, memory) = (ModelId(model), Bytes::mib(mib));
+            let model = ModelId(model);
+            let memory = Bytes::mib(mib);
             node.tell(dispatch::Event::Install { model, memory, weights: memory });
         }
         for gpu in 0..config.gpus.len() as u32 {
@@ -64,8 +67,10 @@ impl Node {
     }
 
     fn enqueue(&mut self, key: u64, function: u32, model: u32) -> Vec<Action> {
-        let (key, attempts) = (RequestKey(key), Attempts::new(3, Idempotent::Yes));
-        let (function, model) = (FunctionIndex(function), ModelId(model));
+        let key = RequestKey(key);
+        let attempts = Attempts::new(3, Idempotent::Yes);
+        let function = FunctionIndex(function);
+        let model = ModelId(model);
         let priority = Priority::default();
         self.tell(dispatch::Event::Enqueue(dispatch::Request {
             key,
@@ -87,7 +92,7 @@ impl Node {
     }
 }
 
-/// Who was given to which GPU.
+/// Returns the assigned requests with their GPUs.
 fn given(actions: &[Action]) -> Vec<(u32, u64)> {
     let assign = |action: &Action| match *action {
         Action::Assign { gpu, key, .. } => Some((gpu.0, key.0)),
@@ -97,20 +102,20 @@ fn given(actions: &[Action]) -> Vec<(u32, u64)> {
 }
 
 #[test]
-fn what_is_beyond_the_gpus_cap_waits_outside_and_others_pass_it_by() {
+fn requests_beyond_gpus_max_are_parked_and_others_pass_them() {
     let mut node = Node::new(PolicyConfig::Lb, 4);
     node.cap(A, quota(2, 0.0, 0.0));
     assert_eq!(given(&node.enqueue(1, 0, 0)), [(0, 1)]);
     assert_eq!(given(&node.enqueue(2, 0, 0)), [(1, 2)]);
     assert_eq!(given(&node.enqueue(3, 0, 0)), []);
-    assert_eq!(given(&node.enqueue(4, 7, 0)), [(2, 4)], "of somebody else");
+    assert_eq!(given(&node.enqueue(4, 7, 0)), [(2, 4)], "a request of another tenant");
     assert_eq!((node.core.queued(), node.core.gate.parked()), (1, 1));
     assert_eq!(given(&node.ended(1, 2)), [(3, 3)]);
     assert!(node.core.holds(RequestKey(3)) && node.core.gate.parked() == 0);
 }
 
 #[test]
-fn what_waits_outside_comes_in_with_its_data_where_it_is_by_then() {
+fn a_parked_request_enters_with_the_present_location_of_its_inputs() {
     let mut node = Node::new(PolicyConfig::Lb, 1);
     node.cap(A, quota(1, 0.0, 0.0));
     node.enqueue(1, 0, 0);
@@ -126,7 +131,7 @@ fn what_waits_outside_comes_in_with_its_data_where_it_is_by_then() {
 }
 
 #[test]
-fn what_waits_outside_for_others_too_comes_in_with_the_data_of_those_that_are_left() {
+fn a_parked_batch_enters_with_the_inputs_of_its_remaining_requests() {
     let mut node = Node::new(PolicyConfig::Lb, 1);
     node.cap(A, quota(1, 0.0, 0.0));
     node.enqueue(1, 0, 0);
@@ -140,9 +145,9 @@ fn what_waits_outside_for_others_too_comes_in_with_the_data_of_those_that_are_le
     assert_eq!(node.core.dispatch().inputs_of(RequestKey(2)), on_gpu(4));
 }
 
-/// What that waits for may be on a GPU, and make room.
+/// The model of the parked request may be on a GPU, and a prewarming load could evict it.
 #[test]
-fn no_hint_is_followed_while_a_request_waits_outside() {
+fn no_model_is_prewarmed_while_a_request_is_parked() {
     let mut node = Node::new(PolicyConfig::Fifo, 1);
     node.cap(A, quota(1, 0.0, 0.0));
     let likely =
@@ -150,7 +155,7 @@ fn no_hint_is_followed_while_a_request_waits_outside() {
     let busy = |node: &Node| node.core.dispatch().stats().prewarms.busy;
     let prewarm = Action::Prewarm { gpu: GpuIndex(0), model: ModelId(1) };
     node.enqueue(1, 0, 0);
-    // One that was waiting for the GPU to have time for it, and one that comes then.
+    // The first hint waits for the GPU to have time; the second one comes after the parked request.
     assert_eq!(node.tell(likely(1, 0)), []);
     assert_eq!(node.enqueue(2, 0, 0), []);
     let loaded = dispatch::Event::Loaded { gpu: GpuIndex(0), model: ModelId(0), from: None };
@@ -161,7 +166,7 @@ fn no_hint_is_followed_while_a_request_waits_outside() {
 }
 
 #[test]
-fn one_that_nobody_waits_for_any_more_leaves_from_outside_too() {
+fn a_withdrawn_request_is_no_longer_parked() {
     let mut node = Node::new(PolicyConfig::Fifo, 2);
     node.cap(A, quota(1, 0.0, 0.0));
     node.enqueue(1, 0, 0);
@@ -172,18 +177,18 @@ fn one_that_nobody_waits_for_any_more_leaves_from_outside_too() {
 }
 
 #[test]
-fn models_at_work_keep_to_the_share_of_the_memory() {
-    // 128 MiB in all: of 48, model 2 takes 32 and model 1 takes 16.
+fn models_of_admitted_requests_stay_within_the_memory_share() {
+    // The share is 48 of 128 MiB: model 2 takes 32, and model 1 takes 16.
     let mut node = Node::new(PolicyConfig::Lb, 2);
     node.cap(A, quota(0, 0.0, 0.375));
     assert_eq!(given(&node.enqueue(1, 0, 2)), [(0, 1)]);
-    assert_eq!(given(&node.enqueue(2, 0, 2)), [], "another copy would be too much");
-    assert_eq!(given(&node.enqueue(3, 0, 1)), [], "the oldest comes first");
+    assert_eq!(given(&node.enqueue(2, 0, 2)), [], "another copy would exceed the share");
+    assert_eq!(given(&node.enqueue(3, 0, 1)), [], "the oldest request goes first");
     assert_eq!(given(&node.ended(0, 1)), [(1, 2), (0, 3)]);
 }
 
 #[test]
-fn what_can_never_fit_the_share_of_the_memory_fails() {
+fn a_request_that_exceeds_the_memory_share_fails() {
     let mut node = Node::new(PolicyConfig::Fifo, 1);
     node.cap(A, quota(0, 0.0, 0.25));
     let fails =
@@ -193,50 +198,54 @@ fn what_can_never_fit_the_share_of_the_memory_fails() {
     assert_eq!((over(0, 2), over(0, 1), over(7, 2)), (true, false, false));
     assert_eq!(given(&node.enqueue(2, 0, 1)), [(0, 2)]);
     assert_eq!(given(&node.enqueue(3, 0, 1)), []);
-    assert_eq!(node.cap(A, quota(0, 0.0, 0.125)), fails(3), "a cap that was lowered");
+    assert_eq!(node.cap(A, quota(0, 0.0, 0.125)), fails(3), "the cap was lowered");
 }
 
 #[test]
-fn a_tenant_over_its_share_of_the_time_yields_only_to_those_who_wait() {
+fn a_tenant_over_its_gpu_share_yields_only_to_tenants_with_requests() {
     let mut node = Node::new(PolicyConfig::Lb, 1);
     node.cap(A, quota(0, 0.2, 0.0));
     for key in 1..=5 {
         node.enqueue(key, 0, 0);
     }
-    // Nobody else is there: it has all of the time.
+    // No other tenant has requests, so this one gets all of the time.
     for key in 1..=3 {
         node.pass_ms(1_000);
         assert_eq!(given(&node.ended(0, key)), [(0, key + 1)]);
     }
-    // Three seconds of the last ten are more than a fifth.
+    // Three of the last ten seconds are more than a fifth.
     assert_eq!(given(&node.enqueue(10, 7, 0)), []);
     assert_eq!(given(&node.enqueue(11, 7, 0)), []);
     node.pass_ms(1_000);
     assert_eq!(given(&node.ended(0, 4)), [(0, 10)]);
     node.pass_ms(100);
-    assert_eq!(given(&node.ended(0, 10)), [(0, 11)], "5 is older, and its tenant over its share");
+    assert_eq!(given(&node.ended(0, 10)), [(0, 11)], "request 5 is older, but its tenant is over its share");
     node.pass_ms(100);
-    assert_eq!(given(&node.ended(0, 11)), [], "others needed it lately, and may come again");
+    assert_eq!(given(&node.ended(0, 11)), [], "others used the GPU recently, and may come again");
     node.now = node.core.next_wake().unwrap();
     assert_eq!(given(&node.tell(dispatch::Event::Tick)), []);
     node.pass_ms(10_000);
-    assert_eq!(given(&node.tell(dispatch::Event::Tick)), [(0, 5)], "nobody else was here for a while");
+    assert_eq!(
+        given(&node.tell(dispatch::Event::Tick)),
+        [(0, 5)],
+        "no other request came for a whole window"
+    );
 }
 
 #[test]
-fn beyond_its_share_a_tenant_has_the_gpus_that_others_did_not_use_at_once() {
+fn beyond_its_share_a_tenant_gets_the_gpus_that_others_did_not_use_at_once() {
     let mut node = Node::new(PolicyConfig::Lb, 4);
     node.cap(A, quota(0, 0.25, 0.0));
     assert_eq!(given(&node.enqueue(1, 7, 0)).len() + given(&node.enqueue(2, 7, 0)).len(), 2);
     assert_eq!((node.ended(0, 1), node.ended(1, 2)), (vec![], vec![]));
     let let_in: Vec<_> = (3..=6).map(|key| given(&node.enqueue(key, 0, 0)).len()).collect();
-    assert_eq!(let_in, [1, 1, 0, 0], "two of four GPUs are left for the others");
+    assert_eq!(let_in, [1, 1, 0, 0], "two of four GPUs are left for the other tenants");
     node.pass_ms(10_500);
-    assert_eq!(given(&node.tell(dispatch::Event::Tick)).len(), 2, "they did not come back");
+    assert_eq!(given(&node.tell(dispatch::Event::Tick)).len(), 2, "the other tenants did not return");
 }
 
 #[test]
-fn those_over_their_shares_do_not_yield_to_each_other() {
+fn tenants_over_their_shares_do_not_yield_to_each_other() {
     let mut node = Node::new(PolicyConfig::Lb, 1);
     node.cap(A, quota(0, 0.1, 0.0));
     node.cap(B, quota(0, 0.1, 0.0));
@@ -253,8 +262,8 @@ fn those_over_their_shares_do_not_yield_to_each_other() {
 }
 
 #[test]
-fn a_gpu_that_is_of_no_use_to_those_who_wait_is_given_to_one_over_its_share() {
-    // Model 2 takes 32 MiB: the second GPU is too small for it.
+fn a_gpu_that_waiting_requests_cannot_use_goes_to_a_tenant_over_its_share() {
+    // Model 2 needs 32 MiB, so the second GPU is too small for it.
     let mut node = Node::of(PolicyConfig::Lb, &[64, 16]);
     node.cap(A, quota(0, 0.01, 0.0));
     assert_eq!(given(&node.enqueue(1, 7, 2)), [(0, 1)]);
@@ -262,12 +271,12 @@ fn a_gpu_that_is_of_no_use_to_those_who_wait_is_given_to_one_over_its_share() {
     assert_eq!(given(&node.enqueue(3, 7, 2)), []);
     assert_eq!(given(&node.enqueue(4, 0, 0)), []);
     node.pass_ms(5_000);
-    assert_eq!(given(&node.ended(1, 2)), [(1, 4)], "3 waits inside, for the other GPU");
+    assert_eq!(given(&node.ended(1, 2)), [(1, 4)], "request 3 is queued for the other GPU");
     assert_eq!(given(&node.ended(0, 1)), [(0, 3)]);
 }
 
 #[test]
-fn caps_that_are_taken_away_let_everything_in() {
+fn removing_the_caps_admits_all_parked_requests() {
     let mut node = Node::new(PolicyConfig::Lb, 4);
     node.cap(A, quota(1, 0.0, 0.0));
     for key in 1..=4 {
@@ -283,7 +292,7 @@ fn caps_that_are_taken_away_let_everything_in() {
 }
 
 #[test]
-fn a_lost_gpu_gives_its_place_back_and_takes_its_request_elsewhere() {
+fn a_request_of_a_lost_gpu_stays_admitted_and_moves_to_another_gpu() {
     let mut node = Node::new(PolicyConfig::Fifo, 2);
     node.cap(A, quota(1, 0.0, 0.0));
     node.enqueue(1, 0, 0);
@@ -295,12 +304,13 @@ fn a_lost_gpu_gives_its_place_back_and_takes_its_request_elsewhere() {
     assert_eq!(given(&node.ended(1, 1)), [(1, 2)]);
 }
 
-/// So many GPUs that are not up, a queue of four, and so two places outside.
+/// Creates a node of GPUs that are down, with a queue bound of four and thus two parked requests.
 fn short_queue(gpus: usize) -> Node {
     let gpu = GpuConfig::new(Bytes::mib(64), BytesPerSec(1_000_000_000));
     let config = Config::new(vec![gpu; gpus], 4).with_policy(PolicyConfig::Lb, 1);
     let mut node = Node { core: Tenancy::new(&config), now: Timestamp(MS) };
-    let (model, memory) = (ModelId(0), Bytes::mib(8));
+    let model = ModelId(0);
+    let memory = Bytes::mib(8);
     node.tell(dispatch::Event::Install { model, memory, weights: memory });
     node
 }
@@ -310,7 +320,7 @@ fn full(key: u64) -> [Action; 1] {
 }
 
 #[test]
-fn a_tenant_that_fills_the_place_outside_takes_none_of_anothers() {
+fn a_tenant_that_fills_the_parked_bound_takes_no_capacity_of_another() {
     let mut node = short_queue(2);
     for gpu in 0..2 {
         node.tell(dispatch::Event::Up { gpu: GpuIndex(gpu), incarnation: Incarnation(1) });
@@ -319,36 +329,40 @@ fn a_tenant_that_fills_the_place_outside_takes_none_of_anothers() {
     node.cap(B, quota(1, 0.0, 0.0));
     assert_eq!(given(&node.enqueue(1, 0, 0)), [(0, 1)]);
     assert_eq!((node.enqueue(2, 0, 0), node.enqueue(3, 0, 0)), (vec![], vec![]));
-    assert_eq!(node.enqueue(4, 0, 0), full(4), "all of the place is A's");
+    assert_eq!(node.enqueue(4, 0, 0), full(4), "A uses the whole bound");
     assert_eq!(given(&node.enqueue(5, 1, 0)), [(1, 5)], "B may use the idle GPU");
-    assert_eq!(node.enqueue(6, 1, 0), full(3), "and has a place of its own");
+    assert_eq!(node.enqueue(6, 1, 0), full(3), "B may park a request too");
     assert_eq!(node.enqueue(7, 1, 0), full(7));
     assert_eq!(node.enqueue(8, 0, 0), full(8));
     assert_eq!((given(&node.ended(0, 1)), given(&node.ended(1, 5))), (vec![(0, 2)], vec![(1, 6)]));
 }
 
 #[test]
-fn nothing_is_let_in_while_the_queue_is_full() {
+fn no_request_is_admitted_while_the_queue_is_full() {
     let mut node = short_queue(1);
     node.cap(A, quota(1, 0.0, 0.0));
     for key in 1..=4 {
         assert_eq!(node.enqueue(key, 7, 0), []);
     }
-    assert_eq!(node.enqueue(5, 0, 0), [], "it waits outside");
+    assert_eq!(node.enqueue(5, 0, 0), [], "request 5 is parked");
     assert_eq!((node.core.queued(), node.core.gate.parked()), (5, 1));
     assert_eq!(node.tell(dispatch::Event::Withdraw { key: RequestKey(4) }), []);
     assert_eq!((node.core.queued(), node.core.gate.parked()), (4, 0));
 }
 
 #[test]
-fn the_place_outside_is_bounded_apart_from_the_queue() {
+fn parked_requests_are_bounded_separately_from_the_queue() {
     let mut node = short_queue(1);
     node.cap(A, quota(1, 0.0, 0.0));
-    // One inside, two outside.
+    // One request is admitted, and two are parked.
     let failed =
         |actions: Vec<Action>| matches!(actions[..], [Action::Fail { reason: Reason::QueueFull, .. }]);
     let full: Vec<_> = (1..=5).map(|key| failed(node.enqueue(key, 0, 0))).collect();
     assert_eq!(full, [false, false, false, true, true]);
     let others: Vec<_> = (6..=9).map(|key| failed(node.enqueue(key, 7, 0))).collect();
-    assert_eq!(others, [false, false, false, true], "the queue has one of the tenant's and three of theirs");
+    assert_eq!(
+        others,
+        [false, false, false, true],
+        "the queue has one request of the tenant and three others"
+    );
 }

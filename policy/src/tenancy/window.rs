@@ -1,20 +1,20 @@
-//! How much GPU time a tenant took lately, and how many GPUs at once.
+//! Recent GPU time of a tenant, and its recent peak of GPUs in use at once.
 
 use std::time::Duration;
 
 use millrace_types::Timestamp;
 
-/// How far back GPU time counts towards a share.
+/// Period over which GPU time counts towards a share.
 pub const WINDOW: Duration = Duration::from_secs(10);
-/// The window moves on in steps of a slice, so that it costs the same however much ran in it.
+/// Number of slices in the window, which moves in steps of a slice so that its cost is constant.
 const SLICES: usize = 20;
 const SLICE_NS: u64 = WINDOW.as_nanos() as u64 / SLICES as u64;
 
-/// GPU time by slices of time, the newest of which is not over.
+/// GPU time by slice; the newest slice is still in progress.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Window {
     slices: [u64; SLICES],
-    /// The number of the newest slice.
+    /// Number of the newest slice since time 0.
     newest: u64,
     total: u64,
 }
@@ -32,7 +32,7 @@ impl Window {
         self.newest = self.newest.max(newest);
     }
 
-    /// A GPU worked for it from one moment until now. What lies before the window does not count.
+    /// Adds the work of a GPU from `from` until `now`. Time before the window does not count.
     pub(super) fn add(&mut self, from: Timestamp, now: Timestamp) {
         self.advance(now);
         let oldest = self.newest.saturating_sub(SLICES as u64 - 1);
@@ -45,18 +45,18 @@ impl Window {
         }
     }
 
-    /// The GPU time in the window.
+    /// Returns the GPU time in the window.
     pub(super) fn total(&mut self, now: Timestamp) -> Duration {
         self.advance(now);
         Duration::from_nanos(self.total)
     }
 }
 
-/// The most of something that there was at once, by slices of time.
+/// Maximum of a count, by slice.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Peak {
     slices: [u32; SLICES],
-    /// The number of the newest slice.
+    /// Number of the newest slice since time 0.
     newest: u64,
     count: u32,
 }
@@ -71,7 +71,7 @@ impl Peak {
         self.newest = self.newest.max(newest);
     }
 
-    /// There are so many from now on.
+    /// Sets the count from now on.
     pub(super) fn set(&mut self, now: Timestamp, count: u32) {
         self.advance(now);
         self.count = count;
@@ -79,14 +79,14 @@ impl Peak {
         *slice = count.max(*slice);
     }
 
-    /// The most at any moment of the window.
+    /// Returns the maximum at any moment of the window.
     pub(super) fn most(&mut self, now: Timestamp) -> u32 {
         self.advance(now);
         self.slices.iter().copied().max().unwrap_or(0)
     }
 }
 
-/// When the window next moves on.
+/// Returns when the window next moves.
 pub(super) fn moves_on(now: Timestamp) -> Timestamp {
     Timestamp((now.0 / SLICE_NS + 1) * SLICE_NS)
 }
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn time_counts_until_the_window_has_moved_past_it() {
+    fn gpu_time_counts_until_the_window_has_moved_past_it() {
         let mut window = Window::default();
         window.add(at(1_000), at(3_000));
         assert_eq!(window.total(at(3_000)), Duration::from_secs(2));
@@ -110,7 +110,7 @@ mod tests {
         assert_eq!(window.total(at(12_000)), Duration::from_secs(1) - Duration::from_millis(500));
         assert_eq!(window.total(at(60_000)), Duration::ZERO);
         window.add(at(60_000), at(100_000));
-        assert!(window.total(at(100_000)) <= WINDOW, "a long run fills the window and no more");
+        assert!(window.total(at(100_000)) <= WINDOW, "a long run fills the window at most");
     }
 
     #[test]
@@ -119,18 +119,20 @@ mod tests {
         peak.set(at(1_000), 3);
         peak.set(at(1_100), 1);
         assert_eq!((peak.most(at(1_100)), peak.most(at(10_900))), (3, 3));
-        assert_eq!(peak.most(at(11_000)), 1, "what there is still counts");
+        assert_eq!(peak.most(at(11_000)), 1, "the present count remains");
         peak.set(at(11_200), 0);
         assert_eq!((peak.most(at(21_400)), peak.most(at(90_000))), (0, 0));
     }
 
     proptest! {
-        /// Slices only blur where the window begins.
+        /// Slices only blur the beginning of the window.
         #[test]
-        fn the_total_is_what_lies_in_the_window_but_for_a_slice(
+        fn total_matches_the_window_to_within_a_slice(
             turns in prop::collection::vec((0u64..3_000, 0u64..20_000), 1..40),
         ) {
-            let (mut window, mut now, mut intervals) = (Window::default(), 0, Vec::new());
+            let mut window = Window::default();
+            let mut now = 0;
+            let mut intervals = Vec::new();
             for (gap, length) in turns {
                 let from = now + gap;
                 now = from + length;

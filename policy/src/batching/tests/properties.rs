@@ -1,4 +1,5 @@
-//! Any order of requests, ends, failures and losses: each request is on one GPU at most, and ends once.
+//! Under any order of requests, ends, failures and losses, each request is on one GPU at most and
+//! ends once.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -35,7 +36,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Who waits for an answer, and which batches are on which GPU.
+/// Requests that await an answer, and the batches on each GPU.
 #[derive(Default)]
 struct World {
     open: BTreeSet<RequestKey>,

@@ -1,6 +1,6 @@
-//! Whatever comes and fails: requests of a sequence run one at a time and in order, each on the state
-//! that the last one that succeeded left, every request has one end, no state is let go of that is read
-//! or may be, none stays, and no bound is passed.
+//! Properties under random arrivals and failures. The requests of a sequence run one at a time and
+//! in order, each on the state of the last request that succeeded. Every request has one end. No
+//! state is released while it is read or may be read, no state leaks, and no bound is exceeded.
 
 use proptest::prelude::*;
 
@@ -30,32 +30,37 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A request that has no end yet.
+/// A request without an end yet.
 #[derive(Debug)]
 struct Request {
     place: InSequence,
-    /// What it reads and writes, once it runs.
+    /// States that the request reads and writes, while it runs.
     running: Option<(Option<StateId>, StateId)>,
 }
 
 struct Judge {
     world: World,
-    /// By key, which is in order of arrival.
+    /// Requests by key, which is in order of arrival.
     requests: BTreeMap<u64, Request>,
-    /// What is held.
+    /// Stored states.
     held: BTreeSet<StateId>,
-    /// What each sequence's next request has to read.
+    /// State that the next request of each sequence has to read.
     committed: BTreeMap<SequenceId, StateId>,
     next: u64,
 }
 
 impl Judge {
     fn new() -> Self {
-        let (requests, held, committed) = (BTreeMap::new(), BTreeSet::new(), BTreeMap::new());
-        Self { world: World::new(MAX), requests, held, committed, next: 1 }
+        Self {
+            world: World::new(MAX),
+            requests: BTreeMap::new(),
+            held: BTreeSet::new(),
+            committed: BTreeMap::new(),
+            next: 1,
+        }
     }
 
-    /// The `at`th of those that run, or of all.
+    /// Returns the running request, or any request, with this number modulo their count.
     fn pick(&self, at: usize, running: bool) -> Option<u64> {
         let keys = self.requests.iter().filter(|(_, request)| !running || request.running.is_some());
         let keys: Vec<_> = keys.map(|(key, _)| *key).collect();
@@ -65,7 +70,8 @@ impl Judge {
     fn carry_out(&mut self, step: Step) -> Result<(), TestCaseError> {
         let event = match step {
             Step::Arrive { sequence, start, end } => {
-                let (key, place) = (self.next, InSequence { id: id(sequence), start, end });
+                let key = self.next;
+                let place = InSequence { id: id(sequence), start, end };
                 self.next += 1;
                 self.requests.insert(key, Request { place: place.clone(), running: None });
                 Event::Arrive { key: RequestKey(key), place }
@@ -131,7 +137,7 @@ impl Judge {
                         .values()
                         .any(|it| it.running.is_some_and(|(reads, _)| reads == Some(state)));
                     prop_assert!(!read, "{state} is read");
-                    // Whoever begins anew, or was idle.
+                    // The sequence restarts, or was idle.
                     self.committed.retain(|_, committed| *committed != state);
                 }
             }
@@ -156,7 +162,7 @@ impl Judge {
 
 proptest! {
     #[test]
-    fn a_sequence_is_one_thread_of_requests_and_nothing_of_it_stays(
+    fn requests_of_a_sequence_run_in_order_and_no_state_leaks(
         steps in prop::collection::vec(step(), 1..120),
     ) {
         let mut judge = Judge::new();
@@ -166,7 +172,7 @@ proptest! {
         while !judge.requests.is_empty() {
             let before = judge.requests.len();
             judge.carry_out(Step::Succeed(0))?;
-            prop_assert!(judge.requests.len() < before, "{:?} wait for nobody", judge.requests);
+            prop_assert!(judge.requests.len() < before, "{:?} wait although none runs", judge.requests);
         }
         judge.carry_out(Step::Pass(60))?;
         prop_assert_eq!((judge.world.core.live(), judge.held.len()), (0, 0));

@@ -1,5 +1,5 @@
-//! What a tenant's load does to another's latency (L20), on a bare heap of events: the queue, its
-//! gate, and GPUs whose runs take as long as they take.
+//! Effect of a tenant's load on another tenant's latency (L20), on a plain heap of events: the
+//! queue, its gate, and GPUs with fixed run times.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -11,11 +11,13 @@ const GPUS: u32 = 4;
 const RUN_MS: u64 = 10;
 const SECONDS: u64 = 40;
 
-/// The attacker's function, and its victim's, which has no caps.
+/// Function of the attacking tenant.
 const ATTACKER: u32 = 0;
+/// Function of the victim, which has no caps.
 const VICTIM: u32 = 7;
 
-/// Arrivals at random times, as many a second on average. The same seed gives the same.
+/// Returns random arrival times with a mean rate of `per_second`. The same seed gives the same
+/// times.
 fn arrivals(per_second: f64, seed: u64) -> Vec<u64> {
     let mut state = seed;
     let mut draw = move || {
@@ -24,7 +26,8 @@ fn arrivals(per_second: f64, seed: u64) -> Vec<u64> {
         let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
     };
-    let (mut at, mut times) = (0.0, Vec::new());
+    let mut at = 0.0;
+    let mut times = Vec::new();
     while at < SECONDS as f64 * 1e9 {
         at += -(1.0 - draw()).ln() / per_second * 1e9;
         times.push(at as u64);
@@ -39,13 +42,13 @@ enum What {
     Wakes,
 }
 
-/// The victim's latency at its 99th percentile, in microseconds.
+/// Returns the victim's latency at the 99th percentile, in microseconds.
 fn p99_us(policy: PolicyConfig, caps: Option<Quota>, attacks_per_second: f64) -> u64 {
     let latencies = latencies_us(policy, caps, attacks_per_second, 30.0);
     latencies[latencies.len() * 99 / 100]
 }
 
-/// The victim's latencies in microseconds, the least first.
+/// Returns the victim's latencies in microseconds, ascending.
 fn latencies_us(
     policy: PolicyConfig,
     caps: Option<Quota>,
@@ -60,16 +63,18 @@ fn latencies_us(
     let requests = arrivals(requests_per_second, 5).into_iter().map(|at| (at, VICTIM));
     let mut both: Vec<_> = attacks.chain(requests).collect();
     both.sort_unstable();
-    let (mut events, mut begun) = (BinaryHeap::new(), BTreeMap::new());
+    let mut events = BinaryHeap::new();
+    let mut begun = BTreeMap::new();
     for ((at, function), key) in both.into_iter().zip(1..) {
         events.push(Reverse((at, What::Arrives { key, function })));
         if function == VICTIM {
             begun.insert(key, at);
         }
     }
-    // When each GPU is through with what it was given. They give nothing back that was handed ahead.
+    // End of each GPU's assigned runs. These GPUs ignore recalls.
     let mut free = [0; GPUS as usize];
-    let (mut latencies, mut wakes) = (Vec::new(), None);
+    let mut latencies = Vec::new();
+    let mut wakes = None;
     while let Some(Reverse((at, what))) = events.pop() {
         node.now = Timestamp(MS + at);
         let actions = match what {
@@ -97,14 +102,15 @@ fn latencies_us(
     latencies
 }
 
-/// The baselines that bind early refuse what has no room beside their runtimes: nobody waits there.
+/// Returns the policies that bind late. Early binding refuses requests without memory, so no
+/// requests wait.
 fn late_binding() -> impl Iterator<Item = (&'static str, PolicyConfig)> {
     POLICIES.into_iter().filter(|(_, policy)| !policy.binds_early())
 }
 
-/// Before the attack it needs a fifth of a GPU; under it, two, and then ten.
+/// Before the attack the tenant needs a fifth of a GPU; under attack it needs two, and then ten.
 #[test]
-fn a_capped_tenant_at_ten_times_its_load_moves_anothers_p99_by_less_than_a_tenth() {
+fn a_capped_tenant_at_ten_times_its_load_moves_the_p99_of_another_by_less_than_a_tenth() {
     for (name, policy) in late_binding() {
         for caps in [quota(1, 0.0, 0.0), quota(1, 0.25, 0.5), quota(0, 0.0, 0.04), quota(0, 0.25, 0.0)] {
             let before = p99_us(policy, Some(caps), 20.0);
@@ -116,19 +122,20 @@ fn a_capped_tenant_at_ten_times_its_load_moves_anothers_p99_by_less_than_a_tenth
     }
 }
 
-/// No run is taken back: whoever comes after a while finds every GPU at work, and waits for the first
-/// that ends, and under LALB, which may have it wait for one GPU alone, for one more.
+/// No run is preempted: a tenant that comes after a while finds every GPU busy and waits for the
+/// first run that ends. Under LALB, the request may wait for one GPU alone and thus for one more
+/// run.
 #[test]
-fn under_a_share_of_the_time_the_first_after_a_while_waits_for_two_runs_at_most() {
+fn the_first_request_after_an_idle_window_waits_for_two_runs_at_most() {
     for (name, policy) in late_binding() {
-        // Longer apart than the window.
+        // The mean gap between requests exceeds the window.
         let under = latencies_us(policy, Some(quota(0, 0.25, 0.0)), 1_000.0, 0.05).pop();
         assert!(under.is_some_and(|us| us <= 3 * RUN_MS * 1_000), "{name}: {under:?} us");
     }
 }
 
 #[test]
-fn without_caps_the_same_load_drowns_everybody() {
+fn without_caps_the_same_load_raises_the_p99_a_hundredfold() {
     let before = p99_us(PolicyConfig::Fifo, None, 20.0);
     let under = p99_us(PolicyConfig::Fifo, None, 1_000.0);
     assert!(under > 100 * before, "{before} to {under} us");

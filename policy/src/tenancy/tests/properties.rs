@@ -1,6 +1,6 @@
-//! Whatever happens, under every policy: no cap that always holds is ever exceeded, nothing is
-//! lost, and nothing waits outside while its tenant's caps would let it in. A tenant with a share of
-//! the time may wait for as long as others were there lately, and no longer.
+//! Properties of every policy under random events: no cap that always applies is exceeded, no
+//! request is lost, and no request stays parked while its tenant's caps would admit it. A tenant
+//! with a GPU share waits at most one window longer than the other tenants' requests.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -51,7 +51,7 @@ struct Request {
 struct World {
     requests: BTreeMap<u64, Request>,
     up: BTreeSet<u32>,
-    /// By tenant, whether somebody else has a request inside, and when that was last so.
+    /// By tenant: whether another tenant has an admitted request, and the last time when one had.
     others: [(bool, Option<Timestamp>); 2],
 }
 
@@ -64,8 +64,8 @@ impl World {
         for action in actions {
             match *action {
                 Action::Assign { gpu, key, .. } => {
-                    let request = self.requests.get_mut(&key.0).expect("it is known");
-                    assert!(request.on.replace(gpu.0).is_none(), "given out twice");
+                    let request = self.requests.get_mut(&key.0).expect("a request of this test");
+                    assert!(request.on.replace(gpu.0).is_none(), "{key} was assigned twice");
                     assert!(self.up.contains(&gpu.0));
                 }
                 Action::Fail { key, .. } => {
@@ -81,7 +81,7 @@ impl World {
         on.get(number % on.len().max(1)).copied()
     }
 
-    /// GPUs and memory that a tenant's requests take.
+    /// Returns the number of GPUs and the MiB that a tenant's requests occupy.
     fn at_work(&self, tenant: u32) -> (usize, u64) {
         let own = self.requests.values().filter(|it| it.function == tenant);
         let copies: BTreeSet<_> = own.filter_map(|it| Some((it.on?, it.model))).collect();
@@ -108,14 +108,14 @@ impl World {
         let parked = |key: u64| core.gate.holds(RequestKey(key));
         let (gpus, memory) = self.at_work(tenant);
         let gpus_max = quota.gpus_max.map_or(GPUS, |max| max.get().min(GPUS)) as usize;
-        // In blocks of 2 MiB.
+        // The share is rounded to blocks of 2 MiB.
         let memory_max = quota.memory_share.map_or(u64::MAX, |share| share.of(32 * u64::from(GPUS)) * 2);
         assert!(gpus <= gpus_max && memory <= memory_max, "{gpus} GPUs, {memory} MiB of {quota:?}");
         let own = |it: &Request| it.function == tenant;
         let Some((_, first)) = self.requests.iter().find(|(key, it)| own(it) && parked(**key)) else {
             return;
         };
-        // Why the oldest of them is not inside.
+        // The tenant's oldest parked request must have a reason to be parked.
         let inside: Vec<_> =
             self.requests.iter().filter(|(key, it)| own(it) && !parked(**key)).map(|(_, it)| it).collect();
         let copies = |model| inside.iter().filter(|it| it.model == model).count().min(GPUS as usize) as u64;
@@ -123,19 +123,19 @@ impl World {
         let more = if copies(first.model) < u64::from(GPUS) { mib(first.model) } else { 0 };
         let at_cap = inside.len() >= gpus_max || taken + more > memory_max;
         let yields = quota.gpu_share.is_some() && !alone;
-        // Alone it has every GPU that is up.
+        // A tenant that is alone gets every GPU that is up.
         let full = quota.gpu_share.is_some() && inside.len() >= self.up.len();
-        assert!(at_cap || yields || full, "{first:?} of {quota:?} waits outside");
+        assert!(at_cap || yields || full, "{first:?} of {quota:?} is parked");
         let idle = self.up.iter().any(|gpu| self.requests.values().all(|it| it.on != Some(*gpu)));
         let others_wait_inside =
             self.requests.iter().any(|(key, it)| it.on.is_none() && !parked(*key) && it.function < 2);
-        assert!(at_cap || yields || !idle || others_wait_inside, "a GPU idles while {first:?} waits outside");
+        assert!(at_cap || yields || !idle || others_wait_inside, "a GPU idles while {first:?} is parked");
     }
 }
 
 proptest! {
     #[test]
-    fn caps_hold_nothing_is_lost_and_nothing_waits_outside_in_vain(
+    fn caps_hold_and_no_request_is_lost_or_parked_needlessly(
         policy in prop::sample::select(POLICIES.map(|(_, policy)| policy).to_vec()),
         caps in [caps(), caps()],
         steps in prop::collection::vec(step(), 1..200),
@@ -197,7 +197,7 @@ proptest! {
             world.take(&node.tell(event));
             world.check(&node, &caps);
         }
-        // All are answered once every GPU is up and works on.
+        // All requests are answered once every GPU is up and no more events interfere.
         for gpu in 0..GPUS {
             if world.up.insert(gpu) {
                 let up = dispatch::Event::Up { gpu: GpuIndex(gpu), incarnation: Incarnation(1) };
@@ -211,7 +211,7 @@ proptest! {
                     node.pass_ms(1);
                     node.ended(gpu, key)
                 }
-                // Shares of the time that are used up.
+                // The tenants used up their GPU shares.
                 None => {
                     let Some(at) = node.core.next_wake() else { break };
                     node.now = node.now.max(at);
