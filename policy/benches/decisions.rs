@@ -1,5 +1,5 @@
-//! Costs of decisions. Each bench repeats a steady state, so that it measures the decision and not
-//! the growth of the state.
+//! Costs of decisions. Each bench repeats a steady state, which measures the decision and not the
+//! growth of the state.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -35,8 +35,8 @@ fn step<'a, C: Core>(
     actions
 }
 
-/// Returns a node of eight GPUs. Each GPU runs one request and has the next one enqueued; `queued`
-/// more requests wait.
+/// Returns a node of eight GPUs. Each GPU runs one request and has the next request enqueued;
+/// `queued` more requests wait.
 fn busy_node(queued: u64) -> (Dispatch, u64) {
     let gpu = dispatch::GpuConfig::new(Bytes::gib(16), BytesPerSec::gb(12));
     let config = dispatch::Config::new(vec![gpu; GPUS as usize], 100_000);

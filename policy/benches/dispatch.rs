@@ -5,8 +5,7 @@
 //! An event is the end of a request on a GPU: the GPU is free, and the policy looks for the next
 //! request. The policy may then decide about several requests: LALB binds requests to busy GPUs
 //! until one is left for the free GPU. So the bench reports the cost of the event, and the cost of
-//! each decision as an equal share of its event. A decision assigns a request to a GPU or binds it
-//! to one.
+//! each decision as an equal share of its event. A decision assigns or binds a request to a GPU.
 //!
 //! Times are the processor time of this thread, so other work on the machine is not counted, and
 //! the cost of reading that clock is subtracted. As many requests arrive as end, so that the queue
@@ -14,7 +13,7 @@
 //! so that each GPU holds [`HELD`] of them.
 //!
 //! Memory per waiting request is the growth of the process's resident set. Each policy is measured
-//! in a process of its own, so that it cannot reuse memory that another policy freed.
+//! in a process of its own, because a policy could reuse memory that another policy freed.
 //!
 //! `cargo bench -p millrace-policy --bench dispatch` reads these environment variables: GPUS and
 //! FUNCTIONS set their numbers. DEADLINE sets a deadline in milliseconds for every function

@@ -2,9 +2,9 @@
 //! pools under the same load (FaaSTube §7; H22, H23).
 //!
 //! Objects are 1 to 16 MiB, from a seed. *take* is a pool's allocation and its return. *store* is
-//! the life of an object that finds room: it is stored, written, claimed and read, in five events.
-//! *victim* is an event that makes one of 1,000 objects leave, because a new object at the front of
-//! the queue finds no room. The figure is the decision with all changes of its event.
+//! the whole life of an object that finds room, from its storage to its read, in five events.
+//! *victim* is an event that evicts an object among 1,000, because a new object at the front of the
+//! queue finds no room. The figure is the decision with all changes of its event.
 //!
 //! `cargo bench -p millrace-policy --bench elastic`. Tables come first, then criterion's means. A
 //! native call ("millisecond-level", §7.1) is counted here, not made.
@@ -57,7 +57,7 @@ fn nanos(work: impl FnOnce()) -> u64 {
     u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Times the replacement of one of [`LIVE`] objects in a pool.
+/// Times the replacement of an object among [`LIVE`] in a pool.
 fn takes(policy: PoolPolicy) -> (u64, u64) {
     let mut pool = Pool::new(policy, CAP);
     let mut draws = Draws(1);
@@ -144,7 +144,7 @@ fn turns(pool: PoolPolicy, migration: MigrationPolicy) -> (u64, u64) {
 }
 
 /// Times a new object without room, ahead of all others in the queue. Afterwards the new object is
-/// discarded, and the victim stays because a consumer claims it.
+/// discarded, and the victim stays because a consumer claims the victim.
 fn victims(migration: MigrationPolicy) -> (u64, u64) {
     let mut full = Full::new(Config { cap: CAP, migration, ..Config::default() });
     let limit = full.store.pool().used();

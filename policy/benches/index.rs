@@ -63,8 +63,8 @@ fn name(number: usize) -> NodeName {
     NodeName::new(&format!("gpu-worker-{number:02}")).expect("a node's name")
 }
 
-/// Returns a million names, from counters of which one in three is skipped. The objects are made
-/// here and on the other nodes, in equal shares.
+/// Returns a million names, from counters of which a third is skipped. The objects are made here
+/// and on the other nodes, in equal shares.
 fn names(others: usize) -> Vec<DataId> {
     let homes: Vec<_> = (0..=others).map(name).collect();
     let mut seeded = Seeded(7);
@@ -131,7 +131,7 @@ fn grown<T>(names: &[DataId], make: impl FnOnce(&[DataId]) -> T) -> (usize, T) {
     (resident().saturating_sub(before) / names.len(), made)
 }
 
-/// Measures a read of one of a million values by its position in an array. Each read begins after
+/// Measures the read of a value among a million by its position in an array. Each read begins after
 /// the previous one has ended. No lookup can be faster than this.
 fn reads() {
     let values: Vec<(Kept, Timestamp)> =
@@ -145,7 +145,7 @@ fn reads() {
         for &place in &places {
             let Kept([number, ..]) = values[place ^ last].0;
             // The result is always zero, because each number equals its position. The processor
-            // only knows that after it has read the value.
+            // knows that only after reading the value.
             last = black_box(number as usize) ^ place;
         }
         black_box(last);
@@ -183,8 +183,8 @@ fn lookups(what: &str, others: usize) -> (Vec<DataId>, Index<Kept>, Checkpoint) 
     (names, index, checkpoint)
 }
 
-/// Returns a flow that may use four of eight links, with 1 to 200 MB; one in eight is best effort.
-/// All flows together need about `load_percent` percent of the uplinks.
+/// Returns a flow that may use four of eight links, with 1 to 200 MB; every eighth flow is best
+/// effort. All flows together need about `load_percent` percent of the uplinks.
 fn flow(id: u64, seeded: &mut Seeded, flows: u64, load_percent: u64) -> Flow {
     let bytes = 1_000_000 * (1 + u64::from(seeded.below(200)));
     let rate = 48_000_000_000 * load_percent / 100 / flows;

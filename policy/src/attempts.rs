@@ -1,10 +1,10 @@
 //! Decides whether a request that lost its GPU runs again. The worker owns executor failure (DESIGN
-//! §3): it runs the request again if that does no harm, but a request that kills executors must not
-//! walk through all of them.
+//! §3): the worker runs the request again if that does no harm, but a request that kills executors
+//! must not walk through all of them.
 
 use millrace_types::Reason;
 
-/// Dying executors a request may be running in before the request is quarantined.
+/// Number of executor deaths during a request's runs at which the request is quarantined.
 pub const DEATHS_MAX: u32 = 2;
 
 /// Attempts of a request, which travel with the request.
@@ -22,7 +22,7 @@ pub struct Attempts {
     pub idempotent: Idempotent,
 }
 
-/// Whether a request may be run again after it may have run.
+/// Whether a request may be run again after a possible run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Idempotent {
     /// A second run does no harm.
@@ -31,13 +31,13 @@ pub enum Idempotent {
     No,
 }
 
-/// Progress of a request when it lost its GPU.
+/// Progress of a request at the loss of its GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Progress {
     /// The request waited behind another, and its program was known to be harmless. The request is
     /// not the cause of the loss.
     Waiting,
-    /// The request was being loaded onto the GPU. It has not run, but may be the cause.
+    /// The request was being loaded onto the GPU. The request has not run, but may be the cause.
     Preparing,
     /// The request may have run.
     Begun,
@@ -73,8 +73,8 @@ impl Attempts {
         Self { left: left.max(1), lost: 0, deaths: 0, begun: false, idempotent }
     }
 
-    /// Returns whether an executor died or failed during an earlier attempt. Such a suspect runs
-    /// alone, so that no other request is blamed for its failures.
+    /// Returns whether an earlier attempt was lost. Such a suspect runs alone, so that no other
+    /// request is blamed for its failures.
     #[must_use]
     pub fn suspect(&self) -> bool {
         self.lost > 0

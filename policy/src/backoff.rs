@@ -1,6 +1,6 @@
-//! Waits between retries. They double from a base to a ceiling, and each wait is drawn from the
-//! upper half of its step, so that tries that failed together are not repeated together. The same
-//! seed gives the same waits.
+//! Waits between retries. The waits double from a base to a ceiling, and each wait is drawn from
+//! the upper half of its step, so that tries that failed together are not repeated together. The
+//! same seed gives the same waits.
 //!
 //! [`Waits`] only computes waits, for callers that count failures themselves. [`Backoff`] restarts
 //! a process: at once after its first death, and again at once after a stable life.
@@ -24,7 +24,7 @@ impl Waits {
         Self { base, ceiling, seed }
     }
 
-    /// Returns the wait after a failure, given the number of failures before it.
+    /// Returns the wait after a failure, given the number of earlier failures.
     pub fn after(&mut self, failures: u32) -> Duration {
         // The exponent is capped: 2^20 times any sensible base is beyond any sensible ceiling.
         let step = self.base.saturating_mul(1 << failures.min(20)).min(self.ceiling);

@@ -18,7 +18,7 @@ pub trait Core {
     fn on_event(&mut self, now: Timestamp, event: Self::Event, actions: &mut Vec<Self::Action>);
 
     /// Describes an action as a decision of the [canonical text](crate::decision_text). `None`: the
-    /// action follows from decisions, or prepares one.
+    /// action follows from decisions, or prepares a decision.
     fn decision(_action: &Self::Action) -> Option<DecisionText> {
         None
     }

@@ -11,9 +11,9 @@
 //!                       └────────────────────────────┘
 //! ```
 //!
-//! Each process runs one request at a time; other requests wait in order of arrival. If a request
-//! is withdrawn or expires while it runs, its process has [`GRACE`] to finish. After that the
-//! process is killed, and another is started at once.
+//! Each process runs one request at a time; other requests wait in order of arrival. If a running
+//! request is withdrawn or expires, its process has [`GRACE`] to finish. After that the process is
+//! killed, and another is started at once.
 //!
 //! If a process dies with a request, the request is retried or refused by the rules of
 //! [`crate::attempts`], as on a GPU. If the last few starts all failed and no process is ready,
@@ -45,7 +45,7 @@ pub const FAILED_STARTS_MAX: u32 = 3;
 /// this long at most; a new process would cost its start.
 pub const GRACE: Duration = Duration::from_secs(1);
 
-/// Bits of an incarnation that count the starts within one life of an actor: more than it ever
+/// Bits of an incarnation that count the starts within one life of an actor: more than any life
 /// needs.
 const LIFE_BITS: u32 = 32;
 
@@ -58,7 +58,7 @@ struct Request {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// No process exists: it was not started yet, or the pool was stopped.
+    /// No process exists, because of a pending first start or a stop of the pool.
     Gone,
     Waiting {
         until: Timestamp,
@@ -107,8 +107,7 @@ pub struct Crew {
 
 impl Crew {
     /// Returns a pool of processes that are not started yet. Incarnations begin above those of
-    /// earlier lives, because each `life` is greater than the one before. The seed spreads
-    /// restarts.
+    /// earlier lives, because `life` grows from one life to the next. The seed spreads restarts.
     #[must_use]
     pub fn new(processes: u32, life: u64, seed: u64) -> Self {
         let process = |place: u32| Process {
@@ -140,7 +139,7 @@ impl Crew {
         self.restarts
     }
 
-    /// Returns the request that a process runs, whether or not a client waits for it.
+    /// Returns the request that a process runs, abandoned or not.
     #[must_use]
     pub fn running(&self, place: Place, incarnation: Incarnation) -> Option<RequestKey> {
         let process = self.processes.get(place.0 as usize).filter(|it| it.incarnation == incarnation)?;
@@ -303,8 +302,7 @@ impl Crew {
     }
 
     /// Kills all processes. The caller has answered every request, so the queue is emptied. A
-    /// running request is not run again, even if a process completes its handshake while it is
-    /// being killed.
+    /// running request is not run again, even if a process completes its handshake during the kill.
     fn stop(&mut self, actions: &mut Vec<Action>) {
         self.stopping = true;
         let waiting = std::mem::take(&mut self.waiting);

@@ -1,8 +1,8 @@
 //! Canonical text of decisions, and its digest: a commit that changes no behaviour leaves the
-//! digest as it was.
+//! digest unchanged.
 //!
 //! A line has the time in nanoseconds, the name of the decision, and the decision's request, model
-//! or object, GPU and bytes, if it has them: `1500000 assign r7 m3 g0`. The names are part of the
+//! or object, GPU and bytes, if present: `1500000 assign r7 m3 g0`. The names are part of the
 //! digest; the names of types, variants and fields are not. Lines of one moment are sorted, so that
 //! the order of the cores at that moment makes no difference.
 
@@ -102,8 +102,8 @@ pub struct DecisionDigest {
 }
 
 impl DecisionDigest {
-    /// Adds a decision. `on` is the GPU of the core that made it; it counts if the decision names
-    /// no GPU.
+    /// Adds a decision. `on` is the GPU of the deciding core, and counts if the decision names no
+    /// GPU.
     pub(crate) fn take(&mut self, now: Timestamp, on: Option<GpuIndex>, decision: DecisionText) {
         if now != self.now {
             self.flush();

@@ -5,7 +5,7 @@ use millrace_types::{Bytes, BytesPerSec, GpuIndex};
 
 /// Pairs of GPUs of a DGX-V100 that two NVLinks join, as in the preset `dgx-v100`.
 const DOUBLE: [(u32, u32); 8] = [(0, 3), (0, 4), (1, 2), (1, 5), (2, 3), (4, 7), (5, 6), (6, 7)];
-/// Pairs of GPUs of a DGX-V100 that one NVLink joins.
+/// Pairs of GPUs of a DGX-V100 that a single NVLink joins.
 const SINGLE: [(u32, u32); 8] = [(0, 1), (0, 2), (1, 3), (2, 6), (3, 7), (4, 5), (4, 6), (5, 7)];
 
 /// Returns a machine with NVLinks in GB/s. Each GPU has a PCIe link of 12 GB/s, and every two GPUs

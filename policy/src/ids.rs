@@ -17,7 +17,7 @@ macro_rules! local_id {
 }
 
 local_id!(
-    /// One attempt of a request, numbered in the order in which the worker accepted the attempts:
+    /// An attempt of a request, numbered in the order in which the worker accepted the attempts:
     /// the order of the queue.
     RequestKey(u64),
     "r"
@@ -39,7 +39,7 @@ local_id!(
 );
 local_id!(
     /// A mapping of a model into a GPU's memory. Every copy and run that relies on the mapping
-    /// carries it.
+    /// carries this number.
     Generation(u64),
     "g"
 );
@@ -60,7 +60,7 @@ local_id!(
 );
 local_id!(
     /// An object in transit between memories of one node, over any number of links, as the caller
-    /// numbers it.
+    /// numbers objects.
     FlowId(u64),
     "flow"
 );

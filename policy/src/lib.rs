@@ -1,7 +1,7 @@
-//! All decisions of Millrace, as pure state machines: `on_event(now, event) -> actions`. They never
-//! read a clock, draw a random number or do I/O: callers pass `now`, carry the actions out and
-//! report back with events. The same events at the same times give the same actions, on the wall
-//! clock, in virtual time and over a bare heap.
+//! All decisions of Millrace, as pure state machines: `on_event(now, event) -> actions`. The
+//! machines never read a clock, draw a random number or do I/O: callers pass `now`, carry the
+//! actions out and report back with events. The same events at the same times give the same
+//! actions, on the wall clock, in virtual time and over a bare heap.
 //!
 //! | module | decides |
 //! |---|---|

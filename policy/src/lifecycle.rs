@@ -1,5 +1,5 @@
 //! Keeps one executor process alive: starts the process, gives up on a start that takes too long,
-//! and restarts it with backoff when it dies. This is the core of the Executor actor.
+//! and restarts a dead process with backoff. This is the core of the Executor actor.
 //!
 //! ```text
 //!            Start                Ready
@@ -50,9 +50,9 @@ pub enum Action {
     Spawn { incarnation: Incarnation },
     /// Kill the process.
     Kill,
-    /// Report to the GPU that it has an executor.
+    /// Report to the GPU that an executor is ready.
     Up { incarnation: Incarnation },
-    /// Report to the GPU that it has no executor.
+    /// Report to the GPU that its executor is gone.
     Down {
         /// Incarnation of the last process.
         incarnation: Incarnation,
@@ -77,7 +77,7 @@ pub struct Lifecycle {
     /// Incarnation of the present or the last process; 0 before the first.
     incarnation: Incarnation,
     next: Incarnation,
-    /// Time since which the present process has been ready, if it is.
+    /// Start of the present process's readiness; `None` before its handshake.
     ready_since: Option<Timestamp>,
     stride: u64,
     stopping: bool,

@@ -25,7 +25,7 @@ pub struct SchedulingPolicy {
     pub dispatch: PolicyConfig,
     /// Policy that orders models for eviction from a GPU.
     pub eviction: Eviction,
-    /// Whether requests run as one if their functions allow it.
+    /// Whether requests run as one batch, for functions that allow batching.
     pub batching: Batches,
     /// Policy by which transfers between host memory and GPUs share links.
     pub sharing: Sharing,

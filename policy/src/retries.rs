@@ -1,4 +1,4 @@
-//! Bounds on the work that refusals for lack of room may add. A request that one worker refuses
+//! Bounds on the work that refusals for lack of room may add. A request that a worker refuses
 //! because its queue is full may find room at another. But when every worker is full, each retry
 //! only adds load, with all bytes of the request.
 //!
@@ -7,7 +7,7 @@
 //! [`RETRY_BURST_MAX`]. Retries after the loss of a worker are not counted here: their number of
 //! attempts bounds them.
 
-/// Other workers that a request is sent to after the first one refused it for lack of room.
+/// Other workers that a request is sent to after the first refusal for lack of room.
 pub const OTHER_WORKERS_MAX: u32 = 2;
 
 /// Requests that earn one retry: retries are at most 10% of requests.
@@ -16,8 +16,8 @@ pub const REQUESTS_PER_RETRY: u32 = 10;
 /// Retries that may follow each other at once, before requests have earned them again.
 pub const RETRY_BURST_MAX: u32 = 10;
 
-/// Retries left, in [`REQUESTS_PER_RETRY`]ths of a retry. A plain value, so that a caller can store
-/// it in an atomic number.
+/// Retries left, in [`REQUESTS_PER_RETRY`]ths of a retry. A plain value, which a caller can store
+/// in an atomic number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RetryCredits(pub u32);
 

@@ -2,7 +2,7 @@
 //! scenario can be compared: equal numbers mean equal runs.
 //!
 //! The hash is our own (FNV-1a over words), because the standard library's may change between
-//! releases. It distinguishes runs, but does not resist adversaries.
+//! releases. The hash distinguishes runs, but does not resist adversaries.
 
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};

@@ -1,5 +1,5 @@
-//! Data of a node, and the part of it that the leader is told: data that outlived a sync period, up
-//! to a bound. Most data is dropped earlier and costs no command.
+//! Data of a node, and the part that the leader knows: data that outlived a sync period, up to a
+//! bound. Most data is dropped earlier and costs no command.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,7 +14,7 @@ pub(super) struct Holdings {
     pub(super) named: Ledger<DataId, Bytes>,
     named_max: usize,
     /// Data not known to be old enough, with the time of its storage. Each period scans all of it,
-    /// but it contains only about one period's data.
+    /// which is only about the data of a period.
     young: ByHome<(Timestamp, Bytes)>,
     /// Data that is old enough, but beyond the bound.
     beyond: ByHome<Bytes>,
@@ -25,7 +25,7 @@ impl Holdings {
         Self { named: Ledger::new(), named_max, young: ByHome::new(), beyond: ByHome::new() }
     }
 
-    /// Data is immutable: storing it again changes nothing.
+    /// Data is immutable: a repeated store changes nothing.
     pub(super) fn store(&mut self, now: Timestamp, id: DataId, bytes: Bytes) {
         let held = self.named.get(&id).is_some() || self.young.contains(&id) || self.beyond.contains(&id);
         if !held {
@@ -50,7 +50,7 @@ impl Holdings {
         }
     }
 
-    /// Returns the amount of data that is old enough and not named.
+    /// Returns the number of data pieces that are old enough and not named.
     pub(super) fn overflow(&self) -> u64 {
         self.beyond.len as u64
     }
@@ -86,7 +86,7 @@ impl<T: Copy> ByHome<T> {
         self.len += 1;
     }
 
-    /// Removes a value, and returns whether there was one.
+    /// Removes a value, and returns whether the value existed.
     fn remove(&mut self, id: &DataId) -> bool {
         let home = (id.home.clone(), id.epoch);
         let Some(made) = self.homes.get_mut(&home) else { return false };

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Items of one kind. The leader's copy equals the truth once all changes are sent.
+/// Items of a single kind. The leader's copy equals the truth once all changes are sent.
 #[derive(Debug, Clone)]
 pub(super) struct Ledger<K, V> {
     truth: BTreeMap<K, V>,
@@ -12,7 +12,7 @@ pub(super) struct Ledger<K, V> {
     changed: BTreeSet<K>,
     /// Keys of items that were sent and then removed.
     gone: BTreeSet<K>,
-    /// Keys that the present full sync has not sent yet, whatever was sent before it.
+    /// Keys that the present full sync has not sent yet, even if they were sent before the sync.
     again: BTreeSet<K>,
 }
 
@@ -55,7 +55,7 @@ impl<K: Ord + Clone, V: Clone + PartialEq> Ledger<K, V> {
         self.truth.insert(key, value);
     }
 
-    /// Removes an item, and returns whether it existed.
+    /// Removes an item, and returns whether the item existed.
     pub(super) fn unset(&mut self, key: &K) -> bool {
         self.changed.remove(key);
         if self.again.remove(key) {

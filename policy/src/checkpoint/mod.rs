@@ -1,6 +1,6 @@
 //! A worker's side of the checkpoints that the leader keeps of its soft state (DESIGN §5). The core
-//! knows the present state and gathers changes. About once a period it emits batches until all
-//! changes are sent, with one batch in flight at a time.
+//! knows the present state and gathers changes. About once a period the core emits batches until
+//! all changes are sent, with a single batch in flight.
 //!
 //! ```text
 //!   ModelLoaded, DataStored, Scored, Used, …   activity of the node
@@ -14,10 +14,10 @@
 //!        └─ (no answer)       the same batch again, after a while or at a new leader
 //! ```
 //!
-//! Data is named only after it has outlived a period, and up to a bound; data beyond the bound is
-//! only counted. SLO counts and usage accumulate per epoch. A new epoch starts with the amounts
-//! that were not sent in the old one, so that usage is never charged twice; amounts that were sent
-//! but not acknowledged are waived.
+//! Data is named only once older than a period, and up to a bound; data beyond the bound is only
+//! counted. SLO counts and usage accumulate per epoch. A new epoch starts with the amounts that
+//! were not sent in the old epoch, so that usage is never charged twice; amounts that were sent but
+//! not acknowledged are waived.
 //!
 //! Out of scope: the data itself, and which controller leads. The caller sends a batch to the
 //! presumed leader, and reports [`Event::Reached`] when that leader changes.
@@ -60,7 +60,7 @@ pub struct Checkpoint {
     seq: u64,
     stage: Stage,
     in_flight: Option<InFlight>,
-    /// Whether the last batch was cut, so that the next follows when it is acknowledged.
+    /// Whether the last batch was cut, so that the next follows the acknowledgement.
     more: bool,
     /// Time at which changes are sent next.
     due: Timestamp,
@@ -217,7 +217,7 @@ impl Checkpoint {
         }
     }
 
-    /// Sends a batch, or repeats one, if it is time.
+    /// Sends a batch, or repeats the batch in flight, when due.
     fn advance(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
         let Some(epoch) = self.epoch else { return };
         if let Some(in_flight) = &mut self.in_flight {
@@ -359,7 +359,7 @@ impl Room {
         self.bytes = self.bytes.saturating_sub(bytes);
     }
 
-    /// Moves items into the batch until it is full.
+    /// Moves items into the batch until the batch is full.
     fn fill<K: Ord + Clone, V: Clone + PartialEq>(
         &mut self,
         ledger: &mut Ledger<K, V>,

@@ -50,8 +50,7 @@ pub enum Event {
         /// Usage since the last such event for the function.
         usage: Usage,
     },
-    /// A function was deleted, and its SLO counts with it. A function that only moved away is not
-    /// reported.
+    /// A function and its SLO counts were deleted. A function that only moved away is not reported.
     FunctionDeleted { function: FunctionKey },
     /// The share of prioritised requests changed.
     AlphaSet { alpha: Alpha },
@@ -63,7 +62,7 @@ pub enum Event {
     Acknowledged {
         /// Registration that the batch belongs to.
         epoch: Epoch,
-        /// Number of the batch, or of a later one.
+        /// Number of the batch, or of a later batch.
         seq: u64,
     },
     /// A batch does not follow the leader's last batch.

@@ -18,7 +18,7 @@ pub enum Event {
     Ready { place: Place, incarnation: Incarnation },
     /// A process ended, or could not be started.
     Exited { place: Place, incarnation: Incarnation },
-    /// A process ended because the worker lacked a resource that it needs.
+    /// A process ended because the worker lacked a resource.
     GivenUp { place: Place, incarnation: Incarnation },
     /// A process did not receive its request, not even in part, because the worker lacked a
     /// resource.
@@ -55,7 +55,7 @@ pub enum Action {
         /// Number of this start of the request, from 1.
         attempt: u32,
     },
-    /// Forget a request: no client waits for it, and no further action will name it.
+    /// Forget a request without a waiting client: no further action will name the request.
     Forget { key: RequestKey },
     /// Answer a request with an error.
     Fail {

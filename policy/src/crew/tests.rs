@@ -200,13 +200,13 @@ fn a_request_that_cannot_be_handed_over_is_refused_and_its_process_goes_on() {
     let unsent = |key| Event::Unsent { place, incarnation, key: RequestKey(key) };
     world.enqueue(1, Idempotent::No);
     world.enqueue(2, Idempotent::Yes);
-    // Request 1 has not run, so another worker may try it. The process runs the next request.
+    // Request 1 has not run and may be tried by another worker. The process runs the next request.
     assert_eq!(world.tell(unsent(1)), [fail(1, Reason::QueueFull, false), run(0, 2, 1)]);
     assert_eq!(world.tell(unsent(1)), [], "the process has another request");
     assert_eq!(world.tell(Event::Withdraw { key: RequestKey(2) }), [forget(2)]);
     world.enqueue(3, Idempotent::Yes);
     assert_eq!(world.tell(unsent(2)), [run(0, 3, 1)]);
-    // A request may have run if an earlier process died with it.
+    // A request may have run in an earlier process that died.
     world.tell(exited(0, 1));
     assert_eq!(world.tell(ready(0, 2)), [run(0, 3, 2)]);
     let unsent = Event::Unsent { place, incarnation: Incarnation(2), key: RequestKey(3) };
@@ -226,7 +226,7 @@ fn a_given_up_process_is_replaced_at_once_and_its_request_is_not_quarantined() {
         let again = run(0, 1, incarnation as u32 + 1);
         assert_eq!(world.tell(ready(0, incarnation + 1)), [again], "not quarantined");
     }
-    // A request that is not idempotent is refused, because it may have run.
+    // A request that is not idempotent is refused, because a run may have happened.
     let mut world = World::up(1);
     world.enqueue(1, Idempotent::No);
     assert_eq!(world.tell(given_up(1)), [fail(1, Reason::ExecutorLost, true), spawn(0, 2)]);

@@ -1,6 +1,6 @@
-//! Memory in blocks of 2 MiB behind one address range. Any block serves any object, so no request
-//! that fits by size is refused for fragmentation. This type only records which blocks are backed
-//! and which are free; the caller decides.
+//! Memory in blocks of 2 MiB behind a single address range. Any block serves any object, so no
+//! request that fits by size is refused for fragmentation. This type only records which blocks are
+//! backed and which are free; the caller decides.
 
 use millrace_types::Bytes;
 

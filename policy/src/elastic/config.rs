@@ -17,7 +17,7 @@ pub const POOL_FLOOR: Bytes = Bytes::mib(300);
 /// Largest permitted cap: the block table holds two bits for each block.
 pub const CAP_MAX: Bytes = Bytes::gib(1024);
 
-/// Which of the GPU's memory stays allocated.
+/// The part of the GPU's memory that stays allocated.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum PoolPolicy {
     /// The expected need of the functions stays allocated (D23 to D25).
@@ -66,15 +66,14 @@ impl fmt::Display for PoolPolicy {
     }
 }
 
-/// Which object leaves the GPU when memory is short.
+/// Choice of the object that leaves the GPU when memory is short.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum MigrationPolicy {
-    /// The object whose first consumer is furthest back in the queue leaves. It returns when there
+    /// The object whose first consumer is furthest back in the queue leaves, and returns when there
     /// is room (D27, D28).
     #[default]
     QueueAware,
-    /// The object stored or read longest ago leaves. It does not return: its consumers read it from
-    /// the host.
+    /// The object stored or read longest ago leaves for good: its consumers read from the host.
     Lru,
 }
 

@@ -26,9 +26,9 @@ use crate::memory::{BLOCK, blocks_for};
 
 /// Samples remembered per value and function.
 pub const SAMPLES_MAX: usize = 256;
-/// Functions remembered, at 12 KiB each. In a full table, a new function replaces the one with the
-/// oldest last request among the functions without objects and without an open window. If every
-/// function has either, the new function gets no reservation.
+/// Functions remembered, at 12 KiB each. In a full table, a new function replaces an idle function,
+/// which has neither objects nor an open window; the oldest last request decides. If every function
+/// has either, the new function gets no reservation.
 pub const FUNCTIONS_MAX: usize = 2048;
 
 /// The most recent samples of a value.
@@ -287,7 +287,7 @@ mod tests {
         let newest = FunctionIndex(FUNCTIONS_MAX as u32);
         let live = FunctionIndex(0);
         all().filter(|&function| function != live).for_each(|function| demands.gone(function));
-        // Function 1 now has an open window, so function 2 is the oldest idle one.
+        // Function 1 now has an open window, so function 2 is the oldest idle function.
         demands.requested(secs(10_000), FunctionIndex(1));
         demands.requested(secs(10_000), newest);
         assert!(demands.of(newest).is_some(), "a function that comes later is remembered");

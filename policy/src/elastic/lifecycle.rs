@@ -45,7 +45,7 @@ impl Store {
     }
 
     /// Returns whether an object counts as its function's demand. An object above the cap is
-    /// refused at any pool size, so it must not enlarge the pool.
+    /// refused at any pool size, and must not enlarge the pool.
     fn may_ever_fit(&self, size: Bytes) -> bool {
         self.pool.takes(size) <= self.config.cap
     }
@@ -124,8 +124,8 @@ impl Store {
         }
     }
 
-    /// Returns whether a migrating object stays: a consumer claimed it, or it would be reloaded at
-    /// once.
+    /// Returns whether a migrating object stays, because a consumer claimed it or because a reload
+    /// would follow at once.
     fn stays(&self, object: &Object) -> bool {
         let comes_back = self.config.migration == MigrationPolicy::QueueAware
             && self.orders.waiting.is_empty()

@@ -13,7 +13,7 @@ const MARGIN_DIVISOR: u64 = 8;
 
 impl Store {
     /// Places waiting objects, the nearest first. Makes room for the first object that finds none,
-    /// or refuses it.
+    /// or refuses that object.
     pub(super) fn admit(&mut self, actions: &mut Vec<Action>) {
         while let Some(&(rank, key)) = self.orders.waiting.first() {
             let Some(size) = self.objects.get(&key).map(|object| object.size) else { break };
@@ -42,13 +42,13 @@ impl Store {
     }
 
     /// Migrates as few objects as `wanted` requires, and only objects further back than `for_whom`.
-    /// Migrates none if all of them would not be enough, unless the limit demands it.
+    /// Migrates none if all of them would not be enough, unless the limit falls.
     fn make_room(&mut self, wanted: Bytes, for_whom: Option<Rank>, actions: &mut Vec<Action>) -> Room {
         let needed = (self.pool.used() + wanted).saturating_sub(self.limit);
         let mut freed = self.orders.leaving;
         let mut victims = Vec::new();
-        // In segments, an object may find no piece although enough bytes are free: then evict one
-        // object.
+        // In segments, an object may find no piece although enough bytes are free: then evict a
+        // single object.
         let mut one_more = self.orders.leaving == Bytes::ZERO && needed == Bytes::ZERO;
         for &(rank, key) in self.orders.movable.iter().rev() {
             let nearer = |newcomer| self.config.migration == MigrationPolicy::QueueAware && rank < newcomer;

@@ -21,7 +21,7 @@
 //!             └─────────────────Migrated────────────────────────────────▲
 //! ```
 //!
-//! The store frees an object as soon as its last consumer has read it, before any other decision
+//! The store frees an object as soon as its last consumer has read, before any other decision
 //! (D28). If a copy of the object is still running, its memory is free when that copy is reported
 //! as ended; until then the object is [`Place::Ending`].
 //!
@@ -41,18 +41,18 @@
 //! **Reloads** (D28). While no object waits for room, the queued object on the host whose consumer
 //! is nearest is reloaded. A reload needs room that is already free, so a reload never causes a
 //! migration. If the reloaded object would be the next to leave, an eighth of the limit must stay
-//! free as well; otherwise each new object would push it out again. At most [`RELOADS_MAX`] reloads
-//! run at once. An object that is claimed on the host is read there, because a reload would cost
-//! its consumer as much. `lru` ignores the queue and could reload only at that moment, so `lru`
-//! reloads nothing.
+//! free as well; otherwise each new object would cause another migration. At most [`RELOADS_MAX`]
+//! reloads run at once. An object that is claimed on the host is read there, because a reload would
+//! cost its consumer as much. `lru` ignores the queue and could reload only at that moment, so
+//! `lru` reloads nothing.
 //!
 //! **One authority with the models.** The GPU's memory map owns the memory. This store asks for
 //! blocks with `Allocate`, and `Limit` sets the most it may have. Live objects have priority over
 //! idle models: the limit is the free memory plus the memory of idle models, and never less than
 //! running and pinned models leave. When the limit falls, free memory is released at once, even
 //! below the floor; then objects migrate in the order above. Objects that cannot move stay until
-//! they are read, so the pool may exceed the limit meanwhile, but it does not grow. The sender of
-//! `Limit` has to raise the limit again; the store never does.
+//! they are read. The pool may exceed the limit meanwhile, but does not grow. The sender of `Limit`
+//! has to raise the limit again; the store never does.
 //!
 //! **Failed copies.** An object that could not be written to the store is refused to the host. An
 //! object that could not be copied from its producer to the host waits for room again; until then
@@ -62,8 +62,7 @@
 //!
 //! Bounds: [`OBJECTS_MAX`] objects, [`CONSUMERS_MAX`] consumers each.
 //!
-//! Out of scope: the bytes, the links they cross, the index of object holders, and the host's
-//! memory.
+//! Out of scope: the bytes, the links, the index of object holders, and the host's memory.
 
 mod blocks;
 mod config;

@@ -128,9 +128,9 @@ pub(super) struct Orders {
     pub(super) movable: Order,
     /// Objects that wait for room, the nearest first.
     pub(super) waiting: Order,
-    /// Queued objects on the host, the nearest first. Claimed objects are absent because they are
-    /// read on the host: a reload costs as much. Unqueued objects are absent because no request
-    /// waits for them.
+    /// Queued objects on the host, the nearest first. Claimed objects are absent because their
+    /// consumers read on the host: a reload costs as much. Unqueued objects are absent because no
+    /// request waits for them.
     pub(super) away: Order,
     /// Objects that may not move for a while, by the end of that time.
     pub(super) staying: BTreeSet<(Timestamp, ObjectKey)>,

@@ -11,9 +11,9 @@
 //! Each native call ("millisecond-level", §7.1) counts once: blocks that are backed together need
 //! one call. Callers that price the calls can use the paper's 19% of latency (`none`) and 45 ms
 //! (`gmlake`). The elastic pool's blocks are shared once, as a transfer buffer (§8), so an object
-//! costs it no IPC.
+//! costs no IPC.
 //!
-//! The limit binds every policy: when it falls, every pool gives free memory back.
+//! The limit binds every policy: on a lower limit, every pool gives free memory back.
 
 use millrace_types::{Bytes, Timestamp};
 
@@ -31,7 +31,7 @@ pub struct NativeCalls {
     /// Allocations that no object waited for.
     pub ahead: u64,
     pub releases: u64,
-    /// IPC operations, one for each block that a function had to map.
+    /// IPC operations: each block that a function maps costs one.
     pub ipc: u64,
 }
 
@@ -239,7 +239,7 @@ mod tests {
 
     const CAP: Bytes = Bytes::mib(40);
 
-    /// Takes an object of each size in MiB, and gives it back before the next.
+    /// Takes and gives back an object of each size in MiB, in turn.
     fn one_by_one(policy: PoolPolicy, sizes: &[u64]) -> (Bytes, NativeCalls) {
         let mut pool = Pool::new(policy, CAP);
         for &size in sizes {
@@ -260,7 +260,7 @@ mod tests {
         assert_eq!(one_by_one(PoolPolicy::Elastic, &sizes), (Bytes::mib(8), calls(3, 0, 3, 0)));
         assert_eq!(one_by_one(PoolPolicy::GmLake, &sizes), (Bytes::mib(14), calls(2, 0, 0, 22)));
         assert_eq!(one_by_one(PoolPolicy::Unpooled, &sizes), (Bytes::ZERO, calls(4, 0, 4, 0)));
-        // The pool has a segment of 12 MiB and one of 14. The last object is cut from the shorter.
+        // The pool has segments of 12 and 14 MiB. The last object is cut from the shorter.
         let caching = PoolPolicy::Caching { reclaim_every: None };
         assert_eq!(one_by_one(caching, &sizes), (Bytes::mib(26), calls(2, 0, 0, 0)));
     }

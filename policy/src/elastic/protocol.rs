@@ -45,8 +45,8 @@ pub enum Event {
     Executed { function: FunctionIndex },
     /// A function no longer exists.
     Forget { function: FunctionIndex },
-    /// An object is to be stored. Its bytes stay with the producer until it is filled or on the
-    /// host.
+    /// An object is to be stored. Its bytes stay with the producer until the copy to the store or
+    /// to the host ends.
     Store {
         /// New key of the object.
         object: ObjectKey,
@@ -81,8 +81,8 @@ pub enum Event {
     Reloaded { object: ObjectKey },
     /// A write, migration, reload or refusal copy of an object failed or stopped early.
     CopyFailed { object: ObjectKey },
-    /// The memory that the GPU can spare for the store changed. It includes idle models that would
-    /// be evicted.
+    /// The memory that the GPU can spare for the store changed. Idle models that would be evicted
+    /// count as spare.
     Limit {
         /// New limit; a value above the cap counts as the cap.
         limit: Bytes,
@@ -110,8 +110,8 @@ pub enum Action {
     /// A migrated object now exists on the host alone: direct every new reader there. This action
     /// precedes any reuse of the object's memory.
     Left { object: ObjectKey },
-    /// A migrated object was claimed before it left, or would be reloaded at once: drop its copy on
-    /// the host.
+    /// A migrated object was claimed meanwhile, or would be reloaded at once: drop its copy on the
+    /// host.
     Keep { object: ObjectKey },
     /// Copy an object from the host to the GPU. Until the copy ends, consumers may read the object
     /// on the host.
@@ -121,7 +121,7 @@ pub enum Action {
         extents: Vec<Extent>,
     },
     /// Copy an object from its producer to the host and report it as migrated, because the store
-    /// has no room for it or could not write it.
+    /// has no room or failed to write.
     Refuse { object: ObjectKey },
     /// Drop every copy of an object that is gone. Running copies are to end, and their end is to be
     /// reported.

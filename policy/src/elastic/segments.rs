@@ -1,13 +1,13 @@
 //! Memory with the sizes and rules of `PyTorch`'s caching allocator at its defaults
 //! (`c10/cuda/CUDACachingAllocator.cpp`, no `PYTORCH_CUDA_ALLOC_CONF`):
 //!
-//! - a request is rounded up to 512 B. Up to 1 MiB it is *small*, and small and large requests
-//!   never share a segment;
+//! - a request is rounded up to 512 B. A request up to 1 MiB is *small*, and small and large
+//!   requests never share a segment;
 //! - the smallest free piece that is long enough serves the request; ties go to the lowest address;
 //! - if no piece is long enough, a segment is allocated: 2 MiB for small requests, 20 MiB for
 //!   requests below 10 MiB, else the size rounded up to 2 MiB. Segments never join: 100 MiB free in
 //!   each of two do not serve 120;
-//! - the rest of a piece is split off if it is at least 512 B (small) or more than 1 MiB (large);
+//! - the rest of a piece is split off from 512 B (small) or above 1 MiB (large);
 //! - a returned piece joins its free neighbours in its segment and stays allocated;
 //! - when the device is out of memory (here: at the limit), all wholly free segments are released,
 //!   and the allocation is retried once.

@@ -48,7 +48,7 @@ impl Bench {
         self.tell(Event::Store { object: key(object), function: A, size, consumers })
     }
 
-    /// Stores an object that finds room, and fills it.
+    /// Stores and fills an object that finds room.
     fn put(&mut self, object: u64, size: Bytes, standing: Standing) {
         let actions = self.store(object, size, standing);
         let extents = self.store.extents(key(object)).to_vec();
@@ -117,7 +117,7 @@ fn the_object_needed_last_leaves_first_and_returns_before_its_turn() {
     assert_eq!(bench.store.counts(), Counts { migrated: 1, reloaded: 1, refused: 0, host_reads: 0 });
 }
 
-/// The same case under LRU: b1 reads its input from the host, although b2 could have waited
+/// LRU in the case of Fig. 10b: b1 reads its input from the host, although b2 could have waited
 /// instead.
 #[test]
 fn lru_migrates_the_oldest_object_even_if_it_is_needed_first() {
@@ -356,7 +356,7 @@ fn an_object_discarded_during_its_move_backoff_leaves_no_wake() {
     assert_eq!(bench.store.next_wake(), None);
 }
 
-/// An object is with its producer until it is filled or on the host.
+/// The producer keeps an object until the copy to the store or to the host ends.
 #[test]
 fn an_object_that_could_not_be_written_is_refused_to_the_host() {
     let mut bench = Bench::new(config(2));

@@ -57,11 +57,11 @@ impl fmt::Display for LookupOrder {
 /// Next step of a lookup.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Step {
-    /// Fetch the object from its home, which may have it.
+    /// Ask the home for the object.
     AskHome(NodeName),
     /// Ask the controllers for holders.
     AskTier2,
-    /// Fetch the object from a node that holds it according to tier 2.
+    /// Fetch the object from a holder according to tier 2.
     Fetch(NodeName),
     /// Give up: no node that was asked has the object.
     Nowhere,
@@ -90,14 +90,13 @@ impl Calls {
     }
 }
 
-/// The search for one object, from a node that does not hold it.
+/// The search of a node for an object that the node lacks.
 #[derive(Debug)]
 pub struct Lookup {
     home: NodeName,
     /// Number of queries to tier 2 so far.
     tier2_asked: u32,
-    /// Nodes that do not hold the object, or are being asked for it: the node itself, and at most
-    /// one per step.
+    /// Nodes that lack the object or are being asked: this node, and at most one per step.
     tried: Vec<NodeName>,
 }
 

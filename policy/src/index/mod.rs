@@ -115,7 +115,7 @@ pub struct Index<T> {
     /// Room used by data that is held outside the index.
     claimed: Limit,
     limit: Limit,
-    /// Next counter of a name. One process never uses a counter twice.
+    /// Next counter of a name. A process never uses a counter twice.
     next: u64,
     kept: u64,
     expired: u64,
@@ -150,10 +150,10 @@ impl<T: Held> Index<T> {
         first
     }
 
-    /// Stores an object that was made here, and names it.
+    /// Stores and names an object that was made here.
     ///
     /// # Errors
-    /// Returns the object if it does not fit.
+    /// Returns an object that does not fit.
     pub fn put(&mut self, epoch: Epoch, held: T, until: Timestamp) -> Result<DataId, T> {
         let counter = self.reserve(1);
         self.put_as(epoch, counter, held, until).map_err(|(_, held)| held)
@@ -162,7 +162,7 @@ impl<T: Held> Index<T> {
     /// Stores an object that was made here under a reserved counter.
     ///
     /// # Errors
-    /// Returns the object if it does not fit, or if its name is in use.
+    /// Returns an object that does not fit or has a name in use.
     pub fn put_as(
         &mut self,
         epoch: Epoch,
@@ -183,7 +183,7 @@ impl<T: Held> Index<T> {
         Ok(id)
     }
 
-    /// Evicts copies until `more` fits. Returns whether it fits.
+    /// Evicts copies until `more` fits. Returns whether there is room.
     fn make_room(&mut self, more: Limit) -> bool {
         let stays = self.own.takes().plus(self.claimed).plus(self.coming).plus(more);
         // If evicting all copies would not suffice, none is evicted.
@@ -199,7 +199,7 @@ impl<T: Held> Index<T> {
         true
     }
 
-    /// Sets room aside for a copy in transit, or for more of it. Returns whether there was room.
+    /// Sets room aside for a copy in transit, or for its growth. Returns whether there was room.
     pub fn set_aside(&mut self, more: Limit) -> bool {
         let room = self.make_room(more);
         if room {
@@ -230,8 +230,8 @@ impl<T: Held> Index<T> {
     /// Stores a copy, and returns whether it was stored: the copy must be new and fit. The caller
     /// first gives back the room set aside for the copy.
     pub fn put_copy(&mut self, id: &DataId, held: T, until: Timestamp) -> bool {
-        // Presence is checked first: making room for a copy that is present could evict other
-        // copies, or this one.
+        // Presence is checked first: making room for a copy that is present could evict any copy,
+        // even the same.
         if self.get(id).is_some() || !self.make_room(one(&held)) {
             return false;
         }
@@ -241,8 +241,8 @@ impl<T: Held> Index<T> {
         true
     }
 
-    /// Returns a present object, own or copy. The node may have dropped an own object and have it
-    /// back as a copy.
+    /// Returns a present object, own or copy. An own object that was dropped may have returned as a
+    /// copy.
     #[must_use]
     pub fn get(&self, id: &DataId) -> Option<&T> {
         let own = if id.home == self.node { self.own.get(id) } else { None };
@@ -250,7 +250,7 @@ impl<T: Held> Index<T> {
     }
 
     /// Drops an object, own or copy, and returns whether it was present. A reader that already has
-    /// the object keeps it.
+    /// the object is not affected.
     pub fn remove(&mut self, id: &DataId) -> bool {
         self.own.remove(id) || self.copies.remove(id)
     }

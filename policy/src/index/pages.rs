@@ -1,6 +1,6 @@
-//! A map from counters that are mostly allocated one after the other. Values lie side by side: a
-//! lookup among a million reads far memory once, for the value. A hash table of boxes would read
-//! far memory three times: for the table, its slot and the box.
+//! A map from counters that are mostly allocated in sequence. Values lie side by side: a lookup
+//! among a million reads far memory once, for the value. A hash table of boxes would read far
+//! memory three times: for the table, its slot and the box.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -35,7 +35,7 @@ fn split(count: u64) -> (u64, u64) {
 }
 
 impl<V> Page<V> {
-    /// Returns the index of a bit's value, or the index where it would be inserted.
+    /// Returns the index of a bit's value, or the index of its insertion.
     fn place(&self, bit: u64) -> usize {
         (self.mask & (bit - 1)).count_ones() as usize
     }
@@ -96,9 +96,9 @@ impl<V> Default for Pages<V> {
     }
 }
 
-/// Hasher of page numbers and node names, with one multiplication for each eight bytes. `HashMap`'s
-/// own hasher is slower, because it withstands clients who choose colliding keys. Here workers
-/// allocate each counter once, and operators choose the names.
+/// Hasher of page numbers and node names, with a multiplication for each eight bytes. `HashMap`'s
+/// own hasher is slower, because of its resistance to chosen colliding keys. Here workers allocate
+/// each counter once, and operators choose the names.
 #[derive(Debug, Default)]
 pub(super) struct Spread(u64);
 

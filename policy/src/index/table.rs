@@ -1,6 +1,5 @@
-//! Objects by name, with their expiry. The objects that a node made under one registration have a
-//! table of their own, by counter, so that the home's name is not stored with each of a million
-//! objects.
+//! Objects by name, with their expiry. The objects of a node's registration have a table of their
+//! own, by counter, so that the home's name is not stored with each of a million objects.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,14 +10,14 @@ use super::{Held, Limit, one};
 
 #[derive(Debug)]
 pub(super) struct Table<T> {
-    /// Tables by home and registration. No map in it is empty.
+    /// Tables by home and registration. No inner map is empty.
     homes: Hashed<NodeName, BTreeMap<Epoch, Made<T>>>,
     /// First expiry of each registration's objects.
     firsts: BTreeSet<(Timestamp, NodeName, Epoch)>,
     takes: Limit,
 }
 
-/// Objects that one node made under one registration, by counter.
+/// Objects of a node's registration, by counter.
 #[derive(Debug)]
 struct Made<T> {
     objects: Pages<Object<T>>,
@@ -57,7 +56,7 @@ impl<T: Held> Table<T> {
         self.note(id, before, after);
     }
 
-    /// Drops an object, and returns whether it was present.
+    /// Drops an object, and returns whether the object was present.
     pub(super) fn remove(&mut self, id: &DataId) -> bool {
         let Some(epochs) = self.homes.get_mut(&id.home) else { return false };
         let Some(made) = epochs.get_mut(&id.epoch) else { return false };

@@ -17,7 +17,7 @@ const GAP: u64 = WHOLE * 3 / 10;
 const MOVES_MAX: usize = 8;
 
 /// Plans the first half of moves: the copy on the emptier node. The copy on the fuller node is
-/// removed as surplus once the new one is ready.
+/// removed as surplus once the new copy is ready.
 pub(super) fn level(table: &mut Table<'_>, draft: &mut Draft) {
     let mut roles = vec![None; table.nodes.len()];
     for _ in 0..MOVES_MAX {
@@ -35,16 +35,16 @@ pub(super) fn level(table: &mut Table<'_>, draft: &mut Draft) {
     }
 }
 
-/// Role of a node in a plan. A node has a single role, because a copy that it gives still uses its
-/// memory while the plan is carried out.
+/// Role of a node in a plan. A node has a single role, because the memory of a given copy is in use
+/// while the plan is carried out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Role {
     Gives,
     Takes,
 }
 
-/// Returns a function, the node that gives its copy and the emptiest node that takes one. The
-/// giving node is the fullest one with a movable copy: a group that stays together on the very
+/// Returns a function, the node that gives its copy and the emptiest node that takes the copy. The
+/// giving node is the fullest node with a movable copy: a group that stays together on the very
 /// fullest node must not stop the other nodes.
 fn best_move(table: &Table<'_>, roles: &[Option<Role>]) -> Option<(usize, usize, usize)> {
     let open = |but: Role| {
@@ -78,8 +78,8 @@ fn movable(table: &Table<'_>) -> Vec<Vec<usize>> {
     on
 }
 
-/// Returns the function to move between two nodes: the one that leaves least of its group behind,
-/// and of equals the largest that does not make the target fuller than the source.
+/// Returns the function to move between two nodes: the function that leaves least of its group
+/// behind, and of equals the largest that does not make the target fuller than the source.
 fn largest(table: &Table<'_>, movable: &[usize], from: usize, to: usize) -> Option<usize> {
     let may_part = !table.nodes[from].has_time_for(0);
     let gains = movable.iter().filter_map(|&function| {
@@ -100,7 +100,7 @@ fn largest(table: &Table<'_>, movable: &[usize], from: usize, to: usize) -> Opti
     gains.max().map(|(.., Reverse(function))| function)
 }
 
-/// Returns whether this node's copy is the one to be removed once the other node has a copy.
+/// Returns whether this node's copy is removed once the other node has a copy.
 fn goes_from(table: &Table<'_>, function: usize, from: usize, to: usize) -> bool {
     let row = &table.functions[function];
     let turn = |copy| leave::turn(table, function, copy);

@@ -1,9 +1,9 @@
-//! Groups of functions that belong on one node because they pass data to each other in workflows
-//! (D19). As in FaasFlow, groups grow along edges. Pairs are visited by traffic, the greatest
-//! first; of equals the smaller pair, then the one on a critical path. The groups of a pair merge
-//! if some node could hold the result in its host memory and its GPU time. FaasFlow visits critical
-//! paths before all other pairs. With that order, workflows that fit no node pass more than they
-//! have to, the examples among them (`policy/tests/placement/groups.rs` compares every assignment of
+//! Groups of functions that belong on one node because workflows pass data between them (D19). As
+//! in FaasFlow, groups grow along edges. Pairs are visited by traffic, the greatest first; of
+//! equals the smaller pair, then the pair on a critical path. The groups of a pair merge if some
+//! node could hold the result in its host memory and its GPU time. FaasFlow visits critical paths
+//! before all other pairs. With that order, workflows that fit no node pass more than necessary,
+//! the examples among them (`policy/tests/placement/groups.rs` compares every assignment of
 //! functions to nodes).
 //!
 //! Each plan derives the groups again from the view alone. A group says where copies would best be,
@@ -18,7 +18,7 @@ use super::view::Flow;
 /// The groups, and the traffic between functions. Empty without flows.
 #[derive(Debug, Default)]
 pub(super) struct Groups {
-    /// Each function's group; `None` for a function without one.
+    /// Each function's group; `None` for a function without a group.
     of: Vec<Option<usize>>,
     /// Partners that each function passes data to or from, with the bytes.
     near: Vec<Vec<(usize, u64)>>,
@@ -31,7 +31,7 @@ pub(super) struct Row {
     pub(super) first: usize,
     /// Host memory that all its models need.
     pub(super) bytes: u64,
-    /// Expected load of one copy of each function.
+    /// Expected load of a copy of each function.
     pub(super) load: u64,
     /// Copies that stay, by node.
     copies: BTreeMap<usize, u32>,
@@ -149,7 +149,7 @@ type Shape = (u64, u64, u64);
 
 struct Merge<'t, 'v> {
     table: &'t Table<'v>,
-    /// Pairs in the order in which they merge.
+    /// Pairs in merge order.
     pairs: Vec<(usize, usize)>,
     /// Distinct capacities of the nodes that take functions.
     shapes: BTreeSet<Shape>,
@@ -158,7 +158,7 @@ struct Merge<'t, 'v> {
 impl<'t, 'v> Merge<'t, 'v> {
     fn of(table: &'t Table<'v>, pairs: BTreeMap<(usize, usize), Pair>) -> Self {
         let mut pairs: Vec<_> = pairs.into_iter().collect();
-        // Small pairs come first, because they leave room for others.
+        // Small pairs come first, and leave room for others.
         let needed = |(a, b): (usize, usize)| table.needed(a).saturating_add(table.needed(b));
         pairs.sort_by_key(|&(ends, pair)| (Reverse(pair.bytes), needed(ends), !pair.is_critical, ends));
         let open = table.nodes.iter().filter(|node| node.is_open());
@@ -208,13 +208,13 @@ impl<'t, 'v> Merge<'t, 'v> {
         }
     }
 
-    /// Returns the bytes that one group adds to another: shared models count once.
+    /// Returns the bytes that a group adds to another: shared models count once.
     fn added(&self, to: &Group, group: &Group) -> u64 {
         let new = group.models.difference(&to.models);
         new.fold(0, |sum: u64, &model| sum.saturating_add(self.table.model_bytes(model)))
     }
 
-    /// Returns whether some node could hold both groups, if it were empty.
+    /// Returns whether some node, if empty, could hold both groups.
     fn fits(&self, a: &Group, b: &Group) -> bool {
         let bytes = a.bytes.saturating_add(self.added(a, b));
         let gpu = a.gpu.max(b.gpu);

@@ -1,5 +1,5 @@
-//! Removes copies: those on draining, lost and overfull nodes, and surplus ones. A copy is removed
-//! only once enough others are ready, or placed, if two copies must not serve at once.
+//! Removes copies on draining, lost and overfull nodes, and surplus copies. A copy is removed only
+//! once enough others are ready, or placed, if two copies must not serve at once.
 
 use std::cmp::Reverse;
 
@@ -32,9 +32,9 @@ fn replaced(table: &mut Table<'_>, function: usize, is_short: bool, draft: &mut 
     let goes = |copy: &&Copy| match copy.fate {
         Fate::Leave => enough,
         Fate::Lost => all,
-        // Without its failed copy on record, the node would be the emptiest and be tried again. But
-        // a function with state must not come to serve on a recovered node beside the copy that has
-        // the state.
+        // Without the record of its failed copy, the node would be the emptiest and be tried again.
+        // But a function with state must not come to serve on a recovered node beside the copy that
+        // has the state.
         Fate::Failed => row.of.keeps_state && row.ready() >= row.wanted,
         Fate::Stay | Fate::Gone => false,
     };
@@ -45,7 +45,7 @@ fn replaced(table: &mut Table<'_>, function: usize, is_short: bool, draft: &mut 
 }
 
 /// Removal order among surplus copies; the greatest is removed first. The copy with least traffic
-/// to its group on its node is removed first, of equals the one on the fullest node.
+/// to its group on its node is removed first, of equals the copy on the fullest node.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Turn {
     pub(super) near: Reverse<u64>,

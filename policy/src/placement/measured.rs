@@ -1,28 +1,26 @@
 //! Measured traffic between functions in one run of a workflow (D19), because declared shapes leave
-//! open dimensions. Each controller's counts of the runs that it drives come in from time to time;
-//! the planner reads bytes per run. The measurements are soft state: a new leader learns them
-//! again.
+//! open dimensions. Each controller reports counts of its runs from time to time; the planner reads
+//! bytes per run. The measurements are soft state: a new leader learns them again.
 //!
 //! The value is a mean over the last runs. Each sample adds the counts since the sample before, and
 //! the share beyond [`RUNS_WINDOW`] runs fades. The planner's value stays until the mean differs
-//! clearly. A value that wavers would group functions back and forth, and move those that never
+//! clearly. A value that wavers would group functions back and forth, and move functions that never
 //! ran.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use millrace_types::{Bytes, FunctionKey, FunctionName, Revision};
 
-/// Runs of a workflow after which measured traffic replaces the declared one.
+/// Runs of a workflow after which measured traffic replaces the declared traffic.
 pub const RUNS_MIN: u64 = 32;
 /// Maximum number of runs that a mean covers.
 pub const RUNS_WINDOW: u64 = 256;
 /// Maximum number of pairs counted per workflow. The traffic of a workflow with more pairs is
 /// unknown.
 pub const PAIRS_MAX: usize = 256;
-/// The planner's value stays while the mean differs by at most this fraction of it (one in
-/// `APART`),
+/// Divisor of the planner's value: the value stays while the mean differs by at most that share.
 const APART: u64 = 4;
-/// or by at most this number of bytes.
+/// Difference in bytes up to which the planner's value stays in any case.
 const APART_MIN: u64 = 1024;
 
 /// Producer and consumer of data, both of the workflow's tenant.
@@ -55,7 +53,8 @@ struct Mean {
     generation: Revision,
     /// Number of runs that the mean covers.
     runs: u64,
-    /// `None` once a controller could not count all pairs: the traffic of the others is unknown.
+    /// `None` once a controller could not count all pairs: the traffic of the remaining pairs is
+    /// unknown.
     pairs: Option<BTreeMap<Pair, Passed>>,
 }
 
@@ -169,7 +168,7 @@ impl Mean {
 }
 
 impl Passed {
-    /// Updates the planner's value if the mean differs clearly. Returns whether it changed.
+    /// Updates the planner's value if the mean differs clearly. Returns whether the value changed.
     fn settle(&mut self, runs: u64) -> bool {
         let mean = self.bytes / runs;
         let is_near = |told: u64| mean.abs_diff(told) <= (told / APART).max(APART_MIN);

@@ -13,8 +13,8 @@
 //! view. A loop of carrying out steps and planning again ends in a view that needs no step. The
 //! rules apply in this order:
 //!
-//! 1. Unwanted placements are removed: those of disabled functions, of unknown functions and on
-//!    unknown nodes ([`table`]).
+//! 1. Unwanted placements are removed: placements of disabled functions, of unknown functions and
+//!    on unknown nodes ([`table`]).
 //! 2. Missing copies are placed, each function's first before any function's second. A node needs
 //!    room and fewer than [`FUNCTIONS_PER_NODE_MAX`] functions; copies are spread by memory, by
 //!    expected load and by tenant ([`place`]).

@@ -1,4 +1,4 @@
-//! Nearness of a copy on a node to the functions that it exchanges data with (D19).
+//! Nearness of a copy on a node to the functions that exchange data with the copy (D19).
 
 use std::collections::BTreeMap;
 

@@ -9,11 +9,11 @@ use super::rows::{Copy, Fate};
 use super::table::Table;
 use super::view::Why;
 
-/// Memory that a node could free, and the part of it that is already promised.
+/// Memory that a node could free, and the part that is already promised.
 #[derive(Default)]
 struct Offer {
     /// Functions with a spare copy here, because others of their copies are ready. Functions with
-    /// most ready copies come first, of these the ones with least load.
+    /// most ready copies come first, of these the functions with least load.
     spare: Vec<usize>,
     /// Bytes freed by steps of this plan.
     freed: u64,

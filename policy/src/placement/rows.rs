@@ -20,7 +20,7 @@ const LOAD_MAX: u64 = 750;
 /// Planned fate of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fate {
-    /// The copy stays, or is removed if it is surplus.
+    /// The copy stays, or is removed as surplus.
     Stay,
     /// The copy serves, and is removed when others are ready.
     Leave,
@@ -28,8 +28,8 @@ pub(super) enum Fate {
     /// returns.
     Lost,
     /// The copy serves no request, and another node is tried. The record stays, with its memory, as
-    /// long as the function is wanted. It marks a node not to try again until a revision or the
-    /// node improves.
+    /// long as the function is wanted. The record marks a node not to try again until a revision or
+    /// the node improves.
     Failed,
     /// A step removes the copy.
     Gone,
@@ -48,7 +48,7 @@ pub(super) struct FunctionRow<'a> {
     pub(super) models: Vec<usize>,
     /// Number of copies that the function should have.
     pub(super) wanted: u32,
-    /// Expected load of one copy.
+    /// Expected load of a copy.
     pub(super) load: u64,
     pub(super) copies: Vec<Copy>,
 }
@@ -65,7 +65,7 @@ pub(super) struct NodeRow<'a> {
 
 pub(super) struct ModelRow {
     pub(super) bytes: u64,
-    /// Nodes that have the model, with the number of functions that share it there.
+    /// Nodes that have the model, with the number of functions that share the model there.
     pub(super) holders: BTreeMap<usize, u32>,
 }
 
@@ -115,7 +115,7 @@ impl FunctionRow<'_> {
         self.wanted.saturating_sub(self.staying()).saturating_sub(self.failed().saturating_sub(FAILED_MAX))
     }
 
-    /// Returns whether the node has a copy, or had one that failed or is being removed.
+    /// Returns whether the node has any copy on record, even a failed or removed copy.
     pub(super) fn is_on(&self, node: usize) -> bool {
         self.copies.iter().any(|copy| copy.node == node)
     }

@@ -92,8 +92,8 @@ impl<'a> Table<'a> {
                 Some((function, Copy { node, ready: placement.phase == Phase::Ready, fate }))
             });
             if let (Some(function), Some(node)) = (function, node) {
-                // The copy's bytes are in use even if a step removes it: its room is free for the
-                // next plan.
+                // The copy's bytes are in use even if a step removes the copy: its room is free for
+                // the next plan.
                 self.count_in(function, node);
             }
             if let Some((function, copy)) = copy {
@@ -106,7 +106,7 @@ impl<'a> Table<'a> {
         }
     }
 
-    /// Returns the fate of a copy, or `None` if it is removed at once.
+    /// Returns the fate of a copy, or `None` if the copy is removed at once.
     fn fate(&self, function: usize, node: usize, phase: Phase) -> Option<Fate> {
         let function = &self.functions[function];
         let node = &self.nodes[node];
@@ -121,9 +121,8 @@ impl<'a> Table<'a> {
         }
     }
 
-    /// Marks copies to leave on nodes whose models exceed their memory, because it shrank or a new
-    /// revision is larger. Chooses the smallest model that suffices, or else the largest, and
-    /// repeats.
+    /// Marks copies to leave on nodes with more models than memory, after a loss of memory or a
+    /// larger revision. Chooses the smallest model that suffices, or else the largest, and repeats.
     fn relieve_overfull(&mut self) {
         for node in 0..self.nodes.len() {
             let row = &self.nodes[node];
@@ -193,8 +192,8 @@ impl<'a> Table<'a> {
         self.bytes(function, |model| model.holders.get(&node) == Some(&1))
     }
 
-    /// Returns the host memory that a node gains for one function when another leaves: shared
-    /// models stay.
+    /// Returns the host memory that a node gains for a function when another leaves: shared models
+    /// stay.
     pub(super) fn freed_for(&self, homeless: usize, function: usize, node: usize) -> u64 {
         let kept = &self.functions[homeless].models;
         let models = self.functions[function].models.iter().filter(|model| !kept.contains(model));
@@ -219,7 +218,7 @@ impl<'a> Table<'a> {
         models.filter(|model| counts(model)).fold(0, |sum, model| sum.saturating_add(model.bytes))
     }
 
-    /// Returns the expected load of one of a function's copies.
+    /// Returns the expected load of a function's copy.
     pub(super) fn load(&self, function: usize) -> u64 {
         self.functions[function].load
     }

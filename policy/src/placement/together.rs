@@ -10,7 +10,7 @@ use super::table::Table;
 const MOVES_MAX: usize = 8;
 
 /// Plans the first half of moves: a copy beside more of its group. The old copy is removed as
-/// surplus once the new one is ready. Each move brings more of the traffic onto one node, so the
+/// surplus once the new copy is ready. Each move brings more of the traffic onto one node, so the
 /// moves end.
 pub(super) fn join(table: &mut Table<'_>, draft: &mut Draft) {
     let mut moves = 0;

@@ -40,7 +40,7 @@ pub struct Function {
     pub enabled: bool,
     /// Number of nodes that should have the function's models.
     pub replicas: u32,
-    /// Models of the newest revision and, during a rollout, of the one before.
+    /// Models of the newest revision and, during a rollout, of the revision before.
     pub models: Vec<Model>,
     /// Memory of one GPU that a run needs.
     pub gpu: Bytes,
@@ -49,8 +49,8 @@ pub struct Function {
     /// Whether the function ever answered a request. A function that never ran may move to its
     /// group.
     pub ran: bool,
-    /// Whether its copy has the only state of sequences. Such a copy moves only if it must, and is
-    /// removed as soon as another is placed: two serving copies would each have a state of their
+    /// Whether its copy has the only state of sequences. Such a copy moves only if necessary, and
+    /// is removed as soon as another is placed: two serving copies would each have a state of their
     /// own.
     pub keeps_state: bool,
 }
@@ -146,13 +146,13 @@ pub struct Unplaced {
     pub why: Why,
 }
 
-/// Reason why a copy cannot be placed. The text says what to do about it.
+/// Reason why a copy cannot be placed. The text includes a remedy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Why {
     /// No node takes functions.
     #[error("no node takes functions: start a worker, or uncordon one")]
     NoNode,
-    /// Every node that takes functions has a copy already, or failed to prepare one.
+    /// Every node that takes functions has a copy already, or failed to prepare a copy.
     #[error("{nodes} nodes take functions and each has its copy: add a node, or ask for fewer replicas")]
     TooFewNodes {
         /// Number of nodes that take functions.

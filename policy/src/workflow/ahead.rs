@@ -17,7 +17,7 @@ use super::protocol::{Slot, StepIndex};
 
 /// Maximum number of hints for a step.
 pub const AHEAD_MAX: usize = 8;
-/// Maximum number of nested workflows examined for one step: their number multiplies with every
+/// Maximum number of nested workflows examined for a step: their number multiplies with every
 /// level, and each call repeats this.
 pub(super) const LOOKED_INTO_MAX: usize = 8;
 
@@ -48,8 +48,7 @@ pub(super) struct Next {
 impl Plan {
     /// Returns the functions that follow a step, each once, the nearest first, at most
     /// [`AHEAD_MAX`]. The step's own function is left out. `inner` returns the plan of a nested
-    /// workflow, if it is known; `after` lists the functions that follow this workflow, if it is
-    /// nested itself.
+    /// workflow, if known; `after` lists the functions that follow this workflow, if nested itself.
     #[must_use]
     pub fn ahead(
         &self,
@@ -89,8 +88,8 @@ impl Plan {
         // Tensors made by the followers found so far.
         let mut made = BTreeSet::new();
         let mut next = Vec::new();
-        // Steps are ordered after the steps they wait for, so one pass finds indirect followers
-        // too.
+        // Steps are ordered after the steps they wait for, so a single pass finds indirect
+        // followers too.
         for (at, planned) in self.steps().iter().enumerate().skip(first) {
             let behind = sources(planned).any(|slot| made.contains(&slot));
             if !behind && !sources(planned).any(|slot| own.contains(&slot)) {

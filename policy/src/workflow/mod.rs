@@ -1,7 +1,7 @@
 //! The run of one workflow request (D01), as a pure core that decides which step runs when. The
 //! core knows facts about the tensors, such as their number of rows; the driver holds the tensors
-//! themselves. A workflow inside a workflow is an ordinary call: the driver carries it out with an
-//! engine of its own.
+//! themselves. A workflow inside a workflow is an ordinary call: the driver runs the inner workflow
+//! with an engine of its own.
 //!
 //! ```text
 //!  Begin(facts of inputs) ─▶ ┌────────┐ ─▶ Call(step, row)…       answered by Done or Failed
@@ -14,19 +14,19 @@
 //!
 //! 1. `decide`, forwards, determines which steps run and how often, and which steps are skipped.
 //! 2. `weigh`, backwards, determines which tensors are *wanted*, because a call still to be started
-//!    takes them or they are answered. A step whose outputs are wanted has calls to start. A tensor
-//!    is *held* if it is wanted or if a running call takes it. A running call without a held output
-//!    is abandoned.
+//!    takes the tensor or the run answers the tensor. A step whose outputs are wanted has calls to
+//!    start. A tensor is *held* if wanted or if a running call takes the tensor. A running call
+//!    without a held output is abandoned.
 //! 3. `release` frees tensors that are not held.
 //! 4. `start`, forwards, starts calls that have all their inputs, up to [`CALLS_MAX`].
 //!
 //! **Lost data** (DESIGN section 7: objects are made again by their producer) needs no pass of its
-//! own. A wanted tensor that is absent is made, whether it was lost or never existed. Its inputs
-//! are then wanted too, and so on up to the workflow's inputs, which the driver keeps. A step that
-//! runs `each` repeats only the lost rows. A running call may already have read its inputs, so lost
-//! inputs are made again only after the call has [failed](Event::Failed) because of the loss.
-//! Decided conditions stay decided, and a used output is never requested again. If a tensor made
-//! again has another number of rows, the run ends.
+//! own. A wanted tensor that is absent is made, lost or not. Its inputs are then wanted too, and so
+//! on up to the workflow's inputs, which the driver keeps. A step that runs `each` repeats only the
+//! lost rows. A running call may already have read its inputs, so lost inputs are made again only
+//! after the call has [failed](Event::Failed) because of the loss. Decided conditions stay decided,
+//! and a used output is never requested again. If a tensor made again has another number of rows,
+//! the run ends.
 //!
 //! Out of scope: retries at other workers, time, and priorities of steps. The core has no
 //! cancellation either: the driver drops the engine and every tensor it holds.
@@ -54,7 +54,7 @@ use crate::core::Core;
 
 /// Maximum number of running calls of a run.
 pub const CALLS_MAX: usize = 16;
-/// Maximum number of calls of one step, or of one row of a step, in a run. The first call counts;
+/// Maximum number of calls of a step, or of a row of a step, in a run. The first call counts;
 /// abandoned calls do not.
 pub const RUNS_MAX: u32 = 3;
 
@@ -146,7 +146,7 @@ impl Engine {
         }
         let mut result = Ok(());
         for (slot, facts) in call.outputs.iter().zip(outputs) {
-            // The remaining outputs exist too, and are freed as usual, even if one output is
+            // The remaining outputs exist too, and are freed as usual, even if another output is
             // faulty.
             result = result.and(self.slots[slot.0].put(call.row, id, *facts));
         }
@@ -199,7 +199,7 @@ impl Engine {
         }
     }
 
-    /// Frees a tensor if any part of it exists.
+    /// Frees a tensor if any part exists.
     fn free(&mut self, slot: Slot, actions: &mut Vec<Action>) {
         if !self.plan.is_input(slot) && self.slots[slot.0].release() {
             actions.push(Action::Release { slot });

@@ -30,7 +30,7 @@ impl Shares {
         // microsecond.
         let time = |step: usize| took[step].map_or(mean, |took| took.as_secs_f64()).max(1e-6);
         // Duration of the longest path that begins with each step. Steps are ordered after the
-        // steps they wait for, so one backward pass suffices.
+        // steps they wait for, so a backward pass suffices.
         let mut ways = vec![0.0f64; took.len()];
         for step in (0..took.len()).rev() {
             let outputs = plan.steps()[step].outputs.iter().map(|slot| plan.slot(*slot));

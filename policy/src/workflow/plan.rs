@@ -125,7 +125,7 @@ impl Plan {
         Ok(Self { steps, slots: layout.slots, inputs: spec.inputs.len(), outputs })
     }
 
-    /// Returns the steps, each after those it waits for; [`StepIndex`] counts from 0.
+    /// Returns the steps, each after the steps it waits for; [`StepIndex`] counts from 0.
     #[must_use]
     pub fn steps(&self) -> &[PlannedStep] {
         &self.steps

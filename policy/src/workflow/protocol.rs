@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// One call of a run, numbered from 1 in the order of starting. Never reused within the run.
+/// A call of a run, numbered from 1 in the order of starting. Never reused within the run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CallId(pub u64);
 
@@ -94,9 +94,9 @@ pub enum Event {
     /// A call failed, after all retries at other workers.
     Failed {
         call: CallId,
-        /// Lost inputs because of which the call *could not run*: it is repeated with new inputs,
-        /// even if the step is not idempotent. Empty if the call failed for another reason, or if
-        /// it may have run and must not run twice; then the run ends.
+        /// Lost inputs because of which the call *could not run*: the call is repeated with new
+        /// inputs, even if the step is not idempotent. Empty if the call failed for another reason,
+        /// or if the step may have run and must not run twice; then the run ends.
         lost: Vec<Loss>,
     },
     /// Tensors were lost, whether or not a step needs them. Losses of tensors that are not held are
@@ -116,15 +116,15 @@ pub enum Action {
         row: Option<u64>,
         /// Slots of the inputs, in the order of [`PlannedStep::inputs`](super::PlannedStep).
         inputs: Vec<Slot>,
-        /// Slots of the outputs to make: those that are wanted and missing. With a row, the call
-        /// makes only that row's part of each slot.
+        /// Slots of the outputs that are wanted and missing. With a row, the call makes only that
+        /// row's part of each slot.
         outputs: Vec<Slot>,
     },
     /// Make an empty tensor for an output of the workflow.
     Empty { slot: Slot },
     /// Free all existing parts of a tensor (D28).
     Release { slot: Slot },
-    /// Stop a call, or ignore its end: drop its outputs, and do not report it.
+    /// Stop a call, or ignore its end: drop the outputs without a report.
     Abandon { call: CallId },
     /// Answer the request and end the run.
     Answer {

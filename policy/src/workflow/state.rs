@@ -62,8 +62,7 @@ impl SlotState {
     /// Records that a call made a part.
     ///
     /// # Errors
-    /// [`Cause::Changed`] if the part's size differs from its first one. The part counts as
-    /// existing all the same.
+    /// [`Cause::Changed`] if the part's size has changed. The part counts as existing all the same.
     pub(super) fn put(&mut self, row: usize, call: CallId, facts: Facts) -> Result<(), Cause> {
         let part = &mut self.parts[row];
         debug_assert!(part.made.is_none(), "a call made a part that exists");
@@ -82,8 +81,8 @@ impl SlotState {
         Ok(())
     }
 
-    /// Records the loss of one part or of all. Parts made by a call later than `seen_by` are not
-    /// affected.
+    /// Records the loss of a part, or of all parts. Parts made by a call later than `seen_by` are
+    /// not affected.
     pub(super) fn lose(&mut self, row: Option<u64>, seen_by: Option<CallId>) {
         let is_meant = |at: usize| row.is_none_or(|row| row == at as u64);
         for (_, part) in self.parts.iter_mut().enumerate().filter(|(at, _)| is_meant(*at)) {
@@ -124,7 +123,7 @@ impl SlotState {
 #[derive(Debug, Clone, Default)]
 pub(super) struct StepState {
     pub(super) stage: Stage,
-    /// One entry for each call of the step; empty until the number of calls is known.
+    /// An entry for each call of the step; empty until the number of calls is known.
     pub(super) rows: Vec<Row>,
     /// Number of rows that were done at least once.
     pub(super) done: usize,
@@ -145,7 +144,7 @@ pub(super) enum Stage {
     Runs,
 }
 
-/// One call of a step, which may have to be repeated.
+/// A call of a step, which may have to be repeated.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Row {
     /// Number of calls that were started for this row.

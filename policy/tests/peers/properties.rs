@@ -82,7 +82,7 @@ fn copies_read_only_their_own_model_and_every_request_ends() {
                 Step::Run(gpu) => drop(world.run(gpu)),
                 Step::Cancel(gpu) => world.cancel(gpu),
                 Step::Kill(gpu) => world.kill(gpu),
-                // With one process for all models there is no program process to kill.
+                // Models that share a process have no program process to kill.
                 Step::KillProgram { .. } if isolation == Isolation::Gpu => {}
                 Step::KillProgram { gpu, model } => world.kill_program(gpu, ModelId(model)),
             }

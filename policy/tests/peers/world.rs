@@ -1,8 +1,8 @@
 //! Three GPUs joined by NVLinks, a fabric, and executors whose memory is modelled block by block.
 //!
-//! A message from one core to another waits in their channel until the test delivers it, so every
-//! order that preserves the order within each channel is possible. Executors obey at once, except
-//! for copies and runs, which end when the test says so.
+//! A message from one core to another waits in their channel until its delivery by the test, so
+//! every order that preserves the order within each channel is possible. Executors obey at once,
+//! except for copies and runs, which end when the test says so.
 
 mod wiring;
 
@@ -56,7 +56,7 @@ struct Place {
 
 impl Place {
     /// Whether the target of a copy is still mapped. Otherwise the executor refuses the copy before
-    /// it reads any block.
+    /// reading any block.
     fn takes(&self, grant: &Grant) -> bool {
         let Weights { model, generation, .. } = weights(grant);
         self.mapped.get(&model).is_some_and(|mapped| mapped.0 == generation)
@@ -67,7 +67,7 @@ pub(crate) struct World {
     isolation: Isolation,
     fabric: Fabric,
     places: Vec<Place>,
-    /// Memory of every incarnation: a copy may still read the memory of a dead one.
+    /// Memory of every incarnation: a copy may still read the memory of a dead incarnation.
     memories: BTreeMap<(usize, Incarnation), Memory>,
     channels: BTreeMap<(Who, Who), VecDeque<Mail>>,
     now: Timestamp,
@@ -150,7 +150,7 @@ impl World {
         self.start(index);
     }
 
-    /// Kills the process of one model, if it is loaded. The GPU's memory stays.
+    /// Kills the process of a loaded model. The GPU's memory stays.
     pub(crate) fn kill_program(&mut self, index: usize, model: ModelId) {
         let place = &mut self.places[index];
         if !place.programs.remove(&model) {
@@ -198,7 +198,7 @@ impl World {
         }
     }
 
-    /// Delivers the oldest message of one of the channels that are not empty.
+    /// Delivers the oldest message of a channel that is not empty.
     pub(crate) fn deliver(&mut self, which: usize) -> bool {
         self.channels.retain(|_, waiting| !waiting.is_empty());
         let count = self.channels.len().max(1);

@@ -260,7 +260,7 @@ fn the_example_workflows_pass_the_least_possible_bytes_between_nodes() {
 }
 
 proptest! {
-    /// A whole workflow is placed on one node, if a node has room for all of it.
+    /// A whole workflow is placed on one node, if a node has enough room.
     #[test]
     fn a_workflow_that_fits_one_node_is_placed_on_one_node(
         mib in prop::collection::vec(1..40u64, 2..9),

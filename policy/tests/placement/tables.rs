@@ -1,4 +1,4 @@
-//! Tests of one rule each, in small clusters.
+//! Tests of a single rule each, in small clusters.
 
 use millrace_policy::placement::{
     FUNCTIONS_PER_NODE_MAX, GpuLoad, Limits, Phase, Placement, Plan, Step, Unplaced, Why,

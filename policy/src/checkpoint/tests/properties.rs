@@ -152,7 +152,7 @@ proptest! {
     }
 
     /// Over all epochs, the charged usage is never more than the real usage. Without losses on the
-    /// way, it is never less.
+    /// way, the two are equal.
     #[test]
     fn nothing_is_charged_twice(
         steps in prop::collection::vec(step(), 0..60), seed: u64, items_max in 1usize..5,

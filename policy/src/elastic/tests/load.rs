@@ -1,4 +1,4 @@
-//! Allocated memory under load and after it.
+//! Allocated memory during and after a load.
 
 use std::time::Duration;
 

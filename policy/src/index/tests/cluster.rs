@@ -11,7 +11,7 @@ enum Act {
     Make {
         on: usize,
     },
-    /// A node fetches an object that it lacks, from wherever a lookup finds it.
+    /// A node fetches a missing object from the node that a lookup finds.
     Fetch {
         what: usize,
         to: usize,
@@ -72,8 +72,8 @@ fn registered(number: usize, epoch: u64) -> (Epoch, Index<Said>) {
 }
 
 impl Cluster {
-    /// Returns the value that a node has under a name, and checks that it was stored under that
-    /// name.
+    /// Returns the value that a node has under a name, and checks that the value was stored under
+    /// that name.
     fn held(&self, on: usize, id: &DataId) -> Option<&Said> {
         let said = self.nodes[on].1.get(id);
         assert!(said.is_none_or(|said| said.0 == *id), "{said:?} for {id}");
@@ -93,8 +93,8 @@ impl Cluster {
         self.made.push(id);
     }
 
-    /// Looks for an object. Checks that a value found is the right one, and that a holder known to
-    /// tier 2 is found.
+    /// Looks for an object. Checks that a found value is right, and that a holder known to tier 2
+    /// is found.
     fn find(&self, id: &DataId, from: usize, order: LookupOrder) -> Option<Said> {
         let (mut lookup, mut step) = Lookup::begin(order, &name(from), &id.home);
         for _ in 0..STEPS_MAX {

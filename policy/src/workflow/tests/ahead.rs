@@ -88,7 +88,7 @@ fn nested_workflows_are_examined_up_to_a_bound() {
     let [names, outputs] = [&names, &outputs].map(|it| it.iter().map(String::as_str).collect::<Vec<_>>());
     let plan = nested(&steps, &outputs, &names);
     let looked_into = Cell::new(0);
-    // Each nested workflow runs the outer one again, without end.
+    // Each nested workflow runs the outer workflow again, without end.
     let inner = |_: &FunctionName| {
         looked_into.set(looked_into.get() + 1);
         Some(plan.clone())

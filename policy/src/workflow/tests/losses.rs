@@ -4,7 +4,7 @@ use super::*;
 
 const CHAIN: [&str; 3] = ["a: x=input.x", "b: x=a.y", "c: x=b.y, w=d.y"];
 
-/// Returns a run in which only `d` is running and `c` waits for it: `a.y` is freed, `b.y` exists.
+/// Returns a run in which only `d` is running and `c` waits for `d`: `a.y` is freed, `b.y` exists.
 fn waiting(once: &[&str]) -> Told {
     let mut run = Told::once(&[CHAIN[0], CHAIN[1], CHAIN[2], "d: x=input.x"], &["c.y"], once);
     follows! {
@@ -145,7 +145,7 @@ fn losing_the_output_of_a_step_that_is_not_idempotent_ends_the_run() {
     // The distance of the step from the lost tensor makes no difference.
     let mut run = waiting(&["f-a"]);
     assert_eq!(run.lost(&["b.y"]), [format!("fail a: {cannot}"), "abandon 2".into()]);
-    // But a call that could not run has not run, so it may be repeated.
+    // But a call that could not run may be repeated.
     let mut run = waiting(&["f-c"]);
     run.done(2, &[rows(1)]);
     follows! {

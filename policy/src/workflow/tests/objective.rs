@@ -17,7 +17,7 @@ const DIAMOND: [&str; 4] = ["a: x=input.x", "b: x=a.y", "c: x=a.y", "d: x=b.y, z
 #[test]
 fn the_longest_path_divides_the_time_left_by_its_steps_durations() {
     let plan = plan_of(&spec(&DIAMOND, &["d.y"]), &[]);
-    // `b` takes three times as long as `c`, so the path over `b` is the longer one.
+    // `b` takes three times as long as `c`, so the path over `b` is longer.
     let shares = Shares::of(&plan, &[Some(ms(10)), Some(ms(30)), Some(ms(10)), Some(ms(10))]);
     let within = |step, left| shares.within(&plan, StepIndex(step), Some(ms(left))).unwrap();
     let step = |name: &str| plan.steps().iter().position(|it| it.name.as_str() == name).unwrap();

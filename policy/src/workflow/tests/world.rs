@@ -1,6 +1,6 @@
 //! A driver whose tensors are numbers. A call's output is a hash of the function, the row and the
-//! inputs, so that a tensor has one right content however often it is made. The driver checks that
-//! every action is legal.
+//! inputs, so that a tensor has a single right content in every run. The driver checks that every
+//! action is legal.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -33,7 +33,7 @@ fn hash(of: impl Hash) -> u64 {
     hasher.finish()
 }
 
-/// Makes the output of a function: 0 to 3 rows, and only zeros in one of three cases.
+/// Makes the output of a function: 0 to 3 rows, and only zeros in a third of the cases.
 fn make(seed: u64, slot: Slot, row: usize, inputs: &[Value]) -> Value {
     let content = hash((seed, slot, row, inputs));
     let rows = [0, 1, 1, 1, 1, 2, 2, 3][usize::try_from(content % 8).unwrap()];
@@ -288,8 +288,7 @@ impl World {
         (parts.len() == self.meaning.parts[slot.0].len()).then(|| Value::joined(&parts))
     }
 
-    /// Checks that every existing tensor still has a future consumer, or one that is not decided
-    /// yet.
+    /// Checks that every existing tensor still has a future or undecided consumer.
     fn check_nothing_idle(&self) {
         for slot in self.held.keys() {
             let planned = self.plan.slot(*slot);
