@@ -134,7 +134,7 @@ pub enum Error {
     #[error("{0} has no bytes")]
     Empty(FlowId),
     /// The flow names no link, or a link that the topology does not have.
-    #[error("{0} names no link of the topology")]
+    #[error("{0} names no link, or a link that the topology does not have")]
     NoLink(FlowId),
     /// A host path names a link that the topology does not have.
     #[error("a host path names link {}, which the topology does not have", .0.0)]
