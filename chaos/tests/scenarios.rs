@@ -1,6 +1,7 @@
-//! The short set: the cheapest scenarios against real processes, so that neither the harness nor what
-//! it promises rots between runs by hand. They need the `millrace` binary beside this test's, which
-//! `cargo build -p millrace-cli` makes (`cargo test --workspace` does too); without it they say so.
+//! The short set: the cheapest scenarios against real processes, so that the harness and its
+//! promises are tested between manual runs. The tests need the `millrace` binary beside this test's
+//! binary, which `cargo build -p millrace-cli` builds (`cargo test --workspace` too). Without it,
+//! the tests report that they were skipped.
 
 #![allow(clippy::unwrap_used)]
 
@@ -11,20 +12,20 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-/// A cluster is eight processes: one at a time.
+/// A lock for one test at a time, because a cluster is eight processes.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// What `millrace-chaos` says when it finds no binary to test.
+/// The message of `millrace-chaos` without a binary to test.
 const NOT_BUILT: &str = "no millrace binary";
 
-/// Runs a scenario for one round, or a short storm; `None` where there is nothing to test.
+/// Runs a scenario for one round, or a short storm; `None` without a binary to test.
 fn run(words: &[&str]) -> Option<Value> {
     let (status, report) = ended(&[words, &["--rounds", "1", "--lasts", "8s"]].concat())?;
     assert!(status.success(), "{words:?}: {status}\n{report}");
     Some(report)
 }
 
-/// Runs a scenario whose verdict is not for this machine to judge.
+/// Runs a scenario whose verdict this machine cannot decide.
 fn report(words: &[&str]) -> Option<Value> {
     Some(ended(words)?.1)
 }
@@ -32,10 +33,11 @@ fn report(words: &[&str]) -> Option<Value> {
 fn ended(words: &[&str]) -> Option<(ExitStatus, Value)> {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let mut command = Command::new(env!("CARGO_BIN_EXE_millrace-chaos"));
-    // A seed of its own each time would find more, and fail where nobody changed anything.
+    // A fixed seed: a new seed each time would find more, but fail without any change.
     command.arg("run").args(words).args(["--seed", "1", "--output", "json"]);
     let Output { status, stdout, stderr } = command.output().unwrap();
-    let (said, complained) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
+    let said = String::from_utf8_lossy(&stdout);
+    let complained = String::from_utf8_lossy(&stderr);
     if complained.contains(NOT_BUILT) {
         eprintln!("skipped: {complained}");
         return None;
@@ -47,14 +49,14 @@ fn ended(words: &[&str]) -> Option<(ExitStatus, Value)> {
     ))
 }
 
-/// Every check of a report, by name, with its verdict.
+/// Returns every check of a report, by name, with its verdict.
 fn verdicts(report: &Value) -> Vec<(&str, &str)> {
     let checks = report["checks"].as_array().unwrap().iter();
     checks.map(|it| (it["name"].as_str().unwrap(), it["verdict"].as_str().unwrap())).collect()
 }
 
 #[test]
-fn a_leader_that_is_killed_costs_nothing_that_was_promised() {
+fn a_killed_leader_breaks_no_promise() {
     let Some(report) = run(&["leader-kill"]) else { return };
     let expected = [
         "writes resume",
@@ -71,10 +73,11 @@ fn a_leader_that_is_killed_costs_nothing_that_was_promised() {
 }
 
 #[test]
-fn executors_that_are_killed_on_a_node_that_swaps_leave_nothing_behind() {
+fn killed_executors_of_a_swapping_node_leave_nothing_behind() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path().to_str().unwrap();
-    // 24 functions do not fit a quarter of the memory; the 80 that do not fit all take long to publish.
+    // 24 functions exceed a quarter of the GPU memory. The 80 that exceed all of it would take long
+    // to publish.
     let storm = include_str!("../scenarios/executor-storm.yaml");
     assert!(storm.contains("gpu-memory: 128MiB"));
     let file = folder.path().join("storm.yaml");
@@ -101,7 +104,7 @@ fn executors_that_are_killed_on_a_node_that_swaps_leave_nothing_behind() {
 }
 
 #[test]
-fn in_isolation_the_process_of_a_model_is_found_killed_and_replaced() {
+fn a_killed_executor_of_a_single_model_is_replaced() {
     for isolation in ["model", "resident"] {
         let Some(report) = run(&["executor-kill", "--isolation", isolation]) else { return };
         assert!(verdicts(&report).iter().all(|&(_, verdict)| verdict == "pass"), "{report}");
@@ -113,20 +116,20 @@ fn in_isolation_the_process_of_a_model_is_found_killed_and_replaced() {
 }
 
 #[test]
-fn a_request_that_kills_who_runs_it_is_quarantined_after_two() {
+fn a_request_that_kills_its_executors_is_quarantined_after_two() {
     let Some(report) = run(&["poison-request"]) else { return };
     assert!(verdicts(&report).contains(&("a poison request is quarantined", "pass")), "{report}");
     assert!(verdicts(&report).iter().all(|&(_, verdict)| verdict == "pass"), "{report}");
 }
 
 #[test]
-fn workflows_answer_the_same_while_those_die_who_run_them() {
+fn workflows_give_the_same_answers_while_their_processes_are_killed() {
     let Some(report) = run(&["workflows"]) else { return };
     assert!(verdicts(&report).iter().all(|&(_, verdict)| verdict == "pass"), "{report}");
 }
 
 #[test]
-fn sequences_count_right_or_are_told_to_be_over_while_those_die_who_have_them() {
+fn sequences_count_right_or_end_with_an_error_while_processes_are_killed() {
     let Some(report) = run(&["sequences"]) else { return };
     let verdicts = verdicts(&report);
     assert!(verdicts.iter().all(|&(_, verdict)| verdict == "pass"), "{report}");
@@ -136,19 +139,19 @@ fn sequences_count_right_or_are_told_to_be_over_while_those_die_who_have_them() 
 }
 
 #[test]
-fn packets_between_namespaces_are_dropped_and_nothing_promised_is_lost() {
+fn dropped_packets_between_namespaces_break_no_promise() {
     let Some(report) = run(&["split-brain", "--ground", "namespaces"]) else { return };
     if skipped(&report) {
         return;
     }
     assert!(verdicts(&report).iter().all(|&(_, verdict)| verdict == "pass"), "{report}");
     let events = report["timeline"].as_array().unwrap().iter();
-    let mends = events.filter(|it| it["what"].as_str().unwrap().ends_with("what was lost is sent again"));
+    let mends = events.filter(|it| it["what"].as_str().unwrap().ends_with("TCP sends lost packets again"));
     assert_eq!(mends.count(), 3, "{report}");
 }
 
 #[test]
-fn executors_that_are_killed_in_containers_are_replaced() {
+fn killed_executors_in_containers_are_replaced() {
     let Some(report) = run(&["executor-storm", "--functions", "20", "--ground", "compose"]) else { return };
     if skipped(&report) {
         return;
@@ -157,11 +160,11 @@ fn executors_that_are_killed_in_containers_are_replaced() {
     let events = report["timeline"].as_array().unwrap().iter();
     let kills =
         events.filter(|it| it["what"].as_str().unwrap().starts_with("kill -9 of the executor of GPU"));
-    assert!(kills.count() >= 2, "they are told by their GPUs: {report}");
+    assert!(kills.count() >= 2, "the executors are named by their GPUs: {report}");
 }
 
-/// A debug build beside other tests is slow enough that leaders change by themselves: crashes alone are
-/// judged here.
+/// In a debug build beside other tests, leaders change by themselves, so this test checks crashes
+/// alone.
 #[test]
 fn hostile_clients_end_no_process() {
     let Some(report) = report(&["hostile-clients", "--lasts", "6s"]) else { return };
@@ -172,7 +175,7 @@ fn hostile_clients_end_no_process() {
     }
 }
 
-/// Says that a run was, where this machine does not let us.
+/// Whether this machine does not allow the run. Prints the reason.
 fn skipped(report: &Value) -> bool {
     let reason = report["reason"].as_str().unwrap_or_default();
     let skipped = report["verdict"] == "skipped";
@@ -183,7 +186,7 @@ fn skipped(report: &Value) -> bool {
     skipped
 }
 
-/// The namespaces of a harness.
+/// Returns the number of a harness's namespaces.
 fn namespaces(pid: u32) -> usize {
     let names = std::fs::read_dir("/run/netns").into_iter().flatten().flatten();
     let names = names.filter_map(|it| it.file_name().into_string().ok());
@@ -191,8 +194,9 @@ fn namespaces(pid: u32) -> usize {
     names.filter(|it| *it == own || it.starts_with(&format!("{own}-"))).count()
 }
 
-/// A harness that has a namespace for itself and for a process; `None` where it gets none.
-#[allow(clippy::disallowed_methods, reason = "another process, which cannot tell us")]
+/// Starts a harness, and waits until it has a namespace for itself and one for a process; `None` if
+/// it gets none.
+#[allow(clippy::disallowed_methods, reason = "the harness, another process, cannot notify this one")]
 fn harness_in_namespaces() -> Option<Child> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_millrace-chaos"));
     command.args(["run", "leader-kill", "--ground", "namespaces", "--output", "json"]);
@@ -207,15 +211,15 @@ fn harness_in_namespaces() -> Option<Child> {
 }
 
 #[test]
-fn a_harness_that_ends_removes_its_namespaces_and_those_of_one_that_was_killed() {
+fn a_harness_removes_its_own_namespaces_and_those_of_a_killed_harness() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(mut killed) = harness_in_namespaces() else {
-        eprintln!("SKIPPED: no network namespaces here, or no binary: the test above says which");
+        eprintln!("SKIPPED: no network namespaces here, or no binary: see the other tests");
         return;
     };
     killed.kill().unwrap();
     killed.wait().unwrap();
-    assert!(namespaces(killed.id()) >= 2, "nobody has removed them");
+    assert!(namespaces(killed.id()) >= 2, "the namespaces of a killed harness stay");
     let mut next = harness_in_namespaces().unwrap();
     assert_eq!(namespaces(killed.id()), 0);
     kill_process(Pid::from_child(&next), Signal::INT).unwrap();
@@ -224,7 +228,7 @@ fn a_harness_that_ends_removes_its_namespaces_and_those_of_one_that_was_killed()
 }
 
 #[test]
-fn what_a_ground_cannot_do_is_refused_by_name_before_anything_is_started() {
+fn a_scenario_that_the_ground_cannot_run_is_refused_by_name() {
     let output = Command::new(env!("CARGO_BIN_EXE_millrace-chaos"))
         .args(["run", "executor-kill", "split-brain", "--ground", "compose"])
         .output()
@@ -243,7 +247,7 @@ fn a_soak_on_a_ground_that_this_machine_lacks_is_refused() {
     let output = Command::new(env!("CARGO_BIN_EXE_millrace-chaos"))
         .args(["soak", "--minutes", "1", "--ground", "compose", "--output", "json"])
         .args(["--millrace", env!("CARGO_BIN_EXE_millrace-chaos")])
-        // No engine and no tool, wherever this runs.
+        // The path contains neither an engine nor a compose tool on any machine.
         .env("PATH", "/nonexistent")
         .output()
         .unwrap();
@@ -253,7 +257,7 @@ fn a_soak_on_a_ground_that_this_machine_lacks_is_refused() {
 }
 
 #[test]
-fn a_file_that_is_no_scenario_is_refused_before_anything_is_started() {
+fn an_invalid_scenario_file_is_refused_with_its_line() {
     let file = tempfile::Builder::new().suffix(".yaml").tempfile().unwrap();
     std::fs::write(file.path(), "name: mine\nabuot: nothing\n").unwrap();
     let output =
@@ -264,7 +268,7 @@ fn a_file_that_is_no_scenario_is_refused_before_anything_is_started() {
 }
 
 #[test]
-fn a_damaged_store_is_refused_or_does_no_harm() {
+fn a_damaged_store_is_refused_or_loses_nothing() {
     let Some(report) = run(&["torn-store"]) else { return };
     assert!(verdicts(&report).iter().all(|&(_, verdict)| verdict == "pass"), "{report}");
     let events = report["timeline"].as_array().unwrap().iter();
@@ -273,7 +277,7 @@ fn a_damaged_store_is_refused_or_does_no_harm() {
 }
 
 #[test]
-fn a_full_disk_is_named_or_the_scenario_says_why_this_machine_has_none() {
+fn a_full_disk_passes_or_is_skipped_for_lack_of_the_right_to_mount() {
     let Some(report) = run(&["full-disk"]) else { return };
     match report["verdict"].as_str().unwrap() {
         "skipped" => assert!(report["reason"].as_str().unwrap().contains("the right to mount"), "{report}"),

@@ -1,5 +1,6 @@
-//! What every attack has: connections from its own addresses, requests over HTTP/1 and HTTP/2, and the
-//! counts of both. Each step waits for the governor first, and each wait ends.
+//! The common part of all attacks: connections from the attackers' own addresses, requests over
+//! HTTP/1 and HTTP/2, and the counts of both. Each step waits for the governor first, and each wait
+//! is bounded.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -22,32 +23,33 @@ use super::ServerPort;
 use super::governor::ProcessorPace;
 use super::wire::AUTHORITY;
 
-/// The longest wait for a connection, and for a piece of bytes to be taken.
+/// Maximum wait for a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// Maximum wait until a piece of bytes is written.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
-/// The longest wait for an answer.
+/// Maximum wait for an answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-/// Bytes that are written at a time, between two looks at the governor.
+/// Maximum bytes of a write, between two calls of the governor.
 const PIECE: usize = 64 << 10;
-/// Bytes of an answer that are read at a time.
+/// Maximum bytes of a read of an answer.
 const READ: usize = 16 << 10;
 
-/// The counts of an attack on every port together.
+/// The counts of an attack, summed over all ports.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AttackCounts {
-    /// Connections that were made.
+    /// Number of connections that were made.
     pub connections: u64,
-    /// Connections that were not taken.
+    /// Number of connections that were refused or timed out.
     pub unconnected: u64,
-    /// Requests, streams or malformed messages that were sent.
+    /// Number of requests, streams or malformed messages that were sent.
     pub sent: u64,
-    /// Bytes that were sent.
+    /// Number of bytes that were sent.
     pub bytes: u64,
-    /// Answers of success.
+    /// Number of successful answers.
     pub accepted: u64,
-    /// Answers that refuse.
+    /// Number of answers with an error.
     pub refused: u64,
-    /// Connections, streams and requests that the server ended without an answer.
+    /// Number of connections, streams and requests that the server ended without an answer.
     pub ended: u64,
 }
 
@@ -78,7 +80,7 @@ impl AttackTally {
     }
 }
 
-/// AttackCounts for one attack.
+/// A handle that adds to the counts of one attack.
 #[derive(Debug, Clone)]
 pub(super) struct AttackCounter {
     tally: AttackTally,
@@ -115,9 +117,9 @@ impl AttackCounter {
 pub(super) struct Attacker {
     pub(super) port: ServerPort,
     pub(super) sources: Arc<[IpAddr]>,
-    /// Whether no other attack goes on.
+    /// Whether no other attack runs at the same time.
     pub(super) alone: bool,
-    /// A function of the cluster under attack.
+    /// A function of the cluster, which requests name.
     pub(super) function: Arc<str>,
     pub(super) rng: StdRng,
     pub(super) pace: ProcessorPace,
@@ -125,18 +127,18 @@ pub(super) struct Attacker {
 }
 
 impl Attacker {
-    /// Returns the same attack with a seed of its own.
+    /// Returns the same attack with its own seed.
     pub(super) fn another(&mut self) -> Self {
         let rng = <StdRng as rand::SeedableRng>::seed_from_u64(self.rng.random());
         Self { rng, ..self.clone() }
     }
 
-    /// Connects from one of the addresses.
+    /// Connects from a random source address.
     pub(super) async fn connect(&mut self) -> Option<TcpStream> {
         self.connect_with(None).await
     }
 
-    /// Connects with a receive buffer of so many bytes.
+    /// Connects with a receive buffer of this many bytes.
     pub(super) async fn connect_with(&mut self, receive_buffer: Option<u32>) -> Option<TcpStream> {
         self.pace.keep().await;
         let source = self.sources[self.rng.random_range(0..self.sources.len())];
@@ -147,7 +149,7 @@ impl Attacker {
         stream
     }
 
-    /// Writes bytes piece by piece; whether all of them were taken.
+    /// Writes bytes piece by piece. Returns whether all of them were written.
     pub(super) async fn write(
         &self,
         stream: &mut (impl tokio::io::AsyncWrite + Unpin),
@@ -163,8 +165,8 @@ impl Attacker {
         true
     }
 
-    /// Sends the beginning of a request, then a piece at each interval, until all of them are sent or the
-    /// server ends the connection.
+    /// Sends the beginning of a request and then a piece at each interval, until all pieces are
+    /// sent or the server ends the connection.
     pub(super) async fn send_slowly(
         &mut self,
         stream: TcpStream,
@@ -187,16 +189,16 @@ impl Attacker {
         }
     }
 
-    /// Sends a request of HTTP/1 over a connection of its own, and hears how its answer begins.
+    /// Sends an HTTP/1 request over a new connection, and reads the beginning of the answer.
     pub(super) async fn request(&mut self, request: &[u8]) {
         self.request_in_parts(&[request]).await;
     }
 
-    /// Sends a request of HTTP/1 that is in several parts, as [`Self::request`] does.
+    /// Sends an HTTP/1 request that consists of several parts, as [`Self::request`] does.
     pub(super) async fn request_in_parts(&mut self, parts: &[&[u8]]) {
         let Some(mut stream) = self.connect().await else { return };
         self.counts.sent(1);
-        // A server that refuses what it has seen so far answers before all of it was sent.
+        // A server that refuses the parts so far answers before it has received all of them.
         for part in parts {
             if !self.write(&mut stream, part).await {
                 break;
@@ -205,25 +207,25 @@ impl Attacker {
         self.hear(&mut stream).await;
     }
 
-    /// Hears the first line of an answer of HTTP/1.
+    /// Reads and counts the first line of an HTTP/1 answer.
     pub(super) async fn hear(&self, stream: &mut TcpStream) {
         let mut heard = [0; 64];
         let read = timeout(ANSWER_TIMEOUT, stream.read(&mut heard)).await;
         match read {
             Ok(Ok(len @ 1..)) => self.counts.answered(heard[..len].starts_with(b"HTTP/1.1 2")),
             Ok(_) => self.counts.ended(),
-            // An attack that is not answered goes on to the next.
+            // The server does not answer in time: the attack continues with its next request.
             Err(_) => {}
         }
     }
 
-    /// Makes a gRPC call with a body, which need not be a whole message, over a connection of its own.
+    /// Makes a gRPC call over a new connection. The body need not be a complete message.
     pub(super) async fn call(&mut self, method: &str, encoding: Option<&str>, body: Bytes) {
         self.call_with_window(method, encoding, body, None).await;
     }
 
-    /// Makes a gRPC call with a window of so many bytes for the answer. With a window of 0 the call ends when
-    /// the attack does.
+    /// Makes a gRPC call with a window of this many bytes for the answer. With a window of 0, the
+    /// call ends with the attack.
     pub(super) async fn call_with_window(
         &mut self,
         method: &str,
@@ -246,7 +248,8 @@ impl Attacker {
     }
 }
 
-/// A socket that is reset when it is dropped: it leaves no port behind that waits for a minute.
+/// Opens a socket that is reset when it is dropped, so that no port stays in TIME_WAIT for a
+/// minute.
 async fn connect(source: IpAddr, port: ServerPort, receive_buffer: Option<u32>) -> io::Result<TcpStream> {
     let socket = TcpSocket::new_v4()?;
     socket.set_zero_linger()?;
@@ -259,10 +262,11 @@ async fn connect(source: IpAddr, port: ServerPort, receive_buffer: Option<u32>) 
     Ok(stream)
 }
 
-/// A connection whose answers are read and thrown away.
+/// A connection whose answers are read and discarded.
 pub(super) struct DiscardingConnection {
     pub(super) write: OwnedWriteHalf,
-    /// Ends when this is dropped, or when the server closes the connection.
+    /// The task that reads, which ends when this value is dropped or the server closes the
+    /// connection.
     reading: JoinSet<()>,
 }
 
@@ -274,7 +278,7 @@ impl DiscardingConnection {
         Self { write, reading }
     }
 
-    /// Waits until the server has closed it.
+    /// Waits until the server has closed the connection.
     pub(super) async fn closed(&mut self) {
         self.reading.join_next().await;
     }
@@ -289,7 +293,6 @@ async fn discard(mut read: OwnedReadHalf, pace: ProcessorPace) {
 
 struct Answered {
     success: bool,
-    /// Bytes that were sent.
     bytes: u64,
 }
 
@@ -308,7 +311,7 @@ async fn call(
     let (sender, connection) = builder.handshake::<_, Bytes>(stream).await?;
     let mut driving = JoinSet::new();
     driving.spawn(async move {
-        // The call itself is told.
+        // The call itself reports the error.
         let _ended = connection.await;
     });
     let mut request = http::Request::post(format!("http://{AUTHORITY}{method}"))
@@ -331,7 +334,8 @@ async fn call(
         }
         Ok::<_, h2::Error>(())
     };
-    // A server that refuses what it has seen so far ends the stream: the answer says more than that.
+    // A server that refuses the bytes so far ends the stream. Its answer tells more than the error
+    // of the write.
     let _stopped = sent.await;
     let answer = answer.await?;
     let failed = answer.headers().get("grpc-status").is_some_and(|status| status != "0");

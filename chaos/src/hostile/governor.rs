@@ -1,6 +1,7 @@
-//! Holds a process to a share of one processor: a bucket of processor time that fills at the share and
-//! from which the process pays its own. The sums ([`Governor`]) are pure; [`ProcessorPace`] reads the clocks and
-//! sleeps by timers. Nothing of the machine is needed, such as a cgroup.
+//! Limits a process to a share of one processor, with a token bucket of processor time: it fills at
+//! the share, and the process spends its own time. The computation ([`Governor`]) is pure;
+//! [`ProcessorPace`] reads the clocks and sleeps. No facility of the machine is needed, such as a
+//! cgroup.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -11,24 +12,24 @@ use tokio::time::Instant;
 
 use crate::clock;
 
-/// The processor time that attackers may take, of one processor.
+/// The attackers' share of one processor.
 pub(crate) const SHARE: f64 = 0.5;
-/// The processor time that a process may take at once after it was idle.
+/// Maximum processor time in one burst, after the process was idle.
 const BURST: Duration = Duration::from_millis(20);
-/// The processor time that work which only fills the share leaves to other work.
+/// Processor time that low-priority work leaves to other work.
 const SPARE: Duration = Duration::from_millis(10);
-/// The shortest rest: timers are not finer.
+/// Minimum pause, because timers are not finer.
 const REST_MIN: Duration = Duration::from_millis(1);
 
-/// The sums.
+/// The token bucket.
 #[derive(Debug, Clone, PartialEq)]
 struct Governor {
     share: f64,
     at: Duration,
     used: Duration,
-    /// Seconds of processor time that may be taken now. Negative: that many too many were taken.
+    /// Seconds of processor time in the bucket; negative after an overdraft.
     credit: f64,
-    /// The most processor time that was taken beyond what the process had.
+    /// Maximum overdraft so far, in seconds of processor time.
     overdraft: f64,
 }
 
@@ -37,8 +38,8 @@ impl Governor {
         Self { share, at, used, credit: BURST.as_secs_f64(), overdraft: 0.0 }
     }
 
-    /// Returns the rest that the process owes at `at`, having used so much processor time in all, until it has
-    /// `reserve` to take again.
+    /// Returns the pause that the process owes at `at`, after `used` processor time in all, until
+    /// the bucket contains `reserve`.
     fn rest(&mut self, at: Duration, used: Duration, reserve: Duration) -> Duration {
         let filled = at.saturating_sub(self.at).as_secs_f64() * self.share;
         let spent = used.saturating_sub(self.used).as_secs_f64();
@@ -54,12 +55,12 @@ impl Governor {
     }
 }
 
-/// The share that was taken, of one processor.
+/// Returns the used share of one processor.
 pub(crate) fn share_of(used: Duration, passed: Duration) -> f64 {
     if passed.is_zero() { 0.0 } else { used.as_secs_f64() / passed.as_secs_f64() }
 }
 
-/// This process's governor. Clones share it: every task of the process keeps the same pace.
+/// The governor of this process. Clones share it, so every task of the process keeps the same pace.
 #[derive(Debug, Clone)]
 pub(super) struct ProcessorPace {
     begun: Instant,
@@ -67,21 +68,21 @@ pub(super) struct ProcessorPace {
 }
 
 impl ProcessorPace {
-    /// Begins now.
+    /// Starts with a full bucket now.
     ///
     /// # Errors
-    /// When the system does not tell the time that the process took.
+    /// If the system does not report the processor time of the process.
     pub(super) fn begin() -> anyhow::Result<Self> {
         let governor = Governor::new(SHARE, Duration::ZERO, used()?);
         Ok(Self { begun: clock::now(), governor: Arc::new(Mutex::new(governor)) })
     }
 
-    /// Rests for as long as the process has to. To be called before each step of work.
+    /// Sleeps as long as the process has to. Call this before each step of work.
     pub(super) async fn keep(&self) {
         self.keep_with(Duration::ZERO).await;
     }
 
-    /// Rests until the process has time to spare: work that only fills the share leaves the rest to others.
+    /// Sleeps until the process has time to spare: low-priority work leaves the rest to others.
     pub(super) async fn keep_spare(&self) {
         self.keep_with(SPARE).await;
     }
@@ -100,20 +101,20 @@ impl ProcessorPace {
         }
     }
 
-    /// The most processor time that one step of work took beyond what the process had: such a step was not cut
-    /// into pieces.
+    /// Returns the maximum overdraft of a step of work. A large value reveals a step that was not
+    /// cut into pieces.
     pub(super) fn overdraft(&self) -> Duration {
         let overdraft = self.governor.lock().unwrap_or_else(PoisonError::into_inner).overdraft;
         Duration::from_secs_f64(overdraft)
     }
 
-    /// The processor time that the process took so far.
+    /// Returns the processor time of the process so far.
     pub(super) fn used(&self) -> Duration {
         used().unwrap_or_else(|_| self.governor.lock().unwrap_or_else(PoisonError::into_inner).used)
     }
 }
 
-/// The processor time of this process, of all its threads.
+/// Returns the processor time of all threads of this process.
 fn used() -> anyhow::Result<Duration> {
     Duration::try_from(clock_gettime(ClockId::ProcessCPUTime)).context("processor time is not negative")
 }
@@ -122,7 +123,8 @@ fn used() -> anyhow::Result<Duration> {
 mod tests {
     use super::*;
 
-    /// A process that does steps of `step` and rests as it is told, for `lasts`; what it took.
+    /// Simulates a process that does steps of `step` and sleeps as required, for `lasts`. Returns
+    /// its processor time.
     fn run(governor: &mut Governor, step: Duration, lasts: Duration) -> Duration {
         let begun = governor.at;
         let before = governor.used;
@@ -137,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_greedy_process_takes_its_share() {
+    fn a_busy_process_is_held_to_its_share() {
         let second = Duration::from_secs(1);
         for step_micros in [50, 700, 3_000, 40_000] {
             let step = Duration::from_micros(step_micros);
@@ -149,18 +151,18 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_process_saves_up_no_more_than_a_burst() {
+    fn an_idle_process_saves_at_most_a_burst() {
         let mut governor = Governor::new(SHARE, Duration::ZERO, Duration::ZERO);
         let hour = Duration::from_secs(3_600);
         assert_eq!(governor.rest(hour, Duration::ZERO, Duration::ZERO), Duration::ZERO);
         let too_many = BURST + Duration::from_millis(50);
         let rest = governor.rest(hour, too_many, Duration::ZERO);
-        assert!((rest.as_secs_f64() - 0.1).abs() < 1e-6, "50 ms too many take 100 ms: {rest:?}");
-        assert!((governor.overdraft - 0.05).abs() < 1e-6, "50 ms too many: {}", governor.overdraft);
+        assert!((rest.as_secs_f64() - 0.1).abs() < 1e-6, "an overdraft of 50 ms costs 100 ms: {rest:?}");
+        assert!((governor.overdraft - 0.05).abs() < 1e-6, "the overdraft is 50 ms: {}", governor.overdraft);
     }
 
     #[test]
-    fn filling_work_waits_while_other_work_may_go_on() {
+    fn low_priority_work_waits_while_other_work_may_continue() {
         let mut governor = Governor::new(SHARE, Duration::ZERO, Duration::ZERO);
         let took = BURST - SPARE / 2;
         assert_eq!(governor.rest(Duration::ZERO, took, Duration::ZERO), Duration::ZERO);
@@ -169,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn clocks_that_stand_still_are_no_rest() {
+    fn clocks_that_stand_still_require_no_pause() {
         let mut governor = Governor::new(SHARE, Duration::ZERO, Duration::ZERO);
         assert_eq!(governor.rest(Duration::ZERO, Duration::ZERO, Duration::ZERO), Duration::ZERO);
         assert!(share_of(Duration::ZERO, Duration::ZERO).abs() < f64::EPSILON);

@@ -1,17 +1,18 @@
-//! Attackers: a process of its own that attacks every port of a cluster as hostile clients may, from given
-//! addresses, by a seed, held to a share of one processor.
+//! Attackers: a separate process that attacks every port of a cluster as hostile clients may, from
+//! given addresses, by a seed, and limited to a share of one processor.
 //!
 //! ```text
-//!   scenario ──words──► child: governor ──► attacks, each on every port ──► servers
-//!       ◄──lines of JSON: which attack begins, what all of them did at the end
+//!   scenario ──arguments──► child: governor ──► attacks, each on every port ──► servers
+//!       ◄──lines of JSON: the start of each attack, and the counts at the end
 //! ```
 //!
-//! The child is the harness's own program with a hidden subcommand ([`AttackOrders`]). It ends when its time
-//! is over, or when its standard input is closed: its harness is gone then. Everything is bounded: each
-//! attack in connections, bytes and repetitions, the whole in time.
+//! The child is the harness's own program with a hidden subcommand ([`AttackOrders`]). The child
+//! ends when its time is over, or when its standard input is closed, because its harness is gone
+//! then. Everything is bounded: each attack in connections, bytes and repetitions, and the whole in
+//! time.
 //!
-//! Deliberately absent: messages that a server is right to obey, such as the vote or the join of a peer.
-//! The trust of internal ports in their peers is no fault that these attacks look for.
+//! Deliberately absent: messages that a server is right to obey, such as the vote or the join of a
+//! peer. These attacks do not test the trust of internal ports in their peers.
 
 mod attacker;
 mod attacks;
@@ -45,9 +46,9 @@ use crate::clock;
 
 /// The name of the hidden subcommand.
 pub const SUBCOMMAND: &str = "attack";
-/// The most source addresses of attackers.
+/// Maximum number of the attackers' source addresses.
 pub const SOURCES_MAX: usize = 3;
-/// Multiplications of the control between two looks at the governor: well under a millisecond.
+/// Multiplications of the control run between two calls of the governor: well under a millisecond.
 const BURN_STEP: u32 = 100_000;
 
 /// The kind of a port.
@@ -61,12 +62,12 @@ pub enum PortKind {
     Worker,
 }
 
-/// One port of a cluster.
+/// A port of a cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ServerPort {
     /// The kind of the port.
     pub kind: PortKind,
-    /// The address of the process that listens, never of a proxy.
+    /// The address of the listening process, never of a proxy.
     pub address: SocketAddr,
 }
 
@@ -89,20 +90,22 @@ impl fmt::Display for ServerPort {
 impl FromStr for ServerPort {
     type Err = anyhow::Error;
     fn from_str(text: &str) -> anyhow::Result<Self> {
-        let (word, address) = text.split_once('=').with_context(|| format!("{text:?} is no port"))?;
+        let (word, address) =
+            text.split_once('=').with_context(|| format!("{text:?} is not a port: write KIND=ADDRESS"))?;
         let kinds = [PortKind::Client, PortKind::Internal, PortKind::Worker];
         let kind = kinds.into_iter().find(|kind| kind.word() == word);
-        let kind = kind.with_context(|| format!("{word:?} is none of client, internal, worker"))?;
-        Ok(Self { kind, address: address.parse().with_context(|| format!("{address:?} is no address"))? })
+        let kind =
+            kind.with_context(|| format!("unknown kind of port {word:?}: write client, internal or worker"))?;
+        Ok(Self { kind, address: address.parse().with_context(|| format!("{address:?} is not an address"))? })
     }
 }
 
 /// The work on which attackers spend their share of a processor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum AttackerWork {
-    /// Attacks.
+    /// Attacks on the ports.
     Attack,
-    /// Multiplications: the control run, without any connection.
+    /// Multiplications without any connection, for the control run.
     Burn,
 }
 
@@ -115,31 +118,31 @@ impl AttackerWork {
     }
 }
 
-/// The orders of a process of attackers: the words of its command line.
+/// The orders of a process of attackers, which are its command-line arguments.
 #[derive(Debug, Clone, clap::Args)]
 pub struct AttackOrders {
-    /// The work on which attackers spend their share.
+    /// Kind of work on which attackers spend their share.
     #[arg(long)]
     pub work: AttackerWork,
-    /// The seed of all random choices.
+    /// Seed of all random choices.
     #[arg(long)]
     pub seed: u64,
-    /// The duration of all attacks together.
+    /// Duration of all attacks together.
     #[arg(long, value_parser = humantime::parse_duration)]
     pub lasts: Duration,
-    /// The source addresses of connections.
+    /// Source addresses of connections.
     #[arg(long, value_delimiter = ',')]
     pub from: Vec<IpAddr>,
-    /// The ports under attack.
+    /// Ports under attack.
     #[arg(long, value_delimiter = ',')]
     pub ports: Vec<ServerPort>,
-    /// The function that some requests name: an `mlp` of `millrace synth`.
+    /// Function that some requests name: an `mlp` of `millrace synth`.
     #[arg(long)]
     pub function: String,
 }
 
 impl AttackOrders {
-    /// As the words of a command line.
+    /// Returns the orders as command-line arguments.
     #[must_use]
     pub fn words(&self) -> Vec<String> {
         let list = |items: Vec<String>| items.join(",");
@@ -160,34 +163,38 @@ impl AttackOrders {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AttackerLine {
-    /// An attack begins, alone or with all others.
+    /// An attack begins, alone or together with all others.
     Begins(String),
-    /// All of it is over.
+    /// All attacks have ended.
     Done(AttackSummary),
 }
 
-/// The sums of a process of attackers.
+/// The summary of a process of attackers.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AttackSummary {
     /// The processor time of the process, in milliseconds.
     pub used_ms: u64,
     /// The elapsed time, in milliseconds.
     pub passed_ms: u64,
-    /// The most processor time that the process took beyond its share at once, in milliseconds.
+    /// The maximum overdraft of the process's share, in milliseconds.
     pub overdraft_ms: u64,
     /// The counts of each attack, by its name.
     pub attacks: BTreeMap<String, AttackCounts>,
 }
 
-/// Carries out orders, until their time is over or standard input is closed.
+/// Carries out orders until their time is over or standard input is closed.
 ///
 /// # Errors
-/// When the orders cannot be carried out.
+/// If the orders cannot be carried out.
 pub fn run(orders: &AttackOrders) -> anyhow::Result<()> {
-    ensure!(!orders.from.is_empty(), "attackers need an address to come from");
-    ensure!(orders.from.len() <= SOURCES_MAX, "attackers come from {SOURCES_MAX} addresses at most");
+    ensure!(!orders.from.is_empty(), "attackers need a source address: name one with --from");
+    ensure!(
+        orders.from.len() <= SOURCES_MAX,
+        "attackers have at most {SOURCES_MAX} source addresses: name fewer with --from"
+    );
     raise_descriptors()?;
-    // A second thread would take a second processor, beyond the governor's share of one.
+    // A single thread: a second one would use a second processor, beyond the governor's share of
+    // one.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let done = runtime.block_on(async {
         tokio::select! {
@@ -196,12 +203,13 @@ pub fn run(orders: &AttackOrders) -> anyhow::Result<()> {
         }
     })?;
     say(&AttackerLine::Done(done))?;
-    // A read of standard input still blocks a thread of the runtime: it must not be waited for.
+    // A read of standard input still blocks a thread of the runtime, so the shutdown must not wait
+    // for it.
     runtime.shutdown_background();
     Ok(())
 }
 
-/// The names of all attacks.
+/// Returns the names of all attacks.
 pub(crate) fn attack_names() -> impl Iterator<Item = &'static str> {
     Attack::ALL.into_iter().map(Attack::name)
 }
@@ -215,7 +223,8 @@ async fn carry_out(orders: &AttackOrders) -> anyhow::Result<AttackSummary> {
     let tally = AttackTally::default();
     match orders.work {
         AttackerWork::Burn => burn(&pace, orders.lasts).await,
-        // The control and the attack take the same of a processor: attacks first, multiplications besides.
+        // The control and the attack use the same share: attacks have priority, and multiplications
+        // fill the rest.
         AttackerWork::Attack => {
             let (attacked, ()) = tokio::join!(attack(orders, &pace, &tally), burn(&pace, orders.lasts));
             attacked?;
@@ -242,7 +251,7 @@ async fn burn(pace: &ProcessorPace, lasts: Duration) {
     }
 }
 
-/// Every attack in turns, then all of them together.
+/// Runs every attack in turns, then all of them together.
 async fn attack(orders: &AttackOrders, pace: &ProcessorPace, tally: &AttackTally) -> anyhow::Result<()> {
     let mut rng = StdRng::seed_from_u64(orders.seed);
     let sources: Arc<[IpAddr]> = orders.from.clone().into();
@@ -266,7 +275,7 @@ async fn attack(orders: &AttackOrders, pace: &ProcessorPace, tally: &AttackTally
             }
         }
         let all = async { while going_on.join_next().await.is_some() {} };
-        // Connections that an attack still holds are dropped with it.
+        // The shutdown drops the connections that the attacks still hold.
         let _over = tokio::time::timeout(lasts, all).await;
         going_on.shutdown().await;
     }
@@ -274,7 +283,7 @@ async fn attack(orders: &AttackOrders, pace: &ProcessorPace, tally: &AttackTally
 }
 
 async fn closed_stdin() {
-    // The harness sends nothing: a read ends when the harness does.
+    // The harness sends no input, so a read ends only with the harness.
     let read = || std::io::stdin().read(&mut [0; 1]);
     let _end = tokio::task::spawn_blocking(read).await;
 }
@@ -284,7 +293,7 @@ fn say(line: &AttackerLine) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Thousands of connections take as many descriptors.
+/// Raises the limit of descriptors, because thousands of connections need as many.
 fn raise_descriptors() -> anyhow::Result<()> {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })
@@ -298,7 +307,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn orders_survive_the_command_line() {
+    fn orders_are_read_back_from_their_command_line() {
         let orders = AttackOrders {
             work: AttackerWork::Attack,
             seed: 7,

@@ -1,5 +1,5 @@
-//! When each attack comes: every attack in turns, in an order of the seed, then all of them together.
-//! Pure.
+//! The schedule of the attacks: every attack in turns, in an order drawn from the seed, then all of
+//! them together. Pure.
 
 use std::time::Duration;
 
@@ -8,24 +8,25 @@ use rand::seq::SliceRandom as _;
 
 use super::attacks::Attack;
 
-/// The part of the time in which attacks come in turns: two thirds.
+/// The part of the time in which attacks run in turns: two thirds.
 const IN_TURNS: (u32, u32) = (2, 3);
 
-/// Attacks that go on at one time.
+/// Attacks that run at the same time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct AttackTurn {
     pub(super) attacks: Vec<Attack>,
     pub(super) lasts: Duration,
 }
 
-/// The turns of attacks, which together last so long.
+/// Returns the turns of the attacks, whose durations add up to `lasts`.
 pub(super) fn turns(attacks: &[Attack], lasts: Duration, rng: &mut StdRng) -> Vec<AttackTurn> {
     let (part, of) = IN_TURNS;
     let in_turns = lasts * part / of;
     let count = u32::try_from(attacks.len()).unwrap_or(u32::MAX).max(1);
     let mut order = attacks.to_vec();
     order.shuffle(rng);
-    // A server that obeys a foreign site stops the function that the other attacks name.
+    // Foreign requests run last, because a server that obeys them stops the function that the other
+    // attacks name.
     order.sort_by_key(|&attack| attack == Attack::Foreign);
     let alone = order.iter().map(|&attack| AttackTurn { attacks: vec![attack], lasts: in_turns / count });
     let together = AttackTurn { attacks: order.clone(), lasts: lasts - in_turns };
@@ -43,7 +44,7 @@ mod tests {
     }
 
     #[test]
-    fn every_attack_has_a_turn_and_all_of_them_end_together() {
+    fn every_attack_has_a_turn_before_all_attacks_run_together() {
         let turns = of(1);
         let (together, alone) = turns.split_last().unwrap();
         let mut each: Vec<_> = alone.iter().map(|turn| turn.attacks[0]).collect();
@@ -57,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_seed_gives_the_same_order_and_another_gives_another() {
+    fn the_order_of_attacks_depends_on_the_seed_alone() {
         assert_eq!(of(1), of(1));
         assert_ne!(of(1), of(2));
     }

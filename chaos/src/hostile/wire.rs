@@ -1,5 +1,5 @@
-//! Bytes of the protocols, well-formed and not: HTTP/1 requests, HTTP/2 frames, protobuf fields, gRPC
-//! messages, gzip. Pure.
+//! Encodings of the protocols, well-formed and malformed: HTTP/1 requests, HTTP/2 frames, protobuf
+//! fields, gRPC messages, gzip. Pure.
 
 use std::io::Write as _;
 
@@ -9,11 +9,11 @@ use flate2::write::GzEncoder;
 
 use super::PortKind;
 
-/// A name that every server has: a foreign one would be refused before anything else is looked at.
+/// A host name that every server accepts. A foreign name would be refused before any other check.
 pub(super) const AUTHORITY: &str = "127.0.0.1";
 /// The first bytes of an HTTP/2 client.
 pub(super) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// The largest frame that a server has to take unless it says otherwise.
+/// The largest frame that a server has to accept by default, in bytes.
 pub(super) const FRAME_MAX: usize = 16 << 10;
 
 /// Types of HTTP/2 frames.
@@ -37,12 +37,12 @@ pub(super) mod flag {
     pub(crate) const END_HEADERS: u8 = 4;
 }
 
-/// One HTTP/2 frame. The length in it is the payload's.
+/// Returns an HTTP/2 frame with the length of its payload.
 pub(super) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     frame_of_length(payload.len(), kind, flags, stream, payload)
 }
 
-/// One HTTP/2 frame that says that it has some length.
+/// Returns an HTTP/2 frame that claims this length.
 pub(super) fn frame_of_length(length: usize, kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(length).unwrap_or(u32::MAX).to_be_bytes();
     let mut frame = vec![length[1], length[2], length[3], kind, flags];
@@ -51,17 +51,17 @@ pub(super) fn frame_of_length(length: usize, kind: u8, flags: u8, stream: u32, p
     frame
 }
 
-/// The preface and empty settings: what begins a connection of HTTP/2.
+/// Returns the preface and empty settings, which start an HTTP/2 connection.
 pub(super) fn opening() -> Vec<u8> {
     [PREFACE, &frame(kind::SETTINGS, flag::NONE, 0, &[])].concat()
 }
 
-/// One setting, as a SETTINGS frame has it.
+/// Returns a setting of a SETTINGS frame.
 pub(super) fn setting(id: u16, value: u32) -> Vec<u8> {
     [&id.to_be_bytes()[..], &value.to_be_bytes()[..]].concat()
 }
 
-/// A header list, each literal and without an index: HPACK without any state.
+/// Returns a header list in HPACK without any state: literals that are not indexed.
 pub(super) fn headers(list: &[(&str, &str)]) -> Vec<u8> {
     let mut block = Vec::new();
     for (name, value) in list {
@@ -74,7 +74,7 @@ pub(super) fn headers(list: &[(&str, &str)]) -> Vec<u8> {
     block
 }
 
-/// An HPACK integer of seven bits in its first byte, not coded by Huffman.
+/// Appends an HPACK integer with a prefix of seven bits. The flag for Huffman coding is 0.
 fn integer(block: &mut Vec<u8>, value: usize) {
     if value < 127 {
         block.extend(u8::try_from(value));
@@ -84,7 +84,7 @@ fn integer(block: &mut Vec<u8>, value: usize) {
     block.extend(varint((value - 127) as u64));
 }
 
-/// The headers of a request that a port answers cheaply.
+/// Returns the headers of a request that the port answers cheaply.
 pub(super) fn tiny_request(kind: PortKind) -> Vec<u8> {
     match kind {
         PortKind::Client => headers(&get("/v2/health/live")),
@@ -92,12 +92,12 @@ pub(super) fn tiny_request(kind: PortKind) -> Vec<u8> {
     }
 }
 
-/// The headers of a GET.
+/// Returns the headers of a GET.
 pub(super) fn get(path: &str) -> [(&str, &str); 4] {
     [(":method", "GET"), (":scheme", "http"), (":authority", AUTHORITY), (":path", path)]
 }
 
-/// The headers of a gRPC call.
+/// Returns the headers of a gRPC call.
 pub(super) fn grpc(path: &str) -> [(&str, &str); 6] {
     [
         (":method", "POST"),
@@ -109,7 +109,8 @@ pub(super) fn grpc(path: &str) -> [(&str, &str); 6] {
     ]
 }
 
-/// A request of HTTP/1 with a body, or with the beginning of one of `length` bytes.
+/// Returns an HTTP/1 request that announces `length` bytes of body. `body` may be a part of these
+/// bytes.
 pub(super) fn post(path: &str, more: &[(&str, &str)], length: usize, body: &[u8]) -> Vec<u8> {
     let mut request = format!("POST {path} HTTP/1.1\r\nhost: {AUTHORITY}\r\ncontent-length: {length}\r\n");
     request += "content-type: application/json\r\n";
@@ -120,17 +121,17 @@ pub(super) fn post(path: &str, more: &[(&str, &str)], length: usize, body: &[u8]
     [request.as_bytes(), body].concat()
 }
 
-/// The path of an inference.
+/// Returns the path of an inference.
 pub(super) fn infer(function: &str) -> String {
     format!("/v2/models/{function}/infer")
 }
 
-/// A gRPC message: its prefix of five bytes and its bytes.
+/// Returns a gRPC message: its prefix of five bytes, and its bytes.
 pub(super) fn message(compressed: bool, bytes: &[u8]) -> Bytes {
     prefixed(compressed, bytes.len(), bytes)
 }
 
-/// The beginning of a gRPC message that says that it has `length` bytes.
+/// Returns the beginning of a gRPC message that announces `length` bytes.
 pub(super) fn prefixed(compressed: bool, length: usize, bytes: &[u8]) -> Bytes {
     let mut message = BytesMut::with_capacity(5 + bytes.len());
     message.extend([u8::from(compressed)]);
@@ -139,7 +140,7 @@ pub(super) fn prefixed(compressed: bool, length: usize, bytes: &[u8]) -> Bytes {
     message.freeze()
 }
 
-/// A protobuf field of bytes.
+/// Returns a protobuf field of bytes.
 pub(super) fn field(number: u32, bytes: &[u8]) -> Vec<u8> {
     let mut field = varint(u64::from(number << 3 | 2));
     field.extend(varint(bytes.len() as u64));
@@ -147,7 +148,7 @@ pub(super) fn field(number: u32, bytes: &[u8]) -> Vec<u8> {
     field
 }
 
-/// A base-128 number, as protobuf and HPACK have it.
+/// Returns a base-128 number, as in protobuf and HPACK.
 pub(super) fn varint(mut value: u64) -> Vec<u8> {
     let mut bytes = Vec::new();
     loop {
@@ -161,7 +162,7 @@ pub(super) fn varint(mut value: u64) -> Vec<u8> {
     }
 }
 
-/// `pattern` again and again until there are `length` bytes, compressed.
+/// Returns compressed data: `beginning`, then `pattern` repeated up to `length` bytes.
 pub(super) fn gzip(beginning: &[u8], pattern: &[u8], length: usize) -> Vec<u8> {
     const CHUNK: usize = 64 << 10;
     let chunk = pattern.repeat(CHUNK / pattern.len());
@@ -173,7 +174,8 @@ pub(super) fn gzip(beginning: &[u8], pattern: &[u8], length: usize) -> Vec<u8> {
     gzip.finish().expect("memory takes all bytes")
 }
 
-/// The methods of a port that take a message. The attacks send these methods no message that they obey.
+/// Returns the methods of a port that accept a message. The attacks send these methods no message
+/// that a server would obey.
 pub(super) fn methods(kind: PortKind) -> &'static [&'static str] {
     match kind {
         PortKind::Client => &[
@@ -213,21 +215,21 @@ mod tests {
     }
 
     #[test]
-    fn headers_are_literals_of_any_length() {
+    fn headers_are_encoded_as_literals_of_any_length() {
         assert_eq!(headers(&[("a", "bc")]), [0, 1, b'a', 2, b'b', b'c']);
         let long = "x".repeat(300);
         assert_eq!(headers(&[("a", &long)])[..6], [0, 1, b'a', 127, 173, 1]);
     }
 
     #[test]
-    fn a_message_says_how_long_it_is() {
+    fn a_message_begins_with_its_length() {
         assert_eq!(&message(false, &field(5, &[]))[..], [0, 0, 0, 0, 2, 0x2a, 0]);
         assert_eq!(varint(300), [0xac, 2]);
         assert_eq!(&prefixed(true, 256 << 20, &[])[..], [1, 16, 0, 0, 0]);
     }
 
     #[test]
-    fn a_bomb_is_small_until_it_goes_off() {
+    fn a_gzip_bomb_is_small_until_it_is_decompressed() {
         let bomb = gzip(&[], b"0,", 1 << 20);
         assert!(bomb.len() < 16 << 10, "{}", bomb.len());
         let mut plain = Vec::new();

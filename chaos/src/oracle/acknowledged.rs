@@ -1,6 +1,7 @@
-//! No acknowledged write is lost: where one write certainly came last, the function is as that write
-//! left it. Writes that overlapped, or that an unknown one may follow, are for the linearizability
-//! check to judge; this one is for a reader to follow by eye.
+//! The check that no acknowledged write is lost. If one write was certainly the last on a function,
+//! the function has to be as that write left it. The linearizability check judges writes that
+//! overlapped, or that an unknown write may follow. This check is one that a reader can verify by
+//! eye.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +10,7 @@ use crate::report::Check;
 
 const NAME: &str = "no acknowledged write is lost";
 
-/// Judges what every function is at the end against who wrote it. A function without an entry in
+/// Compares the final state of every function with its writes. A function without an entry in
 /// `last` is absent.
 #[must_use]
 pub fn check(histories: &BTreeMap<String, Vec<Operation>>, last: &BTreeMap<String, Seen>) -> Check {
@@ -28,16 +29,16 @@ pub fn check(histories: &BTreeMap<String, Vec<Operation>>, last: &BTreeMap<Strin
         }
     }
     for key in last.keys().filter(|key| !histories.contains_key(*key)) {
-        evidence.push(format!("function {key} is there and nobody made it"));
+        evidence.push(format!("function {key} exists, although no client created it"));
     }
     let detail =
         format!("{total} acknowledged; the last on {decided} of {} functions is certain", histories.len());
     Check::of(NAME, detail, evidence)
 }
 
-/// The acknowledged write after which no other can have come into force.
+/// Returns the acknowledged write after which no other write can have taken effect.
 fn certainly_last(operations: &[Operation]) -> Option<&Operation> {
-    // One that found nothing to change changed nothing.
+    // A write that found no function changed nothing.
     let changes = |it: &&Operation| it.is_write() && it.answer != Answer::Done(Ret::Absent);
     let last = operations.iter().filter(changes).filter(|it| it.is_done()).max_by_key(|it| it.invoked)?;
     let others = operations.iter().filter(changes).filter(|other| !std::ptr::eq(*other, last));
@@ -80,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_write_is_there() {
+    fn a_function_that_differs_from_its_last_write_is_caught() {
         let history =
             || vec![done(0, 10, Op::Apply(1), Ret::Created), done(20, 30, Op::Apply(2), Ret::Configured)];
         assert_eq!(verdict(history(), seen(2)), Verdict::Pass);
@@ -92,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_said_where_another_write_may_have_come_after() {
+    fn a_function_that_another_write_may_have_changed_is_not_judged() {
         let unknown = write(5, 6, Op::Apply(2), Answer::Unknown("cut".into()));
         let overlap = done(5, 15, Op::Apply(2), Ret::Configured);
         for other in [unknown, overlap] {
@@ -103,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_refused_cannot_come_after() {
+    fn a_refused_write_cannot_be_the_last() {
         let refused = write(20, 30, Op::Apply(2), Answer::Refused("no leader".into()));
         let history = || vec![done(0, 10, Op::Apply(1), Ret::Created), refused.clone()];
         assert_eq!(verdict(history(), seen(1)), Verdict::Pass);
@@ -111,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_function_that_nobody_made_is_caught() {
+    fn a_function_without_a_write_is_caught() {
         let last = BTreeMap::from([("ghost".to_owned(), seen(1).unwrap())]);
         assert_eq!(check(&BTreeMap::new(), &last).verdict, Verdict::Fail);
     }

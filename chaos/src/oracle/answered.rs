@@ -1,6 +1,7 @@
-//! No accepted idempotent request is lost: each is answered, if need be after its client was told to
-//! try again and did. One that was caught in two executors that died may be quarantined: it cannot be told
-//! from one that kills them (docs/operating.md, *What is promised*).
+//! The check that no accepted idempotent request is lost: each request is answered, if necessary
+//! after retries that an error allowed. A request that was running in two executors as they died
+//! may be quarantined, because it looks like a request that kills executors (docs/operating.md,
+//! *What is promised*).
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -14,10 +15,11 @@ use crate::report::Check;
 use crate::timeline::seconds;
 
 const NAME: &str = "no idempotent request is lost";
-/// Deaths of executors under a request after which it is quarantined.
+/// Number of executors' deaths during a request after which the request is quarantined.
 const DEATHS: usize = 2;
 
-/// Judges all requests; `killed` is when executors died, each by one fault, as far as that is known.
+/// Judges all requests. `killed` contains the known times at which executors died, one range per
+/// fault.
 #[must_use]
 pub fn check(requests: &[Request], killed: &[RangeInclusive<Duration>]) -> Check {
     let mut lost: Vec<String> = requests.iter().filter_map(|it| lost(it, killed)).collect();
@@ -28,7 +30,7 @@ pub fn check(requests: &[Request], killed: &[RangeInclusive<Duration>]) -> Check
     }
     let mut detail = detail(requests, answered);
     if quarantined > 0 {
-        detail += &format!("; {quarantined} quarantined, each caught in {DEATHS} executors that died");
+        detail += &format!("; {quarantined} quarantined, each running in {DEATHS} executors that died");
     }
     Check::of(NAME, detail, lost)
 }
@@ -45,7 +47,7 @@ fn lost(request: &Request, killed: &[RangeInclusive<Duration>]) -> Option<String
 }
 
 fn detail(requests: &[Request], answered: usize) -> String {
-    // Microseconds up to an hour, to three digits.
+    // Microseconds up to an hour, with three significant digits.
     let mut took = Histogram::<u64>::new_with_max(3_600_000_000, 3).expect("the bounds are valid");
     for request in requests {
         let micros = u64::try_from((request.ended - request.begun).as_micros()).unwrap_or(u64::MAX);
@@ -61,7 +63,7 @@ fn detail(requests: &[Request], answered: usize) -> String {
     let reasons: Vec<_> = reasons.iter().map(|(reason, count)| format!("{reason} {count}")).collect();
     let reasons = if reasons.is_empty() { String::new() } else { format!(" ({})", reasons.join(", ")) };
     format!(
-        "{answered} of {} answered, {retried} after being told to try again{reasons}; p50 {}, p99 {}, slowest {}",
+        "{answered} of {} answered, {retried} after a retry{reasons}; p50 {}, p99 {}, slowest {}",
         requests.len(),
         at(0.5),
         at(0.99),
@@ -76,14 +78,11 @@ mod tests {
     use crate::report::Verdict;
 
     #[test]
-    fn a_request_may_be_told_to_try_again_but_has_to_be_answered() {
+    fn a_request_that_is_refused_for_good_or_given_up_is_caught() {
         let right = || request(Ended::Right, &["NO_WORKER: none", "NO_WORKER: none"]);
         assert_eq!(check(&[right()], &[]).verdict, Verdict::Pass);
         let detail = check(&[right()], &[]).detail;
-        assert!(
-            detail.starts_with("1 of 1 answered, 1 after being told to try again (NO_WORKER 2)"),
-            "{detail}"
-        );
+        assert!(detail.starts_with("1 of 1 answered, 1 after a retry (NO_WORKER 2)"), "{detail}");
         for how in [Ended::Refused("no".into()), Ended::GivenUp("late".into())] {
             assert_eq!(check(&[right(), request(how, &[])], &[]).verdict, Verdict::Fail);
         }
@@ -91,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_two_deaths_have_caught_may_be_quarantined() {
+    fn a_request_may_be_quarantined_only_after_two_executor_deaths() {
         let ms = Duration::from_millis;
         let verdict = |why: &str, first: (u64, u64), second: (u64, u64)| {
             let killed = [first, second].map(|(from, to)| ms(from)..=ms(to));
@@ -99,12 +98,16 @@ mod tests {
         };
         assert_eq!(verdict("QUARANTINED", (1_100, 1_100), (1_900, 1_900)), Verdict::Pass);
         assert_eq!(verdict("QUARANTINED", (400, 5_400), (1_900, 1_900)), Verdict::Pass, "armed before");
-        assert_eq!(verdict("QUARANTINED", (1_100, 1_100), (2_100, 2_100)), Verdict::Fail, "it had ended");
+        assert_eq!(
+            verdict("QUARANTINED", (1_100, 1_100), (2_100, 2_100)),
+            Verdict::Fail,
+            "the request had ended"
+        );
         assert_eq!(verdict("EXECUTOR_LOST", (1_100, 1_100), (1_900, 1_900)), Verdict::Fail);
     }
 
     #[test]
-    fn no_request_at_all_proves_nothing() {
+    fn a_run_without_requests_fails() {
         assert_eq!(check(&[], &[]).verdict, Verdict::Fail);
     }
 }

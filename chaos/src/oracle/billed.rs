@@ -1,38 +1,39 @@
-//! Bills stay within their bounds: each answered request is billed, and billed once. What may be
-//! missing is what a worker that was lost had not told yet; what may be there twice is what was carried
-//! out again, since the answer was lost with its connection (docs/operating.md, *What is promised*).
+//! The check that bills stay within their bounds: each answered request is billed once. The usage
+//! that a lost worker had not reported yet may be missing. A request whose answer was lost with its
+//! connection, and that was therefore carried out again, may be billed twice (docs/operating.md,
+//! *What is promised*).
 
 use std::time::Duration;
 
 use super::requests::{Ended, Request};
 use crate::report::Check;
 
-/// The check's name.
 pub const NAME: &str = "bills count every answer once";
-/// What a worker that is lost has not told: it tells about once a second, and the answer to that has
-/// to come back.
+/// Time before its loss for which a worker's usage may be missing. A worker reports about once a
+/// second, and the acknowledgement has to arrive.
 const UNTOLD: Duration = Duration::from_secs(3);
-/// A connection or a stream that is silent for so long may be given up, and its requests be carried out
-/// again, without any fault: the machine stood still.
+/// Silence after which a connection or a stream may be given up without any fault, because the
+/// machine stood still. Its requests may then be carried out again.
 const SILENT: Duration = Duration::from_secs(2);
-/// How long after a fault a connection may still break by it: it is given up after 4 s.
+/// Time after a fault in which the fault may still break a connection. A silent connection is given
+/// up after 4 s.
 const BREAKS_WITHIN: Duration = Duration::from_secs(10);
 
-/// What bills are judged by.
+/// The data by which bills are judged.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Account {
-    /// What the cluster billed in the run, in requests.
+    /// Number of requests that the cluster billed in the run.
     pub billed: u64,
-    /// Answers that the harness itself asked for.
+    /// Number of answers to the harness's own requests.
     pub asked: u64,
-    /// When workers were lost.
+    /// Times at which workers were lost.
     pub lost: Vec<Duration>,
-    /// When faults happened that may break a connection, those included.
+    /// Times of the faults that may break a connection, losses of workers included.
     pub broke: Vec<Duration>,
 }
 
 impl Account {
-    /// The least and the most that may be billed.
+    /// Returns the least and the greatest number of requests that may be billed.
     #[must_use]
     pub fn bounds(&self, requests: &[Request]) -> (u64, u64) {
         let count = |which: &dyn Fn(&Request) -> bool| requests.iter().filter(|it| which(it)).count() as u64;
@@ -70,21 +71,21 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_billed_once_and_a_try_at_most() {
+    fn each_answer_is_billed_once_and_each_try_at_most_once() {
         let billed = |billed| Account { billed, asked: 1, ..Account::default() };
         let verdicts = [2, 3, 4, 5].map(|count| verdict(&billed(count)));
         assert_eq!(verdicts, [Verdict::Fail, Verdict::Pass, Verdict::Pass, Verdict::Fail]);
     }
 
     #[test]
-    fn what_a_lost_worker_had_not_told_is_forgiven() {
+    fn unreported_usage_of_a_lost_worker_may_be_missing() {
         let lost_at = |at| Account { billed: 0, lost: vec![Duration::from_secs(at)], ..Account::default() };
         assert_eq!(verdict(&lost_at(4)), Verdict::Pass, "within a second of the answers");
         assert_eq!(verdict(&lost_at(60)), Verdict::Fail, "long after them");
     }
 
     #[test]
-    fn what_was_under_way_at_a_fault_may_be_carried_out_twice() {
+    fn a_request_under_way_at_a_fault_may_be_billed_twice() {
         let broke = |at| Account { billed: 5, broke: vec![Duration::from_secs(at)], ..Account::default() };
         assert_eq!(verdict(&broke(1)), Verdict::Pass);
         assert_eq!(verdict(&broke(60)), Verdict::Fail);

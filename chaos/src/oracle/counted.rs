@@ -1,7 +1,8 @@
-//! Every answer of a sequence counts each of the sequence's requests once: state is neither lost silently
-//! nor applied twice. A sequence may be lost with whoever has its state, if its client is told; a request
-//! of which nobody knows whether it was carried out ends its sequence too, since only the client can say
-//! whether that matters (docs/sequences.md, *What is promised*).
+//! The check that every answer of a sequence counts each request of the sequence once: state is
+//! neither lost silently nor applied twice. A sequence may be lost with the process that has its
+//! state, if its client gets an error. A request that may or may not have been carried out ends its
+//! sequence too, because only the client can tell whether that matters (docs/sequences.md, *What is
+//! promised*).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -10,41 +11,42 @@ use crate::report::Check;
 
 const NAME: &str = "every answer counts its sequence";
 
-/// How a request of a sequence ended.
+/// The result of a request of a sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ended {
-    /// Answered with the count that it has to have.
+    /// The answer has the expected count.
     Counted,
-    /// Answered otherwise.
+    /// The answer has another count, or belongs to another sequence.
     Miscounted(String),
-    /// Refused by an error that says that there is no such sequence, or not any more.
+    /// An error reports that the sequence does not exist, or no longer exists.
     Over(String),
-    /// Not answered, and it may have been carried out.
+    /// The request was not answered, and may have been carried out.
     Unclear(String),
-    /// Refused for good for another reason, or still refused when its client gave up.
+    /// The request was refused for good for another reason, or was still refused when its client
+    /// gave up.
     Refused(String),
 }
 
-/// One request of a sequence.
+/// A request of a sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Step {
-    /// Its sequence, from one beginning to the next.
+    /// The name of the sequence, which a client may start again under the same id.
     pub sequence: String,
-    /// Its place there, from 1.
+    /// The position of the request in its sequence, from 1.
     pub place: u32,
-    /// Whether it was to end the sequence.
+    /// Whether the request ends the sequence.
     pub last: bool,
-    /// When it was first sent.
+    /// Time of the first try, since the start of the run.
     pub begun: Duration,
-    /// When it ended.
+    /// Time of the end, since the start of the run.
     pub ended: Duration,
-    /// How.
     pub how: Ended,
 }
 
 impl Step {
     fn line(&self, why: &str) -> String {
-        let (from, to) = (self.begun.as_secs_f64(), self.ended.as_secs_f64());
+        let from = self.begun.as_secs_f64();
+        let to = self.ended.as_secs_f64();
         format!("{from:>9.3} .. {to:>9.3}  request {} of {}: {why}", self.place, self.sequence)
     }
 }
@@ -54,7 +56,7 @@ impl Step {
 pub fn check(steps: &[Step]) -> Check {
     let mut evidence: Vec<String> = steps.iter().filter_map(wrong).collect();
     let counted = |step: &&Step| step.how == Ended::Counted;
-    // A first answer says nothing of any state.
+    // A first answer proves nothing, because it depends on no state.
     if !steps.iter().filter(counted).any(|step| step.place > 1) {
         evidence.push("no sequence got as far as a second answer".to_owned());
     }
@@ -69,7 +71,7 @@ pub fn check(steps: &[Step]) -> Check {
     }
     let over: Vec<_> = over.iter().map(|(reason, count)| format!(" ({reason} {count})")).collect();
     let detail = format!(
-        "{} of {} requests answered, in {} sequences: {whole} ended by their clients, {} told to be over{}, {unclear} left by their clients as a request may have been carried out",
+        "{} of {} requests answered, in {} sequences: {whole} ended by their clients, {} ended with an error{}, {unclear} left by their clients because a request may have been carried out",
         steps.iter().filter(counted).count(),
         steps.len(),
         all.len(),
@@ -93,7 +95,8 @@ mod tests {
     use crate::report::Verdict;
 
     fn step(place: u32, how: Ended) -> Step {
-        let (begun, ended) = (Duration::from_secs(1), Duration::from_secs(2));
+        let begun = Duration::from_secs(1);
+        let ended = Duration::from_secs(2);
         Step { sequence: "s".to_owned(), place, last: place == 3, begun, ended, how }
     }
 
@@ -102,24 +105,24 @@ mod tests {
     }
 
     #[test]
-    fn a_sequence_may_end_but_not_miscount() {
+    fn a_sequence_may_be_lost_but_not_miscounted() {
         assert_eq!(verdict(Ended::Counted), Verdict::Pass);
         assert_eq!(verdict(Ended::Over("SEQUENCE_NOT_FOUND: lost".into())), Verdict::Pass);
         assert_eq!(verdict(Ended::Unclear("connection lost".into())), Verdict::Pass);
-        assert_eq!(verdict(Ended::Miscounted("it counts 1".into())), Verdict::Fail);
+        assert_eq!(verdict(Ended::Miscounted("the answer counts 1".into())), Verdict::Fail);
         assert_eq!(verdict(Ended::Refused("MALFORMED_REQUEST: no".into())), Verdict::Fail);
     }
 
     #[test]
-    fn what_became_of_sequences_is_told() {
+    fn the_detail_counts_sequences_by_their_end() {
         let over = Ended::Over("SEQUENCE_NOT_FOUND: its state was lost".into());
         let found = check(&[step(1, Ended::Counted), step(2, Ended::Counted), step(3, over)]);
-        let expected = "2 of 3 requests answered, in 1 sequences: 0 ended by their clients, 1 told to be over (SEQUENCE_NOT_FOUND 1), 0 left by their clients as a request may have been carried out";
+        let expected = "2 of 3 requests answered, in 1 sequences: 0 ended by their clients, 1 ended with an error (SEQUENCE_NOT_FOUND 1), 0 left by their clients because a request may have been carried out";
         assert_eq!(found.detail, expected);
     }
 
     #[test]
-    fn first_answers_alone_prove_nothing() {
+    fn a_run_with_first_answers_alone_fails() {
         assert_eq!(check(&[]).verdict, Verdict::Fail);
         assert_eq!(check(&[step(1, Ended::Counted)]).verdict, Verdict::Fail);
     }

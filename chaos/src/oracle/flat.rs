@@ -1,26 +1,26 @@
-//! What a process takes does not grow: a line through its samples rises by no more than noise. The
-//! first fifth of them is left out: caches fill, and the allocator finds its size.
+//! The check that a process's resources do not grow: a regression line through the samples rises by
+//! no more than noise. The first fifth of the samples is ignored, because caches fill and the
+//! allocator finds its size.
 
 use std::time::Duration;
 
 use crate::cluster::Usage;
 use crate::report::Check;
 
-/// Samples that span less are too few to tell a leak from a start.
+/// Minimum span of the samples. A shorter span cannot tell a leak from a start.
 const JUDGED_FROM: Duration = Duration::from_secs(60);
 const MIB: u64 = 1024 * 1024;
 
-/// What a process took at some time.
+/// The resources of a process at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sample {
-    /// Since the timeline began.
+    /// Time since the start of the timeline.
     pub at: Duration,
-    /// What it took.
     pub usage: Usage,
 }
 
-/// Something that may not grow, and by how much a line through it may rise all the same: so many
-/// hundredths of its level, or so much where that is more.
+/// A resource that may not grow. The allowed rise of the line is the greater of two values: some
+/// hundredths of the resource's level, and an absolute amount.
 struct Series {
     name: &'static str,
     of: fn(&Usage) -> u64,
@@ -57,7 +57,7 @@ const SERIES: [Series; 3] = [
     },
 ];
 
-/// Judges samples in the order of their times.
+/// Judges samples, which are in the order of their times.
 #[must_use]
 pub fn check(samples: &[Sample]) -> Vec<Check> {
     SERIES.iter().map(|series| series.check(samples)).collect()
@@ -75,7 +75,7 @@ impl Series {
         let seen = format!("first {}, last {}, most {}", show(value(first)), show(value(last)), show(max));
         let span = last.at - first.at;
         if span < JUDGED_FROM {
-            return Check::pass(self.name, format!("{seen}; {} are too short to judge", seconds(span)));
+            return Check::pass(self.name, format!("{seen}; {} is too short to judge", seconds(span)));
         }
         let (level, rise) =
             line(&judged.iter().map(|it| (it.at.as_secs_f64(), value(it))).collect::<Vec<_>>());
@@ -95,11 +95,13 @@ fn seconds(span: Duration) -> String {
     format!("{:.0} s", span.as_secs_f64())
 }
 
-/// The mean of points, and how much the line of least squares rises from the first to the last.
+/// Returns the mean of the points, and the rise of the least-squares line from the first to the
+/// last point.
 fn line(points: &[(f64, f64)]) -> (f64, f64) {
     let count = points.len().max(1) as f64;
     let mean = |of: fn(&(f64, f64)) -> f64| points.iter().map(of).sum::<f64>() / count;
-    let (x, y) = (mean(|it| it.0), mean(|it| it.1));
+    let x = mean(|it| it.0);
+    let y = mean(|it| it.1);
     let spread: f64 = points.iter().map(|it| (it.0 - x).powi(2)).sum();
     let together: f64 = points.iter().map(|it| (it.0 - x) * (it.1 - y)).sum();
     let slope = if spread > 0.0 { together / spread } else { 0.0 };
@@ -112,7 +114,7 @@ mod tests {
     use super::*;
     use crate::report::Verdict;
 
-    /// The verdict over own memory in MiB, a sample a second.
+    /// Returns the verdict on the private memory in MiB, with a sample every second.
     fn verdict(seconds: u64, private: impl Fn(u64) -> u64) -> Verdict {
         let sample = |second| Sample {
             at: Duration::from_secs(second),
@@ -124,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn growth_is_told_from_noise_and_from_a_start() {
+    fn a_leak_is_told_from_noise_and_from_a_start() {
         assert_eq!(verdict(300, |_| 200), Verdict::Pass, "constant");
         assert_eq!(verdict(300, |second| 200 + second % 7 * 20), Verdict::Pass, "noise");
         assert_eq!(verdict(300, |second| 50 + second.min(55) * 5), Verdict::Pass, "a start");
@@ -133,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn no_sample_proves_nothing() {
+    fn a_run_without_samples_fails() {
         assert!(check(&[]).iter().all(|it| it.verdict == Verdict::Fail));
     }
 }

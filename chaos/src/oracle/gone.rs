@@ -1,11 +1,11 @@
-//! No process outlives its parent: executors end with their worker, however that ends.
+//! The check that no process outlives its parent: executors end with their worker, however the
+//! worker ends.
 
 use crate::report::Check;
 
-/// The check's name.
 pub const NAME: &str = "no process outlives its parent";
 
-/// Judges who is still there of those that ran.
+/// Judges the processes of the run that are still there.
 #[must_use]
 pub fn check(ran: &[u32], left: &[u32]) -> Check {
     let evidence = left.iter().map(|pid| format!("process {pid} is still there")).collect();
@@ -18,7 +18,7 @@ mod tests {
     use crate::report::Verdict;
 
     #[test]
-    fn a_process_that_stays_is_caught() {
+    fn a_process_that_outlives_its_parent_is_caught() {
         assert_eq!(check(&[1, 2], &[]).verdict, Verdict::Pass);
         assert_eq!(check(&[1, 2], &[2]).verdict, Verdict::Fail);
     }

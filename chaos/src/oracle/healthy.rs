@@ -1,5 +1,5 @@
-//! The cluster is healthy again: every function is ready where it is to be, every controller has what
-//! all have, every gateway serves.
+//! The check that the cluster is healthy again: every function is ready on its nodes, every
+//! controller has the same state, and every gateway serves.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,13 +10,12 @@ use crate::load::POKED;
 use crate::report::Check;
 use crate::timeline::seconds;
 
-/// How many times as long as promised a run may take before it fails: this machine is shared, and the
-/// binary may be a debug build. What it took is printed.
+/// Factor by which a run may exceed a stated time before the check fails. This machine is shared,
+/// and the binary may be a debug build. The report contains the measured time.
 pub const ALLOWANCE: u32 = 5;
-/// The check's name.
 pub const NAME: &str = "nobody is left behind";
 
-/// Judges how long a cluster took until it was healthy again.
+/// Judges the time that a cluster took until it was healthy again.
 #[must_use]
 pub fn check(found: &Healthy, within: Duration) -> Check {
     let &Healthy { controllers, functions, workers, took } = found;
@@ -28,24 +27,24 @@ pub fn check(found: &Healthy, within: Duration) -> Check {
         seconds(within),
         seconds(limit)
     );
-    let late = (took > limit).then(|| format!("it took {} until all was as it has to be", seconds(took)));
+    let late = (took > limit).then(|| format!("the cluster was healthy after {}", seconds(took)));
     Check::of(NAME, detail, late.into_iter().collect())
 }
 
-/// A cluster in which everything is as it has to be.
+/// A healthy cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Healthy {
-    /// How many agree.
+    /// Number of controllers, which all agree.
     pub controllers: usize,
-    /// On how many functions.
+    /// Number of functions on which the controllers agree.
     pub functions: usize,
-    /// How many are up.
+    /// Number of workers that are up.
     pub workers: usize,
-    /// How long it took.
+    /// Time until the cluster was healthy.
     pub took: Duration,
 }
 
-/// Why an enabled function is not ready, if it is not.
+/// Returns the reason why an enabled function is not ready.
 pub(crate) fn not_ready(function: &messages::Function) -> Option<String> {
     let ready = |it: &&messages::Condition| it.r#type == "Ready";
     let condition = function.conditions.iter().find(ready)?;
@@ -54,7 +53,8 @@ pub(crate) fn not_ready(function: &messages::Function) -> Option<String> {
         .then(|| format!("{}: {} ({})", name(), condition.reason, condition.message))
 }
 
-/// Whether the nodes together have the placements that the functions ask for.
+/// Returns the difference between the number of placements and the number that the functions ask
+/// for.
 pub(crate) fn misplaced(functions: &[messages::Function], nodes: &[messages::Node]) -> Option<String> {
     let replicas = |it: &messages::Function| it.spec.as_ref().map_or(0, |spec| spec.replicas.max(1));
     let wanted: u32 = functions.iter().filter(|it| it.enabled).map(replicas).sum();
@@ -62,7 +62,7 @@ pub(crate) fn misplaced(functions: &[messages::Function], nodes: &[messages::Nod
     (placed != wanted).then(|| format!("{placed} placements instead of {wanted}"))
 }
 
-/// What controllers have to agree on of a function.
+/// The part of a function on which controllers have to agree.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Known {
     generation: u64,
@@ -85,7 +85,8 @@ impl Known {
     }
 }
 
-/// Every function but the one that is poked: such a write may come into force late.
+/// Returns every function except the one that [`Targets::poke`](crate::load::Targets::poke) writes,
+/// because such a write may take effect late.
 pub(crate) fn known(functions: &[messages::Function]) -> BTreeMap<String, Known> {
     let name = |it: &messages::Function| it.spec.as_ref().map(|spec| spec.name.clone()).unwrap_or_default();
     let judged = functions.iter().filter(|it| name(it) != POKED);
@@ -101,7 +102,7 @@ fn agreement(controllers: usize, functions: usize) -> String {
     }
 }
 
-/// Where a controller has another state than all.
+/// Returns the first function that differs between a controller's state and the common state.
 pub(crate) fn difference(own: &BTreeMap<String, Known>, all: &BTreeMap<String, Known>) -> String {
     let keys = own.keys().chain(all.keys()).find(|&key| own.get(key) != all.get(key));
     keys.map(|key| format!("{key} is {:?} here and {:?} for all", own.get(key), all.get(key)))
@@ -114,7 +115,7 @@ mod tests {
     use crate::report::Verdict;
 
     #[test]
-    fn what_controllers_agree_on_is_said_of_one_and_of_many() {
+    fn agreement_is_described_for_one_and_for_many_controllers() {
         assert_eq!(agreement(1, 1), "1 controller has its 1 function");
         assert_eq!(agreement(1, 2), "1 controller has all 2 functions");
         assert_eq!(agreement(3, 1), "3 controllers agree on 1 function");

@@ -1,5 +1,6 @@
-//! Whether hostile clients harmed a cluster: its processes, its leader, its other clients, the memory and
-//! descriptors of its servers, and how soon all of it is as before. Pure: readings in, checks out.
+//! The checks whether hostile clients harmed a cluster: its processes, its leader, its other
+//! clients, the memory and descriptors of its servers, and the time until all of it is as before.
+//! Pure: readings in, checks out.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -10,51 +11,53 @@ use crate::hostile::{AttackSummary, SHARE, attack_names, share_of};
 use crate::report::Check;
 use crate::timeline::seconds;
 
-/// The most memory of a server: the default byte budget of its requests, and an allowance beside it.
+/// Maximum memory of a server in bytes: the default byte budget of its requests, and an allowance.
 pub const MEMORY_MAX: u64 = BUDGET + BESIDE;
 const BUDGET: u64 = 1 << 30;
 const BESIDE: u64 = 512 * MIB;
-/// The most memory that a server may keep when attackers are gone.
+/// Maximum memory that a server may keep after the attack, in bytes above the memory before.
 const KEPT_MEMORY_MAX: u64 = 128 * MIB;
-/// The most descriptors that a server may keep: connections of clients come and go.
+/// Maximum number of descriptors that a server may keep after the attack: connections of clients
+/// come and go.
 const KEPT_DESCRIPTORS_MAX: u64 = 64;
-/// Descriptors of a server that are no connection of a client: files that are open for a moment.
+/// Descriptors of a server besides its clients' connections: files that are open for a moment.
 const OWN_DESCRIPTORS: u64 = 64;
-/// The largest ratio of the latency under attack to the control's.
+/// Maximum ratio of the latency under attack to the latency of the control run.
 const SLOWER_MAX: u32 = 2;
-/// The stated longest time without an acknowledged write, and without an answer: a part of an attack's turn.
+/// The stated maximum time without an acknowledged write, and without an answer: a part of an
+/// attack's turn.
 const GOES_ON_WITHIN: Duration = Duration::from_secs(1);
 /// The stated time until the cluster is as before the attack.
 pub const NORMAL_WITHIN: Duration = Duration::from_secs(10);
-/// The share of a processor that attackers may take beyond theirs.
+/// The share of a processor by which attackers may exceed their own share.
 const SHARE_SLACK: f64 = 0.05;
 const MIB: u64 = 1 << 20;
 
 /// The memory and descriptors of a server.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ServerUsage {
-    /// The most resident bytes since the run began.
+    /// Maximum resident bytes since the start of the run.
     pub peak: u64,
-    /// Resident bytes of its own.
+    /// Resident bytes of private memory.
     pub private: u64,
-    /// Open descriptors.
+    /// Number of open descriptors.
     pub descriptors: u64,
 }
 
-/// A cluster at some time.
+/// The state of a cluster at a time.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ClusterReading {
-    /// Since the timeline began.
+    /// Time since the start of the timeline.
     pub at: Duration,
-    /// Controllers and workers that run.
+    /// Running controllers and workers, by name.
     pub servers: BTreeMap<String, ServerUsage>,
-    /// Processes that ran when the run began and do no longer, executors included.
+    /// Processes that ran at the start of the run and have ended, executors included.
     pub ended: BTreeSet<String>,
-    /// The id of the leader and its term, where the cluster told.
+    /// The id and term of the leader, if the cluster reported them.
     pub leader: Option<(u64, u64)>,
 }
 
-/// Judges whether every process went on.
+/// Judges whether every process kept running.
 #[must_use]
 pub fn processes(run: &str, readings: &[ClusterReading]) -> Check {
     let mut evidence = Vec::new();
@@ -65,13 +68,13 @@ pub fn processes(run: &str, readings: &[ClusterReading]) -> Check {
         }
     }
     if readings.is_empty() {
-        evidence.push("nobody looked".to_owned());
+        evidence.push("no reading was taken".to_owned());
     }
     Check::of(format!("{run}: no process ends"), format!("{} looks", readings.len()), evidence)
 }
 
-/// Judges whether the same controller led in the same term throughout. A term never falls, so that the
-/// first and the last look alone would tell of any election between them.
+/// Judges whether the same controller led in the same term throughout. A term never falls, so the
+/// first and the last reading alone reveal any election between them.
 #[must_use]
 pub fn leaders(run: &str, readings: &[ClusterReading]) -> Check {
     let told: Vec<_> = readings.iter().filter_map(|it| Some((it.at, it.leader?))).collect();
@@ -92,7 +95,7 @@ pub fn leaders(run: &str, readings: &[ClusterReading]) -> Check {
         Some((_, (id, term))) => {
             format!("controller {id}, term {term}, in {} of {} looks", told.len(), readings.len())
         }
-        None => "the cluster told of none".to_owned(),
+        None => "the cluster reported no leader".to_owned(),
     };
     Check::of(format!("{run}: no leader changes"), detail, evidence)
 }
@@ -110,8 +113,8 @@ pub fn memory(run: &str, readings: &[ClusterReading]) -> Check {
     Check::of(format!("{run}: memory is within the budget + {} MiB", BESIDE / MIB), detail, evidence)
 }
 
-/// Judges the descriptors of servers, where `connections` are the most of clients and peers that each
-/// takes, and the first reading is from before the attack.
+/// Judges the descriptors of servers. `connections` is the maximum number of connections that each
+/// server accepts. The first reading is from before the attack.
 #[must_use]
 pub fn descriptors(run: &str, readings: &[ClusterReading], connections: &BTreeMap<String, u64>) -> Check {
     let before = readings.first().map(|it| it.servers.clone()).unwrap_or_default();
@@ -156,7 +159,7 @@ pub fn not_as_before(before: &ClusterReading, now: &ClusterReading) -> Option<St
             return Some(format!("{name} has {} descriptors, {} before", is.descriptors, was.descriptors));
         }
     }
-    now.leader.is_none().then(|| "nobody leads".to_owned())
+    now.leader.is_none().then(|| "no controller leads".to_owned())
 }
 
 /// Judges the time until all was as before, or fails with the reason why it was not.
@@ -174,11 +177,11 @@ pub fn normal(run: &str, took: Result<Duration, String>) -> Check {
     }
 }
 
-/// Judges the requests of other clients: none may be lost, and none be told to try again.
+/// Judges the requests of other clients: none may be lost, and none may need a retry.
 #[must_use]
 pub fn unharmed(run: &str, requests: &[Request]) -> Check {
     let harm = |request: &Request| match &request.how {
-        Ended::Right => request.retried.last().map(|why| request.line(&format!("told to try again: {why}"))),
+        Ended::Right => request.retried.last().map(|why| request.line(&format!("retried: {why}"))),
         Ended::Wrong(why) => Some(request.line(&format!("answered wrong: {why}"))),
         Ended::Refused(why) | Ended::GivenUp(why) => Some(request.line(&format!("lost: {why}"))),
     };
@@ -190,12 +193,12 @@ pub fn unharmed(run: &str, requests: &[Request]) -> Check {
     Check::of(format!("{run}: no other client's request is lost or fails"), detail, evidence)
 }
 
-/// Latencies of requests, by who made them.
+/// Latencies of requests, by kind of client.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ClientLatencies {
-    /// Over connections from before.
+    /// Latencies over connections that were open before.
     pub kept: Vec<Duration>,
-    /// Over a connection of their own each.
+    /// Latencies over a new connection for each request.
     pub new: Vec<Duration>,
 }
 
@@ -234,13 +237,13 @@ pub fn latency(run: &str, control: &ClientLatencies, attacked: &ClientLatencies)
     Check::of(format!("{run}: the others' p99 is at most twice the control's"), detail, evidence)
 }
 
-/// Judges whether writes or requests went on: how long each took, and the longest time in which none was
-/// answered.
+/// Judges whether writes or requests went on: the latency of each, and the longest time without an
+/// answer.
 #[must_use]
 pub fn goes_on(name: String, took: &[Duration], gap_max: Duration) -> Check {
     let limit = GOES_ON_WITHIN * ALLOWANCE;
     let detail = format!(
-        "{} answered, p99 {}; never none for more than {}, stated {}, fails beyond {}",
+        "{} answered, p99 {}; longest gap {}, stated {}, fails beyond {}",
         took.len(),
         millis(p99(took)),
         seconds(gap_max),
@@ -249,10 +252,10 @@ pub fn goes_on(name: String, took: &[Duration], gap_max: Duration) -> Check {
     );
     let mut evidence = Vec::new();
     if took.is_empty() {
-        evidence.push("none was answered".to_owned());
+        evidence.push("no call was answered".to_owned());
     }
     if gap_max > limit {
-        evidence.push(format!("none was answered for {}", seconds(gap_max)));
+        evidence.push(format!("no call was answered for {}", seconds(gap_max)));
     }
     Check::of(name, detail, evidence)
 }
@@ -278,7 +281,7 @@ pub fn attackers(run: &str, control: &AttackSummary, done: &AttackSummary) -> Ch
     }
     let sum = |of: fn(&crate::hostile::AttackCounts) -> u64| done.attacks.values().map(of).sum::<u64>();
     let detail = format!(
-        "{own:.2} of a processor, the control {control:.2}; at most {} ms beyond it at once; {} connections, {} not taken, {} requests and streams, {} MiB",
+        "{own:.2} of a processor, the control {control:.2}; at most {} ms beyond it at once; {} connections, {} refused, {} requests and streams, {} MiB",
         done.overdraft_ms,
         sum(|it| it.connections),
         sum(|it| it.unconnected),
@@ -288,7 +291,7 @@ pub fn attackers(run: &str, control: &AttackSummary, done: &AttackSummary) -> Ch
     Check::of(format!("{run}: attackers keep to half a processor"), detail, evidence)
 }
 
-/// The 99th of a hundred, or nothing of none.
+/// Returns the 99th percentile, or zero if there is no value.
 pub(crate) fn p99(took: &[Duration]) -> Duration {
     let mut sorted = took.to_vec();
     sorted.sort_unstable();
@@ -296,7 +299,7 @@ pub(crate) fn p99(took: &[Duration]) -> Duration {
     sorted.get(index).copied().unwrap_or_default()
 }
 
-/// A latency as people read it.
+/// Formats a latency in milliseconds.
 pub(crate) fn millis(span: Duration) -> String {
     format!("{:.1} ms", span.as_secs_f64() * 1e3)
 }
@@ -332,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_that_goes_on_passes() {
+    fn a_cluster_without_harm_passes() {
         let all = readings(|_| {});
         let bounds = BTreeMap::from([("controller 1".to_owned(), 2_048)]);
         let checks =
@@ -355,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn another_term_or_leader_fails_and_a_look_that_told_nothing_does_not() {
+    fn a_change_of_term_or_leader_fails_and_a_reading_without_leader_passes() {
         assert_eq!(leaders(RUN, &readings(|it| it.leader = None)).verdict, Verdict::Pass);
         for other in [(1, 4), (2, 4)] {
             assert_eq!(leaders(RUN, &readings(|it| it.leader = Some(other))).verdict, Verdict::Fail);
@@ -386,11 +389,11 @@ mod tests {
         let verdict = |took| normal(RUN, took).verdict;
         assert_eq!(verdict(Ok(Duration::from_secs(50))), Verdict::Pass);
         assert_eq!(verdict(Ok(Duration::from_secs(51))), Verdict::Fail);
-        assert_eq!(verdict(Err("nobody leads".to_owned())), Verdict::Fail);
+        assert_eq!(verdict(Err("no controller leads".to_owned())), Verdict::Fail);
     }
 
     #[test]
-    fn a_lost_request_fails_and_so_does_one_that_was_told_to_try_again() {
+    fn a_lost_or_retried_request_fails() {
         let verdict = |requests: &[Request]| unharmed(RUN, requests).verdict;
         assert_eq!(verdict(&[request(Ended::Right, &[])]), Verdict::Pass);
         for how in [Ended::Refused("no".into()), Ended::GivenUp("late".into()), Ended::Wrong("other".into())]
@@ -420,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_that_stop_fail() {
+    fn a_gap_beyond_the_allowance_fails() {
         let took = [Duration::from_millis(20)];
         let verdict =
             |took: &[Duration], gap| goes_on(RUN.to_owned(), took, Duration::from_secs(gap)).verdict;

@@ -1,6 +1,7 @@
-//! Whether the operations on each function can be put in one order that respects real time and in
-//! which each answer is right (Herlihy and Wing), by stateright's tester. The search is exponential
-//! at worst: a key's history is bounded by those who make it, and the search by [`SEARCH_TIMEOUT`].
+//! The check that the operations on each function can be put into one order that respects real time
+//! and in which each answer is right (Herlihy and Wing). stateright's tester searches for the
+//! order. The search is exponential in the worst case, so clients bound the history of a key, and
+//! [`SEARCH_TIMEOUT`] bounds the search.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc;
@@ -13,21 +14,22 @@ use crate::history::{Answer, Operation};
 use crate::report::Check;
 
 const NAME: &str = "reads and writes are linearizable";
-/// How long the search for an order of one key's operations may take.
+/// Maximum time of the search for an order of one key's operations.
 const SEARCH_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Judges every key's history by itself: linearizability is local.
+/// Judges every key's history separately, because linearizability is a local property.
 #[must_use]
 pub fn check(histories: &BTreeMap<String, Vec<Operation>>) -> Check {
-    let (mut judged, mut unknown) = (0, 0);
+    let mut judged = 0;
+    let mut unknown = 0;
     let mut evidence = Vec::new();
     for (key, operations) in histories {
         judged += operations.len();
         unknown += operations.iter().filter(|it| matches!(it.answer, Answer::Unknown(_))).count();
         let why = match search(operations) {
             Some(true) => continue,
-            Some(false) => "no order of these explains every answer",
-            None => "no order was found in time: undecided",
+            Some(false) => "no order of these operations explains every answer",
+            None => "the search for an order timed out: undecided",
         };
         evidence.push(format!("function {key}: {why}"));
         evidence.extend(operations.iter().map(ToString::to_string));
@@ -36,22 +38,22 @@ pub fn check(histories: &BTreeMap<String, Vec<Operation>>) -> Check {
     Check::of(NAME, detail, evidence)
 }
 
-/// Whether there is such an order; `None` when the search was given up.
+/// Whether such an order exists; `None` if the search timed out.
 fn search(operations: &[Operation]) -> Option<bool> {
     let (found, result) = mpsc::sync_channel(1);
     let tester = tester(operations);
-    // A search that is given up goes on in its thread until the process ends.
+    // A search that times out continues in its thread until the process ends.
     std::thread::spawn(move || found.send(tester.is_consistent()));
     result.recv_timeout(SEARCH_TIMEOUT).ok()
 }
 
-/// The history as the tester takes it. Every operation is a thread of its own: they are in order
-/// only where one returned before the other was invoked. An unknown write is in flight for ever; an
-/// unknown read, and what was refused, say nothing.
+/// Converts the history to the tester's input. Every operation is its own thread, so two operations
+/// are ordered only if one returned before the other was invoked. An unknown write never returns.
+/// Unknown reads and refused operations are omitted, because they prove nothing.
 fn tester(operations: &[Operation]) -> LinearizabilityTester<usize, Register> {
     #[derive(PartialEq, Eq, PartialOrd, Ord)]
     enum Step {
-        // At the same instant two operations overlap.
+        // Two operations that meet at one instant overlap, so invocations sort before returns.
         Invoke,
         Return,
     }
@@ -59,7 +61,7 @@ fn tester(operations: &[Operation]) -> LinearizabilityTester<usize, Register> {
         .iter()
         .filter(|it| it.is_done() || it.is_write() && it.took_effect_by().is_some())
         .collect();
-    // The tester tries threads in order: most histories are explained by the order of the answers.
+    // The tester tries threads in order, and the order of the answers explains most histories.
     telling.sort_by_key(|it| it.took_effect_by());
     let mut steps = Vec::new();
     for (thread, operation) in telling.iter().enumerate() {
@@ -158,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unanswered_write_may_come_into_force_late_or_never_but_once() {
+    fn an_unanswered_write_may_take_effect_late_or_never_but_once() {
         let read = |from, ret| done(2, from, from + 5, Op::Read, ret);
         let first = || done(1, 0, 10, Op::Apply(1), Ret::Created);
         let late = vec![first(), unknown(11, Op::Apply(2)), read(20, found(1, 1)), read(50, found(2, 2))];
@@ -172,14 +174,14 @@ mod tests {
     }
 
     #[test]
-    fn what_was_refused_was_not_done() {
+    fn a_refused_write_that_took_effect_is_caught() {
         let refused = operation(1, 0, 10, Op::Apply(1), Answer::Refused("no leader".into()));
         assert_eq!(verdict(vec![refused.clone(), done(2, 20, 30, Op::Read, Ret::Absent)]), Verdict::Pass);
         assert_eq!(verdict(vec![refused, done(2, 20, 30, Op::Read, found(1, 1))]), Verdict::Fail);
     }
 
     #[test]
-    fn a_violation_shows_its_history_and_only_that() {
+    fn the_evidence_of_a_violation_is_the_history_of_its_function() {
         let wrong = vec![done(1, 0, 10, Op::Apply(1), Ret::Created), done(2, 20, 30, Op::Read, Ret::Absent)];
         let right = vec![done(1, 0, 10, Op::Apply(3), Ret::Created)];
         let check = check(&BTreeMap::from([("f".to_owned(), wrong), ("g".to_owned(), right)]));

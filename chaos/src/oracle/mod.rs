@@ -1,16 +1,17 @@
-//! Judges what clients recorded and what the harness looked at. Pure: records in, checks out.
+//! Judges the records of the clients and the observations of the harness. Pure: records in, checks
+//! out.
 //!
 //! | module | promise |
 //! |---|---|
 //! | [`acknowledged`] | no acknowledged write is lost |
 //! | [`answered`] | no idempotent request is lost |
-//! | [`billed`] | each answer is billed, and once |
-//! | [`counted`] | every answer of a sequence counts its requests, each once |
-//! | [`flat`] | what a process takes of its machine does not grow |
+//! | [`billed`] | each answer is billed once |
+//! | [`counted`] | every answer of a sequence counts each of its requests once |
+//! | [`flat`] | the resources of a process do not grow |
 //! | [`gone`] | no process outlives its parent |
-//! | [`healthy`] | the cluster is healthy again within a stated time, and agrees |
-//! | [`hostile`] | hostile clients end nothing, and no other client notices them |
-//! | [`linearizable`] | admin writes and linearizable reads are linearizable, function by function |
+//! | [`healthy`] | the cluster is healthy again within a stated time, and its controllers agree |
+//! | [`hostile`] | hostile clients end no process, and other clients do not notice them |
+//! | [`linearizable`] | admin writes and linearizable reads of each function are linearizable |
 //! | [`returned`] | no shared memory is left behind |
 //! | [`right`] | every answer is right |
 

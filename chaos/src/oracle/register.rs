@@ -1,12 +1,12 @@
-//! What one function is to those who write and read it: the specification that histories are held
-//! against. Its generation counts revisions over deletions, so that a write that is carried out
-//! twice shows in the next read.
+//! A function as its writers and readers see it: the sequential specification against which
+//! histories are checked. The generation counts revisions across deletions, so that a write that is
+//! carried out twice shows in the next read.
 
 use stateright::semantics::SequentialSpec;
 
 use crate::history::{Op, Ret, Seen};
 
-/// One function, none to begin with.
+/// The state of a function, absent at first.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Register {
     held: Option<Held>,
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn generations_go_on_over_a_deletion() {
+    fn generations_continue_after_a_deletion() {
         let mut register = Register::default();
         let found = |value, enabled, generation| Ret::Found(Seen { value, enabled, generation });
         let steps = [

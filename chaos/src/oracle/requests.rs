@@ -1,43 +1,43 @@
-//! What clients record of each request: what [`answered`](super::answered), [`right`](super::right)
-//! and [`billed`](super::billed) judge.
+//! The clients' record of each request, which [`answered`](super::answered),
+//! [`right`](super::right) and [`billed`](super::billed) judge.
 
 use std::time::Duration;
 
-/// How a request ended.
+/// The result of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ended {
-    /// Answered as before any fault.
+    /// The answer equals the one from before the faults.
     Right,
-    /// Answered otherwise, or in another's name.
+    /// The answer differs, or belongs to another request.
     Wrong(String),
-    /// Refused by an error that does not say to try again.
+    /// The request was refused by an error that allows no retry.
     Refused(String),
-    /// Still not answered when its client gave up.
+    /// The request was not answered when its client gave up.
     GivenUp(String),
 }
 
-/// One request, with its client's tries at it.
+/// A request, with all its tries.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
-    /// Its id, the same at each try.
+    /// The id, which is the same for each try.
     pub id: String,
-    /// The function's name.
+    /// The name of the function.
     pub function: String,
-    /// When it was first sent.
+    /// Time of the first try, since the start of the run.
     pub begun: Duration,
-    /// When it ended.
+    /// Time of the end, since the start of the run.
     pub ended: Duration,
-    /// The errors that said to try again.
+    /// The errors that allowed a retry.
     pub retried: Vec<String>,
-    /// How it ended.
     pub how: Ended,
 }
 
 impl Request {
-    /// A line of evidence.
+    /// Returns a line of evidence.
     pub(super) fn line(&self, why: &str) -> String {
         let Self { id, function, begun, ended, retried, .. } = self;
-        let (from, to) = (begun.as_secs_f64(), ended.as_secs_f64());
+        let from = begun.as_secs_f64();
+        let to = ended.as_secs_f64();
         let after = match retried.len() {
             0 => String::new(),
             tries => format!(", after {tries} tries, the last: {}", retried[tries - 1]),

@@ -1,19 +1,17 @@
-//! Shared memory returns to what it was: what dead executors and ended requests lay in is gone. Files
-//! are counted over those that a process of each kind needs: in isolation there are as many executors
-//! as there are models at work.
+//! The check that shared memory returns to its old amount: the memory of dead executors and ended
+//! requests is freed. Only files beyond the needs of each kind of process are counted: with
+//! isolation, there are as many executors as active models.
 
 use std::collections::BTreeMap;
 
 use crate::report::Check;
 
-/// The check's name.
 pub const NAME: &str = "no shared memory is left behind";
 
-/// The shared memory that some processes hold: how many files there are of each name, and bytes in
-/// them.
+/// The shared memory that some processes hold: for each name, the number of files and their bytes.
 pub type Files = BTreeMap<String, (u64, u64)>;
 
-/// The names of which there are more files than there were.
+/// Returns the names with more files than before.
 #[must_use]
 pub fn left_behind(before: &Files, after: &Files) -> Vec<String> {
     let count = |files: &Files, name: &String| files.get(name).map_or(0, |(count, _)| *count);
@@ -23,7 +21,7 @@ pub fn left_behind(before: &Files, after: &Files) -> Vec<String> {
         .collect()
 }
 
-/// Judges what is held at the end by what was held at the beginning.
+/// Compares the files at the end with the files at the start.
 #[must_use]
 pub fn check(before: &Files, after: &Files) -> Check {
     let files = |files: &Files| files.values().map(|(count, _)| count).sum::<u64>();
@@ -37,7 +35,7 @@ mod tests {
     use crate::report::Verdict;
 
     #[test]
-    fn a_file_more_of_any_name_is_caught() {
+    fn an_additional_file_of_any_name_is_caught() {
         let files = |gpus, requests| {
             Files::from([("gpu".to_owned(), (gpus, 1)), ("request".to_owned(), (requests, 1))])
         };

@@ -1,5 +1,5 @@
-//! Every answer is right: the bytes that the function answered before any fault, to the request that
-//! was made.
+//! The check that every answer is right: it answers the client's own request, with the bytes that
+//! the function returned before the faults.
 
 use super::requests::{Ended, Request};
 use crate::report::Check;
@@ -25,7 +25,7 @@ mod tests {
     use crate::report::Verdict;
 
     #[test]
-    fn a_wrong_answer_is_caught_and_no_answer_is_none() {
+    fn a_wrong_answer_is_caught_and_a_missing_one_is_not_counted() {
         let lost = || request(Ended::GivenUp("late".into()), &[]);
         let check_of = |how| check(&[request(how, &[]), lost()]);
         assert_eq!(check_of(Ended::Wrong("other bytes".into())).verdict, Verdict::Fail);

@@ -1,14 +1,15 @@
-//! A user-space TCP proxy that stands in front of processes of a cluster: cuts and slows what
-//! crosses it, by who talks to whom. This kernel has no netem. Who connects is told by the address,
-//! where each has one; processes on loopback share one, and are found from the connection's socket,
-//! in /proc.
+//! A user-space TCP proxy in front of the processes of a cluster, which cuts and slows the links
+//! between them, because this kernel has no netem. The proxy identifies the connecting process by
+//! its address, if each process has its own. Processes on loopback share an address, and are
+//! identified by the connection's socket, in /proc.
 //!
 //! ```text
 //!   controller 1 ──► front of controller 2 ──► controller 2
-//!        (its pid is found)   │ rules: 1 to 2 cut | slow
+//!        (found by its pid)   │ rules: 1 to 2 cut | slow
 //! ```
-//! A cut link drops nothing and says nothing: bytes wait, as they do under TCP while packets are
-//! lost. When it is mended they go on, or the connection is reset ([`Mend`]). A link may be cut one way.
+//! A cut link drops nothing and reports nothing: bytes wait, as they do under TCP while packets are
+//! lost. When the link is restored, the bytes are delivered or the connection is reset ([`Mend`]).
+//! A cut may affect one direction alone.
 
 mod owner;
 mod pump;
@@ -27,29 +28,29 @@ use tokio::task::{AbortHandle, JoinSet};
 use crate::proxy::rules::Rules;
 pub use crate::proxy::rules::{Mend, Party, Slowness, Way};
 
-/// Connections through one front at a time; more wait to be accepted.
+/// Maximum number of connections through one front at a time; further ones wait to be accepted.
 const CONNECTIONS_MAX: usize = 512;
 
-/// The links of one cluster. Clones share it.
+/// The links of one cluster, which clones share.
 #[derive(Debug, Clone)]
 pub struct Network {
     rules: Arc<watch::Sender<Rules>>,
-    /// Where its proxies are.
+    /// The address of the proxies.
     at: Ipv4Addr,
-    /// Who has which process id.
+    /// The owner of each process id.
     pids: Arc<Mutex<BTreeMap<u32, Party>>>,
-    /// Who has which address, where each has one.
+    /// The owner of each address, if each process has its own.
     residents: Arc<Mutex<BTreeMap<IpAddr, Party>>>,
-    /// Connections that a cut holds now.
+    /// Number of connections that a cut holds now.
     held: Arc<watch::Sender<usize>>,
-    /// How many there were so far.
+    /// Number of connections so far.
     connections: Arc<AtomicU64>,
 }
 
-/// A listener in front of one party. It ends when dropped, with the connections through it.
+/// A listener in front of one party, which ends with its connections when the value is dropped.
 #[derive(Debug)]
 pub struct Front {
-    /// What others are to connect to.
+    /// The address to which other processes connect.
     pub address: SocketAddr,
     accepting: AbortHandle,
 }
@@ -61,10 +62,11 @@ impl Drop for Front {
 }
 
 impl Network {
-    /// One of nobody, with its proxies at an address.
+    /// Creates a network without parties, whose proxies are at an address.
     #[must_use]
     pub fn on(at: Ipv4Addr) -> Self {
-        let (rules, held) = (watch::Sender::new(Rules::default()), watch::Sender::new(0));
+        let rules = watch::Sender::new(Rules::default());
+        let held = watch::Sender::new(0);
         Self {
             rules: Arc::new(rules),
             at,
@@ -75,45 +77,47 @@ impl Network {
         }
     }
 
-    /// Says who has an address. On loopback nobody has one to himself.
+    /// Registers the owner of an address. Loopback addresses are ignored, because processes share
+    /// them.
     pub fn resides(&self, at: IpAddr, party: Party) {
         if !at.is_loopback() {
             self.residents.lock().unwrap_or_else(PoisonError::into_inner).insert(at, party);
         }
     }
 
-    /// Says which process is whose. A process that is not named is outside: no rule concerns it.
+    /// Registers the owner of a process. An unregistered process is [`Party::Outside`], to which no
+    /// rule applies.
     pub fn name(&self, pid: u32, party: Party) {
         self.pids.lock().unwrap_or_else(PoisonError::into_inner).insert(pid, party);
     }
 
-    /// Every process that was named and has not ended.
+    /// Returns every registered process that has not ended.
     #[must_use]
     pub fn named(&self) -> BTreeMap<u32, Party> {
         self.pids.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Forgets a process that has ended.
+    /// Removes a process that has ended.
     pub fn forget(&self, pid: u32) {
         self.pids.lock().unwrap_or_else(PoisonError::into_inner).remove(&pid);
     }
 
-    /// Cuts every link between the two sides, as `way` says of the first.
+    /// Cuts every link between the two sides; `way` is the direction as seen from `one`.
     pub fn cut(&self, one: &[Party], other: &[Party], way: Way) {
         self.rules.send_modify(|rules| rules.cut(one, other, way));
     }
 
-    /// Makes every link between these parties slow, both ways.
+    /// Slows every link between these parties, in both directions.
     pub fn slow(&self, among: &[Party], slowness: Slowness) {
         self.rules.send_modify(|rules| rules.slow(among, slowness));
     }
 
-    /// Takes every cut and slowness back.
+    /// Removes every cut and delay.
     pub fn mend(&self, how: Mend) {
         self.rules.send_modify(|rules| rules.mend(how));
     }
 
-    /// Who is cut off now: what the first of a pair sends does not reach the second.
+    /// Returns the present cuts: data from the first party of a pair does not reach the second.
     #[must_use]
     pub fn cuts(&self) -> Vec<(Party, Party)> {
         self.rules.borrow().cuts()
@@ -122,7 +126,7 @@ impl Network {
     /// Opens a front for the party that listens at `target`, now or later.
     ///
     /// # Errors
-    /// When no port is free.
+    /// If no port is free.
     pub async fn front(&self, party: Party, target: SocketAddr) -> anyhow::Result<Front> {
         let listener = TcpListener::bind((self.at, 0)).await.context("no port for a proxy")?;
         let address = listener.local_addr().context("a listener has an address")?;
@@ -146,10 +150,12 @@ async fn accept(network: Network, to: Party, listener: TcpListener, target: Sock
     let mut connections = JoinSet::new();
     loop {
         let Ok(place) = places.clone().acquire_owned().await else { return };
-        // Out of descriptors, or a connection that went at once: others may come.
+        // The accept fails if there are no descriptors, or if the connection was closed at once.
+        // Further connections may follow.
         let Ok((stream, peer)) = listener.accept().await else { continue };
         while connections.try_join_next().is_some() {}
-        let (network, to) = (network.clone(), to.clone());
+        let network = network.clone();
+        let to = to.clone();
         connections.spawn(async move {
             carry(&network, &to, stream, peer, target).await;
             drop(place);
@@ -157,7 +163,7 @@ async fn accept(network: Network, to: Party, listener: TcpListener, target: Sock
     }
 }
 
-/// Carries one connection to its end.
+/// Carries a connection to its end.
 async fn carry(network: &Network, to: &Party, near: TcpStream, peer: SocketAddr, target: SocketAddr) {
     let Ok(front) = near.local_addr() else { return };
     let from = network.owner_of(peer, front);
@@ -168,11 +174,12 @@ async fn carry(network: &Network, to: &Party, near: TcpStream, peer: SocketAddr,
         to.clone(),
         network.connections.fetch_add(1, Ordering::Relaxed),
     );
-    // A handshake crosses both ways.
+    // A handshake crosses the link in both directions.
     if link.open().await.is_err() || link.reversed().open().await.is_err() {
         return;
     }
-    // Nobody listens there now: closing tells the caller.
+    // No process listens at the target now. Returning closes the connection, which tells the
+    // caller.
     let Ok(far) = TcpStream::connect(target).await else { return };
     pump::both(link, near, far).await;
 }
@@ -187,7 +194,7 @@ mod tests {
     use super::*;
     use crate::clock;
 
-    /// A server that sends everything back, and counts who came.
+    /// A server that returns every byte, and counts its connections.
     struct Echo {
         address: SocketAddr,
         came: Arc<AtomicUsize>,
@@ -195,7 +202,8 @@ mod tests {
 
     async fn echo() -> Echo {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
-        let (address, came) = (listener.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)));
+        let address = listener.local_addr().unwrap();
+        let came = Arc::new(AtomicUsize::new(0));
         let counted = came.clone();
         tokio::spawn(async move {
             while let Ok((mut stream, _)) = listener.accept().await {
@@ -209,9 +217,10 @@ mod tests {
         Echo { address, came }
     }
 
-    /// This process is controller 1; the echo is controller 2.
+    /// Returns a network in which this process is controller 1 and an echo server is controller 2.
     async fn stage() -> (Network, Front, Echo) {
-        let (network, echo) = (Network::on(Ipv4Addr::LOCALHOST), echo().await);
+        let network = Network::on(Ipv4Addr::LOCALHOST);
+        let echo = echo().await;
         network.name(std::process::id(), Party::Controller(1));
         let front = network.front(Party::Controller(2), echo.address).await.unwrap();
         (network, front, echo)
@@ -227,14 +236,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_open_link_carries_both_ways() {
+    async fn an_open_link_carries_data_both_ways() {
         let (_network, front, _echo) = stage().await;
         let mut stream = TcpStream::connect(front.address).await.unwrap();
         assert!(answers(&mut stream).await);
     }
 
     #[tokio::test]
-    async fn a_cut_holds_what_is_new_and_what_is_old_until_it_is_mended() {
+    async fn a_cut_holds_new_and_old_connections_until_the_link_is_restored() {
         let (network, front, echo) = stage().await;
         let mut old = TcpStream::connect(front.address).await.unwrap();
         assert!(answers(&mut old).await);
@@ -253,7 +262,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_mend_may_reset_what_was_held() {
+    async fn a_mend_with_reset_closes_held_connections() {
         let (network, front, _echo) = stage().await;
         let mut old = TcpStream::connect(front.address).await.unwrap();
         assert!(answers(&mut old).await);
@@ -275,13 +284,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_cut_one_way_lets_the_other_pass() {
+    async fn a_cut_of_one_direction_lets_the_other_pass() {
         let (network, front, echo) = stage().await;
         let mut stream = TcpStream::connect(front.address).await.unwrap();
         assert!(answers(&mut stream).await);
         network.cut(&[Party::Controller(1)], &[Party::Controller(2)], Way::In);
         stream.write_all(b"x").await.unwrap();
-        // What was sent has arrived: it is the answer that is held.
+        // The request has arrived, and the cut holds the answer.
         until_held(&network, 1).await;
         let mut new = TcpStream::connect(front.address).await.unwrap();
         new.write_all(b"x").await.unwrap();
@@ -309,7 +318,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nobody_behind_a_front_closes_the_connection() {
+    async fn a_front_without_a_listening_process_closes_the_connection() {
         let (network, _front, _echo) = stage().await;
         let gone = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap().local_addr().unwrap();
         let front = network.front(Party::Controller(2), gone).await.unwrap();

@@ -1,14 +1,14 @@
-//! Who is at the other end of a connection from this machine: the kernel names the socket in
-//! /proc/net/tcp, and each process its sockets in /proc/PID/fd.
+//! Finds the process at the other end of a local connection. The kernel lists each socket in
+//! /proc/net/tcp, and each process's sockets in /proc/PID/fd.
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 
-/// The process among `pids` that has the socket which is bound to `peer` and connected to `front`.
+/// Returns the process among `pids` whose socket is bound to `peer` and connected to `front`.
 pub(super) fn pid_of(peer: SocketAddr, front: SocketAddr, pids: impl Iterator<Item = u32>) -> Option<u32> {
     let table = fs::read_to_string("/proc/net/tcp").ok()?;
     let socket = format!("socket:[{}]", inode(&table, peer, front)?);
-    // A process that has ended meanwhile has nothing.
+    // A process that has ended meanwhile has no descriptors.
     let has = |pid: &u32| {
         let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
         descriptors.into_iter().any(|it| fs::read_link(it.path()).is_ok_and(|to| to.as_os_str() == &*socket))
@@ -16,18 +16,19 @@ pub(super) fn pid_of(peer: SocketAddr, front: SocketAddr, pids: impl Iterator<It
     pids.into_iter().find(has)
 }
 
-/// The inode of the socket with these ends, from the kernel's table.
+/// Returns the inode of the socket with these addresses, from the kernel's table.
 fn inode(table: &str, local: SocketAddr, remote: SocketAddr) -> Option<&str> {
     table.lines().skip(1).find_map(|line| {
         let mut fields = line.split_whitespace();
-        let (from, to) = (fields.nth(1)?, fields.next()?);
-        // After state, queues, timers, retransmits, owner and timeout.
+        let from = fields.nth(1)?;
+        let to = fields.next()?;
+        // The skipped fields are state, queues, timers, retransmits, owner and timeout.
         let inode = fields.nth(6)?;
         (parse(from)? == local && parse(to)? == remote).then_some(inode)
     })
 }
 
-/// An address as the kernel writes it: the bytes of the address in this machine's order, in hex.
+/// Parses an address in the kernel's format: hex digits of the bytes in this machine's order.
 fn parse(text: &str) -> Option<SocketAddr> {
     let (ip, port) = text.split_once(':')?;
     let ip = Ipv4Addr::from(u32::from_str_radix(ip, 16).ok()?.to_ne_bytes());
@@ -40,15 +41,16 @@ mod tests {
 
     #[test]
     #[cfg(target_endian = "little")]
-    fn reads_the_kernels_table() {
+    fn an_inode_is_read_from_the_table_of_the_kernel() {
         let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n   0: 0100007F:1F90 0100007F:9C40 01 00000000:00000000 00:00000000 00000000  1000        0 4242 1 0000000000000000 20 4 30 10 -1\n";
-        let (a, b) = ("127.0.0.1:8080".parse().unwrap(), "127.0.0.1:40000".parse().unwrap());
+        let a = "127.0.0.1:8080".parse().unwrap();
+        let b = "127.0.0.1:40000".parse().unwrap();
         assert_eq!(inode(table, a, b), Some("4242"));
         assert_eq!(inode(table, b, a), None);
     }
 
     #[test]
-    fn finds_this_process_by_its_own_connection() {
+    fn this_process_is_found_by_its_own_connection() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (_accepted, peer) = listener.accept().unwrap();

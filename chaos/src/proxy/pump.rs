@@ -1,4 +1,4 @@
-//! Carries the bytes of one connection, as its link allows.
+//! Carries the bytes of one connection, as the state of its link allows.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,31 +15,32 @@ use tokio::time::Instant;
 use super::rules::{Party, Rules, Slowness, State};
 use crate::clock;
 
-/// Bytes read at a time.
+/// Maximum number of bytes of a read.
 const CHUNK_BYTES: usize = 64 << 10;
-/// Chunks under way in one direction of one connection: with a delay, what the link holds.
+/// Maximum number of chunks under way in one direction of a connection: the capacity of a link with
+/// a delay.
 const CHUNKS_MAX: usize = 64;
-/// When TCP sends a lost packet again at the earliest, on Linux.
+/// Minimum time after which TCP sends a lost packet again, on Linux.
 const RESENT_AFTER: Duration = Duration::from_millis(200);
 
-/// One connection's view of its link.
+/// A connection's view of its link.
 #[derive(Clone)]
 pub(super) struct Link {
     rules: watch::Receiver<Rules>,
     held: Arc<watch::Sender<usize>>,
-    /// Who sends to whom.
+    /// The sender and the receiver.
     ends: (Party, Party),
-    /// The resets there had been when it was opened.
+    /// Number of resets before the connection was opened.
     resets: u64,
-    /// Among all connections so far: where its losses begin.
+    /// The number of the connection, which seeds its losses.
     number: u64,
 }
 
-/// The link was reset.
+/// The error that the link was reset.
 #[derive(Debug)]
 pub(super) struct Reset;
 
-/// Counts a connection that a cut holds, while it does.
+/// Counts a connection that a cut holds, until the value is dropped.
 struct Held(Arc<watch::Sender<usize>>);
 
 impl Held {
@@ -71,7 +72,7 @@ impl Link {
         self.rules.borrow().state(&self.ends.0, &self.ends.1)
     }
 
-    /// Waits while the link is cut. A reset closes what a cut held, and nothing else.
+    /// Waits while the link is cut. A reset closes the connections that a cut held, and no others.
     pub(super) async fn open(&self) -> Result<(), Reset> {
         if !self.state().cut {
             return Ok(());
@@ -80,28 +81,28 @@ impl Link {
         let mut rules = self.rules.clone();
         let ends = &self.ends;
         let mended = rules.wait_for(|rules| !rules.state(&ends.0, &ends.1).cut).await;
-        // Whoever made the rules is gone: nothing is to be carried any more.
+        // The owner of the rules is gone, so nothing has to be carried any more.
         let resets = mended.map_err(|_| Reset)?.resets();
         if resets > self.resets { Err(Reset) } else { Ok(()) }
     }
 
-    /// The other direction of it.
+    /// Returns the link in the other direction.
     pub(super) fn reversed(&self) -> Self {
         let (from, to) = self.ends.clone();
         Self { ends: (to, from), ..self.clone() }
     }
 }
 
-/// When what is sent over one direction of a connection arrives. Pure.
+/// The model of one direction of a connection, which computes the arrival of data. Pure.
 #[derive(Debug, Default)]
 struct Wire {
-    /// When the last byte so far is through.
+    /// Time at which the last byte so far has passed.
     free: Option<Instant>,
 }
 
 impl Wire {
-    /// When a chunk of `len` bytes arrives that is sent now, if `drawn` of 0 to 999 says whether it is
-    /// lost at first. Nothing overtakes what was sent before it.
+    /// Returns the arrival of a chunk of `len` bytes that is sent now. `drawn`, from 0 to 999,
+    /// decides whether the chunk is lost at first. No chunk overtakes an earlier one.
     fn due(&mut self, now: Instant, len: usize, slowness: Slowness, drawn: u32) -> Instant {
         let Slowness { delay, loss_permille, bytes_per_second } = slowness;
         let takes = bytes_per_second
@@ -115,13 +116,15 @@ impl Wire {
 
 /// Carries both directions until both have ended, or the link was reset.
 pub(super) async fn both(link: Link, near: TcpStream, far: TcpStream) {
-    // Small messages must not wait here for more of them; without it they are only slower.
+    // Small messages must not wait for further ones. If the option cannot be set, the messages are
+    // only slower.
     for stream in [&near, &far] {
         stream.set_nodelay(true).ok();
     }
     let ((near_read, near_write), (far_read, far_write)) = (near.into_split(), far.into_split());
-    // Either's reset ends both: the halves are dropped with the future.
-    let (there, back) = (link.clone(), link.reversed());
+    // A reset of one direction ends both, because the halves are dropped with the future.
+    let there = link.clone();
+    let back = link.reversed();
     let _ended =
         tokio::try_join!(one_way(&there, near_read, far_write), one_way(&back, far_read, near_write));
 }
@@ -131,8 +134,9 @@ async fn one_way(link: &Link, mut from: OwnedReadHalf, mut to: OwnedWriteHalf) -
     let (queue, mut chunks) = mpsc::channel::<(Instant, Bytes)>(CHUNKS_MAX);
     let read = async move {
         let mut buffer = vec![0; CHUNK_BYTES];
-        let (mut wire, mut rng) = (Wire::default(), SmallRng::seed_from_u64(link.number));
-        // A connection that breaks ends as one that is closed.
+        let mut wire = Wire::default();
+        let mut rng = SmallRng::seed_from_u64(link.number);
+        // A connection that breaks ends like a connection that is closed.
         while let Ok(len @ 1..) = from.read(&mut buffer).await {
             let chunk = Bytes::copy_from_slice(&buffer[..len]);
             let due = wire.due(clock::now(), len, link.state().slowness, rng.random_range(0..1000));
@@ -162,15 +166,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_chunk_waits_for_its_turn_its_bytes_and_its_delay() {
+    fn a_chunk_arrives_after_earlier_chunks_its_bytes_and_its_delay() {
         let ms = Duration::from_millis;
-        let (mut wire, now) = (Wire::default(), clock::now());
+        let mut wire = Wire::default();
+        let now = clock::now();
         let slowness =
             Slowness { delay: ms(5), loss_permille: 10, bytes_per_second: NonZeroU64::new(1_000_000) };
         assert_eq!(wire.due(now, 2_000, slowness, 999) - now, ms(2 + 5));
         assert_eq!(wire.due(now, 1_000, slowness, 9) - now, ms(2 + 1 + 200 + 5), "lost at first");
-        assert_eq!(wire.due(now, 1_000, slowness, 10) - now, ms(203 + 1 + 5), "behind it");
+        assert_eq!(wire.due(now, 1_000, slowness, 10) - now, ms(203 + 1 + 5), "behind the lost chunk");
         let later = now + ms(1_000);
-        assert_eq!(wire.due(later, 0, Slowness::default(), 0), later, "a link that is well");
+        assert_eq!(wire.due(later, 0, Slowness::default(), 0), later, "a link without delay");
     }
 }

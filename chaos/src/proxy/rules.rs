@@ -1,4 +1,4 @@
-//! Which links are cut or slow. Pure.
+//! The state of each link: cut, slow or neither. Pure.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,29 +14,29 @@ pub enum Party {
     Controller(u64),
     /// A worker, by its name.
     Worker(String),
-    /// Whoever else connects: no rule concerns it.
+    /// Any other process or client, to which no rule applies.
     Outside,
 }
 
-/// What becomes of connections that a cut held.
+/// The fate of connections that a cut held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mend {
-    /// They go on: the partition was shorter than TCP's patience.
+    /// The connections continue: the partition was shorter than TCP's timeout.
     Resume,
-    /// They are closed: it was longer.
+    /// The connections are closed: the partition was longer than TCP's timeout.
     Reset,
 }
 
-/// Which way a link is cut.
+/// The direction in which a link is cut.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Way {
-    /// Nothing comes through.
+    /// Both directions are cut.
     #[default]
     Both,
-    /// What is sent is lost; what others send comes.
+    /// Data from the party is lost, and data to the party arrives.
     Out,
-    /// What others send is lost; what is sent comes.
+    /// Data to the party is lost, and data from the party arrives.
     In,
 }
 
@@ -44,21 +44,21 @@ impl fmt::Display for Way {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Both => "both ways",
-            Self::Out => "what it sends",
-            Self::In => "what it is sent",
+            Self::Out => "data from it",
+            Self::In => "data to it",
         })
     }
 }
 
-/// What makes a link slow, each way.
+/// The delays and losses of a slow link, in each direction.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Slowness {
-    /// How long a packet takes.
+    /// Delay of a packet.
     pub delay: Duration,
-    /// How many of a thousand packets are lost. TCP sends them again: they are late, and what comes
-    /// after them waits.
+    /// Number of lost packets in a thousand. TCP sends a lost packet again, so it arrives late, and
+    /// later packets wait for it.
     pub loss_permille: u32,
-    /// What goes through in a second; `None` for all of it.
+    /// Maximum number of bytes per second; `None` for no limit.
     pub bytes_per_second: Option<NonZeroU64>,
 }
 
@@ -82,11 +82,12 @@ pub(super) struct State {
     pub(super) slowness: Slowness,
 }
 
-/// Every direction of a link that is not as it should be, by who sends to whom.
+/// The state of every direction of a link that is cut or slow, by sender and receiver.
 #[derive(Debug, Default)]
 pub(super) struct Rules {
     links: BTreeMap<(Party, Party), State>,
-    /// Mends that reset what was held, so far: a connection compares it with what it was before.
+    /// Number of restores that reset held connections. A connection compares this number with its
+    /// value at the start.
     resets: u64,
 }
 
@@ -121,7 +122,7 @@ impl Rules {
         self.links.get(&(from.clone(), to.clone())).copied().unwrap_or_default()
     }
 
-    /// Every direction that is cut, by who sends to whom.
+    /// Returns every direction that is cut, by sender and receiver.
     pub(super) fn cuts(&self) -> Vec<(Party, Party)> {
         self.links.iter().filter(|(_, state)| state.cut).map(|(ends, _)| ends.clone()).collect()
     }
@@ -142,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cut_is_between_the_sides_and_not_within_them() {
+    fn a_cut_separates_the_two_sides_and_leaves_links_within_a_side() {
         let [a, b, c] = [1, 2, 3].map(Party::Controller);
         let worker = Party::Worker("w".into());
         let mut rules = Rules::default();
@@ -160,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_may_be_cut_one_way() {
+    fn a_link_may_be_cut_in_one_direction() {
         let [a, b] = [1, 2].map(Party::Controller);
         for (way, out, back) in [(Way::Out, true, false), (Way::In, false, true)] {
             let mut rules = Rules::default();
@@ -170,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn slowness_is_among_all_of_those_named() {
+    fn slowness_applies_between_all_named_parties() {
         let [a, b, c] = [1, 2, 3].map(Party::Controller);
         let mut rules = Rules::default();
         let slowness = Slowness { delay: Duration::from_millis(5), ..Slowness::default() };

@@ -1,5 +1,5 @@
-//! The plots of one run, as SVG to be set into a page: how long requests took and how they ended,
-//! over time, with a line at each fault.
+//! The plots of a run, as SVG for a page: the latency and the results of requests over time, with a
+//! line at each fault.
 
 use std::error::Error;
 
@@ -11,13 +11,13 @@ use plotters::prelude::*;
 use super::{Report, Second, Sum, Taken};
 use crate::timeline::Kind;
 
-/// What a curve is called, how it is drawn, and its value in a second.
+/// The name of a curve, its colour, and its value in a second.
 type Curve<T> = (&'static str, RGBColor, fn(&Second) -> T);
 
 const SIZE: (u32, u32) = (1060, 260);
 const MARGIN: u32 = 8;
 const X_LABELS: u32 = 34;
-/// The same for both plots, so that a moment is above itself.
+/// The width of the labels, which is the same for both plots, so that their time axes are aligned.
 const Y_LABELS: u32 = 72;
 const FONT: (&str, u32) = ("sans-serif", 13);
 
@@ -30,18 +30,17 @@ const RETRIED: RGBColor = RGBColor(230, 165, 40);
 const LOST: RGBColor = RGBColor(190, 20, 40);
 const GRID: RGBColor = RGBColor(232, 232, 236);
 
-/// The least that a plot of latencies shows, in milliseconds: where every request is faster, its
-/// logarithmic axis begins here all the same.
+/// Minimum of the logarithmic axis of latencies, in milliseconds, even if every request is faster.
 const LATENCY_MIN_MS: f64 = 1.0;
 
-/// Whose a curve is of what processes took.
+/// The curves of resources, by kind of process.
 type Kinds = [(&'static str, RGBColor, fn(&Taken) -> Sum); 3];
 const KINDS: Kinds = [
     ("executors", SLOWEST, |it| it.executors),
     ("workers", P99, |it| it.workers),
     ("controllers", MEDIAN, |it| it.controllers),
 ];
-/// What is left free above the highest value, so that the legend hides little.
+/// Factor of the highest value that leaves room for the legend.
 const LEGEND_ROOM: f64 = 1.4;
 const MIB: f64 = 1048576.0;
 
@@ -49,22 +48,22 @@ type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Drawn = Result<(), Box<dyn Error>>;
 type Counts<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
 
-/// How long requests took, by when they ended.
+/// Draws the latency of requests, by the time of their end.
 pub(super) fn latency(report: &Report) -> anyhow::Result<String> {
     draw(|area| draw_latency(area, report))
 }
 
-/// How many requests ended in each second, and how.
+/// Draws the number of requests that ended in each second, by result.
 pub(super) fn outcomes(report: &Report) -> anyhow::Result<String> {
     draw(|area| draw_outcomes(area, report))
 }
 
-/// What processes took of memory, by kind.
+/// Draws the private memory of the processes, by kind.
 pub(super) fn memory(report: &Report) -> anyhow::Result<String> {
     draw(|area| draw_taken(area, report, "MiB of their own", |sum| sum.private_bytes as f64 / MIB))
 }
 
-/// How many descriptors they had open, by kind.
+/// Draws the number of open descriptors of the processes, by kind.
 pub(super) fn descriptors(report: &Report) -> anyhow::Result<String> {
     draw(|area| draw_taken(area, report, "descriptors", |sum| sum.descriptors as f64))
 }
@@ -100,11 +99,11 @@ fn draw_latency(area: &Area<'_>, report: &Report) -> Drawn {
     let lines: [Curve<f64>; 3] =
         [("slowest", SLOWEST, |it| it.max_ms), ("p99", P99, |it| it.p99_ms), ("p50", MEDIAN, |it| it.p50_ms)];
     for (name, colour, of) in lines {
-        // A line through seconds in which none ended would show what was not.
+        // A line across seconds without requests would show values that were never measured.
         for stretch in busy.chunk_by(|one, next| one.at + 1 == next.at) {
             let points = stretch.iter().map(|it| (it.at as f64 + 0.5, of(it).max(LATENCY_MIN_MS)));
             let points: Vec<_> = points.collect();
-            // One second alone is no line.
+            // A single second is drawn as a dot, because it makes no line.
             let dot = points.first().filter(|_| points.len() == 1).copied();
             chart.draw_series(dot.map(|at| Circle::new(at, 2, colour.filled())))?;
             chart.draw_series(LineSeries::new(points, colour.stroke_width(2)))?;
@@ -122,7 +121,7 @@ fn draw_outcomes(area: &Area<'_>, report: &Report) -> Drawn {
     let seconds = &report.requests.seconds;
     let most = seconds.iter().map(Second::ended).max().unwrap_or(0).max(1) as f64 * LEGEND_ROOM;
     let mut chart = counts(area, report, "requests a second", most)?;
-    // Each over those named before it.
+    // Each part is drawn on top of the parts before it.
     let parts: [Curve<(u64, u64)>; 3] = [
         ("answered", ANSWERED, |it| (0, it.answered - it.retried)),
         ("answered after another try", RETRIED, |it| (it.answered - it.retried, it.answered)),
@@ -131,7 +130,8 @@ fn draw_outcomes(area: &Area<'_>, report: &Report) -> Drawn {
     for (name, colour, of) in parts {
         let bars = seconds.iter().filter_map(|it| {
             let (from, to) = of(it);
-            let (left, right) = (it.at as f64 + 0.05, it.at as f64 + 0.95);
+            let left = it.at as f64 + 0.05;
+            let right = it.at as f64 + 0.95;
             (to > from).then(|| Rectangle::new([(left, from as f64), (right, to as f64)], colour.filled()))
         });
         chart
@@ -148,7 +148,8 @@ fn draw_taken(area: &Area<'_>, report: &Report, what: &str, of: fn(Sum) -> f64) 
     let values = KINDS.iter().flat_map(|(_, _, kind)| report.taken.iter().map(|it| of(kind(it))));
     let most = values.fold(1.0, f64::max) * LEGEND_ROOM;
     let mut chart = counts(area, report, what, most)?;
-    let (from, to) = (begin(report), end(report));
+    let from = begin(report);
+    let to = end(report);
     for (name, colour, kind) in KINDS {
         let points = report.taken.iter().map(|it| (it.at.as_secs_f64(), of(kind(it))));
         chart
@@ -164,7 +165,7 @@ fn draw_taken(area: &Area<'_>, report: &Report, what: &str, of: fn(Sum) -> f64) 
     Ok(area.present()?)
 }
 
-/// Axes for what is counted: from 0 on, in seconds.
+/// Returns axes for counts, from 0 on, over seconds.
 fn counts<'a, 'b>(
     area: &'a Area<'b>,
     report: &Report,
@@ -215,12 +216,12 @@ fn faults(report: &Report) -> Vec<f64> {
     faults.map(|event| event.at.as_secs_f64()).collect()
 }
 
-/// Where both plots begin: with the first request, since a cluster takes a while to start.
+/// Returns the start of both plots: the first request, because a cluster takes a while to start.
 fn begin(report: &Report) -> f64 {
     report.requests.seconds.first().map_or(0.0, |it| it.at as f64)
 }
 
-/// Where both plots end: with the last request, or the last fault.
+/// Returns the end of both plots: the last request, or the last fault.
 fn end(report: &Report) -> f64 {
     let last = report.requests.seconds.last().map_or(1.0, |it| it.at as f64 + 1.0);
     faults(report).into_iter().fold(last, f64::max)

@@ -1,4 +1,4 @@
-//! Where the reports of some runs go as files.
+//! The folder for the report files of some runs.
 
 use std::path::{Path, PathBuf};
 
@@ -6,26 +6,26 @@ use anyhow::Context as _;
 
 use super::{Own, Report, html, junit};
 
-/// What CI servers read.
+/// The file for CI servers.
 const JUNIT: &str = "junit.xml";
-/// What people read. One file: styles and plots are in it.
+/// The file for people: a single file that contains its styles and plots.
 const HTML: &str = "report.html";
 
-/// A folder of report files. They are written anew after each run, so that what was found is there
-/// whatever ends the harness.
+/// A folder of report files. The files are rewritten after each run, so that the results survive
+/// any end of the harness.
 #[derive(Debug)]
 pub struct Folder {
     dir: PathBuf,
     reports: Vec<Report>,
-    /// What the harness itself took, over time.
+    /// Samples of the harness's own resources.
     own: Vec<Own>,
 }
 
 impl Folder {
-    /// A folder without a report, made if need be: before anything is started.
+    /// Creates the folder if necessary and writes files without a run, before anything is started.
     ///
     /// # Errors
-    /// When it cannot be written to.
+    /// If the folder cannot be written.
     pub fn begin(dir: &Path) -> anyhow::Result<Self> {
         std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
         let folder = Self { dir: dir.to_owned(), reports: Vec::new(), own: Vec::new() };
@@ -33,25 +33,25 @@ impl Folder {
         Ok(folder)
     }
 
-    /// Adds a run.
+    /// Adds the report of a run.
     ///
     /// # Errors
-    /// When the files cannot be written.
+    /// If the files cannot be written.
     pub fn add(&mut self, report: Report) -> anyhow::Result<()> {
         self.reports.push(report);
         self.write()
     }
 
-    /// Adds what the harness itself takes now.
+    /// Adds a sample of the harness's own resources.
     ///
     /// # Errors
-    /// When the files cannot be written.
+    /// If the files cannot be written.
     pub fn note(&mut self, own: Own) -> anyhow::Result<()> {
         self.own.push(own);
         self.write()
     }
 
-    /// The file to open in a browser.
+    /// Returns the file to open in a browser.
     #[must_use]
     pub fn page(&self) -> PathBuf {
         self.dir.join(HTML)
@@ -74,7 +74,7 @@ mod tests {
     use crate::report::tests::failed;
 
     #[test]
-    fn every_run_so_far_is_in_both_files() {
+    fn every_added_run_is_in_both_files() {
         let dir = tempfile::tempdir().unwrap();
         let at = dir.path().join("new");
         let mut folder = Folder::begin(&at).unwrap();
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_cannot_be_made_is_said_at_once() {
+    fn a_folder_that_cannot_be_created_is_an_error_at_the_start() {
         let file = tempfile::NamedTempFile::new().unwrap();
         assert!(Folder::begin(&file.path().join("under")).unwrap_err().to_string().contains("cannot make"));
     }

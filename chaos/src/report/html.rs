@@ -1,12 +1,12 @@
-//! The reports of some runs as one page for a browser, with nothing to fetch: a summary, and of each
-//! run its plots, its checks and its timeline.
+//! The reports of some runs as one self-contained page for a browser: a summary, and the plots,
+//! checks and timeline of each run.
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use super::{Check, EVIDENCE_LINES, Own, Report, Verdict, chart};
 use crate::timeline::{Event, Kind, seconds};
 
-/// Events of one run shown: a long storm has thousands.
+/// Maximum number of shown events of a run: a long storm has thousands.
 const EVENTS_MAX: usize = 2_000;
 const STYLE: &str = include_str!("report.css");
 
@@ -39,7 +39,8 @@ pub(super) fn render(reports: &[Report], own: &[Own]) -> anyhow::Result<String> 
 
 fn heading(reports: &[Report]) -> String {
     let count = |verdict| reports.iter().filter(|report| report.verdict == verdict).count();
-    let (passed, failed) = (count(Verdict::Pass), count(Verdict::Fail));
+    let passed = count(Verdict::Pass);
+    let failed = count(Verdict::Fail);
     let skipped = match count(Verdict::Skipped) {
         0 => String::new(),
         skipped => format!(", {skipped} skipped"),
@@ -98,7 +99,7 @@ fn run(at: usize, report: &Report) -> anyhow::Result<Markup> {
             h3 { "How requests ended" }
             figure { (PreEscaped(chart::outcomes(report)?)) }
             @if !report.taken.is_empty() {
-                h3 { "What the processes took" }
+                h3 { "Memory and descriptors of the processes" }
                 figure { (PreEscaped(chart::memory(report)?)) }
                 figure { (PreEscaped(chart::descriptors(report)?)) }
             }
@@ -130,7 +131,7 @@ fn checks(checks: &[Check]) -> Markup {
                         td {
                             (detail)
                             @if !evidence.is_empty() {
-                                details open { summary { "what shows it" } (lines(evidence)) }
+                                details open { summary { "evidence" } (lines(evidence)) }
                             }
                         }
                     }
@@ -198,7 +199,7 @@ mod tests {
     use crate::report::{Second, Series};
 
     #[test]
-    fn a_page_fetches_nothing_and_escapes_what_it_shows() {
+    fn a_page_fetches_nothing_and_escapes_its_contents() {
         let page = render(&[failed(vec!["<script>1</script>".into()])], &[]).unwrap();
         assert!(page.contains("&lt;script&gt;1"), "{page}");
         assert!(page.contains("0 passed, 1 failed"), "{page}");

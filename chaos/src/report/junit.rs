@@ -1,5 +1,5 @@
-//! The reports of some runs as JUnit XML, for CI servers: a suite for each run, a case for each check,
-//! and one more for the run itself where it has a reason.
+//! The reports of some runs as JUnit XML, for CI servers: a suite for each run and a case for each
+//! check. A run that was skipped or failed to run has a further case with the reason.
 
 use std::time::Duration;
 

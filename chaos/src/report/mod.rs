@@ -1,5 +1,5 @@
-//! What a run found: one line a check, with its numbers, and one verdict; as text, and as files for
-//! a CI server and for a browser ([`Folder`]).
+//! The report of a run: one line per check, with its numbers, and one verdict. Reports are printed
+//! as text, and written as files for a CI server and for a browser ([`Folder`]).
 
 mod chart;
 mod folder;
@@ -20,16 +20,16 @@ pub use self::series::{Second, Series};
 pub use self::taken::{Sum, Taken};
 use crate::timeline::{Event, Kind};
 
-/// Lines of evidence shown of a failed check.
+/// Maximum number of shown lines of a failed check's evidence.
 const EVIDENCE_LINES: usize = 60;
 
-/// How a check, or a whole run, ended.
+/// The result of a check or of a whole run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// What was promised held.
+    /// The promise was kept.
     Pass,
-    /// It did not, or could not be decided.
+    /// The promise was broken, or could not be decided.
     Fail,
     /// This machine does not allow the scenario.
     Skipped,
@@ -45,75 +45,72 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// One promise, looked at.
+/// The check of one promise.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Check {
-    /// The promise.
     pub name: String,
-    /// Whether it held.
+    /// Whether the promise was kept.
     pub verdict: Verdict,
-    /// The numbers.
+    /// The measured numbers.
     pub detail: String,
-    /// For a failure: what shows it, such as the history that violates the promise.
+    /// The evidence of a failure, such as the history that violates the promise.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub evidence: Vec<String>,
 }
 
 impl Check {
-    /// A promise that held.
+    /// Returns the check of a kept promise.
     #[must_use]
     pub fn pass(name: impl Into<String>, detail: impl Into<String>) -> Self {
         Self { name: name.into(), verdict: Verdict::Pass, detail: detail.into(), evidence: Vec::new() }
     }
 
-    /// A promise that was broken.
+    /// Returns the check of a broken promise.
     #[must_use]
     pub fn fail(name: impl Into<String>, detail: impl Into<String>, evidence: Vec<String>) -> Self {
         Self { name: name.into(), verdict: Verdict::Fail, detail: detail.into(), evidence }
     }
 
-    /// A promise that held if there is no evidence against it.
+    /// Returns the check of a promise that was kept unless there is evidence against it.
     #[must_use]
     pub fn of(name: impl Into<String>, detail: impl Into<String>, evidence: Vec<String>) -> Self {
         if evidence.is_empty() { Self::pass(name, detail) } else { Self::fail(name, detail, evidence) }
     }
 }
 
-/// A whole run.
+/// The report of a whole run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Report {
-    /// Which scenario.
+    /// The name of the scenario.
     pub scenario: String,
-    /// What that does, in a line.
+    /// The description of the scenario, in a line.
     pub about: String,
-    /// Where its random choices began: the same again with `--seed`.
+    /// The seed of the random choices: `--seed` with this number repeats them.
     pub seed: u64,
-    /// The command that makes the same choices again.
+    /// The command that repeats the run with the same choices.
     pub again: String,
-    /// How it ended.
     pub verdict: Verdict,
-    /// Why it was skipped, or why it could not be carried out.
+    /// The reason why the run was skipped, or could not be carried out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Everything that was checked.
     pub checks: Vec<Check>,
-    /// What was done and seen.
+    /// The faults, other actions and observations, in order.
     pub timeline: Vec<Event>,
-    /// What became of requests, second by second.
+    /// The results of requests, second by second.
     pub requests: Series,
-    /// What the processes took, second by second.
+    /// The resources of the processes, second by second.
     pub taken: Vec<Taken>,
-    /// How long all of it took.
+    /// The duration of the run.
     #[serde(rename = "tookMs", serialize_with = "crate::timeline::millis")]
     pub took: Duration,
-    /// The processes' folders and logs, where they were kept.
+    /// The folder with the processes' data and logs, if it was kept.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kept: Option<String>,
 }
 
 impl Report {
-    /// A run of which nothing is known yet.
+    /// Returns the empty report of a run.
     #[must_use]
     pub fn begin(scenario: &str, about: &str, seed: u64, again: String) -> Self {
         Self {
@@ -132,13 +129,12 @@ impl Report {
         }
     }
 
-    /// How many faults there were.
     #[must_use]
     pub fn faults(&self) -> usize {
         self.timeline.iter().filter(|event| event.kind == Kind::Fault).count()
     }
 
-    /// The checks and the verdict, for people. The timeline was printed as it happened.
+    /// Returns the checks and the verdict as text. The timeline was printed as it happened.
     #[must_use]
     pub fn text(&self) -> String {
         let mut text = String::new();
@@ -166,7 +162,7 @@ impl Report {
 mod tests {
     use super::*;
 
-    /// A run in which one check held and one did not.
+    /// Returns the report of a run with a kept and a broken promise.
     pub(super) fn failed(evidence: Vec<String>) -> Report {
         let checks = vec![Check::pass("one", "1 of 1"), Check::fail("second", "0 of 1", evidence)];
         let again = "millrace-chaos run leader-kill --seed 7".to_owned();
@@ -175,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn evidence_is_shown_under_its_check_and_cut_short() {
+    fn evidence_is_shown_under_its_check_and_shortened() {
         let evidence = (0..EVIDENCE_LINES + 2).map(|line| format!("line {line}")).collect();
         let text = failed(evidence).text();
         assert!(text.starts_with("PASS  one     1 of 1\nFAIL  second  0 of 1\n      line 0\n"), "{text}");

@@ -1,24 +1,25 @@
-//! What the harness itself takes of this machine: one that grew would be blamed on the cluster.
+//! The harness's own resources. Without these samples, a growing harness would be taken for a
+//! growing cluster.
 
 use std::fmt;
 use std::time::Duration;
 
 use crate::cluster::Usage;
 
-/// What it took at some time.
+/// The resources of the harness at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Own {
-    /// Since it began.
+    /// Time since the start of the harness.
     pub at: Duration,
-    /// What it took, where the system says.
+    /// The resources, or zeros if the system does not report them.
     pub usage: Usage,
 }
 
 impl Own {
-    /// What it takes now.
+    /// Returns the present resources.
     #[must_use]
     pub fn now(at: Duration) -> Self {
-        // A process that asks runs.
+        // A process that runs can always read its own entries in /proc.
         Self { at, usage: Usage::of(std::process::id()).unwrap_or_default() }
     }
 }

@@ -1,4 +1,4 @@
-//! What became of requests, second by second: what a plot shows. Pure.
+//! The results of requests, second by second, for the plots. Pure.
 
 use std::time::Duration;
 
@@ -6,42 +6,42 @@ use serde::Serialize;
 
 use crate::oracle::requests::{Ended, Request};
 
-/// One second of a run: the requests that ended in it.
+/// The requests that ended in one second of a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Second {
-    /// Since the timeline began.
+    /// Seconds since the start of the timeline.
     pub at: u64,
-    /// Answered right.
+    /// Number of right answers.
     pub answered: u64,
-    /// Of those, after their client was told to try again.
+    /// Number of right answers after a retry.
     pub retried: u64,
-    /// Refused for good, given up, or answered wrong.
+    /// Number of requests that were refused for good, given up, or answered wrong.
     pub lost: u64,
-    /// How long they took in milliseconds, from the first try to the end: the median.
+    /// The median latency in milliseconds, from the first try to the end.
     pub p50_ms: f64,
-    /// The 99th of a hundred.
+    /// The 99th percentile of the latency, in milliseconds.
     pub p99_ms: f64,
-    /// The slowest.
+    /// The maximum latency, in milliseconds.
     pub max_ms: f64,
 }
 
 /// All requests of a run.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Series {
-    /// From the first second to the last in which one ended, those without any included.
+    /// All seconds from the first to the last in which a request ended.
     pub seconds: Vec<Second>,
-    /// All of them as one.
+    /// All requests together.
     pub total: Second,
 }
 
 impl Series {
-    /// Sorts requests into seconds.
+    /// Groups requests by the second of their end.
     #[must_use]
     pub fn of(requests: &[Request]) -> Self {
         let mut by_second: Vec<Vec<&Request>> = Vec::new();
         for request in requests {
-            // A run lasts hours at most.
+            // A run lasts some hours at most.
             let at = usize::try_from(request.ended.as_secs()).unwrap_or(usize::MAX - 1);
             if by_second.len() <= at {
                 by_second.resize(at + 1, Vec::new());
@@ -75,7 +75,7 @@ impl Second {
         }
     }
 
-    /// How many ended.
+    /// Returns the number of requests that ended.
     #[must_use]
     pub fn ended(&self) -> u64 {
         self.answered + self.lost
@@ -88,7 +88,8 @@ mod tests {
 
     fn request(begun_ms: u64, ended_ms: u64, how: Ended) -> Request {
         let at = Duration::from_millis;
-        let (id, function) = ("r".to_owned(), "f".to_owned());
+        let id = "r".to_owned();
+        let function = "f".to_owned();
         Request { id, function, begun: at(begun_ms), ended: at(ended_ms), retried: Vec::new(), how }
     }
 
@@ -115,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn no_request_is_no_second() {
+    fn a_run_without_requests_has_no_seconds() {
         assert_eq!(Series::of(&[]), Series::default());
     }
 }

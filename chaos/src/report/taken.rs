@@ -1,4 +1,4 @@
-//! What the processes of a run took of the machine, over time.
+//! The resources of a run's processes over time.
 
 use std::time::Duration;
 
@@ -6,20 +6,19 @@ use serde::Serialize;
 
 use crate::cluster::Usage;
 
-/// What some processes took together.
+/// The resources of some processes together.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Sum {
-    /// How many there were.
+    /// Number of processes.
     pub processes: u64,
-    /// Resident bytes of their own.
+    /// Resident bytes of private memory.
     pub private_bytes: u64,
-    /// Open file descriptors.
+    /// Number of open file descriptors.
     pub descriptors: u64,
 }
 
 impl Sum {
-    /// Adds a process.
     pub fn add(&mut self, usage: Usage) {
         self.processes += 1;
         self.private_bytes += usage.private;
@@ -27,16 +26,13 @@ impl Sum {
     }
 }
 
-/// What all of them took at some time, by kind.
+/// The resources of all processes at a time, by kind.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Taken {
-    /// Since the timeline began.
+    /// Time since the start of the timeline.
     #[serde(rename = "atMs", serialize_with = "crate::timeline::millis")]
     pub at: Duration,
-    /// Controllers.
     pub controllers: Sum,
-    /// Workers.
     pub workers: Sum,
-    /// Executors.
     pub executors: Sum,
 }

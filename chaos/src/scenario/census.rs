@@ -1,4 +1,4 @@
-//! Counts what the processes of a cluster take, second by second, for the report.
+//! Samples the resources of a cluster's processes, second by second, for the report.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::timeline::Timeline;
 
 const COUNT_EVERY: Duration = Duration::from_secs(1);
 
-/// A count that goes on until it is ended.
+/// A running census, which lasts until [`Census::end`].
 #[derive(Debug)]
 pub(super) struct Census {
     stop: CancellationToken,
@@ -36,7 +36,7 @@ impl Census {
 
     pub(super) async fn end(&mut self) -> Vec<Taken> {
         self.stop.cancel();
-        // It only reads /proc: nothing of the run depends on it.
+        // The task only reads /proc, so its failure does not affect the run.
         (&mut self.counting).await.unwrap_or_default()
     }
 }
@@ -44,7 +44,7 @@ impl Census {
 fn count(network: &Network, at: Duration) -> Taken {
     let mut taken = Taken { at, ..Taken::default() };
     for (pid, party) in network.named() {
-        // Whoever ended meanwhile takes nothing.
+        // A process that has ended meanwhile uses no resources.
         let Ok(usage) = Usage::of(pid) else { continue };
         match party {
             Party::Controller(_) => taken.controllers.add(usage),

@@ -1,5 +1,5 @@
-//! What disks do to what was stored on them: the end is gone, a bit flips, a part reads as zeros.
-//! Done to the files of a controller that does not run.
+//! Damage of disks to stored files: a lost end, a flipped bit, or a part that reads as zeros. The
+//! damage is done to the files of a controller that does not run.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
@@ -9,12 +9,12 @@ use anyhow::{Context as _, ensure};
 use rand::Rng as _;
 use rand::rngs::StdRng;
 
-/// How much of a file's end is cut off at most, as a power of two.
+/// Maximum number of bytes that are cut off a file's end, as a power of two.
 const CUT_BITS: u32 = 17;
-/// How much reads as zeros: a disk's sector and its page.
+/// Numbers of bytes that read as zeros: a disk's sector and its page.
 const ZEROED_BYTES: [usize; 2] = [512, 4096];
 
-/// What is done, and to which file.
+/// The kind of damage, and the damaged file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Damage {
     CutLog,
@@ -28,7 +28,8 @@ impl Damage {
     pub(super) const ALL: [Self; 5] =
         [Self::CutLog, Self::FlipLog, Self::ZeroLog, Self::CutSnapshot, Self::FlipSnapshot];
 
-    /// Does it to a controller's data directory, at a place from the seed. Says what was done.
+    /// Damages a controller's data directory, at a place drawn from the seed. Returns a description
+    /// of the damage.
     pub(super) fn inflict(self, data_dir: &Path, rng: &mut StdRng) -> anyhow::Result<String> {
         let path = match self {
             Self::CutLog | Self::FlipLog | Self::ZeroLog => data_dir.join("log").join("db"),
@@ -48,23 +49,23 @@ fn newest_snapshot(data_dir: &Path) -> anyhow::Result<PathBuf> {
     let dir = data_dir.join("snapshots");
     let entries = fs::read_dir(&dir).with_context(|| format!("cannot read {}", dir.display()))?;
     let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
-    // Names sort as what they cover does.
+    // The names sort like the log indexes that the snapshots cover.
     let newest = paths.filter(|path| path.extension().is_some_and(|it| it == "snapshot")).max();
     newest.with_context(|| format!("there is no snapshot in {}", dir.display()))
 }
 
-/// The bytes up to the last that is not zero: files are larger than what is in them.
+/// Returns the bytes up to the last that is not zero, because files are larger than their contents.
 fn used(path: &Path) -> anyhow::Result<Vec<u8>> {
     let mut bytes = fs::read(path)?;
     let end = bytes.iter().rposition(|&byte| byte != 0).map_or(0, |last| last + 1);
     bytes.truncate(end);
-    ensure!(end > 1, "nothing is in it");
+    ensure!(end > 1, "the file is empty");
     Ok(bytes)
 }
 
 fn cut(path: &Path, rng: &mut StdRng) -> anyhow::Result<String> {
     let used = used(path)?.len();
-    // As often a few bytes as many.
+    // Draw the magnitude first, so that short cuts are as likely as long ones.
     let most = 1usize << rng.random_range(0..=CUT_BITS);
     let cut = rng.random_range(1..=most).min(used - 1);
     let left = u64::try_from(used - cut)?;
@@ -74,7 +75,8 @@ fn cut(path: &Path, rng: &mut StdRng) -> anyhow::Result<String> {
 
 fn flip(path: &Path, rng: &mut StdRng) -> anyhow::Result<String> {
     let bytes = used(path)?;
-    let (at, bit) = (rng.random_range(0..bytes.len()), rng.random_range(0..8));
+    let at = rng.random_range(0..bytes.len());
+    let bit = rng.random_range(0..8);
     File::options().write(true).open(path)?.write_all_at(&[bytes[at] ^ 1 << bit], u64::try_from(at)?)?;
     Ok(format!("flipped bit {bit} of byte {at} of {}", bytes.len()))
 }
@@ -96,7 +98,8 @@ mod tests {
 
     const LEN: usize = 10_000;
 
-    /// A data directory with a log of [`LEN`] bytes and zeros behind them, and two snapshots.
+    /// Returns a data directory with two snapshots, and with a log of [`LEN`] bytes followed by
+    /// zeros.
     fn stored() -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
         for name in ["log", "snapshots"] {
@@ -109,7 +112,7 @@ mod tests {
         dir
     }
 
-    /// The file after this damage, without what is zero at its end, and what was said of it.
+    /// Returns the file after this damage, and the description of the damage.
     fn after(damage: Damage, file: &str, seed: u64) -> (Vec<u8>, String) {
         let dir = stored();
         let said = damage.inflict(dir.path(), &mut StdRng::seed_from_u64(seed)).unwrap();
@@ -117,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn each_damage_is_done_to_what_was_written_and_to_the_newest_snapshot() {
+    fn each_damage_hits_written_bytes_of_the_log_or_of_the_newest_snapshot() {
         for seed in 0..50 {
             for (damage, file) in [(Damage::CutLog, "log/db"), (Damage::CutSnapshot, "snapshots/02.snapshot")]
             {
@@ -139,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_seed_does_the_same() {
+    fn the_damage_depends_on_the_seed_alone() {
         for damage in Damage::ALL {
             let file = if damage == Damage::CutSnapshot { "snapshots/02.snapshot" } else { "log/db" };
             assert_eq!(after(damage, file, 7), after(damage, file, 7));
@@ -147,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_controller_without_a_snapshot_says_so() {
+    fn damaging_a_missing_snapshot_is_an_error() {
         let dir = stored();
         fs::remove_dir_all(dir.path().join("snapshots")).unwrap();
         fs::create_dir(dir.path().join("snapshots")).unwrap();

@@ -1,5 +1,5 @@
-//! Executor processes, whether one has a whole GPU or each model one of its own: chosen, killed, and
-//! waited for.
+//! Executor processes, one per GPU or one per model: choosing one, killing it, and waiting for its
+//! replacement.
 
 use anyhow::Context as _;
 use millrace_client::messages::{Gpu, Node};
@@ -10,19 +10,19 @@ use super::stage::Stage;
 use crate::cluster::{descendants, is_alive, own_pid, signal, until};
 use crate::timeline::seconds;
 
-/// An executor that is about to be killed.
+/// An executor that the harness chose to kill or stop.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Victim {
     pid: u32,
-    /// As its worker knows it: another number in a container.
+    /// The pid by which its worker knows it, which differs from `pid` in a container.
     told: u32,
-    /// Its worker.
+    /// The name of its worker.
     node: String,
-    /// Its GPU, where the cluster told it.
+    /// The index of its GPU, if the cluster reported it.
     gpu: Option<u32>,
-    /// What the cluster says that it is for.
+    /// The executor's job, as the cluster reports it.
     role: String,
-    /// The functions whose model is its own; none where it has a GPU's.
+    /// The functions of its own model; empty if the executor belongs to a GPU.
     functions: Vec<String>,
 }
 
@@ -37,8 +37,9 @@ impl Victim {
 }
 
 impl Stage {
-    /// One of the executors that run, by the seed. In isolation they come and go with their models, so
-    /// that a pid which the cluster told may be another's by now: only children of a worker count.
+    /// Chooses one of the running executors, by the seed. In isolation executors come and go with
+    /// their models, and a reported pid may already belong to another process. Therefore only
+    /// children of a worker count.
     pub(super) async fn an_executor(&mut self) -> anyhow::Result<Victim> {
         let mut running = Vec::new();
         until("an executor runs", async || {
@@ -47,17 +48,17 @@ impl Stage {
             let each = workers
                 .flat_map(|(pid, name)| descendants(pid).into_iter().map(move |it| (it, name.clone())));
             running = each.filter(|&(pid, _)| is_alive(pid)).collect();
-            running.is_empty().then(|| "no worker has one".to_owned())
+            running.is_empty().then(|| "no worker has an executor".to_owned())
         })
         .await?;
-        let (pid, node) = running.choose(&mut self.rng).cloned().context("one runs")?;
+        let (pid, node) = running.choose(&mut self.rng).cloned().context("an executor runs")?;
         let told = own_pid(pid);
         let role = "of a model".to_owned();
         let unknown = Victim { pid, told, node, gpu: None, role, functions: Vec::new() };
         Ok(found(&self.cluster.admin()?.nodes().await?, unknown))
     }
 
-    /// kill -9 of an executor.
+    /// Kills an executor with SIGKILL.
     pub(super) fn kill_executor(&mut self, victim: &Victim) -> anyhow::Result<()> {
         let Victim { pid, role, .. } = victim;
         self.timeline.fault(format!("kill -9 of the executor {role} (pid {pid})"));
@@ -66,8 +67,8 @@ impl Stage {
         signal(*pid, Signal::KILL)
     }
 
-    /// Waits until every GPU is up without an executor that was killed, and what was its own is served
-    /// again. In isolation the process of a model is started when somebody asks for it.
+    /// Waits until every GPU is up without the killed executor, and the executor's own functions
+    /// are served again. In isolation the process of a model starts when a request needs it.
     pub(super) async fn executor_back(&self, victim: &Victim) -> anyhow::Result<()> {
         let begun = self.timeline.now();
         let admin = self.cluster.admin()?;
@@ -85,12 +86,13 @@ impl Stage {
     }
 }
 
-/// A process with what the cluster says of it.
+/// Returns the executor with the cluster's description of it.
 fn found(nodes: &[Node], victim: Victim) -> Victim {
     let pid = victim.told;
     for node in nodes.iter().filter(|node| node.name == victim.node) {
         for gpu in &node.gpus {
-            let (role, place) = (format!("of GPU {} of {}", gpu.index, node.name), Some(gpu.index));
+            let role = format!("of GPU {} of {}", gpu.index, node.name);
+            let place = Some(gpu.index);
             if gpu.executor_pid == pid {
                 return Victim { gpu: place, role, ..victim };
             }
@@ -109,14 +111,14 @@ fn found(nodes: &[Node], victim: Victim) -> Victim {
     victim
 }
 
-/// The name in `tenant/name@revision`.
+/// Returns the name in `tenant/name@revision`.
 fn name(revision: &str) -> &str {
     let key = revision.split_once('@').map_or(revision, |(key, _)| key);
     key.rsplit_once('/').map_or(key, |(_, name)| name)
 }
 
-/// Why an executor does not count as replaced: its GPU is not up, or some GPU of its worker still names
-/// it.
+/// Returns the reason why an executor does not count as replaced: its GPU is not up, or a GPU of
+/// its worker still names it.
 pub(super) fn not_back(nodes: &[Node], victim: &Victim) -> Option<String> {
     let not_back = |node: &Node, gpu: &Gpu| {
         let is_its = victim.gpu.is_none_or(|index| node.name == victim.node && index == gpu.index);
@@ -138,14 +140,16 @@ mod tests {
         [Node { name: "w".into(), gpus: vec![gpu], ..Default::default() }]
     }
 
-    /// A process of `w` with what the cluster says of it.
+    /// Returns a process of `w` with the cluster's description of it.
     fn victim(nodes: &[Node], told: u32) -> Victim {
-        let (pid, node, role) = (told + 1000, "w".to_owned(), "of a model".to_owned());
+        let pid = told + 1000;
+        let node = "w".to_owned();
+        let role = "of a model".to_owned();
         found(nodes, Victim { pid, told, node, gpu: None, role, functions: Vec::new() })
     }
 
     #[test]
-    fn an_executor_is_a_gpus_or_a_models() {
+    fn an_executor_is_described_by_its_gpu_or_its_model() {
         let shared = node(Gpu { executor_pid: 7, executor_pids: vec![7], ..Default::default() });
         assert_eq!(victim(&shared, 7).role, "of GPU 0 of w");
         let model =
@@ -158,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_is_back_once_it_is_up_and_names_the_dead_process_no_more() {
+    fn a_gpu_is_back_once_it_is_up_without_the_dead_process() {
         let gpu = |index, health: &str, pids: &[u32]| Gpu {
             index,
             health: health.into(),
@@ -172,6 +176,10 @@ mod tests {
         assert_eq!(not_back(&node(gpu(0, "Up", &[])), &killed), None);
         assert_eq!(not_back(&node(gpu(1, "Restarting", &[8])), &killed), None, "another GPU");
         let elsewhere = [Node { name: "v".into(), ..node(gpu(0, "Up", &[7]))[0].clone() }];
-        assert_eq!(not_back(&elsewhere, &killed), None, "another's, which has that number too");
+        assert_eq!(
+            not_back(&elsewhere, &killed),
+            None,
+            "an executor of another worker, with the same number"
+        );
     }
 }

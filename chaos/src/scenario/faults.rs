@@ -1,4 +1,4 @@
-//! Carries out the faults that a file names, and undoes them.
+//! Injects the faults that a file names, and undoes them.
 
 use std::time::Duration;
 
@@ -11,31 +11,32 @@ use super::stage::Stage;
 use crate::cluster::Process;
 use crate::proxy::{Mend, Party, Slowness};
 
-/// Longer than any scenario takes: a stall ends when it is repaired.
+/// Maximum duration of a stall, longer than any scenario; the repair ends the stall.
 const STALL_LASTS: Duration = Duration::from_secs(600);
-/// A fault of a GPU that ends its executor does so when the next work comes: under load within this.
+/// Time within which a fault of a GPU ends its executor under load: the fault acts on the next
+/// work.
 const ARMED: Duration = Duration::from_secs(5);
 
-/// What undoes a fault, in the order in which several are undone: who hangs or is cut off answers
-/// nobody.
+/// The repair of a fault. The order of the variants is the order in which several faults are
+/// undone: a process that hangs or is cut off cannot answer the later repairs.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Undo {
-    /// A process that was stopped goes on, if it is still there.
+    /// Continues a stopped process, if it still exists.
     Continue(u32),
-    /// The link of a process is up again.
+    /// Takes the link of a process up again.
     Plug(Process),
-    /// Every link is as it should be.
+    /// Restores every link.
     Mend,
-    /// A process that was ended is started again over its folder.
+    /// Restarts an ended process over its folder.
     Start(Process),
-    /// A worker gets memory again, or is started again where it has ended.
+    /// Lifts the memory limit of a worker, or restarts the worker if it has ended.
     Feed(String),
-    /// The machine of a controller is well again.
+    /// Ends all faults in the machine of a controller.
     Clear(u64),
 }
 
 impl Stage {
-    /// Breaks something, and says what undoes it, where that is not done by itself.
+    /// Injects a fault, and returns its repairs; none for a fault that ends by itself.
     pub(super) async fn inflict(&mut self, fault: &Fault) -> anyhow::Result<Vec<Undo>> {
         self.latest.leader = None;
         match *fault {
@@ -88,7 +89,7 @@ impl Stage {
             }
             Fault::MoveClock(Jump { who, by, direction }) => {
                 let id = self.controller(who).await?;
-                let by = i64::try_from(by.draw(&mut self.rng).as_millis()).context("a jump of years")?;
+                let by = i64::try_from(by.draw(&mut self.rng).as_millis()).context("the jump is too long")?;
                 let back = match direction {
                     Direction::Ahead => false,
                     Direction::Back => true,
@@ -155,14 +156,14 @@ impl Stage {
         self.cluster.fail_device(&name, gpu, fault.into()).await
     }
 
-    /// Undoes faults. What is started again is waited for later: a controller is not ready before a
-    /// majority is there.
+    /// Undoes faults. Restarted processes are awaited later, because a controller is not ready
+    /// before a majority runs.
     pub(super) async fn undo(&mut self, undos: Vec<Undo>) -> anyhow::Result<()> {
         for undo in undos {
             match undo {
                 Undo::Start(process) => self.cluster.begin_start(&process)?,
                 Undo::Continue(pid) => {
-                    self.timeline.did(format!("process {pid} goes on (SIGCONT)"));
+                    self.timeline.did(format!("process {pid} continues (SIGCONT)"));
                     crate::cluster::signal(pid, rustix::process::Signal::CONT)?;
                 }
                 Undo::Feed(name) => self.cluster.feed_worker(&name)?,
@@ -171,7 +172,7 @@ impl Stage {
                     self.cluster.plug(&process)?;
                 }
                 Undo::Mend => self.mend()?,
-                // The faults of a machine end with its process.
+                // The faults of a machine end with the controller's process.
                 Undo::Clear(id) if !self.cluster.running_controllers().contains(&id) => {}
                 Undo::Clear(id) => self.cluster.clear_faults(id).await?,
             }
@@ -179,16 +180,17 @@ impl Stage {
         Ok(())
     }
 
-    /// Mends every link: what waited goes on, or breaks, by the seed.
+    /// Restores every link. The seed decides whether waiting data is delivered or the connections
+    /// are reset.
     pub(super) fn mend(&mut self) -> anyhow::Result<()> {
         let how = if self.rng.random() { Mend::Resume } else { Mend::Reset };
         self.breaks_connections();
         let what = self.cluster.mend(how)?;
-        self.timeline.did(format!("mended every link: {what}"));
+        self.timeline.did(format!("restored every link: {what}"));
         Ok(())
     }
 
-    /// One that runs, by the seed, and what it is.
+    /// Chooses a running process, by the seed, and returns its role for the timeline.
     async fn chosen(&mut self, who: Who) -> anyhow::Result<(Process, String)> {
         Ok(match who {
             Who::AnyWorker => {
@@ -200,7 +202,7 @@ impl Stage {
             who => {
                 let id = self.controller(who).await?;
                 let leads = self.latest.leader == Some(id);
-                let role = if leads { ", which leads" } else { "" };
+                let role = if leads { ", the leader" } else { "" };
                 (Process::Controller(id), role.to_owned())
             }
         })
@@ -222,7 +224,7 @@ impl Stage {
         chosen.context("no such controller runs")
     }
 
-    /// What a fault of a process means for bills, and which worker it was about.
+    /// Records the fault for the bills and remembers the worker that the fault concerns.
     fn loses(&mut self, process: &Process) {
         self.breaks_connections();
         if let Process::Worker(name) = process {

@@ -1,6 +1,7 @@
-//! The disk of a controller is full: its log goes on in the space reserved for it, and no write is lost.
-//! Killed then, the controller may refuse to start and has to say why; the others go on. With space again
-//! it is started over the same folder and catches up.
+//! The scenario with a full disk of a controller. The log continues in its reserved space, and no
+//! write is lost. When the controller is killed then, its restart may be refused, with the reason;
+//! the others continue. With free space, the controller is restarted over the same folder and
+//! catches up.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -12,11 +13,11 @@ use super::small_disk::SmallDisk;
 use super::stage::Stage;
 use crate::cluster::{PATIENCE, Process, Start};
 
-/// What the system says of a full disk.
+/// The system's message for a full disk.
 const NO_SPACE: &str = "No space left on device";
 
 pub(super) async fn play(stage: &mut Stage) -> anyhow::Result<()> {
-    // They stay until the end of the run: a controller goes on where its disk is.
+    // The disks stay until the end of the run, because a restarted controller uses its disk again.
     let mut disks = BTreeMap::new();
     for round in 0..stage.rounds {
         let leads = round % 2 == 0;
@@ -34,7 +35,7 @@ pub(super) async fn play(stage: &mut Stage) -> anyhow::Result<()> {
 }
 
 impl Stage {
-    /// Puts the folder of a controller on a disk of its own.
+    /// Moves the folder of a controller to a separate small disk.
     async fn on_a_small_disk(&mut self, id: u64) -> anyhow::Result<SmallDisk> {
         self.cluster.kill(&Process::Controller(id), ", to put its folder on a small disk").await?;
         let disk = SmallDisk::in_place_of(self.cluster.dir(id)?).await?;
@@ -44,10 +45,10 @@ impl Stage {
         Ok(disk)
     }
 
-    /// Hands leadership to a controller, unless it has it.
+    /// Transfers the leadership to a controller, unless it leads already.
     async fn lets_lead(&mut self, id: u64) -> anyhow::Result<()> {
         let begun = self.timeline.now();
-        // A slow sync at a voter may keep it from being elected in time.
+        // A slow sync at a voter may prevent the election in time, so the transfer is repeated.
         while self.cluster.leader().await? != id {
             if let Err(error) = self.cluster.admin()?.transfer_leadership(Some(id)).await {
                 ensure!(self.timeline.now() - begun < PATIENCE, "controller {id} does not lead: {error}");
@@ -63,16 +64,16 @@ impl Stage {
         let ids = self.cluster.controller_ids();
         let others: Vec<u64> = ids.into_iter().filter(|&other| other != id).collect();
         let taken = disk.fill()?;
-        let role = if leads { "which leads" } else { "which follows" };
+        let role = if leads { "the leader" } else { "a follower" };
         self.timeline.fault(format!("filled the disk of controller {id}, {role}, with {taken} bytes"));
         self.fault();
         self.resumed().await?;
         self.calm().await;
         let ended = self.cluster.ended(&Process::Controller(id));
         ensure!(ended.is_none(), "controller {id} ended on a full disk: {ended:?}");
-        self.timeline.saw(format!("controller {id} goes on with its full disk"));
+        self.timeline.saw(format!("controller {id} still runs with a full disk"));
 
-        self.cluster.kill(&Process::Controller(id), ", whose disk is full").await?;
+        self.cluster.kill(&Process::Controller(id), ", with a full disk").await?;
         self.fault();
         let (leader, term) = self.cluster.leader_among(&others, None).await?;
         self.timeline.saw(format!("controller {leader} leads, term {term}"));
@@ -102,17 +103,18 @@ impl Stage {
         Ok(())
     }
 
-    /// What a controller said since `before` has to name its disk, and what is wrong with it.
+    /// Checks that the controller's log since `before` names the disk and the fault.
     fn names_the_disk(&self, id: u64, status: ExitStatus, before: usize) -> anyhow::Result<()> {
         let log = self.cluster.log(id)?;
         let said = log.get(before..).unwrap_or_default();
         let error = said.lines().find(|line| line.starts_with("error:"));
-        let error = error.with_context(|| format!("controller {id} ends ({status}) and says: {said}"))?;
-        self.timeline.saw(format!("controller {id} says: {error}"));
+        let error = error
+            .with_context(|| format!("controller {id} ends ({status}) without an error message: {said}"))?;
+        self.timeline.saw(format!("controller {id} reports: {error}"));
         ensure!(status.code() == Some(1), "controller {id} ends with {status}");
-        ensure!(error.contains(NO_SPACE), "it does not say that the disk is full: {error}");
+        ensure!(error.contains(NO_SPACE), "the error does not report a full disk: {error}");
         let dir = self.cluster.dir(id)?.display().to_string();
-        ensure!(error.contains(&dir), "it does not say which disk is full: {error}");
+        ensure!(error.contains(&dir), "the error does not name the full disk: {error}");
         Ok(())
     }
 }

@@ -1,14 +1,15 @@
-//! Which scenario can run on which ground. Pure.
+//! The grounds on which a scenario can run. Pure.
 
 use super::spec::{Code, Fault, Spec};
 use crate::cluster::Ground;
 
-/// What `deploy/compose` has of each.
+/// Number of controllers in `deploy/compose`.
 const COMPOSE_CONTROLLERS: u64 = 3;
+/// Number of workers in `deploy/compose`.
 const COMPOSE_WORKERS: u32 = 3;
 
-/// Returns why a scenario cannot run on a ground with these options for its processes, and the grounds to use
-/// instead.
+/// Returns the reason why a scenario cannot run on a ground with these options for its processes,
+/// and the grounds to use instead.
 pub(super) fn refusal(spec: &Spec, ground: Ground, words: &[String]) -> Option<String> {
     let (what, others) = match ground {
         Ground::Processes => {
@@ -26,27 +27,28 @@ pub(super) fn refusal(spec: &Spec, ground: Ground, words: &[String]) -> Option<S
     Some(format!("{} cannot run with --ground {}, which {what}: use {others}", spec.name, ground.word()))
 }
 
-/// Containers are what `compose.yaml` says: they can be killed, stopped and restarted.
+/// Returns the reason why a scenario cannot run in the containers of `compose.yaml`, which can only
+/// be killed, stopped and restarted.
 fn compose_cannot(spec: &Spec, words: &[String]) -> Option<String> {
     let shape = &spec.cluster;
     if shape.controllers > COMPOSE_CONTROLLERS || shape.workers > COMPOSE_WORKERS {
         return Some(format!("has {COMPOSE_CONTROLLERS} controllers and {COMPOSE_WORKERS} workers at most"));
     }
     if spec.plays.is_some() {
-        return Some("has no way to what this does in code".to_owned());
+        return Some("does not support scenarios that are implemented in code".to_owned());
     }
     if shape.isolation.is_some() || !words.is_empty() {
         return Some(
-            "starts processes with the words of compose.yaml, without preset or isolation".to_owned(),
+            "starts processes with the arguments in compose.yaml, without preset or isolation".to_owned(),
         );
     }
     let cannot = |fault: &Fault| {
         Some(match fault {
             Fault::Kill(_) | Fault::Stop(_) | Fault::Restart(_) => return None,
-            Fault::Starve(_) => "leaves the memory of its workers as compose.yaml has it",
-            Fault::Cut(_) | Fault::Slow(_) | Fault::Unplug(_) => "leaves its networks alone",
+            Fault::Starve(_) => "cannot change the memory of its workers",
+            Fault::Cut(_) | Fault::Slow(_) | Fault::Unplug(_) => "cannot change its networks",
             Fault::StallDisk(_) | Fault::MoveClock(_) | Fault::Device(_) => {
-                "starts nobody with the flags for injected faults"
+                "starts no process with the flags for injected faults"
             }
         })
     };
@@ -63,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ground_refuses_what_it_cannot_do_and_names_another() {
+    fn a_scenario_that_a_ground_cannot_run_is_refused_with_another_ground() {
         let refusal = refused("unplugged", Ground::Processes).unwrap();
         assert!(
             refusal.contains("unplugged cannot run with --ground processes")
@@ -82,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn every_scenario_has_a_ground_and_what_only_kills_has_all() {
+    fn every_scenario_has_a_ground_and_scenarios_that_only_kill_have_all() {
         assert!(all().iter().all(|it| it.grounds().next().is_some()));
         for name in ["executor-storm", "leader-kill", "frozen-processes", "rolling-restart"] {
             assert_eq!(find(name).unwrap().grounds().collect::<Vec<_>>(), Ground::ALL, "{name}");

@@ -1,7 +1,8 @@
-//! Hostile clients, in two runs over one cluster. In the first run attackers have addresses of their own,
-//! and no other client may notice; a control before the run burns the same share of a processor without a
-//! connection. In the second run attackers have the clients' address, so that servers cannot tell the two
-//! apart: the cluster has to survive and to recover.
+//! The scenario with hostile clients, in two runs over one cluster. In the first run, attackers
+//! have their own addresses, and no other client may notice them. A control before this run uses
+//! the same share of a processor without a connection. In the second run, attackers have the
+//! clients' address, so that servers cannot tell the two apart: the cluster has to survive and to
+//! recover.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -28,11 +29,11 @@ use crate::oracle::hostile::{self as judge, ClientLatencies, ClusterReading, NOR
 use crate::oracle::requests::Request;
 use crate::timeline::seconds;
 
-/// The connections of each port, of which each address gets a quarter.
+/// Maximum connections of each port; each address gets a quarter of them.
 const PORT_MAX: NonZeroU32 = NonZeroU32::new(2_048).expect("it is not zero");
-/// The soft limit of descriptors that most systems start a process under.
+/// The soft limit of descriptors with which most systems start a process.
 pub(super) const USUAL_DESCRIPTORS: u64 = 1_024;
-/// Addresses that only attackers have.
+/// Addresses that only attackers use.
 const ELSEWHERE: [IpAddr; 3] = [
     IpAddr::V4(Ipv4Addr::new(127, 0, 1, 1)),
     IpAddr::V4(Ipv4Addr::new(127, 0, 1, 2)),
@@ -41,30 +42,31 @@ const ELSEWHERE: [IpAddr; 3] = [
 /// The address of all clients.
 const BESIDE: [IpAddr; 1] = [IpAddr::V4(Ipv4Addr::LOCALHOST)];
 const READ_EVERY: Duration = Duration::from_secs(1);
-/// The longest wait for the cluster's status.
+/// Maximum wait for the cluster's status.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(2);
-/// The longest wait for attackers to end after their time is over.
+/// Maximum wait for the attackers' end after their time is over.
 const OVERTIME: Duration = Duration::from_secs(30);
-/// The longest that a request takes that began in the first run and is not lost.
+/// Maximum duration of a request that began in the first run and is not lost.
 const REQUESTS_END_WITHIN: Duration = Duration::from_secs(12);
-/// The runs, as checks call them.
+/// The name of the first run in checks.
 const FIRST: &str = "from elsewhere";
+/// The name of the second run in checks.
 const SECOND: &str = "from beside";
 
-/// The bounds of connections, where the binary under test has any.
+/// Returns the connection limits, if the binary under test supports them.
 pub(super) async fn caps(program: &std::path::Path) -> Option<ConnectionCaps> {
     ConnectionCaps::known_to(program).await.then(|| ConnectionCaps::of(PORT_MAX))
 }
 
-/// A time under attackers.
+/// A period with attackers, or the control.
 struct AttackPhase {
     begun: Duration,
     ended: Duration,
     done: AttackSummary,
-    /// Each attack, or all of them, with when it began.
+    /// The turns of the attacks, and of all attacks together.
     turns: Vec<AttackTurn>,
     watched: WatchedProcesses,
-    /// The first from before it, the last from its end.
+    /// The readings: the first from before the phase, the last from its end.
     readings: Vec<ClusterReading>,
 }
 
@@ -72,11 +74,10 @@ struct AttackPhase {
 struct AttackTurn {
     name: String,
     begun: Duration,
-    /// The processor time that the servers had taken by then.
+    /// Processor time of the servers before the turn.
     servers_used: Duration,
 }
 
-/// The processes of a run.
 struct WatchedProcesses {
     servers: Vec<(String, u32)>,
     executors: Vec<u32>,
@@ -85,14 +86,15 @@ struct WatchedProcesses {
 
 pub(super) async fn play(stage: &mut Stage, lasts: Duration) -> anyhow::Result<()> {
     if stage.cluster.caps().is_none() {
-        stage.timeline.saw("this binary knows no bounds of connections: it was started without");
+        stage.timeline.saw("this binary supports no connection limits: the cluster was started without them");
     }
     let control = stage.first_run(lasts).await?;
     stage.second_run(lasts, &control).await
 }
 
 impl Stage {
-    /// Runs the control and the attackers at addresses of their own. Returns the sums of the control.
+    /// Runs the control and the attackers at their own addresses. Returns the summary of the
+    /// control.
     async fn first_run(&mut self, lasts: Duration) -> anyhow::Result<AttackSummary> {
         let addresses = self.cluster.addresses();
         let newcomers =
@@ -104,7 +106,7 @@ impl Stage {
         let gaps = [self.load.writes.gap_max(), self.load.answers.gap_max()];
         let as_before = self.as_before(&attacked).await;
         let until = self.timeline.now();
-        // What had begun by then is judged however long it takes.
+        // Requests that have begun by then are judged, however long they take.
         tokio::time::sleep(REQUESTS_END_WITHIN).await;
 
         let fresh = newcomers.requests();
@@ -134,7 +136,7 @@ impl Stage {
 
     /// Runs the attackers at the clients' address.
     async fn second_run(&mut self, lasts: Duration, control: &AttackSummary) -> anyhow::Result<()> {
-        // Requests that a client at the attackers' address makes from here on may be lost.
+        // From here on, requests of a client at the attackers' address may be lost.
         self.excused_from = Some(self.timeline.now());
         if self.cluster.caps().is_some() {
             let wanted = self.wanted(Wanted::LAG_UNDER_LOAD);
@@ -150,7 +152,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Makes the checks of both runs. Returns whether every process went on.
+    /// Makes the checks of both runs. Returns whether every process still runs.
     async fn judge_run(
         &mut self,
         run: &str,
@@ -159,7 +161,7 @@ impl Stage {
         as_before: Result<Duration, String>,
     ) -> bool {
         let mut readings = attacked.readings;
-        // A process may end after the attack, of what the attack left behind.
+        // A process may end after the attack, as a late effect of it.
         let last = self.read(&attacked.watched).await;
         let went_on = last.ended.is_empty();
         readings.push(last);
@@ -175,7 +177,7 @@ impl Stage {
         went_on
     }
 
-    /// Has attackers at work for so long, and looks at the cluster meanwhile.
+    /// Runs attackers for this time, and observes the cluster meanwhile.
     async fn under_attackers(
         &mut self,
         work: AttackerWork,
@@ -195,8 +197,8 @@ impl Stage {
         let addresses: Vec<_> = from.iter().map(ToString::to_string).collect();
         let addresses = addresses.join(", ");
         self.timeline.did(match work {
-            AttackerWork::Burn => format!("the control burns half a processor for {}", seconds(lasts)),
-            AttackerWork::Attack => format!("attackers come from {addresses} for {}", seconds(lasts)),
+            AttackerWork::Burn => format!("the control uses half a processor for {}", seconds(lasts)),
+            AttackerWork::Attack => format!("attackers connect from {addresses} for {}", seconds(lasts)),
         });
         let mut attackers = Attackers::start(&orders)?;
         let mut looks = tokio::time::interval(READ_EVERY);
@@ -226,8 +228,8 @@ impl Stage {
         Ok(AttackPhase { begun, ended, done, turns, watched, readings })
     }
 
-    /// Waits until the cluster is as before the attack. Returns the time, or the reason why the cluster is
-    /// not.
+    /// Waits until the cluster is as before the attack. Returns the time, or the reason why the
+    /// cluster is not as before.
     async fn as_before(&self, phase: &AttackPhase) -> Result<Duration, String> {
         let before = phase.readings.first().cloned().unwrap_or_default();
         let ended = phase.readings.last().and_then(|it| it.ended.first());
@@ -248,7 +250,7 @@ impl Stage {
         Ok(took)
     }
 
-    /// A function that a gateway does not serve to a client that just came.
+    /// Returns a function that a gateway does not serve to a new client.
     async fn not_served(&self) -> Option<String> {
         for id in self.cluster.controller_ids() {
             for name in self.targets.names() {
@@ -280,7 +282,7 @@ impl Stage {
     async fn read(&self, watched: &WatchedProcesses) -> ClusterReading {
         let mut reading = ClusterReading { at: self.timeline.now(), ..ClusterReading::default() };
         for (name, pid) in &watched.servers {
-            // Between two looks at it a process may end: then it has.
+            // A process may end between the two readings.
             let taken = Usage::of(*pid).and_then(|usage| Ok((usage, ResidentMemory::of(*pid)?)));
             match taken {
                 Ok((usage, memory)) if is_alive(*pid) => {
@@ -303,11 +305,11 @@ impl Stage {
         reading
     }
 
-    /// Notes the counts of every attack.
+    /// Records the counts of every attack in the timeline.
     fn tell(&self, done: &AttackSummary) {
         for (name, counts) in &done.attacks {
             self.timeline.saw(format!(
-                "attackers: {name}: {} connections, {} not taken; {} sent, {} accepted, {} refused, {} ended; {:.1} MiB",
+                "attackers: {name}: {} connections, {} not accepted; {} sent, {} accepted, {} refused, {} ended; {:.1} MiB",
                 counts.connections,
                 counts.unconnected,
                 counts.sent,
@@ -319,7 +321,8 @@ impl Stage {
         }
     }
 
-    /// Notes the others' latencies and the servers' processor time in the turn of each attack.
+    /// Records the other clients' latencies and the servers' processor time in the turn of each
+    /// attack.
     fn tell_turns(&self, phase: &AttackPhase, requests: &[Request]) {
         for (turn, next) in phase.turns.iter().zip(phase.turns.iter().skip(1)) {
             let within = requests.iter().filter(|it| (turn.begun..next.begun).contains(&it.begun));
@@ -334,8 +337,8 @@ impl Stage {
         }
     }
 
-    /// Returns the latencies of acknowledged writes under attack. An enable does not count, because it waits
-    /// until its function is ready.
+    /// Returns the latencies of acknowledged writes under attack. An enable does not count, because
+    /// it waits until its function is ready.
     fn writes(&self, phase: &AttackPhase) -> Vec<Duration> {
         let operations = self.load.history.by_key();
         let writes = operations
@@ -345,7 +348,8 @@ impl Stage {
         writes.map(|it| it.returned - it.invoked).collect()
     }
 
-    /// Returns the most connections of each server: those of its ports, or half of its descriptors.
+    /// Returns the maximum connections of each server: the limits of its ports, or half of its
+    /// descriptors.
     fn connections(&self) -> BTreeMap<String, u64> {
         let caps = self.cluster.caps();
         let half_of_all = |pid: u32| descriptors_max(pid).unwrap_or(u64::MAX) / 2;
@@ -359,7 +363,7 @@ impl Stage {
 }
 
 impl WatchedProcesses {
-    /// The processor time that the servers took, executors not included.
+    /// Returns the processor time of the servers, without executors.
     fn servers_used(&self) -> Duration {
         self.servers.iter().filter_map(|(_, pid)| processor_time(*pid).ok()).sum()
     }
@@ -375,11 +379,11 @@ fn latencies(requests: &[Request], phase: &AttackPhase) -> Vec<Duration> {
     requests.iter().filter(|it| phase.has(it.begun)).map(|it| it.ended - it.begun).collect()
 }
 
-/// The process of attackers. It ends when this is dropped, or with the harness.
+/// The process of attackers, which ends with this value or with the harness.
 struct Attackers {
     child: Child,
     lines: Lines<BufReader<ChildStdout>>,
-    /// The child ends when this is closed.
+    /// The child's standard input, whose end ends the child.
     _stdin: ChildStdin,
 }
 
@@ -397,13 +401,14 @@ impl Attackers {
     async fn says(&mut self) -> anyhow::Result<AttackerLine> {
         let line = self.lines.next_line().await.context("cannot read the attackers' output")?;
         let line = line.context("attackers ended before their time was over")?;
-        serde_json::from_str(&line).with_context(|| format!("attackers say {line:?}"))
+        serde_json::from_str(&line).with_context(|| format!("cannot parse the attackers' line {line:?}"))
     }
 
     async fn end(mut self) -> anyhow::Result<()> {
         let ended = tokio::time::timeout(OVERTIME, self.child.wait()).await;
-        let status =
-            ended.context("attackers are done and do not end")?.context("a child can be waited for")?;
+        let status = ended
+            .context("attackers do not end after their last line")?
+            .context("a child can be waited for")?;
         ensure!(status.success(), "attackers ended with {status}");
         Ok(())
     }

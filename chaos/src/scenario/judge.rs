@@ -1,4 +1,5 @@
-//! The end of every run: the load ends, the cluster settles, everything is judged, the cluster ends.
+//! The end of every run: the load ends, the cluster settles, the oracle judges the records, and the
+//! cluster ends.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,15 +19,15 @@ use crate::oracle::{acknowledged, answered, billed, counted, gone, linearizable,
 use crate::report::{Check, Report, Series, Verdict};
 use crate::timeline::seconds;
 
-/// How long processes whose parent was killed may take to end.
+/// Maximum time in which processes end after their parent was killed.
 const LEFTOVER_PATIENCE: Duration = Duration::from_secs(10);
-/// The check that sequences that are over, or that nobody asks for any more, are gone.
+/// The name of the check that ended and idle sequences are freed.
 const NO_SEQUENCE_LEFT: &str = "no sequence is left behind";
-/// How long a bill may take to have what a worker counted.
+/// Maximum time until a worker's counts are in the bill.
 const BILL_PATIENCE: Duration = Duration::from_secs(15);
 
 impl Stage {
-    /// Ends the load, waits for the cluster to settle, judges everything, ends the cluster.
+    /// Ends the load, waits for the cluster to settle, judges the records, and ends the cluster.
     pub(super) async fn finish(mut self, played: anyhow::Result<()>, keep: Keep, report: &mut Report) {
         if let Err(error) = played {
             self.failed("the cluster recovers", &error);
@@ -59,7 +60,7 @@ impl Stage {
 
     fn failed(&mut self, name: &str, error: &anyhow::Error) {
         let lines = format!("{error:#}").lines().map(str::to_owned).collect();
-        self.checks.push(Check::fail(name, "it did not", lines));
+        self.checks.push(Check::fail(name, "this did not happen", lines));
     }
 
     fn check_took(&mut self) {
@@ -80,7 +81,7 @@ impl Stage {
         }
     }
 
-    /// Everybody is back, agrees, and serves.
+    /// Waits until every process is back, the controllers agree, and every gateway serves.
     async fn settle(&self) -> anyhow::Result<Healthy> {
         let begun = self.timeline.now();
         self.cluster.reached(self.wanted(0)).await?;
@@ -94,7 +95,8 @@ impl Stage {
                 asked.with_context(|| format!("the gateway of controller {id} does not serve {name}"))?;
             }
         }
-        let (controllers, workers) = (self.cluster.controller_ids().len(), self.workers);
+        let controllers = self.cluster.controller_ids().len();
+        let workers = self.workers;
         Ok(Healthy { controllers, functions, workers, took })
     }
 
@@ -116,12 +118,13 @@ impl Stage {
         .await
     }
 
-    /// Each controller's own state has every function as all have it. Says how many there are.
+    /// Waits until each controller's own state has the same functions as the common state. Returns
+    /// their number.
     async fn controllers_agree(&self) -> anyhow::Result<usize> {
         let admin = self.cluster.admin()?;
         for id in self.cluster.controller_ids() {
             let stale = self.cluster.admin_of(id)?.stale();
-            until(&format!("controller {id} has what all have"), async || {
+            until(&format!("controller {id} agrees with all"), async || {
                 match (known(&stale).await, known(&admin).await) {
                     (Ok(own), Ok(all)) => (own != all).then(|| healthy::difference(&own, &all)),
                     (Err(error), _) | (_, Err(error)) => Some(error.to_string()),
@@ -156,12 +159,12 @@ impl Stage {
         }
     }
 
-    /// What sequences answered, and whether anything of them is left.
+    /// Judges the answers of sequences, and checks that no sequence is left.
     async fn judge_sequences(&mut self) {
         self.checks.push(counted::check(&self.load.steps()));
         match self.room().await {
             Ok(()) => {
-                let detail = "as many as may be at one time begin, of each function";
+                let detail = "of each function, the maximum number of sequences can start";
                 self.checks.push(Check::pass(NO_SEQUENCE_LEFT, detail));
             }
             Err(error) => self.failed(NO_SEQUENCE_LEFT, &error),
@@ -191,12 +194,13 @@ impl Stage {
             }
         }
         if self.holds(Invariant::Linearizable) {
-            // The search may take long, and nothing else has to go on meanwhile.
+            // The search may block this thread for long, and nothing else has to run meanwhile.
             self.checks.push(linearizable::check(&histories));
         }
     }
 
-    /// What every function is at the end, and the same as reads of each: the last of its history.
+    /// Returns the final state of every function, and the same as reads, which are the last
+    /// operations of the histories.
     async fn last(&self) -> anyhow::Result<(BTreeMap<String, Seen>, Vec<Operation>)> {
         let invoked = self.timeline.now();
         let last = read_all(&self.cluster.admin()?).await?;
@@ -207,13 +211,13 @@ impl Stage {
         Ok((last, reads))
     }
 
-    /// Waits until the bill has what it may not lack, and judges it.
+    /// Waits until the bill contains everything that may not be missing, and judges the bill.
     async fn bill(&mut self) -> anyhow::Result<Check> {
         let requests = self.load.requests();
         let admin = self.cluster.admin()?;
         self.account.asked = self.targets.asked();
         let (least, _) = self.account.bounds(&requests);
-        // What is still missing then is for the check to say.
+        // The check reports any requests that are still missing after the wait.
         let mut billed = 0;
         let read = until_within(BILL_PATIENCE, "every answer is billed", async || {
             match self.targets.billed(&admin).await {
@@ -231,7 +235,7 @@ impl Stage {
         Ok(billed::check(&self.account, &requests))
     }
 
-    /// kill -9 of all but the executors; those have to end by themselves.
+    /// Kills all processes except for the executors, which have to end by themselves.
     async fn end(&mut self) -> anyhow::Result<Check> {
         let pids = self.cluster.pids();
         self.cluster.kill_everybody().await?;
@@ -240,7 +244,7 @@ impl Stage {
             left = pids.iter().copied().filter(|&pid| is_alive(pid)).collect();
             (!left.is_empty()).then(|| format!("pids {left:?}"))
         });
-        // Who is left is in the check.
+        // The check reports the processes that are left.
         ended.await.unwrap_or_default();
         Ok(gone::check(&pids, &left))
     }

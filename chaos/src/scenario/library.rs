@@ -1,11 +1,11 @@
-//! The scenarios that come with the harness: files, embedded.
+//! The scenarios that are part of the harness, as embedded files.
 
 use super::Scenario;
 use super::spec::Spec;
 
 macro_rules! files {
     ($($name:literal),* $(,)?) => {
-        /// Each file, by its name.
+        /// The embedded files, by name.
         const FILES: &[(&str, &str)] =
             &[$((concat!($name, ".yaml"), include_str!(concat!("../../scenarios/", $name, ".yaml")))),*];
     };
@@ -40,23 +40,23 @@ files![
     "everything-at-once",
 ];
 
-/// Every scenario that comes with the harness.
+/// Returns every scenario of the library.
 ///
 /// # Panics
-/// Never: a test reads each.
+/// Never: a test parses every file.
 #[must_use]
 pub fn all() -> Vec<Scenario> {
     let parse = |&(name, text): &(&str, &str)| Spec::parse(name, text).expect("embedded scenarios are valid");
     FILES.iter().map(parse).map(|spec| Scenario { spec }).collect()
 }
 
-/// The scenario of a name.
+/// Returns the scenario with this name.
 #[must_use]
 pub fn find(name: &str) -> Option<Scenario> {
     all().into_iter().find(|scenario| scenario.name() == name)
 }
 
-/// The file of a name.
+/// Returns the text of the file with this name.
 #[cfg(test)]
 pub(super) fn text(name: &str) -> &'static str {
     let file = format!("{name}.yaml");
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_embedded_file_is_a_scenario_of_its_own_name() {
+    fn every_embedded_file_is_a_scenario_with_the_name_of_the_file() {
         for (file, text) in FILES {
             let spec = Spec::parse(file, text).unwrap_or_else(|error| panic!("{error:#}"));
             assert_eq!(format!("{}.yaml", spec.name), *file);

@@ -1,8 +1,9 @@
-//! The scenarios: each is a cluster under load, faults, and what has to hold afterwards. A file says
-//! it ([`spec`]); what a file cannot say is in code, under the name that it `plays`.
+//! The scenarios. Each consists of a cluster under load, faults, and invariants that have to hold
+//! afterwards. A file defines a scenario ([`spec`]). The parts that a file cannot express are in
+//! code, under the name that the file `plays`.
 //!
-//! Every run is judged at its end by the invariants of its file (`judge`); what is in code adds its own
-//! checks.
+//! Every run is judged at its end by the invariants of its file (`judge`). Scenarios in code add
+//! their own checks.
 
 mod census;
 mod clock_jump;
@@ -36,46 +37,46 @@ use crate::cluster::{Ground, Terrain};
 use crate::report::{Report, Verdict};
 use crate::timeline::Echo;
 
-/// A scenario a person can run.
+/// A scenario that can be run.
 #[derive(Debug, Clone)]
 pub struct Scenario {
     spec: Spec,
 }
 
-/// How to run a scenario.
+/// The options of a run.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Where its random choices begin.
+    /// The seed of the random choices.
     pub seed: u64,
-    /// The `millrace` binary.
+    /// The `millrace` binary under test.
     pub program: PathBuf,
-    /// Where its processes run.
+    /// The ground of the processes.
     pub terrain: Terrain,
-    /// How many rounds; `None` for the scenario's own number.
+    /// Number of rounds; `None` for the scenario's own.
     pub rounds: Option<u32>,
-    /// The duration of a storm, or of a run of hostile clients; `None` for the scenario's own.
+    /// Duration of a storm, or of a run of hostile clients; `None` for the scenario's own.
     pub lasts: Option<Duration>,
-    /// How many functions there are of those that are several; `None` for the scenario's own number.
+    /// Number of functions of each numbered kind; `None` for the scenario's own.
     pub functions: Option<u32>,
-    /// The preset that the cluster begins with; `None` for the default one.
+    /// The preset with which the cluster starts; `None` for the default.
     pub preset: Option<String>,
     /// The isolation of the workers; `None` for the scenario's own.
     pub isolation: Option<String>,
-    /// Where events go as they happen.
+    /// The destination of events as they happen.
     pub echo: Echo,
-    /// What becomes of the processes' folders and logs.
+    /// Whether the processes' folders and logs are kept.
     pub keep: Keep,
 }
 
 impl Options {
-    /// The options that processes are started with, as they are typed.
+    /// Returns the arguments for the processes, as on the command line.
     fn words(&self) -> Vec<String> {
         let named = [("--preset", &self.preset), ("--isolation", &self.isolation)];
         let words = named.into_iter().flat_map(|(flag, name)| Some([flag.to_owned(), name.clone()?]));
         words.flatten().collect()
     }
 
-    /// The command that makes the same choices in a scenario again.
+    /// Returns the command that runs a scenario again with the same choices.
     fn again(&self, scenario: &Spec) -> String {
         let mut words = vec!["millrace-chaos run".to_owned(), scenario.name.clone()];
         words.push(format!("--seed {}", self.seed));
@@ -91,18 +92,19 @@ impl Options {
     }
 }
 
-/// What becomes of the processes' folders and logs at the end.
+/// Whether the processes' folders and logs are kept at the end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Keep {
-    /// They stay.
+    /// Folders and logs are always kept.
     Always,
-    /// They stay when the run failed.
+    /// Folders and logs are kept if the run failed.
     Failed,
 }
 
-/// What a promise in seconds is, and where it is made. This machine is shared and the binary may be
-/// a debug build: a run fails only beyond [`ALLOWANCE`](crate::oracle::healthy::ALLOWANCE) times the
-/// promise, and prints what it took.
+/// A promised time, with the document that contains the promise. This machine is shared, and the
+/// binary may be a debug build. A run therefore fails only beyond
+/// [`ALLOWANCE`](crate::oracle::healthy::ALLOWANCE) times the promise, and reports the measured
+/// time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Promise {
     pub(crate) within: Duration,
@@ -110,13 +112,14 @@ pub(crate) struct Promise {
 }
 
 impl Promise {
-    /// Writes after the loss of a leader, and after that of any other controller.
+    /// Returns the promise for writes after the loss of a leader, or of any other controller.
     fn writes_resume() -> Self {
         let source = "DESIGN §7, leader: writes resume < 2 s".to_owned();
         Self { within: Duration::from_secs(2), source }
     }
 
-    /// A function whose only worker was lost: its lease of 2 s and a second.
+    /// Returns the promise for a function that lost its only worker: the lease of 2 s and one
+    /// second.
     fn placed_again() -> Self {
         let source = "DESIGN §7, worker: new placement < lease + 1 s".to_owned();
         Self { within: Duration::from_secs(3), source }
@@ -124,29 +127,28 @@ impl Promise {
 }
 
 impl Scenario {
-    /// Reads a user's own.
+    /// Reads a scenario from a user's file.
     ///
     /// # Errors
-    /// When there is no such file, or what is wrong with it, and where.
+    /// If the file cannot be read, or is invalid, with the fault and its position.
     pub fn read(path: &Path) -> anyhow::Result<Self> {
         let text =
             std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
         Ok(Self { spec: Spec::parse(&path.display().to_string(), &text)? })
     }
 
-    /// What it is called.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.spec.name
     }
 
-    /// What it does, in a line.
+    /// Returns the description of the scenario, in a line.
     #[must_use]
     pub fn about(&self) -> &str {
         &self.spec.about
     }
 
-    /// How long it is unless said otherwise: so many rounds, or so much time.
+    /// Returns the default length of the scenario: a number of rounds, or a duration.
     #[must_use]
     pub fn length(&self) -> String {
         match (self.spec.rounds, self.spec.lasts) {
@@ -156,18 +158,18 @@ impl Scenario {
         }
     }
 
-    /// What its ground cannot do of it, and what to do about that.
+    /// Returns the reason why the scenario cannot run on the ground, with the next step.
     #[must_use]
     pub fn refusal(&self, options: &Options) -> Option<String> {
         ground::refusal(&self.spec, options.terrain.ground, &options.words())
     }
 
-    /// Where it can run.
+    /// Returns the grounds on which the scenario can run.
     pub fn grounds(&self) -> impl Iterator<Item = Ground> {
         Ground::ALL.into_iter().filter(|&it| ground::refusal(&self.spec, it, &[]).is_none())
     }
 
-    /// The report of a run that this machine, or its ground, does not allow.
+    /// Returns the report of a run that this machine, or the ground, does not allow.
     #[must_use]
     pub fn skipped(&self, options: &Options, reason: String) -> Report {
         Report { reason: Some(reason), ..self.report(options) }
@@ -178,8 +180,8 @@ impl Scenario {
         Report::begin(name, about, options.seed, options.again(&self.spec))
     }
 
-    /// Plays it, and judges what was recorded. What goes wrong on the way is in the report: a
-    /// cluster that does not come back is what is looked for.
+    /// Runs the scenario, and judges the records. Errors of the run are in the report, because a
+    /// cluster that does not recover is a result.
     pub async fn run(&self, options: &Options) -> Report {
         let spec = &self.spec;
         let small_disk = || (spec.plays == Some(Code::FullDisk)).then(small_disk::not_allowed).flatten();

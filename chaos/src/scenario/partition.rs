@@ -1,16 +1,17 @@
-//! Links are cut and slow, and mended: the majority goes on, whoever is alone says so and goes on
-//! serving what is deployed, and afterwards everybody is back.
+//! The scenario in which links are cut, slowed and restored. The majority continues. An isolated
+//! controller reports its isolation, and continues to serve the deployed functions. Afterwards
+//! every process is back.
 //!
-//! | fault | what has to hold meanwhile |
+//! | fault | expectation meanwhile |
 //! |---|---|
-//! | the leader is alone | the others elect another, and writes go on there; the old one takes none |
-//! | a follower is alone | writes go on; it takes none |
-//! | a worker is cut from all controllers | it counts as lost, and its functions are placed again |
-//! | nobody reaches anybody | nobody takes writes, and each says why |
-//! | every link is slow, where proxies are in front of processes | writes and requests go on |
+//! | the leader is isolated | the others elect another leader and accept writes; the old leader accepts none |
+//! | a follower is isolated | the others accept writes; the follower accepts none |
+//! | a worker is cut from all controllers | the worker counts as lost, and its functions are placed again |
+//! | every process is isolated | no controller accepts writes, and each reports the reason |
+//! | every link is slow, if proxies are in front of processes | writes and requests continue |
 //!
-//! By the seed, a controller that is alone still has its workers, or has not. Where it has, its
-//! gateway serves them; in each case it answers stale reads.
+//! The seed decides whether an isolated controller still reaches its workers. If so, its gateway
+//! serves their functions. In both cases the controller answers stale reads.
 
 use std::time::Duration;
 
@@ -26,7 +27,7 @@ use super::Promise;
 use super::stage::Stage;
 use crate::proxy::{Party, Slowness, Way};
 
-/// How long a packet takes on a slow link, in milliseconds.
+/// Delay of a packet on a slow link, in milliseconds.
 const SLOW_MS: std::ops::RangeInclusive<u64> = 5..=30;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,7 +39,7 @@ enum Fault {
     Slow,
 }
 
-/// What a controller that is cut from the others still reaches.
+/// The processes that a controller still reaches when it is cut from the other controllers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Left {
     Workers,
@@ -72,7 +73,7 @@ pub(super) async fn play(stage: &mut Stage) -> anyhow::Result<()> {
 }
 
 impl Stage {
-    /// Cuts a controller from the others, and sees both sides do what is theirs.
+    /// Cuts a controller from the others, and checks both sides.
     async fn controller_alone(&mut self, id: u64, role: &str) -> anyhow::Result<()> {
         let left = if self.rng.random() { Left::Workers } else { Left::Nobody };
         let ids = self.cluster.controller_ids();
@@ -80,7 +81,7 @@ impl Stage {
         let mut beyond: Vec<Party> = others.iter().map(|&id| Party::Controller(id)).collect();
         let from = match left {
             Left::Workers => "the other controllers",
-            Left::Nobody => "everybody",
+            Left::Nobody => "every process",
         };
         if left == Left::Nobody {
             beyond.extend(self.workers());
@@ -98,7 +99,8 @@ impl Stage {
         Ok(())
     }
 
-    /// Cuts a worker from every controller: it counts as lost, and others have its functions.
+    /// Cuts a worker from every controller. The worker has to count as lost, and other workers have
+    /// to take over its functions.
     async fn worker_cut_off(&mut self) -> anyhow::Result<()> {
         let names = self.cluster.worker_names();
         let worker = names.choose(&mut self.rng).context("there is a worker")?.clone();
@@ -116,32 +118,33 @@ impl Stage {
         Ok(())
     }
 
-    /// Cuts every link there is.
+    /// Cuts every link.
     async fn everybody_alone(&mut self) -> anyhow::Result<()> {
         let all = [self.controllers(), self.workers()].concat();
-        self.timeline.fault("cut everybody from everybody");
+        self.timeline.fault("cut every process from every other");
         for (index, one) in all.iter().enumerate() {
-            // Nobody is cut from itself.
+            // Each pair is cut once, and no process is cut from itself.
             self.cluster.cut(std::slice::from_ref(one), &all[index + 1..], Way::Both)?;
         }
         let ids = self.cluster.controller_ids();
         try_join_all(ids.iter().map(|&id| self.says_that_it_is_alone(id))).await?;
-        // At once: a gateway holds a request for a while before it refuses it, and the requests of the
-        // load wait only so long.
+        // Ask all gateways at the same time: a gateway holds a request for a while before it
+        // refuses the request, and the requests of the load wait only for a limited time.
         try_join_all(ids.into_iter().map(|id| self.serves_what_it_can(id, Left::Nobody))).await?;
-        // Nothing can go on before: how soon it does is measured from here.
+        // No write or request can succeed before the links are restored, so recovery is measured
+        // from here.
         self.fault();
         self.mend()?;
         Ok(())
     }
 
-    /// Makes every link slow.
+    /// Slows every link.
     async fn slow(&mut self) -> anyhow::Result<()> {
         let by = Duration::from_millis(self.rng.random_range(SLOW_MS));
         let all = [self.controllers(), self.workers()].concat();
         let (leader, term) = self.cluster.leader_and_term().await?;
         self.fault();
-        self.timeline.fault(format!("made every link take {by:?} longer each way"));
+        self.timeline.fault(format!("delayed every link by {by:?} each way"));
         self.cluster.slow(&all, Slowness { delay: by, ..Slowness::default() });
         self.calm().await;
         self.resumed().await?;
@@ -149,14 +152,15 @@ impl Stage {
         let now = self.cluster.leader_and_term().await?;
         let then = (leader, term);
         if now != then {
-            self.timeline.saw(format!("controller {} leads, term {}, which was not needed", now.0, now.1));
+            self.timeline
+                .saw(format!("controller {} leads, term {}: the change was not necessary", now.0, now.1));
         }
         self.mend()?;
         Ok(())
     }
 
-    /// Asks a controller that reaches no majority for a write and a linearizable read: it refuses
-    /// both, as nobody leads.
+    /// Checks that a controller without a majority refuses a write and a linearizable read for want
+    /// of a leader.
     async fn says_that_it_is_alone(&self, id: u64) -> anyhow::Result<()> {
         let endpoint = self.cluster.endpoint_of(id)?;
         let admin = self.cluster.admin_of(id)?;
@@ -168,18 +172,21 @@ impl Stage {
         let (read, write) = tokio::join!(read, write);
         for (asked, answer) in [("a read", read), ("a write", write)] {
             match answer {
-                Ok(what) => bail!("controller {id} reaches no majority, and answered {what}"),
+                Ok(what) => bail!("controller {id} reaches no majority, but answered {what}"),
                 Err(Error::Refused(failure)) if failure.reason == Reason::NoLeader => {
                     self.timeline.saw(format!("controller {id} refuses {asked}: {}", failure.message));
                 }
-                Err(error) => bail!("controller {id} reaches no majority, and says of {asked}: {error}"),
+                Err(error) => bail!(
+                    "controller {id} reaches no majority, but refused {asked} for another reason: {error}"
+                ),
             }
         }
         Ok(())
     }
 
-    /// Asks a controller without a majority for what needs none: stale reads, and requests if it has
-    /// workers. Without workers it says so, and that another may be asked.
+    /// Checks that a controller without a majority serves everything that needs none: stale reads,
+    /// and requests if it reaches its workers. Without workers, it has to refuse requests with an
+    /// error that allows a retry.
     async fn serves_what_it_can(&self, id: u64, left: Left) -> anyhow::Result<()> {
         let stale = self.cluster.admin_of(id)?.stale();
         let found: Vec<_> = stale
@@ -199,15 +206,15 @@ impl Stage {
                     self.timeline.saw(format!("the gateway of controller {id} refuses {name}: {error}"));
                 }
                 (Left::Workers, Err(error)) => {
-                    bail!("the gateway of controller {id} reaches its workers, and refuses {name}: {error}")
+                    bail!("the gateway of controller {id} reaches its workers, but refuses {name}: {error}")
                 }
                 (Left::Nobody, Err(error)) => {
                     bail!(
-                        "the gateway of controller {id} reaches no worker, and refuses {name} for good: {error}"
+                        "the gateway of controller {id} reaches no worker, but refuses {name} for good: {error}"
                     )
                 }
                 (Left::Nobody, Ok(())) => {
-                    bail!("the gateway of controller {id} reaches no worker, and answered for {name}")
+                    bail!("the gateway of controller {id} reaches no worker, but answered for {name}")
                 }
             }
         }

@@ -1,9 +1,10 @@
-//! A request that kills whoever runs it: its executor dies as it runs, and so does the next. It is
-//! quarantined then and costs nobody a third one; the function answers other requests, and everybody
-//! else's requests are answered as ever.
+//! The scenario with a request that kills its executor. Two executors die while they run the
+//! request. Then the request has to be quarantined, so that it kills no third executor. The
+//! function still answers other requests, and all other requests are answered as before.
 //!
-//! The request is a long one, and the harness kills the process in which the cluster says that it
-//! runs: the same for one process a GPU and for one a model.
+//! The request is a long one, and the harness kills the process in which the request runs according
+//! to the cluster. The scenario is thus the same with a process per GPU and with a process per
+//! model.
 
 use std::time::Duration;
 
@@ -19,16 +20,18 @@ use crate::cluster::{descendants, signal, until};
 use crate::load::{POISON, publish_slow};
 use crate::report::Check;
 
-/// Texts of the long request and of a short one, each of so many tokens.
+/// Number of texts in the long request.
 const TEXTS: usize = 4_000;
+/// Number of tokens of each text.
 const TOKENS: usize = 4;
-/// Longer than two executors take to start again and to run it, on a busy machine.
+/// Timeout of the request: longer than two restarts of executors and the runs, on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// How often the cluster is asked who runs it: well within one run.
+/// Interval between two questions to the cluster for the process that runs the request: well within
+/// one run.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// How often the request may be over before it was seen twice.
+/// Maximum number of requests that may end before they were seen in two executors.
 const UNSEEN_MAX: usize = 5;
-/// Processes that a poison request may kill: then it is quarantined.
+/// Number of processes that a poison request may kill before its quarantine.
 const KILLS: usize = 2;
 
 pub(super) async fn play(stage: &mut Stage) -> anyhow::Result<()> {
@@ -39,7 +42,8 @@ pub(super) async fn play(stage: &mut Stage) -> anyhow::Result<()> {
         inference.infer(request(1)).await.err().map(|error| error.to_string())
     })
     .await?;
-    let (mut said, mut evidence) = (Vec::new(), Vec::new());
+    let mut said = Vec::new();
+    let mut evidence = Vec::new();
     for _ in 0..stage.rounds {
         stage.fault();
         let (kills, ended) = seen(stage, &admin, &inference).await?;
@@ -49,24 +53,24 @@ pub(super) async fn play(stage: &mut Stage) -> anyhow::Result<()> {
         };
         stage.timeline.saw(format!("the poison request ended after {kills} kills: {reason}"));
         if kills != KILLS || ended.as_ref().err().and_then(Error::reason) != Some(Reason::Quarantined) {
-            evidence.push(format!("{kills} processes were killed, and it ended as {reason}"));
+            evidence.push(format!("{kills} processes were killed, and the request ended as {reason}"));
         }
         said.push(format!("{reason} after {kills}"));
         stage.resumed().await?;
-        until("its function answers another request", async || {
+        until("the function of the poison request answers another one", async || {
             inference.infer(request(1)).await.err().map(|error| error.to_string())
         })
         .await?;
         stage.whole().await?;
         stage.calm().await;
     }
-    let detail = format!("{KILLS} executors each, then its quarantine: {}", said.join(", "));
+    let detail = format!("{KILLS} executors each, then the quarantine: {}", said.join(", "));
     stage.checks.push(Check::of("a poison request is quarantined", detail, evidence));
     Ok(())
 }
 
-/// A poisoned request that was seen in two executors: one that was over before that killed fewer, and
-/// is sent again.
+/// Sends poison requests until one was seen in two executors. A request that ended earlier killed
+/// fewer executors, and another one is sent.
 async fn seen(
     stage: &Stage,
     admin: &Admin,
@@ -77,13 +81,15 @@ async fn seen(
         if ended.is_err() {
             return Ok((kills, ended));
         }
-        stage.timeline.saw(format!("it was answered after {kills} kills: too soon to be seen twice"));
+        stage
+            .timeline
+            .saw(format!("the poison request was answered after {kills} kills, too early to be seen twice"));
     }
     poisoned(stage, admin, inference).await
 }
 
-/// Sends the request, and kills each process that runs it until it has ended. Says how many were
-/// killed, and how it ended.
+/// Sends the request, and kills each process that runs it until the request has ended. Returns the
+/// number of killed processes, and the result of the request.
 async fn poisoned(
     stage: &Stage,
     admin: &Admin,
@@ -104,27 +110,28 @@ async fn poisoned(
             if !stage.executors_now().contains(&pid) {
                 continue;
             }
-            stage.timeline.fault(format!("kill -9 of the executor that runs it (pid {pid})"));
+            stage.timeline.fault(format!("kill -9 of the executor that runs the poison request (pid {pid})"));
             signal(pid, Signal::KILL)?;
             killed.push(pid);
         }
         if killed.len() > KILLS + 2 {
-            bail!("the poison request goes on after {} executors died of it", killed.len());
+            bail!("the poison request still runs after the deaths of {} executors", killed.len());
         }
     }
 }
 
 impl Stage {
-    /// The executors that are there now: a pid that the cluster told may be another's by now.
+    /// Returns the present executors. A pid that the cluster reported may already belong to another
+    /// process.
     fn executors_now(&self) -> Vec<u32> {
         let workers = self.cluster.worker_names();
         workers.iter().filter_map(|name| self.cluster.worker_pid(name).ok()).flat_map(descendants).collect()
     }
 }
 
-/// The process that runs the poison request on a GPU, if one does. A request whose turn it is does
-/// not run before some of its weights have arrived: who is killed until then did not die of it, and
-/// the worker does not count that death against it.
+/// Returns the process that runs the poison request on a GPU. A request does not run before some of
+/// its weights have arrived, and the worker does not count a death before that time against the
+/// request.
 fn running(gpu: &Gpu) -> Option<u32> {
     let is_poison = |revision: &str| revision.contains(&format!("/{POISON}@"));
     if !is_poison(&gpu.running) {
@@ -151,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_process_is_the_models_own_or_the_gpus() {
+    fn the_process_of_the_model_or_else_of_the_gpu_is_found() {
         let gpu = |running: &str, executor_pid, own| gpu(running, executor_pid, own, 1);
         let runs = format!("default/{POISON}@1");
         assert_eq!(running(&gpu(&runs, 0, 8)), Some(8));
@@ -161,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_runs_it_before_any_of_its_weights_are_there() {
+    fn no_process_runs_the_request_before_some_weights_are_loaded() {
         let runs = format!("default/{POISON}@1");
         assert_eq!(running(&gpu(&runs, 7, 7, 0)), None);
         assert_eq!(running(&Gpu { models: Vec::new(), ..gpu(&runs, 7, 7, 1) }), None);

@@ -1,4 +1,4 @@
-//! Carries out the rounds of a file: step by step, each after the one before it.
+//! Runs the rounds of a file, one step after the other.
 
 use anyhow::Context as _;
 
@@ -8,7 +8,7 @@ use super::stage::Stage;
 
 pub(super) async fn play(stage: &mut Stage, round: &[Step]) -> anyhow::Result<()> {
     let played = stage.all_rounds(round).await;
-    // Also where it failed: what is broken still is not for the judge to suffer from.
+    // Repair after a failure too, so that open faults do not affect the judgement.
     let repaired = stage.repair().await;
     played.and(repaired)
 }
@@ -35,7 +35,7 @@ impl Stage {
             Step::Promise(spec::Promise { r#await, within, source }) => {
                 self.wait_for(*r#await).await?;
                 let took = match r#await {
-                    // By what clients saw, and not when the harness looked.
+                    // Use the clients' measurement, because the harness looks only now and then.
                     Await::Service => self.load.writes.resumed_after().or(self.load.answers.resumed_after()),
                     _ => Some(self.timeline.now() - self.latest.at),
                 };
@@ -52,7 +52,7 @@ impl Stage {
         }
     }
 
-    /// Undoes every fault that still is.
+    /// Undoes every open fault.
     pub(super) async fn repair(&mut self) -> anyhow::Result<()> {
         let mut open = std::mem::take(&mut self.open);
         open.sort();
@@ -63,7 +63,7 @@ impl Stage {
     pub(super) async fn wait_for(&mut self, awaited: Await) -> anyhow::Result<()> {
         match awaited {
             Await::AnotherLeader => {
-                // The old one may be cut off, and answer that it knows of no other.
+                // The old leader may be cut off, and still report itself as the leader.
                 let old = self.latest.leader;
                 let ids = self.cluster.controller_ids();
                 let others: Vec<u64> = ids.into_iter().filter(|&id| Some(id) != old).collect();
@@ -73,7 +73,7 @@ impl Stage {
             }
             Await::Service => self.resumed().await,
             Await::Lost => {
-                let worker = self.latest.worker.clone().context("no fault was about a worker")?;
+                let worker = self.latest.worker.clone().context("no fault concerned a worker")?;
                 self.lost(&worker).await
             }
             Await::Served => self.served().await,
@@ -88,7 +88,7 @@ impl Stage {
     }
 }
 
-/// What is promised, as a check says it.
+/// Returns the name of the check for a promise.
 fn name(awaited: Await) -> &'static str {
     match awaited {
         Await::AnotherLeader => "another controller leads",

@@ -1,6 +1,6 @@
-//! A small disk for one process: a tmpfs, mounted over a folder in mounts of its own, so that nobody
-//! else sees it. A shell holds those mounts; a process enters them as it starts, and one that is
-//! started again finds what the one before it left.
+//! A small disk for one process: a tmpfs over a folder, in a separate mount namespace, so that no
+//! other process sees it. A shell holds the namespace. A process enters it at its start, and a
+//! restarted process finds the files of the one before.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -13,13 +13,13 @@ use rustix::io::Errno;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, Command};
 
-/// What such a disk holds: several times the files of a controller.
+/// Size of the disk: several times the files of a controller.
 const DISK: &str = "size=96m";
-/// How long making one may take.
+/// Maximum time in which the disk is made.
 const READY_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Mounts a disk beside a folder, copies the folder to it, puts it in the folder's place, and stays
-/// until its standard input ends.
+/// Mounts a disk beside a folder, copies the folder to the disk, mounts the disk over the folder,
+/// and runs until its standard input ends.
 const HOLD: &str = r#"set -e
 mkdir -p "$0.disk"
 mount -t tmpfs -o "$1" tmpfs "$0.disk"
@@ -28,7 +28,8 @@ mount --bind "$0.disk" "$0"
 echo ready
 read -r _ || true"#;
 
-/// Why this machine does not let us have one, if so: it takes the right to mount.
+/// Returns the reason why this machine does not allow a small disk, which requires the right to
+/// mount.
 pub(super) fn not_allowed() -> Option<String> {
     let tried = tempfile::tempdir().and_then(|dir| {
         let mut command = std::process::Command::new("unshare");
@@ -45,19 +46,22 @@ pub(super) fn not_allowed() -> Option<String> {
         Ok(output) => String::from_utf8_lossy(&output.stderr).trim().to_owned(),
         Err(error) => error.to_string(),
     };
-    Some(format!("a small disk takes unshare and nsenter, and the right to mount (run it as root): {why}"))
+    Some(format!(
+        "a small disk requires unshare, nsenter and the right to mount (run the command as root): {why}"
+    ))
 }
 
-/// A small disk in place of a folder. It is gone when this is dropped and nobody uses it any more.
+/// A small disk in place of a folder, which ends when the value is dropped and no process uses the
+/// disk.
 pub(super) struct SmallDisk {
     pid: u32,
-    /// Ends with its standard input, which is ours.
+    /// The shell, which ends with its standard input.
     _holder: Child,
     dir: PathBuf,
 }
 
 impl SmallDisk {
-    /// Puts one in the place of a folder that nobody uses now, with what is in it.
+    /// Replaces a folder that no process uses by a disk with the same files.
     pub(super) async fn in_place_of(dir: &Path) -> anyhow::Result<Self> {
         let mut command = Command::new("unshare");
         command.args(["--mount", "sh", "-c", HOLD]).arg(dir).arg(DISK);
@@ -68,24 +72,27 @@ impl SmallDisk {
         let first = tokio::time::timeout(READY_TIMEOUT, lines.next_line()).await;
         match first.context("the small disk is not mounted in time")?? {
             Some(_ready) => {}
-            None => bail!("the small disk in place of {} could not be mounted: see above", dir.display()),
+            None => bail!(
+                "the small disk in place of {} could not be mounted: see the error above",
+                dir.display()
+            ),
         }
-        // unshare has become the shell.
+        // unshare has executed the shell in its own process, so the pid is the shell's.
         let pid = holder.id().context("a process that runs has a pid")?;
         Ok(Self { pid, _holder: holder, dir: dir.to_owned() })
     }
 
-    /// What makes a program see this disk, in front of its words.
+    /// Returns the words in front of a program that is to see this disk.
     pub(super) fn prefix(&self) -> Vec<String> {
         vec!["nsenter".to_owned(), format!("--mount=/proc/{}/ns/mnt", self.pid)]
     }
 
-    /// Takes all the space that is left. Returns the bytes it took.
+    /// Fills all remaining space. Returns the number of written bytes.
     pub(super) fn fill(&self) -> anyhow::Result<u64> {
         let path = self.filler();
         let mut file = File::options().create(true).append(true).open(&path)?;
         let mut taken = 0;
-        // What does not fit as a whole fits in part.
+        // Smaller chunks fill the space in which a larger one no longer fits.
         for chunk in [1 << 20, 4096, 1] {
             let bytes = vec![0xff; chunk];
             loop {
@@ -102,13 +109,13 @@ impl SmallDisk {
         Ok(taken)
     }
 
-    /// Gives the space back.
+    /// Frees the filled space.
     pub(super) fn free(&self) -> anyhow::Result<()> {
         let path = self.filler();
         std::fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))
     }
 
-    /// A file on this disk, as one without its mounts reaches it.
+    /// Returns the path of the filler file on this disk, as seen from outside the mount namespace.
     fn filler(&self) -> PathBuf {
         let dir = self.dir.strip_prefix("/").unwrap_or(&self.dir);
         Path::new("/proc").join(self.pid.to_string()).join("root").join(dir).join("filler")
@@ -120,7 +127,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_small_disk_has_what_was_there_and_is_full_only_for_those_who_see_it() {
+    async fn a_small_disk_has_the_old_files_and_fills_up_only_inside_its_mount_namespace() {
         if let Some(why) = not_allowed() {
             eprintln!("skipped: {why}");
             return;

@@ -1,5 +1,5 @@
-//! What scenarios share: a cluster under load, and waiting for its recovery. How it is judged at the
-//! end is in `judge`.
+//! The common part of all scenarios: a cluster under load, and waiting for its recovery. The
+//! judgement at the end is in `judge`.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -24,10 +24,9 @@ use crate::oracle::billed::Account;
 use crate::report::Check;
 use crate::timeline::{Timeline, seconds};
 
-/// How long the load runs before the first fault, and after each recovery.
+/// Time for which the load runs before the first fault, and after each recovery.
 const CALM: Duration = Duration::from_millis(1500);
 
-/// A cluster under load.
 pub(crate) struct Stage {
     pub(super) rng: StdRng,
     pub(super) timeline: Timeline,
@@ -39,31 +38,31 @@ pub(crate) struct Stage {
     pub(super) checks: Vec<Check>,
     pub(super) workers: usize,
     pub(super) healthy_within: Duration,
-    /// How long each thing that was promised took, in each round.
+    /// The measured times of each promise, in each round.
     pub(super) took: BTreeMap<&'static str, (Promise, Vec<Duration>)>,
     pub(super) folder: TempDir,
-    /// What undoes the faults that still are.
+    /// The repairs of the open faults.
     pub(super) open: Vec<Undo>,
-    /// What the latest fault met.
+    /// The targets of the latest fault.
     pub(super) latest: Latest,
-    /// What bills are judged by.
+    /// The data by which bills are judged.
     pub(super) account: Account,
-    /// When executors died, each by one fault.
+    /// Times at which executors died, one range per fault.
     pub(super) killed: Vec<RangeInclusive<Duration>>,
-    /// From when on requests of clients may be lost.
+    /// Time from which on requests of clients may be lost.
     pub(super) excused_from: Option<Duration>,
     spec: Spec,
 }
 
-/// What the latest fault met.
+/// The time and the targets of the latest fault.
 #[derive(Debug, Default)]
 pub(super) struct Latest {
     pub(super) at: Duration,
-    /// Who led.
+    /// The leader at the fault.
     pub(super) leader: Option<u64>,
-    /// The worker that it was about.
+    /// The worker that the fault concerned.
     pub(super) worker: Option<String>,
-    /// The executors that were killed and not waited for yet.
+    /// Killed executors whose replacement was not awaited yet.
     pub(super) victims: Vec<Victim>,
 }
 
@@ -84,8 +83,10 @@ impl Stage {
             cluster.start(&plan).await?;
             let endpoints = Endpoints::new(cluster.addresses())?;
             let functions = targets(&spec.functions, options.functions);
-            let wanted = (functions, chains(&spec.workflows), counters(&spec.sequences));
-            Targets::publish(&options.program, folder.path(), endpoints, wanted, &mut rng).await
+            let chains = chains(&spec.workflows);
+            let counters = counters(&spec.sequences);
+            let root = folder.path();
+            Targets::publish(&options.program, root, endpoints, functions, chains, counters, &mut rng).await
         };
         let targets = match started.await {
             Ok(targets) => targets,
@@ -126,29 +127,30 @@ impl Stage {
         Ok(stage)
     }
 
-    /// Whether something has to hold in this scenario.
+    /// Whether an invariant has to hold in this scenario.
     pub(super) fn holds(&self, invariant: Invariant) -> bool {
         self.spec.invariants.contains(&invariant)
     }
 
-    /// Lets the load run undisturbed.
+    /// Lets the load run without a fault for a while.
     pub(super) async fn calm(&self) {
         tokio::time::sleep(CALM).await;
     }
 
-    /// Says that a fault comes now: recovery is measured from here.
+    /// Marks the time of a fault, from which recovery is measured.
     pub(super) fn fault(&mut self) {
         self.latest.at = self.timeline.now();
         self.load.writes.mark();
         self.load.answers.mark();
     }
 
-    /// Waits until writes are taken, where there are any, and requests are answered that were made
-    /// after the fault.
+    /// Waits until a write, if there are writes, and a request succeed that were made after the
+    /// fault.
     pub(super) async fn resumed(&mut self) -> anyhow::Result<()> {
         let writes_too = self.spec.load == Mix::Everything;
-        until("writes are taken and requests answered", async || {
-            let (writes, answers) = (self.load.writes.resumed_after(), self.load.answers.resumed_after());
+        until("writes are accepted and requests answered", async || {
+            let writes = self.load.writes.resumed_after();
+            let answers = self.load.answers.resumed_after();
             (writes_too && writes.is_none() || answers.is_none())
                 .then(|| format!("writes {writes:?}, answers {answers:?}"))
         })
@@ -165,13 +167,13 @@ impl Stage {
         Ok(())
     }
 
-    /// Notes how long writes took to resume since the fault, for the check at the end.
+    /// Records the time until writes resumed after the fault, for the check at the end.
     pub(super) fn note_writes_resumed(&mut self) {
         let took = self.load.writes.resumed_after().unwrap_or(Duration::MAX);
         self.note("writes resume", Promise::writes_resume(), took);
     }
 
-    /// Notes how long something took that was promised, for the check at the end.
+    /// Records a measured time of a promise, for the check at the end.
     pub(super) fn note(&mut self, what: &'static str, promise: Promise, took: Duration) {
         self.took.entry(what).or_insert((promise, Vec::new())).1.push(took);
     }
@@ -184,11 +186,12 @@ impl Stage {
         Ok(())
     }
 
-    /// The same, unless a controller ends by itself first: then how it did.
+    /// Waits until every process is back, or a controller has ended by itself. Returns the exit
+    /// status of that controller.
     pub(super) async fn whole_unless_ended(&mut self, id: u64) -> anyhow::Result<Option<ExitStatus>> {
         let wanted = self.wanted(Wanted::LAG_UNDER_LOAD);
         let mut ended = None;
-        until(&format!("everybody is back, or controller {id} ended"), async || {
+        until(&format!("every process is back, or controller {id} ended"), async || {
             ended = self.cluster.ended(&Process::Controller(id));
             if ended.is_some() { None } else { self.cluster.lacks(wanted).await }
         })
@@ -200,7 +203,7 @@ impl Stage {
         Wanted { voters: self.cluster.controller_ids().len(), nodes: self.workers, lag_max }
     }
 
-    /// A controller that does not lead now.
+    /// Chooses a controller that does not lead now.
     pub(super) async fn a_follower(&mut self) -> anyhow::Result<u64> {
         let leader = self.cluster.leader().await?;
         let ids = self.cluster.controller_ids();
@@ -215,7 +218,7 @@ impl Stage {
         until(&format!("{worker} counts as lost"), async || match admin.nodes().await {
             Ok(nodes) => {
                 let status = nodes.iter().find(|node| node.name == worker).map(|node| node.status());
-                (status != Some(NodeStatus::Lost)).then(|| format!("it is {status:?}"))
+                (status != Some(NodeStatus::Lost)).then(|| format!("its status is {status:?}"))
             }
             Err(error) => Some(error.to_string()),
         })
@@ -244,14 +247,15 @@ impl Stage {
     }
 }
 
-/// What to start for a scenario.
+/// Returns the cluster to start for a scenario.
 fn plan(spec: &Spec, options: &Options) -> Plan {
     let Shape { controllers, workers, gpus, gpu_memory, host_memory, isolation } = spec.cluster.clone();
     let isolation = options.isolation.clone().or_else(|| isolation.map(|it| it.word().to_owned()));
     let mut worker_words = Vec::new();
     worker_words.extend(isolation.into_iter().flat_map(|it| ["--isolation".to_owned(), it]));
     worker_words.extend(spec.fails_devices().then(|| "--allow-faults".to_owned()));
-    // Its long request has to be seen while it runs, however many cores there are.
+    // A single thread keeps the long request running until the cluster has reported it, on any
+    // number of cores.
     if spec.plays == Some(Code::PoisonRequest) {
         worker_words.extend(["--executor-threads", "1"].map(str::to_owned));
     }
@@ -268,8 +272,8 @@ fn plan(spec: &Spec, options: &Options) -> Plan {
     }
 }
 
-/// Whether proxies stand in front of processes: where they slow links, or have to cut them because the
-/// ground cannot.
+/// Returns whether proxies are in front of processes: they slow links, and cut them if the ground
+/// cannot.
 fn links(spec: &Spec, ground: Ground) -> Links {
     let proxied = spec.slows() || spec.cuts() && ground == Ground::Processes;
     if proxied { Links::Proxied } else { Links::Direct }
@@ -284,10 +288,13 @@ fn counters(sequences: &[spec::Counter]) -> Vec<Counter> {
     sequences.iter().map(|of| Counter { name: of.name.clone(), width: of.width }).collect()
 }
 
-/// The functions of a scenario. `many` is how many there are of those that are several.
+/// Returns the functions of a scenario. `many` replaces the count of functions that have a count
+/// above one.
 fn targets(functions: &[Functions], many: Option<u32>) -> Vec<Target> {
     let numbered = |of: &Functions| {
-        let (name, replicas, kind) = (of.name.clone(), of.replicas.get(), of.model.word());
+        let name = of.name.clone();
+        let replicas = of.replicas.get();
+        let kind = of.model.word();
         match of.count.get() {
             1 => vec![Target { name, replicas, network: Network { kind, seed: 1 } }],
             count => (1..=many.unwrap_or(count))

@@ -1,5 +1,5 @@
-//! Carries out the storm of a file: faults of several kinds, each at its own rate. When each comes is
-//! drawn before the first one ([`schedule`]).
+//! Runs the storm of a file: faults of several kinds, each at its own rate. The times of all faults
+//! are drawn before the first one ([`schedule`]).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,31 +13,32 @@ use crate::cluster::{shared_memory, until_within};
 use crate::oracle::{flat, returned};
 use crate::timeline::seconds;
 
-/// How long the shared memory of what has ended may take to go.
+/// Maximum time until the shared memory of ended processes and requests is freed.
 const RETURN_PATIENCE: Duration = Duration::from_secs(60);
 
-/// Something that is due.
+/// A scheduled fault or repair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Due {
-    /// Since the storm began.
+    /// Time since the start of the storm.
     at: Duration,
-    /// Which occurrence of a fault: numbered over the whole storm.
+    /// The number of the fault's occurrence, counted over the whole storm.
     number: usize,
     what: What,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum What {
-    /// The fault of a stream.
+    /// The fault of the stream with this index begins.
     Begin(usize),
-    /// The repair of that occurrence.
+    /// The fault with the same number is repaired.
     End,
 }
 
-/// When every fault comes and goes, in order. No fault begins after the storm is over; a repair may
-/// come later, and is done at the end.
+/// Returns the times of all faults and repairs, in order. No fault begins after the end of the
+/// storm. A repair that would be later is made at the end.
 fn schedule(streams: &[Stream], lasts: Duration, rng: &mut StdRng) -> Vec<Due> {
-    let (mut due, mut number) = (Vec::new(), 0);
+    let mut due = Vec::new();
+    let mut number = 0;
     for (index, stream) in streams.iter().enumerate() {
         let mut at = stream.every.draw(rng);
         while at < lasts {
@@ -68,7 +69,7 @@ pub(super) async fn play(stage: &mut Stage, streams: &[Stream], lasts: Duration)
     let raged = stage.rage(streams, lasts, &watch).await;
     let gap = stage.load.answers.gap_max();
     stage.timeline.did("the storm is over");
-    // Also where it failed: what is stopped and cut stays so otherwise.
+    // Repair after a failure too: stopped and cut processes would otherwise stay so.
     stage.repair().await?;
     raged?;
     stage.fault();
@@ -82,7 +83,7 @@ pub(super) async fn play(stage: &mut Stage, streams: &[Stream], lasts: Duration)
         stage.checks.extend(flat::check(&samples.usage));
     }
     if stage.holds(Invariant::Returned) {
-        // Requests under way lie in shared memory too.
+        // Stop the load first, because running requests use shared memory too.
         stage.load.stop().await?;
         stage.shared_memory_returns(&held).await;
     }
@@ -94,7 +95,7 @@ fn watch_check(returns: &[Duration], gap: Duration) -> crate::report::Check {
     crate::report::Check::pass(
         "executors come back",
         format!(
-            "all of {} that were killed, the slowest after {}; never without an answer for more than {}",
+            "all {} killed executors, the slowest after {}; longest time without an answer {}",
             returns.len(),
             seconds(slowest),
             seconds(gap)
@@ -103,7 +104,7 @@ fn watch_check(returns: &[Duration], gap: Duration) -> crate::report::Check {
 }
 
 impl Stage {
-    /// Breaks and repairs as it is due.
+    /// Injects and repairs faults on schedule.
     async fn rage(&mut self, streams: &[Stream], lasts: Duration, watch: &Watch) -> anyhow::Result<()> {
         let due = schedule(streams, lasts, &mut self.rng);
         let begun = self.timeline.now();
@@ -119,12 +120,13 @@ impl Stage {
                             watch.killed(victim);
                         }
                     }
-                    // Whom it is for may be down by another fault.
-                    Err(error) => self.timeline.saw(format!("a fault finds nobody: {error:#}")),
+                    // The target may be down because of another fault.
+                    Err(error) => self.timeline.saw(format!("a fault finds no target: {error:#}")),
                 },
                 What::End => {
                     let undos = open.remove(&number).unwrap_or_default();
-                    // Whom it is for may hang or be cut off by another fault: at the end nobody is.
+                    // The target may hang or be cut off because of another fault, which the repair
+                    // at the end undoes first.
                     if let Err(error) = self.undo(undos.clone()).await {
                         self.timeline.saw(format!("a repair waits for the end: {error:#}"));
                         self.open.extend(undos);
@@ -147,7 +149,7 @@ impl Stage {
             after = shared_memory(&self.cluster.pids());
             returned::left_behind(before, &after).into_iter().next()
         });
-        // What is still held is in the check.
+        // The check reports the files that are left.
         back.await.unwrap_or_default();
         self.checks.push(returned::check(before, &after));
     }
@@ -174,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_come_at_their_rates_and_are_repaired_in_their_time() {
+    fn faults_begin_at_their_rates_and_are_repaired_on_time() {
         let lasts = Duration::from_secs(60);
         let due = schedule(&streams(), lasts, &mut StdRng::seed_from_u64(1));
         assert!(due.windows(2).all(|pair| pair[0].at <= pair[1].at));
@@ -189,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_seed_gives_the_same_storm_and_another_gives_another() {
+    fn the_storm_depends_on_the_seed_alone() {
         let of = |seed| schedule(&streams(), Duration::from_secs(60), &mut StdRng::seed_from_u64(seed));
         assert_eq!(of(1), of(1));
         assert_ne!(of(1), of(2));

@@ -1,6 +1,7 @@
-//! A controller dies and its disk damages what it stored. Started again it either serves, having
-//! lost nothing, or refuses and says what is damaged; then it is replaced as docs/operating.md says.
-//! One controller at a time: the others have everything.
+//! The scenario in which a controller dies and its disk damages its files. The restarted controller
+//! either serves without any loss, or refuses to start and names the damage. In the latter case,
+//! the controller is replaced as in docs/operating.md. Only one controller at a time is damaged, so
+//! that the others have all data.
 
 use std::process::ExitStatus;
 
@@ -12,9 +13,9 @@ use super::damage::Damage;
 use super::stage::Stage;
 use crate::cluster::{Process, Start, until};
 
-/// Every refusal names the damage by one of these, and says to bring the controller back under a
-/// new id.
+/// The phrases with which a refusal names the damage.
 const REFUSALS: [&str; 2] = ["is damaged", "is missing although"];
+/// The advice in every refusal: to bring the controller back under a new id.
 const ADVICE: &str = "with a new id";
 
 pub(super) async fn play(stage: &mut Stage) -> anyhow::Result<()> {
@@ -50,20 +51,21 @@ pub(super) async fn play(stage: &mut Stage) -> anyhow::Result<()> {
 }
 
 impl Stage {
-    /// Waits until a controller has a snapshot: the load makes it so.
+    /// Waits until a controller has a snapshot, which the load causes.
     async fn snapshots_are_kept(&self, id: u64) -> anyhow::Result<()> {
         let dir = self.cluster.dir(id)?.join("snapshots");
         until(&format!("controller {id} has a snapshot"), async || {
             let entries = std::fs::read_dir(&dir).into_iter().flatten().flatten();
             let mut names = entries.map(|entry| entry.file_name());
             let found = names.any(|name| name.to_string_lossy().ends_with(".snapshot"));
-            (!found).then(|| "it has none".to_owned())
+            (!found).then(|| "there is no snapshot".to_owned())
         })
         .await
     }
 
-    /// A controller started over a damaged folder: it is to be whole. What it only finds damaged when
-    /// it reads it ends it, as clearly as at its start. Its log is of it from `before` on.
+    /// Waits until a controller over a damaged folder is whole again. Damage that is found only
+    /// when the data is read ends the controller, with the same message as at its start. The
+    /// controller's log since `before` is from this start.
     async fn serves_or_ends(&mut self, id: u64, before: usize) -> anyhow::Result<()> {
         match self.whole_unless_ended(id).await? {
             None => self.timeline.saw(format!("controller {id} serves, with nothing lost")),
@@ -76,24 +78,29 @@ impl Stage {
         Ok(())
     }
 
-    /// A refusal has to be the program's own, and to say what is wrong and what to do.
+    /// Checks that a refusal is the program's own, and names the fault and the next step.
     fn refused(&self, id: u64, status: ExitStatus, said: &str) -> anyhow::Result<()> {
         let error = said.lines().find(|line| line.starts_with("error:"));
-        let error = error.with_context(|| format!("controller {id} ends ({status}) and says: {said}"))?;
+        let error = error
+            .with_context(|| format!("controller {id} ends ({status}) without an error message: {said}"))?;
         self.timeline.saw(format!("controller {id} refuses: {error}"));
         ensure!(status.code() == Some(1), "controller {id} refuses and ends with {status}");
-        ensure!(REFUSALS.iter().any(|it| error.contains(it)), "it does not say what is wrong: {error}");
-        ensure!(error.contains(ADVICE), "it does not say what to do: {error}");
+        ensure!(
+            REFUSALS.iter().any(|it| error.contains(it)),
+            "the refusal does not name the damage: {error}"
+        );
+        ensure!(error.contains(ADVICE), "the refusal does not name the next step: {error}");
         Ok(())
     }
 
-    /// Removes a controller whose disk is lost, and starts another in its place.
+    /// Removes a controller with a damaged disk, and starts another in its place.
     async fn replace(&mut self, id: u64) -> anyhow::Result<()> {
         let ids = self.cluster.controller_ids();
         let new = ids.iter().max().copied().unwrap_or_default() + 1;
         let others: Vec<u64> = ids.into_iter().filter(|&other| other != id).collect();
         let admin = self.cluster.admin_of_all(&others)?;
-        // Refused while one of the others does not answer at once, as it may on a busy machine.
+        // The group refuses the removal while another controller does not answer at once, as may
+        // happen on a busy machine.
         until(&format!("controller {id} is removed"), async || {
             if let Ok(status) = admin.cluster_status().await
                 && status.controllers.iter().all(|it| it.id != id)

@@ -1,5 +1,5 @@
-//! Looks on while a storm rages: what a worker takes, second by second, and how soon executors that
-//! were killed are replaced.
+//! Observes a cluster during a storm: the resources of a worker, second by second, and the time
+//! until killed executors are replaced.
 
 use std::time::Duration;
 
@@ -15,18 +15,18 @@ use crate::timeline::Timeline;
 
 const SAMPLE_EVERY: Duration = Duration::from_secs(1);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// Executors that may wait to be looked for.
+/// Maximum number of killed executors that wait to be observed.
 const KILLED_MAX: usize = 1024;
 
-/// What was seen.
+/// The observations of a storm.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     pub(super) usage: Vec<Sample>,
-    /// Of each executor that was killed, how soon its GPU was up without it.
+    /// Time until the GPU was up without the executor, for each killed executor.
     pub(super) returns: Vec<Duration>,
 }
 
-/// A look that goes on until it is ended.
+/// A running observation, which lasts until [`Watch::end`].
 #[derive(Debug)]
 pub(super) struct Watch {
     killed: mpsc::Sender<(Duration, Victim)>,
@@ -35,25 +35,26 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// Looks from now on; at what a worker takes where its pid is given.
+    /// Starts to observe the cluster, and the resources of the worker with this pid.
     pub(super) fn begin(admin: Admin, worker: Option<u32>, timeline: Timeline) -> Self {
         let (killed, victims) = mpsc::channel(KILLED_MAX);
         let looking = tokio::spawn(look(admin, worker, timeline.clone(), victims));
         Self { killed, timeline, looking }
     }
 
-    /// Looks for the return of an executor that was killed just now.
+    /// Observes the return of an executor that was killed just now.
     pub(super) fn killed(&self, victim: Victim) {
-        // Beyond the bound nobody is looked for; the end of every run asks each function.
+        // Executors beyond the bound are not observed; the end of every run asks each function
+        // anyway.
         if self.killed.try_send((self.timeline.now(), victim)).is_err() {
-            self.timeline.saw("too many executors were killed to look for this one");
+            self.timeline.saw("too many executors were killed to observe this one");
         }
     }
 
-    /// Ends once all are back.
+    /// Ends once all killed executors are replaced.
     ///
     /// # Errors
-    /// When one is not back, or the worker ended.
+    /// If an executor is not replaced in time, or the worker ended.
     pub(super) async fn end(self) -> anyhow::Result<Seen> {
         drop(self.killed);
         self.looking.await.context("the look failed")?
@@ -81,7 +82,7 @@ async fn look(
                 seen.usage.push(Sample { at: timeline.now(), usage: Usage::of(pid)? });
             },
             _ = looks.tick(), if !away.is_empty() => {
-                // Nobody to ask: asked again.
+                // No controller answers: ask again at the next tick.
                 let Ok(nodes) = admin.nodes().await else { continue };
                 let now = timeline.now();
                 away.retain(|(at, victim)| {

@@ -1,6 +1,6 @@
-//! Bodies and messages that are announced and never sent, but for a byte now and then. At a port for
-//! clients four of them meet the byte budget of inference exactly, over REST and over gRPC, and sixteen
-//! that of the admin API.
+//! Bodies and messages that are announced but never sent, except for a byte now and then. At a port
+//! for clients, four of them use exactly the byte budget of inference, over REST and over gRPC, and
+//! sixteen use that of the admin API.
 
 use std::time::Duration;
 
@@ -11,18 +11,19 @@ use crate::hostile::attacker::Attacker;
 use crate::hostile::wire::{self, flag, kind};
 
 const MIB: usize = 1 << 20;
-/// The largest message of a client, of which four are the budget of 1 GiB.
+/// The largest message of a client. Four of these are the budget of 1 GiB.
 const MESSAGE_MAX: usize = 256 * MIB;
 const MESSAGES: usize = 4;
-/// The largest message to the admin API, of which sixteen are its budget.
+/// The largest message to the admin API. Sixteen of these are its budget.
 const ADMIN_MESSAGE_MAX: usize = 4 * MIB;
 const ADMIN_MESSAGES: usize = 16;
 /// The largest message between controllers.
 const INTERNAL_MESSAGE_MAX: usize = 16 * MIB;
 const INTERNAL_MESSAGES: usize = 16;
-/// The wait between two bytes, and the bytes over one connection: a server ends the call after 5 s, and may
-/// keep the connection.
+/// Interval between two bytes.
 const BYTE_EVERY: Duration = Duration::from_secs(2);
+/// Bytes of a connection after the beginning. A server ends the call after 5 s, and may keep the
+/// connection.
 const BYTES_MAX: usize = 3;
 const CONNECTIONS_MAX: usize = 1_000;
 
@@ -56,13 +57,13 @@ pub(super) async fn run(mut attacker: Attacker) {
 #[derive(Debug, Clone, Copy)]
 enum Over {
     Rest,
-    /// A method.
+    /// A gRPC method.
     Grpc(&'static str),
 }
 
 async fn announce(over: Over, length: usize, mut attacker: Attacker) {
     let begun = match over {
-        // No such model has to be there.
+        // The model need not exist.
         Over::Rest => wire::post(&wire::infer("nobody"), &[], length, b"{"),
         Over::Grpc(method) => {
             let headers = wire::headers(&wire::grpc(method));

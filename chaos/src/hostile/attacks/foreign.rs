@@ -1,5 +1,5 @@
-//! Requests that a page in a browser would send for another site: a foreign `Host`, a foreign `Origin`,
-//! a form. A server that obeys one stops the functions that clients work with.
+//! Requests that a page in a browser would send for another site: a foreign `Host`, a foreign
+//! `Origin`, or a form. A server that obeys such a request stops a function that clients use.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Malformed HTTP/2: lengths that are wrong, unknown settings, windows that open by nothing or
-//! too far, header blocks without end, frames on streams that they are not for, bombs in HPACK.
+//! Malformed HTTP/2: wrong lengths, unknown settings, window updates of zero or beyond the maximum,
+//! endless header blocks, frames on wrong streams, and HPACK bombs.
 
 use std::time::Duration;
 
@@ -12,12 +12,13 @@ use crate::hostile::wire::{self, flag, frame, frame_of_length, kind};
 
 const EVERY: Duration = Duration::from_millis(100);
 const CONNECTIONS_MAX: usize = 10_000;
-/// The longest wait for the server to close a connection.
+/// Maximum wait for the server to close a connection.
 const PATIENCE: Duration = Duration::from_millis(200);
-/// Frames of a flood, and the bytes of each that has any.
+/// Number of frames in a flood.
 const FLOOD: usize = 1_000;
+/// Payload bytes of each frame of a flood that has a payload.
 const FLOOD_FRAME: usize = 1 << 10;
-/// References to one large header.
+/// Basis for the number of references to one large header.
 const REFERENCES: usize = 16_000;
 
 #[derive(Debug, Clone, Copy)]
@@ -79,7 +80,7 @@ pub(super) async fn run(mut attacker: Attacker) {
 }
 
 impl Malformed {
-    /// All that is sent after the preface.
+    /// Returns all bytes after the preface.
     fn bytes(self, port: PortKind, rng: &mut StdRng) -> Vec<u8> {
         let call = wire::headers(&wire::grpc(wire::methods(port)[0]));
         let begun = || frame(kind::HEADERS, flag::END_HEADERS, 1, &call);
@@ -115,7 +116,8 @@ impl Malformed {
             }
             Self::EmptyDataFlood => [begun(), frame(kind::DATA, flag::NONE, 1, &[]).repeat(FLOOD)].concat(),
             Self::HpackBomb => {
-                // Stored under the first free index, 62, and named again and again by one byte.
+                // The header is stored under the first free index, 62, and each further byte refers
+                // to it.
                 let large = wire::headers(&[("x-large", &"x".repeat(3_500))]);
                 let stored = [&[0x40], &large[1..]].concat();
                 let block = [call.clone(), stored, vec![0x80 | 62; REFERENCES - 4_000]].concat();
@@ -133,7 +135,7 @@ impl Malformed {
     }
 }
 
-/// A frame of any type, on any stream, whose length may be wrong.
+/// Returns a frame of any type, on any stream, with a length that may be wrong.
 fn random_frame(rng: &mut StdRng) -> Vec<u8> {
     let payload: Vec<u8> = (0..rng.random_range(0..64)).map(|_| rng.random()).collect();
     let length = if rng.random() { payload.len() } else { rng.random_range(0..1 << 14) };
@@ -147,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_malformed_message_is_bounded_and_the_same_for_the_same_seed() {
+    fn every_malformed_message_is_bounded_and_depends_on_the_seed_alone() {
         for malformed in ALL {
             let of = |seed| malformed.bytes(PortKind::Client, &mut StdRng::seed_from_u64(seed));
             assert_eq!(of(1), of(1), "{malformed:?}");

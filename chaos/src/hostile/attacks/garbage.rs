@@ -1,4 +1,5 @@
-//! Bytes of no protocol, or of another: random ones, TLS client hellos, pipelines of rubbish.
+//! Bytes of no protocol, or of another one: random bytes, TLS client hellos, and pipelines of
+//! malformed requests.
 
 use std::time::Duration;
 
@@ -10,9 +11,9 @@ use crate::hostile::wire;
 
 const EVERY: Duration = Duration::from_millis(100);
 const CONNECTIONS_MAX: usize = 10_000;
-/// The most random bytes of a connection.
+/// Maximum random bytes of a connection.
 const RANDOM_MAX: usize = 8 << 10;
-/// Requests in one pipeline.
+/// Number of requests in a pipeline.
 const PIPELINE: usize = 200;
 
 pub(super) async fn run(mut attacker: Attacker) {
@@ -44,7 +45,7 @@ fn rubbish(function: &str, rng: &mut StdRng) -> Vec<u8> {
     }
 }
 
-/// A record of TLS with a client hello whose lengths are right and whose body is not.
+/// Returns a TLS record with a client hello that has right lengths and a random body.
 fn client_hello(rng: &mut StdRng) -> Vec<u8> {
     let body: Vec<u8> = (0..512).map(|_| rng.random()).collect();
     let hello = [&[1, 0, 2, 0][..], &body].concat();
@@ -57,7 +58,7 @@ fn chunks_without_end(function: &str) -> Vec<u8> {
     format!("{head}transfer-encoding: chunked\r\n\r\n{chunks}FFFFFFFFFFFFFFFFF\r\n").into_bytes()
 }
 
-/// A body of two lengths, and of chunks besides: where it ends is for each reader to guess.
+/// Returns a request whose body has two lengths, and chunks besides, so that its end is ambiguous.
 fn two_lengths(function: &str) -> Vec<u8> {
     let more = [("content-length", "4"), ("transfer-encoding", "chunked")];
     wire::post(&wire::infer(function), &more, 10, b"0\r\n\r\nGET / HTTP/1.1\r\n\r\n")

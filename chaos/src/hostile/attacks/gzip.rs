@@ -1,4 +1,4 @@
-//! Messages that are small until they are decompressed: tensors without fields, zeros, JSON.
+//! Messages that are small until they are decompressed: tensors without fields, zeros, and JSON.
 
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -13,7 +13,7 @@ const EVERY: Duration = Duration::from_secs(2);
 const REQUESTS_MAX: usize = 1_000;
 const MIB: usize = 1 << 20;
 
-/// An input tensor without fields, again and again: 8 MiB of them in 8 KiB.
+/// Input tensors without fields: 8 MiB in 8 KiB.
 static TENSORS: LazyLock<Bytes> = LazyLock::new(|| wire::gzip(&[], &[0x2a, 0], 8 * MIB).into());
 /// A raw tensor of 64 MiB of zeros.
 static ZEROS: LazyLock<Bytes> = LazyLock::new(|| {
@@ -24,7 +24,7 @@ static ZEROS: LazyLock<Bytes> = LazyLock::new(|| {
 static NUMBERS: LazyLock<Bytes> =
     LazyLock::new(|| wire::gzip(br#"{"inputs":[],"parameters":{"p":["#, b"0,", 32 * MIB).into());
 
-/// Compresses what is sent later: that is no part of the attacks' time.
+/// Compresses the messages in advance, so that the attackers' share is not spent on compression.
 pub(super) fn prepare() {
     for bomb in [&TENSORS, &ZEROS, &NUMBERS] {
         LazyLock::force(bomb);

@@ -1,5 +1,5 @@
-//! Giant and deep JSON: arrays in parameters, brackets in brackets, keys by the hundred thousand, numbers
-//! and strings without end.
+//! Giant and deep JSON: arrays in parameters, nested brackets, hundred thousands of keys, and
+//! endless numbers and strings.
 
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -11,17 +11,18 @@ use crate::hostile::wire;
 
 const EVERY: Duration = Duration::from_secs(2);
 const REQUESTS_MAX: usize = 1_000;
-/// Bytes of one body, and of one that is large.
+/// Bytes of a body.
 const BODY: usize = 4 << 20;
+/// Bytes of a large body.
 const LARGE_BODY: usize = 32 << 20;
 
-/// The kinds of bodies.
+/// Number of kinds of bodies.
 const KINDS: usize = 7;
 
 static BODIES: LazyLock<Vec<Vec<u8>>> = LazyLock::new(|| bodies(BODY));
 static LARGE_BODIES: LazyLock<Vec<Vec<u8>>> = LazyLock::new(|| bodies(LARGE_BODY));
 
-/// Writes what is sent later: that is no part of the attacks' time.
+/// Builds the bodies in advance, so that the attackers' share is not spent on this work.
 pub(super) fn prepare() {
     for bodies in [&BODIES, &LARGE_BODIES] {
         LazyLock::force(bodies);
@@ -63,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bodies_have_the_size_they_are_to_have() {
+    fn every_kind_of_body_has_the_requested_size() {
         for kind in 0..KINDS {
             let len = body(kind, BODY).len();
             assert!((BODY - 16..BODY + 128).contains(&len), "{kind}: {len}");

@@ -1,5 +1,5 @@
-//! The attacks of hostile clients on one port, each a module. An attack runs until
-//! its turn is over and then drops its connections. Every loop is bounded besides.
+//! The attacks of hostile clients on a port, one module each. An attack runs until its turn is over
+//! and then drops its connections. Every loop is bounded too.
 
 mod announced;
 mod foreign;
@@ -17,16 +17,16 @@ mod streams;
 
 use super::attacker::Attacker;
 
-/// One attack.
+/// The kind of an attack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Attack {
-    /// Bodies and messages that are announced and never sent.
+    /// Bodies and messages that are announced but never sent.
     Announced,
     /// Requests that a browser would send for another site.
     Foreign,
     /// Malformed HTTP/2 frames.
     Frames,
-    /// Random bytes, TLS, rubbish in a pipeline.
+    /// Random bytes, TLS, and malformed requests in a pipeline.
     Garbage,
     /// Messages that are small until they are decompressed.
     Gzip,
@@ -34,21 +34,21 @@ pub(super) enum Attack {
     Json,
     /// Messages that are small until they are decoded.
     Protobuf,
-    /// Readers of answers that read nothing.
+    /// Clients that do not read their answers.
     Readers,
-    /// Streams that are reset as soon as they begin.
+    /// Streams that are reset as soon as they are opened.
     Resets,
     /// Tensors whose shapes promise more elements than are sent.
     Shapes,
-    /// Connections that say nothing.
+    /// Connections that send nothing.
     Silent,
-    /// Senders of a byte at a time.
+    /// Clients that send a byte at a time.
     Slow,
-    /// Tiny streams, many of each connection.
+    /// Tiny streams, many on each connection.
     Streams,
 }
 
-/// Does the work that is no part of the attacks' time.
+/// Does the attacks' preparatory work, which would otherwise spend the attackers' share.
 pub(super) fn prepare() {
     gzip::prepare();
     json::prepare();
@@ -90,7 +90,7 @@ impl Attack {
         }
     }
 
-    /// Attacks one port.
+    /// Attacks a port.
     pub(super) async fn carry_out(self, attacker: Attacker) {
         match self {
             Self::Announced => announced::run(attacker).await,

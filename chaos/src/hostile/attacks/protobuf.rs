@@ -1,5 +1,5 @@
-//! Messages that are small until they are decoded: tensors and fields of nothing, groups in groups, many
-//! small elements, lengths beyond the message.
+//! Messages that are small until they are decoded: empty tensors and fields, nested groups, many
+//! small elements, and lengths beyond the message.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -14,23 +14,23 @@ use crate::hostile::wire;
 
 const EVERY: Duration = Duration::from_secs(2);
 const REQUESTS_MAX: usize = 1_000;
-/// Bytes of one message: within the limits of every port.
+/// Bytes of a message, within the limits of every port.
 const MESSAGE: usize = 2 << 20;
 
-/// The kinds of messages.
+/// The kind of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Kind {
-    /// A field without content, again and again.
+    /// An empty field, repeated.
     Repeated(u32),
-    /// A field in a field, and so on.
+    /// A field nested in itself.
     Nested(u32),
-    /// A group begins, and never ends.
+    /// Groups that begin and never end.
     EndlessGroup,
-    /// A field that says that it is longer than any message.
+    /// A field that claims to be longer than any message.
     Overlong,
 }
 
-/// The fields of which there are messages.
+/// The field numbers of the repeated messages.
 const FIELDS: std::ops::Range<u32> = 1..16;
 
 static MESSAGES: LazyLock<HashMap<Kind, Bytes>> = LazyLock::new(|| {
@@ -40,7 +40,7 @@ static MESSAGES: LazyLock<HashMap<Kind, Bytes>> = LazyLock::new(|| {
     all.map(|kind| (kind, wire::message(false, &kind.bytes()))).collect()
 });
 
-/// Writes what is sent later: that is no part of the attacks' time.
+/// Builds the messages in advance, so that the attackers' share is not spent on this work.
 pub(super) fn prepare() {
     LazyLock::force(&MESSAGES);
 }
@@ -72,7 +72,8 @@ impl Kind {
     }
 }
 
-/// The field that repeats tensors in the message of a port's first method, or any.
+/// Returns the number of the field that repeats tensors in the message of a port's first method, or
+/// of another repeated field.
 fn tensors(kind: PortKind) -> u32 {
     match kind {
         PortKind::Client => 5,
@@ -85,11 +86,11 @@ fn repeat(field: &[u8]) -> Vec<u8> {
     field.repeat(MESSAGE / field.len())
 }
 
-/// A field in a field, 50,000 times, each as long as what it holds.
+/// Returns a field nested 50,000 deep, each level with the length of its content.
 fn nested(number: u32) -> Vec<u8> {
     const DEPTH: usize = 50_000;
     let tag = wire::varint(u64::from(number << 3 | 2));
-    // From the inside out, and therefore backwards.
+    // Built from the inside out, and therefore backwards.
     let mut backwards = Vec::new();
     for _ in 0..DEPTH {
         let length = wire::varint(backwards.len() as u64);

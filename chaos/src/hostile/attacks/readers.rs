@@ -1,5 +1,5 @@
-//! Readers that read nothing: HTTP/2 with a window of 0, and pipelines of HTTP/1 over a small buffer whose
-//! answers stay unread.
+//! Clients that do not read their answers: HTTP/2 with a window of 0, and HTTP/1 pipelines over a
+//! small receive buffer.
 
 use std::time::Duration;
 
@@ -10,18 +10,21 @@ use crate::hostile::PortKind;
 use crate::hostile::attacker::{Attacker, DiscardingConnection};
 use crate::hostile::wire::{self, flag, kind};
 
-/// The wait between two readers, and the readers of one port.
+/// Interval between the starts of two readers.
 const EVERY: Duration = Duration::from_millis(500);
+/// Maximum number of readers of a port.
 const READERS_MAX: usize = 64;
-/// Streams of one connection that wait for its window.
+/// Number of streams that wait for the window of one connection.
 const STREAMS: u32 = 100;
-/// Requests in one pipeline, and the bytes that its socket takes of their answers.
+/// Number of requests in a pipeline.
 const PIPELINE: usize = 200;
+/// Bytes of the receive buffer for the pipeline's answers.
 const RECEIVE_BUFFER: u32 = 4 << 10;
-/// Rows of an inference whose answer is a mebibyte, of 64 numbers each.
+/// Rows of an inference with an answer of one mebibyte.
 const ROWS: usize = 4_096;
+/// Bytes of a row of 64 numbers.
 const ROW: usize = 64 * 4;
-/// The setting SETTINGS_INITIAL_WINDOW_SIZE.
+/// The identifier of SETTINGS_INITIAL_WINDOW_SIZE.
 const INITIAL_WINDOW: u16 = 4;
 
 pub(super) async fn run(mut attacker: Attacker) {
@@ -37,7 +40,7 @@ pub(super) async fn run(mut attacker: Attacker) {
     readers.join_all().await;
 }
 
-/// Many streams at a time, whose answers have no window.
+/// Opens many streams at the same time, with no window for their answers.
 async fn closed_window(mut attacker: Attacker) {
     let Some(stream) = attacker.connect().await else { return };
     let mut deaf = DiscardingConnection::to(stream, attacker.pace.clone());
@@ -55,20 +58,20 @@ async fn closed_window(mut attacker: Attacker) {
     attacker.counts.ended();
 }
 
-/// A pipeline whose answers stay unread.
+/// Sends a pipeline and leaves the answers unread.
 async fn unread_pipeline(mut attacker: Attacker) {
     let Some(mut stream) = attacker.connect_with(Some(RECEIVE_BUFFER)).await else { return };
     let request = b"GET /metrics HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n".repeat(PIPELINE);
     attacker.counts.sent(PIPELINE as u64);
     attacker.write(&mut stream, &request).await;
-    // A server that gives up resets the connection, which a write finds.
+    // A server that gives up resets the connection, which the next write detects.
     while stream.write_all(b" ").await.is_ok() {
         tokio::time::sleep(EVERY).await;
     }
     attacker.counts.ended();
 }
 
-/// A large answer of an inference that is right, with no window for it.
+/// Makes a valid inference with a large answer, and offers no window for it.
 async fn unread_tensor(mut attacker: Attacker) {
     let shape = [wire::varint(ROWS as u64), wire::varint(ROW as u64 / 4)].concat();
     let tensor = [wire::field(1, b"x"), wire::field(2, b"FP32"), wire::field(3, &shape)].concat();

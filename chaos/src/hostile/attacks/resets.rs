@@ -1,11 +1,11 @@
-//! Rapid reset: streams that are reset as soon as they begin, so that none counts as open.
+//! Rapid reset: streams that are reset as soon as they are opened, so that none counts as open.
 
 use std::time::Duration;
 
 use crate::hostile::attacker::{Attacker, DiscardingConnection};
 use crate::hostile::wire::{self, flag, kind};
 
-/// The wait between two batches of one port.
+/// Interval between two batches of a port.
 const EVERY: Duration = Duration::from_millis(50);
 const BATCH: u32 = 50;
 const BATCHES_OF_A_CONNECTION: u32 = 20;

@@ -1,5 +1,5 @@
-//! Tensors whose shapes promise more than is sent: in JSON, in JSON with binary data behind it, and in
-//! gRPC.
+//! Tensors whose shapes announce more elements than are sent: in JSON, in JSON followed by binary
+//! data, and in gRPC.
 
 use std::time::Duration;
 
@@ -11,9 +11,9 @@ use crate::hostile::wire;
 
 const EVERY: Duration = Duration::from_millis(250);
 const REQUESTS_MAX: usize = 10_000;
-/// Sizes of dimensions.
+/// The possible sizes of a dimension.
 const SIZES: [i64; 9] = [1 << 40, 1 << 48, 1 << 31, i64::MAX, i64::MAX / 4, -1, i64::MIN, 0, (1 << 62) + 1];
-/// The other dimension of an `mlp`, which is not free.
+/// The second dimension of an `mlp`, which is fixed.
 const WIDTH: i64 = 64;
 
 pub(super) async fn run(mut attacker: Attacker) {
@@ -40,7 +40,7 @@ pub(super) async fn run(mut attacker: Attacker) {
     }
 }
 
-/// Draws a shape of two dimensions, as the model's input has them, or of up to eight.
+/// Draws a shape of two dimensions, as in the model's input, or of up to eight.
 fn shape(rng: &mut StdRng) -> Vec<i64> {
     let size = |rng: &mut StdRng| SIZES[rng.random_range(0..SIZES.len())];
     match rng.random_range(0..3) {
@@ -55,7 +55,8 @@ fn json(shape: &[i64], data: &str) -> String {
     format!(r#"{{"inputs":[{{"name":"x","datatype":"FP32","shape":[{sizes}],{data}}}]}}"#)
 }
 
-/// A request that says how long its header of JSON is, and how long the binary data behind it.
+/// Returns a request that claims lengths of its JSON header and of the binary data after the
+/// header.
 fn with_binary_data(function: &str, shape: &[i64], rng: &mut StdRng) -> Vec<u8> {
     let sizes = [0, 256, 1 << 40, u64::MAX];
     let promised = sizes[rng.random_range(0..sizes.len())];
@@ -70,7 +71,7 @@ fn with_binary_data(function: &str, shape: &[i64], rng: &mut StdRng) -> Vec<u8> 
     wire::post(&wire::infer(function), &more, body.len(), &body)
 }
 
-/// A `ModelInferRequest`, with one raw tensor or without.
+/// Returns a `ModelInferRequest`, with or without a raw tensor.
 fn grpc(function: &str, shape: &[i64], with_raw: bool) -> Vec<u8> {
     let sizes: Vec<u8> = shape.iter().flat_map(|&size| wire::varint(size.cast_unsigned())).collect();
     let tensor = [wire::field(1, b"x"), wire::field(2, b"FP32"), wire::field(3, &sizes)].concat();

@@ -1,5 +1,5 @@
-//! Connections by the thousand that say nothing, a part of the preface of HTTP/2, or the preface and
-//! nothing more. A connection that the server closes is replaced by another.
+//! Thousands of connections that send nothing, a part of the HTTP/2 preface, or only the preface. A
+//! connection that the server closes is replaced.
 
 use std::time::Duration;
 
@@ -9,14 +9,17 @@ use tokio::net::TcpStream;
 use crate::hostile::attacker::Attacker;
 use crate::hostile::wire;
 
-/// Connections to each port: more than three addresses may have where each has a quarter of 2,048.
+/// Number of connections to each port: more than the limit of three addresses with a quarter of
+/// 2,048 each.
 const CONNECTIONS: usize = 2_100;
-/// While all attacks go on together: so few that others find a place at the same addresses.
+/// Number of connections while all attacks run together: few enough that other clients can connect
+/// from the same addresses.
 const CONNECTIONS_AMONG_OTHERS: usize = 600;
-/// The wait between two looks at all of them, and the looks of one turn.
+/// Interval between two checks of all connections.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// Maximum number of checks in a turn.
 const LOOKS_MAX: usize = 10_000;
-/// Connections that are opened between two looks.
+/// Maximum number of connections that are opened between two checks.
 const OPENED_MAX: usize = 700;
 
 pub(super) async fn run(mut attacker: Attacker) {
@@ -30,7 +33,8 @@ pub(super) async fn run(mut attacker: Attacker) {
         }
         for number in 0..OPENED_MAX.min(wanted - held.len()) {
             let Some(mut stream) = attacker.connect().await else { break };
-            // Few bytes: the socket's buffer takes them at once, or the server has closed it.
+            // The bytes are few: the socket's buffer accepts them at once, unless the server has
+            // closed the connection.
             if stream.write_all(says(number)).await.is_ok() {
                 held.push(stream);
             }
@@ -39,7 +43,7 @@ pub(super) async fn run(mut attacker: Attacker) {
     }
 }
 
-/// All that a connection says.
+/// Returns all bytes that a connection sends.
 fn says(number: usize) -> &'static [u8] {
     match number % 4 {
         0 | 1 => &[],

@@ -1,4 +1,5 @@
-//! Slow senders: the headers or the body of a request a byte at a time, in HTTP/1 and in HTTP/2.
+//! Slow clients: the headers or the body of a request arrive a byte at a time, in HTTP/1 and in
+//! HTTP/2.
 
 use std::time::Duration;
 
@@ -8,14 +9,15 @@ use crate::hostile::PortKind;
 use crate::hostile::attacker::Attacker;
 use crate::hostile::wire::{self, flag, kind};
 
-/// Senders to each port at a time.
+/// Number of clients of each port at a time.
 const SENDERS: usize = 24;
-/// The wait between two bytes.
+/// Interval between two bytes.
 const BYTE_EVERY: Duration = Duration::from_millis(200);
-/// Bytes of one connection, and connections of one sender, one after the other.
+/// Maximum bytes of a connection.
 const BYTES_MAX: usize = 10_000;
+/// Maximum number of successive connections of a client.
 const CONNECTIONS_MAX: usize = 1_000;
-/// Bytes that a body announces.
+/// Number of announced bytes of a body.
 const BODY: usize = 1 << 20;
 
 #[derive(Debug, Clone, Copy)]
@@ -48,7 +50,7 @@ async fn send(sender: Sender, mut attacker: Attacker) {
     }
 }
 
-/// The bytes that are sent at once.
+/// Returns the bytes that are sent at once.
 fn beginning(sender: Sender, port: PortKind, function: &str) -> Vec<u8> {
     match sender {
         Sender::Headers => Vec::new(),
@@ -63,7 +65,7 @@ fn beginning(sender: Sender, port: PortKind, function: &str) -> Vec<u8> {
     }
 }
 
-/// The byte of a number, with the frame that carries it where it is a body of HTTP/2.
+/// Returns the byte at a position, in a frame if it belongs to the body of an HTTP/2 request.
 fn piece(sender: Sender, port: PortKind, at: usize) -> Vec<u8> {
     const HEADERS: &[u8] = b"GET /v2/health/live HTTP/1.1\r\nhost: 127.0.0.1\r\nx-slow: ";
     match sender {

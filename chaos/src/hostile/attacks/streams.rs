@@ -1,17 +1,17 @@
-//! Tiny streams: cheap requests, many of each connection, over many connections. A run of the scenario's
-//! own length makes about a million.
+//! Tiny streams: cheap requests, many on each connection, over many connections. A run of the
+//! scenario's own length makes about a million.
 
 use std::time::Duration;
 
 use crate::hostile::attacker::{Attacker, DiscardingConnection};
 use crate::hostile::wire::{self, flag, kind};
 
-/// Streams of each port in a second.
+/// Number of streams of each port per second.
 const STREAMS_PER_SECOND: u32 = 2_500;
 const BATCH: u32 = 50;
-/// Streams of one connection.
+/// Number of streams of a connection.
 const STREAMS_OF_A_CONNECTION: u32 = 500;
-/// Streams of each port in one turn.
+/// Maximum number of streams of each port in a turn.
 const STREAMS_MAX: u32 = 500_000;
 
 pub(super) async fn run(mut attacker: Attacker) {
@@ -37,7 +37,7 @@ pub(super) async fn run(mut attacker: Attacker) {
                 break;
             }
         }
-        // Its last answers are on their way.
+        // Wait for the last answers before the connection is dropped.
         beat.tick().await;
     }
 }

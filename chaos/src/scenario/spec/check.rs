@@ -1,4 +1,4 @@
-//! What a file may say that its grammar cannot tell: found before anything is started.
+//! The checks of a file beyond its grammar, made before anything is started.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -8,15 +8,17 @@ use anyhow::{Context as _, bail, ensure};
 use super::{Await, Code, Cut, Fault, Invariant, Jump, Model, Spec, Stall, Step, Stream, Who};
 use crate::load::{Mix, RESERVED};
 
-/// The most that this machine starts of each.
+/// Maximum number of workers that this machine runs.
 const WORKERS_MAX: u32 = 8;
+/// Maximum number of GPUs of a worker.
 const GPUS_MAX: u32 = 8;
+/// Maximum number of functions.
 const FUNCTIONS_MAX: u32 = 1_000;
-/// The most rows of one request.
+/// Maximum number of rows of a request.
 const ROWS_MAX: u32 = 4_096;
-/// The most numbers of a state: 1 MiB of them.
+/// Maximum number of values in a state: 1 MiB of FP32.
 const WIDTH_MAX: u32 = 262_144;
-/// The least from one fault of a stream to the next.
+/// Minimum interval between two faults of a stream.
 const EVERY_MIN: Duration = Duration::from_millis(100);
 
 impl Spec {
@@ -44,18 +46,19 @@ impl Spec {
     }
 
     fn check_functions(&self) -> anyhow::Result<()> {
-        ensure!(!self.functions.is_empty(), "functions: there has to be one to ask");
+        ensure!(!self.functions.is_empty(), "functions: at least one function is required");
         let mut names = BTreeSet::new();
         for function in &self.functions {
             let name = &function.name;
             is_a_name(name)?;
-            ensure!(names.insert(name), "functions: {name} is there twice");
+            ensure!(names.insert(name), "functions: {name} is defined twice");
             let reserved = RESERVED.iter().find(|&&own| name.starts_with(own));
             ensure!(
                 reserved.is_none(),
                 "functions: names that begin with {reserved:?} are the harness's own"
             );
-            let (replicas, workers) = (function.replicas.get(), self.cluster.workers);
+            let replicas = function.replicas.get();
+            let workers = self.cluster.workers;
             ensure!(replicas <= workers, "functions: {name} asks for {replicas} of {workers} workers");
         }
         let count: u32 = self.functions.iter().map(|it| it.count.get()).sum();
@@ -63,18 +66,18 @@ impl Spec {
         for workflow in &self.workflows {
             let name = &workflow.name;
             is_a_name(name)?;
-            ensure!(names.insert(name), "workflows: {name} is there twice");
+            ensure!(names.insert(name), "workflows: {name} is defined twice");
             ensure!(!workflow.steps.is_empty(), "workflows: {name} has no steps");
             ensure!(workflow.rows.get() <= ROWS_MAX, "workflows: {name} takes more than {ROWS_MAX} rows");
             for step in &workflow.steps {
                 let single = self.functions.iter().any(|it| it.name == *step && it.count.get() == 1);
-                ensure!(single, "workflows: {name} runs {step}, which is no function that there is one of");
+                ensure!(single, "workflows: {name} runs {step}, which is not a single function");
             }
         }
         let billed = self.invariants.contains(&Invariant::Billed);
         ensure!(
             self.workflows.is_empty() || !billed,
-            "billed is about requests of functions alone: a workflow's are its steps'"
+            "billed counts requests of functions alone: leave out billed or the workflows"
         );
         Ok(())
     }
@@ -85,7 +88,7 @@ impl Spec {
         for counter in &self.sequences {
             let name = &counter.name;
             is_a_name(name)?;
-            ensure!(names.insert(name), "sequences: {name} is there twice");
+            ensure!(names.insert(name), "sequences: {name} is defined twice");
             let reserved = RESERVED.iter().find(|&&own| name.starts_with(own));
             ensure!(
                 reserved.is_none(),
@@ -94,7 +97,10 @@ impl Spec {
             ensure!(counter.width.get() <= WIDTH_MAX, "sequences: {name} is wider than {WIDTH_MAX}");
         }
         let counted = self.invariants.contains(&Invariant::Counted);
-        ensure!(self.sequences.is_empty() != counted, "counted is about sequences, and they about it");
+        ensure!(
+            self.sequences.is_empty() != counted,
+            "counted requires sequences, and sequences require counted"
+        );
         Ok(())
     }
 
@@ -102,23 +108,24 @@ impl Spec {
         let bodies = [!self.round.is_empty(), !self.storm.is_empty(), self.plays.is_some()];
         ensure!(
             bodies.iter().filter(|&&there| there).count() == 1,
-            "a scenario has a round, a storm or a plays, and one of them"
+            "a scenario has exactly one of round, storm and plays"
         );
-        let (rounds, lasts) = (self.rounds.is_some(), self.lasts.is_some());
+        let rounds = self.rounds.is_some();
+        let lasts = self.lasts.is_some();
         match self.is_timed() {
-            false => ensure!(rounds && !lasts, "a round or a plays takes rounds, and no lasts"),
-            true => ensure!(lasts && !rounds, "a storm, as hostile clients do, takes lasts, and no rounds"),
+            false => ensure!(rounds && !lasts, "a round or a plays takes rounds and no lasts"),
+            true => ensure!(lasts && !rounds, "a storm or hostile clients takes lasts and no rounds"),
         }
         if self.plays == Some(Code::HostileClients) {
             let attacked = self.functions.first().map(|it| it.model);
-            ensure!(attacked == Some(Model::Mlp), "hostile clients take a first function of model mlp");
+            ensure!(attacked == Some(Model::Mlp), "hostile clients require a first function of model mlp");
         }
         if matches!(
             self.plays,
             Some(Code::Partition | Code::FullDisk | Code::ClockJump | Code::TornStore | Code::HostileClients)
         ) {
-            ensure!(self.cluster.controllers >= 3, "what it plays takes 3 controllers");
-            ensure!(self.load == Mix::Everything, "what it plays takes load: everything");
+            ensure!(self.cluster.controllers >= 3, "this scenario in code requires 3 controllers");
+            ensure!(self.load == Mix::Everything, "this scenario in code requires load: everything");
         }
         Ok(())
     }
@@ -128,7 +135,7 @@ impl Spec {
             Step::Fault(fault) => self.check_fault(fault),
             Step::Await(awaited) => self.check_await(*awaited),
             Step::Promise(promise) => {
-                ensure!(promise.within.is_exact(), "a promise is one time");
+                ensure!(promise.within.is_exact(), "the within of a promise is a single time");
                 self.check_await(promise.r#await)
             }
             Step::Pause(_) | Step::Repair => Ok(()),
@@ -138,17 +145,17 @@ impl Spec {
     fn check_await(&self, awaited: Await) -> anyhow::Result<()> {
         match awaited {
             Await::AnotherLeader => {
-                ensure!(self.cluster.controllers >= 3, "another leader takes 3 controllers");
+                ensure!(self.cluster.controllers >= 3, "another leader requires 3 controllers");
             }
             Await::Lost => ensure!(
                 self.faults().any(
                     |fault| matches!(fault, Fault::Kill(who) | Fault::Unplug(who) | Fault::Cut(Cut { who, .. }) if who.is_worker())
                 ),
-                "lost is about a worker that was killed or cut off before"
+                "lost requires a worker that was killed or cut off before"
             ),
             Await::Executors => ensure!(
                 self.faults().any(|fault| matches!(fault, Fault::Kill(Who::Executor))),
-                "executors is about those that were killed before"
+                "executors requires an executor that was killed before"
             ),
             Await::Service | Await::Served | Await::Whole => {}
         }
@@ -188,9 +195,10 @@ impl Spec {
     }
 
     fn check_who(&self, who: Who) -> anyhow::Result<()> {
-        let (controllers, workers) = (self.cluster.controllers, self.cluster.workers);
+        let controllers = self.cluster.controllers;
+        let workers = self.cluster.workers;
         match who {
-            Who::Follower => ensure!(controllers > 1, "a single controller leads"),
+            Who::Follower => ensure!(controllers > 1, "a follower requires more than one controller"),
             Who::Controller(id) => {
                 ensure!((1..=controllers).contains(&id), "there is no controller {id} of {controllers}");
             }
@@ -204,9 +212,9 @@ impl Spec {
 
     fn check_stream(&self, stream: &Stream) -> anyhow::Result<()> {
         self.check_fault(&stream.fault)?;
-        ensure!(stream.every.least >= EVERY_MIN, "every takes {EVERY_MIN:?} at least");
+        ensure!(stream.every.least >= EVERY_MIN, "every is at least {EVERY_MIN:?}");
         match (stream.fault.is_repaired(), stream.r#for) {
-            (true, None) => bail!("this fault takes a for: how long until it is repaired"),
+            (true, None) => bail!("this fault takes a for: the time until the repair"),
             (false, Some(_)) => bail!("this fault takes no for: it ends by itself"),
             _ => Ok(()),
         }
@@ -223,21 +231,24 @@ impl Spec {
             ensure!(has(invariant), "invariants: {name} has to hold in every scenario");
         }
         if has(Invariant::Acknowledged) || has(Invariant::Linearizable) {
-            ensure!(self.load == Mix::Everything, "invariants: nobody writes without load: everything");
+            ensure!(self.load == Mix::Everything, "invariants: no client writes without load: everything");
         }
         if has(Invariant::Flat) || has(Invariant::Returned) {
-            ensure!(self.cluster.workers == 1, "invariants: flat and returned are about one worker");
+            ensure!(self.cluster.workers == 1, "invariants: flat and returned require a single worker");
             let ends_it = |fault: &Fault| matches!(fault, Fault::Kill(who) | Fault::Restart(who) | Fault::Starve(who) if who.is_worker());
-            ensure!(!self.faults().any(ends_it), "invariants: flat and returned take a worker that goes on");
-            ensure!(!self.storm.is_empty(), "invariants: flat and returned take a storm");
-            ensure!(self.load == Mix::Requests, "invariants: flat and returned take load: requests");
+            ensure!(
+                !self.faults().any(ends_it),
+                "invariants: flat and returned require a worker that keeps running"
+            );
+            ensure!(!self.storm.is_empty(), "invariants: flat and returned require a storm");
+            ensure!(self.load == Mix::Requests, "invariants: flat and returned require load: requests");
         }
         Ok(())
     }
 }
 
 impl Fault {
-    /// Whether it lasts until somebody repairs it.
+    /// Whether the fault lasts until it is repaired.
     fn is_repaired(&self) -> bool {
         !matches!(self, Self::Kill(Who::Executor) | Self::Restart(_) | Self::Device(_))
     }
@@ -247,7 +258,7 @@ fn is_a_name(name: &str) -> anyhow::Result<()> {
     let fits = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     ensure!(
         !name.is_empty() && name.len() <= 40 && name.bytes().all(fits),
-        "{name:?} is no name: 1 to 40 of a to z, 0 to 9 and -"
+        "{name:?} is not a name: write 1 to 40 characters of a to z, 0 to 9 and -"
     );
     Ok(())
 }

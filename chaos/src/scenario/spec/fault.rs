@@ -5,22 +5,24 @@ use serde::Deserialize;
 use super::{Size, Span};
 use crate::proxy::Way;
 
-/// Something that is broken.
+/// A fault of a process, a link or a machine.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Fault {
-    /// kill -9. It stays down until it is repaired; an executor's worker replaces it by itself.
+    /// kill -9 of a process. The process stays down until it is repaired; an executor is replaced
+    /// by its worker.
     Kill(Who),
-    /// SIGSTOP: the process hangs, and goes on when it is repaired.
+    /// SIGSTOP to a process: the process hangs until it is repaired.
     Stop(Who),
-    /// SIGTERM, as a service manager restarts a service: it ends by itself and is started again.
+    /// SIGTERM to a process, as when a service manager restarts a service: the process ends by
+    /// itself and is restarted.
     Restart(Who),
-    /// The process gets no more memory from the system. Where that ends it, it is started again when
-    /// it is repaired.
+    /// A limit on a worker's memory at its present amount. If the limit ends the worker, the repair
+    /// restarts it.
     Starve(Who),
     /// Links carry nothing.
     Cut(Cut),
-    /// A process's own link is down: nobody reaches it, clients included.
+    /// The link of a process is down: neither clients nor other processes reach it.
     Unplug(Who),
     /// Every link between processes is slow.
     Slow(Slow),
@@ -28,25 +30,25 @@ pub(crate) enum Fault {
     StallDisk(Stall),
     /// A controller's wall clock jumps.
     MoveClock(Jump),
-    /// A GPU fails, one by the seed.
+    /// A GPU, chosen by the seed, fails.
     Device(DeviceFault),
 }
 
-/// Whom a fault is about.
+/// The target of a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub(crate) enum Who {
     Leader,
-    /// A controller that does not lead, by the seed.
+    /// A controller that does not lead, chosen by the seed.
     Follower,
-    /// Any controller, by the seed.
+    /// Any controller, chosen by the seed.
     AnyController,
     EveryController,
     Controller(u64),
-    /// Any worker, by the seed.
+    /// Any worker, chosen by the seed.
     AnyWorker,
     Worker(u32),
-    /// Any executor of any worker, by the seed.
+    /// Any executor of any worker, chosen by the seed.
     Executor,
 }
 
@@ -76,7 +78,7 @@ impl TryFrom<String> for Who {
                 (_, Some(number)) => Self::Worker(number),
                 _ => {
                     return Err(format!(
-                        "{text:?} is nobody: write leader, follower, controller, controller-1, every-controller, worker, worker-1 or executor"
+                        "{text:?} is not a process: write leader, follower, controller, controller-1, every-controller, worker, worker-1 or executor"
                     ));
                 }
             },
@@ -84,7 +86,7 @@ impl TryFrom<String> for Who {
     }
 }
 
-/// Links from one to others.
+/// A cut of the links from one process to others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct Cut {
@@ -94,7 +96,7 @@ pub(crate) struct Cut {
     pub(crate) way: Way,
 }
 
-/// Who is at the other end.
+/// The processes at the other end of a cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Side {
@@ -103,17 +105,17 @@ pub(crate) enum Side {
     Everybody,
 }
 
-/// What makes links slow.
+/// The delay, loss and bandwidth of slow links.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct Slow {
-    /// How long a packet takes, each way.
+    /// Delay of a packet, each way.
     #[serde(default = "no_time")]
     pub(crate) delay: Span,
-    /// Of a thousand packets, how many are lost at first.
+    /// Number of packets in a thousand that are lost at first.
     #[serde(default)]
     pub(crate) loss_permille: u32,
-    /// What goes through in a second.
+    /// Bytes per second.
     pub(crate) bandwidth: Option<Size>,
 }
 
@@ -121,7 +123,6 @@ fn no_time() -> Span {
     Span::exactly(std::time::Duration::ZERO)
 }
 
-/// A slow disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct Stall {
@@ -129,7 +130,7 @@ pub(crate) struct Stall {
     pub(crate) each_sync: Span,
 }
 
-/// A clock that jumps.
+/// A jump of a controller's clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct Jump {
@@ -138,30 +139,30 @@ pub(crate) struct Jump {
     pub(crate) direction: Direction,
 }
 
-/// Where a clock jumps to.
+/// The direction of a clock's jump.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Direction {
     Ahead,
     Back,
-    /// One of them, by the seed.
+    /// Ahead or back, chosen by the seed.
     Either,
 }
 
-/// How a GPU fails.
+/// The kind of a GPU's failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum DeviceFault {
-    /// Its next copy fails.
+    /// The next copy of the GPU fails.
     FailedCopy,
-    /// It cannot map the next memory.
+    /// The next mapping of memory fails.
     FailedMap,
-    /// It reports that it is lost.
+    /// The GPU reports that it is lost.
     Xid,
-    /// It is lost and says nothing.
+    /// The GPU is lost without a report.
     OffTheBus,
-    /// Memory runs out in its next launch.
+    /// Memory runs out in the next launch.
     OutOfMemory,
-    /// Its executor aborts when it begins its next run.
+    /// The executor aborts at the beginning of its next run.
     AbortOnRun,
 }

@@ -1,10 +1,10 @@
-//! A scenario as its file says it: which cluster, which functions and load, which faults, what has to
-//! hold. Pure: text in, a [`Spec`] out, or what is wrong with it and where; whatever is refused is
+//! A scenario as its file defines it: the cluster, the functions, the load, the faults and the
+//! invariants. Pure: text in; a [`Spec`] out, or the fault and its position. An invalid file is
 //! refused before anything is started.
 //!
-//! A file has one of three bodies: a `round` of steps, done `rounds` times; a `storm` of faults, each
-//! at its own rate, for as long as it `lasts`; or the name of what is in code and `plays`. The last is done
-//! `rounds` times too, or for as long as it `lasts`.
+//! A file has one of three bodies. A `round` of steps is repeated `rounds` times. A `storm` of
+//! faults, each at its own rate, lasts for the time `lasts`. A scenario in code is named by
+//! `plays`, and has `rounds` or `lasts`.
 
 mod check;
 mod fault;
@@ -20,7 +20,7 @@ pub(crate) use self::fault::{Cut, DeviceFault, Direction, Fault, Jump, Side, Slo
 pub(crate) use self::values::{Size, Span};
 use crate::load::Mix;
 
-/// A whole file.
+/// A whole scenario file.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct Spec {
@@ -35,7 +35,7 @@ pub(crate) struct Spec {
     pub(crate) sequences: Vec<Counter>,
     #[serde(default)]
     pub(crate) load: Mix,
-    /// How many times the round is done, or what is in code.
+    /// Number of repetitions of the round, or of the scenario in code.
     pub(crate) rounds: Option<NonZeroU32>,
     #[serde(default)]
     pub(crate) round: Vec<Step>,
@@ -44,19 +44,19 @@ pub(crate) struct Spec {
     pub(crate) storm: Vec<Stream>,
     pub(crate) plays: Option<Code>,
     pub(crate) invariants: BTreeSet<Invariant>,
-    /// How long the cluster may take to settle once faults and load have ended.
+    /// Maximum time in which the cluster settles after the end of faults and load.
     #[serde(default = "healthy_within")]
     pub(crate) healthy_within: Span,
 }
 
-/// The cluster: by default three controllers and two workers, each with one small GPU, so that it
-/// starts in seconds.
+/// The cluster. By default, there are three controllers and two workers with one small GPU each, so
+/// that the cluster starts in seconds.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub(crate) struct Shape {
     pub(crate) controllers: u64,
     pub(crate) workers: u32,
-    /// Of each worker.
+    /// Number of GPUs of each worker.
     pub(crate) gpus: u32,
     pub(crate) gpu_memory: Size,
     pub(crate) host_memory: Size,
@@ -65,12 +65,13 @@ pub(crate) struct Shape {
 
 impl Default for Shape {
     fn default() -> Self {
-        let (gpu_memory, host_memory) = (Size(256 << 20), Size(512 << 20));
+        let gpu_memory = Size(256 << 20);
+        let host_memory = Size(512 << 20);
         Self { controllers: 3, workers: 2, gpus: 1, gpu_memory, host_memory, isolation: None }
     }
 }
 
-/// Which models share an executor process.
+/// The models that share an executor process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Isolation {
@@ -89,8 +90,8 @@ impl Isolation {
     }
 }
 
-/// Functions that stay, of one kind of network. Where there are several, they are numbered, and each
-/// has weights of its own.
+/// Functions that stay, with one kind of network. If the count is above one, the functions are
+/// numbered, and each has its own weights.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct Functions {
@@ -102,15 +103,16 @@ pub(crate) struct Functions {
     pub(crate) count: NonZeroU32,
 }
 
-/// Functions one after the other, each on what the one before gives, invoked as one model.
+/// A chain of functions, each with the output of the one before as its input, invoked as one model.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct Workflow {
     pub(crate) name: String,
-    /// Functions, by their names; each but the last gives what the next takes.
+    /// The names of the functions. Each output, except for the last, has to fit the next function's
+    /// input.
     pub(crate) steps: Vec<String>,
-    /// Rows of a request: with many, what a step gives is too large to be answered, and stays with the
-    /// worker that made it.
+    /// Number of rows of a request. With many rows, a step's output is too large to be returned,
+    /// and stays on the worker that made it.
     #[serde(default = "one")]
     pub(crate) rows: NonZeroU32,
 }
@@ -120,11 +122,11 @@ pub(crate) struct Workflow {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct Counter {
     pub(crate) name: String,
-    /// The numbers of its state: beyond 16,384 of them it stays on the GPU that made it.
+    /// Number of values in the state: above 16,384, the state stays on the GPU that made it.
     pub(crate) width: NonZeroU32,
 }
 
-/// Networks that `millrace synth` writes and that have one FP32 input.
+/// Networks of `millrace synth` with one FP32 input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Model {
@@ -143,62 +145,62 @@ impl Model {
     }
 }
 
-/// One thing that a round does.
+/// A step of a round.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Step {
-    /// Breaks something. How soon what follows is measured from here.
+    /// Injects a fault, from which the times of later steps are measured.
     Fault(Fault),
-    /// Waits until something is so.
+    /// Waits for a condition.
     Await(Await),
-    /// The same, within a time that somebody promised.
+    /// Waits for a condition, within a promised time.
     Promise(Promise),
-    /// Lets the load run on.
+    /// Lets the load run for a while.
     Pause(Span),
-    /// Undoes every fault so far that does not undo itself.
+    /// Undoes every open fault that does not end by itself.
     Repair,
 }
 
-/// What is waited for.
+/// The condition for which a step waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Await {
-    /// Another controller leads than when the latest fault happened.
+    /// A controller other than the leader at the latest fault leads.
     AnotherLeader,
-    /// A write that was made after the latest fault is taken, and a request answered.
+    /// A write and a request succeed that were made after the latest fault.
     Service,
-    /// The worker that the latest fault was about counts as lost.
+    /// The worker that the latest fault concerned counts as lost.
     Lost,
     /// Every function is served.
     Served,
-    /// Every executor that was killed is replaced.
+    /// Every killed executor is replaced.
     Executors,
     /// Every controller and worker is back.
     Whole,
 }
 
-/// A time that somebody promised.
+/// A promised time.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct Promise {
     pub(crate) r#await: Await,
     pub(crate) within: Span,
-    /// Who promises it, and where.
+    /// The document that contains the promise.
     pub(crate) source: String,
 }
 
-/// One fault of a storm, again and again.
+/// A fault of a storm, repeated at a rate.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct Stream {
-    /// From one to the next.
+    /// Interval between two faults.
     pub(crate) every: Span,
     pub(crate) fault: Fault,
-    /// From one to its repair, where it needs one.
+    /// Time from a fault to its repair, if the fault needs one.
     pub(crate) r#for: Option<Span>,
 }
 
-/// What is in code: it looks at what no file could say.
+/// A scenario in code, which makes observations that no file could describe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Code {
@@ -210,25 +212,26 @@ pub(crate) enum Code {
     TornStore,
 }
 
-/// What has to hold: each is a module of [`crate::oracle`].
+/// An invariant that has to hold; each is a module of [`crate::oracle`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Invariant {
     /// No idempotent request is lost.
     Answered,
-    /// Every answer is as it was before any fault.
+    /// Every answer equals the one from before the faults.
     Right,
     /// No acknowledged write is lost.
     Acknowledged,
     /// Admin reads and writes are linearizable.
     Linearizable,
-    /// The cluster is healthy again, and everybody agrees.
+    /// The cluster is healthy again, and its controllers agree.
     Healthy,
-    /// Bills count what was answered, once.
+    /// Bills count every answer once.
     Billed,
-    /// Answers of sequences count their requests, each once, and nothing of sequences is left.
+    /// Every answer of a sequence counts each of its requests once, and no sequence is left at the
+    /// end.
     Counted,
-    /// What the worker takes does not grow.
+    /// The resources of the worker do not grow.
     Flat,
     /// No shared memory is left behind.
     Returned,
@@ -245,18 +248,18 @@ fn healthy_within() -> Span {
 }
 
 impl Spec {
-    /// Reads a file. `origin` names it in errors.
+    /// Parses a file. `origin` names the file in errors.
     ///
     /// # Errors
-    /// What is wrong with it, and where.
+    /// The fault in the file, and its position.
     pub(crate) fn parse(origin: &str, text: &str) -> anyhow::Result<Self> {
         let spec: Self =
-            serde_saphyr::from_str(text).map_err(|error| anyhow!("{origin} is no scenario: {error}"))?;
-        spec.check().with_context(|| format!("{origin} is no scenario"))?;
+            serde_saphyr::from_str(text).map_err(|error| anyhow!("{origin} is not a scenario: {error}"))?;
+        spec.check().with_context(|| format!("{origin} is not a scenario"))?;
         Ok(spec)
     }
 
-    /// Every fault that its body names.
+    /// Returns every fault in the body.
     pub(crate) fn faults(&self) -> impl Iterator<Item = &Fault> {
         let steps = self.round.iter().filter_map(|step| match step {
             Step::Fault(fault) => Some(fault),
@@ -265,28 +268,28 @@ impl Spec {
         steps.chain(self.storm.iter().map(|stream| &stream.fault))
     }
 
-    /// Whether links are cut.
+    /// Whether the scenario cuts links.
     pub(crate) fn cuts(&self) -> bool {
         self.plays == Some(Code::Partition) || self.faults().any(|fault| matches!(fault, Fault::Cut(_)))
     }
 
-    /// Whether links are made slow, which only proxies do.
+    /// Whether the scenario slows links, which only proxies can do.
     pub(crate) fn slows(&self) -> bool {
         self.faults().any(|fault| matches!(fault, Fault::Slow(_)))
     }
 
-    /// Whether it goes on for a time, and not for a number of rounds.
+    /// Whether the scenario lasts for a time rather than a number of rounds.
     pub(crate) fn is_timed(&self) -> bool {
         !self.storm.is_empty() || self.plays == Some(Code::HostileClients)
     }
 
-    /// Whether controllers have to serve the fault service.
+    /// Whether controllers have to run the fault service.
     pub(crate) fn is_injected(&self) -> bool {
         self.plays == Some(Code::ClockJump)
             || self.faults().any(|fault| matches!(fault, Fault::StallDisk(_) | Fault::MoveClock(_)))
     }
 
-    /// Whether workers have to obey faults of their devices.
+    /// Whether workers have to accept faults of their devices.
     pub(crate) fn fails_devices(&self) -> bool {
         self.faults().any(|fault| matches!(fault, Fault::Device(_)))
     }

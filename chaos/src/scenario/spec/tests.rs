@@ -35,7 +35,7 @@ fn refusal(text: &str) -> String {
 }
 
 #[test]
-fn a_file_says_a_round_or_a_storm() {
+fn a_file_with_a_round_or_a_storm_is_parsed() {
     let spec = Spec::parse("mine.yaml", WHOLE).unwrap();
     assert_eq!((spec.rounds.map(NonZeroU32::get), spec.round.len()), (Some(2), 6));
     assert!(!spec.cuts() && !spec.slows() && !spec.is_injected() && !spec.fails_devices());
@@ -55,17 +55,20 @@ fn an_unknown_key_is_refused_with_its_line() {
         ("1500ms", "a while", "line 10"),
     ] {
         let refusal = refusal(&WHOLE.replace(from, to));
-        assert!(refusal.starts_with("mine.yaml is no scenario") && refusal.contains(line), "{to}: {refusal}");
+        assert!(
+            refusal.starts_with("mine.yaml is not a scenario") && refusal.contains(line),
+            "{to}: {refusal}"
+        );
     }
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_before_anything_is_started() {
+fn an_inconsistent_scenario_is_refused_with_the_reason() {
     let whole: &[(&str, &str, &str)] = &[
-        ("name: mine", "name: Mine!", "is no name"),
+        ("name: mine", "name: Mine!", "is not a name"),
         ("rounds: 2\n", "", "takes rounds"),
         ("rounds: 2", "lasts: 2m", "takes rounds"),
-        ("rounds: 2", "rounds: 2\nplays: torn-store", "one of them"),
+        ("rounds: 2", "rounds: 2\nplays: torn-store", "exactly one"),
         ("functions:", "cluster: {controllers: 2}\nfunctions:", "1, 3 or 5"),
         ("functions:", "cluster: {controllers: 1}\nfunctions:", "step 2 of the round: another leader"),
         ("replicas: 2", "replicas: 3", "3 of 2 workers"),
@@ -75,7 +78,7 @@ fn what_makes_no_sense_is_refused_before_anything_is_started() {
         ("kill: leader", "restart: executor", "restart is for"),
         ("another-leader", "lost", "killed or cut off"),
         ("right, ", "", "right has to hold"),
-        ("gone]", "gone, flat]", "one worker"),
+        ("gone]", "gone, flat]", "a single worker"),
     ];
     for (from, to, expected) in whole {
         let refusal = refusal(&WHOLE.replace(from, to));
@@ -86,8 +89,8 @@ fn what_makes_no_sense_is_refused_before_anything_is_started() {
         ("every: 2s,", "every: 1ms,", "stream 1 of the storm: every"),
         (", for: 2s", "", "stream 2 of the storm: this fault takes a for"),
         ("{kill: executor}}", "{kill: executor}, for: 1s}", "takes no for"),
-        ("{kill: executor}}", "{restart: worker}}", "a worker that goes on"),
-        ("gone,", "gone, linearizable,", "nobody writes"),
+        ("{kill: executor}}", "{restart: worker}}", "a worker that keeps running"),
+        ("gone,", "gone, linearizable,", "no client writes"),
     ];
     for (from, to, expected) in storm {
         let refusal = refusal(&STORM.replace(from, to));
@@ -112,7 +115,7 @@ fn hostile_clients_need_a_duration_controllers_and_a_function_to_attack() {
 }
 
 #[test]
-fn sequences_are_judged_and_nothing_else_is_by_their_count() {
+fn the_invariant_counted_and_sequences_require_each_other() {
     let sequences = "functions:\n- {name: everywhere, model: mlp, replicas: 2}\nsequences:\n";
     let with = |counter: &str| {
         let text = WHOLE.replace("gone]", "gone, counted]");
@@ -124,7 +127,7 @@ fn sequences_are_judged_and_nothing_else_is_by_their_count() {
     let spec = Spec::parse("mine.yaml", &with("- {name: small, width: 4}")).unwrap();
     assert_eq!((spec.sequences[0].name.as_str(), spec.sequences[0].width.get()), ("small", 4));
     for (counter, why) in [
-        ("- {name: everywhere, width: 4}", "is there twice"),
+        ("- {name: everywhere, width: 4}", "is defined twice"),
         ("- {name: poison, width: 4}", "the harness's own"),
         ("- {name: small, width: 262145}", "wider than"),
         ("- {name: small, width: 0}", "line"),
@@ -132,7 +135,7 @@ fn sequences_are_judged_and_nothing_else_is_by_their_count() {
         let refusal = refusal(&with(counter));
         assert!(refusal.contains(why), "{counter}: {refusal}");
     }
-    assert!(refusal(&WHOLE.replace("gone]", "gone, counted]")).contains("counted is about sequences"));
+    assert!(refusal(&WHOLE.replace("gone]", "gone, counted]")).contains("counted requires sequences"));
     let unjudged = with("- {name: small, width: 4}").replace(", counted]", "]");
-    assert!(refusal(&unjudged).contains("counted is about sequences"));
+    assert!(refusal(&unjudged).contains("counted requires sequences"));
 }

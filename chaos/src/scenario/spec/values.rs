@@ -1,4 +1,4 @@
-//! Values as files write them.
+//! The values in scenario files.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use rand::Rng as _;
 use rand::rngs::StdRng;
 use serde::Deserialize;
 
-/// How long: `1500ms`, or `2s..10s` for anything from the one to the other, by the seed.
+/// A duration: `1500ms`, or `2s..10s` for a duration between the two, drawn from the seed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub(crate) struct Span {
@@ -20,7 +20,7 @@ impl Span {
         Self { least: span, most: span }
     }
 
-    /// One of them.
+    /// Draws a duration from the range.
     pub(crate) fn draw(self, rng: &mut StdRng) -> Duration {
         if self.least == self.most { self.least } else { rng.random_range(self.least..self.most) }
     }
@@ -42,13 +42,13 @@ impl TryFrom<String> for Span {
             None => (read(&text)?, read(&text)?),
         };
         if least > most {
-            return Err(format!("{text:?} ends before it begins"));
+            return Err(format!("the range {text:?} ends before it begins"));
         }
         Ok(Self { least, most })
     }
 }
 
-/// How much memory: `256MiB`.
+/// An amount of memory, such as `256MiB`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub(crate) struct Size(pub(crate) u64);
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn a_span_is_one_time_or_any_between_two() {
+    fn a_span_is_a_single_time_or_a_range() {
         let ms = Duration::from_millis;
         assert_eq!(span("1500ms"), Ok(Span::exactly(ms(1500))));
         assert_eq!(span("2s .. 10s"), Ok(Span { least: ms(2_000), most: ms(10_000) }));
