@@ -11,12 +11,11 @@
 //! - The whole forwarding route is idle: no batch is in flight on the route's links, and no
 //!   transfer that wants a batch has any of the links on its own route.
 //!
-//! So neighbours forward only what is left over, batch by batch, and each route carries bytes in
-//! proportion to its rate. A forwarded batch uses up no transfer's turn, and has no guaranteed
-//! rate. A transfer that arrives at a forwarding link waits for the crossing batch, and no longer.
-//! While the link's own transfers have more to send, nothing is forwarded there, so no transfer
-//! starves. Of the transfers that could be forwarded, the transfer with the earliest deadline goes
-//! first.
+//! So neighbours use only idle links, batch by batch, and each route carries bytes in proportion to
+//! its rate. A forwarded batch uses up no transfer's turn, and has no guaranteed rate. A transfer
+//! that arrives at a forwarding link waits for the crossing batch, and no longer. While the link's
+//! own transfers have more to send, nothing is forwarded there, so no transfer starves. Of the
+//! transfers that could be forwarded, the transfer with the earliest deadline goes first.
 //!
 //! If a forwarded copy fails, the fault may be the neighbour's alone, so the rest takes the GPU's
 //! own route. In emulation, the executor of the source or destination GPU reads or writes the

@@ -139,7 +139,7 @@ impl Fabric {
 
     /// Revokes queued batches for transfers that have no batch in flight and find their path full.
     /// Such a transfer is either new and the tightest of its link, or has no rate and was served
-    /// before the transfer whose batch is revoked.
+    /// before the transfer that loses the batch.
     fn make_way(&mut self, actions: &mut Vec<Action>) {
         let newcomers = self.newcomers_without_room();
         let stuck = |&(transfer, state): &(&TransferId, &Transfer)| {

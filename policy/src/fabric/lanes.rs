@@ -228,8 +228,8 @@ pub(super) fn lay(topology: &Topology) -> (Vec<Lane>, BTreeMap<Route, Path>) {
     (lanes, paths)
 }
 
-/// Sets `fed` for each lane that carries as much as all preceding lanes. A batch that finds no room
-/// there in truth waits for another lane, and the turn is counted at the lane that fills up
+/// Sets `fed` for each lane that carries as much as all preceding lanes. A batch without room there
+/// actually waits for another lane, and the turn is counted at the lane that fills up
 /// (`rates::links`). The rates there are rounded, so rates count as equal up to a byte per second
 /// for each lane.
 fn feed(lanes: &mut [Lane], paths: &BTreeMap<Route, Path>) {

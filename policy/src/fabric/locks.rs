@@ -34,9 +34,9 @@ impl Fabric {
         }
     }
 
-    /// Switches the chunks that are still to be granted to the host, or fails a transfer whose
-    /// object is not there. Batches in flight from the peer either arrive whole or fail, and the
-    /// transfer holds the lock until the last of them has ended.
+    /// Switches the chunks that are still to be granted to the host, or fails a transfer of an
+    /// object that the host lacks. Batches in flight from the peer either arrive whole or fail, and
+    /// the transfer holds the lock until the last of them has ended.
     pub(super) fn lose_source(&mut self, transfer: TransferId, actions: &mut Vec<Action>) {
         let Some(state) = self.transfers.get_mut(&transfer) else { return };
         if state.is_of_peers_object() {

@@ -116,7 +116,7 @@ struct TransferRequest {
 }
 
 impl Fabric {
-    /// Returns a fabric of idle links whose host links are shared by objective.
+    /// Returns a fabric of idle links that shares host links by objective.
     ///
     /// # Panics
     /// If a GPU of the topology has no path from the host: such a topology is invalid.
@@ -125,7 +125,7 @@ impl Fabric {
         Self::with_sharing(topology, Sharing::default())
     }
 
-    /// Returns a fabric of idle links whose host links are shared as `sharing` says.
+    /// Returns a fabric of idle links that shares host links by `sharing`.
     ///
     /// # Panics
     /// If a GPU of the topology has no path from the host: such a topology is invalid.

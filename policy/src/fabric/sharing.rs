@@ -7,11 +7,11 @@
 //!   transfer has the least rate that meets the deadline, and the tightest transfer also gets the
 //!   idle rest. A transfer has no rate if no request waits for the transfer, if the deadline cannot
 //!   be met, or if the needed rate does not fit beside the others. Transfers without a rate take
-//!   turns, longest unserved first. They are served when no transfer with a rate can use the link,
-//!   and get a spare batch in [`SPARE_EVERY`] whenever a transfer without a rate waits. Rates are
-//!   computed from the link rates without spare batches, so that spare batches break no guarantee.
-//!   No transfer starves: a link that cannot run short keeps no transfer waiting (`lanes`), and at
-//!   a link that can, every batch that crosses is counted.
+//!   turns, the longest unserved first. Their turns are the times when no transfer with a rate can
+//!   use the link, and one spare batch of [`SPARE_EVERY`] whenever a transfer without a rate waits.
+//!   Rates are computed from the link rates without spare batches, so that spare batches break no
+//!   guarantee. No transfer starves: a link that cannot run short keeps no transfer waiting
+//!   (`lanes`), and at a link that can, every batch that crosses is counted.
 //!
 //! A transfer that is the tightest of a link when the transfer begins is granted before all others,
 //! and a queued batch is revoked for that transfer, which waits only for the crossing batch (D13).
@@ -342,9 +342,9 @@ impl Fabric {
         })
     }
 
-    /// Returns the transfer without a rate whose turn has come although transfers with rates wait,
-    /// if its path has room. The turn comes when enough batches with rates have passed, and goes to
-    /// the transfer that was served longest ago.
+    /// Returns the transfer without a rate that is next although transfers with rates wait, if the
+    /// path has room. The turn comes when enough batches with rates have passed, and goes to the
+    /// transfer that was served longest ago.
     fn spared(
         &self,
         direction: Direction,

@@ -11,11 +11,11 @@ use crate::rates::Standing;
 /// Numbers of ended transfers between the host and GPUs, by the rate guarantee at the end.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Transfers that no request waited for, or whose links are not shared by objective.
+    /// Transfers that no request waited for, or on links that are not shared by objective.
     pub unpromised: u64,
     /// Transfers that had the rate that they needed.
     pub admitted: u64,
-    /// Transfers whose rate did not fit beside the rates of transfers with earlier deadlines.
+    /// Transfers with a rate that did not fit beside transfers with earlier deadlines.
     pub crowded: u64,
     /// Transfers that could meet the deadline at the start and no longer could at the end.
     pub late: u64,
@@ -52,7 +52,7 @@ impl Counts {
 /// The time that transfers waited for their first batch on a link.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Wait {
-    /// Transfers whose first batch this link issued.
+    /// Number of transfers with a first batch that this link issued.
     pub transfers: u64,
     /// Total time from the start of a transfer until the first batch could begin.
     pub waited: Duration,

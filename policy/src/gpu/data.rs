@@ -4,7 +4,9 @@
 //! ```text
 //! Event::Data ─► store ─► Allocate, Release ─► memory map ─► models evicted, as for a model
 //!                  ▲   └► Place, Migrate, Reload, … ─► Action::Data, with the blocks on the GPU
+//!                  └───── Limit: blocks that no model in use and no waiting request needs
 //! ```
+//!
 //! The store is created for the first object, so a GPU with functions that pass no data keeps all
 //! of its memory for models. The store ends with the executor; data that was only on this GPU is
 //! lost.

@@ -5,7 +5,7 @@
 //! | name | first to last |
 //! |---|---|
 //! | `lru` | all alike |
-//! | `replicas` | replicas, the rest; ours: half of `torpor`, to tell what its two halves are worth |
+//! | `replicas` | replicas, the rest; ours: half of `torpor`, to measure the two halves separately |
 //! | `torpor` | replicas, light models, medium ones, heavy ones (T24) |
 //!
 //! A replica is a copy of a model that another GPU of the node holds too. A single copy is the

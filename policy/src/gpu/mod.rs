@@ -18,7 +18,6 @@
 //! When the executor is lost, everything on the GPU is lost: the memory map is cleared, and each
 //! request is handed back with the request's progress. If each model has a process of its own
 //! ([`isolation`]), a single process may be lost alone.
-//!
 
 mod data;
 pub mod eviction;

@@ -22,7 +22,7 @@
 //! 3. Busy paths. A route of another flow moves to a path where it is as fast, or faster flows give
 //!    the slower flow a part (see `balance`).
 //!
-//! Then, and when a flow ends, all flows take what is free, the slowest flow first. Between GPUs
+//! Then, and when a flow ends, all flows take the free links, the slowest flow first. Between GPUs
 //! that no NVLinks join, a flow has no route, and the caller sends its bytes over the host.
 //!
 //! Absent: PCIe bandwidth, which belongs to the scheduler of host transfers; chunks and batches. A

@@ -91,7 +91,7 @@ pub(super) struct Split<'a> {
     links: &'a Links,
     used: Vec<u64>,
     flows: Vec<Vec<Part>>,
-    /// Nodes from which no way leads to the host. None ever will, because rates are only added.
+    /// Nodes without a way to the host. Such a node stays dead, because rates are only added.
     dead: Vec<bool>,
 }
 

@@ -1,7 +1,7 @@
 //! Computes the rate of each flow between host memory and GPUs, so that every flow meets its
-//! objective (`FaaSTube` §6.1; D14 to D16, D18), and chooses the flow whose batch crosses a link
-//! next (D12, D13). A [`Rates`] covers a single direction of a node's links. Absent: time, pinned
-//! memory (D17) and copying.
+//! objective (`FaaSTube` §6.1; D14 to D16, D18), and chooses the flow that sends the next batch
+//! over a link (D12, D13). A [`Rates`] covers a single direction of a node's links. Absent: time,
+//! pinned memory (D17) and copying.
 //!
 //! A flow needs `Rate_least = bytes / (L_slo - L_infer)`. With `faastube`:
 //!

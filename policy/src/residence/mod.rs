@@ -9,10 +9,10 @@
 //!   idle(now)                         per function, from here on cumulative
 //! ```
 //!
-//! The clock of a function runs while at least a single revision takes requests and no request of
-//! the function is on a GPU. A request is on a GPU from the assignment to the GPU until the request
-//! has left the GPU. So the time that a request waits for a model to be swapped in is not idle; nor
-//! is this time billed as busy. A function has a single clock for any number of revisions.
+//! The clock of a function runs while at least one revision takes requests and no request of the
+//! function is on a GPU. A request is on a GPU from the assignment to the GPU until the request has
+//! left the GPU. So the time that a request waits for a model to be swapped in is not idle; nor is
+//! this time billed as busy. A function has a single clock for any number of revisions.
 //!
 //! Bounds: a clock for each function ever hosted here, and a record for each request on a GPU.
 //! Absent: GPU time, which [`crate::admission`] charges with the answer.
