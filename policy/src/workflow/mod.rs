@@ -13,10 +13,10 @@
 //! After every event four passes bring the run up to date:
 //!
 //! 1. `decide`, forwards, determines which steps run and how often, and which steps are skipped.
-//! 2. `weigh`, backwards, determines which tensors are *wanted*, because a call still to be started
-//!    takes the tensor or the run answers the tensor. A step whose outputs are wanted has calls to
-//!    start. A tensor is *held* if wanted or if a running call takes the tensor. A running call
-//!    without a held output is abandoned.
+//! 2. `weigh`, backwards, determines the *wanted* tensors: inputs of calls still to be started, and
+//!    outputs of the workflow. A step with a missing wanted output has calls to start. A tensor is
+//!    *held* if wanted or if a running call takes the tensor. A running call without a held output
+//!    is abandoned.
 //! 3. `release` frees tensors that are not held.
 //! 4. `start`, forwards, starts calls that have all their inputs, up to [`CALLS_MAX`].
 //!
