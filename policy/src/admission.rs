@@ -1,5 +1,5 @@
-//! Admission of a function's requests: admits each request, answers it exactly once, and counts its
-//! outcome. The core of the Function actor.
+//! Admission of a function's requests: admits each request, answers each exactly once, and counts
+//! its outcome. The core of the Function actor.
 //!
 //! ```text
 //! Arrive ──► Enqueue | Refuse
@@ -41,8 +41,8 @@ pub enum Event {
         timeout: Duration,
         /// Maximum number of starts.
         attempts_left: u32,
-        /// Whether the request completed before and is already counted and charged. It runs again
-        /// because its outputs were lost before they were answered.
+        /// Whether the request completed before and is already counted and charged. The request
+        /// runs again because its outputs were lost before the answer.
         counted: bool,
     },
     /// A request was assigned to a GPU.
@@ -139,7 +139,7 @@ struct InFlight {
     counted: bool,
 }
 
-/// Requests of one function.
+/// Requests of a function.
 #[derive(Debug)]
 pub struct Admission {
     config: Config,

@@ -11,12 +11,13 @@
 //!
 //! A fenced node continues to serve: the leader only refuses its writes to the replicated state,
 //! because the node may be declared lost at any moment. A loss is final: the command that declares
-//! it may already be on its way into the log, and the node has to register again for a new epoch.
+//! the loss may already be on its way into the log, and the node has to register again for a new
+//! epoch.
 //!
 //! Silence is judged by the leader's own clock. A leader that stood still itself has heard no node
-//! and knows nothing, so it grants every node a full lease again. The leader detects a stall by the
-//! gap between its ticks, which is why [`Leases::next_wake`] never lets more than a quarter of a
-//! lease pass.
+//! and knows nothing, so the leader grants every node a full lease again. The leader detects a
+//! stall by the gap between its ticks, which is why [`Leases::next_wake`] never lets more than a
+//! quarter of a lease pass.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -47,7 +48,7 @@ impl Default for Limits {
     }
 }
 
-/// One registration of a node.
+/// A registration of a node.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Member {
     pub node: NodeName,
@@ -60,7 +61,7 @@ pub struct Member {
 pub enum Standing {
     /// The node is alive.
     Believed,
-    /// The node may be alive: it serves, but its state batches are refused.
+    /// The node may be alive and serves, but its state batches are refused.
     Fenced,
     /// The node is gone, and its messages are ignored.
     Lost,
@@ -125,7 +126,7 @@ impl Leases {
     }
 
     /// Starts to lead. Every live node gets a full lease, regardless of its earlier state, because
-    /// the previous leader may have heard it.
+    /// the previous leader may have heard the node.
     pub fn elected(&mut self, now: Timestamp, live: impl IntoIterator<Item = Member>) {
         self.ticked = Some(now);
         let believed = self.full(now);
@@ -144,7 +145,7 @@ impl Leases {
         }
     }
 
-    /// Removes a node: its loss was committed, or it left.
+    /// Removes a node: its loss was committed, or the node left.
     pub fn gone(&mut self, node: &NodeName, epoch: Epoch) {
         if self.nodes.get(node).is_some_and(|(known, _)| *known <= epoch) {
             self.nodes.remove(node);

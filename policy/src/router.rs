@@ -1,4 +1,4 @@
-//! Choice of the worker for a request: the worker that is likely to finish it first, estimated from
+//! Choice of the worker for a request: the worker that is likely to finish first, estimated from
 //! live telemetry as queue wait + swap + run. The choice is a pure function of the candidates that
 //! the caller describes.
 
@@ -69,7 +69,7 @@ impl<W> Candidate<W> {
         if self.gpus_up == 0 {
             return None;
         }
-        // Requests before this one, without those that idle GPUs begin at once.
+        // Earlier requests, without the ones that idle GPUs begin at once.
         let before = u64::from(self.queued) + u64::from(self.unseen);
         let idle = u64::from(self.gpus_idle.min(self.gpus_up));
         let busy = idle <= before;
@@ -87,9 +87,9 @@ impl<W> Candidate<W> {
     }
 }
 
-/// Chooses the candidate that is likely to finish first; among equals the one with fewer requests,
-/// then the first. If no candidate has a serving GPU, chooses among those with GPUs about to serve.
-/// `None` if there are none.
+/// Chooses the candidate that is likely to finish first; among equals the candidate with fewer
+/// requests, then the first. If no candidate has a serving GPU, chooses among the candidates with
+/// GPUs about to serve. `None` if there are none.
 pub fn choose<W>(candidates: impl IntoIterator<Item = Candidate<W>> + Clone, request: &Request) -> Option<W> {
     let soon =
         |candidate: Candidate<W>| Candidate { gpus_up: candidate.gpus_coming, gpus_idle: 0, ..candidate };

@@ -1,5 +1,5 @@
 //! End of batches: a batch ends or is lost and its members continue alone, or members are withdrawn
-//! one by one.
+//! individually.
 
 use millrace_types::{GpuIndex, Timestamp};
 
@@ -160,8 +160,7 @@ impl Batcher {
         let mut gone = Vec::new();
         for (key, progress) in lost {
             let Some(batch) = self.take_out(key) else { continue };
-            // The request that identifies the batch in the queue continues there, unless it was
-            // withdrawn.
+            // The request that identifies the batch in the queue continues there, unless withdrawn.
             let led = batch.keys().any(|member| member == key);
             if !led && !batch.members.is_empty() {
                 let mut cancelled = Vec::new();
@@ -182,7 +181,7 @@ impl Batcher {
         }
     }
 
-    /// Runs a member of a lost batch alone, if it may run again.
+    /// Runs a member of a lost batch alone, if another run is allowed.
     fn again(&mut self, now: Timestamp, request: Request, loss: Loss, actions: &mut Vec<Action>) {
         match request.attempts.after(loss) {
             Verdict::Again(attempts) => {

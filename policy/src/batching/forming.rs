@@ -169,8 +169,8 @@ impl Batcher {
         let rows = batch.whole.rows;
         let inputs = batch.inputs();
         let first = Request { inputs, ..batch.first };
-        // No batch may take members from this one yet: the queue does not know it, and may assign
-        // others first.
+        // No batch may take members from this batch yet: the queue does not know the batch, and may
+        // assign others first.
         batch.stage = Stage::Queued;
         if let Some(it) = self.functions.get_mut(&first.function) {
             it.at_work += 1;

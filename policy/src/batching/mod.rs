@@ -62,16 +62,16 @@ pub struct Totals {
 /// Key of batchable requests: a class of inputs and outputs, and a priority.
 type Kind = (u64, Priority);
 
-/// Batches of one function.
+/// Batches of a function.
 #[derive(Debug)]
 struct Function {
     batching: Batching,
     deadline: Option<Duration>,
-    /// Batches that requests may still join, at most one of each kind.
+    /// Batches that requests may still join, at most a single batch of each kind.
     open: BTreeMap<Kind, RequestKey>,
     /// Batches that wait for a GPU.
     waiting: BTreeSet<(Kind, RequestKey)>,
-    /// Number of batches that wait for a GPU or are on one.
+    /// Number of batches that wait for a GPU or are on a GPU.
     at_work: u32,
 }
 
@@ -208,7 +208,7 @@ impl Batcher {
             }
         }
         // Fill batches only after all assignments are recorded, or a batch could take members of an
-        // assigned one.
+        // assigned batch.
         for key in given {
             self.fill(now, key, actions);
         }

@@ -9,7 +9,7 @@ use crate::dispatch::Request;
 use crate::ids::{FunctionIndex, RequestKey};
 use crate::{dispatch, tenancy};
 
-/// Properties of a request that decide with which others it may run.
+/// Properties of a request that decide which requests may run together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Item {
     /// Size of the first dimension of the inputs.
@@ -37,7 +37,7 @@ impl Item {
 /// Input of the batcher.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// An event for the queue, or for the gate before it.
+    /// An event for the queue or its gate.
     Queue(tenancy::Event),
     /// A batchable request is ready to run.
     Enqueue { request: Request, item: Item },
@@ -49,8 +49,8 @@ pub enum Event {
         /// Time from a request's arrival within which the response is due.
         deadline: Option<Duration>,
     },
-    /// The run of a batch failed, perhaps because of one member. After the end on its GPU, each
-    /// member runs again alone.
+    /// The run of a batch failed, perhaps because of a single member. After the end on its GPU,
+    /// each member runs again alone.
     Split { key: RequestKey },
 }
 
@@ -66,7 +66,7 @@ impl From<dispatch::Event> for Event {
     }
 }
 
-/// Events for the queue hash as they do alone, so that a node without batches has the same event
+/// Events for the queue hash without any wrapper, so that a node without batches has the same event
 /// trace as a node without a batcher (`policy::trace`).
 impl Hash for Event {
     fn hash<H: Hasher>(&self, state: &mut H) {

@@ -12,7 +12,7 @@ use super::{AHEAD_MAX, RECALL_COST};
 
 /// Our own policy. An idle holder of the model gets the request, else the idle GPU that its inputs
 /// reach soonest, else the idle GPU with most free memory. If no GPU is idle, the request is
-/// assigned behind the running request of the GPU that is expected to begin it first.
+/// assigned behind the running request of the GPU with the earliest expected start.
 #[derive(Debug)]
 pub(super) struct Fifo {
     lines: Lines,
@@ -48,7 +48,7 @@ impl Policy for Fifo {
 }
 
 /// Returns the idle holder of the request's model that its inputs reach soonest; among equals, the
-/// one with most free memory.
+/// GPU with most free memory.
 fn idle_holder(view: &View<'_>, request: &Waiting) -> Option<GpuIndex> {
     let holders = &view.models.get(request.model).holders;
     let inputs = view.inputs(request);
@@ -62,7 +62,7 @@ pub(super) fn idle_gpu(view: &View<'_>, request: &Waiting) -> Option<GpuIndex> {
     Some(idle_holder(view, request).or_else(near).unwrap_or(any))
 }
 
-/// Returns the busy GPU to which a request is assigned behind the running one.
+/// Returns the busy GPU to which a request is assigned behind the running request.
 pub(super) fn busy_gpu(view: &View<'_>, request: &Waiting) -> Option<GpuIndex> {
     if request.attempts.suspect() {
         return None;
@@ -88,7 +88,7 @@ pub(super) fn busy_gpu(view: &View<'_>, request: &Waiting) -> Option<GpuIndex> {
     };
     let holders = &view.models.get(request.model).holders;
     // A second next request needs a run that ends within RECALL_COST. If no model ever ran that
-    // fast, only GPUs without a next request qualify: scan these if they are fewer than the holders.
+    // fast, only GPUs without a next request qualify: scan these if fewer than the holders.
     let alone = view.models.all_take_longer(RECALL_COST) && view.fleet.free_ahead().len() < holders.len();
     let holder = if alone {
         let free = view.fleet.free_ahead().filter(|&gpu| holders.contains(gpu));

@@ -8,14 +8,14 @@
 //! | `infless-ka` | until the function had no request for the keep-alive time | the model and a runtime of its own | request waits |
 //!
 //! A function is bound at its first request, to the GPU with most free memory, and can run there
-//! after its cold start. A GPU runs one request at a time, the oldest of the requests bound to it.
+//! after its cold start. A GPU runs a single request at a time, the oldest of its bound requests.
 //!
 //! The Torpor paper names these baselines and gives no further details (§7.3, §7.4). The memory of
 //! a runtime and the duration of a cold start belong to the device and its framework, which
 //! dispatch cannot observe: [`BoundConfig`] has both as assumptions. The model is copied after the
 //! cold start, as for any other policy. INFless derives keep-alive times from each function's
 //! history; ours is the same for all functions, counted from the assignment of the last request.
-//! `simpleswap`, the paper's third baseline, binds late: it is `torpor` by age onto any idle GPU.
+//! `simpleswap`, the paper's third baseline, binds late, and is `torpor` by age onto any idle GPU.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -146,7 +146,7 @@ impl Early {
 
     /// Binds the waiting functions for which a GPU has memory, the function with the oldest request
     /// first. Returns a refusal for a request that no GPU will ever have memory for. A function
-    /// without memory does not delay the functions behind it.
+    /// without memory does not delay the others.
     fn bind(&mut self, view: &View<'_>) -> Option<Decision> {
         if !std::mem::take(&mut self.look) {
             return None;

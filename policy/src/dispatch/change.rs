@@ -1,6 +1,6 @@
 //! Change of the policy while requests wait. The waiting requests enter the new policy in order of
-//! arrival, each once; requests on GPUs stay there and end there. The change refuses no request. It
-//! resets the overtaking counts and the idle times of the GPUs.
+//! arrival, each once; requests on GPUs stay there and end there. The change refuses no request,
+//! and resets the overtaking counts and the idle times of the GPUs.
 
 use millrace_types::{SloCounts, Timestamp};
 

@@ -12,7 +12,7 @@ use crate::gpu::Eviction;
 use crate::names::{self, UnknownName};
 use crate::paths::{self, Way};
 
-/// A GPU, as dispatch sees it.
+/// A GPU, as far as dispatch needs to know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GpuConfig {
     pub memory: Bytes,
@@ -41,12 +41,12 @@ pub struct PeerLink {
     pub rate: BytesPerSec,
 }
 
-/// A node, as dispatch sees it.
+/// A node, as far as dispatch needs to know.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
     /// GPUs in index order.
     pub gpus: Vec<GpuConfig>,
-    /// Groups of GPUs that share the bandwidth of a link to the host: one group per PCIe switch.
+    /// Groups of GPUs that share the bandwidth of a link to the host: a group per PCIe switch.
     pub switches: Vec<Vec<GpuIndex>>,
     /// Links over which a model may be copied from one GPU to another.
     pub peers: Vec<PeerLink>,
@@ -167,13 +167,13 @@ pub enum PolicyConfig {
         /// Number of times that a request may be overtaken.
         overtakes_max: u32,
     },
-    /// By required request counts, onto the GPU with least interference or onto a random one (T17
+    /// By required request counts, onto the GPU with least interference or onto a random GPU (T17
     /// to T22).
     Torpor(TorporConfig),
     /// By estimated finish, with requests first that can still meet their deadline. Our own policy,
     /// and the default.
     Unified(UnifiedConfig),
-    /// Each function bound to one GPU before its requests run (T28).
+    /// Each function bound to a GPU before its requests run (T28).
     Bound(BoundConfig),
 }
 

@@ -66,9 +66,9 @@ pub(super) struct Fleet {
     /// Recalled requests that have not returned yet.
     asked: usize,
     idled: u64,
-    /// For each GPU, the GPUs that share a link to the host with it.
+    /// Neighbours of each GPU: the GPUs with a shared link to the host.
     neighbours: Vec<Vec<GpuIndex>>,
-    /// For each GPU, the GPUs with a direct link to it, fastest first.
+    /// Peers of each GPU: the GPUs with a direct link, fastest first.
     peers: Vec<Vec<(BytesPerSec, GpuIndex)>>,
     /// For each GPU, the GPUs that its data reaches without the host.
     reached: Vec<Vec<GpuIndex>>,
@@ -285,7 +285,7 @@ impl Fleet {
         self.listed.iter().skip(rank.0).map(Vec::len).sum()
     }
 
-    /// Returns the idle GPU with this number among those of at least this rank.
+    /// Returns the idle GPU with this number, counting only GPUs of at least this rank.
     pub(super) fn nth_idle(&self, rank: SizeRank, mut number: usize) -> Option<GpuIndex> {
         for listed in self.listed.iter().skip(rank.0) {
             match listed.get(number) {

@@ -35,15 +35,15 @@ impl Work {
     }
 }
 
-/// Load summary of one GPU.
+/// Load summary of a GPU.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Glance {
     /// Start of the running request's turn plus its expected swap, in nanoseconds.
     loaded: u64,
-    /// Expected swap of the first request behind the running one, in nanoseconds.
+    /// Expected swap of the first next request, in nanoseconds.
     next_swap: u64,
     running: Work,
-    /// First request behind the running one.
+    /// First next request.
     next: Work,
     kind: u32,
     rank: u16,
@@ -67,8 +67,8 @@ impl Glance {
         }
     }
 
-    /// Returns whether the GPU is busy, fits this rank, and has fewer than `ahead_max` requests
-    /// behind the running one.
+    /// Returns whether the GPU is busy, fits this rank, and has fewer than `ahead_max` next
+    /// requests.
     pub(super) fn takes(&self, rank: SizeRank, ahead_max: usize) -> bool {
         self.takes_ahead && usize::from(self.rank) >= rank.0 && usize::from(self.ahead) < ahead_max
     }
@@ -81,8 +81,8 @@ impl Glance {
         self.ahead == 0
     }
 
-    /// Returns the earliest time at which the GPU can finish its running request and the first one
-    /// behind it.
+    /// Returns the earliest time at which the GPU can finish its running and its first next
+    /// request.
     pub(super) fn soonest(&self, models: &Models, now: Timestamp) -> Expected {
         let through = || {
             let ends = self.loaded.saturating_add(self.running.run(models, self.kind)?);
@@ -116,7 +116,7 @@ pub(super) fn first<K: Ord + Copy>(
 }
 
 /// Returns the same as [`first`] for GPUs with tight bounds: the GPU with the least bound is
-/// evaluated first, so that hardly another one has to be.
+/// evaluated first, so that hardly another evaluation is needed.
 pub(super) fn first_of_close(
     gpus: impl Iterator<Item = (Expected, GpuIndex)>,
     exact: impl Fn(GpuIndex) -> Option<Expected>,

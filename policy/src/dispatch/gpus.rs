@@ -1,4 +1,4 @@
-//! The dispatcher's model of one GPU: its requests, its resident models, and its loads.
+//! The dispatcher's model of a GPU: its requests, its resident models, and its loads.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
@@ -67,8 +67,8 @@ pub(super) struct Held {
     /// meanwhile.
     pub(super) ahead: bool,
     /// Whether the duration of the turn tells nothing about the expected source: another load
-    /// disturbed this one, the model came from elsewhere or was partly there, or inputs were copied
-    /// too.
+    /// disturbed this load, the model came from elsewhere or was partly there, or inputs were
+    /// copied too.
     pub(super) unlike: bool,
     /// Expected duration of the turn.
     pub(super) predicted: Option<Duration>,
@@ -91,14 +91,14 @@ struct Resident {
 
 #[derive(Debug)]
 pub(super) struct Gpu {
-    /// Incarnation of the executor, while it is up.
+    /// Incarnation of the executor, while up.
     pub(super) executor: Option<Incarnation>,
     pub(super) rank: SizeRank,
     pub(super) host_rate: BytesPerSec,
     pub(super) kind: u32,
     pub(super) running: Option<Held>,
-    /// Requests behind the running one: each starts as soon as the one before it ends. At most
-    /// [`AHEAD_MAX`](super::AHEAD_MAX).
+    /// Requests behind the running request: each starts as soon as the previous request ends. At
+    /// most [`AHEAD_MAX`](super::AHEAD_MAX).
     pub(super) ahead: VecDeque<Held>,
     /// Requests assigned to the GPU so far.
     pub(super) dispatched: u64,
@@ -157,7 +157,7 @@ impl Gpu {
         self.running.as_ref().map_or(Loading::Nothing, |held| held.loading)
     }
 
-    /// Returns whether a model is still in transit to this GPU, for a request or without one.
+    /// Returns whether a model is still in transit to this GPU, with or without a request.
     pub(super) fn is_loading(&self, model: Slot) -> bool {
         self.arriving.contains(&model)
     }
@@ -182,7 +182,7 @@ impl Gpu {
         self.resident.iter().map(|it| it.model)
     }
 
-    /// Returns the model's position in [`Self::resident`], or the position at which to insert it.
+    /// Returns the model's position in [`Self::resident`], or the position for its insertion.
     fn place_of(&self, model: Slot) -> Result<usize, usize> {
         self.resident.binary_search_by_key(&model, |it| it.model)
     }
@@ -197,7 +197,7 @@ impl Gpu {
         wanted.map(|it| u64::from(it.blocks)).sum()
     }
 
-    /// Notes that a model is requested here. The model is loaded unless it is resident.
+    /// Notes that a model is requested here. The model is loaded unless resident.
     pub(super) fn add_resident(&mut self, now: Timestamp, model: Slot, blocks: u32) {
         let asked = Resident { model, blocks, used: now };
         match self.place_of(model) {
@@ -283,7 +283,7 @@ impl Gpu {
         self.running.as_mut().into_iter().chain(&mut self.ahead).find(|held| held.request.key == key)
     }
 
-    /// Notes that a model has arrived; `from` is the GPU that sent all of it, if one did.
+    /// Notes that a model has arrived; `from` is the GPU that sent all weights, if any.
     pub(super) fn loaded(&mut self, model: Slot, from: Option<GpuIndex>) {
         self.arriving.remove(&model);
         let here = self.running.as_mut().into_iter().chain(&mut self.ahead);
@@ -301,7 +301,7 @@ impl Gpu {
         self.arriving.remove(&model);
     }
 
-    /// Removes a request. If the request was running, the turn of the next one begins.
+    /// Removes a request. If the request was running, the turn of the next request begins.
     pub(super) fn remove(&mut self, now: Timestamp, key: RequestKey) -> Option<Held> {
         if let Some(running) = self.running.take_if(|held| held.request.key == key) {
             self.running = self.ahead.pop_front().map(|held| Held { since: now, ..held });

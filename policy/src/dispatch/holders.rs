@@ -1,4 +1,4 @@
-//! GPUs that hold one model. Searches walk through all holders, hundreds in a large domain, far
+//! GPUs that hold a model. Searches walk through all holders, hundreds in a large domain, far
 //! more often than a holder is added or removed, so the holders are a sorted vector.
 
 use millrace_types::GpuIndex;

@@ -1,6 +1,6 @@
 //! Data locality: how many bytes of a request's inputs each GPU of the node has, and how long
 //! bringing them to another GPU takes (D06, D07, D19). A workflow step then runs where the step
-//! before it left its output, unless the policy has a stronger reason for another GPU.
+//! before left its output, unless the policy has a stronger reason for another GPU.
 //!
 //! The FaaSTube paper places a workflow's functions before requests arrive, so that functions that
 //! exchange data share fast links (MAPA). Here the GPU is chosen when a request arrives, and so is
@@ -19,8 +19,8 @@ use super::{Dispatch, Place};
 use crate::ids::RequestKey;
 
 /// Maximum number of GPUs listed for a request's inputs; GPUs with the least bytes are omitted. A
-/// step with inputs from more GPUs runs on one of the listed GPUs, and most of its data crosses
-/// links wherever it runs.
+/// step with inputs from more GPUs runs on a listed GPU, and most of its data crosses links on any
+/// GPU.
 pub const INPUT_GPUS_MAX: usize = 4;
 
 /// Bytes of a request's inputs on each GPU of the node.
@@ -62,7 +62,7 @@ impl Inputs {
         self.iter().next().is_none()
     }
 
-    /// Returns the GPUs that have some of the inputs, the one with most bytes first.
+    /// Returns the GPUs that have some of the inputs, most bytes first.
     pub fn iter(&self) -> impl Iterator<Item = (GpuIndex, Bytes)> + use<> {
         self.on.into_iter().take_while(|(_, bytes)| *bytes > Bytes::ZERO)
     }
@@ -145,7 +145,7 @@ impl Fleet {
         inputs.iter().filter(|&(from, _)| from != to).map(time).fold(Duration::ZERO, Duration::saturating_add)
     }
 
-    /// Returns the first idle GPU of at least this rank; among GPUs of the same `class`, the one
+    /// Returns the first idle GPU of at least this rank; among GPUs of the same `class`, the GPU
     /// that the inputs reach soonest. Examines the first idle GPU, the GPUs that have some of the
     /// inputs, and the GPUs that routes lead to from there: to all others the inputs travel over
     /// the host.

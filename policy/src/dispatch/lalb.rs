@@ -13,7 +13,7 @@
 //! The requests in a GPU's own queue are assigned behind its running request one at a time, and are
 //! never recalled. The GPU holds the model, so no load starts earlier than in the paper. The GPU
 //! waits for no message. The model stays pinned on the GPU until its last request there has left.
-//! Among several idle holders, a request goes to the one that its inputs reach soonest
+//! Among several idle holders, a request goes to the GPU that its inputs reach soonest
 //! ([`inputs`](super::inputs)). A request that may not be [overtaken](super::overtaking) any more
 //! goes next.
 
@@ -52,8 +52,8 @@ pub(super) struct Lalb {
     ages: Ages,
     /// Keys of the requests in [`Self::ages`], by model slot.
     by_model: Vec<BTreeSet<RequestKey>>,
-    /// Oldest key of each model, stored contiguously: an idle GPU reads one entry for each model
-    /// that it holds.
+    /// Oldest key of each model, stored contiguously: an idle GPU reads an entry for each resident
+    /// model.
     oldest: Vec<Option<RequestKey>>,
     own: Vec<Own>,
     /// GPU for which a request waits in its own queue.
@@ -103,7 +103,7 @@ impl Lalb {
         Some(request)
     }
 
-    /// Returns the next request of an own queue with a GPU that can accept it.
+    /// Returns the next request of an own queue, if its GPU can accept a request.
     fn next_reserved(&mut self, view: &View<'_>) -> Option<Decision> {
         while let Some(gpu) = self.ready.pop_first() {
             let it = view.fleet.get(gpu);
@@ -132,7 +132,8 @@ impl Lalb {
         let rank = view.fleet.get(gpu).rank;
         let at_limit = self.ages.at_limit(rank);
         let hit = match at_limit {
-            // No hit can be older than the oldest request, and no younger hit may overtake it.
+            // No hit can be older than the oldest request, and no younger hit may overtake the
+            // oldest request.
             Some((key, from)) if self.ages.oldest(rank) == at_limit => {
                 let model = self.ages.get(from, key)?.model;
                 at_limit.filter(|_| view.fleet.get(gpu).holds(model))
@@ -195,8 +196,8 @@ impl Lalb {
         Some(Decision::Assign { request, gpu, over: Route::Host })
     }
 
-    /// Returns the busy holder that would finish a request first, if it finishes before the idle
-    /// GPU would.
+    /// Returns the busy holder that would finish a request first, if sooner than the idle GPU
+    /// would.
     fn busy_holder(&self, view: &View<'_>, request: &Waiting, idle: GpuIndex) -> Option<GpuIndex> {
         if request.attempts.suspect() {
             return None;
@@ -211,7 +212,7 @@ impl Lalb {
                 return None;
             }
             let wait = view.fleet.backlog(view.models, view.now, gpu)? + own(gpu);
-            // On GPUs of one kind the run takes equally long on both sides.
+            // On GPUs of the same kind the run takes equally long on both sides.
             let (there, miss) = match it.kind == here.kind {
                 true => (wait, load),
                 false => (wait + run(it.kind)?, load + run(here.kind)?),
@@ -225,7 +226,8 @@ impl Lalb {
         glance::first_of_close(in_time, finish).map(|(_, gpu)| gpu)
     }
 
-    /// Binds a request to a busy GPU, and assigns it at once if no other request waits there.
+    /// Binds a request to a busy GPU, and assigns the request at once if no other request waits
+    /// there.
     fn reserve(&mut self, view: &View<'_>, request: &Waiting, gpu: GpuIndex) -> Option<Decision> {
         let it = view.fleet.get(gpu);
         let request = self.send(request.rank, request.key, it.rank)?;

@@ -53,8 +53,7 @@ impl Dispatch {
         if self.models.installed(model).is_none() || self.likely.iter().any(|hint| hint.model == model) {
             return;
         }
-        // With early binding, a model is useless on any GPU but the one that its function is bound
-        // to.
+        // With early binding, a model is useless except on the GPU that its function is bound to.
         if self.likely.len() >= LIKELY_MAX || self.config.policy.binds_early() {
             self.stats.prewarms.busy += 1;
             return;

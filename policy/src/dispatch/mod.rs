@@ -1,6 +1,7 @@
-//! Dispatch decides which request runs on which GPU. It is one state machine of the Node actor.
+//! Dispatch decides which request runs on which GPU. The dispatcher is a state machine of the Node
+//! actor.
 //!
-//! All policies share one code path: a bounded queue, the checks on entry to the queue, retries
+//! All policies share a code path: a bounded queue, the checks on entry to the queue, retries
 //! after the loss of a GPU, the early assignment of requests to busy GPUs, and recalls. The
 //! configured policy ([`PolicyConfig`]) decides only the order of the queue and the GPU of each
 //! request:
@@ -26,7 +27,7 @@
 //!
 //! A busy GPU gets a second and later next request only if that delays no request: the GPU holds
 //! the model and will begin the request sooner than a recall would take ([`RECALL_COST`]). If runs
-//! last a few microseconds, several runs then share one wake of the executor.
+//! last a few microseconds, several runs then share a wake of the executor.
 //!
 //! **Lost GPUs** ([`recovery`]). Models that requests still wait for, and that no other GPU holds,
 //! are loaded onto other GPUs at once (T16).
@@ -38,7 +39,7 @@
 //! even without requests.
 //!
 //! **Prewarming** ([`likely`], D29). The model that a workflow will need next is loaded onto a GPU
-//! that has time for it.
+//! that has time.
 //!
 //! A suspect is a request that was on a GPU when that GPU was lost. A suspect runs alone: dispatch
 //! never assigns a suspect to a busy GPU, and assigns no request behind a suspect.
@@ -47,7 +48,7 @@
 //! GPU that has them if the policy has no reason to prefer another GPU. `fifo`, `lalb` and `torpor`
 //! break ties by data; `unified` adds the transfer time to the estimated finish.
 //!
-//! **Cost model** ([`cost`]). All policies share one model of run and swap times.
+//! **Cost model** ([`cost`]). All policies share a model of run and swap times.
 //!
 //! **Complexity** (L16). The cost of a decision is logarithmic in the waiting requests, in the
 //! models on one GPU and in the GPUs that hold one model (`benches/dispatch.rs`).
@@ -149,7 +150,7 @@ pub struct Dispatch {
     config: Config,
     places: BTreeMap<RequestKey, Place>,
     queued: usize,
-    /// Number of requests that wait for one GPU alone, by GPU and model.
+    /// Number of requests that wait for a single GPU, by GPU and model.
     pins: BTreeMap<(GpuIndex, Slot), u32>,
     warm: Warm,
     /// Models to prewarm for which no GPU has had time or room yet.
@@ -160,7 +161,7 @@ pub struct Dispatch {
     rows: BTreeMap<RequestKey, u32>,
     /// Location of the inputs, for requests that have inputs on GPUs.
     inputs: BTreeMap<RequestKey, Inputs>,
-    /// Time of the next check whether an idle GPU should recall a request from a busy one.
+    /// Time of the next check whether an idle GPU should recall a request from a busy GPU.
     look_again: Option<Timestamp>,
     errors: Errors,
     stats: Stats,
@@ -389,7 +390,7 @@ impl Core for Dispatch {
                 self.policy.freed(gpu);
             }
             Event::Down { gpu, lost } => {
-                // The GPU reports only requests that reached it; the others were still in
+                // The GPU reports only requests that arrived there; the others were still in
                 // transit.
                 let said = |key| lost.iter().find(|(lost, _)| *lost == key).map(|&(_, progress)| progress);
                 self.down(gpu, |held, _| said(held.request.key).unwrap_or(Progress::Waiting), actions);

@@ -28,7 +28,7 @@ pub(super) struct Model {
     pub(super) weights: Bytes,
     /// Size rank of the smallest GPU that fits the model. `None`: no GPU is large enough.
     pub(super) rank: Option<SizeRank>,
-    /// GPUs that hold the model, or to which it is in transit.
+    /// GPUs that hold the model, or that are loading the model.
     pub(super) holders: Holders,
     /// GPU with the original copy, which should be evicted after the replicas.
     original: Option<GpuIndex>,
@@ -50,8 +50,8 @@ pub(super) struct Models {
     slots: Vec<Model>,
     free: Vec<Slot>,
     by_id: BTreeMap<ModelId, Slot>,
-    /// Run times of one row in nanoseconds, by kind of GPU and slot, or [`UNKNOWN`]. A dense copy,
-    /// because decisions read this value more often than any other.
+    /// Run times of single rows in nanoseconds, by kind of GPU and slot, or [`UNKNOWN`]. A dense
+    /// copy, because decisions read this value more often than any other.
     runs: Vec<Vec<u64>>,
     /// Lower bound of all run times ever learned, in nanoseconds.
     briefest: Option<u64>,
@@ -130,8 +130,8 @@ impl Models {
         model.original.get_or_insert(gpu);
     }
 
-    /// Notes that a request for the model is assigned to a GPU, which loads the model unless it
-    /// holds it.
+    /// Notes that a request for the model is assigned to a GPU, which loads the model unless
+    /// resident.
     pub(super) fn given(&mut self, slot: Slot, gpu: GpuIndex) {
         self.held_by(slot, gpu);
         self.get_mut(slot).given += 1;
@@ -244,7 +244,7 @@ impl Models {
         if rows == 1 { self.run_time(slot, kind) } else { self.cost(slot, kind)?.run(rows) }
     }
 
-    /// Returns the run time of `rows` rows on the slowest kind of GPU for which it is known.
+    /// Returns the run time of `rows` rows on the slowest kind of GPU with a known run time.
     pub(super) fn longest_run(&self, slot: Slot, rows: u32) -> Option<Duration> {
         self.get(slot).costs.iter().filter_map(|cost| cost.run(rows)).max()
     }

@@ -1,11 +1,11 @@
 //! Order by age, and bounds on overtaking (L14).
 //!
-//! A request is overtaken when a younger request that fits the same GPUs leaves the queue before
-//! it. A request that overtakes also overtakes all older ones, so no request was overtaken more
+//! A request is overtaken when a younger request that fits the same GPUs leaves the queue earlier.
+//! A request that overtakes also overtakes all older requests, so no request was overtaken more
 //! often than the oldest, and only the oldest request's count is needed. That count is a sum of
 //! marks: each overtaking request leaves a mark on the next older request, and a departing request
-//! hands its marks to the next older one. A request that returned from a GPU cannot be overtaken
-//! any more.
+//! hands its marks to the next older request. A request that returned from a GPU cannot be
+//! overtaken any more.
 //!
 //! **Requests at their limit** go next, or one departure in `every` does. In a lasting overload all
 //! requests come to wait until their limit, and would then be served by age, all late. With
@@ -40,17 +40,18 @@ impl Bound {
 struct Queued {
     request: Waiting,
     bound: Bound,
-    /// Number of requests that overtook this one, and overtook no younger request that still waits.
+    /// Number of requests that overtook this request, and overtook no younger request that still
+    /// waits.
     marks: u64,
     /// Value of [`Ages::looks`] on arrival.
     looks: u64,
 }
 
-/// Requests of one size class, by age.
+/// Requests of a size class, by age.
 #[derive(Debug, Default)]
 struct Line {
     queued: BTreeMap<RequestKey, Queued>,
-    /// Oldest request, cached because it is read most.
+    /// Oldest request, cached because most lookups need only this request.
     first: Option<First>,
     /// Number of times that the oldest request was overtaken: the sum of all marks.
     marks: u64,
@@ -96,7 +97,7 @@ impl Line {
     }
 
     /// Removes a request. Returns the counts of the oldest request if this was the oldest, and
-    /// whether the request overtook any older one (never without `passes`).
+    /// whether the request overtook any older request (never without `passes`).
     fn take(&mut self, key: RequestKey, passes: bool) -> Option<(Waiting, Option<Overtaken>, bool)> {
         let counts = self.oldest().filter(|&(oldest, _)| oldest == key).map(|(_, counts)| counts);
         let gone = self.queued.remove(&key)?;
@@ -124,7 +125,7 @@ impl Line {
     }
 
     /// Notes that a request of this age leaves for a GPU that fits all requests of this class.
-    /// Returns whether it overtook any.
+    /// Returns whether the request overtook any.
     fn passed_by(&mut self, key: RequestKey) -> bool {
         let Some(before) = self.before(key) else { return false };
         before.marks += 1;
@@ -198,8 +199,8 @@ impl Ages {
         }
     }
 
-    /// Removes a request that goes to a GPU of rank `to`, and counts it as overtaking all older
-    /// requests that fit that GPU.
+    /// Removes a request that goes to a GPU of rank `to`, and counts that as overtaking all older
+    /// requests that fit the GPU.
     pub(super) fn send(&mut self, from: SizeRank, key: RequestKey, to: SizeRank) -> Option<Waiting> {
         let (request, counts, mut passed) = self.lines[from.0].take(key, from <= to)?;
         self.count_first(counts);

@@ -1,5 +1,5 @@
-//! Requests that wait for one GPU alone, and the pins that keep their models there. A model is
-//! pinned on a GPU from the first such request until the last one has left.
+//! Requests that wait for a single GPU, and the pins that keep their models there. A model is
+//! pinned on a GPU from the first such request until the last such request has left.
 
 use millrace_types::GpuIndex;
 

@@ -70,7 +70,7 @@ pub(super) enum Decision {
     Assign {
         request: Waiting,
         gpu: GpuIndex,
-        /// Source of the model, if the GPU does not hold it.
+        /// Source of the model, unless resident.
         over: Route,
     },
     /// The request has to wait for this GPU alone, in the own queue that the policy keeps for the
@@ -93,8 +93,8 @@ pub struct Stats {
     pub reserved: u64,
     /// Number of times that a request left the queue before older requests that fit the same GPUs.
     pub passed: u64,
-    /// Number of times that the most overtaken request was overtaken by a younger one that left the
-    /// queue.
+    /// Number of times that the most overtaken request was overtaken by a younger request that left
+    /// the queue.
     pub overtaken_max: u64,
     /// Maximum number of overtakings by the LALB paper's count, in which each fruitless
     /// search for a hit also counts once.
@@ -108,7 +108,7 @@ pub struct Stats {
     /// Errors of the cost model (L15).
     pub errors: Vec<PredictionError>,
     /// Mean error, in percent, of the regression of run time over rows at batch sizes left out of
-    /// the fit (L15). `None` until three batch sizes of one model ran.
+    /// the fit (L15). `None` until three batch sizes of a model ran.
     pub held_out: Option<f64>,
 }
 
@@ -152,8 +152,8 @@ pub(super) trait Policy: fmt::Debug {
     /// Notes that a GPU has capacity for another request.
     fn freed(&mut self, _gpu: GpuIndex) {}
 
-    /// Notes that a GPU is lost: requests that waited for it alone rejoin the common queue. Returns
-    /// these requests.
+    /// Notes that a GPU is lost: requests that waited for this GPU alone rejoin the common queue.
+    /// Returns these requests.
     fn lost(&mut self, _gpu: GpuIndex) -> Vec<Waiting> {
         Vec::new()
     }
@@ -185,7 +185,7 @@ pub(super) trait Policy: fmt::Debug {
     fn check(&self, _view: &View<'_>, _models: &[super::models::Slot]) {}
 }
 
-/// Creates the configured policy. Also returns the order in which it needs the idle GPUs.
+/// Creates the configured policy. Also returns the policy's order of the idle GPUs.
 pub(super) fn policy(config: &Config, ranks: usize) -> (Box<dyn Policy>, IdleOrder) {
     let order = match config.policy {
         PolicyConfig::Fifo | PolicyConfig::Bound(_) => IdleOrder::Emptiest,

@@ -10,14 +10,14 @@ use crate::attempts::{Attempts, Progress};
 use crate::gpu::{Eviction, Standing};
 use crate::ids::{FunctionIndex, RequestKey};
 
-/// Latency objective of a function, as far as the order of the queue depends on it. Uses whole
+/// Latency objective of a function, as far as the queue order needs. Uses whole
 /// numbers, because events are hashed to compare runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Objective {
     /// Share of requests to serve in time, in billionths. Strictly between 0 and 10^9: at 1 the
     /// required request count is infinite (T18).
     share: u32,
-    /// Time from arrival to response. Without a deadline, a request counts only after it has ended.
+    /// Time from arrival to response. Without a deadline, a request counts only after its end.
     deadline: Option<Duration>,
     /// Whether several requests may run as one ([`crate::batching`]).
     together: bool,
@@ -79,7 +79,7 @@ impl Objective {
     }
 }
 
-/// A request, as far as its order and its GPU depend on it.
+/// A request, as far as dispatch needs to know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Request {
     pub key: RequestKey,
@@ -93,7 +93,7 @@ pub struct Request {
     pub inputs: Inputs,
 }
 
-/// Profile of a model on one kind of GPU.
+/// Profile of a model on a kind of GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Learned {
     pub model: ModelId,
@@ -120,7 +120,7 @@ pub enum Event {
     },
     /// A model will not be requested any more.
     Remove { model: ModelId },
-    /// A number of GPUs must hold a model, with or without requests for it.
+    /// A number of GPUs must hold a model, with or without requests.
     Keep {
         model: ModelId,
         /// Number of copies; 0 keeps none.
@@ -171,7 +171,7 @@ pub enum Event {
     Ended {
         gpu: GpuIndex,
         key: RequestKey,
-        /// Time that the request computed, if it ran.
+        /// Computation time of the request, if any.
         ran: Option<Duration>,
     },
     /// A GPU that is still up returned a request.
@@ -244,7 +244,8 @@ pub enum Action {
     Standing { gpu: GpuIndex, model: ModelId, standing: Standing },
     /// Recall a request that was assigned to a busy GPU. The request may have begun meanwhile.
     Recall { gpu: GpuIndex, key: RequestKey },
-    /// Pin a model on a GPU: requests wait for it there, so the GPU evicts other models first.
+    /// Pin a model on a GPU: requests wait for the model there, so the GPU evicts other models
+    /// first.
     Pin { gpu: GpuIndex, model: ModelId },
     /// Unpin a model: no request waits for the model on this GPU, so eviction may choose it again.
     Unpin { gpu: GpuIndex, model: ModelId },

@@ -8,8 +8,8 @@ use super::models::Slot;
 use crate::attempts::Attempts;
 use crate::ids::{FunctionIndex, RequestKey};
 
-/// Rank of GPU memory sizes. A model fits the GPUs of its own rank and above. Most nodes have one
-/// rank.
+/// Rank of GPU memory sizes. A model fits the GPUs of its own rank and above. Most nodes have a
+/// single rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct SizeRank(pub(super) usize);
 
@@ -25,7 +25,7 @@ pub(super) struct Waiting {
     pub(super) arrived: Timestamp,
 }
 
-/// Requests in the order in which the worker accepted them, in one line per size class: a request
+/// Requests in the order in which the worker accepted them, in a line per size class: a request
 /// for a model that only fits the larger GPUs never delays a request that fits the others. A
 /// request that returns from a lost GPU gets its old position again.
 #[derive(Debug)]

@@ -26,7 +26,7 @@ impl Dispatch {
     }
 
     /// Returns the request, by GPU and position, that waits longest for its turn. The candidates
-    /// are the last request on each GPU, as far as `to` would begin it sooner.
+    /// are the last request on each GPU, as far as `to` would begin that request sooner.
     fn recall_from(&mut self, now: Timestamp, to: GpuIndex) -> Option<(GpuIndex, usize)> {
         let mut best: Option<(Expected, GpuIndex, usize)> = None;
         let mut look_again: Option<Timestamp> = None;

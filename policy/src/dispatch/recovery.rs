@@ -1,6 +1,6 @@
 //! Recovery of the models of a lost GPU (T16). Models that requests wait for are loaded onto other
-//! GPUs at once, by swap from the host, even if no GPU is free for a run. They are resident or in
-//! transit long before an executor restarts.
+//! GPUs at once, by swap from the host, even if no GPU is free for a run. Such models are resident
+//! or in transit long before an executor restarts.
 //!
 //! Each model goes to the GPU with most memory left beside the models that requests wait for there.
 //! A model that fits nowhere is loaded with its first assigned request, as usual.
@@ -32,13 +32,13 @@ impl Dispatch {
         }
     }
 
-    /// Loads a model onto a GPU without a request for it.
+    /// Loads a model onto a GPU without a request.
     pub(super) fn prefetch(&mut self, now: Timestamp, slot: Slot, gpu: GpuIndex, actions: &mut Vec<Action>) {
         let model = self.comes_without_request(now, slot, gpu, actions);
         actions.push(Action::Prefetch { gpu, model });
     }
 
-    /// Notes that a GPU loads a model without a request for it, and returns the model's id.
+    /// Notes that a GPU loads a model without a request, and returns the model's id.
     pub(super) fn comes_without_request(
         &mut self,
         now: Timestamp,

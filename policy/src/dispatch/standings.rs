@@ -1,4 +1,4 @@
-//! Eviction ranks that each GPU gets for its models (T23, T24). Of all copies of a model one is the
+//! Eviction ranks that each GPU gets for its models (T23, T24). A single copy of a model is the
 //! original, and a model is light or heavy by its profile on GPUs of that kind.
 
 use millrace_types::GpuIndex;

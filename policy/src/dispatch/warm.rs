@@ -18,7 +18,7 @@ use super::{Action, Dispatch};
 /// Time until a model is loaded again as a warm copy after its copy was evicted or did not fit.
 pub const WARM_RETRY: Duration = Duration::from_secs(1);
 
-/// Warm copies of one model.
+/// Warm copies of a model.
 #[derive(Debug, Default)]
 struct Kept {
     /// Minimum number of copies.
@@ -96,8 +96,8 @@ impl Dispatch {
                 kept.on.remove(&gpu);
             }
             self.warm.note(slot);
-            // A Keep action may have been in transit as the GPU was lost; without this one, the
-            // next executor would honour it.
+            // A Keep action may have been in transit as the GPU was lost; without this action, the
+            // next executor would mark a warm copy.
             actions.push(Action::Keep { gpu, model: self.models.get(slot).id, kept: false });
         }
     }

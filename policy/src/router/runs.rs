@@ -1,4 +1,4 @@
-//! Measured run times of one model on each type of machine (L21).
+//! Measured run times of a model on each type of machine (L21).
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use super::RUN_GUESS;
 /// Maximum number of machine types with estimates of their own. Further types use the mean of
 /// these.
 const MACHINES_MAX: usize = 16;
-/// Inverse weight of one run in the moving estimate.
+/// Inverse weight of a run in the moving estimate.
 const WEIGHT: u32 = 8;
-/// Number of first runs on a type that are not trusted: the shortest of them counts, and they
-/// cannot make the type look worse than the others. One of them may have been cold, and a type that
+/// Number of first runs on a type that are not trusted: the shortest of them counts, and cannot
+/// make the type look worse than the others. The first runs may have been cold, and a type that
 /// looks slow would get no further requests.
 const TRUSTED: u32 = 3;
 
@@ -28,7 +28,7 @@ impl MachineType {
     }
 }
 
-/// Measurements on one type of machine.
+/// Measurements on a type of machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Seen {
     machine: MachineType,
@@ -37,7 +37,7 @@ struct Seen {
     runs: u32,
 }
 
-/// Estimates for one model.
+/// Estimates for a model.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Runs(Vec<Seen>);
 

@@ -1,5 +1,5 @@
 //! Number of nodes that the cluster needs: the signal for an autoscaler (node allocation and
-//! scaling of Torpor's cluster manager, T02; a lost node is replaced by a new one, T16 and Torpor
+//! scaling of Torpor's cluster manager, T02; a lost node is replaced, T16 and Torpor
 //! §4.5).
 //!
 //! ```text
@@ -9,10 +9,10 @@
 //!                                Signal
 //! ```
 //!
-//! New nodes are assumed to be like the present ones. Several requirements ask for nodes, each
-//! alone, and the largest counts ([`need`]): host memory for every desired copy, GPU time, replicas
-//! that must not share a node, functions that found no node, and objectives that are missed while
-//! GPUs are busy.
+//! New nodes are assumed to be like the present ones. Several requirements ask for nodes, and the
+//! largest counts ([`need`]). They are host memory for every desired copy, GPU time, replicas that
+//! must not share a node, functions that found no node, and objectives that are missed while GPUs
+//! are busy.
 //!
 //! Deliberately absent: starting and stopping nodes. The autoscaler reads the signal and applies
 //! its own bounds.
@@ -35,7 +35,7 @@ pub struct Limits {
     pub stable: Duration,
     /// Usable share of a node's host memory. The rest covers fragmentation between copies.
     pub host_share: u64,
-    /// Usable share of a node's GPU time. Above it, requests wait for each other.
+    /// Usable share of a node's GPU time. Above this share, requests wait for each other.
     pub gpu_share: u64,
     /// Period over which an objective is judged.
     pub slo_window: Duration,
@@ -88,7 +88,7 @@ pub enum Reason {
     HostMemory {
         /// Memory of all copies.
         wanted: Bytes,
-        /// Memory of one node.
+        /// Memory of a node.
         node: Bytes,
     },
     /// Requests keep the GPUs busy.
@@ -96,7 +96,7 @@ pub enum Reason {
     GpuTime {
         /// GPUs' worth of time that requests need.
         load: GpuLoad,
-        /// GPUs of one node, rounded.
+        /// GPUs of a node, rounded.
         gpus: u32,
     },
     /// The replicas of a function need separate nodes.

@@ -6,7 +6,7 @@ use super::{Limits, Observed, Reason};
 use crate::placement::{Function, GpuLoad, Node, Unplaced, View, Why};
 use millrace_types::{Bytes, Digest, NodeState};
 
-/// Number of nodes needed, with the requirements that ask for it.
+/// Number of nodes needed, with the requirements behind that number.
 pub(super) struct Need {
     pub(super) nodes: u32,
     pub(super) nodes_now: u32,
@@ -110,8 +110,8 @@ fn gpu_time(view: &View, typical: &Option<Typical>, limits: &Limits) -> Claim {
     Some((nodes_for(load, gpus, limits.gpu_share)?, reason))
 }
 
-/// Returns the claim of functions that one more node of the same kind would take. Only for an empty
-/// plan, because pending changes may free capacity.
+/// Returns the claim of functions that a further node of the same kind would take. Only for an
+/// empty plan, because pending changes may free capacity.
 fn unplaced(observed: &Observed<'_>, nodes_now: u32) -> Claim {
     if !observed.plan.steps.is_empty() {
         return None;

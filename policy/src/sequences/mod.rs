@@ -8,15 +8,15 @@
 //!           Refuse               └─────Lost───────► the sequence is over: Refuse the waiting requests
 //! ```
 //!
-//! A request takes effect on its sequence if and only if it succeeds. The state that the request
-//! read stays until the state that it wrote is stored, so the request can run again on the same
-//! state. The requests of a sequence run one at a time, in order of arrival. A request that begins
-//! a sequence releases the old state when its turn comes. If that request then fails, the sequence
-//! does not exist, so the requests behind it do not run on a state that their client believes to be
-//! over.
+//! A request takes effect on its sequence if and only if the request succeeds. The state that the
+//! request read stays until the state that it wrote is stored, so the request can run again on the
+//! same state. The requests of a sequence run one at a time, in order of arrival. A request that
+//! begins a sequence releases the old state when its turn comes. If that request then fails, the
+//! sequence does not exist, so the requests behind it do not run on a state that their client
+//! believes to be over.
 //!
 //! A sequence with lost state is remembered for as long as an idle sequence would be, so that later
-//! requests for it get the reason.
+//! requests get the reason.
 //!
 //! Bounds: the function's maximum number of sequences, as many remembered lost ones, and
 //! [`WAITING_MAX`] waiting requests for each sequence.
@@ -36,10 +36,10 @@ pub use self::protocol::{Action, Counts, Event, Refusal};
 use crate::core::Core;
 use crate::ids::{RequestKey, StateId};
 
-/// Maximum number of requests of a sequence that wait behind the running one.
+/// Maximum number of requests of a sequence that wait behind the running request.
 pub const WAITING_MAX: usize = 64;
 
-/// Sequences of one function revision.
+/// Sequences of a function revision.
 #[derive(Debug)]
 pub struct Sequences {
     max: usize,
@@ -117,7 +117,8 @@ impl Sequences {
         self.counts
     }
 
-    /// Ends the sequences without recent requests, and forgets those that were lost as long ago.
+    /// Ends the sequences without recent requests, and forgets sequences that were lost as long
+    /// ago.
     fn expire(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
         while self.quiet.first().is_some_and(|(used, _)| *used + self.idle <= now) {
             let Some((_, id)) = self.quiet.pop_first() else { return };
@@ -216,7 +217,7 @@ impl Sequences {
     }
 
     /// Handles the loss of a state that no request was reading. A running request reports the loss
-    /// of the state that it reads itself.
+    /// of its own input state.
     fn state_lost(&mut self, now: Timestamp, state: StateId, actions: &mut Vec<Action>) {
         let has = |sequence: &Sequence| sequence.state == Some(state) && sequence.running.is_none();
         let Some((id, sequence)) = self.live.iter_mut().find(|(_, sequence)| has(sequence)) else { return };

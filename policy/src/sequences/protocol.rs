@@ -11,15 +11,15 @@ pub enum Event {
     Arrive {
         /// Key of the request, unique on this worker.
         key: RequestKey,
-        /// Sequence of the request, and whether the request begins or ends it.
+        /// Sequence of the request, and whether the request begins or ends the sequence.
         place: InSequence,
     },
-    /// A request ran, and the state that it wrote is stored unless the request ends its sequence.
+    /// A request ran, and the written state is stored unless the request ends its sequence.
     Succeeded { key: RequestKey },
-    /// A running or waiting request failed or was withdrawn. A state that it may have written is
-    /// not stored.
+    /// A running or waiting request failed or was withdrawn. A possibly written state is not
+    /// stored.
     Failed { key: RequestKey },
-    /// A request could not run because the state that it reads is lost.
+    /// A request could not run because its input state is lost.
     Lost { key: RequestKey },
     /// A stored state is lost.
     StateLost { state: StateId },
@@ -47,7 +47,7 @@ pub enum Action {
 /// Reason for which a request is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Refusal {
-    /// The sequence does not exist, and the request does not begin it.
+    /// The sequence does not exist, and the request does not begin a sequence.
     Unknown,
     /// The sequence's state was lost, and the request does not begin the sequence again.
     Lost,

@@ -34,7 +34,7 @@ struct Inside {
     on: Option<GpuIndex>,
 }
 
-/// Requests and resource use of one tenant.
+/// Requests and resource use of a tenant.
 #[derive(Debug, Default)]
 struct Account {
     quota: Quota,
@@ -44,7 +44,7 @@ struct Account {
     inside: u32,
     /// Number of admitted requests that have no GPU.
     queued: u32,
-    /// By model, the number of admitted requests and the blocks of one copy.
+    /// By model, the number of admitted requests and the blocks of a copy.
     models: BTreeMap<ModelId, (u32, u32)>,
     window: Window,
     /// GPUs that run the tenant's requests, with the start of the present turn.
@@ -69,7 +69,7 @@ impl Account {
         u64::from(blocks) > self.blocks_max(whole)
     }
 
-    /// Returns whether one more request keeps the tenant within the caps that always apply.
+    /// Returns whether a further request keeps the tenant within the caps that always apply.
     fn takes(&self, parked: &Parked, whole: Whole) -> bool {
         if self.quota.is_none() {
             return true;
@@ -101,9 +101,9 @@ impl Account {
         self.quota.gpu_share.map_or(u32::MAX, seats)
     }
 
-    /// Returns the number of GPUs that other tenants leave to this one: the recent peak within its
-    /// share, plus its use beyond the share. A tenant over its share of time keeps only its present
-    /// use.
+    /// Returns the number of GPUs that other tenants leave to this tenant: the recent peak within
+    /// its share, plus its use beyond the share. A tenant over its share of time keeps only its
+    /// present use.
     fn claim(&mut self, now: Timestamp, whole: Whole) -> u32 {
         if self.over_time(now, whole) {
             return self.inside;
@@ -284,7 +284,7 @@ impl Gate {
         self.parked.get(&key).copied()
     }
 
-    /// Accounts for a request that moved to a GPU or left one.
+    /// Accounts for a request that moved to a GPU or left a GPU.
     pub(super) fn moved(&mut self, key: RequestKey, on: Option<GpuIndex>) {
         let Some(inside) = self.inside.get_mut(&key) else { return };
         let before = std::mem::replace(&mut inside.on, on);

@@ -17,10 +17,10 @@
 //! | `gpu_share` | its admitted requests as a share of the GPUs, rounded up; and GPU time in the last [`WINDOW`], swaps included | while others need the rest |
 //!
 //! **The share of GPU time.** Beyond its share, a tenant is admitted only while no request waits in
-//! the queue from a tenant within its share, or from a tenant without one. Even then, the tenant
-//! gets only the GPUs that the others can spare: those that the others did not use at once at any
-//! moment of the last [`WINDOW`]. No run is preempted, so a GPU has to be idle already when a
-//! request arrives that must not notice the other tenants (L20: less than a tenth of the p99). A
+//! the queue from a tenant within its share, or from a tenant without a share. Even then, the
+//! tenant gets only the GPUs that the others can spare: GPUs that the others did not use at once
+//! at any moment of the last [`WINDOW`]. No run is preempted, so a GPU has to be idle already when
+//! a request arrives that must not notice the other tenants (L20: less than a tenth of the p99). A
 //! tenant that is alone gets every GPU, and a tenant that comes after a while waits for a run,
 //! once. The need of the other tenants is the maximum of their admitted requests, each up to its
 //! own share; a tenant that used more than its share of the window counts with the requests
@@ -32,15 +32,14 @@
 //! way, not for a queue.
 //!
 //! A tenant's oldest request is admitted first; while it does not fit, the younger requests of the
-//! tenant wait behind it. A request that can never fit its tenant's memory share fails with
-//! `NO_GPU_MEMORY`.
+//! tenant wait. A request that can never fit its tenant's memory share fails with `NO_GPU_MEMORY`.
 //!
 //! **Bound.** All tenants with caps together may park half the node's queue bound
-//! ([`Config::queue_max`]), so they never fill the queue of the others. If one more request has to
+//! ([`Config::queue_max`]), so they never fill the queue of the others. If a further request has to
 //! be parked, the newest request of the tenant with most parked requests fails with `QUEUE_FULL`.
-//! So no tenant takes the capacity of a tenant with fewer parked requests, and each may use all of
-//! it while no other tenant needs it. A request that is admitted at once does not count, and no
-//! request is admitted while the queue is full.
+//! So no tenant takes the capacity of a tenant with fewer parked requests, and each may use the
+//! whole bound while no other tenant needs capacity. A request that is admitted at once does not
+//! count, and no request is admitted while the queue is full.
 //!
 //! **Complexity.** The cost of a decision grows with the tenants that have caps, not with the
 //! waiting requests. Without caps the gate parks nothing and only tracks the requests on each GPU.
@@ -66,7 +65,7 @@ use crate::dispatch::{self, Action, Config, Dispatch};
 use crate::ids::{FunctionIndex, RequestKey};
 use crate::memory::blocks_for;
 
-/// Requests on a GPU in order of assignment: the first one has its turn.
+/// Requests on a GPU in order of assignment: the first request has its turn.
 #[derive(Debug, Default)]
 struct OnGpu {
     up: bool,

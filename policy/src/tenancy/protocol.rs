@@ -28,8 +28,8 @@ impl From<dispatch::Event> for Event {
     }
 }
 
-/// Events for the queue hash as they do alone, so that a node without caps has the same event trace
-/// as a node without a gate (`policy::trace`).
+/// Events for the queue hash without any wrapper, so that a node without caps has the same event
+/// trace as a node without a gate (`policy::trace`).
 impl Hash for Event {
     fn hash<H: Hasher>(&self, state: &mut H) {
         match self {

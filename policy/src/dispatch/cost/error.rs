@@ -28,7 +28,7 @@ impl Predicted {
     }
 }
 
-/// Error of the predictions for one kind of turn on one kind of GPU.
+/// Error of the predictions for a kind of turn on a kind of GPU.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PredictionError {
     /// Type of the GPUs, a [`GpuConfig::kind`](crate::dispatch::GpuConfig::kind).
@@ -51,7 +51,7 @@ struct Sum {
 #[derive(Debug, Default)]
 pub(in crate::dispatch) struct Errors(Vec<[Sum; 3]>);
 
-/// Maximum error of one prediction, in thousandths of the actual time: a turn of almost no time
+/// Maximum error of a prediction, in thousandths of the actual time: a turn of almost no time
 /// would otherwise dominate the sum.
 const ERROR_MAX: u64 = 10_000;
 

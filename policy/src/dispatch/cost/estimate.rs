@@ -1,10 +1,10 @@
-//! Robust estimate of one quantity from its last few samples, some of which are outliers.
+//! Robust estimate of a quantity from its last few samples, some of which are outliers.
 
 /// Number of recent samples: enough to discard two of them, few enough to follow a change.
 const WINDOW: usize = 5;
 
 /// Mean of the last five samples without the least and the largest. With two samples, the lesser
-/// one: a cold cache or an unseen queue makes a first run or load longer.
+/// sample: a cold cache or an unseen queue makes a first run or load longer.
 #[derive(Debug, Default, Clone)]
 pub(super) struct Estimate {
     last: [u64; WINDOW],
@@ -15,7 +15,7 @@ pub(super) struct Estimate {
 
 impl Estimate {
     /// Creates an estimate from a profile, which counts as two samples, so that the first
-    /// measurement cannot override it.
+    /// measurement cannot override the profile.
     pub(super) fn profiled(value: u64) -> Self {
         let mut estimate = Self::default();
         (0..2).for_each(|_| estimate.add(value));

@@ -1,5 +1,5 @@
 //! Cost model: the time to bring a model to a GPU and to run it there. All policies share this
-//! model. It learns online and records the errors of its predictions (L15, L21).
+//! model. The model learns online and records the errors of its predictions (L15, L21).
 //!
 //! Samples are profiles, run times, durations of turns and arrivals of weights. Estimates are the
 //! run time, and the time that a swap adds to the run. Swaps have separate estimates for copies
@@ -8,8 +8,8 @@
 //!
 //! **The cost of a swap** is the time that the swap adds to the run, not the time that the link is
 //! busy: a run overlaps its load (T06), so a swap of a light model costs almost nothing. The
-//! samples are turns that began with the load: the duration of the turn minus the computation in
-//! it. The time that the link is busy is a separate estimate, learned from arrivals. It is the
+//! samples are turns that began with the load: the duration of the turn minus its computation. The
+//! time that the link is busy is a separate estimate, learned from arrivals. That estimate is the
 //! first guess for the cost of a swap, as if nothing overlapped. Without either estimate, the
 //! link's nominal rate applies. A load that another load disturbed is a sample for neither.
 //!
@@ -42,13 +42,13 @@ pub(super) enum Source {
     Peer(BytesPerSec),
 }
 
-/// Assumed duration of a load beside another one, in percent of an undisturbed load, until
+/// Assumed duration of a load beside another load, in percent of an undisturbed load, until
 /// measured: each of two loads gets half the link.
 const SHARED_PERCENT: u32 = 200;
 /// Scale of swap costs from peers: thousandths of the time at the link's nominal rate.
 const NOMINAL: u64 = 1000;
 
-/// Estimates for one model on one kind of GPU.
+/// Estimates for a model on a kind of GPU.
 #[derive(Debug, Default, Clone)]
 pub(super) struct Cost {
     runs: Runs,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::estimate::Estimate;
 use super::nanos;
 
-/// Run times of one model on one kind of GPU. Batches have at most 64 rows, hence at most 64
+/// Run times of a model on a kind of GPU. Batches have at most 64 rows, hence at most 64
 /// entries.
 #[derive(Debug, Default, Clone)]
 pub(super) struct Runs(Vec<(u32, Estimate)>);
@@ -25,7 +25,7 @@ impl Runs {
         self.0[place].1.add(nanos(ran));
     }
 
-    /// Returns the run time of `rows` rows. Unknown beyond the only size while just one size ran.
+    /// Returns the run time of `rows` rows. Unknown beyond the only size while a single size ran.
     pub(super) fn get(&self, rows: u32) -> Option<Duration> {
         let exact = self.0.iter().find(|&&(size, _)| size == rows).and_then(|(_, estimate)| estimate.get());
         let nearest = || match self.0[..] {
@@ -48,7 +48,7 @@ impl Runs {
         Line::through(&points)
     }
 
-    /// Returns the mean error of lines fitted without the size they predict, in percent of the
+    /// Returns the mean error of lines fitted without the predicted size, in percent of the
     /// actual run time, with the number of sizes. `None` with fewer than three sizes.
     pub(super) fn held_out(&self) -> Option<(f64, usize)> {
         if self.0.len() < 3 {

@@ -56,7 +56,7 @@ impl Groups {
         self.alpha = alpha.min(ALPHA_ONE);
     }
 
-    /// Moves the border to its position, and adds the functions that crossed it to `moved`.
+    /// Moves the border to its position, and adds the functions that crossed the border to `moved`.
     pub(super) fn settle(&mut self, moved: &mut Vec<FunctionIndex>) {
         let within =
             |high: i128, due: i128, alpha: u64| high * i128::from(ALPHA_ONE) <= i128::from(alpha) * due;

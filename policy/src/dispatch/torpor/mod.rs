@@ -4,9 +4,9 @@
 //! they would have to serve in time in a row to meet their objective ([`required`]). The functions
 //! with a sum of at most alpha times the total are prioritised ([`groups`]), and alpha follows the
 //! share of functions that meet their objective ([`alpha`]). Among prioritised functions the
-//! largest count goes first, among the others the least (T21). Requests of one function, and of
-//! functions with equal counts, go by age. A function without an objective counts as one that just
-//! meets its objective: prioritised, but after functions with a positive count.
+//! largest count goes first, among the others the least (T21). Requests of the same function, and
+//! of functions with equal counts, go by age. A function without an objective counts as just
+//! meeting its objective: prioritised, but after functions with a positive count.
 //!
 //! **GPU** (algorithm 1, and the reading in MECHANISMS section 2). The first choice is an idle GPU
 //! that holds the model. The second is the idle GPU with the fastest direct link from a busy
@@ -117,7 +117,7 @@ impl Torpor {
         })
     }
 
-    /// Moves a function to its position among those with waiting requests.
+    /// Moves a function to its position among the functions with requests.
     fn place(&mut self, index: FunctionIndex) {
         let Some(function) = self.functions.get_mut(&index) else { return };
         let turn = function.waiting.first_key_value().map(|(&oldest, request)| {
@@ -211,8 +211,8 @@ impl Torpor {
 }
 
 /// Returns the fastest direct link from a holder to an idle GPU, if that link is faster than the
-/// GPU's path from the host. Among equally fast links, the one to the GPU that the request's inputs
-/// reach soonest. Scans the smaller set of the two.
+/// GPU's path from the host. Among equally fast links, the inputs decide: the link to the GPU that
+/// they reach soonest. Scans the smaller set of the two.
 pub(super) fn from_peer(view: &View<'_>, request: &Waiting) -> Option<Peer> {
     let inputs = view.inputs(request);
     let way = |rate, to, holder| (Reverse(rate), view.fleet.move_time(inputs, to), to, holder);

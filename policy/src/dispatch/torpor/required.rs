@@ -10,7 +10,7 @@ use crate::dispatch::config::{Counts, WINDOW_MAX};
 use crate::dispatch::protocol::Objective;
 
 /// Required request count in millionths. A whole number, so that sums do not depend on their order.
-/// Negative if the function can afford late requests; 0 if it just meets its objective.
+/// Negative if the function can afford late requests; 0 if the objective is just met.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::dispatch) struct Required(pub(in crate::dispatch) i128);
 
@@ -28,7 +28,7 @@ impl Required {
         Self(((share * n - one * m) * MILLION / (one - share)).clamp(-REQUIRED_MAX, REQUIRED_MAX))
     }
 
-    /// Returns the increase of the count by one more late request: p / (1 - p).
+    /// Returns the increase of the count by a further late request: p / (1 - p).
     pub(in crate::dispatch) fn one_late(objective: Objective) -> Self {
         Self::of(SloCounts { m: 0, n: 1 }, objective)
     }
@@ -39,7 +39,7 @@ impl Required {
         Self(weighted.clamp(-REQUIRED_MAX, REQUIRED_MAX))
     }
 
-    /// Returns the count as it enters sums: at least 0.
+    /// Returns the contribution to sums: the count, but at least 0.
     pub(in crate::dispatch) fn due(self) -> i128 {
         self.0.max(0)
     }
@@ -64,8 +64,8 @@ impl Tally {
         Self { all: SloCounts::default(), last: VecDeque::new(), window, in_time: 0 }
     }
 
-    /// Updates the cumulative counts. Among the requests of one update, the late ones are assumed
-    /// to have come first. Decreased counts start a new count.
+    /// Updates the cumulative counts. Within an update, late requests are assumed to have come
+    /// first. Decreased counts start a new count.
     pub(in crate::dispatch) fn update(&mut self, counts: SloCounts) {
         let began_anew = counts.n < self.all.n || counts.m < self.all.m;
         if began_anew {

@@ -1,11 +1,11 @@
 //! Waiting requests in the order of their urgency, grouped by function and model, so that a new
 //! score of a function moves no individual request.
 //!
-//! The waiting requests of one function for one model form a *flow*. They are ordered by arrival,
-//! hence also by deadline. A flow's position among the due requests is that of its first request
-//! that can still be in time; its position among the late requests is that of its oldest request
-//! that cannot. Time changes these positions: a flow with a first request that became late gets its
-//! new position at the next update, at most once for each request.
+//! The waiting requests of a function for the same model form a *flow*. A flow is ordered by
+//! arrival, hence also by deadline. A flow's position among the due requests is that of its first
+//! request that can still be in time; its position among the late requests is that of its oldest
+//! request that cannot. Time changes these positions: a flow with a first request that became late
+//! gets its new position at the next update, at most once for each request.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -19,9 +19,9 @@ use crate::ids::{FunctionIndex, RequestKey};
 /// Urgency of a function's requests, derived from its score, most urgent first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Class {
-    /// The function misses its objective, or would with one more late request, and can be rescued.
+    /// The function misses its objective, or would with another late request, and can be rescued.
     Endangered,
-    /// The function can afford one more late request.
+    /// The function can afford another late request.
     Safe,
     /// The function has no deadline.
     Free,
@@ -83,15 +83,15 @@ impl Flow {
     }
 }
 
-/// Flows of one model.
+/// Flows of a model.
 #[derive(Debug, Default)]
 struct OfModel {
     due: BTreeSet<(Class, Timestamp, FunctionIndex)>,
     late: BTreeSet<(RequestKey, FunctionIndex)>,
 }
 
-/// Maximum number of flows that became late and are moved in one update. More flows become late
-/// than requests arrive only for a short time.
+/// Maximum number of flows that became late and are moved in the same update. More flows become
+/// late than requests arrive only for a short time.
 const SETTLED_MAX: usize = 32;
 
 #[derive(Debug)]
@@ -104,12 +104,12 @@ pub(super) struct Flows {
     /// Late flows, by size class.
     late: Vec<BTreeSet<(RequestKey, FlowId)>>,
     of_model: Vec<OfModel>,
-    /// First entries of [`Self::of_model`], stored contiguously: an idle GPU reads one entry for
-    /// each model that it holds.
+    /// First entries of [`Self::of_model`], stored contiguously: an idle GPU reads an entry for
+    /// each resident model.
     first_of_model: Vec<First>,
 }
 
-/// First due and first late flow of one model.
+/// First due and first late flow of a model.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct First {
     due: Option<(Class, Timestamp, FunctionIndex)>,
@@ -208,7 +208,8 @@ impl Flows {
     ) {
         let Some(flow) = self.flows.get_mut(&id) else { return };
         let (function, model) = id;
-        // With several kinds of GPU, the first kind's run time suffices: it only affects the order.
+        // With several kinds of GPU, the first kind's run time suffices, because only the order
+        // depends on run times here.
         let run = models.run_time(model, 0).unwrap_or_default();
         flow.within = deadline(function).map(|deadline| deadline.saturating_sub(run));
         let before = flow.standing;
@@ -252,8 +253,8 @@ impl Flows {
         }
     }
 
-    /// Returns the candidate that represents a flow among the due requests. It is the first one
-    /// that can still be in time, as long as it can be itself.
+    /// Returns the candidate that represents a flow among the due requests. That is the first
+    /// request that can still be in time, unless the candidate itself became late.
     fn candidate(&self, id: FlowId) -> Option<Candidate> {
         let (class, latest, request) = self.flows.get(&id)?.standing.due?;
         Some(Candidate { request, class, latest, late: false })
@@ -300,7 +301,7 @@ impl Flows {
     }
 
     /// Returns the most urgent request for any of these models: the requests in time by class, else
-    /// the oldest late one.
+    /// the oldest late request.
     pub(super) fn first_of(&self, models: impl Iterator<Item = Slot>, now: Timestamp) -> Option<Candidate> {
         let in_time =
             |&(class, latest, _): &(Class, Timestamp, FunctionIndex)| class == Class::Free || latest >= now;

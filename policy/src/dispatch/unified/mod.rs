@@ -5,13 +5,13 @@
 //! are an idle holder of the model, an idle GPU to which the model is copied, and a busy holder.
 //! The source of a copy is a peer, or the host over a free or a shared link. Each estimate includes
 //! the transfer of the request's inputs, which a wait can hide ([`inputs`](super::inputs)). A load
-//! is charged more than its time: for the GPU time that other requests lose, and for the models
-//! that it evicts.
+//! is charged more than its time: for the GPU time that other requests lose, and for the evicted
+//! models.
 //!
 //! **Order** ([`flows`]). Functions are endangered, safe, free of any deadline, or hopeless, by
 //! their required request counts (T18). A function that is one late request away from missing its
 //! objective goes before a function that can afford one. A function that cannot be rescued goes
-//! after both. Functions with batching share one class ([`together`]). Within a class the least
+//! after both. Functions with batching share a class ([`together`]). Within a class the least
 //! slack goes first. A request that can no longer be in time goes behind all requests that can,
 //! regardless of its function (MECHANISMS section 2, "003 late requests"). An idle GPU takes a hit
 //! before the most urgent request if that request can wait, so locality costs no deadline.
@@ -21,19 +21,20 @@
 //! request. The policy estimates no distribution of waiting times: future requests are unknown, and
 //! a wrong distribution would put certain losses before requests that can be saved.
 //!
-//! **Busy GPUs.** While no GPU is idle, a hit is assigned to a busy GPU that will begin it sooner
-//! than a recall would take ([`RECALL_COST`]), as long as the most urgent request can wait. If runs
-//! last a few microseconds, several runs then share one wake of the executor. If a busy GPU will
-//! find no hit, its next model is loaded during the run, but only for a request without a deadline:
-//! the request is bound early, and a more urgent one may come. A GPU that falls idle recalls a
-//! request from a busy GPU if it would begin that request sooner.
+//! **Busy GPUs.** While no GPU is idle, a hit is assigned to a busy GPU that will begin the hit
+//! sooner than a recall would take ([`RECALL_COST`]), as long as the most urgent request can wait.
+//! If runs last a few microseconds, several runs then share a wake of the executor. If a busy GPU
+//! will find no hit, its next model is loaded during the run, but only for a request without a
+//! deadline: the request is bound early, and a more urgent request may come. A GPU that falls idle
+//! recalls a request from a busy GPU if the idle GPU would begin the request sooner.
 //!
 //! **Overtaking** is bounded as in LALB (L14): a request at its [overtaking](super::overtaking)
 //! limit goes next, late or not, so a demoted request does not starve. The limit of a request with
-//! a deadline is larger than that of a request without one; while an older request has a deadline,
-//! its limit applies to both. While the oldest request has a deadline, only [one departure in so
-//! many](UnifiedConfig::aged_every) goes by age. In a lasting overload more requests are at their
-//! limit than the GPUs can serve, and serving these first would make all others late too.
+//! a deadline is larger than the limit of a request without a deadline; while an older request has
+//! a deadline, the larger limit applies to both. While the oldest request has a deadline, only [one
+//! departure in so many](UnifiedConfig::aged_every) goes by age. In a lasting overload more
+//! requests are at their limit than the GPUs can serve, and serving these first would make all
+//! others late too.
 
 mod flows;
 mod placing;
@@ -134,7 +135,7 @@ impl Unified {
         }
     }
 
-    /// Updates the class of all functions with batching, if it changed.
+    /// Updates the class of all functions with batching, if that class changed.
     fn share_anew(&mut self) {
         if self.together.look_again() {
             let class = self.together.class();
@@ -155,8 +156,8 @@ impl Unified {
         self.flows.first_of(view.fleet.get(gpu).resident(), view.now)
     }
 
-    /// Returns the most urgent request that fits a GPU. If the first endangered request can wait
-    /// for the first safe one, that is the safe one.
+    /// Returns the most urgent request that fits a GPU. That is the first safe request if the first
+    /// endangered request can wait for it.
     fn most_pressing(&self, view: &View<'_>, gpu: GpuIndex) -> Option<Candidate> {
         let rank = view.fleet.get(gpu).rank;
         let first_of = |class| self.flows.first(rank, class, view.now);
@@ -175,7 +176,7 @@ impl Unified {
         view.bringing(gpu, &candidate.request).saturating_add(run)
     }
 
-    /// Returns whether a request is still in time here after another one occupies the GPU for
+    /// Returns whether a request is still in time here after another request occupies the GPU for
     /// `other`. Also true if the request is late in any case, so that haste is useless.
     fn can_wait(&self, view: &View<'_>, gpu: GpuIndex, candidate: &Candidate, other: Duration) -> bool {
         if candidate.late || candidate.class >= Class::Free {
@@ -226,7 +227,7 @@ impl Unified {
         let rank = it.rank;
         if let Some((key, from)) = self.ages.at_limit(rank) {
             let request = self.ages.get(from, key)?;
-            // No other request may be assigned before the one at its limit.
+            // No other request may be assigned before the request at its limit.
             return (nobody_ahead && self.worth_bringing(view, gpu, left, &request))
                 .then(|| self.assign(view, &request, gpu, Route::Host));
         }

@@ -16,8 +16,8 @@ use crate::dispatch::queue::Waiting;
 pub(super) const COMPARED_MAX: usize = 8;
 /// Maximum wait for a busy holder instead of a load on an idle GPU, in percent of the load: a load
 /// also takes GPU time from other requests. The charge for evictions is added. Our own value, from
-/// the papers' workloads: a smaller one loads more models than needed under load, a larger one
-/// leaves GPUs idle.
+/// the papers' workloads: a smaller value loads more models than needed under load, and a larger
+/// value leaves GPUs idle.
 const PATIENCE_PERCENT: u32 = 105;
 /// Charge for a load that evicts the last copy of another model, in percent: that model will be
 /// loaded again and will evict others in turn.

@@ -1,9 +1,9 @@
 //! Shared class of all functions with batching ([`crate::batching`]).
 //!
-//! If such a function went first, it would run in smaller batches. If it went last, it would wait
-//! for a queue that never empties, because batches grow with the queue; the function would be late
-//! despite free capacity. Both take throughput from all functions with batching, so none of them
-//! goes before another because of its score. But once half of those with recent requests are
+//! A function that went first would run in smaller batches. A function that went last would wait
+//! for a queue that never empties, because batches grow with the queue; such a function would be
+//! late despite free capacity. Both take throughput from all functions with batching, so none of
+//! them goes before another because of its score. But once half of those with recent requests are
 //! hopeless, the load is more than batches can serve, and all of them give way to the other
 //! functions. A function without recent requests is ignored: its old score tells nothing about the
 //! present load.
