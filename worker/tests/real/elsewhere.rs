@@ -253,7 +253,7 @@ async fn data_whose_home_died_is_had_of_a_copy_or_refused_with_the_reason() {
     let failure = other.find(&alone).await.unwrap_err();
     assert_eq!(failure.reason, Reason::ModelFailed);
     assert!(failure.message.contains("UNAVAILABLE"), "{}", failure.message);
-    assert!(failure.message.contains("its home w1 cannot be reached"), "{}", failure.message);
+    assert!(failure.message.contains("its owner node w1 cannot be reached"), "{}", failure.message);
     // Once the cluster knows that it went with its home.
     other.controller.ledger().send_modify(|ledger| {
         ledger.lost.insert(data_id(&alone));

@@ -202,7 +202,7 @@ async fn state_is_lost_with_its_executor_and_its_client_is_told_to_begin_anew() 
     for id in [2, 3] {
         let lost = ask(&mut client, asking(id, 7, "-", &given(7, id, WIDE))).await.unwrap_err();
         assert_eq!((lost.reason, lost.retryable), (Reason::SequenceNotFound, false), "{lost:?}");
-        assert!(lost.message.contains("was lost with the executor"), "{lost:?}");
+        assert!(lost.message.contains("was lost with its executor"), "{lost:?}");
     }
     count(&mut client, 4, 7, "b", &mut state).await;
     count(&mut client, 5, 7, "-", &mut state).await;

@@ -1,4 +1,5 @@
-//! The scenario under actix, in paused tokio time: the real actors, ports to modelled executors.
+//! Runs the scenario under actix, in paused tokio time: the real actors, with ports to modelled
+//! executors.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

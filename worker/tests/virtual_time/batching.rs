@@ -1,4 +1,4 @@
-//! Requests that run as one, priorities and what stays on GPUs, through the actors.
+//! Tests of batching, priorities and residency, through the actors.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ fn batched(max_size: u32, max_wait: Duration) -> Serving {
     Serving { batching: Some(Batching { max_size, max_wait }), ..Serving::default() }
 }
 
-/// A request with so many rows of four numbers.
+/// Returns a request with `rows` rows of four numbers.
 pub(crate) fn rows(function: usize, rows: i64) -> Invocation {
     let contents = Some(Contents::Inline(vec![0; rows as usize * 16].into()));
     let input = Tensor { name: "x".into(), datatype: "FP32".into(), shape: vec![rows, 4], contents };
@@ -29,13 +29,14 @@ async fn install(world: &World, number: usize, serving: Serving) {
 }
 
 #[test]
-fn what_waits_runs_as_one_and_each_gets_and_pays_for_its_rows() {
+fn waiting_requests_run_as_a_batch_and_each_is_charged_for_its_rows() {
     in_virtual_time(async {
-        // Nothing goes ahead, and so nothing leaves the queue before the GPU is free.
+        // The `lb` policy reserves no busy GPU, so requests stay in the queue until the GPU is
+        // free.
         let config = NodeConfig { dispatch: PolicyConfig::Lb, ..NodeConfig::new(gpus(1)) };
         let world = World::start_with(config, &behaviour(&[40]), 1, |machine| Box::new(machine));
         install(&world, 0, batched(4, Duration::ZERO)).await;
-        // Until there is an executor, all would wait together.
+        // Before the executor is up, all requests would wait together.
         world.ask(rows(0, 1)).await.unwrap().unwrap();
         let first = world.ask(rows(0, 1));
         world.pass_ms(1).await;
@@ -64,7 +65,7 @@ fn a_batch_that_fails_runs_again_each_request_alone() {
         install(&world, 0, batched(4, Duration::from_millis(1))).await;
         let asked: Vec<_> = (0..3).map(|_| world.ask(rows(0, 1))).collect();
         for answer in asked {
-            assert_eq!(reason(answer).await, (Reason::ModelFailed, true), "alone it is the request's fault");
+            assert_eq!(reason(answer).await, (Reason::ModelFailed, true), "alone, the request is at fault");
         }
         let snapshot = world.node.snapshot().await;
         assert_eq!((snapshot.batches.batches, snapshot.functions[0].score.failed), (0, 3));
@@ -84,7 +85,7 @@ fn inputs_without_common_rows_run_alone() {
 }
 
 #[test]
-fn requests_of_a_higher_priority_go_first_and_a_request_may_step_back() {
+fn requests_of_a_higher_priority_run_first_and_a_request_may_lower_its_own() {
     in_virtual_time(async {
         let world = World::start(gpus(1), &behaviour(&[5, 5, 5]));
         for (number, level) in [(0, 4), (1, 8), (2, 1)] {
@@ -112,7 +113,7 @@ fn requests_of_a_higher_priority_go_first_and_a_request_may_step_back() {
 }
 
 #[test]
-fn a_model_is_kept_warm_pinned_and_dropped_as_its_function_says() {
+fn a_model_is_kept_warm_and_dropped_by_its_functions_residency() {
     in_virtual_time(async {
         let world = World::start(gpus(2), &behaviour(&[5, 5]));
         let warm = Residency { min_warm: 2, ..Residency::default() };
@@ -130,6 +131,6 @@ fn a_model_is_kept_warm_pinned_and_dropped_as_its_function_says() {
         world.ask(request(1)).await.unwrap().unwrap();
         assert_eq!(loaded(&world.node.snapshot().await).iter().sum::<usize>(), 3);
         world.pass_ms(150).await;
-        assert_eq!(loaded(&world.node.snapshot().await), [1, 1], "nobody used it");
+        assert_eq!(loaded(&world.node.snapshot().await), [1, 1], "the unused model was dropped");
     });
 }

@@ -1,4 +1,5 @@
-//! What requests are answered when executors die, and where their models go.
+//! Tests of the answers of requests when executors die, and of the places of their models
+//! afterwards.
 
 use std::time::Duration;
 
@@ -64,7 +65,7 @@ fn models_with_work_are_elsewhere_before_the_dead_executor_is_back() {
     });
 }
 
-/// T16, where nobody is free to run what the dead executor had.
+/// T16, while no GPU is free to run the requests of the dead executor.
 #[test]
 fn every_model_with_queued_work_is_on_another_gpu_before_the_dead_executor_is_back() {
     for dispatch in ["fifo", "lb", "lalb", "lalb-o3", "torpor", "random", "unified", "simpleswap"] {
@@ -78,7 +79,7 @@ fn every_model_with_queued_work_is_on_another_gpu_before_the_dead_executor_is_ba
                 models.push(world.install(number, Bytes::mib(10)).await);
             }
             world.pass_ms(220).await;
-            // Both GPUs run the long one; everything else waits, behind one of them or for both.
+            // Both GPUs run the long function; all other requests wait, for one GPU or for both.
             let long: Vec<_> = (0..2).map(|_| world.ask(request(4))).collect();
             world.pass_ms(10).await;
             let waiting: Vec<_> = (0..8).map(|number| world.ask(request(number % 4))).collect();
@@ -116,12 +117,12 @@ fn a_request_that_kills_executors_is_quarantined_and_others_are_served() {
             other.await.unwrap().unwrap();
         }
         let restarts: u64 = world.node.snapshot().await.gpus.iter().map(|gpu| gpu.restarts).sum();
-        assert_eq!(restarts, 2, "it killed two executors and no more");
+        assert_eq!(restarts, 2, "the request killed exactly two executors");
     });
 }
 
 #[test]
-fn on_one_gpu_a_pill_dies_twice_and_the_queue_goes_on() {
+fn on_one_gpu_a_poison_request_kills_two_executors_and_others_are_served() {
     in_virtual_time(async {
         let mut behaviour = behaviour(&[5, 5]);
         behaviour.runs.get_mut("model 0").unwrap().end = RunEnd::Aborts;
@@ -139,13 +140,13 @@ fn on_one_gpu_a_pill_dies_twice_and_the_queue_goes_on() {
 }
 
 #[test]
-fn what_must_not_run_twice_says_so_if_it_may_have_run_and_is_run_if_it_has_not() {
+fn a_non_idempotent_request_is_repeated_only_if_it_has_not_run() {
     in_virtual_time(async {
         let world = World::start(gpus(2), &behaviour(&[20]));
         let config = FunctionConfig { idempotent: false, ..function(0) };
         world.node.install(config, prepare(0, Bytes::mib(2))).await.unwrap();
         world.pass_ms(20).await;
-        // On both GPUs one runs and one is next.
+        // On each GPU one request runs and one is next.
         let answers: Vec<_> = (0..4).map(|_| world.ask(request(0))).collect();
         world.pass_ms(5).await;
         world.machine.kill(GpuIndex(0));
@@ -160,7 +161,7 @@ fn what_must_not_run_twice_says_so_if_it_may_have_run_and_is_run_if_it_has_not()
 }
 
 #[test]
-fn attempts_run_out() {
+fn a_request_without_attempts_left_fails_when_its_executor_dies() {
     in_virtual_time(async {
         let world = World::start(gpus(2), &behaviour(&[20]));
         world.install(0, Bytes::mib(2)).await;
@@ -174,7 +175,7 @@ fn attempts_run_out() {
 }
 
 #[test]
-fn copies_that_always_fail_end_in_an_answer() {
+fn a_request_is_answered_with_an_error_if_its_copies_always_fail() {
     in_virtual_time(async {
         let mut behaviour = behaviour(&[5]);
         behaviour.copy_fails_every = Some(1);
@@ -189,7 +190,7 @@ fn copies_that_always_fail_end_in_an_answer() {
 }
 
 #[test]
-fn now_and_then_a_copy_fails_and_nobody_notices() {
+fn copies_that_fail_now_and_then_cost_no_request() {
     in_virtual_time(async {
         let mut behaviour = behaviour(&[2; 4]);
         behaviour.copy_fails_every = Some(4);
@@ -204,7 +205,7 @@ fn now_and_then_a_copy_fails_and_nobody_notices() {
 }
 
 #[test]
-fn requests_wait_for_an_executor_and_are_served_when_it_comes() {
+fn requests_wait_for_an_executor_and_are_served_when_it_is_up() {
     in_virtual_time(async {
         let world = World::start(gpus(1), &behaviour(&[5]));
         world.install(0, Bytes::mib(2)).await;

@@ -1,4 +1,4 @@
-//! Swaps over the links of other GPUs (D05).
+//! Tests of swaps over the links of other GPUs (D05).
 
 use std::time::Duration;
 
@@ -12,13 +12,14 @@ use crate::world::{World, behaviour, gpus, in_virtual_time, request};
 
 const LARGE: Bytes = Bytes::mib(400);
 const SMALL: Bytes = Bytes::mib(100);
-/// What a batch takes on a GPU's own link.
+/// Duration of a batch on a GPU's own link.
 const BATCH: Duration = Duration::from_nanos(1_048_576);
-/// More than messages take: in virtual time each actor has microseconds of its own.
+/// Upper bound of the delays of messages: in virtual time each actor has microseconds of its own.
 const LITTLE: Duration = Duration::from_micros(700);
 const NVLINK: LinkId = LinkId(2);
 
-/// Two GPUs behind links of their own of 10 GB/s, and twice as fast an NVLink between them.
+/// Returns a topology of two GPUs behind links of 10 GB/s of their own, with an NVLink of twice
+/// that rate between them.
 fn joined() -> Topology {
     let mut topology = gpus(2);
     topology.gpus.iter_mut().for_each(|gpu| gpu.memory = Bytes::gib(1));
@@ -29,7 +30,7 @@ fn joined() -> Topology {
 
 async fn start(host_links: HostLinks) -> World {
     let config = NodeConfig { host_links, ..NodeConfig::new(joined()) };
-    // Not what limits the links.
+    // The copy rate does not limit the links.
     let behaviour = Behaviour { copy_rate: BytesPerSec::gb(1000), ..behaviour(&[1, 1]) };
     let world = World::start_with(config, &behaviour, 1, |machine| Box::new(machine));
     world.install(0, LARGE).await;
@@ -38,8 +39,8 @@ async fn start(host_links: HostLinks) -> World {
     world
 }
 
-/// How long a request for the large model takes on an idle node, and what of it crosses each link: the GPU's own, the
-/// neighbour's and the NVLink.
+/// Requests the large model on an idle node. Returns the time until the answer and the bytes on
+/// each link: the GPU's own, the neighbour's and the NVLink.
 fn swap(host_links: HostLinks) -> (Duration, [Bytes; 3]) {
     in_virtual_time(async move {
         let world = start(host_links).await;
@@ -53,20 +54,21 @@ fn swap(host_links: HostLinks) -> (Duration, [Bytes; 3]) {
 }
 
 #[test]
-fn a_model_comes_over_an_idle_neighbours_link_as_well() {
+fn a_model_is_also_copied_over_an_idle_neighbours_link() {
     let (alone, carried) = swap(HostLinks::Own);
-    // The model computes while it comes. The last of forty batches is copied as soon as it may be.
+    // The model computes while it arrives. The last of forty batches is copied as soon as its grant
+    // permits.
     assert!(alone >= BATCH * 39 && alone < BATCH * 41, "{alone:?}");
     assert_eq!(carried, [LARGE, Bytes::ZERO, Bytes::ZERO]);
     let (took, [own, neighbour, nvlink]) = swap(HostLinks::All);
-    // The last few come one after the other: no way has them there sooner than the one they are on.
+    // The last batches arrive one after the other, because no other path delivers them sooner.
     assert!(took >= BATCH * 19 && took < BATCH * 24, "{took:?} instead of {alone:?}");
-    assert_eq!((own + neighbour, nvlink), (LARGE, neighbour), "each byte once");
+    assert_eq!((own + neighbour, nvlink), (LARGE, neighbour), "each byte crosses one path");
 }
 
-/// D13, for a neighbour whose own link is wanted.
+/// D13, for a neighbour that needs its own link.
 #[test]
-fn a_neighbour_s_own_model_waits_for_one_batch_at_most() {
+fn a_neighbours_own_model_waits_for_at_most_one_batch() {
     let beside = |host_links| {
         in_virtual_time(async move {
             let world = start(host_links).await;
@@ -81,6 +83,6 @@ fn a_neighbour_s_own_model_waits_for_one_batch_at_most() {
     let (alone, slow) = beside(HostLinks::Own);
     let (small, large) = beside(HostLinks::All);
     assert!(small <= alone + BATCH + LITTLE, "{small:?} instead of {alone:?}");
-    // The link is free for the large one before and after.
+    // The link serves the large model before and after the small one.
     assert!(large < slow * 3 / 4, "{large:?} instead of {slow:?}");
 }

@@ -1,4 +1,4 @@
-//! What the modelled links of modelled GPUs take, alone and shared.
+//! Tests of the durations of copies over modelled links, alone and shared.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -14,11 +14,11 @@ use millrace_worker::port::modelled::ModelledMachine;
 use millrace_worker::port::{PortEventKind, PortSink, Spawner as _};
 
 const BATCH: Bytes = Bytes::mib(10);
-/// 10 MiB at 12 GB/s.
+/// Duration of a batch: 10 MiB at 12 GB/s.
 const BATCH_TAKES: Duration = Duration::from_nanos(873_814);
 const BATCHES: u64 = 40;
 
-/// GPUs whose ways from the host have one link of 12 GB/s in common.
+/// Returns a topology of GPUs that share one link of 12 GB/s to the host.
 fn shared_link(gpus: u32) -> Topology {
     let gpu = |index| Gpu {
         index: GpuIndex(index),
@@ -30,7 +30,8 @@ fn shared_link(gpus: u32) -> Topology {
     Topology { name: "test".to_owned(), gpus: (0..gpus).map(gpu).collect(), links: vec![link] }
 }
 
-/// GPUs behind links of 12 GB/s of their own, each joined with the next by an NVLink of 48 GB/s.
+/// Returns a topology of GPUs behind links of 12 GB/s of their own, each joined to the next by an
+/// NVLink of 48 GB/s.
 fn joined(gpus: u32) -> Topology {
     let mut topology = shared_link(gpus);
     topology.gpus.iter_mut().for_each(|gpu| gpu.host_path = vec![LinkId(gpu.index.0)]);
@@ -44,12 +45,12 @@ fn joined(gpus: u32) -> Topology {
     topology
 }
 
-/// Orders batches for every GPU at once, and gives what its executor says of each, in order.
+/// Orders batches for every GPU at once. Returns the reports of each executor, in order.
 fn copy_on_all(gpus: u32) -> Vec<Vec<CopyDone>> {
     copy_by(&shared_link(gpus), &vec![&[][..]; gpus as usize])
 }
 
-/// The same by GPUs that forward, where any are named.
+/// Orders batches as [`copy_on_all`] does, by the GPUs that forward them, if any.
 fn copy_by(topology: &Topology, via: &[&[u32]]) -> Vec<Vec<CopyDone>> {
     let gpus = topology.gpus.len() as u32;
     let runtime =
@@ -58,7 +59,7 @@ fn copy_by(topology: &Topology, via: &[&[u32]]) -> Vec<Vec<CopyDone>> {
         let behaviour = Behaviour {
             start: Duration::ZERO,
             process_start: Duration::ZERO,
-            // As fast as the links are.
+            // The links alone limit the rate.
             copy_rate: BytesPerSec(u64::MAX),
             copy_fails_every: None,
             ties: 0,
@@ -104,7 +105,7 @@ fn copy_by(topology: &Topology, via: &[&[u32]]) -> Vec<Vec<CopyDone>> {
 }
 
 #[test]
-fn every_batch_of_a_transfer_takes_what_the_link_says() {
+fn each_batch_of_a_transfer_takes_the_time_of_the_links_rate() {
     let done = copy_on_all(1).remove(0);
     assert_eq!(done.len() as u64, BATCHES);
     for (batch, copy) in done.iter().enumerate() {
@@ -126,9 +127,10 @@ fn two_gpus_behind_one_link_take_twice_as_long_each() {
     }
 }
 
-/// D05: the first chunk is forwarded before the last arrives, so that one link more takes a chunk more.
+/// D05: the first chunk is forwarded before the last arrives, so each further link adds the time of
+/// one chunk.
 #[test]
-fn what_is_forwarded_takes_a_chunk_more_for_each_link() {
+fn a_forwarded_batch_takes_one_chunk_more_per_link() {
     let chunk = BytesPerSec::gb(48).time_for(Bytes::mib(2));
     for (via, links) in [(&[1, 0][..], 1), (&[2, 1, 0][..], 2)] {
         let done = copy_by(&joined(3), &[via]).remove(0);
@@ -142,9 +144,9 @@ fn what_is_forwarded_takes_a_chunk_more_for_each_link() {
     }
 }
 
-/// GPU 1 copies for itself by the link over which it forwards to GPU 0.
+/// GPU 1 copies for itself over the link on which it forwards to GPU 0.
 #[test]
-fn what_is_forwarded_divides_the_neighbours_link() {
+fn a_forwarded_batch_shares_the_neighbours_link() {
     for done in copy_by(&joined(2), &[&[1, 0], &[]]) {
         assert_eq!(done.len() as u64, BATCHES);
         let takes = Duration::from_nanos(done[0].finished_ns - done[0].started_ns);

@@ -1,4 +1,4 @@
-//! The worker in virtual time: the real actors and cores, modelled executors.
+//! Tests of the worker in virtual time: the real actors and cores, and modelled executors.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets the unexpected ends")]
 

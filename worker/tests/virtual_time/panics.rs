@@ -1,5 +1,6 @@
-//! A panic in an actor costs answers, never silence. A subscriber that panics when it is told of a
-//! span stands for a bug in the actor that opens it; a port that panics for one in the Executor.
+//! A panic in an actor costs answers, but never leaves a request without one. A subscriber that
+//! panics at a span stands for a bug in the actor that opens the span. A port that panics stands
+//! for a bug in the Executor actor.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +14,7 @@ use tracing::span;
 
 use crate::world::{World, behaviour, gpus, in_virtual_time, request};
 
-/// Panics once when a span or an event of this name comes.
+/// A subscriber that panics once at a span or an event of this name.
 #[derive(Clone)]
 struct Bug {
     name: &'static str,
@@ -57,12 +58,13 @@ impl tracing::Subscriber for Bug {
     fn exit(&self, _: &span::Id) {}
 }
 
-/// Two GPUs with work, then a bug in whoever opens `name`; how often requests were answered with an
-/// error, and whether the node serves afterwards.
+/// Gives two GPUs work and then panics in the actor that opens `name`. Returns the reasons of the
+/// requests that failed, and checks that the node serves afterwards.
 fn strike(name: &'static str) -> Vec<Reason> {
     let bug = Bug::at(name);
-    // While there is but one subscriber in the process, tracing asks that of whichever thread comes
-    // to a callsite first: a test beside this one, which has none, would turn it off for all.
+    // With a single subscriber in the process, tracing caches the interest of the thread that
+    // reaches a callsite first. A concurrent test without a subscriber would then disable the
+    // callsite for all threads.
     let _second = tracing::Dispatch::new(Bug::at("nothing"));
     let _guard = tracing::subscriber::set_default(bug.clone());
     in_virtual_time(async {
@@ -78,7 +80,7 @@ fn strike(name: &'static str) -> Vec<Reason> {
         for answer in answers {
             reasons.extend(answer.await.unwrap().err().map(|failure| failure.reason));
         }
-        assert!(bug.struck(), "nobody opened {name:?}: the test shows nothing");
+        assert!(bug.struck(), "no actor opened {name:?}: the test shows nothing");
         world.pass_ms(100).await;
         for number in 0..6 {
             world.node.invoke(request(number % 2)).await.unwrap();
@@ -113,7 +115,7 @@ fn a_node_that_panics_answers_every_request_with_an_error_and_serves_again() {
     assert!(reasons.iter().all(|&reason| reason == Reason::Internal), "{reasons:?}");
 }
 
-/// Ports whose first command after `armed` panics.
+/// Ports that panic at their first command after `armed`.
 struct Faulty {
     inner: Box<dyn Spawner>,
     armed: Arc<AtomicBool>,

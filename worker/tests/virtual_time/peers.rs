@@ -1,4 +1,4 @@
-//! Models that come from another GPU over a direct link (T22, T25).
+//! Tests of models that are copied from another GPU over a direct link (T22, T25).
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::world::{START, World, behaviour, gpus, in_virtual_time, request, revi
 
 const NVLINK: LinkId = LinkId(2);
 
-/// Two GPUs with an NVLink of twice the rate of their links to the host.
+/// Returns a topology of two GPUs with an NVLink of twice the rate of their links to the host.
 fn joined() -> Topology {
     let mut topology = gpus(2);
     let kind = LinkKind::NvLink { a: GpuIndex(0), b: GpuIndex(1) };
@@ -26,12 +26,12 @@ fn config() -> NodeConfig {
 }
 
 fn start(behaviour: &Behaviour) -> World {
-    // Not what limits the links.
+    // The copy rate does not limit the links.
     let behaviour = Behaviour { copy_rate: BytesPerSec::gb(1000), ..behaviour.clone() };
     World::start_with(config(), &behaviour, 1, |machine| Box::new(machine))
 }
 
-/// Nodes where GPU 0 runs function 0 for 50 ms and has all of its 40 MiB.
+/// Starts a node where GPU 0 runs function 0 for 50 ms and holds its whole model of 40 MiB.
 async fn busy_holder() -> World {
     let world = start(&behaviour(&[50, 5]));
     world.install(0, Bytes::mib(40)).await;
@@ -47,7 +47,7 @@ fn carried(snapshot: &NodeSnapshot, link: LinkId) -> Bytes {
 }
 
 #[test]
-fn a_busy_holders_model_comes_over_the_nvlink_in_less_time_than_from_the_host() {
+fn a_model_of_a_busy_gpu_is_copied_over_the_nvlink_faster_than_from_the_host() {
     in_virtual_time(async {
         let world = start(&behaviour(&[50]));
         world.install(0, Bytes::mib(40)).await;
@@ -73,27 +73,28 @@ fn a_source_that_dies_in_the_middle_of_a_copy_leaves_the_rest_to_the_host() {
         let asked = world.ask(request(0));
         world.pass(Duration::from_micros(400)).await;
         world.machine.kill(GpuIndex(0));
-        // All of it has come before the dead executor is back.
+        // The whole model has arrived before the dead executor is back.
         world.pass(START - Duration::from_millis(1)).await;
         let snapshot = world.node.snapshot().await;
-        let (peer, host) = (carried(&snapshot, NVLINK), carried(&snapshot, LinkId(1)));
+        let peer = carried(&snapshot, NVLINK);
+        let host = carried(&snapshot, LinkId(1));
         assert!(peer > Bytes::ZERO && host > Bytes::ZERO, "{peer} and {host}");
-        assert_eq!(peer + host, Bytes::mib(40), "nothing twice");
-        assert_eq!(snapshot.gpus[1].peer_swaps, 0, "it did not come whole from there");
+        assert_eq!(peer + host, Bytes::mib(40), "no byte is copied twice");
+        assert_eq!(snapshot.gpus[1].peer_swaps, 0, "the model was not copied whole from the peer");
         let done = asked.await.unwrap().unwrap();
         assert_eq!((done.gpu, done.attempts), (Some(GpuIndex(1)), 1));
     });
 }
 
 #[test]
-fn whoever_it_was_for_dies_and_the_source_may_be_evicted_again() {
+fn a_source_may_be_evicted_again_after_the_destination_died() {
     in_virtual_time(async {
         let world = busy_holder().await;
         let asked = world.ask(request(0));
         world.pass(Duration::from_micros(800)).await;
         world.machine.kill(GpuIndex(1));
         asked.await.unwrap().unwrap();
-        // The other model fits only where nothing else is: on each of them in turn.
+        // The other model fits only on an otherwise empty GPU: the test uses each GPU in turn.
         for gpu in [1, 0] {
             world.pass_ms(100).await;
             world.machine.kill(GpuIndex(gpu));
@@ -103,9 +104,9 @@ fn whoever_it_was_for_dies_and_the_source_may_be_evicted_again() {
     });
 }
 
-/// T24, and what it changes against LRU.
+/// T24, compared with LRU.
 #[test]
-fn a_replica_makes_room_before_a_last_copy_that_was_used_less_recently() {
+fn a_replica_is_evicted_before_an_older_last_copy() {
     let left_on_gpu_1 = |eviction: Eviction| {
         in_virtual_time(async move {
             let config = NodeConfig { eviction, ..config() };
@@ -123,7 +124,7 @@ fn a_replica_makes_room_before_a_last_copy_that_was_used_less_recently() {
                 (first.await.unwrap().unwrap().gpu, replica.gpu),
                 (Some(GpuIndex(0)), Some(GpuIndex(1)))
             );
-            // GPU 0 is at work, so the third goes where the other two are.
+            // GPU 0 is busy, so the third model is loaded on the GPU of the other two.
             drop(world.ask(request(0)));
             world.pass_ms(1).await;
             assert_eq!(world.node.invoke(request(2)).await.unwrap().gpu, Some(GpuIndex(1)));
@@ -141,7 +142,7 @@ fn a_replica_makes_room_before_a_last_copy_that_was_used_less_recently() {
 fn copies_from_a_peer_that_fail_are_made_from_the_host() {
     in_virtual_time(async {
         let mut failing = behaviour(&[50]);
-        // The last of the four of each.
+        // The last of the four copies of each transfer fails.
         failing.copy_fails_every = Some(4);
         let world = start(&failing);
         world.install(0, Bytes::mib(40)).await;

@@ -1,4 +1,4 @@
-//! Another policy while requests wait, through the actors.
+//! Tests of changes of the policy while requests wait, through the actors.
 
 use std::time::Duration;
 
@@ -27,11 +27,11 @@ async fn in_force(world: &World) -> InForce {
 }
 
 #[test]
-fn what_waits_is_answered_once_whatever_the_policy_becomes() {
+fn waiting_requests_are_answered_once_over_changes_of_the_policy() {
     in_virtual_time(async {
         let world = World::start(gpus(2), &behaviour(&[5, 5, 5, 5]));
         for model in 0..4 {
-            // Not all of them fit one GPU.
+            // The four models together do not fit one GPU.
             world.install(model, Bytes::mib(20)).await;
         }
         world.pass_ms(20).await;
@@ -55,9 +55,9 @@ fn what_waits_is_answered_once_whatever_the_policy_becomes() {
 }
 
 #[test]
-fn a_policy_that_goes_by_scores_is_told_them_once_it_is_in_force() {
+fn a_policy_that_uses_scores_gets_them_once_it_is_in_force() {
     in_virtual_time(async {
-        // It goes by no scores.
+        // The first policy uses no scores.
         let config =
             NodeConfig { dispatch: PolicyConfig::Fifo, eviction: Eviction::Lru, ..NodeConfig::new(gpus(1)) };
         let world = World::start_with(config, &behaviour(&[40, 5]), 1, |machine| Box::new(machine));
@@ -66,7 +66,7 @@ fn a_policy_that_goes_by_scores_is_told_them_once_it_is_in_force() {
         }
         world.pass_ms(20).await;
         for _ in 0..3 {
-            // Over its objective of 25 ms each time.
+            // Each run misses the objective of 25 ms.
             world.node.invoke(request(0)).await.unwrap();
         }
         world.node.set_policy(wanted(1, DispatchName::Torpor));
@@ -75,17 +75,18 @@ fn a_policy_that_goes_by_scores_is_told_them_once_it_is_in_force() {
         assert_eq!(now.policy.dispatch.alpha(), Some(AlphaReading::Artifact));
         assert_eq!(now.policy.eviction, Eviction::Torpor);
         assert!(world.node.snapshot().await.dispatch.alpha.is_some());
-        // The one that is behind goes before the one that came first.
+        // The request of the function behind its objective runs before an earlier request.
         let running = world.ask(request(1));
         world.pass_ms(1).await;
-        let (kept, behind) = (world.ask(request(1)), world.ask(request(0)));
+        let kept = world.ask(request(1));
+        let behind = world.ask(request(0));
         for answer in [running, behind, kept] {
             answer.await.unwrap().unwrap();
         }
         world.node.set_policy(Wanted { generation: 2, spec: PolicySpec::NONE });
         world.pass_ms(1).await;
         let back = InForce { generation: 2, policy: SchedulingPolicy::preset(PresetName::Fifo) };
-        assert_eq!(in_force(&world).await, back, "as it was started");
+        assert_eq!(in_force(&world).await, back, "the policy at the start");
     });
 }
 
@@ -114,7 +115,7 @@ fn requests_run_alone_while_batching_is_off() {
 }
 
 #[test]
-fn transfers_go_on_when_an_operator_changes_how_links_are_shared() {
+fn transfers_continue_when_an_operator_changes_the_transfer_sharing() {
     in_virtual_time(async {
         let world =
             World::start_with(NodeConfig::new(gpus(2)), &behaviour(&[5, 5]), 1, |machine| Box::new(machine));

@@ -1,4 +1,4 @@
-//! Models that a workflow is likely to ask for next (D29), through the actors.
+//! Tests of prewarming the models that a workflow is likely to use next (D29), through the actors.
 
 use std::time::Duration;
 
@@ -10,7 +10,8 @@ use millrace_worker::request::Invocation;
 
 use crate::world::{World, behaviour, gpus, in_virtual_time, request, revision};
 
-/// Two models of 20 MiB on one GPU, which take 2 ms to come; the first runs for 30 ms.
+/// Starts a node with one GPU and two models of 20 MiB, each of which takes 2 ms to copy. The first
+/// runs for 30 ms.
 async fn two_steps(prewarm: Prewarm) -> World {
     let config = NodeConfig { prewarm, ..NodeConfig::new(gpus(1)) };
     let world = World::start_with(config, &behaviour(&[30, 5]), 1, |machine| Box::new(machine));
@@ -20,7 +21,7 @@ async fn two_steps(prewarm: Prewarm) -> World {
     world
 }
 
-/// The first step of a workflow whose second runs function 1.
+/// Returns a request for the first step of a workflow. The second step runs function 1.
 fn first() -> Invocation {
     Invocation { next: vec![revision(1)], ..request(0) }
 }
@@ -31,23 +32,23 @@ async fn on_gpu(world: &World, function: usize) -> bool {
 }
 
 #[test]
-fn the_second_steps_model_is_there_before_the_second_step() {
+fn the_second_steps_model_is_loaded_while_the_first_step_runs() {
     in_virtual_time(async {
         let world = two_steps(Prewarm::On).await;
         let step = world.ask(first());
         world.pass_ms(10).await;
-        assert!(on_gpu(&world, 1).await, "while the first runs");
+        assert!(on_gpu(&world, 1).await, "loaded while the first step runs");
         step.await.unwrap().unwrap();
         let second = world.node.invoke(request(1)).await.unwrap();
         assert_eq!((second.split.swap, second.split.swapped), (Duration::ZERO, Bytes::ZERO));
         let snapshot = world.node.snapshot().await;
         assert_eq!(snapshot.dispatch.prewarms, Prewarms { brought: 1, there: 0, busy: 0 });
-        assert_eq!(snapshot.gpus[0].swaps, 2, "each came once");
+        assert_eq!(snapshot.gpus[0].swaps, 2, "each model was loaded once");
     });
 }
 
 #[test]
-fn it_comes_with_the_second_step_where_that_is_turned_off() {
+fn with_prewarming_off_the_second_steps_model_is_loaded_with_the_second_step() {
     in_virtual_time(async {
         let world = two_steps(Prewarm::Off).await;
         let step = world.ask(first());
@@ -61,7 +62,7 @@ fn it_comes_with_the_second_step_where_that_is_turned_off() {
 }
 
 #[test]
-fn a_function_that_is_not_served_here_is_nobodys_business() {
+fn a_hint_of_a_function_that_is_not_served_here_is_ignored() {
     in_virtual_time(async {
         let world = two_steps(Prewarm::On).await;
         let step = Invocation { next: vec![revision(7)], ..request(0) };
@@ -71,17 +72,18 @@ fn a_function_that_is_not_served_here_is_nobodys_business() {
 }
 
 #[test]
-fn a_hint_takes_no_model_away_that_a_request_waits_for() {
+fn a_hint_does_not_evict_a_model_that_a_request_waits_for() {
     in_virtual_time(async {
         let config = NodeConfig::new(gpus(1));
         let world = World::start_with(config, &behaviour(&[30, 5, 5]), 1, |machine| Box::new(machine));
-        // Two fit, and no third.
+        // The GPU has room for two of the models.
         for number in 0..3 {
             world.install(number, Bytes::mib(28)).await;
         }
         world.pass_ms(20).await;
         world.node.invoke(request(2)).await.unwrap();
-        let (step, waits) = (world.ask(first()), world.ask(request(2)));
+        let step = world.ask(first());
+        let waits = world.ask(request(2));
         world.pass_ms(10).await;
         assert!(on_gpu(&world, 2).await && !on_gpu(&world, 1).await);
         step.await.unwrap().unwrap();

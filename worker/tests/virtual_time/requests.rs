@@ -1,4 +1,4 @@
-//! What requests are answered, when nothing dies.
+//! Tests of the answers of requests while all executors live.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -18,11 +18,11 @@ use crate::world::{
     World, behaviour, function, gpus, in_virtual_time, prepare, reason, request, revision, within,
 };
 
-/// A timer of virtual time may be this late: everyone wakes in microseconds of their own.
+/// Longest delay of a timer in virtual time: each sleeper wakes in microseconds of its own.
 const LATE_MAX: Duration = Duration::from_micros(256);
 
 #[test]
-fn the_first_request_swaps_and_the_second_finds_the_model_there() {
+fn the_first_request_loads_the_model_and_the_second_finds_it_resident() {
     in_virtual_time(async {
         let world = World::start(gpus(1), &behaviour(&[5]));
         world.install(0, Bytes::mib(20)).await;
@@ -51,13 +51,13 @@ fn the_first_request_swaps_and_the_second_finds_the_model_there() {
 }
 
 #[test]
-fn what_a_request_waited_behind_its_sequence_counts_from_when_it_came() {
+fn the_wait_behind_a_sequence_counts_towards_timeout_and_objective() {
     in_virtual_time(async {
         let world = World::start(gpus(1), &behaviour(&[5]));
         world.install(0, Bytes::mib(20)).await;
         world.pass_ms(100).await;
         let behind = |ms| Invocation { behind: Duration::from_millis(ms), ..request(0) };
-        // Each takes less than its objective's 25 ms here.
+        // On the node alone, each request meets its objective of 25 ms.
         for ms in [0, 10, 30] {
             let Split { queue, total, .. } = world.node.invoke(behind(ms)).await.unwrap().split;
             let waited = Duration::from_millis(ms);
@@ -73,10 +73,10 @@ fn what_a_request_waited_behind_its_sequence_counts_from_when_it_came() {
     });
 }
 
-/// Idle is what is left of a function's time here without the time its requests were on a GPU:
-/// waiting for its model, running, and the way there and back.
+/// A function is idle except while its requests are on a GPU: while they wait for the model, run,
+/// and travel there and back.
 #[test]
-fn a_function_is_idle_while_nothing_of_it_is_on_a_gpu() {
+fn a_function_is_idle_while_its_requests_are_on_no_gpu() {
     in_virtual_time(async {
         let world = World::start(gpus(1), &behaviour(&[5, 5]));
         world.install(0, Bytes::mib(20)).await;
@@ -90,13 +90,18 @@ fn a_function_is_idle_while_nothing_of_it_is_on_a_gpu() {
             let function = &revision(number).function;
             after[function].saturating_sub(before[function])
         };
-        let (on_gpu, other) = (answer.split.total, grown(1));
-        assert_eq!(other, Duration::from_millis(100) + on_gpu, "it was idle all the time");
+        let on_gpu = answer.split.total;
+        let other = grown(1);
+        assert_eq!(other, Duration::from_millis(100) + on_gpu, "the other function was idle all the time");
         assert!(grown(0) + on_gpu >= other && grown(0) + on_gpu <= other + LATE_MAX * 4, "{after:?}");
         world.node.retire(revision(1)).await;
         let last = world.node.snapshot().await.idle[&revision(1).function];
         world.pass_ms(50).await;
-        assert_eq!(world.node.snapshot().await.idle[&revision(1).function], last, "it is going");
+        assert_eq!(
+            world.node.snapshot().await.idle[&revision(1).function],
+            last,
+            "a retired function no longer counts as idle"
+        );
     });
 }
 
@@ -118,7 +123,7 @@ fn a_tenants_requests_beyond_its_caps_wait_until_the_caps_are_gone() {
         let (a, b) = both().await;
         let queued = a.split.queue.max(b.split.queue);
         assert!(queued >= Duration::from_millis(5), "one waits for the other: {queued:?}");
-        // What is installed later is capped as well.
+        // Functions that are installed later are capped too.
         world.install(1, Bytes::mib(20)).await;
         let (a, b) = tokio::join!(world.node.invoke(request(0)), world.node.invoke(request(1)));
         let queued = a.unwrap().split.queue.max(b.unwrap().split.queue);
@@ -130,7 +135,7 @@ fn a_tenants_requests_beyond_its_caps_wait_until_the_caps_are_gone() {
 }
 
 #[test]
-fn what_fails_by_a_tenants_caps_is_told_so() {
+fn a_failure_by_a_tenants_caps_names_the_caps() {
     in_virtual_time(async {
         let config = NodeConfig { requests_max: 4, ..NodeConfig::new(gpus(1)) };
         let world = World::start_with(config, &behaviour(&[5]), 1, |machine| Box::new(machine));
@@ -141,7 +146,7 @@ fn what_fails_by_a_tenants_caps_is_told_so() {
         assert_eq!(refused.reason, Reason::NoGpuMemory);
         assert!(refused.message.contains("millrace get tenants"), "{refused:?}");
         cap(Quota { gpus_max: NonZeroU32::new(1), ..Quota::NONE });
-        // One runs, and half of four may wait.
+        // One request runs, and half of the four may wait.
         let mut asked: Vec<_> = (0..4).map(|_| world.ask(request(0))).collect();
         let refused = asked.remove(3).await.unwrap().unwrap_err();
         assert_eq!(refused.reason, Reason::QueueFull);
@@ -150,7 +155,7 @@ fn what_fails_by_a_tenants_caps_is_told_so() {
 }
 
 #[test]
-fn a_function_that_is_not_here_is_refused() {
+fn a_request_for_an_unknown_function_is_refused() {
     in_virtual_time(async {
         let world = World::start(gpus(1), &behaviour(&[]));
         let failure = world.node.invoke(request(0)).await.unwrap_err();
@@ -159,7 +164,7 @@ fn a_function_that_is_not_here_is_refused() {
 }
 
 #[test]
-fn the_workers_and_the_functions_limits_refuse_and_take_again() {
+fn requests_over_the_limits_of_worker_or_function_are_refused_until_others_end() {
     in_virtual_time(async {
         let config = NodeConfig { requests_max: 4, in_flight_max: 2, ..NodeConfig::new(gpus(1)) };
         let world = World::start_with(config, &behaviour(&[5, 5, 5]), 1, |machine| Box::new(machine));
@@ -168,13 +173,21 @@ fn the_workers_and_the_functions_limits_refuse_and_take_again() {
         }
         let taken: Vec<_> = [0, 0, 1, 1].map(|function| world.ask(request(function))).into();
         world.pass_ms(1).await;
-        assert_eq!(reason(world.ask(request(2))).await, (Reason::QueueFull, false), "the worker has four");
+        assert_eq!(
+            reason(world.ask(request(2))).await,
+            (Reason::QueueFull, false),
+            "the worker holds four requests"
+        );
         for answer in taken {
             answer.await.unwrap().unwrap();
         }
         let mut taken = vec![world.ask(request(0)), world.ask(request(0))];
         world.pass_ms(1).await;
-        assert_eq!(reason(world.ask(request(0))).await, (Reason::QueueFull, false), "the function has two");
+        assert_eq!(
+            reason(world.ask(request(0))).await,
+            (Reason::QueueFull, false),
+            "the function has two requests"
+        );
         taken.push(world.ask(request(1)));
         for answer in taken {
             answer.await.unwrap().unwrap();
@@ -183,9 +196,9 @@ fn the_workers_and_the_functions_limits_refuse_and_take_again() {
 }
 
 #[test]
-fn a_request_expires_in_the_queue_and_while_it_runs_each_at_its_deadline() {
+fn a_request_expires_at_its_deadline_in_the_queue_and_in_its_run() {
     in_virtual_time(async {
-        // It hands one request ahead.
+        // The `fifo` policy reserves the busy GPU for one request.
         let config = NodeConfig { dispatch: PolicyConfig::Fifo, ..NodeConfig::new(gpus(1)) };
         let world = World::start_with(config, &behaviour(&[50]), 1, |machine| Box::new(machine));
         world.install(0, Bytes::mib(2)).await;
@@ -194,13 +207,14 @@ fn a_request_expires_in_the_queue_and_while_it_runs_each_at_its_deadline() {
         let running = world.ask(within(20, request(0)));
         let next = world.ask(request(0));
         let queued = world.ask(within(10, request(0)));
-        let (reason_queued, reason_running) = (reason(queued).await, world.clock.now());
+        let reason_queued = reason(queued).await;
+        let reason_running = world.clock.now();
         assert_eq!(reason_queued, (Reason::TimedOut, false));
         assert!(reason_running.since(start) <= Duration::from_millis(10) + LATE_MAX);
         assert_eq!(world.node.snapshot().await.queued, 0, "it left the queue");
         assert_eq!(reason(running).await, (Reason::TimedOut, true));
         assert!(world.clock.now().since(start) <= Duration::from_millis(20) + LATE_MAX);
-        // The run goes on and is dropped; the next one has its turn after it.
+        // The run continues and its result is dropped; the next request runs after it.
         let done = next.await.unwrap().unwrap();
         assert!(done.split.queue >= Duration::from_millis(49), "{:?}", done.split);
         let function = world.node.snapshot().await.functions.remove(0);
@@ -210,16 +224,16 @@ fn a_request_expires_in_the_queue_and_while_it_runs_each_at_its_deadline() {
 }
 
 #[test]
-fn a_client_that_goes_away_leaves_every_queue() {
+fn requests_of_clients_that_leave_are_removed_from_every_queue() {
     in_virtual_time(async {
-        // It hands one request ahead.
+        // The `fifo` policy reserves the busy GPU for one request.
         let config = NodeConfig { dispatch: PolicyConfig::Fifo, ..NodeConfig::new(gpus(1)) };
         let world = World::start_with(config, &behaviour(&[50]), 1, |machine| Box::new(machine));
         world.install(0, Bytes::mib(2)).await;
         world.pass_ms(20).await;
         let clients: Vec<_> = (0..5).map(|_| world.ask(request(0))).collect();
         world.pass_ms(5).await;
-        assert_eq!(world.node.snapshot().await.queued, 3, "one runs, one is next");
+        assert_eq!(world.node.snapshot().await.queued, 3, "one request runs, one is next");
         clients.iter().for_each(JoinHandle::abort);
         world.pass_ms(1).await;
         let snapshot = world.node.snapshot().await;
@@ -227,7 +241,7 @@ fn a_client_that_goes_away_leaves_every_queue() {
             (snapshot.queued, snapshot.functions[0].in_flight, snapshot.functions[0].score.cancelled),
             (0, 0, 5)
         );
-        // The one that runs goes on to its end; the one behind it never begins.
+        // The run continues to its end; the request behind it never starts.
         world.pass_ms(60).await;
         let snapshot = world.node.snapshot().await;
         assert_eq!(snapshot.gpus[0].running, None);
@@ -243,7 +257,8 @@ fn a_model_that_fails_on_its_input_fails_its_request_alone() {
         let world = World::start(gpus(1), &behaviour);
         world.install(0, Bytes::mib(2)).await;
         world.install(1, Bytes::mib(2)).await;
-        let (bad, good) = (world.ask(request(0)), world.ask(request(1)));
+        let bad = world.ask(request(0));
+        let good = world.ask(request(1));
         assert_eq!(reason(bad).await, (Reason::ModelFailed, true));
         good.await.unwrap().unwrap();
     });
@@ -254,8 +269,9 @@ fn a_model_larger_than_every_gpu_is_not_installed() {
     in_virtual_time(async {
         let world = World::start(gpus(1), &behaviour(&[5]));
         let refused = world.node.install(function(0), prepare(0, Bytes::mib(65))).await;
-        let (key, needed, largest) = (revision(0), Bytes::mib(65), Bytes::mib(64));
-        assert_eq!(refused, Err(InstallError::TooLarge { key, needed, largest }));
+        let expected =
+            InstallError::TooLarge { key: revision(0), needed: Bytes::mib(65), largest: Bytes::mib(64) };
+        assert_eq!(refused, Err(expected));
         let config = FunctionConfig { gpu_memory: Some(Bytes::mib(100)), ..function(0) };
         let refused = world.node.install(config, prepare(0, Bytes::mib(2))).await;
         assert!(matches!(refused, Err(InstallError::TooLarge { .. })));
@@ -264,7 +280,7 @@ fn a_model_larger_than_every_gpu_is_not_installed() {
 }
 
 #[test]
-fn functions_of_one_artifact_share_a_model_that_goes_with_the_last() {
+fn functions_of_one_artifact_share_a_model_until_the_last_is_retired() {
     in_virtual_time(async {
         let world = World::start(gpus(2), &behaviour(&[5]));
         let model = prepare(0, Bytes::mib(2));
@@ -287,7 +303,7 @@ fn functions_of_one_artifact_share_a_model_that_goes_with_the_last() {
         let snapshot = world.node.snapshot().await;
         assert_eq!((snapshot.gpus[0].models.len(), snapshot.gpus[0].used), (0, Bytes::ZERO));
         assert_eq!(snapshot.functions, []);
-        assert_eq!(Arc::strong_count(&model), 1, "nobody keeps its descriptors");
+        assert_eq!(Arc::strong_count(&model), 1, "the model's descriptors are closed");
     });
 }
 
@@ -301,13 +317,17 @@ fn a_function_that_was_retired_can_be_installed_again() {
         world.install(0, Bytes::mib(2)).await;
         world.ask(request(0)).await.unwrap().unwrap();
         let snapshot = world.node.snapshot().await;
-        assert_eq!(snapshot.functions[0].score.completed, 1, "counted anew");
-        assert_eq!(snapshot.past[&revision(0).function].completed, 1, "and what went is not forgotten");
+        assert_eq!(snapshot.functions[0].score.completed, 1, "the new function counts from zero");
+        assert_eq!(
+            snapshot.past[&revision(0).function].completed,
+            1,
+            "the counts of the retired function stay"
+        );
     });
 }
 
 #[test]
-fn requests_beyond_one_gpus_memory_evict_and_come_back() {
+fn models_beyond_one_gpus_memory_are_evicted_and_loaded_again() {
     in_virtual_time(async {
         let world = World::start(gpus(1), &behaviour(&[1; 4]));
         for number in 0..4 {
@@ -325,7 +345,7 @@ fn requests_beyond_one_gpus_memory_evict_and_come_back() {
 }
 
 #[test]
-fn an_idle_gpu_takes_over_what_waits_behind_a_long_run() {
+fn an_idle_gpu_runs_the_requests_that_wait_behind_a_long_run() {
     in_virtual_time(async {
         let world = World::start(gpus(2), &behaviour(&[500, 5]));
         world.install(0, Bytes::mib(2)).await;
@@ -334,14 +354,18 @@ fn an_idle_gpu_takes_over_what_waits_behind_a_long_run() {
         let long = world.ask(request(0));
         let short: Vec<_> = (0..3).map(|_| world.ask(request(1))).collect();
         for answer in short {
-            assert_eq!(answer.await.unwrap().unwrap().gpu, Some(GpuIndex(1)), "nobody waits half a second");
+            assert_eq!(
+                answer.await.unwrap().unwrap().gpu,
+                Some(GpuIndex(1)),
+                "no request waits for the long run"
+            );
         }
         assert_eq!(long.await.unwrap().unwrap().gpu, Some(GpuIndex(0)));
     });
 }
 
 #[test]
-fn draining_answers_what_runs_refuses_what_comes_and_stops_the_executors() {
+fn draining_answers_running_requests_refuses_new_ones_and_stops_executors() {
     in_virtual_time(async {
         let world = World::start(gpus(2), &behaviour(&[50]));
         world.install(0, Bytes::mib(2)).await;
@@ -365,7 +389,7 @@ fn draining_answers_what_runs_refuses_what_comes_and_stops_the_executors() {
 }
 
 #[test]
-fn draining_does_not_wait_for_ever() {
+fn draining_ends_after_the_grace_period() {
     in_virtual_time(async {
         let world = World::start(gpus(1), &behaviour(&[5_000]));
         world.install(0, Bytes::mib(2)).await;
@@ -383,30 +407,30 @@ fn draining_does_not_wait_for_ever() {
 }
 
 #[test]
-fn what_routing_reads_is_announced() {
+fn changes_that_routing_reads_are_announced() {
     in_virtual_time(async {
         let world = World::start(gpus(1), &behaviour(&[5]));
         let mut changes = world.node.changes();
         changes.mark_unchanged();
         world.install(0, Bytes::mib(2)).await;
-        assert!(changes.has_changed().unwrap(), "a function came");
+        assert!(changes.has_changed().unwrap(), "a function was installed");
         world.pass_ms(20).await;
         changes.mark_unchanged();
         world.node.invoke(request(0)).await.unwrap();
-        assert!(changes.has_changed().unwrap(), "a model came");
+        assert!(changes.has_changed().unwrap(), "a model was loaded");
         changes.mark_unchanged();
         let again: Invocation = request(0);
         world.node.invoke(again).await.unwrap();
-        assert!(!changes.has_changed().unwrap(), "nothing came or went");
+        assert!(!changes.has_changed().unwrap(), "no change");
         world.machine.kill(GpuIndex(0));
         world.pass_ms(1).await;
-        assert!(changes.has_changed().unwrap(), "a GPU went");
+        assert!(changes.has_changed().unwrap(), "a GPU went down");
     });
 }
 
-/// What a swap takes and which links are busy is learned from when weights arrive.
+/// Policies learn the duration of swaps and the load of links from the arrival of weights.
 #[test]
-fn every_policy_is_told_when_a_model_has_arrived() {
+fn every_policy_is_notified_when_a_model_has_arrived() {
     for (name, dispatch) in POLICIES.into_iter().filter(|(_, policy)| !policy.binds_early()) {
         in_virtual_time(async {
             let config = NodeConfig { dispatch, ..NodeConfig::new(gpus(1)) };
@@ -421,7 +445,11 @@ fn every_policy_is_told_when_a_model_has_arrived() {
             world.node.invoke(request(0)).await.unwrap();
             world.pass_ms(1).await;
             let warm = told() - before - cold;
-            assert_eq!(cold, warm + 1, "{name}: a request whose model came, and one that found it");
+            assert_eq!(
+                cold,
+                warm + 1,
+                "{name}: a request that loads its model has one event more than one that finds it"
+            );
         });
     }
 }

@@ -1,4 +1,4 @@
-//! What happens, drawn from a seed: requests, clients that go away, executors that die.
+//! Scenarios drawn from a seed: requests, clients that leave, executors that die.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,7 +17,7 @@ pub(crate) const GPUS: u32 = 3;
 const GPU_MEMORY: Bytes = Bytes::mib(64);
 const REQUESTS: usize = 600;
 
-/// How a request ended, for its client.
+/// The end of a request as its client sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ending {
     Answered { gpu: GpuIndex, attempts: u32 },
@@ -25,7 +25,7 @@ pub(crate) enum Ending {
     Cancelled,
 }
 
-/// Something that comes from outside. Requests are numbered in the order in which they come.
+/// An event from outside. Requests are numbered in order of arrival.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Happening {
     Arrive { request: usize, function: usize, timeout: Duration },
@@ -47,7 +47,7 @@ pub(crate) struct Scenario {
     pub(crate) dispatch: PolicyConfig,
     pub(crate) eviction: Eviction,
     pub(crate) sharing: Sharing,
-    /// Each function has a model of its own, of the same number.
+    /// The functions, each with a model of its own that has the same number.
     pub(crate) functions: Vec<FunctionModel>,
     pub(crate) copy_fails_every: Option<u64>,
     pub(crate) happenings: Vec<(Timestamp, Happening)>,
@@ -55,7 +55,8 @@ pub(crate) struct Scenario {
 }
 
 impl Scenario {
-    /// Three GPUs, two of them behind one switch, and models of three times the memory of one.
+    /// Draws a scenario with three GPUs, two of them behind one switch, and models that fill about
+    /// three times the memory of one GPU.
     pub(crate) fn draw(seed: u64) -> Self {
         let mut rng = SmallRng::seed_from_u64(seed);
         let functions = (0..7).map(|place| function(&mut rng, place)).collect::<Vec<_>>();
@@ -70,7 +71,7 @@ impl Scenario {
         let mut at = Timestamp(30_000_000);
         for request in 0..REQUESTS {
             at = at + Duration::from_micros(rng.random_range(0..6_000));
-            // The last function kills what runs it: rare.
+            // The last function kills the executor that runs it, so it is rare.
             let function = if rng.random_bool(0.01) {
                 functions.len() - 1
             } else {
@@ -88,16 +89,15 @@ impl Scenario {
             let gpu = GpuIndex(rng.random_range(0..GPUS));
             put(Timestamp(rng.random_range(0..at.0)), Happening::Kill(gpu));
         }
-        // Requests are numbered in the order in which they come, whatever moved them.
+        // Requests are numbered in order of arrival, although timestamps were shifted.
         let mut happenings: Vec<_> = happenings.into_iter().collect();
         number(&mut happenings);
         let end = at + Duration::from_secs(40);
-        let (dispatch, eviction) = (PolicyConfig::default(), Eviction::default());
         Self {
             seed,
             topology: topology(),
-            dispatch,
-            eviction,
+            dispatch: PolicyConfig::default(),
+            eviction: Eviction::default(),
             sharing: Sharing::Fair,
             functions,
             copy_fails_every: Some(23),
@@ -106,8 +106,8 @@ impl Scenario {
         }
     }
 
-    /// The same with GPU 2 joined to both others, and policies that copy over that and evict by what
-    /// is there twice.
+    /// Returns the scenario with NVLinks between GPU 2 and both others. Its policies copy models
+    /// over them and evict replicas first.
     pub(crate) fn joined(self) -> Self {
         let mut topology = self.topology;
         for (a, b) in [(0, 2), (1, 2)] {
@@ -135,7 +135,7 @@ impl Scenario {
     }
 }
 
-/// What function `number`'s model is called.
+/// Returns the name of function `number`'s model.
 pub(crate) fn model_name(number: u32) -> String {
     format!("model {number}")
 }

@@ -1,4 +1,4 @@
-//! Swaps that share a link to their GPUs, by when they are wanted (D14, D15).
+//! Tests of swaps that share a link, by the deadlines of their requests (D14, D15).
 
 use std::time::Duration;
 
@@ -14,11 +14,12 @@ use millrace_worker::request::Invocation;
 use crate::batching::rows;
 use crate::world::{World, behaviour, function, gpus, in_virtual_time, prepare, request};
 
-/// Of the functions, and of the requests where these say so.
+/// Short deadline, of a function or of a request.
 const TIGHT: Duration = Duration::from_millis(60);
+/// Long deadline, of a function or of a request.
 const LOOSE: Duration = Duration::from_secs(5);
 
-/// Two GPUs behind one link of 1 GB/s.
+/// Returns a topology of two GPUs behind one link of 1 GB/s.
 fn one_link() -> Topology {
     let mut topology = gpus(2);
     topology.gpus.iter_mut().for_each(|gpu| gpu.host_path = vec![LinkId(0)]);
@@ -26,9 +27,9 @@ fn one_link() -> Topology {
     topology
 }
 
-/// Function 0, whose model has 50 MiB, is asked for on one GPU; soon afterwards function 1 with 20 MiB
-/// on the other. How long the second waited for its answer, whether that came first, and what the
-/// transfers could count on.
+/// Requests function 0, with a model of 50 MiB, on one GPU, and soon afterwards function 1, with 20
+/// MiB, on the other. Returns the time until the second answer, whether the second answer was
+/// first, and the counts of transfers by rate guarantee.
 fn tight_beside_loose(
     sharing: Sharing,
     slos: [Option<Duration>; 2],
@@ -55,7 +56,7 @@ fn tight_beside_loose(
 }
 
 #[test]
-fn a_swap_that_is_wanted_soon_overtakes_one_that_is_not() {
+fn a_swap_with_a_short_deadline_overtakes_one_with_a_long_deadline() {
     let slos = [Some(LOOSE), Some(TIGHT)];
     let (took, first, counts) = tight_beside_loose(Sharing::FaasTube, slos, [None; 2]);
     assert!(first && took < TIGHT, "{took:?}");
@@ -65,9 +66,9 @@ fn a_swap_that_is_wanted_soon_overtakes_one_that_is_not() {
     assert_eq!(counts, Counts { unpromised: 2, ..Counts::default() });
 }
 
-/// As a workflow's steps are, which have its objective together.
+/// Workflow steps carry such an objective, because the workflow has one for all steps.
 #[test]
-fn what_a_request_says_itself_comes_before_its_function_s_objective() {
+fn a_requests_objective_overrides_its_functions_objective() {
     for slos in [[None; 2], [Some(TIGHT), Some(LOOSE)]] {
         let asked = [Some(LOOSE), Some(TIGHT)];
         let (took, first, counts) = tight_beside_loose(Sharing::FaasTube, slos, asked);
@@ -77,35 +78,35 @@ fn what_a_request_says_itself_comes_before_its_function_s_objective() {
 }
 
 #[test]
-fn what_nobody_wants_by_a_time_makes_way() {
+fn a_swap_without_a_deadline_yields_to_one_with_a_deadline() {
     let (took, first, counts) = tight_beside_loose(Sharing::FaasTube, [None, Some(TIGHT)], [None; 2]);
     assert!(first && took < TIGHT, "{took:?}");
     assert_eq!(counts, Counts { admitted: 1, unpromised: 1, ..Counts::default() });
 }
 
 #[test]
-fn a_swap_that_cannot_be_in_time_is_made_and_said() {
+fn a_swap_that_cannot_meet_its_deadline_is_made_and_counted() {
     let slos = [Some(LOOSE), Some(Duration::from_millis(5))];
     let (_, first, counts) = tight_beside_loose(Sharing::FaasTube, slos, [None; 2]);
     assert!(!first);
     assert_eq!(counts, Counts { admitted: 1, infeasible: 1, ..Counts::default() });
 }
 
-/// A run takes as long as its rows do, be they of one request.
+/// The duration of a run depends on its rows, also if they are of one request.
 #[test]
-fn what_is_left_for_a_swap_goes_by_the_rows_of_the_run_behind_it() {
+fn the_deadline_of_a_swap_depends_on_the_rows_of_its_run() {
     in_virtual_time(async {
-        let (sharing, dispatch) = (Sharing::FaasTube, PolicyConfig::Lb);
-        let config = NodeConfig { sharing, dispatch, ..NodeConfig::new(gpus(1)) };
+        let sharing = Sharing::FaasTube;
+        let config = NodeConfig { sharing, dispatch: PolicyConfig::Lb, ..NodeConfig::new(gpus(1)) };
         let mut behaviour = behaviour(&[10, 1]);
-        // Of eight rows: 80 ms.
+        // A run of eight rows takes 80 ms.
         behaviour.runs.get_mut("model 0").unwrap().by_member = Duration::from_millis(10);
         let world = World::start_with(config, &behaviour, 1, |machine| Box::new(machine));
         let batching = Some(Batching { max_size: 8, max_wait: Duration::ZERO });
         for number in 0..2 {
             let serving = Serving { batching, ..Serving::default() };
             let config = FunctionConfig { slo: None, serving, ..function(number) };
-            // There is room for one.
+            // The GPU has room for one of the models.
             world.node.install(config, prepare(number, Bytes::mib(40))).await.unwrap();
         }
         world.ask(rows(0, 1)).await.unwrap().unwrap();

@@ -1,10 +1,10 @@
-//! The worker's core in two times: the same seeded scenario under actix in paused tokio time and
-//! over a bare heap of events. Request → swap → run is one set of pure cores, so each core must see
-//! and do the same in both, to the nanosecond.
+//! The worker's cores in two times: the same seeded scenario under actix in paused tokio time, and
+//! over a bare heap of events. Request, swap and run are pure cores, so each core must see and do
+//! the same in both, to the nanosecond.
 //!
-//! In virtual time every timer and every executor wakes in microseconds of its own, so that no two
-//! things ever happen at the same moment: actix does not promise in which order actors of one
-//! moment run. The bare driver asserts it.
+//! In virtual time every timer and every executor wakes in microseconds of its own, so no two
+//! events have the same time. This matters because actix does not define the order in which actors
+//! run that are due at one moment. The bare driver asserts the property.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ use millrace_types::Reason;
 use crate::scenario::{Ending, Scenario};
 use crate::{actors, bare};
 
-/// What a run of a scenario came to.
+/// The outcome of a scenario's run.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Outcome {
     pub(crate) folds: BTreeMap<CoreId, Fold>,
@@ -25,7 +25,7 @@ pub(crate) struct Outcome {
 
 const SEEDS: [u64; 6] = [1, 2, 3, 42, 1_000_003, 0xfeed_beef];
 
-/// The first core that differs, or the first request that ended otherwise.
+/// Returns the first core that differs, or the first request that ended differently.
 fn first_difference(a: &Outcome, b: &Outcome) -> Option<String> {
     let fold = a.folds.iter().find(|(core, fold)| b.folds.get(core) != Some(fold));
     if let Some((core, fold)) = fold {
@@ -36,7 +36,7 @@ fn first_difference(a: &Outcome, b: &Outcome) -> Option<String> {
 }
 
 #[test]
-fn actors_and_a_bare_heap_do_the_same() {
+fn actors_and_a_bare_heap_take_the_same_actions() {
     for seed in SEEDS {
         let scenario = Scenario::draw(seed);
         let bare = bare::run(&scenario);
@@ -49,7 +49,7 @@ fn actors_and_a_bare_heap_do_the_same() {
 }
 
 #[test]
-fn every_policy_does_the_same_in_both() {
+fn every_policy_takes_the_same_actions_in_both() {
     for (name, dispatch) in POLICIES {
         let scenario = Scenario { dispatch, ..Scenario::draw(42) };
         let bare = bare::run(&scenario);
@@ -59,9 +59,9 @@ fn every_policy_does_the_same_in_both() {
     }
 }
 
-/// D14 to D16, with copies between GPUs beside those from the host.
+/// D14 to D16, with copies between GPUs and copies from the host.
 #[test]
-fn every_way_to_share_links_does_the_same_in_both() {
+fn every_transfer_sharing_takes_the_same_actions_in_both() {
     for (name, sharing) in SHARINGS {
         for scenario in [Scenario::draw(3), Scenario::draw(42).joined()] {
             let scenario = Scenario { sharing, ..scenario };
@@ -76,7 +76,7 @@ fn every_way_to_share_links_does_the_same_in_both() {
     }
 }
 
-/// T22, T25: executors that die in the middle of copies between GPUs included.
+/// T22, T25, executors that die during copies between GPUs included.
 #[test]
 fn copies_between_gpus_are_the_same_in_both_and_leave_nothing_behind() {
     for seed in SEEDS {
@@ -86,16 +86,18 @@ fn copies_between_gpus_are_the_same_in_both_and_leave_nothing_behind() {
         assert_eq!(first_difference(&bare, &actors), None, "seed {seed}");
         assert_eq!(bare.endings.len(), scenario.requests(), "seed {seed}: a request was never answered");
         let peer_swaps: u64 = snapshot.gpus.iter().map(|gpu| gpu.peer_swaps).sum();
-        println!("seed {seed}: {peer_swaps} models came from other GPUs");
+        println!("seed {seed}: {peer_swaps} models were copied from other GPUs");
         assert!(peer_swaps > 0, "seed {seed}");
         assert!(snapshot.links.iter().all(|link| link.outstanding == 0));
     }
 }
 
 #[test]
-fn the_same_seed_repeats_itself_and_another_does_not() {
+fn the_same_seed_repeats_the_run_and_another_seed_does_not() {
     let run = |seed| actors::run(&Scenario::draw(seed)).0;
-    let (first, second, other) = (run(7), run(7), run(8));
+    let first = run(7);
+    let second = run(7);
+    let other = run(8);
     assert_eq!(first_difference(&first, &second), None, "seed 7");
     assert_ne!(first.folds, other.folds, "seeds 7 and 8");
 }
@@ -135,7 +137,7 @@ fn name(ending: &Ending) -> &'static str {
 }
 
 #[test]
-fn everything_is_given_back_in_the_end() {
+fn every_resource_is_released_in_the_end() {
     let scenario = Scenario::draw(3);
     let (_, snapshot) = actors::run(&scenario);
     assert_eq!(snapshot.queued, 0);

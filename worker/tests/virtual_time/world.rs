@@ -1,4 +1,4 @@
-//! A node in virtual time, and what its tests ask of it.
+//! A node in virtual time, and the helpers of its tests.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -20,21 +20,21 @@ use millrace_worker::port::{Descriptor, Spawner};
 use millrace_worker::request::{Completion, Invocation, OnGpus};
 use tokio::task::JoinHandle;
 
-/// The functions' objective.
+/// Latency objective of the functions.
 pub(crate) const OBJECTIVE: Duration = Duration::from_millis(25);
-/// From an executor's start until it is ready.
+/// Time from an executor's start until it is ready.
 pub(crate) const START: Duration = Duration::from_millis(8);
 
 pub(crate) type Answer = Result<Completion, Failure>;
 
-/// Runs a test in a time that passes as fast as nothing happens.
+/// Runs a test in paused time, which advances whenever every task waits.
 pub(crate) fn in_virtual_time<F: Future>(test: F) -> F::Output {
     let runtime =
         || tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
     actix::System::with_tokio_rt(runtime).block_on(test)
 }
 
-/// GPUs of 64 MiB, each behind a link of its own.
+/// Returns a topology of GPUs with 64 MiB, each behind a link of its own.
 pub(crate) fn gpus(count: u32) -> Topology {
     let gpu = |index: u32| Gpu {
         index: GpuIndex(index),
@@ -50,7 +50,7 @@ pub(crate) fn gpus(count: u32) -> Topology {
     }
 }
 
-/// Executors that take `takes` for each program, by its number.
+/// Returns executors that run each model for the given milliseconds, by the model's number.
 pub(crate) fn behaviour(takes_ms: &[u64]) -> Behaviour {
     let run = |&ms: &u64| RunModel::new(Duration::from_millis(ms));
     Behaviour {
@@ -91,7 +91,7 @@ impl World {
         Self { node: start_here(config, context), clock, machine, trace }
     }
 
-    /// Installs function `number`, whose model has the same number here.
+    /// Installs function `number` with the model of the same number.
     pub(crate) async fn install(&self, number: usize, weights: Bytes) -> Arc<PreparedModel> {
         let model = prepare(number, weights);
         self.node.install(function(number), Arc::clone(&model)).await.unwrap();
@@ -110,7 +110,7 @@ impl World {
         self.pass(Duration::from_millis(ms)).await;
     }
 
-    /// Sends a request and goes on; the handle gives its answer.
+    /// Sends a request without waiting. The handle returns its answer.
     pub(crate) fn ask(&self, invocation: Invocation) -> JoinHandle<Answer> {
         let node = self.node.clone();
         actix_rt::spawn(async move { node.invoke(invocation).await })
@@ -151,7 +151,7 @@ pub(crate) fn prepare(number: usize, weights: Bytes) -> Arc<PreparedModel> {
     })
 }
 
-/// A request of a function that waits up to a minute.
+/// Returns a request of a function with a timeout of a minute.
 pub(crate) fn request(function: usize) -> Invocation {
     Invocation {
         cold: Duration::ZERO,
@@ -171,7 +171,7 @@ pub(crate) fn request(function: usize) -> Invocation {
     }
 }
 
-/// The same, for no longer than this.
+/// Returns the request with this timeout.
 pub(crate) fn within(timeout_ms: u64, invocation: Invocation) -> Invocation {
     Invocation { timeout: Duration::from_millis(timeout_ms), ..invocation }
 }

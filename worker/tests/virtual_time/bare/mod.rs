@@ -1,5 +1,5 @@
-//! The same scenario over a bare heap of events: the same cores, wired by hand ([`wiring`]) with
-//! the order in which actors take their messages. No actix, no tokio, no clock.
+//! Runs the scenario over a bare heap of events. The same cores are wired by hand ([`wiring`]), in
+//! the order in which actors read their messages, without actix, tokio or a clock.
 
 use std::cmp::Reverse;
 use std::collections::btree_map::Entry;
@@ -36,7 +36,7 @@ pub(crate) fn run(scenario: &Scenario) -> Outcome {
     Outcome { folds: node.trace.folds().clone(), endings: node.endings }
 }
 
-/// Who may have something to do at some time.
+/// The parts that wake at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Source {
     Outside,
@@ -48,10 +48,10 @@ struct Place {
     gpu: gpu::Gpu,
     life: Lifecycle,
     port: Model,
-    /// The link that issued each batch that is out.
+    /// The link that issued each outstanding batch.
     out: BTreeMap<(TransferId, BatchId), LinkId>,
     up: bool,
-    /// Of the last executor the GPU was told of, and of the last that was started.
+    /// The last executor that the GPU core knows, and the last that was started.
     told: Incarnation,
     started: Incarnation,
 }
@@ -74,7 +74,7 @@ struct Node<'a> {
     mail: VecDeque<Mail>,
     heap: BinaryHeap<Reverse<(Timestamp, Source)>>,
     requests: BTreeMap<RequestKey, Request>,
-    /// What each transfer under way brings, and where.
+    /// The GPU and the model of each transfer in progress.
     moving: BTreeMap<TransferId, (GpuIndex, ModelId)>,
     endings: BTreeMap<usize, Ending>,
     trace: Trace,
@@ -135,7 +135,8 @@ impl<'a> Node<'a> {
             self.mail.push_back(Mail::Life(gpu, lifecycle::Event::Start));
         }
         for (model, function) in (0..).map(ModelId).zip(&scenario.functions) {
-            let (memory, weights) = (function.weights, function.weights);
+            let memory = function.weights;
+            let weights = function.weights;
             self.mail.push_back(Mail::Dispatch(dispatch::Event::Install { model, memory, weights }));
             for gpu in (0..GPUS).map(GpuIndex) {
                 self.mail.push_back(Mail::Gpu(gpu, gpu::Event::Install { model, memory, weights }));
@@ -243,7 +244,8 @@ impl<'a> Node<'a> {
             Happening::Arrive { request, function, timeout } => {
                 let key = key_of(request);
                 self.requests.insert(key, Request { function, attempt: 0, accepted: self.now });
-                let (accepted, counted) = (self.now, false);
+                let accepted = self.now;
+                let counted = false;
                 let event = admission::Event::Arrive { key, accepted, timeout, attempts_left: 3, counted };
                 self.mail.push_back(Mail::Admission(FunctionIndex(function as u32), event));
             }
@@ -263,7 +265,7 @@ impl<'a> Node<'a> {
         while let Some(mail) = self.mail.pop_front() {
             let actor = self.actor_of(&mail);
             self.handle(mail);
-            // As an actor does: it is not done before its mailbox is empty.
+            // An actor is done only when its mailbox is empty.
             while let Some(place) = self.mail.iter().position(|mail| self.actor_of(mail) == actor) {
                 if let Some(mail) = self.mail.remove(place) {
                     self.handle(mail);
@@ -272,7 +274,7 @@ impl<'a> Node<'a> {
         }
     }
 
-    /// Once everything has ended, nothing is held: no slot, no queue, no link, no transfer.
+    /// Asserts that nothing is held after the end: no slot, no queue entry, no link, no transfer.
     fn check_idle(&self) {
         assert_eq!(self.admissions.iter().map(Admission::in_flight).sum::<usize>(), 0);
         assert_eq!((self.dispatch.in_flight(), self.dispatch.queued()), (0, 0));

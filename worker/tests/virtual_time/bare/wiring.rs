@@ -1,4 +1,4 @@
-//! What each core's actions are to the others: the messages that actors would send, by hand.
+//! Translates each core's actions into the messages that actors would send to the other cores.
 
 use std::time::Duration;
 
@@ -19,13 +19,13 @@ use super::{Node, request_of};
 use crate::scenario::Ending;
 use crate::world::OBJECTIVE;
 
-/// A message on its way.
+/// A message in transit.
 pub(super) enum Mail {
     Admission(FunctionIndex, admission::Event),
     Completed(RequestKey, gpu::Spent, GpuIndex),
     Dispatch(dispatch::Event),
     Fabric(fabric::Event),
-    /// What a GPU asks for, and the request that waits for it.
+    /// A GPU's action on a transfer, and the request that waits for it.
     Transfer(GpuIndex, gpu::Action, Option<RequestKey>),
     Down(GpuIndex, Vec<(RequestKey, Progress)>),
     Gpu(GpuIndex, gpu::Event),
@@ -37,7 +37,7 @@ pub(super) enum Mail {
     Word(GpuIndex, Incarnation, Word),
 }
 
-/// Whose mailbox a message is in.
+/// The actor that owns a mailbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Actor {
     Function(FunctionIndex),
@@ -130,7 +130,8 @@ impl Node<'_> {
                     self.mail.push_back(Mail::Dispatch(dispatch::Event::Enqueue(request)));
                 }
                 admission::Action::Answer { key } => {
-                    let (gpu, attempts) = (gpu.unwrap(), self.requests[&key].attempt);
+                    let gpu = gpu.unwrap();
+                    let attempts = self.requests[&key].attempt;
                     self.endings.insert(request_of(key), Ending::Answered { gpu, attempts });
                 }
                 admission::Action::Fail { key, reason, may_have_executed } => {
@@ -161,8 +162,8 @@ impl Node<'_> {
                 dispatch::Action::Standing { gpu, model, standing } => {
                     self.mail.push_back(Mail::Gpu(gpu, gpu::Event::Standing { model, standing }));
                 }
-                dispatch::Action::Keep { .. } => unreachable!("nothing is kept"),
-                dispatch::Action::Prewarm { .. } => unreachable!("nobody says what is next"),
+                dispatch::Action::Keep { .. } => unreachable!("no function keeps warm copies"),
+                dispatch::Action::Prewarm { .. } => unreachable!("no request carries hints"),
                 dispatch::Action::Pin { gpu, model } => {
                     self.mail.push_back(Mail::Gpu(gpu, gpu::Event::Pin { model }));
                 }
@@ -220,7 +221,7 @@ impl Node<'_> {
         }
     }
 
-    /// By when a request wants what is copied for it.
+    /// Returns the deadline of the copies for a request.
     fn objective(&self, reader: RequestKey) -> Option<Objective> {
         let request = self.requests.get(&reader).filter(|_| self.dispatch.holds(reader))?;
         let infer = self.dispatch.predicted_run(ModelId(request.function as u32), 1).unwrap_or_default();
@@ -290,7 +291,7 @@ impl Node<'_> {
         }
     }
 
-    /// What a GPU's command is to the modelled executor.
+    /// Translates a GPU's command for the modelled executor.
     fn order(&self, command: gpu::Action) -> Order {
         let program = |model: ModelId| u64::from(model.0);
         match command {
@@ -305,10 +306,13 @@ impl Node<'_> {
             gpu::Action::Unmap { model, generation } => {
                 Order::Unmap { program: program(model), generation: generation.0 }
             }
-            gpu::Action::Run { run, model, generation, .. } => {
-                let (run, generation, members, keeps) = (run.0, generation.0, 1, false);
-                Order::Run { run, program: program(model), generation, members, keeps }
-            }
+            gpu::Action::Run { run, model, generation, .. } => Order::Run {
+                run: run.0,
+                program: program(model),
+                generation: generation.0,
+                members: 1,
+                keeps: false,
+            },
             gpu::Action::CancelRun { run } => Order::Cancel { run: run.0 },
             other => unreachable!("{other:?} is not for the executor"),
         }
@@ -372,7 +376,7 @@ impl Node<'_> {
             transfer: grant.transfer.0,
             batch: grant.batch.0,
             of: Of::Program { program: model.0.into(), generation: generation.0 },
-            // Copies here do not share links.
+            // Copies in this model do not share links.
             from: None,
             via: None,
             fill: Duration::ZERO,
@@ -393,7 +397,8 @@ impl Node<'_> {
                 Mail::Gpu(index, gpu::Event::ProgramLoaded { model: ModelId(program as u32) })
             }
             Word::CopyDone { transfer, batch, started, finished, .. } => {
-                let (transfer, batch) = (TransferId(transfer), BatchId(batch));
+                let transfer = TransferId(transfer);
+                let batch = BatchId(batch);
                 let Some(link) = place.out.remove(&(transfer, batch)) else { return };
                 Mail::Link(link, link::Event::Done { transfer, batch, started, finished })
             }
@@ -402,7 +407,8 @@ impl Node<'_> {
                     CopyRefusal::NotBegun => BatchFailure::NotBegun,
                     CopyRefusal::NotMapped | CopyRefusal::Device => BatchFailure::Faulty,
                 };
-                let (transfer, batch) = (TransferId(transfer), BatchId(batch));
+                let transfer = TransferId(transfer);
+                let batch = BatchId(batch);
                 let Some(link) = place.out.remove(&(transfer, batch)) else { return };
                 Mail::Link(link, link::Event::Failed { transfer, batch, why })
             }
@@ -414,7 +420,7 @@ impl Node<'_> {
             Word::RunCancelled { run } => Mail::Gpu(index, gpu::Event::RunCancelled { run: RunId(run) }),
             Word::Placed { .. } | Word::CopiedOut { .. } => panic!("no objects here"),
         };
-        // What the Executor actor does with its own core it does at once.
+        // The Executor actor handles events of its own core at once.
         match mail {
             Mail::Life(..) => self.handle(mail),
             other => self.mail.push_back(other),
@@ -426,7 +432,7 @@ fn failed(gpu: GpuIndex, run: u64, why: RunFailure) -> Mail {
     Mail::Gpu(gpu, gpu::Event::RunFailed { run: RunId(run), why })
 }
 
-/// Nothing else moves here.
+/// Returns the weights of a cargo; the scenario transfers nothing else.
 fn weights(cargo: Cargo) -> Weights {
     let Cargo::Weights(weights) = cargo else { panic!("{cargo:?}") };
     weights
