@@ -1,9 +1,9 @@
-//! What a program's calls to its worker cost (D10: under 50 us at the median): a store and a fetch of a
-//! small tensor, over the socket and through the worker's objects, beside a round trip of a plain Unix
-//! socket between two processes in the same run, in turns; and a whole request. Prints, and asserts
+//! Measures a program's calls to its worker (D10: under 50 us at the median). A store and a fetch
+//! of a small tensor cross the socket and the worker's objects. They alternate with a round trip
+//! over a plain Unix socket between two processes, in the same run. The bench prints and asserts
 //! nothing: `cargo bench -p millrace-worker --bench functions`.
 //!
-//! The executor, the program and the plain socket's other end are this program started again.
+//! The executor, the program and the other end of the plain socket are this program started again.
 
 #![allow(clippy::unwrap_used, reason = "a measurement that meets the unexpected ends")]
 #![allow(dead_code, reason = "the tests use more of what they share")]
@@ -31,10 +31,10 @@ mod support;
 use controller::Controller;
 use support::{all_up, client, config, launcher, request, script};
 
-/// Of each, in each of the rounds.
+/// Number of calls of each kind in each round.
 const CALLS: usize = 2_000;
 const ROUNDS: usize = 5;
-/// A small tensor: 64 floats.
+/// Size of a small tensor: 64 floats.
 const SMALL: usize = 256;
 const ECHO_VARIABLE: &str = "MILLRACE_BENCH_ECHO";
 
@@ -47,7 +47,7 @@ fn main() {
         millrace_function::serve(|call| measure(call, &mut last)).unwrap();
     } else if is(support::LAUNCHER_VARIABLE) {
         let code = millrace_worker::programs::launch();
-        panic!("it is no program now: {code:?}");
+        panic!("the launcher did not become a program: {code:?}");
     } else if is(support::EXECUTOR_VARIABLE) {
         support::be_an_executor();
     } else {
@@ -55,7 +55,7 @@ fn main() {
     }
 }
 
-/// The plain socket's other end.
+/// Serves as the other end of the plain socket.
 fn echo() {
     let mut socket = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned().unwrap());
     let mut data = [0; SMALL];
@@ -64,14 +64,17 @@ fn echo() {
     }
 }
 
-/// Inside the program: times each store, and each fetch of what an earlier request stored.
+/// Runs inside the program: times each store, and each fetch of data that an earlier request
+/// stored.
 fn measure(call: &Call, last: &mut Vec<DataId>) -> Result<(), Error> {
     let timed = |work: &mut dyn FnMut() -> Result<(), Error>| {
         let began = monotonic_now();
         work()?;
         Ok::<u64, Error>(u64::try_from(monotonic_now().since(began).as_nanos()).unwrap())
     };
-    let (mut stores, mut fetches, mut ids) = (Vec::new(), Vec::new(), Vec::new());
+    let mut stores = Vec::new();
+    let mut fetches = Vec::new();
+    let mut ids = Vec::new();
     for at in 0..CALLS {
         stores.push(timed(&mut || {
             let id = call.unique_id()?;
@@ -125,12 +128,14 @@ async fn compare() {
         data: bytes::Bytes::from_static(b"x"),
         parts: Vec::new(),
     };
-    let (mut plain, mut stores, mut fetches) = (Vec::new(), Vec::new(), Vec::new());
+    let mut plain = Vec::new();
+    let mut stores = Vec::new();
+    let mut fetches = Vec::new();
     for round in 0..=ROUNDS {
         let once = tokio::task::spawn_blocking(round_trips).await.unwrap();
         let asked = wire::InvokeRequest { inputs: vec![x.clone()], ..request("f", round as u64, &[]) };
         let answer = client.invoke(asked).await.unwrap().into_inner();
-        // The first has nothing to fetch, and finds everything cold.
+        // The first round has nothing to fetch and runs cold, so it is not counted.
         if round > 0 {
             plain.extend(once);
             stores.extend(times(&answer.outputs[0].data));

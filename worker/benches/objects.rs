@@ -1,9 +1,9 @@
-//! What an object costs to hand on: from one run to the next on a GPU, over the host memory of one worker,
-//! and from one worker to another; beside a copy of as much memory, and a plain TCP stream that is fed from
-//! memory and ends in memory, in turns. Prints, and asserts nothing:
-//! `cargo bench -p millrace-worker --bench objects`.
+//! Measures the cost of passing an object on: from one run to the next on a GPU, over one worker's
+//! host memory, and between two workers. A copy of as much memory, and a plain TCP stream from
+//! memory to memory, run in turns with them. The bench prints and asserts nothing: `cargo bench -p
+//! millrace-worker --bench objects`.
 //!
-//! Executors are this program started again, as in the tests whose controller it uses.
+//! Executors are this program started again, as in the tests, which share their controller.
 
 #![allow(clippy::unwrap_used, reason = "a measurement that meets the unexpected ends")]
 #![allow(dead_code, reason = "the tests use more of what they share")]
@@ -33,7 +33,7 @@ mod support;
 use controller::Controller;
 use support::{all_up, config, request, row};
 
-/// Rows of 64 floats: 100 MiB.
+/// Number of rows of 64 floats: 100 MiB.
 const ROWS: u64 = 409_600;
 const BYTES: u64 = ROWS * 64 * 4;
 const ROUNDS: usize = 9;
@@ -46,7 +46,7 @@ fn main() {
     tokio::runtime::Runtime::new().unwrap().block_on(hand_on());
 }
 
-/// A worker whose GPU keeps so much of objects.
+/// Starts a worker with `on_gpu` bytes for objects on its GPU.
 async fn serving(dir: &std::path::Path, name: &str, on_gpu: Bytes) -> (Worker, Controller) {
     let controller = Controller::start("test-cluster", 1).await;
     let mut config = config(&dir.join(name), &[controller.addr], 1);
@@ -63,8 +63,7 @@ async fn serving(dir: &std::path::Path, name: &str, on_gpu: Bytes) -> (Worker, C
 }
 
 fn tensor(data: bytes::Bytes, parts: Vec<wire::TensorPart>) -> wire::InferTensor {
-    let (name, datatype) = ("x".into(), "FP32".into());
-    wire::InferTensor { name, datatype, shape: vec![ROWS as i64, 64], data, parts }
+    wire::InferTensor { name: "x".into(), datatype: "FP32".into(), shape: vec![ROWS as i64, 64], data, parts }
 }
 
 async fn ask(worker: &Worker, input: wire::InferTensor, keep: bool) -> wire::InvokeResponse {
@@ -74,13 +73,13 @@ async fn ask(worker: &Worker, input: wire::InferTensor, keep: bool) -> wire::Inv
     client(worker).invoke(request).await.unwrap().into_inner()
 }
 
-/// The worker's service, called without a socket, for messages of any size.
+/// Returns a client of the worker's service without a socket, for messages of any size.
 fn client(worker: &Worker) -> WorkerClient<WorkerServer<WorkerService>> {
     let server = WorkerServer::new(worker.service()).max_decoding_message_size(usize::MAX);
     WorkerClient::new(server.max_encoding_message_size(usize::MAX)).max_decoding_message_size(usize::MAX)
 }
 
-/// The only object of an answer, for others.
+/// Returns the only object of an answer, with the address that other workers need.
 fn held(response: &wire::InvokeResponse, home: &Worker) -> wire::HeldPart {
     let Some(Part::Held(mut held)) = response.outputs[0].parts[0].part.clone() else { panic!("not kept") };
     let object = held.object.as_mut().unwrap();
@@ -88,14 +87,14 @@ fn held(response: &wire::InvokeResponse, home: &Worker) -> wire::HeldPart {
     held
 }
 
-/// A worker, an object of its, and what it cost to hand on.
+/// A worker with an object, and the costs of passing objects on.
 struct Place {
     worker: Worker,
     _controller: Controller,
     input: wire::HeldPart,
-    /// To find or fetch it.
+    /// Times to find or fetch the object.
     fetches: Vec<Duration>,
-    /// All of a request but waiting and computing: its input found, its output kept.
+    /// Times of requests without waiting and computing: to find the input and store the output.
     passes: Vec<Duration>,
 }
 
@@ -107,7 +106,7 @@ impl Place {
         Self { worker, _controller: controller, input, fetches: Vec::new(), passes: Vec::new() }
     }
 
-    /// Has it take an object and keep what comes out, which is as large.
+    /// Runs a request that reads an object and stores its output, which has the same size.
     async fn take(&mut self, input: wire::HeldPart) {
         let parts = vec![wire::TensorPart { part: Some(Part::Held(input)) }];
         let answer = ask(&self.worker, tensor(bytes::Bytes::new(), parts), true).await;
@@ -125,9 +124,11 @@ async fn hand_on() {
     let mut gpu = Place::new(dir.path(), "w1", Bytes::mib(512), &data).await;
     let mut host = Place::new(dir.path(), "w2", Bytes::ZERO, &data).await;
     let mut other = Place::new(dir.path(), "w3", Bytes::mib(512), &data).await;
-    let (mut plain, mut copies) = (Vec::new(), Vec::new());
+    let mut plain = Vec::new();
+    let mut copies = Vec::new();
     for _ in 0..ROUNDS {
-        let (of_gpu, of_host) = (gpu.input.clone(), host.input.clone());
+        let of_gpu = gpu.input.clone();
+        let of_host = host.input.clone();
         gpu.take(of_gpu.clone()).await;
         host.take(of_host.clone()).await;
         other.take(of_host).await;
@@ -164,7 +165,7 @@ async fn hand_on() {
     }
 }
 
-/// The bytes copied once, into memory that is there already.
+/// Measures one copy of the bytes into memory that is already mapped.
 fn copied(data: &[u8]) -> Duration {
     let mut to = vec![1u8; data.len()];
     let began = monotonic_now();
@@ -182,11 +183,12 @@ fn rate(times: &mut [Duration]) -> String {
     let mut sorted = times.to_vec();
     let of = |time: Duration| BYTES as f64 / time.as_secs_f64() / 1e9;
     sorted.sort_unstable();
-    let (least, most) = (of(sorted[sorted.len() - 1]), of(sorted[0]));
+    let least = of(sorted[sorted.len() - 1]);
+    let most = of(sorted[0]);
     format!("{:.2} GB/s ({least:.2} to {most:.2})", of(sorted[sorted.len() / 2]))
 }
 
-/// The bytes through a socket, from memory into memory that an executor could map.
+/// Measures the bytes' way through a socket, from memory into memory that an executor could map.
 fn over_tcp(data: &[u8]) -> Duration {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();

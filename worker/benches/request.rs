@@ -1,8 +1,10 @@
-//! What the actors add to a request: ingress, Function, Node, Gpu and Executor actors, and back. The
-//! executor is a port that answers at once, so nothing but the worker's own time is measured.
+//! Measures the time that the actors add to a request: ingress, Function, Node, Gpu and Executor
+//! actors, and back. The executor is a port that answers at once, so only the worker's own time is
+//! measured.
 //!
-//! One bench asks from the actor thread itself, which leaves the messages between actors; one from
-//! another thread, which adds the two thread wake-ups that a gRPC request pays.
+//! One bench sends requests from the actor thread itself, which measures the messages between
+//! actors. The other sends them from another thread, which adds the two thread wake-ups of a gRPC
+//! request.
 
 use std::sync::{Arc, mpsc};
 use std::thread;
@@ -26,6 +28,7 @@ use millrace_worker::port::{Descriptor, ExecutorPort, PortEvent, PortEventKind, 
 use millrace_worker::request::{Invocation, OnGpus};
 use tokio::sync::oneshot;
 
+/// Spawns ports that answer every command at once.
 struct Instant;
 
 struct InstantPort {
@@ -131,7 +134,7 @@ async fn install(node: &NodeHandle) {
     node.install(config, Arc::new(model)).await.expect("it fits");
 }
 
-/// A request like the MLP's: one row of 64 numbers.
+/// Returns a request like the MLP's: one row of 64 numbers.
 fn invocation() -> Invocation {
     let input = Tensor {
         name: "input".to_owned(),

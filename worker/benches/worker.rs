@@ -1,8 +1,8 @@
-//! What the worker adds to a model's own run, how soon a kill is reported, and how long an index of
-//! real size takes to reach the leader. Prints, and asserts nothing:
+//! Measures the time that the worker adds to a model's own run, the delay until a kill is reported,
+//! and the time until the leader has an index of real size. The bench prints and asserts nothing:
 //! `cargo bench -p millrace-worker --bench worker`.
 //!
-//! Executors are this program started again, as in the tests whose controller it uses.
+//! Executors are this program started again, as in the tests, which share their controller.
 
 #![allow(clippy::unwrap_used, reason = "a measurement that meets the unexpected ends")]
 #![allow(dead_code, reason = "the tests use more of what they share")]
@@ -84,7 +84,10 @@ fn invocation(id: usize) -> Invocation {
 async fn what_the_worker_adds() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, _controller) = serving_mlp(dir.path(), 1, &["mlp"]).await;
-    let (mut asked, mut run, mut total, mut queue) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let mut asked = Vec::new();
+    let mut run = Vec::new();
+    let mut total = Vec::new();
+    let mut queue = Vec::new();
     for id in 0..WARM_UP + ROUNDS {
         let began = monotonic_now();
         let completion = worker.node().invoke(invocation(id)).await.unwrap();
@@ -124,8 +127,9 @@ async fn a_kill_until_it_is_reported() {
     percentiles("SIGKILL until PortEvent::Exited", times);
 }
 
-/// From the moment a leader that has nothing is there, with every entry long on the worker, until
-/// it has the last. Its commits cost nothing here: what is measured is the worker and the wire.
+/// Measures the time from the appearance of a leader without any entry, while the worker has
+/// reported all of them before, until the leader has the last entry. The leader's commits cost
+/// nothing here: only the worker and the wire are measured.
 async fn an_index_until_it_is_committed() {
     let mut times = Vec::new();
     for _ in 0..INDEX_ROUNDS {
@@ -137,7 +141,7 @@ async fn an_index_until_it_is_committed() {
         controller.committed("the index", whole).await;
         controller.ledger().send_modify(ledger::Ledger::lose);
         let began = monotonic_now();
-        // A new registration is told everything at once.
+        // A new registration causes a full checkpoint at once.
         controller.register_again(2);
         controller.committed("the index again", whole).await;
         times.push(monotonic_now().since(began));

@@ -1,4 +1,4 @@
-//! Models on their way from a controller into host memory.
+//! Tests of artifacts, from a controller into host memory.
 
 use millrace_proto::worker::FunctionPhase;
 use millrace_types::Digest;
@@ -13,7 +13,7 @@ fn files(dir: &tempfile::TempDir) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_artifact_with_other_bytes_fails_leaves_nothing_and_recovers() {
+async fn an_artifact_with_wrong_bytes_fails_leaves_no_file_and_recovers() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, controller) = worker(dir.path(), 1).await;
     let model = millrace_model::synth::mlp();
@@ -22,7 +22,7 @@ async fn an_artifact_with_other_bytes_fails_leaves_nothing_and_recovers() {
     controller.desire(&[("mlp", digest)]);
     let message = controller.phase("mlp", FunctionPhase::Failed).await;
     assert!(message.contains(&digest.to_string()), "{message}");
-    // The next try may be under way.
+    // The next attempt may be in progress, so a temporary file may exist.
     assert!(files(&dir).iter().all(|name| name.contains(".tmp-")), "{:?}", files(&dir));
     controller.publish_as(digest, &model);
     controller.ready("mlp").await;
@@ -30,7 +30,7 @@ async fn an_artifact_with_other_bytes_fails_leaves_nothing_and_recovers() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_file_that_is_no_model_fails_with_what_to_do() {
+async fn a_file_that_is_not_a_model_fails_with_a_next_step() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, controller) = worker(dir.path(), 1).await;
     let digest = controller.publish(b"not a model at all");
@@ -49,7 +49,7 @@ async fn a_restart_from_the_same_data_directory_needs_no_fetch() {
         let errors = worker.node().snapshot().await.dispatch.errors;
         errors.iter().map(|error| error.predictions).sum::<u64>()
     };
-    assert_eq!(predicted(&worker).await, 0, "nothing was known of it");
+    assert_eq!(predicted(&worker).await, 0, "the model had no profile");
     worker.shutdown().await;
     let fresh = Controller::start("test-cluster", 2).await;
     let worker = start(config(dir.path(), &[fresh.addr], 1)).await.unwrap();
@@ -57,12 +57,12 @@ async fn a_restart_from_the_same_data_directory_needs_no_fetch() {
     fresh.ready("mlp").await;
     assert_eq!(values(&invoke(&mut client(&worker), "mlp", 2, &row(1)).await.unwrap()), before);
     assert_eq!((controller.fetches(), fresh.fetches()), (1, 0));
-    assert_eq!(predicted(&worker).await, 1, "what it takes is known from before");
+    assert_eq!(predicted(&worker).await, 1, "the profile survived the restart");
     worker.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_no_function_wants_any_more_is_gone_from_memory_and_disk() {
+async fn a_model_without_functions_is_removed_from_memory_and_disk() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, controller) = serving_mlp(dir.path(), 1, &["mlp"]).await;
     invoke(&mut client(&worker), "mlp", 1, &row(1)).await.unwrap();
@@ -81,11 +81,12 @@ async fn what_no_function_wants_any_more_is_gone_from_memory_and_disk() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_artifact_comes_from_whichever_controller_has_it() {
+async fn an_artifact_is_fetched_from_the_controller_that_has_it() {
     let dir = tempfile::tempdir().unwrap();
     let leader = Controller::start("test-cluster", 1).await;
     let holder = Controller::start("test-cluster", 1).await;
-    // Bound and not listening: it refuses, and is nobody else's meanwhile.
+    // The address is bound without a listener: connections are refused, and no other process can
+    // take the port.
     let held = tokio::net::TcpSocket::new_v4().unwrap();
     held.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let gone = held.local_addr().unwrap();
@@ -98,13 +99,13 @@ async fn an_artifact_comes_from_whichever_controller_has_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_artifact_that_breaks_off_is_gone_on_with_elsewhere() {
+async fn a_fetch_that_breaks_off_continues_at_another_controller() {
     let dir = tempfile::tempdir().unwrap();
     let first = Controller::start("test-cluster", 1).await;
     let second = Controller::start("test-cluster", 1).await;
     let worker = start(config(dir.path(), &[first.addr, second.addr], 1)).await.unwrap();
     let model = millrace_model::synth::mlp();
-    // One has the beginning and one the rest: neither of them is enough.
+    // One controller serves only the beginning and the other only the rest: both are needed.
     first.break_off_after(1000);
     let digest = first.publish(&model);
     let mut rest = model.clone();
@@ -117,7 +118,7 @@ async fn an_artifact_that_breaks_off_is_gone_on_with_elsewhere() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_nobody_has_says_what_each_of_them_said() {
+async fn a_missing_artifact_is_reported_with_the_answer_of_each_controller() {
     let dir = tempfile::tempdir().unwrap();
     let first = Controller::start("test-cluster", 1).await;
     let second = Controller::start("test-cluster", 1).await;

@@ -1,4 +1,5 @@
-//! Outputs of requests that ran as one: each one's rows stay on the GPU by themselves.
+//! Tests of the outputs of batched runs: the rows of each request stay on the GPU as an object of
+//! their own.
 
 use std::time::Duration;
 
@@ -12,14 +13,15 @@ use crate::objects::{ask, close, methods, object};
 use crate::support::{Client, client, request, within, worker};
 
 const LONG: Duration = Duration::from_secs(60);
-/// What an encoder layer makes of one row is less than an object, and of two is more.
+/// Tokens of a text. An encoder layer's output is smaller than an object for one text, and larger
+/// for two.
 const TOKENS: usize = 24;
 const WIDTH: usize = 384;
 const ROW_BYTES: u64 = (TOKENS * WIDTH * 4) as u64;
-/// Of those that run as one.
+/// Rows of the two requests that run as a batch.
 const ROWS: [u64; 2] = [2, 1];
 
-/// Rows that are unlike those from elsewhere.
+/// Returns rows that differ from those of another `first`.
 fn rows(first: u64, rows: u64, data: Option<Buffer>, parts: Vec<wire::TensorPart>) -> wire::InferTensor {
     let number = |at: u64| ((first * 131 + at * 7) % 199) as f32 / 199.0 - 0.5;
     let made = || (0..rows * ROW_BYTES / 4).map(number).flat_map(f32::to_le_bytes).collect::<Vec<u8>>();
@@ -34,15 +36,16 @@ fn asking(function: &str, id: u64, input: wire::InferTensor, keep: bool) -> wire
     wire::InvokeRequest { inputs: vec![input], hold, ..request(function, id, &[]) }
 }
 
-/// The answers to two requests that ran as one, the first of which keeps what comes out, and the second
-/// too or not.
+/// Runs two requests as a batch and returns their answers. The first request stores its output, and
+/// the second too if `both`.
 async fn pair(worker: &Worker, ids: &mut impl Iterator<Item = u64>, both: bool) -> Vec<wire::InvokeResponse> {
     loop {
         let before = worker.node().snapshot().await.batches;
-        // The first is as large as a batch may be, and goes by itself: while it is at work, the others are
-        // held back until they are as many rows together.
+        // The first request has as many rows as a batch may have, so it runs alone. While it runs,
+        // the other two are held back until they fill a batch together.
         let asked = [(9, 3, false), (1, ROWS[0], true), (2, ROWS[1], both)].map(|(first, count, keep)| {
-            let (mut client, id) = (client(worker), ids.next().unwrap());
+            let mut client = client(worker);
+            let id = ids.next().unwrap();
             let asked = asking("batched", id, rows(first, count, None, Vec::new()), keep);
             async move { ask(&mut client, asked).await }
         });
@@ -63,7 +66,7 @@ async fn release(client: &mut Client, object: &wire::Object) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_ones_rows_of_a_batch_are_read_where_they_lie_by_the_next_step() {
+async fn the_next_step_reads_the_rows_of_one_request_of_a_batch_in_place() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, controller) = worker(dir.path(), 1).await;
     let block = controller.publish(&millrace_model::synth::transformer_block());
@@ -89,7 +92,7 @@ async fn each_ones_rows_of_a_batch_are_read_where_they_lie_by_the_next_step() {
     for both in [true, false] {
         let answers = within("a pair that ran as one", pair(&worker, &mut ids, both)).await;
         let [large, little] = &answers[..] else { panic!("{answers:?}") };
-        // Little is answered, whoever asked for it to be kept.
+        // A small output is answered even if the request wants it stored.
         assert!(close(&little.outputs[0].data, &alone[1].0));
         let kept = object(large, &worker);
         assert_eq!(kept.bytes, ROWS[0] * ROW_BYTES);
@@ -98,7 +101,7 @@ async fn each_ones_rows_of_a_batch_are_read_where_they_lie_by_the_next_step() {
         let input = rows(1, ROWS[0], None, whole);
         let next = ask(&mut own, asking("block", ids.next().unwrap(), input, false)).await;
         assert!(close(&next.outputs[0].data, &alone[0].1));
-        // With one that is to be answered in any case all are cut on the host.
+        // If any output of the batch is to be answered in any case, all are cut on the host.
         let method = if both { FetchMethod::IntraGpu } else { FetchMethod::Host };
         assert_eq!(methods(&next), [(method, ROWS[0] * ROW_BYTES)]);
         release(&mut own, &kept).await;

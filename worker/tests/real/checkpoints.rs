@@ -1,4 +1,4 @@
-//! What the controllers come to know of a worker, and how.
+//! Tests of checkpoints: the soft state of a worker that reaches its controllers.
 
 use millrace_proto::worker as wire;
 use millrace_types::{
@@ -24,7 +24,7 @@ fn requests(ledger: &Ledger) -> u64 {
     ledger.kept.usage.get(&mlp()).map_or(0, |usage| usage.requests)
 }
 
-/// The numbers of an epoch's batches are 1, 2, 3, …, and the first tells everything.
+/// Asserts that the batches of an epoch are numbered 1, 2, 3, …, and that the first is a full one.
 fn in_order(ledger: &Ledger, epoch: u64) {
     let applied: Vec<_> = ledger.applied.iter().filter(|(of, ..)| *of == epoch).collect();
     assert!(!applied.is_empty(), "{ledger:?}");
@@ -44,7 +44,8 @@ async fn models_scores_and_usage_reach_the_leader_in_order() {
         let function = &mut state.functions[0];
         function.slo_deadline = Some(prost_types::Duration { seconds: 60, nanos: 0 });
         function.slo_percentile = 0.9;
-        (function.slo_base_m, function.slo_base_n) = (5, 7);
+        function.slo_base_m = 5;
+        function.slo_base_n = 7;
     });
     controller.ready("mlp").await;
     for id in 0..3 {
@@ -57,21 +58,24 @@ async fn models_scores_and_usage_reach_the_leader_in_order() {
     in_order(&ledger, 1);
     assert_eq!(ledger.kept.slo[&mlp()], SloCounts { m: 3, n: 3 });
     let gpu_ns = ledger.kept.usage[&mlp()].gpu_ns;
-    assert!(gpu_ns > 0 && gpu_ns % 1_000_000 == 0, "charged by the started millisecond: {gpu_ns}");
+    assert!(
+        gpu_ns > 0 && gpu_ns % 1_000_000 == 0,
+        "each run is charged in whole milliseconds, rounded up: {gpu_ns}"
+    );
     let mut scores = worker.control().scores();
     let effective = SloCounts { m: 8, n: 10 };
-    within("the base on top", scores.wait_for(|scores| scores.get(&mlp()) == Some(&effective)))
+    within("the base added to the counts", scores.wait_for(|scores| scores.get(&mlp()) == Some(&effective)))
         .await
         .unwrap();
     controller.desire(&[]);
     let gone = |ledger: &Ledger| ledger.kept.models.is_empty();
     let ledger = controller.committed("the models gone", gone).await;
-    assert_eq!(requests(&ledger), 3, "what it did stays");
+    assert_eq!(requests(&ledger), 3, "the usage stays");
     worker.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_function_that_was_deleted_and_made_again_begins_its_scores_anew() {
+async fn a_function_that_is_deleted_and_created_again_starts_with_new_scores() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, controller) = worker(dir.path(), 1).await;
     controller.lead(1);
@@ -103,7 +107,7 @@ async fn a_function_that_was_deleted_and_made_again_begins_its_scores_anew() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_group_that_lost_its_state_is_told_everything() {
+async fn a_controller_group_that_lost_its_state_gets_a_full_checkpoint() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, controller) = serving_mlp(dir.path(), 1, &["mlp"]).await;
     controller.lead(1);
@@ -119,7 +123,7 @@ async fn a_group_that_lost_its_state_is_told_everything() {
     worker.shutdown().await;
 }
 
-/// A worker with two controllers of one group, of which the first leads in term 1.
+/// Starts a worker with two controllers of one group, the first of which leads in term 1.
 async fn with_two(dir: &std::path::Path) -> (Worker, Controller, Controller) {
     let ledger = watch::Sender::new(Ledger::default());
     let first = Controller::start_in("test-cluster", 1, ledger.clone()).await;
@@ -131,14 +135,14 @@ async fn with_two(dir: &std::path::Path) -> (Worker, Controller, Controller) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_one_leader_did_not_answer_is_sent_to_the_next() {
+async fn a_checkpoint_without_an_acknowledgement_is_sent_to_the_next_leader() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, first, second) = with_two(dir.path()).await;
     first.commit(false);
     index_data(&worker, 10).await;
     first.offered_another().await;
-    assert_eq!(second.offered(), 0, "only the leader is told");
-    // Still says that it leads: the higher term is right.
+    assert_eq!(second.offered(), 0, "only the leader gets checkpoints");
+    // The first controller still claims to lead: the higher term wins.
     second.lead(2);
     let ledger = second.committed("the index", |ledger| ledger.kept.entries.len() == 10).await;
     in_order(&ledger, 1);
@@ -147,14 +151,14 @@ async fn what_one_leader_did_not_answer_is_sent_to_the_next() {
     let digest = first.publish(&millrace_model::synth::mlp());
     first.desire(&[("mlp", digest)]);
     second.committed("the model", |ledger| ledger.kept.models.contains_key(&copies()[0])).await;
-    // What was on its way there already may still have come again.
+    // A batch that was in transit to the first controller may have been sent again.
     let last = second.ledger().borrow().seq;
-    assert!(first.last_offered() < last, "what came after went to the new leader alone");
+    assert!(first.last_offered() < last, "later batches went to the new leader alone");
     worker.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_newest_registration_holds_on_every_stream_and_begins_the_counts_anew() {
+async fn the_newest_registration_holds_on_every_stream_and_restarts_the_counts() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, first, second) = with_two(dir.path()).await;
     let digest = first.publish(&millrace_model::synth::mlp());
@@ -162,7 +166,7 @@ async fn the_newest_registration_holds_on_every_stream_and_begins_the_counts_ane
     second.ready("mlp").await;
     invoke(&mut client(&worker), "mlp", 1, &row(1)).await.unwrap();
     first.committed("the first request", |ledger| requests(ledger) == 1).await;
-    // One that does not lead has taken the worker in again.
+    // A controller that does not lead registers the worker again.
     second.register_again(4);
     for controller in [&first, &second] {
         controller.telemetry("the new epoch", |telemetry| telemetry.epoch == 4).await;
@@ -170,8 +174,8 @@ async fn the_newest_registration_holds_on_every_stream_and_begins_the_counts_ane
     let again = |ledger: &Ledger| ledger.epoch == 4 && ledger.kept.models.contains_key(&copies()[0]);
     let ledger = first.committed("everything under the new epoch", again).await;
     in_order(&ledger, 4);
-    assert_eq!(requests(&ledger), 0, "told under the epoch before");
-    // The other one is behind.
+    assert_eq!(requests(&ledger), 0, "the request was reported under the epoch before");
+    // The other controller lags behind.
     first.register_again(3);
     invoke(&mut client(&worker), "mlp", 2, &row(1)).await.unwrap();
     let ledger = first.committed("the second request", |ledger| requests(ledger) == 1).await;
@@ -180,7 +184,7 @@ async fn the_newest_registration_holds_on_every_stream_and_begins_the_counts_ane
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_that_goes_in_order_tells_the_last_and_says_goodbye_everywhere() {
+async fn a_worker_that_drains_sends_its_last_checkpoint_and_every_goodbye() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, first, second) = with_two(dir.path()).await;
     let digest = first.publish(&millrace_model::synth::mlp());
@@ -191,17 +195,18 @@ async fn a_worker_that_goes_in_order_tells_the_last_and_says_goodbye_everywhere(
         invoke(&mut client(&worker), "mlp", id, &row(1)).await.unwrap();
     }
     worker.drain(std::time::Duration::from_secs(10)).await;
-    // It waited for that, but not for ever: on a machine that stands still it comes a little later.
+    // The drain waited for the goodbyes, but only briefly: on a stalled machine they arrive a
+    // little later.
     first.said_goodbye().await;
     second.said_goodbye().await;
     assert_eq!((first.goodbyes(), second.goodbyes()), (1, 1));
-    assert_eq!(requests(&first.ledger().borrow()), 5, "nothing is forgiven");
+    assert_eq!(requests(&first.ledger().borrow()), 5, "all usage was reported");
     worker.shutdown().await;
     assert_eq!((first.goodbyes(), second.goodbyes()), (1, 1));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_hundred_thousand_index_entries_reach_the_leader_and_go_again() {
+async fn the_leader_learns_of_a_hundred_thousand_stored_and_dropped_objects() {
     const ENTRIES: usize = 100_000;
     let dir = tempfile::tempdir().unwrap();
     let (worker, controller) = worker(dir.path(), 1).await;
@@ -217,7 +222,7 @@ async fn a_hundred_thousand_index_entries_reach_the_leader_and_go_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_group_rebuilt_from_nothing_hears_which_epochs_were_given_before() {
+async fn a_rebuilt_controller_group_learns_the_highest_epoch_of_the_worker() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, controller) = worker(dir.path(), 1).await;
     assert_eq!(controller.hello().await.seen_epoch, 0);
@@ -232,7 +237,7 @@ async fn a_group_rebuilt_from_nothing_hears_which_epochs_were_given_before() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn telemetry_shows_what_the_operator_wants_and_draining_changes_nothing_else() {
+async fn telemetry_shows_the_scheduling_setting_and_a_draining_worker_serves_on() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, controller) = serving_mlp(dir.path(), 1, &["mlp"]).await;
     let digest = Digest::of(&millrace_model::synth::mlp());

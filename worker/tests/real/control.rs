@@ -1,4 +1,4 @@
-//! The worker and its controllers.
+//! Tests of the worker's streams to its controllers.
 
 use millrace_proto::worker as wire;
 use millrace_proto::{BUILD, PROTOCOL_VERSION};
@@ -10,7 +10,7 @@ use crate::controller::Controller;
 use crate::support::{all_up, client, config, invoke, kill_9, row, serving_mlp, within, worker};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn greets_with_what_it_is_and_then_with_its_cluster() {
+async fn the_greeting_describes_the_worker_and_after_a_restart_its_cluster() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, controller) = worker(dir.path(), 2).await;
     let hello = controller.hello().await;
@@ -42,7 +42,7 @@ async fn greets_with_what_it_is_and_then_with_its_cluster() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_controller_of_another_cluster_is_fatal_and_says_what_to_do() {
+async fn a_controller_of_another_cluster_ends_the_worker_with_a_next_step() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, _mine) = worker(dir.path(), 1).await;
     worker.shutdown().await;
@@ -55,18 +55,18 @@ async fn a_controller_of_another_cluster_is_fatal_and_says_what_to_do() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn serves_on_without_a_controller_and_obeys_the_next() {
+async fn a_worker_without_its_first_controller_serves_on_and_obeys_the_next() {
     let dir = tempfile::tempdir().unwrap();
     let second = Controller::start("test-cluster", 2).await;
     let first = Controller::start("test-cluster", 1).await;
     let worker = start(config(dir.path(), &[first.addr, second.addr], 1)).await.unwrap();
     let digest = first.publish(&millrace_model::synth::mlp());
     first.desire(&[("mlp", digest)]);
-    // Both controllers hear of it.
+    // The statuses reach both controllers.
     second.ready("mlp").await;
     drop(first);
     invoke(&mut client(&worker), "mlp", 1, &row(1)).await.unwrap();
-    // Index 1 of term 1 was obeyed already: the second one's first word is old news.
+    // Index 1 of term 1 was obeyed already, so the second controller's first state is ignored.
     second.desire(&[]);
     second.desire(&[("mlp", digest), ("again", digest)]);
     second.ready("again").await;
@@ -91,8 +91,8 @@ async fn telemetry_carries_the_epoch_and_counts_up() {
 async fn telemetry_shows_a_dead_executor_before_it_is_back() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, controller) = worker(dir.path(), 1).await;
-    // The first restart is at once and may fall between two telemetries. Later ones wait longer
-    // than the gap between them.
+    // The first restart happens at once and may fall between two telemetry messages. Later restarts
+    // wait longer than the gap between messages.
     loop {
         let gpu = all_up(&controller).await.gpus.remove(0);
         kill_9(gpu.executor_pid);
@@ -120,7 +120,7 @@ async fn a_second_worker_on_the_same_data_directory_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_unknown_artifact_is_reported_and_asked_for_again() {
+async fn an_unknown_artifact_is_reported_and_requested_again() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, controller) = worker(dir.path(), 1).await;
     let model = millrace_model::synth::mlp();

@@ -1,4 +1,5 @@
-//! A controller as workers see it: says what to serve, gives out artifacts, keeps what it is told.
+//! A controller for tests, as workers see it: it sends the desired state, serves artifacts and
+//! records the worker's messages.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -27,36 +28,36 @@ use tonic::{Request, Response, Status, Streaming};
 use crate::ledger::Ledger;
 use crate::support::{PATIENCE, within};
 
-/// A running controller. Dropped, it is gone, connections included.
+/// A running controller. A drop ends the server and its connections.
 pub(crate) struct Controller {
     pub(crate) addr: SocketAddr,
     state: Arc<State>,
-    /// Every stream and the server end with it.
+    /// Sender that keeps the streams and the server alive until it is dropped.
     _alive: watch::Sender<()>,
 }
 
 struct State {
     cluster_id: String,
-    /// As it believes of the worker.
+    /// Epoch under which the controller knows the worker.
     epoch: watch::Sender<u64>,
-    /// In which term, and whether.
+    /// Term of the controller, and whether it leads.
     leads: watch::Sender<(u64, bool)>,
-    /// Whether checkpoints are committed and answered.
+    /// Whether checkpoints are committed and acknowledged.
     commits: watch::Sender<bool>,
     ledger: watch::Sender<Ledger>,
     goodbyes: watch::Sender<usize>,
     artifacts: Mutex<BTreeMap<String, Bytes>>,
-    /// After how many bytes an artifact breaks off.
+    /// Bytes after which the transfer of an artifact breaks off.
     breaks_after: Mutex<Option<usize>>,
     fetches: AtomicUsize,
     desired: watch::Sender<wire::DesiredState>,
     hello: watch::Sender<Option<wire::WorkerHello>>,
     statuses: watch::Sender<Vec<wire::FunctionStatus>>,
     telemetry: watch::Sender<wire::Telemetry>,
-    /// Batches that came, committed or not.
+    /// Number of batches received, committed or not.
     offered: watch::Sender<usize>,
     last_offered: watch::Sender<u64>,
-    /// Those of other workers, which it knows of as a group does.
+    /// States of other workers' controllers, which belong to the same group.
     others: Mutex<Vec<Arc<State>>>,
     alive: watch::Receiver<()>,
 }
@@ -66,13 +67,13 @@ impl Controller {
         Self::start_in(cluster_id, epoch, watch::Sender::default()).await
     }
 
-    /// One of a group that commits to the same ledger.
+    /// Starts a controller of a group that commits to this ledger.
     pub(crate) async fn start_in(cluster_id: &str, epoch: u64, ledger: watch::Sender<Ledger>) -> Self {
         let incoming = TcpIncoming::bind("127.0.0.1:0".parse().unwrap()).unwrap();
         Self::serve(incoming, cluster_id, epoch, ledger)
     }
 
-    /// Where another one was that is going.
+    /// Starts a controller at the address of another one that is ending.
     pub(crate) async fn start_at(addr: SocketAddr, cluster_id: &str, epoch: u64) -> Self {
         let free = async {
             loop {
@@ -109,37 +110,37 @@ impl Controller {
             alive: ends.clone(),
         });
         let service = control_server(Service(state.clone()));
-        // Nothing is ever sent: an error is the end.
+        // Nothing is ever sent: an error means that the sender was dropped.
         let end = async move { while ends.changed().await.is_ok() {} };
         let server = tonic::transport::Server::builder().add_service(service);
         tokio::spawn(async move { server.serve_with_incoming_shutdown(incoming, end).await.unwrap() });
         Self { addr, state, _alive: alive }
     }
 
-    /// Has an artifact to give.
+    /// Adds an artifact to serve.
     pub(crate) fn publish(&self, model: &[u8]) -> Digest {
         let digest = Digest::of(model);
         self.publish_as(digest, model);
         digest
     }
 
-    /// Gives out `bytes` as the artifact `digest`, which they need not be.
+    /// Serves `bytes` as the artifact `digest`, even if they do not match.
     pub(crate) fn publish_as(&self, digest: Digest, bytes: &[u8]) {
         let bytes = Bytes::copy_from_slice(bytes);
         self.state.artifacts.lock().unwrap().insert(digest.to_string(), bytes);
     }
 
-    /// Breaks every artifact off after so many bytes.
+    /// Breaks off every transfer of an artifact after this many bytes.
     pub(crate) fn break_off_after(&self, bytes: usize) {
         *self.state.breaks_after.lock().unwrap() = Some(bytes);
     }
 
-    /// Wants these functions served, as (name, digest) at revision 1.
+    /// Sets the functions to serve, as pairs of name and digest, at revision 1.
     pub(crate) fn desire(&self, functions: &[(&str, Digest)]) {
         self.desire_with(functions, |_| {});
     }
 
-    /// The same, changed.
+    /// Sets the functions to serve, and changes the state before it is sent.
     pub(crate) fn desire_with(
         &self,
         functions: &[(&str, Digest)],
@@ -152,7 +153,7 @@ impl Controller {
             digest: digest.to_string(),
             artifact_bytes: 1 << 26,
             idempotent: true,
-            // Requests of functions that say so run as one.
+            // Functions with such a name have batching on.
             batch_max_size: if name.starts_with("batched") { 8 } else { 0 },
             ..Default::default()
         };
@@ -164,22 +165,22 @@ impl Controller {
         });
     }
 
-    /// Leads from now on, in this term.
+    /// Claims to lead in this term from now on.
     pub(crate) fn lead(&self, term: u64) {
         self.state.leads.send_replace((term, true));
     }
 
-    /// Leads no more.
+    /// Claims no longer to lead, in this term.
     pub(crate) fn follow(&self, term: u64) {
         self.state.leads.send_replace((term, false));
     }
 
-    /// Has the worker registered under another epoch.
+    /// Registers the worker under another epoch.
     pub(crate) fn register_again(&self, epoch: u64) {
         self.state.epoch.send_replace(epoch);
     }
 
-    /// Leaves checkpoints alone, or takes them again.
+    /// Turns the commits of checkpoints on or off.
     pub(crate) fn commit(&self, commits: bool) {
         self.state.commits.send_replace(commits);
     }
@@ -188,50 +189,50 @@ impl Controller {
         &self.state.ledger
     }
 
-    /// Waits until what is committed says so.
+    /// Waits until the ledger satisfies the condition.
     pub(crate) async fn committed(&self, what: &str, says: impl FnMut(&Ledger) -> bool) -> Ledger {
         let mut ledger = self.state.ledger.subscribe();
         within(what, ledger.wait_for(says)).await.unwrap().clone()
     }
 
-    /// Waits for more batches than came before, committed or not.
+    /// Waits for another batch, committed or not.
     pub(crate) async fn offered_another(&self) {
         let mut offered = self.state.offered.subscribe();
         within("another batch", offered.changed()).await.unwrap();
     }
 
-    /// The number of the batch that came last, again or not.
+    /// Returns the number of the last batch received, repeated or not.
     pub(crate) fn last_offered(&self) -> u64 {
         *self.state.last_offered.borrow()
     }
 
-    /// Batches that came.
+    /// Returns the number of batches received.
     pub(crate) fn offered(&self) -> usize {
         *self.state.offered.borrow()
     }
 
-    /// Waits for a goodbye, if none was heard.
+    /// Waits for a goodbye, unless one was received.
     pub(crate) async fn said_goodbye(&self) {
         let mut goodbyes = self.state.goodbyes.subscribe();
         within("a goodbye", goodbyes.wait_for(|&heard| heard > 0)).await.unwrap();
     }
 
-    /// Goodbyes heard.
+    /// Returns the number of goodbyes received.
     pub(crate) fn goodbyes(&self) -> usize {
         *self.state.goodbyes.borrow()
     }
 
-    /// Artifacts asked for so far.
+    /// Returns the number of artifacts requested so far.
     pub(crate) fn fetches(&self) -> usize {
         self.state.fetches.load(Ordering::Relaxed)
     }
 
-    /// Knows of what another one knows: where its worker is, and which data it holds.
+    /// Shares another controller's knowledge: the address of its worker, and the worker's data.
     pub(crate) fn meet(&self, other: &Self) {
         self.state.others.lock().unwrap().push(Arc::clone(&other.state));
     }
 
-    /// Says from now on that its worker is reached there.
+    /// Reports this address as its worker's from now on.
     pub(crate) fn send_to(&self, address: &str) {
         self.state.hello.send_modify(|hello| hello.as_mut().unwrap().address = address.to_owned());
     }
@@ -241,7 +242,7 @@ impl Controller {
         within("a worker's hello", hello.wait_for(Option::is_some)).await.unwrap().clone().unwrap()
     }
 
-    /// Waits until a function is in this phase, and gives its message.
+    /// Waits until a function is in this phase. Returns the status message.
     pub(crate) async fn phase(&self, name: &str, phase: wire::FunctionPhase) -> String {
         let mut statuses = self.state.statuses.subscribe();
         let there = |statuses: &Vec<wire::FunctionStatus>| {
@@ -251,7 +252,7 @@ impl Controller {
         statuses.into_iter().find(|status| status.name == name).unwrap().message
     }
 
-    /// Waits until the statuses are as wanted.
+    /// Waits until the statuses satisfy the condition.
     pub(crate) async fn statuses(
         &self,
         wanted: impl Fn(&[wire::FunctionStatus]) -> bool,
@@ -267,7 +268,7 @@ impl Controller {
         statuses.wait_for(|statuses| wanted(statuses)).await.unwrap().clone()
     }
 
-    /// Waits until the worker has said more than its greeting: it was greeted back.
+    /// Waits until the worker sends more than its greeting, which it does once it was greeted back.
     pub(crate) async fn greeted(&self) {
         self.telemetry("telemetry", |telemetry| telemetry.seq > 0).await;
     }
@@ -276,12 +277,12 @@ impl Controller {
         self.phase(name, wire::FunctionPhase::Ready).await;
     }
 
-    /// What the worker said last.
+    /// Returns the worker's last telemetry.
     pub(crate) fn latest_telemetry(&self) -> wire::Telemetry {
         self.state.telemetry.borrow().clone()
     }
 
-    /// Waits for telemetry that says so.
+    /// Waits for telemetry that satisfies the condition.
     pub(crate) async fn telemetry(
         &self,
         what: &str,
@@ -301,7 +302,7 @@ impl State {
         others.iter().chain([self]).cloned().collect()
     }
 
-    /// Takes in what a worker says, and answers what has an answer.
+    /// Handles a worker's message. Returns the reply, if the message has one.
     fn hear(&self, heard: Heard) -> Option<Said> {
         match heard {
             Heard::Hello(hello) => panic!("greeted twice: {hello:?}"),
@@ -322,11 +323,12 @@ impl State {
         None
     }
 
-    /// Holds the conversation until the worker ends its half. What changes is said, each once.
+    /// Serves the stream until the worker ends its half. Sends each change once.
     async fn converse(&self, mut worker: Streaming<wire::WorkerMessage>, out: mpsc::Sender<Outgoing>) {
         let mut desired = self.desired.subscribe();
         let mut alive = self.alive.clone();
-        let (mut epoch, mut leads) = (self.epoch.subscribe(), self.leads.subscribe());
+        let mut epoch = self.epoch.subscribe();
+        let mut leads = self.leads.subscribe();
         let mut parts = PartSender::default();
         let mut heard_parts = PartAssembler::default();
         let mut statuses = ItemSet::<wire::FunctionStatuses>::default();
@@ -345,7 +347,7 @@ impl State {
                         continue;
                     }
                     Ok(Some(heard)) => self.hear(heard.message.unwrap()).into_iter().collect(),
-                    // Ends with the worker.
+                    // The stream ends with the worker.
                     Ok(None) | Err(_) => return,
                 },
                 _ = alive.changed() => return,
@@ -373,13 +375,13 @@ impl State {
     }
 }
 
-/// The fields that are alike in all parts of a state.
+/// Returns the fields that all parts of a state repeat.
 fn head(state: &wire::DesiredState) -> DesiredHead {
     let scheduling = state.scheduling();
     DesiredHead { term: state.term, index: state.index, scheduling, policy: state.policy.clone() }
 }
 
-/// The items of a state in the order of their keys.
+/// Returns the items of a state in the order of their keys.
 fn items(state: wire::DesiredState) -> Arc<Vec<DesiredItem>> {
     let functions = state.functions.into_iter().map(DesiredItem::Function);
     let mut items: Vec<_> = functions.chain(state.quotas.into_iter().map(DesiredItem::Quota)).collect();

@@ -1,4 +1,4 @@
-//! Data that a program names and another worker has (D02, D04, D09).
+//! Tests of fetches by name of data on another worker (D02, D04, D09).
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,25 +12,26 @@ use crate::metrics::scraped;
 use crate::programs::{ask, asking, desire, large};
 use crate::support::{client, config, launcher, script, within};
 
-/// A worker that serves the script, and the controller that it obeys.
+/// A worker that serves the script, with its controller.
 struct Node {
     worker: Worker,
     controller: Controller,
 }
 
-/// Workers of one cluster: `w1`, `w2`, …
+/// Starts the workers `w1`, `w2`, … of one cluster.
 async fn cluster(dir: &Path, workers: usize) -> Vec<Node> {
     cluster_of(dir, &vec![LookupOrder::default(); workers]).await
 }
 
-/// The same, each with the order in which it asks where data is.
+/// Starts workers of one cluster, each with its own lookup order.
 async fn cluster_of(dir: &Path, orders: &[LookupOrder]) -> Vec<Node> {
     let mut nodes: Vec<Node> = Vec::new();
     for (number, &lookup) in (1..).zip(orders) {
         let name = format!("w{number}");
         let controller = Controller::start("test-cluster", 1).await;
         let base = config(&dir.join(&name), &[controller.addr], 1);
-        let (node, programs) = (NodeName::new(&name).unwrap(), Some(launcher()));
+        let node = NodeName::new(&name).unwrap();
+        let programs = Some(launcher());
         let worker = start(WorkerConfig { node, programs, lookup, ..base }).await.unwrap();
         controller.lead(1);
         for other in &nodes {
@@ -52,7 +53,7 @@ impl Node {
         Ok(answer.outputs.remove(0).data)
     }
 
-    /// Has a program store data, and gives its name as text.
+    /// Stores data through a program, and returns its name as text.
     async fn name(&self, data: &[u8]) -> String {
         String::from_utf8(self.call("name", data).await.unwrap().to_vec()).unwrap()
     }
@@ -61,7 +62,7 @@ impl Node {
         self.call("find", name.as_bytes()).await
     }
 
-    /// How much of what was counted of objects: by method, and by whom was asked.
+    /// Returns the counts of fetches by method and of lookups by destination.
     async fn counted(&self) -> BTreeMap<String, u64> {
         let metrics = within("the metrics", scraped(self.worker.addr())).await;
         let counts = metrics.lines().filter_map(|line| {
@@ -74,13 +75,13 @@ impl Node {
         counts.filter(|(_, count)| *count > 0).collect()
     }
 
-    /// Lets go of data that it made.
+    /// Releases data that this worker stored.
     async fn release(&self, name: &str) {
         let ids = vec![convert::data_id_wire(&data_id(name))];
         client(&self.worker).release_objects(wire::ReleaseObjectsRequest { ids }).await.unwrap();
     }
 
-    /// Waits until the cluster knows that it holds data.
+    /// Waits until the cluster knows that this worker holds the data.
     async fn told_of(&self, name: &str) {
         let id = data_id(name);
         self.controller.committed("the copy in tier 2", |ledger| ledger.kept.entries.contains(&id)).await;
@@ -98,11 +99,11 @@ fn counts<const N: usize>(counts: [(&str, u64); N]) -> BTreeMap<String, u64> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn data_of_another_worker_is_fetched_by_its_name_and_found_here_the_next_time() {
+async fn data_of_another_worker_is_fetched_by_name_and_then_read_from_the_copy() {
     let dir = tempfile::tempdir().unwrap();
     let nodes = cluster(dir.path(), 2).await;
     let [home, other] = &nodes[..] else { unreachable!() };
-    // Small and large.
+    // Small and large data.
     let mut names = Vec::new();
     for data in [b"a".to_vec(), b"abc".to_vec(), large()] {
         let name = home.name(&data).await;
@@ -111,7 +112,8 @@ async fn data_of_another_worker_is_fetched_by_its_name_and_found_here_the_next_t
         assert!(other.find(&name).await.unwrap() == data, "{} bytes", data.len());
         names.push((name, data));
     }
-    // Here: nobody was asked. There: its home, once each, and once where that is.
+    // A local read makes no call. A remote read makes one call to the owner node per object, and
+    // one address query.
     assert_eq!(home.counted().await, counts([("host", 3)]));
     let asked = [("inter-node", 3), ("home", 3), ("address", 1)];
     assert_eq!(other.counted().await, counts(asked));
@@ -125,7 +127,7 @@ async fn data_of_another_worker_is_fetched_by_its_name_and_found_here_the_next_t
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn data_that_its_home_let_go_of_is_found_where_a_copy_is() {
+async fn data_released_by_its_owner_node_is_fetched_from_a_copy() {
     let dir = tempfile::tempdir().unwrap();
     let nodes = cluster(dir.path(), 3).await;
     let [home, holder, other] = &nodes[..] else { unreachable!() };
@@ -136,7 +138,7 @@ async fn data_that_its_home_let_go_of_is_found_where_a_copy_is() {
     assert!(other.find(&name).await.unwrap() == large());
     let asked = [("inter-node", 1), ("home", 1), ("tier2", 1), ("holder", 1), ("address", 2)];
     assert_eq!(other.counted().await, counts(asked));
-    // Its home itself does not ask itself.
+    // The owner node does not ask itself.
     assert!(home.find(&name).await.unwrap() == large());
     let asked = home.counted().await;
     assert_eq!((asked.get("home"), asked.get("tier2"), asked.get("holder")), (None, Some(&1), Some(&1)));
@@ -146,24 +148,25 @@ async fn data_that_its_home_let_go_of_is_found_where_a_copy_is() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_order_costs_the_calls_that_it_says_and_stale_entries_yield_nothing_else() {
+async fn each_lookup_order_makes_its_stated_calls_also_with_stale_entries() {
     let dir = tempfile::tempdir().unwrap();
-    let (by_home, by_paper) = (LookupOrder::Home, LookupOrder::Paper);
+    let by_home = LookupOrder::Home;
+    let by_paper = LookupOrder::Paper;
     let nodes = cluster_of(dir.path(), &[by_home, by_home, by_home, by_paper]).await;
     let [home, holder, by_home, by_paper] = &nodes[..] else { unreachable!() };
-    // Twice each: from where it is, then from here.
+    // Each node reads twice: first remotely, then from its copy.
     let at_home = home.name(b"at home").await;
     home.told_of(&at_home).await;
     for node in [home, by_home, by_home, by_paper, by_paper] {
         assert_eq!(node.find(&at_home).await.unwrap(), &b"at home"[..]);
     }
-    assert_eq!(home.counted().await, counts([("host", 1)]), "nobody is asked for what is here");
+    assert_eq!(home.counted().await, counts([("host", 1)]), "local data makes no call");
     let asked = [("host", 1), ("inter-node", 1), ("home", 1), ("address", 1)];
-    assert_eq!(by_home.counted().await, counts(asked), "nobody but its home");
+    assert_eq!(by_home.counted().await, counts(asked), "only the owner node was asked");
     let asked = [("host", 1), ("inter-node", 1), ("tier2", 1), ("holder", 1), ("address", 1)];
-    assert_eq!(by_paper.counted().await, counts(asked), "tier 2, and whom it named");
+    assert_eq!(by_paper.counted().await, counts(asked), "tier 2 and the named holder were asked");
 
-    // Its home lets go of it, and tier 2 goes on naming it.
+    // The owner node releases the data, and tier 2 keeps naming it.
     let moved = home.name(b"moved").await;
     holder.find(&moved).await.unwrap();
     holder.told_of(&moved).await;
@@ -173,24 +176,28 @@ async fn each_order_costs_the_calls_that_it_says_and_stale_entries_yield_nothing
     for node in [by_home, by_paper] {
         assert_eq!(node.find(&moved).await.unwrap(), &b"moved"[..]);
     }
-    // Once more where the home is: it might be another worker's address by now.
+    // The owner node's address is queried once more, because another worker might have it by now.
     let asked = [("host", 1), ("inter-node", 2), ("home", 2), ("tier2", 1), ("holder", 1), ("address", 3)];
-    assert_eq!(by_home.counted().await, counts(asked), "tier 2 once, and who has it");
+    assert_eq!(by_home.counted().await, counts(asked), "tier 2 was asked once, and then the holder");
     let asked = [("host", 1), ("inter-node", 2), ("tier2", 3), ("holder", 3), ("address", 3)];
-    assert_eq!(by_paper.counted().await, counts(asked), "tier 2 and whom it named, each once more");
+    assert_eq!(
+        by_paper.counted().await,
+        counts(asked),
+        "tier 2 and the named holders were each asked once more"
+    );
 
-    // Tier 2 has not heard of it yet.
+    // Tier 2 does not know the data yet.
     let young = home.name(b"young").await;
     assert_eq!(by_paper.find(&young).await.unwrap(), &b"young"[..]);
     let asked = [("host", 1), ("inter-node", 3), ("tier2", 4), ("home", 1), ("holder", 3), ("address", 3)];
-    assert_eq!(by_paper.counted().await, counts(asked), "its home in the end");
+    assert_eq!(by_paper.counted().await, counts(asked), "the owner node was asked in the end");
     for Node { worker, .. } in nodes {
         worker.shutdown().await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_tier_2_names_and_nobody_has_is_lost_by_either_order() {
+async fn data_that_tier_2_names_and_no_node_has_is_lost_by_either_order() {
     let dir = tempfile::tempdir().unwrap();
     let nodes = cluster_of(dir.path(), &[LookupOrder::Home, LookupOrder::Home, LookupOrder::Paper]).await;
     let name = nodes[0].name(&large()).await;
@@ -207,11 +214,12 @@ async fn what_tier_2_names_and_nobody_has_is_lost_by_either_order() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn data_is_had_from_its_home_while_no_controller_answers() {
+async fn data_is_fetched_from_its_owner_node_while_no_controller_answers() {
     let dir = tempfile::tempdir().unwrap();
     let mut nodes = cluster_of(dir.path(), &[LookupOrder::Home, LookupOrder::Paper]).await;
-    let (known, unknown) = (nodes[0].name(b"known").await, nodes[0].name(b"unknown").await);
-    // Where its home is, it knows from here on.
+    let known = nodes[0].name(b"known").await;
+    let unknown = nodes[0].name(b"unknown").await;
+    // From here on this worker knows the address of the owner node.
     nodes[1].find(&known).await.unwrap();
     let Node { worker, controller } = nodes.remove(1);
     drop(controller);
@@ -222,7 +230,7 @@ async fn data_is_had_from_its_home_while_no_controller_answers() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn data_is_found_though_another_worker_is_where_its_home_was() {
+async fn data_is_found_after_another_worker_took_its_owner_nodes_address() {
     let dir = tempfile::tempdir().unwrap();
     let nodes = cluster(dir.path(), 3).await;
     let [home, stranger, other] = &nodes[..] else { unreachable!() };
@@ -230,37 +238,38 @@ async fn data_is_found_though_another_worker_is_where_its_home_was() {
     let moved_to = home.controller.hello().await.address;
     home.controller.send_to(&stranger.controller.hello().await.address);
     let failure = other.find(&name).await.unwrap_err();
-    assert!(failure.message.contains("DATA_LOST"), "by what it is told: {}", failure.message);
+    assert!(failure.message.contains("DATA_LOST"), "with the wrong address: {}", failure.message);
     home.controller.send_to(&moved_to);
-    assert!(other.find(&name).await.unwrap() == large(), "what it remembers is out of date");
+    assert!(other.find(&name).await.unwrap() == large(), "the cached address is stale");
     for Node { worker, .. } in nodes {
         worker.shutdown().await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn data_whose_home_died_is_had_of_a_copy_or_refused_with_the_reason() {
+async fn data_of_a_dead_owner_node_is_read_from_a_copy_or_refused_with_the_reason() {
     let dir = tempfile::tempdir().unwrap();
     let mut nodes = cluster(dir.path(), 3).await;
-    let (copied, alone) = (nodes[0].name(&large()).await, nodes[0].name(b"alone").await);
+    let copied = nodes[0].name(&large()).await;
+    let alone = nodes[0].name(b"alone").await;
     nodes[1].find(&copied).await.unwrap();
     nodes[1].told_of(&copied).await;
     nodes.remove(0).worker.shutdown().await;
     let [holder, other] = &nodes[..] else { unreachable!() };
-    // From here, and from where it is yet.
+    // The copy is read here, and fetched from its holder.
     assert!(holder.find(&copied).await.unwrap() == large());
     assert!(other.find(&copied).await.unwrap() == large());
     let failure = other.find(&alone).await.unwrap_err();
     assert_eq!(failure.reason, Reason::ModelFailed);
     assert!(failure.message.contains("UNAVAILABLE"), "{}", failure.message);
     assert!(failure.message.contains("its owner node w1 cannot be reached"), "{}", failure.message);
-    // Once the cluster knows that it went with its home.
+    // The error changes once the cluster knows that the data was lost with its owner node.
     other.controller.ledger().send_modify(|ledger| {
         ledger.lost.insert(data_id(&alone));
     });
     let failure = other.find(&alone).await.unwrap_err();
     assert!(failure.message.contains("DATA_LOST"), "{}", failure.message);
-    // What never was is no less clear.
+    // Data that never existed gives the same clear error.
     let failure = other.find("w2/1/999999999").await.unwrap_err();
     assert!(failure.message.contains("DATA_LOST"), "{}", failure.message);
     for Node { worker, .. } in nodes {

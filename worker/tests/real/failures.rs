@@ -1,4 +1,4 @@
-//! What breaks, and what it costs.
+//! Tests of failures of executors and devices, and of their costs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,8 +22,10 @@ async fn killing_executors_under_load_costs_latency_only() {
     let stop = Arc::new(tokio::sync::Notify::new());
     let mut clients = JoinSet::new();
     for number in 0..CLIENTS {
-        let (mut client, expected) = (client(&worker), expected.clone());
-        let (answered, stop) = (answered.clone(), stop.clone());
+        let mut client = client(&worker);
+        let expected = expected.clone();
+        let answered = answered.clone();
+        let stop = stop.clone();
         clients.spawn(async move {
             let stopped = stop.notified();
             tokio::pin!(stopped);
@@ -39,7 +41,8 @@ async fn killing_executors_under_load_costs_latency_only() {
     }
     let counts = || answered.iter().map(|it| it.load(Ordering::Relaxed)).collect::<Vec<_>>();
     for kill in 0..KILLS {
-        // A request that two of them have caught would be quarantined, and rightly.
+        // Wait until every client got an answer: a request that is caught by two kills would be
+        // quarantined, and rightly.
         let before = counts();
         while counts().iter().zip(&before).any(|(now, before)| now == before) {
             tokio::time::sleep(std::time::Duration::from_millis(1)).await;
@@ -61,7 +64,7 @@ async fn killing_executors_under_load_costs_latency_only() {
     worker.shutdown().await;
 }
 
-/// Calls the MLP from many sides until every GPU has it. No call is left when this returns.
+/// Calls the MLP concurrently until every GPU holds it. No call is in progress when this returns.
 pub(crate) async fn resident_everywhere(client: &Client, controller: &Controller) {
     let loaded = |gpu: &wire::GpuTelemetry| gpu.models.iter().any(|model| model.loaded_bytes > 0);
     for round in 0u64.. {
@@ -93,7 +96,7 @@ async fn a_request_that_kills_executors_is_quarantined_after_two() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_gpu_off_the_bus_is_found_out_by_a_request_which_is_answered_by_the_next_executor() {
+async fn a_request_that_finds_a_gpu_off_the_bus_is_answered_by_the_next_executor() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, controller) = serving_mlp(dir.path(), 1, &["mlp"]).await;
     let mut client = client(&worker);
@@ -115,7 +118,7 @@ async fn runs_copies_and_mappings_that_fail_once_cost_their_requests_time_only()
     let dir = tempfile::tempdir().unwrap();
     let (worker, controller) = serving_mlp(dir.path(), 1, &["mlp"]).await;
     let mut client = client(&worker);
-    // Those of the first request, for which the model has yet to come.
+    // These faults hit the first request, which loads the model.
     inject(&mut client, 0, Fault::FailNextMap, "").await;
     inject(&mut client, 0, Fault::FailNextCopy, "").await;
     let expected = values(&invoke(&mut client, "mlp", 1, &row(1)).await.unwrap());
@@ -140,10 +143,10 @@ async fn a_lost_device_is_replaced_and_its_requests_are_answered() {
     worker.shutdown().await;
 }
 
-/// A field of a protobuf message whose contents have a length.
+/// Encodes a length-delimited field of a protobuf message.
 fn field(tag: u8, contents: &[u8]) -> Vec<u8> {
     let mut bytes = vec![tag << 3 | 2];
-    // A varint of the length.
+    // The length is a varint.
     let mut length = contents.len();
     while length >= 0x80 {
         bytes.push(length as u8 | 0x80);
@@ -167,7 +170,7 @@ fn onnx_value(tag: u8, name: &str, dims: &[&str]) -> Vec<u8> {
     field(tag, &[field(1, name.as_bytes()), field(2, &tensor_type)].concat())
 }
 
-/// A model that takes `x` of [1, n] and makes n^4 numbers on the way to their sum.
+/// Returns a model with the input `x` of shape [1, n], which creates n^4 numbers to sum them.
 fn fourth_power() -> Vec<u8> {
     let axis_0 = field(5, &[field(1, b"axis"), vec![0x18, 0, 0xa0, 1, 2]].concat());
     let graph = [
@@ -182,7 +185,7 @@ fn fourth_power() -> Vec<u8> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_run_that_asks_for_too_much_memory_ends_its_executor_and_no_other_function() {
+async fn a_run_that_allocates_too_much_memory_ends_only_its_executor() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, controller) = serving_mlp(dir.path(), 2, &["mlp"]).await;
     let mlp = controller.publish(&millrace_model::synth::mlp());

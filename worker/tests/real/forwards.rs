@@ -1,4 +1,4 @@
-//! A model that comes over another GPU's link as well (D05).
+//! Test of a model that is also copied over another GPU's link (D05).
 
 use std::time::Duration;
 
@@ -10,12 +10,12 @@ use crate::controller::Controller;
 use crate::peers::{ask, model};
 use crate::support::{all_up, client, config, values, within};
 
-/// Of the model: four batches and a short one.
+/// Size of the model's weights: four batches and a short one.
 const WEIGHTS: Bytes = Bytes(45_560_832);
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_neighbour_forwards_is_what_the_host_has() {
+async fn a_model_forwarded_by_a_neighbour_answers_as_one_from_the_host() {
     let mut answers = Vec::new();
     for host_links in [HostLinks::Own, HostLinks::All] {
         let dir = tempfile::tempdir().unwrap();
@@ -33,9 +33,10 @@ async fn what_a_neighbour_forwards_is_what_the_host_has() {
         controller.ready("bert").await;
 
         let answer = ask(&client(&worker), 0, 1).await.unwrap().unwrap();
-        let (own, other) = (answer.gpu as usize, 1 - answer.gpu as usize);
+        let own = answer.gpu as usize;
+        let other = 1 - answer.gpu as usize;
         answers.push(values(&answer));
-        // The end of the run may be heard of before that of the last copy.
+        // The end of the run may be reported before the end of the last copy.
         let carried = within("all of the model", async {
             loop {
                 let links = worker.node().snapshot().await.links;
@@ -47,7 +48,7 @@ async fn what_a_neighbour_forwards_is_what_the_host_has() {
             }
         });
         let [by_own, by_other, between] = carried.await;
-        assert_eq!((by_own + by_other, between), (WEIGHTS, by_other), "each byte once");
+        assert_eq!((by_own + by_other, between), (WEIGHTS, by_other), "each byte crosses one path");
         match host_links {
             HostLinks::Own => assert_eq!(by_other, Bytes::ZERO),
             HostLinks::All => assert!(by_other >= Bytes::mib(10), "{by_other}"),

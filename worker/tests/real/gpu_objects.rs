@@ -1,4 +1,4 @@
-//! Intermediate data in the memory of the GPU that made it.
+//! Tests of intermediate data in the memory of the GPU that made it.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -24,7 +24,7 @@ use crate::support::{
 const LONG: Duration = Duration::from_secs(60);
 const WHOLE: u64 = ROWS * ROW_BYTES;
 
-/// A worker with one GPU that serves the MLP, and keeps objects like this.
+/// Starts a worker with one GPU that serves the MLP, with this configuration of objects.
 async fn serving(dir: &Path, gpu_data: DataConfig, isolation: Isolation) -> (Worker, Controller) {
     serving_as(dir, 1, |config| WorkerConfig { gpu_data, isolation, ..config }).await
 }
@@ -54,7 +54,7 @@ async fn take(
     take_by("mlp", client, id, object, first, rows).await
 }
 
-/// The same with another function.
+/// Runs a function on rows of an object.
 async fn take_by(
     function: &str,
     client: &mut Client,
@@ -72,13 +72,13 @@ async fn release(client: &mut Client, object: &wire::Object) {
     client.release_objects(released).await.unwrap();
 }
 
-/// What GPUs have of objects, once it is `wanted`.
+/// Waits until the memory of objects on all GPUs satisfies `wanted`.
 async fn used(controller: &Controller, what: &str, wanted: impl Fn(u64) -> bool) {
     controller.telemetry(what, |now| wanted(now.gpus.iter().map(|gpu| gpu.object_bytes).sum())).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_next_run_on_the_gpu_reads_an_object_where_it_lies() {
+async fn the_next_run_on_the_gpu_reads_an_object_in_place() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, controller) = serving_mlp(dir.path(), 1, &["mlp"]).await;
     let mut client = client(&worker);
@@ -99,11 +99,13 @@ async fn the_next_run_on_the_gpu_reads_an_object_where_it_lies() {
     worker.shutdown().await;
 }
 
-/// D06, D19: no byte crosses a link, whether both GPUs hold the second step's model or neither does.
+/// D06, D19: no byte crosses a link, whether both GPUs hold the second step's model or neither
+/// does.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_next_step_of_a_workflow_runs_on_the_gpu_that_has_its_data() {
     let dir = tempfile::tempdir().unwrap();
-    // It gives an idle GPU the next request, where `unified` hands one ahead to the GPU with the model.
+    // The `fifo` policy gives an idle GPU the next request; `unified` would reserve the busy GPU
+    // that holds the model.
     let fifo = |config: WorkerConfig| {
         let policy = SchedulingPolicy { dispatch: PolicyConfig::Fifo, ..config.policy };
         WorkerConfig { policy, ..config }
@@ -114,7 +116,7 @@ async fn the_next_step_of_a_workflow_runs_on_the_gpu_that_has_its_data() {
     controller.desire(&[("mlp", mlp), ("other", other)]);
     controller.ready("mlp").await;
     controller.ready("other").await;
-    // While one GPU's executor stands still with a run, the other has the next.
+    // While one GPU's executor is stopped during a run, the other GPU gets the next request.
     let keeps = |id| {
         let mut client = client(&worker);
         async move { ask(&mut client, keeping(id, rows(ROWS), LONG)).await }
@@ -138,9 +140,9 @@ async fn the_next_step_of_a_workflow_runs_on_the_gpu_that_has_its_data() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn another_gpu_has_an_object_over_the_host() {
+async fn an_object_reaches_another_gpu_over_the_host() {
     let dir = tempfile::tempdir().unwrap();
-    // One after the other, they go to the GPUs by turns.
+    // Requests that are sent one after the other alternate between the GPUs.
     let by_turns = |config: WorkerConfig| {
         let policy = SchedulingPolicy { dispatch: PolicyConfig::Lb, ..config.policy };
         WorkerConfig { policy, ..config }
@@ -160,9 +162,9 @@ async fn another_gpu_has_an_object_over_the_host() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_gpu_has_no_room_for_goes_to_the_host() {
+async fn objects_that_do_not_fit_on_the_gpu_are_stored_on_the_host() {
     let dir = tempfile::tempdir().unwrap();
-    // One block.
+    // The GPU has one block for objects.
     let gpu_data = DataConfig { memory: Bytes::mib(2), ..DataConfig::default() };
     let (worker, _controller) = serving(dir.path(), gpu_data, Isolation::Gpu).await;
     let mut client = client(&worker);
@@ -182,7 +184,7 @@ async fn what_a_gpu_has_no_room_for_goes_to_the_host() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn objects_go_with_their_executor_and_are_named() {
+async fn objects_are_lost_with_their_executor_and_named_in_the_response() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, controller) = serving_mlp(dir.path(), 1, &["mlp"]).await;
     let mut client = client(&worker);
@@ -195,7 +197,7 @@ async fn objects_go_with_their_executor_and_are_named() {
     controller.telemetry("another executor", again).await;
     let gone = take(&mut client, 2, &object, 0, ROWS).await;
     assert_eq!(gone.lost, [object.id.clone().unwrap()]);
-    // Made again it is there.
+    // An object that is computed again is on the GPU.
     let kept = ask(&mut client, keeping(3, rows(ROWS), LONG)).await;
     let object = self::object(&kept, &worker);
     assert_eq!(methods(&take(&mut client, 4, &object, 0, ROWS).await), [(FetchMethod::IntraGpu, WHOLE)]);
@@ -203,7 +205,7 @@ async fn objects_go_with_their_executor_and_are_named() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_program_has_what_a_gpu_made_on_the_host() {
+async fn a_program_reads_an_object_of_a_gpu_on_the_host() {
     let dir = tempfile::tempdir().unwrap();
     let controller = Controller::start("test-cluster", 1).await;
     let config = config(dir.path(), &[controller.addr], 1);
@@ -222,12 +224,18 @@ async fn a_program_has_what_a_gpu_made_on_the_host() {
     let plain = ask(&mut client, plain).await.outputs[0].data.clone();
     let object = object(&ask(&mut client, keeping(2, rows(ROWS), LONG)).await, &worker);
 
-    // All of it, and a part.
+    // The program reads the whole object, and a part.
     for (id, (first, rows)) in (3..).zip([(0, ROWS), (7, 3)]) {
         let bytes = (first * ROW_BYTES) as usize..((first + rows) * ROW_BYTES) as usize;
-        let (name, datatype, shape) = ("x".into(), "UINT8".into(), vec![bytes.len() as i64]);
+        let shape = vec![bytes.len() as i64];
         let parts = vec![part(&object, first, rows)];
-        let x = wire::InferTensor { name, datatype, shape, data: Buffer::new(), parts };
+        let x = wire::InferTensor {
+            name: "x".into(),
+            datatype: "UINT8".into(),
+            shape,
+            data: Buffer::new(),
+            parts,
+        };
         let inputs = vec![programs::tensor("what", b"add"), x];
         let answer = ask(&mut client, wire::InvokeRequest { inputs, ..request("f", id, &[]) }).await;
         assert_eq!(answer.outputs[0].data, programs::plus_one(&plain[bytes]));
@@ -237,7 +245,7 @@ async fn a_program_has_what_a_gpu_made_on_the_host() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn objects_stay_on_the_host_where_gpus_are_to_keep_none_or_each_model_has_its_process() {
+async fn objects_are_stored_on_the_host_without_gpu_memory_for_them_or_in_isolation() {
     let none = DataConfig { memory: Bytes::ZERO, ..DataConfig::default() };
     for (gpu_data, isolation) in [(none, Isolation::Gpu), (DataConfig::default(), Isolation::Model)] {
         let dir = tempfile::tempdir().unwrap();

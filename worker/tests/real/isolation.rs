@@ -1,4 +1,4 @@
-//! Models with a process each (L05, L06): what the end of one costs, and whom.
+//! Tests of models with a process each (L05, L06): the costs of the end of a process.
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -20,7 +20,7 @@ use crate::support::{
     Client, all_up, client, config, inject, invoke, kill_9, request, row, texts, values, within,
 };
 
-/// A worker whose models have processes of their own, serving MLPs that differ in their weights.
+/// Starts a worker with a process per model. It serves MLPs that differ in their weights.
 async fn serving(
     dir: &Path,
     isolation: Isolation,
@@ -56,7 +56,7 @@ fn pid_of(gpu: &wire::GpuTelemetry, name: &str) -> Option<u32> {
     gpu.models.iter().find(|model| holds(model, name)).map(|model| model.executor_pid).filter(|&pid| pid != 0)
 }
 
-/// The process of a model that is wholly on GPU 0.
+/// Waits until a model is wholly on GPU 0, and returns its process.
 async fn resident(controller: &Controller, name: &str) -> u32 {
     let whole = |telemetry: &wire::Telemetry| {
         let gpu = &telemetry.gpus[0];
@@ -70,10 +70,16 @@ async fn answer(client: &Client, name: &str, id: u64) -> Vec<f32> {
     values(&invoke(&mut client.clone(), name, id, &row(1)).await.unwrap())
 }
 
-/// A model whose runs take long for a batch of many texts.
+/// Returns a model with long runs for a batch of many texts.
 fn slow() -> Vec<u8> {
-    let (layers, hidden, heads, inner) = (2, 256, 4, 1024);
-    synth::bert_like(synth::Encoder { layers, hidden, heads, inner, vocabulary: 1_000, positions: 64 })
+    synth::bert_like(synth::Encoder {
+        layers: 2,
+        hidden: 256,
+        heads: 4,
+        inner: 1024,
+        vocabulary: 1_000,
+        positions: 64,
+    })
 }
 
 fn ask_slow(client: &Client, id: u64) -> JoinHandle<wire::InvokeResponse> {
@@ -85,7 +91,8 @@ fn ask_slow(client: &Client, id: u64) -> JoinHandle<wire::InvokeResponse> {
     })
 }
 
-/// Serves a slow model and a quick one, which is on the GPU. Gives what the quick one says.
+/// Serves a slow model, and a quick model that is on the GPU. Also returns the quick model's
+/// answer.
 async fn slow_and_quick(dir: &Path) -> (Worker, Controller, Vec<f32>) {
     let (worker, controller) = serving(dir, Isolation::Model, &[], |_| {}).await;
     let functions = [("slow", controller.publish(&slow())), ("quick", controller.publish(&synth::mlp()))];
@@ -97,7 +104,7 @@ async fn slow_and_quick(dir: &Path) -> (Worker, Controller, Vec<f32>) {
     (worker, controller, expected)
 }
 
-/// The process in which the slow model's request runs.
+/// Waits until the slow model runs, and returns its process.
 async fn running_slow(controller: &Controller) -> u32 {
     let runs = |telemetry: &wire::Telemetry| telemetry.gpus[0].running.contains("slow");
     controller.telemetry("the slow model at work", runs).await;
@@ -105,14 +112,14 @@ async fn running_slow(controller: &Controller) -> u32 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_process_killed_in_mid_run_costs_its_own_request_another_try_and_nobody_else_anything() {
+async fn a_process_killed_in_its_run_costs_only_its_own_request_another_attempt() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, controller, expected) = slow_and_quick(dir.path()).await;
     let client = client(&worker);
     let slow = ask_slow(&client, 2);
     let victim = running_slow(&controller).await;
     let quick = resident(&controller, "quick").await;
-    // Behind the slow one, in another process.
+    // This request waits behind the slow one, in another process.
     let behind = tokio::spawn({
         let mut client = client.clone();
         async move { invoke(&mut client, "quick", 3, &row(1)).await.unwrap() }
@@ -126,13 +133,13 @@ async fn a_process_killed_in_mid_run_costs_its_own_request_another_try_and_nobod
     let after = |telemetry: &wire::Telemetry| telemetry.gpus[0].running.is_empty();
     let gpu = controller.telemetry("rest", after).await.gpus[0].clone();
     assert_eq!(pid_of(&gpu, "quick"), Some(quick), "the same process");
-    assert_eq!((gpu.swaps, gpu.restarts, gpu.incarnation), (3, 0, 1), "only the slow one came again");
+    assert_eq!((gpu.swaps, gpu.restarts, gpu.incarnation), (3, 0, 1), "only the slow model was loaded again");
     assert_eq!(gpu.health(), wire::GpuHealth::Up);
     worker.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_process_killed_while_another_runs_leaves_that_run_alone() {
+async fn a_process_killed_while_another_runs_does_not_disturb_that_run() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, controller, expected) = slow_and_quick(dir.path()).await;
     let client = client(&worker);
@@ -148,11 +155,11 @@ async fn a_process_killed_while_another_runs_leaves_that_run_alone() {
     worker.shutdown().await;
 }
 
-/// The memory of a GPU outlives the processes over it.
+/// The memory of a GPU outlives the processes that use it.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_dead_process_left_in_memory_is_nobody_elses_model() {
+async fn a_model_is_copied_again_over_the_memory_of_a_dead_process() {
     let dir = tempfile::tempdir().unwrap();
-    // One block: each model lies where the one before it lay.
+    // The GPU has one block, so each model uses the memory of the model before.
     let one_block = |config: &mut WorkerConfig| config.topology.gpus[0].memory = Bytes::mib(2);
     let names = ["a", "b"];
     let (worker, controller) = serving(dir.path(), Isolation::Model, &names, one_block).await;
@@ -160,21 +167,22 @@ async fn what_a_dead_process_left_in_memory_is_nobody_elses_model() {
     let expected = [answer(&client, "a", 1).await, answer(&client, "b", 2).await];
     assert_ne!(expected[0], expected[1]);
     for round in 0..6 {
-        let (dies, next) = (names[round % 2], (round + 1) % 2);
+        let dies = names[round % 2];
+        let next = (round + 1) % 2;
         answer(&client, dies, 10 + round as u64).await;
         let victim = resident(&controller, dies).await;
         kill_9(victim);
         let gone = |telemetry: &wire::Telemetry| !telemetry.gpus[0].executor_pids.contains(&victim);
-        controller.telemetry("it gone", gone).await;
+        controller.telemetry("the process gone", gone).await;
         let response = invoke(&mut client.clone(), names[next], 20 + round as u64, &row(1)).await.unwrap();
         assert_eq!(values(&response), expected[next], "round {round}");
-        assert!(response.split.unwrap().swapped_bytes > 0, "it was copied, whatever lay there");
+        assert!(response.split.unwrap().swapped_bytes > 0, "the model was copied");
     }
     worker.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn evicted_models_lose_their_process_where_the_processes_are_the_cached_models() {
+async fn an_evicted_model_loses_its_process_if_only_resident_models_have_one() {
     let dir = tempfile::tempdir().unwrap();
     let two_blocks = |config: &mut WorkerConfig| {
         config.topology.gpus[0].memory = Bytes::mib(4);
@@ -230,7 +238,7 @@ async fn a_request_that_kills_its_models_processes_is_quarantined_after_two() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_must_not_run_twice_is_not_run_again_after_its_process_died_in_its_run() {
+async fn a_non_idempotent_request_is_not_repeated_after_its_process_died_in_its_run() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, controller) = serving(dir.path(), Isolation::Resident, &[], |_| {}).await;
     desire(&controller, &["once"], false).await;
@@ -244,7 +252,7 @@ async fn what_must_not_run_twice_is_not_run_again_after_its_process_died_in_its_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn where_no_process_can_be_started_requests_are_told_and_the_gpu_stays_up() {
+async fn requests_fail_and_the_gpu_stays_up_if_no_process_can_be_started() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, controller) = serving(dir.path(), Isolation::Model, &["mlp"], |config| {
         config.executor.program = "/nonexistent/executor".into();
@@ -261,7 +269,7 @@ async fn where_no_process_can_be_started_requests_are_told_and_the_gpu_stays_up(
     worker.shutdown().await;
 }
 
-/// Each of them, when the worker is told to stop and when it is killed.
+/// No process survives a worker that stops in order, or a worker that is killed.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_process_of_a_model_outlives_its_worker() {
     let dir = tempfile::tempdir().unwrap();
@@ -302,7 +310,7 @@ async fn no_process_of_a_model_outlives_its_worker() {
     }
 }
 
-/// What the rounds of [`cost_of_a_miss`] took in one mode.
+/// Durations in one isolation mode, from the rounds of [`cost_of_a_miss`].
 #[derive(Default)]
 struct Times {
     miss: Vec<Duration>,
@@ -321,16 +329,17 @@ async fn four(client: &Client, names: [&str; 4]) {
     futures::future::join_all(names.map(|name| answer(client, name, 1))).await;
 }
 
-/// The quartiles of some times.
+/// Formats the median and the quartiles of durations.
 fn quartiles(times: &mut [Duration]) -> String {
     times.sort_unstable();
     let ms = |part: usize| times[(times.len() - 1) * part / 4].as_secs_f64() * 1e3;
     format!("{:.2} ({:.2} to {:.2})", ms(2), ms(1), ms(3))
 }
 
-/// Models that take turns are all answered in every mode. With `MISS_ROUNDS=100`, and `--nocapture`,
-/// it prints, mode beside mode, what these take from request to answer: a miss and a hit of a model of
-/// 33 kB, and four requests at once of one resident model and of two by turns.
+/// Checks that models that take turns are all answered in every isolation mode. With
+/// `MISS_ROUNDS=100` and `--nocapture`, the test prints for each mode the times from request to
+/// answer. It measures a miss and a hit of a model of 33 kB, and four concurrent requests, of one
+/// resident model or of two in turn.
 #[tokio::test(flavor = "multi_thread")]
 async fn cost_of_a_miss() {
     let rounds: usize = std::env::var("MISS_ROUNDS").map_or(2, |rounds| rounds.parse().expect("a number"));
@@ -338,7 +347,7 @@ async fn cost_of_a_miss() {
     let mut modes = Vec::new();
     for (name, isolation) in ISOLATIONS {
         let dir = tempfile::tempdir().unwrap();
-        // Room for two, so that each of three that take turns is a miss.
+        // The GPU has room for two models, so each of three models in turn is a miss.
         let two_blocks = |config: &mut WorkerConfig| config.topology.gpus[0].memory = Bytes::mib(4);
         let (worker, controller) = serving(dir.path(), isolation, &names, two_blocks).await;
         let client = client(&worker);

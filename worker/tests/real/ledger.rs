@@ -1,5 +1,5 @@
-//! What a group of controllers has committed of a worker's checkpoints: the rules of the replicated
-//! state, as far as a worker meets them.
+//! The committed checkpoints of a worker: the rules of the replicated state, as far as a worker
+//! meets them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,21 +8,21 @@ use millrace_types::{
     Bytes, DataId, FunctionKey, ModelCopy, NodeDelta, Portion, SloCounts, SyncBatch, SyncPart, Usage,
 };
 
-/// Everything committed. A controller's own, or shared by a group.
+/// The committed state of one controller, or of a group that shares it.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Ledger {
     pub(crate) epoch: u64,
-    /// The last batch of this epoch.
+    /// Number of the last batch of this epoch.
     pub(crate) seq: u64,
-    /// What came, in order: epoch, number and part of each batch that applied.
+    /// Epoch, number and part of each applied batch, in order.
     pub(crate) applied: Vec<(u64, u64, SyncPart)>,
     pub(crate) kept: Kept,
-    /// Data that is said to be nowhere any more.
+    /// Data that is known to be on no node.
     pub(crate) lost: BTreeSet<DataId>,
     incoming: Option<Kept>,
 }
 
-/// What is known of the node.
+/// The soft state of the node.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Kept {
     pub(crate) models: BTreeMap<ModelCopy, Bytes>,
@@ -45,7 +45,7 @@ impl Kept {
 }
 
 impl Ledger {
-    /// Commits a batch, and says what the worker is told.
+    /// Commits a batch. Returns the acknowledgement to the worker.
     pub(crate) fn take(&mut self, batch: SyncBatch) -> wire::CheckpointAck {
         let epoch = batch.epoch.0;
         if epoch > self.epoch {
@@ -78,7 +78,7 @@ impl Ledger {
         answer(self.seq, false)
     }
 
-    /// Loses everything, as a group does that is rebuilt from nothing.
+    /// Loses the state, as a controller group does that is rebuilt from nothing.
     pub(crate) fn lose(&mut self) {
         *self = Self { epoch: self.epoch, applied: std::mem::take(&mut self.applied), ..Self::default() };
     }

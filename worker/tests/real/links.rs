@@ -1,4 +1,5 @@
-//! Objects that cross NVLinks from GPU to GPU, and come back from the host (D05, D07, D27, D28).
+//! Tests of objects that cross NVLinks between GPUs, and of objects that return from the host (D05,
+//! D07, D27, D28).
 
 use std::path::Path;
 use std::pin::pin;
@@ -17,13 +18,14 @@ use crate::controller::Controller;
 use crate::objects::{ROW_BYTES, ROWS, ask, close, keeping, methods, object, part, tensor};
 use crate::support::{all_up, client, config, kill_9, request, row, within};
 
-/// Longer than any test takes, on a machine that has other things to do.
+/// Lifetime of objects, longer than any test on a busy machine.
 const LONG: Duration = Duration::from_secs(3600);
 const LOOK_EVERY: Duration = Duration::from_millis(2);
-/// Requests at one time: more than one GPU is given.
+/// Number of concurrent requests, more than one GPU is assigned.
 const TAKERS: u64 = 20;
 
-/// A worker that serves the MLP on so many GPUs, of which these are joined, at a rate.
+/// Starts a worker that serves the MLP on `gpus` GPUs, with NVLinks of this rate between the
+/// `joined` pairs.
 async fn serving(
     dir: &Path,
     gpus: u32,
@@ -39,7 +41,8 @@ async fn serving(
     };
     config.topology.links.extend(joined.iter().map(nvlink));
     let gpu_data = DataConfig { memory, ..DataConfig::default() };
-    // By turns, wherever the data is: that copies cross is what is tested.
+    // The `lb` policy alternates between the GPUs wherever the data is, so that copies cross the
+    // links.
     config.gpu_data = gpu_data;
     config.policy.dispatch = PolicyConfig::Lb;
     let worker = start(config).await.unwrap();
@@ -50,7 +53,7 @@ async fn serving(
     (worker, controller)
 }
 
-/// An object of rows from `first` on, and what the MLP makes of it.
+/// An object of rows, with its GPU and the MLP's answer for it.
 struct Made {
     object: wire::Object,
     gpu: u32,
@@ -78,11 +81,12 @@ async fn take(worker: &Worker, id: u64, made: &Made, first: u64, rows: u64) -> w
     ask(&mut client(worker), wire::InvokeRequest { inputs: vec![input], ..request("mlp", id, &[]) }).await
 }
 
-/// Has many run on an object at one time: on half of it, from somewhere within. Their GPUs, and how it
-/// came to each.
+/// Runs many requests concurrently, each on half of an object at its own offset. Returns the GPU of
+/// each run, and the method by which the object reached it.
 async fn take_often(worker: &Worker, made: &Made) -> Vec<(u32, FetchMethod)> {
     let takers = (0..TAKERS).map(async |id| {
-        let (first, rows) = (id, ROWS / 2);
+        let first = id;
+        let rows = ROWS / 2;
         let taken = take(worker, 1000 + id, made, first, rows).await;
         let bytes = made.answer.len() / ROWS as usize;
         let answer = &made.answer[first as usize * bytes..(first + rows) as usize * bytes];
@@ -94,7 +98,7 @@ async fn take_often(worker: &Worker, made: &Made) -> Vec<(u32, FetchMethod)> {
     within("all answers", join_all(takers)).await
 }
 
-/// Waits until the worker looks like this.
+/// Waits until the worker's snapshot satisfies the condition.
 async fn until(worker: &Worker, what: &str, wanted: impl Fn(&NodeSnapshot) -> bool) {
     let seen = async {
         while !wanted(&worker.node().snapshot().await) {
@@ -108,15 +112,15 @@ fn over_nvlinks(snapshot: &NodeSnapshot, gpus: u32) -> Bytes {
     snapshot.links.iter().filter(|link| link.link.0 >= gpus).map(|link| link.carried).sum()
 }
 
-/// What objects and copies of them take of all GPUs.
+/// Returns the memory of objects and their copies on all GPUs.
 fn own(snapshot: &NodeSnapshot) -> Bytes {
     snapshot.gpus.iter().map(|gpu| gpu.data.used).sum()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_object_comes_over_nvlinks_wherever_they_lead_and_over_the_host_elsewhere() {
+async fn an_object_is_copied_over_nvlinks_if_they_connect_and_else_over_the_host() {
     let dir = tempfile::tempdir().unwrap();
-    // From 0 to 2 it takes two of them; 3 has none.
+    // The path from GPU 0 to GPU 2 has two NVLinks; GPU 3 has none.
     let gpus = 4;
     let (worker, _controller) =
         serving(dir.path(), gpus, &[(0, 1), (1, 2)], 1_000_000_000, Bytes::gib(1)).await;
@@ -145,9 +149,9 @@ async fn an_object_comes_over_nvlinks_wherever_they_lead_and_over_the_host_elsew
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_object_comes_over_the_host_where_a_gpu_has_no_room_for_it() {
+async fn an_object_is_copied_over_the_host_if_it_does_not_fit_on_the_gpu() {
     let dir = tempfile::tempdir().unwrap();
-    // One block for objects and copies of them.
+    // Each GPU has one block for objects and their copies.
     let (worker, _controller) = serving(dir.path(), 2, &[(0, 1)], 1_000_000_000, Bytes::mib(2)).await;
     let made = make(&worker, 1, ROWS).await;
     let all = async {
@@ -161,9 +165,10 @@ async fn an_object_comes_over_the_host_where_a_gpu_has_no_room_for_it() {
     worker.shutdown().await;
 }
 
-/// The object has six chunks, which are two batches: the second comes two seconds after the first.
+/// The object has six chunks, which make two batches: the second is copied two seconds after the
+/// first.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_source_killed_in_the_middle_of_a_copy_loses_the_object_and_that_is_said() {
+async fn an_object_is_reported_lost_if_its_source_is_killed_during_a_copy() {
     const MANY: u64 = 49_152;
     for _ in 0..10 {
         let dir = tempfile::tempdir().unwrap();
@@ -179,7 +184,7 @@ async fn a_source_killed_in_the_middle_of_a_copy_loses_the_object_and_that_is_sa
             let mut takers = pin!(within("all answers", takes));
             let early = tokio::select! {
                 () = begun => None,
-                // None was given to the other GPU.
+                // No request was assigned to the other GPU.
                 answers = &mut takers => Some(answers),
             };
             match early {
@@ -197,7 +202,7 @@ async fn a_source_killed_in_the_middle_of_a_copy_loses_the_object_and_that_is_sa
             }
         }
         if lost > 0 {
-            // What was for the run that waited is gone with it.
+            // The copy for the waiting run is dropped with its source.
             until(&worker, "nothing left of it", |now| own(now) == Bytes::ZERO).await;
             return worker.shutdown().await;
         }
@@ -207,9 +212,9 @@ async fn a_source_killed_in_the_middle_of_a_copy_loses_the_object_and_that_is_sa
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_had_to_leave_a_gpu_comes_back_and_is_read_there() {
+async fn a_migrated_object_returns_to_its_gpu_and_is_read_there() {
     let dir = tempfile::tempdir().unwrap();
-    // One block each: a copy for a run drives out what is there.
+    // Each GPU has one block, so a copy for a run evicts the object there.
     let (worker, _controller) = serving(dir.path(), 2, &[(0, 1)], 1_000_000_000, Bytes::mib(2)).await;
     let both = |now: &NodeSnapshot| now.gpus.iter().all(|gpu| gpu.data.used == Bytes::mib(2));
     let mut all = Vec::new();
@@ -232,7 +237,7 @@ async fn what_had_to_leave_a_gpu_comes_back_and_is_read_there() {
         }
     };
     within("an object that came back", back).await;
-    // Those on GPUs are read there, and have what was written.
+    // The objects on GPUs are read in place, and have their contents.
     let mut in_place = 0;
     for made in &all {
         let taken = take_often(&worker, made).await;

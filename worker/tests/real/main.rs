@@ -1,7 +1,8 @@
-//! The worker with real executor processes, a real model and a controller of the tests' own.
+//! Tests of the worker with real executor processes, a real model and a controller for tests.
 //!
-//! Executors and, where a test kills one, workers are this test program started again: with a
-//! variable set, [`executor_child`], [`worker_child`] and others are an executor, a worker and so on.
+//! Executors are this test program started again, and so are workers in tests that kill one. If a
+//! variable is set, [`executor_child`], [`worker_child`] and the other children act as an executor,
+//! a worker and so on.
 
 #![allow(clippy::unwrap_used, reason = "tests, and what they share")]
 
@@ -34,7 +35,7 @@ mod serving;
 mod support;
 mod to_host;
 
-/// An executor, when the worker starts this program as one; otherwise nothing.
+/// Acts as an executor if the worker started this program as one; otherwise passes.
 #[test]
 fn executor_child() {
     if std::env::var_os(support::EXECUTOR_VARIABLE).is_some() {
@@ -42,16 +43,16 @@ fn executor_child() {
     }
 }
 
-/// What becomes a program, when a worker starts this program as one; otherwise nothing.
+/// Acts as a launcher of a program if a worker started this program as one; otherwise passes.
 #[test]
 fn launcher_child() {
     if std::env::var_os(support::LAUNCHER_VARIABLE).is_some() {
         let code = millrace_worker::programs::launch();
-        panic!("it is no program now: {code:?}");
+        panic!("the launcher did not become a program: {code:?}");
     }
 }
 
-/// A function, when a script of a test starts this program as one; otherwise nothing.
+/// Acts as a function if a test's script started this program as one; otherwise passes.
 #[test]
 fn function_child() {
     if std::env::var_os(support::FUNCTION_VARIABLE).is_some() {
@@ -59,7 +60,7 @@ fn function_child() {
     }
 }
 
-/// A worker, when a test starts this program as one; otherwise nothing.
+/// Acts as a worker if a test started this program as one; otherwise passes.
 #[test]
 fn worker_child() {
     if std::env::var_os(support::WORKER_VARIABLE).is_some() {

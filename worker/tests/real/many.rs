@@ -1,4 +1,4 @@
-//! More functions than one message of the control stream names.
+//! Tests of more functions than fit one message of the control stream.
 
 use millrace_proto::worker as wire;
 use millrace_proto::worker::FunctionPhase;
@@ -9,7 +9,7 @@ use prost::Message as _;
 use crate::controller::Controller;
 use crate::support::{client, config, invoke, row, worker};
 
-/// Bytes of the largest message that tonic takes by default.
+/// Largest message that tonic accepts by default, in bytes.
 const MESSAGE_BYTES_DEFAULT: usize = 4 << 20;
 
 fn names(count: usize) -> Vec<String> {
@@ -26,7 +26,7 @@ async fn a_worker_obeys_a_desired_state_of_more_than_one_message() {
     let functions: Vec<_> = names.iter().map(|name| (name.as_str(), digest)).collect();
     let name = |kind: &str, number: u32| format!("{kind}{number:02}{}", "n".repeat(240));
     controller.desire_with(&functions, |state| {
-        // All but one keep state under names that make them large, and that their model has not.
+        // All functions but one keep state under long names that their model lacks.
         for function in &mut state.functions[1..] {
             let pair = |number| wire::SequenceState { input: name("i", number), output: name("o", number) };
             let state = (0..16).map(pair).collect();
@@ -41,7 +41,7 @@ async fn a_worker_obeys_a_desired_state_of_more_than_one_message() {
     let all = all.await;
     assert_eq!((all[0].name.as_str(), all[0].phase()), (names[0].as_str(), FunctionPhase::Ready));
     invoke(&mut client(&worker), &names[0], 1, &row(1)).await.unwrap();
-    // Changes after it are obeyed too.
+    // Later changes are obeyed too.
     controller.desire(&functions[..1]);
     controller.statuses(|statuses| statuses.len() == 1).await;
     invoke(&mut client(&worker), &names[0], 2, &row(1)).await.unwrap();
@@ -49,7 +49,7 @@ async fn a_worker_obeys_a_desired_state_of_more_than_one_message() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_says_how_often_its_stream_broke_and_why() {
+async fn the_greeting_reports_the_number_and_reason_of_broken_streams() {
     let dir = tempfile::tempdir().unwrap();
     let first = Controller::start("test-cluster", 1).await;
     let addr = first.addr;
@@ -74,8 +74,9 @@ fn resident_mib() -> u64 {
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() >> 10
 }
 
-/// The most functions of a node, all of one artifact, on one worker. Takes minutes in a debug build:
-/// `cargo test --release -p millrace-worker --test real -- --ignored --nocapture the_most_functions`
+/// Serves the maximum number of functions of a node, all of one artifact, on one worker. Takes
+/// minutes in a debug build: `cargo test --release -p millrace-worker --test real -- --ignored
+/// --nocapture the_most_functions`
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "takes minutes"]
 async fn a_worker_serves_the_most_functions_of_a_node() {

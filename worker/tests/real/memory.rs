@@ -1,4 +1,4 @@
-//! Where models are when there is not room for all of them, on the GPU and in host memory.
+//! Tests of the places of models when the GPU or host memory cannot hold all of them.
 
 use std::path::Path;
 
@@ -9,13 +9,13 @@ use millrace_worker::start::{Worker, start};
 use crate::controller::Controller;
 use crate::support::{all_up, client, config, invoke, request, row, values};
 
-/// The MLP under another digest: a producer's name more.
+/// Returns the MLP under another digest: a field with a producer's name is appended.
 fn mlp(name: u8) -> Vec<u8> {
     const PRODUCER_NAME: u8 = 2 << 3 | 2;
     [&millrace_model::synth::mlp()[..], &[PRODUCER_NAME, 1, name]].concat()
 }
 
-/// Publishes so many of them, and gives what the controller is to desire.
+/// Publishes a model for each name. Returns the functions to desire.
 fn published<'a>(controller: &Controller, names: &[&'a str]) -> Vec<(&'a str, Digest)> {
     let publish = |name: &&'a str| (*name, controller.publish(&mlp(name.as_bytes()[0])));
     names.iter().map(publish).collect()
@@ -25,11 +25,12 @@ async fn answer(worker: &Worker, function: &str) -> Vec<f32> {
     values(&invoke(&mut client(worker), function, 1, &row(1)).await.unwrap())
 }
 
-/// A worker that had "a" in host memory and has "b" there now, and what "a" answers.
+/// Starts a worker that had "a" in host memory and has "b" there now. Also returns the answer of
+/// "a".
 async fn a_left_for_b(dir: &Path) -> (Worker, Controller, Vec<f32>) {
     let controller = Controller::start("test-cluster", 1).await;
     let mut config = config(dir, &[controller.addr], 1);
-    // Every announced size is 64 MiB: room for one at a time while it is being prepared.
+    // Every announced size is 64 MiB, so one model fits at a time while it is prepared.
     config.host_memory = Bytes::mib(64);
     let worker = start(config).await.unwrap();
     let models = published(&controller, &["a", "b"]);
@@ -43,16 +44,16 @@ async fn a_left_for_b(dir: &Path) -> (Worker, Controller, Vec<f32>) {
     (worker, controller, expected)
 }
 
-/// Whether one model left host memory so far, and so many are there.
+/// Whether one model was evicted from host memory so far, and `there` models are in it.
 fn one_left(there: usize) -> impl Fn(&Telemetry) -> bool {
     move |telemetry: &Telemetry| (telemetry.host_evictions, telemetry.host_models.len()) == (1, there)
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_model_that_left_host_memory_comes_from_the_disk_when_it_is_asked_for() {
+async fn a_model_evicted_from_host_memory_is_loaded_from_the_disk_on_request() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, controller, expected) = a_left_for_b(dir.path()).await;
-    // Its function is ready as before, and the request that meets the cold start says so.
+    // The function stays ready, and the request with the cold start reports it.
     let cold = invoke(&mut client(&worker), "a", 2, &row(1)).await.unwrap();
     assert_eq!(values(&cold), expected);
     let split = cold.split.unwrap();
@@ -62,14 +63,14 @@ async fn a_model_that_left_host_memory_comes_from_the_disk_when_it_is_asked_for(
     assert_eq!(again.cold_ns, 0, "{again:?}");
     let came = |telemetry: &Telemetry| telemetry.cold_starts == 1;
     controller.telemetry("one cold start", came).await;
-    assert_eq!(controller.fetches(), 2, "the second time it came from the disk");
+    assert_eq!(controller.fetches(), 2, "the second load was from the disk");
     worker.shutdown().await;
 }
 
-/// D29: the next function of a workflow does not meet the cold start that it would have met, be it
-/// hinted at for a GPU or, since it may not be asked for, for host memory alone.
+/// D29: a hint spares the next function of a workflow the cold start. The hint may be for a GPU, or
+/// for host memory alone if the step is not certain.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_model_that_left_host_memory_is_back_before_it_is_asked_for() {
+async fn a_hinted_model_is_back_in_host_memory_before_its_request() {
     for to in [WarmTo::Host, WarmTo::Gpu] {
         let dir = tempfile::tempdir().unwrap();
         let (worker, controller, expected) = a_left_for_b(dir.path()).await;
@@ -84,7 +85,7 @@ async fn a_model_that_left_host_memory_is_back_before_it_is_asked_for() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_model_that_no_host_memory_could_hold_is_refused_with_what_to_do() {
+async fn a_model_larger_than_host_memory_is_refused_with_a_next_step() {
     let dir = tempfile::tempdir().unwrap();
     let controller = Controller::start("test-cluster", 1).await;
     let mut config = config(dir.path(), &[controller.addr], 1);
@@ -98,9 +99,9 @@ async fn a_model_that_no_host_memory_could_hold_is_refused_with_what_to_do() {
     worker.shutdown().await;
 }
 
-/// T09: the first executor of a GPU measures before it is ready.
+/// T09: the first executor of a GPU measures the size before it is ready.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_size_of_a_group_is_measured_on_the_device() {
+async fn the_size_of_a_weight_group_is_measured_on_the_device() {
     use millrace_worker::groups::{GROUP_MAX, GROUP_MIN};
     let dir = tempfile::tempdir().unwrap();
     let controller = Controller::start("test-cluster", 1).await;
@@ -109,6 +110,6 @@ async fn the_size_of_a_group_is_measured_on_the_device() {
     let group = worker.node().group().unwrap();
     assert!((GROUP_MIN..=GROUP_MAX).contains(&group), "{group}");
     let told = |telemetry: &Telemetry| telemetry.group_bytes == group.get();
-    controller.telemetry("it is told", told).await;
+    controller.telemetry("the group size in telemetry", told).await;
     worker.shutdown().await;
 }

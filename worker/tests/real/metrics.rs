@@ -1,4 +1,4 @@
-//! What a real worker shows to whoever scrapes it.
+//! Tests of a real worker's metrics.
 
 use std::net::SocketAddr;
 
@@ -7,7 +7,7 @@ use tokio::net::TcpStream;
 
 use crate::support::{client, invoke, row, serving_mlp, within};
 
-/// What an HTTP/1.1 client gets, which is what Prometheus is.
+/// Returns the response to a scrape by HTTP/1.1, the protocol of Prometheus.
 pub(crate) async fn scraped(address: SocketAddr) -> String {
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: worker\r\nConnection: close\r\n\r\n").await.unwrap();
@@ -17,7 +17,7 @@ pub(crate) async fn scraped(address: SocketAddr) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_scrape_shows_what_a_request_did() {
+async fn a_scrape_shows_the_effects_of_a_request() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, _controller) = serving_mlp(dir.path(), 1, &["mlp"]).await;
     invoke(&mut client(&worker), "mlp", 1, &row(1)).await.unwrap();

@@ -1,4 +1,5 @@
-//! Intermediate data: kept by whoever made it, taken by name on the same node and on another.
+//! Tests of intermediate data: stored on the node that made it, read by name there and on another
+//! node.
 
 use std::time::Duration;
 
@@ -11,9 +12,9 @@ use millrace_worker::start::{Worker, start};
 use crate::controller::Controller;
 use crate::support::{Client, all_up, client, config, invoke, request, row, serving_mlp, within};
 
-/// Rows that make an output too large to be answered.
+/// Number of rows that make an output too large to be answered.
 pub(crate) const ROWS: u64 = 512;
-/// What one row takes.
+/// Size of one row, in bytes.
 pub(crate) const ROW_BYTES: u64 = 64 * 4;
 
 pub(crate) fn rows(rows: u64) -> wire::InferTensor {
@@ -22,11 +23,10 @@ pub(crate) fn rows(rows: u64) -> wire::InferTensor {
 }
 
 pub(crate) fn tensor(rows: u64, data: bytes::Bytes, parts: Vec<wire::TensorPart>) -> wire::InferTensor {
-    let (name, datatype) = ("x".into(), "FP32".into());
-    wire::InferTensor { name, datatype, shape: vec![rows as i64, 64], data, parts }
+    wire::InferTensor { name: "x".into(), datatype: "FP32".into(), shape: vec![rows as i64, 64], data, parts }
 }
 
-/// A request that is to keep what comes out for so long.
+/// Returns a request that wants its output stored for `time`.
 pub(crate) fn keeping(id: u64, input: wire::InferTensor, time: Duration) -> wire::InvokeRequest {
     let hold = wire::Hold { time: Some(time.try_into().unwrap()), answered: Vec::new() };
     wire::InvokeRequest { inputs: vec![input], hold: Some(hold), ..request("mlp", id, &[]) }
@@ -36,7 +36,7 @@ pub(crate) async fn ask(client: &mut Client, request: wire::InvokeRequest) -> wi
     within("an answer", client.invoke(request)).await.unwrap().into_inner()
 }
 
-/// The object that an output is, as others are told of it.
+/// Returns the object of a stored output, with the address that other workers need.
 pub(crate) fn object(response: &wire::InvokeResponse, home: &Worker) -> wire::Object {
     let [output] = &response.outputs[..] else { panic!("{response:?}") };
     assert!(output.data.is_empty());
@@ -45,17 +45,16 @@ pub(crate) fn object(response: &wire::InvokeResponse, home: &Worker) -> wire::Ob
 }
 
 pub(crate) fn part(object: &wire::Object, first: u64, rows: u64) -> wire::TensorPart {
-    let (offset, bytes) = (first * ROW_BYTES, rows * ROW_BYTES);
-    wire::TensorPart {
-        part: Some(Part::Held(wire::HeldPart { object: Some(object.clone()), offset, bytes })),
-    }
+    let held =
+        wire::HeldPart { object: Some(object.clone()), offset: first * ROW_BYTES, bytes: rows * ROW_BYTES };
+    wire::TensorPart { part: Some(Part::Held(held)) }
 }
 
 pub(crate) fn methods(response: &wire::InvokeResponse) -> Vec<(wire::FetchMethod, u64)> {
     response.fetched.iter().map(|it| (it.method(), it.bytes)).collect()
 }
 
-/// What two MLPs in a row make of the rows, without an object.
+/// Returns the output of two MLPs in a row, without an object in between.
 pub(crate) async fn twice(client: &mut Client, rows_: u64) -> bytes::Bytes {
     let once =
         ask(client, wire::InvokeRequest { inputs: vec![rows(rows_)], ..request("mlp", 90, &[]) }).await;
@@ -65,7 +64,7 @@ pub(crate) async fn twice(client: &mut Client, rows_: u64) -> bytes::Bytes {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_kept_is_taken_by_name_until_it_is_let_go() {
+async fn an_object_is_read_by_name_until_it_is_released() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, controller) = serving_mlp(dir.path(), 1, &["mlp"]).await;
     controller.lead(1);
@@ -77,7 +76,7 @@ async fn what_is_kept_is_taken_by_name_until_it_is_let_go() {
     assert_eq!(object.bytes, ROWS * ROW_BYTES);
     let id = object.id.clone().unwrap();
     assert_eq!((id.home.as_str(), id.epoch), ("w1", 1));
-    // It outlives a sync period, so that the cluster hears of it.
+    // The object outlives a sync period, so it is reported to the cluster.
     controller
         .committed("the object in tier 2", |ledger| {
             ledger.kept.entries.iter().any(|entry| entry.counter == id.counter)
@@ -90,7 +89,7 @@ async fn what_is_kept_is_taken_by_name_until_it_is_let_go() {
     assert_eq!(taken.outputs[0].data, expected);
     assert_eq!(methods(&taken), [(wire::FetchMethod::IntraGpu, ROWS * ROW_BYTES)]);
 
-    // Rows of it, in another order, and bytes between them.
+    // Rows of the object in another order, with bytes between them.
     let middle = expected.len() / ROWS as usize;
     let own = row(7).into_iter().flat_map(f32::to_le_bytes).collect::<Vec<u8>>();
     let parts = vec![
@@ -111,16 +110,17 @@ async fn what_is_kept_is_taken_by_name_until_it_is_let_go() {
     worker.shutdown().await;
 }
 
-/// A run of other rows may round in another order.
+/// Whether two answers agree within rounding: a run with other rows may round in another order.
 pub(crate) fn close(a: &[u8], b: &[u8]) -> bool {
     let floats = |bytes: &[u8]| -> Vec<f32> {
         bytes.chunks_exact(4).map(|it| f32::from_le_bytes(it.try_into().unwrap())).collect()
     };
-    let (a, b) = (floats(a), floats(b));
+    let a = floats(a);
+    let b = floats(b);
     a.len() == b.len() && a.iter().zip(&b).all(|(a, b)| (a - b).abs() <= 1e-4 * (1.0 + b.abs()))
 }
 
-/// Two workers that serve the MLP.
+/// Starts two workers that serve the MLP.
 async fn pair(dir: &std::path::Path) -> (Worker, Worker, [Controller; 2]) {
     let (first, controller) = serving_mlp(&dir.join("w1"), 1, &["mlp"]).await;
     let other = Controller::start("test-cluster", 1).await;
@@ -135,7 +135,7 @@ async fn pair(dir: &std::path::Path) -> (Worker, Worker, [Controller; 2]) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_object_of_another_worker_comes_from_there_and_is_lost_with_it() {
+async fn an_object_of_another_worker_is_fetched_from_it_and_lost_with_it() {
     let dir = tempfile::tempdir().unwrap();
     let (first, second, _controllers) = pair(dir.path()).await;
     let expected = twice(&mut client(&first), ROWS).await;
@@ -147,13 +147,13 @@ async fn an_object_of_another_worker_comes_from_there_and_is_lost_with_it() {
     let taken = ask(&mut client(&second), request(2)).await;
     assert!(close(&taken.outputs[0].data, &expected));
     assert_eq!(methods(&taken), [(wire::FetchMethod::InterNode, ROWS * ROW_BYTES)]);
-    // More than there is of it is refused where it is.
+    // A range beyond the object is refused on its owner node.
     let beyond = tensor(1, bytes::Bytes::new(), vec![part(&object, ROWS, 1)]);
     let beyond = wire::InvokeRequest { inputs: vec![beyond], ..self::request("mlp", 3, &[]) };
     let refused = from_status(&client(&first).invoke(beyond.clone()).await.unwrap_err());
-    assert_eq!(refused.reason, Reason::MalformedRequest, "where it is");
+    assert_eq!(refused.reason, Reason::MalformedRequest, "on the owner node");
     let refused = from_status(&client(&second).invoke(beyond).await.unwrap_err());
-    assert_eq!(refused.reason, Reason::MalformedRequest, "and from elsewhere");
+    assert_eq!(refused.reason, Reason::MalformedRequest, "from another node");
     let both = wire::InferTensor { parts: vec![part(&object, 0, 1)], ..rows(1) };
     let both = wire::InvokeRequest { inputs: vec![both], ..self::request("mlp", 6, &[]) };
     let refused = from_status(&client(&first).invoke(both).await.unwrap_err());
@@ -165,13 +165,13 @@ async fn an_object_of_another_worker_comes_from_there_and_is_lost_with_it() {
     let two = tensor(2 * ROWS, bytes::Bytes::new(), vec![part(&object, 0, ROWS), part(&other, 0, ROWS)]);
     let two = wire::InvokeRequest { inputs: vec![two], ..self::request("mlp", 5, &[]) };
     let lost = ask(&mut client(&second), two).await;
-    // All of them, so that they are made again at once.
+    // Both objects are named, so that they are computed again at once.
     assert_eq!(lost.lost, [object.id.unwrap(), other.id.unwrap()]);
     second.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_nobody_comes_for_goes_in_its_time() {
+async fn an_unread_object_is_dropped_when_it_expires() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, _controller) = serving_mlp(dir.path(), 1, &["mlp"]).await;
     let kept = ask(&mut client(&worker), keeping(1, rows(ROWS), Duration::from_millis(1))).await;
@@ -191,7 +191,7 @@ async fn what_nobody_comes_for_goes_in_its_time() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_finds_no_room_is_answered() {
+async fn an_output_that_does_not_fit_is_answered() {
     let dir = tempfile::tempdir().unwrap();
     let controller = Controller::start("test-cluster", 1).await;
     let mut config = config(dir.path(), &[controller.addr], 1);
@@ -207,7 +207,7 @@ async fn what_finds_no_room_is_answered() {
     object(&first, &worker);
     let second = ask(&mut client, keeping(2, rows(ROWS), Duration::from_secs(60))).await;
     assert_eq!(second.outputs[0].data.len() as u64, ROWS * ROW_BYTES);
-    // One that is to be looked at comes, room or not; and so does one that is small.
+    // A small output is answered in any case.
     let small = ask(&mut client, keeping(3, rows(1), Duration::from_secs(60))).await;
     assert_eq!(small.outputs[0].data.len() as u64, ROW_BYTES);
     worker.shutdown().await;

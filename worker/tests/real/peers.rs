@@ -1,4 +1,4 @@
-//! Models that come from another GPU's executor (T22, T25).
+//! Tests of models that are copied from another GPU's executor (T22, T25).
 
 use std::path::Path;
 use std::time::Duration;
@@ -18,21 +18,28 @@ use crate::support::{Client, all_up, client, config, inject, kill_9, texts, valu
 pub(crate) type Answer = JoinHandle<Result<wire::InvokeResponse, Failure>>;
 
 const LOOK_EVERY: Duration = Duration::from_millis(1);
-/// More than is there while any chunk of the model's 45,560,832 bytes is missing, the short last one
-/// included: a GPU lends none but whole models.
+/// Bytes that are loaded only if every chunk of the model's 45,560,832 bytes is, the short last one
+/// included: a GPU lends only whole models.
 const ALMOST_ALL: u64 = 45_500_000;
 
-/// Most of its 46 MB are embeddings, so that it takes long to copy and not to run.
+/// Returns a model that takes long to copy and not to run, because embeddings make up most of its
+/// 46 MB.
 pub(crate) fn model() -> Vec<u8> {
-    let (layers, hidden, heads, inner) = (2, 256, 4, 1024);
-    synth::bert_like(synth::Encoder { layers, hidden, heads, inner, vocabulary: 38_000, positions: 64 })
+    synth::bert_like(synth::Encoder {
+        layers: 2,
+        hidden: 256,
+        heads: 4,
+        inner: 1024,
+        vocabulary: 38_000,
+        positions: 64,
+    })
 }
 
-/// A worker with two GPUs joined by an NVLink, and the model whole on GPU 0.
+/// A worker with two GPUs joined by an NVLink, and the whole model on GPU 0.
 struct Joined {
     worker: Worker,
     controller: Controller,
-    /// What the model says, copied from the host.
+    /// Answer of the model when it was copied from the host.
     answer: Vec<f32>,
 }
 
@@ -62,7 +69,7 @@ async fn joined_with(dir: &Path, isolation: Isolation) -> Joined {
     Joined { worker, controller, answer }
 }
 
-/// Sends a request of so many texts, all with the same four tokens.
+/// Sends a request of `count` texts, all with the same four tokens.
 pub(crate) fn ask(client: &Client, id: u64, count: usize) -> Answer {
     let request = texts("bert", id, [3, 37_999, 12, 20_000], count);
     let mut client = client.clone();
@@ -73,7 +80,8 @@ pub(crate) fn ask(client: &Client, id: u64, count: usize) -> Answer {
 }
 
 impl Joined {
-    /// Has GPU 0 at work, and a second request on its way to GPU 1; gives both.
+    /// Keeps GPU 0 busy and sends a second request, for which GPU 1 loads the model. Returns both
+    /// answers.
     async fn second(&self) -> [Answer; 2] {
         let client = client(&self.worker);
         for id in 1.. {
@@ -86,19 +94,20 @@ impl Joined {
                 () = async { drop(self.controller.telemetry("the model on its way", coming).await) } => {
                     return [first, second];
                 }
-                // GPU 0 was idle again before it came, and took it: once more.
+                // GPU 0 became idle before the second request arrived, and ran it: try again.
                 answer = &mut second => {
                     answer.unwrap().unwrap();
                     first.await.unwrap().unwrap();
                     let snapshot = self.worker.node().snapshot().await;
-                    assert!(snapshot.gpus[1].models.is_empty(), "nothing is copied in a moment: {snapshot:?}");
+                    assert!(snapshot.gpus[1].models.is_empty(), "no copy started: {snapshot:?}");
                 }
             }
         }
-        unreachable!("it is tried until it succeeds")
+        unreachable!("the loop ends only with a success")
     }
 
-    /// Waits until GPU 0 is at work now: telemetry may still tell of what it did before.
+    /// Waits until GPU 0 runs a request. Telemetry may still show its earlier state, so snapshots
+    /// are read.
     async fn busy(&self) {
         let look = async || self.worker.node().snapshot().await.gpus[0].running.is_some();
         while !look().await {
@@ -106,7 +115,7 @@ impl Joined {
         }
     }
 
-    /// Waits until some of the model is on GPU 1.
+    /// Waits until a part of the model is on GPU 1.
     async fn begun(&self) -> wire::Telemetry {
         let some =
             |telemetry: &wire::Telemetry| telemetry.gpus[1].models.iter().any(|model| model.loaded_bytes > 0);
@@ -117,7 +126,7 @@ impl Joined {
         assert_eq!(values(&second.await.unwrap().unwrap()), self.answer, "bit by bit");
         let rows = values(&first.await.unwrap().unwrap());
         for row in rows.chunks(self.answer.len()) {
-            // In a batch, sums are taken in another order.
+            // A batch sums in another order.
             assert!(row.iter().zip(&self.answer).all(|(a, b)| (a - b).abs() < 1e-3), "{row:?}");
         }
     }
@@ -140,8 +149,9 @@ async fn a_model_from_a_peer_answers_as_one_from_the_host() {
     joined.worker.shutdown().await;
 }
 
-/// Breaks a copy between the GPUs while it is under way, which costs no answer, and checks what `then` says
-/// of the worker afterwards. A machine that is busy enough ends the copy before: it is tried again then.
+/// Breaks a copy between the GPUs while it is in progress, which must cost no answer. Then runs the
+/// checks `then`. On a busy machine the copy may end before it is broken: the test then tries
+/// again.
 async fn broken(
     isolation: Isolation,
     breaks: impl AsyncFn(&Joined, &wire::Telemetry),
@@ -170,8 +180,8 @@ async fn a_source_killed_in_the_middle_of_a_copy_leaves_the_rest_to_the_host() {
     broken(Isolation::Gpu, kill, async |_| {}).await;
 }
 
-/// Where each model has a process of its own, the GPU's memory outlives it: what is being copied
-/// stays until the copy has stopped, and the rest comes from elsewhere.
+/// With a process per model, the GPU's memory outlives the process. The model that is being copied
+/// stays until the copy has stopped, and the rest is copied from the host.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_models_process_killed_in_the_middle_of_a_copy_leaves_the_rest_to_the_host() {
     let kill = async |_: &Joined, now: &wire::Telemetry| kill_9(now.gpus[0].models[0].executor_pid);
@@ -183,7 +193,7 @@ async fn a_models_process_killed_in_the_middle_of_a_copy_leaves_the_rest_to_the_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_model_from_a_peer_answers_as_one_from_the_host_in_processes_of_their_own() {
+async fn with_a_process_per_model_a_model_from_a_peer_answers_as_one_from_the_host() {
     let dir = tempfile::tempdir().unwrap();
     let joined = joined_with(dir.path(), Isolation::Resident).await;
     joined.check(joined.second().await).await;

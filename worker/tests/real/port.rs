@@ -1,4 +1,4 @@
-//! A process port by itself, on an actor thread of its own and without actors.
+//! A process port for tests, on an actor thread of its own and without actors.
 
 use std::sync::mpsc;
 use std::thread::JoinHandle;
@@ -17,7 +17,7 @@ enum Order {
     Kill,
 }
 
-/// A port on an actor thread of its own, and its events with the moment each was delivered.
+/// A port on an actor thread of its own, and its events with their times of delivery.
 pub(crate) struct Port {
     orders: Option<async_mpsc::UnboundedSender<Order>>,
     events: async_mpsc::UnboundedReceiver<(Timestamp, PortEvent)>,
@@ -26,13 +26,13 @@ pub(crate) struct Port {
 }
 
 impl Port {
-    /// A port to real executors.
+    /// Starts a port to real executors.
     pub(crate) fn start() -> Self {
         let (program, args) = this_program_as("executor_child");
         Self::to(ExecutorCommand { program, args, envs: vec![(EXECUTOR_VARIABLE.into(), "1".into())] })
     }
 
-    /// A port to what a shell makes of this; the socket is its standard input.
+    /// Starts a port to a shell that runs this script; the socket is its standard input.
     pub(crate) fn to_script(script: &str) -> Self {
         Self::to(ExecutorCommand {
             program: "/bin/sh".into(),
@@ -78,7 +78,7 @@ impl Port {
         (at, event.kind)
     }
 
-    /// The executor's pid, as it said itself.
+    /// Waits until the executor is ready. Returns the pid that it reports.
     pub(crate) async fn until_ready(&mut self) -> u32 {
         match self.next().await.1 {
             PortEventKind::Event(Event::Ready(ready), _) => ready.pid,
@@ -86,7 +86,8 @@ impl Port {
         }
     }
 
-    /// When the end was reported. Starts the next incarnation.
+    /// Waits for the end of the executor and starts the next incarnation. Returns the time of the
+    /// report.
     pub(crate) async fn until_exited(&mut self) -> Timestamp {
         let (at, _) = self.exit().await;
         self.incarnation.0 += 1;
@@ -94,7 +95,7 @@ impl Port {
         at
     }
 
-    /// When it ended, and how.
+    /// Waits for the end of the executor. Returns its time and its status.
     pub(crate) async fn exit(&mut self) -> (Timestamp, String) {
         match self.next().await {
             (at, PortEventKind::Exited { status }) => (at, status),

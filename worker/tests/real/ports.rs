@@ -1,4 +1,4 @@
-//! What a process port reports of good and bad executors.
+//! Tests of a process port's reports of good and bad executors.
 
 use millrace_worker::port::PortEventKind;
 use millrace_worker::process_port::ExecutorCommand;
@@ -45,7 +45,7 @@ async fn an_event_before_ready_kills_the_incarnation() {
 }
 
 #[tokio::test]
-async fn a_program_that_is_not_there_is_reported() {
+async fn a_missing_executor_program_is_reported() {
     let command = ExecutorCommand { program: "/no/such/program".into(), args: Vec::new(), envs: Vec::new() };
     match Port::to(command).next().await.1 {
         PortEventKind::SpawnFailed { message } => assert!(message.contains("/no/such/program"), "{message}"),

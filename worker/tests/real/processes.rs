@@ -1,4 +1,5 @@
-//! Processes as the operating system sees them: none stays behind, and nothing leaks.
+//! Tests of processes as the operating system sees them: no process stays behind, and nothing
+//! leaks.
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
@@ -13,7 +14,7 @@ use rustix::process::{PidfdFlags, Resource, Rlimit, getrlimit, pidfd_open, prlim
 use crate::controller::Controller;
 use crate::support::{WORKER_VARIABLE, all_up, kill_9, pid, this_program_as, topology, within};
 
-/// The end of a process, waited for through a pidfd: it names that process alone.
+/// Waits for the end of a process through a pidfd, which names that process alone.
 pub(crate) struct End(OwnedFd);
 
 impl End {
@@ -52,20 +53,20 @@ impl WorkerProcess {
         self.child.id().unwrap()
     }
 
-    /// Lets it have so many descriptors more than it has now. Gives the limit that it had.
+    /// Limits the worker to `more` descriptors beyond those it has now. Returns the earlier limit.
     pub(crate) fn spare_descriptors(&self, more: usize) -> Rlimit {
         let entries = std::fs::read_dir(format!("/proc/{}/fd", self.pid())).unwrap();
         let number = |entry: std::io::Result<std::fs::DirEntry>| {
             entry.unwrap().file_name().to_str().unwrap().parse::<u64>().unwrap()
         };
         let taken: BTreeSet<u64> = entries.map(number).collect();
-        // A new one gets the lowest number that is free, if that is below the limit.
+        // A new descriptor gets the lowest free number, if that is below the limit.
         let current = (0..).filter(|number| !taken.contains(number)).nth(more);
         let maximum = getrlimit(Resource::Nofile).maximum;
         self.limit_descriptors(Rlimit { current, maximum })
     }
 
-    /// Sets the limit of its descriptors, and gives the one that it had.
+    /// Sets the limit of the worker's descriptors. Returns the earlier limit.
     pub(crate) fn limit_descriptors(&self, limit: Rlimit) -> Rlimit {
         prlimit(Some(pid(self.pid())), Resource::Nofile, limit).unwrap()
     }
@@ -74,7 +75,7 @@ impl WorkerProcess {
         std::fs::read_dir(format!("/proc/{}/fd", self.pid())).unwrap().count()
     }
 
-    /// Its children, zombies included.
+    /// Returns the number of the worker's children, zombies included.
     fn children(&self) -> usize {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap();
         let of = |task: std::io::Result<std::fs::DirEntry>| {
@@ -109,7 +110,7 @@ async fn a_worker_killed_with_9_leaves_no_executor() {
     }
 }
 
-/// A file of a process's folder in `/proc`.
+/// Returns a file of a process's folder in `/proc`.
 pub(crate) fn proc_file(pid: u32, name: &str) -> String {
     let bytes = std::fs::read(format!("/proc/{pid}/{name}")).unwrap();
     String::from_utf8_lossy(&bytes).trim_end().to_owned()
@@ -121,7 +122,7 @@ async fn executors_have_none_of_the_workers_variables() {
     let controller = Controller::start("test-cluster", 1).await;
     let worker = WorkerProcess::start(dir.path(), &controller, Isolation::Gpu);
     let executors = executor_pids(&all_up(&controller).await);
-    // Stands for an operator's secret.
+    // The variable stands for an operator's secret.
     let canary = format!("{WORKER_VARIABLE}=");
     assert!(proc_file(worker.pid(), "environ").contains(&canary));
     for executor in executors {
@@ -131,7 +132,7 @@ async fn executors_have_none_of_the_workers_variables() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn executors_are_ended_before_their_worker_when_memory_runs_out() {
+async fn the_kernel_kills_executors_before_their_worker_when_memory_is_short() {
     let dir = tempfile::tempdir().unwrap();
     let controller = Controller::start("test-cluster", 1).await;
     let _worker = WorkerProcess::start(dir.path(), &controller, Isolation::Gpu);
@@ -168,7 +169,8 @@ async fn twenty_killed_executors_leave_no_process_no_descriptor_and_no_memory() 
     for round in 0..20 {
         let telemetry = all_up(&controller).await;
         let gpu = &telemetry.gpus[round % 2];
-        let (index, incarnation) = (gpu.index as usize, gpu.incarnation);
+        let index = gpu.index as usize;
+        let incarnation = gpu.incarnation;
         kill_9(gpu.executor_pid);
         let again = |telemetry: &wire::Telemetry| {
             let gpu = &telemetry.gpus[index];
@@ -177,7 +179,7 @@ async fn twenty_killed_executors_leave_no_process_no_descriptor_and_no_memory() 
         controller.telemetry("the executor again", again).await;
     }
     assert_eq!((worker.children(), worker.descriptors()), before);
-    // Allocators keep some; a leaked mapping or buffer per kill would be far more.
+    // Allocators keep some memory; a mapping or buffer leaked per kill would be far more.
     let grown = worker.resident_bytes().saturating_sub(resident);
     assert!(grown < 8 << 20, "{grown} bytes more after 20 kills");
 }

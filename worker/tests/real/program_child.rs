@@ -1,4 +1,4 @@
-//! What the processes of these tests do: this test program, as a user's function.
+//! The function that the tests' processes run: this test program as a user's program.
 
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::FileExt as _;
@@ -12,10 +12,10 @@ use millrace_types::{Epoch, NodeName};
 
 use crate::support::FUNCTION_VARIABLE;
 
-/// More than what travels inside messages.
+/// Size of large data, which does not travel inside messages.
 pub(crate) const LARGE: usize = 3 << 20;
 
-/// The input `what` says what it does, and where a test needs one, `x` is data.
+/// Serves calls. The input `what` names the action, and `x` is its data.
 pub(crate) fn be_a_function() {
     match std::env::var(FUNCTION_VARIABLE).as_deref() {
         Ok("flood") => flood(),
@@ -23,7 +23,7 @@ pub(crate) fn be_a_function() {
     }
 }
 
-/// Greets, asks for names, and never reads.
+/// Greets, requests names, and never reads.
 fn flood() {
     let socket = std::io::stdin().as_fd().try_clone_to_owned().unwrap();
     let mut outbox = Outbox::default();
@@ -44,7 +44,7 @@ fn obey(call: &Call) -> Result<(), Error> {
     let word = words.next().unwrap_or_default();
     match word {
         "die" => std::process::abort(),
-        // Dies once: the file says that it has.
+        // Aborts once: the file records that it has.
         "die-once" => {
             let marker = Path::new(words.next().unwrap());
             if !marker.exists() {
@@ -52,9 +52,11 @@ fn obey(call: &Call) -> Result<(), Error> {
                 std::process::abort();
             }
         }
-        // Says that it has begun, and dies once it is told to; the next one does not.
+        // Reports that it has begun, and aborts when the test says so; the next process does not
+        // abort.
         "die-when-told" => {
-            let (begun, told) = (Path::new(words.next().unwrap()), Path::new(words.next().unwrap()));
+            let begun = Path::new(words.next().unwrap());
+            let told = Path::new(words.next().unwrap());
             if !begun.exists() {
                 std::fs::write(begun, "").unwrap();
                 while !told.exists() {
@@ -66,7 +68,7 @@ fn obey(call: &Call) -> Result<(), Error> {
         "hang" => loop {
             std::thread::park();
         },
-        // What it starts writes its pid and lives on.
+        // The child writes its pid and keeps running.
         "start" => {
             let script =
                 format!("echo $$ > {0}.tmp && mv {0}.tmp {0}; exec sleep 1000", words.next().unwrap());
@@ -76,13 +78,13 @@ fn obey(call: &Call) -> Result<(), Error> {
                 std::thread::park();
             }
         }
-        // What the kernel has no memory for: nothing of it is written.
+        // The kernel lacks memory for this output, so no byte of it is written.
         "sparse" => {
             let id = call.unique_id()?;
             call.store(&id, call.create(1 << 40)?)?;
             return call.output("y", &id, DataType::Uint8, &[1 << 40]);
         }
-        // Answers the name of what it stored.
+        // Answers the name of the data that it stored.
         "name" => {
             let id = call.unique_id()?;
             let mut kept = call.create(x.len())?;
@@ -90,14 +92,14 @@ fn obey(call: &Call) -> Result<(), Error> {
             call.store(&id, kept)?;
             return answer(call, id.to_string().as_bytes());
         }
-        // Stores under the name that `x` is.
+        // Stores data under the name in `x`.
         "take" => {
             let id = named(&x)?;
             call.store(&id, call.create(1)?)
                 .map_err(|it| Error::Function(format!("{}: {it}", it.reason())))?;
             return answer(call, b"stored");
         }
-        // Finds what was stored under the name that `x` is.
+        // Fetches the data with the name in `x`.
         "find" => {
             let found =
                 call.fetch(&named(&x)?).map_err(|it| Error::Function(format!("{}: {it}", it.reason())))?;
@@ -106,7 +108,7 @@ fn obey(call: &Call) -> Result<(), Error> {
         "refuse" => return Err(Error::Function("not today".into())),
         "forget" => return Ok(()),
         "scribble" => return answer(call, scribble().as_bytes()),
-        // Answers an input as it came.
+        // Answers an input unchanged.
         "hand-on" => {
             let id = call.input("x")?.id.clone();
             return call.output("y", &id, DataType::Uint8, &[x.len() as i64]);
@@ -119,9 +121,10 @@ fn obey(call: &Call) -> Result<(), Error> {
     } else {
         y.iter_mut().zip(x.bytes()?).for_each(|(to, from)| *to = from.wrapping_add(1));
     }
-    let (id, shape) = (call.unique_id()?, [y.len() as i64]);
+    let id = call.unique_id()?;
+    let shape = [y.len() as i64];
     call.store(&id, y)?;
-    // What was stored is found again, where it lies.
+    // Stored data is found again in place.
     assert_eq!(call.fetch(&id)?.len() as i64, shape[0]);
     if word == "mistype" {
         return call.output("y", &id, DataType::Int8, &shape);
@@ -136,22 +139,25 @@ fn obey(call: &Call) -> Result<(), Error> {
 }
 
 fn answer(call: &Call, data: &[u8]) -> Result<(), Error> {
-    let (id, mut room) = (call.unique_id()?, call.create(data.len())?);
+    let id = call.unique_id()?;
+    let mut room = call.create(data.len())?;
     room.copy_from_slice(data);
     call.store(&id, room)?;
     call.response("y", &id, DataType::Uint8, &[data.len() as i64])
 }
 
-/// Whether this process has memory from its worker, and what it could do to that.
+/// Returns whether this process has memory from its worker, and the changes that it could make to
+/// the memory.
 fn scribble() -> String {
-    let (mut has, mut done) = (false, Vec::new());
+    let mut has = false;
+    let mut done = Vec::new();
     for entry in std::fs::read_dir("/proc/self/fd").unwrap() {
         let path = entry.unwrap().path();
         let target = std::fs::read_link(&path).unwrap_or_default();
         if !target.to_string_lossy().starts_with("/memfd:millrace") {
             continue;
         }
-        // Another way in, whatever the descriptor allows.
+        // Opening the file again bypasses the rights of the descriptor.
         let file = std::fs::File::options().write(true).open(&path).unwrap();
         let tried = [
             ("write", file.write_all_at(b"x", 0)),
@@ -164,7 +170,7 @@ fn scribble() -> String {
     format!("{has} {done:?}")
 }
 
-/// A name of data, as text.
+/// Parses the name of data.
 fn named(text: &Buffer) -> Result<DataId, Error> {
     let text = String::from_utf8_lossy(text.bytes()?).into_owned();
     let words: Vec<_> = text.split('/').collect();

@@ -1,4 +1,4 @@
-//! Programs that do not start, hang, or do as they should not.
+//! Tests of programs that do not start, hang, or misbehave.
 
 use millrace_proto::status::from_status;
 use millrace_proto::worker as wire;
@@ -12,12 +12,13 @@ use crate::programs::{ask, asking, desire, large, process, serving, worker_with,
 use crate::support::{FUNCTION_VARIABLE, all_up, client, launcher, script, within};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_program_that_does_not_start_has_its_requests_refused_and_not_kept_waiting() {
+async fn requests_of_a_program_that_does_not_start_are_refused_at_once() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, controller) = worker_with(dir.path(), Some(launcher())).await;
-    // It starts once there is the file that it looks for.
+    // The program starts once the file exists.
     let file = dir.path().join("there");
-    let (program, args) = (script(), file.display().to_string());
+    let program = script();
+    let args = file.display().to_string();
     let text = String::from_utf8(program).unwrap();
     let guarded = text.replacen('\n', &format!("\n[ -e {args} ] || {{ echo no library; exit 7; }}\n"), 1);
     desire(&controller, "f", guarded.as_bytes(), 1, true);
@@ -33,7 +34,7 @@ async fn a_program_that_does_not_start_has_its_requests_refused_and_not_kept_wai
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_program_of_another_machine_is_not_ready_and_says_why() {
+async fn a_program_for_another_machine_fails_with_the_reason() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, controller) = worker_with(dir.path(), Some(launcher())).await;
     desire(&controller, "f", b"\x7fELF no program of this machine", 1, true);
@@ -43,14 +44,14 @@ async fn a_program_of_another_machine_is_not_ready_and_says_why() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_process_whose_client_went_away_is_replaced_and_the_next_request_runs() {
+async fn a_process_is_replaced_after_its_client_left_and_the_next_request_runs() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, _controller) = serving(dir.path(), 1, true).await;
     let end = End::of(process(&mut client(&worker), 1).await);
     let said = dir.path().join("started");
     let what = format!("start {}", said.display());
     let mut other = client(&worker);
-    // It has a minute, which nobody waits for.
+    // The call has a timeout of a minute, which the test does not wait for.
     let asked = tokio::spawn(async move { ask(&mut other, asking(2, &what, b"x")).await });
     written_pid(&said).await;
     asked.abort();
@@ -61,7 +62,7 @@ async fn a_process_whose_client_went_away_is_replaced_and_the_next_request_runs(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_process_that_asks_and_never_reads_is_killed() {
+async fn a_process_that_sends_requests_and_never_reads_is_killed() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, controller) = worker_with(dir.path(), Some(launcher())).await;
     let one = format!("{FUNCTION_VARIABLE}=1");
@@ -96,7 +97,7 @@ async fn a_worker_killed_with_9_leaves_no_program() {
     let controller = Controller::start("test-cluster", 1).await;
     let mut worker = WorkerProcess::start(dir.path(), &controller, Isolation::Gpu);
     all_up(&controller).await;
-    // A program that never says anything: only the kernel ends it.
+    // A program that never greets: only the kernel ends it.
     let said = dir.path().join("pid");
     let silent = format!("#!/bin/sh\necho $$ > {0}.tmp && mv {0}.tmp {0}\nexec sleep 1000\n", said.display());
     desire(&controller, "f", silent.as_bytes(), 1, true);
@@ -107,7 +108,7 @@ async fn a_worker_killed_with_9_leaves_no_program() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_call_that_the_worker_has_no_descriptors_for_is_refused_and_its_process_goes_on() {
+async fn a_call_without_descriptors_for_it_is_refused_and_its_process_serves_on() {
     let dir = tempfile::tempdir().unwrap();
     let controller = Controller::start("test-cluster", 1).await;
     let worker = WorkerProcess::start(dir.path(), &controller, Isolation::Gpu);
@@ -117,7 +118,7 @@ async fn a_call_that_the_worker_has_no_descriptors_for_is_refused_and_its_proces
     let address = controller.hello().await.address;
     let mut remote = WorkerClient::connect(format!("http://{address}")).await.unwrap();
     let first = remote.invoke(asking(1, "pid", b"x")).await.unwrap().into_inner();
-    // One for the input's memory, and none to send that with.
+    // One descriptor for the input's memory, and none to send it with.
     let limit = worker.spare_descriptors(1);
     let refused = remote.invoke(asking(2, "go", &large())).await.unwrap_err();
     worker.limit_descriptors(limit);
@@ -145,10 +146,11 @@ async fn nothing_of_a_program_outlives_its_function_or_its_worker() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_program_that_is_going_is_started_for_the_requests_that_it_still_has() {
+async fn a_removed_program_is_started_again_for_its_remaining_requests() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, controller) = serving(dir.path(), 1, true).await;
-    let (begun, told) = (dir.path().join("begun"), dir.path().join("told"));
+    let begun = dir.path().join("begun");
+    let told = dir.path().join("told");
     let what = format!("die-when-told {} {}", begun.display(), told.display());
     let mut other = client(&worker);
     let asked = tokio::spawn(async move { ask(&mut other, asking(1, &what, b"abc")).await });
@@ -159,7 +161,7 @@ async fn a_program_that_is_going_is_started_for_the_requests_that_it_still_has()
     };
     within("the call", there).await;
     controller.desire(&[]);
-    // What nobody wants was removed before that is shown.
+    // The function is removed before the statuses show that.
     let mut statuses = worker.view().statuses.clone();
     within("the function to go", statuses.wait_for(|shown| shown.is_empty())).await.unwrap();
     std::fs::write(&told, "").unwrap();
@@ -176,7 +178,7 @@ async fn a_program_that_is_going_is_started_for_the_requests_that_it_still_has()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_program_started_is_killed_with_it() {
+async fn processes_started_by_a_program_are_killed_with_it() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, _controller) = serving(dir.path(), 1, true).await;
     let said = dir.path().join("started");

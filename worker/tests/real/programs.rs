@@ -1,4 +1,4 @@
-//! Functions that are programs: real processes (`program_child`) under a real worker.
+//! Tests of functions that are programs: real processes (`program_child`) under a real worker.
 
 use std::path::Path;
 use std::time::Duration;
@@ -34,7 +34,7 @@ pub(crate) fn packed(file: &[u8]) -> Vec<u8> {
     packed_with(&["y"], file)
 }
 
-/// The same of one that declares other outputs.
+/// Packs a program that declares these outputs.
 fn packed_with(outputs: &[&str], file: &[u8]) -> Vec<u8> {
     let program = Program { declared: declared(outputs), file: bytes::Bytes::copy_from_slice(file) };
     program.pack().unwrap().to_vec()
@@ -52,12 +52,13 @@ pub(crate) fn desire(controller: &Controller, name: &str, file: &[u8], processes
     let digest = controller.publish(&packed(file));
     controller.desire_with(&[(name, digest)], |state| {
         for function in &mut state.functions {
-            (function.processes, function.idempotent) = (processes, idempotent);
+            function.processes = processes;
+            function.idempotent = idempotent;
         }
     });
 }
 
-/// A worker that serves the script above.
+/// Starts a worker that serves the script of `program_child`.
 pub(crate) async fn serving(dir: &Path, processes: u32, idempotent: bool) -> (Worker, Controller) {
     let (worker, controller) = worker_with(dir, Some(launcher())).await;
     desire(&controller, "f", &script(), processes, idempotent);
@@ -66,8 +67,13 @@ pub(crate) async fn serving(dir: &Path, processes: u32, idempotent: bool) -> (Wo
 }
 
 pub(crate) fn tensor(name: &str, data: &[u8]) -> wire::InferTensor {
-    let (name, datatype, shape) = (name.into(), "UINT8".into(), vec![data.len() as i64]);
-    wire::InferTensor { name, datatype, shape, data: bytes::Bytes::copy_from_slice(data), parts: Vec::new() }
+    wire::InferTensor {
+        name: name.into(),
+        datatype: "UINT8".into(),
+        shape: vec![data.len() as i64],
+        data: bytes::Bytes::copy_from_slice(data),
+        parts: Vec::new(),
+    }
 }
 
 pub(crate) fn asking(id: u64, what: &str, x: &[u8]) -> wire::InvokeRequest {
@@ -117,7 +123,7 @@ async fn a_program_answers_small_and_large_data_and_no_gpu_is_charged() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_program_is_ended_before_its_worker_when_memory_runs_out() {
+async fn the_kernel_kills_a_program_before_its_worker_when_memory_is_short() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, _controller) = serving(dir.path(), 1, true).await;
     let pid = process(&mut client(&worker), 1).await;
@@ -126,7 +132,7 @@ async fn a_program_is_ended_before_its_worker_when_memory_runs_out() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_it_stores_is_an_object_under_its_own_name_and_what_it_responds_is_answered() {
+async fn stored_outputs_of_a_program_are_objects_and_its_responses_are_answered() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, controller) = serving(dir.path(), 1, true).await;
     controller.lead(1);
@@ -142,39 +148,41 @@ async fn what_it_stores_is_an_object_under_its_own_name_and_what_it_responds_is_
     assert_eq!((kept.data.len(), held.bytes), (0, LARGE as u64));
     let id = held.object.clone().unwrap().id.unwrap();
     assert_eq!((id.home.as_str(), id.epoch), ("w1", 1));
-    // The next call takes it as it lies.
+    // The next call reads the object in place.
     let next = wire::InferTensor { name: "x".into(), ..kept.clone() };
     let next = wire::InvokeRequest { inputs: vec![tensor("what", b"go"), next], ..request("f", 2, &[]) };
     let answer = ask(&mut client, next).await.unwrap();
     assert!(answer.outputs[0].data == plus_one(&plus_one(&x)));
     assert_eq!(answer.fetched[0].method(), wire::FetchMethod::Host);
-    // For the workflow's caller: bytes, though others are kept.
+    // A response is for the workflow's caller: its bytes are answered though other outputs are
+    // stored.
     let respond = wire::InvokeRequest { hold: hold(), ..asking(3, "respond", &x) };
     assert!(ask(&mut client, respond).await.unwrap().outputs[0].data == plus_one(&x));
     let released = wire::ReleaseObjectsRequest { ids: vec![id] };
     client.release_objects(released).await.unwrap();
-    // Nothing else is held.
+    // No other object is stored.
     let shown = within("the metrics", scraped(worker.addr())).await;
     assert!(shown.lines().any(|it| it == "millrace_objects 0.0"), "{shown}");
     worker.shutdown().await;
 }
 
-/// The name of the object that a held output is.
+/// Returns the name of a stored output's object.
 fn held(output: &wire::InferTensor) -> wire::DataId {
     let [wire::TensorPart { part: Some(Part::Held(held)) }] = &output.parts[..] else { panic!("{output:?}") };
     held.object.clone().unwrap().id.unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_object_that_is_two_outputs_is_there_until_both_are_let_go_of() {
+async fn an_object_of_two_outputs_stays_until_both_are_released() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, controller) = worker_with(dir.path(), Some(launcher())).await;
     let digest = controller.publish(&packed_with(&["y", "z"], &script()));
     controller.desire(&[("f", digest)]);
     controller.ready("f").await;
     controller.lead(1);
-    let (mut client, x) = (client(&worker), large());
-    // Both are held; or one is, and the other answered.
+    let mut client = client(&worker);
+    let x = large();
+    // Both outputs are stored, or one is stored and the other answered.
     for (id, answered) in [(1, None), (3, Some("y")), (5, Some("z"))] {
         let time = Some(Duration::from_secs(60).try_into().unwrap());
         let hold = wire::Hold { time, answered: answered.map(str::to_owned).into_iter().collect() };
@@ -194,7 +202,7 @@ async fn an_object_that_is_two_outputs_is_there_until_both_are_let_go_of() {
             ..request("f", id + 1, &[])
         };
         let answer = ask(&mut client, next).await.unwrap();
-        assert!(answer.lost.is_empty(), "{answered:?} was answered, and the other went with it");
+        assert!(answer.lost.is_empty(), "{answered:?} was answered, and the other output was lost");
         assert!(answer.outputs[0].data == plus_one(&plus_one(&x)));
         client.release_objects(wire::ReleaseObjectsRequest { ids }).await.unwrap();
     }
@@ -204,7 +212,7 @@ async fn an_object_that_is_two_outputs_is_there_until_both_are_let_go_of() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_name_is_used_once_though_what_it_stood_for_is_gone() {
+async fn a_name_is_not_used_again_after_its_object_is_gone() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, controller) = serving(dir.path(), 1, true).await;
     controller.lead(1);
@@ -219,7 +227,7 @@ async fn a_name_is_used_once_though_what_it_stood_for_is_gone() {
         assert!(failure.message.contains("TAKEN"), "{}", failure.message);
         client.release_objects(wire::ReleaseObjectsRequest { ids: vec![id.clone()] }).await.unwrap();
     }
-    // It is the same process, which can use the next one.
+    // The same process can use its next name.
     let next = format!("w1/1/{}", counter + 3);
     let stored = ask(&mut client, asking(4, "take", next.as_bytes())).await.unwrap();
     assert_eq!(stored.outputs[0].data.as_ref(), b"stored");
@@ -227,22 +235,23 @@ async fn a_name_is_used_once_though_what_it_stood_for_is_gone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn outputs_that_nobody_wants_are_let_go_of_at_once() {
+async fn outputs_of_a_failed_request_are_released_at_once() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, controller) = serving(dir.path(), 1, true).await;
     controller.lead(1);
-    // Its outputs name an object that is not of the type that is declared: nobody gets it.
+    // The output names an object of another type than declared, so the request fails and no caller
+    // reads the object.
     let failure = ask(&mut client(&worker), asking(1, "mistype", &large())).await.unwrap_err();
     assert_eq!(failure.reason, Reason::ModelFailed);
     // A drain waits for objects.
     let began = monotonic_now();
     worker.drain(Duration::from_secs(50)).await;
-    assert!(monotonic_now().since(began) < Duration::from_secs(40), "objects were left");
+    assert!(monotonic_now().since(began) < Duration::from_secs(40), "the drain waited for objects");
     worker.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_crash_is_answered_by_the_rules_and_the_process_comes_back() {
+async fn a_crash_fails_or_repeats_its_request_and_the_process_is_restarted() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, controller) = serving(dir.path(), 1, true).await;
     let mut client = client(&worker);
@@ -256,7 +265,7 @@ async fn a_crash_is_answered_by_the_rules_and_the_process_comes_back() {
     assert!(failure.message.contains("two processes"), "{}", failure.message);
     assert_ne!(process(&mut client, 4).await, first);
     let shown = within("the metrics", scraped(worker.addr())).await;
-    // Once for the first request, twice for the other.
+    // One restart for the first request, two for the second.
     let restarts = r#"millrace_function_process_restarts_total{tenant="default",function="f"} 3.0"#;
     assert!(shown.lines().any(|it| it == restarts), "{shown}");
 
@@ -269,7 +278,7 @@ async fn a_crash_is_answered_by_the_rules_and_the_process_comes_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_function_says_of_itself_is_the_callers_answer() {
+async fn an_error_of_the_function_is_the_callers_answer() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, _controller) = serving(dir.path(), 1, true).await;
     let mut client = client(&worker);
@@ -278,13 +287,13 @@ async fn what_a_function_says_of_itself_is_the_callers_answer() {
         assert_eq!(failure.reason, Reason::ModelFailed, "{what}");
         assert!(failure.message.contains(says), "{}", failure.message);
     }
-    // It is the same process all the time.
+    // All calls ran in the same process.
     assert_eq!(process(&mut client, 4).await, process(&mut client, 5).await);
     worker.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_input_is_handed_on_as_an_output_whatever_its_size() {
+async fn an_input_of_any_size_can_be_passed_on_as_an_output() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, controller) = serving(dir.path(), 1, true).await;
     controller.lead(1);
@@ -293,7 +302,7 @@ async fn an_input_is_handed_on_as_an_output_whatever_its_size() {
         let x = large()[..bytes].to_vec();
         let answer = ask(&mut client, asking(id, "hand-on", &x)).await.unwrap();
         assert!(answer.outputs[0].data == x, "{bytes} bytes");
-        // The same of an object, which is handed on as another.
+        // The same with an object as input, which is passed on as another object.
         let hold =
             Some(wire::Hold { time: Some(Duration::from_secs(60).try_into().unwrap()), answered: vec![] });
         let kept = wire::InvokeRequest { hold, ..asking(id, "hand-on", &x) };
@@ -308,7 +317,7 @@ async fn an_input_is_handed_on_as_an_output_whatever_its_size() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_program_cannot_change_what_it_is_given() {
+async fn a_program_cannot_change_its_inputs() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, _controller) = serving(dir.path(), 1, true).await;
     let answer = ask(&mut client(&worker), asking(1, "scribble", &large())).await.unwrap();
@@ -317,12 +326,12 @@ async fn a_program_cannot_change_what_it_is_given() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn as_many_run_at_one_time_as_there_are_processes() {
+async fn a_function_runs_as_many_requests_at_a_time_as_it_has_processes() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, _controller) = serving(dir.path(), 2, true).await;
     let mut hangs = client(&worker);
     let hang = tokio::spawn(async move { ask(&mut hangs, asking(1, "hang", b"x")).await });
-    // With one process this would wait for the first.
+    // With one process this call would wait for the first.
     let answer = ask(&mut client(&worker), asking(2, "go", b"abc")).await.unwrap();
     assert_eq!(answer.outputs[0].data.as_ref(), b"bcd");
     hang.abort();
@@ -330,7 +339,7 @@ async fn as_many_run_at_one_time_as_there_are_processes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn programs_are_refused_where_the_operator_did_not_allow_them() {
+async fn programs_are_refused_unless_the_operator_allows_them() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, controller) = worker_with(dir.path(), None).await;
     desire(&controller, "f", &script(), 1, true);
@@ -348,7 +357,7 @@ async fn an_output_larger_than_an_answer_is_refused() {
     assert!(failure.message.contains("of an answer"), "{failure:?}");
 }
 
-/// The pid that a script writes to a file.
+/// Waits for the pid that a script writes to a file.
 pub(crate) async fn written_pid(said: &Path) -> u32 {
     within("the program to start", async {
         loop {

@@ -1,4 +1,4 @@
-//! Where models go whose executor was killed (T16).
+//! Test of the places of models after their executor was killed (T16).
 
 use millrace_model::synth;
 use millrace_proto::worker as wire;
@@ -10,7 +10,7 @@ use crate::controller::Controller;
 use crate::ledger::Ledger;
 use crate::support::{all_up, client, config, kill_9, texts, values, within};
 
-/// An executor that does not start while a file is there.
+/// Returns an executor that does not start while a file exists.
 fn held_back(executor: ExecutorCommand, file: &std::path::Path) -> ExecutorCommand {
     let script = format!("while [ -e '{}' ]; do sleep 0.02; done; exec \"$0\" \"$@\"", file.display());
     let program = executor.program.clone().into_os_string();
@@ -19,7 +19,7 @@ fn held_back(executor: ExecutorCommand, file: &std::path::Path) -> ExecutorComma
     ExecutorCommand { program: "/bin/sh".into(), args, envs: executor.envs }
 }
 
-/// A model of its own for each, that answers alike: the seed of its name is all that differs.
+/// Returns three models with equal answers: they differ only in the seed of their weights.
 fn models() -> [Vec<u8>; 3] {
     [3_000, 3_001, 3_002].map(|vocabulary| {
         let encoder = synth::Encoder { vocabulary, ..synth::Encoder::TINY };
@@ -54,7 +54,7 @@ async fn moves_what_is_asked_for(dispatch: &str) {
     for name in names {
         controller.ready(name).await;
     }
-    // Both GPUs have long work of the first; the others' requests wait for either.
+    // Both GPUs have long runs of the first model; the requests of the others wait for either GPU.
     let send = |request: wire::InvokeRequest| {
         let mut client = client(&worker);
         tokio::spawn(async move { within("an answer", client.invoke(request)).await.unwrap().into_inner() })
@@ -75,7 +75,7 @@ async fn moves_what_is_asked_for(dispatch: &str) {
     };
     controller.committed("the models' new places", moved).await;
     let now = controller.latest_telemetry();
-    assert_eq!(now.gpus[0].health(), wire::GpuHealth::Restarting, "it is not back");
+    assert_eq!(now.gpus[0].health(), wire::GpuHealth::Restarting, "the killed executor is not back");
     std::fs::remove_file(&hold).unwrap();
     all_up(&controller).await;
     for answer in long.into_iter().chain(waiting) {

@@ -1,4 +1,4 @@
-//! Functions that keep state from one request of a sequence to the next (T10, T11).
+//! Tests of functions that keep state from one request of a sequence to the next (T10, T11).
 
 use std::path::Path;
 use std::sync::Arc;
@@ -18,13 +18,13 @@ use crate::objects::methods;
 use crate::programs::ask;
 use crate::support::{Client, all_up, client, config, invoke, kill_9, request, row, values, within, worker};
 
-/// Of so many numbers the state travels in messages.
+/// Width of a counter with state that travels in messages.
 const NARROW: usize = 4;
-/// Of so many it is an object: 128 KiB.
+/// Width of a counter with state that is an object of 128 KiB.
 const WIDE: usize = 32_768;
 const WIDE_BYTES: u64 = WIDE as u64 * 4;
 
-/// A worker that serves a counter of this width, and the MLP.
+/// Starts a worker that serves a counter of this width, and the MLP.
 async fn serving(
     dir: &Path,
     gpus: u32,
@@ -50,10 +50,10 @@ fn sequences(max: u32) -> wire::Sequences {
     wire::Sequences { state, idle: None, max }
 }
 
-/// A request of a sequence: `b` begins it, `e` ends it, `-` neither.
+/// Returns a request of a sequence: `b` starts it, `e` ends it, `-` does neither.
 fn asking(id: u64, sequence: u64, how: &str, x: &[f32]) -> wire::InvokeRequest {
-    let (start, end) = (how.contains('b'), how.contains('e'));
-    let place = wire::InSequence { id: Some(Id::Number(sequence)), start, end };
+    let id = Some(Id::Number(sequence));
+    let place = wire::InSequence { id, start: how.contains('b'), end: how.contains('e') };
     wire::InvokeRequest { sequence: Some(place), ..request("counter", id, x) }
 }
 
@@ -61,13 +61,13 @@ fn given(sequence: u64, n: u64, width: usize) -> Vec<f32> {
     (0..width as u64).map(|at| ((sequence * 31 + n * 7 + at) % 97) as f32 / 97.0 - 0.5).collect()
 }
 
-/// What a counter gives next that is asked by nobody else.
+/// Advances the state of a counter with a single client, and returns its expected answer.
 fn next(state: &mut [f32], x: &[f32]) -> Vec<f32> {
     state.iter_mut().zip(x).for_each(|(state, x)| *state = *state * KEPT + x);
     state.iter().map(|state| state * GAIN).collect()
 }
 
-/// Asks once more, and compares.
+/// Sends the next request of a sequence, and compares its answer.
 async fn count(
     client: &mut Client,
     id: u64,
@@ -85,7 +85,7 @@ async fn count(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_sequence_is_as_if_it_ran_alone() {
+async fn concurrent_sequences_give_the_answers_of_sequences_alone() {
     for (width, requests) in [(NARROW, 60), (WIDE, 20)] {
         let dir = tempfile::tempdir().unwrap();
         let (worker, _controller) = serving(dir.path(), 2, width, |it| it, |_| {}).await;
@@ -94,7 +94,7 @@ async fn each_sequence_is_as_if_it_ran_alone() {
             tokio::spawn(async move {
                 let mut state = vec![0.0; width];
                 for n in 0..requests {
-                    // Begun anew now and then, though nobody ended it.
+                    // The client starts the sequence again now and then, without an end before.
                     let how = if n % 17 == 0 { "b" } else { "-" };
                     count(&mut client, sequence * 1000 + n, sequence, how, &mut state).await;
                 }
@@ -107,10 +107,11 @@ async fn each_sequence_is_as_if_it_ran_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_next_request_reads_the_state_where_it_lies() {
+async fn the_next_request_reads_the_state_in_place() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, controller) = serving(dir.path(), 1, WIDE, |it| it, |_| {}).await;
-    let (mut client, mut state) = (client(&worker), vec![0.0; WIDE]);
+    let mut client = client(&worker);
+    let mut state = vec![0.0; WIDE];
     let objects = |now: &wire::Telemetry| now.gpus[0].object_bytes;
     for (id, how) in [(1, "b"), (2, "-"), (3, "-")] {
         let answer = count(&mut client, id, 7, how, &mut state).await;
@@ -123,13 +124,14 @@ async fn the_next_request_reads_the_state_where_it_lies() {
     worker.shutdown().await;
 }
 
-/// Both models have the GPU by turns: neither is copied back, and the state stays.
+/// The two models alternate on the GPU: neither is copied back, and the state stays.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_evicted_model_is_dropped_and_its_state_is_not() {
     let dir = tempfile::tempdir().unwrap();
     let large = |function: &mut wire::DesiredFunction| function.gpu_memory_bytes = 40 << 20;
     let (worker, _controller) = serving(dir.path(), 1, WIDE, |it| it, large).await;
-    let (mut client, mut state) = (client(&worker), vec![0.0; WIDE]);
+    let mut client = client(&worker);
+    let mut state = vec![0.0; WIDE];
     count(&mut client, 1, 7, "b", &mut state).await;
     for id in 2..6 {
         invoke(&mut client, "mlp", 100 + id, &row(id)).await.unwrap();
@@ -142,10 +144,10 @@ async fn an_evicted_model_is_dropped_and_its_state_is_not() {
     worker.shutdown().await;
 }
 
-/// With room for two states and not for a third, those that wait are written back to the host; of models
-/// nothing is.
+/// The GPU has room for two states and not for a third, so waiting states are written back to the
+/// host. Models are never written back.
 #[tokio::test(flavor = "multi_thread")]
-async fn state_is_written_back_where_its_room_is_needed() {
+async fn state_is_written_back_if_its_memory_is_needed() {
     let dir = tempfile::tempdir().unwrap();
     let large = |function: &mut wire::DesiredFunction| function.gpu_memory_bytes = 40 << 20;
     let small = |config| {
@@ -154,7 +156,8 @@ async fn state_is_written_back_where_its_room_is_needed() {
         WorkerConfig { gpu_data, ..config }
     };
     let (worker, _controller) = serving(dir.path(), 1, WIDE, small, large).await;
-    let (mut client, mut states) = (client(&worker), vec![vec![0.0; WIDE]; 3]);
+    let mut client = client(&worker);
+    let mut states = vec![vec![0.0; WIDE]; 3];
     let mut id = 0;
     for round in 0..6 {
         for (sequence, state) in (1..).zip(&mut states) {
@@ -164,19 +167,21 @@ async fn state_is_written_back_where_its_room_is_needed() {
         invoke(&mut client, "mlp", 100 + round, &row(round)).await.unwrap();
     }
     let now = worker.node().snapshot().await;
-    let (gpu, written) = (&now.gpus[0], now.links[0].carried_to_host.get());
+    let gpu = &now.gpus[0];
+    let written = now.links[0].carried_to_host.get();
     assert!(gpu.data.migrated > 0 && gpu.evictions > 0, "{:?}, {} evicted", gpu.data, gpu.evictions);
     assert!(written > 0 && written.is_multiple_of(WIDE_BYTES), "{written} bytes, and only of states");
     worker.shutdown().await;
 }
 
-/// There is room for two states and none for what a request may leave beside them.
+/// The memory holds two states, and no new state beside them.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_sequence_can_be_ended_where_state_has_all_the_room_that_it_may() {
+async fn a_sequence_can_be_ended_while_state_fills_object_memory() {
     let dir = tempfile::tempdir().unwrap();
     let small = |config| WorkerConfig { object_memory: Bytes(2 * WIDE_BYTES), ..config };
     let (worker, _controller) = serving(dir.path(), 1, WIDE, small, |_| {}).await;
-    let (mut client, mut states) = (client(&worker), vec![vec![0.0; WIDE]; 2]);
+    let mut client = client(&worker);
+    let mut states = vec![vec![0.0; WIDE]; 2];
     for (sequence, state) in (1..).zip(&mut states) {
         count(&mut client, sequence, sequence, "b", state).await;
     }
@@ -190,10 +195,11 @@ async fn a_sequence_can_be_ended_where_state_has_all_the_room_that_it_may() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn state_is_lost_with_its_executor_and_its_client_is_told_to_begin_anew() {
+async fn state_is_lost_with_its_executor_and_its_client_is_told_to_start_again() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, controller) = serving(dir.path(), 1, WIDE, |it| it, |_| {}).await;
-    let (mut client, mut state) = (client(&worker), vec![0.0; WIDE]);
+    let mut client = client(&worker);
+    let mut state = vec![0.0; WIDE];
     count(&mut client, 1, 7, "b", &mut state).await;
     kill_9(all_up(&controller).await.gpus[0].executor_pid);
     let again =
@@ -216,21 +222,25 @@ async fn state_is_lost_with_its_executor_and_its_client_is_told_to_begin_anew() 
     worker.shutdown().await;
 }
 
-/// What travels in messages is on the host in between.
+/// State that travels in messages is on the host between requests.
 #[tokio::test(flavor = "multi_thread")]
-async fn little_state_outlives_an_executor() {
+async fn small_state_outlives_an_executor() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, controller) = serving(dir.path(), 1, NARROW, |it| it, |_| {}).await;
-    let (mut client, mut state) = (client(&worker), vec![0.0; NARROW]);
+    let mut client = client(&worker);
+    let mut state = vec![0.0; NARROW];
     count(&mut client, 1, 7, "b", &mut state).await;
     kill_9(all_up(&controller).await.gpus[0].executor_pid);
     count(&mut client, 2, 7, "-", &mut state).await;
     worker.shutdown().await;
 }
 
-/// Asks until it is told to stop; begins anew whenever its state was lost. How often that was.
+/// Sends requests until `stop` is set, and starts the sequence again whenever its state was lost.
+/// Returns the number of losses.
 async fn count_on(mut client: Client, sequence: u64, stop: Arc<AtomicBool>) -> u32 {
-    let (mut state, mut how, mut losses) = (vec![0.0; WIDE], "b", 0);
+    let mut state = vec![0.0; WIDE];
+    let mut how = "b";
+    let mut losses = 0;
     for id in sequence * 100_000.. {
         if stop.load(Ordering::Relaxed) {
             break;
@@ -248,7 +258,7 @@ async fn count_on(mut client: Client, sequence: u64, stop: Arc<AtomicBool>) -> u
                 losses += 1;
                 how = "b";
             }
-            // It had no effect: the next is the next.
+            // The failed request had no effect, so the next request continues from the same state.
             Err(failure) => assert!(
                 matches!(
                     failure.reason,
@@ -262,7 +272,7 @@ async fn count_on(mut client: Client, sequence: u64, stop: Arc<AtomicBool>) -> u
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_answer_is_wrong_whatever_is_lost() {
+async fn answers_stay_correct_while_executors_are_killed() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, controller) = serving(dir.path(), 2, WIDE, |it| it, |_| {}).await;
     let stop = Arc::new(AtomicBool::new(false));
@@ -278,12 +288,12 @@ async fn no_answer_is_wrong_whatever_is_lost() {
     }
     stop.store(true, Ordering::Relaxed);
     let losses: u32 = join_all(counting).await.into_iter().map(|ended| ended.unwrap()).sum();
-    assert!(losses > 0, "nobody lost any state");
+    assert!(losses > 0, "no sequence lost its state");
     worker.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_refusal_says_what_to_do() {
+async fn each_refusal_names_the_next_step() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, _controller) = serving(dir.path(), 1, NARROW, |it| it, |_| {}).await;
     let mut client = client(&worker);
@@ -293,8 +303,8 @@ async fn each_refusal_says_what_to_do() {
     let zero = wire::InvokeRequest { sequence: number(0), ..asking(2, 1, "b", &x) };
     let mut its_state = asking(3, 1, "b", &x);
     its_state.inputs.push(wire::InferTensor { name: "h_in".into(), ..its_state.inputs[0].clone() });
-    let (offset, bytes) = (0, NARROW as u64 * 4);
-    let held = wire::tensor_part::Part::Held(wire::HeldPart { object: None, offset, bytes });
+    let part = wire::HeldPart { object: None, offset: 0, bytes: NARROW as u64 * 4 };
+    let held = wire::tensor_part::Part::Held(part);
     let mut of_a_workflow = asking(7, 1, "b", &x);
     of_a_workflow.inputs[0].data.clear();
     of_a_workflow.inputs[0].parts = vec![wire::TensorPart { part: Some(held) }];
@@ -311,7 +321,7 @@ async fn each_refusal_says_what_to_do() {
         assert_eq!((refused.reason, refused.may_have_executed), (reason, false), "{refused:?}");
         assert!(refused.message.contains(says), "{says}: {refused:?}");
     }
-    // What is asked for by name is all that is answered.
+    // A request that names outputs gets only these.
     let named = wire::InvokeRequest { outputs: vec!["y".into()], ..asking(6, 1, "be", &x) };
     assert_eq!(values(&ask(&mut client, named).await.unwrap()).len(), NARROW);
     for sequence in 1..=16 {
@@ -325,9 +335,9 @@ async fn each_refusal_says_what_to_do() {
     worker.shutdown().await;
 }
 
-/// The controller refuses it before; a worker that is told of one all the same does not serve it.
+/// The controller refuses such a function earlier; a worker that gets one anyway does not serve it.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_function_whose_model_has_not_its_state_is_not_served() {
+async fn a_function_is_not_served_if_its_model_lacks_the_declared_state() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, controller) = worker(dir.path(), 1).await;
     let digest = controller.publish(&mlp());

@@ -1,4 +1,4 @@
-//! What a request meets when nothing breaks.
+//! Tests of requests while nothing fails.
 
 use millrace_proto::executor::Fault;
 use millrace_proto::status::from_status;
@@ -13,10 +13,10 @@ use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 use crate::controller::Controller;
 use crate::support::{client, config, inject, invoke, request, row, serving_mlp, values, within};
 
-/// The MLP's weights, as they lie in their region.
+/// Size of the MLP's weights in their region, in bytes.
 const WEIGHTS_BYTES: u64 = 33_280;
 
-/// What the model itself makes of a row, without any of Millrace.
+/// Returns the answer of the model itself, without any of Millrace.
 fn reference(row: &[f32]) -> Vec<f32> {
     use rten_tensor::prelude::*;
     let model = rten::Model::load(millrace_model::synth::mlp()).unwrap();
@@ -28,7 +28,7 @@ fn reference(row: &[f32]) -> Vec<f32> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn answers_are_the_models_own_in_process_and_over_tcp() {
+async fn answers_equal_the_models_own_in_process_and_over_tcp() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, _controller) = serving_mlp(dir.path(), 1, &["mlp"]).await;
     for seed in 0..4 {
@@ -42,7 +42,7 @@ async fn answers_are_the_models_own_in_process_and_over_tcp() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_says_that_it_serves_until_it_is_told_to_stop() {
+async fn health_checks_report_a_serving_worker_until_it_drains() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, _controller) = serving_mlp(dir.path(), 1, &["mlp"]).await;
     let channel = tonic::transport::Endpoint::from_shared(format!("http://{}", worker.addr())).unwrap();
@@ -55,9 +55,9 @@ async fn a_worker_says_that_it_serves_until_it_is_told_to_stop() {
     worker.shutdown().await;
 }
 
-/// Of real runs: each gets its own rows, whoever else is in the batch.
+/// Real batched runs: each request gets its own rows of the batch.
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_that_run_as_one_get_what_they_get_alone() {
+async fn batched_requests_get_the_answers_of_requests_alone() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, _controller) = serving_mlp(dir.path(), 1, &["batched-mlp"]).await;
     let mut asked = tokio::task::JoinSet::new();
@@ -67,7 +67,8 @@ async fn requests_that_run_as_one_get_what_they_get_alone() {
     }
     while let Some(answer) = asked.join_next().await {
         let (seed, response) = answer.unwrap();
-        let (got, due) = (values(&response.unwrap()), reference(&row(seed)));
+        let got = values(&response.unwrap());
+        let due = reference(&row(seed));
         let close = |(a, b): (&f32, &f32)| (a - b).abs() <= 1e-4 * (1.0 + b.abs());
         assert!(got.len() == due.len() && got.iter().zip(&due).all(close), "row {seed}: {got:?} for {due:?}");
     }
@@ -77,7 +78,7 @@ async fn requests_that_run_as_one_get_what_they_get_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_split_says_that_only_the_first_request_swapped() {
+async fn the_latency_breakdown_shows_that_only_the_first_request_swapped() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, controller) = serving_mlp(dir.path(), 1, &["mlp"]).await;
     let first = invoke(&mut client(&worker), "mlp", 1, &row(1)).await.unwrap().split.unwrap();
@@ -87,7 +88,7 @@ async fn the_split_says_that_only_the_first_request_swapped() {
     controller.telemetry("the whole model on the GPU", resident).await;
     let second = invoke(&mut client(&worker), "mlp", 2, &row(2)).await.unwrap().split.unwrap();
     assert!(first.swap_ns > 0, "{first:?}");
-    // However soon the end of the run was heard of.
+    // The bytes are complete even if the end of the run was reported before the end of the copy.
     assert_eq!(first.swapped_bytes, WEIGHTS_BYTES, "{first:?}");
     assert_eq!((second.swapped_bytes, second.swap_ns), (0, 0), "{second:?}");
     for split in [first, second] {
@@ -167,7 +168,7 @@ async fn faults_are_refused_without_the_flag() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_draining_worker_answers_what_it_has_and_refuses_the_rest() {
+async fn a_draining_worker_answers_admitted_requests_and_refuses_new_ones() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, controller) = serving_mlp(dir.path(), 1, &["mlp"]).await;
     let pid = controller.telemetry("a pid", |telemetry| telemetry.gpus[0].executor_pid != 0).await.gpus[0]

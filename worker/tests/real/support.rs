@@ -1,4 +1,4 @@
-//! What the tests share: starting workers and calling them.
+//! Helpers of the tests: they start workers and call them.
 
 use std::ffi::OsString;
 use std::future::Future;
@@ -26,10 +26,10 @@ pub(crate) const EXECUTOR_VARIABLE: &str = "MILLRACE_TEST_EXECUTOR";
 pub(crate) const WORKER_VARIABLE: &str = "MILLRACE_TEST_WORKER";
 pub(crate) const LAUNCHER_VARIABLE: &str = "MILLRACE_TEST_LAUNCHER";
 pub(crate) const FUNCTION_VARIABLE: &str = "MILLRACE_TEST_FUNCTION";
-/// Enough for anything that is going to happen at all.
+/// Longest wait for an event, enough on any machine that makes progress.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Waits for an event that a test is about.
+/// Waits for an event. Fails the test after [`PATIENCE`].
 pub(crate) async fn within<T>(what: &str, event: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, event).await.unwrap_or_else(|_| panic!("not within {PATIENCE:?}: {what}"))
 }
@@ -39,12 +39,14 @@ pub(crate) fn be_an_executor() {
     millrace_executor::run(socket).unwrap();
 }
 
-/// Serves what the controller at the address in the variable says, until it is killed.
+/// Serves as a worker of the controller named in the variable, until it is killed.
 pub(crate) fn be_a_worker() {
     let text = std::env::var(WORKER_VARIABLE).unwrap();
     let mut words = text.split('|');
     let mut word = || words.next().unwrap();
-    let (dir, controller, isolation) = (word(), word(), word());
+    let dir = word();
+    let controller = word();
+    let isolation = word();
     let mut config = config(Path::new(dir), &[controller.parse().unwrap()], 2);
     config.isolation = isolation.parse().unwrap();
     config.programs = Some(launcher());
@@ -54,19 +56,19 @@ pub(crate) fn be_a_worker() {
     });
 }
 
-/// This program again, running one of its tests alone.
+/// Returns the command that starts this program again and runs one of its tests.
 pub(crate) fn this_program_as(test: &str) -> (std::path::PathBuf, Vec<OsString>) {
     let args = ["--exact", test, "--nocapture", "--test-threads=1"];
     (std::env::current_exe().unwrap(), args.into_iter().map(Into::into).collect())
 }
 
-/// What becomes a program: this one, as one of its tests.
+/// Returns a launcher of programs: this program, as one of its tests.
 pub(crate) fn launcher() -> Launcher {
     let (program, args) = this_program_as("launcher_child");
     Launcher { program, args, envs: vec![(LAUNCHER_VARIABLE.into(), "1".into())] }
 }
 
-/// A script that is this program again, as a function.
+/// Returns a script that runs this program as a function.
 pub(crate) fn script() -> Vec<u8> {
     let (program, args) = this_program_as("function_child");
     let args: Vec<_> = args.iter().map(|arg| arg.to_str().unwrap()).collect();
@@ -84,10 +86,10 @@ pub(crate) fn topology(gpus: u32) -> Topology {
     Topology { name: "test".into(), gpus: (0..gpus).map(gpu).collect(), links: vec![link; gpus as usize] }
 }
 
-/// Logs what `RUST_LOG` asks for.
+/// Logs to standard error, with the filter in `RUST_LOG`.
 fn log() {
     let filter = tracing_subscriber::EnvFilter::from_default_env();
-    // Another test of this process was first.
+    // Another test of this process may have set the logger first.
     drop(tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init());
 }
 
@@ -118,7 +120,7 @@ pub(crate) fn config(dir: &Path, controllers: &[SocketAddr], gpus: u32) -> Worke
     }
 }
 
-/// A worker whose executors are up, and the controller it obeys.
+/// Starts a worker with its executors up, and its controller.
 pub(crate) async fn worker(dir: &Path, gpus: u32) -> (Worker, Controller) {
     let controller = Controller::start("test-cluster", 1).await;
     let worker = start(config(dir, &[controller.addr], gpus)).await.unwrap();
@@ -133,7 +135,7 @@ pub(crate) async fn all_up(controller: &Controller) -> wire::Telemetry {
     controller.telemetry("every executor up", up).await
 }
 
-/// A worker that serves the MLP under these names.
+/// Starts a worker that serves the MLP under these names.
 pub(crate) async fn serving_mlp(dir: &Path, gpus: u32, names: &[&str]) -> (Worker, Controller) {
     let (worker, controller) = worker(dir, gpus).await;
     let digest = controller.publish(&millrace_model::synth::mlp());
@@ -155,13 +157,13 @@ pub(crate) async fn index_data(worker: &Worker, entries: u64) {
 
 pub(crate) type Client = WorkerClient<WorkerServer<WorkerService>>;
 
-/// The worker's service, called without a socket.
+/// Returns a client of the worker's service without a socket.
 pub(crate) fn client(worker: &Worker) -> Client {
     let server = WorkerServer::new(worker.service()).max_decoding_message_size(256 << 20);
     WorkerClient::new(server).max_decoding_message_size(256 << 20)
 }
 
-/// A row for the MLP whose values depend on `seed`.
+/// Returns a row for the MLP with values that depend on `seed`.
 pub(crate) fn row(seed: u64) -> Vec<f32> {
     (0..64).map(|column| ((seed * 64 + column) % 97) as f32 / 97.0 - 0.5).collect()
 }
@@ -192,7 +194,7 @@ pub(crate) fn request(function: &str, id: u64, row: &[f32]) -> wire::InvokeReque
     }
 }
 
-/// A request of an encoder: so many texts, all of the same four tokens.
+/// Returns a request of an encoder: `count` texts, all of the same four tokens.
 pub(crate) fn texts(function: &str, id: u64, tokens: [i64; 4], count: usize) -> wire::InvokeRequest {
     let text: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
     let inputs = vec![wire::InferTensor {

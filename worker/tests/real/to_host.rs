@@ -1,4 +1,4 @@
-//! Objects that a GPU's executor copies to host memory under grants (D11 to D16).
+//! Tests of objects that a GPU's executor copies to host memory under grants (D11 to D16).
 
 use std::path::Path;
 use std::time::Duration;
@@ -20,20 +20,21 @@ use crate::support::{all_up, client, config, inject, kill_9, request, within};
 
 const LONG: Duration = Duration::from_secs(3600);
 const LOOK_EVERY: Duration = Duration::from_millis(2);
-/// Six chunks, which are two batches.
+/// Rows of an object with six chunks, which make two batches.
 const MANY: u64 = 49_152;
 const WHOLE: u64 = MANY * ROW_BYTES;
 const FAST: BytesPerSec = BytesPerSec::gb(1);
-/// The second batch comes two seconds after the first.
+/// Rate at which the second batch is copied two seconds after the first.
 const SLOW: BytesPerSec = BytesPerSec(5_000_000);
 
-/// A worker that serves the MLP on a GPU behind such a link, with so much room for objects.
+/// Starts a worker that serves the MLP on a GPU behind a link of this rate, with this memory for
+/// objects.
 async fn serving(dir: &Path, rate: BytesPerSec, room: Bytes) -> (Worker, Controller) {
     let gpu_data = DataConfig { memory: room, ..DataConfig::default() };
     serving_as(dir, rate, |config| WorkerConfig { gpu_data, ..config }).await
 }
 
-/// The same, changed.
+/// Starts a worker that serves the MLP, with a changed configuration.
 async fn serving_as(
     dir: &Path,
     rate: BytesPerSec,
@@ -50,18 +51,18 @@ async fn serving_as(
     (worker, controller)
 }
 
-/// Has the MLP's output kept.
+/// Stores the MLP's output as an object.
 async fn make(worker: &Worker, id: u64) -> wire::Object {
     object(&ask(&mut client(worker), keeping(id, rows(MANY), LONG)).await, worker)
 }
 
-/// What that is.
+/// Returns the MLP's output.
 async fn answer(worker: &Worker) -> bytes::Bytes {
     let plain = wire::InvokeRequest { inputs: vec![rows(MANY)], ..request("mlp", 90, &[]) };
     ask(&mut client(worker), plain).await.outputs[0].data.clone()
 }
 
-/// All of an object, as another worker asks for it.
+/// Fetches a whole object as another worker does.
 async fn fetch(worker: &Worker, object: &wire::Object) -> Result<Vec<u8>, Failure> {
     let request = wire::FetchObjectRequest { id: object.id.clone(), whole: true, ..<_>::default() };
     let all = async {
@@ -93,7 +94,7 @@ async fn link(worker: &Worker) -> LinkSnapshot {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_object_that_is_read_elsewhere_crosses_its_gpus_link_under_grants() {
+async fn an_object_fetched_by_another_worker_crosses_its_gpus_link_under_grants() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, _controller) = serving(dir.path(), FAST, Bytes::gib(1)).await;
     let expected = answer(&worker).await;
@@ -113,9 +114,9 @@ async fn an_object_that_is_read_elsewhere_crosses_its_gpus_link_under_grants() {
     worker.shutdown().await;
 }
 
-/// D14: by when a request is to be answered travels to the worker that it fetches from.
+/// D14: the deadline of a request travels to the worker from which it fetches.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_request_of_another_worker_fetches_is_wanted_when_its_answer_is() {
+async fn a_fetch_of_another_worker_has_the_deadline_of_its_request() {
     let dir = tempfile::tempdir().unwrap();
     let sharing = |config: WorkerConfig| {
         let policy = SchedulingPolicy { sharing: Sharing::FaasTube, ..config.policy };
@@ -142,19 +143,19 @@ async fn what_a_request_of_another_worker_fetches_is_wanted_when_its_answer_is()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_output_without_room_on_its_gpu_goes_the_same_way() {
+async fn an_output_that_does_not_fit_on_its_gpu_crosses_the_link_under_grants() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, _controller) = serving(dir.path(), FAST, Bytes::mib(2)).await;
     let expected = answer(&worker).await;
     let made = make(&worker, 1).await;
     assert_eq!(link(&worker).await.carried_to_host, Bytes(WHOLE));
     assert_eq!(fetch(&worker, &made).await.unwrap(), expected);
-    assert_eq!(link(&worker).await.carried_to_host, Bytes(WHOLE), "it is there");
+    assert_eq!(link(&worker).await.carried_to_host, Bytes(WHOLE), "the object is on the host already");
     worker.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_copied_is_lost_with_an_executor_that_is_killed_and_leaves_nothing() {
+async fn an_object_in_transit_is_lost_with_its_killed_executor_and_leaves_nothing() {
     for _ in 0..10 {
         let dir = tempfile::tempdir().unwrap();
         let (worker, _controller) = serving(dir.path(), SLOW, Bytes::gib(1)).await;
@@ -167,7 +168,8 @@ async fn what_is_copied_is_lost_with_an_executor_that_is_killed_and_leaves_nothi
         if let Err(lost) = fetched {
             assert_eq!(lost.reason, Reason::DataLost, "{lost:?}");
             let at_rest = |now: &NodeSnapshot| {
-                let (gpu, link) = (&now.gpus[0], &now.links[0]);
+                let gpu = &now.gpus[0];
+                let link = &now.links[0];
                 (gpu.restarts, gpu.data.used, link.outstanding) == (1, Bytes::ZERO, 0)
             };
             until(&worker, "another executor, and nothing left", at_rest).await;
