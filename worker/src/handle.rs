@@ -314,8 +314,8 @@ impl NodeHandle {
         self.directory.changes.subscribe()
     }
 
-    /// Passes a fault on to a GPU's executor. The executor obeys only if it was started with
-    /// `--allow-faults`.
+    /// Passes a fault on to a GPU's executor. The executor obeys only if faults were allowed
+    /// at its start.
     ///
     /// # Errors
     /// [`FaultError`] if the GPU or the function does not exist, or the node is shutting down.

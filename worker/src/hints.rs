@@ -39,7 +39,7 @@ pub(crate) struct Followed {
     pub(crate) host: u64,
     /// Hints for host memory with the model already there.
     pub(crate) there: u64,
-    /// Hints that were dropped because the host tier was loading other models.
+    /// Hints that were dropped because requests or another hint waited for the host tier.
     pub(crate) busy: u64,
 }
 

@@ -267,7 +267,7 @@ impl Seen {
         writer.counters(
             (
                 "millrace_link_wait",
-                "Total time that these transfers waited for their first batch",
+                "Total time that transfers waited for their first batch on the link",
                 Some(Unit::Seconds),
             ),
             waits().map(|(labels, wait)| (labels, wait.waited.as_secs_f64())),

@@ -104,8 +104,8 @@ async fn the_next_run_on_the_gpu_reads_an_object_in_place() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_next_step_of_a_workflow_runs_on_the_gpu_that_has_its_data() {
     let dir = tempfile::tempdir().unwrap();
-    // The `fifo` policy gives an idle GPU the next request; `unified` would reserve the busy GPU
-    // that holds the model.
+    // The `fifo` policy gives an idle GPU the next request; `unified` would enqueue it on the
+    // busy GPU that holds the model.
     let fifo = |config: WorkerConfig| {
         let policy = SchedulingPolicy { dispatch: PolicyConfig::Fifo, ..config.policy };
         WorkerConfig { policy, ..config }

@@ -31,7 +31,7 @@ async fn install(world: &World, number: usize, serving: Serving) {
 #[test]
 fn waiting_requests_run_as_a_batch_and_each_is_charged_for_its_rows() {
     in_virtual_time(async {
-        // The `lb` policy reserves no busy GPU, so requests stay in the queue until the GPU is
+        // The `lb` policy enqueues nothing on a busy GPU, so requests stay in the queue until the GPU is
         // free.
         let config = NodeConfig { dispatch: PolicyConfig::Lb, ..NodeConfig::new(gpus(1)) };
         let world = World::start_with(config, &behaviour(&[40]), 1, |machine| Box::new(machine));

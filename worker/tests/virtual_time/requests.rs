@@ -198,7 +198,7 @@ fn requests_over_the_limits_of_worker_or_function_are_refused_until_others_end()
 #[test]
 fn a_request_expires_at_its_deadline_in_the_queue_and_in_its_run() {
     in_virtual_time(async {
-        // The `fifo` policy reserves the busy GPU for one request.
+        // The `fifo` policy enqueues one request on a busy GPU.
         let config = NodeConfig { dispatch: PolicyConfig::Fifo, ..NodeConfig::new(gpus(1)) };
         let world = World::start_with(config, &behaviour(&[50]), 1, |machine| Box::new(machine));
         world.install(0, Bytes::mib(2)).await;
@@ -226,7 +226,7 @@ fn a_request_expires_at_its_deadline_in_the_queue_and_in_its_run() {
 #[test]
 fn requests_of_clients_that_leave_are_removed_from_every_queue() {
     in_virtual_time(async {
-        // The `fifo` policy reserves the busy GPU for one request.
+        // The `fifo` policy enqueues one request on a busy GPU.
         let config = NodeConfig { dispatch: PolicyConfig::Fifo, ..NodeConfig::new(gpus(1)) };
         let world = World::start_with(config, &behaviour(&[50]), 1, |machine| Box::new(machine));
         world.install(0, Bytes::mib(2)).await;
