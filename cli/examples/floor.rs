@@ -1,6 +1,6 @@
-//! A server of the inference protocol, over gRPC and HTTP, that does nothing: every request gets
-//! the same answer at once. What `millrace load` measures of it is the load generator's own cost,
-//! the floor under every other figure.
+//! A server of the inference protocol, over gRPC and HTTP, that answers every request at once with
+//! the same response. `millrace load` measures with this server the load generator's own cost, the
+//! lower bound of every other figure.
 //!
 //! ```text
 //! cargo run --release -p millrace-cli --example floor          # prints its address
@@ -25,7 +25,7 @@ use tokio::task::LocalSet;
 const HTTP_METADATA: &[u8] = br#"{"name":"floor","inputs":[{"name":"x","datatype":"FP32","shape":[-1,64]}]}"#;
 const HTTP_ANSWER: &[u8] = &[b' '; 400];
 
-/// The gRPC messages.
+/// The encoded gRPC responses.
 #[derive(Clone)]
 struct Answers {
     metadata: Bytes,
@@ -53,7 +53,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         .await
 }
 
-/// Tells the protocols apart by how HTTP/2 begins: `PRI * HTTP/2.0`.
+/// Distinguishes the protocols by the first bytes of HTTP/2: `PRI * HTTP/2.0`.
 async fn serve(stream: TcpStream, answers: Answers) -> Result<(), Box<dyn std::error::Error>> {
     let mut first = [0; 3];
     while stream.peek(&mut first).await? < first.len() {

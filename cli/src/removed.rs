@@ -14,15 +14,12 @@ const FLAGS: [(&str, &str); 15] = [
     ),
     ("--transfer-sharing", "set it for the cluster: 'millrace policy set --transfer-sharing NAME'"),
     ("--host-links", "set it for the cluster: 'millrace policy set --host-links WHICH'"),
-    (
-        "--prewarm",
-        "omit it: workers always bring the models of likely next steps, if nobody else needs the room",
-    ),
+    ("--prewarm", "omit it: workers always prewarm the models of likely next steps while memory is free"),
     ("--lookup", "omit it: the worker that made the data is always asked first"),
     ("--object-pool", "omit it: the pool of objects is always elastic"),
     (
         "--object-migration",
-        "omit it: objects whose consumers are furthest back in the queue always leave first",
+        "omit it: objects of the consumers furthest back in the queue are always evicted first",
     ),
     ("--connections-max", WORKER_PORT),
     ("--internal-connections-max", WORKER_PORT),

@@ -1,4 +1,4 @@
-//! Every verb against a small server in this process.
+//! Every verb that calls a cluster, against a small server in this process.
 #![allow(clippy::unwrap_used)]
 
 #[path = "cluster/again.rs"]
@@ -35,7 +35,7 @@ fn json_of(run: Run) -> Value {
 }
 
 #[tokio::test]
-async fn apply_creates_then_leaves_then_configures() {
+async fn apply_creates_a_function_then_leaves_it_unchanged_then_configures_it() {
     let (server, sandbox) = cluster().await;
     sandbox.write_function("digits");
     assert_eq!(ok(sandbox.run("apply -f digits.yaml").await), "function/digits created\n");
@@ -45,11 +45,11 @@ async fn apply_creates_then_leaves_then_configures() {
         manifest("digits", "mlp.onnx").replace("spec: {", "spec: {idempotent: false, "),
     );
     assert_eq!(ok(sandbox.run("apply -f digits.yaml --no-wait").await), "function/digits configured\n");
-    assert_eq!(server.uploads(), 1, "the model was there already");
+    assert_eq!(server.uploads(), 1, "the cluster had the model already");
 }
 
 #[tokio::test]
-async fn a_folder_is_applied_and_deleted_as_one() {
+async fn all_manifests_of_a_folder_are_applied_and_deleted() {
     let (server, sandbox) = cluster().await;
     for name in ["a", "b", "c"] {
         sandbox.write_function(name);
@@ -63,7 +63,7 @@ async fn a_folder_is_applied_and_deleted_as_one() {
 }
 
 #[tokio::test]
-async fn nothing_is_applied_when_one_is_refused() {
+async fn nothing_is_applied_when_one_item_is_refused() {
     let (server, sandbox) = cluster().await;
     sandbox.write_function("good");
     sandbox.write("refused.yaml", manifest("refused", "mlp.onnx"));
@@ -78,7 +78,7 @@ async fn nothing_is_applied_when_one_is_refused() {
 }
 
 #[tokio::test]
-async fn a_dry_run_says_what_would_happen_and_changes_nothing() {
+async fn a_dry_run_reports_the_outcomes_and_changes_nothing() {
     let (server, sandbox) = cluster().await;
     sandbox.write_function("digits");
     assert_eq!(
@@ -99,7 +99,7 @@ async fn a_dry_run_says_what_would_happen_and_changes_nothing() {
 }
 
 #[tokio::test]
-async fn apply_waits_and_says_what_for() {
+async fn apply_waits_until_ready_and_reports_the_missing_condition() {
     let (_server, sandbox) = cluster().await;
     sandbox.write_function("never");
     let run = sandbox.run("apply -f never.yaml --wait=50ms").await;
@@ -116,7 +116,7 @@ async fn apply_waits_and_says_what_for() {
 }
 
 #[tokio::test]
-async fn listings_come_as_tables_and_documents() {
+async fn listings_are_printed_as_tables_and_documents() {
     let (_server, sandbox) = cluster().await;
     for name in ["a", "b", "c"] {
         sandbox.write_function(name);
@@ -170,7 +170,7 @@ node-0   0     default/echo@1   64.0 MiB   -        5s     Idle
 }
 
 #[tokio::test]
-async fn bills_come_by_function_with_totals_and_in_money() {
+async fn bills_are_listed_by_function_with_totals_and_costs() {
     let (_server, sandbox) = cluster().await;
     let own = "\
 TENANT    FUNCTION         REQUESTS   GPU-TIME    IDLE         CHARGE
@@ -210,21 +210,21 @@ TOTAL     -          1003       7200.250s   36010.000s   10801.250s   7.5009
     );
     let run = sandbox.run("billing --tenant nobody").await;
     assert_eq!((run.code, run.stdout.as_str()), (0, ""));
-    let told = "as far as workers have told (runs once a second, idle time alone once a minute)";
-    let nothing = format!("nothing was used by tenant nobody yet, {told}: with -A every tenant is shown\n");
+    let told = "is reported yet (workers report runs once per second, and idle time alone once per minute)";
+    let nothing = format!("no usage of tenant nobody {told}: -A shows every tenant\n");
     assert_eq!(run.stderr, nothing);
     let run = sandbox.run("billing -A --function nothing").await;
-    assert_eq!(run.stderr, format!("nothing was used by functions named nothing yet, {told}\n"));
+    assert_eq!(run.stderr, format!("no usage of functions named nothing {told}\n"));
     let run = sandbox.run("billing --price-per-gpu-hour=-1").await;
     assert!(run.code == 2 && run.stderr.contains("a price is a number of at least 0"), "{}", run.stderr);
 }
 
 #[tokio::test]
-async fn a_tenants_caps_are_set_shown_and_taken_away() {
+async fn a_tenants_caps_are_set_shown_and_removed() {
     let (_server, sandbox) = cluster().await;
     let tried = ok(sandbox.run("tenant set acme --gpus-max 2 --dry-run").await);
     assert_eq!(tried, "tenant/acme may use 2 GPUs of each node (dry run)\n");
-    assert_eq!(ok(sandbox.run("get tenants").await), "", "a trial stores nothing");
+    assert_eq!(ok(sandbox.run("get tenants").await), "", "a dry run stores nothing");
     let set = ok(sandbox.run("tenant set acme --gpus-max 2 --memory-share 0.5").await);
     assert_eq!(set, "tenant/acme may use 2 GPUs, 0.5 of the GPU memory of each node\n");
     let set = ok(sandbox.run("tenant set zeta --gpu-share 0.25").await);
@@ -259,7 +259,7 @@ zeta   2           -          0.25        -
 }
 
 #[tokio::test]
-async fn what_is_not_there_is_told_apart() {
+async fn a_missing_function_has_its_own_exit_code() {
     let (_server, sandbox) = cluster().await;
     for line in
         ["get function none", "describe function none", "delete function none", "invoke none --json [1]"]
@@ -275,7 +275,7 @@ async fn what_is_not_there_is_told_apart() {
 }
 
 #[tokio::test]
-async fn describe_and_version_report() {
+async fn describe_and_version_print_reports() {
     let (_server, sandbox) = cluster().await;
     sandbox.write_function("echo");
     ok(sandbox.run("apply -f echo.yaml").await);

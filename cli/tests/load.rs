@@ -27,7 +27,7 @@ async fn report(sandbox: &Sandbox, line: &str) -> Value {
 }
 
 #[tokio::test]
-async fn a_closed_loop_sends_as_many_as_asked() {
+async fn a_closed_loop_sends_the_requested_number_of_requests() {
     let server = Fake::start().await;
     let sandbox = Sandbox::of(&server.address);
     let report = report(&sandbox, "echo --requests 200 --concurrency 8 --input-shape x=3x2").await;
@@ -36,13 +36,14 @@ async fn a_closed_loop_sends_as_many_as_asked() {
     assert_eq!(report["inputs"]["x"], serde_json::json!([3, 2]));
     let latency = |key: &str| report["latency_us"][key].as_f64().unwrap();
     assert!(latency("min") > 0.0 && latency("p50") <= latency("p99.9") && latency("p99.9") <= latency("max"));
-    // The server says where its time went; the run is as the fake tells it.
+    // The server reports its latency breakdown; the run takes the fake's fixed time.
     assert!((report["server_us"]["run"]["p50"].as_f64().unwrap() - 1500.0).abs() < 2.0);
 }
 
 #[tokio::test]
-async fn requests_go_to_every_endpoint_and_one_that_is_gone_is_passed_over() {
-    let (one, two) = (Fake::start().await, Fake::start().await);
+async fn requests_are_spread_over_the_endpoints_that_can_be_reached() {
+    let one = Fake::start().await;
+    let two = Fake::start().await;
     let gone = fake::dead_address().await;
     let sandbox = Sandbox::of(&format!("{},{},{gone}", one.address, two.address));
     let report = report(&sandbox, "echo --requests 90 --concurrency 3").await;
@@ -50,12 +51,12 @@ async fn requests_go_to_every_endpoint_and_one_that_is_gone_is_passed_over() {
         (&report["answered"], &report["failed"], &report["connections"]),
         (&90.into(), &0.into(), &3.into())
     );
-    // How many each gets is a matter of who is faster; the first of each connection is certain.
+    // The faster server gets more requests. Only the first request of each connection is certain.
     assert!(!one.ids().is_empty() && !two.ids().is_empty(), "{} and {}", one.ids().len(), two.ids().len());
 }
 
 #[tokio::test]
-async fn a_rate_charges_a_stall_to_every_request_it_held_up() {
+async fn an_open_loop_charges_a_stall_to_every_delayed_request() {
     let server = Fake::start().await;
     let sandbox = Sandbox::of(&server.address);
     let report = report(&sandbox, "stalls --requests 100 --rate 200 --arrival uniform").await;
@@ -63,8 +64,8 @@ async fn a_rate_charges_a_stall_to_every_request_it_held_up() {
     let latency = |key: &str| report["latency_us"][key].as_f64().unwrap();
     let stall = STALL.as_secs_f64() * 1e6;
     assert!(latency("max") >= stall, "{report}");
-    // Of 100 requests 5 ms apart, those of the stall's first 100 ms waited 200 ms or more: 20. A
-    // generator that waited for answers would have seen one.
+    // Of 100 requests 5 ms apart, the 20 requests of the stall's first 100 ms waited 200 ms or
+    // more. A generator that waits for responses would have seen only one slow request.
     assert!(latency("p90") >= stall * 2.0 / 3.0, "{report}");
 }
 
@@ -81,12 +82,13 @@ async fn failures_are_counted_by_reason_and_an_empty_run_fails() {
 }
 
 #[tokio::test]
-async fn a_full_house_at_a_rate_is_told() {
+async fn load_reports_requests_over_max_in_flight_as_not_sent() {
     let server = Fake::start().await;
     let sandbox = Sandbox::of(&server.address);
     let line = "load stalls --requests 60 --rate 2000 --max-in-flight 1 --warm-up 0s -o json";
     let report: Value = serde_json::from_str(&sandbox.run(line).await.stdout).unwrap();
-    let (answered, failed) = (report["answered"].as_u64().unwrap(), report["failed"].as_u64().unwrap());
+    let answered = report["answered"].as_u64().unwrap();
+    let failed = report["failed"].as_u64().unwrap();
     assert_eq!(answered + failed, 60);
     if failed > 0 {
         assert_eq!(report["errors"]["not sent"]["count"], failed);
@@ -94,7 +96,7 @@ async fn a_full_house_at_a_rate_is_told() {
 }
 
 #[tokio::test]
-async fn a_report_for_people_is_a_table() {
+async fn the_default_report_is_a_table() {
     let server = Fake::start().await;
     let sandbox = Sandbox::of(&server.address);
     let run = sandbox.run("load echo --requests 20 --warm-up 0s").await;
@@ -106,10 +108,10 @@ async fn a_report_for_people_is_a_table() {
 }
 
 #[tokio::test]
-async fn each_client_sends_one_sequence_after_the_other_and_leaves_none_open() {
+async fn each_client_sends_one_sequence_after_another_and_leaves_none_open() {
     let server = Fake::start().await;
     let sandbox = Sandbox::of(&server.address);
-    // Each client's last sequence is under way as the requests are over.
+    // The last sequence of each client is open when the requests are used up.
     let report = report(&sandbox, "counts --sequence-length 4 --requests 30 --concurrency 3").await;
     assert_eq!((&report["answered"], &report["failed"]), (&30.into(), &0.into()), "{report}");
     let mut clients: BTreeMap<i64, Vec<(bool, bool)>> = BTreeMap::new();
@@ -117,12 +119,14 @@ async fn each_client_sends_one_sequence_after_the_other_and_leaves_none_open() {
         clients.entry(id).or_default().push((start, end));
     }
     assert_eq!(clients.len(), 3);
-    let (mut whole, mut cut) = (0, 0);
+    let mut whole = 0;
+    let mut cut = 0;
     for asked in clients.values() {
         for sequence in asked.split_inclusive(|&(_, end)| end) {
             let (&(_, ended), before) = sequence.split_last().unwrap();
             assert!(ended && before.iter().all(|&(_, end)| !end), "{asked:?}");
-            // One that was cut has one request more than were asked for: the one that ended it.
+            // A sequence that was cut has one more request than measured: the request that ended
+            // it.
             assert!(sequence[0].0 && sequence[1..].iter().all(|&(start, _)| !start), "{asked:?}");
             assert!(sequence.len() <= 4, "{asked:?}");
         }
@@ -131,19 +135,20 @@ async fn each_client_sends_one_sequence_after_the_other_and_leaves_none_open() {
         cut += asked.len();
         whole += lengths.iter().filter(|&&length| length == 4).count();
     }
-    // What was asked beyond the 30 ended sequences that were under way, one each.
-    let (cut, told) = (cut - 30, report["sequences"]["whole"].as_u64().unwrap() as usize);
+    // The requests beyond the 30 ended open sequences, one each.
+    let cut = cut - 30;
+    let told = report["sequences"]["whole"].as_u64().unwrap() as usize;
     assert!(cut <= 3 && (whole - cut..=whole).contains(&told), "{cut} cut, {whole} of 4: {report}");
     assert_eq!((&report["sequences"]["length"], &report["sequences"]["broken"]), (&4.into(), &0.into()));
     assert_eq!(server.sequences(), 0);
 }
 
 #[tokio::test]
-async fn a_sequence_whose_request_fails_is_broken_and_another_begins() {
+async fn a_failed_request_breaks_its_sequence_and_another_begins() {
     let server = Fake::start().await;
     let sandbox = Sandbox::of(&server.address);
-    // Of requests 1 to 20, the 7th and 14th find their sequences lost: (1 2 3 4 5) (6 7!) (8 9 10 11 12)
-    // (13 14!) (15 16 17 18 19) (20.
+    // Of requests 1 to 20, the 7th and the 14th find their sequences lost: (1 2 3 4 5) (6 7!) (8 9
+    // 10 11 12) (13 14!) (15 16 17 18 19) (20.
     let report = report(&sandbox, "forgets --sequence-length 5 --requests 20").await;
     assert_eq!((&report["answered"], &report["failed"]), (&18.into(), &2.into()), "{report}");
     assert_eq!(report["sequences"], serde_json::json!({ "length": 5, "whole": 3, "broken": 2 }));
@@ -155,10 +160,14 @@ async fn a_sequence_whose_request_fails_is_broken_and_another_begins() {
     assert!(run.stdout.contains("3 sequences of 2 whole, 0 broken"), "{run:?}");
     let run = sandbox.run("load counts --requests 2 --warm-up 0s").await;
     assert_eq!(run.code, 1);
-    assert!(run.stderr.contains("MALFORMED_REQUEST"), "without the option there is no sequence: {run:?}");
+    assert!(
+        run.stderr.contains("MALFORMED_REQUEST"),
+        "without the option, requests have no sequence: {run:?}"
+    );
 }
 
-/// A server of the protocol over HTTP: model `echo` answers its own body, others are refused.
+/// Starts a server of the protocol over HTTP. Model `echo` returns its body; other models are
+/// refused.
 async fn http_server() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -201,8 +210,9 @@ async fn answer(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Inf
 }
 
 #[tokio::test]
-async fn http_is_loaded_in_binary_and_in_json() {
-    let (address, sandbox) = (http_server().await, Sandbox::new());
+async fn load_sends_binary_and_json_tensors_over_http() {
+    let address = http_server().await;
+    let sandbox = Sandbox::new();
     for flags in ["", "--http-json", "--rate 500", "--sequence-length 3", "--http-json --sequence-length 3"] {
         let report = report(&sandbox, &format!("http://{address} --model echo --requests 50 {flags}")).await;
         assert_eq!((&report["answered"], &report["protocol"]), (&50.into(), &"http".into()), "{flags}");

@@ -1,4 +1,4 @@
-//! What the binary refuses before it talks to anyone, and how.
+//! The command lines that the binary refuses before it connects to a server.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -6,7 +6,7 @@ mod support;
 use millrace_types::manifest::ModelSource;
 use support::{Sandbox, manifest};
 
-/// Runs a line that must be refused as bad usage, saying these things.
+/// Runs a line that must be refused as bad usage, with these texts in the message.
 async fn refused(sandbox: &Sandbox, line: &str, says: &[&str]) {
     let run = sandbox.run(line).await;
     assert_eq!((run.code, run.stdout.as_str()), (2, ""), "{line}: {run:?}");
@@ -17,7 +17,7 @@ async fn refused(sandbox: &Sandbox, line: &str, says: &[&str]) {
 }
 
 #[tokio::test]
-async fn each_bad_manifest_is_refused_with_what_to_do() {
+async fn each_malformed_manifest_is_refused_with_advice() {
     let sandbox = Sandbox::new();
     sandbox.write_function("good");
     let good = manifest("digits", "mlp.onnx");
@@ -33,13 +33,13 @@ async fn each_bad_manifest_is_refused_with_what_to_do() {
     ] {
         let file = format!("{name}.yaml");
         sandbox.write(&file, text);
-        // Beside a good one: nothing of either may be sent.
+        // The manifest is beside a valid one: neither may be sent.
         refused(&sandbox, &format!("apply -f good.yaml -f {file}"), &[&file, says]).await;
     }
 }
 
 #[tokio::test]
-async fn each_bad_model_is_refused_with_its_file() {
+async fn each_malformed_model_is_refused_with_its_file() {
     let sandbox = Sandbox::new();
     let whole = millrace_model::synth::mlp();
     for (name, content, says) in [
@@ -62,7 +62,7 @@ async fn the_same_function_in_two_files_is_refused() {
 }
 
 #[tokio::test]
-async fn a_manifest_may_come_through_a_pipe() {
+async fn a_manifest_is_read_from_standard_input() {
     let sandbox = Sandbox::new();
     let run = sandbox.run_with(&["apply", "-f", "-"], &manifest("a", "none.onnx")).await;
     assert_eq!(run.code, 2);
@@ -72,7 +72,7 @@ async fn a_manifest_may_come_through_a_pipe() {
 #[tokio::test]
 async fn an_unreachable_cluster_has_its_own_exit_code_and_a_hint() {
     let sandbox = Sandbox::new();
-    // Port 1 is reserved: nothing listens there.
+    // Port 1 is reserved, so no process listens on it.
     for verb in ["ps", "get functions", "describe function x", "invoke x --json [1]", "version", "load x"] {
         let run = sandbox.run(&format!("{verb} --endpoint 127.0.0.1:1")).await;
         assert_eq!(run.code, 4, "{verb}: {run:?}");
@@ -88,11 +88,11 @@ async fn an_unreachable_cluster_has_its_own_exit_code_and_a_hint() {
 }
 
 #[tokio::test]
-async fn settings_are_strict() {
+async fn malformed_and_unknown_settings_are_refused() {
     let sandbox = Sandbox::new();
     sandbox.write("bad.toml", "endpiont = \"a:1\"");
     refused(&sandbox, "ps --config bad.toml", &["endpiont", "bad.toml"]).await;
-    refused(&sandbox, "ps --config none.toml", &["no settings file none.toml"]).await;
+    refused(&sandbox, "ps --config none.toml", &["the settings file none.toml does not exist"]).await;
     refused(&sandbox, "ps --log a=b=c", &["--log"]).await;
     refused(&sandbox, "ps --endpoint nowhere", &["write host:port"]).await;
     refused(&sandbox, "ps --tenant Bad", &["lower-case"]).await;
@@ -100,7 +100,7 @@ async fn settings_are_strict() {
 }
 
 #[tokio::test]
-async fn the_usual_settings_file_is_read() {
+async fn the_default_settings_file_is_read() {
     let sandbox = Sandbox::new();
     std::fs::create_dir_all(sandbox.path().join(".config/millrace")).unwrap();
     sandbox.write(".config/millrace/config.toml", "endpoints = [\"127.0.0.1:1\", \"127.0.0.1:2\"]\n");
@@ -109,12 +109,12 @@ async fn the_usual_settings_file_is_read() {
 }
 
 #[tokio::test]
-async fn help_and_completions_need_nothing() {
+async fn help_and_completions_need_no_cluster() {
     let sandbox = Sandbox::new();
     let help = sandbox.run("--help").await;
     assert_eq!(help.code, 0);
     assert!(help.stdout.contains("Exit codes:") && help.stdout.contains("  4  no server could be reached"));
-    assert!(!help.stdout.contains("executor "), "executors are started by workers, not by people");
+    assert!(!help.stdout.contains("executor "), "executors are hidden, because only workers start them");
     for shell in ["bash", "zsh", "fish"] {
         let script = sandbox.run(&format!("completions {shell}")).await;
         assert_eq!(script.code, 0);
@@ -127,7 +127,7 @@ async fn help_and_completions_need_nothing() {
 }
 
 #[tokio::test]
-async fn synth_writes_what_apply_takes() {
+async fn synth_writes_a_model_and_a_manifest_that_apply_accepts() {
     let sandbox = Sandbox::new();
     let run = sandbox.run("synth bert --layers 1 --hidden 32 --heads 2 --inner 32 --vocabulary 50 --positions 8 --out b.onnx --function").await;
     assert_eq!(run.code, 0, "{run:?}");
@@ -141,7 +141,7 @@ async fn synth_writes_what_apply_takes() {
 }
 
 #[tokio::test]
-async fn a_reader_that_leaves_is_no_crash() {
+async fn a_closed_output_pipe_causes_no_error_message() {
     let sandbox = Sandbox::new();
     let mut child = tokio::process::Command::new(env!("CARGO_BIN_EXE_millrace"))
         .args(["completions", "bash"])

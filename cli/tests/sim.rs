@@ -1,4 +1,4 @@
-//! `millrace sim` as its users type it.
+//! `millrace sim` as its users run it.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -6,13 +6,13 @@ mod support;
 use support::Sandbox;
 
 #[tokio::test]
-async fn policies_are_compared_and_the_same_seed_says_the_same() {
+async fn policies_are_compared_and_equal_seeds_give_equal_output() {
     let sandbox = Sandbox::new();
     let line = "sim --functions 16 --minutes 1 --deadline 80ms --policy fifo,torpor,fifo --seed 7";
     let run = sandbox.run(line).await;
     assert_eq!(run.code, 0, "{run:?}");
     let lines: Vec<&str> = run.stdout.lines().collect();
-    assert_eq!(lines.len(), 3, "a policy that is named twice is run once: {}", run.stdout);
+    assert_eq!(lines.len(), 3, "a policy that is named twice runs once: {}", run.stdout);
     assert!(lines[0].starts_with("POLICY") && lines[0].ends_with("COMPLIANT"), "{}", lines[0]);
     assert!(lines[1].starts_with("fifo") && lines[2].starts_with("torpor"), "{}", run.stdout);
     assert!(run.stderr.contains("16 functions over 1m on 1 node of 4 GPUs"), "{}", run.stderr);
@@ -20,7 +20,7 @@ async fn policies_are_compared_and_the_same_seed_says_the_same() {
 }
 
 #[tokio::test]
-async fn models_come_sooner_over_neighbours_links_where_that_is_asked_for() {
+async fn models_load_faster_over_the_links_of_other_gpus() {
     let sandbox = Sandbox::new();
     sandbox.write("models.yaml", "- {name: a, weights: 2GB, run: 1ms}\n");
     let mut means = Vec::new();
@@ -38,7 +38,7 @@ async fn models_come_sooner_over_neighbours_links_where_that_is_asked_for() {
 }
 
 #[tokio::test]
-async fn tables_and_plots_are_written_where_asked() {
+async fn tables_and_plots_are_written_into_the_given_folder() {
     let sandbox = Sandbox::new();
     sandbox.write("models.yaml", "- {name: a, weights: 100MB, run: 5ms}\n");
     sandbox
@@ -67,7 +67,7 @@ async fn tables_and_plots_are_written_where_asked() {
 }
 
 #[tokio::test]
-async fn every_shape_of_a_workload_is_taken() {
+async fn every_shape_of_a_workload_is_accepted() {
     let sandbox = Sandbox::new();
     sandbox.write("rates.csv", "30,9\n10,1\n");
     for shape in [
@@ -87,7 +87,7 @@ async fn every_shape_of_a_workload_is_taken() {
 }
 
 #[tokio::test]
-async fn tenants_have_rows_of_their_own_and_their_caps() {
+async fn tenants_have_their_own_rows_and_their_caps_apply() {
     let sandbox = Sandbox::new();
     let line = "sim --gpus 1 --functions 12 --minutes 1 --rate 600 --pattern sporadic --tenants quiet=4 --tenants noisy=8,times=10";
     let p99 = |run: &support::Run| {
@@ -105,7 +105,7 @@ async fn tenants_have_rows_of_their_own_and_their_caps() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_simulated_is_refused_with_what_to_do() {
+async fn invalid_simulations_are_refused_with_advice() {
     let sandbox = Sandbox::new();
     sandbox.write("models.yaml", "- {name: huge, weights: 90GB, run: 5ms}\n");
     sandbox.write("trace.csv", "a,b\n1,2\n");

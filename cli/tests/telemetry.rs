@@ -1,4 +1,4 @@
-//! Logs and traces: what leaves the process, and that nothing waits for a collector that is gone.
+//! Logs and traces: the exported spans, and a collector that is gone, which must not delay a verb.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../../client/tests/fake/mod.rs"]
@@ -22,7 +22,7 @@ use tokio::sync::mpsc;
 
 const EXPORT: &str = "/opentelemetry.proto.collector.trace.v1.TraceService/Export";
 
-/// A collector that hands on the messages it is sent.
+/// Starts a collector that forwards the messages that it receives.
 async fn collector() -> (SocketAddr, mpsc::UnboundedReceiver<Bytes>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -47,7 +47,7 @@ async fn export(
     sender.send(request.into_body().collect().await.unwrap().to_bytes()).unwrap();
     let mut trailers = HeaderMap::new();
     trailers.insert("grpc-status", "0".parse().unwrap());
-    // An empty message: nothing was rejected.
+    // An empty message: the collector rejected no span.
     let body = Full::new(Bytes::from_static(&[0; 5])).with_trailers(async { Some(Ok(trailers)) });
     let mut response = Response::new(body);
     response.headers_mut().insert("content-type", "application/grpc".parse().unwrap());
@@ -59,12 +59,13 @@ fn contains(message: &[u8], text: &str) -> bool {
 }
 
 #[tokio::test]
-async fn a_verb_is_traced_to_the_collector_that_is_named() {
-    let (server, (address, mut messages)) = (Fake::start().await, collector().await);
+async fn a_verb_exports_its_trace_to_the_given_collector() {
+    let server = Fake::start().await;
+    let (address, mut messages) = collector().await;
     let sandbox = Sandbox::of(&server.address);
     let run = sandbox.run(&format!("invoke echo --json [1,2] --otlp-endpoint http://{address}")).await;
     assert_eq!(run.code, 0, "{run:?}");
-    // Sent before the process ended.
+    // The message was sent before the process ended.
     let message = messages.try_recv().unwrap();
     assert!(contains(&message, "invoke") && contains(&message, "service.name"));
     let traced = server.traceparents();
@@ -72,7 +73,7 @@ async fn a_verb_is_traced_to_the_collector_that_is_named() {
 }
 
 #[tokio::test]
-async fn nothing_is_traced_unless_asked_for() {
+async fn no_trace_is_sent_without_a_collector() {
     let server = Fake::start().await;
     let run = Sandbox::of(&server.address).run("invoke echo --json [1,2]").await;
     assert_eq!(run.code, 0, "{run:?}");
@@ -80,7 +81,7 @@ async fn nothing_is_traced_unless_asked_for() {
 }
 
 #[tokio::test]
-async fn a_collector_that_is_gone_harms_nothing() {
+async fn an_unreachable_collector_does_not_fail_a_verb() {
     let server = Fake::start().await;
     let run =
         Sandbox::of(&server.address).run("invoke echo --json [1,2] --otlp-endpoint http://127.0.0.1:1").await;
@@ -89,11 +90,11 @@ async fn a_collector_that_is_gone_harms_nothing() {
 }
 
 #[tokio::test]
-async fn logs_go_to_stderr_as_lines_of_json_where_asked() {
+async fn logs_are_written_to_stderr_as_json_on_request() {
     let server = Fake::start().await;
     let run = Sandbox::of(&server.address).run("ps --log trace --log-format json -o json").await;
     assert_eq!(run.code, 0, "{run:?}");
     assert!(serde_json::from_str::<serde_json::Value>(&run.stdout).is_ok(), "{}", run.stdout);
-    let line = run.stderr.lines().next().expect("something is logged at trace level");
+    let line = run.stderr.lines().next().expect("a line is logged at trace level");
     assert!(serde_json::from_str::<serde_json::Value>(line).unwrap()["level"].is_string(), "{line}");
 }

@@ -8,7 +8,7 @@ mod support;
 use fake::Fake;
 use support::{Run, Sandbox, manifest};
 
-/// One step after the other.
+/// Returns a workflow of consecutive steps.
 fn workflow(name: &str, runs: &[&str]) -> String {
     let source = |index: usize| match index {
         0 => "input.x".to_owned(),
@@ -22,7 +22,8 @@ fn workflow(name: &str, runs: &[&str]) -> String {
     )
 }
 
-/// Two functions and two workflows, the outer of which comes first.
+/// Returns a server, and a sandbox with two functions and two workflows, the outer workflow in the
+/// first file.
 async fn cluster() -> (Fake, Sandbox) {
     let server = Fake::start().await;
     let sandbox = Sandbox::of(&server.address);
@@ -38,7 +39,7 @@ fn ok(run: Run) -> String {
     run.stdout
 }
 
-/// That a line is refused so, and nothing was stored.
+/// Checks that a line is refused with this message, and that nothing was stored.
 async fn refused(server: &Fake, sandbox: &Sandbox, line: &str, code: i32, says: &str) {
     let run = sandbox.run(line).await;
     assert_eq!((run.code, run.stdout.as_str()), (code, ""), "{line}: {run:?}");
@@ -47,7 +48,7 @@ async fn refused(server: &Fake, sandbox: &Sandbox, line: &str, code: i32, says: 
 }
 
 #[tokio::test]
-async fn a_folder_of_both_is_applied_in_the_order_of_what_runs_what() {
+async fn functions_and_workflows_of_a_folder_are_applied_in_dependency_order() {
     let (server, sandbox) = cluster().await;
     let lines = |word: &str| {
         ["function/one", "function/two", "workflow/inner", "workflow/outer"]
@@ -61,7 +62,7 @@ async fn a_folder_of_both_is_applied_in_the_order_of_what_runs_what() {
     assert_eq!(ok(sandbox.run("apply -f . --dry-run").await), lines("unchanged (dry run)"));
     assert_eq!(server.uploads(), 1, "both functions share one model");
 
-    // What they run is there: they may come alone.
+    // The functions are stored, so the workflows can be applied alone.
     sandbox.write("b-inner.yaml", workflow("inner", &["function: one", "function: two"]));
     let alone = ok(sandbox.run("apply -f a-outer.yaml -f b-inner.yaml --dry-run").await);
     assert_eq!(alone, "workflow/inner configured (dry run)\nworkflow/outer unchanged (dry run)\n");
@@ -72,8 +73,8 @@ async fn a_folder_of_both_is_applied_in_the_order_of_what_runs_what() {
     );
 
     let order = ["workflow/outer", "workflow/inner", "function/one", "function/two"];
-    let trial = ok(sandbox.run("delete -f . --dry-run").await);
-    assert_eq!(trial, order.map(|title| format!("{title} deleted (dry run)\n")).concat());
+    let tried = ok(sandbox.run("delete -f . --dry-run").await);
+    assert_eq!(tried, order.map(|title| format!("{title} deleted (dry run)\n")).concat());
     let deleted = ok(sandbox.run("delete -f .").await);
     assert_eq!(deleted, order.map(|title| format!("{title} deleted\n")).concat());
 }
@@ -99,7 +100,7 @@ async fn nothing_is_stored_when_a_workflow_is_refused() {
 }
 
 #[tokio::test]
-async fn a_name_that_a_function_of_the_server_has_is_refused_before_anything_is_stored() {
+async fn a_workflow_with_the_name_of_a_stored_function_is_refused_before_anything_is_stored() {
     let (server, sandbox) = cluster().await;
     ok(sandbox.run("apply -f one.yaml").await);
     sandbox.write("b-inner.yaml", workflow("one", &["function: two"]));
@@ -149,12 +150,12 @@ Graph:
 }
 
 #[tokio::test]
-async fn a_deletion_that_is_refused_does_not_keep_the_others() {
+async fn a_refused_deletion_does_not_stop_the_others() {
     let (server, sandbox) = cluster().await;
     ok(sandbox.run("apply -f .").await);
     sandbox.write_function("three");
     ok(sandbox.run("apply -f three.yaml").await);
-    // `outer` runs `two`, whether this is a trial or not.
+    // `outer` runs `two`, in a dry run as in a real run.
     for suffix in [" --dry-run", ""] {
         let run = sandbox.run(&format!("delete function none two three{suffix}")).await;
         assert_eq!(run.code, 3, "{run:?}");
@@ -164,13 +165,13 @@ async fn a_deletion_that_is_refused_does_not_keep_the_others() {
         }
     }
     assert_eq!(server.function_names(), ["one", "two"]);
-    // The order counts in a trial as in earnest.
+    // The order matters in a dry run as in a real run.
     let inner_first = sandbox.run("delete workflow inner outer --dry-run").await;
     assert_eq!((inner_first.code, inner_first.stdout.as_str()), (1, "workflow/outer deleted (dry run)\n"));
 }
 
 #[tokio::test]
-async fn workflows_too_deep_in_each_other_are_refused_before_anything_is_stored() {
+async fn workflows_nested_too_deeply_are_refused_before_anything_is_stored() {
     let server = Fake::start().await;
     let sandbox = Sandbox::of(&server.address);
     sandbox.write_function("f");
@@ -185,16 +186,16 @@ async fn workflows_too_deep_in_each_other_are_refused_before_anything_is_stored(
         refused(&server, &sandbox, line, 2, "in another they would lie deeper than 4").await;
     }
     ok(sandbox.run("apply -f f.yaml -f n0.yaml -f n1.yaml -f n2.yaml -f n3.yaml -f n4.yaml").await);
-    // Nor by what the server has.
+    // Nesting below the stored workflows counts too.
     sandbox.write("base.yaml", workflow("base", &["function: f"]));
     sandbox.write("n0.yaml", workflow("n0", &["workflow: base"]));
     let deeper = sandbox.run("apply -f base.yaml -f n0.yaml").await;
     assert_eq!((deeper.code, deeper.stdout.as_str()), (2, ""), "{deeper:?}");
-    assert!(deeper.stderr.contains("workflow n4, as the server has it, runs this"), "{}", deeper.stderr);
+    assert!(deeper.stderr.contains("the stored workflow n4 runs this item"), "{}", deeper.stderr);
 }
 
 #[tokio::test]
-async fn a_function_that_a_workflow_of_the_server_could_not_run_is_refused_before_it_is_sent() {
+async fn a_function_that_would_break_a_stored_workflow_is_refused_before_its_upload() {
     let (server, sandbox) = cluster().await;
     ok(sandbox.run("apply -f .").await);
     sandbox.write("cnn.onnx", millrace_model::synth::tiny_cnn());
@@ -202,11 +203,11 @@ async fn a_function_that_a_workflow_of_the_server_could_not_run_is_refused_befor
     for line in ["apply -f two.yaml", "apply -f two.yaml --dry-run"] {
         let run = sandbox.run(line).await;
         assert_eq!((run.code, run.stdout.as_str(), server.uploads()), (2, "", 1), "{run:?}");
-        for says in ["workflow outer, as the server has it", "millrace delete workflow outer"] {
+        for says in ["the stored workflow outer", "millrace delete workflow outer"] {
             assert!(run.stderr.contains(says), "{says}: {}", run.stderr);
         }
     }
-    // With a workflow that no longer runs it, that goes first.
+    // A workflow in the same apply that no longer runs the function is stored first.
     sandbox.write("a-outer.yaml", workflow("outer", &["workflow: inner"]));
     let lines = |suffix| format!("workflow/outer configured{suffix}\nfunction/two configured{suffix}\n");
     let both = "apply -f two.yaml -f a-outer.yaml";
@@ -216,7 +217,7 @@ async fn a_function_that_a_workflow_of_the_server_could_not_run_is_refused_befor
 }
 
 #[tokio::test]
-async fn a_trial_finds_a_function_that_has_the_name_of_a_workflow() {
+async fn a_dry_run_refuses_a_function_with_the_name_of_a_workflow() {
     let (server, sandbox) = cluster().await;
     ok(sandbox.run("apply -f .").await);
     sandbox.write("cnn.onnx", millrace_model::synth::tiny_cnn());
@@ -231,7 +232,7 @@ async fn a_trial_finds_a_function_that_has_the_name_of_a_workflow() {
 }
 
 #[tokio::test]
-async fn a_kind_that_is_named_is_the_kind_that_runs() {
+async fn invoke_refuses_a_name_of_another_kind() {
     let (_server, sandbox) = cluster().await;
     ok(sandbox.run("apply -f .").await);
     for (name, says) in [("function/inner", "no function"), ("wf/one", "no workflow")] {

@@ -1,5 +1,5 @@
-//! `autoscale`: starts and stops worker processes on this machine, as the cluster's scaling signal
-//! says (Torpor's cluster manager, T02; a lost node is replaced, T16).
+//! `autoscale`: starts and stops worker processes on this machine, by the cluster's scaling signal
+//! (Torpor's cluster manager, T02; the replacement of a lost node, T16).
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -17,9 +17,9 @@ use crate::processes::provider::{Local, NodeProvider};
 use crate::session::Session;
 
 const HELP: &str = "\
-It asks the cluster how many nodes it needs ('millrace get scaling'), counts those that others run,
-and makes up the rest within its bounds. A worker that is needed no more is drained first, and stopped
-when no function is left on it. Stopped itself, it stops its workers.
+The autoscaler asks the cluster for the number of nodes it needs ('millrace get scaling'), subtracts
+the nodes that others run, and starts the rest within its bounds. A surplus worker is drained first,
+and stopped when it has no functions left. When the autoscaler stops, it stops its workers.
 
 Examples:
   millrace autoscale --data-dir ./scaled --max 4
@@ -29,19 +29,19 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = HELP)]
 pub(crate) struct Args {
-    /// Where each worker has its folder.
+    /// The folder in which each worker has a folder.
     #[arg(long, value_name = "DIR", env = "MILLRACE_DATA_DIR")]
     data_dir: PathBuf,
-    /// The fewest workers to run here.
+    /// The smallest number of workers to run here.
     #[arg(long, value_name = "N", default_value_t = 0)]
     min: u32,
-    /// The most workers to run here.
+    /// The largest number of workers to run here.
     #[arg(long, value_name = "N")]
     max: u32,
-    /// What its workers' names begin with. Each autoscaler of a cluster needs its own.
+    /// The prefix of the workers' names; each autoscaler of a cluster needs its own.
     #[arg(long, value_name = "NAME", default_value = "auto")]
     prefix: String,
-    /// How often to ask.
+    /// The interval between two looks at the scaling signal.
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "2s")]
     every: Duration,
     #[command(flatten)]
@@ -58,13 +58,16 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
     if args.min > args.max {
         return Err(Failure::usage(format!("--min {} is more than --max {}", args.min, args.max)));
     }
-    // Before anything starts, so that no signal is missed.
+    // Listen for signals before anything starts, so that no signal is missed.
     let mut stop = Stop::new()?;
     let mut local = Local::new(args.data_dir.clone(), options(&args)?, args.options.grace, Log::Named);
     loop {
-        // Without an answer everything stays as it is.
+        // Change nothing if the cluster does not answer.
         if let Err(failure) = round(&args, session, &mut local).await {
-            eprintln!("nothing is changed: {}", failure.message.unwrap_or_default());
+            eprintln!(
+                "the cluster did not answer, so nothing changes: {}",
+                failure.message.unwrap_or_default()
+            );
         }
         tokio::select! {
             () = tokio::time::sleep(args.every) => {}
@@ -91,10 +94,11 @@ fn options(args: &Args) -> Result<Vec<String>, Failure> {
     Ok([args.machine.words(), args.options.words(), connections, threads].concat())
 }
 
-/// Asks, and does one thing.
+/// Reads the scaling signal and takes one step.
 async fn round(args: &Args, session: &Session, provider: &mut impl NodeProvider) -> Result<(), Failure> {
     let admin = &session.admin;
-    let (signal, nodes) = (admin.scaling_signal().await?, admin.nodes().await?);
+    let signal = admin.scaling_signal().await?;
+    let nodes = admin.nodes().await?;
     let own = provider.running();
     let step = decide(signal.nodes_needed, &nodes, &own, args);
     if let Some(step) = &step {
@@ -122,31 +126,32 @@ fn node_name(text: &str) -> Result<NodeName, Failure> {
     NodeName::new(text).map_err(|error| Failure::usage(error.to_string()))
 }
 
-/// What to do next. One thing at a time: the next look sees what it did.
+/// The next step. Only one step is taken per round, so that the next round sees its effect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Step {
-    /// Start a worker of this name.
+    /// Starts a worker of this name.
     Start(String),
-    /// Take a drain back.
+    /// Cancels the drain of a worker.
     Keep(String),
-    /// Let its functions go elsewhere.
+    /// Drains a worker, so that its functions move to other nodes.
     Drain(String),
-    /// It is drained.
+    /// Stops a drained worker.
     Stop(String),
 }
 
 impl Step {
     fn in_words(&self) -> String {
         match self {
-            Self::Start(name) => format!("{name} is started"),
-            Self::Keep(name) => format!("{name} is kept after all"),
-            Self::Drain(name) => format!("{name} is drained"),
-            Self::Stop(name) => format!("{name} is drained and stops"),
+            Self::Start(name) => format!("starting {name}"),
+            Self::Keep(name) => format!("keeping {name}"),
+            Self::Drain(name) => format!("draining {name}"),
+            Self::Stop(name) => format!("{name} is drained: stopping it"),
         }
     }
 }
 
-/// Pure. A worker of ours that has not joined yet counts as one that will.
+/// Decides the next step. Pure logic. A worker of this autoscaler that has not joined yet counts as
+/// a node.
 fn decide(needed: u32, nodes: &[wire::Node], own: &[NodeName], args: &Args) -> Option<Step> {
     let live = |node: &&wire::Node| node.status() != NodeStatus::Lost;
     let find = |name: &str| nodes.iter().filter(live).find(|node| node.name == name);
@@ -170,7 +175,8 @@ fn decide(needed: u32, nodes: &[wire::Node], own: &[NodeName], args: &Args) -> O
     if let Some(name) = leaving.iter().find(drained) {
         return Some(Step::Stop((*name).to_owned()));
     }
-    // One that has not joined cannot be drained yet. Those with least on them go first.
+    // A worker that has not joined cannot be drained yet. Of the others, the worker with the fewest
+    // placements is drained first.
     let joined = serving.iter().filter_map(|name| find(name)).filter(|_| have > wanted);
     joined.min_by_key(|node| (node.placements, &node.name)).map(|node| Step::Drain(node.name.clone()))
 }
@@ -190,11 +196,11 @@ mod tests {
 
     fn check(needed: u32, nodes: &[wire::Node], own: &[&str], expected: Option<Step>) {
         let own: Vec<_> = own.iter().map(|name| NodeName::new(name).unwrap()).collect();
-        assert_eq!(decide(needed, nodes, &own, &args()), expected, "{needed} needed, {own:?} are ours");
+        assert_eq!(decide(needed, nodes, &own, &args()), expected, "{needed} needed, own workers {own:?}");
     }
 
     #[test]
-    fn what_is_lacking_is_started_within_bounds() {
+    fn missing_workers_are_started_within_the_bounds() {
         let start = |name: &str| Some(Step::Start(name.into()));
         let other = node("other", NodeScheduling::Schedulable, 1);
         check(0, &[], &[], start("auto-1"));
@@ -208,11 +214,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_much_is_drained_and_then_stopped() {
+    fn surplus_workers_are_drained_and_then_stopped() {
         let two = |scheduling, left| {
             [node("auto-1", NodeScheduling::Schedulable, 3), node("auto-2", scheduling, left)]
         };
-        let (own, second) = (["auto-1", "auto-2"], || "auto-2".to_owned());
+        let own = ["auto-1", "auto-2"];
+        let second = || "auto-2".to_owned();
         check(1, &two(NodeScheduling::Schedulable, 2), &own, Some(Step::Drain(second())));
         check(1, &two(NodeScheduling::Draining, 2), &own, None);
         check(1, &two(NodeScheduling::Draining, 0), &own, Some(Step::Stop(second())));

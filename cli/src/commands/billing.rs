@@ -1,4 +1,4 @@
-//! `billing`: what was used and what it costs, by tenant and function.
+//! `billing`: the usage and cost of tenants and functions.
 
 use futures::TryStreamExt as _;
 use millrace_client::messages as wire;
@@ -10,29 +10,30 @@ use crate::output::{Output, document, print};
 use crate::session::Session;
 
 const AFTER: &str = "\
-A charge is GPU time: all of the time that answered requests ran on GPUs, each rounded up to a
-millisecond, and a tenth of the time that functions were idle, ready in a node's host memory with none
-of their requests on a GPU. Deleted functions are still owed for.
+A charge is GPU time: the time that answered requests ran on GPUs, each rounded up to a millisecond,
+and a tenth of the time that functions were idle: ready in a node's host memory without a request on
+a GPU. Deleted functions are still charged.
 
 Examples:
   millrace billing                               the functions of this tenant
-  millrace billing -A --price-per-gpu-hour 2.49  of every tenant, and what that is in money
+  millrace billing -A --price-per-gpu-hour 2.49  the functions of every tenant, with their cost
   millrace billing --function digits -o json";
 
-/// Show what functions used and what it costs.
+/// Show the usage and cost of functions.
 #[derive(Debug, clap::Args)]
 #[command(after_help = AFTER)]
 pub(crate) struct Args {
-    /// Only this function.
+    /// Show only this function.
     #[arg(short, long, value_name = "NAME")]
     function: Option<FunctionName>,
-    /// Functions of every tenant.
+    /// Show the functions of every tenant.
     #[arg(short = 'A', long)]
     all_tenants: bool,
-    /// What an hour of a GPU costs: adds what that makes of each charge, in the same currency.
+    /// The price of one GPU hour; adds the cost of each charge in the same currency.
     #[arg(long, value_name = "PRICE")]
     price_per_gpu_hour: Option<Price>,
-    /// What the controller that answers has, perhaps not the newest: also while none leads.
+    /// Read the answering controller's own state, which may be out of date; works while no
+    /// controller leads.
     #[arg(long)]
     stale: bool,
     #[command(flatten)]
@@ -48,15 +49,15 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
         return print(&text);
     }
     if billing.is_empty() {
-        let whose = match (&args.function, tenant) {
+        let owner = match (&args.function, tenant) {
             (Some(function), Some(tenant)) => format!("function {function} of tenant {tenant}"),
             (Some(function), None) => format!("functions named {function}"),
             (None, Some(tenant)) => format!("tenant {tenant}"),
             (None, None) => "anyone".to_owned(),
         };
-        let more = if args.all_tenants { "" } else { ": with -A every tenant is shown" };
+        let more = if args.all_tenants { "" } else { ": -A shows every tenant" };
         eprintln!(
-            "nothing was used by {whose} yet, as far as workers have told (runs once a second, idle time alone once a minute){more}"
+            "no usage of {owner} is reported yet (workers report runs once per second, and idle time alone once per minute){more}"
         );
         return Ok(());
     }

@@ -11,7 +11,7 @@ use crate::output::print;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "For bash, in ~/.bashrc: source <(millrace completions bash)")]
 pub(crate) struct Args {
-    /// The shell.
+    /// The shell that runs the script.
     #[arg(value_enum)]
     shell: Shell,
 }

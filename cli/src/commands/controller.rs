@@ -1,4 +1,4 @@
-//! `controller`: one controller of a group, as a process of its own.
+//! `controller`: one controller of a group, as a separate process.
 
 use std::net::SocketAddr;
 use std::num::NonZeroU64;
@@ -22,17 +22,18 @@ use crate::private;
 use crate::process::{self, ControllerReady, Stop, announce, loopback, seed};
 
 const HELP: &str = "\
-Only an empty data directory is begun with --bootstrap or --join; in one that was used, its identity
-decides and both do nothing. Without either, an empty one is refused: a lost disk or a mistyped path
-never begins a second cluster. So: --bootstrap once, by hand, for the first controller of a cluster;
---join for the others; neither, or --join, wherever a service manager starts it again.
+--bootstrap and --join act only on an empty data directory. In a used directory, the stored identity
+decides, and both options are ignored. Without either option, an empty directory is refused: a lost
+disk or a mistyped path never begins a second cluster. So pass --bootstrap once, by hand, to the first
+controller of a cluster, --join to the others, and neither, or --join, where a service manager
+restarts the controller.
 
-Where nobody is there to type it once: --bootstrap for one of them with --join and all the others. It
-begins a cluster only when each of those says that its directory is empty too, and joins theirs if
-they have one. What was typed so may stay: a directory that is lost begins no second cluster.
+For an unattended start, pass one controller --bootstrap together with --join and all the others. It
+begins a cluster only if each of the others reports an empty directory too, and joins their cluster if
+they have one. These options may stay: a lost directory begins no second cluster.
 
-When it serves, one line of JSON on standard output says where it listens. A controller that joins
-serves once it is a voter (or, with --learner, has the log).
+When the controller serves, one line of JSON on standard output has its addresses. A controller that
+joins serves once it is a voter (or, with --learner, has the log).
 
 Examples:
   millrace controller --id 1 --data-dir /var/lib/millrace --bootstrap
@@ -40,42 +41,46 @@ Examples:
       --listen 10.0.0.2:8080 --internal-listen 10.0.0.2:7070 --insecure
   millrace cluster status -e 10.0.0.1:8080,10.0.0.2:8080";
 
-/// Fewer entries than this between two snapshots, and a group does little else.
+/// The smallest interval between two snapshots, in log entries. With a smaller one, a group does
+/// little else.
 const SNAPSHOT_EVERY_MIN: u64 = 100;
 
 /// Run one controller.
 #[derive(Debug, clap::Args)]
 #[command(after_help = HELP)]
 pub(crate) struct Args {
-    /// Its number in the group: never given twice, not even after it was removed.
+    /// The controller's id in the group; never reused, not even after the controller was removed.
     #[arg(long, value_name = "N", default_value = "1")]
     id: NonZeroU64,
-    /// Where it keeps everything. Its alone.
+    /// The directory of all the controller's files; no other process may use it.
     #[arg(long, value_name = "DIR", env = "MILLRACE_DATA_DIR")]
     data_dir: PathBuf,
-    /// Begin a cluster of this controller alone; with --join, if all of those have none either.
+    /// Begin a cluster of this controller alone; with --join, only if all those controllers have
+    /// none either.
     #[arg(long)]
     bootstrap: bool,
-    /// Join the cluster of these controllers, by their internal addresses: one that answers is enough.
+    /// Join the cluster of these controllers, by their internal addresses; one that answers is
+    /// enough.
     #[arg(long, value_delimiter = ',', value_name = "HOST:PORT")]
     join: Vec<Address>,
     /// Join as a learner: receive the log and serve, without a vote until promoted.
     #[arg(long, requires = "join", conflicts_with = "bootstrap")]
     learner: bool,
-    /// Where clients connect; port 0 takes a free one.
+    /// The listen address for clients; port 0 selects a free port.
     #[arg(long, value_name = "ADDRESS", default_value_t = loopback(CLIENT_PORT))]
     listen: SocketAddr,
-    /// Where workers and other controllers connect; port 0 takes a free one.
+    /// The listen address for workers and other controllers; port 0 selects a free port.
     #[arg(long, value_name = "ADDRESS", default_value_t = loopback(INTERNAL_PORT))]
     internal_listen: SocketAddr,
-    /// The address that clients reach it at [default: where it listens].
+    /// The address at which clients reach this controller [default: the listen address].
     #[arg(long, value_name = "HOST:PORT")]
     advertise: Option<Address>,
-    /// The address that workers and other controllers reach it at [default: where it listens].
+    /// The address at which workers and other controllers reach this controller [default: the
+    /// listen address].
     #[arg(long, value_name = "HOST:PORT")]
     internal_advertise: Option<Address>,
-    /// Log entries between two snapshots. Fewer take less disk and a shorter start, and write the whole
-    /// state more often.
+    /// The number of log entries between two snapshots. A smaller number needs less disk and
+    /// shortens the start, but writes the whole state more often.
     #[arg(
         long,
         value_name = "N",
@@ -83,13 +88,14 @@ pub(crate) struct Args {
         value_parser = clap::value_parser!(u64).range(SNAPSHOT_EVERY_MIN..)
     )]
     snapshot_every: u64,
-    /// Serve the fault service on the internal address: whoever reaches it may move this controller's
-    /// clock and stall its disk. For tests only.
+    /// Serve the fault service on the internal address: every process that reaches it may move this
+    /// controller's clock and stall its disk. For tests only.
     #[arg(long)]
     enable_fault_injection: bool,
-    /// Keep model files in an object store that all controllers of the group share: s3://BUCKET/PREFIX
-    /// (credentials and endpoint from the AWS_ environment variables) or file:///SHARED/FOLDER. The
-    /// same for every one of them. Also MILLRACE_ARTIFACTS, or `artifacts` in the settings file.
+    /// Keep model files in an object store that all controllers of the group share:
+    /// s3://BUCKET/PREFIX (credentials and endpoint from the AWS_ environment variables) or
+    /// file:///SHARED/FOLDER. All controllers need the same value. Also MILLRACE_ARTIFACTS, or
+    /// `artifacts` in the settings file.
     #[arg(long, value_name = "URL")]
     artifacts: Option<SharedPlace>,
     #[command(flatten)]
@@ -109,7 +115,7 @@ pub(crate) struct Args {
 pub(crate) async fn run(args: Args, settings: &Config, kept: Option<Kept>) -> Result<(), Failure> {
     args.origin.obey()?;
     private::tighten(&args.data_dir)?;
-    // Before anything starts, so that no signal is missed.
+    // Listen for signals before anything starts, so that no signal is missed.
     let mut stop = Stop::new()?;
     let raft = raft_runtime()?;
     let config = ControllerConfig { kept, raft_runtime: Some(raft.handle()), ..args.config(settings)? };
@@ -134,7 +140,8 @@ pub(crate) async fn run(args: Args, settings: &Config, kept: Option<Kept>) -> Re
     }
 }
 
-/// The threads that keep heartbeats apart from requests. To be kept for longer than the controller.
+/// Starts the threads that keep heartbeats apart from requests. The runtime must outlive the
+/// controller.
 pub(crate) fn raft_runtime() -> Result<RaftRuntime, Failure> {
     RaftRuntime::start()
         .map_err(|error| Failure::failed(format!("cannot start the threads of Raft: {error}")))
@@ -151,15 +158,16 @@ fn refused(error: StartError) -> Failure {
     Failure::failed(format!("controller: {error}")).hint(hint)
 }
 
-/// A process that ends is started again by whoever looks after it, and shows whether the cause is
-/// gone; one that stayed would look alive and take no part.
+/// Returns the failure of a halted controller. The process exits instead of staying, because a
+/// service manager restarts an ended process, and the restart shows whether the cause is gone. A
+/// process that stayed would look alive without taking part.
 pub(crate) fn halted(error: &HaltError) -> Failure {
     let failed = Failure::failed(format!("controller: {error}"));
     if matches!(error, HaltError::Diverged { .. }) {
-        return failed.hint("it is not started again over the same data directory");
+        return failed.hint("do not restart it over the same data directory: its state has diverged");
     }
     failed
-        .hint("nothing that was acknowledged is lost: remove the cause, and start it again over the same data directory")
+        .hint("no acknowledged write is lost: remove the cause, and restart it over the same data directory")
 }
 
 fn line(controller: &Controller) -> ControllerReady {
@@ -176,7 +184,7 @@ fn line(controller: &Controller) -> ControllerReady {
 }
 
 impl Args {
-    /// What spans say they are from.
+    /// Returns the process name in spans.
     pub(crate) fn process_name(&self) -> String {
         format!("controller-{}", self.id)
     }
@@ -229,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_folder_begins_nothing_unless_told() {
+    fn an_empty_folder_begins_a_cluster_only_on_request() {
         assert_eq!(args("").unwrap().start(), Start::Reopen);
         assert_eq!(args("--bootstrap").unwrap().start(), Start::Bootstrap);
         let at = vec!["a:1".to_owned(), "b:2".to_owned()];
@@ -241,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn contradictions_are_refused() {
+    fn contradictory_options_are_refused() {
         for line in
             ["--learner", "--bootstrap --join a:1 --learner", "--bootstrap --learner", "--id 0", "--join a"]
         {
@@ -254,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flag_says_where_model_files_are_and_else_the_settings() {
+    fn the_artifacts_flag_overrides_the_settings() {
         let said = |line: &str, settings: &Config| {
             args(line).unwrap().config(settings).unwrap().artifacts.map(|place| place.to_string())
         };
@@ -266,11 +274,11 @@ mod tests {
     }
 
     #[test]
-    fn faults_are_served_only_when_asked_for_and_to_strangers_only_when_meant() {
+    fn faults_are_served_only_on_request_and_off_loopback_only_with_insecure() {
         let injected =
             |line: &str| args(line).unwrap().config(&settings(None)).map(|config| config.fault_injection);
         assert_eq!(injected(""), Ok(false));
-        assert_eq!(injected("--allow-faults"), Ok(false), "that is for executors");
+        assert_eq!(injected("--allow-faults"), Ok(false), "--allow-faults is for executors");
         assert_eq!(injected("--enable-fault-injection"), Ok(true));
         let exposed = "--enable-fault-injection --internal-listen 10.0.0.1:7070";
         assert!(injected(exposed).unwrap_err().hint.unwrap().contains("--insecure"));
@@ -278,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn others_are_told_an_address_they_can_use() {
+    fn a_listener_on_all_addresses_needs_an_advertised_address() {
         let refused = args("--listen 0.0.0.0:1 --insecure").unwrap().config(&settings(None)).unwrap_err();
         assert!(refused.hint.unwrap().contains("--advertise"));
         let config =

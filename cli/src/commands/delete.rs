@@ -1,6 +1,6 @@
-//! `delete`: removes functions and workflows, by name or those of a file, takes back the caps and the policy
-//! that a file sets, and forgets lost nodes. One that cannot be deleted does not keep the others: each is
-//! told of, and the first gives the exit code.
+//! `delete`: deletes functions and workflows, by name or from a file; removes the caps and the
+//! policy that a file sets; and removes lost nodes. An item that cannot be deleted does not stop
+//! the others: each failure is reported, and the first determines the exit code.
 
 use std::path::PathBuf;
 
@@ -16,29 +16,29 @@ use crate::failure::{Exit, Failure};
 use crate::output::print;
 use crate::session::Session;
 
-/// Delete functions with all their revisions, or workflows, or forget nodes that are lost.
+/// Delete functions with all their revisions, workflows, or lost nodes.
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "millrace delete function NAME... | workflow NAME... | node NAME... | -f FILE...")]
 pub(crate) struct Args {
-    /// What to delete, such as function/digits, workflow/traffic or node/worker-1.
+    /// The item to delete, such as function/digits, workflow/traffic or node/worker-1.
     #[arg(value_name = "TYPE[/NAME]", required_unless_present = "file", conflicts_with = "file")]
     target: Option<Target>,
-    /// Names, where the type stands alone.
+    /// The names, if the type stands alone.
     #[arg(value_name = "NAME")]
     names: Vec<String>,
-    /// Delete the functions and workflows of these manifests, folders of them, or - for standard input;
-    /// of tenants take all caps away, and of the policy every setting.
+    /// Delete the functions and workflows of these manifests, of folders of them, or of - for
+    /// standard input; for tenants, remove all caps, and for the policy, every setting.
     #[arg(short, long, value_name = "FILE")]
     file: Vec<PathBuf>,
     /// Check everything, delete nothing.
     #[arg(long)]
     dry_run: bool,
-    /// What is not there is no failure.
+    /// Do not fail if an item does not exist.
     #[arg(long)]
     ignore_not_found: bool,
 }
 
-/// How to go about it.
+/// The options of a deletion.
 #[derive(Debug, Clone, Copy)]
 struct Manner {
     dry_run: bool,
@@ -51,7 +51,7 @@ impl Manner {
     }
 }
 
-/// What is to be deleted.
+/// A function or workflow to delete.
 #[derive(Debug, PartialEq, Eq)]
 struct Doomed {
     kind: ModelKind,
@@ -70,28 +70,31 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
                 Kind::Function => named(ModelKind::Function, &names, session)?,
                 Kind::Workflow => named(ModelKind::Workflow, &names, session)?,
                 Kind::Node if dry_run => {
-                    return Err(Failure::usage("a node cannot be deleted as a trial")
-                        .hint("leave --dry-run out: only one that is lost is forgotten"));
+                    return Err(Failure::usage("a node cannot be deleted in a dry run")
+                        .hint("omit --dry-run: only lost nodes are removed"));
                 }
                 Kind::Node => return nodes(&names, ignore_not_found, session).await,
                 Kind::Gpu => {
-                    return Err(Failure::usage("GPUs go with their node").hint("millrace delete node NAME"));
+                    return Err(
+                        Failure::usage("a GPU is deleted with its node").hint("millrace delete node NAME")
+                    );
                 }
                 Kind::Tenant => {
-                    return Err(Failure::usage("a tenant is its functions, its workflows and its caps")
-                        .hint("delete those; for the caps: millrace tenant set NAME --no-caps"));
+                    return Err(Failure::usage("a tenant consists of its functions, its workflows and its caps")
+                        .hint("delete the functions and workflows; for the caps: millrace tenant set NAME --no-caps"));
                 }
                 Kind::Policy => {
-                    return Err(Failure::usage("there is always a policy")
-                        .hint("for the default one: millrace policy set --unset preset,dispatch,eviction"));
+                    return Err(Failure::usage("the policy cannot be deleted").hint(
+                        "to restore the default policy: millrace policy set --unset preset,dispatch,eviction",
+                    ));
                 }
                 Kind::Operation => {
-                    return Err(Failure::usage("an operation is forgotten a day after its end")
-                        .hint("end one before its time: millrace operation cancel ID"));
+                    return Err(Failure::usage("an operation is removed a day after its end")
+                        .hint("to end a running operation: millrace operation cancel ID"));
                 }
                 Kind::Scaling => {
-                    return Err(Failure::usage("the scaling signal is computed, not kept")
-                        .hint("look at it: millrace get scaling"));
+                    return Err(Failure::usage("the scaling signal is computed, not stored")
+                        .hint("to read it: millrace get scaling"));
                 }
             }
         }
@@ -103,7 +106,8 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
     };
     let mut failures = Failures::default();
     models(doomed, manner, session, &mut failures).await?;
-    // What they ran under goes last, as it came first.
+    // Remove rules last, because apply sets them first: functions and workflows ran under these
+    // rules.
     take_back(rules, manner, session, &mut failures).await?;
     failures.end()
 }
@@ -129,7 +133,7 @@ async fn models(
     Ok(())
 }
 
-/// Sets nothing where something is set.
+/// Removes the settings of the rules that are set.
 async fn take_back(
     rules: Vec<Rule>,
     manner: Manner,
@@ -156,14 +160,14 @@ async fn take_back(
     Ok(())
 }
 
-/// Those that were told of while the rest went on.
+/// The failures that were reported while the command continued.
 #[derive(Default)]
 struct Failures {
     first: Option<Exit>,
 }
 
 impl Failures {
-    /// Tells of one. One that all the rest would meet too ends the command.
+    /// Reports a failure. If the server is unreachable, returns an error that ends the command.
     fn add(&mut self, failure: Failure) -> Result<(), Failure> {
         let first = *self.first.get_or_insert(failure.exit);
         failure.report();
@@ -175,8 +179,8 @@ impl Failures {
     }
 }
 
-/// Deletes one, or tries to. In a trial, those of `gone` are still there: that they alone use it is
-/// no obstacle.
+/// Deletes an item, or checks its deletion. In a dry run, the items of `gone` still exist, so a use
+/// by these items alone is no obstacle.
 async fn delete(doomed: &Doomed, dry_run: bool, gone: &[Doomed], session: &Session) -> Result<(), Error> {
     let Doomed { kind, key } = doomed;
     let options = DeleteOptions { dry_run, resource_version: None };
@@ -197,7 +201,7 @@ async fn delete(doomed: &Doomed, dry_run: bool, gone: &[Doomed], session: &Sessi
     }
 }
 
-/// Whether a step of the workflow runs it.
+/// Returns whether a step of the workflow runs the item.
 fn uses(workflow: &wire::Workflow, doomed: &Doomed) -> bool {
     let steps = workflow.spec.iter().flat_map(|spec| &spec.steps);
     steps.filter_map(|step| step.run.as_ref()).any(|run| match (run, doomed.kind) {
@@ -218,9 +222,8 @@ fn is_one_of(gone: &[Doomed], workflow: &wire::Workflow) -> bool {
 
 fn named(kind: ModelKind, names: &[String], session: &Session) -> Result<Vec<Doomed>, Failure> {
     if names.is_empty() {
-        return Err(
-            Failure::usage(format!("which {kind}?")).hint(format!("name it: millrace delete {kind} NAME"))
-        );
+        return Err(Failure::usage(format!("no {kind} is named"))
+            .hint(format!("name it: millrace delete {kind} NAME")));
     }
     let one = |name: &String| {
         let name = FunctionName::new(name).map_err(|error| Failure::usage(error.to_string()))?;
@@ -229,7 +232,8 @@ fn named(kind: ModelKind, names: &[String], session: &Session) -> Result<Vec<Doo
     names.iter().map(one).collect()
 }
 
-/// What runs others before those: a server keeps what a workflow still runs.
+/// Returns the items in deletion order: a workflow before the items that it runs, because a server
+/// refuses to delete an item that a workflow still runs.
 fn in_order(items: Items) -> Vec<Doomed> {
     let workflows = items.workflows.into_iter().rev();
     let workflows = workflows.map(|item| Doomed { kind: ModelKind::Workflow, key: item.spec.key });
@@ -237,10 +241,10 @@ fn in_order(items: Items) -> Vec<Doomed> {
     workflows.chain(functions.map(|item| Doomed { kind: ModelKind::Function, key: item.spec.key })).collect()
 }
 
-/// Forgets nodes. Their names are free then.
+/// Removes lost nodes. Their names are free afterwards.
 async fn nodes(names: &[String], ignore_not_found: bool, session: &Session) -> Result<(), Failure> {
     if names.is_empty() {
-        return Err(Failure::usage("which node?").hint("name it: millrace delete node NAME"));
+        return Err(Failure::usage("no node is named").hint("name it: millrace delete node NAME"));
     }
     let names = names.iter().map(|name| NodeName::new(name)).collect::<Result<Vec<_>, _>>();
     let mut failures = Failures::default();
@@ -260,7 +264,7 @@ mod tests {
     use millrace_types::TenantName;
 
     #[test]
-    fn what_runs_others_goes_before_those() {
+    fn a_workflow_is_deleted_before_the_items_it_runs() {
         let folder = tempfile::tempdir().unwrap();
         let workflow = |name: &str, runs: &str| {
             format!(

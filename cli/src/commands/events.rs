@@ -1,4 +1,4 @@
-//! `events`: what happened in the cluster, and what happens next.
+//! `events`: the past and future events of the cluster.
 
 use std::time::Duration;
 
@@ -10,26 +10,26 @@ use crate::output::lines::Lines;
 use crate::output::print;
 use crate::session::Session;
 
-/// How long one request waits for news. Shorter than what a server would wait.
+/// The longest wait of one request for new events, below a server's limit.
 const WAIT: Duration = Duration::from_secs(20);
 
 const AFTER: &str = "\
-A controller keeps its last 4,096 events, from when it began. With --follow the command goes on at another
-controller when the one it asks goes away.
+A controller keeps its last 4,096 events since its start. With --follow, the command moves to another
+controller when its controller goes away.
 
 Examples:
-  millrace events                    what there is
-  millrace events --warnings -f      what an operator should look at, as it happens
-  millrace events -f -o json         a line of JSON for each";
+  millrace events                    all events that are kept
+  millrace events --warnings -f      new events that may need an operator
+  millrace events -f -o json         one line of JSON per event";
 
-/// Show what happened in the cluster: nodes, GPUs, functions and leaders that came, went and failed.
+/// Show events of the cluster: nodes, GPUs, functions and leaders that came, went or failed.
 #[derive(Debug, clap::Args)]
 #[command(after_help = AFTER)]
 pub(crate) struct Args {
-    /// Go on with what happens from now on, until interrupted.
+    /// Continue with new events until interrupted.
     #[arg(short, long)]
     follow: bool,
-    /// Only warnings.
+    /// Show only warnings.
     #[arg(long)]
     warnings: bool,
     #[command(flatten)]
@@ -37,12 +37,13 @@ pub(crate) struct Args {
 }
 
 pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
-    let (mut after, mut shown) = (String::new(), 0);
+    let mut after = String::new();
+    let mut shown = 0;
     let mut wait = Duration::ZERO;
     loop {
         let page = session.admin.events(&after, wait).await?;
         if page.missed > 0 {
-            eprintln!("{} events are not kept any more", page.missed);
+            eprintln!("{} events are no longer kept", page.missed);
         }
         let wanted = page.events.iter().filter(|it| args.wants(it));
         let lines =
@@ -58,8 +59,8 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
         wait = if args.follow { WAIT } else { Duration::ZERO };
     }
     if shown == 0 {
-        let what = if args.warnings { "no warnings" } else { "no events" };
-        eprintln!("{what} since the controller that answered began");
+        let kind = if args.warnings { "no warnings" } else { "no events" };
+        eprintln!("{kind} since the start of the answering controller");
     }
     Ok(())
 }

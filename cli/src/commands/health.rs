@@ -1,5 +1,5 @@
-//! `health`: whether one server serves, for health checks. Asks `grpc.health.v1`, as any other prober
-//! may; this verb is for images that have none.
+//! `health`: whether one server serves, for health checks. Calls `grpc.health.v1`, as any other
+//! prober may. The verb is for images without a prober.
 
 use std::time::Duration;
 
@@ -12,21 +12,21 @@ use crate::failure::Failure;
 use crate::output::print;
 
 const HELP: &str = "\
-A controller serves while it has a worker, and a worker while it takes requests: neither does any more
-once it was told to stop. Whether the cluster as a whole is up is another question: 'cluster wait'.
+A controller serves while it has a worker, and a worker while it accepts requests. A server that was
+told to stop no longer serves. 'cluster wait' checks the cluster as a whole.
 
 Examples:
-  millrace health                     the controller of this machine
-  millrace health 127.0.0.1:7080      the worker of this machine";
+  millrace health                     this machine's controller
+  millrace health 127.0.0.1:7080      this machine's worker";
 
-/// Ask one server whether it serves; exit with 1 if it says no, and with 4 if it says nothing.
+/// Check whether one server serves; exit with 1 if it does not, and with 4 if it does not answer.
 #[derive(Debug, clap::Args)]
 #[command(after_help = HELP)]
 pub(crate) struct Args {
-    /// A controller's client address, or a worker's.
+    /// The client address of a controller, or the address of a worker.
     #[arg(value_name = "HOST:PORT", default_value = "127.0.0.1:8080")]
     address: Address,
-    /// How long it may take to answer.
+    /// The timeout of the check.
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "3s")]
     timeout: Duration,
 }
@@ -34,9 +34,8 @@ pub(crate) struct Args {
 pub(crate) async fn run(args: Args) -> Result<(), Failure> {
     let Args { address, timeout } = args;
     let silent = |why: String| {
-        Failure::unreachable(format!("{} does not say how it is: {why}", address.authority())).hint(
-            "see its log; ports are 8080 of a controller and 7080 of a worker, if nothing else was said",
-        )
+        Failure::unreachable(format!("{} does not answer a health check: {why}", address.authority()))
+            .hint("see the server's log; the default port of a controller is 8080, and of a worker 7080")
     };
     let endpoint =
         endpoint(address.authority(), ChannelConfig::default()).map_err(|error| silent(error.to_string()))?;
@@ -49,6 +48,6 @@ pub(crate) async fn run(args: Args) -> Result<(), Failure> {
     match answered.map_err(|_| silent(format!("no answer within {timeout:?}")))?.map_err(silent)? {
         ServingStatus::Serving => print("serving"),
         status => Err(Failure::failed(format!("{} is {}", address.authority(), status.as_str_name()))
-            .hint("it has no worker yet, or goes down: see its log")),
+            .hint("the server has no worker yet, or is shutting down: see its log")),
     }
 }

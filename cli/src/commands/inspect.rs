@@ -1,4 +1,4 @@
-//! `inspect`: checks one model file for a controller, in a process of its own.
+//! `inspect`: checks one model file for a controller, in a separate process.
 
 use std::process::ExitCode;
 
@@ -7,7 +7,7 @@ use crate::process;
 /// Check the model file on standard input for a controller.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// The process that started this one: they end together.
+    /// The process that started this one; when it ends, this process ends.
     #[arg(value_name = "PID")]
     parent: u32,
 }

@@ -1,5 +1,5 @@
-//! `invoke`: runs a function or workflow once, on JSON, raw bytes or pictures, and shows the answer and where
-//! its time went.
+//! `invoke`: runs a function or workflow once, on JSON, raw bytes or pictures, and prints the
+//! response and the latency breakdown.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -30,17 +30,18 @@ Examples:
 pub(crate) struct Args {
     /// The function or workflow, such as digits or workflow/traffic.
     name: String,
-    /// Inputs as JSON: a body of the Open Inference Protocol, {"INPUT": [...]}, or the values alone;
-    /// @FILE reads a file, @- standard input.
+    /// The inputs as JSON: a body of the Open Inference Protocol, {"INPUT": [...]}, or the values
+    /// alone; @FILE reads a file, @- standard input.
     #[arg(long, group = "input", value_name = "JSON")]
     json: Option<String>,
-    /// An input as little-endian bytes in a file. May be repeated.
+    /// An input as little-endian bytes in a file; may be repeated.
     #[arg(long, group = "input", value_name = "NAME=FILE[:DTYPE:SHAPE]")]
     raw: Vec<raw::RawInput>,
-    /// A PNG or JPEG for an image model, made to fit its shape. Repeated, one batch.
+    /// A PNG or JPEG file for an image model, resized to its shape; repeated files form one batch.
     #[arg(long, group = "input", value_name = "FILE", conflicts_with_all = ["json", "raw"])]
     image: Vec<PathBuf>,
-    /// What is taken off a picture's values, scaled to 0..1: one number, or one for each channel.
+    /// The mean to subtract from a picture's values, scaled to 0..1: one number, or one for each
+    /// channel.
     #[arg(
         long,
         value_name = "M",
@@ -50,31 +51,31 @@ pub(crate) struct Args {
         allow_hyphen_values = true
     )]
     mean: Vec<f32>,
-    /// What they are divided by then: one number, or one for each channel.
+    /// The divisor of the values after the subtraction: one number, or one for each channel.
     #[arg(long, value_name = "D", value_delimiter = ',', default_value = "1", requires = "image")]
     std: Vec<f32>,
-    /// How many of a picture's best classes to show.
+    /// The number of a picture's best classes to print.
     #[arg(long, value_name = "K", default_value_t = 3)]
     top: usize,
-    /// Names of the classes, one a line.
+    /// A file with the names of the classes, one per line.
     #[arg(long, value_name = "FILE", requires = "image")]
     labels: Option<PathBuf>,
-    /// A revision other than the latest.
+    /// The revision of the function [default: the latest].
     #[arg(long, value_name = "N", default_value = "", hide_default_value = true)]
     revision: String,
-    /// The sequence that it is of, where the function keeps state: a number from 1, or a text.
+    /// The sequence of the request, if the function keeps state: a number from 1, or a text.
     #[arg(long, value_name = "ID")]
     sequence: Option<SequenceId>,
-    /// It begins the sequence, anew where there is one.
+    /// Start the sequence with this request, and replace an existing one.
     #[arg(long, requires = "sequence")]
     sequence_start: bool,
-    /// It ends the sequence.
+    /// End the sequence with this request.
     #[arg(long, requires = "sequence")]
     sequence_end: bool,
-    /// The request's id; one is made up otherwise.
+    /// The request's id [default: a generated id].
     #[arg(long, value_name = "ID")]
     request_id: Option<String>,
-    /// How long to wait for the answer.
+    /// The timeout of the request.
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "60s")]
     timeout: Duration,
     #[command(flatten)]
@@ -87,7 +88,7 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
     if let Some(id) = &args.request_id
         && RequestId::new(id).is_none()
     {
-        return Err(Failure::usage(format!("{id:?} cannot be a request's id"))
+        return Err(Failure::usage(format!("{id:?} is not a valid request id"))
             .hint(format!("use 1 to {} visible ASCII characters", RequestId::LEN_MAX)));
     }
     if let Some(kind) = kind {
@@ -117,7 +118,8 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
     }
 }
 
-/// Functions and workflows share their names: a model of the other kind is not the one that is meant.
+/// Checks the kind of a name. Functions and workflows share one name space, so the name may belong
+/// to the other kind.
 async fn check_kind(kind: ModelKind, name: &str, session: &Session) -> Result<(), Failure> {
     let name = FunctionName::new(name).map_err(|error| Failure::usage(error.to_string()))?;
     let key = session.key(&name);
@@ -131,9 +133,9 @@ async fn check_kind(kind: ModelKind, name: &str, session: &Session) -> Result<()
 async fn answer(inference: &Inference, request: InferRequest) -> Result<InferResponse, Failure> {
     let timeout = request.timeout;
     let hint = match timeout == DEFAULT_TIMEOUT {
-        true => "give it longer with --timeout, or see what the GPUs do: millrace ps".to_owned(),
+        true => "allow more time with --timeout, or see the GPUs' load: millrace ps".to_owned(),
         false => format!(
-            "{} may be too short: see what the GPUs do with 'millrace ps'",
+            "{} may be too short: see the GPUs' load with 'millrace ps'",
             humantime::format_duration(timeout)
         ),
     };

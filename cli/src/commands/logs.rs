@@ -1,4 +1,4 @@
-//! `logs`: the last lines that controllers and workers logged, and what they log next.
+//! `logs`: the past and future log lines of controllers and workers.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -14,50 +14,51 @@ use crate::output::logs::{Entry, line};
 use crate::output::print;
 use crate::session::Session;
 
-/// How long one request waits for news. Shorter than what a server would wait.
+/// The longest wait of one request for new lines, below a server's limit.
 const WAIT: Duration = Duration::from_secs(20);
 
 const AFTER: &str = "\
-Each process keeps the last 4,096 lines that its --log let through, in memory. A line that comes while the
-others are read may be left out, and is counted: logging waits for nobody. With --follow the command goes
-on at another controller when the one it asks goes away.
+Each process keeps the last 4,096 lines that passed its --log filter, in memory. A line that arrives
+while lines are read may be left out, and is counted, because logging never waits. With --follow, the
+command moves to another controller when its controller goes away.
 
 Examples:
-  millrace logs                            what everybody logged, by time
-  millrace logs -f worker-1 controller-2   as it comes
+  millrace logs                            the lines of all processes, by time
+  millrace logs -f worker-1 controller-2   new lines of two processes
   millrace logs --level warn --since 10m
-  millrace logs --request ID -o json       a line of JSON for each; where requests are traced";
+  millrace logs --request ID -o json       one line of JSON per log line; requests must be traced";
 
-/// Show what controllers and workers logged.
+/// Show the log lines of controllers and workers.
 #[derive(Debug, clap::Args)]
 #[command(after_help = AFTER)]
 pub(crate) struct Args {
-    /// Nodes, and controllers as controller-1 [default: everybody].
+    /// Nodes, and controllers as controller-1 [default: all processes].
     #[arg(value_name = "NODE|CONTROLLER")]
     of: Vec<String>,
-    /// Go on with what is logged from now on, until interrupted.
+    /// Continue with new lines until interrupted.
     #[arg(short, long)]
     follow: bool,
-    /// Lines that are at least so grave.
+    /// The lowest level to show.
     #[arg(long, value_enum, value_name = "LEVEL")]
     level: Option<AtLeast>,
-    /// Lines about a function of the tenant.
+    /// Show only lines about a function of the tenant.
     #[arg(long, value_name = "NAME")]
     function: Option<FunctionName>,
-    /// Lines about a request: of processes that record spans (--keep-spans, --otlp-endpoint).
+    /// Show only lines about a request, from processes that record spans (--keep-spans,
+    /// --otlp-endpoint).
     #[arg(long, value_name = "ID")]
     request: Option<String>,
-    /// Lines of the last so long, such as 10m.
+    /// Show only lines that are younger than this, such as 10m.
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     since: Option<Duration>,
-    /// The last so many lines; with --follow, before those that come.
+    /// Show only the last N lines; with --follow, before the new lines.
     #[arg(long, value_name = "N")]
     tail: Option<usize>,
     #[command(flatten)]
     lines: Lines,
 }
 
-/// A level.
+/// The lowest level to show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum AtLeast {
     Trace,
@@ -81,21 +82,24 @@ impl From<AtLeast> for Level {
 
 pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
     let filter = args.filter(session);
-    let (mut after, mut wait, mut shown) = (String::new(), Duration::ZERO, 0);
-    // What there is comes first; of that the last lines may be wanted alone.
+    let mut after = String::new();
+    let mut wait = Duration::ZERO;
+    let mut shown = 0;
+    // The kept lines are read first. `--tail` limits these lines only.
     let mut tail = args.tail.map(|max| Tail { lines: VecDeque::new(), max });
     let mut warned = Vec::new();
     loop {
         let page = session.admin.logs(&args.of, &filter, &after, wait).await?;
         if page.left_out > 0 {
-            eprintln!("{} lines were left out", page.left_out);
+            eprintln!("{} lines are left out", page.left_out);
         }
         for why in page.missing.iter().filter(|why| !warned.contains(*why)) {
-            eprintln!("not asked: {why}");
+            eprintln!("a process did not answer: {why}");
         }
         warned = page.missing;
         after = page.next;
-        // Not only when there is nothing: asking is logged too, by some --log.
+        // A short page is the end too, not only an empty one: with some filters, each request for
+        // lines causes a log line.
         let at_end = !page.more && page.lines.len() < PAGE_LINES as usize;
         let lines = shown_now(&mut tail, page.lines, at_end);
         shown += lines.len();
@@ -112,19 +116,20 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
         wait = if at_end { WAIT } else { Duration::ZERO };
     }
     if shown == 0 {
-        eprintln!("no such line is kept");
+        eprintln!("no matching line is kept");
     }
     Ok(())
 }
 
-/// What is shown of a page: where the last lines alone are wanted, nothing until the end is known.
+/// Returns the lines of a page to print. With `--tail`, nothing is printed until the end of the
+/// kept lines is known.
 fn shown_now(tail: &mut Option<Tail>, lines: Vec<Line>, at_end: bool) -> Vec<Line> {
     let Some(last) = tail else { return lines };
     last.add(lines);
     if at_end { tail.take().map(Tail::lines).unwrap_or_default() } else { Vec::new() }
 }
 
-/// The last lines of those that there are.
+/// The last of the lines read so far.
 struct Tail {
     lines: VecDeque<Line>,
     max: usize,
@@ -159,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_lines_are_shown_once_the_end_is_known_and_what_follows_at_once() {
+    fn tail_prints_the_last_lines_at_the_end_and_new_lines_at_once() {
         let lines = |seqs: std::ops::Range<u64>| seqs.map(|seq| Line { seq, ..Line::default() }).collect();
         let mut tail = Some(Tail { lines: VecDeque::new(), max: 3 });
         let mut shown = |seqs, at_end| {

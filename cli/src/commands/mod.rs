@@ -1,4 +1,4 @@
-//! One file for each verb.
+//! The verbs, one file each.
 
 pub(crate) mod apply;
 pub(crate) mod autoscale;
@@ -42,7 +42,7 @@ use crate::failure::Failure;
 use crate::load;
 use crate::session::Session;
 
-/// Carries a verb out. Called outside the runtime, as some verbs bring their own.
+/// Runs a verb. Must be called outside the runtime, because some verbs bring their own.
 pub(crate) fn run(
     command: Command,
     config: Config,
@@ -63,7 +63,7 @@ pub(crate) fn run(
     }
 }
 
-/// The verbs that are calls to a cluster, each under one span.
+/// Runs a verb that calls a cluster, under one span.
 async fn call(command: Command, config: Config) -> Result<(), Failure> {
     let session = Session::new(config)?;
     match command {
@@ -82,7 +82,9 @@ async fn call(command: Command, config: Config) -> Result<(), Failure> {
         Command::Operation(args) => operation::run(args, &session).await,
         Command::Policy(args) => policy::run(args, &session).instrument(info_span!("policy")).await,
         Command::Tenant(args) => tenant::run(args, &session).instrument(info_span!("tenant")).await,
-        // A span is told of when it ends: these would end with the watch, or be in their own list.
+        // These verbs have no span of their own. A span is exported when it ends: the span of a
+        // watch would last as long as the watch, and the span of `trace` would appear in its own
+        // output.
         Command::Events(args) => events::run(args, &session).await,
         Command::Logs(args) => logs::run(args, &session).await,
         Command::Top(args) => top::run(args, &session).await,
@@ -90,7 +92,7 @@ async fn call(command: Command, config: Config) -> Result<(), Failure> {
         Command::Cluster(args) => cluster::run(args, &session).instrument(info_span!("cluster")).await,
         Command::Autoscale(args) => autoscale::run(args, &session).await,
         Command::Version(args) => version::run(args, &session).instrument(info_span!("version")).await,
-        // Carried out above, without a session.
+        // `run` handles these verbs, which need no session.
         Command::Completions(_)
         | Command::Controller(_)
         | Command::Demo(_)

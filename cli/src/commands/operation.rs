@@ -1,4 +1,4 @@
-//! `operation`: waits for what takes its time, or ends it.
+//! `operation`: waits for a long-running operation, or cancels it.
 
 use std::time::Duration;
 
@@ -10,16 +10,16 @@ use crate::output::{operations as shown, print};
 use crate::progress;
 use crate::session::Session;
 
-/// How often the line that says how far it is is written anew.
+/// The interval at which the progress line is updated.
 const STEP: Duration = Duration::from_millis(500);
 
 const EXAMPLES: &str = "\
 Examples:
-  millrace get operations                  what goes on, and what ended in the last day
+  millrace get operations                  running operations, and those of the last day
   millrace drain worker-1 --no-wait && millrace operation wait 17 --timeout 10m
-  millrace operation cancel 17             a drain: its node stays cordoned, and what moved stays away";
+  millrace operation cancel 17             cancel a drain: its node stays cordoned";
 
-/// Wait for an operation, or end it before its time.
+/// Wait for an operation, or cancel it.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -29,27 +29,27 @@ pub(crate) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum Verb {
-    /// Wait until it has ended.
+    /// Wait until an operation has ended.
     Wait(Wait),
-    /// End a drain before its time.
+    /// Cancel a drain.
     Cancel(Cancel),
 }
 
-/// Which, and for how long.
+/// Wait until an operation has ended.
 #[derive(Debug, clap::Args)]
 struct Wait {
-    /// Its number.
+    /// The operation's number.
     #[arg(value_name = "ID")]
     id: String,
-    /// How long to wait.
+    /// The longest time to wait.
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "5m")]
     timeout: Duration,
 }
 
-/// Which.
+/// Cancel a drain.
 #[derive(Debug, clap::Args)]
 struct Cancel {
-    /// Its number.
+    /// The operation's number.
     #[arg(value_name = "ID")]
     id: String,
 }
@@ -64,7 +64,7 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
     }
 }
 
-/// Waits until an operation has ended, and fails where it did.
+/// Waits until an operation has ended. Returns a failure if the operation failed.
 async fn wait(id: &str, timeout: Duration, session: &Session) -> Result<(), Failure> {
     let line = progress::waiting("waiting");
     let ended = session.admin.wait_operation(id, STEP, |operation| line.set_message(told(operation)));
@@ -72,8 +72,8 @@ async fn wait(id: &str, timeout: Duration, session: &Session) -> Result<(), Fail
     line.finish_and_clear();
     let Ok(ended) = ended else {
         let timeout = humantime::format_duration(timeout);
-        return Err(Failure::timed_out(format!("operation {id} goes on after {timeout}"))
-            .hint("see how far it is: millrace get operations"));
+        return Err(Failure::timed_out(format!("operation {id} still runs after {timeout}"))
+            .hint("see its progress: millrace get operations"));
     };
     let operation = ended?;
     let said = format!("operation/{id} {} of {}: {}", operation.kind, operation.object, told(&operation));
@@ -83,7 +83,7 @@ async fn wait(id: &str, timeout: Duration, session: &Session) -> Result<(), Fail
     }
 }
 
-/// How it stands, in words.
+/// Describes an operation's state and progress.
 fn told(operation: &wire::Operation) -> String {
     let parts = [
         shown::word(operation.state()).to_lowercase(),

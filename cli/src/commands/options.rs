@@ -1,4 +1,4 @@
-//! Options that several servers take.
+//! The options that several servers share.
 
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
@@ -22,56 +22,57 @@ use crate::failure::Failure;
 /// A worker's GPUs and memory.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Machine {
-    /// How many GPUs each worker has [default: as many as the topology].
+    /// The number of GPUs of each worker [default: the topology's].
     #[arg(long, value_name = "N")]
     gpus: Option<NonZeroU32>,
-    /// Each GPU's memory, such as 2GiB [default: the topology's].
+    /// The memory of each GPU, such as 2GiB [default: the topology's].
     #[arg(long, value_name = "SIZE")]
     gpu_memory: Option<Bytes>,
-    /// Which GPUs and links to emulate.
+    /// The GPUs and links to emulate.
     #[arg(long, value_name = "NAME", default_value = DEFAULT_PRESET, value_parser = names())]
     topology: String,
-    /// The most host memory that one worker's models may take.
+    /// The host memory limit of one worker's models.
     #[arg(long, value_name = "SIZE", default_value = "8GiB")]
     pub(crate) host_memory: Bytes,
-    /// The most memory for objects of one worker, on its GPUs and its host: the data that workflows hand from
-    /// function to function.
+    /// The memory limit of one worker's objects, on its GPUs and its host: the data that workflows
+    /// pass from function to function.
     #[arg(long, value_name = "SIZE", default_value = "1GiB")]
     pub(crate) object_memory: Bytes,
-    /// How much of models one worker takes on: those that do not fit --host-memory at one time wait on
-    /// its disk, and the first request for one of them waits for it (a cold start) [default: as
-    /// --host-memory].
+    /// The disk limit of the models that one worker accepts. Models beyond --host-memory wait on
+    /// the worker's disk, and the first request for one of them waits for its load (a cold start)
+    /// [default: as --host-memory].
     #[arg(long, value_name = "SIZE")]
     model_storage: Option<Bytes>,
-    /// Which models share an executor process: all of a GPU (gpu), or none, each with its own from its
-    /// first request on (model) or while it is on the GPU (resident).
+    /// The models that share an executor process: all models of a GPU (gpu), or none, with one
+    /// process for each model from its first request on (model) or while it is on the GPU
+    /// (resident).
     #[arg(long, value_name = "NAME", default_value_t, value_parser = one_of(ISOLATIONS))]
     pub(crate) isolation: Isolation,
-    /// The most of each GPU's memory for objects, and at most a quarter of the GPU; 0 keeps all objects in
-    /// host memory.
+    /// The memory limit of objects on each GPU, at most a quarter of the GPU; 0 keeps all objects
+    /// in host memory.
     #[arg(long, value_name = "SIZE", default_value = "1GiB")]
     gpu_object_memory: Bytes,
-    /// Run programs that users publish as functions (runtime: process), with the rights of this user.
-    /// Without this they are refused.
+    /// Run programs that users publish as functions (runtime: process), with this user's rights;
+    /// without this option, programs are refused.
     #[arg(long)]
     allow_processes: bool,
 }
 
-/// How a server serves, and stops.
+/// The options for serving and stopping a server.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct ServerOptions {
-    /// How long requests under way may take when it is stopped.
+    /// The time that running requests may take when the server stops.
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "10s")]
     pub(crate) grace: Duration,
-    /// Obey fault injection through the admin API: for tests of what faults cost.
+    /// Obey fault injection through the admin API, for tests of the effects of faults.
     #[arg(long)]
     pub(crate) allow_faults: bool,
-    /// Listen at other addresses than loopback, without encryption or authentication.
+    /// Listen on addresses other than loopback, without encryption or authentication.
     #[arg(long)]
     pub(crate) insecure: bool,
 }
 
-/// Connections of the ports of a process that is a controller and workers.
+/// The connection limits of a process that has controller and worker ports.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct AllConnections {
     #[command(flatten)]
@@ -82,50 +83,50 @@ pub(crate) struct AllConnections {
     pub(crate) address: AddressConnections,
 }
 
-/// Connections of a controller's ports.
+/// The connection limits of a controller's ports.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct ControllerConnections {
-    /// Most connections of the client port [default: half of the process's descriptors are divided among
-    /// its ports, and this port has twice the part of each other one].
+    /// The connection limit of the client port [default: half of the process's file descriptors are
+    /// divided among its ports, and this port gets twice the share of every other port].
     #[arg(long, value_name = "N", value_parser = connections())]
     connections_max: Option<usize>,
-    /// Most connections of the internal port.
+    /// The connection limit of the internal port.
     #[arg(long, value_name = "N", value_parser = connections())]
     internal_connections_max: Option<usize>,
 }
 
-/// Connections of a worker's port.
+/// The connection limit of a worker's port.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct WorkerConnections {
-    /// Most connections of a worker's port [default: half of the process's descriptors, divided among its
-    /// ports].
+    /// The connection limit of a worker's port [default: half of the process's file descriptors,
+    /// divided among its ports].
     #[arg(long, value_name = "N", value_parser = connections())]
     worker_connections_max: Option<usize>,
 }
 
-/// Connections of one address.
+/// The connection limit of one address.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct AddressConnections {
-    /// Most connections of one address on each port, loopback included [default: a quarter of the
-    /// port's connections for an address off loopback, and no cap on loopback].
+    /// The connection limit of one address on each port, loopback included [default: a quarter of
+    /// the port's connections for an address off loopback, and no limit on loopback].
     #[arg(long, value_name = "N", value_parser = connections())]
     address_connections_max: Option<usize>,
 }
 
-/// A number of connections: one at the least.
+/// Parses a number of connections, at least one.
 fn connections() -> impl TypedValueParser<Value = usize> {
     clap::value_parser!(u32).range(1..).map(|number| number as usize)
 }
 
-/// The options of these numbers, to be typed again.
+/// Returns the command-line words for the given numbers.
 fn numbers<const N: usize>(flags: [(&str, Option<usize>); N]) -> Vec<String> {
     let given = flags.into_iter().filter_map(|(flag, number)| Some([flag.to_owned(), number?.to_string()]));
     given.flatten().collect()
 }
 
 impl AllConnections {
-    /// Connections of the client port, of the internal port and of each worker's port, in a process
-    /// that serves all of them.
+    /// Returns the limits of the client port, the internal port and each worker's port, in a
+    /// process that serves all of them.
     pub(crate) fn ports(&self, workers: NonZeroU32) -> Result<[PortLimits; 3], Failure> {
         let [client, internal] = self.controller.shares();
         let [client, internal, mut worker] = self.address.divide([client, internal, self.worker.share()])?;
@@ -137,7 +138,8 @@ impl AllConnections {
 }
 
 impl ControllerConnections {
-    /// Connections of the client port and of the internal port, in a process that serves these two.
+    /// Returns the limits of the client port and the internal port, in a process that serves these
+    /// two.
     pub(crate) fn ports(&self, address: &AddressConnections) -> Result<[PortLimits; 2], Failure> {
         address.divide(self.shares())
     }
@@ -147,7 +149,7 @@ impl ControllerConnections {
         [client, PortShare { weight: 1, connections: self.internal_connections_max }]
     }
 
-    /// The same options, to be typed again.
+    /// Returns the command-line words for these options.
     pub(crate) fn words(&self) -> Vec<String> {
         numbers([
             ("--connections-max", self.connections_max),
@@ -157,7 +159,7 @@ impl ControllerConnections {
 }
 
 impl WorkerConnections {
-    /// Connections of the worker's port, in a process that serves this one.
+    /// Returns the limit of the worker's port, in a process that serves only this port.
     pub(crate) fn port(&self, address: &AddressConnections) -> Result<PortLimits, Failure> {
         let [worker] = address.divide([self.share()])?;
         Ok(worker)
@@ -167,7 +169,7 @@ impl WorkerConnections {
         PortShare { weight: 1, connections: self.worker_connections_max }
     }
 
-    /// The same options, to be typed again.
+    /// Returns the command-line words for these options.
     pub(crate) fn words(&self) -> Vec<String> {
         numbers([("--worker-connections-max", self.worker_connections_max)])
     }
@@ -180,41 +182,41 @@ impl AddressConnections {
         divided.map_err(|error| Failure::failed(error.to_string()))
     }
 
-    /// The same options, to be typed again.
+    /// Returns the command-line words for these options.
     pub(crate) fn words(&self) -> Vec<String> {
         numbers([("--address-connections-max", self.address_connections_max)])
     }
 }
 
-/// Names by which clients call a server.
+/// The names by which clients address a server.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct HostNames {
-    /// A name by which clients call this server, such as the DNS name of a service; may be repeated.
-    /// The server also answers to localhost, this machine's name, and the addresses at which it
-    /// listens and that it advertises. Requests to other names are refused, because a web page can
-    /// make a name of its own lead here.
+    /// A name by which clients address this server, such as the DNS name of a service; may be
+    /// repeated. The server also answers to localhost, this machine's name, and the addresses at
+    /// which it listens and that it advertises. Requests to other names are refused, because a web
+    /// page can make a name of its own resolve to this server.
     #[arg(long = "host-name", value_name = "NAME", value_parser = host_name)]
     names: Vec<String>,
 }
 
-/// How a new cluster schedules.
+/// The scheduling policy of a new cluster.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct FirstPolicy {
-    /// How the cluster schedules until somebody sets a policy: Millrace's own way (unified), the Torpor
-    /// paper's (torpor), the LALB paper's (lalb-o3), or in order of arrival (fifo). A cluster that has a
-    /// policy keeps it: 'millrace policy set' changes it [default: unified].
+    /// The scheduling preset until an operator sets a policy: Millrace's own (unified), the Torpor
+    /// paper's (torpor), the LALB paper's (lalb-o3), or order of arrival (fifo). A cluster that has
+    /// a policy keeps it: 'millrace policy set' changes it [default: unified].
     #[arg(long, value_name = "NAME", value_parser = named(PresetName::ALL, PresetName::name))]
     pub(crate) preset: Option<PresetName>,
 }
 
 impl FirstPolicy {
-    /// The same options, to be typed again.
+    /// Returns the command-line words for these options.
     pub(crate) fn words(&self) -> Vec<String> {
         self.preset.iter().flat_map(|preset| ["--preset".to_owned(), preset.to_string()]).collect()
     }
 }
 
-/// Who started a server, where that is not a person or a service manager.
+/// The process that started a server, other than a person or a service manager.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Origin {
     /// End (kill -9) with this process, which started this one.
@@ -223,35 +225,35 @@ pub(crate) struct Origin {
 }
 
 impl Machine {
-    /// A preset with its number of GPUs and memory changed.
+    /// Returns the topology: a preset with its number of GPUs and memory changed.
     pub(crate) fn topology(&self) -> Result<Topology, Failure> {
         topology(&self.topology, self.gpus, self.gpu_memory)
     }
 
-    /// How much of models one worker takes on.
+    /// Returns the disk limit of the models that one worker accepts.
     pub(crate) fn model_storage(&self) -> Result<Bytes, Failure> {
         match self.model_storage {
             Some(storage) if storage < self.host_memory => Err(Failure::usage(format!(
                 "--model-storage {storage} is less than --host-memory {}",
                 self.host_memory
             ))
-            .hint("what fits host memory needs no other place: leave --model-storage out")),
+            .hint("models that fit in host memory need no disk: omit --model-storage")),
             storage => Ok(storage.unwrap_or(self.host_memory)),
         }
     }
 
-    /// What becomes a program of a user's, where such are run.
+    /// Returns the launcher of users' programs, if the worker may run programs.
     pub(crate) fn programs(&self) -> Result<Option<Launcher>, Failure> {
         let launcher = self.allow_processes.then(Launcher::this_program).transpose();
         launcher.map_err(|error| Failure::failed(format!("cannot find this program: {error}")))
     }
 
-    /// The memory of each GPU for objects.
+    /// Returns the configuration of each GPU's memory for objects.
     pub(crate) fn gpu_data(&self) -> DataConfig {
         DataConfig { memory: self.gpu_object_memory, ..DataConfig::default() }
     }
 
-    /// The same options, to be typed again.
+    /// Returns the command-line words for these options.
     pub(crate) fn words(&self) -> Vec<String> {
         let mut words = vec!["--topology".to_owned(), self.topology.clone()];
         if let Some(gpus) = self.gpus {
@@ -277,7 +279,7 @@ impl ServerOptions {
         if self.allow_faults { Faults::Obey } else { Faults::Refuse }
     }
 
-    /// The same options, to be typed again.
+    /// Returns the command-line words for these options.
     pub(crate) fn words(&self) -> Vec<String> {
         let grace = humantime::format_duration(self.grace).to_string().replace(' ', "");
         let mut words = vec!["--grace".to_owned(), grace];
@@ -286,25 +288,25 @@ impl ServerOptions {
         words
     }
 
-    /// Refuses to listen where strangers are, unless that is meant.
+    /// Refuses to listen off loopback without `--insecure`.
     pub(crate) fn check_exposed(&self, address: SocketAddr) -> Result<(), Failure> {
         if address.ip().is_loopback() || self.insecure {
             return Ok(());
         }
         Err(Failure::usage(format!(
-            "listening at {address} would serve anyone who can reach it, without encryption or authentication"
+            "{address} is not a loopback address: every client that reaches it would be served, without encryption or authentication"
         ))
-        .hint("listen on 127.0.0.1, or add --insecure if that is meant"))
+        .hint("listen on 127.0.0.1, or add --insecure"))
     }
 }
 
 impl HostNames {
-    /// The names given, and the machine's.
+    /// Returns the given names and the machine's name.
     pub(crate) fn all(&self) -> Vec<String> {
         self.names.iter().cloned().chain(machine_name()).collect()
     }
 
-    /// The same options, to be typed again.
+    /// Returns the command-line words for these options.
     pub(crate) fn words(&self) -> Vec<String> {
         self.names.iter().flat_map(|name| ["--host-name".to_owned(), name.clone()]).collect()
     }
@@ -313,25 +315,26 @@ impl HostNames {
 fn host_name(text: &str) -> Result<String, String> {
     match millrace_proto::browser::host(text) {
         Some(host) if host == text => Ok(text.to_owned()),
-        _ => Err("write a name alone, without a port, such as models.example".to_owned()),
+        _ => Err("write a name without a port, such as models.example".to_owned()),
     }
 }
 
-/// This machine's name, as `uname -n` prints it. `None` where the system does not say.
+/// Returns this machine's name, as `uname -n` prints it, or `None` if the system does not report a
+/// name.
 fn machine_name() -> Option<String> {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
     Some(name.trim().to_owned()).filter(|name| !name.is_empty())
 }
 
 impl Origin {
-    /// Ties this process to the one that started it, if there is one. On the main thread, first.
+    /// Ties this process to the process that started it, if any. Must be called first, on the main
+    /// thread.
     pub(crate) fn obey(&self) -> Result<(), Failure> {
         self.die_with.map_or(Ok(()), crate::process::die_with)
     }
 }
 
-/// The address that others are told. Somebody has to say it where this machine listens at every
-/// address it has.
+/// Returns the address to advertise. A listener on all addresses needs an explicit one.
 pub(crate) fn advertised(
     said: Option<&Address>,
     listens: SocketAddr,
@@ -340,14 +343,14 @@ pub(crate) fn advertised(
     match said {
         Some(address) => Ok(Some(address.authority().to_owned())),
         None if listens.ip().is_unspecified() => Err(Failure::usage(format!(
-            "others cannot connect to {listens}: it stands for every address here"
+            "other processes cannot connect to {listens}, which stands for all addresses of this machine"
         ))
-        .hint(format!("say which address they reach this machine at: {flag} HOST:PORT"))),
+        .hint(format!("set the address at which they reach this machine: {flag} HOST:PORT"))),
         None => Ok(None),
     }
 }
 
-/// Refuses a name that is none of these with all of them.
+/// Parses a name of a table. The refusal of another name lists all names.
 pub(crate) fn one_of<T, const N: usize>(all: [(&'static str, T); N]) -> impl TypedValueParser<Value = T>
 where
     T: FromStr<Err: std::error::Error + Send + Sync + 'static> + Clone + Send + Sync + 'static,
@@ -355,7 +358,7 @@ where
     PossibleValuesParser::new(all.map(|(name, _)| name)).try_map(|name| name.parse::<T>())
 }
 
-/// Parses a name of a list, and refuses another with the whole list.
+/// Parses a name of a list. The refusal of another name lists all names.
 pub(crate) fn named<T>(all: &'static [T], name: fn(T) -> &'static str) -> impl TypedValueParser<Value = T>
 where
     T: FromStr<Err: std::error::Error + Send + Sync + 'static> + Copy + Send + Sync + 'static,
@@ -363,7 +366,7 @@ where
     PossibleValuesParser::new(all.iter().map(move |&it| name(it))).try_map(|name| name.parse::<T>())
 }
 
-/// A preset with its number of GPUs and memory changed.
+/// Returns a preset with its number of GPUs and memory changed.
 pub(crate) fn topology(
     name: &str,
     gpus: Option<NonZeroU32>,
@@ -371,9 +374,7 @@ pub(crate) fn topology(
 ) -> Result<Topology, Failure> {
     let usage = |error: millrace_device::topology::Error| Failure::usage(error.to_string());
     if memory == Some(Bytes::ZERO) {
-        return Err(Failure::usage(
-            "a GPU without memory runs nothing: give --gpu-memory a size such as 1GiB",
-        ));
+        return Err(Failure::usage("--gpu-memory is 0: set a size such as 1GiB"));
     }
     let mut description = Description::preset(name).map_err(usage)?;
     if let Some(gpus) = gpus {
@@ -385,8 +386,8 @@ pub(crate) fn topology(
     Ok(description.build())
 }
 
-/// Threads for each executor's launches: the machine's cores shared out among so many, at least one
-/// each.
+/// Returns the number of threads for each executor's launches: the machine's cores divided among
+/// the executors, and at least one.
 pub(crate) fn executor_threads(executors: usize) -> Result<u32, Failure> {
     let cores = std::thread::available_parallelism()
         .map_err(|error| Failure::failed(format!("cannot count this machine's cores: {error}")))?;
@@ -411,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn options_typed_again_are_the_same() {
+    fn options_round_trip_through_their_words() {
         let line = ["x", "--gpus", "3", "--gpu-memory", "2GiB", "--topology", "a10x4", "--grace", "1m 5s"];
         for typed in [&line[..1], &line[..]] {
             for more in [
@@ -462,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_name_has_no_port() {
+    fn a_host_name_with_a_port_is_refused() {
         for name in ["models.example:8080", "http://models", "", "[::1]", "a@b"] {
             assert!(Line::try_parse_from(["x", "--host-name", name]).is_err(), "{name}");
         }
@@ -474,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listener_everywhere_has_to_be_told_its_address() {
+    fn a_listener_on_all_addresses_needs_an_advertised_address() {
         let at = |text: &str| text.parse::<SocketAddr>().unwrap();
         let named: Address = "h:1".parse().unwrap();
         assert_eq!(advertised(None, at("10.0.0.1:1"), "--advertise"), Ok(None));
@@ -484,7 +485,7 @@ mod tests {
     }
 
     #[test]
-    fn other_addresses_than_loopback_have_to_be_meant() {
+    fn addresses_off_loopback_need_the_insecure_flag() {
         let parsed = |more: &[&str]| Line::parse_from(["x"].iter().chain(more)).options;
         let everywhere = "0.0.0.0:1".parse().unwrap();
         assert!(parsed(&[]).check_exposed("127.0.0.1:1".parse().unwrap()).is_ok());
@@ -493,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_that_were_set_have_as_many_connections() {
+    fn ports_with_a_set_limit_have_that_limit() {
         let parsed = |more: &[&str]| Line::parse_from(["x"].iter().chain(more)).connections;
         let set = parsed(&["--connections-max", "300", "--address-connections-max", "10"]);
         let [client, internal] = set.controller.ports(&set.address).unwrap();
@@ -507,7 +508,8 @@ mod tests {
         assert!(refused.message.as_deref().unwrap_or_default().contains("file descriptors"), "{refused:?}");
     }
 
-    /// An option takes each name of its table, and refuses another with all of them.
+    /// Checks that an option accepts each name of its table, and that the refusal of another name
+    /// lists all names.
     fn takes_the_names<T: Clone + PartialEq + std::fmt::Debug>(
         flag: &str,
         table: &[(&str, T)],
@@ -523,12 +525,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_chosen_by_name_has_one_of_the_names() {
+    fn isolation_accepts_only_the_names_of_its_table() {
         takes_the_names("--isolation", &ISOLATIONS, |line| line.machine.isolation);
     }
 
     #[test]
-    fn storage_is_at_least_host_memory() {
+    fn model_storage_below_host_memory_is_refused() {
         let storage = |words: &[&str]| Line::parse_from(["x"].iter().chain(words)).machine.model_storage();
         assert_eq!(storage(&["--host-memory", "1GiB"]), Ok(Bytes::gib(1)));
         assert_eq!(storage(&["--host-memory", "1GiB", "--model-storage", "3GiB"]), Ok(Bytes::gib(3)));
@@ -536,19 +538,19 @@ mod tests {
     }
 
     #[test]
-    fn objects_have_the_memory_that_workers_give_them() {
+    fn object_memory_has_the_workers_default() {
         let memory = |words: &[&str]| Line::parse_from(["x"].iter().chain(words)).machine.object_memory;
         assert_eq!(memory(&[]), millrace_worker::start::OBJECT_MEMORY);
         assert_eq!(memory(&["--object-memory", "256MiB"]), Bytes::mib(256));
     }
 
     #[test]
-    fn a_gpu_has_memory() {
+    fn a_gpu_without_memory_is_refused() {
         assert!(topology("emulated", None, Some(Bytes::ZERO)).is_err());
     }
 
     #[test]
-    fn every_executor_has_a_thread() {
+    fn every_executor_has_at_least_one_thread() {
         assert_eq!(executor_threads(10_000), Ok(1));
     }
 }

@@ -1,4 +1,4 @@
-//! `policy`: how nodes schedule, changed while they run.
+//! `policy`: the scheduling policy of the nodes, which can change while they run.
 
 use std::time::Duration;
 
@@ -18,12 +18,12 @@ use crate::output::{Output, list, policies, print};
 use crate::progress;
 use crate::session::Session;
 
-/// How often nodes are looked at.
+/// The interval between two looks at the nodes.
 const PAUSE: Duration = Duration::from_millis(100);
 
 const EXAMPLES: &str = "\
-Every node changes at once, with the requests that wait there; no request is refused for it. A preset is a
-bundle of settings; the other options replace parts of it. A setting that is not named stays as it is.
+Every node changes at once, with its waiting requests; no request is refused for it. A preset is a
+bundle of settings; the other options replace parts of it. A setting that is not named stays unchanged.
 
 Examples:
   millrace policy set --preset torpor
@@ -31,9 +31,9 @@ Examples:
   millrace policy set --unset preset,eviction            the default preset, with its own eviction
   millrace get policies                                  the policy, and the settings in force on each node
   millrace get policy -o yaml                            the same for 'millrace apply -f FILE'
-  millrace policy history                                who changed what, and when";
+  millrace policy history                                the last changes: time, author and settings";
 
-/// See and change how nodes schedule while they run.
+/// See and change the scheduling policy of the nodes while they run.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -48,68 +48,69 @@ enum Verb {
     History(History),
 }
 
-/// How to print them.
+/// The output options of `history`.
 #[derive(Debug, clap::Args)]
 struct History {
     #[command(flatten)]
     output: Output,
 }
 
-/// Change how nodes schedule.
+/// Change the scheduling policy.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 struct Set {
-    /// The bundle of settings to begin with: Millrace's own (unified), the Torpor paper's (torpor), the LALB
-    /// paper's (lalb-o3), or order of arrival (fifo).
+    /// The bundle of settings to start from: Millrace's own (unified), the Torpor paper's (torpor),
+    /// the LALB paper's (lalb-o3), or order of arrival (fifo).
     #[arg(long, value_name = "NAME", value_parser = named(PresetName::ALL, PresetName::name))]
     preset: Option<PresetName>,
-    /// Which request goes to which GPU.
+    /// The rule that assigns requests to GPUs.
     #[arg(long, value_name = "NAME", value_parser = named(DispatchName::ALL, DispatchName::name))]
     dispatch: Option<DispatchName>,
-    /// Which models make room first on a GPU.
+    /// The rule that selects the models to evict from a GPU.
     #[arg(long, value_name = "NAME", value_parser = named(EvictionName::ALL, EvictionName::name))]
     eviction: Option<EvictionName>,
-    /// Times a waiting request may be overtaken, under lalb-o3 and unified. Under unified, while the oldest
-    /// that was overtaken so often has a deadline, one turn in ten goes by age; with 0 all do.
+    /// The number of times a waiting request may be overtaken, under lalb-o3 and unified. Under
+    /// unified, if the oldest request that was overtaken so often has a deadline, one turn in ten
+    /// goes by age until it runs; with 0, all turns do.
     #[arg(long, value_name = "N")]
     overtakes_max: Option<u32>,
-    /// How torpor's alpha follows the share of functions that comply.
+    /// The way in which torpor's alpha follows the share of functions that comply.
     #[arg(long, value_name = "NAME", value_parser = named(AlphaReading::ALL, AlphaReading::name))]
     alpha: Option<AlphaReading>,
-    /// Whether requests run as one where their functions allow it.
+    /// Whether requests run as one batch if their functions allow it.
     #[arg(long, value_name = "NAME", value_parser = named(Batches::ALL, Batches::name))]
     batching: Option<Batches>,
-    /// The last N requests of a function say whether it meets its objective, under torpor and unified; unless
-    /// set, all requests so far.
+    /// The number of a function's last requests that decide whether it meets its objective, under
+    /// torpor and unified [default: all requests so far].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(SLO_WINDOW_MAX)))]
     slo_window: Option<u32>,
-    /// How transfers between host memory and GPUs share links, each direction by itself: each at the rate that
-    /// meets the deadline of the request that waits for it (faastube), in turns (fair), or in order of arrival
-    /// (fifo).
+    /// The rule by which transfers between host memory and GPUs share links, each direction
+    /// separately: each transfer at the rate that meets the deadline of its waiting request
+    /// (faastube), in turns (fair), or in order of arrival (fifo).
     #[arg(long, value_name = "NAME", value_parser = named(TransferSharingName::ALL, TransferSharingName::name))]
     transfer_sharing: Option<TransferSharingName>,
-    /// The PCIe links that data crosses between host memory and a GPU: its own, or idle ones of other GPUs too,
-    /// which forward over NVLinks (all).
+    /// The PCIe links that data crosses between host memory and a GPU: the GPU's own (own), or also
+    /// idle links of other GPUs, which forward over NVLinks (all).
     #[arg(long, value_name = "WHICH", value_parser = named(HostLinksName::ALL, HostLinksName::name))]
     host_links: Option<HostLinksName>,
-    /// Settings that are to be the preset's.
+    /// The settings to return to the preset's values.
     #[arg(long, value_delimiter = ',', value_name = "SETTING", value_parser = setting())]
     unset: Vec<Setting>,
-    /// Every check, nothing changed.
+    /// Check everything, change nothing.
     #[arg(long)]
     dry_run: bool,
-    /// Refuse unless the policy is at this version ('get policies -o json' has it).
+    /// Refuse unless the policy is at this version, as 'get policies -o json' prints it.
     #[arg(long, value_name = "VERSION")]
     resource_version: Option<u64>,
-    /// How long to wait until every node has heard of it.
+    /// The longest time to wait until every node has received the policy.
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "10s")]
     timeout: Duration,
-    /// Only say so.
+    /// Do not wait for the nodes.
     #[arg(long)]
     no_wait: bool,
 }
 
-/// A setting as its flag is written.
+/// Parses a setting, written as its flag.
 fn setting() -> impl TypedValueParser<Value = Setting> {
     const FLAGS: [&str; 9] = [
         "preset",
@@ -132,13 +133,13 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
             let changes = session.admin.policy_changes().await?;
             let table = policies::changes(&changes);
             let documents: Vec<_> = changes.into_iter().map(policies::Change::from).collect();
-            list(output.output, &documents, &table, "nobody ever changed the policy")
+            list(output.output, &documents, &table, "the policy was never changed")
         }
     }
 }
 
 impl Set {
-    /// What is set, and what of it is meant.
+    /// Returns the new values, and the names of the settings to change.
     fn change(&self) -> Result<PolicyChange, Failure> {
         let spec = PolicySpec {
             dispatch: self.dispatch,
@@ -156,16 +157,20 @@ impl Set {
         let is_set = |it: &&Setting| set.iter().any(|(name, _)| *name == it.name());
         if let Some(both) = Setting::ALL.iter().find(|it| unset(it) && is_set(it)) {
             let flag = flag(*both);
-            return Err(Failure::usage(format!("--{flag} is both set and unset")).hint("name it once"));
+            return Err(Failure::usage(format!("--{flag} is both set and unset")).hint("name it only once"));
         }
         let named = Setting::ALL.iter().filter(|it| unset(it) || is_set(it));
         let fields: Vec<_> = named.map(|it| it.name().to_owned()).collect();
         if fields.is_empty() {
             return Err(Failure::usage("no setting is named")
-                .hint("name one, such as --preset NAME; or --unset preset"));
+                .hint("name a setting, such as --preset NAME, or --unset preset"));
         }
-        let (dry_run, resource_version) = (self.dry_run, self.resource_version);
-        Ok(PolicyChange { spec, fields: Some(fields), dry_run, resource_version })
+        Ok(PolicyChange {
+            spec,
+            fields: Some(fields),
+            dry_run: self.dry_run,
+            resource_version: self.resource_version,
+        })
     }
 }
 
@@ -196,18 +201,18 @@ async fn change(set: Set, session: &Session) -> Result<(), Failure> {
         Ok(heard) => heard,
         Err(_) => {
             let timeout = humantime::format_duration(set.timeout);
-            Err(Failure::timed_out(format!("not every node has heard of it after {timeout}"))
-                .hint("it is set: 'millrace get policies' shows who has"))
+            Err(Failure::timed_out(format!("not every node has received the policy after {timeout}"))
+                .hint("the policy is set: 'millrace get policies' shows the nodes that have it"))
         }
     }
 }
 
-/// The flag of a setting, without its dashes.
+/// Returns the flag of a setting, without its dashes.
 fn flag(setting: Setting) -> String {
     setting.name().replace('_', "-")
 }
 
-/// The policy as it is typed.
+/// Returns the policy's settings as command-line words.
 fn told(policy: &wire::Policy) -> String {
     let spec = policy_settings(policy.spec.as_ref().unwrap_or(&Default::default())).unwrap_or_default();
     let said: Vec<_> = spec
@@ -228,14 +233,17 @@ mod tests {
     }
 
     #[test]
-    fn what_is_named_is_meant_and_no_more() {
+    fn a_change_has_only_the_named_settings() {
         let fields = |words: &[&str]| change(words).unwrap().fields.unwrap();
         assert_eq!(fields(&["--dispatch", "torpor", "--batching", "off"]), ["dispatch", "batching"]);
         assert_eq!(fields(&["--unset", "overtakes-max,alpha"]), ["overtakes_max", "alpha"]);
         let lalb = change(&["--dispatch", "lalb-o3", "--overtakes-max", "7"]).unwrap().spec;
         assert_eq!((lalb.dispatch, lalb.overtakes_max), (Some(DispatchName::LalbO3), Some(7)));
-        assert!(change(&[]).is_err(), "nothing is named");
-        assert!(change(&["--dispatch", "fifo", "--unset", "dispatch"]).is_err(), "it is both");
+        assert!(change(&[]).is_err(), "no setting is named");
+        assert!(
+            change(&["--dispatch", "fifo", "--unset", "dispatch"]).is_err(),
+            "a setting is both set and unset"
+        );
         let preset = change(&["--preset", "torpor", "--host-links", "all", "--unset", "slo-window"]).unwrap();
         assert_eq!(preset.fields.unwrap(), ["preset", "slo_window", "host_links"]);
     }

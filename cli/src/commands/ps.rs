@@ -1,4 +1,4 @@
-//! `ps`: which models are on which GPU.
+//! `ps`: the models on each GPU.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
     let documents: Vec<_> = residents(&nodes)
         .map(|(node, gpu, model)| documents::ResidentModel::new(node, gpu, model.clone()))
         .collect();
-    let empty = "no model is on a GPU: each comes when it is first invoked";
+    let empty = "no model is on a GPU: a model is loaded when it is first invoked";
     list(args.output.output, &documents, &table(&nodes, &weights(&functions)), empty)
 }
 
@@ -76,7 +76,7 @@ mod tests {
     use crate::output::Format;
 
     #[test]
-    fn shows_what_runs_loads_and_idles() {
+    fn models_are_shown_as_running_loading_or_idle() {
         let model = |function: &str, loaded_bytes| wire::ResidentModel {
             functions: vec![function.into()],
             digest: "sha256:0".into(),

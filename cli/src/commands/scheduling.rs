@@ -1,5 +1,5 @@
-//! `cordon`, `drain`, `uncordon`: whether a node takes functions on, before its machine is worked on
-//! and after.
+//! `cordon`, `drain`, `uncordon`: whether a node accepts functions, before and after maintenance of
+//! its machine.
 
 use std::time::Duration;
 
@@ -12,45 +12,45 @@ use crate::output::print;
 use crate::progress;
 use crate::session::Session;
 
-/// How often a drain is looked at.
+/// The interval between two looks at a drain.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// Let nodes keep what they have, and give them nothing new.
+/// Let nodes keep their functions, but give them no new ones.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Cordon {
-    /// The nodes.
+    /// The nodes to cordon.
     #[arg(required = true, value_name = "NODE")]
     nodes: Vec<NodeName>,
 }
 
-/// Let nodes take functions on again.
+/// Let nodes accept functions again.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Uncordon {
-    /// The nodes.
+    /// The nodes to uncordon.
     #[arg(required = true, value_name = "NODE")]
     nodes: Vec<NodeName>,
 }
 
 const DRAIN: &str = "\
-Functions move first: each is ready on another node before it leaves this one, and requests under way
-finish. A node stays as it is until 'millrace uncordon', also when its worker starts again.
+Functions move first: each is ready on another node before it leaves this one, and running requests
+finish. A node stays drained until 'millrace uncordon', even when its worker restarts.
 
 Examples:
-  millrace drain worker-1 && kill -TERM PID     empty it, then stop its worker
+  millrace drain worker-1 && kill -TERM PID     drain the node, then stop its worker
   millrace drain worker-1 --timeout 10m
-  millrace drain worker-1 --no-wait             'millrace get operations' shows how far it is";
+  millrace drain worker-1 --no-wait             'millrace get operations' shows the progress";
 
 /// Move everything off nodes, and wait until they are empty.
 #[derive(Debug, clap::Args)]
 #[command(after_help = DRAIN)]
 pub(crate) struct Drain {
-    /// The nodes.
+    /// The nodes to drain.
     #[arg(required = true, value_name = "NODE")]
     nodes: Vec<NodeName>,
-    /// How long to wait.
+    /// The longest time to wait.
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "5m")]
     timeout: Duration,
-    /// Only say that they are to be drained.
+    /// Start the drain without waiting for its end.
     #[arg(long)]
     no_wait: bool,
 }
@@ -64,7 +64,8 @@ pub(crate) async fn uncordon(args: Uncordon, session: &Session) -> Result<(), Fa
 }
 
 pub(crate) async fn drain(args: Drain, session: &Session) -> Result<(), Failure> {
-    let (draining, wish) = ("draining", wire::NodeScheduling::Draining);
+    let draining = "draining";
+    let wish = wire::NodeScheduling::Draining;
     if args.no_wait {
         return set(&args.nodes, wish, draining, operation, session).await;
     }
@@ -77,9 +78,9 @@ pub(crate) async fn drain(args: Drain, session: &Session) -> Result<(), Failure>
             match still_there(&nodes, &args.nodes) {
                 None => return Ok::<_, Failure>(()),
                 Some(Left { node, what, drained: false }) => {
-                    let message = format!("node/{node} is drained no more, and has {what}");
+                    let message = format!("node/{node} is no longer draining, and has {what}");
                     return Err(Failure::failed(message).hint(
-                        "its drain was cancelled, or it was taken back: 'millrace get operations' shows it; drain it again",
+                        "its drain was cancelled, or the node was uncordoned: see 'millrace get operations', or drain the node again",
                     ));
                 }
                 Some(Left { node, what, drained: true }) => left = format!("{node} has {what}"),
@@ -95,7 +96,7 @@ pub(crate) async fn drain(args: Drain, session: &Session) -> Result<(), Failure>
         Err(_) => {
             let timeout = humantime::format_duration(args.timeout);
             return Err(Failure::timed_out(format!("not drained after {timeout}: {left}")).hint(
-                "it goes on: 'millrace get nodes' shows how far it is, and whether another node could take what is left; 'millrace uncordon' ends it",
+                "the drain continues: 'millrace get nodes' shows its progress, and whether another node has room for the rest; 'millrace uncordon' ends it",
             ));
         }
     }
@@ -106,7 +107,7 @@ fn nothing(_node: &wire::Node) -> String {
     String::new()
 }
 
-/// What to wait for, unless it is over already.
+/// Names the operation of a drain, unless the drain has already ended.
 fn operation(node: &wire::Node) -> String {
     if node.operation.is_empty() { String::new() } else { format!(": operation/{}", node.operation) }
 }
@@ -126,33 +127,33 @@ async fn set(
     Ok(())
 }
 
-/// What is left on a node.
+/// The remaining functions and requests of a node.
 #[derive(Debug, PartialEq)]
 struct Left<'a> {
     node: &'a NodeName,
     what: String,
-    /// Whether it will go.
+    /// Whether the node is still draining.
     drained: bool,
 }
 
-/// What keeps the first of these nodes that is not empty from being so; before all others, of one that
-/// nobody drains any more.
+/// Returns the first node that is not empty, and the reason. A node that is no longer draining
+/// comes before the others.
 fn still_there<'a>(nodes: &[wire::Node], drained: &'a [NodeName]) -> Option<Left<'a>> {
     let left = drained.iter().filter_map(|name| {
-        // One that was removed meanwhile is empty.
+        // A node that was removed meanwhile is empty.
         let node = nodes.iter().find(|node| node.name == name.as_str())?;
         let running = node.gpus.iter().filter(|gpu| !gpu.running.is_empty()).count();
         let under_way = node.queued as usize + running;
         let what = match (node.placements, under_way) {
             (0, 0) => return None,
-            (0, requests) => format!("{requests} requests under way"),
+            (0, requests) => format!("{requests} requests in flight"),
             (1, _) => "one function still to move".to_owned(),
             (functions, _) => format!("{functions} functions still to move"),
         };
         let drained = node.scheduling() == wire::NodeScheduling::Draining;
         Some(Left { node: name, what, drained })
     });
-    // Of equals the first.
+    // Among equals, `min_by_key` returns the first.
     left.min_by_key(|left| left.drained)
 }
 
@@ -171,12 +172,12 @@ mod tests {
         let left = |node: wire::Node| still_there(&[node], &names).map(|left| left.what);
         assert_eq!(left(node(2, 5, "f")).unwrap(), "2 functions still to move");
         assert_eq!(left(node(1, 0, "")).unwrap(), "one function still to move");
-        assert_eq!(left(node(0, 1, "f")).unwrap(), "2 requests under way");
+        assert_eq!(left(node(0, 1, "f")).unwrap(), "2 requests in flight");
         assert_eq!(left(node(0, 0, "")), None);
     }
 
     #[test]
-    fn a_node_that_is_drained_no_more_comes_before_those_that_are() {
+    fn a_node_that_is_no_longer_draining_is_reported_first() {
         let node = |name: &str, placements, scheduling: wire::NodeScheduling| {
             let scheduling = scheduling.into();
             wire::Node { name: name.into(), placements, scheduling, ..Default::default() }
@@ -190,6 +191,6 @@ mod tests {
         assert_eq!(drained(wire::NodeScheduling::Draining), ("a".to_owned(), true));
         assert_eq!(drained(wire::NodeScheduling::Cordoned), ("b".to_owned(), false));
         let empty = [node("a", 0, wire::NodeScheduling::Schedulable)];
-        assert_eq!(still_there(&empty, &names), None, "it was emptied");
+        assert_eq!(still_there(&empty, &names), None, "the node is empty");
     }
 }

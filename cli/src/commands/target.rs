@@ -1,5 +1,5 @@
-//! What a verb is about: a kind of resource, and perhaps one by name. Both `function digits` and
-//! `function/digits` are understood.
+//! The target of a verb: a kind of resource, and optionally a name. Both `function digits` and
+//! `function/digits` are accepted.
 
 use std::fmt;
 use std::str::FromStr;
@@ -21,17 +21,17 @@ pub(crate) enum Kind {
     Scaling,
 }
 
-/// A kind, and a name if the same word gave one.
+/// A kind, and the name from the same word, if any.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Target {
     pub(crate) kind: Kind,
     name: Option<String>,
 }
 
-/// A word that is no kind.
+/// The error of a word that is not a kind.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{0:?} is not known here: write functions, workflows, nodes, gpus, tenants, policies, operations or scaling; one function is function/NAME"
+    "{0:?} is not a resource type: write functions, workflows, nodes, gpus, tenants, policies, operations or scaling; a single function is function/NAME"
 )]
 pub(crate) struct UnknownKind(String);
 
@@ -58,7 +58,7 @@ impl FromStr for Target {
 }
 
 impl Target {
-    /// The names meant: those of separate words, or the one in the same word.
+    /// Returns the names: the separate words, or the name in the same word.
     pub(crate) fn names(self, words: Vec<String>) -> Result<Vec<String>, Failure> {
         match self.name {
             None => Ok(words),
@@ -68,7 +68,7 @@ impl Target {
         }
     }
 
-    /// The one name meant, if any.
+    /// Returns the only name, if any.
     pub(crate) fn name(self, word: Option<String>) -> Result<Option<String>, Failure> {
         Ok(self.names(word.into_iter().collect())?.pop())
     }
@@ -99,16 +99,16 @@ impl fmt::Display for ModelKind {
     }
 }
 
-/// `digits`, `function/digits` and, of a workflow, `workflow/digits` name a model: its kind, where
-/// one was named, and its name.
+/// Parses the name of a model: `digits`, `function/digits` or, for a workflow, `workflow/digits`.
+/// Returns the kind, if it is named, and the name.
 pub(crate) fn model_name(text: &str) -> Result<(Option<ModelKind>, &str), Failure> {
     let Some((_, name)) = text.split_once('/') else { return Ok((None, text)) };
     let target: Target = text.parse().map_err(|error| Failure::usage(format!("{error}")))?;
     match target.kind {
         Kind::Function => Ok((Some(ModelKind::Function), name)),
         Kind::Workflow => Ok((Some(ModelKind::Workflow), name)),
-        _ => Err(Failure::usage(format!("{text:?} is no function and no workflow"))
-            .hint("name one: function/NAME, workflow/NAME, or the name alone")),
+        _ => Err(Failure::usage(format!("{text:?} is neither a function nor a workflow"))
+            .hint("write function/NAME, workflow/NAME, or the name alone")),
     }
 }
 
@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_model_is_a_function_or_a_workflow() {
+    fn a_model_name_is_a_function_or_a_workflow() {
         for (text, kind) in [
             ("digits", None),
             ("function/digits", Some(ModelKind::Function)),
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn both_spellings_name_the_same() {
+    fn both_spellings_of_a_target_are_equal() {
         let target = |text: &str| text.parse::<Target>().unwrap();
         assert_eq!(target("function/digits").name(None), Ok(Some("digits".into())));
         assert_eq!(target("fn").name(Some("digits".into())), Ok(Some("digits".into())));

@@ -1,4 +1,4 @@
-//! `tenant set`: what a tenant may use of each node.
+//! `tenant set`: a tenant's caps on each node.
 
 use std::num::NonZeroU32;
 
@@ -10,9 +10,9 @@ use crate::output::{print, tenants};
 use crate::session::Session;
 
 const EXAMPLES: &str = "\
-Caps hold on each node for itself. What is beyond them waits; nothing is refused, except a model that
-is more than its tenant's share of the memory. All caps are set at once: one that is not named is
-taken away.
+Caps apply to each node separately. Requests beyond the caps wait; nothing is refused, except a model
+that is larger than its tenant's share of the memory. All caps are set at once: a cap that is not
+named is removed.
 
 Examples:
   millrace tenant set acme --gpus-max 2                        at most two GPUs of a node at once
@@ -21,7 +21,7 @@ Examples:
   millrace get tenants
   millrace get tenants -o yaml                                 the same for 'millrace apply -f FILE'";
 
-/// Set what a tenant may use.
+/// Set the caps of a tenant.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -38,23 +38,25 @@ enum Verb {
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 struct Set {
-    /// The tenant. It need not have a function yet.
+    /// The tenant, which may have no function yet.
     #[arg(value_name = "NAME")]
     name: TenantName,
-    /// GPUs of a node that work on its requests at once: always kept to.
+    /// The number of a node's GPUs that may work on the tenant's requests at once; a hard limit.
     #[arg(long, value_name = "N")]
     gpus_max: Option<NonZeroU32>,
-    /// Of a node's GPUs at once and of their time in the last ten seconds, such as 0.5: beyond it only
-    /// with GPUs that no others within theirs wait for or needed in the last ten seconds.
+    /// The share of a node's GPUs at once, and of their time in the last ten seconds, such as 0.5;
+    /// exceeded only on GPUs that no other tenant within its share waits for or needed in the last
+    /// ten seconds.
     #[arg(long, value_name = "SHARE")]
     gpu_share: Option<Share>,
-    /// Of the memory of a node's GPUs, what the models of its requests at work take: always kept to.
+    /// The share of a node's GPU memory that the models of the tenant's running requests may use; a
+    /// hard limit.
     #[arg(long, value_name = "SHARE")]
     memory_share: Option<Share>,
-    /// Take every cap away.
+    /// Remove every cap.
     #[arg(long, conflicts_with_all = ["gpus_max", "gpu_share", "memory_share"])]
     no_caps: bool,
-    /// Every check, nothing changed.
+    /// Check everything, change nothing.
     #[arg(long)]
     dry_run: bool,
 }
@@ -64,7 +66,7 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
     let quota = Quota { gpus_max, gpu_share, memory_share };
     if quota.is_none() && !no_caps {
         return Err(Failure::usage("no cap is named")
-            .hint("name --gpus-max, --gpu-share or --memory-share; or --no-caps to take them away"));
+            .hint("name --gpus-max, --gpu-share or --memory-share; or --no-caps to remove all caps"));
     }
     let (set, suffix) = match dry_run {
         true => (try_tenant(&name, &quota, &session.admin).await, " (dry run)"),

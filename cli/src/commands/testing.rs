@@ -1,10 +1,10 @@
-//! Options as a command line gives them, for tests of what is made of them.
+//! Parses the options of a verb in tests.
 
 use std::ffi::OsString;
 
 use clap::{Args, Command, Error};
 
-/// Reads the words of a command line: those after the verb.
+/// Parses the words of a command line after the verb.
 pub(crate) fn options<A: Args>(
     words: impl IntoIterator<Item = impl Into<OsString> + Clone>,
 ) -> Result<A, Error> {

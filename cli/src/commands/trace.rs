@@ -1,4 +1,4 @@
-//! `trace`: what became of one request.
+//! `trace`: the spans of one request.
 
 use crate::failure::Failure;
 use crate::output::traces::Trace;
@@ -6,19 +6,19 @@ use crate::output::{Output, document, print};
 use crate::session::Session;
 
 const AFTER: &str = "\
-Every answer names its request (x-request-id; 'millrace invoke' prints it). Controllers and workers
-keep spans where they were started with --keep-spans N, the last N of each process, until it ends.
+Every response names its request (x-request-id; 'millrace invoke' prints it). Controllers and workers
+that were started with --keep-spans N keep their last N spans until they end.
 
 Examples:
   millrace up --keep-spans 20000
   millrace trace 01K9ZV2M4T6W8Y0A2C4E6G8J0M
   millrace trace 4bf92f3577b34da6a3ce929d0e0e4736 -o json";
 
-/// Show what became of one request: its spans on every controller and worker, and where its time went.
+/// Show the spans of one request on every controller and worker, and its latency breakdown.
 #[derive(Debug, clap::Args)]
 #[command(after_help = AFTER)]
 pub(crate) struct Args {
-    /// The request's id, or its trace's.
+    /// The id of the request or of its trace.
     #[arg(value_name = "ID")]
     id: String,
     #[command(flatten)]

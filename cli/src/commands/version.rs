@@ -1,4 +1,4 @@
-//! `version`: this client's version and the cluster's.
+//! `version`: the versions of this client and of the cluster.
 
 use millrace_client::messages::GetVersionResponse;
 use serde::Serialize;
@@ -10,7 +10,7 @@ use crate::session::Session;
 /// Print the versions of this client and of the cluster.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Only this client's, without asking a cluster.
+    /// Print only this client's version, without calling a cluster.
     #[arg(long)]
     client: bool,
     #[command(flatten)]
@@ -35,7 +35,7 @@ struct Server {
 }
 
 pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
-    // The client's own is printed even when the cluster does not answer.
+    // Print the client's version even if the cluster does not answer.
     let answer = if args.client { Ok(None) } else { session.admin.version().await.map(Some) };
     let (server, failure) = match answer {
         Ok(server) => (server.map(Server::from), None),

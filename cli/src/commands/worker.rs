@@ -1,4 +1,4 @@
-//! `worker`: one worker, as a process of its own. Its executors are its children.
+//! `worker`: one worker, as a separate process. Its executors are its children.
 
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
@@ -18,13 +18,13 @@ use crate::failure::Failure;
 use crate::private;
 use crate::process::{self, Stop, WorkerReady, announce, loopback, seed};
 
-/// The port for gateways.
+/// The default port for gateways.
 pub(crate) const WORKER_PORT: u16 = 7080;
 
 const HELP: &str = "\
-When it listens, one line of JSON on standard output says where. It serves with no controller at all
-what it was told before; it is told what to serve by the controllers, of which it has to know all.
-'millrace get nodes' shows it once one of them took it in.
+When the worker listens, one line of JSON on standard output has its address. Without any controller
+it serves the functions that it was told to serve before. The controllers tell it which functions to
+serve, so it must know all of them. 'millrace get nodes' lists the worker once a controller accepted it.
 
 Examples:
   millrace worker --name gpu-7 --data-dir /var/lib/millrace --controllers 10.0.0.1:7070,10.0.0.2:7070,10.0.0.3:7070 \\
@@ -35,22 +35,22 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = HELP)]
 pub(crate) struct Args {
-    /// Its name, unique in the cluster.
+    /// The worker's name, unique in the cluster.
     #[arg(long, value_name = "NAME")]
     name: NodeName,
-    /// Where it keeps model files and its identity. Its alone.
+    /// The directory of the model files and the worker's identity; no other process may use it.
     #[arg(long, value_name = "DIR", env = "MILLRACE_DATA_DIR")]
     data_dir: PathBuf,
-    /// Every controller, by its internal address.
+    /// The internal addresses of all controllers.
     #[arg(long, value_delimiter = ',', required = true, value_name = "HOST:PORT")]
     controllers: Vec<Address>,
-    /// Where gateways connect; port 0 takes a free one.
+    /// The listen address for gateways; port 0 selects a free port.
     #[arg(long, value_name = "ADDRESS", default_value_t = loopback(WORKER_PORT))]
     listen: SocketAddr,
-    /// The address that gateways reach it at [default: where it listens].
+    /// The address at which gateways reach this worker [default: the listen address].
     #[arg(long, value_name = "HOST:PORT")]
     advertise: Option<Address>,
-    /// Threads for each GPU's launches [default: this machine's cores shared out among its GPUs].
+    /// The threads for each GPU's launches [default: this machine's cores divided among its GPUs].
     #[arg(long, value_name = "N")]
     executor_threads: Option<NonZeroU32>,
     #[command(flatten)]
@@ -68,7 +68,7 @@ pub(crate) struct Args {
 pub(crate) async fn run(args: Args, kept: Option<Kept>) -> Result<(), Failure> {
     args.origin.obey()?;
     private::tighten(&args.data_dir)?;
-    // Before anything starts, so that no signal is missed.
+    // Listen for signals before anything starts, so that no signal is missed.
     let mut stop = Stop::new()?;
     let config = WorkerConfig { kept, ..args.config()? };
     let mut worker = tokio::select! {
@@ -107,7 +107,7 @@ fn line(name: &NodeName, worker: &Worker) -> WorkerReady {
 }
 
 impl Args {
-    /// What spans say they are from.
+    /// Returns the process name in spans.
     pub(crate) fn process_name(&self) -> String {
         self.name.to_string()
     }
@@ -152,11 +152,11 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_knows_its_controllers_and_its_gpus() {
+    fn a_worker_is_configured_with_its_controllers_and_gpus() {
         let line = "--controllers a:1,b:2 --gpus 3 --executor-threads 2 --listen 127.0.0.1:0";
         let config = args(line).unwrap().config().unwrap();
         assert_eq!(config.controllers, ["a:1", "b:2"]);
         assert_eq!((config.topology.gpus.len(), config.executor_threads), (3, 2));
-        assert!(args("").is_err(), "it has to know its controllers");
+        assert!(args("").is_err(), "a worker needs its controllers");
     }
 }

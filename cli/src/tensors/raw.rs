@@ -29,7 +29,9 @@ impl FromStr for RawInput {
         }
         // Split from the right, because a file name may contain colons.
         let mut parts = rest.rsplitn(3, ':');
-        let (shape, datatype, file) = (parts.next(), parts.next(), parts.next());
+        let shape = parts.next();
+        let datatype = parts.next();
+        let file = parts.next();
         let (file, given) = match (file, datatype.and_then(|text| text.parse().ok()), shape) {
             (Some(file), Some(datatype), Some(dims)) => (file, Some((datatype, shape::parse(dims)?))),
             _ => (rest, None),
@@ -87,7 +89,8 @@ mod tests {
     #[test]
     fn type_and_shape_are_optional_and_colons_in_names_survive() {
         let given = Some((DataType::Fp32, vec![1, 64]));
-        let (name, file) = ("x".to_owned(), PathBuf::from("x.bin"));
+        let name = "x".to_owned();
+        let file = PathBuf::from("x.bin");
         assert_eq!(parse("x=x.bin:FP32:1x64"), RawInput { name: name.clone(), file: file.clone(), given });
         assert_eq!(parse("x=x.bin"), RawInput { name: name.clone(), file, given: None });
         assert_eq!(parse("x=a:b:c").file, PathBuf::from("a:b:c"));

@@ -1,9 +1,9 @@
-//! What `get` prints of a function, applied again.
+//! The output of `get` for a function, applied again.
 
 use super::{cluster, json_of, ok};
 
 #[tokio::test]
-async fn a_function_is_applied_again_as_it_is_shown_and_copied_without_its_file() {
+async fn a_printed_function_can_be_applied_again_and_copied_without_its_file() {
     let (server, sandbox) = cluster().await;
     sandbox.write_function("digits");
     ok(sandbox.run("apply -f digits.yaml").await);
@@ -20,7 +20,7 @@ async fn a_function_is_applied_again_as_it_is_shown_and_copied_without_its_file(
     assert_eq!(ok(apply(&copy, &["--dry-run"]).await), "function/copy created (dry run)\n");
     assert_eq!(server.function_names(), ["digits"]);
     assert_eq!(ok(apply(&copy, &[]).await), "function/copy created\n");
-    assert_eq!((server.uploads(), server.function_names().len()), (1, 2), "the model was there");
+    assert_eq!((server.uploads(), server.function_names().len()), (1, 2), "the cluster had the model");
     let deleted = ok(sandbox.run_with(&["delete", "-f", "-"], &copy).await);
     assert_eq!(deleted, "function/copy deleted\n");
 

@@ -1,11 +1,11 @@
-//! Requests from the command line.
+//! Inference requests from the command line.
 
 use serde_json::json;
 
 use super::{cluster, json_of, ok};
 
 #[tokio::test]
-async fn invoke_prints_values_request_and_split() {
+async fn invoke_prints_values_request_id_and_split() {
     let (_server, sandbox) = cluster().await;
     let printed = ok(sandbox.run("invoke echo --json [[1,2.5]] --request-id mine").await);
     let expected = "\
@@ -22,7 +22,7 @@ total 2.00 ms = queue 100 µs + swap 0 + run 1.50 ms + other 400 µs
 }
 
 #[tokio::test]
-async fn invoke_takes_files_of_bytes_and_of_json() {
+async fn invoke_reads_files_of_bytes_and_of_json() {
     let (_server, sandbox) = cluster().await;
     sandbox.write("x.bin", [1.0f32, 2.0].map(f32::to_le_bytes).concat());
     sandbox.write(
@@ -40,7 +40,7 @@ async fn invoke_takes_files_of_bytes_and_of_json() {
 }
 
 #[tokio::test]
-async fn invoke_reads_pictures_and_names_the_best_class() {
+async fn invoke_reads_pictures_and_prints_the_best_classes() {
     let (_server, sandbox) = cluster().await;
     let picture = image::GrayImage::from_raw(2, 2, vec![0, 51, 204, 0]).unwrap();
     picture.save(sandbox.path().join("p.png")).unwrap();
@@ -53,7 +53,7 @@ async fn invoke_reads_pictures_and_names_the_best_class() {
 }
 
 #[tokio::test]
-async fn invoke_refuses_what_does_not_fit_before_sending() {
+async fn invoke_refuses_invalid_inputs_before_sending() {
     let (_server, sandbox) = cluster().await;
     for (line, says) in [
         ("invoke echo --json [1,2,3]", "do not fill shape [N, 2]"),
@@ -69,7 +69,7 @@ async fn invoke_refuses_what_does_not_fit_before_sending() {
 }
 
 #[tokio::test]
-async fn a_refusal_and_a_timeout_keep_their_reasons() {
+async fn a_refusal_and_a_timeout_have_their_reasons_and_exit_codes() {
     let (_server, sandbox) = cluster().await;
     let run = sandbox.run("invoke full --json [1,2]").await;
     assert_eq!(run.code, 1);

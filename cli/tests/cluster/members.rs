@@ -6,8 +6,8 @@ use serde_json::json;
 use super::support::{Run, Sandbox};
 use super::{cluster, json_of, ok};
 
-/// Runs a verb that waits in vain, with time enough to have looked before it gives up: on a busy machine
-/// that may be long.
+/// Runs a verb that times out. Doubles the timeout until the verb has looked once, which may last
+/// long on a busy machine.
 async fn timed_out(sandbox: &Sandbox, line: &str, says: &str) -> Run {
     for doubled in 0..10 {
         let run = sandbox.run(&format!("{line} --timeout {}ms", 50 << doubled)).await;
@@ -20,7 +20,7 @@ async fn timed_out(sandbox: &Sandbox, line: &str, says: &str) -> Run {
 }
 
 #[tokio::test]
-async fn a_node_is_cordoned_drained_and_taken_back() {
+async fn a_node_is_cordoned_drained_and_uncordoned() {
     let (_server, sandbox) = cluster().await;
     assert_eq!(ok(sandbox.run("cordon node-0").await), "node/node-0 cordoned\n");
     assert!(ok(sandbox.run("get nodes").await).contains("Connected,Cordoned"));
@@ -56,7 +56,7 @@ async fn only_lost_nodes_are_deleted() {
 }
 
 #[tokio::test]
-async fn the_group_is_shown_awaited_and_changed() {
+async fn the_controller_group_is_shown_awaited_and_changed() {
     let (server, sandbox) = cluster().await;
     let controller = |id: u64, role: wire::ControllerRole| wire::Controller {
         id,
@@ -93,7 +93,7 @@ ID   ROLE       VOTER   STATUS   CLIENTS   INTERNAL   LAG
     assert_eq!((&document["leader"], &document["controllers"][2]["role"]), (&json!(1), &json!("Learner")));
 
     let run = timed_out(&sandbox, "cluster wait --voters 3", "2 of 3 voters are up").await;
-    assert!(run.stderr.contains("not as wanted after "), "{}", run.stderr);
+    assert!(run.stderr.contains("not ready after "), "{}", run.stderr);
     let promoted = ok(sandbox.run("cluster promote 3").await);
     assert_eq!(promoted, "controller/3 promoted: the voters are 1, 2, 3\n");
     ok(sandbox.run("cluster wait --voters 3 --nodes 1 --timeout 10s").await);

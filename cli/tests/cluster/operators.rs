@@ -1,20 +1,20 @@
-//! What operators wait for, when they are told that there is no use in it, and what is said of who is away.
+//! The waits of operators that end early, and the reasons for unreachable controllers.
 
 use millrace_client::messages as wire;
 use serde_json::json;
 
 use super::{cluster, json_of, ok};
 
-/// A server that logs a line for each time that it is asked has always one more.
+/// A server that logs each read of its log always has one more line.
 #[tokio::test]
-async fn reading_logs_ends_where_a_line_is_logged_for_each_time_that_they_are_read() {
+async fn reading_logs_ends_although_each_read_is_logged() {
     let (_server, sandbox) = cluster().await;
     let lines = ok(sandbox.run("logs --tail 5").await);
     assert!(lines.ends_with("line 1\n") && lines.lines().count() == 1, "{lines}");
 }
 
 #[tokio::test]
-async fn a_drain_that_is_cancelled_elsewhere_is_waited_for_no_more() {
+async fn a_wait_for_a_drain_ends_when_the_drain_is_cancelled_elsewhere() {
     let (_server, sandbox) = cluster().await;
     sandbox.write_function("never");
     ok(sandbox.run("apply -f never.yaml --no-wait").await);
@@ -24,11 +24,11 @@ async fn a_drain_that_is_cancelled_elsewhere_is_waited_for_no_more() {
     };
     let (run, ()) = tokio::join!(sandbox.run("drain node-0"), cancelled);
     assert_eq!((run.code, run.stdout.as_str()), (1, "node/node-0 draining\n"), "{run:?}");
-    assert!(run.stderr.contains("node/node-0 is drained no more"), "{}", run.stderr);
+    assert!(run.stderr.contains("node/node-0 is no longer draining"), "{}", run.stderr);
 }
 
 #[tokio::test]
-async fn why_a_controller_cannot_be_reached_is_said_in_every_format() {
+async fn the_reason_of_an_unreachable_controller_is_in_every_format() {
     let (server, sandbox) = cluster().await;
     let why = "controllers speak protocols 8 and 7";
     let up = wire::Controller { id: 1, voter: true, reachable: true, ..Default::default() };

@@ -1,4 +1,4 @@
-//! What operators set, by manifest.
+//! The rules that operators set by manifest.
 
 use super::{cluster, ok};
 
@@ -15,7 +15,7 @@ spec: {gpusMax: 2, gpuShare: 0.5}
 ";
 
 #[tokio::test]
-async fn what_operators_set_goes_before_functions_and_is_taken_back_after_them() {
+async fn rules_are_applied_before_functions_and_removed_after_them() {
     let (server, sandbox) = cluster().await;
     sandbox.write_function("digits");
     sandbox.write("a-settings.yaml", SETTINGS);
@@ -30,7 +30,7 @@ async fn what_operators_set_goes_before_functions_and_is_taken_back_after_them()
     };
     assert_eq!(ok(sandbox.run("apply -f . --dry-run").await), lines(" (dry run)"));
     assert_eq!((server.uploads(), server.function_names().len()), (0, 0));
-    assert_eq!(ok(sandbox.run("apply -f .").await), lines(""), "the trial stored nothing");
+    assert_eq!(ok(sandbox.run("apply -f .").await), lines(""), "the dry run stored nothing");
     let unchanged = "tenant/acme unchanged\npolicy/cluster unchanged\nfunction/digits unchanged\n";
     assert_eq!(ok(sandbox.run("apply -f .").await), unchanged);
 
@@ -54,7 +54,7 @@ async fn what_operators_set_goes_before_functions_and_is_taken_back_after_them()
         .concat()
     };
     assert_eq!(ok(sandbox.run("delete -f . --dry-run").await), gone(" (dry run)"));
-    assert_eq!(ok(sandbox.run("delete -f .").await), gone(""), "the trial deleted nothing");
+    assert_eq!(ok(sandbox.run("delete -f .").await), gone(""), "the dry run deleted nothing");
     let run = sandbox.run("delete -f a-settings.yaml").await;
     assert_eq!((run.code, run.stdout.as_str()), (3, ""));
     for nothing in ["tenant/acme: nothing is set", "policy/cluster: nothing is set"] {
@@ -64,10 +64,11 @@ async fn what_operators_set_goes_before_functions_and_is_taken_back_after_them()
 }
 
 #[tokio::test]
-async fn what_is_no_rule_is_refused_with_its_file_and_field_before_anything_is_stored() {
+async fn malformed_rules_are_refused_with_file_and_field_before_anything_is_stored() {
     let (server, sandbox) = cluster().await;
     sandbox.write_function("digits");
-    let (policy, tenant) = ("hint: the policy is: {apiVersion", "hint: a tenant is: {apiVersion");
+    let policy = "hint: the policy is: {apiVersion";
+    let tenant = "hint: a tenant is: {apiVersion";
     for (from, to, says, hint) in [
         (
             "gpuShare: 0.5",
@@ -99,7 +100,7 @@ async fn what_is_no_rule_is_refused_with_its_file_and_field_before_anything_is_s
 }
 
 #[tokio::test]
-async fn a_tenant_that_the_server_refuses_is_known_of_before_anything_is_stored() {
+async fn a_tenant_that_the_server_refuses_is_reported_before_anything_is_stored() {
     let (server, sandbox) = cluster().await;
     sandbox.write_function("digits");
     sandbox.write("a-settings.yaml", SETTINGS);

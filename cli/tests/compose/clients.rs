@@ -1,4 +1,4 @@
-//! Clients of the SDK that send without a pause, and check every answer.
+//! SDK clients that send requests continuously, and check every response.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -12,13 +12,13 @@ use tokio::task::JoinSet;
 
 use crate::engine::eventually;
 
-/// Requests under way at any time.
+/// The number of requests in flight at any time.
 const CLIENTS: usize = 4;
-/// Failures kept of each client: the first says why.
+/// The number of failures kept per client. The first one has the cause.
 const FAILURES_MAX: usize = 5;
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Clients under way. They end with [`Clients::stop`].
+/// Running clients, until [`Clients::stop`].
 pub(crate) struct Clients {
     shared: Arc<Shared>,
     thread: JoinHandle<()>,
@@ -47,7 +47,7 @@ impl Clients {
         Self { shared, thread }
     }
 
-    /// Waits until so many more were answered.
+    /// Waits for a number of further responses.
     pub(crate) fn answered_more(&self, wanted: usize) {
         let before = self.shared.answered.load(Ordering::Relaxed);
         eventually("requests are answered again", || {
@@ -55,7 +55,7 @@ impl Clients {
         });
     }
 
-    /// Ends them; how many requests were answered, and what went wrong.
+    /// Stops the clients. Returns the number of responses, and the failures.
     pub(crate) fn stop(self) -> (usize, Vec<String>) {
         self.shared.done.store(true, Ordering::Relaxed);
         self.thread.join().unwrap();
@@ -64,7 +64,7 @@ impl Clients {
     }
 }
 
-/// One client: the same picture again and again, and each answer as the first.
+/// Runs one client, which sends the same picture repeatedly and expects equal responses.
 async fn send(inference: Inference, shared: Arc<Shared>, number: usize) {
     let ink: Vec<u8> = (0..64_u8).flat_map(|pixel| (f32::from(pixel % 16) / 16.0).to_le_bytes()).collect();
     let image = Tensor::new("image", DataType::Fp32, vec![1, 1, 8, 8], Bytes::from(ink)).unwrap();
@@ -77,7 +77,7 @@ async fn send(inference: Inference, shared: Arc<Shared>, number: usize) {
                 shared.answered.fetch_add(1, Ordering::Relaxed);
                 continue;
             }
-            Ok(answer) => format!("client {number}: another answer than before: {:?}", answer.outputs),
+            Ok(answer) => format!("client {number}: a different answer than before: {:?}", answer.outputs),
             Err(error) => format!("client {number}: {error} ({:?})", error.reason()),
         };
         failed += 1;

@@ -1,5 +1,5 @@
-//! A compose project of its own, and what is done to it. Removed with its image and volumes when it
-//! is dropped, also by a test that failed.
+//! A compose project for the test. Dropping it removes it with its image and volumes, even after a
+//! failed test.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -13,11 +13,11 @@ use tempfile::NamedTempFile;
 pub(crate) const SERVICES: [&str; 6] =
     ["controller-1", "controller-2", "controller-3", "worker-1", "worker-2", "worker-3"];
 
-/// The base image, as `deploy/compose/base-image.sh` names it.
+/// The base image, by the name in `deploy/compose/base-image.sh`.
 const BASE: &str = "millrace-base";
-/// How long any step may take before it counts as hung.
+/// The longest time of any step before the step counts as hung.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// The same for a command of the engine, in seconds: it copies images of a hundred megabytes.
+/// The longest time of an engine command in seconds: it copies images of a hundred megabytes.
 const COMMAND_SECONDS: &str = "120";
 
 /// A running cluster.
@@ -25,21 +25,22 @@ pub(crate) struct Cluster {
     project: String,
     image: String,
     ports: [u16; 3],
-    /// The compose tool that is here.
+    /// The words of the available compose tool.
     tool: &'static [&'static str],
-    /// Read in place of `deploy/compose/.env`, which has the user's own settings. There is nothing in it.
+    /// An empty file in place of `deploy/compose/.env`, which has the user's own settings.
     settings: NamedTempFile,
-    /// The controllers' client ports, with commas.
+    /// The controllers' client ports, separated by commas.
     pub(crate) endpoints: String,
 }
 
-/// A file of the repository.
+/// Returns the path of a file in the repository.
 pub(crate) fn repository(path: &str) -> String {
     format!("{}/../{path}", env!("CARGO_MANIFEST_DIR"))
 }
 
 impl Cluster {
-    /// Builds the image and starts everything; `None`, after saying why, where that cannot be done.
+    /// Builds the image and starts everything. If that is impossible, prints the reason and returns
+    /// `None`.
     pub(crate) fn up() -> Option<Self> {
         let tool = match compose_tool() {
             Ok(tool) => tool,
@@ -56,13 +57,13 @@ impl Cluster {
         let image = format!("{project}:latest");
         let cluster = Self { project, image, ports, tool, settings, endpoints };
         cluster.build();
-        // Of a run that was killed under the same name: there is mostly none.
+        // Remove the rest of a killed run with the same pid. Usually there is none.
         cluster.command(&["down", "--volumes", "--timeout", "0"]).output().unwrap();
         cluster.compose(&["up", "-d", "--no-build"]);
         Some(cluster)
     }
 
-    /// The image with the binary under test, without its debugging information.
+    /// Builds the image with the binary under test, without its debugging information.
     fn build(&self) {
         let folder = tempfile::tempdir().unwrap();
         let binary = folder.path().join("millrace");
@@ -78,7 +79,7 @@ impl Cluster {
         done(build);
     }
 
-    /// A command of the compose tool over this project.
+    /// Returns a command of the compose tool for this project.
     fn command(&self, words: &[&str]) -> Command {
         let mut command = bounded(self.tool);
         let file = repository("deploy/compose/compose.yaml");
@@ -101,12 +102,12 @@ impl Cluster {
         done(self.command(words))
     }
 
-    /// A verb of the binary under test, from outside; its standard output.
+    /// Runs a verb of the binary under test, from outside. Returns its standard output.
     pub(crate) fn ok(&self, words: &[&str]) -> String {
         verb(words, &self.endpoints)
     }
 
-    /// Another container of the image, which is given no arguments.
+    /// Starts another container of the image, without arguments.
     pub(crate) fn alone(&self) -> Alone {
         let name = format!("{}-alone", self.project);
         done(docker(&["run", "--detach", "--name", &name, "--publish", "127.0.0.1::8080", &self.image]));
@@ -121,7 +122,7 @@ impl Cluster {
         self.ok(&["cluster", "wait", "--voters", "3", "--nodes", "3", "--timeout", "60s"]);
     }
 
-    /// Waits until the engine's own health checks pass everywhere.
+    /// Waits until the engine's own health checks pass for every service.
     pub(crate) fn wait_healthy(&self) {
         for service in SERVICES {
             eventually(&format!("{service} is healthy"), || {
@@ -132,7 +133,7 @@ impl Cluster {
 
     pub(crate) fn leader(&self) -> u64 {
         let mut leader = None;
-        eventually("somebody leads", || {
+        eventually("a controller leads", || {
             let status: Value = serde_json::from_str(&self.ok(&["cluster", "status", "-o", "json"])).unwrap();
             leader = status["leader"].as_u64();
             leader.is_some()
@@ -140,7 +141,7 @@ impl Cluster {
         leader.unwrap()
     }
 
-    /// `kill -9` of a service's process, which its engine did not ask for.
+    /// Kills a service's process (`kill -9`) without a request to the engine.
     pub(crate) fn kill(&self, service: &str) {
         let pid = self.inspect(service, "{{.State.Pid}}").parse().unwrap();
         kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
@@ -152,7 +153,7 @@ impl Cluster {
     pub(crate) fn restart(&self, service: &str) {
         self.compose(&["restart", "--timeout", "45", service]);
         let said = self.compose(&["logs", service]);
-        assert!(said.contains("stopping: requests under way get"), "{service} heard no signal: {said}");
+        assert!(said.contains("stopping: requests under way get"), "{service} received no signal: {said}");
     }
 
     fn inspect(&self, service: &str, format: &str) -> String {
@@ -177,19 +178,19 @@ impl Drop for Cluster {
     }
 }
 
-/// A cluster in one container. Removed when it is dropped.
+/// A cluster in one container. Dropping it removes the container.
 pub(crate) struct Alone {
     name: String,
     endpoint: String,
 }
 
 impl Alone {
-    /// A verb of the binary under test, from outside; its standard output.
+    /// Runs a verb of the binary under test, from outside. Returns its standard output.
     pub(crate) fn ok(&self, words: &[&str]) -> String {
         verb(words, &self.endpoint)
     }
 
-    /// Stops it in order. Returns its exit status.
+    /// Stops the container in order. Returns its exit status.
     pub(crate) fn stop(&self) -> String {
         done(docker(&["stop", "--time", "45", &self.name]));
         done(docker(&["inspect", "--format", "{{.State.ExitCode}}", &self.name])).trim().to_owned()
@@ -208,21 +209,21 @@ impl Drop for Alone {
     }
 }
 
-/// Runs a verb of the binary under test; its standard output.
+/// Runs a verb of the binary under test. Returns its standard output.
 fn verb(words: &[&str], endpoints: &str) -> String {
     let mut command = bounded(&[env!("CARGO_BIN_EXE_millrace")]);
     command.env_clear().env("HOME", "/nonexistent").args(words).args(["-e", endpoints]);
     done(command)
 }
 
-/// The compose tool that is here, if everything else is as well.
+/// Returns the available compose tool, or the first missing requirement.
 fn compose_tool() -> Result<&'static [&'static str], String> {
     let succeeds = |mut command: Command| command.output().is_ok_and(|output| output.status.success());
     if !rustix::process::geteuid().is_root() {
-        return Err("it kills containers' processes, for which it has to be root".to_owned());
+        return Err("the test kills containers' processes, so it must run as root".to_owned());
     }
     if !succeeds(docker(&["info"])) {
-        return Err("no Docker Engine answers here".to_owned());
+        return Err("no Docker Engine answers on this machine".to_owned());
     }
     let tools: [&'static [&'static str]; 2] = [&["docker", "compose"], &["docker-compose"]];
     let works = |tool: &&[&str]| {
@@ -233,7 +234,7 @@ fn compose_tool() -> Result<&'static [&'static str], String> {
     let tool =
         tools.into_iter().find(works).ok_or("there is neither 'docker compose' nor 'docker-compose'")?;
     if !succeeds(docker(&["image", "inspect", BASE])) {
-        return Err(format!("there is no image {BASE}: make it with deploy/compose/base-image.sh"));
+        return Err(format!("there is no image {BASE}: build it with deploy/compose/base-image.sh"));
     }
     Ok(tool)
 }
@@ -244,14 +245,14 @@ fn docker(words: &[&str]) -> Command {
     command
 }
 
-/// A command that ends.
+/// Returns a command with a time limit.
 fn bounded(words: &[&str]) -> Command {
     let mut command = Command::new("timeout");
     command.args(["--kill-after=5", COMMAND_SECONDS]).args(words).current_dir(Path::new("/"));
     command
 }
 
-/// Runs a command that has to succeed; its standard output.
+/// Runs a command that must succeed. Returns its standard output.
 fn done(mut command: Command) -> String {
     let output = command.output().unwrap();
     assert!(output.status.success(), "{command:?}: {}: {}", output.status, text(&output));
@@ -262,7 +263,8 @@ fn text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
 }
 
-/// Polls until it is so: what is watched belongs to other processes, which cannot tell us.
+/// Polls until the condition holds. The watched state belongs to other processes, which cannot
+/// notify the test.
 #[allow(clippy::disallowed_methods, reason = "real processes in real time")]
 pub(crate) fn eventually(what: &str, mut so: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;

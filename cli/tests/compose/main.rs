@@ -1,7 +1,7 @@
-//! The compose cluster of `deploy/compose`, for real: an image with the binary under test, nine
-//! containers' worth of networks and volumes, and clients on the published ports. Needs a Docker
-//! Engine, a compose tool, root, and the base image that `deploy/compose/base-image.sh` makes; says
-//! what is missing and passes where one of them is not there.
+//! The compose cluster of `deploy/compose` in a real engine: an image with the binary under test,
+//! the containers with their networks and volumes, and clients on the published ports. Needs a
+//! Docker Engine, a compose tool, root, and the base image of `deploy/compose/base-image.sh`. If
+//! one of them is missing, the test prints which and passes.
 
 #![allow(clippy::unwrap_used)]
 
@@ -11,11 +11,11 @@ mod engine;
 use clients::Clients;
 use engine::{Cluster, SERVICES};
 
-/// Answers that have to come after each fault, to say that the cluster serves again.
+/// The number of responses after each fault that show that the cluster serves again.
 const STEADY: usize = 50;
 
 #[test]
-fn a_cluster_comes_up_serves_and_loses_no_request_to_kills_and_a_rolling_restart() {
+fn a_compose_cluster_loses_no_request_to_kills_and_a_rolling_restart() {
     let Some(cluster) = Cluster::up() else { return };
     cluster.wait_whole();
     cluster.ok(&["apply", "-f", &engine::repository("examples/digits/function.yaml")]);
@@ -23,7 +23,7 @@ fn a_cluster_comes_up_serves_and_loses_no_request_to_kills_and_a_rolling_restart
     let answer = cluster.ok(&["invoke", "digits", "--image", &picture]);
     assert!(answer.contains("digit-3.png: 3 "), "{answer}");
 
-    // Restarted by the engine, over their volumes.
+    // The engine restarts the killed services over their volumes.
     let clients = Clients::start(&cluster.endpoints);
     let leader = cluster.leader();
     for service in [format!("controller-{leader}"), "worker-1".to_owned()] {

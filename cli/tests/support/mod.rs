@@ -1,4 +1,4 @@
-//! Runs the binary as a user would, away from this machine's own settings.
+//! Runs the binary as a user would, without this machine's own settings.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::process::Stdio;
 use tokio::io::AsyncWriteExt as _;
 use tokio::process::Command;
 
-/// What a run left behind.
+/// The result of a run.
 #[derive(Debug)]
 pub(crate) struct Run {
     pub(crate) code: i32,
@@ -15,7 +15,7 @@ pub(crate) struct Run {
     pub(crate) stderr: String,
 }
 
-/// A folder to run in: the working folder, and the home.
+/// A folder to run in, as the working directory and the home.
 pub(crate) struct Sandbox {
     folder: tempfile::TempDir,
     env: Vec<(String, String)>,
@@ -26,7 +26,7 @@ impl Sandbox {
         Self { folder: tempfile::tempdir().unwrap(), env: Vec::new() }
     }
 
-    /// Sends every command to this server.
+    /// Returns a sandbox in which every command calls this server.
     pub(crate) fn of(server: &impl std::fmt::Display) -> Self {
         let env = vec![("MILLRACE_ENDPOINTS".to_owned(), server.to_string())];
         Self { env, ..Self::new() }
@@ -48,12 +48,12 @@ impl Sandbox {
         self.write(&format!("{name}.yaml"), manifest(name, "mlp.onnx"));
     }
 
-    /// Runs `millrace` with these words.
+    /// Runs `millrace` with the words of the line.
     pub(crate) async fn run(&self, line: &str) -> Run {
         self.run_with(&line.split_whitespace().collect::<Vec<_>>(), "").await
     }
 
-    /// The same with arguments that have spaces, and an input.
+    /// Runs `millrace` with arguments that may have spaces, and with standard input.
     pub(crate) async fn run_with(&self, args: &[&str], input: &str) -> Run {
         let mut child = Command::new(env!("CARGO_BIN_EXE_millrace"))
             .args(args)

@@ -1,4 +1,4 @@
-//! What `get` prints of functions and workflows, applied again.
+//! The output of `get` for functions and workflows, applied again.
 
 use millrace_model::synth;
 
@@ -35,7 +35,7 @@ spec:
 ";
 
 #[test]
-fn functions_and_workflows_are_applied_again_without_the_files_they_came_from() {
+fn printed_functions_and_workflows_can_be_applied_again_without_their_files() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let first =
@@ -44,7 +44,7 @@ fn functions_and_workflows_are_applied_again_without_the_files_they_came_from() 
         std::fs::write(path(name), content).unwrap();
     }
     let up = Up::ephemeral(&["--allow-processes"]);
-    // The program ends at once: it is never ready.
+    // The program exits at once, so the function never becomes ready.
     up.ok(&["apply", "--no-wait", "-f", &path("all.yaml")]);
     for (name, _) in &first {
         std::fs::remove_file(path(name)).unwrap();

@@ -1,4 +1,4 @@
-//! Other people's clients, unmodified, against the whole server.
+//! Unmodified clients of other projects, against the whole server.
 
 use std::process::Command;
 
@@ -6,12 +6,12 @@ use tempfile::tempdir;
 
 use crate::running::{Up, repository};
 
-/// The interpreter that `OIP_CLIENTS_PYTHON` names, or the machine's own.
+/// Returns the interpreter of `OIP_CLIENTS_PYTHON`, or the machine's own.
 fn python() -> String {
     std::env::var("OIP_CLIENTS_PYTHON").unwrap_or_else(|_| "python3".to_owned())
 }
 
-/// Runs scripts that need modules, as far as there are those.
+/// Runs the scripts whose Python modules are installed.
 fn pass(up: &Up, model: &str, scripts: &[(&str, &str)]) {
     for (script, module) in scripts {
         let has = Command::new(python()).args(["-c", &format!("import {module}")]).output();
@@ -41,7 +41,8 @@ fn tritonclient_and_kserve_work_unmodified() {
 /// Publishes the counter.
 fn apply_counter(up: &Up) {
     let dir = tempdir().unwrap();
-    let (model, manifest) = (dir.path().join("counter.onnx"), dir.path().join("counter.yaml"));
+    let model = dir.path().join("counter.onnx");
+    let manifest = dir.path().join("counter.yaml");
     let written = up.ok(&["synth", "counter", "--function", "--out", model.to_str().unwrap()]);
     std::fs::write(&manifest, written).unwrap();
     up.ok(&["apply", "-f", manifest.to_str().unwrap()]);
@@ -70,7 +71,7 @@ fn tritonclient_keeps_state_in_sequences() {
     let up = Up::ephemeral(&[]);
     apply_counter(&up);
     let shown = up.ok(&["describe", "function", "counter"]);
-    assert!(shown.contains("Sequences:   h_out -> h_in kept, for up to 64 at once"), "{shown}");
+    assert!(shown.contains("Sequences:   h_out -> h_in kept for up to 64 sequences"), "{shown}");
     assert_eq!(up.json(&["describe", "function", "counter"])["spec"]["sequences"]["max"], 64);
     pass(&up, "counter", &[("tritonclient_sequences", "tritonclient.grpc, tritonclient.http")]);
 }

@@ -1,4 +1,4 @@
-//! What an operator is told of what happens.
+//! The events that operators see.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Stdio};
@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::running::{PATIENCE, Up, eventually, millrace};
 
-/// What has happened, as `reason object`.
+/// Returns the events so far, as `reason object`.
 fn seen(up: &Up) -> Vec<String> {
     let lines = up.ok(&["events", "-o", "json"]);
     let events = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
@@ -18,7 +18,7 @@ fn seen(up: &Up) -> Vec<String> {
 }
 
 #[test]
-fn what_was_applied_and_what_died_is_told_in_order() {
+fn an_apply_and_a_killed_executor_are_reported_in_order() {
     let up = Up::ephemeral(&["--gpus", "1"]);
     up.apply_digits();
     let applied = ["FunctionApplied function/default/digits", "FunctionReady function/default/digits"];
@@ -26,18 +26,18 @@ fn what_was_applied_and_what_died_is_told_in_order() {
         let mut rest = seen.iter();
         wanted.iter().all(|it| rest.any(|event| event == it))
     };
-    eventually("the function is told of", || in_order(&seen(&up), &applied));
+    eventually("the function's events are reported", || in_order(&seen(&up), &applied));
     let executor = Pid::from_raw(up.executors()[0].cast_signed()).unwrap();
     kill_process(executor, Signal::KILL).unwrap();
     let died = [applied[0], applied[1], "ExecutorRestarted gpu/worker-1/0"];
-    eventually("the executor is told of", || in_order(&seen(&up), &died));
+    eventually("the executor's event is reported", || in_order(&seen(&up), &died));
     let warnings = up.ok(&["events", "--warnings"]);
     assert!(warnings.contains("Warning  ExecutorRestarted  gpu/worker-1/0"), "{warnings}");
     assert!(!warnings.contains("Normal"), "{warnings}");
 }
 
 #[test]
-fn a_watch_goes_on_with_what_happens() {
+fn a_watch_prints_new_events() {
     let up = Up::ephemeral(&["--gpus", "1"]);
     let mut watch = Watch::start(&up.client);
     up.apply_digits();
@@ -63,13 +63,13 @@ impl Watch {
     }
 
     fn next(&mut self) -> Value {
-        serde_json::from_str(&self.lines.recv_timeout(PATIENCE).expect("something happens")).unwrap()
+        serde_json::from_str(&self.lines.recv_timeout(PATIENCE).expect("an event is printed")).unwrap()
     }
 }
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        // Both fail when it has ended already.
+        // Both calls fail if the process has already ended.
         self.child.kill().ok();
         self.child.wait().ok();
     }

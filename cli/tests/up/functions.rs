@@ -1,5 +1,5 @@
-//! Functions that are programs, as docs/functions.md says: its commands are run word for word, but for
-//! those that start the server and run cargo, which has built everything by then.
+//! Functions that are programs: runs the commands of docs/functions.md unchanged, except for the
+//! commands that start the server and run cargo. Cargo has built everything by then.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -10,10 +10,10 @@ use tempfile::TempDir;
 
 use crate::running::{Up, repository, wait_gone};
 
-/// Where the module is that functions in Python import.
+/// The folder of the module that functions in Python import.
 pub(crate) const MODULE: &str = "client/function/python";
 
-/// The lines of a page's shell blocks, but for the server's.
+/// Returns the lines of a page's shell blocks, without the server's commands.
 pub(crate) fn commands(page: &str) -> Vec<String> {
     let page = std::fs::read_to_string(repository(page)).unwrap();
     let mut commands = Vec::new();
@@ -29,7 +29,7 @@ pub(crate) fn commands(page: &str) -> Vec<String> {
     commands
 }
 
-/// What cargo built, beside this test.
+/// Returns a file that cargo built, beside this test.
 pub(crate) fn built(name: &str) -> Option<PathBuf> {
     let tests = std::env::current_exe().unwrap();
     let deps = tests.parent().unwrap();
@@ -37,7 +37,8 @@ pub(crate) fn built(name: &str) -> Option<PathBuf> {
     [target.join(name), deps.join(name)].into_iter().find(|path| path.exists())
 }
 
-/// A folder in which the page's paths mean what they say. `None` where what it needs is not there.
+/// Creates a folder in which the page's paths are valid. Returns `None` if a requirement is
+/// missing.
 fn folder() -> Option<(TempDir, PathBuf)> {
     let missing = |what: &str| eprintln!("skipped: {what}: run 'cargo test --workspace'");
     let found = |name: &str| {
@@ -47,7 +48,8 @@ fn folder() -> Option<(TempDir, PathBuf)> {
         }
         path
     };
-    let (library, double) = (found("libmillrace_function.so")?, found("examples/double")?);
+    let library = found("libmillrace_function.so")?;
+    let double = found("examples/double")?;
     let decode = found("examples/decode")?;
     for (program, option) in [("cc", "--version"), ("python3", "--version")] {
         if !Command::new(program).arg(option).output().is_ok_and(|output| output.status.success()) {
@@ -63,7 +65,7 @@ fn folder() -> Option<(TempDir, PathBuf)> {
     symlink(double, release.join("examples/double")).unwrap();
     symlink(decode, release.join("examples/decode")).unwrap();
     symlink(repository("client"), folder.path().join("client")).unwrap();
-    // Copies: a path out of a link would lead elsewhere.
+    // Copy the files: a relative path that leaves a linked folder would lead elsewhere.
     for part in ["digits", "functions/rust", "functions/c", "functions/python", "jpeg"] {
         let to = folder.path().join("examples").join(part);
         std::fs::create_dir_all(&to).unwrap();
@@ -89,12 +91,13 @@ pub(crate) fn run(up: &Up, folder: &Path, line: &str) -> String {
         .output()
         .unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    let (said, errors) = (text(output.stdout), text(output.stderr));
+    let said = text(output.stdout);
+    let errors = text(output.stderr);
     assert!(output.status.success(), "{line}: {said}{errors}{}", up.said());
     said
 }
 
-/// It ends, and leaves nothing.
+/// Stops the cluster, and checks that no process is left.
 pub(crate) fn stop(up: Up) {
     let below = up.descendants();
     up.signal(Signal::TERM);
@@ -104,7 +107,7 @@ pub(crate) fn stop(up: Up) {
 }
 
 #[test]
-fn the_pages_functions_in_three_languages_answer_alone_and_in_a_workflow() {
+fn documented_functions_in_three_languages_answer_alone_and_in_a_workflow() {
     let Some((folder, library)) = folder() else { return };
     let module = folder.path().join(MODULE);
     let variables = [("FUNCTION_LIBRARY", library.as_path()), ("PYTHONPATH", module.as_path())];
@@ -126,7 +129,7 @@ fn the_pages_functions_in_three_languages_answer_alone_and_in_a_workflow() {
     let (_, sentence) = said.last().unwrap();
     assert!(sentence.starts_with("this is a 3, with "), "{sentence}");
 
-    // Not what the manifest declares: refused at the door, as of any function.
+    // An input that the manifest does not declare is refused by the gateway, as for any function.
     let wrong = up.run(&["invoke", "double-c", "--json", r#"{"z": [1]}"#]);
     assert!(!wrong.status.success(), "{wrong:?}");
     let shown = up.ok(&["describe", "function/double-c"]);
@@ -137,7 +140,7 @@ fn the_pages_functions_in_three_languages_answer_alone_and_in_a_workflow() {
 }
 
 #[test]
-fn programs_are_refused_unless_the_cluster_runs_them() {
+fn programs_are_refused_unless_the_cluster_allows_them() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("f.sh"), "#!/bin/sh\n").unwrap();
     let manifest = "\

@@ -1,4 +1,4 @@
-//! Three controllers and their workers, each a process of its own: killed, stopped, started again.
+//! Three controllers and their workers, each in a separate process: killed, stopped and restarted.
 
 use std::collections::BTreeSet;
 use std::process::{Child, Stdio};
@@ -15,14 +15,14 @@ struct ByHand(Child);
 
 impl Drop for ByHand {
     fn drop(&mut self) {
-        // Both fail when it has ended already.
+        // Both calls fail if the process has already ended.
         self.0.kill().ok();
         self.0.wait().ok();
     }
 }
 
 impl ByHand {
-    /// Starts what a shell would, and waits for its ready line.
+    /// Starts a command line as a shell would, and waits for its ready line.
     fn start(words: &[&str]) -> (Self, Value) {
         use std::io::BufRead as _;
         let mut child = millrace().args(words).stdout(Stdio::piped()).spawn().expect("the binary was built");
@@ -39,20 +39,20 @@ fn status(up: &Up) -> Value {
     up.json(&["cluster", "status"])
 }
 
-/// The part that leads.
+/// Returns the process of the leader.
 fn leader(up: &Up) -> Part {
-    let leader = status(up)["leader"].as_u64().expect("somebody leads");
+    let leader = status(up)["leader"].as_u64().expect("a controller leads");
     up.part(&format!("controller-{leader}"))
 }
 
-/// The node that has the one function.
+/// Returns the node that has the only function.
 fn holder(up: &Up) -> String {
     let nodes = up.json(&["get", "nodes"]);
     let holder = nodes.as_array().unwrap().iter().find(|node| node["placements"] == 1).unwrap();
     holder["name"].as_str().unwrap().to_owned()
 }
 
-/// The same verb against one controller alone.
+/// Runs a verb against one controller.
 fn ok_at(part: &Part, args: &[&str]) -> String {
     let (_, client) = part.controller.as_ref().expect("a controller");
     let output = millrace().args(args).args(["-e", client]).output().expect("the binary runs");
@@ -67,7 +67,7 @@ fn invoke(up: &Up) -> String {
 }
 
 #[test]
-fn every_controller_serves_what_any_of_them_was_told_and_all_end_in_order() {
+fn every_controller_serves_the_writes_of_the_others_and_all_processes_end_in_order() {
     let up = Up::group(None, 2, &[]);
     let names: Vec<_> = up.parts().into_iter().map(|part| part.name).collect();
     assert_eq!(names, ["controller-1", "controller-2", "controller-3", "worker-1", "worker-2"]);
@@ -77,7 +77,7 @@ fn every_controller_serves_what_any_of_them_was_told_and_all_end_in_order() {
     let said = up.ok(&["cluster", "wait", "--voters", "3", "--nodes", "2", "--timeout", "30s"]);
     assert_eq!(said, "a controller leads, 3 voters are up, 2 nodes are up\n");
 
-    // Told to one that does not lead, which has to pass it on.
+    // Apply at a follower, which must forward the write to the leader.
     let follower = up.parts().into_iter().find(|part| *part != leader(&up)).unwrap();
     ok_at(&follower, &["apply", "-f", &repository("examples/digits/function.yaml")]);
     let mut answers = BTreeSet::new();
@@ -103,7 +103,7 @@ fn every_controller_serves_what_any_of_them_was_told_and_all_end_in_order() {
 }
 
 #[test]
-fn no_part_outlives_a_killed_parent() {
+fn no_process_of_a_group_outlives_a_killed_parent() {
     let up = Up::group(None, 2, &[]);
     let all = up.descendants();
     assert_eq!(all.len(), 5 + 2);
@@ -113,12 +113,14 @@ fn no_part_outlives_a_killed_parent() {
 }
 
 #[test]
-fn a_second_start_resumes_the_group_at_its_ports() {
+fn a_second_start_resumes_the_group_at_its_previous_ports() {
     let dir = tempfile::tempdir().unwrap();
     let first = Up::group(Some(dir.path()), 1, &[]);
     first.apply_digits();
-    let (before, ready, all) = (invoke(&first), first.ready.clone(), first.descendants());
-    // The hard way: nothing is written at the end that a second start needs.
+    let before = invoke(&first);
+    let ready = first.ready.clone();
+    let all = first.descendants();
+    // Kill the processes: a second start needs nothing that an orderly stop writes.
     first.signal(Signal::KILL);
     first.ended();
     wait_gone(&all);
@@ -154,16 +156,16 @@ fn a_cluster_of_one_grows_into_a_group() {
 }
 
 #[test]
-fn writes_go_on_when_the_leader_is_killed_and_it_comes_back_by_the_command_that_is_printed() {
+fn writes_continue_after_a_killed_leader_which_rejoins_by_the_printed_command() {
     let up = Up::group(None, 1, &[]);
     let killed = leader(&up);
     killed.signal(Signal::KILL);
-    // At once: who writes meanwhile waits for the next leader.
+    // Write at once: a write waits for the next leader.
     up.apply_digits();
     assert_ne!(leader(&up), killed);
     let (id, _) = killed.controller.as_ref().unwrap();
-    // Its last look, on a busy machine, may have been at fewer.
-    eventually("it is said who is missing", || {
+    // On a busy machine, the last check before the timeout may have seen fewer voters.
+    eventually("the missing controller is named", || {
         let missing = up.refused(5, &["cluster", "wait", "--voters", "3", "--timeout", "1s"]);
         missing.contains("2 of 3 voters are up") && missing.contains(&format!("controller {id}: "))
     });
@@ -174,14 +176,14 @@ fn writes_go_on_when_the_leader_is_killed_and_it_comes_back_by_the_command_that_
     let said = up.said();
     let command =
         said.lines().find_map(|line| line.trim().strip_prefix("start it again: millrace ")).unwrap();
-    assert!(!command.contains("--bootstrap"), "over a lost folder that would begin a second cluster");
+    assert!(!command.contains("--bootstrap"), "over a lost folder, --bootstrap would begin a second cluster");
     let (_by_hand, ready) = ByHand::start(&command.split_whitespace().collect::<Vec<_>>());
     assert_eq!(ready["id"], *id);
     up.ok(&["cluster", "wait", "--voters", "3", "--timeout", "30s"]);
 }
 
 #[test]
-fn no_request_fails_when_a_worker_is_killed_that_is_not_the_only_one_to_hold_the_function() {
+fn no_request_fails_when_one_of_two_workers_with_the_function_is_killed() {
     let up = Up::group(None, 2, &[]);
     let folder = tempfile::tempdir().unwrap();
     let model = std::fs::canonicalize(repository("examples/digits/digits.onnx")).unwrap();
@@ -205,19 +207,19 @@ fn no_request_fails_when_a_worker_is_killed_that_is_not_the_only_one_to_hold_the
 }
 
 #[test]
-fn a_function_whose_only_worker_is_killed_is_served_by_another() {
+fn a_function_moves_to_another_worker_when_its_only_worker_is_killed() {
     let up = Up::group(None, 2, &[]);
     up.apply_digits();
     let before = invoke(&up);
     up.part(&holder(&up)).signal(Signal::KILL);
-    eventually("it is served again", || {
+    eventually("the function is served again", || {
         up.run(&["invoke", "digits", "--image", &repository(SEVEN)]).status.success()
     });
     assert_eq!(invoke(&up), before);
 }
 
 #[test]
-fn a_node_is_emptied_without_a_failed_request_and_forgotten_when_it_is_gone() {
+fn a_node_is_drained_without_a_failed_request_and_removed_once_it_is_lost() {
     let up = Up::group(None, 2, &[]);
     up.apply_digits();
     let before = invoke(&up);
@@ -245,9 +247,9 @@ fn without_a_majority_requests_are_served_and_writes_refused() {
         up.part(name).signal(Signal::KILL);
     }
     assert_eq!(invoke(&up), before);
-    eventually("it is noticed", || status(&up)["quorum"] == false);
+    eventually("the loss of the majority is noticed", || status(&up)["quorum"] == false);
     let shown = up.ok(&["cluster", "status"]);
-    assert!(shown.contains("no write is taken; 1 of 3 voters are up"), "{shown}");
+    assert!(shown.contains("writes are refused; 1 of 3 voters are up"), "{shown}");
     assert_eq!(up.json(&["get", "nodes", "--stale"])[0]["connected"], true);
     let refused = up.refused(1, &["delete", "function", "digits"]);
     assert!(refused.contains("NO_LEADER") && refused.contains("millrace cluster status"), "{refused}");
@@ -255,7 +257,7 @@ fn without_a_majority_requests_are_served_and_writes_refused() {
 }
 
 #[test]
-fn an_endpoint_that_hangs_is_left_for_another() {
+fn a_client_leaves_a_hung_endpoint_for_another() {
     let up = Up::group(None, 1, &[]);
     up.apply_digits();
     let hangs = up.part("controller-1");
@@ -268,11 +270,11 @@ fn an_endpoint_that_hangs_is_left_for_another() {
 }
 
 #[test]
-fn a_part_that_is_killed_is_started_again_where_that_is_asked_for() {
+fn a_killed_process_restarts_with_the_restart_flag() {
     let up = Up::group(None, 1, &["--restart"]);
     for name in ["controller-2", "worker-1"] {
         up.part(name).signal(Signal::KILL);
-        eventually("it is back", || up.said().contains(&format!("{name} is back")));
+        eventually("the process is back", || up.said().contains(&format!("{name} is back")));
     }
     up.ok(&["cluster", "wait", "--voters", "3", "--nodes", "1", "--timeout", "30s"]);
 }
@@ -282,18 +284,19 @@ fn leadership_is_handed_over_and_a_dead_controller_is_replaced() {
     let up = Up::group(None, 1, &[]);
     up.apply_digits();
     let before = leader(&up);
-    let told = up.ok(&["cluster", "transfer"]);
+    let transferred = up.ok(&["cluster", "transfer"]);
     let after = leader(&up);
     assert_ne!(after, before);
     assert!(
-        told.starts_with(&format!("controller/{} leads in term ", after.controller.unwrap().0)),
-        "{told}"
+        transferred.starts_with(&format!("controller/{} leads in term ", after.controller.unwrap().0)),
+        "{transferred}"
     );
 
     let dead = up.parts().into_iter().find(|part| *part != leader(&up)).unwrap();
     dead.signal(Signal::KILL);
     let id = dead.controller.as_ref().unwrap().0.to_string();
-    // Until then its port may still take a connection, and break it: such a change is not made twice.
+    // Until the process has ended, its port may still accept a connection and break it. The client
+    // never repeats such a change.
     wait_gone(&[dead.pid]);
     let removed = up.ok(&["cluster", "remove", &id]);
     assert!(removed.starts_with(&format!("controller/{id} removed: the voters are ")), "{removed}");
@@ -328,15 +331,15 @@ fn leadership_is_handed_over_and_a_dead_controller_is_replaced() {
     up.ok(&["cluster", "wait", "--voters", "3", "--timeout", "30s"]);
     let endpoints = format!("{},{client}", ready["client"].as_str().unwrap());
     let listed = millrace().args(["get", "functions", "-e", &endpoints]).output().unwrap();
-    assert!(String::from_utf8_lossy(&listed.stdout).contains("digits"), "the new one has the state");
+    assert!(String::from_utf8_lossy(&listed.stdout).contains("digits"), "the new controller has the state");
 
-    // The dead one's folder does not bring it back.
+    // The folder of the removed controller does not bring it back.
     let said = up.refused(1, &["cluster", "promote", &id]);
     assert!(said.contains("MEMBERSHIP_REFUSED"), "{said}");
 }
 
 #[test]
-fn an_empty_folder_begins_no_cluster_by_itself() {
+fn an_empty_folder_begins_no_cluster_without_a_flag() {
     let folder = tempfile::tempdir().unwrap();
     let output = millrace()
         .args(["controller", "--listen", "127.0.0.1:0", "--internal-listen", "127.0.0.1:0", "--data-dir"])

@@ -1,4 +1,4 @@
-//! A controller whose disk takes no more: its process ends and says why.
+//! A controller with a full disk: its process ends and reports the reason.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
@@ -9,26 +9,28 @@ use serde_json::Value;
 
 use crate::running::{eventually, free, millrace, repository};
 
-/// The largest file that it may write, in the shell's units of 512 bytes or 1 KiB.
+/// The largest file that the controller may write, in the shell's units of 512 bytes or 1 KiB.
 const FILE_BLOCKS: &str = "1024";
-/// Labels of a change, and how long each one's key and value are: what it puts in the log, at least.
+/// The number of labels of a change. With `LABEL_LEN`, it gives the least size of the change in the
+/// log.
 const LABELS: usize = 60;
+/// The length of each label's key and value in bytes.
 const LABEL_LEN: usize = 240;
-/// More changes than fit.
+/// A number of changes that do not fit on the disk.
 const CHANGES: usize = 128;
 
 struct Killed(Child);
 
 impl Drop for Killed {
     fn drop(&mut self) {
-        // Both fail when it has ended already.
+        // Both calls fail if the process has already ended.
         self.0.kill().ok();
         self.0.wait().ok();
     }
 }
 
-/// A controller of its own cluster; a process that ignores SIGXFSZ gets an error at the limit
-/// instead, in the same call as for want of space.
+/// Starts a controller with a cluster of its own. At the file size limit, a process that ignores
+/// SIGXFSZ gets an error from the same call as on a full disk.
 fn start(dir: &Path, said: &Path, file_blocks: &str) -> (Killed, Value) {
     let free = free();
     let limited = format!("trap '' XFSZ; ulimit -f {file_blocks}; exec \"$0\" \"$@\"");
@@ -52,7 +54,7 @@ fn start(dir: &Path, said: &Path, file_blocks: &str) -> (Killed, Value) {
     (started, ready)
 }
 
-/// Applies a function with large labels; whether it was taken.
+/// Applies a function with large labels. Returns whether the apply was accepted.
 fn apply(client: &str, file: &Path, change: usize) -> bool {
     let long = "x".repeat(LABEL_LEN);
     let labels: Vec<_> = (0..LABELS).map(|label| format!("{label}-{long}: {change}-{long}")).collect();
@@ -67,10 +69,11 @@ fn apply(client: &str, file: &Path, change: usize) -> bool {
 }
 
 #[test]
-fn a_controller_whose_disk_is_full_ends_and_names_it_and_goes_on_with_space() {
+fn a_controller_with_a_full_disk_ends_with_the_reason_and_resumes_with_space() {
     let folder = tempfile::tempdir().unwrap();
-    let (dir, said, file) =
-        (folder.path().join("c"), folder.path().join("log"), folder.path().join("f.yaml"));
+    let dir = folder.path().join("c");
+    let said = folder.path().join("log");
+    let file = folder.path().join("f.yaml");
     let (mut controller, ready) = start(&dir, &said, FILE_BLOCKS);
     let client = ready["client"].as_str().unwrap();
     let taken = (0..CHANGES).take_while(|&change| apply(client, &file, change)).count();
@@ -82,15 +85,18 @@ fn a_controller_whose_disk_is_full_ends_and_names_it_and_goes_on_with_space() {
     });
     let said_last = std::fs::read_to_string(&said).unwrap();
     assert_eq!(ended.unwrap().code(), Some(1), "{said_last}");
-    let error = said_last.split_once("error: controller: raft has halted").expect("it says that it halted").1;
+    let error = said_last
+        .split_once("error: controller: raft has halted")
+        .expect("the controller reports that it halted")
+        .1;
     assert!(error.contains(dir.to_str().unwrap()) && error.contains("File too large"), "{error}");
-    assert!(error.contains("hint: nothing that was acknowledged is lost"), "{error}");
+    assert!(error.contains("hint: no acknowledged write is lost"), "{error}");
 
     let (again, ready) = start(&dir, &said, "unlimited");
     let client = ready["client"].as_str().unwrap();
     let read = millrace().args(["get", "functions", "-o", "json", "-e", client]).output().unwrap();
     let functions: Value = serde_json::from_slice(&read.stdout).unwrap();
-    // The change that was not acknowledged may have come into force.
+    // The change without an acknowledgement may be in effect.
     let generation = functions["items"][0]["metadata"]["generation"].as_u64().unwrap();
     assert!((taken as u64..=taken as u64 + 1).contains(&generation), "{generation} of {taken}: {functions}");
     assert!(apply(client, &file, CHANGES));

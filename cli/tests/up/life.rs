@@ -1,11 +1,11 @@
-//! Starting, stopping, dying, coming back.
+//! The start, stop, death and restart of a cluster in one process.
 
 use rustix::process::Signal;
 
 use crate::running::{Up, millrace, repository, wait_gone};
 
 #[test]
-fn being_told_to_stop_ends_everything_in_order() {
+fn a_stop_signal_ends_all_processes_in_order() {
     for signal in [Signal::INT, Signal::TERM] {
         let up = Up::ephemeral(&["--gpus", "2"]);
         let executors = up.executors();
@@ -35,7 +35,7 @@ fn a_second_start_serves_the_same_functions_without_an_upload() {
     let first = Up::in_dir(dir.path());
     first.apply_digits();
     let before = first.ok(&["invoke", "digits", "--image", &image]);
-    // The hard way: nothing is written at the end that a second start needs.
+    // Kill the process: a second start needs nothing that an orderly stop writes.
     first.signal(Signal::KILL);
     first.ended();
 
@@ -65,7 +65,7 @@ fn a_data_directory_has_one_cluster_at_a_time() {
 }
 
 #[test]
-fn a_taken_port_is_named() {
+fn a_port_in_use_is_named() {
     let up = Up::ephemeral(&[]);
     let second = millrace().args(["up", "--ephemeral", "--listen", &up.client]).output().unwrap();
     assert_eq!(second.status.code(), Some(1));
@@ -76,28 +76,31 @@ fn a_taken_port_is_named() {
 #[test]
 fn the_demo_shows_every_answer() {
     let demo = millrace().arg("demo").output().unwrap();
-    let (stdout, stderr) = (String::from_utf8_lossy(&demo.stdout), String::from_utf8_lossy(&demo.stderr));
+    let stdout = String::from_utf8_lossy(&demo.stdout);
+    let stderr = String::from_utf8_lossy(&demo.stderr);
     assert!(demo.status.success(), "{stdout}{stderr}");
-    assert!(stdout.contains("10 of 10 are right"), "{stdout}");
-    assert!(stdout.contains("= queue") && stdout.contains("How to go on"), "{stdout}");
+    assert!(stdout.contains("10 of 10 are correct"), "{stdout}");
+    assert!(stdout.contains("= queue") && stdout.contains("Next steps"), "{stdout}");
 }
 
 #[test]
 fn the_demo_loses_no_request_to_killed_executors() {
     let demo = millrace().args(["demo", "--chaos"]).output().unwrap();
-    let (stdout, stderr) = (String::from_utf8_lossy(&demo.stdout), String::from_utf8_lossy(&demo.stderr));
+    let stdout = String::from_utf8_lossy(&demo.stdout);
+    let stderr = String::from_utf8_lossy(&demo.stderr);
     assert!(demo.status.success(), "{stdout}{stderr}");
     assert!(stdout.contains("answered as without chaos, 0 not"), "{stdout}");
 }
 
 #[test]
-fn the_demo_of_a_workflow_shows_every_hop_and_loses_none_to_killed_executors() {
+fn the_workflow_demo_shows_every_hop_and_loses_no_request_to_killed_executors() {
     let demo = millrace().args(["demo", "--workflow", "traffic", "--chaos"]).output().unwrap();
-    let (stdout, stderr) = (String::from_utf8_lossy(&demo.stdout), String::from_utf8_lossy(&demo.stderr));
+    let stdout = String::from_utf8_lossy(&demo.stdout);
+    let stderr = String::from_utf8_lossy(&demo.stderr);
     assert!(demo.status.success(), "{stdout}{stderr}");
     assert!(stdout.contains("people: 24, ") && stdout.contains("vehicles: 16, "), "{stdout}");
     assert!(stdout.contains("detect.any_vehicles is 0"), "{stdout}");
-    // What a recogniser takes was made on its GPU or on the other.
+    // The input of a recogniser was made on its own GPU or on the other one.
     let methods = [" intra-gpu ", " inter-gpu ", " host "];
     let is_hop =
         |line: &&str| methods.iter().any(|method| line.contains(method)) && line.contains("worker-1");
@@ -106,9 +109,9 @@ fn the_demo_of_a_workflow_shows_every_hop_and_loses_none_to_killed_executors() {
 }
 
 #[test]
-fn health_tells_who_serves_from_who_does_not_answer() {
+fn health_distinguishes_a_serving_server_from_an_unreachable_one() {
     let up = Up::ephemeral(&[]);
     assert_eq!(up.ok(&["health", &up.client]), "serving\n");
     let said = up.refused(4, &["health", "127.0.0.1:1"]);
-    assert!(said.contains("127.0.0.1:1 does not say how it is"), "{said}");
+    assert!(said.contains("127.0.0.1:1 does not answer a health check"), "{said}");
 }

@@ -1,5 +1,5 @@
-//! The whole thing as a user has it: the binary, its processes, its ports. Every cluster here is on
-//! free loopback ports and in a folder of its own.
+//! The whole system as a user has it: the binary, its processes and its ports. Every cluster uses
+//! free loopback ports and a separate folder.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,4 +1,4 @@
-//! The peak memory of a server that gets requests made to take much of it.
+//! The peak memory of a server under requests that are made to need much memory.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -12,19 +12,19 @@ use tonic::transport::Channel;
 
 use crate::running::{PATIENCE, Up};
 
-/// The bytes of a message once it is plain.
+/// The size of a message after decompression, in bytes.
 const MESSAGE_BYTES: usize = 2 << 20;
-/// How far a message of that size may raise the peak.
+/// The limit by which a message of that size may raise the peak, in bytes.
 const RISE_MAX: usize = 4 * MESSAGE_BYTES + (32 << 20);
 
-/// A server's memory in bytes, by the name that the kernel gives it.
+/// Returns a server's memory in bytes, by the kernel's name for it.
 fn memory(up: &Up, name: &str) -> usize {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", up.pid())).expect("the server lives");
-    let line = status.lines().find(|line| line.starts_with(name)).expect("the kernel tells it");
+    let status = std::fs::read_to_string(format!("/proc/{}/status", up.pid())).expect("the server runs");
+    let line = status.lines().find(|line| line.starts_with(name)).expect("the kernel reports it");
     line.split_whitespace().nth(1).and_then(|kib| kib.parse::<usize>().ok()).expect("a number") << 10
 }
 
-/// How far the peak is above the memory before `send`.
+/// Returns the peak during `send` above the memory before, in bytes.
 fn rise(up: &Up, send: impl FnOnce()) -> usize {
     std::fs::write(format!("/proc/{}/clear_refs", up.pid()), "5").expect("the server is ours");
     let before = memory(up, "VmRSS");
@@ -32,7 +32,7 @@ fn rise(up: &Up, send: impl FnOnce()) -> usize {
     memory(up, "VmHWM").saturating_sub(before)
 }
 
-/// The status of an inference over REST.
+/// Sends an inference over REST. Returns the status.
 fn infer(up: &Up, body: &str) -> u16 {
     let mut stream = TcpStream::connect(&up.client).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -68,7 +68,7 @@ fn grpc_refusal(up: &Up, request: ModelInferRequest, encoding: Option<Compressio
     })
 }
 
-/// `MESSAGE_BYTES` of tensors without fields.
+/// Returns a request with `MESSAGE_BYTES` of tensors without fields.
 fn empty_tensors() -> ModelInferRequest {
     let inputs = vec![InferInputTensor::default(); MESSAGE_BYTES / 2];
     ModelInferRequest { inputs, ..ModelInferRequest::default() }
@@ -78,7 +78,7 @@ fn empty_tensors() -> ModelInferRequest {
 fn a_request_takes_memory_in_proportion_to_its_bytes() {
     let up = Up::ephemeral(&["--gpus", "1"]);
     up.apply_digits();
-    // Whatever the first of its kind allocates for good.
+    // Warm up: the first request of each kind makes permanent allocations.
     assert_serves(&up);
     assert_eq!(
         grpc_refusal(&up, ModelInferRequest::default(), Some(CompressionEncoding::Gzip)),
@@ -102,7 +102,7 @@ fn a_request_takes_memory_in_proportion_to_its_bytes() {
         let request = ModelInferRequest { inputs: vec![tensor], ..ModelInferRequest::default() };
         assert_eq!(grpc_refusal(&up, request, None), Code::ResourceExhausted);
     });
-    // 2^48 bytes, by its shape.
+    // The shape stands for 2^48 bytes.
     let shape = rise(&up, || assert_eq!(infer(&up, &digits("[1099511627776,1,8,8]", "0")), 400));
     let rises = [("plain", plain), ("gzip", gzip), ("json", json), ("typed", typed), ("shape", shape)];
     eprintln!("the peak rose by {rises:?} bytes");

@@ -1,4 +1,4 @@
-//! What `deploy/compose/telemetry` asks of `/metrics`, and what it says about it.
+//! The metrics that the files in `deploy/compose/telemetry` read, and their runbook.
 
 use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};
@@ -13,7 +13,7 @@ fn read(path: &str) -> String {
     std::fs::read_to_string(repository(path)).unwrap()
 }
 
-/// The names of Millrace's metrics in a text.
+/// Returns the names of Millrace's metrics in a text.
 fn names(text: &str) -> BTreeSet<String> {
     let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
     words.filter(|word| word.starts_with("millrace_")).map(str::to_owned).collect()
@@ -23,7 +23,7 @@ fn metrics(server: &str) -> String {
     scrape(server, "text/plain")
 }
 
-/// The metrics in a format of the scraper's choice, with the answer's headers.
+/// Returns the metrics in a format of the scraper's choice, with the response's headers.
 pub(crate) fn scrape(server: &str, accept: &str) -> String {
     let mut stream = TcpStream::connect(server).unwrap();
     let lines = ["GET /metrics HTTP/1.1", &format!("Host: {server}"), &format!("Accept: {accept}")];
@@ -34,7 +34,7 @@ pub(crate) fn scrape(server: &str, accept: &str) -> String {
 }
 
 #[test]
-fn the_dashboard_and_the_alerts_ask_for_metrics_that_there_are() {
+fn the_dashboard_and_the_alerts_read_only_existing_metrics() {
     let up = Up::ephemeral(&[]);
     up.apply_digits();
     up.ok(&["invoke", "digits", "--image", &repository("examples/digits/images/digit-3.png")]);
@@ -42,15 +42,16 @@ fn the_dashboard_and_the_alerts_ask_for_metrics_that_there_are() {
     let there_are = &names(&metrics(&up.client)) | &names(&metrics(worker));
     for file in [DASHBOARD, ALERTS] {
         let asked = names(&read(file));
-        assert!(!asked.is_empty(), "{file} asks for nothing");
+        assert!(!asked.is_empty(), "{file} reads no metric");
         let unknown: Vec<_> = asked.difference(&there_are).collect();
-        assert!(unknown.is_empty(), "{file} asks for {unknown:?}, of {there_are:?}");
+        assert!(unknown.is_empty(), "{file} reads {unknown:?}, but there are {there_are:?}");
     }
 }
 
 #[test]
-fn every_alert_has_its_heading_in_the_runbook() {
-    let (alerts, runbook) = (read(ALERTS), read("docs/alerts.md"));
+fn every_alert_has_a_heading_in_the_runbook() {
+    let alerts = read(ALERTS);
+    let runbook = read("docs/alerts.md");
     let values = |key: &str| -> Vec<String> {
         let values = alerts.lines().filter_map(|line| line.trim().strip_prefix(key));
         values.map(|value| value.trim().to_owned()).collect()

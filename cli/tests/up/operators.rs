@@ -1,10 +1,10 @@
-//! What an operator sees and changes while a cluster runs: its policy, what takes its time, its log.
+//! The operations of a running cluster: its policy, its long-running operations and its logs.
 
 use serde_json::{Value, json};
 
 use crate::running::Up;
 
-/// The operation that a verb says it began.
+/// Returns the id of the operation that a verb reports to have started.
 fn begun(said: &str) -> String {
     said.trim().rsplit_once("operation/").unwrap_or_else(|| panic!("no operation: {said}")).1.to_owned()
 }
@@ -14,7 +14,7 @@ fn operation(up: &Up, id: &str) -> Value {
 }
 
 #[test]
-fn the_policy_operations_and_logs_of_a_group_are_shown_changed_and_waited_for() {
+fn the_policy_the_operations_and_the_logs_of_a_group_can_be_read_and_changed() {
     let up = Up::group(None, 2, &["--preset", "fifo"]);
     up.apply_digits();
 
@@ -61,7 +61,7 @@ fn the_policy_operations_and_logs_of_a_group_are_shown_changed_and_waited_for() 
         "{policy}"
     );
 
-    // With the other cordoned, the function has nowhere to go.
+    // The other node is cordoned, so the function cannot move.
     let nodes = up.json(&["get", "nodes"]);
     let (holders, others): (Vec<_>, Vec<_>) =
         nodes.as_array().unwrap().iter().partition(|node| node["placements"] == 1);
@@ -73,7 +73,7 @@ fn the_policy_operations_and_logs_of_a_group_are_shown_changed_and_waited_for() 
     assert_eq!(stands, (&json!("Running"), &json!(0), &json!(1), &json!(true)), "{drain}");
     assert!(drain["message"].as_str().unwrap().starts_with("no other node takes functions"), "{drain}");
     let late = up.refused(5, &["operation", "wait", &id, "--timeout", "100ms"]);
-    assert!(late.contains("goes on after 100ms"), "{late}");
+    assert!(late.contains("still runs after 100ms"), "{late}");
     let cancelled = up.ok(&["operation", "cancel", &id]);
     assert_eq!(cancelled, format!("operation/{id} DrainNode of node/{holder}: cancelled, 0/1\n"));
     assert_eq!(up.json(&["get", "node", holder])["scheduling"], "Cordoned");

@@ -1,4 +1,4 @@
-//! Files of a server are its user's alone, whatever the umask.
+//! The files of a server are private to its user, whatever the umask.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
@@ -9,11 +9,11 @@ use rustix::process::Signal;
 
 use crate::running::Up;
 
-/// Calls `visit` with every file and directory below one.
+/// Calls `visit` with every file and folder below a folder.
 fn walk(dir: &Path, visit: &mut impl FnMut(&Path, bool, u32)) {
     for entry in fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
-        // A temporary file may have gone meanwhile.
+        // A temporary file may have been deleted meanwhile.
         let Ok(metadata) = fs::symlink_metadata(&path) else { continue };
         visit(&path, metadata.is_dir(), metadata.mode() & 0o777);
         if metadata.is_dir() {
@@ -26,7 +26,7 @@ fn assert_private(dir: &Path) {
     let mut files = 0;
     walk(dir, &mut |path, is_dir, mode| {
         files += usize::from(!is_dir);
-        // A program is run: its file is its user's to execute.
+        // A program's file is executable by its user.
         let expected: &[u32] = if is_dir { &[0o700] } else { &[0o600, 0o700] };
         assert!(expected.contains(&mode), "{} has mode {mode:o}", path.display());
     });
@@ -34,7 +34,7 @@ fn assert_private(dir: &Path) {
 }
 
 #[test]
-fn every_file_of_a_cluster_is_its_users_alone_also_those_of_an_earlier_version() {
+fn all_files_of_a_cluster_and_of_an_earlier_version_are_private() {
     rustix::process::umask(Mode::from_raw_mode(0o022));
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path().join("data");

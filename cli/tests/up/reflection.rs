@@ -1,5 +1,5 @@
-//! Every method of the admin API, called by a client that knows nothing but what the server's reflection
-//! says: as `grpcurl` and its like do.
+//! Every method of the admin API, called by a client that knows only the server's reflection, as
+//! `grpcurl` does.
 
 use std::cell::RefCell;
 use std::collections::btree_map::Entry;
@@ -27,7 +27,7 @@ const ADMIN: &str = "millrace.admin.v1.Admin";
 const MODEL: &str = "examples/digits/digits.onnx";
 const IMAGE: &str = "examples/digits/images/digit-3.png";
 
-/// Messages of which no more is known than their descriptors.
+/// A codec of messages that are known only by their descriptors.
 struct Dynamic(MessageDescriptor);
 
 impl Codec for Dynamic {
@@ -64,7 +64,7 @@ impl Decoder for Dynamic {
     }
 }
 
-/// The client, with the methods that it has called.
+/// A generic client, which records the methods that it has called.
 struct Stock {
     runtime: Runtime,
     channel: Channel,
@@ -72,7 +72,7 @@ struct Stock {
     called: RefCell<BTreeSet<String>>,
 }
 
-/// A file by its name, or by a symbol in it.
+/// Fetches a file descriptor by the file's name, or by a symbol in the file.
 async fn file(client: &mut ServerReflectionClient<Channel>, question: MessageRequest) -> FileDescriptorProto {
     let request = ServerReflectionRequest { host: String::new(), message_request: Some(question) };
     let answers = client.server_reflection_info(tokio_stream::iter([request])).await.unwrap();
@@ -92,7 +92,8 @@ impl Stock {
             let channel = Channel::from_shared(format!("http://{address}")).unwrap().connect().await.unwrap();
             let mut client = ServerReflectionClient::new(channel.clone());
             let first = file(&mut client, MessageRequest::FileContainingSymbol(ADMIN.into())).await;
-            let (mut files, mut names) = (BTreeMap::new(), first.dependency.clone());
+            let mut files = BTreeMap::new();
+            let mut names = first.dependency.clone();
             files.insert(first.name().to_owned(), first);
             while let Some(name) = names.pop() {
                 if let Entry::Vacant(place) = files.entry(name) {
@@ -109,7 +110,7 @@ impl Stock {
         Self { runtime, channel, service, called: RefCell::default() }
     }
 
-    /// Calls a method with one message, or with each of a stream's.
+    /// Calls a method with the messages of a stream, which may be a single one.
     fn send(
         &self,
         method: &str,
@@ -135,14 +136,14 @@ impl Stock {
         self.call(method, request.clone()).unwrap_or_else(|status| panic!("{method} {request}: {status:?}"))
     }
 
-    /// Why a call is refused.
+    /// Returns the reason for which a call is refused.
     fn refused(&self, method: &str, request: Value) -> Reason {
         let answer = self.call(method, request.clone());
         from_status(&answer.map(|answer| panic!("{method} {request}: {answer}")).unwrap_err()).reason
     }
 }
 
-/// An artifact in pieces: what it is, then its bytes.
+/// Returns the messages of an artifact's upload: the header, then the bytes in pieces.
 fn upload(of: &MessageDescriptor, model: &[u8]) -> Vec<DynamicMessage> {
     let header = json!({ "header": { "digest": Digest::of(model).to_string(), "bytes": model.len() } });
     let header = DynamicMessage::deserialize(of.clone(), header).unwrap();
@@ -155,7 +156,7 @@ fn upload(of: &MessageDescriptor, model: &[u8]) -> Vec<DynamicMessage> {
 }
 
 #[test]
-fn every_method_is_called_with_what_reflection_says_and_no_more() {
+fn every_admin_method_can_be_called_by_reflection_alone() {
     let up = Up::ephemeral(&["--allow-faults", "--keep-spans", "1000"]);
     let admin = Stock::new(&up.client);
     functions(&admin, &up);
@@ -180,10 +181,10 @@ fn every_method_is_called_with_what_reflection_says_and_no_more() {
     assert_eq!(admin.refused("GetFunction", gone), Reason::FunctionNotFound);
 
     let there_are: BTreeSet<_> = admin.service.methods().map(|it| it.name().to_owned()).collect();
-    assert_eq!(*admin.called.borrow(), there_are, "every method is tried here");
+    assert_eq!(*admin.called.borrow(), there_are, "every method is called in this test");
 }
 
-/// A function from its model's upload to a request.
+/// Tests a function, from the upload of its model to a request.
 fn functions(admin: &Stock, up: &Up) {
     let model = std::fs::read(repository(MODEL)).unwrap();
     let digest = Digest::of(&model).to_string();
@@ -204,12 +205,16 @@ fn functions(admin: &Stock, up: &Up) {
     let outcome = |request| admin.ok("ApplyFunction", request)["outcome"].as_str().unwrap().to_owned();
     assert_eq!(outcome(apply(4, &json!({ "dryRun": true }))), "APPLY_OUTCOME_CREATED");
     let name = json!({ "tenant": "default", "name": "digits" });
-    assert_eq!(admin.refused("GetFunction", name.clone()), Reason::FunctionNotFound, "it was only tried");
+    assert_eq!(
+        admin.refused("GetFunction", name.clone()),
+        Reason::FunctionNotFound,
+        "a dry run stores nothing"
+    );
     assert_eq!(outcome(apply(4, &json!({}))), "APPLY_OUTCOME_CREATED");
     assert_eq!(outcome(apply(4, &json!({}))), "APPLY_OUTCOME_UNCHANGED");
     let stale = apply(5, &json!({ "resourceVersion": 999 }));
     assert_eq!(admin.refused("ApplyFunction", stale), Reason::Conflict);
-    eventually("it is ready", || {
+    eventually("the function is ready", || {
         let function = admin.ok("GetFunction", name.clone());
         let ready =
             function["conditions"].as_array().unwrap().iter().find(|it| it["type"] == "Ready").cloned();
@@ -220,7 +225,7 @@ fn functions(admin: &Stock, up: &Up) {
     up.ok(&["invoke", "digits", "--image", &repository(IMAGE), "--request-id", "mine"]);
 }
 
-/// A workflow over the function, from its apply to its end.
+/// Tests a workflow of the function, from its apply to its deletion.
 fn workflows(admin: &Stock) {
     let apply = |more: &Value| {
         let step = json!({ "name": "read", "function": "digits", "inputs": { "image": "input.picture" } });
@@ -236,15 +241,22 @@ fn workflows(admin: &Stock) {
     assert_eq!(outcome(json!({ "dryRun": true })), "APPLY_OUTCOME_CREATED");
     let item = json!({ "workflow": apply(&json!({}))["spec"] });
     let steps = admin.ok("DryRunApply", json!({ "items": [item] }))["steps"].clone();
-    // A position of 0 is left out.
+    // JSON omits a position of 0.
     assert_eq!(steps, json!([{ "outcome": "APPLY_OUTCOME_CREATED" }]));
     let name = json!({ "tenant": "default", "name": "reader" });
-    assert_eq!(admin.refused("GetWorkflow", name.clone()), Reason::WorkflowNotFound, "it was only tried");
+    assert_eq!(
+        admin.refused("GetWorkflow", name.clone()),
+        Reason::WorkflowNotFound,
+        "a dry run stores nothing"
+    );
     assert_eq!(outcome(json!({})), "APPLY_OUTCOME_CREATED");
     assert_eq!(outcome(json!({})), "APPLY_OUTCOME_UNCHANGED");
     let workflow = admin.ok("GetWorkflow", name.clone());
     assert_eq!(workflow["inputs"][0]["shape"], json!(["-1", "1", "8", "8"]));
-    assert_eq!(workflow["conditions"][0]["status"], "CONDITION_STATUS_TRUE", "as its function is");
+    assert_eq!(
+        workflow["conditions"][0]["status"], "CONDITION_STATUS_TRUE",
+        "the workflow is ready like its function"
+    );
     let listed = admin.ok("ListWorkflows", json!({ "pageSize": 1, "consistency": "CONSISTENCY_STALE" }));
     assert_eq!(listed["workflows"][0]["spec"]["name"], "reader");
     let function = json!({ "tenant": "default", "name": "digits" });
@@ -260,7 +272,11 @@ fn cluster(admin: &Stock) {
     assert_eq!((&status["leader"], &status["quorum"]), (&json!("1"), &json!(true)));
     assert_eq!(admin.refused("PromoteController", json!({ "id": 9 })), Reason::MembershipRefused);
     assert_eq!(admin.refused("RemoveController", json!({ "id": 1 })), Reason::MembershipRefused);
-    assert_eq!(admin.ok("TransferLeadership", json!({ "id": 1 }))["leader"], "1", "as it was");
+    assert_eq!(
+        admin.ok("TransferLeadership", json!({ "id": 1 }))["leader"],
+        "1",
+        "the leader stays the same"
+    );
 }
 
 fn nodes(admin: &Stock) {
@@ -273,16 +289,16 @@ fn nodes(admin: &Stock) {
     };
     schedule("NODE_SCHEDULING_CORDONED");
     schedule("NODE_SCHEDULING_SCHEDULABLE");
-    assert_eq!(admin.refused("RemoveNode", json!({ "name": name })), Reason::NodeState, "it lives");
+    assert_eq!(admin.refused("RemoveNode", json!({ "name": name })), Reason::NodeState, "the node is live");
     let fault = json!({ "node": name, "fault": "FAULT_FAIL_NEXT_COPY" });
     assert_eq!(admin.ok("InjectFault", fault), json!({}));
-    // Planned now and then: the plan may still be of when the node was cordoned.
-    eventually("the node counts again", || {
+    // The planner runs periodically, so its last plan may date from when the node was cordoned.
+    eventually("the planner counts the node again", || {
         let signal = admin.ok("GetScalingSignal", json!({}));
         (&signal["nodesNow"], &signal["nodesNeeded"]) == (&json!(1), &json!(1))
     });
     let data = json!({ "id": { "home": name, "epoch": 1, "counter": 1 } });
-    assert_eq!(admin.ok("LookupData", data), json!({}), "nobody has heard of it");
+    assert_eq!(admin.ok("LookupData", data), json!({}), "no process knows the data");
     let set = admin.ok("SetTenant", json!({ "name": "acme", "quota": { "gpusMax": 1 } }));
     assert_eq!(set["quota"]["gpusMax"], 1);
     let tenants = admin.ok("ListTenants", json!({}));
@@ -290,11 +306,11 @@ fn nodes(admin: &Stock) {
     assert_eq!(names, ["acme", "default"]);
 }
 
-/// Another policy, from its first try to what it was before.
+/// Tests the policy, from a first dry run back to the default.
 fn policies(admin: &Stock) {
     let policy = admin.ok("GetPolicy", json!({}));
-    let (dispatch, resource_version) =
-        (&policy["nodes"][0]["actual"]["dispatch"], &policy["resourceVersion"]);
+    let dispatch = &policy["nodes"][0]["actual"]["dispatch"];
+    let resource_version = &policy["resourceVersion"];
     assert_eq!((dispatch, resource_version), (&json!("unified"), &Value::Null), "the default preset");
     let update = |spec: Value, more: Value| {
         let mut request = json!({ "spec": spec });
@@ -303,11 +319,11 @@ fn policies(admin: &Stock) {
     };
     let torpor = json!({ "dispatch": "torpor", "eviction": "torpor" });
     admin.ok("UpdatePolicy", update(torpor.clone(), json!({ "dryRun": true })));
-    assert_eq!(admin.ok("ListPolicyChanges", json!({})), json!({}), "it was only tried");
+    assert_eq!(admin.ok("ListPolicyChanges", json!({})), json!({}), "a dry run stores nothing");
     let unchanged = json!({ "resourceVersion": 0 });
     let first = admin.ok("UpdatePolicy", update(torpor.clone(), unchanged.clone()));
     assert_eq!((&first["generation"], &first["updatedBy"]), (&json!("1"), &json!("anonymous")));
-    eventually("the node obeys", || {
+    eventually("the node applies the policy", || {
         let node = admin.ok("GetPolicy", json!({}))["nodes"][0].clone();
         (&node["obeys"], &node["actual"]["dispatch"]) == (&json!(true), &json!("torpor"))
     });
@@ -320,7 +336,7 @@ fn policies(admin: &Stock) {
         json!({ "updateMask": "dispatch,overtakesMax", "resourceVersion": first["resourceVersion"] });
     let second = admin.ok("UpdatePolicy", update(lalb, masked));
     let spec = json!({ "dispatch": "lalb-o3", "overtakesMax": 7, "eviction": "torpor" });
-    assert_eq!(second["spec"], spec, "what the mask does not name stays");
+    assert_eq!(second["spec"], spec, "fields outside the mask stay");
     let unread = update(json!({ "overtakesMax": 7 }), json!({}));
     assert_eq!(admin.refused("UpdatePolicy", unread), Reason::InvalidSpec);
     let bound = update(json!({ "dispatch": "native" }), json!({}));
@@ -331,7 +347,7 @@ fn policies(admin: &Stock) {
     });
     let changes = admin.ok("ListPolicyChanges", json!({ "pageSize": 2 }))["changes"].clone();
     assert_eq!((&changes[0]["generation"], &changes[1]["spec"]), (&json!("3"), &spec));
-    eventually("the changes are told", || {
+    eventually("the changes are reported as events", || {
         let events = admin.ok("ListEvents", json!({ "pageSize": 1000 }))["events"].clone();
         let told = |event: &&Value| event["reason"] == "PolicyChanged";
         let messages = events.as_array().unwrap().iter().filter(told).map(|it| it["message"].to_string());
@@ -340,7 +356,8 @@ fn policies(admin: &Stock) {
     });
 }
 
-/// A drain that cannot end, since there is no other node, and is cancelled; and what is refused.
+/// Tests operations: a drain that cannot end, because there is no other node, and is cancelled; and
+/// refused calls.
 fn operations(admin: &Stock) {
     let nodes = admin.ok("ListNodes", json!({}));
     let name = nodes["nodes"][0]["name"].as_str().unwrap();
@@ -350,7 +367,7 @@ fn operations(admin: &Stock) {
     let operation = admin.ok("GetOperation", id.clone());
     assert_eq!((&operation["kind"], &operation["total"]), (&json!("DrainNode"), &json!("1")));
     let waited = admin.ok("WaitOperation", json!({ "id": draining["operation"], "timeout": "0.1s" }));
-    assert_eq!(waited["state"], "OPERATION_STATE_RUNNING", "nobody else takes its function");
+    assert_eq!(waited["state"], "OPERATION_STATE_RUNNING", "no other node accepts the function");
     assert_eq!(admin.ok("CancelOperation", id.clone())["state"], "OPERATION_STATE_CANCELLED");
     let ended = admin.ok("WaitOperation", json!({ "id": draining["operation"], "timeout": "20s" }));
     assert!(ended["endedAt"].is_string());
@@ -365,7 +382,7 @@ fn operations(admin: &Stock) {
     assert_eq!(admin.refused("RemoveController", refused), Reason::MembershipRefused);
 }
 
-/// Parts of answers.
+/// Tests partial responses by read masks, and partial updates.
 fn masks(admin: &Stock) {
     let name = json!({ "tenant": "default", "name": "digits", "readMask": "spec.name,generation" });
     let function = admin.ok("GetFunction", name);
@@ -380,15 +397,19 @@ fn masks(admin: &Stock) {
     assert_eq!(admin.ok("SetTenant", capped)["quota"], json!({ "gpusMax": 1, "gpuShare": 0.5 }));
 }
 
-/// What the processes logged.
+/// Tests the log lines of the processes.
 fn logged(admin: &Stock) {
     let began = json!({ "filter": { "atLeast": "LEVEL_INFO" } });
     let page = admin.ok("ListLogs", began);
     let lines = page["lines"].as_array().unwrap();
     assert!(lines.iter().any(|line| line["message"] == "worker started"), "{page}");
-    assert!(lines.iter().all(|line| line["process"] == "up"), "one process serves all");
+    assert!(lines.iter().all(|line| line["process"] == "up"), "a single process serves everything");
     let seqs: BTreeSet<_> = lines.iter().map(|line| line["seq"].to_string()).collect();
-    assert_eq!(seqs.len(), lines.len(), "each once, though controller and worker both have them");
+    assert_eq!(
+        seqs.len(),
+        lines.len(),
+        "each line once, though the controller and the worker both return it"
+    );
     let rest = admin.ok("ListLogs", json!({ "after": page["next"] }));
     let again = |line: &Value| seqs.contains(&line["seq"].to_string());
     assert!(!rest["lines"].as_array().is_some_and(|lines| lines.iter().any(again)), "{rest}");
@@ -396,11 +417,13 @@ fn logged(admin: &Stock) {
     assert_eq!(admin.refused("ListLogs", json!({ "after": "elsewhere" })), Reason::MalformedRequest);
 }
 
-/// What is told of the request.
+/// Tests the records of the request: bills, activity, events and traces.
 fn seen(admin: &Stock, up: &Up) {
     let of_tenant = json!({ "tenant": "default" });
-    eventually("it is billed", || admin.ok("ListBilling", of_tenant.clone())["bills"][0]["requests"] == "1");
-    eventually("all that count are heard", || {
+    eventually("the request is billed", || {
+        admin.ok("ListBilling", of_tenant.clone())["bills"][0]["requests"] == "1"
+    });
+    eventually("all counting processes are included", || {
         let activity = admin.ok("GetActivity", of_tenant.clone())["activity"].clone();
         let processes = activity["processes"].as_array().unwrap().len();
         (&activity["functions"][0]["answered"], processes) == (&json!("1"), 2)
@@ -408,7 +431,7 @@ fn seen(admin: &Stock, up: &Up) {
     let events = admin.ok("ListEvents", json!({ "pageSize": 1 }));
     assert_eq!((events["events"].as_array().unwrap().len(), events["next"].is_string()), (1, true));
     assert_eq!(admin.refused("GetTrace", json!({ "id": "nobody" })), Reason::TraceNotFound);
-    eventually("its trace is whole", || {
+    eventually("the trace of the request is complete", || {
         let trace = admin.call("GetTrace", json!({ "id": "mine" }));
         trace.is_ok_and(|trace| trace["spans"].as_array().is_some_and(|spans| spans.len() > 3))
     });

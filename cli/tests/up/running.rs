@@ -1,4 +1,4 @@
-//! A `millrace up` under test, and the verbs against it.
+//! A `millrace up` under test, and the verbs that call it.
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::Path;
@@ -10,18 +10,18 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::{NamedTempFile, TempDir};
 
-/// How long anything here may take before it counts as hung.
+/// The longest time of any step before the step counts as hung.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A running cluster. Killed when dropped.
 pub(crate) struct Up {
     child: Child,
     stdout: BufReader<ChildStdout>,
-    /// What it says to people; shown when the test fails.
+    /// The standard error. Printed when the test fails.
     stderr: NamedTempFile,
-    /// Its ready line.
+    /// The ready line of the cluster.
     pub(crate) ready: Value,
-    /// Every endpoint, with commas.
+    /// All endpoints, separated by commas.
     pub(crate) client: String,
     /// The folder for an ephemeral cluster's data. Removed after the processes are killed.
     _temporary: TempDir,
@@ -32,7 +32,7 @@ pub(crate) struct Up {
 pub(crate) struct Part {
     pub(crate) name: String,
     pub(crate) pid: u32,
-    /// A controller's number and client address.
+    /// The id and client address of a controller. `None` for a worker.
     pub(crate) controller: Option<(u64, String)>,
 }
 
@@ -43,13 +43,14 @@ pub(crate) fn millrace() -> Command {
     command
 }
 
-/// A file of the repository.
+/// Returns the path of a file in the repository.
 pub(crate) fn repository(path: &str) -> String {
     format!("{}/../{path}", env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Any port of a loopback address that no other test has: what listened there and was killed has its
-/// port to itself, where another test's cluster would take it and answer.
+/// Returns a free port of a loopback address that no other test has. A killed process therefore
+/// keeps its port to itself. On a shared address, another test's cluster could bind the port and
+/// answer in its place.
 pub(crate) fn free() -> String {
     static GIVEN: AtomicU8 = AtomicU8::new(1);
     let number = GIVEN.fetch_add(1, Ordering::Relaxed);
@@ -67,7 +68,7 @@ impl Up {
         Self::start(&["--data-dir", dir])
     }
 
-    /// Three controllers and so many workers of one small GPU, at free ports.
+    /// Starts three controllers and a number of workers with one small GPU each, at free ports.
     pub(crate) fn group(dir: Option<&Path>, workers: u32, more: &[&str]) -> Self {
         let workers = workers.to_string();
         let mut args = vec!["--controllers", "3", "--workers", &workers, "--gpus", "1", "--grace", "5s"];
@@ -82,7 +83,7 @@ impl Up {
         Self::start(&args)
     }
 
-    /// One with more variables than a test's cluster has.
+    /// Starts a cluster with further environment variables.
     pub(crate) fn ephemeral_with(args: &[&str], variables: &[(&str, &Path)]) -> Self {
         Self::start_with(&[&["--ephemeral"], args].concat(), variables)
     }
@@ -92,17 +93,18 @@ impl Up {
     }
 
     fn start_with(args: &[&str], variables: &[(&str, &Path)]) -> Self {
-        let stderr = NamedTempFile::new().expect("there is room for a file");
-        let temporary = TempDir::new().expect("there is room for a folder");
+        let stderr = NamedTempFile::new().expect("a temporary file can be created");
+        let temporary = TempDir::new().expect("a temporary folder can be created");
         let free = free();
         let mut child = millrace()
             .args(["up", "--listen", &free, "--internal-listen", &free, "--worker-listen", &free])
             .args(args)
-            // A killed cluster leaves its data, which has 256 MiB and more for each controller.
+            // A killed cluster leaves its data, 256 MiB and more for each controller, so keep it in
+            // a folder of the test.
             .env("TMPDIR", temporary.path())
             .envs(variables.iter().copied())
             .stdout(Stdio::piped())
-            .stderr(stderr.reopen().expect("the file is there"))
+            .stderr(stderr.reopen().expect("the file can be reopened"))
             .spawn()
             .expect("the binary was built");
         let mut stdout = BufReader::new(child.stdout.take().expect("stdout is piped"));
@@ -110,7 +112,7 @@ impl Up {
         stdout.read_line(&mut line).expect("the ready line is text");
         let ready: Value = serde_json::from_str(&line).unwrap_or_else(|_| {
             let said = std::fs::read_to_string(stderr.path()).unwrap_or_default();
-            panic!("no ready line: {line:?}; it said: {said}")
+            panic!("no ready line: {line:?}; stderr: {said}")
         });
         assert_eq!(ready["ready"], true);
         let endpoints = ready["endpoints"].as_array().expect("the ready line names the endpoints");
@@ -123,12 +125,12 @@ impl Up {
         self.child.id()
     }
 
-    /// What it said to people so far.
+    /// Returns the standard error so far.
     pub(crate) fn said(&self) -> String {
         std::fs::read_to_string(self.stderr.path()).expect("messages are text")
     }
 
-    /// The processes of a group, controllers first.
+    /// Returns the processes of a group, controllers first.
     pub(crate) fn parts(&self) -> Vec<Part> {
         let part = |part: &Value| Part {
             name: part["name"].as_str().expect("a part has a name").to_owned(),
@@ -142,19 +144,19 @@ impl Up {
         self.parts().into_iter().find(|part| part.name == name).expect("the part is in the ready line")
     }
 
-    /// The parts and their executors: every process below this one.
+    /// Returns every process below this one: the group's processes and their executors.
     pub(crate) fn descendants(&self) -> Vec<u32> {
         let parts = children_of(self.child.id());
         let executors = parts.iter().flat_map(|&part| children_of(part));
         executors.chain(parts.iter().copied()).collect()
     }
 
-    /// A verb against this cluster.
+    /// Runs a verb against this cluster.
     pub(crate) fn run(&self, args: &[&str]) -> Output {
         millrace().args(args).args(["-e", &self.client]).output().expect("the binary runs")
     }
 
-    /// The same, which has to succeed; its standard output.
+    /// Runs a verb that must succeed. Returns its standard output.
     pub(crate) fn ok(&self, args: &[&str]) -> String {
         let output = self.run(args);
         let stderr = String::from_utf8_lossy(&output.stderr);
@@ -162,7 +164,7 @@ impl Up {
         String::from_utf8(output.stdout).expect("output is UTF-8")
     }
 
-    /// The same, which has to fail with this exit code; its standard error.
+    /// Runs a verb that must fail with this exit code. Returns its standard error.
     pub(crate) fn refused(&self, code: i32, args: &[&str]) -> String {
         let output = self.run(args);
         let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -170,7 +172,7 @@ impl Up {
         stderr
     }
 
-    /// The document a verb prints; of a list, its items.
+    /// Returns the JSON document that a verb prints, or the items of a list.
     pub(crate) fn json(&self, args: &[&str]) -> Value {
         let text = self.ok(&[args, &["-o", "json"]].concat());
         let mut document: Value =
@@ -183,7 +185,7 @@ impl Up {
         self.ok(&["apply", "-f", &repository("examples/digits/function.yaml")])
     }
 
-    /// The executors' processes.
+    /// Returns the pids of the executors.
     pub(crate) fn executors(&self) -> Vec<u32> {
         children_of(self.child.id())
     }
@@ -193,7 +195,7 @@ impl Up {
         kill_process(pid, signal).expect("the cluster's process is ours");
     }
 
-    /// Waits for the end; returns what was still said on stdout.
+    /// Waits for the end. Returns the exit status and the rest of the standard output.
     pub(crate) fn ended(mut self) -> (ExitStatus, String) {
         let mut rest = String::new();
         self.stdout.read_to_string(&mut rest).expect("output is UTF-8");
@@ -212,19 +214,19 @@ impl Drop for Up {
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!(
-                "the cluster said:\n{}",
+                "the cluster's stderr:\n{}",
                 std::fs::read_to_string(self.stderr.path()).unwrap_or_default()
             );
         }
-        // Both fail when it has ended already.
+        // Both calls fail if the process has already ended.
         self.child.kill().ok();
         self.child.wait().ok();
     }
 }
 
-/// The children of a process, from /proc.
+/// Returns the children of a process, from /proc.
 fn children_of(parent: u32) -> Vec<u32> {
-    let tasks = std::fs::read_dir(format!("/proc/{parent}/task")).expect("the process lives");
+    let tasks = std::fs::read_dir(format!("/proc/{parent}/task")).expect("the process runs");
     let children =
         tasks.flatten().filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
     children
@@ -234,8 +236,9 @@ fn children_of(parent: u32) -> Vec<u32> {
 
 /// Waits until none of these processes is left.
 pub(crate) fn wait_gone(pids: &[u32]) {
-    // Each thread by itself: the first is a zombie as soon as it has ended, while others still end and hold
-    // the process's sockets open. A zombie has ended: whoever adopted it has not looked yet.
+    // Look at each thread. The first thread is a zombie as soon as it has ended, while other
+    // threads still end and hold the process's sockets open. A zombie counts as ended: its adoptive
+    // parent has not reaped it yet.
     let alive = |pid: &u32| {
         let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
         let mut stats = threads.map(|it| std::fs::read_to_string(it.path().join("stat")).unwrap_or_default());
@@ -244,7 +247,8 @@ pub(crate) fn wait_gone(pids: &[u32]) {
     eventually("the processes are gone", || !pids.iter().any(alive));
 }
 
-/// Polls until it is so: what is watched belongs to other processes, which cannot tell us.
+/// Polls until the condition holds. The watched state belongs to other processes, which cannot
+/// notify the test.
 #[allow(clippy::disallowed_methods, reason = "real processes in real time")]
 pub(crate) fn eventually(what: &str, mut so: impl FnMut() -> bool) {
     let deadline = std::time::Instant::now() + PATIENCE;

@@ -1,4 +1,4 @@
-//! Publishing and serving, refusals included, through the binary.
+//! Publishing and serving functions through the binary, including refusals.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::running::{Up, eventually, repository};
 
-/// A folder with a manifest for each model put into it.
+/// A folder with a manifest for each model in it.
 struct Models(tempfile::TempDir);
 
 impl Models {
@@ -19,7 +19,7 @@ impl Models {
         self.0.path().join(name)
     }
 
-    /// Writes a model and a manifest for it; returns the manifest's path.
+    /// Writes a model and its manifest. Returns the manifest's path.
     fn function(&self, name: &str, model: &[u8]) -> String {
         self.manifest(name, &format!("{name}.onnx"), model, "")
     }
@@ -36,7 +36,7 @@ impl Models {
     }
 }
 
-/// Everything below a folder, to see that a refusal left nothing.
+/// Lists all files below a folder, to check that a refusal left none.
 fn files(dir: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut open = vec![dir.to_owned()];
@@ -59,8 +59,8 @@ fn a_function_is_published_invoked_listed_and_deleted() {
     let answer = up.ok(&["invoke", "digits", "--image", &image, "--request-id", "mine"]);
     assert!(answer.contains("digit-3.png: 3 ("), "{answer}");
     assert!(answer.contains("request mine") && answer.contains("= queue"), "{answer}");
-    // What is told of GPUs may be a moment behind.
-    eventually("ps shows it", || up.json(&["ps"])[0]["functions"][0] == "default/digits@1");
+    // The state of GPUs may lag a moment behind.
+    eventually("ps lists the model", || up.json(&["ps"])[0]["functions"][0] == "default/digits@1");
     up.ok(&["delete", "function", "digits"]);
     assert_eq!(up.json(&["get", "functions"]), Value::Array(vec![]));
     let stderr = up.refused(3, &["invoke", "digits", "--image", &image]);
@@ -68,7 +68,7 @@ fn a_function_is_published_invoked_listed_and_deleted() {
 }
 
 #[test]
-fn what_is_answered_is_billed_and_still_owed_for_when_the_function_is_gone() {
+fn requests_are_billed_even_after_their_function_is_deleted() {
     let up = Up::ephemeral(&[]);
     up.apply_digits();
     let image = repository("examples/digits/images/digit-3.png");
@@ -79,8 +79,10 @@ fn what_is_answered_is_billed_and_still_owed_for_when_the_function_is_gone() {
     eventually("three requests are billed", || bill()["requests"] == 3);
     let owed = bill();
     let number = |field: &str| owed[field].as_f64().unwrap();
-    let (busy, idle, charge) = (number("busySeconds"), number("idleSeconds"), number("chargeGpuSeconds"));
-    assert!(busy >= 0.003, "a millisecond begun for each request: {owed}");
+    let busy = number("busySeconds");
+    let idle = number("idleSeconds");
+    let charge = number("chargeGpuSeconds");
+    assert!(busy >= 0.003, "at least a millisecond per request: {owed}");
     assert!((charge - (busy + 0.1 * idle)).abs() < 1e-9, "{owed}");
     up.ok(&["delete", "function", "digits"]);
     let left = bill();
@@ -94,7 +96,7 @@ fn what_is_answered_is_billed_and_still_owed_for_when_the_function_is_gone() {
 }
 
 #[test]
-fn a_tenant_with_caps_is_served_within_them_and_one_that_cannot_be_is_told() {
+fn a_tenant_is_served_within_its_caps_and_refused_if_no_model_fits_them() {
     let up = Up::ephemeral(&["--gpus", "2", "--gpu-memory", "64MiB"]);
     up.apply_digits();
     let image = repository("examples/digits/images/digit-3.png");
@@ -103,7 +105,8 @@ fn a_tenant_with_caps_is_served_within_them_and_one_that_cannot_be_is_told() {
     let tenants = up.json(&["get", "tenants"]);
     let shown = (&tenants[0]["spec"]["gpusMax"], &tenants[0]["status"]["functions"]);
     assert_eq!(shown, (&1.into(), &1.into()), "{tenants}");
-    // Less than any model takes: the worker says so as soon as it was told of the cap.
+    // The share is less than any model needs. The worker reports that as soon as it receives the
+    // cap.
     up.ok(&["tenant", "set", "default", "--memory-share", "0.000001"]);
     eventually("the share of the memory holds", || {
         let refused = up.run(&["invoke", "digits", "--image", &image]);
@@ -111,17 +114,19 @@ fn a_tenant_with_caps_is_served_within_them_and_one_that_cannot_be_is_told() {
         told.contains("NO_GPU_MEMORY") && told.contains("millrace get tenants")
     });
     up.ok(&["tenant", "set", "default", "--no-caps"]);
-    eventually("no cap holds any more", || up.run(&["invoke", "digits", "--image", &image]).status.success());
+    eventually("no cap applies any longer", || {
+        up.run(&["invoke", "digits", "--image", &image]).status.success()
+    });
 }
 
 #[test]
-fn models_that_do_not_fit_together_take_turns_on_one_gpu() {
+fn models_that_do_not_fit_together_are_swapped_on_one_gpu() {
     let up = Up::ephemeral(&["--gpus", "1", "--gpu-memory", "16MiB"]);
     let models = Models::new();
     for name in ["a", "b", "c"] {
         up.ok(&["apply", "-f", &models.function(name, &synth::transformer_block())]);
     }
-    // The same file: one artifact, one resident model for all three.
+    // The functions have the same file, and so share one artifact and one resident model.
     let block = up.json(&["describe", "function", "a"]);
     assert!(block.to_string().contains("sha256:"), "{block}");
     for (name, layers) in [("x", 2), ("y", 3), ("z", 4)] {
@@ -138,7 +143,7 @@ fn models_that_do_not_fit_together_take_turns_on_one_gpu() {
 }
 
 #[test]
-fn every_model_that_cannot_be_served_is_refused_and_leaves_nothing() {
+fn every_unservable_model_is_refused_and_leaves_no_file() {
     let dir = tempfile::tempdir().unwrap();
     let up = Up::in_dir(dir.path());
     let models = Models::new();
@@ -151,7 +156,7 @@ fn every_model_that_cannot_be_served_is_refused_and_leaves_nothing() {
         ("notonnx", b"# a readme, no model\n".to_vec(), "ONNX"),
         ("truncated", mlp[..mlp.len() / 2].to_vec(), "cut short"),
         ("empty", Vec::new(), "ONNX"),
-        // The operator's field, not the node's name.
+        // Replace the operator's type, not the node's name.
         ("strange", replace(&mlp, b"\"\x04Relu", b"\"\x04Rolu"), "Rolu"),
     ];
     for (name, model, says) in refusals {
@@ -172,18 +177,18 @@ fn a_model_larger_than_every_gpu_is_refused_with_both_sizes() {
 }
 
 #[test]
-fn a_model_that_no_host_memory_is_left_for_says_so_until_there_is_some() {
+fn a_model_without_host_memory_reports_that_until_memory_is_free() {
     let up = Up::ephemeral(&["--gpus", "1", "--host-memory", "12MiB"]);
     let models = Models::new();
     up.ok(&["apply", "-f", &models.function("first", &synth::tiny_cnn())]);
     let second = models.function("second", &synth::transformer_block());
     let stderr = up.refused(5, &["apply", "-f", &second, "--wait=1s"]);
     assert!(stderr.contains("of host memory") && stderr.contains("--host-memory"), "{stderr}");
-    // Refused with the reason, at once.
+    // The request is refused at once with the reason.
     let x = format!("{:?}", [[[0.5; 384]]]);
     let stderr = up.refused(1, &["invoke", "second", "--json", &x]);
     assert!(stderr.contains("FUNCTION_NOT_READY") && stderr.contains("of host memory"), "{stderr}");
-    // What fits beside the first is served, and the second once the first has gone.
+    // A model that fits beside the first is served. The second is served once the first is deleted.
     up.ok(&["apply", "-f", &models.function("third", &synth::mlp())]);
     up.ok(&["delete", "function/first"]);
     up.ok(&["apply", "-f", &second]);
@@ -191,7 +196,7 @@ fn a_model_that_no_host_memory_is_left_for_says_so_until_there_is_some() {
 }
 
 #[test]
-fn models_beyond_host_memory_take_turns_and_a_cold_start_is_told_apart_from_a_swap() {
+fn models_beyond_host_memory_take_turns_and_cold_starts_are_reported_apart_from_swaps() {
     let up = Up::ephemeral(&["--gpus", "1", "--host-memory", "12MiB", "--model-storage", "64MiB"]);
     let models = Models::new();
     up.ok(&["apply", "-f", &models.function("first", &synth::tiny_cnn())]);
@@ -200,23 +205,28 @@ fn models_beyond_host_memory_take_turns_and_a_cold_start_is_told_apart_from_a_sw
     let picture = models.path("x.json");
     std::fs::write(&picture, format!("{:?}", [[[[0.5; 32]; 32]; 3]])).unwrap();
     let picture = format!("@{}", picture.display());
-    // Whichever is in memory, asking for both in turn meets a cold start.
+    // Alternating requests cause a cold start, whichever model is in memory.
     let mut told = String::new();
     for _ in 0..2 {
         told += &up.ok(&["invoke", "first", "--json", &picture]);
         told += &up.ok(&["invoke", "second", "--json", &x]);
     }
     assert!(told.contains("cold start ") && told.contains("swap "), "{told}");
-    eventually("the node says how often", || up.json(&["get", "nodes"])[0]["coldStarts"].as_u64() > Some(1));
-    eventually("it waits on the disk", || up.ok(&["describe", "function/first"]).contains("a cold start"));
-    // Larger than all of it: no room is made, and it says why.
+    eventually("the node reports its cold starts", || {
+        up.json(&["get", "nodes"])[0]["coldStarts"].as_u64() > Some(1)
+    });
+    eventually("the model is on the disk", || {
+        up.ok(&["describe", "function/first"]).contains("a cold start")
+    });
+    // The model is larger than the whole host memory, so none is evicted for it, and the refusal
+    // has the reason.
     let third = models.function("third", &synth::resnet50_like());
     let stderr = up.refused(5, &["apply", "-f", &third, "--wait=1s"]);
     assert!(stderr.contains("host memory"), "{stderr}");
 }
 
 #[test]
-fn an_objective_below_the_time_of_a_run_is_told_with_what_was_measured() {
+fn an_objective_below_the_run_time_is_reported_with_the_measured_time() {
     let up = Up::ephemeral(&["--gpus", "1"]);
     let models = Models::new();
     let slo = "  slo: {deadline: 1ms, percentile: 0.5}\n";
@@ -226,8 +236,8 @@ fn an_objective_below_the_time_of_a_run_is_told_with_what_was_measured() {
     std::fs::write(&picture, format!("{:?}", vec![vec![vec![vec![0.5; 224]; 224]; 3]; 1])).unwrap();
     let picture = format!("@{}", picture.display());
     up.ok(&["invoke", "slow", "--json", &picture]);
-    // Counts come with the worker's next checkpoint.
-    eventually("the objective is known to be missed, and why", || {
+    // The counts arrive with the worker's next checkpoint.
+    eventually("the missed objective is reported with its reason", || {
         let told = up.ok(&["describe", "function/slow"]);
         told.contains("RunsTooLong") && told.contains("0 of 1 requests") && told.contains("slo.deadline")
     });
@@ -257,7 +267,7 @@ fn the_load_generator_measures_both_protocols() {
     }
 }
 
-/// Replaces text of the same length.
+/// Replaces bytes by other bytes of the same length.
 fn replace(bytes: &[u8], from: &[u8], to: &[u8]) -> Vec<u8> {
     assert_eq!(from.len(), to.len());
     let at = bytes.windows(from.len()).position(|window| window == from).expect("the model has it");

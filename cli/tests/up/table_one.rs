@@ -1,5 +1,5 @@
-//! The six workflows of FaaSTube's table 1, as examples/workflows/README.md says: its commands are run
-//! word for word, but that the networks are the small ones, and against a server that the test starts.
+//! The six workflows of FaaSTube's table 1: runs the commands of examples/workflows/README.md
+//! unchanged, except that the networks are the small ones and the test starts the server.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -15,11 +15,11 @@ use crate::functions::{MODULE, built, commands, run, stop};
 use crate::running::{Up, eventually, repository};
 
 const PAGE: &str = "examples/workflows/README.md";
-/// Where a PNG says how many rows it has.
+/// The position of the height in a PNG file.
 const HEIGHT: Range<usize> = 20..24;
 
-/// A folder in which the page's paths mean what they say, and the library for its Python function.
-/// `None` where what it needs is not there.
+/// Creates a folder in which the page's paths are valid, and finds the library for its Python
+/// function. Returns `None` if a requirement is missing.
 fn folder() -> Option<(TempDir, PathBuf)> {
     let Some(library) = built("libmillrace_function.so") else {
         eprintln!("skipped: libmillrace_function.so was not built: run 'cargo test --workspace'");
@@ -34,7 +34,7 @@ fn folder() -> Option<(TempDir, PathBuf)> {
     std::fs::create_dir_all(&to).unwrap();
     for file in std::fs::read_dir(repository("examples/workflows")).unwrap() {
         let file = file.unwrap();
-        // Not the networks, if somebody made them.
+        // Skip folders, among them the networks if a user has generated them.
         if file.file_type().unwrap().is_file() {
             std::fs::copy(file.path(), to.join(file.file_name())).unwrap();
         }
@@ -48,10 +48,10 @@ fn cluster(library: &Path) -> Up {
     Up::ephemeral_with(&args, &[("FUNCTION_LIBRARY", library), ("PYTHONPATH", Path::new(&module))])
 }
 
-/// Each step that a request ran, once for each run.
+/// Returns the steps of a request, once for each run.
 fn steps(up: &Up, id: &str) -> Vec<String> {
     let mut steps = Vec::new();
-    eventually("the trace is whole", || {
+    eventually("the trace is complete", || {
         let shown = up.run(&["trace", id, "-o", "json"]);
         let Ok(trace) = serde_json::from_slice::<Value>(&shown.stdout) else { return false };
         let spans = trace["spans"].as_array().unwrap();
@@ -60,14 +60,14 @@ fn steps(up: &Up, id: &str) -> Vec<String> {
         let run = spans.iter().filter(|span| span["name"] == "step");
         steps = run.map(|span| span["attributes"]["millrace.step"].as_str().unwrap().to_owned()).collect();
         steps.sort();
-        // The request's own span is the last.
+        // The request's own span arrives last.
         let roots: Vec<_> = spans.iter().filter(is_root).collect();
         matches!(roots[..], [root] if root["name"] != "step")
     });
     steps
 }
 
-/// What came out: names and shapes.
+/// Returns the names and shapes of the outputs.
 fn shapes(answer: &Value) -> Vec<(&str, Vec<u64>)> {
     let outputs = answer["outputs"].as_array().unwrap().iter();
     let shape =
@@ -77,7 +77,7 @@ fn shapes(answer: &Value) -> Vec<(&str, Vec<u64>)> {
 
 type Expected<'a> = (&'a str, &'a str, &'a str, &'a [(&'a str, &'a [u64])]);
 
-/// Each request of the page: its id, the steps that run, and what comes out.
+/// The requests of the page: the id, the workflow, the steps that run, and the outputs.
 const EXPECTED: [Expected<'static>; 8] = [
     (
         "traffic-1",
@@ -110,7 +110,7 @@ const EXPECTED: [Expected<'static>; 8] = [
 ];
 
 #[test]
-fn the_six_workflows_run_on_one_cluster_each_with_the_branches_its_input_asks_for() {
+fn six_workflows_run_on_one_cluster_with_the_branches_of_their_inputs() {
     let Some((folder, library)) = folder() else { return };
     let up = cluster(&library);
     let mut answers = Vec::new();
@@ -142,11 +142,12 @@ fn the_six_workflows_run_on_one_cluster_each_with_the_branches_its_input_asks_fo
 }
 
 #[test]
-fn a_png_of_any_filter_is_decoded_and_what_is_none_is_refused() {
+fn png_files_of_every_filter_are_decoded_and_malformed_files_are_refused() {
     let Some((folder, library)) = folder() else { return };
     let up = cluster(&library);
     run(&up, folder.path(), "millrace apply -f examples/workflows/decode.yaml");
-    let (height, width) = (30, 40);
+    let height = 30;
+    let width = 40;
     let pixels: Vec<u8> = (0..height * width * 3).map(|at| (at * at % 251) as u8).collect();
     let filters = [FilterType::NoFilter, FilterType::Sub, FilterType::Up, FilterType::Avg, FilterType::Paeth];
     let mut files = Vec::new();

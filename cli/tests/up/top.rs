@@ -1,4 +1,4 @@
-//! `millrace top` over real processes.
+//! `millrace top` with real processes.
 
 use std::process::Stdio;
 
@@ -6,7 +6,7 @@ use crate::running::{Up, eventually, millrace, repository};
 
 const IMAGE: &str = "examples/digits/images/digit-3.png";
 
-/// The cells under a heading of one pane's row, in a look that was printed.
+/// Returns the cell under a heading in one pane's row, from a printed sample.
 fn cell<'a>(look: &'a str, pane: &str, heading: &str, id: &str) -> Option<&'a str> {
     let lines = look.lines().skip_while(|line| *line != pane);
     let mut lines = lines.skip(1).take_while(|line| !line.is_empty());
@@ -17,13 +17,13 @@ fn cell<'a>(look: &'a str, pane: &str, heading: &str, id: &str) -> Option<&'a st
 }
 
 #[test]
-fn any_controller_shows_what_all_front_doors_and_workers_count() {
+fn top_at_any_controller_includes_the_counts_of_all_gateways_and_workers() {
     let up = Up::group(None, 2, &[]);
     up.apply_digits();
     let controllers: Vec<_> = up.parts().into_iter().filter_map(|part| part.controller).collect();
     let other = &controllers.last().unwrap().1;
     let mut look = String::new();
-    // Another controller's requests, while it looks.
+    // Send requests to another controller while `top` runs.
     eventually("a rate of requests", || {
         let mut top = millrace();
         top.args(["top", "--interval", "1s", "-e", other]).stdout(Stdio::piped());
@@ -41,7 +41,8 @@ fn any_controller_shows_what_all_front_doors_and_workers_count() {
                 .all(|it| look.contains(it))
     });
     assert!(cell(&look, "Functions", "P98", "default/digits").unwrap().ends_with('s'), "{look}");
-    // One of the workers ran them, over its link.
-    let (gpus, links) = (look.matches(" Up ").count(), look.matches(" pcie ").count());
+    // One of the workers ran the requests, over its link.
+    let gpus = look.matches(" Up ").count();
+    let links = look.matches(" pcie ").count();
     assert_eq!((gpus, links), (2, 2), "{look}");
 }

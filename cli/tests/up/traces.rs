@@ -1,5 +1,5 @@
-//! One request is one trace: across the client's process and the cluster's, down to copies and
-//! launches, as a collector is told it and as `millrace trace` shows it.
+//! A request is a single trace across the client's process and the cluster's, down to copies and
+//! launches, both at a collector and in `millrace trace`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -23,7 +23,7 @@ use crate::running::{Up, eventually, millrace, repository};
 
 const IMAGE: &str = "examples/digits/images/digit-3.png";
 
-/// A span, as far as these tests care.
+/// The fields of a span that these tests read.
 #[derive(Debug, Clone)]
 struct Span {
     trace: Vec<u8>,
@@ -33,7 +33,7 @@ struct Span {
     service: String,
 }
 
-/// A collector that keeps what it is told.
+/// A collector that stores the received spans.
 #[derive(Clone, Default)]
 struct Collector(Arc<Mutex<Vec<Span>>>);
 
@@ -66,7 +66,8 @@ impl TraceService for Collector {
 
 impl Collector {
     fn start() -> (Self, SocketAddr, Runtime) {
-        let (collector, runtime) = (Self::default(), Runtime::new().unwrap());
+        let collector = Self::default();
+        let runtime = Runtime::new().unwrap();
         let _context = runtime.enter();
         let incoming = TcpIncoming::bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let address = incoming.local_addr().unwrap();
@@ -76,8 +77,8 @@ impl Collector {
         (collector, address, runtime)
     }
 
-    /// Of the trace that begins with a span of this name: each span as the names from there to it,
-    /// with the service it is of.
+    /// Returns each span of the trace whose root has this name: the path of names from the root,
+    /// and the service.
     fn paths(&self, root: &str) -> BTreeSet<(String, String)> {
         let spans = self.0.lock().unwrap().clone();
         let Some(root) = spans.iter().find(|span| span.name == root && span.parent.is_empty()) else {
@@ -101,7 +102,7 @@ impl Collector {
 impl Drop for Collector {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("the collector was told: {:#?}", self.paths("invoke"));
+            eprintln!("the collector received: {:#?}", self.paths("invoke"));
         }
     }
 }
@@ -111,7 +112,7 @@ fn expected(paths: &[(&str, &str)]) -> BTreeSet<(String, String)> {
 }
 
 #[test]
-fn a_request_is_one_trace_from_the_client_to_its_copies_and_launches() {
+fn a_request_is_a_single_trace_from_the_client_to_its_copies_and_launches() {
     let (collector, address, _runtime) = Collector::start();
     let otlp = format!("http://{address}");
     let up = Up::ephemeral(&["--gpus", "1", "--otlp-endpoint", &otlp]);
@@ -134,18 +135,18 @@ fn a_request_is_one_trace_from_the_client_to_its_copies_and_launches() {
     wanted.push(("invoke", "millrace-client"));
     let wanted = expected(&wanted);
     let missing = || wanted.difference(&collector.paths("invoke")).cloned().collect::<Vec<_>>();
-    eventually("the server's spans have come", || missing().is_empty());
+    eventually("the server's spans have arrived", || missing().is_empty());
     let others: Vec<_> = collector.paths("invoke").difference(&wanted).cloned().collect();
     let metadata =
         |(path, _): &(String, String)| path.starts_with("invoke > inference.GRPCInferenceService/Model");
-    assert!(others.iter().all(metadata), "nothing else but how the client learns of the model: {others:?}");
+    assert!(others.iter().all(metadata), "the only other spans are the client's metadata calls: {others:?}");
     let write = "apply > millrace.admin.v1.Admin/ApplyFunction";
     let wanted = expected(&[(write, "millrace"), (&format!("{write} > raft.propose"), "millrace")]);
-    eventually("the write's spans have come", || collector.paths("apply").is_superset(&wanted));
+    eventually("the write's spans have arrived", || collector.paths("apply").is_superset(&wanted));
 }
 
 #[test]
-fn a_retried_request_shows_both_runs_without_any_collector() {
+fn a_retried_request_has_both_runs_in_its_trace_without_a_collector() {
     let up = Up::ephemeral(&["--gpus", "1", "--keep-spans", "1000", "--allow-faults"]);
     up.apply_digits();
     let runtime = Runtime::new().unwrap();
@@ -159,9 +160,9 @@ fn a_retried_request_shows_both_runs_without_any_collector() {
     };
     runtime.block_on(admin.inject_fault(fault)).unwrap();
     up.ok(&["invoke", "digits", "--image", &repository(IMAGE), "--request-id", "unlucky"]);
-    // The answer may be here before the last span has ended.
-    eventually("the second run and the split are told of", || {
-        // Not found before the first span that names it has ended.
+    // The response may arrive before the last span has ended.
+    eventually("the trace has the second run and the breakdown", || {
+        // The trace is not found before the first span with the request's id has ended.
         let text = String::from_utf8_lossy(&up.run(&["trace", "unlucky"]).stdout).into_owned();
         text.contains("1 of 2 runs failed") && text.contains(", queue ")
     });
@@ -174,15 +175,15 @@ fn a_retried_request_shows_both_runs_without_any_collector() {
     let attempts: Vec<_> =
         of("run").iter().map(|run| run["attributes"]["millrace.attempt"].clone()).collect();
     assert_eq!(attempts, ["1", "2"], "{text}");
-    // By which it is known that there is something to look at.
+    // The log line tells an operator that there is a trace to look at.
     let logged = up.ok(&["logs", "--level", "warn"]);
     assert!(logged.contains("a GPU was lost with requests on it") && logged.contains("unlucky"), "{logged}");
     assert_eq!((of("queue").len(), of("swap").len()), (2, 2), "{text}");
-    // By which `logs --function` finds what is logged within it.
+    // `logs --function` finds the lines within the span by this attribute.
     assert_eq!(of("worker.invoke")[0]["attributes"]["millrace.function"], "default/digits", "{text}");
     let by_trace = up.json(&["trace", trace["traceId"].as_str().unwrap()]);
     assert_eq!(by_trace["spans"], trace["spans"]);
-    // From a slow bucket to its trace.
+    // The exemplar links a slow bucket to its trace.
     let exemplar = format!(" # {{trace_id=\"{}\"}} ", trace["traceId"].as_str().unwrap());
     assert!(scrape(&up.client, "application/openmetrics-text").contains(&exemplar), "{exemplar}");
     assert!(!scrape(&up.client, "text/plain").contains("trace_id"), "the older format has none");
@@ -191,13 +192,13 @@ fn a_retried_request_shows_both_runs_without_any_collector() {
 }
 
 #[test]
-fn any_controller_of_a_group_puts_a_trace_together() {
+fn every_controller_of_a_group_assembles_the_same_trace() {
     let up = Up::group(None, 2, &["--keep-spans", "1000"]);
     up.apply_digits();
     up.ok(&["invoke", "digits", "--image", &repository(IMAGE), "--request-id", "mine"]);
     let asked = |controller: &str| {
         let output = millrace().args(["trace", "mine", "-o", "json", "-e", controller]).output().unwrap();
-        // Nobody who was asked in time may have known of it yet.
+        // The processes that answered in time may not have the spans yet.
         output.status.success().then(|| serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap())
     };
     let controllers: Vec<_> = up.parts().into_iter().filter_map(|part| part.controller).collect();
@@ -206,8 +207,8 @@ fn any_controller_of_a_group_puts_a_trace_together() {
         let spans = trace["spans"].as_array().unwrap().iter();
         spans.map(|span| span["process"].as_str().unwrap().to_owned()).collect::<BTreeSet<_>>()
     };
-    // The answer may be here before the last span has ended.
-    eventually("each of the three tells the same of one controller and one worker", || {
+    // The response may arrive before the last span has ended.
+    eventually("all three controllers return the same trace of one controller and one worker", || {
         let Some(traces) = from_each() else { return false };
         let seen = processes(&traces[0]);
         let of = |role: &str| seen.iter().filter(|name| name.starts_with(role)).count();

@@ -1,4 +1,5 @@
-//! A model file never lies in a controller's memory, whole or compiled: another process looks into it.
+//! The memory of a controller under uploads: the controller never holds a whole model file, because
+//! a child process inspects the file.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
@@ -11,10 +12,10 @@ use tokio::runtime::Runtime;
 
 use crate::running::{free, millrace};
 
-/// How far a controller's memory may rise while it takes a model file, however large.
+/// The limit by which an upload of any size may raise a controller's memory, in KiB.
 const RISE_KIB_MAX: u64 = 64 << 10;
 
-/// A controller of its own cluster, without workers.
+/// A controller with a cluster of its own, without workers.
 struct Controller {
     child: Child,
     client: String,
@@ -22,7 +23,7 @@ struct Controller {
 
 impl Drop for Controller {
     fn drop(&mut self) {
-        // Both fail when it has ended already.
+        // Both calls fail if the process has already ended.
         self.child.kill().ok();
         self.child.wait().ok();
     }
@@ -44,15 +45,15 @@ impl Controller {
         Self { child, client: ready["client"].as_str().unwrap().to_owned() }
     }
 
-    /// The most memory that it had at a time so far. The kernel adds it up from counters of each
-    /// processor without stopping them, so a later answer can be smaller by some pages.
+    /// Returns the peak memory so far. The kernel sums counters of each processor without stopping
+    /// them, so a later result can be smaller by some pages.
     fn peak_kib(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
         line.trim().trim_end_matches(" kB").parse().unwrap()
     }
 
-    /// Uploads a model without `apply`, which checks models itself first.
+    /// Uploads a model without `apply`, which would check the model first.
     fn upload(&self, model: &Path) -> Result<(), Error> {
         let file = ModelFile::open(model)?;
         Runtime::new().unwrap().block_on(async {
@@ -61,7 +62,7 @@ impl Controller {
         })
     }
 
-    /// Applies a function with this model; what was said if it was refused.
+    /// Applies a function with this model. Returns the standard error if the apply was refused.
     fn apply(&self, dir: &Path, model: &Path) -> Result<(), String> {
         let manifest = dir.join("function.yaml");
         let function = format!(
@@ -84,15 +85,16 @@ fn synth(args: &[&str], out: &Path) -> u64 {
     std::fs::metadata(out).unwrap().len()
 }
 
-/// Uploads a synthetic network of at least so many bytes.
+/// Uploads a synthetic network of at least `bytes_min` bytes, and checks the controller's memory.
 fn upload(network: &[&str], bytes_min: u64) {
     let folder = tempfile::tempdir().unwrap();
-    let (small, large) = (folder.path().join("small.onnx"), folder.path().join("large.onnx"));
+    let small = folder.path().join("small.onnx");
+    let large = folder.path().join("large.onnx");
     synth(&["tiny-cnn"], &small);
     let bytes = synth(network, &large);
     assert!(bytes > bytes_min, "{bytes}");
     let controller = Controller::start(&folder.path().join("data"));
-    // What any upload takes for good.
+    // Warm up: the first upload makes permanent allocations.
     controller.apply(folder.path(), &small).unwrap();
     let before = controller.peak_kib();
     controller.apply(folder.path(), &large).unwrap();
@@ -102,20 +104,20 @@ fn upload(network: &[&str], bytes_min: u64) {
 }
 
 #[test]
-fn a_model_is_taken_without_being_read_into_the_controllers_memory() {
+fn a_model_is_stored_without_being_read_into_the_controllers_memory() {
     upload(&["bert", "--layers", "2", "--vocabulary", "30522"], 128 << 20);
 }
 
-/// `cargo test -p millrace-cli --test up -- --ignored a_model_of_a_gigabyte`
+/// Run with `cargo test -p millrace-cli --test up -- --ignored a_model_of_a_gigabyte`.
 #[test]
 #[ignore = "takes a minute and 3 GiB of disk"]
-fn a_model_of_a_gigabyte_is_taken_without_being_read_into_the_controllers_memory() {
+fn a_model_of_a_gigabyte_is_stored_without_being_read_into_the_controllers_memory() {
     upload(&["bert", "--layers", "24", "--hidden", "1024", "--heads", "16", "--inner", "4096"], 1 << 30);
 }
 
-/// A model file that would take hundreds of times its bytes of memory if it were decoded.
+/// Returns a model file that would need hundreds of times its size in memory if it were decoded.
 fn hostile() -> Vec<u8> {
-    // One graph of empty nodes: two bytes each on the wire, hundreds decoded.
+    // The file is one graph of empty nodes: two bytes each in the file, hundreds of bytes decoded.
     let nodes = [0x0a, 0x00].repeat(millrace_model::MAX_MESSAGES - 16);
     let mut length = Vec::new();
     let mut rest = nodes.len();
@@ -128,7 +130,7 @@ fn hostile() -> Vec<u8> {
 }
 
 #[test]
-fn a_hostile_model_costs_the_controller_nothing() {
+fn a_hostile_model_does_not_raise_the_controllers_memory() {
     let folder = tempfile::tempdir().unwrap();
     let model = folder.path().join("hostile.onnx");
     std::fs::write(&model, hostile()).unwrap();
@@ -145,7 +147,7 @@ fn a_hostile_model_costs_the_controller_nothing() {
 }
 
 #[test]
-fn a_person_who_starts_an_inspection_is_told_whose_it_is() {
+fn inspect_started_by_hand_is_refused() {
     let parent = std::process::id().to_string();
     let inspect = |parent: &str| {
         let mut command: Command = millrace();

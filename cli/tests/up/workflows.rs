@@ -1,4 +1,4 @@
-//! Workflows over real workers: data that goes from one to the other, and workers that die under it.
+//! Workflows on real workers: data that passes between workers, and workers that are killed.
 
 use std::path::Path;
 
@@ -8,10 +8,10 @@ use tempfile::TempDir;
 
 use crate::running::{Up, eventually, millrace};
 
-/// Enough for what comes out to be kept by its worker.
+/// A number of rows for which a worker stores the output as an object.
 const ROWS: usize = 512;
 
-/// A perceptron of its own for each function, and the workflow over them.
+/// Writes a separate perceptron for each function, and the workflow of both.
 fn folder(replicas: u32) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let mut text = String::new();
@@ -54,12 +54,12 @@ fn invoke_rows(up: &Up, name: &str, folder: &Path, rows: usize) -> Value {
 }
 
 #[test]
-fn what_one_worker_made_goes_straight_to_the_other() {
+fn an_output_of_one_worker_is_fetched_directly_by_the_other() {
     let up = Up::group(None, 2, &["--keep-spans", "1000"]);
     up.ok(&["cluster", "wait", "--voters", "3", "--nodes", "2", "--timeout", "30s"]);
     let folder = folder(1);
-    // The functions first, and used: what ran stays where it is when a workflow of both comes, which
-    // would have had them on one node.
+    // Apply and use the functions before the workflow. A function that ran stays on its node;
+    // applied with the workflow, both functions would be placed on one node.
     let both = std::fs::read_to_string(folder.path().join("both.yaml")).unwrap();
     let (functions, _) = both.rsplit_once("---\n").unwrap();
     let file = folder.path().join("functions.yaml");
@@ -68,7 +68,7 @@ fn what_one_worker_made_goes_straight_to_the_other() {
     std::fs::remove_file(&file).unwrap();
     invoke(&up, "first", folder.path());
     invoke(&up, "second", folder.path());
-    eventually("it is known that both ran", || {
+    eventually("the bills show that both functions ran", || {
         let bills = up.json(&["billing"]);
         let ran = |bill: &&Value| bill["requests"].as_u64() > Some(0);
         bills["items"].as_array().unwrap().iter().filter(ran).count() == 2
@@ -76,10 +76,10 @@ fn what_one_worker_made_goes_straight_to_the_other() {
     up.ok(&["apply", "-f", folder.path().to_str().unwrap()]);
     let nodes = up.json(&["get", "nodes"]);
     let placed: Vec<_> = nodes.as_array().unwrap().iter().map(|node| node["placements"].clone()).collect();
-    assert_eq!(placed, [1, 1], "each has one of the functions");
+    assert_eq!(placed, [1, 1], "each node has one of the functions");
 
     let answer = invoke(&up, "both", folder.path());
-    // The same by hand: the first's answer is the second's input.
+    // Run the same steps by hand: the first function's output is the second one's input.
     let once = invoke(&up, "first", folder.path());
     let values = once["outputs"][0]["data"].as_array().unwrap();
     let bytes: Vec<u8> = values.iter().flat_map(|it| (it.as_f64().unwrap() as f32).to_le_bytes()).collect();
@@ -97,10 +97,10 @@ fn what_one_worker_made_goes_straight_to_the_other() {
     assert_eq!(fetch["attributes"]["millrace.bytes"], (ROWS * 64 * 4).to_string());
 }
 
-/// What a step gives has no place on its GPU: its trace shows the way to host memory, batch by batch.
+/// A step's output does not fit on its GPU: the trace shows the copy to host memory batch by batch.
 #[test]
-fn an_output_that_leaves_its_gpu_is_told_of_as_its_request_keeps_it() {
-    // A block for all objects.
+fn the_copy_of_an_output_to_host_memory_is_in_the_trace() {
+    // All objects share a single block.
     let up = Up::ephemeral(&["--gpus", "1", "--gpu-object-memory", "2MiB", "--keep-spans", "1000"]);
     let folder = folder(1);
     up.ok(&["apply", "-f", folder.path().to_str().unwrap()]);
@@ -111,7 +111,7 @@ fn an_output_that_leaves_its_gpu_is_told_of_as_its_request_keeps_it() {
     let trace = up.json(&["trace", answer["id"].as_str().unwrap()]);
     let spans = trace["spans"].as_array().unwrap();
     let of = |name: &str| spans.iter().filter(|span| span["name"] == name).collect::<Vec<_>>();
-    let [keep] = of("keep")[..] else { panic!("one of two outputs goes on to a step: {trace}") };
+    let [keep] = of("keep")[..] else { panic!("one of two outputs passes to a step: {trace}") };
     let attributes = |span: &Value| {
         ["millrace.gpu", "millrace.link", "millrace.bytes"].map(|name| span["attributes"][name].clone())
     };
@@ -122,15 +122,16 @@ fn an_output_that_leaves_its_gpu_is_told_of_as_its_request_keeps_it() {
     let copies: Vec<_> = of("copy").into_iter().filter(|copy| copy["parent"] == keep["id"]).collect();
     let [copy] = copies[..] else { panic!("one batch: {trace}") };
     assert_eq!(attributes(copy), [Value::Null, Value::from("0"), Value::from(bytes.as_str())]);
-    // The answer waits for it.
+    // The response waits for the copy.
     let times = |span: &Value| (span["startMs"].as_f64().unwrap(), span["durationMs"].as_f64().unwrap());
-    let ((kept, keeping), (began, took)) = (times(keep), times(parent));
+    let (kept, keeping) = times(keep);
+    let (began, took) = times(parent);
     assert!(kept >= began && kept + keeping <= began + took, "{trace}");
     assert!(times(copy).1 <= keeping, "{trace}");
 }
 
 #[test]
-fn no_workflow_fails_and_none_answers_otherwise_when_a_worker_is_killed_under_it() {
+fn workflows_return_the_same_results_when_a_worker_is_killed_during_them() {
     let up = Up::group(None, 2, &[]);
     up.ok(&["cluster", "wait", "--voters", "3", "--nodes", "2", "--timeout", "30s"]);
     let folder = folder(2);
@@ -148,7 +149,7 @@ fn no_workflow_fails_and_none_answers_otherwise_when_a_worker_is_killed_under_it
                 })
             })
             .collect();
-        // Somewhere in the midst of it.
+        // Kill the worker in the middle of the requests.
         invoke(&up, "both", folder.path());
         up.part("worker-1").signal(Signal::KILL);
         for answers in asking {
@@ -159,7 +160,7 @@ fn no_workflow_fails_and_none_answers_otherwise_when_a_worker_is_killed_under_it
 }
 
 #[test]
-fn a_workflow_goes_before_what_it_runs_and_its_manifest_takes_all_away() {
+fn a_workflow_is_deleted_before_its_functions_by_its_manifest() {
     let up = Up::ephemeral(&[]);
     let folder = folder(1);
     let path = folder.path().to_str().unwrap();
@@ -178,7 +179,7 @@ fn a_workflow_goes_before_what_it_runs_and_its_manifest_takes_all_away() {
         "apiVersion: millrace/v1\nkind: Function\nmetadata: {name: first}\nspec: {model: {file: cnn.onnx}}\n";
     std::fs::write(&other, text).unwrap();
     let refused = up.refused(2, &["apply", "-f", other.to_str().unwrap()]);
-    for says in ["first.yaml: function first: workflow both, as the server has it", "delete workflow both"] {
+    for says in ["first.yaml: function first: the stored workflow both", "delete workflow both"] {
         assert!(refused.contains(says), "{says}: {refused}");
     }
     let refused = up.refused(1, &["delete", "function/first"]);

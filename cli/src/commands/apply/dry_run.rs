@@ -1,5 +1,6 @@
-//! The server's dry run of an apply: the order in which the functions and workflows are stored, and the outcome
-//! of each. The server decides. This module asks, and says which manifest a refusal is about.
+//! The server's dry run of an apply: the order in which the functions and workflows are stored, and
+//! the outcome of each. The server decides. This module sends the request, and relates a refusal to
+//! its manifest.
 
 use std::collections::BTreeMap;
 
@@ -19,15 +20,15 @@ pub(super) enum ItemPosition {
     Workflow(usize),
 }
 
-/// An item that the server takes.
+/// An item that the server accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ApplyStep {
     pub(super) item: ItemPosition,
     pub(super) outcome: Outcome,
 }
 
-/// Has the server try all items, and returns the items in the order in which the server takes them. `missing`
-/// holds the models that are yet to be uploaded.
+/// Returns all items in the order in which the server accepts them. `missing` holds the models that
+/// are not uploaded yet.
 pub(super) async fn run(
     items: &LoadedItems,
     missing: &BTreeMap<Digest, LocalModel>,
@@ -54,14 +55,15 @@ pub(super) async fn run(
     }
 }
 
-/// The failure of the call. Refusals of items are answers, so that a malformed request is one that is too large.
+/// Returns the failure of the call. The refusal of an item is not a failure of the call, so a
+/// malformed request means a request that is too large.
 fn failed(error: Error) -> Failure {
     let hint = match error.reason() {
         Some(Reason::Unimplemented) => {
-            "the controller is of an older build, which cannot try an apply as a whole: update it, or apply with the millrace of its own build"
+            "the controller is of an older build without a dry run of several items: update it, or apply with the millrace of its own build"
         }
         Some(Reason::MalformedRequest | Reason::ByteBudgetExceeded) => {
-            "these are too many functions and workflows at a time: apply them with several commands, functions before the workflows that run them"
+            "there are too many functions and workflows for one command: apply them with several, functions before the workflows that run them"
         }
         _ => return error.into(),
     };
@@ -69,7 +71,7 @@ fn failed(error: Error) -> Failure {
 }
 
 impl LoadedItems {
-    /// The item at a position of the dry run, where functions precede workflows.
+    /// Returns the item at a position of the dry run, where functions precede workflows.
     fn position(&self, item: usize) -> ItemPosition {
         match item.checked_sub(self.functions.len()) {
             None => ItemPosition::Function(item),
@@ -104,7 +106,7 @@ fn refused_workflow(item: &WorkflowItem, refusal: ItemRefusal) -> Failure {
     let subject = format!("{}: workflow {name}", item.source.display());
     match broken {
         Some(broken) => breaks(broken).about(subject),
-        // The user corrects the manifest, as after any other refusal with this exit code.
+        // The user must correct the manifest, as after any other refusal with this exit code.
         None if failure.reason == Reason::InvalidSpec => Failure::usage(failure.message).about(subject),
         None => Failure::from(Error::Refused(failure)).about(format_args!("workflow/{name}")),
     }
@@ -112,10 +114,10 @@ fn refused_workflow(item: &WorkflowItem, refusal: ItemRefusal) -> Failure {
 
 fn breaks(BrokenWorkflow { workflow, problem }: BrokenWorkflow) -> Failure {
     Failure::usage(format!(
-        "workflow {workflow}, as the server has it, runs this and could not run it so: {problem}"
+        "the stored workflow {workflow} runs this item and could no longer run it: {problem}"
     ))
     .hint(format!(
-        "apply it under another name and let the workflow run that, or delete the workflow first: millrace delete workflow {workflow}"
+        "apply the item under another name and let the workflow run that one, or delete the workflow first: millrace delete workflow {workflow}"
     ))
 }
 
@@ -128,7 +130,7 @@ mod tests {
     use super::*;
     use crate::failure::Exit;
 
-    /// A function `f`, with a model of the cluster, and a workflow `w`.
+    /// Returns a function `f`, with a model of the cluster, and a workflow `w`.
     fn items() -> LoadedItems {
         let key = FunctionKey { tenant: TenantName::default(), name: FunctionName::new("f").unwrap() };
         let digest = Digest::of(b"model");
@@ -180,7 +182,7 @@ mod tests {
     fn a_broken_workflow_is_named_with_the_command_that_deletes_it() {
         for (item, subject) in [(0, "f.yaml: function f"), (1, "w.yaml: workflow w")] {
             let failure = refusal(item, Reason::InvalidSpec, Some("user"));
-            let says = "workflow user, as the server has it, runs this and could not run it so: why";
+            let says = "the stored workflow user runs this item and could no longer run it: why";
             assert_eq!(failure.message, Some(format!("{subject}: {says}")));
             assert!(failure.hint.unwrap().ends_with("millrace delete workflow user"));
             assert_eq!(failure.exit, Exit::Usage);
@@ -188,12 +190,12 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_call_says_whether_the_controller_is_old_or_the_apply_too_large() {
+    fn a_failed_call_has_a_hint_for_an_old_controller_and_for_a_large_apply() {
         for (reason, hint) in [
             (Reason::Unimplemented, "the controller is of an older build"),
-            (Reason::MalformedRequest, "too many functions and workflows at a time"),
-            (Reason::ByteBudgetExceeded, "too many functions and workflows at a time"),
-            (Reason::NoLeader, "see which controllers are up"),
+            (Reason::MalformedRequest, "too many functions and workflows for one command"),
+            (Reason::ByteBudgetExceeded, "too many functions and workflows for one command"),
+            (Reason::NoLeader, "list the controllers that are up"),
         ] {
             let failure = failed(Error::Refused(Refusal::new(reason, "a problem")));
             assert!(failure.hint.unwrap().contains(hint), "{reason}");

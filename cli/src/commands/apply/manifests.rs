@@ -12,62 +12,62 @@ use super::order::in_order;
 use super::rules::Rule;
 use crate::failure::Failure;
 
-/// What manifests look like, for those whose is refused.
+/// Examples of manifests, for the hint of a refusal.
 const FUNCTION: &str = "a function is: {apiVersion: millrace/v1, kind: Function, metadata: {name: NAME}, spec: {model: {file: FILE.onnx}}}";
 const WORKFLOW: &str = "a workflow is: {apiVersion: millrace/v1, kind: Workflow, metadata: {name: NAME}, spec: {inputs: [INPUT], steps: [{name: STEP, function: NAME, inputs: {INPUT: input.INPUT}}], outputs: {OUTPUT: STEP.OUTPUT}}}";
 const TENANT: &str = "a tenant is: {apiVersion: millrace/v1, kind: Tenant, metadata: {name: NAME}, spec: {gpusMax: 2, gpuShare: 0.5, memoryShare: 0.5}}";
 const POLICY: &str = "the policy is: {apiVersion: millrace/v1, kind: Policy, metadata: {name: cluster}, spec: {preset: lalb-o3, eviction: replicas, overtakesMax: 9, batching: off}}";
 
-/// What is asked for.
+/// The content of all manifests.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Items {
-    /// In the order of the files.
+    /// The functions, in the order of the files.
     pub(crate) functions: Vec<Item>,
-    /// Each after those of them that it runs.
+    /// The workflows, each after the workflows of the list that it runs.
     pub(crate) workflows: Vec<WorkflowItem>,
-    /// Tenants before the policy.
+    /// The rules, tenants before the policy.
     pub(crate) rules: Vec<RuleItem>,
 }
 
-/// What an operator sets.
+/// A rule that an operator sets.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct RuleItem {
     pub(crate) rule: Rule,
-    /// The file that asks for it, for messages.
+    /// The file with the manifest, for messages.
     source: PathBuf,
 }
 
-/// A function asked for, and where its model is.
+/// A function, and the location of its model.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Item {
     pub(crate) spec: FunctionSpec,
     pub(crate) model: ModelAt,
-    /// The file that asks for it, for messages.
+    /// The file with the manifest, for messages.
     pub(crate) source: PathBuf,
 }
 
-/// Where a function's model or program is.
+/// The location of a function's model or program.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum ModelAt {
     File {
         path: PathBuf,
-        /// What a program takes and gives; a model says so itself.
+        /// The inputs and outputs of a program. `None` for a model, because its file declares them.
         declared: Option<Signature>,
     },
-    /// The cluster has it.
+    /// The cluster has the file with this digest.
     Cluster(Digest),
 }
 
-/// A workflow asked for.
+/// A workflow, and its file.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct WorkflowItem {
     pub(crate) spec: WorkflowSpec,
-    /// The file that asks for it, for messages.
+    /// The file with the manifest, for messages.
     pub(crate) source: PathBuf,
 }
 
-/// Reads every manifest of these paths: a file, a folder (its .yaml and .yml files, in the order of
-/// their names), or `-`. `tenant` is whose those are that name no tenant.
+/// Reads every manifest of these paths. A path is a file, a folder (its .yaml and .yml files, in
+/// the order of their names), or `-`. `tenant` applies to manifests that name no tenant.
 pub(crate) fn read(paths: &[PathBuf], tenant: &TenantName) -> Result<Items, Failure> {
     let mut items = Items::default();
     for path in paths {
@@ -92,7 +92,8 @@ impl Items {
             Manifest::Function(FunctionManifest { mut spec, model }) => {
                 settle_tenant(&mut spec.key, source, tenant)?;
                 let model = match model {
-                    // Standard input has no folder: a path in it is relative to where the command runs.
+                    // Standard input has no folder, so its paths are relative to the working
+                    // directory.
                     ModelSource::File { path, declared } => {
                         let path = source.parent().unwrap_or(Path::new("")).join(path);
                         ModelAt::File { path, declared }
@@ -111,7 +112,7 @@ impl Items {
         Ok(())
     }
 
-    /// What an operator sets is the cluster's, whosever functions are meant.
+    /// Adds a rule. Rules belong to the cluster, so the tenant of the settings does not apply.
     fn add_rule(&mut self, rule: Rule, source: &Path) {
         self.rules.push(RuleItem { rule, source: source.to_owned() });
     }
@@ -123,13 +124,13 @@ impl Items {
             if let Some(first) = seen.insert(rule.title(), source) {
                 let message = format!("{} is also in {}", rule.title(), first.display());
                 let failure = Failure::usage(message).about(source.display());
-                return Err(failure.hint("take one of the two out"));
+                return Err(failure.hint("remove one of the two"));
             }
         }
         Ok(())
     }
 
-    /// Functions and workflows share their names.
+    /// Refuses a name that occurs twice. Functions and workflows share one name space.
     fn refuse_repeated_models(&self) -> Result<(), Failure> {
         let functions = self.functions.iter().map(|item| (&item.spec.key, "function", item.source.as_path()));
         let workflows = self.workflows.iter().map(|item| (&item.spec.key, "workflow", item.source.as_path()));
@@ -146,7 +147,7 @@ impl Items {
     }
 }
 
-/// What a manifest of this kind looks like: a function, where it says none.
+/// Returns an example manifest of a kind, or of a function if the kind is unknown.
 fn shape(kind: Option<Kind>) -> &'static str {
     match kind {
         Some(Kind::Workflow) => WORKFLOW,
@@ -156,7 +157,7 @@ fn shape(kind: Option<Kind>) -> &'static str {
     }
 }
 
-/// A path's manifests as text, each with the file it is from.
+/// Returns a path's manifests as text, each with its file.
 fn texts(path: &Path) -> Result<Vec<(PathBuf, String)>, Failure> {
     if path == Path::new("-") {
         let mut text = String::new();
@@ -188,14 +189,14 @@ fn manifests_in(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
     Ok(files)
 }
 
-/// Says whose a manifest's item is, where it says nothing.
+/// Sets the tenant of an item whose manifest names none.
 fn settle_tenant(key: &mut FunctionKey, source: &Path, tenant: &TenantName) -> Result<(), Failure> {
     if key.tenant == TenantName::default() {
         key.tenant = tenant.clone();
     } else if key.tenant != *tenant && *tenant != TenantName::default() {
-        return Err(Failure::usage(format!("{} is of tenant {}, not {tenant}", key.name, key.tenant))
+        return Err(Failure::usage(format!("{} belongs to tenant {}, not {tenant}", key.name, key.tenant))
             .about(source.display())
-            .hint("leave --tenant out, or the tenant in the manifest"));
+            .hint("omit --tenant, or the tenant in the manifest"));
     }
     Ok(())
 }
@@ -215,7 +216,7 @@ mod tests {
         )
     }
 
-    /// A workflow of one step.
+    /// Returns a workflow of one step.
     fn workflow(name: &str, runs: &str) -> String {
         format!(
             "apiVersion: millrace/v1\nkind: Workflow\nmetadata: {{name: {name}}}\nspec:\n  inputs: [x]\n  steps: [{{name: only, {runs}, inputs: {{x: input.x}}}}]\n  outputs: {{y: only.y}}\n"
@@ -266,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn functions_and_workflows_may_be_mixed_and_a_workflow_follows_those_it_runs() {
+    fn functions_and_workflows_are_read_from_one_folder_and_workflows_are_ordered() {
         let folder = folder(&[
             (
                 "a.yaml",
@@ -294,13 +295,13 @@ mod tests {
     }
 
     #[test]
-    fn tenants_go_before_the_policy_and_each_is_there_once() {
+    fn tenants_precede_the_policy_and_repeated_rules_are_refused() {
         let all = folder(&[
             ("a.yaml", &policy("fifo")),
             ("b.yaml", &tenant("zeta")),
             ("c.yaml", &format!("{}---\n{}", tenant("acme"), manifest("one"))),
         ]);
-        // They are of no tenant, whichever is meant.
+        // Rules ignore the tenant of the settings.
         let items = read_all(&all, "team").unwrap();
         let titles: Vec<_> = items.rules.iter().map(|item| item.rule.title()).collect();
         assert_eq!(titles, ["tenant/zeta", "tenant/acme", "policy/cluster"]);
@@ -323,13 +324,14 @@ mod tests {
     }
 
     #[test]
-    fn a_hint_shows_what_is_read() {
+    fn a_hint_shows_an_example_of_the_refused_kind() {
         let hint = |text: &str| read_all(&folder(&[("a.yaml", text)]), "default").unwrap_err().hint.unwrap();
         assert!(hint(&manifest("Bad")).starts_with("a function is: "));
         assert!(hint(&workflow("Bad", "function: one")).starts_with("a workflow is: "));
         assert!(hint(&tenant("Bad")).starts_with("a tenant is: "));
         assert!(hint(&policy("native")).starts_with("the policy is: "));
-        // Of the document that is refused, whatever else is in the file, and where it cannot be read at all.
+        // The hint matches the refused document, whatever else is in the file, even if the document
+        // cannot be parsed.
         let unknown = policy("fifo").replace("dispatch", "dipsatch");
         for (good, bad, says) in [
             (workflow("one", "function: two"), manifest("Bad"), "a function is: "),
@@ -350,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn another_tenant_than_asked_for_is_refused() {
+    fn a_manifest_of_another_tenant_is_refused() {
         let text = manifest("one").replace("{name: one}", "{name: one, tenant: mine}");
         let folder = folder(&[("a.yaml", &text)]);
         let tenant = |asked| read_all(&folder, asked).unwrap().functions[0].spec.key.tenant.to_string();
@@ -359,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_folder_and_a_missing_file_say_what_to_name() {
+    fn an_empty_folder_and_a_missing_file_are_refused_with_a_hint() {
         let folder = folder(&[]);
         assert!(read_all(&folder, "default").unwrap_err().hint.is_some());
         assert!(read(&[folder.path().join("none.yaml")], &TenantName::default()).unwrap_err().hint.is_some());

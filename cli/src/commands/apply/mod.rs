@@ -1,7 +1,7 @@
-//! `apply`: creates functions and workflows, or changes them, and sets tenants' caps and the policy.
+//! `apply`: creates or changes functions and workflows, and sets tenants' caps and the policy.
 //!
 //! ```text
-//!   manifests, model files ─▶ the server's dry run ─▶ upload of missing models ─▶ apply, in its order
+//!   manifests, model files ─▶ the server's dry run ─▶ upload of missing models ─▶ apply, in server order
 //!   checked here              of all, stores nothing
 //! ```
 //!
@@ -35,16 +35,16 @@ use crate::failure::Failure;
 use crate::output::{Format, Output, print};
 use crate::session::Session;
 
-/// Create functions and workflows from manifests, or change them; set tenants' caps and the policy.
+/// Create or change functions and workflows from manifests; set tenants' caps and the policy.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// A manifest, a folder of them, or - for standard input. May be repeated.
+    /// A manifest, a folder of manifests, or - for standard input; may be repeated.
     #[arg(short, long, required = true, value_name = "FILE")]
     file: Vec<PathBuf>,
     /// Check everything, store nothing.
     #[arg(long)]
     dry_run: bool,
-    /// How long to wait until all of them are ready to serve.
+    /// The longest time to wait until all items are ready to serve.
     #[arg(
         long,
         value_name = "TIME",
@@ -55,7 +55,7 @@ pub(crate) struct Args {
         value_parser = humantime::parse_duration
     )]
     wait: Duration,
-    /// Do not wait until they are ready.
+    /// Do not wait until the items are ready.
     #[arg(long, conflicts_with = "wait")]
     no_wait: bool,
     #[command(flatten)]
@@ -65,7 +65,7 @@ pub(crate) struct Args {
 /// The functions and workflows of the manifests, with every model read.
 struct LoadedItems {
     functions: Vec<Function>,
-    /// A workflow follows the workflows of the list that it runs.
+    /// The workflows, each after the workflows of the list that it runs.
     workflows: Vec<WorkflowItem>,
 }
 
@@ -102,7 +102,7 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
     show(resources, args.output.output)
 }
 
-/// Says what is done, where no documents are printed.
+/// Prints a line, unless the output is documents.
 fn say(line: &str, format: Format) -> Result<(), Failure> {
     match format {
         Format::Table | Format::Wide => print(line),
@@ -110,7 +110,7 @@ fn say(line: &str, format: Format) -> Result<(), Failure> {
     }
 }
 
-/// Stores what operators set.
+/// Stores the rules.
 async fn set(changes: &[Change], session: &Session, format: Format) -> Result<Vec<Resource>, Failure> {
     let mut resources = Vec::with_capacity(changes.len());
     for change in changes {

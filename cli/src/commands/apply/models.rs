@@ -1,5 +1,5 @@
-//! The models and programs of functions: files of this machine, checked as the server checks them, or files
-//! of the cluster, named by their digests.
+//! The models and programs of functions: files on this machine, checked as the server checks them,
+//! or files in the cluster, named by their digests.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -19,20 +19,20 @@ use crate::session::Session;
 /// The model or program of a function, and the place of its file.
 #[derive(Debug, Clone)]
 pub(super) enum FunctionModel {
-    /// A file of this machine. The cluster may have the same file.
+    /// A file on this machine. The cluster may have the same file.
     Local(LocalModel),
     /// A file that the cluster must have.
     Cluster(Digest),
 }
 
-/// A model or program in a file of this machine, checked.
+/// A model or program in a file on this machine, checked.
 #[derive(Debug, Clone)]
 pub(super) struct LocalModel {
     pub(super) file: ModelFile,
     signature: Signature,
     weights_bytes: u64,
     parameters: u64,
-    /// Zero for a program.
+    /// The number of launches. Zero for a program.
     launches: usize,
 }
 
@@ -117,21 +117,21 @@ impl LocalModel {
     }
 }
 
-/// The failure of a manifest that names a model by a digest which the cluster does not have.
+/// Returns the failure for a digest that the cluster does not have.
 pub(super) fn unknown(item: &Item, digest: Digest) -> Failure {
     Failure::not_found(format!("the cluster does not have {digest}"))
         .about(subject(item))
         .hint("name the file in place of its digest: spec.model.file, or spec.program.file")
 }
 
-/// Checks, as the server will, that the model can keep the state that its function names.
+/// Checks, as the server will, that the model can keep the state that its function declares.
 fn check_state(item: &Item, signature: &Signature) -> Result<(), Failure> {
     let Some(sequences) = &item.spec.sequences else { return Ok(()) };
     let states = sequences.states(signature.into());
     states.map(drop).map_err(|error| Failure::usage(error.to_string()).about(subject(item)))
 }
 
-/// Digests a model file and checks, as the server will, that it can be served.
+/// Digests a model file and checks, as the server will, that the cluster can serve it.
 fn open(item: &Item, path: &Path) -> Result<LocalModel, Failure> {
     let unreadable = |error: Error| {
         Failure::from(error).about(subject(item)).hint("spec.model.file is relative to the manifest's folder")
@@ -150,7 +150,7 @@ fn open(item: &Item, path: &Path) -> Result<LocalModel, Failure> {
     })
 }
 
-/// Packs a program with what it declares, checked as the server will.
+/// Packs a program with its declared inputs and outputs, checked as the server will.
 fn pack(item: &Item, path: &Path, declared: &Signature) -> Result<LocalModel, Failure> {
     let file = std::fs::read(path).map_err(|cause| {
         Failure::from(Error::File { path: path.to_owned(), cause })
@@ -170,7 +170,7 @@ fn pack(item: &Item, path: &Path, declared: &Signature) -> Result<LocalModel, Fa
     })
 }
 
-/// The file and name of a function, for messages.
+/// Returns the file and name of a function, for messages.
 pub(super) fn subject(item: &Item) -> String {
     format!("{}: function {}", item.source.display(), item.spec.key.name)
 }

@@ -1,4 +1,4 @@
-//! The order in which workflows are applied: each after those of them that it runs.
+//! The order in which workflows are applied: each after the workflows of the list that it runs.
 
 use millrace_types::FunctionKey;
 use millrace_types::workflow::Run;
@@ -6,8 +6,8 @@ use millrace_types::workflow::Run;
 use super::manifests::WorkflowItem;
 use crate::failure::Failure;
 
-/// The workflows in such an order, else in the one they have. Those that run each other are refused
-/// by name.
+/// Returns the workflows in that order, and otherwise in their given order. Workflows that run each
+/// other are refused by name.
 pub(super) fn in_order(mut waiting: Vec<WorkflowItem>) -> Result<Vec<WorkflowItem>, Failure> {
     let mut ordered = Vec::with_capacity(waiting.len());
     while !waiting.is_empty() {
@@ -20,7 +20,7 @@ pub(super) fn in_order(mut waiting: Vec<WorkflowItem>) -> Result<Vec<WorkflowIte
     Ok(ordered)
 }
 
-/// The first of these workflows that one runs.
+/// Returns the first workflow of `among` that a workflow runs.
 fn first_it_runs<'a>(item: &WorkflowItem, among: &'a [WorkflowItem]) -> Option<&'a WorkflowItem> {
     item.spec.steps.iter().find_map(|step| match &step.run {
         Run::Function(_) => None,
@@ -31,7 +31,8 @@ fn first_it_runs<'a>(item: &WorkflowItem, among: &'a [WorkflowItem]) -> Option<&
     })
 }
 
-/// Each of these runs another of them: following that leads to where one was before.
+/// Returns the failure for workflows that run each other. Each of `stuck` runs another one of them,
+/// so following the steps leads back to an earlier workflow.
 fn cycle(stuck: &[WorkflowItem]) -> Failure {
     let mut way: Vec<&WorkflowItem> = stuck.iter().take(1).collect();
     while let Some(next) = way.last().and_then(|last| first_it_runs(last, stuck)) {
@@ -48,7 +49,7 @@ fn cycle(stuck: &[WorkflowItem]) -> Failure {
         Some(first) => failure.about(first.source.display()),
         None => failure,
     };
-    failure.hint("take one of these steps out: workflows end")
+    failure.hint("remove one of these steps: a workflow must end")
 }
 
 #[cfg(test)]
@@ -82,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn a_workflow_follows_those_it_runs_and_the_rest_keep_their_places() {
+    fn workflows_follow_their_dependencies_and_otherwise_keep_their_order() {
         let items = vec![
             item("a", "top", &["middle", "leaf"]),
             item("a", "middle", &["leaf", "elsewhere"]),
@@ -93,13 +94,13 @@ mod tests {
     }
 
     #[test]
-    fn another_tenants_workflow_is_not_the_one_that_is_run() {
+    fn a_workflow_of_another_tenant_is_no_dependency() {
         let items = vec![item("a", "top", &["leaf"]), item("b", "leaf", &["top"])];
         assert_eq!(names(&in_order(items).unwrap()), ["top", "leaf"]);
     }
 
     #[test]
-    fn a_cycle_is_said_by_name() {
+    fn a_cycle_is_refused_with_the_names_of_its_workflows() {
         let items = vec![
             item("a", "into", &["one"]),
             item("a", "one", &["two"]),

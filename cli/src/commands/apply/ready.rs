@@ -1,4 +1,4 @@
-//! Waiting until what was applied can serve.
+//! The wait until applied items can serve.
 
 use std::time::Duration;
 
@@ -11,21 +11,21 @@ use crate::output::documents::status_word;
 use crate::progress;
 use crate::session::Session;
 
-/// The first pause between two looks, and the longest: each pause is twice the one before.
+/// The first pause between two looks. Each later pause is twice as long, up to `LONGEST_PAUSE`.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
-/// What one who waits has to know.
+/// The readiness of an applied item.
 #[derive(Debug, PartialEq, Eq)]
 enum Readiness {
     Ready,
-    /// It will not become ready by waiting.
+    /// The item cannot become ready without a change. Has the reason.
     Hopeless(String),
-    /// What it waits for.
+    /// The item is not ready yet. Has the awaited condition.
     NotYet(String),
 }
 
-/// Waits until everything is ready, and returns it as it is then.
+/// Waits until everything is ready, and returns the current resources.
 pub(super) async fn wait(
     resources: Vec<Resource>,
     session: &Session,
@@ -50,7 +50,7 @@ pub(super) async fn wait(
                 let waited = humantime::format_duration(timeout);
                 return Err(Failure::timed_out(format!("{name} is not ready after {waited}: {waits_for}"))
                     .hint(format!(
-                        "it goes on by itself: look with '{}', or give --wait=TIME",
+                        "the preparation continues: see '{}', or allow more time with --wait=TIME",
                         resource.look()
                     )));
             }
@@ -69,23 +69,24 @@ impl Readiness {
         match resource {
             Resource::Function(it) => readiness(&it.conditions),
             Resource::Workflow(it) => readiness(&it.conditions),
-            // Nodes hear of caps with what they should serve, and do not say so.
+            // Nodes receive caps together with their placements, and do not acknowledge caps.
             Resource::Tenant(_) => Self::Ready,
             Resource::Policy(policy) => heard(policy),
         }
     }
 }
 
-/// Whether every node has heard of the policy.
+/// Returns whether every node has received the policy.
 fn heard(policy: &wire::Policy) -> Readiness {
     let waits = policy.nodes.iter().find(|node| node.generation < policy.generation);
-    waits
-        .map_or(Readiness::Ready, |node| Readiness::NotYet(format!("node {} has not heard of it", node.node)))
+    waits.map_or(Readiness::Ready, |node| {
+        Readiness::NotYet(format!("node {} has not received the policy", node.node))
+    })
 }
 
 fn readiness(conditions: &[wire::Condition]) -> Readiness {
     let Some(condition) = conditions.iter().find(|condition| condition.r#type == "Ready") else {
-        return Readiness::NotYet("no report of it yet".to_owned());
+        return Readiness::NotYet("no node has reported yet".to_owned());
     };
     let why = match condition.message.as_str() {
         "" => condition.reason.clone(),
@@ -113,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn tells_what_is_worth_waiting_for() {
+    fn readiness_distinguishes_hopeless_from_pending_conditions() {
         use wire::ConditionStatus::{False, True};
         assert_eq!(check(True, "Prepared", ""), Readiness::Ready);
         assert_eq!(check(False, "Preparing", ""), Readiness::NotYet("Preparing".into()));
@@ -124,13 +125,13 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_is_waited_for_until_every_node_has_heard_of_it() {
+    fn a_policy_is_ready_when_every_node_has_received_it() {
         let node =
             |node: &str, generation| wire::NodePolicy { node: node.into(), generation, ..Default::default() };
         let policy = |nodes| Resource::Policy(wire::Policy { generation: 3, nodes, ..Default::default() });
         assert_eq!(Readiness::of(&policy(vec![node("a", 3), node("b", 4)])), Readiness::Ready);
         let deaf = Readiness::of(&policy(vec![node("a", 3), node("b", 2)]));
-        assert_eq!(deaf, Readiness::NotYet("node b has not heard of it".into()));
+        assert_eq!(deaf, Readiness::NotYet("node b has not received the policy".into()));
         assert_eq!(Readiness::of(&Resource::Tenant(wire::Tenant::default())), Readiness::Ready);
     }
 }

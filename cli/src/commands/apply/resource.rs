@@ -1,4 +1,4 @@
-//! What was applied, whatever it is: for waiting and for printing.
+//! An applied resource of any kind, for waiting and printing.
 
 use millrace_client::{Admin, messages as wire};
 use millrace_proto::convert::function_key;
@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::failure::Failure;
 use crate::output::{documents, policies, tenants};
 
-/// A function, a workflow or what an operator set, as the server has it.
+/// A function, a workflow or a rule, as the server has it.
 #[derive(Debug, Clone, PartialEq)]
 #[allow(clippy::large_enum_variant, reason = "a handful at a time")]
 pub(crate) enum Resource {
@@ -19,7 +19,7 @@ pub(crate) enum Resource {
     Policy(wire::Policy),
 }
 
-/// The document of each.
+/// The document of a resource.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 #[allow(clippy::large_enum_variant, reason = "a handful at a time")]
@@ -31,7 +31,7 @@ pub(super) enum Document {
 }
 
 impl Resource {
-    /// What people call it, such as `function/digits`.
+    /// Returns the name for people, such as `function/digits`.
     pub(super) fn title(&self) -> String {
         let (kind, name) = match self {
             Self::Function(it) => ("function", it.spec.as_ref().map(|spec| spec.name.as_str())),
@@ -42,7 +42,7 @@ impl Resource {
         format!("{kind}/{}", name.unwrap_or_default())
     }
 
-    /// The command that shows what it waits for.
+    /// Returns the command that shows the awaited condition.
     pub(super) fn look(&self) -> String {
         match self {
             Self::Function(_) | Self::Workflow(_) => format!("millrace describe {}", self.title()),
@@ -51,7 +51,7 @@ impl Resource {
         }
     }
 
-    /// The same as it is now.
+    /// Reads the resource again.
     pub(super) async fn again(self, admin: &Admin) -> Result<Self, Failure> {
         Ok(match self {
             Self::Function(it) => {
@@ -62,7 +62,7 @@ impl Resource {
                 let spec = it.spec.unwrap_or_default();
                 Self::Workflow(admin.workflow(&key(&spec.tenant, &spec.name)?).await?)
             }
-            // Nobody waits for caps.
+            // Caps are ready at once, so they are not read again.
             Self::Tenant(it) => Self::Tenant(it),
             Self::Policy(_) => Self::Policy(admin.policy().await?),
         })

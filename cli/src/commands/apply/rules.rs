@@ -1,5 +1,5 @@
-//! What operators set, beside what the cluster has: tenants' caps, and how nodes schedule. A manifest says
-//! all of one: what it does not name is taken away.
+//! The rules that operators set, compared with the cluster's: tenants' caps, and the scheduling
+//! policy. A manifest replaces its whole rule: a field that it does not name is removed.
 
 use futures::TryStreamExt as _;
 use millrace_client::{Admin, Error, Outcome, PolicyChange, messages as wire};
@@ -12,7 +12,7 @@ use super::resource::Resource;
 use crate::failure::Failure;
 use crate::output::text::said;
 
-/// What an operator sets.
+/// A rule that an operator sets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Rule {
     Tenant(TenantManifest),
@@ -20,7 +20,7 @@ pub(crate) enum Rule {
 }
 
 impl Rule {
-    /// What people call it, such as `tenant/acme`.
+    /// Returns the name for people, such as `tenant/acme`.
     pub(crate) fn title(&self) -> String {
         match self {
             Self::Tenant(tenant) => format!("tenant/{}", tenant.name),
@@ -28,7 +28,7 @@ impl Rule {
         }
     }
 
-    /// The same with nothing set.
+    /// Returns the rule with nothing set.
     pub(crate) fn taken_back(self) -> Self {
         match self {
             Self::Tenant(tenant) => Self::Tenant(TenantManifest { quota: Quota::NONE, ..tenant }),
@@ -37,20 +37,20 @@ impl Rule {
     }
 }
 
-/// A rule, and what it changes.
+/// A rule, and its difference from the cluster's.
 #[derive(Debug)]
 pub(crate) struct Change {
     pub(crate) rule: Rule,
     pub(crate) outcome: Outcome,
     before: Resource,
-    /// What differs, by field.
+    /// The differences, by field.
     differences: Vec<String>,
 }
 
-/// What is set, by the names that manifests have for it.
+/// The values of a rule, by their names in manifests.
 type Fields<const N: usize> = [(&'static str, Option<String>); N];
 
-/// What each of them changes, in their order.
+/// Compares each rule with the cluster's, in the given order.
 pub(crate) async fn compare(rules: Vec<Rule>, admin: &Admin) -> Result<Vec<Change>, Failure> {
     let tenants: Vec<wire::Tenant> = match rules.iter().any(|rule| matches!(rule, Rule::Tenant(_))) {
         true => admin.tenants().try_collect().await?,
@@ -66,7 +66,7 @@ pub(crate) async fn compare(rules: Vec<Rule>, admin: &Admin) -> Result<Vec<Chang
     Ok(changes)
 }
 
-/// Has the server check each of them beside what it has, and store nothing.
+/// Lets the server check each changed rule without storing it.
 pub(crate) async fn check(changes: &[Change], admin: &Admin) -> Result<(), Failure> {
     for change in changes.iter().filter(|change| change.outcome != Outcome::Unchanged) {
         let tried = match &change.rule {
@@ -81,17 +81,17 @@ pub(crate) async fn check(changes: &[Change], admin: &Admin) -> Result<(), Failu
     Ok(())
 }
 
-/// Has the server check a tenant's caps and store nothing: the tenant as it would be.
+/// Lets the server check a tenant's caps without storing them. Returns the tenant as it would be.
 pub(crate) async fn try_tenant(
     name: &TenantName,
     quota: &Quota,
     admin: &Admin,
 ) -> Result<wire::Tenant, Failure> {
     admin.try_tenant(name, quota).await.map_err(|error| {
-        // All that is in the request is well formed, but for what an older controller does not know.
+        // The request is well formed, so only an older controller finds it malformed.
         let is_old = error.reason() == Some(Reason::MalformedRequest);
         let failure = Failure::from(error);
-        let hint = "the controller is of an older build, which cannot try a tenant's caps: update it, or leave --dry-run out and apply the tenant by itself";
+        let hint = "the controller is of an older build without a dry run of tenants' caps: update it, or omit --dry-run and apply the tenant by itself";
         if is_old { failure.hint(hint) } else { failure }
     })
 }
@@ -101,7 +101,8 @@ impl Change {
         let name = tenant.name.as_str();
         let found = there.iter().find(|it| it.name == name).cloned();
         let before = found.unwrap_or_else(|| wire::Tenant { name: name.to_owned(), ..Default::default() });
-        let (was, is) = (before.quota.unwrap_or_default(), quota_wire(&tenant.quota));
+        let was = before.quota.unwrap_or_default();
+        let is = quota_wire(&tenant.quota);
         let differences = differences(caps(&was), caps(&is), "none");
         let outcome = match differences.is_empty() {
             true => Outcome::Unchanged,
@@ -111,7 +112,7 @@ impl Change {
         Self { rule: Rule::Tenant(tenant), outcome, before: Resource::Tenant(before), differences }
     }
 
-    /// There is always a policy.
+    /// Compares a policy with the cluster's. The cluster always has a policy.
     fn of_policy(spec: PolicySpec, before: wire::Policy) -> Self {
         let was = before.spec.clone().unwrap_or_default();
         let differences = differences(settings(&was), settings(&policy_spec_wire(&spec)), "the preset's");
@@ -119,7 +120,7 @@ impl Change {
         Self { rule: Rule::Policy(spec), outcome, before: Resource::Policy(before), differences }
     }
 
-    /// What is said of it behind its outcome, such as `: gpusMax 2 (was 4)`.
+    /// Describes the differences, to follow the outcome, such as `: gpusMax 2 (was 4)`.
     pub(crate) fn told(&self) -> String {
         match self.differences.as_slice() {
             [] => String::new(),
@@ -127,7 +128,7 @@ impl Change {
         }
     }
 
-    /// Has the server store it, unless it has it already.
+    /// Lets the server store the rule, unless the rule is unchanged.
     pub(crate) async fn store(&self, admin: &Admin) -> Result<Resource, Failure> {
         if self.outcome == Outcome::Unchanged {
             return Ok(self.before.clone());
@@ -139,7 +140,8 @@ impl Change {
         stored.map_err(|error| self.failed(error))
     }
 
-    /// All settings of the policy; refused if somebody else changed it since it was looked at.
+    /// Returns a change of all settings of the policy. The server refuses the change if another
+    /// client has changed the policy since the comparison.
     fn policy(&self, spec: PolicySpec) -> PolicyChange {
         let resource_version = match &self.before {
             Resource::Policy(before) => Some(before.resource_version),
@@ -175,7 +177,7 @@ fn settings(spec: &WirePolicy) -> Fields<9> {
     ]
 }
 
-/// What differs. `unset`: what a field is that is not set.
+/// Describes the fields that differ. `unset` is the text for a field without a value.
 fn differences<const N: usize>(was: Fields<N>, is: Fields<N>, unset: &str) -> Vec<String> {
     let both = was.into_iter().zip(is).filter(|((_, was), (_, is))| was != is);
     let told = both.map(|((field, was), (_, is))| {
@@ -244,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_back_sets_nothing() {
+    fn a_rule_that_is_taken_back_has_no_settings() {
         let capped = tenant(Quota { gpus_max: NonZeroU32::new(2), ..Quota::NONE });
         assert_eq!(Rule::Tenant(capped).taken_back(), Rule::Tenant(tenant(Quota::NONE)));
         let fifo = PolicySpec { dispatch: Some(DispatchName::Fifo), ..PolicySpec::NONE };

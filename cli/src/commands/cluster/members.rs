@@ -1,4 +1,4 @@
-//! Changes of the group. What an operator should know of the group after one goes to stderr.
+//! Changes of the controller group. Warnings about the group after a change are printed to stderr.
 
 use std::num::NonZeroU64;
 
@@ -28,7 +28,7 @@ pub(super) async fn begin_removal(id: NonZeroU64, session: &Session) -> Result<(
     begins(&format!("controller/{id}"), "removed", &begun)
 }
 
-/// What was so already, or was done at once, is told as such.
+/// Prints the operation of a change. A change that was complete at once is printed as such.
 fn begins(who: &str, done: &str, group: &wire::ChangeMembershipResponse) -> Result<(), Failure> {
     match group.members.as_slice() {
         [] => print(&format!("{who} is being {done}: operation/{}", group.operation)),
@@ -53,7 +53,7 @@ fn told(what: &str, group: &wire::ChangeMembershipResponse) -> Result<(), Failur
     Ok(())
 }
 
-/// Who is in the group now.
+/// Describes the members of the group.
 fn members(group: &wire::ChangeMembershipResponse) -> String {
     let ids = |voter: bool| {
         let ids = group.members.iter().filter(|it| it.voter == voter).map(|it| it.id.to_string());
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn members_are_told_apart_by_their_vote() {
+    fn voters_and_learners_are_listed_separately() {
         let member = |id, voter| wire::Member { id, voter, ..Default::default() };
         let group = |members| wire::ChangeMembershipResponse { members, ..Default::default() };
         let voters = vec![member(1, true), member(3, true)];

@@ -1,4 +1,4 @@
-//! `cluster`: the controllers' group, seen and changed.
+//! `cluster`: the status of the controller group, and its changes.
 
 mod members;
 mod status;
@@ -13,9 +13,9 @@ const EXAMPLES: &str = "\
 Examples:
   millrace cluster status -o wide
   millrace cluster wait --voters 3 --nodes 2 --timeout 30s
-  millrace cluster transfer                hand leadership to another voter, before its machine goes
-  millrace cluster remove 2                for good: controller 2 does not come back under this id
-  millrace controller --id 4 --data-dir ./new --join 127.0.0.1:7070    takes its place";
+  millrace cluster transfer                hand leadership to another voter, before maintenance
+  millrace cluster remove 2                remove controller 2 for good: its id is never reused
+  millrace controller --id 4 --data-dir ./new --join 127.0.0.1:7070    add a controller in its place";
 
 /// See and change the group of controllers.
 #[derive(Debug, clap::Args)]
@@ -31,27 +31,27 @@ enum Verb {
     Wait(wait::Args),
     /// Make a learner a voter.
     Promote(Change),
-    /// Remove a controller from the group, for good.
+    /// Remove a controller from the group for good.
     Remove(Change),
-    /// Hand leadership over.
+    /// Transfer leadership to another voter.
     Transfer(Successor),
 }
 
-/// Which controller.
+/// The controller of a change.
 #[derive(Debug, clap::Args)]
 struct Change {
-    /// Its number in the group.
+    /// The controller's id in the group.
     #[arg(value_name = "ID")]
     id: NonZeroU64,
-    /// Only begin: 'millrace operation wait' waits for the end.
+    /// Start the change without waiting for its end; 'millrace operation wait' waits.
     #[arg(long)]
     no_wait: bool,
 }
 
-/// Who is to lead.
+/// The controller that receives leadership.
 #[derive(Debug, clap::Args)]
 struct Successor {
-    /// A voter's number [default: the one that has most of the log].
+    /// The id of a voter [default: the voter with the most of the log].
     #[arg(value_name = "ID")]
     id: Option<NonZeroU64>,
 }

@@ -1,5 +1,5 @@
-//! `cluster status`: every controller, as the one that answers sees them. Answered with no majority
-//! too.
+//! `cluster status`: every controller, as the answering controller sees it. Works without a
+//! majority.
 
 use millrace_client::messages as wire;
 
@@ -8,7 +8,7 @@ use crate::output::table::{Table, col, wide};
 use crate::output::{Format, Output, document, documents, print};
 use crate::session::Session;
 
-/// Show the group of controllers: who leads, who is away, who is behind.
+/// Show the group of controllers: the leader, unreachable controllers and replication lag.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     #[command(flatten)]
@@ -22,7 +22,7 @@ pub(super) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
         return print(&text);
     }
     print(&format!("{}\n\n{}", summary(&status), table(&status).render(format)))?;
-    // The wide table has them.
+    // The wide table has these reasons in a column.
     let away = unreachable(&status).filter(|_| format != Format::Wide);
     for warning in away.chain(status.warnings.iter().cloned()) {
         eprintln!("warning: {warning}");
@@ -30,25 +30,28 @@ pub(super) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Who is away, and why.
+/// Describes each unreachable controller with the reason.
 fn unreachable(status: &wire::ClusterStatus) -> impl Iterator<Item = String> {
     let away = status.controllers.iter().filter(|it| !it.reachable && !it.unreachable_reason.is_empty());
     away.map(|it| format!("controller {} cannot be reached: {}", it.id, it.unreachable_reason))
 }
 
-/// Whether writes are taken, and by whom.
+/// Describes whether writes are accepted, and the leader.
 fn summary(status: &wire::ClusterStatus) -> String {
     let id = &status.cluster_id;
     let voters = || status.controllers.iter().filter(|it| it.voter);
     let up = voters().filter(|it| it.reachable).count();
     let led = match (status.quorum, status.leader) {
         (true, leader) => format!("controller {leader} leads in term {}", status.term),
-        (false, 0) => "no controller leads: no write is taken".to_owned(),
+        (false, 0) => "no controller leads: writes are refused".to_owned(),
         (false, leader) => {
-            format!("controller {leader} leads in term {} without a majority: no write is taken", status.term)
+            format!(
+                "controller {leader} leads in term {} without a majority: writes are refused",
+                status.term
+            )
         }
     };
-    let changing = if status.changing { "; a change of the voters is under way" } else { "" };
+    let changing = if status.changing { "; a change of the voters is in progress" } else { "" };
     format!("cluster {id}: {led}; {up} of {} voters are up{changing}", voters().count())
 }
 
@@ -70,7 +73,7 @@ fn table(status: &wire::ClusterStatus) -> Table {
         wide("REASON"),
     ]);
     for it in &status.controllers {
-        // What it did not say itself is not known.
+        // An unreachable controller reports no values.
         let said = |number: u64| if it.reachable { number.to_string() } else { String::new() };
         table.row([
             it.id.to_string(),
@@ -119,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn one_line_says_whether_writes_are_taken() {
+    fn the_summary_says_whether_writes_are_accepted() {
         let text = |change: fn(&mut wire::ClusterStatus)| {
             let mut status = status();
             change(&mut status);
@@ -127,16 +130,16 @@ mod tests {
         };
         assert_eq!(text(|_| {}), "cluster c: controller 1 leads in term 4; 2 of 3 voters are up");
         let lost = text(|status| status.quorum = false);
-        assert!(lost.contains("leads in term 4 without a majority: no write is taken"), "{lost}");
+        assert!(lost.contains("leads in term 4 without a majority: writes are refused"), "{lost}");
         let unled = text(|status| (status.quorum, status.leader, status.changing) = (false, 0, true));
         assert_eq!(
             unled,
-            "cluster c: no controller leads: no write is taken; 2 of 3 voters are up; a change of the voters is under way"
+            "cluster c: no controller leads: writes are refused; 2 of 3 voters are up; a change of the voters is in progress"
         );
     }
 
     #[test]
-    fn what_a_controller_did_not_say_is_left_open() {
+    fn values_of_an_unreachable_controller_are_left_blank() {
         let expected = "\
 ID   ROLE       VOTER   STATUS        CLIENTS   INTERNAL   LAG
 1    Leader     Yes     Up            -         h1:7070    0
@@ -147,7 +150,7 @@ ID   ROLE       VOTER   STATUS        CLIENTS   INTERNAL   LAG
     }
 
     #[test]
-    fn why_one_is_away_is_in_the_wide_table_or_below_the_other() {
+    fn reasons_are_in_the_wide_table_and_below_the_narrow_one() {
         let mut status = status();
         status.controllers[2].unreachable_reason = "connection refused".into();
         let wide = table(&status).render(Format::Wide);

@@ -1,4 +1,4 @@
-//! `cluster wait`: for scripts that start a cluster or mend one.
+//! `cluster wait`: waits for the expected cluster, for scripts that start or repair a cluster.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -9,16 +9,18 @@ use crate::progress;
 use crate::readiness::{self, Wanted};
 use crate::session::Session;
 
-/// Wait until the cluster is as wanted; exit with 5, saying what is missing, if it is not in time.
+/// Wait until the cluster has the expected size; exit with 5 and name the missing part after the
+/// timeout.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// So many voters that answer, one of which leads [default: a leader with a majority].
+    /// The least number of voters that answer, with a leader among them [default: a leader with a
+    /// majority].
     #[arg(long, value_name = "N")]
     voters: Option<NonZeroU32>,
-    /// So many nodes that are connected, with all their GPUs up.
+    /// The least number of connected nodes whose GPUs are all up.
     #[arg(long, value_name = "N")]
     nodes: Option<NonZeroU32>,
-    /// How long.
+    /// The longest time to wait.
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "60s")]
     timeout: Duration,
 }

@@ -1,5 +1,5 @@
-//! The demo's chaos: executors are killed under load, and every request has to be answered, as it
-//! was answered without.
+//! The demo's chaos: executors are killed under load. Every request must be answered, with the same
+//! result as without kills.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -15,43 +15,44 @@ use crate::failure::Failure;
 use crate::output::text;
 use crate::session::Session;
 
-/// How long a killed executor may take to come back, and answers to come.
+/// The longest wait for a killed executor's replacement, and for responses.
 const PATIENCE: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// A request and the answer it got while nothing was wrong.
+/// A request, and its response while no executor was killed.
 pub(super) type Known = (InferRequest, Vec<Tensor>);
 
-/// How hard it is.
+/// The load and the kills.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Storm {
-    /// What is sent, in the plural.
+    /// The noun for the requests, in the plural.
     pub(super) what: &'static str,
-    /// Requests under way at any time.
+    /// The number of requests in flight at any time.
     pub(super) clients: usize,
-    /// Executors killed, one after the other.
+    /// The number of executors to kill, one after another.
     pub(super) kills: u32,
-    /// Answers between one executor's return and the next kill: the load is steady again.
+    /// The number of responses between an executor's return and the next kill, so that the load is
+    /// steady again.
     pub(super) steady: usize,
     pub(super) evidence: Evidence,
 }
 
-/// What shows that a kill hit a request.
+/// The evidence that a kill hit a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Evidence {
-    /// Nothing: no spans are kept.
+    /// No evidence, because no spans are kept.
     None,
-    /// Its trace.
+    /// The trace of the request.
     Traces,
 }
 
-/// What the clients share.
+/// The state that the clients share.
 #[derive(Default)]
 struct Load {
     done: AtomicBool,
     answered: AtomicUsize,
-    /// The ids of those that are not answered yet. A lock, since every client writes it, for as long
-    /// as a set of a few takes.
+    /// The ids of the unanswered requests. Every client writes the set, so it is behind a lock,
+    /// held for one operation on a small set.
     under_way: Mutex<BTreeSet<String>>,
 }
 
@@ -61,14 +62,14 @@ impl Load {
     }
 }
 
-/// One client's account.
+/// The results of one client.
 #[derive(Default)]
 struct Tally {
     latencies: Vec<Duration>,
     problems: Vec<String>,
 }
 
-/// An executor, as the cluster shows it.
+/// An executor, as the cluster reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Executor {
     gpu: u32,
@@ -93,12 +94,12 @@ pub(super) async fn run(session: &Session, known: Vec<Known>, storm: Storm) -> R
         println!(
             "Over {kills} kills each answer was the same, byte for byte; {hit} {what} lost an executor under a"
         );
-        println!("step and ran that step again: their traces say so.\n");
+        println!("step and ran that step again, as their traces show.\n");
     }
     Ok(())
 }
 
-/// Sends each once, while nothing is wrong.
+/// Sends each request once, before any kill.
 pub(super) async fn learn(inference: &Inference, requests: Vec<InferRequest>) -> Result<Vec<Known>, Failure> {
     let mut known = Vec::with_capacity(requests.len());
     for request in requests {
@@ -120,7 +121,7 @@ async fn send(inference: Inference, known: Arc<[Known]>, load: Arc<Load>, number
         let started = clock::now();
         match inference.infer(request).await {
             Ok(answer) if answer.outputs == *expected => tally.latencies.push(started.elapsed()),
-            Ok(answer) => tally.problems.push(format!("{} was answered wrongly", answer.request_id)),
+            Ok(answer) => tally.problems.push(format!("{} has a wrong answer", answer.request_id)),
             Err(error) => tally.problems.push(error.to_string()),
         }
         load.under_way().remove(&id);
@@ -129,7 +130,8 @@ async fn send(inference: Inference, known: Arc<[Known]>, load: Arc<Load>, number
     tally
 }
 
-/// Kills one after the other. How many requests lost one and ran again, where that is looked for.
+/// Kills executors one after another. Returns the number of requests that lost an executor and ran
+/// again, if traces are kept.
 async fn kill_executors(session: &Session, load: &Load, storm: Storm) -> Result<usize, Failure> {
     let mut hit = 0;
     steady(load, storm.steady).await?;
@@ -153,8 +155,8 @@ async fn kill_executors(session: &Session, load: &Load, storm: Storm) -> Result<
     Ok(hit)
 }
 
-/// How many of these requests have a run that failed in their trace. One without a trace shows
-/// nothing.
+/// Returns the number of these requests whose trace has a failed run. A request without a trace is
+/// not counted.
 async fn ran_again(session: &Session, ids: &BTreeSet<String>) -> usize {
     let mut count = 0;
     for id in ids {
@@ -165,7 +167,7 @@ async fn ran_again(session: &Session, ids: &BTreeSet<String>) -> usize {
     count
 }
 
-/// Waits for so many more answers.
+/// Waits for a number of further responses.
 async fn steady(load: &Load, answers: usize) -> Result<(), Failure> {
     let goal = load.answered.load(Ordering::Relaxed) + answers;
     let deadline = clock::now() + PATIENCE;
@@ -181,7 +183,7 @@ async fn steady(load: &Load, answers: usize) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Every executor that is up; there is at least one.
+/// Returns every executor that is up, at least one.
 async fn executors(session: &Session) -> Result<Vec<Executor>, Failure> {
     let nodes = session.admin.nodes().await?;
     let up: Vec<_> = nodes
@@ -195,12 +197,12 @@ async fn executors(session: &Session) -> Result<Vec<Executor>, Failure> {
 
 fn kill(executor: Executor) -> Result<(), Failure> {
     let pid = i32::try_from(executor.pid).ok().and_then(Pid::from_raw);
-    let pid = pid.ok_or_else(|| Failure::failed(format!("{} is no process", executor.pid)))?;
+    let pid = pid.ok_or_else(|| Failure::failed(format!("{} is not a process id", executor.pid)))?;
     kill_process(pid, Signal::KILL)
         .map_err(|error| Failure::failed(format!("cannot kill executor {}: {error}", executor.pid)))
 }
 
-/// Waits for another executor in a killed one's place.
+/// Waits for another executor in place of a killed one.
 async fn returned(session: &Session, killed: Executor) -> Result<Executor, Failure> {
     let deadline = clock::now() + PATIENCE;
     loop {
@@ -215,17 +217,18 @@ async fn returned(session: &Session, killed: Executor) -> Result<Executor, Failu
     }
 }
 
-fn report(tallies: Vec<Tally>, what: &str) -> Result<(), Failure> {
+fn report(tallies: Vec<Tally>, noun: &str) -> Result<(), Failure> {
     let mut latencies: Vec<_> = tallies.iter().flat_map(|tally| tally.latencies.iter().copied()).collect();
     latencies.sort_unstable();
     let problems: Vec<_> = tallies.into_iter().flat_map(|tally| tally.problems).collect();
-    let (answered, lost) = (latencies.len(), problems.len());
+    let answered = latencies.len();
+    let lost = problems.len();
     let at = |share: f64| {
         let index = (answered.saturating_sub(1) as f64 * share) as usize;
         latencies.get(index).copied().map(text::latency).unwrap_or_default()
     };
     println!(
-        "{} {what}, {answered} answered as without chaos, {lost} not; latency p50 {}, p99 {}, slowest {}\n",
+        "{} {noun}, {answered} answered as without chaos, {lost} not; latency p50 {}, p99 {}, slowest {}\n",
         answered + lost,
         at(0.5),
         at(0.99),
@@ -234,7 +237,7 @@ fn report(tallies: Vec<Tally>, what: &str) -> Result<(), Failure> {
     match problems.first() {
         None => Ok(()),
         Some(first) => {
-            Err(Failure::failed(format!("{lost} {what} were not answered rightly; the first: {first}")))
+            Err(Failure::failed(format!("{lost} {noun} were not answered correctly; the first: {first}")))
         }
     }
 }
@@ -249,6 +252,6 @@ mod tests {
         let bad = Tally { latencies: vec![], problems: vec!["lost".into()] };
         assert_eq!(report(vec![good(), good()], "requests"), Ok(()));
         let failure = report(vec![good(), bad], "requests").unwrap_err();
-        assert_eq!(failure.message.unwrap(), "1 requests were not answered rightly; the first: lost");
+        assert_eq!(failure.message.unwrap(), "1 requests were not answered correctly; the first: lost");
     }
 }

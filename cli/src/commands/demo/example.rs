@@ -1,4 +1,4 @@
-//! The example classifier as the binary carries it, so that the demo runs anywhere.
+//! The example classifier, embedded in the binary so that the demo runs anywhere.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use crate::failure::Failure;
 
-/// The function's name in its manifest.
+/// The function's name in the manifest.
 pub(super) const NAME: &str = "digits";
 
 const MANIFEST: &str = include_str!("../../../../examples/digits/function.yaml");
@@ -35,22 +35,22 @@ const IMAGES: [(&str, &[u8]); 10] = images![
 #[derive(Debug, Clone)]
 pub(super) struct Picture {
     pub(super) name: &'static str,
-    /// What it shows.
+    /// The digit in the image.
     pub(super) digit: char,
     pub(super) png: Bytes,
 }
 
-/// The test images: one of each digit, none of them seen in training.
+/// Returns the test images: one of each digit, none from the training set.
 pub(super) fn pictures() -> Result<Vec<Picture>, Failure> {
     let picture = |(name, png): (&'static str, &'static [u8])| {
         let digit = name.chars().find(char::is_ascii_digit);
-        let digit = digit.ok_or_else(|| Failure::failed(format!("{name} does not say its digit")))?;
+        let digit = digit.ok_or_else(|| Failure::failed(format!("the file name {name} has no digit")))?;
         Ok(Picture { name, digit, png: Bytes::from_static(png) })
     };
     IMAGES.into_iter().map(picture).collect()
 }
 
-/// Writes the manifest and its model into a folder; returns the manifest's path.
+/// Writes the manifest and its model into a folder. Returns the manifest's path.
 pub(super) fn unpack(folder: &Path) -> Result<PathBuf, Failure> {
     let manifest = folder.join("function.yaml");
     for (path, bytes) in [(folder.join("digits.onnx"), MODEL), (manifest.clone(), MANIFEST.as_bytes())] {
@@ -66,7 +66,7 @@ mod tests {
     use millrace_types::manifest::{Manifest, ModelSource};
 
     #[test]
-    fn there_is_one_picture_of_each_digit() {
+    fn the_test_images_have_one_of_each_digit() {
         let digits: String = pictures().unwrap().iter().map(|picture| picture.digit).collect();
         assert_eq!(digits, "0123456789");
     }

@@ -1,5 +1,5 @@
-//! `demo`: starts a cluster, publishes the example classifier or workflow, shows it its test images,
-//! and says how to go on. Everything goes through the verbs and the SDK that a user has.
+//! `demo`: starts a cluster, publishes the example classifier or workflow, runs it on test images,
+//! and suggests next steps. The demo uses only the verbs and the SDK that users have.
 
 mod chaos;
 mod example;
@@ -32,44 +32,45 @@ use crate::tensors::{image, only_input};
 const GPU_MEMORY: Bytes = Bytes::mib(256);
 const HOST_MEMORY: Bytes = Bytes::gib(1);
 const GRACE: Duration = Duration::from_secs(5);
-/// How long telemetry may lag behind what a listing is for.
+/// The delay by which telemetry may lag behind the requests that a listing shows.
 const TELEMETRY: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Spans kept where traces are read: enough for the requests between two kills.
+/// The number of spans to keep for traces: enough for the requests between two kills.
 const KEPT_SPANS: NonZeroU32 = NonZeroU32::new(50_000).expect("it is not zero");
 
 /// The chaos of the example classifier.
 const STORM: Storm = Storm { what: "requests", clients: 8, kills: 4, steady: 500, evidence: Evidence::None };
 
-/// Start a cluster, publish the example classifier and show it its test images.
+/// Start a cluster, publish the example classifier and run it on its test images.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Show this workflow instead: functions in a graph, and which way the data between them takes.
+    /// Run this workflow in place of the classifier: functions in a graph, with the path of the
+    /// data between them.
     #[arg(long, value_enum, value_name = "NAME")]
     workflow: Option<Workflow>,
-    /// Kill executors (kill -9) under load on the way; fail unless every request is answered.
+    /// Kill executors (kill -9) under load; fail unless every request is answered.
     #[arg(long)]
     chaos: bool,
-    /// How many GPUs to emulate.
+    /// The number of GPUs to emulate.
     #[arg(long, value_name = "N", default_value = "2")]
     gpus: NonZeroU32,
 }
 
-/// The workflows there are.
+/// The example workflows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Workflow {
-    /// A detector, and a recogniser for each kind of thing it finds.
+    /// A detector, and a recogniser for each kind of object that it finds.
     Traffic,
 }
 
 impl Args {
-    /// Whether it shows what is in traces.
+    /// Returns whether the demo shows traces.
     pub(crate) fn reads_traces(&self) -> bool {
         self.workflow.is_some()
     }
 
-    /// The settings, with every request traced where traces are shown.
+    /// Returns the settings, with every request traced if the demo shows traces.
     pub(crate) fn settle(&self, config: Config) -> Config {
         if !self.reads_traces() {
             return config;
@@ -172,7 +173,7 @@ async fn publish(session: &Session, folder: &Path) -> Result<(), Failure> {
 async fn classify(session: &Session) -> Result<(), Failure> {
     let inference = session.inference();
     let input = input(&inference).await?;
-    println!("Its test images, and where the time of each request went (the first swaps the model in):");
+    println!("The test images, with the latency of each request (the first swaps the model in):");
     let mut right = 0;
     let pictures = example::pictures()?;
     for picture in &pictures {
@@ -185,7 +186,7 @@ async fn classify(session: &Session) -> Result<(), Failure> {
         right += usize::from(best.starts_with(&format!("{}: {} ", picture.name, picture.digit)));
     }
     settled(session).await?;
-    println!("{right} of {} are right.\n\n$ millrace ps", pictures.len());
+    println!("{right} of {} are correct.\n\n$ millrace ps", pictures.len());
     ps::run(verb(&[])?, session).await?;
     println!();
     if right < pictures.len() {
@@ -194,7 +195,7 @@ async fn classify(session: &Session) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Waits until the nodes have told what became of the last request: they do so ten times a second.
+/// Waits until the nodes have reported the last request. Nodes report ten times per second.
 async fn settled(session: &Session) -> Result<(), Failure> {
     let deadline = clock::now() + TELEMETRY;
     while clock::now() < deadline {
@@ -223,31 +224,31 @@ fn request(picture: &Picture, input: &TensorMetadata) -> Result<InferRequest, Fa
     })
 }
 
-/// A verb's arguments, as if they had been typed.
+/// Parses a verb's arguments, as if a user had typed them.
 fn verb<A: clap::Args>(words: &[&str]) -> Result<A, Failure> {
     let command = A::augment_args(clap::Command::new("verb").no_binary_name(true));
     let matches = command.try_get_matches_from(words);
-    matches
-        .and_then(|matches| A::from_arg_matches(&matches))
-        .map_err(|error| Failure::failed(format!("the demo typed what the verb does not take: {error}")))
+    matches.and_then(|matches| A::from_arg_matches(&matches)).map_err(|error| {
+        Failure::failed(format!("the demo passed an argument that the verb does not accept: {error}"))
+    })
 }
 
 const GO_ON: &str = "\
-How to go on (cargo install --path cli puts millrace on your PATH):
-  millrace up                                          a cluster that keeps what you publish
+Next steps (cargo install --path cli puts millrace on your PATH):
+  millrace up                                          a cluster that keeps its data
   millrace apply -f examples/digits/function.yaml      publish this classifier, or your own model
   millrace invoke digits --image examples/digits/images/digit-3.png
   millrace load digits --concurrency 8                 measure it
   millrace demo --chaos                                kill executors under load
   millrace demo --workflow traffic                     functions in a graph
-Clients of the Open Inference Protocol (tritonclient, KServe's SDK, curl) work as they are: README.md.";
+Clients of the Open Inference Protocol (tritonclient, KServe's SDK, curl) work unchanged: README.md.";
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn the_demo_types_what_the_verbs_take() {
+    fn the_demo_passes_arguments_that_the_verbs_accept() {
         assert!(verb::<apply::Args>(&["-f", "x.yaml"]).is_ok());
         assert!(verb::<ps::Args>(&[]).is_ok());
         assert!(verb::<ps::Args>(&["--nonsense"]).is_err());

@@ -1,4 +1,4 @@
-//! `describe`: everything about one function or workflow, for people.
+//! `describe`: all details of one function or workflow, for people.
 
 mod workflow;
 
@@ -15,13 +15,13 @@ use crate::output::residents::residents;
 use crate::output::{Output, document, documents, print, text};
 use crate::session::Session;
 
-/// Show everything about one function or workflow.
+/// Show all details of one function or workflow.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// What to describe, such as function/digits or workflow/traffic.
+    /// The item to describe, such as function/digits or workflow/traffic.
     #[arg(value_name = "TYPE[/NAME]")]
     target: Target,
-    /// Its name.
+    /// The name, if the type stands alone.
     name: Option<String>,
     #[command(flatten)]
     output: Output,
@@ -33,12 +33,12 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
         Kind::Function => "function",
         Kind::Workflow => "workflow",
         Kind::Node | Kind::Gpu | Kind::Tenant | Kind::Policy | Kind::Operation | Kind::Scaling => {
-            return Err(Failure::usage("only functions and workflows are described")
+            return Err(Failure::usage("only functions and workflows can be described")
                 .hint("nodes and GPUs show everything with 'millrace get nodes -o yaml'"));
         }
     };
     let name = args.target.name(args.name)?.ok_or_else(|| {
-        Failure::usage(format!("which {word}?")).hint(format!("name it: millrace describe {word} NAME"))
+        Failure::usage(format!("no {word} is named")).hint(format!("name it: millrace describe {word} NAME"))
     })?;
     let name = FunctionName::new(&name).map_err(|error| Failure::usage(error.to_string()))?;
     let key = session.key(&name);
@@ -63,7 +63,7 @@ fn report(function: &wire::Function, nodes: &[wire::Node], now: SystemTime) -> S
         field("Runtime", &spec.runtime),
         field("Objective", &spec.slo.as_ref().map(objective).unwrap_or_default()),
         field("Timeout", &spec.timeout.and_then(documents::span).unwrap_or_default()),
-        field("GPU memory", &memory.unwrap_or_else(|| "what the model needs".to_owned())),
+        field("GPU memory", &memory.unwrap_or_else(|| "as the model needs".to_owned())),
         field("Idempotent", if spec.idempotent { "yes" } else { "no" }),
         field("Replicas", &spec.replicas.max(1).to_string()),
         field("Priority", &priority(spec.priority)),
@@ -91,7 +91,7 @@ fn field(name: &str, value: &str) -> String {
     format!("{:<13}{}", format!("{name}:"), if value.is_empty() { "-" } else { value })
 }
 
-/// A moment, and how long ago it was.
+/// Formats a timestamp and its age.
 fn moment(stamp: Option<prost_types::Timestamp>, now: SystemTime) -> String {
     let ago = text::age_of(stamp, now);
     stamp.and_then(text::moment).map(|moment| format!("{moment} ({ago} ago)")).unwrap_or_default()
@@ -103,27 +103,27 @@ fn tensor_line(tensor: &wire::TensorSpec) -> String {
 
 fn priority(level: u32) -> String {
     let level = if level == 0 { Priority::default().get().into() } else { level };
-    format!("{level} of {} (1 goes first)", Priority::LAST)
+    format!("{level} of {} (1 is served first)", Priority::LAST)
 }
 
 fn residency(wire: wire::Residency) -> String {
     let kept = (wire.min_warm > 0).then(|| format!("kept on {} of each node's GPUs", wire.min_warm));
-    let pinned = wire.pin.then(|| "makes room last".to_owned());
+    let pinned = wire.pin.then(|| "evicted last".to_owned());
     let after =
-        wire.evict_after.and_then(documents::span).map(|after| format!("dropped after {after} unused"));
+        wire.evict_after.and_then(documents::span).map(|after| format!("evicted after {after} unused"));
     let said: Vec<_> = [kept, pinned, after].into_iter().flatten().collect();
-    if said.is_empty() { "makes room when others need it".to_owned() } else { said.join(", ") }
+    if said.is_empty() { "evicted when other models need memory".to_owned() } else { said.join(", ") }
 }
 
 fn batching(wire: &wire::Batching) -> String {
     let wait = wire.max_wait.and_then(documents::span).unwrap_or_else(|| "0s".to_owned());
-    format!("up to {} rows in one run, held back {wait} at most", wire.max_size)
+    format!("up to {} rows in one run, held back for at most {wait}", wire.max_size)
 }
 
 fn sequences(wire: &wire::Sequences) -> String {
     let pairs: Vec<_> = wire.state.iter().map(|pair| format!("{} -> {}", pair.output, pair.input)).collect();
     let idle = wire.idle.and_then(documents::span).unwrap_or_default();
-    format!("{} kept, for up to {} at once, each until it is idle for {idle}", pairs.join(", "), wire.max)
+    format!("{} kept for up to {} sequences, each until it is idle for {idle}", pairs.join(", "), wire.max)
 }
 
 fn model_lines(function: &wire::Function) -> Vec<String> {
@@ -145,7 +145,7 @@ fn model_lines(function: &wire::Function) -> Vec<String> {
     let state = function.spec.as_ref().and_then(|spec| spec.sequences.as_ref()).map(|kept| &kept.state[..]);
     let state = state.unwrap_or_default();
     let line = |tensor: &wire::TensorSpec, is_state: bool| {
-        tensor_line(tensor) + if is_state { "  (state: clients do not see it)" } else { "" }
+        tensor_line(tensor) + if is_state { "  (state: hidden from clients)" } else { "" }
     };
     let is_read = |name: &str| state.iter().any(|pair| pair.input == name);
     lines.extend(model.inputs.iter().map(|tensor| line(tensor, is_read(&tensor.name))));
@@ -172,7 +172,8 @@ fn resident_lines(function: &wire::Function, spec: &wire::FunctionSpec, nodes: &
     let prefix = format!("{}/{}@", spec.tenant, spec.name);
     let mut lines = Vec::new();
     for (node, gpu, model) in residents(nodes) {
-        let (loaded, held) = (text::size(model.loaded_bytes), text::size(model.bytes));
+        let loaded = text::size(model.loaded_bytes);
+        let held = text::size(model.bytes);
         let revisions = model.functions.iter().filter_map(|function| function.strip_prefix(&prefix));
         lines.extend(revisions.map(|revision| {
             format!("  {node} GPU {}: revision {revision}, {loaded} loaded, {held} of memory", gpu.index)
@@ -181,17 +182,17 @@ fn resident_lines(function: &wire::Function, spec: &wire::FunctionSpec, nodes: &
     if lines.is_empty() {
         lines.push(match readiness(&function.conditions) {
             "True" if in_host_memory(function, nodes) => {
-                "  no GPU: it is swapped in when a request comes".to_owned()
+                "  no GPU: the model is swapped in when a request arrives".to_owned()
             }
-            "True" => "  no GPU and no host memory: it is read from a worker's disk when a request comes (a cold start)".to_owned(),
+            "True" => "  no GPU and no host memory: the model is read from a worker's disk when a request arrives (a cold start)".to_owned(),
             _ => "  no GPU".to_owned(),
         });
     }
     lines
 }
 
-/// Whether some node has a model of the function in host memory. A node that was not heard, or names not all
-/// of its models, is taken to.
+/// Returns whether a node may have a model of the function in host memory. A node that did not
+/// report, or reported only some of its models, may have it.
 fn in_host_memory(function: &wire::Function, nodes: &[wire::Node]) -> bool {
     let of_function = |digest: &String| {
         let mut artifacts = function.revisions.iter().filter_map(|revision| revision.artifact.as_ref());
@@ -206,7 +207,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_function_says_where_its_model_waits() {
+    fn a_report_says_whether_the_model_waits_in_host_memory_or_on_disk() {
         let digest = format!("sha256:{}", "ab".repeat(32));
         let artifact = Some(wire::Artifact { digest: digest.clone(), bytes: 1 });
         let function = wire::Function {
@@ -223,14 +224,15 @@ mod tests {
             resident_lines(&function, &wire::FunctionSpec::default(), &[node]).concat()
         };
         assert!(waits(vec![digest], true).contains("swapped in"));
-        assert!(waits(vec![], false).contains("swapped in"), "nothing was heard");
+        assert!(waits(vec![], false).contains("swapped in"), "the node did not report");
         assert!(waits(vec!["sha256:00".into()], true).contains("a cold start"));
     }
 
     #[test]
-    fn a_report_says_which_tensors_clients_do_not_see() {
+    fn a_report_marks_tensors_that_are_hidden_from_clients() {
         let tensor = |name: &str| wire::TensorSpec { name: name.into(), ..Default::default() };
-        let (inputs, outputs) = (vec![tensor("x"), tensor("h")], vec![tensor("y"), tensor("g")]);
+        let inputs = vec![tensor("x"), tensor("h")];
+        let outputs = vec![tensor("y"), tensor("g")];
         let model = Some(wire::ModelSummary { inputs, outputs, ..Default::default() });
         let pair = wire::SequenceState { input: "h".into(), output: "g".into() };
         let sequences = Some(wire::Sequences { state: vec![pair], ..Default::default() });
@@ -245,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_shows_what_a_function_is_and_where() {
+    fn a_function_report_shows_its_spec_model_and_residency() {
         let tensor = |name: &str, shape| wire::TensorSpec {
             name: name.into(),
             datatype: "FP32".into(),
@@ -301,11 +303,11 @@ Labels:      -
 Runtime:     onnx
 Objective:   -
 Timeout:     -
-GPU memory:  what the model needs
+GPU memory:  as the model needs
 Idempotent:  yes
 Replicas:    1
-Priority:    4 of 8 (1 goes first)
-Residency:   makes room when others need it
+Priority:    4 of 8 (1 is served first)
+Residency:   evicted when other models need memory
 Batching:    each request alone
 Sequences:   keeps no state
 Enabled:     yes

@@ -1,4 +1,4 @@
-//! `describe workflow`: what it is, what it takes and gives, and its graph as text.
+//! `describe workflow`: the details, the inputs and outputs, and the graph of a workflow as text.
 
 use std::time::SystemTime;
 
@@ -11,13 +11,15 @@ use super::{condition_line, field, moment, tensor_line};
 use crate::commands::get::{labels, objective, readiness};
 use crate::output::documents;
 
-/// The widest line of a graph, unless a name alone is wider.
+/// The width of a graph's lines in characters, unless a single item is wider.
 const WIDTH: usize = 100;
-/// The widest columns of steps and of what they run; a longer name moves the rest of its line.
+/// The widest column of step names. A longer name shifts the rest of its line.
 const STEP_WIDTH: usize = 24;
+/// The widest column of the steps' functions and workflows.
 const RUN_WIDTH: usize = 32;
-/// Spaces before a line, and between columns.
+/// The number of spaces before a line.
 const MARGIN: usize = 2;
+/// The number of spaces between columns.
 const GAP: usize = 3;
 
 pub(super) fn report(workflow: &wire::Workflow, now: SystemTime) -> String {
@@ -44,7 +46,7 @@ pub(super) fn report(workflow: &wire::Workflow, now: SystemTime) -> String {
     lines.push("Graph:".to_owned());
     lines.extend(match workflow_spec(spec) {
         Ok(spec) => graph(&spec),
-        Err(failure) => vec![format!("  it cannot be read: {}", failure.message)],
+        Err(failure) => vec![format!("  the graph is malformed: {}", failure.message)],
     });
     if let Some(seen) = &workflow.passed {
         lines.push("Passed:".to_owned());
@@ -53,7 +55,7 @@ pub(super) fn report(workflow: &wire::Workflow, now: SystemTime) -> String {
     lines.join("\n")
 }
 
-/// What functions gave each other in one run, on average.
+/// Describes the traffic between functions in one run, on average.
 fn passed(seen: &wire::WorkflowPassed) -> Vec<String> {
     let runs = if seen.runs == 1 { "1 run".to_owned() } else { format!("{} runs", seen.runs) };
     let mut lines = vec![format!("{:MARGIN$}{runs} since its controllers started", "")];
@@ -62,15 +64,15 @@ fn passed(seen: &wire::WorkflowPassed) -> Vec<String> {
         lines.push(format!("{:MARGIN$}{from} -> {to}: {each} a run", ""));
     }
     if seen.uncounted {
-        lines.push(format!("{:MARGIN$}between more functions than are counted", ""));
+        lines.push(format!("{:MARGIN$}more pairs of functions than are counted", ""));
     }
-    let missing = |id: &u64| format!("{:MARGIN$}controller {id} did not say what it counted", "");
+    let missing = |id: &u64| format!("{:MARGIN$}controller {id} did not report its counts", "");
     lines.extend(seen.missing.iter().map(missing));
     lines
 }
 
-/// One line for each step, each after those that it waits for, between what the workflow takes and
-/// what it gives.
+/// Returns a line for each step, after the steps on which it depends, between the workflow's inputs
+/// and outputs.
 fn graph(spec: &WorkflowSpec) -> Vec<String> {
     const INPUT: &str = "(input)";
     const OUTPUT: &str = "(output)";
@@ -103,7 +105,7 @@ fn title(run: &Run) -> String {
     }
 }
 
-/// Where each input comes from, and what else a step waits for.
+/// Describes the source of each input, and the step's other conditions.
 fn taken(step: &Step) -> Vec<String> {
     let from = |(input, source): (&String, _)| match step.each.as_ref() == Some(input) {
         true => format!("{input} <- each row of {source}"),
@@ -114,9 +116,11 @@ fn taken(step: &Step) -> Vec<String> {
     step.inputs.iter().map(from).chain(when).chain(within).collect()
 }
 
-/// Items after a start, in as many lines as they need.
+/// Returns the items after a start, wrapped to as many lines as necessary.
 fn wrapped(start: &str, indent: usize, items: &[String]) -> Vec<String> {
-    let (mut lines, mut line, mut first) = (Vec::new(), start.to_owned(), true);
+    let mut lines = Vec::new();
+    let mut line = start.to_owned();
+    let mut first = true;
     for (index, item) in items.iter().enumerate() {
         let comma = if index + 1 < items.len() { "," } else { "" };
         if !first && line.chars().count() + 1 + item.chars().count() + comma.len() > WIDTH {
@@ -145,8 +149,8 @@ mod tests {
     }
 
     #[test]
-    fn a_report_shows_what_a_workflow_is_and_draws_its_graph() {
-        // The steps are written in another order than they run in.
+    fn a_workflow_report_shows_its_spec_and_its_graph() {
+        // The manifest lists the steps in another order than they run.
         let spec = read(
             "\
 apiVersion: millrace/v1
@@ -225,7 +229,7 @@ Graph:
     }
 
     #[test]
-    fn what_functions_passed_is_told_by_run() {
+    fn traffic_between_functions_is_averaged_over_runs() {
         let pair = |from: &str, to: &str, bytes| wire::PassedPair { from: from.into(), to: to.into(), bytes };
         let pairs = vec![pair("detector", "car", 4 << 20), pair("car", "count", 7)];
         let seen = wire::WorkflowPassed { runs: 2, pairs, missing: vec![3], uncounted: false };
@@ -233,14 +237,14 @@ Graph:
             "  2 runs since its controllers started",
             "  detector -> car: 2.0 MiB a run",
             "  car -> count: 3 B a run",
-            "  controller 3 did not say what it counted",
+            "  controller 3 did not report its counts",
         ];
         assert_eq!(passed(&seen), expected);
         let none = wire::WorkflowPassed::default();
         assert_eq!(passed(&none), ["  0 runs since its controllers started"]);
         let many = wire::WorkflowPassed { runs: 3, uncounted: true, ..none };
         let expected =
-            ["  3 runs since its controllers started", "  between more functions than are counted"];
+            ["  3 runs since its controllers started", "  more pairs of functions than are counted"];
         assert_eq!(passed(&many), expected);
     }
 
@@ -261,9 +265,9 @@ Graph:
     }
 
     #[test]
-    fn a_graph_that_cannot_be_read_says_why() {
+    fn a_malformed_graph_is_reported_with_its_fault() {
         let workflow = wire::Workflow::default();
         let last = report(&workflow, SystemTime::UNIX_EPOCH).lines().last().unwrap().to_owned();
-        assert!(last.starts_with("  it cannot be read: "), "{last}");
+        assert!(last.starts_with("  the graph is malformed: "), "{last}");
     }
 }

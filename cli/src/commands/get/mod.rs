@@ -1,5 +1,5 @@
-//! `get`: lists functions, workflows, nodes, GPUs, tenants or operations, or shows one; shows how nodes
-//! schedule, and how many are needed.
+//! `get`: lists functions, workflows, nodes, GPUs, tenants or operations, or shows one of them;
+//! shows the scheduling policy and the number of nodes that the cluster needs.
 
 mod nodes;
 mod workflows;
@@ -20,20 +20,21 @@ use crate::output::table::{Table, col, wide};
 use crate::output::{Format, Output, document, documents, list, print, text};
 use crate::session::Session;
 
-/// List functions, workflows, nodes, GPUs, tenants or operations, or show one; show how nodes schedule,
-/// and how many the cluster needs.
+/// List functions, workflows, nodes, GPUs, tenants or operations, or show one of them; show the
+/// scheduling policy, or the number of nodes that the cluster needs.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// functions, workflows, nodes, gpus, tenants or operations; or one of them, such as function/digits;
-    /// or policies, or scaling.
+    /// functions, workflows, nodes, gpus, tenants or operations; a single item, such as
+    /// function/digits; policies; or scaling.
     #[arg(value_name = "TYPE[/NAME]")]
     target: Target,
-    /// Only the one of this name; for GPUs a node's name.
+    /// The name of a single item; for GPUs, the name of a node.
     name: Option<String>,
-    /// Functions or workflows of every tenant.
+    /// List the functions or workflows of every tenant.
     #[arg(short = 'A', long)]
     all_tenants: bool,
-    /// What the controller that answers has, perhaps not the newest: also while none leads.
+    /// Read the answering controller's own state, which may be out of date; works while no
+    /// controller leads.
     #[arg(long)]
     stale: bool,
     #[command(flatten)]
@@ -64,7 +65,7 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
     }
 }
 
-/// Shows a function or workflow, or all of a tenant, or of all.
+/// Prints one function or workflow, or all of a tenant, or all.
 struct Shown<'a> {
     session: &'a Session,
     admin: &'a Admin,
@@ -110,15 +111,15 @@ impl Shown<'_> {
 
     fn all<W, D: From<W> + Serialize>(
         &self,
-        what: &str,
+        kinds: &str,
         items: Vec<W>,
         table: impl Fn(&[W], SystemTime) -> Table,
     ) -> Result<(), Failure> {
         let table = table(&items, clock::wall());
         let documents: Vec<_> = items.into_iter().map(D::from).collect();
         let none = match self.tenant() {
-            Some(tenant) => format!("tenant {tenant} has no {what}"),
-            None => format!("there are no {what}"),
+            Some(tenant) => format!("tenant {tenant} has no {kinds}"),
+            None => format!("there are no {kinds}"),
         };
         list(self.format, &documents, &table, &format!("{none}: publish one with 'millrace apply -f FILE'"))
     }
@@ -142,7 +143,7 @@ async fn tenants(admin: &Admin, name: Option<&str>, format: Format) -> Result<()
         tenants.retain(|tenant| tenant.name == name);
         if tenants.is_empty() {
             return Err(Failure::not_found(format!("tenant {name:?} has neither caps nor functions"))
-                .hint("see the others: millrace get tenants"));
+                .hint("list the tenants: millrace get tenants"));
         }
     }
     let table = output::tenants::table(&tenants);
@@ -150,7 +151,7 @@ async fn tenants(admin: &Admin, name: Option<&str>, format: Format) -> Result<()
     list(format, &documents, &table, "no tenant has functions or caps")
 }
 
-/// Refuses the name of what there is one of.
+/// Refuses a name for a resource that exists only once.
 fn nameless(what: &str, name: Option<String>) -> Result<(), Failure> {
     match name {
         None => Ok(()),
@@ -166,7 +167,7 @@ async fn operations(admin: &Admin, id: Option<&str>, format: Format) -> Result<(
     };
     let table = output::operations::table(&operations);
     let documents: Vec<_> = operations.into_iter().map(output::operations::Operation::from).collect();
-    list(format, &documents, &table, "nothing takes its time, and nothing did in the last day")
+    list(format, &documents, &table, "no operation is running, and none ended in the last day")
 }
 
 fn policy(policy: wire::Policy, format: Format) -> Result<(), Failure> {
@@ -185,20 +186,21 @@ fn scaling(signal: wire::ScalingSignal, format: Format) -> Result<(), Failure> {
     }
 }
 
-/// One row for each reason.
+/// Returns a table with a row for each reason.
 fn scaling_table(signal: &wire::ScalingSignal) -> Table {
     let mut table = Table::new([col("NEEDED"), col("NODES"), col("REASON"), col("WHY")]);
-    let (needed, now) = (signal.nodes_needed.to_string(), signal.nodes_now.to_string());
+    let needed = signal.nodes_needed.to_string();
+    let now = signal.nodes_now.to_string();
     for it in &signal.reasons {
         table.row([needed.clone(), now.clone(), it.reason.clone(), it.message.clone()]);
     }
     if signal.reasons.is_empty() {
-        table.row([needed, now, String::new(), "nothing is wanted".to_owned()]);
+        table.row([needed, now, String::new(), "no function needs a node".to_owned()]);
     }
     table
 }
 
-/// The Ready condition, in a word.
+/// Returns the status of the Ready condition.
 pub(crate) fn readiness(conditions: &[wire::Condition]) -> &'static str {
     let ready = conditions.iter().find(|condition| condition.r#type == "Ready");
     ready.map_or("Unknown", documents::status_word)
@@ -240,20 +242,20 @@ fn function_table(functions: &[wire::Function], now: SystemTime) -> Table {
     table
 }
 
-/// Labels as `KEY=VALUE`, by key.
+/// Formats labels as `KEY=VALUE`, sorted by key.
 pub(crate) fn labels(labels: &HashMap<String, String>) -> Vec<String> {
     let sorted: BTreeMap<_, _> = labels.iter().collect();
     sorted.iter().map(|(key, value)| format!("{key}={value}")).collect()
 }
 
-/// An objective as people say it: `p98 50ms`.
+/// Formats an objective: `p98 50ms`.
 pub(crate) fn objective(slo: &wire::Slo) -> String {
-    // A share such as 0.999 is p99.9; rounding hides that 0.98 * 100 is not quite 98.
+    // A share such as 0.999 is p99.9. Rounding hides that 0.98 * 100 is not exactly 98.
     let percentile = (slo.percentile * 1e6).round() / 1e4;
     format!("p{percentile} {}", slo.deadline.and_then(documents::span).unwrap_or_default())
 }
 
-/// The digits of a digest that people compare; the text itself if it is none.
+/// Returns the leading digits of a digest, or the text itself if it is not a digest.
 pub(crate) fn short(digest: &str) -> String {
     digest.parse::<Digest>().map_or_else(|_| digest.to_owned(), |digest| digest.short())
 }
@@ -263,7 +265,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn objectives_read_as_percentiles() {
+    fn objectives_are_formatted_as_percentiles() {
         let deadline = prost_types::Duration { seconds: 0, nanos: 50_000_000 };
         for (percentile, expected) in [(0.98, "p98 50ms"), (0.999, "p99.9 50ms"), (0.5, "p50 50ms")] {
             let slo = wire::Slo { deadline: Some(deadline), percentile };
@@ -272,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_function_without_status_is_of_unknown_readiness() {
+    fn a_function_without_conditions_has_unknown_readiness() {
         let function = wire::Function {
             spec: Some(wire::FunctionSpec { name: "digits".into(), ..Default::default() }),
             generation: 1,
@@ -284,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn scaling_says_what_asks_for_so_many() {
+    fn scaling_lists_the_reasons_for_the_number_of_nodes() {
         let reason = wire::ScalingReason { reason: "Replicas".into(), message: "a reason".into() };
         let signal = wire::ScalingSignal { nodes_needed: 3, nodes_now: 2, reasons: vec![reason] };
         let expected = "\
@@ -294,7 +296,7 @@ NEEDED   NODES   REASON     WHY
         assert_eq!(scaling_table(&signal).render(Format::Table), expected);
         let idle = "\
 NEEDED   NODES   REASON   WHY
-0        0       -        nothing is wanted
+0        0       -        no function needs a node
 ";
         assert_eq!(scaling_table(&wire::ScalingSignal::default()).render(Format::Table), idle);
     }

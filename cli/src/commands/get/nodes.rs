@@ -79,12 +79,12 @@ fn node_table(nodes: &[wire::Node]) -> Table {
     table
 }
 
-/// Host memory for models; of a node that says nothing, all that may be placed there.
+/// Returns the node's host memory for models. A node without a report has its whole capacity.
 fn host_budget(node: &wire::Node) -> u64 {
     if node.host_budget_bytes > 0 { node.host_budget_bytes } else { node.host_memory_bytes }
 }
 
-/// What is known of a node and what is wished of it, as `kubectl` says it.
+/// Formats a node's state and scheduling as `kubectl` does.
 fn node_status(node: &wire::Node) -> String {
     let breaks = node.conditions.iter().any(|condition| condition.reason == "StreamBreaks");
     let known = match (node.status(), node.lease()) {
@@ -139,15 +139,15 @@ fn gpu_table<'a>(gpus: impl Iterator<Item = (&'a str, &'a wire::Gpu)>) -> Table 
     table
 }
 
-/// Processes that a table names; of more it says how many.
+/// The number of processes that a table lists. Beyond it, the table has the count.
 const PIDS_SHOWN: usize = 4;
 
-/// A GPU's executor, or those of its models where each has its own.
+/// Returns the pid of a GPU's executor, or the pids if its models have executors of their own.
 fn pids(gpu: &wire::Gpu) -> String {
     let pids: Vec<_> = gpu.executor_pids.iter().take(PIDS_SHOWN).map(u32::to_string).collect();
     match gpu.executor_pids.len() {
         0 if gpu.executor_pid == 0 => String::new(),
-        // A worker of another build names only the one.
+        // A worker of another build reports only one pid.
         0 => gpu.executor_pid.to_string(),
         all if all > PIDS_SHOWN => format!("{} (+{})", pids.join(","), all - PIDS_SHOWN),
         _ => pids.join(","),
@@ -159,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_shows_what_is_known_and_what_is_wished() {
+    fn a_node_status_has_its_state_and_its_scheduling() {
         let base = wire::Node { connected: true, ..Default::default() };
         let breaks = wire::Condition { reason: "StreamBreaks".into(), ..Default::default() };
         for (node, expected) in [
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_names_its_executors_and_not_all_of_many() {
+    fn a_gpu_lists_up_to_four_executors_and_counts_the_rest() {
         let gpu = |executor_pid, executor_pids: &[u32]| wire::Gpu {
             executor_pid,
             executor_pids: executor_pids.to_vec(),
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn gpus_show_what_they_hold() {
+    fn gpus_are_listed_with_their_memory_and_models() {
         let gpu = wire::Gpu {
             index: 1,
             gpu_type: "emulated".into(),

@@ -44,7 +44,8 @@ pub(super) fn table(workflows: &[wire::Workflow], now: SystemTime) -> Table {
     table
 }
 
-/// What the steps run, each once, in their order; a workflow among functions is `workflow/NAME`.
+/// Returns the functions and workflows that the steps run, each once, in order. A workflow is
+/// `workflow/NAME`.
 fn runs(steps: &[wire::WorkflowStep]) -> Vec<String> {
     let mut runs = Vec::new();
     for step in steps {
@@ -71,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn a_workflow_shows_what_it_is_made_of() {
+    fn workflows_are_listed_with_their_functions_and_objective() {
         let output = wire::WorkflowOutput { name: "people".into(), from: "people.scores".into() };
         let classify = || step(Run::Function("classify".into()));
         let spec = wire::WorkflowSpec {

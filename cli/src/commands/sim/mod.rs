@@ -1,4 +1,4 @@
-//! `sim`: runs a workload on a cluster in virtual time, and compares policies on it.
+//! `sim`: runs a workload on a cluster in virtual time, and compares policies.
 
 mod models;
 mod results;
@@ -33,76 +33,79 @@ Examples:
 
 A file of models is a list such as
   - {name: encoder, weights: 440MB, memory: 600MB, run: 12ms}
-and functions take its models in turn.";
+and functions use its models in turn.";
 
-/// Run a workload on a cluster in virtual time, and compare dispatch policies on it.
+/// Run a workload on a cluster in virtual time, and compare dispatch policies.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Which GPUs and links each node has.
+    /// The GPUs and links of each node.
     #[arg(long, value_name = "NAME", default_value = "v100x4-pcie-switch", value_parser = names())]
     topology: String,
-    /// How many of its GPUs each node has [default: as many as the topology].
+    /// The number of GPUs of each node [default: the topology's].
     #[arg(long, value_name = "N")]
     gpus: Option<NonZeroU32>,
-    /// Each GPU's memory for models, such as 25GiB [default: the topology's].
+    /// The memory of each GPU for models, such as 25GiB [default: the topology's].
     #[arg(long, value_name = "SIZE")]
     gpu_memory: Option<Bytes>,
-    /// How many nodes there are.
+    /// The number of nodes.
     #[arg(long, value_name = "N", default_value = "1")]
     nodes: NonZeroU32,
-    /// On how many nodes each function is kept ready.
+    /// The number of nodes on which each function is kept ready.
     #[arg(long, value_name = "N", default_value = "1")]
     replicas: NonZeroU32,
     /// The policies to compare, separated by commas.
     #[arg(long, value_name = "NAME", value_delimiter = ',', default_values_t = [PolicyConfig::default()], value_parser = one_of(POLICIES))]
     policy: Vec<PolicyConfig>,
-    /// Which models make room on a GPU first.
+    /// The rule that selects the models to evict from a GPU.
     #[arg(long, value_name = "NAME", default_value_t, value_parser = one_of(EVICTIONS))]
     eviction: Eviction,
-    /// Which models share an executor process: all of a GPU (gpu), or none, each with its own from its
-    /// first request on (model) or while it is on the GPU (resident).
+    /// The models that share an executor process: all models of a GPU (gpu), or none, with one
+    /// process for each model from its first request on (model) or while it is on the GPU
+    /// (resident).
     #[arg(long, value_name = "NAME", default_value_t, value_parser = one_of(ISOLATIONS))]
     isolation: Isolation,
-    /// How long the start of a model's own process takes, while its weights are copied.
+    /// The start time of a model's own process, during which its weights are copied.
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "260ms")]
     process_start: Duration,
-    /// Over whose PCIe links models come from host memory: each GPU's own, or idle ones of other GPUs too,
-    /// which forward over NVLinks (all).
+    /// The PCIe links on which models are copied from host memory: each GPU's own (own), or also
+    /// idle links of other GPUs, which forward over NVLinks (all).
     #[arg(long, value_name = "WHOSE", default_value_t, value_parser = one_of(HOST_LINKS))]
     host_links: HostLinks,
-    /// The models that functions take in turn: of the Torpor paper, of the LALB paper, or a file.
+    /// The models that functions use in turn: those of the Torpor paper, those of the LALB paper,
+    /// or a file.
     #[arg(long, value_name = "torpor|lalb|FILE", default_value = "torpor")]
     models: String,
-    /// How many functions there are.
+    /// The number of functions.
     #[arg(long, value_name = "N", default_value = "160")]
     functions: NonZeroU32,
-    /// A tenant: its name, how many of the functions it has, by what their requests are multiplied, and
-    /// its caps on each node. Again for each tenant; functions that are left are of the default one.
+    /// A tenant: its name, the number of its functions, the factor of their requests, and its caps
+    /// on each node. Repeated for each tenant; the remaining functions belong to the default
+    /// tenant.
     #[arg(long, value_name = "NAME=FUNCTIONS[,times=N][,gpus-max=N][,gpu-share=SHARE][,memory-share=SHARE]")]
     tenants: Vec<Tenant>,
     #[command(flatten)]
     workload: Workload,
-    /// Within how long a request should be answered; scores functions [default: none].
+    /// The deadline of each request, for scores of functions [default: none].
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     deadline: Option<Duration>,
-    /// The share of a function's requests that should be.
+    /// The share of a function's requests that must meet the deadline.
     #[arg(long, value_name = "SHARE", default_value_t = 0.98, requires = "deadline")]
     percentile: f64,
-    /// How long clients wait.
+    /// The timeout of the clients.
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "60s")]
     timeout: Duration,
-    /// What everything random begins with: the same seed gives the same events.
+    /// The seed of all random choices; equal seeds give equal events.
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
-    /// Also write tables (CSV) and plots (SVG) into this folder, which is made if need be.
+    /// Also write tables (CSV) and plots (SVG) into this folder, which is created if necessary.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     #[command(flatten)]
     output: Output,
 }
 
-/// One policy's run.
+/// The run of one policy.
 struct Run {
     policy: PolicyConfig,
     summary: Summary,
@@ -152,8 +155,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
-fn plural(count: u32, what: &str) -> String {
-    if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
+fn plural(count: u32, noun: &str) -> String {
+    if count == 1 { format!("1 {noun}") } else { format!("{count} {noun}s") }
 }
 
 impl Args {
@@ -164,7 +167,11 @@ impl Args {
             Some(deadline) if self.percentile > 0.0 && self.percentile < 1.0 => {
                 Some(Slo { deadline, percentile: self.percentile })
             }
-            Some(_) => return Err(Failure::usage("--percentile is between 0 and 1, both excluded")),
+            Some(_) => {
+                return Err(Failure::usage(
+                    "--percentile is out of range: write a number between 0 and 1, both excluded",
+                ));
+            }
         };
         let topology = topology(&self.topology, self.gpus, self.gpu_memory)?;
         let functions = self.functions.get() as usize;
@@ -174,15 +181,18 @@ impl Args {
             let model = models[place % models.len()].clone();
             Function { replicas: self.replicas.get(), ..Function::new(model, slo) }
         };
-        // A trace may have fewer functions than are asked for.
+        // A trace may have fewer functions than requested.
         let mut functions: Vec<_> = (0..counts).map(function).collect();
         tenants::assign(&self.tenants, &mut functions)?;
         let quotas = self.tenants.iter().map(|tenant| (tenant.name.clone(), tenant.quota)).collect();
-        let (eviction, isolation, host_links) = (self.eviction, self.isolation, self.host_links);
-        let node = NodeSpec { eviction, isolation, host_links, ..NodeSpec::new(topology, self.policy[0]) };
+        let node = NodeSpec {
+            eviction: self.eviction,
+            isolation: self.isolation,
+            host_links: self.host_links,
+            ..NodeSpec::new(topology, self.policy[0])
+        };
         let nodes = vec![node; self.nodes.get() as usize];
         let scenario = Scenario::new(nodes, functions, arrivals, self.seed);
-        let (timeout, process_start) = (self.timeout, self.process_start);
-        Ok(Scenario { quotas, timeout, process_start, ..scenario })
+        Ok(Scenario { quotas, timeout: self.timeout, process_start: self.process_start, ..scenario })
     }
 }

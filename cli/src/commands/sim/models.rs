@@ -1,4 +1,4 @@
-//! The models that simulated functions take.
+//! The models of simulated functions.
 
 use std::time::Duration;
 
@@ -8,33 +8,33 @@ use serde::Deserialize;
 
 use crate::failure::Failure;
 
-/// Models in a file.
+/// The largest number of models in a file.
 const MODELS_MAX: usize = 10_000;
 
-/// A model as a file has it.
+/// A model as a file declares it.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Entry {
     name: String,
-    /// What is copied to a GPU, such as 440MB.
+    /// The size of the weights that are copied to a GPU, such as 440MB.
     weights: String,
-    /// What it holds there; as much as its weights where not said.
+    /// The memory on the GPU [default: the size of the weights].
     memory: Option<String>,
-    /// How long it computes.
+    /// The computing time of a run.
     run: String,
-    /// How much of that is left when the last weights arrive; a quarter where not said.
+    /// The computing time that remains when the last weights arrive [default: a quarter of `run`].
     tail: Option<String>,
-    /// The start of its own process, where it has one.
+    /// The start time of the model's own process, if it has one.
     start: Option<String>,
 }
 
-/// The models of a paper, or of a file.
+/// Returns the models of a paper or a file.
 pub(super) fn read(name: &str) -> Result<Vec<ModelFigures>, Failure> {
     match name {
         "torpor" => Ok(torpor()),
         "lalb" => Ok(lalb()),
         path => {
-            let wrong = |what: String| Failure::usage(format!("--models {path}: {what}"));
+            let wrong = |problem: String| Failure::usage(format!("--models {path}: {problem}"));
             let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
             parse(&text).map_err(wrong)
         }
@@ -44,21 +44,21 @@ pub(super) fn read(name: &str) -> Result<Vec<ModelFigures>, Failure> {
 fn parse(text: &str) -> Result<Vec<ModelFigures>, String> {
     let entries: Vec<Entry> = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
     if entries.is_empty() || entries.len() > MODELS_MAX {
-        return Err(format!("it has {} models; 1 to {MODELS_MAX} can be used", entries.len()));
+        return Err(format!("the file has {} models: write 1 to {MODELS_MAX}", entries.len()));
     }
     entries.into_iter().map(figures).collect()
 }
 
 fn figures(entry: Entry) -> Result<ModelFigures, String> {
     let Entry { name, weights, memory, run, tail, start } = entry;
-    let span = |what: &str, text: &str| {
+    let span = |field: &str, text: &str| {
         let parsed = humantime::parse_duration(text);
         parsed
-            .map_err(|error| format!("model {name}: {what} {text:?}: {error}; write 12ms or 1.5s as 1500ms"))
+            .map_err(|error| format!("model {name}: {field} {text:?}: {error}; write 12ms or 1.5s as 1500ms"))
     };
-    let size = |what: &str, text: &str| {
+    let size = |field: &str, text: &str| {
         let parsed = text.parse::<Bytes>();
-        parsed.map_err(|error| format!("model {name}: {what}: {error}"))
+        parsed.map_err(|error| format!("model {name}: {field}: {error}"))
     };
     let weights = size("weights", &weights)?;
     let memory = memory.map(|text| size("memory", &text)).transpose()?;
@@ -66,7 +66,7 @@ fn figures(entry: Entry) -> Result<ModelFigures, String> {
     let tail = tail.map(|text| span("tail", &text)).transpose()?.unwrap_or(run / 4);
     let start = start.map(|text| span("start", &text)).transpose()?.unwrap_or(Duration::ZERO);
     if weights == Bytes::ZERO || run.is_zero() {
-        return Err(format!("model {name}: weights and run are more than nothing"));
+        return Err(format!("model {name}: weights or run is zero: write values above zero"));
     }
     let memory = memory.unwrap_or(weights).max(weights);
     Ok(ModelFigures { name, weights, memory, run, tail, start })
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_names_sizes_and_times_and_the_rest_has_defaults() {
+    fn a_model_needs_only_its_weights_and_its_run_time() {
         let text = "- {name: a, weights: 100MB, run: 12ms}\n\
                     - {name: b, weights: 1GB, memory: 2GB, run: 40ms, tail: 5ms, start: 2s}\n";
         let ms = Duration::from_millis;
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_by_model() {
+    fn a_malformed_model_is_refused_by_name() {
         let refused = |text: &str| parse(text).unwrap_err();
         assert!(refused("[]").contains("0 models"));
         assert!(refused("- {name: a, weights: 0B, run: 1ms}").contains("model a"));

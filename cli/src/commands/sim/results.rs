@@ -1,4 +1,4 @@
-//! What is printed and written of simulated runs.
+//! The printed and written results of simulated runs.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -14,7 +14,7 @@ use crate::failure::Failure;
 use crate::output::table::{Table, col, wide};
 use crate::output::{self, Format, text};
 
-/// One policy's row, as `-o json` has it.
+/// The row of one policy in `-o json`.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Row {
@@ -31,24 +31,24 @@ struct Row {
     gpu_load_variance: f64,
     compliant: u64,
     with_objective: u64,
-    /// How wrong the cost model was.
+    /// The errors of the cost model.
     predictions: Vec<PredictionRow>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tenants: Vec<TenantRow>,
 }
 
-/// Turns on GPUs of one type that had the same to do.
+/// The predictions for turns of one kind on GPUs of one type.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct PredictionRow {
     gpu_type: String,
     turn: &'static str,
     count: u64,
-    /// By how much of what came they were off, on average.
+    /// The mean relative error of the predictions.
     error_ratio: f64,
 }
 
-/// A tenant's part of it.
+/// A tenant's share of a run.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct TenantRow {
@@ -151,7 +151,7 @@ pub(super) fn print(runs: &[Run], format: Format) -> Result<(), Failure> {
     if tenants.is_empty() { Ok(()) } else { output::print(&format!("\n{}", tenants.render(format))) }
 }
 
-/// What each tenant had of each run, where tenants are named.
+/// Returns a table of each tenant's share of each run, if tenants are named.
 fn tenants(runs: &[Run]) -> Table {
     let mut table = Table::new([
         col("POLICY"),
@@ -184,8 +184,8 @@ fn percent(share: f64) -> String {
     format!("{:.1}%", share * 100.0)
 }
 
-/// Writes every request of every run, the comparison, how latencies are distributed, and how the GPUs
-/// were loaded.
+/// Writes the requests of every run, the comparison, the distribution of latencies, and the load of
+/// the GPUs.
 pub(super) fn write(runs: &[Run], dir: &Path) -> Result<(), Failure> {
     let wrong = |path: &Path| {
         let path = path.display().to_string();
@@ -231,7 +231,7 @@ pub(super) fn write(runs: &[Run], dir: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What of the time each GPU computed, the most loaded first.
+/// Returns the busy share of each GPU's time, the most loaded first.
 fn loads(run: &Run) -> Line {
     let mut loads = run.outcome.gpu_loads();
     loads.sort_unstable_by(|a, b| b.total_cmp(a));
@@ -239,7 +239,7 @@ fn loads(run: &Run) -> Line {
     Line { name: run.policy.to_string(), points: points.collect() }
 }
 
-/// How long the fastest so many percent took, up to 99.
+/// Returns the latency percentiles up to 99.
 fn curve(run: &Run) -> Line {
     let mut latencies: Vec<Duration> =
         run.outcome.records.iter().filter(|it| it.answered()).map(Record::latency).collect();

@@ -1,4 +1,4 @@
-//! The tenants of a simulation, as options say them.
+//! The tenants of a simulation, parsed from options.
 
 use std::num::NonZeroU32;
 use std::str::FromStr;
@@ -8,12 +8,12 @@ use millrace_types::{Quota, Share, TenantName};
 
 use crate::failure::Failure;
 
-/// A tenant's functions, how often they are asked, and its caps.
+/// A tenant's functions, the factor of their requests, and its caps.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Tenant {
     pub(super) name: TenantName,
     functions: NonZeroU32,
-    /// By what its requests are multiplied.
+    /// The factor of the tenant's requests.
     times: NonZeroU32,
     pub(super) quota: Quota,
 }
@@ -25,10 +25,10 @@ impl FromStr for Tenant {
         let (name, functions) = words
             .next()
             .and_then(|first| first.split_once('='))
-            .ok_or("a tenant begins with its name and how many functions it has, such as acme=40")?;
+            .ok_or("write a tenant's name and its number of functions first, such as acme=40")?;
         let name = TenantName::new(name).map_err(|error| error.to_string())?;
-        let count = |what: &str, value: &str| {
-            value.parse::<NonZeroU32>().map_err(|_| format!("{what} is a number from 1 on, not {value:?}"))
+        let count = |field: &str, value: &str| {
+            value.parse::<NonZeroU32>().map_err(|_| format!("{field} is {value:?}: write a number from 1 on"))
         };
         let mut tenant = Self {
             name,
@@ -55,20 +55,20 @@ impl FromStr for Tenant {
     }
 }
 
-/// Gives the first functions to the first tenant, those after to the next. What is left is of the
-/// default tenant.
+/// Assigns the first functions to the first tenant, the next ones to the next tenant, and the rest
+/// to the default tenant.
 pub(super) fn assign(tenants: &[Tenant], functions: &mut [Function]) -> Result<(), Failure> {
     let wanted: u64 = tenants.iter().map(|tenant| u64::from(tenant.functions.get())).sum();
     if wanted > functions.len() as u64 {
-        let what = format!("the tenants have {wanted} functions, and there are {}", functions.len());
-        return Err(Failure::usage(what).hint("ask for more with --functions"));
+        let message = format!("the tenants have {wanted} functions, but there are only {}", functions.len());
+        return Err(Failure::usage(message).hint("increase --functions"));
     }
     let owners = tenants.iter().flat_map(|it| std::iter::repeat_n(&it.name, it.functions.get() as usize));
     functions.iter_mut().zip(owners).for_each(|(function, owner)| function.tenant = owner.clone());
     Ok(())
 }
 
-/// By what each function's requests are multiplied.
+/// Returns the factor of each function's requests.
 pub(super) fn times(tenants: &[Tenant], functions: usize) -> Vec<u32> {
     let of = |it: &Tenant| std::iter::repeat_n(it.times.get(), it.functions.get() as usize);
     tenants.iter().flat_map(of).chain(std::iter::repeat(1)).take(functions).collect()
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tenant_is_its_name_its_functions_and_what_else_is_said() {
+    fn a_tenant_is_parsed_with_its_functions_factor_and_caps() {
         let bare = tenant("acme=40");
         assert_eq!((bare.functions.get(), bare.times.get(), bare.quota), (40, 1, Quota::NONE));
         let all = tenant("acme=2,times=10,gpus-max=1,gpu-share=0.25,memory-share=1").quota;
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_tenant_is_told_why() {
+    fn a_malformed_tenant_is_refused_with_advice() {
         let refused = |text: &str| text.parse::<Tenant>().unwrap_err();
         assert!(refused("acme").contains("acme=40"));
         assert!(refused("acme=0").contains("from 1 on"));
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn functions_go_to_tenants_in_turn_and_the_rest_to_the_default_one() {
+    fn functions_are_assigned_to_tenants_in_order_and_the_rest_to_the_default() {
         let mut functions = vec![Function::new(models::torpor()[0].clone(), None); 4];
         let tenants = [tenant("a=1,times=3"), tenant("b=2")];
         assign(&tenants, &mut functions).unwrap();

@@ -1,4 +1,4 @@
-//! Who asks when, as options say it.
+//! The workload of a simulation, parsed from options.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -10,29 +10,30 @@ use millrace_sim::workload::{Arrival, MINUTE, apportion, azure, minutes, rates, 
 
 use crate::failure::Failure;
 
-/// Who asks when.
+/// The workload of a simulation.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Workload")]
 pub(super) struct Workload {
-    /// A day's file of the Azure Functions trace of 2019: its most popular functions.
+    /// A day's file of the Azure Functions trace of 2019; its most popular functions are used.
     #[arg(long, value_name = "FILE", group = "shape")]
     trace: Option<PathBuf>,
-    /// Requests by function and minute: a CSV without a header, one function a line.
+    /// A file of requests by function and minute: a CSV without a header, one function per line.
     #[arg(long, value_name = "FILE", group = "shape")]
     rates: Option<PathBuf>,
     /// A generated shape [default: the rates of the Torpor paper's functions].
     #[arg(long, value_enum, value_name = "SHAPE", group = "shape")]
     pattern: Option<Shape>,
-    /// Requests a minute of all functions together [default: as many as the file has, or 1000].
+    /// The requests per minute of all functions together [default: as many as the file has, or
+    /// 1000].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     rate: Option<u32>,
-    /// How many minutes.
+    /// The length of the workload in minutes.
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1440))]
     minutes: u32,
-    /// With --pattern zipf: the share of all requests that the most popular functions have.
+    /// With --pattern zipf: the share of all requests that go to the most popular functions.
     #[arg(long, value_name = "SHARE", default_value_t = 0.56)]
     top_share: f64,
-    /// And how many those are.
+    /// With --pattern zipf: the number of the most popular functions.
     #[arg(long, value_name = "N", default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..))]
     top: u32,
 }
@@ -40,36 +41,39 @@ pub(super) struct Workload {
 /// A generated shape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Shape {
-    /// Functions' popularity after Zipf, requests at random.
+    /// Popularity by Zipf's law, requests at random times.
     Zipf,
-    /// All functions alike, requests at random and independent.
+    /// Equal popularity, requests at independent random times.
     Sporadic,
-    /// All functions alike, each at a beat.
+    /// Equal popularity, requests of each function at a fixed period.
     Periodic,
-    /// All functions alike, ten requests at a time.
+    /// Equal popularity, requests in bursts of ten.
     Bursty,
 }
 
-/// Requests a minute where nobody says how many.
+/// The default number of requests per minute.
 const RATE: u32 = 1000;
-/// Requests of a burst, and how far apart.
+/// The number of requests in a burst.
 const BURST: u32 = 10;
+/// The time between two requests of a burst.
 const APART: Duration = Duration::from_millis(5);
-/// How early or late a periodic request is, by its period.
+/// The jitter of a periodic request, as a share of its period.
 const JITTER: f64 = 0.05;
 
 impl Workload {
-    /// How long it lasts.
+    /// Returns the length of the workload.
     pub(super) fn span(&self) -> Duration {
         MINUTE * self.minutes
     }
 
-    /// How many functions are asked, and the requests: of each function so many times as many as there
-    /// would be.
+    /// Returns the number of functions with requests, and the requests. Each function's number of
+    /// requests is multiplied by its factor in `times`.
     pub(super) fn arrivals(&self, times: &[u32], seed: u64) -> Result<(usize, Vec<Arrival>), Failure> {
         let functions = times.len();
         if !(self.top_share > 0.0 && self.top_share < 1.0) {
-            return Err(Failure::usage("--top-share is between 0 and 1, both excluded"));
+            return Err(Failure::usage(
+                "--top-share is out of range: write a number between 0 and 1, both excluded",
+            ));
         }
         let (asked, arrivals) = match self.pattern {
             Some(shape) if shape != Shape::Zipf => (functions, self.generated(shape, times, seed)),
@@ -82,12 +86,12 @@ impl Workload {
             }
         };
         if arrivals.is_empty() {
-            return Err(Failure::usage("the workload has no requests: ask for more minutes or functions"));
+            return Err(Failure::usage("the workload has no requests: increase --minutes or --functions"));
         }
         Ok((asked, arrivals))
     }
 
-    /// Requests by minute and function.
+    /// Returns the requests by minute and function.
     fn counts(&self, functions: usize) -> Result<Vec<Vec<u32>>, Failure> {
         let minutes = self.minutes as usize;
         let open = |path: &PathBuf| {
@@ -103,7 +107,7 @@ impl Workload {
             (_, Some(path), _) => {
                 let rates = rates::read(open(path)?).map_err(wrong(path))?;
                 if rates.is_empty() {
-                    return Err(Failure::usage(format!("{}: it has no functions", path.display())));
+                    return Err(Failure::usage(format!("{}: the file has no functions", path.display())));
                 }
                 rates::by_minute(&rates, functions, minutes, 0)
             }

@@ -1,5 +1,5 @@
-//! Inputs of the example workflows: pictures of coloured squares as PNG, and comments as tokens. The same
-//! call draws the same picture.
+//! Inputs of the example workflows: pictures of coloured squares as PNG, and comments as tokens.
+//! Drawing is deterministic.
 
 use image::ImageEncoder as _;
 use image::codecs::png::{CompressionType, FilterType, PngEncoder};
@@ -7,13 +7,13 @@ use millrace_model::synth::{CELL_SIDE, CELLS, COLUMN, CROP_SIDE, LINE, PHOTO_SID
 
 use crate::failure::Failure;
 
-/// Frames of the video.
+/// The number of frames of the video.
 pub(super) const FRAMES: usize = 6;
-/// Faces in each frame: none in the second chunk.
+/// The number of faces in each frame. The second chunk has none.
 const FACES: [usize; FRAMES] = [2, 1, 0, 0, 1, 1];
-/// Comments, and tokens of each.
+/// The number of comments, and the tokens of each.
 const COMMENTS: (usize, usize) = (8, 32);
-/// Tokens are below this, so that they are in the vocabulary of every network.
+/// The bound of the tokens, which is within the vocabulary of every network.
 const VOCABULARY: usize = 3000;
 
 type Colour = [u8; 3];
@@ -26,7 +26,7 @@ const YELLOW: Colour = [230, 210, 40];
 const WHITE: Colour = [235; 3];
 const BLACK: Colour = [20; 3];
 
-/// Pixels, row by row.
+/// A picture as pixels, row by row.
 struct Canvas {
     height: usize,
     width: usize,
@@ -34,7 +34,7 @@ struct Canvas {
 }
 
 impl Canvas {
-    /// A plain one with a little noise, the same in all channels.
+    /// Creates a plain canvas with a little noise, equal in all channels.
     fn new((height, width): (usize, usize), colour: Colour) -> Self {
         let noisy = |at: usize| colour.map(|channel| channel + (at * 7919 % 11) as u8);
         Self { height, width, pixels: (0..height * width).map(noisy).collect() }
@@ -48,18 +48,21 @@ impl Canvas {
         }
     }
 
-    /// A square in each of the first `count` cells from `from` on, scattered over the picture.
+    /// Draws a square in each of `count` cells from cell number `from` on, scattered over the
+    /// picture.
     fn scatter(&mut self, side: usize, (from, count): (usize, usize), colour: Colour) {
-        let (rows, across) = (self.height / side, self.width / side);
+        let rows = self.height / side;
+        let across = self.width / side;
         for number in from..from + count {
-            // 89 is prime to the number of cells: no two are the same.
+            // 89 is coprime to the number of cells, so no two squares share a cell.
             let cell = (number * 89 + 31) % (rows * across);
             let corner = (cell / across * side + 2, cell % across * side + 2);
             self.fill(corner, (side - 4, side - 4), colour);
         }
     }
 
-    /// Rows as they are: a reader has nothing to undo but the compression.
+    /// Encodes the canvas as PNG with unfiltered rows, so that a decoder has to undo only the
+    /// compression.
     fn png(&self) -> Result<Vec<u8>, Failure> {
         let mut out = Vec::new();
         let encoder = PngEncoder::new_with_quality(&mut out, CompressionType::Default, FilterType::NoFilter);
@@ -71,7 +74,7 @@ impl Canvas {
     }
 }
 
-/// A grey street with people (red), vehicles (blue) and plants (green).
+/// Draws a grey street with people (red), vehicles (blue) and plants (green).
 pub(super) fn street(people: usize, vehicles: usize) -> Result<Vec<u8>, Failure> {
     let mut canvas = Canvas::new(PICTURE, GREY);
     canvas.scatter(CROP_SIDE, (0, people), RED);
@@ -80,7 +83,7 @@ pub(super) fn street(people: usize, vehicles: usize) -> Result<Vec<u8>, Failure>
     canvas.png()
 }
 
-/// Frames with faces (yellow), one PNG after the other.
+/// Draws frames with faces (yellow), as concatenated PNGs.
 pub(super) fn video() -> Result<Vec<u8>, Failure> {
     let mut frames = Vec::new();
     for (number, faces) in FACES.into_iter().enumerate() {
@@ -99,9 +102,10 @@ pub(super) fn photo() -> Result<Vec<u8>, Failure> {
     canvas.png()
 }
 
-/// A white line with so many black strokes, one in a column.
+/// Draws a white line with up to `characters` black strokes, one per column.
 pub(super) fn post(characters: usize) -> Result<Vec<u8>, Failure> {
-    let (height, width) = (2 * LINE.0, 2 * LINE.1);
+    let height = 2 * LINE.0;
+    let width = 2 * LINE.1;
     let mut canvas = Canvas::new((height, width), WHITE);
     for column in 0..characters.min(LINE.1 / COLUMN) {
         let tall = height / 4 + column * 37 % (height / 4);
@@ -110,7 +114,7 @@ pub(super) fn post(characters: usize) -> Result<Vec<u8>, Failure> {
     canvas.png()
 }
 
-/// Tokens of comments, INT64.
+/// Returns the comments' tokens as INT64.
 pub(super) fn comments() -> Vec<u8> {
     let (count, length) = COMMENTS;
     (0..count * length).flat_map(|at| ((at * 7919 % VOCABULARY) as i64).to_le_bytes()).collect()

@@ -1,4 +1,4 @@
-//! `synth`: writes an ONNX network that nobody trained, for tests, measurements and examples.
+//! `synth`: writes an untrained ONNX network, for tests, measurements and examples.
 
 mod drawing;
 mod workflow;
@@ -22,23 +22,23 @@ Examples:
   millrace synth detector --out examples/traffic/detector.onnx
   millrace synth workflow yelp --out examples/workflows/models";
 
-/// What a manifest says of the counter's state.
+/// The manifest's declaration of the counter's state.
 const COUNTER_STATE: &str = "  sequences:\n    state: [{input: h_in, output: h_out}]\n";
 
-/// Write an ONNX network that nobody trained: always the same for the same options.
+/// Write an untrained ONNX network; equal options give equal files.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     #[command(subcommand)]
     network: Kind,
-    /// Where to write it; a workflow's files, into this folder [default: NETWORK.onnx, or models].
+    /// The file to write, or the folder for a workflow's files [default: NETWORK.onnx, or models].
     #[arg(short, long, global = true, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Where its random weights begin: another number gives another file, which answers otherwise.
-    /// The counter and the detector have none.
+    /// The seed of the random weights; another seed gives a file with other results. The counter
+    /// and the detector have no random weights.
     #[arg(long, global = true, value_name = "N", default_value_t = Seeded::default().0)]
     seed: u64,
-    /// Also print a manifest of a function with it.
+    /// Also print a manifest of a function with the network.
     #[arg(long, global = true)]
     function: bool,
 }
@@ -59,38 +59,39 @@ enum Network {
     TinyCnn,
     /// One block of a transformer: 1.8 million parameters.
     Transformer,
-    /// As ResNet-50: 25.6 million parameters.
+    /// A network like ResNet-50: 25.6 million parameters.
     Resnet50,
-    /// Keeps state from one request of a sequence to the next: half of it, and what it is given is added.
+    /// Keeps state between the requests of a sequence: halves it, and adds the input.
     Counter(Width),
-    /// Finds red and blue squares in a frame of 512×512 pixels: fixed weights, for examples/traffic.
+    /// Finds red and blue squares in a frame of 512×512 pixels: fixed weights, for
+    /// examples/traffic.
     Detector,
-    /// As BERT-base: 109.5 million parameters, unless its dimensions are changed.
+    /// A network like BERT-base: 109.5 million parameters, unless its dimensions are changed.
     Bert(Dimensions),
 }
 
 #[derive(Debug, clap::Args)]
 struct Width {
-    /// How many numbers it counts side by side.
+    /// The number of independent counters.
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = at_least_one)]
     width: usize,
 }
 
 #[derive(Debug, clap::Args)]
 struct Dimensions {
-    /// Blocks of attention and feed-forward network.
+    /// The number of blocks of attention and feed-forward network.
     #[arg(long, value_name = "N", default_value_t = Encoder::BASE.layers, value_parser = at_least_one)]
     layers: usize,
     /// The width of a token's vector.
     #[arg(long, value_name = "N", default_value_t = Encoder::BASE.hidden, value_parser = at_least_one)]
     hidden: usize,
-    /// Attention heads; they divide the width.
+    /// The number of attention heads, a divisor of the width.
     #[arg(long, value_name = "N", default_value_t = Encoder::BASE.heads, value_parser = at_least_one)]
     heads: usize,
     /// The width inside the feed-forward network.
     #[arg(long, value_name = "N", default_value_t = Encoder::BASE.inner, value_parser = at_least_one)]
     inner: usize,
-    /// Different tokens.
+    /// The number of different tokens.
     #[arg(long, value_name = "N", default_value_t = Encoder::BASE.vocabulary, value_parser = at_least_one)]
     vocabulary: usize,
     /// The longest text, in tokens.
@@ -101,8 +102,10 @@ struct Dimensions {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let (name, onnx) = match &args.network {
         Kind::Workflow(_) if args.function => {
-            return Err(Failure::usage("a workflow has no manifest of one function")
-                .hint("its manifest is examples/workflows/NAME.yaml"));
+            return Err(Failure::usage(
+                "--function does not apply to a workflow, which has several functions",
+            )
+            .hint("its manifest is examples/workflows/NAME.yaml"));
         }
         Kind::Workflow(workflow) => {
             let folder = args.out.as_deref().unwrap_or(Path::new("models"));
@@ -117,7 +120,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 impl Network {
-    /// The network's name and its file.
+    /// Builds the network. Returns its name and file.
     fn build(&self, seeded: Seeded) -> Result<(&'static str, Vec<u8>), Failure> {
         Ok(match self {
             Self::Mlp => ("mlp", seeded.mlp()),
@@ -149,9 +152,9 @@ fn write(out: &Path, bytes: &[u8]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A function's manifest, with what is to be said of its state.
+/// Returns a function's manifest with the declaration of its state.
 fn manifest(name: &str, file: &Path, state: &str) -> String {
-    // As a JSON string, which is a YAML one too, whatever is in the path.
+    // A JSON string is a YAML string too, whatever the path contains.
     let file = serde_json::Value::from(file.to_string_lossy());
     format!(
         "apiVersion: {API_VERSION}\nkind: Function\nmetadata:\n  name: {name}\nspec:\n  runtime: onnx\n  model: {{file: {file}}}\n{state}"
@@ -169,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_manifest_is_read_back_whatever_the_path() {
+    fn a_manifest_round_trips_with_any_path() {
         let path = "some where/it's: a \"file\".onnx";
         let read = millrace_types::manifest::parse(&manifest("tiny-cnn", Path::new(path), ""))
             .unwrap()
@@ -181,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn the_counters_manifest_names_state_that_it_has() {
+    fn the_counters_manifest_declares_the_state_of_the_model() {
         let text = manifest("counter", Path::new("counter.onnx"), COUNTER_STATE);
         let read = millrace_types::manifest::parse(&text).unwrap().remove(0).function().unwrap();
         let summary = millrace_model::compile(&counter(4).into()).unwrap().summary;
@@ -191,14 +194,14 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_gives_its_own_weights_and_the_same_each_time() {
+    fn weights_depend_only_on_the_seed() {
         let build = |seed| Network::Mlp.build(Seeded(seed)).unwrap().1;
         assert_eq!(build(7), build(7));
         assert_ne!(build(7), build(8));
     }
 
     #[test]
-    fn heads_must_divide_the_width() {
+    fn heads_that_do_not_divide_the_width_are_refused() {
         let dimensions =
             |hidden, heads| Dimensions { layers: 1, hidden, heads, inner: 16, vocabulary: 10, positions: 8 };
         assert!(dimensions(16, 4).encoder().is_ok());

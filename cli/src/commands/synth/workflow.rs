@@ -13,9 +13,9 @@ use crate::failure::Failure;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// Which of them.
+    /// The workflow of examples/workflows.
     name: Example,
-    /// Narrow networks of the same inputs and outputs, less than 6 MiB each: for tests.
+    /// Write narrow networks with the same inputs and outputs, less than 6 MiB each, for tests.
     #[arg(long)]
     small: bool,
 }
@@ -23,26 +23,26 @@ pub(super) struct Args {
 /// The workflows of FaaSTube's table 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Example {
-    /// Finds people and vehicles, and looks closer at each.
+    /// Finds people and vehicles, and classifies each of them.
     TrafficMonitor,
     /// Paints the road, and blurs the rest.
     AutoDriving,
-    /// Finds faces in three parts of a video at once, and recognises all of them.
+    /// Finds faces in three parts of a video in parallel, and recognises all of them.
     VideoEditing,
-    /// Asks two classifiers about one picture.
+    /// Combines the votes of two classifiers on one picture.
     ImageEditing,
-    /// Reads what is written in a picture, if anything is.
+    /// Reads the text in a picture, if there is text.
     SocialMedia,
     /// Judges comments, and replies.
     Yelp,
 }
 
-/// How large the networks are.
+/// The sizes of the networks.
 struct Sizes {
     detector: Darknet,
     faces: Darknet,
     residual: Residual,
-    /// How many times as large crops and faces are made for the residual network.
+    /// The factors by which crops and faces are enlarged for the residual network.
     enlarge: (usize, usize),
     alexnet: usize,
     comments: Encoder,
@@ -69,12 +69,12 @@ const SMALL: Sizes = Sizes {
     replies: Encoder::TINY,
 };
 
-/// How a network is made.
+/// The function that builds a network.
 type Build = fn(Seeded, &Sizes) -> Vec<u8>;
 
-/// Classes of a person or vehicle.
+/// The number of classes of a person or vehicle.
 const CLASSES: usize = 16;
-/// The numbers that a face is known by.
+/// The size of the embedding that identifies a face.
 const EMBEDDING: usize = 512;
 
 impl Sizes {
@@ -88,8 +88,8 @@ impl Sizes {
 }
 
 impl Example {
-    /// Its networks by the names of their files. Where a network is random, its seed is the one asked for
-    /// and its place here.
+    /// Returns the workflow's networks by the names of their files. The seed of a random network is
+    /// the given seed plus the network's index in this list.
     fn networks(self) -> &'static [(&'static str, Build)] {
         match self {
             Self::TrafficMonitor => &[
@@ -127,7 +127,7 @@ impl Example {
         }
     }
 
-    /// What to invoke it on, by the names of files.
+    /// Returns the inputs to invoke the workflow on, by the names of their files.
     fn inputs(self) -> Result<Vec<(&'static str, Vec<u8>)>, Failure> {
         Ok(match self {
             Self::TrafficMonitor => vec![
@@ -147,7 +147,7 @@ impl Example {
 impl Args {
     pub(super) fn write(&self, folder: &Path, seed: u64) -> Result<(), Failure> {
         std::fs::create_dir_all(folder)
-            .map_err(|error| Failure::usage(format!("cannot make {}: {error}", folder.display())))?;
+            .map_err(|error| Failure::usage(format!("cannot create {}: {error}", folder.display())))?;
         let sizes = if self.small { &SMALL } else { &FULL };
         for (place, (name, build)) in (0..).zip(self.name.networks()) {
             let onnx = build(Seeded(seed.wrapping_add(place)), sizes);

@@ -1,4 +1,4 @@
-//! A closer look at what one row is about, as lines.
+//! The details of one row as lines.
 
 use std::cmp::Reverse;
 
@@ -15,7 +15,7 @@ use crate::output::text::size;
 
 type Line = (String, Tone);
 
-/// A closer look at what a row is about.
+/// Returns the details of a row as lines.
 pub(super) fn detail(pane: Pane, id: &str, history: &History, events: &Events) -> Vec<Line> {
     let Some(now) = history.now() else { return Vec::new() };
     let (mut lines, about) = match pane {
@@ -42,7 +42,7 @@ fn plain(text: impl Into<String>) -> Line {
 }
 
 fn gone(id: &str) -> Vec<Line> {
-    vec![plain(format!("{id} is gone"))]
+    vec![plain(format!("{id} no longer exists"))]
 }
 
 fn gpu(now: &Sample, id: &str) -> Vec<Line> {
@@ -52,7 +52,7 @@ fn gpu(now: &Sample, id: &str) -> Vec<Line> {
     let mut lines = vec![
         plain(format!("GPU {id}: {}, {}", gpu.gpu_type, gpu.health)),
         plain(format!(
-            "{} of {} taken; the node has {} requests queued",
+            "{} of {} used; {} requests are queued on the node",
             size(gpu.used_bytes),
             size(gpu.memory_bytes),
             node.queued
@@ -75,7 +75,7 @@ fn gpu(now: &Sample, id: &str) -> Vec<Line> {
         let (state, tone) = match State::of(gpu, model, &weights) {
             State::Running => ("running".to_owned(), Tone::Good),
             State::Loading { of } => {
-                (format!("loading, {} of {} there", size(model.loaded_bytes), size(of)), Tone::Plain)
+                (format!("loading, {} of {} copied", size(model.loaded_bytes), size(of)), Tone::Plain)
             }
             State::Idle => (format!("idle for {:.0} s", seconds(model.idle)), Tone::Plain),
         };
@@ -100,7 +100,7 @@ fn function(history: &History, now: &Sample, id: &str) -> Vec<Line> {
     let copies = residents(&now.nodes).filter(|(.., model)| model.functions.iter().any(its));
     lines.extend(copies.map(|(node, gpu, model)| {
         plain(format!(
-            "  {}: {} of weights there, {} of memory taken, idle for {:.0} s",
+            "  {}: {} of weights copied, {} of memory used, idle for {:.0} s",
             gpu_name(node, gpu),
             size(model.loaded_bytes),
             size(model.bytes),
@@ -140,7 +140,7 @@ fn condition(condition: &wire::Condition) -> Line {
     (format!("  {}: {} ({})", condition.r#type, condition.reason, condition.message), tone)
 }
 
-/// What was counted of a function; nothing before its first request.
+/// Returns a function's counts, or nothing before its first request.
 fn counted(history: &History, now: &Sample, id: &str) -> Vec<Line> {
     let find = |sample: &Sample| {
         sample.activity.functions.iter().find(|it| name(&it.tenant, &it.function) == id).cloned()
@@ -166,7 +166,7 @@ fn counted(history: &History, now: &Sample, id: &str) -> Vec<Line> {
             took(1.0)
         )),
         plain(format!(
-            "objective: {} of {} requests in time; GPU time charged: {:.1} s",
+            "objective: {} of {} requests within the deadline; GPU time charged: {:.1} s",
             counted.slo_in_time,
             counted.slo_requests,
             seconds(counted.gpu_time)
@@ -199,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_closer_look_has_the_models_of_a_gpu_and_the_latencies_of_a_function() {
+    fn details_show_the_models_of_a_gpu_and_the_latencies_of_a_function() {
         let (history, events) = history();
         let text = |pane, id| {
             let lines = detail(pane, id, &history, &events).into_iter();
@@ -210,11 +210,11 @@ mod tests {
         let function = text(Pane::Functions, "default/digits");
         assert!(function.contains("p99 9.17 ms") && function.contains("worker-1/1: 512.0 MiB"), "{function}");
         let workflow = text(Pane::Functions, "default/reader");
-        assert!(workflow.contains("objective: 100 of 200 requests in time"), "{workflow}");
+        assert!(workflow.contains("objective: 100 of 200 requests within the deadline"), "{workflow}");
         assert!(workflow.contains("  say: function quiet"), "{workflow}");
         let link = text(Pane::Links, "worker-1/pcie 1");
         assert!(link.contains("1.0 GiB carried towards GPUs"), "{link}");
         assert!(link.contains("512.0 MiB carried to the host, 512.0 MiB/s measured"), "{link}");
-        assert_eq!(text(Pane::Gpus, "worker-1/7"), "worker-1/7 is gone");
+        assert_eq!(text(Pane::Gpus, "worker-1/7"), "worker-1/7 no longer exists");
     }
 }

@@ -1,4 +1,4 @@
-//! The picture on a terminal.
+//! The rendering on a terminal.
 
 use ratatui::Frame;
 use ratatui::layout::{Alignment, Constraint, Layout, Rect};
@@ -13,24 +13,24 @@ use super::sample::{Events, History};
 use super::sheet::{Cell, Column, Tone, Width};
 use super::view::{Mode, View};
 
-/// Lines that all panes together need; in less the one in front is shown alone.
+/// The number of lines that all panes together need. With fewer lines, only the front pane is
+/// shown.
 const ALL_PANES_MIN: u16 = 26;
-/// Lines of the head.
+/// The number of lines of the head.
 const HEAD: u16 = 3;
-/// A heading in order has an arrow.
+/// The mark of the column by which a pane is sorted.
 const MARK: &str = "▸";
 
 const DETAIL_KEYS: &str = "↑↓ scroll · esc back · q quit";
-const KEYS: &str =
-    "tab 1-4 pane · ↑↓ row · enter look closer · s sort · r reverse · / filter · p pause · q quit";
+const KEYS: &str = "tab 1-4 pane · ↑↓ row · enter details · s sort · r reverse · / filter · p pause · q quit";
 
-/// What there is to draw.
+/// The data to draw.
 pub(super) struct Scene<'a> {
     pub(super) history: &'a History,
     pub(super) events: &'a Events,
     pub(super) picture: Option<&'a Picture>,
     pub(super) view: &'a View,
-    /// Why what is shown is not of now.
+    /// The error that keeps the picture from being current.
     pub(super) trouble: Option<&'a str>,
 }
 
@@ -40,7 +40,7 @@ impl Scene<'_> {
         let [head, body, foot] = areas.areas(frame.area());
         self.draw_foot(frame, foot);
         let Some(picture) = self.picture else {
-            frame.render_widget(Paragraph::new("asking the cluster"), head);
+            frame.render_widget(Paragraph::new("waiting for the cluster"), head);
             return;
         };
         let lines = picture.head.iter().map(|(text, tone)| Line::styled(text.clone(), style(*tone)));
@@ -64,7 +64,8 @@ impl Scene<'_> {
 
     fn draw_pane(&self, frame: &mut Frame<'_>, area: Rect, picture: &Picture, pane: Pane) {
         let (rows, marked) = self.view.rows(picture, pane);
-        let (sheet, order) = (picture.sheet(pane), self.view.order(pane));
+        let sheet = picture.sheet(pane);
+        let order = self.view.order(pane);
         let in_front = pane == self.view.pane;
         let heading = |(at, column): (usize, &Column)| {
             let mark = if order.is_some_and(|order| order.column == at) { MARK } else { "" };
@@ -103,7 +104,7 @@ impl Scene<'_> {
             (Mode::Filter, _) => {
                 (format!("filter: {}▏ enter: keep · esc: none", self.view.filter), Tone::Plain)
             }
-            (_, Some(trouble)) => (format!("not of now: {trouble}"), Tone::Bad),
+            (_, Some(trouble)) => (format!("out of date: {trouble}"), Tone::Bad),
             (Mode::Detail { .. }, None) => (DETAIL_KEYS.to_owned(), Tone::Quiet),
             _ if self.view.paused => (format!("PAUSED · {KEYS}"), Tone::Warning),
             _ if !self.view.filter.is_empty() => {
@@ -131,7 +132,8 @@ fn width(column: &Column) -> Constraint {
     }
 }
 
-/// Colours of the terminal's own palette, so that they can be read on its background.
+/// Returns the style of a tone, in colours of the terminal's palette, which are readable on its
+/// background.
 fn style(tone: Tone) -> Style {
     match tone {
         Tone::Plain => Style::new(),
@@ -166,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_large_terminal_shows_all_panes_and_a_small_one_the_one_in_front() {
+    fn a_large_terminal_shows_all_panes_and_a_small_terminal_only_the_front_pane() {
         let large = screen(160, 40, &View::default(), None);
         for part in ["1 GPUs (1)", "2 Functions (3)", "3 Links (1)", "4 Events (2)", "▸REQ/S", "q quit"] {
             assert!(large.contains(part), "{part} in\n{large}");
@@ -177,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_the_size_nothing_panics() {
+    fn drawing_never_panics_at_any_size() {
         for (width, height) in [(1, 1), (10, 3), (20, 5), (300, 90)] {
             screen(width, height, &View::default(), None);
             let mode = Mode::Detail { id: "default/digits".into(), scrolled: 200 };
@@ -186,9 +188,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_of_now_says_so() {
+    fn stale_paused_and_filtered_pictures_are_marked() {
         let text = screen(100, 14, &View::default(), Some("no controller answers"));
-        assert!(text.contains("not of now: no controller answers"), "{text}");
+        assert!(text.contains("out of date: no controller answers"), "{text}");
         let mut paused = View::default();
         paused.paused = true;
         assert!(screen(100, 14, &paused, None).contains("PAUSED"));
@@ -198,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_closer_look_takes_the_panes_place() {
+    fn details_replace_the_panes() {
         let mode = Mode::Detail { id: "worker-1/1".into(), scrolled: 0 };
         let text = screen(120, 30, &seen(Pane::Gpus, mode, ""), None);
         assert!(text.contains("default/digits@1: running") && !text.contains("Functions (3)"), "{text}");

@@ -1,4 +1,4 @@
-//! A cluster for tests of what is shown of it.
+//! A cluster for the tests of `top`.
 
 use std::time::Duration;
 
@@ -44,7 +44,8 @@ fn digits(answered: u64, failed: u64) -> FunctionActivity {
     }
 }
 
-/// A cluster two seconds apart, in which one function's requests take 10 ms and half are late.
+/// Returns two samples of a cluster two seconds apart, in which one function's requests take 10 ms
+/// and half of them miss the deadline.
 pub(super) fn history() -> (History, Events) {
     let start = now();
     let at = |second: u64, swaps, busy, function: FunctionActivity, carried: (u64, u64)| {

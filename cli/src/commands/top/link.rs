@@ -1,4 +1,4 @@
-//! One link among all: what it carries both ways. [`super::detail`] shows each direction.
+//! The row of a link, with the traffic of both directions. [`super::detail`] shows each direction.
 
 use millrace_proto::activity::LinkActivity;
 
@@ -10,16 +10,16 @@ pub(super) fn name(link: &LinkActivity) -> String {
     format!("{}/{}", link.node, link.name)
 }
 
-/// What is shown of a link, since an earlier look if there was one.
+/// Returns a link's row. The rates are since an earlier sample, if there is one.
 pub(super) fn row(since: Option<(&LinkActivity, Span)>, now: &LinkActivity) -> Row {
-    // Towards GPUs and to the host.
+    // The rates towards GPUs and to the host.
     let rates = since.map(|(before, span)| {
         let to_gpu = span.rate(before.carried_bytes, now.carried_bytes);
         (to_gpu, span.rate(before.carried_to_host_bytes, now.carried_to_host_bytes))
     });
     let per_second = |rate: f64| Cell::number(rate, format!("{}/s", size(rate as u64)));
     let rate = rates.map(|(to_gpu, to_host)| to_gpu + to_host);
-    // The directions do not share the link's rate: each has all of it.
+    // The directions do not share the link's rate: each can use all of it.
     let busier = rates.map(|(to_gpu, to_host)| to_gpu.max(to_host) / now.bytes_per_second as f64);
     let measured = now.measured_bytes_per_second.max(now.measured_to_host_bytes_per_second);
     let measured = (measured > 0).then_some(measured as f64);
@@ -42,12 +42,13 @@ pub(super) fn row(since: Option<(&LinkActivity, Span)>, now: &LinkActivity) -> R
 mod tests {
     use super::*;
 
-    /// What the link had carried in each direction before, and what one has then.
+    /// The bytes that the link had carried in each direction in the earlier sample.
     const BEFORE: u64 = 1 << 20;
+    /// The bytes that a direction has carried in the later sample.
     const MOVED: u64 = BEFORE + (1 << 28);
 
     #[test]
-    fn a_link_that_carries_to_the_host_alone_is_as_busy_as_one_towards_a_gpu() {
+    fn traffic_to_the_host_counts_like_traffic_towards_gpus() {
         let link = |carried_bytes, carried_to_host_bytes| LinkActivity {
             name: "pcie 0".into(),
             bytes_per_second: 1 << 30,

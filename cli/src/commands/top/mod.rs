@@ -1,12 +1,12 @@
-//! `top`: what the cluster does, as it does it.
+//! `top`: the cluster's activity, updated continuously.
 //!
-//! | module | holds |
+//! | module | content |
 //! |---|---|
-//! | [`sample`] | what is asked, and how counts become rates |
-//! | [`picture`] | what is shown of it; [`objective`] of a function's objective, [`link`] of a link, [`detail`] of one row |
+//! | [`sample`] | the requests to the cluster, and the conversion of counts to rates |
+//! | [`picture`] | the displayed data; [`objective`] of a function's objective, [`link`] of a link, [`detail`] of one row |
 //! | [`sheet`] | tables that can be sorted and filtered |
-//! | [`view`] | what whoever looks has chosen, and what keys do |
-//! | [`draw`] | the picture on a terminal |
+//! | [`view`] | the user's selection, and the keys that change it |
+//! | [`draw`] | the rendering on a terminal |
 
 mod detail;
 mod draw;
@@ -39,41 +39,42 @@ use crate::failure::Failure;
 use crate::output::print;
 use crate::session::Session;
 
-/// The shortest time between two looks.
+/// The shortest interval between two samples.
 const INTERVAL_MIN: Duration = Duration::from_millis(200);
-/// How far back rates look at most: all looks until then are kept.
+/// The longest window of rates. All samples within the window are kept.
 const WINDOW_MAX: Duration = Duration::from_secs(600);
-/// Keys that were pressed and not yet looked at.
+/// The limit of pressed keys that are not handled yet.
 const KEYS_MAX: usize = 64;
 
 const AFTER: &str = "\
-On a terminal: tab or 1-4 goes to another pane, s sorts by the next column, r the other way round,
-/ filters, enter looks closer at what is marked, p pauses, q ends. Where standard output is no terminal,
-or with --batch, it prints the same as text.
+On a terminal: tab or 1-4 selects a pane, s sorts by the next column, r reverses the order, / filters,
+enter shows the details of the marked row, p pauses, q quits. If standard output is not a terminal, or
+with --batch, the same data is printed as text.
 
-DUE is the required request count: how many requests have still to be in time for the objective to be
-met, or with a minus how many may be late. Latencies are within a tenth. A link's RATE and CARRIED are of
-both directions, OF and MEASURED of the busier and the faster one; a closer look has each.
+DUE is the required request count: the number of requests that must still meet the deadline for the
+function to meet its objective, or with a minus the number that may still miss it. Latencies are
+accurate within a tenth. A link's RATE and CARRIED cover both directions, OF and MEASURED the busier
+and the faster one; the details show each direction.
 
 Examples:
-  millrace top                          all of it, every 2 s
-  millrace top --window 60s             rates and latencies of the last minute
-  millrace top --batch -c 1 > now.txt   one look, for a report";
+  millrace top                          all panes, every 2 s
+  millrace top --window 60s             rates and latencies over the last minute
+  millrace top --batch -c 1 > now.txt   one sample, for a report";
 
 /// Watch GPUs, functions, links and events as they change.
 #[derive(Debug, clap::Args)]
 #[command(after_help = AFTER)]
 pub(crate) struct Args {
-    /// How often to look.
+    /// The interval between two samples.
     #[arg(short, long, value_name = "TIME", default_value = "2s", value_parser = looks_every)]
     interval: Duration,
-    /// How far back rates and latencies look.
+    /// The window of rates and latencies.
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = looks_back)]
     window: Duration,
-    /// Print text, a look after the other, and no colours.
+    /// Print text, one sample after another, without colours.
     #[arg(short, long)]
     batch: bool,
-    /// End after so many looks [default: never; 1 where standard output is no terminal].
+    /// End after N samples [default: never; 1 if standard output is not a terminal].
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
 }
@@ -81,7 +82,7 @@ pub(crate) struct Args {
 fn looks_every(text: &str) -> Result<Duration, String> {
     let time = humantime::parse_duration(text).map_err(|error| error.to_string())?;
     match time {
-        time if time < INTERVAL_MIN => Err(format!("look at most every {INTERVAL_MIN:?}")),
+        time if time < INTERVAL_MIN => Err(format!("write an interval of at least {INTERVAL_MIN:?}")),
         _ => Ok(time),
     }
 }
@@ -90,14 +91,14 @@ fn looks_back(text: &str) -> Result<Duration, String> {
     let time = humantime::parse_duration(text).map_err(|error| error.to_string())?;
     match time {
         time if time > WINDOW_MAX => {
-            Err(format!("look back at most {}", humantime::format_duration(WINDOW_MAX)))
+            Err(format!("write a window of at most {}", humantime::format_duration(WINDOW_MAX)))
         }
         _ => Ok(time),
     }
 }
 
 pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
-    // A cluster without a leader is looked at too, and then above all.
+    // Use stale reads, because a cluster without a leader is when an operator needs `top` most.
     let admin = session.admin.clone().stale();
     let terminal = std::io::stdout().is_terminal();
     match args.batch || !terminal {
@@ -113,36 +114,36 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
     }
 }
 
-/// What was seen so far.
+/// The samples and events so far.
 #[derive(Default)]
 struct Seen {
     history: History,
     events: Events,
 }
 
-/// What a look found: a sample, and the events since.
+/// The result of one request for data: a sample, and the events since the previous one.
 type Look = Result<(Sample, Events), millrace_client::Error>;
 
 impl Seen {
     async fn look(&mut self, admin: &Admin, window: Duration) -> Result<(), millrace_client::Error> {
-        let found = look(admin, self.events.after()).await?;
-        self.take(found, window);
+        let (sample, events) = look(admin, self.events.after()).await?;
+        self.take(sample, events, window);
         Ok(())
     }
 
-    fn take(&mut self, (sample, events): (Sample, Events), window: Duration) {
+    fn take(&mut self, sample: Sample, events: Events, window: Duration) {
         self.history.add(sample, window);
         self.events.extend(events);
     }
 }
 
-/// Asks the cluster.
+/// Requests a sample and the new events.
 async fn look(admin: &Admin, mut events: Events) -> Look {
     events.follow(admin).await?;
     Ok((Sample::take(admin).await?, events))
 }
 
-/// Prints looks as text, the first as soon as there are rates.
+/// Prints samples as text, the first as soon as rates are available.
 async fn batch(admin: &Admin, args: &Args, looks: Option<u64>) -> Result<(), Failure> {
     let mut seen = Seen::default();
     seen.look(admin, args.window).await?;
@@ -162,7 +163,7 @@ async fn batch(admin: &Admin, args: &Args, looks: Option<u64>) -> Result<(), Fai
     Ok(())
 }
 
-/// All of a picture, as the screen has it at first.
+/// Formats a picture as text, as the screen shows it initially.
 fn text(picture: &Picture) -> String {
     let view = View::default();
     let head = picture.head.iter().map(|(line, _)| format!("{line}\n"));
@@ -174,7 +175,7 @@ fn text(picture: &Picture) -> String {
     head.chain(panes).collect()
 }
 
-/// Lines of columns that are as wide as what is in them.
+/// Formats rows in columns that are as wide as their content.
 fn aligned(sheet: &Sheet, rows: Vec<Vec<&str>>) -> String {
     let headings = sheet.columns.iter().map(|column| column.heading).collect();
     let lines: Vec<Vec<&str>> = std::iter::once(headings).chain(rows).collect();
@@ -192,19 +193,21 @@ fn aligned(sheet: &Sheet, rows: Vec<Vec<&str>>) -> String {
     written.collect()
 }
 
-/// Draws looks on the terminal until it is left.
+/// Draws samples on the terminal until the user quits.
 async fn screen(admin: &Admin, args: &Args) -> Result<(), Failure> {
     let broken = |error: std::io::Error| Failure::failed(format!("cannot draw on the terminal: {error}"));
-    // Before it is drawn on: what cannot be reached at first is said as by every verb.
+    // Take the first sample before drawing, so that an unreachable cluster is reported as by every
+    // verb.
     let mut seen = Seen::default();
     seen.look(admin, args.window).await?;
     let mut terminal = ratatui::try_init().map_err(broken)?;
     let mut keys = keys();
-    let (mut view, mut trouble) = (View::default(), None::<String>);
+    let mut view = View::default();
+    let mut trouble = None::<String>;
     let mut ticks = interval(args.interval);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut looks = 0;
-    // Beside the keys, which are heard while nobody answers too.
+    // The pending request runs beside the keys, which work while no controller answers.
     let mut asked: Option<Pin<Box<dyn Future<Output = Look>>>> = None;
     loop {
         let picture = Picture::of(&seen.history, &seen.events);
@@ -223,7 +226,7 @@ async fn screen(admin: &Admin, args: &Args) -> Result<(), Failure> {
                         return Ok(());
                     }
                 }
-                // It is drawn anew, in the size that it has now.
+                // The terminal was resized: the next iteration draws in the new size.
                 Some(Ok(_)) => {}
                 Some(Err(error)) => return Err(broken(error)),
                 None => return Ok(()),
@@ -234,15 +237,16 @@ async fn screen(admin: &Admin, args: &Args) -> Result<(), Failure> {
                 }
                 if !view.paused {
                     looks += 1;
-                    let (admin, events) = (admin.clone(), seen.events.after());
+                    let admin = admin.clone();
+                    let events = seen.events.after();
                     asked = Some(Box::pin(async move { look(&admin, events).await }));
                 }
             }
-            found = async { asked.as_mut().expect("it is only polled then").await }, if asked.is_some() => {
+            found = async { asked.as_mut().expect("the branch is polled only while a request is pending").await }, if asked.is_some() => {
                 asked = None;
                 match found {
-                    Ok(found) => {
-                        seen.take(found, args.window);
+                    Ok((sample, events)) => {
+                        seen.take(sample, events, args.window);
                         trouble = None;
                     }
                     Err(error) => trouble = Some(error.to_string()),
@@ -252,7 +256,8 @@ async fn screen(admin: &Admin, args: &Args) -> Result<(), Failure> {
     }
 }
 
-/// What is typed, from a thread of its own: reading a terminal blocks. The thread ends with the process.
+/// Returns the pressed keys, read in a separate thread because reading a terminal blocks. The
+/// thread ends with the process.
 fn keys() -> mpsc::Receiver<std::io::Result<Input>> {
     let (typed, keys) = mpsc::channel(KEYS_MAX);
     std::thread::spawn(move || {
@@ -273,7 +278,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_look_can_be_printed() {
+    fn a_sample_can_be_printed_as_text() {
         let (history, events) = history();
         let text = text(&Picture::of(&history, &events).unwrap());
         let lines: Vec<_> = text.lines().collect();
@@ -286,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_asked_all_the_time() {
+    fn short_intervals_and_long_windows_are_refused() {
         assert!(looks_every("1ms").is_err());
         assert_eq!(looks_every("500ms").unwrap(), Duration::from_millis(500));
         assert!(looks_every("soon").is_err());

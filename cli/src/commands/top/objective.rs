@@ -1,4 +1,4 @@
-//! What a function or workflow is held to, and how it does, as cells.
+//! The objective of a function or workflow, and its fulfilment, as cells.
 
 use std::time::Duration;
 
@@ -8,13 +8,13 @@ use millrace_proto::activity::FunctionActivity;
 use super::sheet::{Cell, Tone};
 use crate::output::text::latency;
 
-/// What a function or workflow is held to, and how it does.
+/// The objective of a function or workflow, and its SLO counts.
 pub(super) struct Objective {
     deadline: Duration,
     percentile: f64,
-    /// In between: requests that count, and those in time.
+    /// The requests that counted in the window, and those of them within the deadline.
     lately: (u64, u64),
-    /// The same, ever.
+    /// The requests that counted since the start, and those of them within the deadline.
     ever: (u64, u64),
 }
 
@@ -42,7 +42,8 @@ impl Objective {
         Cell::number(-self.deadline.as_secs_f64(), text)
     }
 
-    /// The share in time, lately; ever where none came lately.
+    /// Returns the share of requests within the deadline: in the window, or since the start if none
+    /// counted in the window.
     pub(super) fn in_time(&self) -> Cell {
         let (count, in_time) = if self.lately.0 > 0 { self.lately } else { self.ever };
         if count == 0 {
@@ -54,13 +55,15 @@ impl Objective {
             () if share < self.percentile => Tone::Bad,
             () => Tone::Good,
         };
-        // What is worst comes first.
+        // Sort the worst share first.
         Cell::number(-share, format!("{:.1}%", share * 100.0)).tone(tone)
     }
 
-    /// The required request count (T17), (pn - m) / (1 - p): what has still to be in time, or is to spare.
+    /// Returns the required request count (T17), (pn - m) / (1 - p): the number of requests that
+    /// must still meet the deadline, or if negative the number that may miss it.
     pub(super) fn due(&self) -> Cell {
-        let (n, m) = (self.ever.0 as f64, self.ever.1 as f64);
+        let n = self.ever.0 as f64;
+        let m = self.ever.1 as f64;
         let due = (self.percentile * n - m) / (1.0 - self.percentile);
         Cell::number(due, format!("{due:+.0}")).tone(if due > 0.0 { Tone::Bad } else { Tone::Quiet })
     }

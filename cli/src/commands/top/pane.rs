@@ -1,8 +1,8 @@
-//! What `top` has to look at, and the columns of each.
+//! The panes of `top`, and their columns.
 
 use super::sheet::{Column, Width};
 
-/// What can be looked at.
+/// A pane of `top`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Pane {
     Gpus,

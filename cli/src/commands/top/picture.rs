@@ -1,4 +1,4 @@
-//! What `top` shows, made of samples: the same for a screen and for lines of text.
+//! The data that `top` shows, derived from samples: the same for a screen and for text.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,10 +14,10 @@ use super::sheet::{Cell, Row, Sheet, Tone};
 use crate::output::events::Event;
 use crate::output::text::{latency, size};
 
-/// Everything that is shown.
+/// The data of one display.
 #[derive(Debug)]
 pub(super) struct Picture {
-    /// The cluster in a few lines.
+    /// The summary of the cluster, as lines.
     pub(super) head: Vec<(String, Tone)>,
     gpus: Sheet,
     functions: Sheet,
@@ -26,7 +26,7 @@ pub(super) struct Picture {
 }
 
 impl Picture {
-    /// What the samples show; `None` before the first.
+    /// Derives the picture from the samples. Returns `None` before the first sample.
     pub(super) fn of(history: &History, events: &Events) -> Option<Self> {
         let now = history.now()?;
         let since = Since { before: history.before(), now };
@@ -37,7 +37,7 @@ impl Picture {
             links: Sheet { columns: LINKS, rows: since.links() },
             events: Sheet {
                 columns: EVENTS,
-                rows: events.kept.iter().rev().enumerate().map(event).collect(),
+                rows: events.kept.iter().rev().enumerate().map(|(place, it)| event(place, it)).collect(),
             },
         })
     }
@@ -52,7 +52,7 @@ impl Picture {
     }
 }
 
-/// The newest sample, and what to compare it with.
+/// The newest sample, and an earlier one to compare with.
 #[derive(Clone, Copy)]
 struct Since<'a> {
     before: Option<&'a Sample>,
@@ -72,12 +72,12 @@ impl<'a> Since<'a> {
         let status = &self.now.status;
         let up = status.controllers.iter().filter(|it| it.reachable).count();
         let leads = match status.leader {
-            0 => "nobody leads".to_owned(),
+            0 => "no controller leads".to_owned(),
             leader => format!("controller {leader} leads in term {}", status.term),
         };
         let of = status.controllers.len();
         let mut text = format!("cluster {}: {leads}, {up} of {of} controllers up", status.cluster_id);
-        // 'cluster status' has them all.
+        // Show only the first warning: 'cluster status' lists all.
         if let Some(warning) = status.warnings.first() {
             text += &format!("; {warning}");
         }
@@ -97,7 +97,7 @@ impl<'a> Since<'a> {
         let sum = |of: fn(&wire::Gpu) -> u64| size(gpus.iter().map(|gpu| of(gpu)).sum());
         let queued: u32 = nodes.iter().map(|node| node.queued).sum();
         let text = format!(
-            "{connected} of {} nodes connected, {up} of {} GPUs up, {} of {} of GPU memory taken, {queued} requests queued",
+            "{connected} of {} nodes connected, {up} of {} GPUs up, {} of {} of GPU memory used, {queued} requests queued",
             nodes.len(),
             gpus.len(),
             sum(|gpu| gpu.used_bytes),
@@ -117,11 +117,12 @@ impl<'a> Since<'a> {
         let sum = |of: fn(&FunctionActivity) -> u64| -> f64 {
             grown.iter().map(|(was, now)| span.rate(of(was), of(now))).sum()
         };
-        let (answered, failed) = (sum(|it| it.answered), sum(|it| it.failed));
+        let answered = sum(|it| it.answered);
+        let failed = sum(|it| it.failed);
         let mut text =
             format!("{answered:.1} requests/s answered, {failed:.1}/s failed, over {:.0} s", span.0);
         if self.now.left_out > 0 {
-            text += &format!("; {} functions that had fewer requests are left out", self.now.left_out);
+            text += &format!("; {} less busy functions are left out", self.now.left_out);
         }
         text += &self.not_counted();
         let tone = match () {
@@ -132,13 +133,13 @@ impl<'a> Since<'a> {
         (text, tone)
     }
 
-    /// Who does not answer.
+    /// Lists the processes that did not answer.
     fn not_counted(&self) -> String {
         self.now.missing.iter().map(|missing| format!("; not counted: {missing}")).collect()
     }
 
-    /// What a function had counted before; nothing where it is new. `None` where it may have been left
-    /// out: all that it ever counted is no rate.
+    /// Returns a function's earlier counts, or zero counts if the function is new. Returns `None`
+    /// if the earlier sample may have left the function out: its count since the start is no rate.
     fn was(&self, now: &FunctionActivity) -> Option<FunctionActivity> {
         let before = self.before?;
         let its = |it: &&FunctionActivity| it.tenant == now.tenant && it.function == now.function;
@@ -167,7 +168,7 @@ impl<'a> Since<'a> {
             id: gpu_name(&node.name, gpu),
             cells: vec![
                 Cell::text(&node.name),
-                // By number, the first first.
+                // Negate the index, because numbers are sorted in descending order.
                 Cell::number(-f64::from(gpu.index), gpu.index.to_string()),
                 match (node.connected, gpu.health.as_str()) {
                     (true, "Up") => state.tone(Tone::Good),
@@ -202,10 +203,10 @@ impl<'a> Since<'a> {
             let spec = it.spec.as_ref()?;
             Some(Known { tenant: &spec.tenant, name: &spec.name, slo: spec.slo.as_ref() })
         });
-        // They share one set of names.
+        // Functions and workflows share one name space.
         let known = functions.chain(workflows).map(|it| (name(it.tenant, it.name), it));
         let known: BTreeMap<_, _> = known.collect();
-        // What was deleted is still counted; it has no place here.
+        // A deleted function still has counts, but no row.
         known.iter().map(|(id, known)| self.function(id, known, active.get(id).copied())).collect()
     }
 
@@ -216,7 +217,7 @@ impl<'a> Since<'a> {
             ..FunctionActivity::default()
         };
         if now.is_none() && self.now.left_out > 0 {
-            // One of those that are left out, or one that does nothing: nobody knows.
+            // The function may be idle or left out of the sample, so its counts are unknown.
             let mut cells = vec![Cell::unknown(); FUNCTIONS.len()];
             cells[0] = Cell::text(id);
             return Row { id: id.to_owned(), cells };
@@ -266,14 +267,14 @@ impl<'a> Since<'a> {
     }
 }
 
-/// A function or a workflow: what requests are sent to.
+/// A function or a workflow, to which requests are sent.
 struct Known<'a> {
     tenant: &'a str,
     name: &'a str,
     slo: Option<&'a wire::Slo>,
 }
 
-fn event((place, event): (usize, &wire::Event)) -> Row {
+fn event(place: usize, event: &wire::Event) -> Row {
     let Event { time, reason, object, message, .. } = Event::from(event);
     let tone = match event.severity() {
         wire::EventSeverity::Warning => Tone::Warning,
@@ -282,7 +283,7 @@ fn event((place, event): (usize, &wire::Event)) -> Row {
     Row {
         id: object.to_owned(),
         cells: vec![
-            // The newest first, also of those in one second.
+            // The position keeps events of the same second in order, the newest first.
             Cell::number(-(place as f64), time.unwrap_or_else(|| "-".to_owned())),
             Cell::text(reason).tone(tone),
             Cell::text(object),
@@ -307,7 +308,7 @@ pub(super) fn share(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
 }
 
-/// So much of a bar.
+/// Returns a bar of the given width, filled to the share.
 pub(super) fn bar(share: f64, width: usize) -> String {
     let full = (share.clamp(0.0, 1.0) * width as f64).round() as usize;
     format!("{}{}", "█".repeat(full), "░".repeat(width - full))
@@ -326,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_and_shares_are_of_the_time_between_two_samples() {
+    fn rates_and_shares_cover_the_time_between_two_samples() {
         let (history, events) = history();
         let picture = Picture::of(&history, &events).unwrap();
         let gpus = texts(&picture, Pane::Gpus);
@@ -354,20 +355,24 @@ mod tests {
         assert_eq!(functions[1][..4], ["default/quiet", "0.0", "0.0", "-"]);
         let workflow = &functions[2];
         assert_eq!(workflow[0], "default/reader");
-        assert_eq!(workflow[5..8], ["80.0 ms p98", "50.0%", "+4800"], "it has an objective of its own");
+        assert_eq!(
+            workflow[5..8],
+            ["80.0 ms p98", "50.0%", "+4800"],
+            "the workflow has an objective of its own"
+        );
         assert_eq!(
             texts(&picture, Pane::Links),
             [["worker-1", "pcie 1", "768.0 MiB/s", "50%", "512.0 MiB/s", "1.5 GiB", "1"]],
-            "both directions of the link, and how much of it the busier one has"
+            "the rate covers both directions, and the share the busier one"
         );
         let reasons: Vec<_> = texts(&picture, Pane::Events).iter().map(|row| row[1]).collect();
-        assert_eq!(reasons, ["ExecutorRestarted", "GpuUp"], "the newest first");
+        assert_eq!(reasons, ["ExecutorRestarted", "GpuUp"], "the newest event comes first");
         let head: Vec<_> = picture.head.iter().map(|(text, _)| text.as_str()).collect();
         assert_eq!(
             head,
             [
                 "cluster c: controller 1 leads in term 4, 1 of 1 controllers up",
-                "1 of 1 nodes connected, 1 of 1 GPUs up, 512.0 MiB of 1.0 GiB of GPU memory taken, 3 requests queued",
+                "1 of 1 nodes connected, 1 of 1 GPUs up, 512.0 MiB of 1.0 GiB of GPU memory used, 3 requests queued",
                 "100.0 requests/s answered, 4.0/s failed, over 2 s",
             ]
         );
@@ -381,6 +386,6 @@ mod tests {
         assert!(Picture::of(&History::default(), &Events::default()).is_none());
         let picture = Picture::of(&one, &Events::default()).unwrap();
         assert_eq!(picture.head[2].0, "requests: counting");
-        assert_eq!(picture.head[0].1, Tone::Bad, "nobody leads");
+        assert_eq!(picture.head[0].1, Tone::Bad, "no controller leads");
     }
 }

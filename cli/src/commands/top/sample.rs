@@ -1,4 +1,4 @@
-//! What `top` asks for, and how what it was told becomes rates.
+//! The data that `top` requests, and the conversion of counts to rates.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -11,14 +11,14 @@ use tokio::time::Instant;
 
 use crate::clock::now;
 
-/// Functions that are shown, the busiest: the most that a controller tells.
+/// The number of functions to request, the busiest first. A controller returns at most as many.
 const FUNCTIONS_MAX: u32 = 1_000;
-/// Events that are kept.
+/// The number of events to keep.
 const EVENTS_MAX: usize = 500;
-/// The middle of a bucket of latencies, which is a quarter of an octave wide, by its end.
+/// The middle of a latency bucket relative to its end. A bucket is a quarter of an octave wide.
 const MIDDLE: f64 = 0.917_004_043_204_671_2; // 2^(-1/8)
 
-/// What the cluster said at one moment.
+/// The state of the cluster at one moment.
 #[derive(Debug, Clone)]
 pub(super) struct Sample {
     pub(super) at: Instant,
@@ -32,7 +32,8 @@ pub(super) struct Sample {
 }
 
 impl Sample {
-    /// Asks for it. What is read may be behind: an operator looks at a cluster without a leader too.
+    /// Requests a sample. Admin reads may be stale, because an operator also watches a cluster
+    /// without a leader.
     pub(super) async fn take(admin: &Admin) -> Result<Self, Error> {
         let functions = admin.functions(None).try_collect::<Vec<_>>();
         let workflows = admin.workflows(None).try_collect::<Vec<_>>();
@@ -56,12 +57,13 @@ impl Sample {
     }
 }
 
-/// The last samples, as far back as rates look.
+/// The last samples, within the window of rates.
 #[derive(Debug, Default)]
 pub(super) struct History(VecDeque<Sample>);
 
 impl History {
-    /// Takes a sample in, and lets go of those that are more than `window` older, but for one.
+    /// Adds a sample, and drops the samples that are older than `window`, except for the newest of
+    /// these.
     pub(super) fn add(&mut self, sample: Sample, window: Duration) {
         self.0.push_back(sample);
         let newest = self.0[self.0.len() - 1].at;
@@ -70,13 +72,14 @@ impl History {
         }
     }
 
-    /// The newest.
+    /// Returns the newest sample.
     pub(super) fn now(&self) -> Option<&Sample> {
         self.0.back()
     }
 
-    /// The oldest that the newest can be compared with: counted by the same processes, as all between
-    /// are. A process that came or began anew brings or takes all that it ever counted.
+    /// Returns the oldest sample that is comparable with the newest: all samples between the two
+    /// have counts of the same processes. A process that joined or restarted would add or remove
+    /// all its counts since its start.
     pub(super) fn before(&self) -> Option<&Sample> {
         let now = self.now()?;
         let same = |it: &&Sample| it.activity.processes == now.activity.processes;
@@ -84,7 +87,7 @@ impl History {
     }
 }
 
-/// What grew between two samples, a second.
+/// The time between two samples, in seconds.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Span(pub(super) f64);
 
@@ -93,12 +96,12 @@ impl Span {
         Self((now.at - before.at).as_secs_f64().max(1e-3))
     }
 
-    /// How fast a count grew.
+    /// Returns the growth of a count per second.
     pub(super) fn rate(self, before: u64, now: u64) -> f64 {
         now.saturating_sub(before) as f64 / self.0
     }
 
-    /// What share of the time a sum of times grew by.
+    /// Returns the growth of a sum of times, as a share of the span.
     pub(super) fn share(
         self,
         before: Option<prost_types::Duration>,
@@ -108,13 +111,13 @@ impl Span {
     }
 }
 
-/// A time of the wire in seconds.
+/// Converts a duration of a message to seconds.
 pub(super) fn seconds(time: Option<prost_types::Duration>) -> f64 {
     time.and_then(|it| Duration::try_from(it).ok()).unwrap_or_default().as_secs_f64()
 }
 
-/// A latency that so many of the requests between two samples did not exceed, within a tenth; `None`
-/// where there was none.
+/// Returns the latency that the given share of the requests between two samples did not exceed,
+/// within a tenth. Returns `None` if there was no request.
 pub(super) fn quantile(
     before: Option<&FunctionActivity>,
     now: &FunctionActivity,
@@ -138,11 +141,11 @@ pub(super) fn quantile(
         seen += count;
         seen >= rank
     })?;
-    // The last bucket has no end: what took so long is beyond any objective.
+    // The last bucket has no end: its latencies are beyond any objective.
     Duration::try_from_secs_f64(end * MIDDLE).ok().or(Some(Duration::MAX))
 }
 
-/// The newest events, and where to go on.
+/// The newest events, and the position after them.
 #[derive(Debug, Default)]
 pub(super) struct Events {
     pub(super) kept: VecDeque<wire::Event>,
@@ -150,19 +153,19 @@ pub(super) struct Events {
 }
 
 impl Events {
-    /// To go on with what comes after these.
+    /// Returns an empty list at the same position, to receive the later events.
     pub(super) fn after(&self) -> Self {
         Self { kept: VecDeque::new(), next: self.next.clone() }
     }
 
-    /// Takes in what came after these.
+    /// Appends later events.
     pub(super) fn extend(&mut self, newer: Self) {
         self.next = newer.next;
         self.kept.extend(newer.kept);
         self.kept.drain(..self.kept.len().saturating_sub(EVENTS_MAX));
     }
 
-    /// Asks for what is new.
+    /// Requests the new events.
     pub(super) async fn follow(&mut self, admin: &Admin) -> Result<(), Error> {
         loop {
             let page = admin.events(&self.next, Duration::ZERO).await?;
@@ -204,21 +207,24 @@ pub(super) mod tests {
     #[test]
     fn samples_are_compared_over_the_window() {
         let start = now();
-        let (mut history, window) = (History::default(), Duration::from_secs(10));
+        let mut history = History::default();
+        let window = Duration::from_secs(10);
         assert!(history.before().is_none());
         for second in 0..30 {
             history.add(sample(start + Duration::from_secs(second), &["w"]), window);
         }
         assert_eq!(history.before().unwrap().at, start + Duration::from_secs(19));
-        // A lone old one is better than none.
+        // A single old sample is better than none.
         history.add(sample(start + Duration::from_secs(90), &["w"]), window);
         assert_eq!(history.before().unwrap().at, start + Duration::from_secs(29));
     }
 
     #[test]
-    fn what_other_processes_counted_is_not_compared() {
-        let (start, second) = (now(), Duration::from_secs(1));
-        let (mut history, window) = (History::default(), Duration::from_secs(10));
+    fn samples_of_other_processes_are_not_compared() {
+        let start = now();
+        let second = Duration::from_secs(1);
+        let mut history = History::default();
+        let window = Duration::from_secs(10);
         history.add(sample(start, &["w/1"]), window);
         history.add(sample(start + second, &["w/2"]), window);
         assert!(history.before().is_none());
@@ -227,7 +233,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_quantile_is_of_what_came_in_between() {
+    fn a_quantile_covers_the_requests_between_two_samples() {
         let before = activity(&[(0.1, 100)]);
         let now = activity(&[(0.1, 198), (1.0, 1), (f64::INFINITY, 1)]);
         let of = |share| quantile(Some(&before), &now, share).unwrap();
@@ -235,11 +241,11 @@ pub(super) mod tests {
         assert!(near(of(0.5), 0.1) && near(of(0.98), 0.1), "{:?}", of(0.98));
         assert!(near(of(0.99), 1.0));
         assert_eq!(of(1.0), Duration::MAX);
-        assert_eq!(quantile(Some(&now), &now, 0.5), None, "nothing came");
+        assert_eq!(quantile(Some(&now), &now, 0.5), None, "no request arrived");
     }
 
     #[test]
-    fn a_sum_that_fell_is_no_rate_below_zero() {
+    fn a_decreasing_count_gives_a_rate_of_zero() {
         let span = Span(2.0);
         let time = |seconds| Some(prost_types::Duration { seconds, nanos: 0 });
         assert!((span.rate(10, 14) - 2.0).abs() < 1e-12 && span.rate(14, 10).abs() < 1e-12);

@@ -1,24 +1,24 @@
-//! Tables that can be sorted and filtered, whatever is in them.
+//! Tables that can be sorted and filtered, independent of their content.
 
 use std::cmp::Ordering;
 
-/// What a cell wants of who looks at it.
+/// The emphasis of a cell.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum Tone {
     #[default]
     Plain,
-    /// Nothing to see.
+    /// The value needs no attention.
     Quiet,
     Good,
     Warning,
     Bad,
 }
 
-/// What is in one place of a table.
+/// A cell of a table.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Cell {
     pub(super) text: String,
-    /// What it is sorted by; `None`: by its text.
+    /// The sort key. `None` sorts by the text.
     by: Option<f64>,
     pub(super) tone: Tone,
 }
@@ -28,12 +28,12 @@ impl Cell {
         Self { text: text.into(), by: None, tone: Tone::Plain }
     }
 
-    /// A quantity, written as `text`.
+    /// Returns a cell with a quantity, formatted as `text`.
     pub(super) fn number(by: f64, text: impl Into<String>) -> Self {
         Self { text: text.into(), by: Some(by), tone: Tone::Plain }
     }
 
-    /// A quantity that is not known.
+    /// Returns a cell with an unknown quantity.
     pub(super) fn unknown() -> Self {
         Self { text: "-".to_owned(), by: Some(f64::NEG_INFINITY), tone: Tone::Quiet }
     }
@@ -43,49 +43,50 @@ impl Cell {
     }
 }
 
-/// A line of a table.
+/// A row of a table.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Row {
-    /// What tells it apart, now and later.
+    /// The id of the row, stable across samples.
     pub(super) id: String,
     pub(super) cells: Vec<Cell>,
 }
 
-/// How wide a column is, and how it is read.
+/// A column of a table.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Column {
     pub(super) heading: &'static str,
     pub(super) width: Width,
 }
 
-/// How wide a column is.
+/// The width of a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Width {
-    /// As wide as this, its content to the left.
+    /// A fixed width, with the content on the left.
     Words(u16),
-    /// As wide as this, its content to the right.
+    /// A fixed width, with the content on the right.
     Number(u16),
-    /// What others leave, of which it has this part.
+    /// A share of the remaining width.
     Rest(u16),
 }
 
-/// A table.
+/// A table with its columns and rows.
 #[derive(Debug, Clone)]
 pub(super) struct Sheet {
     pub(super) columns: &'static [Column],
     pub(super) rows: Vec<Row>,
 }
 
-/// By what rows are ordered.
+/// The order of a table's rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Order {
     pub(super) column: usize,
-    /// Against the usual direction, which is the largest quantity and the first word first.
+    /// Whether the order is reversed. By default, quantities are sorted in descending order and
+    /// words in ascending order.
     pub(super) reversed: bool,
 }
 
 impl Sheet {
-    /// The rows that a filter lets through, in order. Rows that are alike keep the places they had.
+    /// Returns the rows that pass a filter, in order. Equal rows keep their relative order.
     pub(super) fn arranged(&self, filter: &str, order: Option<Order>) -> Vec<&Row> {
         let filter = filter.to_lowercase();
         let contains = |cell: &Cell| cell.text.to_lowercase().contains(&filter);
@@ -130,15 +131,15 @@ mod tests {
     }
 
     #[test]
-    fn quantities_begin_with_the_largest_and_words_with_the_first() {
+    fn quantities_are_sorted_in_descending_and_words_in_ascending_order() {
         assert_eq!(names("", None), "bac");
         assert_eq!(names("", Some((0, false))), "abc");
-        assert_eq!(names("", Some((1, false))), "abc", "10 is more than 9, and both than nothing");
+        assert_eq!(names("", Some((1, false))), "abc", "10 precedes 9, and an unknown quantity comes last");
         assert_eq!(names("", Some((1, true))), "cba");
     }
 
     #[test]
-    fn a_filter_looks_at_names_and_cells_in_any_case() {
+    fn a_filter_matches_ids_and_cells_and_ignores_case() {
         assert_eq!(names("T/", None), "bac");
         assert_eq!(names("10", None), "a");
         assert_eq!(names("nobody", None), "");

@@ -1,4 +1,4 @@
-//! What whoever looks has chosen to see, and what keys do to it.
+//! The user's selection in `top`, and the keys that change it.
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
@@ -6,34 +6,34 @@ use super::pane::Pane;
 use super::picture::Picture;
 use super::sheet::{Order, Row};
 
-/// Rows that a page key moves by.
+/// The number of rows that a page key moves by.
 const PAGE: usize = 10;
 
-/// What is looked at.
+/// The user's selection.
 #[derive(Debug, Clone)]
 pub(super) struct View {
     pub(super) pane: Pane,
     orders: [Option<Order>; Pane::ALL.len()],
-    /// The row that is marked in each pane, from the top.
+    /// The index of the marked row in each pane.
     marked: [usize; Pane::ALL.len()],
-    /// What rows have to contain.
+    /// The text that rows must contain.
     pub(super) filter: String,
     pub(super) mode: Mode,
     pub(super) paused: bool,
 }
 
-/// What keys are for.
+/// The meaning of keys.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Mode {
-    /// To move about.
+    /// Keys move between panes and rows.
     Browse,
-    /// To write the filter.
+    /// Keys edit the filter.
     Filter,
-    /// To look at one row's detail, from this line on.
+    /// Keys scroll the details of one row, shown from this line on.
     Detail { id: String, scrolled: u16 },
 }
 
-/// What follows from a key.
+/// The effect of a key on the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Then {
     Go,
@@ -42,7 +42,7 @@ pub(super) enum Then {
 
 impl Default for View {
     fn default() -> Self {
-        // Events are in order as they are.
+        // Events are already in order.
         let by = |column| Some(Order { column, reversed: false });
         Self {
             pane: Pane::Functions,
@@ -60,14 +60,14 @@ impl View {
         self.orders[pane as usize]
     }
 
-    /// The rows of a pane, arranged, and which is marked.
+    /// Returns the rows of a pane, filtered and sorted, and the index of the marked row.
     pub(super) fn rows<'a>(&self, picture: &'a Picture, pane: Pane) -> (Vec<&'a Row>, usize) {
         let rows = picture.sheet(pane).arranged(&self.filter, self.order(pane));
         let marked = self.marked[pane as usize].min(rows.len().saturating_sub(1));
         (rows, marked)
     }
 
-    /// Takes a key in.
+    /// Handles a key.
     pub(super) fn press(&mut self, key: KeyEvent, picture: Option<&Picture>) -> Then {
         if key.modifiers.contains(KeyModifiers::CONTROL) && key.code == KeyCode::Char('c') {
             return Then::Quit;
@@ -146,7 +146,7 @@ impl View {
         self.pane = Pane::ALL[(self.pane as usize + by) % Pane::ALL.len()];
     }
 
-    /// By each column, one after the other, and then as they came.
+    /// Sorts by the next column. After the last column, restores the original order.
     fn sort_by_next(&mut self, picture: &Picture) {
         let order = &mut self.orders[self.pane as usize];
         let next = order.map_or(0, |order| order.column + 1);
@@ -178,14 +178,14 @@ mod tests {
     }
 
     #[test]
-    fn keys_turn_panes_and_mark_rows_within_what_is_there() {
+    fn keys_select_panes_and_mark_rows_within_bounds() {
         let mut view = View::default();
         assert_eq!(press(&mut view, "\t\t"), Then::Go);
         assert_eq!(view.pane, Pane::Events);
         press(&mut view, "jjjj");
         let (history, events) = history();
         let picture = Picture::of(&history, &events).unwrap();
-        assert_eq!(view.rows(&picture, Pane::Events).1, 1, "there are two");
+        assert_eq!(view.rows(&picture, Pane::Events).1, 1, "there are two events");
         press(&mut view, "\tk");
         assert_eq!((view.pane, view.rows(&picture, Pane::Gpus).1), (Pane::Gpus, 0));
         press(&mut view, "3");
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_filter_is_written_kept_and_cleared() {
+    fn a_filter_can_be_edited_kept_and_cleared() {
         let mut view = View::default();
         press(&mut view, "/qu1\x08\n");
         assert_eq!((view.filter.as_str(), &view.mode), ("qu", &Mode::Browse));
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn sorting_goes_through_the_columns_and_back_to_none() {
+    fn sorting_cycles_through_the_columns_and_back_to_none() {
         let mut view = View::default();
         press(&mut view, "4r");
         assert_eq!(view.order(Pane::Events), None);
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn enter_looks_closer_and_escape_comes_back() {
+    fn enter_shows_the_details_and_escape_hides_them() {
         let mut view = View::default();
         press(&mut view, "\njj");
         assert_eq!(view.mode, Mode::Detail { id: "default/digits".into(), scrolled: 2 });
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn control_c_quits_whatever_keys_are_for() {
+    fn control_c_quits_in_every_mode() {
         for keys in ["", "/ab", "\n"] {
             let mut view = View::default();
             press(&mut view, keys);

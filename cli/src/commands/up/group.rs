@@ -1,4 +1,4 @@
-//! A group of controllers, each a process of its own, and workers likewise.
+//! A group of controllers and workers, each in a separate process.
 
 use std::num::NonZeroU32;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use crate::process::{self, Stop};
 use crate::processes::{Group, Log, Plan, Restart, Whereabouts};
 
 pub(super) async fn run(args: &Args, config: &Config, data_dir: PathBuf) -> Result<(), Failure> {
-    // Before anything starts, so that no signal is missed.
+    // Listen for signals before anything starts, so that no signal is missed.
     let mut stop = Stop::new()?;
     let kept = args.kept(&data_dir);
     let plan = plan(args, config, data_dir)?;
@@ -67,14 +67,15 @@ fn plan(args: &Args, config: &Config, data_dir: PathBuf) -> Result<Plan, Failure
     })
 }
 
-/// Every part logs as this process was told to.
+/// Returns the logging options, so that every process logs as this process was told to.
 fn log_words(config: &Config) -> Vec<String> {
     let format = match config.log_format {
         LogFormat::Text => "text",
         LogFormat::Json => "json",
     };
     let mut words = vec!["--log-format".to_owned(), format.to_owned()];
-    // Said in any case: the parts read the same settings file and environment.
+    // Pass these options always: the child processes read the same settings file and environment,
+    // and flags override both.
     let sample = Some(config.trace_sample.to_string());
     let keep = Some(config.keep_spans.map_or(0, NonZeroU32::get).to_string());
     for (flag, value) in [
@@ -88,7 +89,7 @@ fn log_words(config: &Config) -> Vec<String> {
     words
 }
 
-/// Tells people on stderr and programs on stdout.
+/// Reports the cluster to people on stderr and to programs on stdout.
 fn announce(group: &Group, kept: &str) -> Result<(), Failure> {
     let endpoints = group.endpoints();
     let all = endpoints.join(",");
@@ -105,7 +106,7 @@ fn announce(group: &Group, kept: &str) -> Result<(), Failure> {
         }
     }
     eprintln!(
-        "next: export MILLRACE_ENDPOINTS={all}, millrace cluster status, millrace apply -f FUNCTION.yaml; Ctrl-C stops all of it"
+        "next: export MILLRACE_ENDPOINTS={all}, millrace cluster status, millrace apply -f FUNCTION.yaml; Ctrl-C stops all processes"
     );
     let internal = parts.iter().find_map(|part| match part {
         Whereabouts::Controller { internal, .. } => Some(internal),

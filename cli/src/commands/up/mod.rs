@@ -1,5 +1,6 @@
-//! `up`: a cluster on this machine. With one controller all of it but the executors is this process;
-//! with more, each controller and worker is a process of its own, watched by this one.
+//! `up`: a cluster on this machine. With one controller, this process is the whole cluster except
+//! for the executors. With more controllers, each controller and worker is a separate process that
+//! this one watches.
 
 mod group;
 mod single;
@@ -21,16 +22,16 @@ const CLIENT_PORT: u16 = 8080;
 const INTERNAL_PORT: u16 = 7070;
 
 const EXAMPLES: &str = "\
-When the cluster is up, one line of JSON on standard output says where it listens.
+When the cluster is up, one line of JSON on standard output has its addresses.
 
-With more than one controller, each controller and worker is a process of its own, whose pid is in
-that line: kill any of them to see what happens. One that ends is reported, with the command that
-starts it again; only with --restart this process does that. Where a folder holds a group already,
-its controllers take the ports they had, as they know each other by them.
+With more than one controller, each controller and worker is a separate process, whose pid is in that
+line: kill any of them to see the effect. The end of a process is reported with the command that
+restarts it; with --restart, this process does that. If a folder already holds a group, its controllers
+listen at their previous ports, by which they know each other.
 
 Examples:
-  millrace up                                   two emulated GPUs, kept in the usual place
-  millrace up --ephemeral --listen 127.0.0.1:0  nothing kept, a free port
+  millrace up                                   two emulated GPUs, data in the default folder
+  millrace up --ephemeral --listen 127.0.0.1:0  no data kept, a free port
   millrace up --gpus 4 --gpu-memory 2GiB --data-dir ./data
   millrace up --ephemeral --preset torpor       scheduled as in the Torpor paper
   millrace up --controllers 3 --workers 2 --data-dir ./group";
@@ -39,17 +40,17 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Where everything is kept [default: $XDG_DATA_HOME/millrace or ~/.local/share/millrace].
+    /// The folder for all data [default: $XDG_DATA_HOME/millrace or ~/.local/share/millrace].
     #[arg(long, value_name = "DIR", env = "MILLRACE_DATA_DIR")]
     data_dir: Option<PathBuf>,
-    /// Keep nothing: a temporary folder, removed at the end.
+    /// Keep no data: use a temporary folder that is removed at the end.
     #[arg(long, conflicts_with = "data_dir")]
     ephemeral: bool,
-    /// How many controllers: 1, 3 or 5. A group of 3 goes on without one of them, a group of 5
-    /// without two.
+    /// The number of controllers: 1, 3 or 5. A group of 3 tolerates the loss of one, a group of 5
+    /// the loss of two.
     #[arg(long, value_name = "N", default_value = "1", value_parser = controllers)]
     controllers: NonZeroU32,
-    /// How many workers.
+    /// The number of workers.
     #[arg(
         long,
         value_name = "N",
@@ -61,18 +62,19 @@ pub(crate) struct Args {
     machine: Machine,
     #[command(flatten)]
     policy: FirstPolicy,
-    /// Where clients connect; other controllers take the next ports. Port 0 takes free ones.
+    /// The listen address for clients; other controllers use the next ports. Port 0 selects free
+    /// ports.
     #[arg(long, value_name = "ADDRESS", default_value_t = loopback(CLIENT_PORT))]
     listen: SocketAddr,
-    /// Where workers and controllers connect; other controllers take the next ports [default:
-    /// 127.0.0.1:7070, or free ports with --ephemeral].
+    /// The listen address for workers and controllers; other controllers use the next ports
+    /// [default: 127.0.0.1:7070, or free ports with --ephemeral].
     #[arg(long, value_name = "ADDRESS")]
     internal_listen: Option<SocketAddr>,
-    /// Where the first worker listens; the others take the next ports [default: 127.0.0.1:7080, or
-    /// free ports with --ephemeral].
+    /// The listen address of the first worker; the others use the next ports [default:
+    /// 127.0.0.1:7080, or free ports with --ephemeral].
     #[arg(long, value_name = "ADDRESS")]
     worker_listen: Option<SocketAddr>,
-    /// Start a controller or worker that ended again, a little later each time.
+    /// Restart a controller or worker that ended, after growing waits.
     #[arg(long)]
     restart: bool,
     #[command(flatten)]
@@ -93,12 +95,12 @@ pub(crate) async fn run(args: Args, config: &Config, spans: Option<Kept>) -> Res
 }
 
 impl Args {
-    /// Whether this process is a controller and a worker itself.
+    /// Returns whether this process is a controller and a worker itself.
     pub(crate) fn serves(&self) -> bool {
         self.controllers.get() == 1
     }
 
-    /// Where to keep things, and what removes it at the end.
+    /// Returns the data directory, and the guard that removes a temporary one at the end.
     fn data_dir(&self) -> Result<(PathBuf, Option<tempfile::TempDir>), Failure> {
         if self.ephemeral {
             let folder = ephemeral_dir()?;
@@ -106,8 +108,8 @@ impl Args {
         }
         let named = self.data_dir.clone().or_else(usual_data_dir);
         let dir = named.ok_or_else(|| {
-            Failure::usage("there is no home folder to keep things in")
-                .hint("name a folder with --data-dir, or keep nothing with --ephemeral")
+            Failure::usage("there is no home folder for the data")
+                .hint("name a folder with --data-dir, or keep no data with --ephemeral")
         })?;
         Ok((dir, None))
     }
@@ -128,11 +130,11 @@ impl Args {
         NonZeroU32::new(self.workers).unwrap_or(NonZeroU32::MIN)
     }
 
-    /// What happens to things at the end, for people.
+    /// Describes for people whether data is kept at the end.
     fn kept(&self, data_dir: &std::path::Path) -> String {
         match self.ephemeral {
-            true => "nothing is kept".to_owned(),
-            false => format!("everything is kept in {}", data_dir.display()),
+            true => "no data is kept".to_owned(),
+            false => format!("data is kept in {}", data_dir.display()),
         }
     }
 }
@@ -140,7 +142,7 @@ impl Args {
 fn controllers(text: &str) -> Result<NonZeroU32, String> {
     match text.parse::<NonZeroU32>() {
         Ok(number) if matches!(number.get(), 1 | 3 | 5) => Ok(number),
-        _ => Err("write 1, 3 or 5: a group goes on while more than half of it is up, so that an even number stands no more failures than one less".to_owned()),
+        _ => Err("write 1, 3 or 5: a group needs a majority, so an even number tolerates no more failures than the odd number below".to_owned()),
     }
 }
 
@@ -160,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ephemeral_cluster_takes_free_ports_and_leaves_nothing() {
+    fn an_ephemeral_cluster_uses_free_ports_and_leaves_no_data() {
         let args = args(&["--ephemeral"]);
         let (dir, kept) = args.data_dir().unwrap();
         assert_eq!((args.listen, args.internal(), args.worker()), (loopback(8080), loopback(0), loopback(0)));
@@ -169,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn the_usual_cluster_has_the_documented_ports() {
+    fn the_default_cluster_has_the_documented_ports() {
         let args = args(&["--data-dir", "d"]);
         assert_eq!(
             (args.listen, args.internal(), args.worker()),

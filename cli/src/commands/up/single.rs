@@ -1,4 +1,4 @@
-//! The whole cluster in this process, but for the executors.
+//! The cluster in this process, except for the executors.
 
 use std::path::{Path, PathBuf};
 
@@ -18,7 +18,7 @@ pub(super) async fn run(
     data_dir: PathBuf,
     spans: Option<Kept>,
 ) -> Result<(), Failure> {
-    // Before anything starts, so that no signal is missed.
+    // Listen for signals before anything starts, so that no signal is missed.
     let mut stop = Stop::new()?;
     let kept = args.kept(&data_dir);
     let plan = Plan { kept: spans, ..plan(args, config, data_dir)? };
@@ -64,20 +64,20 @@ fn plan(args: &Args, config: &Config, data_dir: PathBuf) -> Result<Plan, Failure
     })
 }
 
-/// Refuses the folder of a group: one of its controllers alone has no majority.
+/// Refuses the folder of a group, because one of its controllers alone has no majority.
 fn alone(data_dir: &Path) -> Result<(), Failure> {
     let controllers = record::read(data_dir)?.controllers.len();
     if controllers < 2 {
         return Ok(());
     }
     let message = format!(
-        "{} holds a group of {controllers} controllers: one of them alone can do nothing",
+        "{} holds a group of {controllers} controllers, and a single one has no majority",
         data_dir.display()
     );
     Err(Failure::usage(message).hint(format!("start all of them: millrace up --controllers {controllers}")))
 }
 
-/// Tells people on stderr and programs on stdout.
+/// Reports the cluster to people on stderr and to programs on stdout.
 fn announce(cluster: &Cluster, kept: &str) -> Result<(), Failure> {
     let client = cluster.client_addr();
     eprintln!(
@@ -103,7 +103,7 @@ mod tests {
     use millrace_types::Bytes;
 
     #[test]
-    fn gpus_are_what_was_asked_for() {
+    fn gpus_have_the_given_number_and_memory() {
         let folder = tempfile::tempdir().unwrap();
         let args = args(&["--ephemeral", "--gpus", "3", "--gpu-memory", "2GiB"]);
         let plan = plan(&args, &Config::empty(), folder.path().to_owned()).unwrap();
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn the_folder_of_a_group_is_not_started_with_one_controller() {
+    fn the_folder_of_a_group_is_refused_for_a_single_controller() {
         let folder = tempfile::tempdir().unwrap();
         let place = |id| record::Place {
             id,

@@ -1,5 +1,5 @@
-//! Frames for the detector of [`millrace_model::synth`]: a grey street with squares in it, red for
-//! people and blue for vehicles, each in a patch of its own. The same seed draws the same frame.
+//! Frames for the detector of [`millrace_model::synth`]: a grey street with squares, red for people
+//! and blue for vehicles, each in a separate patch. Equal seeds draw equal frames.
 
 use bytes::{BufMut as _, BytesMut};
 use millrace_client::Tensor;
@@ -9,7 +9,8 @@ use crate::failure::Failure;
 
 const PIXELS: usize = FRAME_SIDE * FRAME_SIDE;
 const CHANNELS: usize = 3;
-/// How wide a square is, in pixels: with its stripes it is still well above the detector's threshold.
+/// The width of a square in pixels. Even with its stripes, such a square is well above the
+/// detector's threshold.
 const SIDES: std::ops::Range<usize> = 26..32;
 const STREET: [u8; CHANNELS] = [96; CHANNELS];
 const MARKING: [u8; CHANNELS] = [200; CHANNELS];
@@ -23,7 +24,8 @@ pub(super) struct Frame {
 }
 
 impl Frame {
-    /// With so many of each, somewhere; together at most one for each of the 256 patches.
+    /// Draws a frame with these numbers of people and vehicles at random places, at most one in
+    /// each of the 256 patches.
     pub(super) fn draw(seed: u64, people: usize, vehicles: usize) -> Self {
         let patches = PATCHES_ACROSS * PATCHES_ACROSS;
         assert!(people + vehicles <= patches, "{people} and {vehicles} do not fit");
@@ -33,8 +35,8 @@ impl Frame {
         let mut places: Vec<usize> = (0..patches).collect();
         for number in 0..people + vehicles {
             let place = places.swap_remove(random.below(places.len()));
-            let (strong, weak) = (200 + random.below(56), random.below(50));
-            let (strong, weak) = (strong as u8, weak as u8);
+            let strong = (200 + random.below(56)) as u8;
+            let weak = random.below(50) as u8;
             let colour = if number < people { [strong, weak, weak] } else { [weak, weak, strong] };
             frame.put(place, colour, &mut random);
         }
@@ -43,19 +45,21 @@ impl Frame {
 
     fn mark_the_street(&mut self) {
         for (at, pixel) in self.pixels.iter_mut().enumerate() {
-            let (y, x) = (at / FRAME_SIDE, at % FRAME_SIDE);
+            let y = at / FRAME_SIDE;
+            let x = at % FRAME_SIDE;
             if y % (4 * PATCH_SIDE) < 4 && x % (2 * PATCH_SIDE) < PATCH_SIDE {
                 *pixel = MARKING;
             }
         }
     }
 
-    /// A square with darker stripes, so that no two look alike.
+    /// Draws a square with darker stripes, so that no two squares look alike.
     fn put(&mut self, place: usize, colour: [u8; CHANNELS], random: &mut Random) {
         let side = SIDES.start + random.below(SIDES.len());
         let top = place / PATCHES_ACROSS * PATCH_SIDE + random.below(PATCH_SIDE - side);
         let left = place % PATCHES_ACROSS * PATCH_SIDE + random.below(PATCH_SIDE - side);
-        let (wide, upright) = (1 + random.below(5), random.below(2) == 0);
+        let wide = 1 + random.below(5);
+        let upright = random.below(2) == 0;
         for y in 0..side {
             for x in 0..side {
                 let across = if upright { x } else { y };
@@ -66,7 +70,7 @@ impl Frame {
         }
     }
 
-    /// As the detector takes it: values from 0 to 1, channel by channel.
+    /// Converts the frame to the detector's input: values from 0 to 1, channel by channel.
     pub(super) fn tensor(&self, input: &str) -> Result<Tensor, Failure> {
         let mut data = BytesMut::with_capacity(CHANNELS * PIXELS * size_of::<f32>());
         for channel in 0..CHANNELS {
@@ -80,11 +84,11 @@ impl Frame {
     }
 }
 
-/// A small generator, so that a frame depends on its seed alone (xorshift64*).
+/// A small random generator (xorshift64*), so that a frame depends only on its seed.
 struct Random(u64);
 
 impl Random {
-    /// A number below a limit that is far below 2^32.
+    /// Returns a number below a limit that is far below 2^32.
     fn below(&mut self, limit: usize) -> usize {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
@@ -115,10 +119,11 @@ mod tests {
     }
 
     #[test]
-    fn each_square_is_in_a_patch_of_its_own() {
+    fn every_square_has_a_patch_of_its_own() {
         let frame = Frame::draw(7, 200, 56);
         let coloured = |patch: usize| {
-            let (top, left) = (patch / PATCHES_ACROSS * PATCH_SIDE, patch % PATCHES_ACROSS * PATCH_SIDE);
+            let top = patch / PATCHES_ACROSS * PATCH_SIDE;
+            let left = patch % PATCHES_ACROSS * PATCH_SIDE;
             let mut rows =
                 (top..top + PATCH_SIDE).map(|y| &frame.pixels[y * FRAME_SIDE + left..][..PATCH_SIDE]);
             rows.any(|row| row.iter().any(|[red, _, blue]| red != blue))

@@ -1,5 +1,5 @@
-//! How the tensors of a workflow came to its steps, as the request's trace tells it. What the trace
-//! does not tell is left open.
+//! The paths of a workflow's tensors to its steps, read from the request's trace. Values that the
+//! trace does not have stay blank.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,15 +12,15 @@ use crate::output::Format;
 use crate::output::table::{Table, col};
 use crate::output::text;
 
-/// A trace's spans, to be walked.
+/// The spans of a trace, indexed by id.
 pub(super) struct Hops<'a> {
     spec: &'a WorkflowSpec,
     spans: BTreeMap<&'a str, &'a Span>,
-    /// In the order in which they began.
+    /// The spans, ordered by start.
     in_order: Vec<&'a Span>,
 }
 
-/// One run of a step, where it ended well.
+/// A successful run of a step.
 struct Ran<'a> {
     invoke: &'a Span,
     worker: &'a str,
@@ -28,12 +28,12 @@ struct Ran<'a> {
 }
 
 impl Ran<'_> {
-    /// Where on its worker it was.
+    /// Returns the GPU of the run on its worker.
     fn place(&self, whose: &str) -> String {
         self.gpu.map_or_else(|| format!("{whose} executor"), |gpu| format!("{whose} GPU {gpu}"))
     }
 
-    /// Where it was.
+    /// Returns the worker and the GPU of the run.
     fn worker_place(&self) -> String {
         self.place(&format!("{}'s", self.worker))
     }
@@ -47,19 +47,19 @@ impl<'a> Hops<'a> {
         Self { spec, spans, in_order }
     }
 
-    /// Whether the request itself has ended for the trace: its own span is the last.
+    /// Returns whether the trace is complete: the request's own span arrives last.
     pub(super) fn is_whole(&self) -> bool {
         let is_root = |span: &&&Span| !self.spans.contains_key(span.parent_span_id.as_str());
         let mut roots = self.in_order.iter().filter(is_root);
         matches!((roots.next(), roots.next()), (Some(root), None) if root.name != "step")
     }
 
-    /// The steps that did not run.
+    /// Returns the steps that did not run.
     pub(super) fn skipped(&self) -> Vec<&'a Step> {
         self.spec.in_order().into_iter().filter(|step| self.runs_of(step).is_empty()).collect()
     }
 
-    /// A line for each input of each run.
+    /// Returns a table with a line for each input of each run.
     pub(super) fn table(&self) -> String {
         let columns = ["STEP", "INPUT", "METHOD", "PATH", "BYTES", "WAIT", "TIME"].map(col);
         let mut table = Table::new(columns);
@@ -67,14 +67,14 @@ impl<'a> Hops<'a> {
             for run in self.runs_of(step) {
                 let Some(ran) = self.ran(run) else { continue };
                 for (input, source) in &step.inputs {
-                    self.row(&mut table, run, &ran, (input, source));
+                    self.row(&mut table, run, &ran, input, source);
                 }
             }
         }
         table.render(Format::Table)
     }
 
-    fn row(&self, table: &mut Table, run: &Span, ran: &Ran<'_>, (input, source): (&str, &Source)) {
+    fn row(&self, table: &mut Table, run: &Span, ran: &Ran<'_>, input: &str, source: &Source) {
         let fetch = self.below(ran.invoke).find(|span| span.name == "fetch" && is(span, "input", input));
         let method = fetch.and_then(|fetch| attribute(fetch, "fetch.method"));
         let (method, from, to) = match (method, source) {
@@ -85,7 +85,7 @@ impl<'a> Hops<'a> {
                 ("inter-gpu", from, ran.place("its"))
             }
             (Some("host"), source) => {
-                // Where it was made on another GPU it came over the host from there.
+                // If another GPU made the tensor, its path led from there over the host.
                 let made = self.maker(source).filter(|made| made.worker == ran.worker);
                 let gpu = made.and_then(|made| made.gpu).filter(|&gpu| Some(gpu) != ran.gpu);
                 let over = gpu.map(|gpu| format!("GPU {gpu} over ")).unwrap_or_default();
@@ -96,11 +96,12 @@ impl<'a> Hops<'a> {
                 (method, format!("memory of {maker}"), ran.worker_place())
             }
             (None, Source::Input(_)) => ("request", "the request".to_owned(), ran.worker_place()),
-            // Small enough to go with the calls.
+            // The tensor is small enough to travel with the calls.
             (None, Source::Step { .. }) => ("call", "the controller".to_owned(), ran.worker_place()),
         };
         let bytes = fetch.and_then(|fetch| attribute(fetch, "bytes")?.parse().ok());
-        // Before it has a GPU a request waits to be admitted, too: the worker says what that was in all.
+        // Before the dispatch to a GPU, a request also waits for admission. The worker reports the
+        // sum.
         let wait = attribute(ran.invoke, "queue_ms").and_then(|ms| ms.parse::<f64>().ok());
         let time = |nanos: u64| text::latency(Duration::from_nanos(nanos));
         let row = attribute(run, "row").map(|row| format!(" row {row}")).unwrap_or_default();
@@ -115,14 +116,14 @@ impl<'a> Hops<'a> {
         ]);
     }
 
-    /// The run that made it, as far as the trace tells.
+    /// Returns the run that made a tensor, if the trace has it.
     fn maker(&self, source: &Source) -> Option<Ran<'a>> {
         let Source::Step { step, .. } = source else { return None };
         let run = self.spec.step(step).and_then(|step| self.runs_of(step).pop());
         run.and_then(|run| self.ran(run))
     }
 
-    /// The runs of a step of this workflow, not of one inside it.
+    /// Returns the runs of a step of this workflow, without the steps of nested workflows.
     fn runs_of(&self, step: &Step) -> Vec<&'a Span> {
         let mine = |span: &&&Span| {
             span.name == "step"
@@ -132,7 +133,7 @@ impl<'a> Hops<'a> {
         self.in_order.iter().filter(mine).copied().collect()
     }
 
-    /// The last attempt of a run that was answered.
+    /// Returns the last attempt of a run that was answered.
     fn ran(&self, run: &Span) -> Option<Ran<'a>> {
         let mut attempts =
             self.below(run).filter(|span| span.name == "worker.invoke" && span.error.is_empty());
@@ -154,7 +155,7 @@ impl<'a> Hops<'a> {
     }
 }
 
-/// One of our own attributes.
+/// Returns one of Millrace's own attributes.
 fn attribute<'a>(span: &'a Span, name: &str) -> Option<&'a str> {
     span.attributes.get(&format!("millrace.{name}")).map(String::as_str)
 }
@@ -177,7 +178,7 @@ mod tests {
             parent_span_id: parent.into(),
             name: name.into(),
             process: "demo".into(),
-            // In the order of their ids.
+            // The start follows the order of the ids.
             start_unix_ns: id.bytes().map(u64::from).sum(),
             duration_ns: ms * 1_000_000,
             attributes: attributes.collect(),
@@ -205,8 +206,9 @@ mod tests {
     }
 
     #[test]
-    fn each_input_has_its_way_and_the_time_that_was_measured() {
-        let (spec, trace) = (workflow().unwrap(), trace());
+    fn each_input_has_its_path_and_its_measured_time() {
+        let spec = workflow().unwrap();
+        let trace = trace();
         let hops = Hops::new(&spec, &trace);
         let expected = "\
 STEP     INPUT   METHOD       PATH                                     BYTES     WAIT      TIME
@@ -218,7 +220,7 @@ people   x       inter-node   memory of worker-1 to worker-2's GPU 0   2.0 KiB  
     }
 
     #[test]
-    fn what_stays_on_a_worker_comes_in_place_from_another_gpu_or_over_the_host() {
+    fn an_input_from_the_same_worker_is_in_place_or_from_a_gpu_or_over_the_host() {
         let spec = workflow().unwrap();
         let row = |method: &str, gpu: &str| {
             let mut trace = trace();
@@ -242,8 +244,9 @@ people   x       inter-node   memory of worker-1 to worker-2's GPU 0   2.0 KiB  
     }
 
     #[test]
-    fn a_trace_is_whole_once_the_request_has_ended() {
-        let (spec, mut trace) = (workflow().unwrap(), trace());
+    fn a_trace_is_complete_once_the_request_has_ended() {
+        let spec = workflow().unwrap();
+        let mut trace = trace();
         assert!(Hops::new(&spec, &trace).is_whole());
         trace.spans.remove(0);
         assert!(!Hops::new(&spec, &trace).is_whole());

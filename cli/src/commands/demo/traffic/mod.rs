@@ -1,10 +1,10 @@
-//! `demo --workflow traffic`: a frame goes through a detector and on to a recogniser for each kind of
-//! thing it finds, and the request's trace tells which way the data took.
+//! `demo --workflow traffic`: a detector and a recogniser for each kind of object process a frame,
+//! and the request's trace shows the path of the data.
 //!
-//! | module | holds |
+//! | module | content |
 //! |---|---|
 //! | [`frame`] | the frames |
-//! | [`hops`] | the ways, read from a trace |
+//! | [`hops`] | the paths, read from a trace |
 
 mod frame;
 mod hops;
@@ -28,10 +28,10 @@ use crate::output::answers;
 use crate::session::Session;
 
 const NAME: &str = "traffic";
-/// The workflow's input.
+/// The name of the workflow's input.
 const INPUT: &str = "frame";
 const MANIFEST: &str = include_str!("../../../../../examples/traffic/traffic.yaml");
-/// The models: each file, and what `millrace synth` writes it from.
+/// The models: each file, and the arguments of `millrace synth` that write it.
 const MODELS: [(&str, &[&str]); 3] = [
     ("detector.onnx", &["detector"]),
     ("person-net.onnx", &["tiny-cnn", "--seed", "6"]),
@@ -39,7 +39,7 @@ const MODELS: [(&str, &[&str]); 3] = [
 ];
 const SEED: u64 = 20;
 
-/// What the workflow is shown: a street with both, and one without vehicles.
+/// Returns the demo's frames: a street with people and vehicles, and one without vehicles.
 fn frames() -> [Frame; 2] {
     [Frame::draw(SEED, 24, 16), Frame::draw(SEED + 1, 9, 0)]
 }
@@ -58,7 +58,7 @@ pub(super) async fn show(session: &Session, folder: &Path) -> Result<(), Failure
     Ok(())
 }
 
-/// The same frame again and again, while executors are killed.
+/// Sends the same frame repeatedly, while executors are killed.
 pub(super) async fn storm(session: &Session) -> Result<(), Failure> {
     let [both, _] = frames();
     let known = chaos::learn(&session.inference(), vec![request(&both)?]).await?;
@@ -86,7 +86,7 @@ fn unpack(folder: &Path) -> Result<PathBuf, Failure> {
     Ok(path)
 }
 
-/// The workflow of the manifest.
+/// Returns the workflow of the manifest.
 fn workflow() -> Result<WorkflowSpec, Failure> {
     let manifests =
         millrace_types::manifest::parse(MANIFEST).map_err(|error| Failure::failed(error.to_string()))?;
@@ -101,7 +101,7 @@ fn request(frame: &Frame) -> Result<InferRequest, Failure> {
     Ok(InferRequest::new(NAME, vec![frame.tensor(INPUT)?]))
 }
 
-/// Sends a frame, and shows the answer and the way there.
+/// Sends a frame, and prints the response and the path of the data.
 async fn pass(session: &Session, frame: &Frame) -> Result<(), Failure> {
     let spec = workflow()?;
     let answer = session.inference().infer(request(frame)?).await?;
@@ -116,7 +116,7 @@ async fn pass(session: &Session, frame: &Frame) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The trace of a request that was answered, with its last span.
+/// Waits for the complete trace of an answered request.
 async fn trace(session: &Session, spec: &WorkflowSpec, id: &str) -> Result<wire::Trace, Failure> {
     let deadline = clock::now() + TELEMETRY;
     loop {
@@ -128,19 +128,22 @@ async fn trace(session: &Session, spec: &WorkflowSpec, id: &str) -> Result<wire:
         }
         if clock::now() >= deadline {
             found?;
-            return Err(Failure::timed_out(format!("the trace of {id} is not whole")));
+            return Err(Failure::timed_out(format!("the trace of {id} is incomplete")));
         }
         tokio::time::sleep(PAUSE).await;
     }
 }
 
-/// How many of a kind were found, and as what each was recognised.
+/// Describes the objects of a kind that were found, by recognised class.
 fn line(answer: &InferResponse, output: &str, drawn: usize, skipped: &[&Step]) -> Result<String, Failure> {
     let none = || Failure::failed(format!("the answer has no {output}"));
     let scores = answer.outputs.iter().find(|tensor| tensor.name() == output).ok_or_else(none)?;
     let classes = classes(scores)?;
     if classes.len() != drawn {
-        return Err(Failure::failed(format!("{} {output} were found where {drawn} are", classes.len())));
+        return Err(Failure::failed(format!(
+            "{} {output} were found, but {drawn} were drawn",
+            classes.len()
+        )));
     }
     if let Some(step) = skipped.iter().find(|step| step.name.as_str() == output) {
         let when = step.when.as_ref().map(ToString::to_string).unwrap_or_default();
@@ -154,7 +157,7 @@ fn line(answer: &InferResponse, output: &str, drawn: usize, skipped: &[&Step]) -
     Ok(format!("{output}: {drawn}, {}", counts.join(", ")))
 }
 
-/// The best class of each row.
+/// Returns the best class of each row.
 fn classes(scores: &Tensor) -> Result<Vec<usize>, Failure> {
     let width = scores.shape().last().and_then(|&dim| usize::try_from(dim).ok()).unwrap_or_default();
     let values = scores.to_f32().map_err(millrace_client::Error::from)?;
@@ -166,22 +169,22 @@ fn classes(scores: &Tensor) -> Result<Vec<usize>, Failure> {
 }
 
 const LEGEND: &str = "\
-METHOD is how an input came: 'request' with the request itself, 'intra-gpu' not at all, since it is
-read where the step before had left it on the GPU, 'host' over the host memory of the same worker (and
-'inter-gpu' over NVLinks, on a topology that has them: millrace up --topology dgx-v100).
-WAIT is how long the step waited for a GPU, TIME how long the worker took to find or fetch the input;
-'-' is what the trace does not tell. The recognisers' weights are random, so their classes mean
+METHOD is the path of an input: 'request' with the request itself, 'intra-gpu' in place, because the
+previous step left it on the GPU, 'host' over the host memory of the same worker (and 'inter-gpu' over
+NVLinks, on a topology that has them: millrace up --topology dgx-v100).
+WAIT is the step's wait for a GPU, TIME the time in which the worker found or fetched the input; '-' is
+a value that the trace does not have. The recognisers' weights are random, so their classes mean
 nothing.";
 
 pub(super) const GO_ON: &str = "\
-How to go on (cargo install --path cli puts millrace on your PATH), after the three 'synth' above:
-  millrace up --keep-spans 20000                       a cluster that stays, and keeps traces
+Next steps (cargo install --path cli puts millrace on your PATH), after the three 'synth' above:
+  millrace up --keep-spans 20000                       a cluster that keeps running, with traces
   millrace apply -f examples/traffic/traffic.yaml      publish the workflow and its functions
-  millrace describe workflow/traffic                   what a workflow takes and gives, and its graph
+  millrace describe workflow/traffic                   a workflow's inputs, outputs and graph
   millrace invoke workflow/traffic --image examples/traffic/frame.png
-  millrace trace REQUEST                               the whole of a request
+  millrace trace REQUEST                               all spans of a request
   millrace demo --workflow traffic --chaos             kill executors under workflows
-examples/traffic/README.md has the same by hand, docs/workflows.md what workflows can do.";
+examples/traffic/README.md has the same by hand, docs/workflows.md all features of workflows.";
 
 #[cfg(test)]
 mod tests {
@@ -193,7 +196,7 @@ mod tests {
     const README: &str = include_str!("../../../../../examples/traffic/README.md");
 
     #[test]
-    fn the_readme_writes_the_models_that_the_demo_does() {
+    fn the_readme_writes_the_same_models_as_the_demo() {
         for (file, words) in MODELS {
             let command =
                 format!("cargo run --release -- synth {} --out examples/traffic/{file}\n", words.join(" "));
@@ -202,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn the_manifest_fits_the_networks() {
+    fn the_manifest_matches_the_networks() {
         let folder = tempfile::tempdir().unwrap();
         let mut signatures = BTreeMap::new();
         for (file, words) in MODELS {
