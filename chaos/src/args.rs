@@ -47,9 +47,9 @@ pub(crate) enum Command {
         #[arg(short, long, value_name = "FORMAT", default_value = "text")]
         output: Output,
     },
-    /// Run scenarios, one after the other.
+    /// Run scenarios in sequence.
     Run(Run),
-    /// Run scenarios drawn from the seed, one after the other, until the time is over. Each run
+    /// Run scenarios drawn from the seed in sequence, until the time is over. Each run
     /// lasts as long as its scenario defines. After each run, the command prints the counts of all
     /// runs, and whether the memory and descriptors of this process grow.
     Soak(Soak),

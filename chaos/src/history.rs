@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// An operation on one function.
+/// An operation on a function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Op {
     /// Create the function, or its next revision, with this value. No two applies have the same
@@ -28,7 +28,7 @@ pub struct Seen {
     pub value: u64,
     /// Whether the function serves requests.
     pub enabled: bool,
-    /// Number of revisions so far, those before a deletion included.
+    /// Number of revisions so far, revisions before a deletion included.
     pub generation: u64,
 }
 
@@ -78,7 +78,7 @@ pub struct Operation {
 }
 
 impl Operation {
-    /// Returns the harness's own last read, as an operation on one function.
+    /// Returns the harness's own last read, as an operation on a function.
     pub(crate) fn last_read(key: &str, seen: Option<Seen>, invoked: Duration, returned: Duration) -> Self {
         let answer = Answer::Done(seen.map_or(Ret::Absent, Ret::Found));
         Self { key: key.to_owned(), client: 0, op: Op::Read, invoked, returned, answer }

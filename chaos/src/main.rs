@@ -95,7 +95,7 @@ fn go_on(soak: &Soak) -> anyhow::Result<ExitCode> {
     Ok(runner.end())
 }
 
-/// Runs scenarios one after the other, and reports each.
+/// Runs scenarios in sequence, and reports each.
 struct Runner {
     runtime: Runtime,
     output: Output,
@@ -104,7 +104,7 @@ struct Runner {
     interrupted: bool,
     /// The reason why the ground is not available on this machine.
     unavailable: Option<String>,
-    /// The harness's namespace, dropped after the runtime and the processes in it.
+    /// The harness's namespace, dropped after the runtime and its processes.
     _switch: Option<Switch>,
 }
 

@@ -48,7 +48,7 @@ impl fmt::Display for Event {
     }
 }
 
-/// The destination of events as they happen.
+/// The destination of new events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Echo {
     /// Standard output, one line per event.

@@ -12,13 +12,13 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-/// A lock for one test at a time, because a cluster is eight processes.
+/// A lock that lets a single test run, because a cluster is eight processes.
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// The message of `millrace-chaos` without a binary to test.
 const NOT_BUILT: &str = "no millrace binary";
 
-/// Runs a scenario for one round, or a short storm; `None` without a binary to test.
+/// Runs a scenario for a round, or a short storm; `None` without a binary to test.
 fn run(words: &[&str]) -> Option<Value> {
     let (status, report) = ended(&[words, &["--rounds", "1", "--lasts", "8s"]].concat())?;
     assert!(status.success(), "{words:?}: {status}\n{report}");
@@ -195,7 +195,7 @@ fn namespaces(pid: u32) -> usize {
 }
 
 /// Starts a harness, and waits until it has a namespace for itself and one for a process; `None` if
-/// it gets none.
+/// no namespace is made.
 #[allow(clippy::disallowed_methods, reason = "the harness, another process, cannot notify this one")]
 fn harness_in_namespaces() -> Option<Child> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_millrace-chaos"));

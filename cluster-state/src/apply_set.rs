@@ -50,7 +50,7 @@ pub enum SetItem {
 pub struct ApplySet {
     /// The items, in the client's order.
     pub items: Vec<SetItem>,
-    /// Models that the client uploads before it applies the items. These models count as stored.
+    /// Models that the client uploads before the items are applied. These models count as stored.
     pub models: BTreeMap<Digest, ModelSummary>,
     /// The voters, of which a majority must hold every other model.
     pub voters: Vec<ControllerId>,
@@ -100,7 +100,7 @@ impl ApplySet {
             SetItem::Function { spec, digest } => {
                 let uploaded = self.models.get(digest).map(|model| Command::AddArtifact {
                     digest: *digest,
-                    // An artifact that the state knows has a size, and keeps it.
+                    // An artifact that the state knows keeps its size.
                     bytes: state.artifact(digest).map_or(Bytes::ZERO, |known| known.bytes),
                     model: model.clone(),
                     // An upload ends when the file is safe, as it is in the object store.
@@ -117,7 +117,7 @@ impl ApplySet {
         }
     }
 
-    /// Returns the effect of one item on a state, and the state after it.
+    /// Returns the effect of an item on a state, and the state after the item.
     fn try_item(&self, item: &SetItem, state: &State) -> Result<(Applied, State), Refusal> {
         let mut after = state.clone();
         let mut effect = Applied::Unchanged;
@@ -132,7 +132,7 @@ impl ApplySet {
 
 /// The next item of a set, and the state after that item.
 struct NextItem {
-    /// The item's position among those that wait.
+    /// The item's position among the waiting items.
     position: usize,
     step: SetStep,
     after: State,
@@ -203,8 +203,8 @@ mod tests {
         tensor,
     };
 
-    /// A cluster with the functions `f` and `g` of the model "y", and these workflows. The output of the model
-    /// "y" is `y`, and the output of the model "z" is `z`.
+    /// Returns a cluster with the functions `f` and `g` of the model "y", and these workflows. The output
+    /// of the model "y" is `y`, and the output of the model "z" is `z`.
     fn cluster(workflows: &[WorkflowSpec]) -> Log {
         let mut log = Log::with_artifacts(&["y"]);
         log.add_model("z", model_of(tensor("x", 64), tensor("z", 64)));

@@ -18,7 +18,7 @@ pub enum Knowledge {
     /// No full sync has ended in this epoch.
     #[default]
     Partial,
-    /// A full sync has ended: the node holds exactly the items that it reported.
+    /// A full sync has ended: the node holds exactly its reported items.
     Whole,
 }
 

@@ -35,7 +35,7 @@ impl fmt::Display for Caller {
 
 /// Makes a repeated write harmless: the repeat gets the first answer again, and changes nothing.
 ///
-/// A client numbers its writes upward and has at most one in flight. A client that needs several
+/// A client numbers its writes upward and has at most a single write in flight. A client that needs several
 /// writes in flight uses several client ids.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct IdempotencyKey {
@@ -48,7 +48,7 @@ pub struct IdempotencyKey {
 /// A command with everything else on which its effect may depend.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Proposal {
-    /// The leader's clock when it proposed the command. Time never runs backwards in the state: the
+    /// The leader's clock at the proposal of the command. Time never runs backwards in the state: the
     /// state's clock is the latest stamp so far.
     pub stamp: UnixMillis,
     /// The client that asked for the command.
@@ -118,7 +118,7 @@ pub enum Command {
     RegisterNode {
         /// The node's name, unique in the cluster.
         name: NodeName,
-        /// A value that distinguishes two processes that claim one name.
+        /// A value that distinguishes two processes that claim the same name.
         instance: String,
         /// The address of the node's own service.
         address: String,
@@ -161,7 +161,7 @@ pub enum Command {
         /// All of the caps. A quota without caps removes the present caps.
         quota: Quota,
     },
-    /// Creates a workflow, or changes it if the spec differs.
+    /// Creates a workflow, or changes the workflow if the spec differs.
     ApplyWorkflow {
         /// The spec that the owner applies.
         spec: WorkflowSpec,

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use imbl::{OrdMap, OrdSet};
-/// Maximum number of lost pieces of data. The index forgets the oldest losses beyond it, and such
+/// Maximum number of lost pieces of data. The index forgets the oldest losses beyond this bound, and such
 /// data becomes unknown.
 pub use millrace_types::limits::LOST_ENTRIES_MAX;
 use millrace_types::{Bytes, DataId, NodeName};
@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 pub enum Located {
     /// Live nodes hold the data.
     Held {
-        /// The node to ask: the node that made the data, if it still holds the data. Otherwise a
+        /// The node to ask: the node that made the data, if that node still holds the data. Otherwise a
         /// replica, which is the same for every reader.
         home: NodeName,
         /// All nodes that hold the data, by name.
@@ -36,7 +36,7 @@ pub enum Located {
 /// The record of data that was lost with its last holder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Lost {
-    /// The state's version when it was lost.
+    /// The state's version at the loss.
     pub(crate) version: u64,
     pub(crate) bytes: Bytes,
 }
@@ -89,7 +89,7 @@ impl Index {
         self.let_go(id, node);
     }
 
-    /// Records that a holder was lost at `version`. The data is lost with it if no other node holds
+    /// Records that a holder was lost at `version`. The data is lost too if no other node holds
     /// the data.
     pub(crate) fn lose(&mut self, id: &DataId, bytes: Bytes, node: &NodeName, version: u64) {
         if self.let_go(id, node) {

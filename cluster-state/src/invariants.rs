@@ -42,7 +42,7 @@ pub enum Violation {
     /// An artifact has no holder.
     #[error("artifact {0} has no holder")]
     NoHolder(Digest),
-    /// A resource version is greater than the state's, or two resources share it.
+    /// A resource version is greater than the state's, or two resources share a version.
     #[error("{0} has resource version {1}, which is not its own")]
     Version(String, u64),
     /// An epoch was never assigned, or was assigned twice.
@@ -57,7 +57,7 @@ pub enum Violation {
     /// A function and a workflow have the same name.
     #[error("{0} is both a function and a workflow")]
     NamedTwice(FunctionKey),
-    /// A workflow does not fit the functions or workflows that it runs, or those do not exist.
+    /// A workflow does not fit the functions or workflows that it runs, or a step's model does not exist.
     #[error("workflow {0} does not fit the functions and workflows that it runs: {1}")]
     Unfit(FunctionKey, FitError),
     /// The stored inputs, outputs or nesting of a workflow differ from those that its functions and
@@ -247,7 +247,7 @@ impl State {
         }
     }
 
-    /// Each change has a version of its own, so no two resources can be at the same one.
+    /// Each change has a version of its own, so no two resources can be at the same version.
     fn check_versions(&self) -> Result<(), Violation> {
         let functions = self.functions.values().map(|it| (it.key.to_string(), it.resource_version));
         let nodes = self.nodes.values().map(|it| (it.name.to_string(), it.resource_version));

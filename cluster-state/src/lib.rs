@@ -10,7 +10,7 @@
 //!   commands/<one file per command>      check everything, then change
 //! ```
 //!
-//! [`State::apply`] is pure and deterministic: it reads its arguments and nothing else, so the same
+//! [`State::apply`] is pure and deterministic. The method reads its arguments and nothing else, so the same
 //! log gives the same bytes on every controller. This crate has no clock (the leader stamps the
 //! time into the proposal), no randomness, no I/O, and no iteration in an order that could differ.
 //!

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use millrace_types::NodeName;
 /// Maximum number of running changes of the group, and of ended operations. Each draining node has
-/// one drain besides.
+/// a drain besides.
 pub use millrace_types::limits::OPERATIONS_MAX;
 use serde::{Deserialize, Serialize};
 
@@ -141,7 +141,7 @@ impl State {
         self.operations.insert(operation.id, Arc::new(operation));
     }
 
-    /// Ends a running operation. If too many operations have ended, the one that ended first is
+    /// Ends a running operation. If too many operations have ended, the operation that ended first is
     /// forgotten.
     pub(crate) fn end_operation(&mut self, id: u64, at: UnixMillis, end: End) {
         let done = self.operation(id).map_or(0, |it| self.steps_done(it));

@@ -48,7 +48,7 @@ pub enum Applied {
     },
     /// The checkpoint is merged.
     Synced {
-        /// The number of the batch, which acknowledges it to the worker.
+        /// The number of the batch, which acknowledges the batch to the worker.
         seq: u64,
     },
     /// The checkpoint was merged before, and is acknowledged again.
@@ -56,7 +56,7 @@ pub enum Applied {
         /// The number of the last merged batch.
         last: u64,
     },
-    /// The checkpoint does not follow the last one: the worker has to send a full sync, with higher
+    /// The checkpoint does not follow its predecessor: the worker has to send a full sync, with higher
     /// numbers.
     ResyncWanted {
         /// The number of the last merged batch.
@@ -96,7 +96,7 @@ pub enum Refusal {
         /// The requested name.
         key: FunctionKey,
     },
-    /// The name is in use: functions and workflows share one set of names.
+    /// The name is in use: functions and workflows share a set of names.
     #[error("{key} is a {by} already: choose another name, or delete the {by} first")]
     NameTaken {
         key: FunctionKey,
@@ -125,7 +125,7 @@ pub enum Refusal {
         /// The edge of the workflow that would no longer fit, and the reason.
         problem: String,
     },
-    /// The resource has changed since the caller read it.
+    /// The resource has changed since the caller's read.
     #[error(
         "{key} is at resource version {actual}, not {expected} (0: absent): read it again and redo the change"
     )]
@@ -136,7 +136,7 @@ pub enum Refusal {
         /// The present version; 0 if the resource does not exist.
         actual: u64,
     },
-    /// The policy has changed since the caller read it.
+    /// The policy has changed since the caller's read.
     #[error(
         "the policy is at resource version {actual}, not {expected} (0: never set): read it again and redo the change"
     )]
@@ -158,7 +158,7 @@ pub enum Refusal {
     /// A revision refers to the artifact, or its owner may be about to.
     #[error("artifact {digest} is in use")]
     ArtifactInUse { digest: Digest },
-    /// Two files with one digest have different sizes.
+    /// Two files with the same digest have different sizes.
     #[error("artifact {digest} has {actual} bytes, not {claimed}: one of the two files is damaged")]
     ArtifactDiffers {
         digest: Digest,
@@ -271,7 +271,7 @@ pub enum Refusal {
         /// The last number seen.
         last: u64,
     },
-    /// The same key was used for another command.
+    /// The idempotency key was used for another command.
     #[error("idempotency key {seq} was used for another write: use a new one for each")]
     KeyReused {
         /// The number in this write.

@@ -219,7 +219,7 @@ impl State {
         self.functions.bytes() + self.workflows.bytes() + self.artifacts.bytes() + self.tenants.bytes()
     }
 
-    /// Returns the part of [`Self::definition_bytes`] that belongs to one tenant.
+    /// Returns the part of [`Self::definition_bytes`] that belongs to a tenant.
     #[must_use]
     pub fn tenant_bytes(&self, tenant: &TenantName) -> u64 {
         self.functions.bytes_of(tenant) + self.workflows.bytes_of(tenant) + self.tenants.bytes_of(tenant)
@@ -254,7 +254,7 @@ impl State {
     }
 
     /// Applies a command under rules that have a quota. `carry_out` changes the state. If the
-    /// command is refused, the state is restored.
+    /// command is refused, the state is as before.
     pub(crate) fn within_quota(
         &mut self,
         proposal: &Proposal,
@@ -319,7 +319,7 @@ impl State {
     }
 }
 
-/// Returns the refusal if the outcome is one for lack of room.
+/// Returns the refusal if the reason is a lack of room.
 fn out_of_room(outcome: Outcome) -> Result<(), Refusal> {
     match outcome {
         Err(

@@ -132,7 +132,7 @@ pub struct Function {
     pub requests_before: u64,
 }
 
-/// One immutable version of a function.
+/// An immutable version of a function.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RevisionRecord {
     /// The revision number, counted from 1 and never reused for other content.
@@ -158,8 +158,8 @@ impl Function {
         self.latest().number
     }
 
-    /// Returns the revisions that workers prepare, oldest first: the newest and the one before. The
-    /// older one serves while a change rolls out, and for clients that name it.
+    /// Returns the revisions that workers prepare, oldest first: the newest and its predecessor. The
+    /// predecessor serves while a change rolls out, and for clients that name that revision.
     #[must_use]
     pub fn served(&self) -> &[Arc<RevisionRecord>] {
         let from = self.revisions.len().saturating_sub(crate::REVISIONS_SERVED);
@@ -204,7 +204,7 @@ pub struct Workflow {
     pub generation: Revision,
     /// The spec that the owner applied.
     pub spec: WorkflowSpec,
-    /// Inputs and outputs, checked against the models that the workflow runs. They change with
+    /// Inputs and outputs, checked against the models that the workflow runs. Inputs and outputs change with
     /// those models, while the workflow's own version and dates stay.
     pub signature: Signature,
     /// Depth of nested workflows; 0 if the workflow runs functions alone.
@@ -216,7 +216,7 @@ pub struct Workflow {
     pub updated_by: Caller,
 }
 
-/// One GPU of a node, as admission sees it.
+/// A GPU of a node, as admission sees it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeGpu {
     /// The GPU's position on the node.

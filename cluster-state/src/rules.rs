@@ -13,7 +13,7 @@
 //! ```
 //!
 //! A build knows two versions, its own and the one before ([`KnownRules`]). Controllers may
-//! therefore be upgraded one at a time and one version at a time: their leader switches once all
+//! therefore be upgraded one at a time and one version at a time: the leader switches once all
 //! voters know the newer version.
 //!
 //! To change the effect of a command, its answer, or the encoding of the state:
@@ -23,7 +23,7 @@
 //! 2. Add a method to [`RulesVersion`] named after the change (`limits_state_bytes`), and call it
 //!    where the two versions differ: `if state.rules().limits_state_bytes() { … }`.
 //! 3. Skip a new field of the state in its encoding while it is empty, and leave it empty under
-//!    older rules: builds of both versions must encode one state alike, because controllers compare
+//!    older rules: builds of both versions must encode a state alike, because controllers compare
 //!    digests.
 //! 4. Write `raft-store/tests/data/rules-N.*` (see `raft-store/src/tests/golden.rs`).
 
@@ -38,7 +38,7 @@ use crate::state::State;
 ///
 /// | version | since | change |
 /// |---|---|---|
-/// | 9 | 0.2.0 | the last without a version in the log; a log or snapshot that names no version has this one |
+/// | 9 | 0.2.0 | the last without a version in the log; a log or snapshot without a version has this version |
 /// | 10 | 0.2.0 | the log and snapshots name the version; commands are held to the quota of the state |
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -75,7 +75,7 @@ impl fmt::Display for RulesVersion {
     }
 }
 
-/// The rules that a build knows: its newest version and the one before.
+/// The rules that a build knows: its newest version and the version before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KnownRules {
     newest: RulesVersion,
@@ -166,7 +166,7 @@ impl State {
     }
 
     /// Whether the rules may switch to this version. A cluster switches one version at a time. A
-    /// cluster that has no name yet has no history, so it starts with the newest rules of its first
+    /// cluster that has no name yet has no history, and starts with the newest rules of its first
     /// controller.
     pub(crate) fn may_switch_to(&self, version: RulesVersion) -> bool {
         match self.cluster {

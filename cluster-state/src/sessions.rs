@@ -2,7 +2,7 @@
 //! answer and changes nothing.
 //!
 //! Sessions are bounded in two ways. A session ends [`SESSION_TTL`] of stamped time after its last
-//! write. Beyond [`SESSIONS_MAX`] sessions, the least recently used one is evicted. A repeat that
+//! write. Beyond [`SESSIONS_MAX`] sessions, the least recently used session is evicted. A repeat that
 //! arrives after its session has ended is a new write, so a client that retries for longer must
 //! send the resource version.
 

@@ -24,7 +24,7 @@ use crate::state::State;
 /// | 1 | 0.1.0 | the first format |
 /// | 2 | 0.2.0 | placements, checkpoints, scores, bills; a build that reads only 1 would lose them |
 /// | 3 | 0.2.0 | idle residence in usage, tenants' caps; a build that reads only 2 rejects such usage |
-/// | 4 | 0.2.0 | how functions are served; a build that reads only 3 would lose it |
+/// | 4 | 0.2.0 | how functions are served; a build that reads only 3 would lose this |
 /// | 5 | 0.2.0 | workflows; a build that reads only 4 would lose them |
 /// | 6 | 0.2.0 | scheduling policies, and operations; a build that reads only 5 would lose them |
 /// | 7 | 0.2.0 | deadlines of workflows' steps; a build that reads only 6 would lose them |
@@ -66,7 +66,7 @@ pub enum DecodeError {
     /// The reader failed.
     #[error("the snapshot cannot be read: {0}")]
     Unreadable(#[from] io::Error),
-    /// The state is well formed, but no log gives it.
+    /// The state is well formed, but results from no log.
     #[error("the snapshot contradicts itself: {0}")]
     Inconsistent(#[from] Violation),
 }

@@ -1,6 +1,6 @@
 //! The invariants of the nodes' checkpoints, the placements, the scores and the bills.
 //!
-//! A full check takes time in proportion to the data index. It is made after each command only
+//! A full check takes time in proportion to the data index. The check follows each command only
 //! while the index is small. With a larger index, a full check is made after every
 //! [`CHECKED_EVERY`]th change, and the other commands check only the node that they name.
 

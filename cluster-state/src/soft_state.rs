@@ -39,7 +39,7 @@ impl State {
         self.placements.on(node)
     }
 
-    /// Returns a live node's checkpoint; `None` before the node has one.
+    /// Returns a live node's checkpoint; `None` before its first report or score.
     #[must_use]
     pub fn checkpoint(&self, node: &NodeName) -> Option<&Arc<Checkpoint>> {
         self.checkpoints.get(node)

@@ -1,4 +1,4 @@
-//! The replicated state, its read methods, and [`State::apply`], the single way to change it.
+//! The replicated state, its read methods, and [`State::apply`], the single way to change the state.
 
 use std::ops::Bound;
 use std::sync::Arc;
@@ -69,7 +69,7 @@ pub struct State {
     pub(crate) operations: Table<u64, Operation>,
     #[serde(default)]
     pub(crate) placements: Placements,
-    /// Checkpoints of live nodes. A node has no checkpoint until it reports one or is given a score
+    /// Checkpoints of live nodes. A node has no checkpoint until its first report or its first score
     /// base.
     #[serde(default)]
     pub(crate) checkpoints: Table<NodeName, Checkpoint>,
@@ -79,7 +79,7 @@ pub struct State {
     pub(crate) scores: OrdMap<FunctionKey, FunctionScore>,
     #[serde(default)]
     pub(crate) bills: Bills,
-    /// Number of merged checkpoints. A checkpoint changes nothing that people wrote, so it does not
+    /// Number of merged checkpoints. A checkpoint changes nothing that people wrote, and does not
     /// change the version.
     #[serde(default)]
     pub(crate) synced: u64,
@@ -92,7 +92,7 @@ pub struct State {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Retired {
     pub(crate) last: Revision,
-    /// The state's version when it was deleted.
+    /// The state's version at the deletion.
     pub(crate) version: u64,
 }
 
@@ -211,13 +211,13 @@ impl State {
         }
     }
 
-    /// Increments the state's version and returns it as the next resource version.
+    /// Increments the state's version, and returns the new version as the next resource version.
     pub(crate) fn next_version(&mut self) -> u64 {
         self.version += 1;
         self.version
     }
 
-    /// Returns the cluster; `None` before it is initialized.
+    /// Returns the cluster; `None` before the cluster is initialized.
     #[must_use]
     pub fn cluster(&self) -> Option<&Cluster> {
         self.cluster.as_ref()
@@ -306,7 +306,7 @@ impl State {
         self.tenants.get(tenant).map_or(Quota::NONE, |tenant| tenant.quota)
     }
 
-    /// Returns a tenant, if it has caps.
+    /// Returns a tenant that has caps.
     #[must_use]
     pub fn tenant(&self, name: &TenantName) -> Option<&Arc<Tenant>> {
         self.tenants.get(name)
@@ -335,7 +335,7 @@ impl State {
         live.flat_map(|node| &node.gpus).map(|gpu| gpu.memory).max()
     }
 
-    /// Returns the answer that [`Self::apply`] would give, and the state that it would leave.
+    /// Returns the answer that [`Self::apply`] would give, and the state after the command.
     /// Changes nothing. Do not call this before a write to predict its answer: the state may have
     /// changed when the write is applied.
     pub fn dry_run(&self, proposal: &Proposal) -> (Outcome, Self) {

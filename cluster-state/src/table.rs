@@ -87,14 +87,14 @@ impl<K: Key, V: Record> Table<K, V> {
         }
     }
 
-    /// Removes a record and returns it.
+    /// Removes and returns a record.
     pub(crate) fn remove(&mut self, key: &K) -> Option<Arc<V>> {
         let record = self.rows.remove(key)?;
         self.discharge(key, row_bytes(key, &*record));
         Some(record)
     }
 
-    /// Changes a record in place, if there is one with this key.
+    /// Changes the record with this key in place, if the table has such a record.
     pub(crate) fn change(&mut self, key: &K, change: impl FnOnce(&mut V))
     where
         V: Clone,

@@ -1,6 +1,6 @@
 //! The invariants of workflows. Each workflow is checked against the stored records of the
 //! functions and workflows that it runs, and those records are checked in the same way. No workflow
-//! runs itself through others, because each has a greater nesting than any workflow that it runs.
+//! runs itself through others, because each has a greater nesting than its inner workflows.
 
 use millrace_types::workflow::Fit;
 

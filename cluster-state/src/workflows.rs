@@ -1,9 +1,9 @@
-//! Workflows: read methods, the check of a workflow against the functions and workflows that it
-//! runs, and the effect of a change of those.
+//! Workflows: read methods, the check of a workflow against its functions and inner workflows,
+//! and the effect of a change of those.
 //!
 //! The state stores each workflow with its inputs and outputs, so a workflow that runs another is
 //! checked without a look inside. A change of a function or workflow is followed by a check of the
-//! workflows that run it, least nested first. If the signature of one of those changes, the
+//! workflows that run it, least nested first. If the signature of such a workflow changes, the
 //! workflows that run it are checked in turn.
 //!
 //! The users of a function or workflow are not indexed. A scan of the tenant's workflows finds
@@ -138,7 +138,7 @@ impl State {
         }
     }
 
-    /// Checks a workflow against the functions and workflows that it runs, with the changes in
+    /// Checks a workflow against its functions and inner workflows, with the changes in
     /// `becoming`. The caller has validated the spec by itself.
     pub(crate) fn fit(&self, spec: &WorkflowSpec, becoming: &Fits) -> Result<Fit, FitError> {
         spec.fit(|run| becoming.get(run).map(Fit::by_ref).or_else(|| self.fit_of(&spec.key.tenant, run)))
@@ -155,7 +155,7 @@ impl State {
             return Ok(becoming);
         }
         becoming.insert(run.clone(), fit);
-        // Less nested workflows first: each workflow is checked after those that it runs.
+        // Less nested workflows first: each workflow is checked after its inner workflows.
         let mut workflows: Vec<_> = self.workflows_of(&key.tenant).collect();
         workflows.sort_by_key(|workflow| workflow.nesting);
         for workflow in workflows {

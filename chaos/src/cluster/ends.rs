@@ -29,7 +29,7 @@ impl fmt::Display for Process {
 }
 
 impl Cluster {
-    /// Kills a process with SIGKILL, if it runs. `role` describes the process in the timeline.
+    /// Kills a running process with SIGKILL. `role` describes the process in the timeline.
     ///
     /// # Errors
     /// If the process does not end.
@@ -42,7 +42,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Sends SIGTERM to a process, if it runs, and waits for its orderly end.
+    /// Sends SIGTERM to a running process, and waits for its orderly end.
     ///
     /// # Errors
     /// If the process does not end, or ends with an error.
@@ -71,7 +71,7 @@ impl Cluster {
         let named = named(&self.network, &process.party());
         let recipe = self.recipe_of(process)?;
         // Start the process on the runtime's own threads, because a child is tied to the thread
-        // that starts it: those threads end with the runtime, after the cluster.
+        // that starts it: these threads end with the runtime, after the cluster.
         let start = tokio::spawn(async move { must_run(&recipe, recipe.start(named).await?) });
         self.starting.push((process.clone(), start));
         Ok(())
@@ -208,7 +208,7 @@ impl Cluster {
         }
     }
 
-    /// Returns the exit status of a process that ended by itself; `None` if it still runs. Such a
+    /// Returns the exit status of a process that ended by itself; `None` if the process still runs. Such a
     /// process may be restarted.
     pub fn ended(&mut self, process: &Process) -> Option<ExitStatus> {
         let running = self.running_mut(process).ok()?;
@@ -234,8 +234,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Restarts every process without a limit by address, one after the other. Each process ends in
-    /// order, and the next one follows once the cluster has reached `wanted` again.
+    /// Restarts every process without a limit by address, in sequence. Each process ends in
+    /// order, and the next process follows once the cluster has reached `wanted` again.
     ///
     /// # Errors
     /// If a process does not end in order, or the cluster does not reach `wanted` again.

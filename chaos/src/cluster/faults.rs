@@ -89,7 +89,7 @@ impl Cluster {
         limit(pid, Some(has))
     }
 
-    /// Removes the limit from a worker's memory, or restarts the worker if it ended for lack of
+    /// Removes the limit from a worker's memory, or restarts a worker that ended for lack of
     /// memory.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! The links of a cluster: cut, slowed and restored by proxies, or by the ground if it can.
+//! The links of a cluster: cut, slowed and restored by proxies, or by a ground that can.
 
 use anyhow::bail;
 
@@ -9,7 +9,7 @@ use crate::proxy::{Mend, Party, Slowness, Way};
 /// The way in which processes reach each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Links {
-    /// Processes connect directly. The ground cuts links, if it can.
+    /// Processes connect directly. A ground that can cuts links.
     Direct,
     /// Processes connect through proxies, which cut and delay.
     Proxied,
@@ -55,7 +55,7 @@ impl Cluster {
     /// # Errors
     /// If the process has no link of its own.
     pub fn unplug(&self, process: &Process, role: &str) -> anyhow::Result<()> {
-        self.timeline.fault(format!("took the link of {process}{role} down"));
+        self.timeline.fault(format!("took down the link of {process}{role}"));
         self.plugged(process, false)
     }
 
@@ -64,7 +64,7 @@ impl Cluster {
     /// # Errors
     /// If the process has no link of its own.
     pub fn plug(&self, process: &Process) -> anyhow::Result<()> {
-        self.timeline.did(format!("took the link of {process} up again"));
+        self.timeline.did(format!("took up the link of {process} again"));
         self.plugged(process, true)
     }
 

@@ -371,7 +371,7 @@ impl Cluster {
         Ok(Admin::new(Endpoints::new(self.addresses())?))
     }
 
-    /// Returns a client of one controller.
+    /// Returns a client of a controller.
     ///
     /// # Errors
     /// If there is no such controller.
@@ -379,7 +379,7 @@ impl Cluster {
         Ok(Admin::new(self.endpoint_of(id)?))
     }
 
-    /// Returns the endpoint of one controller.
+    /// Returns the endpoint of a controller.
     ///
     /// # Errors
     /// If there is no such controller.

@@ -10,7 +10,7 @@ use anyhow::Context as _;
 /// The unit of `st_blocks`, in bytes.
 const BLOCK: u64 = 512;
 
-/// The resources of one process.
+/// The resources of a process.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Resident bytes of private memory: heap and stacks.

@@ -80,7 +80,7 @@ impl AttackTally {
     }
 }
 
-/// A handle that adds to the counts of one attack.
+/// A handle that adds to the counts of an attack.
 #[derive(Debug, Clone)]
 pub(super) struct AttackCounter {
     tally: AttackTally,
@@ -112,7 +112,7 @@ impl AttackCounter {
     }
 }
 
-/// An attack on one port.
+/// An attack on a port.
 #[derive(Debug, Clone)]
 pub(super) struct Attacker {
     pub(super) port: ServerPort,

@@ -1,4 +1,4 @@
-//! Limits a process to a share of one processor, with a token bucket of processor time: it fills at
+//! Limits a process to a share of one processor, with a token bucket of processor time: the bucket fills at
 //! the share, and the process spends its own time. The computation ([`Governor`]) is pure;
 //! [`ProcessorPace`] reads the clocks and sleeps. No facility of the machine is needed, such as a
 //! cgroup.
@@ -12,9 +12,9 @@ use tokio::time::Instant;
 
 use crate::clock;
 
-/// The attackers' share of one processor.
+/// The attackers' share of a processor.
 pub(crate) const SHARE: f64 = 0.5;
-/// Maximum processor time in one burst, after the process was idle.
+/// Maximum processor time in a burst, after the process was idle.
 const BURST: Duration = Duration::from_millis(20);
 /// Processor time that low-priority work leaves to other work.
 const SPARE: Duration = Duration::from_millis(10);
@@ -55,12 +55,12 @@ impl Governor {
     }
 }
 
-/// Returns the used share of one processor.
+/// Returns the used share of a processor.
 pub(crate) fn share_of(used: Duration, passed: Duration) -> f64 {
     if passed.is_zero() { 0.0 } else { used.as_secs_f64() / passed.as_secs_f64() }
 }
 
-/// The governor of this process. Clones share it, so every task of the process keeps the same pace.
+/// The governor of this process. Clones share the governor, so every task of the process keeps the same pace.
 #[derive(Debug, Clone)]
 pub(super) struct ProcessorPace {
     begun: Instant,

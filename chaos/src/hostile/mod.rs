@@ -1,5 +1,5 @@
 //! Attackers: a separate process that attacks every port of a cluster as hostile clients may, from
-//! given addresses, by a seed, and limited to a share of one processor.
+//! given addresses, by a seed, and limited to a share of a processor.
 //!
 //! ```text
 //!   scenario ──arguments──► child: governor ──► attacks, each on every port ──► servers

@@ -53,7 +53,7 @@ pub(super) async fn write(mut client: Client, keys: Arc<Keys>, history: Arc<Hist
     }
 }
 
-/// Reads at one controller until the load stops.
+/// Reads at a controller until the load stops.
 pub(super) async fn read(mut client: Client, keys: Arc<Keys>, history: Arc<History>) {
     let admin = Admin::new(client.endpoints.clone());
     while client.think(THINK_MS).await {

@@ -8,7 +8,7 @@ use crate::timeline::{Timeline, seconds};
 /// Minimum gap that is recorded in the timeline.
 const GAP: Duration = Duration::from_millis(500);
 
-/// The successes of one kind of call.
+/// The successes of a kind of call.
 #[derive(Debug)]
 pub struct Availability {
     what: &'static str,

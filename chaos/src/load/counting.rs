@@ -54,7 +54,7 @@ const AGAIN_MS: std::ops::Range<u64> = 20..100;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Counter {
     pub name: String,
-    /// Numbers in the counter's state. Large state stays on the GPU that made it.
+    /// Number of values in the counter's state. Large state stays on the GPU of its last run.
     pub width: NonZeroU32,
 }
 
@@ -126,7 +126,7 @@ struct Sequence {
     length: u32,
 }
 
-/// A client of one counter.
+/// A client of a counter.
 pub(super) struct Counting {
     pub(super) client: Client,
     pub(super) counter: Counter,
@@ -165,7 +165,7 @@ impl Counting {
         Sequence { id: format!("{number}-{begun}"), key: key as f32, answered: 0, length }
     }
 
-    /// Makes the next request of a sequence until it has ended, and records the request.
+    /// Makes the next request of a sequence until its end, and records the request.
     async fn step(&mut self, inference: &Inference, sequence: &Sequence, last: bool) -> Ended {
         let place = sequence.answered + 1;
         let id = self.client.endpoints.next_id();
@@ -200,7 +200,7 @@ impl Counting {
 fn became(error: &Error) -> Option<Ended> {
     match error.reason() {
         Some(Reason::SequenceNotFound | Reason::DataLost) => Some(Ended::Over(name(error))),
-        // Two executors died while they ran the request, so it may be a request that kills
+        // Two executors died during the request, so this may be a request that kills
         // executors.
         Some(Reason::Quarantined) => Some(Ended::Unclear(name(error))),
         _ if error.may_have_executed() => Some(Ended::Unclear(name(error))),

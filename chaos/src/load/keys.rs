@@ -8,7 +8,7 @@ use millrace_types::{Digest, FunctionKey, FunctionName, FunctionSpec, TenantName
 use rand::Rng as _;
 use rand::rngs::StdRng;
 
-/// Maximum number of operations on one function.
+/// Maximum number of operations on a function.
 const OPERATIONS_MAX: u32 = 24;
 /// Number of functions in use at a time: few, so that clients collide.
 const IN_USE: usize = 3;

@@ -8,7 +8,7 @@
 //! | requesters | inferences of functions that stay | all endpoints |
 //! | newcomers | one inference each, over a new connection | all endpoints, in scenarios that ask for newcomers |
 //! | counting | sequences of functions that keep state | all endpoints |
-//! | probe | one small write after the other | all endpoints, to show when writes are accepted |
+//! | probe | a sequence of small writes | all endpoints, to show when writes are accepted |
 
 mod admin;
 mod availability;
@@ -70,7 +70,7 @@ pub enum Mix {
 /// Maximum time that clients take to end: the last try of a request or of an admin call.
 const END_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// The clients of one run.
+/// The clients of a run.
 pub struct Load {
     stop: CancellationToken,
     tasks: JoinSet<()>,

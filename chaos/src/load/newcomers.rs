@@ -21,7 +21,7 @@ const PAUSE_MS: std::ops::Range<u64> = 30..90;
 /// Maximum wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Newcomers, one after the other, until [`Newcomers::end`].
+/// Newcomers in sequence, until [`Newcomers::end`].
 #[derive(Debug)]
 pub(crate) struct Newcomers {
     stop: CancellationToken,

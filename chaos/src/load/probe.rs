@@ -1,4 +1,4 @@
-//! The probe makes one small write after the other, each with a short timeout, to show when writes
+//! The probe makes a sequence of small writes, each with a short timeout, to show when writes
 //! are accepted. The oracle does not judge these writes, because a write that timed out may take
 //! effect at any time.
 

@@ -38,7 +38,7 @@ pub(super) async fn run(
     }
 }
 
-/// Makes one request until it has ended, even if the load stops meanwhile.
+/// Makes a request until its end, even if the load stops meanwhile.
 async fn ask(client: &mut Client, inference: &Inference, function: String, example: &Example) -> Request {
     let id = client.endpoints.next_id();
     let begun = client.timeline.now();

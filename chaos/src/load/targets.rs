@@ -56,7 +56,7 @@ pub struct Target {
     pub network: Network,
 }
 
-/// A workflow that stays for the whole run, and runs functions one after the other.
+/// A workflow that stays for the whole run, and runs functions in sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Chain {
     pub name: String,
@@ -78,7 +78,7 @@ pub struct Network {
 /// The functions that stay, and the workflows over them.
 #[derive(Debug, Clone)]
 pub struct Targets {
-    /// The model of one of the functions.
+    /// The model of a function.
     pub(super) model: Digest,
     pub(super) functions: Arc<Vec<Function>>,
     /// Functions that keep state. These have their own clients.
@@ -172,7 +172,7 @@ impl Targets {
     /// Sends a request that may be refused: the caller judges the refusal.
     ///
     /// # Errors
-    /// If the answer differs from the one before the faults.
+    /// If the answer differs from the answer before the faults.
     pub async fn try_ask(&self, name: &str, endpoints: Endpoints) -> anyhow::Result<Result<(), Error>> {
         let function = self.functions.iter().find(|it| it.name == name);
         let example = function.and_then(|it| it.examples.first()).context("there is an example")?;
@@ -204,7 +204,7 @@ impl Targets {
         Ok(own.map(|bill| bill.requests).sum())
     }
 
-    /// Makes a write that the oracle does not judge, because it may take effect late.
+    /// Makes a write that the oracle does not judge, because such a write may take effect late.
     ///
     /// # Errors
     /// If the write was not acknowledged.

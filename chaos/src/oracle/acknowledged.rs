@@ -1,6 +1,6 @@
 //! The check that no acknowledged write is lost. If one write was certainly the last on a function,
 //! the function has to be as that write left it. The linearizability check judges writes that
-//! overlapped, or that an unknown write may follow. This check is one that a reader can verify by
+//! overlapped, or that an unknown write may follow. A reader can verify this check by
 //! eye.
 
 use std::collections::BTreeMap;

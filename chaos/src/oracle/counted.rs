@@ -56,7 +56,7 @@ impl Step {
 pub fn check(steps: &[Step]) -> Check {
     let mut evidence: Vec<String> = steps.iter().filter_map(wrong).collect();
     let counted = |step: &&Step| step.how == Ended::Counted;
-    // A first answer proves nothing, because it depends on no state.
+    // A first answer depends on no state, and proves nothing.
     if !steps.iter().filter(counted).any(|step| step.place > 1) {
         evidence.push("no sequence got as far as a second answer".to_owned());
     }

@@ -15,7 +15,7 @@ use crate::timeline::seconds;
 pub const ALLOWANCE: u32 = 5;
 pub const NAME: &str = "nobody is left behind";
 
-/// Judges the time that a cluster took until it was healthy again.
+/// Judges the time until a cluster was healthy again.
 #[must_use]
 pub fn check(found: &Healthy, within: Duration) -> Check {
     let &Healthy { controllers, functions, workers, took } = found;

@@ -1,5 +1,5 @@
 //! The checks whether hostile clients harmed a cluster: its processes, its leader, its other
-//! clients, the memory and descriptors of its servers, and the time until all of it is as before.
+//! clients, the memory and descriptors of its servers, and the time until all is as before.
 //! Pure: readings in, checks out.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -162,7 +162,7 @@ pub fn not_as_before(before: &ClusterReading, now: &ClusterReading) -> Option<St
     now.leader.is_none().then(|| "no controller leads".to_owned())
 }
 
-/// Judges the time until all was as before, or fails with the reason why it was not.
+/// Judges the time until all was as before, or fails with the reason for the difference.
 #[must_use]
 pub fn normal(run: &str, took: Result<Duration, String>) -> Check {
     let limit = NORMAL_WITHIN * ALLOWANCE;
@@ -281,7 +281,7 @@ pub fn attackers(run: &str, control: &AttackSummary, done: &AttackSummary) -> Ch
     }
     let sum = |of: fn(&crate::hostile::AttackCounts) -> u64| done.attacks.values().map(of).sum::<u64>();
     let detail = format!(
-        "{own:.2} of a processor, the control {control:.2}; at most {} ms beyond it at once; {} connections, {} refused, {} requests and streams, {} MiB",
+        "{own:.2} of a processor, the control {control:.2}; at most {} ms beyond it at once; {} connections, {} not accepted, {} requests and streams, {} MiB",
         done.overdraft_ms,
         sum(|it| it.connections),
         sum(|it| it.unconnected),

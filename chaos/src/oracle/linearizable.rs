@@ -14,7 +14,7 @@ use crate::history::{Answer, Operation};
 use crate::report::Check;
 
 const NAME: &str = "reads and writes are linearizable";
-/// Maximum time of the search for an order of one key's operations.
+/// Maximum time of the search for an order of a key's operations.
 const SEARCH_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Judges every key's history separately, because linearizability is a local property.
@@ -48,7 +48,7 @@ fn search(operations: &[Operation]) -> Option<bool> {
 }
 
 /// Converts the history to the tester's input. Every operation is its own thread, so two operations
-/// are ordered only if one returned before the other was invoked. An unknown write never returns.
+/// are ordered only if the first returned before the second was invoked. An unknown write never returns.
 /// Unknown reads and refused operations are omitted, because they prove nothing.
 fn tester(operations: &[Operation]) -> LinearizabilityTester<usize, Register> {
     #[derive(PartialEq, Eq, PartialOrd, Ord)]

@@ -6,7 +6,7 @@ use std::time::Duration;
 /// The result of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ended {
-    /// The answer equals the one from before the faults.
+    /// The answer equals the answer from before the faults.
     Right,
     /// The answer differs, or belongs to another request.
     Wrong(String),

@@ -7,7 +7,7 @@
 //!   controller 1 ──► front of controller 2 ──► controller 2
 //!        (found by its pid)   │ rules: 1 to 2 cut | slow
 //! ```
-//! A cut link drops nothing and reports nothing: bytes wait, as they do under TCP while packets are
+//! A cut link drops nothing and reports nothing: bytes wait, as under TCP while packets are
 //! lost. When the link is restored, the bytes are delivered or the connection is reset ([`Mend`]).
 //! A cut may affect one direction alone.
 
@@ -28,10 +28,10 @@ use tokio::task::{AbortHandle, JoinSet};
 use crate::proxy::rules::Rules;
 pub use crate::proxy::rules::{Mend, Party, Slowness, Way};
 
-/// Maximum number of connections through one front at a time; further ones wait to be accepted.
+/// Maximum number of connections through a front at a time; further connections wait to be accepted.
 const CONNECTIONS_MAX: usize = 512;
 
-/// The links of one cluster, which clones share.
+/// The links of a cluster, which clones share.
 #[derive(Debug, Clone)]
 pub struct Network {
     rules: Arc<watch::Sender<Rules>>,

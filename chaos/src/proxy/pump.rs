@@ -1,4 +1,4 @@
-//! Carries the bytes of one connection, as the state of its link allows.
+//! Carries the bytes of a connection, as the state of its link allows.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -102,7 +102,7 @@ struct Wire {
 
 impl Wire {
     /// Returns the arrival of a chunk of `len` bytes that is sent now. `drawn`, from 0 to 999,
-    /// decides whether the chunk is lost at first. No chunk overtakes an earlier one.
+    /// decides whether the chunk is lost at first. No chunk overtakes an earlier chunk.
     fn due(&mut self, now: Instant, len: usize, slowness: Slowness, drawn: u32) -> Instant {
         let Slowness { delay, loss_permille, bytes_per_second } = slowness;
         let takes = bytes_per_second
@@ -122,14 +122,14 @@ pub(super) async fn both(link: Link, near: TcpStream, far: TcpStream) {
         stream.set_nodelay(true).ok();
     }
     let ((near_read, near_write), (far_read, far_write)) = (near.into_split(), far.into_split());
-    // A reset of one direction ends both, because the halves are dropped with the future.
+    // A reset of either direction ends both, because the halves are dropped with the future.
     let there = link.clone();
     let back = link.reversed();
     let _ended =
         tokio::try_join!(one_way(&there, near_read, far_write), one_way(&back, far_read, near_write));
 }
 
-/// Carries one direction to its end, in order, each chunk after its delay.
+/// Carries a direction to its end, in order, each chunk after its delay.
 async fn one_way(link: &Link, mut from: OwnedReadHalf, mut to: OwnedWriteHalf) -> Result<(), Reset> {
     let (queue, mut chunks) = mpsc::channel::<(Instant, Bytes)>(CHUNKS_MAX);
     let read = async move {

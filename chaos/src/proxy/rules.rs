@@ -44,8 +44,8 @@ impl fmt::Display for Way {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Both => "both ways",
-            Self::Out => "data from it",
-            Self::In => "data to it",
+            Self::Out => "outgoing data only",
+            Self::In => "incoming data only",
         })
     }
 }
@@ -55,8 +55,8 @@ impl fmt::Display for Way {
 pub struct Slowness {
     /// Delay of a packet.
     pub delay: Duration,
-    /// Number of lost packets in a thousand. TCP sends a lost packet again, so it arrives late, and
-    /// later packets wait for it.
+    /// Number of lost packets in a thousand. TCP sends a lost packet again, so the packet is late, and
+    /// later packets wait.
     pub loss_permille: u32,
     /// Maximum number of bytes per second; `None` for no limit.
     pub bytes_per_second: Option<NonZeroU64>,
@@ -75,7 +75,7 @@ impl fmt::Display for Slowness {
     }
 }
 
-/// The state of one direction of a link.
+/// The state of a direction of a link.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct State {
     pub(super) cut: bool,

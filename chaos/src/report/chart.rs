@@ -103,7 +103,7 @@ fn draw_latency(area: &Area<'_>, report: &Report) -> Drawn {
         for stretch in busy.chunk_by(|one, next| one.at + 1 == next.at) {
             let points = stretch.iter().map(|it| (it.at as f64 + 0.5, of(it).max(LATENCY_MIN_MS)));
             let points: Vec<_> = points.collect();
-            // A single second is drawn as a dot, because it makes no line.
+            // A single second is drawn as a dot, because a single point makes no line.
             let dot = points.first().filter(|_| points.len() == 1).copied();
             chart.draw_series(dot.map(|at| Circle::new(at, 2, colour.filled())))?;
             chart.draw_series(LineSeries::new(points, colour.stroke_width(2)))?;
@@ -121,7 +121,7 @@ fn draw_outcomes(area: &Area<'_>, report: &Report) -> Drawn {
     let seconds = &report.requests.seconds;
     let most = seconds.iter().map(Second::ended).max().unwrap_or(0).max(1) as f64 * LEGEND_ROOM;
     let mut chart = counts(area, report, "requests a second", most)?;
-    // Each part is drawn on top of the parts before it.
+    // Each part is drawn on top of the parts before.
     let parts: [Curve<(u64, u64)>; 3] = [
         ("answered", ANSWERED, |it| (0, it.answered - it.retried)),
         ("answered after another try", RETRIED, |it| (it.answered - it.retried, it.answered)),

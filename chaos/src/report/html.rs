@@ -1,4 +1,4 @@
-//! The reports of some runs as one self-contained page for a browser: a summary, and the plots,
+//! The reports of some runs as a self-contained page for a browser: a summary, and the plots,
 //! checks and timeline of each run.
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};

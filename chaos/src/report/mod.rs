@@ -45,7 +45,7 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// The check of one promise.
+/// The check of a promise.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Check {
     pub name: String,
@@ -104,7 +104,7 @@ pub struct Report {
     /// The duration of the run.
     #[serde(rename = "tookMs", serialize_with = "crate::timeline::millis")]
     pub took: Duration,
-    /// The folder with the processes' data and logs, if it was kept.
+    /// The folder with the processes' data and logs, if the folder was kept.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kept: Option<String>,
 }

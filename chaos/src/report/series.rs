@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::oracle::requests::{Ended, Request};
 
-/// The requests that ended in one second of a run.
+/// The requests that ended in a second of a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Second {

@@ -1,4 +1,4 @@
-//! Executor processes, one per GPU or one per model: choosing one, killing it, and waiting for its
+//! Executor processes, for each GPU or for each model: choosing a victim, killing it, and waiting for its
 //! replacement.
 
 use anyhow::Context as _;
@@ -37,7 +37,7 @@ impl Victim {
 }
 
 impl Stage {
-    /// Chooses one of the running executors, by the seed. In isolation executors come and go with
+    /// Chooses a running executor, by the seed. In isolation executors come and go with
     /// their models, and a reported pid may already belong to another process. Therefore only
     /// children of a worker count.
     pub(super) async fn an_executor(&mut self) -> anyhow::Result<Victim> {

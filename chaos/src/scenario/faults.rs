@@ -21,7 +21,7 @@ const ARMED: Duration = Duration::from_secs(5);
 /// undone: a process that hangs or is cut off cannot answer the later repairs.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Undo {
-    /// Continues a stopped process, if it still exists.
+    /// Continues a stopped process, if the process still exists.
     Continue(u32),
     /// Takes the link of a process up again.
     Plug(Process),
@@ -29,7 +29,7 @@ pub(super) enum Undo {
     Mend,
     /// Restarts an ended process over its folder.
     Start(Process),
-    /// Lifts the memory limit of a worker, or restarts the worker if it has ended.
+    /// Lifts the memory limit of a worker, or restarts a worker that has ended.
     Feed(String),
     /// Ends all faults in the machine of a controller.
     Clear(u64),
@@ -126,10 +126,10 @@ impl Stage {
         let (beyond, whom) = match from {
             Side::Controllers => (self.controllers(), "the controllers"),
             Side::Workers => (self.workers(), "the workers"),
-            Side::Everybody => ([self.controllers(), self.workers()].concat(), "everybody"),
+            Side::Everybody => ([self.controllers(), self.workers()].concat(), "every other process"),
         };
         let beyond: Vec<Party> = beyond.into_iter().filter(|other| *other != one).collect();
-        self.timeline.fault(format!("cut {process}{role} from {whom}, {way}"));
+        self.timeline.fault(format!("cut {process}{role}: no link to {whom}, {way}"));
         self.cluster.cut(&[one], &beyond, way)?;
         Ok(vec![Undo::Mend])
     }

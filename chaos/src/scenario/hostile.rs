@@ -161,7 +161,7 @@ impl Stage {
         as_before: Result<Duration, String>,
     ) -> bool {
         let mut readings = attacked.readings;
-        // A process may end after the attack, as a late effect of it.
+        // A process may end after the attack, as a late effect of the attack.
         let last = self.read(&attacked.watched).await;
         let went_on = last.ended.is_empty();
         readings.push(last);
@@ -338,7 +338,7 @@ impl Stage {
     }
 
     /// Returns the latencies of acknowledged writes under attack. An enable does not count, because
-    /// it waits until its function is ready.
+    /// an enable waits until its function is ready.
     fn writes(&self, phase: &AttackPhase) -> Vec<Duration> {
         let operations = self.load.history.by_key();
         let writes = operations

@@ -62,7 +62,7 @@ pub struct Options {
     pub preset: Option<String>,
     /// The isolation of the workers; `None` for the scenario's own.
     pub isolation: Option<String>,
-    /// The destination of events as they happen.
+    /// The destination of new events.
     pub echo: Echo,
     /// Whether the processes' folders and logs are kept.
     pub keep: Keep,

@@ -1,8 +1,8 @@
 //! The scenario with a request that kills its executor. Two executors die while they run the
-//! request. Then the request has to be quarantined, so that it kills no third executor. The
+//! request. Then the request has to be quarantined, so that no third executor dies. The
 //! function still answers other requests, and all other requests are answered as before.
 //!
-//! The request is a long one, and the harness kills the process in which the request runs according
+//! The request is long, and the harness kills the process in which the request runs according
 //! to the cluster. The scenario is thus the same with a process per GPU and with a process per
 //! model.
 

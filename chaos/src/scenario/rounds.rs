@@ -1,4 +1,4 @@
-//! Runs the rounds of a file, one step after the other.
+//! Runs the rounds of a file, step by step.
 
 use anyhow::Context as _;
 

@@ -1,6 +1,6 @@
 //! A small disk for one process: a tmpfs over a folder, in a separate mount namespace, so that no
-//! other process sees it. A shell holds the namespace. A process enters it at its start, and a
-//! restarted process finds the files of the one before.
+//! other process sees it. A shell holds the namespace. A process enters the namespace at its start, and a
+//! restarted process finds the files of its predecessor.
 
 use std::fs::File;
 use std::io::Write as _;

@@ -51,7 +51,7 @@ fn create(
 }
 
 /// Restarts the grace period of a known file that is uploaded again, because a revision is about to
-/// refer to it.
+/// refer to the file.
 fn touch(
     state: &mut State,
     context: Context<'_>,

@@ -343,8 +343,8 @@ mod tests {
         log.hold("m1", ControllerId::OBJECT_STORE.0);
         assert!(log.state.artifact(&digest("m1")).unwrap().in_store());
         assert!(log.apply(apply()).is_ok());
-        // The object store is a holder like any other: it stays as the last holder, and every
-        // snapshot contains it.
+        // The object store is a holder like any other: the last holder stays, and every
+        // snapshot contains the object store.
         log.apply(Command::RemoveArtifactHolder { digest: digest("m1"), holder: ControllerId(1) }).unwrap();
         let last = log.refused(Command::RemoveArtifactHolder {
             digest: digest("m1"),

@@ -1,4 +1,4 @@
-//! Creates a workflow, or changes it if its spec differs. The workflow has to fit the functions and
+//! Creates a workflow, or changes the workflow if the spec differs. The workflow has to fit the functions and
 //! workflows that it runs, and every workflow that runs it has to fit the new spec (D01).
 
 use std::collections::BTreeSet;

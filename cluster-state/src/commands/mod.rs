@@ -1,5 +1,5 @@
 //! One file per command. Each command makes all its checks before its first change, so a refusal
-//! leaves the state as it was. A new command needs a new file, a variant of
+//! leaves the state unchanged. A new command needs a new file, a variant of
 //! [`Command`](crate::Command) and an arm in `State::carry_out_command`.
 
 mod add_artifact;
@@ -85,7 +85,7 @@ fn next_number(state: &State, key: &FunctionKey) -> Revision {
     function.or_else(workflow).or_else(retired).map_or(Revision::FIRST, Revision::next)
 }
 
-/// Remembers a deleted function or workflow. Beyond [`RETIRED_MAX`] names, the one deleted first is
+/// Remembers a deleted function or workflow. Beyond [`RETIRED_MAX`] names, the oldest name is
 /// forgotten: every worker has dropped its data of that name long ago.
 fn retire(state: &mut State, key: &FunctionKey, retired: Retired) {
     state.retired.insert(key.clone(), retired);

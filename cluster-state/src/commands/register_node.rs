@@ -1,5 +1,5 @@
 //! Registers a worker under a new epoch. A name that another live process holds is refused. The
-//! same process keeps its epoch, because it attaches to several controllers at once.
+//! same process keeps its epoch, because a worker attaches to several controllers at once.
 //!
 //! The state trusts no earlier report of the node's contents: the node starts with an empty
 //! checkpoint, until its full sync.

@@ -167,7 +167,7 @@ fn score(state: &mut State, checkpoint: &mut Checkpoint, function: &FunctionKey,
     state.scores.insert(function.clone(), all);
 }
 
-/// Updates a function's usage. A deleted function is billed as long as it is remembered, because
+/// Updates a function's usage. A deleted function is billed as long as its name is remembered, because
 /// its nodes may report its earlier usage late.
 fn bill(state: &mut State, checkpoint: &mut Checkpoint, function: &FunctionKey, usage: Usage) {
     if !state.functions.contains_key(function) && !state.retired.contains_key(function) {

@@ -170,7 +170,7 @@ pub(crate) fn run_workflow(name: &str) -> Run {
     Run::Workflow(key(name).name)
 }
 
-/// Returns a workflow that passes `x` through these runs, one after the other, and returns `y`.
+/// Returns a workflow that passes `x` through these runs in order, and returns `y`.
 pub(crate) fn chain(name: &str, runs: &[Run]) -> WorkflowSpec {
     let mut from = "input.x".to_owned();
     let mut steps = Vec::new();
@@ -216,7 +216,7 @@ pub(crate) fn sync(node: &str, epoch: u64, seq: u64, part: SyncPart, delta: Node
     Command::SyncNode { node: node_name(node), batch: SyncBatch { epoch: Epoch(epoch), seq, part, delta } }
 }
 
-/// Returns a full sync in one batch.
+/// Returns a full sync in a single batch.
 pub(crate) fn sync_all(node: &str, epoch: u64, seq: u64, delta: NodeDelta) -> Command {
     sync(node, epoch, seq, SyncPart::Full(Portion::Only), delta)
 }

@@ -1,5 +1,5 @@
 //! Removes a function's placement on a node. The replica's counts so far wait for the next
-//! placement. The requests that it still finishes count for the replica itself.
+//! placement. Requests that are still running then count for the replica itself.
 
 use millrace_types::{FunctionKey, NodeName};
 

@@ -70,7 +70,7 @@ fn labelled(name: &str) -> Command {
     Command::ApplyFunction { spec, digest: digest("m"), expected: None, voters: Vec::new() }
 }
 
-/// Returns a state in which the tenant has room for less than one function with all labels.
+/// Returns a state in which the tenant has room for less than a function with all labels.
 fn full_tenant() -> State {
     let mut log = Log::with_artifacts(&["m"]);
     log.apply(apply("f", "m")).unwrap();

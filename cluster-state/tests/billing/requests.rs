@@ -19,7 +19,7 @@ fn function() -> FunctionKey {
     named("f")
 }
 
-/// A worker: the state machines that serve and count requests, and the one that reports the counts.
+/// A worker: the state machines that serve and count requests, and report the counts.
 struct Worker {
     admission: Admission,
     residence: Residence,

@@ -250,7 +250,7 @@ proptest! {
         };
         let first = write(b);
         let second = write(Digest::of(b"other"));
-        // Both commands are in one log entry, so they share an index.
+        // Both commands are in the same log entry, and share an index.
         let index = index_of(log.len());
         let mut state = state;
         if matches!(state.apply(index, &first), Ok(applied) if applied.changed()) {

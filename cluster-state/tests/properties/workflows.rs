@@ -17,8 +17,8 @@ fn workflow_key() -> impl Strategy<Value = FunctionKey> {
     key_of(&["s", "t", "u", "v", "w", "x", "h"])
 }
 
-/// Returns the model of a digest. Of the four models, two are alike, one has another number of
-/// columns, and one has another output name.
+/// Returns the model of a digest. Of the four models, two are alike, the third has another number of
+/// columns, and the fourth has another output name.
 pub(crate) fn model(digest: Digest) -> ModelSummary {
     let columns = if digest == digest_of(2) { 8 } else { 4 };
     let output = if digest == digest_of(3) { "z" } else { "y" };
@@ -50,7 +50,7 @@ fn run_before(key: &FunctionKey) -> Run {
     }
 }
 
-/// Returns a workflow of one to three steps, each with the output of the step before as its input.
+/// Returns a workflow of up to three steps, each with the output of the step before as its input.
 fn workflow() -> impl Strategy<Value = WorkflowSpec> {
     let output = prop_oneof![8 => Just("y"), 1 => Just("z")];
     (workflow_key(), prop::collection::vec((run(), output), 1..4)).prop_map(|(key, runs)| {

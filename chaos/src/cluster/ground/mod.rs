@@ -66,7 +66,7 @@ impl Ground {
 #[derive(Debug, Clone)]
 pub struct Terrain {
     pub ground: Ground,
-    /// The folder of `compose.yaml`; `None` if it was not found.
+    /// The folder of `compose.yaml`; `None` if the folder was not found.
     pub deploy: Option<PathBuf>,
 }
 
@@ -84,14 +84,14 @@ impl Terrain {
     }
 }
 
-/// The ground of one cluster. Its resources are removed when the value is dropped.
+/// The ground of a cluster. Its resources are removed when the value is dropped.
 pub(super) enum Site {
     Loopback(Ports),
     Namespaces(Namespaces),
     Compose(Compose),
 }
 
-/// The place of one process on its ground.
+/// The place of a process on its ground.
 #[derive(Debug, Clone)]
 pub(super) struct House {
     /// The words before a program that is to run in this place.

@@ -9,7 +9,7 @@
 //!                      nft: rules for the cuts
 //! ```
 //! The bridge is in the harness's own namespace ([`Switch`]), so that the network of this machine
-//! is not touched. A cut drops the packets from one address to another as they cross the bridge. An
+//! is not touched. A cut drops the packets from an address to another on the bridge. An
 //! unplugged process has its link down. TCP sends the lost packets again later.
 
 use std::collections::BTreeMap;
@@ -81,7 +81,7 @@ impl Drop for Switch {
     }
 }
 
-/// The namespaces of one cluster, which are removed when the value is dropped.
+/// The namespaces of a cluster, which are removed when the value is dropped.
 #[derive(Debug)]
 pub(in crate::cluster) struct Namespaces {
     /// The number of each process on the bridge, by the name of the process.

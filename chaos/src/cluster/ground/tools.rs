@@ -1,4 +1,4 @@
-//! External programs that make a ground. They have to succeed; an error contains their output.
+//! External programs that make a ground. The programs have to succeed; an error contains their output.
 
 use std::process::{Command, Output, Stdio};
 

@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_millis(200);
 const FLOOD: usize = 1_000;
 /// Payload bytes of each frame of a flood that has a payload.
 const FLOOD_FRAME: usize = 1 << 10;
-/// Basis for the number of references to one large header.
+/// Basis for the number of references to a large header.
 const REFERENCES: usize = 16_000;
 
 #[derive(Debug, Clone, Copy)]

@@ -36,7 +36,7 @@ pub(super) enum Attack {
     Protobuf,
     /// Clients that do not read their answers.
     Readers,
-    /// Streams that are reset as soon as they are opened.
+    /// Streams that are reset at once.
     Resets,
     /// Tensors whose shapes promise more elements than are sent.
     Shapes,

@@ -14,13 +14,13 @@ use crate::hostile::wire::{self, flag, kind};
 const EVERY: Duration = Duration::from_millis(500);
 /// Maximum number of readers of a port.
 const READERS_MAX: usize = 64;
-/// Number of streams that wait for the window of one connection.
+/// Number of streams that wait for the window of a connection.
 const STREAMS: u32 = 100;
 /// Number of requests in a pipeline.
 const PIPELINE: usize = 200;
 /// Bytes of the receive buffer for the pipeline's answers.
 const RECEIVE_BUFFER: u32 = 4 << 10;
-/// Rows of an inference with an answer of one mebibyte.
+/// Rows of an inference with an answer of a mebibyte.
 const ROWS: usize = 4_096;
 /// Bytes of a row of 64 numbers.
 const ROW: usize = 64 * 4;
@@ -71,7 +71,7 @@ async fn unread_pipeline(mut attacker: Attacker) {
     attacker.counts.ended();
 }
 
-/// Makes a valid inference with a large answer, and offers no window for it.
+/// Makes a valid inference with a large answer, and offers no window for the answer.
 async fn unread_tensor(mut attacker: Attacker) {
     let shape = [wire::varint(ROWS as u64), wire::varint(ROW as u64 / 4)].concat();
     let tensor = [wire::field(1, b"x"), wire::field(2, b"FP32"), wire::field(3, &shape)].concat();

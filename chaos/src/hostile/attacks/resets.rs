@@ -1,4 +1,4 @@
-//! Rapid reset: streams that are reset as soon as they are opened, so that none counts as open.
+//! Rapid reset: streams that are reset at once, so that none counts as open.
 
 use std::time::Duration;
 

@@ -65,7 +65,7 @@ fn beginning(sender: Sender, port: PortKind, function: &str) -> Vec<u8> {
     }
 }
 
-/// Returns the byte at a position, in a frame if it belongs to the body of an HTTP/2 request.
+/// Returns the byte at a position, in a frame for the body of an HTTP/2 request.
 fn piece(sender: Sender, port: PortKind, at: usize) -> Vec<u8> {
     const HEADERS: &[u8] = b"GET /v2/health/live HTTP/1.1\r\nhost: 127.0.0.1\r\nx-slow: ";
     match sender {

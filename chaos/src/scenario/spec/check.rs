@@ -248,7 +248,7 @@ impl Spec {
 }
 
 impl Fault {
-    /// Whether the fault lasts until it is repaired.
+    /// Whether the fault lasts until its repair.
     fn is_repaired(&self) -> bool {
         !matches!(self, Self::Kill(Who::Executor) | Self::Restart(_) | Self::Device(_))
     }

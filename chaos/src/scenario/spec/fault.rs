@@ -9,10 +9,10 @@ use crate::proxy::Way;
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Fault {
-    /// kill -9 of a process. The process stays down until it is repaired; an executor is replaced
+    /// kill -9 of a process. The process stays down until its repair; an executor is replaced
     /// by its worker.
     Kill(Who),
-    /// SIGSTOP to a process: the process hangs until it is repaired.
+    /// SIGSTOP to a process: the process hangs until its repair.
     Stop(Who),
     /// SIGTERM to a process, as when a service manager restarts a service: the process ends by
     /// itself and is restarted.

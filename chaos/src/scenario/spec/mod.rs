@@ -2,7 +2,7 @@
 //! invariants. Pure: text in; a [`Spec`] out, or the fault and its position. An invalid file is
 //! refused before anything is started.
 //!
-//! A file has one of three bodies. A `round` of steps is repeated `rounds` times. A `storm` of
+//! A file has any of three bodies. A `round` of steps is repeated `rounds` times. A `storm` of
 //! faults, each at its own rate, lasts for the time `lasts`. A scenario in code is named by
 //! `plays`, and has `rounds` or `lasts`.
 
@@ -218,7 +218,7 @@ pub(crate) enum Code {
 pub(crate) enum Invariant {
     /// No idempotent request is lost.
     Answered,
-    /// Every answer equals the one from before the faults.
+    /// Every answer equals the answer from before the faults.
     Right,
     /// No acknowledged write is lost.
     Acknowledged,

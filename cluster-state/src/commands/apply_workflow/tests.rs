@@ -161,12 +161,12 @@ fn the_nesting_of_workflows_is_bounded() {
         says.contains("workflow \"n4\" has workflows 4 deep in it: in another they would lie deeper than 4"),
         "{says}"
     );
-    // A change at the bottom is refused too, because it deepens the workflows above.
+    // A change at the bottom is refused too, because the change deepens the workflows above.
     log.apply(apply_workflow(chain("base", &[run_function("f")]))).unwrap();
     let deeper = log.refused(apply_workflow(chain("n0", &[run_workflow("base")])));
     let Refusal::BreaksWorkflow { key: of, workflow: above, .. } = &deeper else { panic!("{deeper:?}") };
     assert_eq!((of, above), (&key("n0"), &key("n4")));
-    // With one level less the change is accepted.
+    // With a level less the change is accepted.
     log.apply(delete_workflow("n4")).unwrap();
     assert!(log.apply(apply_workflow(chain("n0", &[run_workflow("base")]))).is_ok());
     assert_eq!(workflow(&log, "n3").nesting, 4);
