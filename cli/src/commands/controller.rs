@@ -132,7 +132,10 @@ pub(crate) async fn run(args: Args, settings: &Config, kept: Option<Kept>) -> Re
     tokio::select! {
         cut = controller.shutdown(args.options.grace) => {
             if cut > 0 {
-                tracing::warn!(connections = cut, "cut connections at the end of the grace period: set a longer --grace");
+                tracing::warn!(
+                    connections = cut,
+                    "cut connections at the end of the grace period: set a longer --grace"
+                );
             }
             ended
         }

@@ -80,8 +80,9 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
                     );
                 }
                 Kind::Tenant => {
-                    return Err(Failure::usage("a tenant consists of its functions, its workflows and its caps")
-                        .hint("delete the functions and workflows; for the caps: millrace tenant set NAME --no-caps"));
+                    return Err(Failure::usage("a tenant consists of functions, workflows and caps").hint(
+                        "delete the functions and workflows; for the caps: millrace tenant set NAME --no-caps",
+                    ));
                 }
                 Kind::Policy => {
                     return Err(Failure::usage("the policy cannot be deleted").hint(

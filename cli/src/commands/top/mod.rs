@@ -242,7 +242,7 @@ async fn screen(admin: &Admin, args: &Args) -> Result<(), Failure> {
                     asked = Some(Box::pin(async move { look(&admin, events).await }));
                 }
             }
-            found = async { asked.as_mut().expect("the branch is polled only while a request is pending").await }, if asked.is_some() => {
+            found = async { asked.as_mut().expect("a request is pending").await }, if asked.is_some() => {
                 asked = None;
                 match found {
                     Ok((sample, events)) => {
