@@ -1,7 +1,7 @@
 //! Measures a program's calls to its worker (D10: under 50 us at the median). A store and a fetch
-//! of a small tensor cross the socket and the worker's objects. They alternate with a round trip
-//! over a plain Unix socket between two processes, in the same run. The bench prints and asserts
-//! nothing: `cargo bench -p millrace-worker --bench functions`.
+//! of a small tensor cross the socket and the worker's objects. These calls alternate with a round
+//! trip over a plain Unix socket between two processes, in the same run. The bench prints and
+//! asserts nothing: `cargo bench -p millrace-worker --bench functions`.
 //!
 //! The executor, the program and the other end of the plain socket are this program started again.
 
@@ -135,7 +135,7 @@ async fn compare() {
         let once = tokio::task::spawn_blocking(round_trips).await.unwrap();
         let asked = wire::InvokeRequest { inputs: vec![x.clone()], ..request("f", round as u64, &[]) };
         let answer = client.invoke(asked).await.unwrap().into_inner();
-        // The first round has nothing to fetch and runs cold, so it is not counted.
+        // The first round has nothing to fetch and runs cold, so the round is not counted.
         if round > 0 {
             plain.extend(once);
             stores.extend(times(&answer.outputs[0].data));

@@ -1,7 +1,7 @@
 //! Measures the cost of passing an object on: from one run to the next on a GPU, over one worker's
 //! host memory, and between two workers. A copy of as much memory, and a plain TCP stream from
-//! memory to memory, run in turns with them. The bench prints and asserts nothing: `cargo bench -p
-//! millrace-worker --bench objects`.
+//! memory to memory, run in turns with the requests. The bench prints and asserts nothing: `cargo
+//! bench -p millrace-worker --bench objects`.
 //!
 //! Executors are this program started again, as in the tests, which share their controller.
 

@@ -3,8 +3,8 @@
 //! measured.
 //!
 //! One bench sends requests from the actor thread itself, which measures the messages between
-//! actors. The other sends them from another thread, which adds the two thread wake-ups of a gRPC
-//! request.
+//! actors. The other bench sends requests from another thread, which adds the two thread wake-ups
+//! of a gRPC request.
 
 use std::sync::{Arc, mpsc};
 use std::thread;

@@ -128,7 +128,7 @@ async fn a_kill_until_it_is_reported() {
 }
 
 /// Measures the time from the appearance of a leader without any entry, while the worker has
-/// reported all of them before, until the leader has the last entry. The leader's commits cost
+/// reported all entries before, until the leader has the last entry. The leader's commits cost
 /// nothing here: only the worker and the wire are measured.
 async fn an_index_until_it_is_committed() {
     let mut times = Vec::new();

@@ -1,5 +1,5 @@
 //! The activity of this worker's functions and links, for `millrace top`. Like the metrics, the
-//! activity is computed when a controller asks for it.
+//! activity is computed on request of a controller.
 
 use std::sync::Arc;
 use std::time::Duration;

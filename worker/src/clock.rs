@@ -22,7 +22,7 @@ pub trait Clock: Send + Sync + 'static {
 
 /// An actor or port that sleeps. In virtual time no two sleepers wake in the same microsecond, so
 /// that the order of events does not depend on the order in which tokio serves timers that are due
-/// at one moment.
+/// at the same moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Sleeper(u32);
 
@@ -38,7 +38,7 @@ impl Sleeper {
         Self(2 + gpu.0 * 4)
     }
 
-    /// Returns this sleeper at another position among the sleepers that are due at one moment. Each
+    /// Returns this sleeper at another position among the sleepers that are due at the same moment. Each
     /// seed gives a different order, and seed 0 the usual order. The actors must be correct in
     /// every order.
     #[must_use]
@@ -64,8 +64,8 @@ impl Sleeper {
     }
 }
 
-/// `CLOCK_MONOTONIC`. Grants name times of this clock and executors stamp events with it: all
-/// processes of a machine share it.
+/// `CLOCK_MONOTONIC`. Grants name times of this clock and executors stamp events with this clock:
+/// all processes of a machine share `CLOCK_MONOTONIC`.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct MonotonicClock;
 
@@ -86,8 +86,8 @@ impl Clock for MonotonicClock {
 }
 
 /// A tokio runtime's paused time, slowed a thousandfold: a microsecond of this clock is a
-/// millisecond of tokio's time. tokio's timers have a granularity of one millisecond and fire out
-/// of order below it.
+/// millisecond of tokio's time. tokio's timers have a granularity of a millisecond, below which
+/// they fire out of order.
 #[derive(Debug, Clone, Copy)]
 pub struct VirtualClock {
     zero: tokio::time::Instant,
@@ -105,7 +105,7 @@ impl VirtualClock {
         Self { zero, ties: 0 }
     }
 
-    /// Returns this clock with another order of the sleepers that are due at one moment
+    /// Returns this clock with another order of the sleepers that are due at the same moment
     /// ([`Sleeper::shuffled`]).
     #[must_use]
     pub fn with_ties(self, ties: u64) -> Self {
@@ -127,8 +127,7 @@ impl Clock for VirtualClock {
     }
 }
 
-/// Number of sleepers with microseconds of their own. Sleepers beyond this number share
-/// microseconds.
+/// Number of sleepers with separate microseconds. Sleepers beyond this number share microseconds.
 const SLEEPERS: u64 = 256;
 
 /// Returns the first microsecond at or after `at` that belongs to `sleeper`.

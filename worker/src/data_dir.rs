@@ -69,7 +69,7 @@ struct Identity {
 }
 
 /// A data directory that this process has locked. Clones share the lock; the last clone releases
-/// it.
+/// the lock.
 #[derive(Debug, Clone)]
 pub struct DataDir(Arc<Inner>);
 
@@ -86,7 +86,7 @@ struct Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         // Closing the file is not enough: a child process that is being forked has the file open
-        // until it runs its program.
+        // until the exec of its program.
         if let Err(error) = self.lock.unlock() {
             tracing::warn!(path = %self.path.display(), %error, "the data directory stays locked");
         }
@@ -94,7 +94,7 @@ impl Drop for Inner {
 }
 
 impl DataDir {
-    /// Creates or opens the directory for `node` and locks it.
+    /// Creates or opens the directory for `node`, and locks the directory.
     ///
     /// # Errors
     /// [`Error`] if another process holds the lock, the directory belongs to another node or is

@@ -1,11 +1,11 @@
 //! The size of a weight group: the weights that are copied to a GPU, and awaited, together (T09).
-//! The size is the elbow of the curve that each GPU's first executor measures before it is ready
-//! ([`millrace_model::elbow`]), within [`GROUP_MIN`] and [`GROUP_MAX`]. The host tier cuts models
-//! into groups of this size, and executors copy in pieces of it. Without a measurement the size is
-//! [`GROUP_BYTES`].
+//! The size is the elbow of the curve that each GPU's first executor measures before reporting
+//! ready ([`millrace_model::elbow`]), within [`GROUP_MIN`] and [`GROUP_MAX`]. The host tier cuts
+//! models into groups of this size, and executors copy in pieces of it. Without a measurement the
+//! size is [`GROUP_BYTES`].
 //!
 //! The curve covers only copies, one after another. It leaves out the other costs of a group, such
-//! as a wake and a launch; the lower bound accounts for them.
+//! as a wake and a launch; the lower bound accounts for such costs.
 
 use millrace_model::elbow::{Throughput, elbow};
 use millrace_model::{GROUP_BYTES, Grouping};

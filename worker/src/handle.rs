@@ -1,6 +1,6 @@
 //! [`NodeHandle`]: the way into the actors from any thread. A semaphore bounds the requests inside:
-//! a request holds a permit until it is answered. New requests are refused while the actors have
-//! too many unread messages.
+//! a request holds a permit until its answer. New requests are refused while the actors have too
+//! many unread messages.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -57,7 +57,7 @@ pub(crate) struct Directory {
     keys: AtomicU64,
     draining: AtomicBool,
     changes: watch::Sender<u64>,
-    /// Size of a weight group, in bytes; 0 before it was measured.
+    /// Size of a weight group, in bytes; 0 before the measurement.
     group: AtomicU64,
 }
 
@@ -97,7 +97,7 @@ impl Directory {
     }
 
     /// Records the group size measured on one GPU. A model is cut once for all GPUs, so the largest
-    /// size is used: with it, copies to every GPU are fast.
+    /// size is used, which makes copies to every GPU fast.
     pub(crate) fn measured(&self, group: Bytes) {
         self.group.fetch_max(group.get(), Ordering::Relaxed);
     }
@@ -143,8 +143,9 @@ impl NodeHandle {
         Self { directory, permits, permits_max, clock }
     }
 
-    /// Runs a request and waits for its answer. Dropping the future cancels the request: it leaves the
-    /// queues, and the result of a run that has begun on a GPU is dropped when the run ends.
+    /// Runs a request and waits for its answer. Dropping the future cancels the request: the
+    /// request leaves the queues, and the result of a run that has begun on a GPU is dropped when
+    /// the run ends.
     ///
     /// # Errors
     /// [`Reason::QueueFull`], [`Reason::TimedOut`], [`Reason::Quarantined`],
@@ -193,8 +194,8 @@ impl NodeHandle {
         self.directory.function(revision).is_some_and(|entry| entry.idempotent)
     }
 
-    /// Returns the time within which requests of a revision are to be answered if they carry no
-    /// objective of their own.
+    /// Returns the time within which requests of a revision without an objective of their own are
+    /// to be answered.
     pub(crate) fn deadline_of(&self, revision: &RevisionKey) -> Option<Duration> {
         self.directory.function(revision)?.deadline
     }
@@ -259,8 +260,8 @@ impl NodeHandle {
         replied.await.unwrap_or(());
     }
 
-    /// Passes on the functions' SLO counts, those from other nodes and from earlier placements
-    /// included. The order of the queue may depend on them.
+    /// Passes on the functions' SLO counts, with the counts from other nodes and earlier
+    /// placements. The order of the queue may depend on the counts.
     pub(crate) fn tell_scores(&self, scores: Scores) {
         self.directory.post(node::Message::Scores(scores));
     }

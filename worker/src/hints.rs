@@ -16,7 +16,7 @@ use crate::clock::Clock;
 use crate::host_tier::Signatures;
 use crate::host_tier::gate::{Gate, Hinted};
 
-/// Follows hints. Clones share their state.
+/// Follows hints. Clones share the state.
 #[derive(Clone)]
 pub(crate) struct Hints(Arc<Inner>);
 
@@ -32,7 +32,7 @@ struct Inner {
     busy: AtomicU64,
 }
 
-/// Counts of hints by outcome, without those that were passed on to the node.
+/// Counts of hints by outcome, without the hints that were passed on to the node.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Followed {
     /// Hints that requested their models from the disk.
@@ -153,8 +153,8 @@ mod tests {
         }
     }
 
-    /// Follows the hints of a chain a → b → c → d: each step is hinted for host memory while it is
-    /// the second next, and for a GPU one step later.
+    /// Follows the hints of a chain a → b → c → d: each step is hinted for host memory as the
+    /// second next step, and for a GPU as the next step.
     #[test]
     fn each_step_of_a_chain_is_passed_on_once_it_is_the_next_step() {
         let tenant = TenantName::default();

@@ -8,7 +8,7 @@ use millrace_types::{Bytes, Digest, RevisionKey, Serving, Slo};
 use crate::port::Descriptor;
 
 /// A compiled model in host memory, with all that an executor needs to load it. Functions with the
-/// same artifact share one; the descriptors close when the last user drops it.
+/// same artifact share a prepared model; the descriptors close with its last user.
 #[derive(Debug)]
 pub struct PreparedModel {
     /// Digest of the artifact.
@@ -41,7 +41,8 @@ pub struct FunctionConfig {
     pub gpu_memory: Option<Bytes>,
     /// Priority, batching and residency settings.
     pub serving: Serving,
-    /// Measured times by type of GPU, used before the first run; the node updates them as it runs.
+    /// Measured times by type of GPU, used before the first run; later runs update the times in the
+    /// node.
     pub profiles: Vec<Profile>,
 }
 
@@ -52,7 +53,7 @@ pub struct Profile {
     pub gpu_type: String,
     /// Duration of the model's copy from the host.
     pub load: Duration,
-    /// Time by which a copy extends a run; `None` before it was measured.
+    /// Time by which a copy extends a run; `None` before the first measurement.
     pub swap: Option<Duration>,
     /// Duration of a run.
     pub run: Duration,

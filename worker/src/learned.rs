@@ -5,7 +5,7 @@
 //! `<data-dir>/learned.json`, format 1: by artifact and type of GPU, in nanoseconds, the time for
 //! which a copy from the host keeps a link busy, the time by which a copy extends a run, and the
 //! duration of a run. The file is written every [`EVERY`] if something changed, and at the end. The
-//! file is only a help: if it cannot be read, the worker logs a warning and starts with an empty
+//! file is only a help: without a readable file, the worker logs a warning and starts with an empty
 //! store.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,8 +27,8 @@ use crate::install::Profile;
 const FORMAT: u32 = 1;
 /// Shortest interval between two writes of the file.
 const EVERY: Duration = Duration::from_secs(30);
-/// Maximum number of artifacts in the store. Beyond it, the artifacts that the node does not serve
-/// are forgotten.
+/// Maximum number of artifacts in the store. Beyond this number, the artifacts that the node does
+/// not serve are forgotten.
 const ARTIFACTS_MAX: usize = 10_000;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -55,7 +55,7 @@ struct Known {
     news: bool,
 }
 
-/// The profile store of a data directory. Clones share its contents.
+/// The profile store of a data directory. Clones share the contents.
 #[derive(Debug, Clone)]
 pub(crate) struct Learned {
     path: Arc<Path>,
@@ -98,7 +98,7 @@ impl Learned {
         task
     }
 
-    /// Saves the node's profiles if they differ from the stored ones.
+    /// Saves the node's profiles if the stored profiles differ.
     pub(crate) async fn keep(&self, node: &NodeHandle) {
         self.take_in(node.learned().await).await;
     }

@@ -1,6 +1,6 @@
-//! The worker: the process that serves functions on the GPUs of one machine. Actors on one thread
-//! decide what runs where; executor processes run it. Requests enter the actors through [`handle`],
-//! and the actors reach the executor processes through [`port`].
+//! The worker: the process that serves functions on the GPUs of one machine. Actors on a single
+//! thread schedule requests and transfers; executor processes carry out both. Requests enter the
+//! actors through [`handle`], and the actors reach the executor processes through [`port`].
 //!
 //! | module | contents |
 //! |---|---|

@@ -19,8 +19,8 @@ use crate::handle::NodeHandle;
 use crate::port::Spawner;
 use crate::supervisor::Supervisor;
 
-/// Maximum number of requests that a worker holds at one time, those on GPUs included: the permits
-/// of [`crate::handle::NodeHandle`].
+/// Maximum number of requests that a worker holds at a time, requests on GPUs included: the
+/// permits of [`crate::handle::NodeHandle`].
 pub const REQUESTS_MAX: u32 = 4096;
 /// Maximum number of requests in flight for one function.
 pub const IN_FLIGHT_MAX: u32 = 2048;
@@ -61,7 +61,7 @@ impl DataConfig {
 #[derive(Debug, Clone)]
 pub struct NodeConfig {
     pub topology: Topology,
-    /// Maximum number of requests at one time, waiting and running.
+    /// Maximum number of requests at a time, waiting and running.
     pub requests_max: u32,
     /// Maximum number of requests in flight for one function.
     pub in_flight_max: u32,
@@ -77,7 +77,7 @@ pub struct NodeConfig {
     pub sharing: Sharing,
     /// The links that transfers from the host use: the GPU's own, or idle links of neighbours too.
     pub host_links: HostLinks,
-    /// Whether likely models are loaded before they are requested.
+    /// Whether likely models are loaded before their first request.
     pub prewarm: Prewarm,
 }
 
@@ -110,7 +110,7 @@ impl NodeConfig {
         Self { dispatch, eviction, sharing, host_links, ..self }
     }
 
-    /// Returns the policy that holds until an operator sets one.
+    /// Returns the policy at the start, before an operator sets a policy.
     #[must_use]
     pub fn policy(&self) -> SchedulingPolicy {
         let &Self { dispatch, eviction, sharing, host_links, .. } = self;

@@ -1,4 +1,4 @@
-//! The scheduling policy in force on the node: the one that an operator set, or the default preset.
+//! The scheduling policy in force on the node: an operator's policy, or the default preset.
 
 use millrace_policy::preset::SchedulingPolicy;
 use millrace_proto::convert::policy_spec_wire;

@@ -204,7 +204,7 @@ impl Registry {
         self.models.iter().map(|(&model, entry)| (model, entry.memory, &entry.prepared))
     }
 
-    /// Returns a model's residency setting if the actors have an older one, and records the new
+    /// Returns a model's residency setting if the actors have an older setting, and records the new
     /// setting as sent.
     pub(crate) fn new_residency(&mut self, model: ModelId) -> Option<Residency> {
         let entry = self.models.get_mut(&model)?;

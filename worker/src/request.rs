@@ -113,7 +113,7 @@ pub struct Completion {
     pub marks: BTreeMap<String, Mark>,
     /// The GPU of the run; `None`: the run was in a process beside the GPUs.
     pub gpu: Option<GpuIndex>,
-    /// Number of attempts made here, the answered one included.
+    /// Number of attempts made here, the answered attempt included.
     pub attempts: u32,
 }
 
@@ -131,8 +131,8 @@ pub(crate) struct Brought {
 pub struct Mark {
     /// The object that already holds the output on this worker.
     pub object: Option<DataId>,
-    /// Whether the output is for the workflow's caller: it is answered, and not stored for the next
-    /// function (D03).
+    /// Whether the output is for the workflow's caller: such an output is answered, and not stored
+    /// for the next function (D03).
     pub response: bool,
 }
 

@@ -204,9 +204,9 @@ impl<B: Behaviour> Shell<B> {
         }
     }
 
-    /// Arms the timer for the next wake, unless it is armed for an earlier time. The earlier wake
-    /// finds no deadline due and arms the timer again, which is cheaper than moving the timer at
-    /// every message.
+    /// Arms the timer for the next wake, unless an earlier time is armed. The earlier wake finds no
+    /// deadline due and arms the timer again, which is cheaper than moving the timer at every
+    /// message.
     fn rearm(&mut self, now: Timestamp, ctx: &mut Context<Self>) {
         let Some(at) = self.behaviour.as_ref().and_then(Behaviour::next_wake) else { return };
         let at = self.clock.wake_at(at.max(now), self.sleeper);

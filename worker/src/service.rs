@@ -54,7 +54,7 @@ impl Default for Limits {
     }
 }
 
-/// The service. Clones share their state.
+/// The service. Clones share the state.
 #[derive(Debug, Clone)]
 pub struct WorkerService {
     node: NodeHandle,
@@ -109,7 +109,7 @@ impl WorkerService {
         Self { kept, ..self }
     }
 
-    /// Returns this service with prewarming: it follows the hints of requests.
+    /// Returns this service with prewarming: the service follows the hints of requests.
     pub(crate) fn following(self, hints: Hints) -> Self {
         Self { hints: Some(hints), ..self }
     }
@@ -174,7 +174,7 @@ impl WorkerService {
         invocation.on_gpus.keep = keep;
         let held = self.gate.enter(signature.digest, invocation.timeout).await?;
         // Follow the hints only now. A prewarmed model must not evict this request's model or be
-        // loaded before it, and a refused request must not prewarm anything.
+        // loaded earlier, and a refused request must not prewarm anything.
         if let Some(follows) = &self.hints {
             invocation.next = follows.follow(&invocation.revision.function.tenant, &hints);
         }

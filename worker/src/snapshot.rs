@@ -20,8 +20,8 @@ pub struct NodeSnapshot {
     pub gpus: Vec<GpuSnapshot>,
     /// All functions, in key order.
     pub functions: Vec<FunctionSnapshot>,
-    /// Scores of revisions that were removed from the node. With the scores in `functions` they sum
-    /// to all that a function ever counted on this node.
+    /// Scores of revisions that were removed from the node. Together with the scores in
+    /// `functions`, the sum is all that a function ever counted on this node.
     pub past: BTreeMap<FunctionKey, Score>,
     /// Time for which each function was idle in host memory since the worker began (T26), removed
     /// functions included.
@@ -88,9 +88,10 @@ pub struct GpuSnapshot {
     pub models: Vec<ResidentModel>,
     /// Function of the request that runs now.
     pub running: Option<RevisionKey>,
-    /// Incarnation of the present executor, or of the last one.
+    /// Incarnation of the present executor, or of the last executor.
     pub incarnation: Incarnation,
-    /// Process id of the executor that all models share; `None` while it is down, or in isolation.
+    /// Process id of the executor that all models share; `None` while the process is down, or in
+    /// isolation.
     pub executor_pid: Option<u32>,
     /// Process ids of all executors: the shared one, or one for each loaded model.
     pub executor_pids: Vec<u32>,
@@ -98,7 +99,7 @@ pub struct GpuSnapshot {
     pub restarts: u64,
     /// Number of models loaded onto the GPU.
     pub swaps: u64,
-    /// Number of those models that were copied whole from another GPU.
+    /// Number of loaded models that were copied whole from another GPU.
     pub peer_swaps: u64,
     /// Number of models evicted from the GPU.
     pub evictions: u64,

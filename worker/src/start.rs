@@ -55,7 +55,7 @@ use crate::start::thread::ActorThread;
 pub struct WorkerConfig {
     /// Name of the node, unique in the cluster.
     pub node: NodeName,
-    /// Directory for artifacts and the node's identity. No other worker may use it.
+    /// Directory for artifacts and the node's identity. No other worker may use this directory.
     pub data_dir: PathBuf,
     /// Address on which the service listens; with port 0, any free port.
     pub listen: SocketAddr,
@@ -78,7 +78,7 @@ pub struct WorkerConfig {
     pub executor: ExecutorCommand,
     /// Launcher of users' programs; `None`: programs are refused.
     pub programs: Option<Launcher>,
-    /// The scheduling policy until a controller reports the one that operators set.
+    /// The scheduling policy until a controller reports the operators' policy.
     pub policy: SchedulingPolicy,
     /// The models that share an executor process.
     pub isolation: Isolation,
@@ -91,7 +91,7 @@ pub struct WorkerConfig {
     /// Seed of the delays before retries and reconnections, which makes them repeatable.
     pub seed: u64,
     pub limits: Limits,
-    /// Store of this process's trace spans, if it has one.
+    /// Store of this process's trace spans, if the process has a store.
     pub kept: Option<Kept>,
 }
 
@@ -140,8 +140,8 @@ pub enum WorkerError {
     Actors,
 }
 
-/// A running worker. [`Worker::drain`] and [`Worker::shutdown`] end it in order. A dropped worker
-/// ends at once, with its executors and processes of functions.
+/// A running worker. [`Worker::drain`] and [`Worker::shutdown`] end the worker in order. A dropped
+/// worker ends at once, with its executors and processes of functions.
 #[derive(Debug)]
 pub struct Worker {
     addr: SocketAddr,
@@ -154,7 +154,7 @@ pub struct Worker {
     programs: Option<Programs>,
     learned: Learned,
     actors: ActorThread,
-    // Host tier, telemetry and scores: these tasks end when they are dropped.
+    // Host tier, telemetry and scores: a dropped task ends.
     tasks: Vec<JoinSet<()>>,
 }
 
@@ -171,7 +171,7 @@ pub async fn start(config: WorkerConfig) -> Result<Worker, StartError> {
     let (listener, addr) = millrace_transport::listen(config.listen)
         .map_err(|source| StartError::Listen { address: config.listen, source })?;
     let control_channels = channels(&config.controllers)?;
-    // Artifacts have connections of their own, so that telemetry never waits behind a model's file.
+    // Artifacts have separate connections, so that telemetry never waits behind a model's file.
     let artifact_channels = channels(&config.controllers)?;
     let (actors, node) = ActorThread::start(&config).await?;
 

@@ -1,5 +1,6 @@
 //! The tenants with caps on this node, and the numbers by which the queue's gate knows them
-//! (`policy::tenancy`). The gate gets events of these tenants alone: without caps it gets none.
+//! (`policy::tenancy`). The gate gets events of these tenants alone: without caps the gate gets no
+//! events.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use millrace_types::{Quota, TenantName};
 
 use crate::control::desired::Quotas;
 
-/// The tenants with caps. They outlive the Node actor.
+/// The tenants with caps. This value outlives the Node actor.
 #[derive(Debug, Default)]
 pub(crate) struct Tenants {
     /// The number of every tenant that ever had caps here: numbers are never reused.
@@ -24,8 +25,8 @@ impl Tenants {
         self.quotas.contains_key(tenant).then(|| self.numbers.get(tenant).copied()).flatten()
     }
 
-    /// Replaces the caps. Returns the events that bring the gate up to date; `functions` are those
-    /// that are installed.
+    /// Replaces the caps. Returns the events that bring the gate up to date; `functions` are the
+    /// installed functions.
     pub(crate) fn change<'a>(
         &mut self,
         quotas: Arc<Quotas>,
@@ -37,7 +38,7 @@ impl Tenants {
             let own = functions.clone().filter(|&(_, owner)| owner == of);
             events.extend(own.map(|(function, _)| Event::Owner { function, tenant }));
         };
-        // Removed caps come first: the requests that waited for them can proceed.
+        // Removed caps come first: the requests that waited for such caps can proceed.
         for name in before.keys().filter(|&name| !self.quotas.contains_key(name)) {
             let Some(&tenant) = self.numbers.get(name) else { continue };
             events.push(Event::Quota { tenant, quota: Quota::NONE });

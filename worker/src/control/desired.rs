@@ -51,14 +51,14 @@ pub struct Function {
     pub sequences: Option<Sequences>,
 }
 
-/// The operator's setting for this node. The node itself does not act on it: the leader places
-/// functions elsewhere and leaves them out of the next desired state.
+/// The operator's setting for this node. The node itself does not act on the setting: the leader
+/// moves functions away through the next desired states.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Scheduling {
     /// The node gets functions.
     #[default]
     Schedulable,
-    /// The node keeps its functions and gets no new ones.
+    /// The node keeps its functions and gets no new functions.
     Cordoned,
     /// The node's functions move to other nodes first, and then leave this node.
     Draining,
@@ -99,12 +99,12 @@ pub struct Desired {
 
 pub type Quotas = BTreeMap<TenantName, Quota>;
 
-/// Obeys `state` unless it is older than the last state. Returns whether anything changed. Sessions
-/// with several controllers share `obeyed`, and the channel compares and replaces in one step.
+/// Obeys `state` unless the last state is newer. Returns whether anything changed. Sessions with
+/// several controllers share `obeyed`, and the channel compares and replaces in one step.
 ///
 /// # Errors
-/// [`Reason::InvalidSpec`] if a function of the state cannot be read. Nothing of the state is obeyed
-/// then: a half-read state would retire the functions that it failed to name.
+/// [`Reason::InvalidSpec`] if a function of the state cannot be read. Nothing of the state is
+/// obeyed then: a half-read state would retire functions that the state names.
 pub fn obey(obeyed: &watch::Sender<Desired>, state: &ItemSet<wire::DesiredState>) -> Result<bool, Failure> {
     let head = state.head();
     let stamp = Some(Stamp { term: head.term, index: head.index });

@@ -1,5 +1,5 @@
 //! Determines which controller leads, from the controllers' own statements. Two controllers may
-//! claim to lead while a deposed one has not noticed: the higher term wins.
+//! claim to lead while the deposed controller has not noticed: the higher term wins.
 
 use std::collections::BTreeMap;
 

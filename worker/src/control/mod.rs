@@ -1,5 +1,5 @@
 //! The worker's side of the control plane. The worker keeps one stream to every controller and
-//! sends telemetry on all of them. It obeys the desired state of the leader and sends the leader
+//! sends telemetry on all streams. The worker obeys the leader's desired state and sends the leader
 //! checkpoints of soft state. Without any controller the worker keeps serving its functions.
 
 use std::collections::BTreeSet;
@@ -75,7 +75,7 @@ pub struct Channels {
 }
 
 /// A refusal after which this worker cannot continue: no controller has registered the worker, and
-/// this one does not accept it.
+/// this controller does not accept the worker.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("controller {controller} refused this worker: {message}")]
 pub struct Refused {
@@ -84,7 +84,7 @@ pub struct Refused {
     pub message: String,
 }
 
-/// The running streams. They end when this value is dropped.
+/// The running streams. Dropping this value ends the streams.
 #[derive(Debug)]
 pub struct Control {
     sessions: JoinSet<Option<Refused>>,

@@ -1,4 +1,4 @@
-//! The messages that a stream sends. The transport pulls them from `watch` channels, so nothing
+//! The messages that a stream sends. The transport pulls messages from `watch` channels, so nothing
 //! queues here: a slow controller gets only the latest telemetry.
 
 use std::collections::VecDeque;
@@ -19,7 +19,7 @@ use crate::data_dir::DataDir;
 /// The sources of every stream's messages.
 #[derive(Debug, Clone)]
 pub(super) struct Feeds {
-    /// The greeting. The cluster id and the epoch are filled in when it is sent.
+    /// The greeting. The cluster id and the epoch are filled in later.
     pub(super) hello: wire::WorkerHello,
     pub(super) data_dir: DataDir,
     pub(super) registrations: Registrations,
@@ -113,7 +113,7 @@ impl Feeds {
         said.parts.pop_front().map(Message::FunctionStatuses)
     }
 
-    /// Returns the batch in the outbox if it is addressed to this stream.
+    /// Returns the batch in the outbox if the batch is addressed to this stream.
     fn checkpoint(&mut self, stream: StreamId) -> Option<Message> {
         let outbox = self.outbox.borrow_and_update();
         let batch = outbox.batch.clone();

@@ -1,5 +1,6 @@
-//! The registrations of this node at the controllers. Any stream may bring one. The newest epoch
-//! holds; an older epoch, from a controller that lags behind, never replaces it.
+//! The registrations of this node at the controllers. Any stream may bring a registration. The
+//! newest epoch holds; an older epoch, from a controller that lags behind, never replaces a newer
+//! epoch.
 
 use millrace_types::Epoch;
 use tokio::sync::watch;
@@ -9,8 +10,8 @@ use tokio::sync::watch;
 pub struct Registration {
     /// The newest registration; `None` before a controller registered this worker.
     pub current: Option<Epoch>,
-    /// The highest epoch met, those in names of data included. The greeting reports it, so that a
-    /// controller group that was rebuilt from nothing issues no epoch twice.
+    /// The highest epoch met, those in names of data included. The greeting reports this epoch, so
+    /// that a controller group that was rebuilt from nothing issues no epoch twice.
     pub seen: Epoch,
 }
 

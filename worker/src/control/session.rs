@@ -110,14 +110,14 @@ pub(super) async fn run(shared: Shared, peer: Peer, seed: u64) -> Option<Refused
         tracing::warn!(controller = peer.address, reason = %ended, ?wait, "no stream to the controller: serving continues without it");
         tokio::select! {
             () = tokio::time::sleep(wait) => {}
-            // A closed channel means that the worker was dropped, and this task with it.
+            // A closed channel means that the worker was dropped, together with this task.
             _ = leaving.wait_for(|leaving| *leaving) => {}
         }
     }
     None
 }
 
-/// Returns the refusal after which the worker must end, if `ended` is one. A worker that another
+/// Returns the refusal after which the worker must end, if `ended` is fatal. A worker that another
 /// controller has registered does not end: the controller group is being changed then, and serving
 /// continues.
 fn fatal(shared: &Shared, address: &str, ended: &Ended) -> Option<Refused> {
@@ -190,8 +190,7 @@ async fn converse(
     Ok(())
 }
 
-/// The desired state as one stream sends it. Each stream has its own, so that parts of different
-/// streams never mix.
+/// The desired state as one stream sends it. Parts of different streams must never mix.
 #[derive(Default)]
 struct DesiredStream {
     parts: PartAssembler<wire::DesiredState>,
@@ -220,7 +219,7 @@ fn hear(
         Message::Leadership(wire::Leadership { term, leads }) => {
             shared.leaders.send_if_modified(|leaders| leaders.heard(stream, term, leads));
             if !leads {
-                // The controller starts with a whole state if it leads again.
+                // The controller starts with a whole state in its next term as the leader.
                 *told = DesiredStream::default();
             }
         }

@@ -1,10 +1,10 @@
 //! Telemetry: the node state that routing reads, sent every 100 ms, and at once when a model is
 //! loaded or evicted or a GPU changes its state.
 //!
-//! Telemetry is one message of at most [`TELEMETRY_BYTES_MAX`], however many models the
-//! node holds. It names the [`GPU_MODELS_MAX`] most recently used models on GPUs, some of each
-//! model's functions, and [`HOST_MODELS_MAX`] models in host memory. Routing assumes that a model
-//! that is not named is in host memory. Omitted models are counted.
+//! Telemetry is one message of at most [`TELEMETRY_BYTES_MAX`], however many models the node holds.
+//! A message names the [`GPU_MODELS_MAX`] most recently used models on GPUs, some of each model's
+//! functions, and [`HOST_MODELS_MAX`] models in host memory. Routing assumes that a model that is
+//! not named is in host memory. Omitted models are counted.
 //!
 //! [`TELEMETRY_BYTES_MAX`]: millrace_proto::parts::TELEMETRY_BYTES_MAX
 
@@ -25,7 +25,7 @@ use crate::snapshot::{GpuHealth, GpuSnapshot, Look, NodeSnapshot, ResidentModel}
 
 /// Interval between messages without changes.
 const PERIOD: Duration = Duration::from_millis(100);
-/// Shortest interval between messages; changes within it are sent together.
+/// Shortest interval between messages; changes within the interval are sent together.
 const MIN_GAP: Duration = Duration::from_millis(10);
 
 /// Maximum number of named models on GPUs, for all GPUs together.
@@ -48,7 +48,7 @@ pub struct Host {
     pub counts: watch::Receiver<Arc<Counts>>,
 }
 
-/// Publishes telemetry while it has receivers. Each session fills in the epoch.
+/// Publishes telemetry while the channel has receivers. Each session fills in the epoch.
 pub async fn publish(
     node: NodeHandle,
     host: Host,

@@ -1,8 +1,8 @@
 //! A worker's `/metrics`: its GPUs, links, queue, host memory, objects, and the scores of its
-//! functions. The values are read during the scrape, so requests pay nothing for them. The gateways
-//! report requests as clients see them.
+//! functions. The values are read during the scrape, so requests pay nothing for metrics. The
+//! gateways report requests as clients see them.
 //!
-//! The page is bounded: [`FUNCTIONS_MAX`] functions have labels of their own, the first by name.
+//! The page is bounded: [`FUNCTIONS_MAX`] functions have separate labels, the first by name.
 //! The other functions are summed as `_other`.
 
 mod counted;
@@ -44,7 +44,7 @@ use crate::programs::Programs;
 use crate::sequences::{self, Sequences};
 use crate::snapshot::{GpuHealth, NodeSnapshot};
 
-/// Maximum number of functions with labels of their own.
+/// Maximum number of functions with separate labels.
 const FUNCTIONS_MAX: usize = 1000;
 /// Label of all other functions together.
 const OTHER: &str = "_other";
@@ -197,7 +197,7 @@ impl Seen {
             ("millrace_gpu_swaps", "Models loaded onto the GPU", None),
             gpus().map(|(labels, gpu)| (labels, gpu.swaps as f64)),
         )?;
-        // Counted when the copy ends, while swaps are counted when they begin: a difference of the
+        // Counted when the copy ends, while swaps are counted at their begin: a difference of the
         // two could decrease.
         writer.counters(
             (

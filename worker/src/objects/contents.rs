@@ -1,5 +1,4 @@
-//! A tensor's bytes: in the message that carried them, in memory that other processes can map, or
-//! on a GPU.
+//! A tensor's bytes: in the carrying message, in memory that other processes can map, or on a GPU.
 
 use std::fs::File;
 use std::io;
@@ -22,7 +21,7 @@ pub(crate) enum Contents {
     Inline(Bytes),
     /// Bytes in memory that executors can map.
     Memory { fd: Descriptor, bytes: u64 },
-    /// Bytes in a GPU's memory, or in host memory since they were moved there.
+    /// Bytes in a GPU's memory, or in host memory after a move.
     Kept(Part),
 }
 
@@ -68,8 +67,8 @@ impl Contents {
         Ok((Self::Memory { fd, bytes }, offset))
     }
 
-    /// Reads a range of bytes that are on the host. Copies them if they are in memory that is
-    /// shared with an executor.
+    /// Reads a range of bytes that are on the host. Bytes in memory that is shared with an executor
+    /// are copied.
     pub(crate) fn read(&self, offset: u64, len: usize) -> io::Result<Bytes> {
         let end = offset.checked_add(len as u64).filter(|end| *end <= self.len());
         let end = end.ok_or(io::ErrorKind::UnexpectedEof)?;
@@ -78,7 +77,7 @@ impl Contents {
             Self::Inline(data) => Ok(data.slice(offset as usize..end as usize)),
             Self::Memory { fd, .. } => {
                 let mut data = Vec::new();
-                // The size comes from another process: a wrong one must give an error, and no
+                // The size comes from another process: a wrong size must give an error, and no
                 // abort.
                 data.try_reserve_exact(len).map_err(|_| io::ErrorKind::OutOfMemory)?;
                 // The bytes are read into memory that is not zeroed first.

@@ -1,7 +1,7 @@
 //! Remote fetches of objects by their name alone (D04, D09). An object may be here, on its owner
 //! node (`id.home`), or on a node that tier 2 of the index names. [`Lookup`] decides which node to
 //! ask. A fetched object is stored as a copy if there is capacity. Later requests find the copy
-//! here, and other nodes find it when the owner node is gone.
+//! here, and other nodes find the copy when the owner node is gone.
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -130,7 +130,7 @@ impl Objects {
                 return self.pull_from(id, &address, by).await;
             }
             Ok(None) => return Err(Refused::Unreachable("no controller has that worker now".to_owned())),
-            // The address is the known one.
+            // The address has not changed.
             Ok(Some(_)) => String::new(),
             Err(error) => error.to_string(),
         };
@@ -219,8 +219,8 @@ fn unreached(id: &DataId, node: &NodeName, why: &str) -> String {
     format!("{whom} {node} cannot be reached: {why}")
 }
 
-/// The destination of an arriving object. Capacity is reserved piece by piece. It is released at
-/// the end, when the object is a copy in the index or has failed.
+/// The destination of an arriving object. Capacity is reserved piece by piece. The capacity is
+/// released at the end, when the object is a copy in the index or has failed.
 struct Landing {
     objects: Objects,
     small: BytesMut,

@@ -21,7 +21,7 @@ use crate::host_tier::Reader;
 use crate::request::Asker;
 use crate::service::tensors::{INLINE_BYTES_MAX, Input};
 
-/// The inputs of a request, with the fetches of those that were objects.
+/// The inputs of a request, with the fetches of inputs that were objects.
 #[derive(Debug)]
 pub(crate) struct Gathered {
     pub(crate) inputs: Vec<Input>,
@@ -120,7 +120,8 @@ impl Objects {
             };
             let contents = match reader {
                 Reader::Gpu => contents,
-                // The memory that a process maps may be shared with others, so it is sealed.
+                // The memory that a process maps may be shared with others, so the memory is
+                // sealed.
                 Reader::Process => {
                     let bytes = contents.len();
                     contents.given(0, bytes).map_err(no_memory)?.contents(bytes)
@@ -134,8 +135,8 @@ impl Objects {
         Ok(Gathered { inputs, fetched: fetches, kept, asker, took: clock.now().since(started) })
     }
 
-    /// Returns the objects that should be on this worker and are not: no other worker can be asked
-    /// for them.
+    /// Returns the objects that should be on this worker and are not: no other worker can have such
+    /// objects.
     fn missing(&self, tensors: &[InferTensor]) -> Result<Vec<DataId>, Failure> {
         let mut missing = Vec::new();
         for part in tensors.iter().flat_map(|tensor| &tensor.parts) {
@@ -170,8 +171,8 @@ impl Objects {
     }
 
     /// Assembles a tensor from its parts. Also returns the fetch method of the farthest part that
-    /// was an object. The method for an object on a GPU is `None`: it is known only once the GPU of
-    /// the run is chosen.
+    /// was an object. The method for an object on a GPU is `None`: that method is known only once
+    /// the GPU of the run is chosen.
     async fn assemble(
         &self,
         parts: Vec<TensorPart>,

@@ -1,6 +1,6 @@
 //! Data in the form that programs read: small data in a message, large data in memory. Several
-//! processes map the same memory, so it is sealed: neither its writer nor a reader can change or
-//! resize it. A program may pass sealed memory on as an output.
+//! processes map the same memory. Seals ensure that neither its writer nor a reader can change or
+//! resize the memory. A program may pass sealed memory on as an output.
 
 use std::io::{self, Write as _};
 use std::os::fd::AsFd;
@@ -63,7 +63,7 @@ impl Given {
 /// Seals memory that no process may write to from now on.
 ///
 /// # Errors
-/// The memory does not allow seals, or a process has it mapped for writing.
+/// The memory does not allow seals, or a process has a writable mapping.
 pub(crate) fn seal(fd: impl AsFd) -> io::Result<()> {
     let has = fcntl_get_seals(&fd)?;
     if !has.contains(SEALS) {
@@ -76,7 +76,7 @@ fn is_sealed(fd: &Descriptor) -> bool {
     fcntl_get_seals(fd).is_ok_and(|has| has.contains(SEALS))
 }
 
-/// Seals this memory and returns it. Returns a sealed copy if the memory itself cannot be sealed.
+/// Seals and returns this memory. Returns a sealed copy if the memory itself cannot be sealed.
 ///
 /// # Errors
 /// Memory or descriptors are short for the copy.

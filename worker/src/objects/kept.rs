@@ -1,7 +1,7 @@
 //! Handles to objects that were made on a GPU and stay in its memory. Every consumer holds a
 //! handle, and the object is dropped with its last handle.
 //!
-//! The Gpu actor decides about the object's location. It may move the object to host memory
+//! The Gpu actor decides about the object's location. The actor may move the object to host memory
 //! (`policy::elastic`), and the object is lost with its executor.
 
 use std::collections::BTreeMap;
@@ -164,7 +164,7 @@ impl Kept {
         self.home.post(gpu::Message::Queued { object: self.key, place, waits });
     }
 
-    /// Requests bytes of the object in host memory. Copies them there if necessary.
+    /// Requests bytes of the object in host memory, with a copy from the GPU if necessary.
     pub(crate) fn ask(&self, offset: u64, bytes: u64, reader: Reader, reply: Reply) {
         match self.place() {
             Place::Host(fd) => reply.send(Ok((fd, offset))),

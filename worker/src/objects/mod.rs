@@ -4,11 +4,11 @@
 //! An output that the caller wants stored stays here as an *object*, and only its name travels. A
 //! request with the object as an input finds the object by its name. The object stays in the memory
 //! of the GPU that made it, and the next run on that GPU reads it in place. Dispatch knows the
-//! object's GPU (`policy::dispatch`). Without capacity on the GPU, the object is in host memory that
-//! executors map. Each request of a batched run gets an object of its own rows. For a run on another
-//! GPU the object is copied there, over NVLinks if they connect the GPUs, otherwise through the host.
-//! From another node the bytes come directly from the worker. They are checked as they arrive, and a
-//! broken connection continues at the byte that it reached.
+//! object's GPU (`policy::dispatch`). Without capacity on the GPU, the object is in host memory
+//! that executors map. Each request of a batched run gets an object of its own rows. For a run on
+//! another GPU the object is copied there, over NVLinks between the GPUs if there are any,
+//! otherwise through the host. From another node the bytes come directly from the worker. The bytes
+//! are checked on arrival, and a broken transfer continues at the byte that was reached.
 //!
 //! An object lives until its last consumer has read it (D28), or until its lifetime ends, because the
 //! caller may be gone. If an output does not fit, its bytes are answered instead.
@@ -63,7 +63,7 @@ pub(crate) use whereabouts::Whereabouts;
 
 /// Default maximum memory of a worker's objects.
 pub const OBJECT_MEMORY: millrace_types::Bytes = millrace_types::Bytes::gib(1);
-/// Longest lifetime of an object; longer requests are cut to it.
+/// Longest lifetime of an object; longer requests are shortened.
 pub(crate) const KEEP_MAX: Duration = Duration::from_secs(3600);
 /// Interval between sweeps of expired objects.
 const SWEEP_EVERY: Duration = Duration::from_millis(500);
@@ -74,8 +74,8 @@ const PIECE: usize = millrace_proto::parts::CHUNK_BYTES_MAX;
 /// half of the descriptors, and executors, programs and files the rest.
 const DESCRIPTOR_SHARE: u64 = 4;
 
-/// Raises the process's limit of file descriptors to the system's maximum and returns it. Each
-/// object that is not small needs a descriptor.
+/// Raises the process's limit of file descriptors to the system's maximum, and returns the limit.
+/// Each object that is not small needs a descriptor.
 fn descriptors() -> u64 {
     let limit = getrlimit(Resource::Nofile);
     let most = Rlimit { current: limit.maximum, maximum: limit.maximum };
@@ -129,7 +129,7 @@ struct Counted {
     bytes: AtomicU64,
 }
 
-/// The objects of a worker. Clones share them.
+/// The objects of a worker. Clones share the objects.
 #[derive(Clone)]
 pub(crate) struct Objects(Arc<Inner>);
 
@@ -197,8 +197,8 @@ impl Objects {
         self.0.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Stores an object for `time` and returns its name. Returns the contents if they do not fit,
-    /// or if no controller has registered this worker yet.
+    /// Stores an object for `time` and returns its name. Returns the contents on a lack of
+    /// capacity, or if no controller has registered this worker yet.
     pub(crate) async fn keep(&self, contents: Contents, time: Duration) -> Result<DataId, Contents> {
         let Some(epoch) = self.registration() else { return Err(contents) };
         // The permit comes first, so that storing and reporting are not separated by a wait.

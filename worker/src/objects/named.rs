@@ -31,9 +31,8 @@ impl Objects {
         &self.0.clock
     }
 
-    /// Reserves `count` consecutive counters that no other object will have. Returns the
-    /// registration that they belong to and the first counter; `None` before a controller
-    /// registered this worker.
+    /// Reserves `count` consecutive counters that no other object will have. Returns their
+    /// registration and the first counter; `None` before a controller registered this worker.
     pub(crate) fn reserve(&self, count: u64) -> Option<(Epoch, u64)> {
         let epoch = self.0.feed.registration.borrow().current?;
         Some((epoch, self.index().reserve(count)))

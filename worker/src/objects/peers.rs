@@ -20,8 +20,8 @@ use crate::control;
 const SILENCE_MAX: Duration = Duration::from_secs(2);
 /// Maximum number of streams of one fetch, continuations included.
 const TRIES_MAX: u32 = 3;
-/// Maximum number of open connections. Beyond it all connections are closed and reopened on demand.
-/// The bound exceeds the nodes of a cluster, so the surplus can only be old addresses.
+/// Maximum number of open connections. Beyond this number all connections are closed and reopened
+/// on demand. The bound exceeds the nodes of a cluster, so the surplus can only be old addresses.
 const CONNECTIONS_MAX: usize = 8192;
 
 /// Flow-control window of one stream, in bytes. With a smaller window, a sender would wait for

@@ -1,6 +1,6 @@
-//! Sends this worker's objects to other workers, in chunks with checksums. Chunks are read as they
-//! are sent, so a slow receiver costs little memory here. Data on a GPU is copied to the host one
-//! window at a time.
+//! Sends this worker's objects to other workers, in chunks with checksums. Chunks are read only
+//! when the receiver is ready, so a slow receiver costs little memory here. Data on a GPU is copied
+//! to the host one window at a time.
 
 use std::io;
 use std::sync::Arc;
@@ -69,7 +69,7 @@ struct Serving {
 }
 
 /// Returns the deadline of a window of `bytes` bytes if the `left` remaining bytes have the
-/// deadline `by`. Each window is a transfer of its own, and later windows need a share of the time.
+/// deadline `by`. Each window is a separate transfer, and later windows need a share of the time.
 fn window_by(now: Timestamp, by: Timestamp, bytes: u64, left: u64) -> Timestamp {
     let span = by.since(now).as_nanos() * u128::from(bytes) / u128::from(left.max(1));
     now + Duration::from_nanos(u64::try_from(span).unwrap_or(u64::MAX))

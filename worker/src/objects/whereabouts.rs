@@ -1,7 +1,8 @@
 //! The client of the object directory, which the controllers serve. The directory gives a worker's
-//! address by its name; an address is cached until a fetch there fails. It also gives the holders
-//! of data that its owner node no longer has (tier 2 of the index, D09). Any controller can answer,
-//! those with a stream to this worker first, because a stale answer costs only one call.
+//! address by its name; an address is cached until a fetch there fails. The directory also gives
+//! the holders of data that its owner node no longer has (tier 2 of the index, D09). Any controller
+//! can answer, controllers with a stream to this worker first, because a stale answer costs only
+//! one call.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,14 +21,14 @@ use tonic::{Response, Status};
 
 /// Time that one controller has to answer.
 const ANSWER_MAX: Duration = Duration::from_secs(1);
-/// Maximum number of cached addresses. Beyond it the cache is cleared. The bound exceeds the nodes
-/// of a cluster.
+/// Maximum number of cached addresses. Beyond this number the cache is cleared. The bound exceeds
+/// the nodes of a cluster.
 const ADDRESSES_MAX: usize = 8192;
 
 /// A pending response of a controller.
 type Asked<T> = BoxFuture<'static, Result<Response<T>, Status>>;
 
-/// The controllers, and the cached addresses of nodes. Clones share them.
+/// The controllers, and the cached addresses of nodes. Clones share both.
 #[derive(Debug, Clone)]
 pub(crate) struct Whereabouts(Arc<Inner>);
 
@@ -53,7 +54,8 @@ pub(super) struct Holders {
 }
 
 impl Whereabouts {
-    /// Returns a client of these controllers. Those at the positions in `attached` are asked first.
+    /// Returns a client of these controllers. The controllers at the positions in `attached` are
+    /// asked first.
     pub(crate) fn new(
         controllers: Vec<(String, Channel)>,
         attached: watch::Receiver<BTreeSet<usize>>,
@@ -88,7 +90,7 @@ impl Whereabouts {
             let request = request.clone();
             Box::pin(async move { client.find_node(request).await })
         };
-        // Each controller knows only the workers that are attached to it.
+        // Each controller knows only its attached workers.
         let found = self.ask(ask, |answer| !answer.address.is_empty()).await?;
         let address = Some(found.address).filter(|address| !address.is_empty());
         let mut addresses = self.addresses();

@@ -5,18 +5,19 @@
 //! request ─► turn: waits for earlier requests ─► state goes in as inputs ─► run ─► state outputs are
 //!                                                                                  stored for the next
 //! ```
-//! State is stored in the form that the run gave it, and goes in as any input does. Large state is an
-//! object in the memory of the GPU that made it, in the elastic store that also has the intermediate
-//! data of workflows. The next run there reads it in place, and dispatch knows its GPU. If models or
-//! other objects need the memory, state is written back to the host, as a region that is marked
-//! mutable; models are never copied back (T10). Smaller state travels in the messages of answers and
-//! requests, as every tensor of that size. State has no object name, so it neither expires nor is in
-//! the index. It is dropped with its last handle, which is here or with a request.
+//! State is stored in the form of the run's output, and goes in as any other input. Large state is
+//! an object in the memory of the GPU that made it, in the elastic store that also has the
+//! intermediate data of workflows. The next run there reads it in place, and dispatch knows its
+//! GPU. If models or other objects need the memory, state is written back to the host, as a region
+//! that is marked mutable; models are never copied back (T10). Smaller state travels in the
+//! messages of answers and requests, as every tensor of that size. State has no object name, no
+//! expiry, and no entry in the index. State is dropped with its last handle, which is here or with
+//! a request.
 //!
-//! State on a GPU is lost with its executor, and its sequences with it: their next requests are told
-//! to start again. A function that moves to another worker has no sequences there. A worker that was
-//! declared lost drops its sequences when it returns, because other sequences may have used their
-//! names meanwhile.
+//! State on a GPU is lost with its executor, and so are its sequences: the next request of such a
+//! sequence is told to start again. A function that moves to another worker has no sequences there.
+//! A worker that was declared lost drops its sequences when it returns, because other sequences may
+//! have used the names meanwhile.
 //!
 //! Requests on any thread share the tables under a lock. The lock is held while the core decides and
 //! never across an await. The core bounds the sequences, and object memory bounds their state: each
@@ -53,11 +54,11 @@ use crate::objects::{Claim, Objects};
 /// own sequence is idle or lost.
 const SWEEP_EVERY: Duration = Duration::from_millis(500);
 
-/// Maximum number of functions with counts of removed revisions. Beyond it the oldest counts are
-/// forgotten, but never those of a function that is served here.
+/// Maximum number of functions with counts of removed revisions. Beyond this number the oldest
+/// counts are forgotten, but never the counts of a function that is served here.
 const BEFORE_MAX: usize = 4096;
 
-/// The sequences of a worker's functions. Clones share them.
+/// The sequences of a worker's functions. Clones share the sequences.
 #[derive(Clone)]
 pub(crate) struct Sequences(Arc<Inner>);
 
@@ -214,8 +215,8 @@ impl Sequences {
                 return Err(Failure::new(Reason::TimedOut, message));
             }
         };
-        // A request that ends its sequence leaves no state, so it runs even if memory is full, and
-        // frees some.
+        // A request that ends its sequence leaves no state, so the request runs even if memory is
+        // full, and frees memory.
         let claim = if ends { None } else { Some(self.claim(revision, state)?) };
         Turn::new(place, id, came, waited, given, Arc::clone(&state.tensors), claim)
     }

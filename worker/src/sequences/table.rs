@@ -18,7 +18,7 @@ pub(super) struct Held {
     pub(super) claim: Claim,
 }
 
-/// Tensors of state that no request reads again. They are dropped without a lock, because the last
+/// Tensors of state that no request reads again. The drop happens without a lock, because the last
 /// handle of an object sends a message to its GPU.
 pub(super) type Released = Vec<Contents>;
 
@@ -35,8 +35,8 @@ pub(super) struct Given {
 type Told = oneshot::Sender<Result<Given, Refusal>>;
 
 pub(super) struct Table {
-    /// The request for which the table was made. It identifies the table, because no other table
-    /// has it.
+    /// The request for which the table was made. No other table has this request, so the request
+    /// identifies the table.
     pub(super) first: RequestKey,
     core: Sequences,
     held: BTreeMap<StateId, Held>,
@@ -62,7 +62,7 @@ impl Table {
         self.tell(now, Event::Arrive { key, place })
     }
 
-    /// Records that a request ran and wrote this state; `None` if it ended its sequence.
+    /// Records that a request ran and wrote this state; `None` if the request ended its sequence.
     pub(super) fn succeeded(
         &mut self,
         now: Timestamp,

@@ -38,7 +38,7 @@ impl Drop for Place {
     }
 }
 
-/// A request that may run. Dropping it leaves the state as it was.
+/// A request that may run. Dropping the turn leaves the state unchanged.
 pub(crate) struct Turn {
     /// Reservation for the written state; `None` if the request ends its sequence and writes none.
     /// Declared, and thus dropped, before the place, because that lets the next request reserve
@@ -124,14 +124,15 @@ impl Turn {
             return Err(UnpackError::Lost(output.name));
         }
         self.made[place] = Some(match output.contents {
-            // The data may be a slice of a whole message, so it is copied.
+            // The data may be a slice of a whole message, so the data is copied.
             Contents::Inline(data) => Contents::Inline(Bytes::copy_from_slice(&data)),
             contents => contents,
         });
         Ok(None)
     }
 
-    /// Ends the turn of an answered request. The next request reads the state that this one wrote.
+    /// Ends the turn of an answered request. The next request reads the state that this request
+    /// wrote.
     ///
     /// # Errors
     /// [`Reason::Internal`] if the run did not give all of its state.

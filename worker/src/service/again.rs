@@ -1,8 +1,8 @@
 //! The second run of a request that lost its outputs. An output without capacity for an object is
 //! answered with its bytes, which are read from the GPU after the run. If the GPU's executor dies
 //! before that, the run is repeated. As after any loss, only idempotent functions are repeated,
-//! within the client's attempts and timeout. Outputs that became objects are not covered here:
-//! their consumers have them computed again.
+//! within the client's attempts and timeout. Outputs that became objects are not covered here: a
+//! consumer has a lost object computed again.
 
 use std::time::Duration;
 

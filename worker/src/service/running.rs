@@ -34,7 +34,7 @@ impl WorkerService {
             let again = Again::of(&invocation, &self.node);
             let completion = match self.node.invoke(invocation).await {
                 // Without a sequence, the lost data are inputs, which the response names. In a
-                // sequence they are its state.
+                // sequence, the lost data are the state.
                 Err(failure) if failure.reason == Reason::DataLost && turn.is_none() => {
                     let ids = |gone: &dyn Fn(&Arc<objects::Kept>) -> bool| {
                         let gone = gathered.kept.iter().filter(|(_, object)| gone(object));
@@ -148,7 +148,7 @@ impl WorkerService {
                     told += output.contents.len();
                     let max = self.message_max;
                     let answer = if told > max.get() {
-                        // The output's bytes are not read, because they may fill a GPU.
+                        // The output's bytes are not read, because an output may fill a GPU.
                         Err(tensors::UnpackError::TooLarge { name: output.name, bytes: Bytes(told), max })
                     } else {
                         tensors::answer(output, asker).await
@@ -166,7 +166,7 @@ impl WorkerService {
                 }
             });
         }
-        // The caller gets these outputs as bytes and needs no objects of them.
+        // The caller gets these outputs as bytes and needs no objects.
         self.objects.release(&answered).await;
         let split = Some(split_wire(split));
         let gpu = gpu.map_or(0, |gpu| gpu.0);

@@ -124,7 +124,7 @@ pub(crate) fn pack(inputs: Vec<Input>) -> Result<Packed, Failure> {
                 Contents::Inline(data)
             }
             contents => {
-                // An object on a GPU counts too, because it may have to be copied to the host.
+                // An object on a GPU counts too, because a copy to the host may be needed.
                 large += 1;
                 if large > DESCRIPTORS_MAX {
                     let message =

@@ -10,7 +10,7 @@ use crate::node::{self, NodeConfig, NodeContext};
 use crate::process_port::ProcessSpawner;
 use crate::service::Faults;
 
-/// The thread of the actors. It is also the parent of every executor process.
+/// The thread of the actors. This thread is also the parent of every executor process.
 #[derive(Debug)]
 pub(super) struct ActorThread {
     stop: Option<oneshot::Sender<()>>,

@@ -21,7 +21,7 @@ const ROW_BYTES: u64 = (TOKENS * WIDTH * 4) as u64;
 /// Rows of the two requests that run as a batch.
 const ROWS: [u64; 2] = [2, 1];
 
-/// Returns rows that differ from those of another `first`.
+/// Returns rows that differ from the rows of another `first`.
 fn rows(first: u64, rows: u64, data: Option<Buffer>, parts: Vec<wire::TensorPart>) -> wire::InferTensor {
     let number = |at: u64| ((first * 131 + at * 7) % 199) as f32 / 199.0 - 0.5;
     let made = || (0..rows * ROW_BYTES / 4).map(number).flat_map(f32::to_le_bytes).collect::<Vec<u8>>();
@@ -41,8 +41,8 @@ fn asking(function: &str, id: u64, input: wire::InferTensor, keep: bool) -> wire
 async fn pair(worker: &Worker, ids: &mut impl Iterator<Item = u64>, both: bool) -> Vec<wire::InvokeResponse> {
     loop {
         let before = worker.node().snapshot().await.batches;
-        // The first request has as many rows as a batch may have, so it runs alone. While it runs,
-        // the other two are held back until they fill a batch together.
+        // The first request has as many rows as a batch may have, so the request runs alone.
+        // Meanwhile the other two are held back until both fill a batch together.
         let asked = [(9, 3, false), (1, ROWS[0], true), (2, ROWS[1], both)].map(|(first, count, keep)| {
             let mut client = client(worker);
             let id = ids.next().unwrap();
@@ -92,7 +92,7 @@ async fn the_next_step_reads_the_rows_of_one_request_of_a_batch_in_place() {
     for both in [true, false] {
         let answers = within("a pair that ran as one", pair(&worker, &mut ids, both)).await;
         let [large, little] = &answers[..] else { panic!("{answers:?}") };
-        // A small output is answered even if the request wants it stored.
+        // A small output is answered even if the request asks for an object.
         assert!(close(&little.outputs[0].data, &alone[1].0));
         let kept = object(large, &worker);
         assert_eq!(kept.bytes, ROWS[0] * ROW_BYTES);

@@ -24,7 +24,7 @@ fn requests(ledger: &Ledger) -> u64 {
     ledger.kept.usage.get(&mlp()).map_or(0, |usage| usage.requests)
 }
 
-/// Asserts that the batches of an epoch are numbered 1, 2, 3, …, and that the first is a full one.
+/// Asserts that the batches of an epoch are numbered 1, 2, 3, …, and that the first batch is full.
 fn in_order(ledger: &Ledger, epoch: u64) {
     let applied: Vec<_> = ledger.applied.iter().filter(|(of, ..)| *of == epoch).collect();
     assert!(!applied.is_empty(), "{ledger:?}");
@@ -195,7 +195,7 @@ async fn a_worker_that_drains_sends_its_last_checkpoint_and_every_goodbye() {
         invoke(&mut client(&worker), "mlp", id, &row(1)).await.unwrap();
     }
     worker.drain(std::time::Duration::from_secs(10)).await;
-    // The drain waited for the goodbyes, but only briefly: on a stalled machine they arrive a
+    // The drain waited for the goodbyes, but only briefly: on a stalled machine a goodbye arrives a
     // little later.
     first.said_goodbye().await;
     second.said_goodbye().await;

@@ -1,5 +1,5 @@
-//! A controller for tests, as workers see it: it sends the desired state, serves artifacts and
-//! records the worker's messages.
+//! A controller for tests, as workers see it: this controller sends the desired state, serves
+//! artifacts and records the worker's messages.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -32,7 +32,7 @@ use crate::support::{PATIENCE, within};
 pub(crate) struct Controller {
     pub(crate) addr: SocketAddr,
     state: Arc<State>,
-    /// Sender that keeps the streams and the server alive until it is dropped.
+    /// Sender that keeps the streams and the server alive until its drop.
     _alive: watch::Sender<()>,
 }
 
@@ -40,7 +40,7 @@ struct State {
     cluster_id: String,
     /// Epoch under which the controller knows the worker.
     epoch: watch::Sender<u64>,
-    /// Term of the controller, and whether it leads.
+    /// Term of the controller, and whether the controller leads.
     leads: watch::Sender<(u64, bool)>,
     /// Whether checkpoints are committed and acknowledged.
     commits: watch::Sender<bool>,
@@ -73,7 +73,7 @@ impl Controller {
         Self::serve(incoming, cluster_id, epoch, ledger)
     }
 
-    /// Starts a controller at the address of another one that is ending.
+    /// Starts a controller at the address of another controller that is ending.
     pub(crate) async fn start_at(addr: SocketAddr, cluster_id: &str, epoch: u64) -> Self {
         let free = async {
             loop {
@@ -124,7 +124,7 @@ impl Controller {
         digest
     }
 
-    /// Serves `bytes` as the artifact `digest`, even if they do not match.
+    /// Serves `bytes` as the artifact `digest`, even if the digest does not match.
     pub(crate) fn publish_as(&self, digest: Digest, bytes: &[u8]) {
         let bytes = Bytes::copy_from_slice(bytes);
         self.state.artifacts.lock().unwrap().insert(digest.to_string(), bytes);
@@ -140,7 +140,7 @@ impl Controller {
         self.desire_with(functions, |_| {});
     }
 
-    /// Sets the functions to serve, and changes the state before it is sent.
+    /// Sets the functions to serve, and changes the state before sending.
     pub(crate) fn desire_with(
         &self,
         functions: &[(&str, Digest)],
@@ -211,7 +211,7 @@ impl Controller {
         *self.state.offered.borrow()
     }
 
-    /// Waits for a goodbye, unless one was received.
+    /// Waits for a goodbye, unless a goodbye was received.
     pub(crate) async fn said_goodbye(&self) {
         let mut goodbyes = self.state.goodbyes.subscribe();
         within("a goodbye", goodbyes.wait_for(|&heard| heard > 0)).await.unwrap();
@@ -268,7 +268,8 @@ impl Controller {
         statuses.wait_for(|statuses| wanted(statuses)).await.unwrap().clone()
     }
 
-    /// Waits until the worker sends more than its greeting, which it does once it was greeted back.
+    /// Waits until the worker sends more than its greeting, which happens after the controller's
+    /// greeting.
     pub(crate) async fn greeted(&self) {
         self.telemetry("telemetry", |telemetry| telemetry.seq > 0).await;
     }

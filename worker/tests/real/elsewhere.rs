@@ -166,7 +166,7 @@ async fn each_lookup_order_makes_its_stated_calls_also_with_stale_entries() {
     let asked = [("host", 1), ("inter-node", 1), ("tier2", 1), ("holder", 1), ("address", 1)];
     assert_eq!(by_paper.counted().await, counts(asked), "tier 2 and the named holder were asked");
 
-    // The owner node releases the data, and tier 2 keeps naming it.
+    // The owner node releases the data, and tier 2 keeps naming the owner node.
     let moved = home.name(b"moved").await;
     holder.find(&moved).await.unwrap();
     holder.told_of(&moved).await;
@@ -176,7 +176,8 @@ async fn each_lookup_order_makes_its_stated_calls_also_with_stale_entries() {
     for node in [by_home, by_paper] {
         assert_eq!(node.find(&moved).await.unwrap(), &b"moved"[..]);
     }
-    // The owner node's address is queried once more, because another worker might have it by now.
+    // The owner node's address is queried once more, because another worker might have the address
+    // by now.
     let asked = [("host", 1), ("inter-node", 2), ("home", 2), ("tier2", 1), ("holder", 1), ("address", 3)];
     assert_eq!(by_home.counted().await, counts(asked), "tier 2 was asked once, and then the holder");
     let asked = [("host", 1), ("inter-node", 2), ("tier2", 3), ("holder", 3), ("address", 3)];

@@ -64,7 +64,8 @@ async fn killing_executors_under_load_costs_latency_only() {
     worker.shutdown().await;
 }
 
-/// Calls the MLP concurrently until every GPU holds it. No call is in progress when this returns.
+/// Calls the MLP concurrently until every GPU holds the model. No call is in progress when this
+/// returns.
 pub(crate) async fn resident_everywhere(client: &Client, controller: &Controller) {
     let loaded = |gpu: &wire::GpuTelemetry| gpu.models.iter().any(|model| model.loaded_bytes > 0);
     for round in 0u64.. {
@@ -170,7 +171,7 @@ fn onnx_value(tag: u8, name: &str, dims: &[&str]) -> Vec<u8> {
     field(tag, &[field(1, name.as_bytes()), field(2, &tensor_type)].concat())
 }
 
-/// Returns a model with the input `x` of shape [1, n], which creates n^4 numbers to sum them.
+/// Returns a model with the input `x` of shape [1, n], which sums n^4 numbers.
 fn fourth_power() -> Vec<u8> {
     let axis_0 = field(5, &[field(1, b"axis"), vec![0x18, 0, 0xa0, 1, 2]].concat());
     let graph = [

@@ -20,7 +20,7 @@ use crate::support::{
     Client, all_up, client, config, inject, invoke, kill_9, request, row, texts, values, within,
 };
 
-/// Starts a worker with a process per model. It serves MLPs that differ in their weights.
+/// Starts a worker with a process per model. The worker serves MLPs that differ in weights.
 async fn serving(
     dir: &Path,
     isolation: Isolation,
@@ -119,7 +119,7 @@ async fn a_process_killed_in_its_run_costs_only_its_own_request_another_attempt(
     let slow = ask_slow(&client, 2);
     let victim = running_slow(&controller).await;
     let quick = resident(&controller, "quick").await;
-    // This request waits behind the slow one, in another process.
+    // This request waits behind the slow request, in another process.
     let behind = tokio::spawn({
         let mut client = client.clone();
         async move { invoke(&mut client, "quick", 3, &row(1)).await.unwrap() }
@@ -155,7 +155,7 @@ async fn a_process_killed_while_another_runs_does_not_disturb_that_run() {
     worker.shutdown().await;
 }
 
-/// The memory of a GPU outlives the processes that use it.
+/// The memory of a GPU outlives its processes.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_model_is_copied_again_over_the_memory_of_a_dead_process() {
     let dir = tempfile::tempdir().unwrap();
@@ -338,8 +338,8 @@ fn quartiles(times: &mut [Duration]) -> String {
 
 /// Checks that models that take turns are all answered in every isolation mode. With
 /// `MISS_ROUNDS=100` and `--nocapture`, the test prints for each mode the times from request to
-/// answer. It measures a miss and a hit of a model of 33 kB, and four concurrent requests, of one
-/// resident model or of two in turn.
+/// answer. The test measures a miss and a hit of a model of 33 kB, and four concurrent requests, of
+/// one resident model or of two in turn.
 #[tokio::test(flavor = "multi_thread")]
 async fn cost_of_a_miss() {
     let rounds: usize = std::env::var("MISS_ROUNDS").map_or(2, |rounds| rounds.parse().expect("a number"));

@@ -82,7 +82,7 @@ async fn take(worker: &Worker, id: u64, made: &Made, first: u64, rows: u64) -> w
 }
 
 /// Runs many requests concurrently, each on half of an object at its own offset. Returns the GPU of
-/// each run, and the method by which the object reached it.
+/// each run, and the method of the object's transfer.
 async fn take_often(worker: &Worker, made: &Made) -> Vec<(u32, FetchMethod)> {
     let takers = (0..TAKERS).map(async |id| {
         let first = id;

@@ -1,4 +1,4 @@
-//! Tests of the places of models when the GPU or host memory cannot hold all of them.
+//! Tests of the places of models when the GPU or host memory cannot hold all models.
 
 use std::path::Path;
 
@@ -53,7 +53,7 @@ fn one_left(there: usize) -> impl Fn(&Telemetry) -> bool {
 async fn a_model_evicted_from_host_memory_is_loaded_from_the_disk_on_request() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, controller, expected) = a_left_for_b(dir.path()).await;
-    // The function stays ready, and the request with the cold start reports it.
+    // The function stays ready, and the request reports the cold start.
     let cold = invoke(&mut client(&worker), "a", 2, &row(1)).await.unwrap();
     assert_eq!(values(&cold), expected);
     let split = cold.split.unwrap();
@@ -99,7 +99,7 @@ async fn a_model_larger_than_host_memory_is_refused_with_a_next_step() {
     worker.shutdown().await;
 }
 
-/// T09: the first executor of a GPU measures the size before it is ready.
+/// T09: the first executor of a GPU measures the size before reporting ready.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_size_of_a_weight_group_is_measured_on_the_device() {
     use millrace_worker::groups::{GROUP_MAX, GROUP_MIN};

@@ -76,7 +76,7 @@ async fn an_object_is_read_by_name_until_it_is_released() {
     assert_eq!(object.bytes, ROWS * ROW_BYTES);
     let id = object.id.clone().unwrap();
     assert_eq!((id.home.as_str(), id.epoch), ("w1", 1));
-    // The object outlives a sync period, so it is reported to the cluster.
+    // The object outlives a sync period, so the cluster learns of the object.
     controller
         .committed("the object in tier 2", |ledger| {
             ledger.kept.entries.iter().any(|entry| entry.counter == id.counter)

@@ -30,7 +30,7 @@ impl End {
     }
 }
 
-/// A worker in a process of its own.
+/// A worker in a separate process.
 pub(crate) struct WorkerProcess {
     pub(crate) child: tokio::process::Child,
 }

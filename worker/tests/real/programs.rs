@@ -282,7 +282,7 @@ async fn an_error_of_the_function_is_the_callers_answer() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, _controller) = serving(dir.path(), 1, true).await;
     let mut client = client(&worker);
-    for (id, what, says) in [(1, "refuse", "not today"), (2, "forget", "it gave no output \"y\"")] {
+    for (id, what, says) in [(1, "refuse", "not today"), (2, "forget", "returned no output \"y\"")] {
         let failure = ask(&mut client, asking(id, what, &large())).await.unwrap_err();
         assert_eq!(failure.reason, Reason::ModelFailed, "{what}");
         assert!(failure.message.contains(says), "{}", failure.message);

@@ -14,7 +14,7 @@ const LARGE: Bytes = Bytes::mib(400);
 const SMALL: Bytes = Bytes::mib(100);
 /// Duration of a batch on a GPU's own link.
 const BATCH: Duration = Duration::from_nanos(1_048_576);
-/// Upper bound of the delays of messages: in virtual time each actor has microseconds of its own.
+/// Upper bound of the delays of messages: in virtual time each actor has separate microseconds.
 const LITTLE: Duration = Duration::from_micros(700);
 const NVLINK: LinkId = LinkId(2);
 

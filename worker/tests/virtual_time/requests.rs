@@ -18,7 +18,7 @@ use crate::world::{
     World, behaviour, function, gpus, in_virtual_time, prepare, reason, request, revision, within,
 };
 
-/// Longest delay of a timer in virtual time: each sleeper wakes in microseconds of its own.
+/// Longest delay of a timer in virtual time: each sleeper wakes in separate microseconds.
 const LATE_MAX: Duration = Duration::from_micros(256);
 
 #[test]

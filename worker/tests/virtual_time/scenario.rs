@@ -47,7 +47,7 @@ pub(crate) struct Scenario {
     pub(crate) dispatch: PolicyConfig,
     pub(crate) eviction: Eviction,
     pub(crate) sharing: Sharing,
-    /// The functions, each with a model of its own that has the same number.
+    /// The functions, each with a separate model that has the same number.
     pub(crate) functions: Vec<FunctionModel>,
     pub(crate) copy_fails_every: Option<u64>,
     pub(crate) happenings: Vec<(Timestamp, Happening)>,

@@ -2,9 +2,9 @@
 //! over a bare heap of events. Request, swap and run are pure cores, so each core must see and do
 //! the same in both, to the nanosecond.
 //!
-//! In virtual time every timer and every executor wakes in microseconds of its own, so no two
+//! In virtual time every timer and every executor wakes in separate microseconds, so no two
 //! events have the same time. This matters because actix does not define the order in which actors
-//! run that are due at one moment. The bare driver asserts the property.
+//! run that are due at the same moment. The bare driver asserts the property.
 
 use std::collections::BTreeMap;
 

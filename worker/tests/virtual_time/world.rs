@@ -34,7 +34,7 @@ pub(crate) fn in_virtual_time<F: Future>(test: F) -> F::Output {
     actix::System::with_tokio_rt(runtime).block_on(test)
 }
 
-/// Returns a topology of GPUs with 64 MiB, each behind a link of its own.
+/// Returns a topology of GPUs with 64 MiB, each behind a separate link.
 pub(crate) fn gpus(count: u32) -> Topology {
     let gpu = |index: u32| Gpu {
         index: GpuIndex(index),

@@ -17,7 +17,7 @@ const IDLE_TOLD_MIN: Duration = Duration::from_secs(60);
 /// Whether this look may postpone small changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Look {
-    /// A periodic look: small changes may wait for the next one.
+    /// A periodic look: small changes may wait for the next look.
     Usual,
     /// The last look before a shutdown: all changes are reported.
     Last,
@@ -68,7 +68,7 @@ impl Seen {
     }
 
     /// Reports the growth of a function's counters. Counters only grow: a smaller value means that
-    /// an actor died while it was asked, and a later look sees the counters whole again.
+    /// an actor died during the snapshot, and a later look sees the counters whole again.
     fn count(&mut self, look: Look, function: FunctionKey, now: Totals, events: &mut Vec<Event>) {
         let last = self.totals.entry(function.clone()).or_default();
         let counts = now.counts.since(last.counts);
@@ -88,7 +88,7 @@ impl Seen {
 fn copies(snapshot: &NodeSnapshot, host: &[wire::HostModel]) -> BTreeMap<ModelCopy, Bytes> {
     let mut copies = BTreeMap::new();
     for model in host {
-        // The host tier published this digest in its printed form, so it parses.
+        // The host tier published this digest in printed form, so the digest parses.
         if let Ok(digest) = model.digest.parse() {
             copies.insert(ModelCopy { digest, tier: Tier::Host }, Bytes(model.bytes));
         }

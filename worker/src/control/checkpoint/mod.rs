@@ -9,8 +9,8 @@
 //! streams ─ epochs, leaders, acknowledgements ─► ▲           └─► nowhere, without a leader
 //! ```
 //!
-//! One batch is in transit at a time, so nothing queues here. The core sends a batch again if it
-//! found no leader or got no acknowledgement.
+//! One batch is in transit at a time, so nothing queues here. The core repeats a batch without a
+//! leader or an acknowledgement.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -32,19 +32,19 @@ use crate::handle::NodeHandle;
 
 mod gather;
 
-/// Maximum number of remembered creation times of functions, beside those placed here. The
-/// time distinguishes a function that returns from another of its name.
+/// Maximum number of remembered creation times of functions, beside those placed here. The time
+/// distinguishes a returning function from another function of the same name.
 const CREATED_MAX: usize = 20_000;
 /// Interval between observations of the node.
 const LOOK_PERIOD: Duration = Duration::from_secs(1);
 /// Maximum number of index changes handled at once.
 const CHANGES_AT_ONCE: usize = 256;
 
-/// SLO counts of the functions placed here: those from other nodes and earlier placements, plus
-/// those of this registration. Updated about once a second.
+/// SLO counts of the functions placed here: the counts from other nodes and earlier placements,
+/// plus the counts of this registration. Updated about once a second.
 pub type Scores = Arc<BTreeMap<FunctionKey, SloCounts>>;
 
-/// An encoded batch, and the stream on which to send it.
+/// An encoded batch, and its destination.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Outbox {
     pub(super) to: Option<StreamId>,
@@ -109,8 +109,8 @@ impl Task {
         loop {
             let wake = self.until_wake();
             tokio::select! {
-                // Changes come last because they may never cease. They also carry the core's clock
-                // on, so the timer is not starved.
+                // Changes come last because changes may never cease. Changes also carry the core's
+                // clock on, so the timer is not starved.
                 biased;
                 Some(answer) = self.from.answers.recv() => self.answered(&answer),
                 Ok(()) = self.registration.changed() => self.registered(),
@@ -202,8 +202,8 @@ impl Task {
     }
 
     /// Returns the functions that were deleted and created again since the last look. The new
-    /// function does not inherit the counts of the old function, and the leader dropped those with
-    /// the old function.
+    /// function does not inherit the counts of the old function, and the leader dropped the old
+    /// counts with the old function.
     fn deleted(&mut self) -> BTreeSet<FunctionKey> {
         let created = |it: &desired::Function| (it.key.function.clone(), it.created_at_ms);
         let desired: BTreeMap<_, _> = self.from.desired.borrow().functions.iter().map(created).collect();

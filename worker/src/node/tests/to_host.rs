@@ -24,7 +24,7 @@ const RUN: Duration = Duration::from_millis(5);
 const WEIGHTS: Bytes = Bytes::mib(4);
 /// Name, in MiB, of the function with a model that fills most of a GPU.
 const FILLS: u64 = 1;
-/// Upper bound of the delays of messages: in virtual time each actor has microseconds of its own.
+/// Upper bound of the delays of messages: in virtual time each actor has separate microseconds.
 const LITTLE: Duration = Duration::from_micros(700);
 
 /// Returns the duration of a batch of five chunks.
