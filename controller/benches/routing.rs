@@ -1,4 +1,4 @@
-//! What it costs a gateway to choose a worker, with 1,000 functions on 100 nodes.
+//! Measures a gateway's cost of choosing a worker, with 1,000 functions on 100 nodes.
 
 use std::hint::black_box;
 

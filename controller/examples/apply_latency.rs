@@ -1,5 +1,5 @@
-//! How long an upload and a write take through the admin API's gRPC, beside what the disk takes for a sync of
-//! the same machine, measured in turns. `cargo run --release -p millrace-controller --example
+//! Measures the latency of an upload and of writes through the admin API's gRPC, alternating with the
+//! latency of disk syncs on the same machine: `cargo run --release -p millrace-controller --example
 //! apply_latency`
 
 #![allow(
@@ -47,7 +47,8 @@ async fn upload(admin: &mut AdminClient<Channel>, model: Vec<u8>) -> String {
     digest
 }
 
-/// Applies changes from `clients` at a time; returns each one's latency, and how long all took.
+/// Applies changes with `clients` concurrent clients. Returns the latency of each change, and the total
+/// time.
 async fn apply(
     admin: &AdminClient<Channel>,
     digest: &str,
@@ -56,7 +57,8 @@ async fn apply(
 ) -> (Vec<Duration>, Duration) {
     let began = Instant::now();
     let tasks = (0..clients).map(|client| {
-        let (mut admin, digest) = (admin.clone(), digest.to_owned());
+        let mut admin = admin.clone();
+        let digest = digest.to_owned();
         tokio::spawn(async move {
             let mut took = Vec::new();
             for n in 0..WRITES / clients {
@@ -98,7 +100,7 @@ async fn main() {
     let mut config = ControllerConfig::new(dir.path().join("controller"), 1);
     config.client_listen.set_port(0);
     config.internal_listen.set_port(0);
-    // As in a process of its own; `shared` measures it without.
+    // By default Raft has its own runtime, as in a real process; `shared` measures without it.
     let raft = RaftRuntime::start().unwrap();
     config.raft_runtime = std::env::args().all(|arg| arg != "shared").then(|| raft.handle());
     let began = Instant::now();

@@ -1,6 +1,7 @@
-//! How long writes stop when the leader of three controllers is killed, over and over: each is
-//! killed with its runtime, in this process, and started again. A client writes through one that
-//! stays up. `cargo run --release -p millrace-controller --example failover -- 20`
+//! Measures how long writes stop when the leader of three controllers is killed, repeatedly. All
+//! controllers run in this process; killing one ends its runtime, and the controller then restarts. A
+//! client writes through a controller that stays up: `cargo run --release -p millrace-controller
+//! --example failover -- 20`
 
 #![allow(
     clippy::unwrap_used,

@@ -1,7 +1,7 @@
-//! What soft state costs a group of three controllers: how long 100,000 index entries take from
-//! workers until the leader has committed and acknowledged them, and how long writes stall while
-//! snapshots of a large state are taken. The controllers run in this process; the workers are stubs
-//! on the real streams. `cargo run --release -p millrace-controller --example soft_state -- 30`
+//! Measures the cost of soft state for a group of three controllers: the time until the leader has
+//! committed and acknowledged 100,000 index entries of workers, and the stalls of writes during
+//! snapshots of a large state. The controllers run in this process; the workers are stubs on real
+//! streams: `cargo run --release -p millrace-controller --example soft_state -- 30`
 
 #![allow(
     clippy::unwrap_used,
@@ -33,12 +33,12 @@ use group::{Member, admin, write};
 const FUNCTIONS: usize = 1_000;
 const NODES: u64 = 100;
 const ENTRIES: u64 = 100_000;
-/// Rounds of each way to sync.
+/// Rounds of each kind of sync.
 const ROUNDS: usize = 5;
-/// Telemetry renews a lease of 2 s.
+/// The telemetry interval, which renews a lease of 2 s.
 const HEARTBEAT: Duration = Duration::from_millis(500);
 
-/// A worker that says what it is told to.
+/// A stub worker, controlled by the measurement.
 struct Stub {
     name: NodeName,
     epoch: u64,
@@ -73,7 +73,7 @@ impl Stub {
         let mut client = control_client(channel);
         let mut heard = client.attach(ReceiverStream::new(said)).await.unwrap().into_inner();
         let greeted = heard.message().await.unwrap().unwrap().message.unwrap();
-        let Heard::Hello(greeting) = greeted else { panic!("no greeting: {greeted:?}") };
+        let Heard::Hello(greeting) = greeted else { panic!("no hello: {greeted:?}") };
         let (acked, acks) = mpsc::channel(16);
         tokio::spawn(async move {
             while let Some(message) = heard.message().await.unwrap_or(None) {
@@ -91,7 +91,7 @@ impl Stub {
         Self { name, epoch: greeting.epoch, seq: 0, say, acks }
     }
 
-    /// A full sync of so many entries, acknowledged to its end.
+    /// Sends a full sync of `entries` entries, and waits for the acknowledgement of each part.
     async fn sync(&mut self, entries: u64) {
         let ids: Vec<u64> = (0..entries).collect();
         let parts: Vec<&[u64]> = match ids.chunks(SYNC_ITEMS_MAX).collect::<Vec<_>>() {
@@ -135,7 +135,8 @@ async fn publish(admin: &AdminClient<Channel>) {
     let messages = parts.map(|part| api::UploadArtifactRequest { part: Some(part) });
     admin.clone().upload_artifact(futures::stream::iter(messages)).await.unwrap();
     let applies = (0..FUNCTIONS).map(|number| {
-        let (mut admin, digest) = (admin.clone(), digest.clone());
+        let mut admin = admin.clone();
+        let digest = digest.clone();
         async move {
             let spec = api::FunctionSpec {
                 name: format!("f{number}"),
@@ -149,7 +150,7 @@ async fn publish(admin: &AdminClient<Channel>) {
     futures::stream::iter(applies).buffer_unordered(32).collect::<Vec<()>>().await;
 }
 
-/// The snapshots that one controller has taken, by name, seen so far.
+/// Adds the names of the snapshots in one controller's directory to `seen`.
 fn snapshots(member: &Member, seen: &mut BTreeSet<String>) {
     let dir = member.config.data_dir.join("snapshots");
     let names = std::fs::read_dir(dir).into_iter().flatten().flatten();
@@ -158,7 +159,7 @@ fn snapshots(member: &Member, seen: &mut BTreeSet<String>) {
     );
 }
 
-/// One client that writes without a pause, beside others that make the log grow.
+/// Measures one client that writes continuously, beside other clients that make the log grow.
 async fn writes(members: &[Member; 3], what: &str, seconds: u64) {
     let leader = admin(&members[0]);
     let end = Instant::now() + Duration::from_secs(seconds);
@@ -174,7 +175,8 @@ async fn writes(members: &[Member; 3], what: &str, seconds: u64) {
         })
     });
     let others: Vec<_> = others.collect();
-    let (mut client, mut took) = (leader.clone(), Vec::new());
+    let mut client = leader.clone();
+    let mut took = Vec::new();
     while Instant::now() < end {
         let began = Instant::now();
         assert!(write(&mut client).await);

@@ -1,14 +1,14 @@
-//! Writes of 256-byte values to a replicated store, from many clients at a time: to a group of
-//! controllers, where each is an apply that changes one label of the client's own function, or to
-//! etcd, where each is a put of the client's own key. One client program for both, so that what is
-//! compared is the stores. `benches/control_plane.py` runs it; by itself:
+//! Measures writes of 256-byte values to a replicated store, from many concurrent clients. In a group
+//! of controllers, each write is an apply that changes one label of the client's own function; in etcd,
+//! each write is a put of the client's own key. The same client program drives both, so the comparison
+//! is between the stores. `benches/control_plane.py` runs this program; alone:
 //!
 //! ```text
 //! cargo run --release -p millrace-controller --example write_load -- \
 //!     millrace|etcd ADDRESS CLIENTS SECONDS
 //! ```
 //!
-//! Prints one line of JSON: writes a second, and their latency in microseconds.
+//! The output is one line of JSON: writes per second, and their latency in microseconds.
 
 #![allow(
     clippy::unwrap_used,
@@ -27,13 +27,13 @@ use tonic::client::Grpc;
 use tonic::transport::Channel;
 
 const VALUE_BYTES: usize = 256;
-/// Not measured: connections are made and every client's key exists after it.
+/// Time before the measurement, in which connections are made and each client's key is created.
 const WARM_UP: Duration = Duration::from_millis(500);
-/// What etcd's own benchmark does by default is a connection for each client; past this many, more
-/// connections measure the kernel.
+/// The maximum number of connections. etcd's own benchmark opens a connection per client by default;
+/// beyond this number, more connections measure the kernel.
 const CONNECTIONS_MAX: usize = 16;
 
-/// etcd's `PutRequest` and `PutResponse`, as far as a put needs them.
+/// The fields of etcd's `PutRequest` that a put needs. `PutDone` stands for its `PutResponse`.
 #[derive(Clone, PartialEq, prost::Message)]
 struct Put {
     #[prost(bytes = "vec", tag = "1")]
@@ -82,7 +82,7 @@ async fn connect(address: &str) -> Channel {
     endpoint.tcp_nodelay(true).connect().await.unwrap()
 }
 
-/// The functions' model: uploaded once, shared by all.
+/// Uploads the model that all functions share.
 async fn upload(admin: &mut AdminClient<Channel>) -> String {
     let model = millrace_model::synth::mlp();
     let digest = Digest::of(&model).to_string();
@@ -97,7 +97,8 @@ async fn upload(admin: &mut AdminClient<Channel>) -> String {
 async fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let [kind, address, clients, seconds] = args.try_into().expect("millrace|etcd ADDRESS CLIENTS SECONDS");
-    let (clients, seconds): (usize, f64) = (clients.parse().unwrap(), seconds.parse().unwrap());
+    let clients: usize = clients.parse().unwrap();
+    let seconds: f64 = seconds.parse().unwrap();
     let mut stores = Vec::new();
     for _ in 0..clients.min(CONNECTIONS_MAX) {
         let channel = connect(&address).await;

@@ -50,8 +50,8 @@ pub(crate) fn internal_server(port: PortLimits) -> ServerConfig {
     }
 }
 
-/// How a controller obtains its membership in a cluster. Only an empty data directory uses this value:
-/// a used directory has an identity file, and a controller that is already a member of a group
+/// /// The source of a controller's membership in a cluster. Only an empty data directory uses this
+/// value: a used directory has an identity file, and a controller that is already a member of a group
 /// continues as that member.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Start {
@@ -92,7 +92,7 @@ pub struct ControllerConfig {
     /// The controller's number in the group, never reused. Only an empty data directory accepts the
     /// number: a directory that belongs to another number is refused.
     pub id: ControllerId,
-    /// How the controller obtains its membership in a cluster.
+    /// /// The source of the controller's membership in a cluster.
     pub start: Start,
     /// The directory of all files of this controller, locked while the controller runs.
     pub data_dir: PathBuf,
@@ -189,14 +189,14 @@ pub struct Limits {
     pub artifact_bytes: Bytes,
     /// Concurrent uploads.
     pub uploads: usize,
-    /// How long a model file outlives its last use by a function.
+    /// /// The time that a model file stays after its last use by a function.
     pub artifact_grace: Duration,
     /// Bytes of the local cache of model files that are in the object store. The cache is trimmed every
     /// [`collect_every`](Self::collect_every).
     pub artifact_cache: Bytes,
     /// The interval between searches for unused model files.
     pub collect_every: Duration,
-    /// How long a silent worker counts as alive.
+    /// /// The lease: the time that a silent worker counts as alive.
     pub lease: lease::Limits,
     /// Connection limits of the client port.
     pub client: PortLimits,

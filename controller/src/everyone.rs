@@ -13,7 +13,7 @@ use tonic::{Response, Status};
 use crate::fleet::{Fleet, Worker};
 use crate::raft::{Lane, Peer, Replica};
 
-/// How long each asked process may take to answer.
+/// /// The timeout of each asked process.
 pub(crate) const ASK_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The processes to ask. Cheap to clone.

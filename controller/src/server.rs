@@ -48,7 +48,7 @@ use crate::serving::{self, Serving};
 use crate::traces::Traces;
 use crate::{HaltError, RaftError, StartError, meters};
 
-/// How long the workers' streams may take to end when the controller shuts down.
+/// /// The longest wait for the workers' streams to end when the controller shuts down.
 const STREAMS_END_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A running controller. Dropping the controller stops everything at once; [`Controller::shutdown`]

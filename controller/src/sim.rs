@@ -56,7 +56,7 @@ pub use crate::serving::crowd::Crowd;
 pub struct MemberConfig {
     /// The member's number in the group.
     pub id: ControllerId,
-    /// How a member with an empty data directory obtains its membership.
+    /// /// The source of membership for a member with an empty data directory.
     pub start: Start,
     pub data_dir: PathBuf,
     /// The address at which the other members reach this member.

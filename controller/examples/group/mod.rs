@@ -1,4 +1,4 @@
-//! A group of controllers in this process, each with runtimes of its own.
+//! A group of controllers in this process, each with its own runtimes.
 
 #[path = "../../tests/controller/group/threads.rs"]
 mod threads;
@@ -25,7 +25,7 @@ pub(crate) async fn run(config: &ControllerConfig) -> (Threads, Controller) {
         match threads.start(config).await {
             Ok(controller) => return (threads, controller),
             Err(error) => {
-                // The one that was killed still holds the directory's lock.
+                // The killed controller still holds the lock of the directory.
                 assert!(error.to_string().contains("in use"), "{error}");
                 threads.end();
                 tokio::time::sleep(Duration::from_millis(20)).await;
@@ -53,13 +53,13 @@ pub(crate) fn admin(member: &Member) -> AdminClient<Channel> {
     AdminClient::new(Channel::from_shared(address).unwrap().tcp_nodelay(true).connect_lazy())
 }
 
-/// A write that changes nothing but the log: a function that does not exist is deleted.
+/// Writes to the log without changing the state, by deleting a function that does not exist.
 pub(crate) async fn write(admin: &mut AdminClient<Channel>) -> bool {
     let request = api::DeleteFunctionRequest { name: "none".into(), ..Default::default() };
     admin.delete_function(request).await.is_err_and(|status| status.code() == tonic::Code::NotFound)
 }
 
-/// Three voters; the first leads.
+/// Starts three voters, with the first as leader.
 pub(crate) async fn three(dir: &Path) -> [Member; 3] {
     let first = start(dir, 1, None).await;
     let second = start(dir, 2, Some(&first.config)).await;
@@ -67,7 +67,7 @@ pub(crate) async fn three(dir: &Path) -> [Member; 3] {
     [first, second, third]
 }
 
-/// Ends them without waiting.
+/// Ends all controllers without waiting.
 pub(crate) fn end(members: [Member; 3]) {
     for mut member in members {
         let (threads, controller) = member.up.take().unwrap();

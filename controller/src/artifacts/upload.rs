@@ -1,8 +1,7 @@
 //! Receives uploads of model files.
 //!
 //! ```text
-//! upload ─► a slot of `Limits::uploads` ─► receive, at a minimum rate ─► inspect, with memory ─►
-//! record
+//! upload ─► a slot of `Limits::uploads` ─► receive, at a minimum rate ─► inspect, with memory ─► record
 //! ```
 //! An upload that is silent or too slow overall loses its slot.
 

@@ -32,8 +32,9 @@ use crate::raft::Replica;
 pub(crate) const KEPT_MAX: usize = 4096;
 /// The interval between two snapshots of the cluster.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
-/// How far back a reader from another controller begins, in milliseconds. The controllers' clocks and
-/// snapshots differ, and a repeated event is better than a missing one.
+/// /// The overlap for a reader from another controller, in milliseconds before the reader's last
+/// event. The controllers' clocks and snapshots differ, and a repeated event is better than a missing
+/// one.
 const OVERLAP_MS: u64 = 5_000;
 
 /// Whether an event needs an operator's attention.

@@ -55,7 +55,8 @@ fn scores(state: &State) -> Vec<Score> {
 fn tell(last: Option<&Signal>, signal: &Signal) {
     if last.is_some_and(|last| last.nodes_needed != signal.nodes_needed) {
         let why: Vec<_> = signal.reasons.iter().map(ToString::to_string).collect();
-        let (needed, now) = (signal.nodes_needed, signal.nodes_now);
+        let needed = signal.nodes_needed;
+        let now = signal.nodes_now;
         tracing::info!(needed, now, why = why.join("; "), "the number of needed nodes changed");
     }
 }

@@ -15,7 +15,7 @@ use super::bootstrap::{Error, JOIN_PAUSE, JOIN_TIMEOUT};
 use super::peers::{connect, limited};
 use super::world::World;
 
-/// How long one controller may take to answer.
+/// /// The timeout of one controller's answer.
 const JOIN_ANSWER_TIMEOUT: Duration = Duration::from_secs(12);
 /// Redirects to a leader that the controller follows before it starts over.
 const REDIRECTS_MAX: usize = 3;

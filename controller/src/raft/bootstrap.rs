@@ -5,9 +5,9 @@
 //!  empty directory ─┬─ Bootstrap ─► identity ─► initialize ─► leads alone
 //!                   ├─ Found ─► has any of them a cluster? ─┬─ all empty ─► as Bootstrap
 //!                   │                                       └─ one has ─► as Join
-//!                   ├─ Join ─► would it be taken in? ─► identity ─► learner ─► voter
+//!                   ├─ Join ─► would the group accept it? ─► identity ─► learner ─► voter
 //!                   └─ Reopen ─► refused
-//!  used directory ──► its identity ─► its log ─► goes on; says where it is now
+//!  used directory ──► its identity ─► its log ─► continues; reports its address
 //! ```
 //! A controller gets an identity only after it was found admissible, and the group accepts only the
 //! data directory of that identity. So an operator's mistake leaves nothing behind.
@@ -38,9 +38,9 @@ use super::world::{Snapshots, World};
 use super::{Raft, config};
 use crate::config::{JoinAs, Start};
 
-/// How long a group of one may take to elect itself: a few syncs, on a disk that may be very busy.
+/// /// The timeout for a group of one to elect itself: a few syncs, on a disk that may be very busy.
 const LEADING_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long each phase of joining may take: first until the group answers, then until the log arrives.
+/// /// The timeout of each phase of joining: first until the group answers, then until the log arrives.
 pub(super) const JOIN_TIMEOUT: Duration = Duration::from_secs(60);
 /// The pause between two attempts to join, or to be promoted.
 pub(super) const JOIN_PAUSE: Duration = Duration::from_millis(200);

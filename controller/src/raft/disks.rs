@@ -5,8 +5,8 @@
 //! leadership over.
 //!
 //! ```text
-//!   every sync slow for SLOW_MAX ─► which voter has a disk that is not? ─ one ─► transfer
-//!                                                └─ none ─► look again later
+//!   every sync slow for SLOW_MAX ─► is a voter with a fast disk available? ─ yes ─► transfer
+//!                                                └─ no ─► check again later
 //! ```
 //! A leader with a full disk hands leadership over the same way. Until then, or if every disk is full,
 //! the leader refuses commands that enlarge the state. Deletions and the leader's own upkeep continue
@@ -26,8 +26,8 @@ use super::replica::Replica;
 use super::rules::PROMOTION_LAG_MAX;
 use super::timing::SILENCE;
 
-/// How long all syncs of a leader must be slow before it hands leadership over, because a disk may be
-/// busy for a moment. [`SLOW_SYNCS_MIN`] is the minimum number of these syncs.
+/// /// The time that all syncs of a leader must be slow before it hands leadership over, because a disk
+/// may be busy for a moment. [`SLOW_SYNCS_MIN`] is the minimum number of these syncs.
 const SLOW_MAX: Duration = Duration::from_secs(2);
 const SLOW_SYNCS_MIN: u32 = 3;
 /// The minimum time between becoming leader, or an attempt to hand over, and the next attempt. Without
@@ -42,7 +42,7 @@ const HANGS_MIN: Duration = SILENCE;
 /// first, and their votes are durable sooner.
 const HANDICAP: Duration = SILENCE.saturating_mul(2);
 
-/// How long after its last write a disk still counts as hanging.
+/// /// The time after its last write during which a disk still counts as hanging.
 const LATELY: Duration = Duration::from_secs(2);
 
 /// The state of a controller's disk, as the controller reports it.

@@ -7,8 +7,8 @@
 //! its own digests with the others', like etcd's corruption check:
 //!
 //! ```text
-//!   after entry 3000   1: a  2: a  3: b    controller 3 differs from a majority: it stops for good
-//!                      1: a  2: b          nobody knows which is right: an error, and a warning in the
+//!   after entry 3000   1: a  2: a  3: b    controller 3 differs from a majority and stops permanently
+//!                      1: a  2: b          the correct state is unknown: an error, and a warning in the
 //!                                          cluster's status
 //! ```
 //!

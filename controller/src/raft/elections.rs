@@ -6,6 +6,11 @@
 //! elections instead: in turn, after silence of the leader, and only if a majority would vote for this
 //! controller (the pre-vote of Ongaro's dissertation, §9.6). The election itself, and its outcome, stay
 //! openraft's.
+//!
+//! ```text
+//!  leader silent for SILENCE + turn ─► pre-vote of all voters ─ majority ─► call the election
+//!                                                        └─ no ─► ask again a little later
+//! ```
 
 use std::time::Duration;
 
@@ -27,7 +32,7 @@ use super::replica::Replica;
 use super::route::stopped;
 use super::timing::{LEASE, SILENCE, TURN};
 
-/// How long a voter may take to answer a pre-vote.
+/// /// The timeout of a voter's answer to a pre-vote.
 const ASK_TIMEOUT: Duration = Duration::from_millis(200);
 /// The random addition to each wait, in milliseconds, so that two controllers that collided once do not
 /// collide again.

@@ -28,7 +28,7 @@ use super::peers::connect;
 use super::world::World;
 use crate::config::{Start, internal_server};
 
-/// How long another controller may take to report an empty directory.
+/// /// The timeout of another controller's report of an empty directory.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The outcome of asking the other controllers.

@@ -21,11 +21,11 @@ use super::route::{WRITE_TIMEOUT, leads_no_more, nobody_leads, stopped};
 use super::rules::{self, Change, Group, Step};
 use super::versions::check_knows;
 
-/// How long a membership change may take: two entries that a majority must store.
+/// /// The timeout of a membership change: two entries that a majority must store.
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a removal may wait for other members to copy the leaving member's model files.
+/// /// The longest wait of a removal for other members to copy the leaving member's model files.
 const COPIES_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a forwarded membership change may take. The leader records its beginning and end, asks all
+/// /// The timeout of a forwarded membership change. The leader records its beginning and end, asks all
 /// members, and confirms its leadership.
 const FORWARD_TIMEOUT: Duration = CHANGE_TIMEOUT
     .saturating_add(COPIES_TIMEOUT)

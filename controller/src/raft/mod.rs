@@ -72,7 +72,7 @@ pub(crate) type Raft = openraft::Raft<ClusterConfig>;
 
 /// Entries of one AppendEntries call. The log's reader bounds their bytes.
 const ENTRIES_PER_CALL_MAX: u64 = 256;
-/// How long sending and installing a snapshot may take.
+/// /// The timeout of sending and installing a snapshot.
 const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(60);
 
 fn config(own: &Identity, snapshots: Snapshots) -> Result<Arc<Config>, bootstrap::Error> {

@@ -32,19 +32,19 @@ pub(super) const WAITING_MAX: usize = 4096;
 pub(super) const FORWARDED_MAX: usize = 4096;
 const _: () = assert!(COMMAND_BYTES_MAX < proposer::BATCH_BYTES_MAX, "every command fits a batch");
 
-/// How long a request waits for a leader: an election with one tie, and not much longer, so that a
-/// group without a majority reports its state.
+/// /// The longest wait of a request for a leader: an election with one tie, and not much longer, so
+/// that a group without a majority reports its state.
 pub(super) const LEADER_TIMEOUT: Duration = Duration::from_secs(2);
 /// The pause between two attempts if leadership does not change.
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
-/// How long a proposal may take to be applied. A disk may stall for less; without a majority for longer
-/// than this, the outcome of the write is unknown.
+/// /// The timeout of a proposal until it is applied. A disk may stall for less. Without a majority for
+/// longer than this, the outcome of the write is unknown.
 pub(super) const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long the answer of another controller may take: [`WRITE_TIMEOUT`] and the way.
+/// /// The timeout of another controller's answer: [`WRITE_TIMEOUT`] and the network's share.
 const FORWARD_TIMEOUT: Duration = WRITE_TIMEOUT.saturating_add(Duration::from_secs(1));
-/// How long the leader may take to confirm its leadership.
+/// /// The timeout of the leader's confirmation that it leads.
 const READ_INDEX_TIMEOUT: Duration = Duration::from_millis(500);
-/// How long a write waits until the controller that received it has applied it too.
+/// /// The longest wait of a write until the controller that received it has applied it too.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(1);
 /// The time since a majority's last answer after which a leader refuses writes at once: their outcome
 /// would only be unknown.

@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_whose_data_exceeds_a_log_entry_is_refused() {
+    fn a_member_with_a_too_long_address_or_directory_is_refused() {
         let address = "a".repeat(ADDRESS_BYTES_MAX);
         let directory = "d".repeat(DIRECTORY_BYTES_MAX);
         let longest = Announced { id: 2, address: &address, directory: &directory };

@@ -20,7 +20,7 @@ use super::replica::Replica;
 use super::route::stopped;
 use super::rules;
 
-/// How long a controller may take to report its status; a slower one counts as unreachable.
+/// /// The timeout of a controller's status report; a slower controller counts as unreachable.
 const STATUS_TIMEOUT: Duration = Duration::from_millis(500);
 /// The offset of a controller's clock from the cluster's time that yields a warning.
 const CLOCK_APART_MAX: Duration = Duration::from_secs(10);

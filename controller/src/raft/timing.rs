@@ -5,7 +5,7 @@ use std::time::Duration;
 /// The heartbeat interval, and the longest time that a follower may take to append: with less, a busy
 /// disk looks like a dead follower. openraft ticks every 1.5 heartbeats.
 pub(super) const HEARTBEAT: Duration = Duration::from_millis(100);
-/// How long after hearing its leader a voter grants no vote to another controller.
+/// /// The time after hearing its leader during which a voter grants no vote to another controller.
 pub(super) const LEASE: Duration = Duration::from_millis(450);
 /// The election timeout of the first follower in turn. The leases of the other followers must have
 /// ended by then; they may have begun one heartbeat later.
@@ -13,7 +13,7 @@ pub(super) const SILENCE: Duration = Duration::from_millis(500);
 /// The extra election timeout of each further follower in turn: the follower before it pre-votes, calls
 /// the election and wins meanwhile.
 pub(super) const TURN: Duration = Duration::from_millis(150);
-/// How long a vote may take, including a sync at both ends. openraft uses this as its minimum election
+/// /// The timeout of a vote, including a sync at both ends. openraft uses this as its minimum election
 /// timeout, on which nothing else depends here.
 pub(super) const VOTE_TIMEOUT: Duration = Duration::from_millis(400);
 

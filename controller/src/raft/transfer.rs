@@ -16,18 +16,18 @@ use super::proposer::BATCHES_IN_FLIGHT;
 use super::replica::{Leader, Replica};
 use super::route::{nobody_leads, stopped};
 
-/// How long the successor may take to receive the end of the log.
+/// /// The timeout for the successor to receive the end of the log.
 const CATCH_UP_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long the successor may take to be elected.
+/// /// The timeout of the successor's election.
 const ELECTION_TIMEOUT: Duration = Duration::from_secs(2);
 /// The pause between the successor's attempts: a vote made durable twice, and a round trip.
 const ELECTION_PAUSE: Duration = Duration::from_millis(100);
-/// How long the successor's answer may take: [`ELECTION_TIMEOUT`] and the way.
+/// /// The timeout of the successor's answer: [`ELECTION_TIMEOUT`] and the network's share.
 const ANSWER_TIMEOUT: Duration = ELECTION_TIMEOUT.saturating_add(Duration::from_secs(1));
 /// The largest lag of a successor, in entries, because the missing entries are sent while writes wait.
 const SUCCESSOR_LAG_MAX: u64 = 10_000;
 
-/// How long another controller may take to answer a forwarded transfer.
+/// /// The timeout of another controller's answer to a forwarded transfer.
 const FORWARD_TIMEOUT: Duration =
     CATCH_UP_TIMEOUT.saturating_add(ANSWER_TIMEOUT).saturating_add(ANSWER_TIMEOUT);
 

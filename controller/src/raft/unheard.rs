@@ -8,9 +8,9 @@
 //! of the others, it may be the only controller that can lead.
 //!
 //! ```text
-//!  no majority for UNHEARD_MAX ─► silent ─► how are you? ─ a majority answers ─► speaks
-//!                                    ▲         └─ no ─┐
-//!                                    └────────────────┘
+//!  no majority for UNHEARD_MAX ─► silent ─► probe ─ a majority answers ─► acts as leader
+//!                                    ▲      └─ no ─┐
+//!                                    └─────────────┘
 //! ```
 
 use std::collections::BTreeSet;
@@ -28,11 +28,11 @@ use super::replica::Replica;
 use super::status::PeerStatus;
 use super::timing::{HEARTBEAT, LEASE};
 
-/// How long a leader continues without answers from a majority. This exceeds the followers' lease, so a
-/// single late answer costs nothing.
+/// /// The time that a leader continues without answers from a majority. This exceeds the followers'
+/// lease, so a single late answer costs nothing.
 const UNHEARD_MAX: Duration = Duration::from_millis(600);
-/// How long the silent leader waits for answers to a probe. This equals the time of an append, because
-/// a slower member acknowledges no entries.
+/// /// The timeout of the answers to a silent leader's probe. This equals the time of an append,
+/// because a slower member acknowledges no entries.
 const ASK_TIMEOUT: Duration = HEARTBEAT;
 
 const _: () = assert!(UNHEARD_MAX.as_millis() > LEASE.as_millis(), "a leader that is late for once leads on");

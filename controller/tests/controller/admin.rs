@@ -1,4 +1,4 @@
-//! The admin API: what it does, what it refuses, and that a refusal leaves nothing.
+//! Tests of the admin API: calls, refusals, and that a refusal changes nothing.
 
 use millrace_model::program::Program;
 use millrace_proto::admin as api;
@@ -20,7 +20,8 @@ async fn a_function_is_applied_shown_listed_and_deleted() {
     assert_eq!(uploaded.model.as_ref().unwrap().inputs[0].shape, vec![-1, 64]);
     let digests = [b"no model".as_slice(), &mlp()].map(|bytes| Digest::of(bytes).to_string()).into();
     let found = admin.find_artifacts(api::FindArtifactsRequest { digests }).await.unwrap().into_inner();
-    let (artifact, model) = (uploaded.artifact.clone().unwrap(), uploaded.model.clone().unwrap());
+    let artifact = uploaded.artifact.clone().unwrap();
+    let model = uploaded.model.clone().unwrap();
     assert_eq!((found.found, found.models), (vec![artifact], vec![model]));
 
     let applied = apply(&mut admin, "f", &mlp()).await.unwrap();
@@ -47,7 +48,7 @@ async fn a_function_is_applied_shown_listed_and_deleted() {
 }
 
 #[tokio::test]
-async fn every_refused_apply_leaves_everything_as_it_was() {
+async fn a_refused_apply_changes_nothing() {
     let cluster = Cluster::start().await;
     let _worker = Stub::start(&cluster, "n1").await;
     let before = cluster.deploy("f", &mlp()).await;
@@ -126,7 +127,7 @@ async fn a_model_too_large_is_refused_with_both_sizes() {
 }
 
 #[tokio::test]
-async fn of_two_clients_who_saw_the_same_version_one_wins() {
+async fn one_of_two_concurrent_writes_with_the_same_version_wins() {
     let cluster = Cluster::start().await;
     let seen = cluster.deploy("f", &mlp()).await;
     let write = |seconds| {
@@ -143,7 +144,7 @@ async fn of_two_clients_who_saw_the_same_version_one_wins() {
     };
     assert_eq!((loser.code(), reason(&loser)), (Code::Aborted, Reason::Conflict));
     let mut shown = get(&mut cluster.admin(), "f").await.unwrap();
-    // An apply answers with the newest revision alone.
+    // The response of an apply has only the newest revision.
     shown.revisions.drain(..1);
     assert_eq!(shown, winner.function.unwrap());
 }
@@ -168,21 +169,21 @@ async fn a_dry_run_answers_and_stores_nothing() {
 }
 
 #[tokio::test]
-async fn a_repeated_idempotency_key_is_answered_the_same() {
+async fn a_repeated_idempotency_key_gets_the_same_answer() {
     let cluster = Cluster::start().await;
     let mut admin = cluster.admin();
     upload(&mut admin, &mlp()).await.unwrap();
     let request = api::ApplyFunctionRequest { idempotency_key: "k1".into(), ..apply_request("f", &mlp()) };
     let first = admin.apply_function(request.clone()).await.unwrap().into_inner();
     let again = admin.apply_function(request.clone()).await.unwrap().into_inner();
-    assert_eq!(first, again, "the repeat says created too");
+    assert_eq!(first, again, "the repeat reports the function as created too");
     let other = api::ApplyFunctionRequest { spec: Some(crate::support::spec("g")), ..request };
     let refused = admin.apply_function(other).await.unwrap_err();
     assert_eq!(reason(&refused), Reason::MalformedRequest, "the key was used for another write");
 }
 
 #[tokio::test]
-async fn listings_come_in_pages_and_by_tenant() {
+async fn listings_are_paged_and_filtered_by_tenant() {
     let cluster = Cluster::start().await;
     let mut admin = cluster.admin();
     upload(&mut admin, &mlp()).await.unwrap();
@@ -219,7 +220,7 @@ async fn listings_come_in_pages_and_by_tenant() {
 }
 
 #[tokio::test]
-async fn versions_are_told_and_faults_are_refused_unless_allowed() {
+async fn the_version_is_reported_and_faults_are_refused_unless_allowed() {
     let cluster = Cluster::start().await;
     let mut admin = cluster.admin();
     let version = admin.get_version(api::GetVersionRequest {}).await.unwrap().into_inner();
@@ -263,7 +264,7 @@ async fn metrics_show_the_control_plane() {
     }
 }
 
-/// A program with so many inputs, whose names are as long as names may be.
+/// Returns a program with the given number of inputs, and names of the given length.
 fn wide_program(inputs: usize, name_bytes: usize) -> Vec<u8> {
     let tensor = |name: String| TensorSpec { name, datatype: DataType::Fp32, shape: vec![Dim::Fixed(1)] };
     let inputs = (0..inputs).map(|n| tensor(format!("{n:x>name_bytes$}"))).collect();
@@ -277,9 +278,10 @@ fn program_request(name: &str, program: &[u8]) -> api::ApplyFunctionRequest {
     request
 }
 
-/// Every list comes in pages that a client with gRPC's own limit takes, however large its items are.
+/// Every list is paged, so that a client with gRPC's default message limit can read it, however large
+/// its items are.
 #[tokio::test]
-async fn functions_of_a_hundred_kilobytes_are_all_listed() {
+async fn functions_of_one_hundred_kilobytes_are_all_listed() {
     let cluster = Cluster::start().await;
     let mut admin = cluster.admin();
     let program = wide_program(360, TENSOR_NAME_BYTES_MAX);
@@ -287,7 +289,9 @@ async fn functions_of_a_hundred_kilobytes_are_all_listed() {
     for n in 0..50 {
         admin.apply_function(program_request(&format!("f{n:02}"), &program)).await.unwrap();
     }
-    let (mut names, mut page_token, mut pages) = (Vec::new(), String::new(), 0);
+    let mut names = Vec::new();
+    let mut page_token = String::new();
+    let mut pages = 0;
     loop {
         let request = api::ListFunctionsRequest { page_size: 500, page_token, ..Default::default() };
         let page = admin.list_functions(request).await.unwrap().into_inner();
@@ -303,7 +307,8 @@ async fn functions_of_a_hundred_kilobytes_are_all_listed() {
     assert_eq!(names, (0..50).map(|n| format!("f{n:02}")).collect::<Vec<_>>());
     assert!(pages > 4, "{pages} pages");
 
-    // Of artifacts, as many as fit, and the others by another question.
+    // A look-up returns as many artifacts as fit, and counts the digests that it left for another
+    // request.
     let digests = vec![Digest::of(&program).to_string(); 30];
     let found = admin.find_artifacts(api::FindArtifactsRequest { digests }).await.unwrap().into_inner();
     assert!(found.encoded_len() <= PAGE_BYTES_MAX + 1_000, "{} bytes", found.encoded_len());

@@ -1,4 +1,4 @@
-//! What a worker checkpoints is committed, acknowledged, and there to be asked for.
+//! Tests that checkpoints of workers are committed, acknowledged and readable.
 
 use millrace_proto::admin as api;
 use millrace_proto::convert::{data_id_wire, duration_wire};
@@ -18,7 +18,7 @@ fn data(epoch: u64, counter: u64) -> DataId {
     DataId { home: NodeName::new("n1").unwrap(), epoch: Epoch(epoch), counter }
 }
 
-/// A batch that says that the node holds one more piece of data, numbered as the batch.
+/// Returns a batch that adds one piece of data to the node, with the batch's number.
 fn batch(epoch: u64, seq: u64, part: SyncPart) -> SyncBatch {
     let delta = NodeDelta { entries: vec![(data(epoch, seq), Bytes(100 + seq))], ..NodeDelta::default() };
     SyncBatch { epoch: Epoch(epoch), seq, part, delta }
@@ -34,7 +34,7 @@ async fn answer(stub: &mut Stub, batch: &SyncBatch) -> wire::CheckpointAck {
     soon("an answer", stub.acks.recv()).await.unwrap()
 }
 
-/// A worker that knows that this controller leads.
+/// Starts a worker and waits until it knows that this controller leads.
 async fn attached(cluster: &Cluster) -> Stub {
     attached_as(cluster, "n1").await
 }
@@ -56,10 +56,14 @@ async fn lookup(cluster: &Cluster, counter: u64) -> api::LookupDataResponse {
 }
 
 #[tokio::test]
-async fn a_checkpoint_is_acknowledged_once_more_when_repeated_and_a_gap_wants_everything() {
+async fn a_repeated_checkpoint_is_acknowledged_again_and_a_gap_requests_a_full_one() {
     let cluster = Cluster::start().await;
     let mut worker = attached(&cluster).await;
-    assert_eq!(answer(&mut worker, &batch(1, 1, SyncPart::Delta)).await, ack(0, true), "nothing was before");
+    assert_eq!(
+        answer(&mut worker, &batch(1, 1, SyncPart::Delta)).await,
+        ack(0, true),
+        "no batch came before"
+    );
     assert_eq!(answer(&mut worker, &batch(1, 2, FULL)).await, ack(2, false));
     assert_eq!(answer(&mut worker, &batch(1, 3, SyncPart::Delta)).await, ack(3, false));
     assert_eq!(answer(&mut worker, &batch(1, 3, SyncPart::Delta)).await, ack(3, false), "again");
@@ -78,7 +82,7 @@ async fn a_checkpoint_is_acknowledged_once_more_when_repeated_and_a_gap_wants_ev
 }
 
 #[tokio::test]
-async fn what_belongs_to_a_registration_that_is_over_is_not_taken_and_its_data_is_lost() {
+async fn checkpoints_of_an_ended_registration_are_refused_and_its_data_is_lost() {
     let cluster = Cluster::start_with(short_lease).await;
     let mut worker = attached(&cluster).await;
     assert_eq!(answer(&mut worker, &batch(1, 1, FULL)).await, ack(1, false));
@@ -89,10 +93,10 @@ async fn what_belongs_to_a_registration_that_is_over_is_not_taken_and_its_data_i
     worker.alive.send_replace(true);
     soon("the new epoch", worker.epoch.wait_for(|epoch| *epoch == 2)).await.unwrap();
     send(&worker, &batch(1, 2, FULL)).await;
-    // Answers come in order: the one before got none.
+    // Acknowledgements arrive in order, so the previous batch got none.
     let fresh = answer(&mut worker, &batch(2, 1, FULL)).await;
     assert_eq!(fresh, wire::CheckpointAck { epoch: 2, seq: 1, full_wanted: false });
-    assert_eq!(lookup(&cluster, 1).await.state(), api::DataState::Lost, "nobody has named it since");
+    assert_eq!(lookup(&cluster, 1).await.state(), api::DataState::Lost, "no node has named the data since");
 }
 
 fn named(name: &str) -> FunctionKey {
@@ -105,7 +109,7 @@ async fn bills(cluster: &Cluster, request: api::ListBillingRequest) -> (Vec<api:
 }
 
 #[tokio::test]
-async fn what_a_worker_used_is_billed_by_function_and_page() {
+async fn usage_of_a_worker_is_billed_by_function_and_page() {
     let cluster = Cluster::start().await;
     let mut admin = cluster.admin();
     upload(&mut admin, &mlp()).await.unwrap();
@@ -121,7 +125,7 @@ async fn what_a_worker_used_is_billed_by_function_and_page() {
     };
     let batch = SyncBatch { epoch: Epoch(1), seq: 1, part: FULL, delta };
     for _ in 0..2 {
-        assert_eq!(answer(&mut worker, &batch).await, ack(1, false), "said twice, charged once");
+        assert_eq!(answer(&mut worker, &batch).await, ack(1, false), "reported twice, charged once");
     }
     admin
         .delete_function(api::DeleteFunctionRequest { name: "b".into(), ..Default::default() })
@@ -160,7 +164,7 @@ async fn what_a_worker_used_is_billed_by_function_and_page() {
 }
 
 #[tokio::test]
-async fn a_worker_that_sends_what_is_no_checkpoint_loses_its_stream() {
+async fn a_malformed_checkpoint_ends_the_workers_stream() {
     let cluster = Cluster::start().await;
     let worker = attached(&cluster).await;
     worker.send(Message::Checkpoint(wire::Checkpoint { batch: vec![1, 2, 3].into() })).await;
@@ -168,7 +172,7 @@ async fn a_worker_that_sends_what_is_no_checkpoint_loses_its_stream() {
     until("its stream's end", async || (!nodes(&mut admin).await[0].connected).then_some(())).await;
 }
 
-/// Has a worker say that it holds these.
+/// Sends a full checkpoint with the given data ids.
 async fn hold(stub: &mut Stub, ids: &[&DataId]) {
     let entries = ids.iter().map(|id| ((*id).clone(), Bytes(100))).collect();
     let delta = NodeDelta { entries, ..NodeDelta::default() };
@@ -177,36 +181,38 @@ async fn hold(stub: &mut Stub, ids: &[&DataId]) {
     assert_eq!(answered, wire::CheckpointAck { epoch, seq: 1, full_wanted: false });
 }
 
-/// What workers are told of a piece of data: its holders, and whether it is lost.
+/// Returns the response to workers about a piece of data: its holders, and whether it is lost.
 async fn located(cluster: &Cluster, id: &DataId) -> (Vec<String>, bool) {
     let request = wire::LocateDataRequest { id: Some(data_id_wire(id)) };
     let answer = cluster.control().locate_data(request).await.unwrap().into_inner();
     (answer.holders, answer.lost)
 }
 
-/// Data of n9, which stands behind all the others.
+/// Returns data of n9, the last node by name.
 fn of_the_last(counter: u64) -> DataId {
     DataId { home: NodeName::new("n9").unwrap(), ..data(1, counter) }
 }
 
 #[tokio::test]
-async fn a_worker_is_told_who_holds_data_and_what_went_with_its_last_holder() {
+async fn a_worker_gets_the_holders_of_data_and_the_loss_of_the_last_holder() {
     let cluster = Cluster::start_with(short_lease).await;
-    let (mut other, mut home) = (attached_as(&cluster, "n1").await, attached_as(&cluster, "n9").await);
-    let (shared, own) = (of_the_last(1), of_the_last(2));
+    let mut other = attached_as(&cluster, "n1").await;
+    let mut home = attached_as(&cluster, "n9").await;
+    let shared = of_the_last(1);
+    let own = of_the_last(2);
     hold(&mut home, &[&shared, &own]).await;
     hold(&mut other, &[&shared]).await;
     let held_by = |names: &[&str]| (names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>(), false);
     until("both", async || (located(&cluster, &shared).await == held_by(&["n9", "n1"])).then_some(())).await;
     assert_eq!(located(&cluster, &own).await, held_by(&["n9"]));
-    assert_eq!(located(&cluster, &of_the_last(3)).await, held_by(&[]), "nobody has named it");
+    assert_eq!(located(&cluster, &of_the_last(3)).await, held_by(&[]), "no node has named the data");
     home.kill();
     until("the loss", async || (located(&cluster, &own).await == (Vec::new(), true)).then_some(())).await;
     assert_eq!(located(&cluster, &shared).await, held_by(&["n1"]));
 }
 
 #[tokio::test]
-async fn a_worker_is_told_of_some_holders_of_what_many_hold_the_home_among_them() {
+async fn a_worker_gets_at_most_eight_holders_including_the_home() {
     let cluster = Cluster::start().await;
     let shared = of_the_last(1);
     let mut stubs = Vec::new();
@@ -223,7 +229,7 @@ async fn a_worker_is_told_of_some_holders_of_what_many_hold_the_home_among_them(
 }
 
 #[tokio::test]
-async fn data_that_has_no_name_is_not_looked_for() {
+async fn a_look_up_without_a_valid_data_id_is_refused() {
     let cluster = Cluster::start().await;
     let nameless = wire::DataId { home: "N 1".into(), epoch: 1, counter: 1 };
     for id in [None, Some(nameless)] {

@@ -1,5 +1,5 @@
-//! The stream between a controller and a worker with more to tell than one message holds, and a stream that
-//! breaks.
+//! Tests of the stream between a controller and a worker: updates larger than one message, and a stream
+//! that breaks repeatedly.
 
 use std::time::Duration;
 
@@ -13,23 +13,22 @@ use prost::Message as _;
 use crate::stub::{Prepares, Stub, hello};
 use crate::support::{Cluster, apply_request, nodes, until, upload};
 
-/// Pairs of state tensors of each function, and the bytes of each of their names: the most that a function may
-/// have.
+/// State tensors per function, the maximum. Each name has [`NAME_BYTES`] bytes, the maximum too.
 const STATES: usize = 16;
 const NAME_BYTES: usize = 250;
-/// Functions that together are over 9 MiB.
+/// Functions with a desired state above 9 MiB in total.
 const FUNCTIONS: usize = 1_200;
 const DESIRED_BYTES_MIN: usize = 9 << 20;
-/// Functions that are applied at one time.
+/// Concurrent applies.
 const APPLIES: usize = 32;
-/// A time that a busy machine stays below: a hang is a failure.
+/// A timeout that a busy machine does not reach, so that a hang fails the test.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 fn name(kind: &str, number: usize) -> String {
     format!("{kind}{number:02}{}", "n".repeat(NAME_BYTES - kind.len() - 2))
 }
 
-/// A field of a protobuf message: a number, or bytes.
+/// Encodes a number as a field of a protobuf message; [`bytes`] encodes bytes.
 fn number(field: u32, value: u64) -> Vec<u8> {
     let mut bytes = Vec::new();
     prost::encoding::uint64::encode(field, &value, &mut bytes);
@@ -42,7 +41,7 @@ fn bytes(field: u32, value: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// An ONNX model that adds `x` to each of its states.
+/// Returns an ONNX model that adds `x` to each of its states.
 fn model() -> Vec<u8> {
     let tensor = |name: &str| {
         let dims = [1, 4].map(|size| bytes(1, &number(1, size))).concat();
@@ -90,18 +89,21 @@ async fn a_desired_state_of_nine_mebibytes_reaches_a_worker() {
         assert!(state.functions.iter().all(|it| it.digest == Digest::of(&model).to_string()));
     };
     all(&mut worker).await;
-    // The same process on another stream is told all of it at once.
+    // The same process gets the whole state again on another stream.
     let mut again = Stub::start_as(&cluster, "n1", "first", Prepares::AtOnce).await.unwrap();
     all(&mut again).await;
     let mut admin = cluster.admin();
     let request = api::DeleteFunctionRequest { name: "f0000".into(), ..Default::default() };
     admin.delete_function(request).await.unwrap();
     let gone = |state: &wire::DesiredState| state.functions.len() == FUNCTIONS - 1;
-    tokio::time::timeout(PATIENCE, again.desired.wait_for(gone)).await.expect("one goes").unwrap();
+    tokio::time::timeout(PATIENCE, again.desired.wait_for(gone))
+        .await
+        .expect("one function is removed")
+        .unwrap();
 }
 
 #[tokio::test]
-async fn a_stream_that_breaks_again_and_again_is_a_condition_of_its_node() {
+async fn repeated_breaks_of_a_stream_are_a_condition_of_the_node() {
     let cluster = Cluster::start().await;
     let attach = async |times| {
         let why = "decoded message length too large".to_owned();

@@ -1,4 +1,4 @@
-//! The dry run of several applies as one.
+//! Tests of the dry run of several applies.
 
 use millrace_proto::admin::{self as api, apply_item::Item, workflow_step::Run};
 use millrace_proto::convert::tensor_spec_wire;
@@ -12,7 +12,7 @@ fn function(name: &str, model: &[u8]) -> api::ApplyItem {
     api::ApplyItem { item: Some(Item::Function(item)) }
 }
 
-/// Two steps that run the same function.
+/// Returns a workflow of two steps that run the same function.
 fn twice(name: &str, runs: &str) -> api::WorkflowSpec {
     let run = Run::Function(runs.into());
     chain(name, &[run.clone(), run])
@@ -49,7 +49,7 @@ async fn dry_run(
 }
 
 #[tokio::test]
-async fn a_set_is_tried_with_models_that_are_not_uploaded_and_stores_nothing() {
+async fn a_dry_run_of_a_set_accepts_pending_models_and_stores_nothing() {
     use api::ApplyOutcome::{Configured, Created, Unchanged};
     let cluster = Cluster::start().await;
     let items = || vec![workflow("w", "f"), function("f", &mlp())];

@@ -1,4 +1,4 @@
-//! What was acknowledged is there after a restart, orderly or not.
+//! Tests that acknowledged writes survive a restart, after a shutdown or a crash.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ async fn a_restart_serves_the_same_functions_without_a_new_upload() {
 }
 
 #[tokio::test]
-async fn a_data_directory_in_use_and_a_port_in_use_are_refused_and_say_so() {
+async fn a_data_directory_or_port_in_use_is_refused_with_the_next_step() {
     let cluster = Cluster::start().await;
     let second = millrace_controller::start(config(cluster.dir.path()), Arc::new(Tcp)).await.unwrap_err();
     assert!(second.to_string().contains("in use by process"), "{second}");
@@ -40,7 +40,7 @@ async fn a_data_directory_in_use_and_a_port_in_use_are_refused_and_say_so() {
 }
 
 #[tokio::test]
-async fn an_address_that_others_can_reach_must_be_asked_for() {
+async fn a_public_address_is_refused_without_the_insecure_option() {
     let dir = tempfile::tempdir().unwrap();
     let mut open = config(dir.path());
     open.client_listen = "0.0.0.0:0".parse().unwrap();
@@ -51,7 +51,7 @@ async fn an_address_that_others_can_reach_must_be_asked_for() {
     started.shutdown(Duration::ZERO).await;
 }
 
-/// A write, and after which a restart may come.
+/// A write, or the end of the process before a restart.
 #[derive(Debug, Clone)]
 enum Step {
     Apply { name: u8, seconds: i64 },
@@ -69,7 +69,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What was acknowledged: each function's generation and resource version.
+/// The acknowledged writes: each function's generation and resource version.
 type Model = BTreeMap<String, (u64, u64)>;
 
 async fn carry_out(cluster: &Cluster, step: &Step, model: &mut Model) {
@@ -121,7 +121,7 @@ proptest! {
                     dir
                 }
                 Step::Crash => {
-                    // Its tasks end wherever they are; nothing is told that an end is near.
+                    // The controller's tasks end at any point, without a notice.
                     let Cluster { controller, dir } = cluster;
                     std::mem::forget(controller);
                     drop(process);

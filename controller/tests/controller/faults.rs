@@ -1,4 +1,4 @@
-//! The fault service, and what a clock that jumps and a disk that stalls cost.
+//! Tests of the fault service, and of the effects of clock jumps and disk stalls.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,20 +32,20 @@ async fn warnings(cluster: &Cluster) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_controller_that_was_not_started_for_it_does_not_know_the_service() {
+async fn a_controller_without_fault_injection_does_not_serve_the_fault_service() {
     let cluster = Cluster::start_with(|config| config.allow_faults = true).await;
     let unknown = faults(&cluster).get_faults(GetFaultsRequest {}).await.unwrap_err();
     assert_eq!(unknown.code(), Code::Unimplemented);
     let stall = StallDiskRequest { each_sync_ms: 1, for_ms: 1 };
     assert_eq!(faults(&cluster).stall_disk(stall).await.unwrap_err().code(), Code::Unimplemented);
-    // Nor does one that was, where clients connect.
+    // The client port does not serve the fault service in any case.
     let cluster = with_faults().await;
     let mut front = FaultClient::new(channel(cluster.controller.client_addr().to_string()));
     assert_eq!(front.get_faults(GetFaultsRequest {}).await.unwrap_err().code(), Code::Unimplemented);
 }
 
 #[tokio::test]
-async fn faults_are_set_told_and_cleared_and_bad_ones_refused() {
+async fn faults_are_set_reported_and_cleared_and_invalid_ones_are_refused() {
     let cluster = with_faults().await;
     let mut faults = faults(&cluster);
     let none = faults.get_faults(GetFaultsRequest {}).await.unwrap().into_inner();
@@ -63,18 +63,18 @@ async fn faults_are_set_told_and_cleared_and_bad_ones_refused() {
     let endless = StallDiskRequest { each_sync_ms: 1, for_ms: u64::MAX };
     assert_eq!(reason(&faults.stall_disk(endless).await.unwrap_err()), Reason::MalformedRequest);
     let still = faults.get_faults(GetFaultsRequest {}).await.unwrap().into_inner();
-    assert_eq!((still.clock_offset_ms, still.each_sync_ms), (-90_000, 1), "what was refused changed nothing");
+    assert_eq!((still.clock_offset_ms, still.each_sync_ms), (-90_000, 1), "a refused fault changes nothing");
 
     assert_eq!(faults.clear(ClearRequest {}).await.unwrap().into_inner(), Faults::default());
 }
 
-/// The resource version of a function.
+/// Returns the resource version of a function.
 async fn version(cluster: &Cluster, name: &str) -> u64 {
     get(&mut cluster.admin(), name).await.unwrap().resource_version
 }
 
 #[tokio::test]
-async fn a_write_that_is_repeated_over_a_jump_of_the_clock_is_carried_out_once() {
+async fn a_write_repeated_across_a_clock_jump_runs_once() {
     let cluster = with_faults().await;
     let mut admin = cluster.admin();
     for model in [mlp(), cnn()] {
@@ -89,10 +89,14 @@ async fn a_write_that_is_repeated_over_a_jump_of_the_clock_is_carried_out_once()
     let mut faults = faults(&cluster);
     for (name, offset_ms) in [("forward", day), ("back", -day), ("right", 0)] {
         faults.set_clock_offset(SetClockOffsetRequest { offset_ms }).await.unwrap();
-        // Time moves with this one, if it moves.
+        // This write advances the cluster's time.
         apply(&mut admin, name, &mlp()).await.unwrap();
         admin.apply_function(keyed()).await.unwrap();
-        assert_eq!(version(&cluster, "f").await, after, "{name}: the first model is not back");
+        assert_eq!(
+            version(&cluster, "f").await,
+            after,
+            "{name}: the repeated write does not restore the first model"
+        );
         if name == "forward" {
             let warnings = warnings(&cluster).await;
             assert!(warnings.iter().any(|it| it.contains("ahead of the cluster's time")), "{warnings:?}");
@@ -101,7 +105,7 @@ async fn a_write_that_is_repeated_over_a_jump_of_the_clock_is_carried_out_once()
 }
 
 #[tokio::test]
-async fn a_jump_of_the_clock_collects_no_model_file() {
+async fn a_clock_jump_collects_no_model_file() {
     let clock = Arc::new(ManualClock::default());
     let cluster = Cluster::start_with(|config| {
         config.clock = clock.clone();
@@ -109,14 +113,15 @@ async fn a_jump_of_the_clock_collects_no_model_file() {
     })
     .await;
     let mut admin = cluster.admin();
-    // Uploaded, and not used yet.
+    // The model is uploaded, but not used yet.
     upload(&mut admin, &mlp()).await.unwrap();
-    // Held for another controller, which has not recorded it yet; and written under another clock.
+    // The file is held for another controller, which has not recorded it yet, and its timestamp is from
+    // another clock.
     let held = cluster.dir.path().join("artifacts").join(Digest::of(b"held").hex());
     std::fs::write(&held, b"held").unwrap();
     clock.advance(10 * DAY);
     for _ in 0..20 {
-        // Each write stamps the time, and each is several rounds of the collector.
+        // Each write stamps the time, and lasts several rounds of the collector.
         upload(&mut admin, &cnn()).await.unwrap();
     }
     assert!(held.exists());
@@ -124,7 +129,7 @@ async fn a_jump_of_the_clock_collects_no_model_file() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stalled_disk_makes_writes_slow_and_is_told_of() {
+async fn a_stalled_disk_slows_writes_and_yields_a_warning() {
     let cluster = with_faults().await;
     let mut admin = cluster.admin();
     upload(&mut admin, &mlp()).await.unwrap();
@@ -134,7 +139,7 @@ async fn a_stalled_disk_makes_writes_slow_and_is_told_of() {
     let told = warnings(&cluster).await;
     assert!(told.iter().any(|it| it.contains("the disk of controller 1 is slow")), "{told:?}");
 
-    // One that hangs: the write waits, and goes on as soon as the disk does.
+    // The disk hangs: the write waits, and continues as soon as the disk does.
     faults.stall_disk(StallDiskRequest { each_sync_ms: 60_000, for_ms: 600_000 }).await.unwrap();
     let mut writer = cluster.admin();
     let write = tokio::spawn(async move { apply(&mut writer, "hung", &mlp()).await });

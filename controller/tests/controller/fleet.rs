@@ -1,4 +1,4 @@
-//! Workers attach, are told what to serve, fetch models, and go.
+//! Tests of workers that attach, get their desired state, fetch models, and leave.
 
 use millrace_proto::admin as api;
 use millrace_proto::status::from_status;
@@ -12,7 +12,7 @@ use crate::support::{
 };
 
 #[tokio::test]
-async fn a_worker_is_greeted_and_told_what_to_serve_whenever_it_changes() {
+async fn a_worker_gets_a_hello_and_every_change_of_its_desired_state() {
     let cluster = Cluster::start().await;
     let mut admin = cluster.admin();
     cluster.deploy("f", &mlp()).await;
@@ -72,7 +72,7 @@ async fn a_worker_of_another_cluster_or_protocol_is_refused() {
 }
 
 #[tokio::test]
-async fn a_live_workers_name_is_taken_and_is_free_again_once_it_is_gone() {
+async fn the_name_of_a_live_worker_is_taken_until_the_worker_is_lost() {
     let cluster = Cluster::start_with(short_lease).await;
     let mut admin = cluster.admin();
     let first = Stub::start(&cluster, "n1").await;
@@ -86,19 +86,19 @@ async fn a_live_workers_name_is_taken_and_is_free_again_once_it_is_gone() {
 }
 
 #[tokio::test]
-async fn the_same_process_may_attach_again_and_its_old_stream_ends() {
+async fn a_second_stream_of_the_same_process_ends_the_first() {
     let cluster = Cluster::start().await;
     let first = Stub::start(&cluster, "n1").await;
     let mut old = first.desired.clone();
     let again = Stub::start(&cluster, "n1").await;
     assert_eq!(again.hello.epoch, first.hello.epoch, "the same registration");
-    // The old stream's reader ends, and with it the old channel.
+    // The old stream ends for its reader, and its watch channel closes.
     soon("the old stream's end", async { while old.changed().await.is_ok() {} }).await;
     assert!(nodes(&mut cluster.admin()).await[0].connected);
 }
 
 #[tokio::test]
-async fn a_lost_workers_gpus_stop_counting_when_its_lease_is_over() {
+async fn the_gpus_of_a_lost_worker_stop_counting_when_its_lease_expires() {
     let cluster = Cluster::start_with(short_lease).await;
     let mut admin = cluster.admin();
     upload(&mut admin, &mlp()).await.unwrap();
@@ -112,7 +112,7 @@ async fn a_lost_workers_gpus_stop_counting_when_its_lease_is_over() {
 }
 
 #[tokio::test]
-async fn telemetry_shows_in_listings_and_goes_with_its_worker() {
+async fn telemetry_appears_in_listings_while_its_worker_is_attached() {
     let cluster = Cluster::start().await;
     let mut admin = cluster.admin();
     let worker = Stub::start(&cluster, "n1").await;
@@ -148,7 +148,7 @@ async fn telemetry_shows_in_listings_and_goes_with_its_worker() {
 }
 
 #[tokio::test]
-async fn a_worker_fetches_a_model_and_is_told_when_it_is_damaged() {
+async fn a_worker_fetches_a_model_and_gets_an_error_if_it_is_damaged() {
     let cluster = Cluster::start().await;
     cluster.deploy("f", &cnn()).await;
     let digest = Digest::of(&cnn());
@@ -174,7 +174,7 @@ async fn a_worker_fetches_a_model_and_is_told_when_it_is_damaged() {
 }
 
 #[tokio::test]
-async fn a_worker_is_told_where_another_is_while_that_is_attached() {
+async fn a_worker_gets_the_address_of_another_while_that_one_is_attached() {
     let cluster = Cluster::start().await;
     let worker = Stub::start(&cluster, "n1").await;
     let find =

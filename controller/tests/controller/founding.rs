@@ -1,4 +1,4 @@
-//! Controllers that start together with nothing, as a service manager starts them.
+//! Tests of controllers that start together with empty directories, like a service manager starts them.
 
 use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpListener};
@@ -7,7 +7,7 @@ use millrace_controller::{JoinAs, Start};
 
 use crate::group::{Member, status};
 
-/// Internal addresses that nobody has. Found by taking them all at once, so that they differ.
+/// Returns internal addresses with free ports. All ports are taken at once, so that they differ.
 fn free_addresses() -> [SocketAddr; 3] {
     let taken = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
     taken.map(|listener| listener.local_addr().unwrap())
@@ -23,15 +23,17 @@ async fn start(number: usize, at: &[SocketAddr; 3]) -> Result<Member, millrace_c
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn three_that_start_together_are_one_cluster_and_a_lost_directory_begins_no_second() {
+async fn three_founding_controllers_form_one_cluster_and_a_lost_directory_begins_no_second() {
     let at = free_addresses();
     let (first, second, third) = tokio::join!(start(1, &at), start(2, &at), start(3, &at));
-    let (mut first, second, third) = (first.unwrap(), second.unwrap(), third.unwrap());
+    let mut first = first.unwrap();
+    let second = second.unwrap();
+    let third = third.unwrap();
     let cluster = status(&second).await;
     let voters: BTreeSet<u64> = cluster.controllers.iter().filter(|it| it.voter).map(|it| it.id).collect();
     assert_eq!(voters, BTreeSet::from([1, 2, 3]));
 
-    // What was typed stays typed: the directory decides.
+    // A restart with the same arguments continues, because the data directory decides.
     first.kill();
     first.restart().await;
     assert_eq!(status(&first).await.cluster_id, cluster.cluster_id);

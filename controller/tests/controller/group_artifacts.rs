@@ -1,4 +1,5 @@
-//! Who is said to hold a model file, and that no file goes with a controller that is removed.
+//! Tests of the holders of model files in a group, and that no removed controller takes the last copy
+//! of a file away.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -13,7 +14,7 @@ use tonic::Status;
 use crate::group::{Member, remove, three};
 use crate::support::{apply, channel, list, mlp, reason, until, upload};
 
-/// Whom this member believes to hold a file.
+/// Returns the holders of a file by this member's state.
 pub(crate) fn holders(member: &Member, model: &[u8]) -> BTreeSet<u64> {
     let state = member.state();
     state
@@ -22,7 +23,7 @@ pub(crate) fn holders(member: &Member, model: &[u8]) -> BTreeSet<u64> {
         .unwrap_or_default()
 }
 
-/// Waits until these hold a file. Each look is a round trip to the member.
+/// Waits until a file has exactly these holders. Each look is a round trip to the member.
 pub(crate) async fn held_by(member: &Member, model: &[u8], expected: &[u64]) {
     let expected: BTreeSet<u64> = expected.iter().copied().collect();
     until("its holders to be known", async || {
@@ -32,7 +33,7 @@ pub(crate) async fn held_by(member: &Member, model: &[u8], expected: &[u64]) {
     .await;
 }
 
-/// A file as a worker gets it.
+/// Fetches a file like a worker.
 pub(crate) async fn fetch(member: &Member, model: &[u8]) -> Result<Vec<u8>, Status> {
     let mut control = WorkerControlClient::new(channel(member.internal()));
     let request = wire::FetchArtifactRequest { digest: Digest::of(model).to_string() };
@@ -44,7 +45,7 @@ pub(crate) async fn fetch(member: &Member, model: &[u8]) -> Result<Vec<u8>, Stat
     Ok(bytes)
 }
 
-/// A disk that takes no more files until it is [mended](mend).
+/// Makes a disk refuse further files until it is [mended](mend).
 fn break_disk(member: &Member) {
     std::fs::remove_dir_all(member.config.data_dir.join("artifacts/incoming")).unwrap();
 }
@@ -54,7 +55,7 @@ fn mend(member: &Member) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_copy_that_is_gone_or_damaged_does_not_count_until_it_is_fetched_again() {
+async fn a_missing_or_damaged_copy_does_not_count_until_it_is_fetched_again() {
     let mut members = three().await;
     upload(&mut members[0].admin(), &mlp()).await.unwrap();
     apply(&mut members[0].admin(), "f", &mlp()).await.unwrap();
@@ -63,7 +64,7 @@ async fn a_copy_that_is_gone_or_damaged_does_not_count_until_it_is_fetched_again
     members[1].kill();
     std::fs::remove_file(members[1].file(&mlp())).unwrap();
     members[1].restart().await;
-    until("it looks for what it held, and fetches it", async || {
+    until("the fetch of the missing file", async || {
         list(&mut members[0].admin()).await;
         members[1].has_file(&mlp()).then_some(())
     })
@@ -80,7 +81,7 @@ async fn a_copy_that_is_gone_or_damaged_does_not_count_until_it_is_fetched_again
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_only_copy_is_set_aside_when_it_is_damaged_and_may_be_uploaded_again() {
+async fn a_damaged_only_copy_is_set_aside_and_can_be_uploaded_again() {
     let alone = Member::start(1, Start::Bootstrap).await;
     upload(&mut alone.admin(), &mlp()).await.unwrap();
     apply(&mut alone.admin(), "f", &mlp()).await.unwrap();
@@ -92,7 +93,7 @@ async fn the_only_copy_is_set_aside_when_it_is_damaged_and_may_be_uploaded_again
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_controller_that_was_removed_is_no_holder_any_more() {
+async fn a_removed_controller_is_no_longer_a_holder() {
     let quick = |config: &mut millrace_controller::ControllerConfig| {
         config.limits.collect_every = Duration::from_millis(10);
     };
@@ -108,7 +109,7 @@ async fn a_controller_that_was_removed_is_no_holder_any_more() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_living_controller_goes_once_the_others_have_its_model_files() {
+async fn a_live_controller_is_removed_once_the_others_have_its_model_files() {
     let members = three().await;
     break_disk(&members[1]);
     upload(&mut members[0].admin(), &mlp()).await.unwrap();
@@ -123,7 +124,7 @@ async fn a_living_controller_goes_once_the_others_have_its_model_files() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_dead_controller_goes_though_its_model_files_are_on_one_other_only() {
+async fn a_dead_controller_is_removed_even_if_only_one_other_has_its_model_files() {
     let mut members = three().await;
     break_disk(&members[1]);
     upload(&mut members[0].admin(), &mlp()).await.unwrap();

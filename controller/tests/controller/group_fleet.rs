@@ -1,5 +1,5 @@
-//! Workers of a group of controllers: one registration over streams to all of them, and a leader
-//! that may be another one at any moment.
+//! Tests of workers of a group of controllers: one registration over a stream to each controller, and a
+//! leader that may change at any moment.
 
 use std::net::SocketAddr;
 
@@ -19,7 +19,7 @@ fn internal(member: &Member) -> SocketAddr {
     member.config.internal_listen
 }
 
-/// One worker's streams, to each controller.
+/// Attaches one worker to each controller.
 async fn attach(members: &[Member], name: &str) -> Vec<Stub> {
     let mut streams = Vec::new();
     for member in members {
@@ -30,9 +30,9 @@ async fn attach(members: &[Member], name: &str) -> Vec<Stub> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_worker_has_one_registration_and_obeys_whoever_leads() {
+async fn a_worker_has_one_registration_and_obeys_the_current_leader() {
     let mut members = three().await;
-    // The first to hear of it does not lead: the registration is passed on.
+    // The first controller to get the worker's hello does not lead, so it forwards the registration.
     members.reverse();
     let mut worker = attach(&members, "n1").await;
     assert!(worker.iter().all(|stream| stream.hello.epoch == worker[0].hello.epoch));
@@ -44,7 +44,10 @@ async fn a_worker_has_one_registration_and_obeys_whoever_leads() {
     let mut leader = worker.pop().unwrap();
     leader.told(&["f@1"]).await;
     let term = leader.leadership.borrow().term;
-    assert!(worker.iter().all(|stream| stream.desired.borrow().functions.is_empty()), "only the leader says");
+    assert!(
+        worker.iter().all(|stream| stream.desired.borrow().functions.is_empty()),
+        "only the leader sends a desired state"
+    );
 
     members.pop().unwrap().kill();
     let elected = {
@@ -73,7 +76,8 @@ async fn until_readiness(client: SocketAddr, wanted: bool) {
     .await;
 }
 
-/// Says on these streams what a stub says where it is told: a worker says it on all.
+/// Reports the functions that `told` was told to serve as ready on these streams, because a worker
+/// reports on all its streams.
 async fn report_ready(streams: &[Stub], told: &Stub) -> wire::worker_message::Message {
     let functions: Vec<_> = told.desired.borrow().functions.iter().map(crate::stub::ready).collect();
     let ready = wire::worker_message::Message::FunctionStatuses(wire::FunctionStatuses {
@@ -87,7 +91,7 @@ async fn report_ready(streams: &[Stub], told: &Stub) -> wire::worker_message::Me
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn gateways_serve_on_without_a_majority_and_take_the_worker_back() {
+async fn gateways_keep_serving_without_a_majority_and_accept_a_returning_worker() {
     let mut members = three().await;
     let mut worker = attach(&members, "n1").await;
     upload(&mut members[0].admin(), &mlp()).await.unwrap();
@@ -120,7 +124,8 @@ async fn gateways_serve_on_without_a_majority_and_take_the_worker_back() {
         last.call().await.answer();
         soon("an answer", answering).await.unwrap().unwrap();
     }
-    // Its stream breaks: it finds back under the registration it has, though nothing can be written.
+    // The worker's stream breaks. The worker attaches again under its old registration, although no
+    // write is possible.
     drop(last);
     let mut back = Stub::start_at(internal(&members[2]), "n1", "n1", Prepares::AtOnce).await.unwrap();
     assert_eq!(back.hello.epoch, worker[0].hello.epoch);
@@ -132,7 +137,7 @@ async fn gateways_serve_on_without_a_majority_and_take_the_worker_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lost_node_that_a_gateway_heard_longer_than_the_leader_gets_nothing_once_it_is_silent_there() {
+async fn a_lost_node_gets_no_requests_from_a_gateway_once_the_gateway_does_not_hear_it_either() {
     let first = Member::try_start(1, Start::Bootstrap, short_lease).await.unwrap();
     let second = Member::try_start(2, first.joining(JoinAs::Voter), short_lease).await.unwrap();
     let members = [first, second];
@@ -147,7 +152,7 @@ async fn a_lost_node_that_a_gateway_heard_longer_than_the_leader_gets_nothing_on
     let name = NodeName::new("n1").unwrap();
     let lost = || members[1].state().node(&name).is_some_and(|node| node.status == NodeStatus::Lost);
     until("its loss", async || lost().then_some(())).await;
-    // From here on nothing changes in the state. Its streams stay open.
+    // The state does not change from here on. The worker's streams stay open.
     worker[1].alive.send_replace(false);
     until_readiness(gateway, false).await;
 }

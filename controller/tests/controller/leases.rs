@@ -1,4 +1,4 @@
-//! Silence ends a registration and nothing else does: not a stream that breaks, nor a new leader.
+//! Tests that only silence ends a registration, and neither a broken stream nor a new leader.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ async fn a_silent_node_is_lost_and_its_functions_are_placed_elsewhere() {
     silent.told(&["f@1"]).await;
     let mut other = Stub::start(&cluster, "n2").await;
     other.told(&[]).await;
-    // Its stream stays open: nothing is heard over it.
+    // The node's stream stays open, but carries no messages.
     silent.alive.send_replace(false);
     other.told(&["f@1"]).await;
     let lost = until_lost(&cluster, "n1").await;
@@ -39,7 +39,7 @@ async fn a_silent_node_is_lost_and_its_functions_are_placed_elsewhere() {
 }
 
 #[tokio::test]
-async fn a_node_that_is_heard_again_is_taken_in_again_and_told_what_to_serve() {
+async fn a_lost_node_that_is_heard_again_is_registered_again_and_gets_its_desired_state() {
     let cluster = Cluster::start_with(short_lease).await;
     cluster.deploy("f", &mlp()).await;
     let mut worker = Stub::start(&cluster, "n1").await;
@@ -47,7 +47,7 @@ async fn a_node_that_is_heard_again_is_taken_in_again_and_told_what_to_serve() {
     let before = worker.desired.borrow().index;
     worker.alive.send_replace(false);
     until_lost(&cluster, "n1").await;
-    assert_eq!(worker.desired.borrow().index, before, "a lost node is told nothing");
+    assert_eq!(worker.desired.borrow().index, before, "a lost node gets no desired state");
     worker.alive.send_replace(true);
     soon("the new epoch", worker.epoch.wait_for(|epoch| *epoch == 2)).await.unwrap();
     soon("its functions", worker.desired.wait_for(|desired| desired.index > before)).await.unwrap();
@@ -57,7 +57,7 @@ async fn a_node_that_is_heard_again_is_taken_in_again_and_told_what_to_serve() {
 }
 
 #[tokio::test]
-async fn a_node_that_only_lost_its_stream_keeps_its_registration_and_what_is_placed_on_it() {
+async fn a_node_that_only_lost_its_stream_keeps_its_registration_and_placements() {
     let cluster = Cluster::start().await;
     cluster.deploy("f", &mlp()).await;
     let mut first = Stub::start(&cluster, "n1").await;
@@ -68,11 +68,11 @@ async fn a_node_that_only_lost_its_stream_keeps_its_registration_and_what_is_pla
     let mut again = Stub::start(&cluster, "n1").await;
     assert_eq!(again.hello.epoch, 1);
     again.told(&["f@1"]).await;
-    assert_eq!(stamp(&again), before, "nothing was placed anew");
+    assert_eq!(stamp(&again), before, "no placement changed");
 }
 
 #[tokio::test]
-async fn a_worker_that_takes_its_leave_is_replaced_at_once_and_its_name_is_free() {
+async fn a_worker_that_says_goodbye_is_replaced_at_once_and_its_name_is_free() {
     let forever = |config: &mut millrace_controller::ControllerConfig| {
         config.limits.lease.lease = Duration::from_secs(3600);
     };
@@ -91,7 +91,7 @@ async fn a_worker_that_takes_its_leave_is_replaced_at_once_and_its_name_is_free(
 }
 
 #[tokio::test]
-async fn a_new_leader_finds_its_nodes_alive_and_says_that_it_leads() {
+async fn a_restarted_leader_keeps_its_nodes_and_announces_its_leadership() {
     let cluster = Cluster::start().await;
     cluster.deploy("f", &mlp()).await;
     let mut worker = Stub::start(&cluster, "n1").await;
@@ -99,7 +99,7 @@ async fn a_new_leader_finds_its_nodes_alive_and_says_that_it_leads() {
     let led = soon("its leadership", worker.leadership.wait_for(|it| it.leads)).await.unwrap().term;
     let cluster = cluster.restart().await;
     let mut again = Stub::start(&cluster, "n1").await;
-    assert_eq!(again.hello.epoch, worker.hello.epoch, "it never was declared lost");
+    assert_eq!(again.hello.epoch, worker.hello.epoch, "the worker was never declared lost");
     again.told(&["f@1"]).await;
     let leads = again.leadership.wait_for(|it| it.leads);
     assert!(soon("its leadership", leads).await.unwrap().term >= led);

@@ -1,4 +1,4 @@
-//! Whose log lines can be asked for.
+//! Tests of the names in a request for log lines.
 
 use millrace_proto::admin as api;
 use millrace_types::Reason;
@@ -7,7 +7,7 @@ use crate::stub::Stub;
 use crate::support::{Cluster, reason, until};
 
 #[tokio::test]
-async fn a_node_that_is_away_is_named_until_it_is_back_and_a_name_that_nobody_has_is_refused() {
+async fn logs_name_a_detached_node_as_missing_and_refuse_an_unknown_name() {
     let cluster = Cluster::start().await;
     let mut admin = cluster.admin();
     let mut list = async |of: &str| {

@@ -1,4 +1,4 @@
-//! A whole controller over its real ports, with stub workers over theirs.
+//! Tests of a whole controller over its real ports, with stub workers on theirs.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

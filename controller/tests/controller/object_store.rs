@@ -1,4 +1,4 @@
-//! Model files in an object store that the controllers share: a folder here.
+//! Tests of model files in an object store that the controllers share, here a folder.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::group::{Member, of_group, remove, status};
 use crate::group_artifacts::{fetch, held_by, holders};
 use crate::support::{apply, cnn, list, mlp, reason, until, upload};
 
-/// A folder that all controllers see.
+/// The folder that all controllers share.
 struct Shared(TempDir);
 
 impl Shared {
@@ -52,7 +52,7 @@ impl Shared {
         vec![first, second.unwrap(), third.unwrap()]
     }
 
-    /// Where the store has a model.
+    /// Returns the path of a model in the store.
     fn object(&self, model: &[u8]) -> PathBuf {
         let cluster = std::fs::read_dir(self.root()).unwrap().next().unwrap().unwrap().path();
         cluster.join("sha256").join(Digest::of(model).hex())
@@ -70,24 +70,24 @@ async fn found(member: &Member, model: &[u8]) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_controller_keeps_its_models_in_the_store_and_a_copy_here() {
+async fn a_single_controller_stores_models_in_the_store_and_caches_them_locally() {
     let shared = Shared::new();
     shared.make();
     let alone = shared.alone(|_| {}).await;
     upload(&mut alone.admin(), &mlp()).await.unwrap();
     apply(&mut alone.admin(), "f", &mlp()).await.unwrap();
-    assert_eq!(holders(&alone, &mlp()).into_iter().collect::<Vec<_>>(), [0], "the store and nobody else");
+    assert_eq!(holders(&alone, &mlp()).into_iter().collect::<Vec<_>>(), [0], "the store is the only holder");
     assert_eq!(std::fs::read(shared.object(&mlp())).unwrap(), mlp());
     assert_eq!(fetch(&alone, &mlp()).await.unwrap(), mlp());
 
     std::fs::remove_file(alone.file(&mlp())).unwrap();
     assert!(found(&alone, &mlp()).await, "the store has it");
     assert_eq!(fetch(&alone, &mlp()).await.unwrap(), mlp(), "from the store");
-    assert_eq!(std::fs::read(alone.file(&mlp())).unwrap(), mlp(), "and kept on its way");
+    assert_eq!(std::fs::read(alone.file(&mlp())).unwrap(), mlp(), "the fetched file is cached");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_damaged_object_is_refused_and_may_be_uploaded_again() {
+async fn a_damaged_object_is_refused_and_can_be_uploaded_again() {
     let shared = Shared::new();
     shared.make();
     let alone = shared.alone(|_| {}).await;
@@ -99,21 +99,21 @@ async fn a_damaged_object_is_refused_and_may_be_uploaded_again() {
     let damaged = fetch(&alone, &mlp()).await.unwrap_err();
     assert_eq!(reason(&damaged), Reason::DigestMismatch);
     assert!(damaged.message().contains(&shared.url()), "{damaged}");
-    assert!(!alone.has_file(&mlp()), "nothing of it is kept");
+    assert!(!alone.has_file(&mlp()), "no part of it is cached");
     assert!(aside(&object).exists() && !object.exists());
-    assert!(!found(&alone, &mlp()).await, "so that a client uploads it");
+    assert!(!found(&alone, &mlp()).await, "the client must upload it again");
     upload(&mut alone.admin(), &mlp()).await.unwrap();
     std::fs::remove_file(alone.file(&mlp())).unwrap();
     assert_eq!(fetch(&alone, &mlp()).await.unwrap(), mlp());
 
-    // One of another size is seen before a byte of it is given.
+    // An object of another size is detected before any byte is sent.
     std::fs::remove_file(alone.file(&mlp())).unwrap();
     std::fs::write(&object, b"short").unwrap();
     assert_eq!(reason(&fetch(&alone, &mlp()).await.unwrap_err()), Reason::DigestMismatch);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_group_needs_no_copies_where_the_store_has_the_model() {
+async fn a_group_needs_no_local_copies_of_models_in_the_store() {
     let shared = Shared::new();
     shared.make();
     let mut members = shared.three().await;
@@ -123,23 +123,23 @@ async fn a_group_needs_no_copies_where_the_store_has_the_model() {
     assert_eq!(fetch(&members[2], &mlp()).await.unwrap(), mlp());
     assert_eq!(of_group(&status(&members[0]).await), Vec::<&String>::new());
 
-    // Lost by the store: whoever has a copy gives it, and puts it back.
+    // The store lost the file: a controller with a copy serves it, and restores it in the store.
     std::fs::remove_file(shared.object(&mlp())).unwrap();
     assert_eq!(fetch(&members[0], &mlp()).await.unwrap(), mlp());
-    until("it is in the store again", async || {
+    until("the restored file in the store", async || {
         list(&mut members[0].admin()).await;
         shared.object(&mlp()).exists().then_some(())
     })
     .await;
 
-    // The one who took it in may go, dead or alive.
+    // The controller that received the upload may be removed, dead or alive.
     remove(&members[0], 2).await.unwrap();
     members[1].kill();
     assert_eq!(fetch(&members[0], &mlp()).await.unwrap(), mlp());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_store_that_disappears_is_named_and_serving_goes_on() {
+async fn a_missing_store_is_named_in_errors_and_requests_are_still_served() {
     let shared = Shared::new();
     shared.make();
     let mut members = shared.three().await;
@@ -154,9 +154,13 @@ async fn a_store_that_disappears_is_named_and_serving_goes_on() {
         assert!(failure.message.contains(&shared.url()) && failure.message.contains(expected), "{failure}");
     };
     check(upload(&mut members[1].admin(), &cnn()).await.unwrap_err(), "try again");
-    assert!(!members[1].has_file(&cnn()) && !shared.root().exists(), "nothing is left of it");
-    assert_eq!(fetch(&members[0], &mlp()).await.unwrap(), mlp(), "it has a copy");
-    assert_eq!(fetch(&members[1], &mlp()).await.unwrap(), mlp(), "and gives it to the others");
+    assert!(!members[1].has_file(&cnn()) && !shared.root().exists(), "the refused upload leaves no file");
+    assert_eq!(fetch(&members[0], &mlp()).await.unwrap(), mlp(), "the controller has a copy");
+    assert_eq!(
+        fetch(&members[1], &mlp()).await.unwrap(),
+        mlp(),
+        "the controller sends its copy to the others"
+    );
     assert!(found(&members[0], &mlp()).await);
     apply(&mut members[2].admin(), "g", &mlp()).await.unwrap();
     for member in &members {
@@ -165,11 +169,11 @@ async fn a_store_that_disappears_is_named_and_serving_goes_on() {
         }
     }
     check(fetch(&members[2], &mlp()).await.unwrap_err(), "try again");
-    // It starts without the store too.
+    // A controller starts without the store too.
     members[2].kill();
     members[2].restart().await;
 
-    // A volume that is not mounted is an empty folder.
+    // An unmounted volume looks like an empty folder.
     shared.make();
     check(upload(&mut members[0].admin(), &cnn()).await.unwrap_err(), "is the volume mounted");
     std::fs::remove_dir_all(shared.root()).unwrap();
@@ -179,7 +183,7 @@ async fn a_store_that_disappears_is_named_and_serving_goes_on() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_nothing_uses_goes_from_the_store_after_its_grace_period() {
+async fn unused_models_leave_the_store_after_their_grace_period() {
     let shared = Shared::new();
     shared.make();
     let alone = shared
@@ -188,22 +192,22 @@ async fn what_nothing_uses_goes_from_the_store_after_its_grace_period() {
             config.limits.artifact_grace = Duration::from_millis(500);
         })
         .await;
-    // On a busy machine its file may be gone before it is used.
+    // On a busy machine the file may be collected before it is used.
     until("the function to be applied", async || {
         upload(&mut alone.admin(), &mlp()).await.unwrap();
         apply(&mut alone.admin(), "f", &mlp()).await.ok()
     })
     .await;
     upload(&mut alone.admin(), &cnn()).await.unwrap();
-    // What an upload left that was never recorded.
+    // This file is like the remains of an upload that was never recorded.
     let orphan = shared.object(b"orphan");
     std::fs::write(&orphan, b"orphan").unwrap();
-    until("the orphan goes", async || {
+    until("the removal of the orphan", async || {
         list(&mut alone.admin()).await;
         (!orphan.exists()).then_some(())
     })
     .await;
-    until("the unused model goes", async || {
+    until("the removal of the unused model", async || {
         list(&mut alone.admin()).await;
         (!shared.object(&cnn()).exists() && !alone.has_file(&cnn())).then_some(())
     })
@@ -212,7 +216,7 @@ async fn what_nothing_uses_goes_from_the_store_after_its_grace_period() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn models_move_into_the_store_when_a_group_is_given_one() {
+async fn models_move_into_the_store_when_a_group_gets_one() {
     let shared = Shared::new();
     shared.make();
     let mut alone = Member::start(1, Start::Bootstrap).await;
@@ -227,7 +231,7 @@ async fn models_move_into_the_store_when_a_group_is_given_one() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn copies_of_the_store_are_kept_within_their_limit() {
+async fn the_local_cache_of_the_store_stays_within_its_limit() {
     let shared = Shared::new();
     shared.make();
     let alone = shared
@@ -239,7 +243,7 @@ async fn copies_of_the_store_are_kept_within_their_limit() {
     for model in [mlp(), cnn()] {
         upload(&mut alone.admin(), &model).await.unwrap();
     }
-    until("the older one goes", async || {
+    until("the removal of the older file", async || {
         list(&mut alone.admin()).await;
         (!alone.has_file(&mlp())).then_some(())
     })
@@ -249,7 +253,7 @@ async fn copies_of_the_store_are_kept_within_their_limit() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_controller_without_the_groups_store_is_warned_of_and_asks_the_others() {
+async fn a_controller_without_the_groups_store_yields_a_warning_and_fetches_from_the_others() {
     let shared = Shared::new();
     shared.make();
     let first = shared.alone(|_| {}).await;
@@ -268,7 +272,7 @@ async fn a_controller_without_the_groups_store_is_warned_of_and_asks_the_others(
     alone.kill();
     alone.config.artifacts = None;
     alone.restart().await;
-    until("it is said that nobody has the store", async || {
+    until("the warning about the missing store", async || {
         let warnings = status(&alone).await.warnings;
         warnings.iter().any(|it| it.contains("1 model files are in an object store")).then_some(())
     })

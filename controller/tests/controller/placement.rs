@@ -1,4 +1,4 @@
-//! Functions are placed, spread, moved before they leave, and say why they are not placed.
+//! Tests of placements: spreading, moving before removal, and the reasons of shortages.
 
 use millrace_proto::admin::{self as api, workflow_step::Run};
 use millrace_proto::worker as wire;
@@ -20,7 +20,7 @@ pub(crate) async fn schedule(cluster: &Cluster, name: &str, scheduling: api::Nod
     cluster.admin().set_node_scheduling(request).await.unwrap().into_inner()
 }
 
-/// Reports everything it was told to serve as ready.
+/// Reports every function of the desired state as ready.
 async fn report_ready(stub: &Stub) {
     let functions = stub.desired.borrow().functions.iter().map(ready).collect();
     stub.send(Message::FunctionStatuses(wire::FunctionStatuses { functions, ..Default::default() })).await;
@@ -32,7 +32,7 @@ async fn placed(cluster: &Cluster, name: &str) -> api::Condition {
 }
 
 #[tokio::test]
-async fn each_function_goes_to_as_many_nodes_as_it_asks_for_and_says_when_there_are_too_few() {
+async fn a_function_is_placed_on_the_requested_number_of_nodes_or_reports_the_shortage() {
     let cluster = Cluster::start().await;
     cluster.deploy_on("f", &mlp(), 2).await;
     let condition =
@@ -70,7 +70,7 @@ async fn each_function_goes_to_as_many_nodes_as_it_asks_for_and_says_when_there_
 }
 
 #[tokio::test]
-async fn a_drained_node_keeps_what_it_serves_until_another_is_ready() {
+async fn a_drained_node_keeps_its_functions_until_another_node_is_ready() {
     let cluster = Cluster::start().await;
     cluster.deploy("f", &mlp()).await;
     let mut draining = Stub::start(&cluster, "n1").await;
@@ -79,7 +79,7 @@ async fn a_drained_node_keeps_what_it_serves_until_another_is_ready() {
     let node = schedule(&cluster, "n1", api::NodeScheduling::Draining).await;
     assert_eq!((node.scheduling(), node.placements), (api::NodeScheduling::Draining, 1));
     other.told(&["f@1"]).await;
-    // Told so, and still to serve.
+    // The node knows of the drain, and still has to serve.
     let told = |it: &wire::DesiredState| it.scheduling() == wire::NodeScheduling::Draining;
     let desired = crate::support::soon("the drain", draining.desired.wait_for(told)).await.unwrap().clone();
     assert_eq!(desired.functions.len(), 1);
@@ -90,7 +90,7 @@ async fn a_drained_node_keeps_what_it_serves_until_another_is_ready() {
 }
 
 #[tokio::test]
-async fn a_cordoned_node_keeps_what_it_has_and_gets_nothing_new() {
+async fn a_cordoned_node_keeps_its_functions_and_gets_no_new_ones() {
     let cluster = Cluster::start().await;
     cluster.deploy("f", &mlp()).await;
     let mut worker = Stub::start(&cluster, "n1").await;
@@ -104,7 +104,7 @@ async fn a_cordoned_node_keeps_what_it_has_and_gets_nothing_new() {
 }
 
 #[tokio::test]
-async fn a_node_is_removed_once_it_is_lost() {
+async fn a_node_can_be_removed_once_it_is_lost() {
     let cluster = Cluster::start_with(short_lease).await;
     let worker = Stub::start(&cluster, "n1").await;
     let mut admin = cluster.admin();
@@ -117,7 +117,7 @@ async fn a_node_is_removed_once_it_is_lost() {
 }
 
 #[tokio::test]
-async fn a_function_that_a_node_cannot_prepare_is_tried_on_another() {
+async fn a_function_that_fails_on_one_node_is_tried_on_another() {
     let cluster = Cluster::start().await;
     let mut admin = cluster.admin();
     upload(&mut admin, &mlp()).await.unwrap();
@@ -139,13 +139,13 @@ async fn a_function_that_a_node_cannot_prepare_is_tried_on_another() {
         (shown.conditions[0].status() == api::ConditionStatus::True).then_some(())
     })
     .await;
-    assert_eq!(first.desired.borrow().functions.len(), 1, "it is remembered where it failed");
+    assert_eq!(first.desired.borrow().functions.len(), 1, "the failed placement is kept");
 }
 
-/// D19. As `apply` of a folder has it, the functions come first, and have not run when their workflow
-/// comes; then their node is drained.
+/// D19: like an `apply` of a folder, the functions come first, and have not run when their workflow
+/// comes. Then their node is drained.
 #[tokio::test]
-async fn functions_of_a_workflow_go_to_one_of_three_nodes_and_leave_it_together() {
+async fn functions_of_a_workflow_share_one_of_three_nodes_and_leave_it_together() {
     let cluster = Cluster::start().await;
     let mut stubs = Vec::new();
     for name in ["n1", "n2", "n3"] {

@@ -1,4 +1,4 @@
-//! When a function can be asked, and what is said while it cannot.
+//! Tests of when a function can be invoked, and of the refusals until then.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::stub::{Prepares, Stub, ready};
 use crate::support::{Cluster, apply_request, mlp, soon, until};
 
 #[tokio::test]
-async fn a_function_that_is_nowhere_ready_says_why() {
+async fn a_function_that_is_ready_nowhere_reports_the_reason() {
     let cluster = Cluster::start().await;
     cluster.deploy("f", &mlp()).await;
     let refused = answer_of(infer(&cluster, "f")).await.unwrap_err();
@@ -47,7 +47,7 @@ async fn an_unloaded_function_is_refused_until_it_is_loaded_and_ready() {
 }
 
 #[tokio::test]
-async fn an_unload_is_over_when_no_worker_is_ready_any_more() {
+async fn an_unload_ends_when_no_worker_reports_the_function_ready() {
     let cluster = Cluster::start().await;
     cluster.deploy("f", &mlp()).await;
     let mut worker = Stub::start_as(&cluster, "n1", "a", Prepares::Never).await.unwrap();
@@ -59,7 +59,7 @@ async fn an_unload_is_over_when_no_worker_is_ready_any_more() {
     let unload = oip::RepositoryModelUnloadRequest { model_name: "f".into(), ..Default::default() };
     let unloading = tokio::spawn(async move { client.repository_model_unload(unload).await });
     worker.told(&[]).await;
-    assert!(!unloading.is_finished(), "the worker has yet to let go");
+    assert!(!unloading.is_finished(), "the worker still reports the function ready");
     worker.send(Message::FunctionStatuses(FunctionStatuses::default())).await;
     soon("the unload", unloading).await.unwrap().unwrap();
 }
@@ -104,7 +104,7 @@ async fn the_old_revision_serves_until_the_new_one_is_ready() {
 }
 
 #[tokio::test]
-async fn a_function_that_cannot_be_prepared_says_what_its_worker_said() {
+async fn a_function_that_cannot_be_prepared_reports_its_workers_error() {
     let cluster = Cluster::start().await;
     cluster.deploy("f", &mlp()).await;
     let mut worker = Stub::start_as(&cluster, "n1", "a", Prepares::Never).await.unwrap();

@@ -1,4 +1,4 @@
-//! Requests find a ready worker, and another one when theirs is lost.
+//! Tests of routing: requests reach a ready worker, and another one after a loss.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -31,7 +31,7 @@ pub(crate) fn request(name: &str) -> oip::ModelInferRequest {
     }
 }
 
-/// Sends a request, and goes on while it is answered.
+/// Sends a request in a separate task.
 pub(crate) fn infer(
     cluster: &Cluster,
     name: &str,
@@ -74,7 +74,7 @@ pub(crate) async fn until_ready(cluster: &Cluster, name: &str) {
     .await;
 }
 
-/// The stub that gets a request, and the request: whichever of the two it is.
+/// Waits for a request at either stub. Returns whether stub `a` got it, and the call.
 async fn first_called<'a>(a: &'a mut Stub, b: &'a mut Stub) -> (bool, crate::stub::Call) {
     soon("a call", async {
         tokio::select! {
@@ -86,7 +86,7 @@ async fn first_called<'a>(a: &'a mut Stub, b: &'a mut Stub) -> (bool, crate::stu
 }
 
 #[tokio::test]
-async fn a_request_goes_to_a_ready_worker_with_what_is_left_of_its_timeout() {
+async fn a_request_goes_to_a_ready_worker_with_its_remaining_timeout() {
     let cluster = Cluster::start().await;
     cluster.deploy("f", &mlp()).await;
     let mut worker = Stub::start(&cluster, "n1").await;
@@ -108,7 +108,7 @@ async fn a_request_goes_to_a_ready_worker_with_what_is_left_of_its_timeout() {
 }
 
 #[tokio::test]
-async fn a_request_at_a_worker_that_is_lost_goes_to_another_though_its_stream_stays() {
+async fn a_request_at_a_lost_worker_goes_to_another_although_its_stream_stays_open() {
     let cluster = Cluster::start_with(short_lease).await;
     cluster.deploy_on("f", &mlp(), 2).await;
     let mut silent = Stub::start(&cluster, "n1").await;
@@ -117,7 +117,7 @@ async fn a_request_at_a_worker_that_is_lost_goes_to_another_though_its_stream_st
     let held = silent.call().await;
     let mut other = Stub::start(&cluster, "n2").await;
     other.told(&["f@1"]).await;
-    // Nothing is heard over it any more, and its connection is sound.
+    // The worker sends no further messages, but its connection is intact.
     silent.alive.send_replace(false);
     let again = other.call().await;
     assert_eq!(again.request.request_id, held.request.request_id);
@@ -129,7 +129,7 @@ async fn a_request_at_a_worker_that_is_lost_goes_to_another_though_its_stream_st
         other.call().await.answer();
         answer_of(answering).await.unwrap();
     }
-    // Heard again it is taken in again, and is all there is.
+    // After its next message, the worker is registered again, and is the only one left.
     silent.alive.send_replace(true);
     soon("the new epoch", silent.epoch.wait_for(|epoch| *epoch > 1)).await.unwrap();
     other.kill();
@@ -139,7 +139,7 @@ async fn a_request_at_a_worker_that_is_lost_goes_to_another_though_its_stream_st
 }
 
 #[tokio::test]
-async fn a_request_whose_worker_is_killed_is_answered_by_another() {
+async fn a_request_at_a_killed_worker_is_answered_by_another() {
     let cluster = Cluster::start().await;
     cluster.deploy_on("f", &mlp(), 3).await;
     let mut a = Stub::start(&cluster, "n1").await;
@@ -157,7 +157,7 @@ async fn a_request_whose_worker_is_killed_is_answered_by_another() {
 }
 
 #[tokio::test]
-async fn a_request_waits_for_a_worker_that_comes_back() {
+async fn a_request_waits_for_its_restarted_worker() {
     let cluster = Cluster::start_with(short_lease).await;
     cluster.deploy("f", &mlp()).await;
     let mut first = Stub::start(&cluster, "n1").await;
@@ -173,7 +173,7 @@ async fn a_request_waits_for_a_worker_that_comes_back() {
 }
 
 #[tokio::test]
-async fn a_request_made_while_its_only_worker_is_lost_waits_for_the_next_one() {
+async fn a_request_without_any_worker_waits_for_the_next_one() {
     let cluster = Cluster::start_with(short_lease).await;
     cluster.deploy("f", &mlp()).await;
     let first = Stub::start(&cluster, "n1").await;
@@ -192,14 +192,14 @@ async fn a_request_made_while_its_only_worker_is_lost_waits_for_the_next_one() {
 }
 
 #[tokio::test]
-async fn a_request_whose_workers_stream_ends_moves_on_when_another_worker_can_take_it() {
+async fn a_request_at_a_worker_without_a_stream_moves_to_another_that_can_take_it() {
     let cluster = Cluster::start().await;
     cluster.deploy_on("f", &mlp(), 3).await;
     let mut a = Stub::start(&cluster, "n1").await;
     until_ready(&cluster, "f").await;
     let answering = infer(&cluster, "f");
     let mut held = a.call().await;
-    // The stream ends; the service, and the request in it, go on.
+    // The stream ends, but the worker's service and the request in it continue.
     a.out = None;
     let mut b = Stub::start(&cluster, "n2").await;
     let second = b.call().await;
@@ -209,7 +209,7 @@ async fn a_request_whose_workers_stream_ends_moves_on_when_another_worker_can_ta
 }
 
 #[tokio::test]
-async fn a_request_whose_only_worker_lost_its_stream_is_still_answered_by_it() {
+async fn a_request_at_the_only_worker_is_still_answered_after_its_stream_ended() {
     let cluster = Cluster::start().await;
     cluster.deploy("f", &mlp()).await;
     let mut a = Stub::start(&cluster, "n1").await;
@@ -224,7 +224,7 @@ async fn a_request_whose_only_worker_lost_its_stream_is_still_answered_by_it() {
 }
 
 #[tokio::test]
-async fn what_must_not_run_twice_is_not_tried_again_and_says_that_it_may_have_run() {
+async fn a_lost_request_that_is_not_idempotent_is_not_retried_and_may_have_executed() {
     let cluster = Cluster::start().await;
     let mut admin = cluster.admin();
     upload(&mut admin, &mlp()).await.unwrap();
@@ -246,14 +246,14 @@ async fn what_must_not_run_twice_is_not_tried_again_and_says_that_it_may_have_ru
 }
 
 #[tokio::test]
-async fn a_request_that_a_worker_declines_as_it_goes_down_waits_for_the_next_one() {
+async fn a_request_declined_by_a_worker_in_shutdown_waits_for_the_next_worker() {
     let cluster = Cluster::start().await;
     cluster.deploy_on("f", &mlp(), 2).await;
     let mut a = Stub::start(&cluster, "n1").await;
     until_ready(&cluster, "f").await;
     let mut answering = infer(&cluster, "f");
     a.call().await.refuse(Reason::ShuttingDown);
-    // It waits: what would end it is its answer, and only the worker that comes now can give one.
+    // The request waits: only the worker that starts now can answer it.
     let mut b = Stub::start(&cluster, "n2").await;
     let second = soon("the other worker's call", async {
         tokio::select! {
@@ -262,20 +262,21 @@ async fn a_request_that_a_worker_declines_as_it_goes_down_waits_for_the_next_one
         }
     })
     .await;
-    assert_eq!(second.request.attempt, 1, "it never began on the first");
+    assert_eq!(second.request.attempt, 1, "the first worker never began it");
     second.answer();
     assert!(answer_of(answering).await.is_ok());
 }
 
 #[tokio::test]
-async fn a_worker_that_declines_is_passed_over_and_one_that_fails_is_believed() {
+async fn a_declining_worker_is_skipped_and_a_failure_is_final() {
     let cluster = Cluster::start().await;
     cluster.deploy_on("f", &mlp(), 3).await;
     let mut a = Stub::start(&cluster, "n1").await;
     let mut b = Stub::start(&cluster, "n2").await;
     a.told(&["f@1"]).await;
     b.told(&["f@1"]).await;
-    // Each says so on a stream of its own: with one alone there is nobody to pass the request to.
+    // Wait until both workers reported ready on their own streams. With one ready worker, the router
+    // could not skip it.
     let mut admin = cluster.admin();
     until("both to be ready", async || {
         let function = crate::support::get(&mut admin, "f").await.unwrap();
@@ -288,7 +289,7 @@ async fn a_worker_that_declines_is_passed_over_and_one_that_fails_is_believed() 
     let (was_a, call) = first_called(&mut a, &mut b).await;
     call.refuse(Reason::QueueFull);
     let call = if was_a { b.call().await } else { a.call().await };
-    assert_eq!(call.request.attempt, 1, "what never began is no attempt");
+    assert_eq!(call.request.attempt, 1, "a declined request is no attempt");
     call.refuse(Reason::QueueFull);
     assert_eq!(answer_of(answering).await.unwrap_err().reason, Reason::QueueFull, "both are full");
 
@@ -298,7 +299,8 @@ async fn a_worker_that_declines_is_passed_over_and_one_that_fails_is_believed() 
     assert_eq!(answer_of(answering).await.unwrap_err().reason, Reason::ModelFailed);
 }
 
-/// Starts workers that refuse every request for a full queue. Returns how many requests they were sent.
+/// Starts workers that refuse every request because their queues are full. Returns the counter of the
+/// requests they get.
 async fn start_full_workers(cluster: &Cluster, count: u32) -> Arc<AtomicU32> {
     let asked = Arc::new(AtomicU32::new(0));
     for n in 0..count {
@@ -322,7 +324,7 @@ async fn start_full_workers(cluster: &Cluster, count: u32) -> Arc<AtomicU32> {
 }
 
 #[tokio::test]
-async fn a_request_that_full_workers_refuse_is_sent_to_three_of_ten() {
+async fn a_request_refused_by_full_workers_is_sent_to_three_of_ten() {
     let cluster = Cluster::start().await;
     cluster.deploy_on("f", &mlp(), 10).await;
     let asked = start_full_workers(&cluster, 10).await;
@@ -331,11 +333,11 @@ async fn a_request_that_full_workers_refuse_is_sent_to_three_of_ten() {
 }
 
 #[tokio::test]
-async fn requests_that_full_workers_refuse_are_sent_again_at_most_one_time_in_ten() {
+async fn requests_refused_by_full_workers_are_retried_at_most_one_time_in_ten() {
     let cluster = Cluster::start().await;
     cluster.deploy_on("f", &mlp(), 3).await;
     let asked = start_full_workers(&cluster, 3).await;
-    // The first request finds all credits there and earns none.
+    // The first request finds full credits, so it earns none.
     let requests = 101;
     for _ in 0..requests {
         assert_eq!(answer_of(infer(&cluster, "f")).await.unwrap_err().reason, Reason::QueueFull);
@@ -376,7 +378,7 @@ async fn a_client_that_goes_away_cancels_the_call_at_the_worker() {
     soon("the cancellation", held.answer.closed()).await;
 }
 
-/// Calls go straight into a service of this process.
+/// A connector that passes calls directly to the test.
 #[derive(Debug, Clone)]
 struct InThisProcess(tokio::sync::mpsc::UnboundedSender<Call>);
 
@@ -412,7 +414,8 @@ async fn a_worker_in_the_same_process_is_called_without_a_socket() {
     soon("the cancellation", held.answer.closed()).await;
 }
 
-/// Reports one GPU of that health, with the MLP on it or without, and waits until it is seen.
+/// Reports one GPU with this health, with or without the MLP on it, and waits until the controller
+/// shows it.
 async fn report_gpu(cluster: &Cluster, worker: &Stub, seq: u64, health: GpuHealth, holds: bool) {
     let resident = ResidentModel { digest: Digest::of(&mlp()).to_string(), ..Default::default() };
     let gpu = GpuTelemetry {
@@ -431,7 +434,7 @@ async fn report_gpu(cluster: &Cluster, worker: &Stub, seq: u64, health: GpuHealt
 }
 
 #[tokio::test]
-async fn a_request_goes_where_its_model_is_unless_too_many_wait_there() {
+async fn a_request_goes_to_the_gpu_with_its_model_unless_too_many_wait_there() {
     let cluster = Cluster::start().await;
     cluster.deploy_on("f", &mlp(), 3).await;
     let mut without = Stub::start(&cluster, "n1").await;
@@ -443,7 +446,8 @@ async fn a_request_goes_where_its_model_is_unless_too_many_wait_there() {
     report_gpu(&cluster, &holder, 1, GpuHealth::Up, true).await;
     let first = infer(&cluster, "f");
     let held = holder.call().await;
-    // The report cannot know of that one yet, so the next finds an idle GPU elsewhere.
+    // The report does not include the first request yet, but the router does, so the second request
+    // goes to the idle GPU.
     let second = infer(&cluster, "f");
     without.call().await.answer();
     held.answer();
@@ -452,7 +456,7 @@ async fn a_request_goes_where_its_model_is_unless_too_many_wait_there() {
 }
 
 #[tokio::test]
-async fn a_worker_whose_executors_all_restart_still_gets_requests_and_a_broken_one_does_not() {
+async fn a_worker_with_restarting_executors_gets_requests_and_an_unhealthy_one_does_not() {
     let cluster = Cluster::start().await;
     cluster.deploy("f", &mlp()).await;
     let mut worker = Stub::start(&cluster, "n1").await;

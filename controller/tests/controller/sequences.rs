@@ -1,4 +1,4 @@
-//! Requests of functions that keep state: to the worker that has it, and to no other.
+//! Tests of requests of functions that keep state: they go only to the worker with the state.
 
 use millrace_model::synth::counter;
 use millrace_proto::admin as api;
@@ -21,7 +21,7 @@ fn keeping(name: &str, input: &str) -> api::ApplyFunctionRequest {
     request
 }
 
-/// A request that begins sequence 9.
+/// Returns a request that begins sequence 9.
 fn beginning() -> oip::ModelInferRequest {
     let mut request = request("f");
     for (name, choice) in [
@@ -34,7 +34,7 @@ fn beginning() -> oip::ModelInferRequest {
 }
 
 #[tokio::test]
-async fn a_request_of_a_sequence_reaches_its_worker_with_it_and_no_other() {
+async fn a_request_of_a_sequence_goes_only_to_the_worker_with_the_sequence() {
     let cluster = Cluster::start().await;
     let mut admin = cluster.admin();
     upload(&mut admin, &counter(64)).await.unwrap();
@@ -61,7 +61,8 @@ async fn a_request_of_a_sequence_reaches_its_worker_with_it_and_no_other() {
     call.answer();
     answer_of(answering).await.unwrap();
 
-    // It may have run, and no other worker has the sequence: nobody waits for one.
+    // The request may have run, and no other worker has the sequence, so the controller does not wait
+    // for one.
     let answering = infer_with(&cluster, beginning());
     let _held = a.call().await;
     a.kill();
@@ -69,7 +70,7 @@ async fn a_request_of_a_sequence_reaches_its_worker_with_it_and_no_other() {
     assert_eq!((failure.reason, failure.may_have_executed), (Reason::NoWorker, true), "{failure:?}");
 }
 
-/// The worker where `f` is placed, and another that has said that it serves it too.
+/// Returns the worker with the placement of `f`, and another worker that reports `f` ready too.
 async fn placed_and_another(cluster: &Cluster) -> (Stub, Stub) {
     let mut admin = cluster.admin();
     upload(&mut admin, &counter(64)).await.unwrap();
@@ -85,20 +86,20 @@ async fn placed_and_another(cluster: &Cluster) -> (Stub, Stub) {
     cluster.deploy("g", &mlp()).await;
     let g = wire::FunctionStatus { name: "g".into(), ..f.clone() };
     other.send(says(vec![f, g])).await;
-    // What it says has been heard.
+    // The controller has received the other worker's report.
     until_ready(cluster, "g").await;
     (placed, other)
 }
 
-/// The other has yet to hear that it is to let go of it, or is lost to all but this controller: it has other
+/// The other worker has yet to unload the function, or is lost to all but this controller. It has other
 /// sequences under the same names.
 #[tokio::test]
-async fn of_two_workers_that_serve_it_only_that_is_asked_where_it_is_placed() {
+async fn a_request_of_a_sequence_goes_to_the_placed_worker_of_two_that_serve_the_function() {
     let cluster = Cluster::start().await;
     let (mut placed, _other) = placed_and_another(&cluster).await;
     let first = infer_with(&cluster, beginning());
     let held = placed.call().await;
-    // The other has less to do.
+    // The other worker is less loaded.
     let second = infer_with(&cluster, beginning());
     placed.call().await.answer();
     held.answer();
@@ -106,9 +107,9 @@ async fn of_two_workers_that_serve_it_only_that_is_asked_where_it_is_placed() {
     answer_of(second).await.unwrap();
 }
 
-/// All that is new is the placement: it has said before that it is ready.
+/// Only the placement is new: the worker reported ready before.
 #[tokio::test]
-async fn a_request_that_waits_for_another_worker_goes_where_its_function_comes_to_be_placed() {
+async fn a_waiting_request_of_a_sequence_goes_to_the_node_of_its_functions_new_placement() {
     let cluster = Cluster::start().await;
     let (mut placed, mut other) = placed_and_another(&cluster).await;
     let answering = infer_with(&cluster, beginning());
@@ -118,9 +119,9 @@ async fn a_request_that_waits_for_another_worker_goes_where_its_function_comes_t
     answer_of(answering).await.unwrap();
 }
 
-/// The newest version keeps no state, and has more copies: those that come later have none of the sequences.
+/// The newest version keeps no state and has more copies. The newer copies have none of the sequences.
 #[tokio::test]
-async fn sequences_of_the_version_before_stay_where_they_are_as_the_newest_gets_more_copies() {
+async fn sequences_of_the_version_before_stay_at_the_oldest_copy() {
     let cluster = Cluster::start().await;
     let mut admin = cluster.admin();
     upload(&mut admin, &counter(64)).await.unwrap();
@@ -132,7 +133,7 @@ async fn sequences_of_the_version_before_stay_where_they_are_as_the_newest_gets_
     admin.apply_function(stateless).await.unwrap();
     let mut second = Stub::start(&cluster, "n2").await;
     second.told(&["f@1", "f@2"]).await;
-    // Each tells of both versions in one message.
+    // Each worker reports both versions in one message.
     until("both to be ready", async || {
         let function = get(&mut admin, "f").await.unwrap();
         let both = |it: &api::Condition| it.r#type == "Ready" && it.message == "ready on 2 workers";
@@ -141,7 +142,7 @@ async fn sequences_of_the_version_before_stay_where_they_are_as_the_newest_gets_
     .await;
 
     let of_the_first = || oip::ModelInferRequest { model_version: "1".into(), ..beginning() };
-    // Whichever has less to do.
+    // The load of the workers does not matter.
     for _ in 0..2 {
         let answering = infer_with(&cluster, of_the_first());
         let held = first.call().await;
@@ -154,7 +155,7 @@ async fn sequences_of_the_version_before_stay_where_they_are_as_the_newest_gets_
     }
     assert!(second.calls.try_recv().is_err());
 
-    // It is let go of: what is left takes them over, where they are to begin anew.
+    // After the first copy has gone, the remaining copy takes the sequences over, and they begin again.
     schedule(&cluster, "n1", api::NodeScheduling::Draining).await;
     first.told(&[]).await;
     let answering = infer_with(&cluster, of_the_first());

@@ -1,4 +1,4 @@
-//! A worker as far as a controller can tell.
+//! A stub worker, with the controller-facing side of a real one.
 
 use std::time::Duration;
 
@@ -20,15 +20,15 @@ use tonic::{Request, Response, Status};
 
 use crate::support::{Cluster, channel, reason, soon, until};
 
-/// A request that a stub worker was sent.
+/// A request that a stub worker received.
 pub(crate) struct Call {
     pub(crate) request: wire::InvokeRequest,
-    /// Closed when the caller went away.
+    /// The sender of the answer. It is closed when the caller goes away.
     pub(crate) answer: oneshot::Sender<Result<wire::InvokeResponse, Status>>,
 }
 
 impl Call {
-    /// Answers with zeros of the MLP's output.
+    /// Answers with zeros as the MLP's output.
     pub(crate) fn answer(self) {
         let output = wire::InferTensor {
             name: "y".into(),
@@ -48,16 +48,16 @@ impl Call {
     }
 
     pub(crate) fn refuse(self, reason: Reason) {
-        let failure = millrace_types::Failure::new(reason, "as the test wants it");
+        let failure = millrace_types::Failure::new(reason, "as requested by the test");
         self.answer.send(Err(millrace_proto::status::to_status(&failure))).unwrap();
     }
 }
 
-/// The worker's service: hands every call to the test.
+/// The worker's service, which passes every call to the test.
 #[derive(Clone)]
 pub(crate) struct StubService {
     pub(crate) calls: mpsc::UnboundedSender<Call>,
-    /// The objects that it is to let go of.
+    /// The object ids that the worker is asked to release.
     pub(crate) released: mpsc::UnboundedSender<Vec<wire::DataId>>,
 }
 
@@ -84,7 +84,7 @@ impl Worker for StubService {
         &self,
         request: Request<wire::ReleaseObjectsRequest>,
     ) -> Result<Response<wire::ReleaseObjectsResponse>, Status> {
-        // Nobody listens where a test is not about it.
+        // The receiver is dropped in tests that do not check releases.
         drop(self.released.send(request.into_inner().ids));
         Ok(Response::new(wire::ReleaseObjectsResponse {}))
     }
@@ -105,21 +105,21 @@ impl Worker for StubService {
     }
 }
 
-/// A worker as far as a controller can tell: a stream and a service, in a runtime of their own, so
-/// that it can be killed like a process.
+/// A stub worker: a stream and a service in their own runtime, so that the worker can be killed like a
+/// process.
 pub(crate) struct Stub {
     runtime: Option<Runtime>,
     pub(crate) hello: wire::ControllerHello,
     pub(crate) desired: watch::Receiver<wire::DesiredState>,
-    /// The epoch it was last told of.
+    /// The last epoch that the worker was told.
     pub(crate) epoch: watch::Receiver<u64>,
     pub(crate) leadership: watch::Receiver<wire::Leadership>,
     pub(crate) acks: mpsc::UnboundedReceiver<wire::CheckpointAck>,
     pub(crate) calls: mpsc::UnboundedReceiver<Call>,
     pub(crate) released: mpsc::UnboundedReceiver<Vec<wire::DataId>>,
-    /// Dropping it ends the stream and leaves the service.
+    /// The sender of the stream. Dropping it ends the stream but not the service.
     pub(crate) out: Option<mpsc::Sender<wire::WorkerMessage>>,
-    /// Whether it gives signs of life.
+    /// Whether the worker sends signs of life.
     pub(crate) alive: watch::Sender<bool>,
 }
 
@@ -140,7 +140,7 @@ pub(crate) fn hello(name: &str, instance: &str, address: &str) -> wire::WorkerHe
     }
 }
 
-/// What a stub reports of the functions it is told to serve.
+/// The stub's reports about the functions of its desired state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Prepares {
     AtOnce,
@@ -148,7 +148,7 @@ pub(crate) enum Prepares {
 }
 
 impl Stub {
-    /// Starts a worker that reports every function ready as soon as it is told of it.
+    /// Starts a worker that reports every function ready at once.
     pub(crate) async fn start(cluster: &Cluster, name: &str) -> Self {
         Self::start_as(cluster, name, "first", Prepares::AtOnce).await.unwrap()
     }
@@ -162,7 +162,7 @@ impl Stub {
         Self::start_at(cluster.controller.internal_addr(), name, instance, prepares).await
     }
 
-    /// Starts a worker with a stream to the controller of that address.
+    /// Starts a worker with a stream to the controller at this address.
     pub(crate) async fn start_at(
         internal: std::net::SocketAddr,
         name: &str,
@@ -173,7 +173,8 @@ impl Stub {
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let (give_call, calls) = mpsc::unbounded_channel();
         let (give_ids, released) = mpsc::unbounded_channel();
-        let (name, instance) = (name.to_owned(), instance.to_owned());
+        let name = name.to_owned();
+        let instance = instance.to_owned();
         let internal = internal.to_string();
         let started = runtime.spawn(async move {
             let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -187,7 +188,8 @@ impl Stub {
         match started.await.unwrap() {
             Ok(attached) => {
                 let Attached { hello, desired, epoch, leadership, acks, out, alive } = attached;
-                let (runtime, out) = (Some(runtime), Some(out));
+                let runtime = Some(runtime);
+                let out = Some(out);
                 Ok(Self { runtime, hello, desired, epoch, leadership, acks, calls, released, out, alive })
             }
             Err(status) => {
@@ -211,12 +213,12 @@ impl Stub {
         .await
     }
 
-    /// The next request it is sent.
+    /// Waits for the next request.
     pub(crate) async fn call(&mut self) -> Call {
         soon("a call", self.calls.recv()).await.unwrap()
     }
 
-    /// Waits until it is told to serve exactly these, as name@revision.
+    /// Waits until the desired state has exactly these functions, as name@revision.
     pub(crate) async fn told(&mut self, wanted: &[&str]) {
         let told = |state: &wire::DesiredState| {
             let names: Vec<_> =
@@ -235,7 +237,7 @@ impl Stub {
         self.out.as_ref().unwrap().send(message).await.unwrap();
     }
 
-    /// Ends it like kill -9: every connection breaks, nothing is said.
+    /// Ends the worker like kill -9: every connection breaks without a message.
     pub(crate) fn kill(mut self) {
         self.runtime.take().unwrap().shutdown_background();
     }
@@ -249,7 +251,7 @@ impl Drop for Stub {
     }
 }
 
-/// What a worker has of its stream.
+/// The stub's end of an attached stream.
 struct Attached {
     hello: wire::ControllerHello,
     desired: watch::Receiver<wire::DesiredState>,
@@ -268,14 +270,14 @@ async fn attach(internal: String, hello: wire::WorkerHello, prepares: Prepares) 
     let mut incoming = WorkerControlClient::new(channel(internal)).attach(outgoing).await?.into_inner();
     let Some(controller_message::Message::Hello(greeting)) = incoming.message().await?.unwrap().message
     else {
-        panic!("no greeting");
+        panic!("no hello");
     };
     let (told, desired) = watch::channel(wire::DesiredState::default());
     let (registered, epoch) = watch::channel(greeting.epoch);
     let (led, leadership) = watch::channel(wire::Leadership::default());
     let (give_ack, acks) = mpsc::unbounded_channel();
     let alive = watch::Sender::new(true);
-    // Weak: the test's end of the channel decides when the stream ends.
+    // Hold a weak sender: the test's sender decides when the stream ends.
     let reports = out.downgrade();
     let mut parts = PartAssembler::default();
     let mut complete = ItemSet::<wire::DesiredState>::default();
@@ -298,16 +300,16 @@ async fn attach(internal: String, hello: wire::WorkerHello, prepares: Prepares) 
                 }
                 controller_message::Message::Registration(it) => drop(registered.send_replace(it.epoch)),
                 controller_message::Message::Leadership(it) => drop(led.send_replace(it)),
-                // A test that does not look at them has dropped its end.
+                // The receiver is dropped in tests that do not check acknowledgements.
                 controller_message::Message::CheckpointAck(it) => drop(give_ack.send(it)),
-                controller_message::Message::Hello(_) => panic!("greeted twice"),
+                controller_message::Message::Hello(_) => panic!("a second hello"),
             }
         }
     });
     Ok(Attached { hello: greeting, desired, epoch, leadership, acks, out, alive })
 }
 
-/// Telemetry as often as a worker's, of an epoch that is over: alive, and nothing said.
+/// Sends telemetry at a worker's interval, under an outdated epoch: signs of life without contents.
 async fn give_signs_of_life(out: mpsc::WeakSender<wire::WorkerMessage>, alive: watch::Receiver<bool>) {
     let mut beat = tokio::time::interval(Duration::from_millis(100));
     loop {
@@ -320,7 +322,7 @@ async fn give_signs_of_life(out: mpsc::WeakSender<wire::WorkerMessage>, alive: w
     }
 }
 
-/// The statuses of all functions, in one message.
+/// Returns the statuses of all functions in one message.
 pub(crate) fn statuses(functions: Vec<wire::FunctionStatus>) -> wire::FunctionStatuses {
     wire::FunctionStatuses { functions, ..wire::FunctionStatuses::default() }
 }

@@ -1,4 +1,4 @@
-//! A controller in a temporary directory, clients of it, and stub workers.
+//! Fixtures: a controller in a temporary directory, its clients, and stub workers.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -21,14 +21,14 @@ use tokio::net::TcpStream;
 use tonic::Status;
 use tonic::transport::Channel;
 
-/// Waits longer than anything here should take, so that a hang is a failure.
+/// Waits with a timeout longer than any step should take, so that a hang fails the test.
 pub(crate) async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(20), future)
         .await
         .unwrap_or_else(|_| panic!("{what} did not happen"))
 }
 
-/// A clock that stands until it is moved.
+/// A clock that moves only when a test moves it.
 #[derive(Debug)]
 pub(crate) struct ManualClock(AtomicU64);
 
@@ -50,7 +50,7 @@ impl WallClock for ManualClock {
     }
 }
 
-/// A controller, and where it keeps its data.
+/// A controller and its data directory.
 pub(crate) struct Cluster {
     pub(crate) controller: Controller,
     pub(crate) dir: TempDir,
@@ -63,7 +63,7 @@ pub(crate) fn config(dir: &Path) -> ControllerConfig {
     config
 }
 
-/// A lease short enough to wait for, and long enough for a busy machine to keep.
+/// Sets a lease short enough to wait for, and long enough for a busy machine to keep.
 pub(crate) fn short_lease(config: &mut ControllerConfig) {
     config.limits.lease = Limits { lease: Duration::from_millis(400), grace: Duration::from_millis(100) };
 }
@@ -88,14 +88,14 @@ impl Cluster {
         Self { controller, dir }
     }
 
-    /// Shuts down in order, and starts again on the same data.
+    /// Shuts the controller down and starts it again on the same data.
     pub(crate) async fn restart(self) -> Self {
         let Self { controller, dir } = self;
         controller.shutdown(Duration::from_secs(5)).await;
         Self::start_in(dir, |_| {}, Arc::new(Tcp)).await
     }
 
-    /// What a scrape of its client port gives.
+    /// Returns a scrape of the metrics on the client port.
     pub(crate) async fn metrics(&self) -> String {
         let mut stream = TcpStream::connect(self.controller.client_addr()).await.unwrap();
         stream
@@ -119,12 +119,12 @@ impl Cluster {
         WorkerControlClient::new(channel(self.controller.internal_addr().to_string()))
     }
 
-    /// Uploads a model and applies a function of it.
+    /// Uploads a model and applies a function with it.
     pub(crate) async fn deploy(&self, name: &str, model: &[u8]) -> api::Function {
         self.deploy_on(name, model, 1).await
     }
 
-    /// Uploads a model and applies a function of it that wants so many replicas.
+    /// Uploads a model and applies a function with it and the given number of replicas.
     pub(crate) async fn deploy_on(&self, name: &str, model: &[u8], replicas: u32) -> api::Function {
         let mut admin = self.admin();
         upload(&mut admin, model).await.unwrap();
@@ -133,7 +133,7 @@ impl Cluster {
         admin.apply_function(request).await.unwrap().into_inner().function.unwrap()
     }
 
-    /// Every file under the artifacts' directory.
+    /// Returns the names of all files in the artifacts' directory.
     pub(crate) fn files(&self) -> Vec<String> {
         let dir = self.dir.path().join("artifacts");
         let mut names = Vec::new();
@@ -213,7 +213,7 @@ pub(crate) async fn list(admin: &mut AdminClient<Channel>) -> Vec<api::Function>
     admin.list_functions(api::ListFunctionsRequest::default()).await.unwrap().into_inner().functions
 }
 
-/// A function without its conditions, which are of now and not of the record.
+/// Returns a function without its conditions, which are not part of the record.
 pub(crate) fn record(function: api::Function) -> api::Function {
     api::Function { conditions: Vec::new(), ..function }
 }
@@ -222,14 +222,14 @@ pub(crate) async fn nodes(admin: &mut AdminClient<Channel>) -> Vec<api::Node> {
     admin.list_nodes(api::ListNodesRequest::default()).await.unwrap().into_inner().nodes
 }
 
-/// Asks again until the answer is as wanted.
+/// Asks repeatedly until the answer is as expected.
 pub(crate) async fn until<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
     soon(what, async {
         loop {
             if let Some(answer) = ask().await {
                 return answer;
             }
-            // What is asked may wait for nothing, and whoever is asked needs the processor.
+            // Yield the processor to the asked process, because `ask` itself may return at once.
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     })

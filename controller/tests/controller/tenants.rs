@@ -1,4 +1,4 @@
-//! Tenants and their caps.
+//! Tests of tenants and their caps.
 
 use millrace_proto::admin as api;
 use millrace_types::Reason;
@@ -24,8 +24,9 @@ async fn tenants_are_listed_with_their_caps_and_functions() {
     assert_eq!((would_be.quota, would_be.updated_by.as_str()), (Some(quota), "anonymous"));
     let all = admin.list_tenants(api::ListTenantsRequest::default()).await.unwrap().into_inner().tenants;
     let names: Vec<_> = all.iter().map(|it| it.name.as_str()).collect();
-    assert_eq!(names, ["default"], "a trial stores nothing");
-    // As clients ask, so that a server that does not know trials refuses, as this one does what is none.
+    assert_eq!(names, ["default"], "a dry run stores nothing");
+    // Clients name the dry run in the mask, so that a server without dry runs refuses it. This server
+    // refuses the path without a dry run.
     let update_mask = || Some(prost_types::FieldMask { paths: vec!["dry_run".into()] });
     let tried = api::SetTenantRequest { dry_run: true, update_mask: update_mask(), ..set("acme", quota) };
     assert_eq!(admin.set_tenant(tried).await.unwrap().into_inner().quota, Some(quota));
@@ -47,7 +48,8 @@ async fn tenants_are_listed_with_their_caps_and_functions() {
         let tenants = answer.tenants.into_iter().map(|it| (it.name, it.functions, it.quota.unwrap()));
         (tenants.collect::<Vec<_>>(), answer.next_page_token)
     };
-    let (acme, default) = (("acme".to_owned(), 0, quota), ("default".to_owned(), 1, api::Quota::default()));
+    let acme = ("acme".to_owned(), 0, quota);
+    let default = ("default".to_owned(), 1, api::Quota::default());
     let whole = api::ListTenantsRequest::default();
     assert_eq!(names(whole.clone()).await, (vec![acme.clone(), default.clone()], String::new()));
     let first = api::ListTenantsRequest { page_size: 1, ..whole.clone() };

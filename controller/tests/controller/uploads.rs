@@ -1,4 +1,4 @@
-//! Model files: what is taken, what is refused, and when they go.
+//! Tests of model files: accepted and refused uploads, and garbage collection.
 
 use std::time::Duration;
 
@@ -11,13 +11,13 @@ use crate::support::{
     Cluster, apply, apply_request, cnn, data, header, list, mlp, reason, soon, until, upload,
 };
 
-/// Uploads these messages and says why they were refused.
+/// Uploads these messages and returns the reason of the refusal.
 async fn refused_upload(cluster: &Cluster, messages: Vec<api::UploadArtifactRequest>) -> Reason {
     reason(&cluster.admin().upload_artifact(futures::stream::iter(messages)).await.unwrap_err())
 }
 
 #[tokio::test]
-async fn every_refused_upload_leaves_neither_a_file_nor_a_record() {
+async fn a_refused_upload_leaves_neither_a_file_nor_a_record() {
     let cluster = Cluster::start_with(|config| config.limits.artifact_bytes = Bytes::mib(64)).await;
     let model = mlp();
     let digest = Digest::of(&model).to_string();
@@ -54,7 +54,7 @@ async fn every_refused_upload_leaves_neither_a_file_nor_a_record() {
 }
 
 #[tokio::test]
-async fn an_upload_that_breaks_off_leaves_nothing() {
+async fn an_aborted_upload_leaves_nothing() {
     let cluster = Cluster::start().await;
     let model = mlp();
     let (sender, receiver) = mpsc::channel(4);
@@ -77,7 +77,7 @@ async fn an_upload_that_breaks_off_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn a_model_is_the_clusters_and_functions_of_any_tenant_may_name_it() {
+async fn a_model_belongs_to_the_cluster_and_functions_of_any_tenant_can_use_it() {
     let cluster = Cluster::start().await;
     cluster.deploy("f", &mlp()).await;
     let mut admin = cluster.admin();
@@ -88,22 +88,23 @@ async fn a_model_is_the_clusters_and_functions_of_any_tenant_may_name_it() {
 }
 
 #[tokio::test]
-async fn a_model_that_nothing_uses_goes_after_its_grace_period_and_no_other_does() {
+async fn only_unused_models_are_collected_after_their_grace_period() {
     let cluster = Cluster::start_with(|config| {
         config.limits.collect_every = Duration::from_millis(1);
         config.limits.artifact_grace = Duration::from_millis(500);
     })
     .await;
     let mut admin = cluster.admin();
-    // On a busy machine its file may be gone before it is used.
+    // On a busy machine the file may be collected before it is used.
     until("the function to be applied", async || {
         upload(&mut admin, &mlp()).await.unwrap();
         apply(&mut admin, "f", &mlp()).await.ok()
     })
     .await;
     upload(&mut admin, &cnn()).await.unwrap();
-    let (used, unused) = (Digest::of(&mlp()), Digest::of(&cnn()));
-    // A file that a crash left without a record.
+    let used = Digest::of(&mlp());
+    let unused = Digest::of(&cnn());
+    // This file is like one that a crash left without a record.
     let orphan = cluster.dir.path().join("artifacts").join(Digest::of(b"orphan").hex());
     std::fs::write(&orphan, b"orphan").unwrap();
 

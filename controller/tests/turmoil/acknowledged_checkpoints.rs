@@ -1,9 +1,9 @@
-//! Every checkpoint that was acknowledged is in the state, unless its epoch ended (DESIGN §5: the
+//! Invariant: every acknowledged checkpoint is in the state, unless its epoch ended (DESIGN §5: the
 //! leader commits, then acknowledges).
 //!
-//! - What a worker was told is safe was taken from the log as it made it.
-//! - At the end the state has at least that of every registration that is live.
-//! - A worker that was told that everything is safe finds there what it holds, and nothing else.
+//! - An acknowledged checkpoint is in the log as its worker made it.
+//! - At the end, the state has at least the acknowledged checkpoints of every live registration.
+//! - If a worker has no checkpoint left to send, the state has exactly the data that the worker holds.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -71,7 +71,7 @@ fn same(worker: &WorkerEnd, checkpoint: &Checkpoint) -> Verdict {
         || Some(checkpoint.alpha) != everything.alpha;
     if differs {
         return Err(format!(
-            "{worker:?} was told that all of this is safe, and the state has {checkpoint:?}"
+            "{worker:?} has an acknowledgement for all of this, but the state has {checkpoint:?}"
         )
         .into());
     }
@@ -79,7 +79,7 @@ fn same(worker: &WorkerEnd, checkpoint: &Checkpoint) -> Verdict {
 }
 
 #[test]
-fn what_a_worker_was_told_is_safe_is_in_the_state() {
+fn every_acknowledged_checkpoint_is_in_the_state() {
     crate::runs::hold("acknowledged checkpoints");
 }
 
@@ -103,7 +103,7 @@ mod planted {
         SyncBatch { epoch: Epoch(1), seq, part: SyncPart::Full(Portion::Only), delta: delta(seq) }
     }
 
-    /// A node whose batch 1 was taken, and of which 1 is sent as it is and 2 too.
+    /// Returns a history in which a node's batch 1 was committed, and the worker sent batches 1 and 2.
     fn history(acknowledged: u64) -> History {
         let sync = Command::SyncNode { node: name("n1"), batch: batch(1) };
         let entries = vec![commands(1, 0, vec![init()]), commands(1, 1, vec![registration("n1"), sync])];
@@ -124,16 +124,16 @@ mod planted {
     }
 
     #[test]
-    fn an_acknowledgement_of_what_was_not_taken_is_noticed() {
+    fn an_acknowledgement_without_a_committed_checkpoint_is_detected() {
         assert!(check(&history(1)).is_ok());
         assert!(check(&history(2)).is_err());
         let mut other = history(1);
         other.sent.insert((name("n1"), Epoch(1), 1), Arc::new(batch(3)));
-        assert!(check(&other).is_err(), "another batch of that number");
+        assert!(check(&other).is_err(), "another batch with the same number");
     }
 
     #[test]
-    fn a_state_without_what_is_safe_is_noticed() {
+    fn a_state_without_an_acknowledged_checkpoint_is_detected() {
         let mut lost = history(1);
         let mut before = None;
         replay::each(&lost, |index, _, state| {
@@ -142,7 +142,7 @@ mod planted {
         })
         .unwrap();
         lost.ends = [(1, before.unwrap())].into();
-        assert!(check(&lost).is_ok(), "the node is not there");
+        assert!(check(&lost).is_ok(), "the node is not registered");
         let holds = |counter| {
             let everything =
                 NodeDelta { alpha: Some(Default::default()), overflow: Some(0), ..delta(counter) };

@@ -1,11 +1,13 @@
-//! What workers are told to serve (DESIGN §5): a stamp (term, index) says which state of the log it
-//! was, so that the newest holds whoever says it and however late it comes.
+//! Invariant: the desired state of workers follows the log (DESIGN §5). Its stamp (term, index) names
+//! the state of the log that it was made from, so the newest stamp wins whoever sends it and however
+//! late it arrives.
 //!
-//! - What carries a stamp is what the log gives at its index, word for word, for that node.
-//! - A term never speaks of a later term's entries, nor of a state before one that an earlier term
-//!   spoke of, so that (term, index) orders states.
-//! - On one stream stamps only grow; and a process obeys none below one it obeyed. (Here that is the
-//!   stub's; the real worker's rule has its own tests.)
+//! - A desired state equals, word for word, the placements that the log gives for the node at the
+//!   stamp's index.
+//! - A term never refers to entries of a later term, nor to a state before one that an earlier term
+//!   referred to. So (term, index) orders states.
+//! - On one stream, stamps only grow, and a process never obeys a stamp below one that it obeyed. (This
+//!   process is the stub; the real worker's rule has its own tests.)
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,7 +25,7 @@ pub(crate) fn check(history: &History) -> Verdict {
     replay::each(history, |index, (entry, _), state| {
         for told in by_index.remove(&index).unwrap_or_default() {
             if entry.log_id.leader_id.term > told.stamp.0 {
-                return Err(format!("{told:?}: that entry is of a later term ({})", entry.log_id).into());
+                return Err(format!("{told:?}: the entry is of a later term ({})", entry.log_id).into());
             }
             let placed = placed(state, &told.node);
             if placed != told.functions {
@@ -38,7 +40,7 @@ pub(crate) fn check(history: &History) -> Verdict {
     }
 }
 
-/// What a state wants served on a node.
+/// Returns the functions that a state places on a node.
 pub(crate) fn placed(state: &State, node: &NodeName) -> BTreeSet<Served> {
     let functions = state.placements_on(node).filter_map(|key| state.function(key));
     let functions = functions.filter(|function| function.enabled);
@@ -74,7 +76,7 @@ fn in_order(told: &[Told]) -> Verdict {
 }
 
 #[test]
-fn workers_are_told_what_the_log_says_and_never_obey_what_is_older() {
+fn workers_get_the_desired_state_of_the_log_and_never_obey_an_older_one() {
     crate::runs::hold("desired state");
 }
 
@@ -84,7 +86,8 @@ mod planted {
     use crate::planted::{applied, blank, commands, init, name};
 
     fn told(stream: u64, stamp: (u64, u64), obeyed: bool) -> Told {
-        let (node, instance) = (name("n1"), "a".to_owned());
+        let node = name("n1");
+        let instance = "a".to_owned();
         Told { node, instance, controller: 1, stream, stamp, functions: [].into(), obeyed }
     }
 
@@ -94,26 +97,26 @@ mod planted {
     }
 
     #[test]
-    fn old_news_that_is_obeyed_is_noticed() {
+    fn obeying_an_outdated_desired_state_is_detected() {
         assert!(holds(vec![told(1, (1, 1), true), told(2, (2, 2), true), told(3, (1, 1), false)]));
         assert!(!holds(vec![told(1, (1, 1), true), told(2, (2, 2), true), told(3, (1, 1), true)]));
     }
 
     #[test]
-    fn a_stream_or_a_term_that_goes_back_is_noticed() {
+    fn a_stream_or_a_term_that_goes_back_is_detected() {
         assert!(!holds(vec![told(1, (2, 2), true), told(1, (2, 1), false)]));
-        assert!(holds(vec![told(1, (2, 3), true), told(2, (3, 3), true)]), "nothing came between");
+        assert!(holds(vec![told(1, (2, 3), true), told(2, (3, 3), true)]), "no stamp lies between");
         assert!(!holds(vec![told(1, (2, 3), true), told(2, (3, 2), true)]), "an earlier state");
         assert!(!holds(vec![told(1, (1, 2), true)]), "a successor's state");
     }
 
     #[test]
-    fn what_the_log_does_not_say_is_noticed() {
+    fn a_desired_state_that_differs_from_the_log_is_detected() {
         let other = |mut told: Told| {
             told.functions.insert(("f".to_owned(), 1));
             told
         };
         assert!(!holds(vec![other(told(1, (1, 1), true))]));
-        assert!(!holds(vec![told(1, (2, 4), true)]), "there is no such entry");
+        assert!(!holds(vec![told(1, (2, 4), true)]), "the entry does not exist");
     }
 }

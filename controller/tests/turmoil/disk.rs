@@ -1,4 +1,4 @@
-//! The disk of one simulated controller: how long its writes take, and what is on it after a power
+//! The disk of one simulated controller: the duration of its writes, and its contents after a power
 //! cut.
 
 use std::fs;
@@ -11,14 +11,14 @@ use millrace_raft_store::sim::{SimDisk, torn};
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
 
-/// What a write and its sync take, in microseconds, when nothing is the matter.
+/// The duration of a normal write with its sync, in microseconds.
 const WRITE_US: std::ops::Range<u64> = 200..3_000;
-/// One write in so many stalls.
+/// The inverse probability that a write stalls.
 const STALLS_ONE_IN: u32 = 150;
-/// For how long, in milliseconds: up to beyond a leader's lease.
+/// The duration of a stall, in milliseconds: up to more than a leader's lease.
 const STALL_MS: std::ops::Range<u64> = 20..600;
 
-/// A disk. Clones share it; it outlives the process that writes to it.
+/// A disk. Clones share it, and it outlives the process that writes to it.
 #[derive(Debug, Clone)]
 pub(crate) struct Disk(Arc<Mutex<Platter>>);
 
@@ -31,11 +31,11 @@ struct Platter {
 #[derive(Debug)]
 enum Power {
     On,
-    /// Goes off at a sync soon: first what is durable is noted.
+    /// The power fails soon: the next sync records the durable contents first.
     Failing,
-    /// Goes off at the next sync, before which sled's file was this.
+    /// The power fails at the next sync. The value is sled's file as of the last sync.
     LastSync(Vec<u8>),
-    /// Off. sled's file is this once it is back.
+    /// The power is off. The value is sled's file after the power returns.
     Off(Vec<u8>),
 }
 
@@ -48,17 +48,17 @@ impl Disk {
         self.0.lock().unwrap()
     }
 
-    /// Lets the power go off within the second sync from now.
+    /// Makes the power fail within the second sync from now.
     pub(crate) fn cut_soon(&self) {
         self.platter().power = Power::Failing;
     }
 
-    /// Whether the power is off: what runs on it is to be stopped.
+    /// Whether the power is off, so that the process on this machine must be stopped.
     pub(crate) fn is_off(&self) -> bool {
         matches!(self.platter().power, Power::Off(_))
     }
 
-    /// The power is back: sled's file is as the cut left it.
+    /// Restores the power, with sled's file as the cut left it.
     pub(crate) fn restore(&self, db: &Path) -> io::Result<()> {
         match std::mem::replace(&mut self.platter().power, Power::On) {
             Power::Off(image) => fs::write(db, image),
@@ -76,7 +76,7 @@ impl SimDisk for Disk {
         Duration::from_micros(rng.random_range(WRITE_US))
     }
 
-    /// Nothing is really synced: the machine that runs the simulation does not lose its power.
+    /// Does not really sync, because the machine that runs the simulation keeps its power.
     fn sync(&mut self, db: &Path) -> io::Result<()> {
         let Platter { rng, power } = &mut *self.platter();
         *power = match power {

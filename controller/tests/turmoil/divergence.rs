@@ -1,4 +1,4 @@
-//! A controller whose state is corrupt stops, and the others go on.
+//! Tests that a controller with a corrupt state stops, and that the other controllers continue.
 
 use std::num::NonZeroU64;
 
@@ -7,10 +7,10 @@ use millrace_cluster_state::{Caller, Command, Proposal, State, UnixMillis};
 use crate::plain::Group;
 use crate::planted::name;
 
-/// Log entries between two digests: a run of a thousand takes long.
+/// Log entries between two digests; a run with one digest per thousand entries takes long.
 const DIGEST_EVERY: NonZeroU64 = NonZeroU64::new(50).unwrap();
 
-/// Moves the state's clock by centuries: a refused command does that and nothing else.
+/// Corrupts a state by moving its clock by centuries: a refused command changes only the clock.
 fn corrupt(state: &mut State) {
     let refused = Proposal {
         stamp: UnixMillis(10_000_000_000_000),
@@ -22,7 +22,7 @@ fn corrupt(state: &mut State) {
 }
 
 #[test]
-fn a_controller_whose_state_differs_from_a_majority_stops_and_the_others_go_on() {
+fn a_controller_with_a_diverged_state_stops_and_the_others_continue() {
     let mut group = Group::form_opening(|id, store| {
         store.machine.set_digest_every(DIGEST_EVERY);
         if id == 3 {
@@ -31,7 +31,7 @@ fn a_controller_whose_state_differs_from_a_majority_stops_and_the_others_go_on()
     });
     group.until("stopping", |group| group.diverged(3).is_some());
     let before = [1, 2].map(|id| group.written(id));
-    group.until("going on without it", |group| {
+    group.until("writes without it", |group| {
         [1, 2].iter().zip(before).all(|(&id, before)| group.written(id) > before + 3 * DIGEST_EVERY.get())
     });
     assert_eq!([1, 2].map(|id| group.diverged(id)), [None, None]);
@@ -39,7 +39,7 @@ fn a_controller_whose_state_differs_from_a_majority_stops_and_the_others_go_on()
 }
 
 #[test]
-fn controllers_whose_states_are_equal_all_go_on() {
+fn controllers_with_equal_states_all_continue() {
     let mut group = Group::form_opening(|_, store| store.machine.set_digest_every(DIGEST_EVERY));
     group.until("several digests", |group| {
         [1, 2, 3].iter().all(|&id| group.written(id) > 6 * DIGEST_EVERY.get())

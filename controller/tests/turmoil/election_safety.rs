@@ -1,7 +1,6 @@
-//! Election safety (Raft, §5.2): at most one leader is elected in a term.
+//! Invariant: election safety (Raft, §5.2). At most one leader is elected in a term.
 //!
-//! A term is what workers and clients know a leader by, so that two of one term would both be
-//! obeyed.
+//! Workers and clients identify a leader by its term, so they would obey two leaders of one term.
 
 use crate::history::{History, Verdict};
 
@@ -20,7 +19,7 @@ fn at_most_one_controller_leads_in_a_term() {
 }
 
 #[test]
-fn two_leaders_of_one_term_are_noticed() {
+fn two_leaders_of_one_term_are_detected() {
     let led = |leaders: &[(u64, u64)]| {
         let mut history = History::default();
         for &(term, leader) in leaders {

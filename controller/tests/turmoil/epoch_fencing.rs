@@ -1,8 +1,8 @@
-//! Epoch fencing: what carries an epoch of a node that is over changes nothing, however late it
-//! comes and through whichever controller; and no epoch is given twice.
+//! Invariant: epoch fencing. A command with an ended epoch of a node changes nothing, however late it
+//! arrives and through whichever controller. No epoch is given twice.
 //!
-//! Seen three times: by whoever proposed, by the workers at their streams, and in the log, whose
-//! commands are applied again one by one.
+//! Three checks cover this: the answers to proposals, the hellos on the workers' streams, and the log,
+//! whose commands are applied again one by one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,17 +18,18 @@ pub(crate) fn check(history: &History) -> Verdict {
     replay(history)
 }
 
-/// What workers were told at their streams: an epoch is one process's.
+/// Checks the workers' streams: an epoch belongs to one process.
 fn streams(registered: &BTreeSet<Registered>) -> Verdict {
-    // Ordered by epoch first.
-    let (one, next) = (registered.iter(), registered.iter().skip(1));
+    // The set is ordered by epoch first.
+    let one = registered.iter();
+    let next = registered.iter().skip(1);
     match one.zip(next).find(|(one, next)| one.epoch == next.epoch) {
         Some((one, next)) => Err(format!("one epoch for two: {one:?} and {next:?}").into()),
         None => Ok(()),
     }
 }
 
-/// Whose registration a command speaks for.
+/// Returns the registration that a command refers to.
 fn speaks_for(command: &Command) -> Option<(&NodeName, Epoch)> {
     match command {
         Command::SyncNode { node, batch } => Some((node, batch.epoch)),
@@ -37,7 +38,7 @@ fn speaks_for(command: &Command) -> Option<(&NodeName, Epoch)> {
     }
 }
 
-/// What was told to whoever proposed.
+/// Checks the answers to proposals.
 fn answers(calls: &[Call<Command, NodeAnswer>]) -> Verdict {
     let mut given: BTreeMap<Epoch, (&NodeName, u64)> = BTreeMap::new();
     for Call { asked, ended, .. } in calls {
@@ -63,7 +64,7 @@ fn answers(calls: &[Call<Command, NodeAnswer>]) -> Verdict {
     Ok(())
 }
 
-/// What the log says happened.
+/// Checks the log.
 fn replay(history: &History) -> Verdict {
     let mut state = State::default();
     let mut given = Epoch(0);
@@ -81,11 +82,12 @@ fn replay(history: &History) -> Verdict {
                 return Err(format!("entry {}: epoch {epoch} is not above those before", entry.log_id).into());
             }
             let Some(mut without) = without else { continue };
-            // Time passes with any command: this one does nothing else.
+            // Every command advances the time of the state, so compare with a command that changes only
+            // the time.
             let nothing = Command::NodeLost { name: nobody(), epoch: Epoch(0) };
             let refused =
                 without.apply(entry.log_id.index, &Proposal { command: nothing, ..proposal.clone() });
-            assert!(!refused.is_ok_and(Applied::changed), "there is no such node");
+            assert!(!refused.is_ok_and(Applied::changed), "the node does not exist");
             if state != without {
                 return Err(format!(
                     "entry {}: {:?} is of an epoch that is over, and changed the state ({outcome:?})",
@@ -103,7 +105,7 @@ fn nobody() -> NodeName {
 }
 
 #[test]
-fn what_carries_an_epoch_that_is_over_changes_nothing() {
+fn a_command_with_an_ended_epoch_changes_nothing() {
     crate::runs::hold("epoch fencing");
 }
 
@@ -124,24 +126,25 @@ mod planted {
     }
 
     #[test]
-    fn an_epoch_given_twice_is_noticed() {
+    fn an_epoch_given_twice_is_detected() {
         assert!(answers(&[registered("n1", 1, 1), registered("n2", 3, 2)]).is_ok());
         assert!(answers(&[registered("n1", 1, 1), registered("n2", 3, 1)]).is_err());
     }
 
     #[test]
-    fn an_old_epoch_that_changed_something_is_noticed() {
-        let (first, second) = (registered("n1", 1, 1), registered("n1", 10, 2));
+    fn a_change_with_an_old_epoch_is_detected() {
+        let first = registered("n1", 1, 1);
+        let second = registered("n1", 10, 2);
         let fenced = |late| answers(&[first.clone(), second.clone(), late]).is_ok();
         let changed = Applied::Changed { version: 9 };
-        assert!(fenced(lost(5, 1, changed)), "while it held");
-        assert!(fenced(lost(20, 2, changed)), "it holds");
+        assert!(fenced(lost(5, 1, changed)), "while the epoch was in force");
+        assert!(fenced(lost(20, 2, changed)), "the epoch is in force");
         assert!(fenced(lost(20, 1, Applied::Unchanged)));
         assert!(!fenced(lost(20, 1, changed)));
     }
 
     #[test]
-    fn an_epoch_of_two_processes_is_noticed() {
+    fn an_epoch_shared_by_two_processes_is_detected() {
         let told = |registered: &[(&str, &str, u64)]| {
             let registered = registered.iter().map(|&(node, instance, epoch)| Registered {
                 epoch: Epoch(epoch),

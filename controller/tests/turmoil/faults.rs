@@ -1,4 +1,4 @@
-//! What goes wrong in a run, and when: drawn from the seed before it begins.
+//! The faults of a run and their times, drawn from the seed before the run begins.
 
 use std::time::Duration;
 
@@ -6,52 +6,53 @@ use rand::Rng as _;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
 
-/// How long between the beginnings of two faults, in milliseconds. They last longer than the
-/// shortest of these, so that some meet.
+/// The time between the beginnings of two faults, in milliseconds. Faults last longer than the shortest
+/// of these times, so some faults overlap.
 const APART_MS: std::ops::Range<u64> = 200..2_500;
-/// How long a controller stays down, in milliseconds.
+/// The downtime of a controller, in milliseconds.
 const DOWN_MS: std::ops::Range<u64> = 100..4_000;
-/// How long the network is split, in milliseconds: up to several elections.
+/// The duration of a network split, in milliseconds: up to several elections.
 const SPLIT_MS: std::ops::Range<u64> = 300..5_000;
-/// How long a worker stays down, in milliseconds.
+/// The downtime of a worker, in milliseconds.
 const WORKER_DOWN_MS: std::ops::Range<u64> = 100..5_000;
-/// How long it says nothing, or is not reached, in milliseconds: up to well over a lease.
+/// The duration of a worker's silence or isolation, in milliseconds: up to well over a lease.
 const SILENT_MS: std::ops::Range<u64> = 300..7_000;
-/// How long messages are late, in milliseconds.
+/// The delay of messages, in milliseconds.
 const LATE_MS: std::ops::Range<u64> = 50..2_000;
 
-/// Something that goes wrong. Controllers are numbered from 1, workers' machines from 0.
+/// A fault. Controllers are numbered from 1, and workers' machines from 0.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// A process is gone, and comes back.
+    /// The process of a controller dies and restarts.
     Crash(u64),
-    /// The power of one machine fails while it writes, and comes back.
+    /// The power of a controller's machine fails during a write, and returns.
     PowerCut(u64),
-    /// All processes are gone at once, and come back one after the other.
+    /// The processes of all controllers die at once, and restart one after the other.
     CrashAll,
-    /// Messages between two sides are lost, and with them the connections they belong to.
+    /// All messages between two sides are lost, which breaks the connections between them.
     Split(Vec<u64>, Vec<u64>),
-    /// Messages from one to the other are lost. Those of the other direction come.
+    /// All messages from the first controller to the second are lost, and messages in the other
+    /// direction arrive.
     OneWay(u64, u64),
-    /// Messages between two come later, all of them.
+    /// All messages between two controllers are delayed.
     Late(u64, u64),
-    /// Clients do not reach a controller.
+    /// Clients cannot reach a controller.
     CutOff(u64),
-    /// A worker's process is gone, and another one comes.
+    /// A worker's process dies, and another process starts.
     WorkerCrash(u64),
-    /// It leaves in order, and another one comes.
+    /// A worker says goodbye, and another process starts.
     WorkerLeaves(u64),
-    /// It is stopped for a while. Its connections stay.
+    /// A worker is stopped for a while. Its connections stay open.
     WorkerStalls(u64),
-    /// It does not reach some controllers, nor they it.
+    /// A worker and some controllers cannot reach each other.
     WorkerCutOff(u64, Vec<u64>),
-    /// A controller does not hear it.
+    /// A controller does not receive a worker's messages.
     WorkerUnheard(u64, u64),
-    /// A controller hears it late, and it the controller.
+    /// All messages between a worker and a controller are delayed.
     WorkerLate(u64, u64),
 }
 
-/// A fault with its time.
+/// A fault with its beginning and its end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Planned {
     pub(crate) from: Duration,
@@ -59,7 +60,7 @@ pub(crate) struct Planned {
     pub(crate) fault: Fault,
 }
 
-/// The faults of a run of that length, by when they begin.
+/// Returns the faults of a run of this length, ordered by their beginnings.
 pub(crate) fn plan(rng: &mut StdRng, controllers: u64, workers: u64, length: Duration) -> Vec<Planned> {
     let mut planned = sequence(rng, length, |rng| draw(rng, controllers));
     planned.extend(sequence(rng, length, |rng| draw_worker(rng, controllers, workers)));
@@ -88,7 +89,8 @@ fn sequence(
 fn draw(rng: &mut StdRng, controllers: u64) -> (Fault, std::ops::Range<u64>) {
     let mut all: Vec<u64> = (1..=controllers).collect();
     all.shuffle(rng);
-    let (one, other) = (all[0], all[1]);
+    let one = all[0];
+    let other = all[1];
     match rng.random_range(0..20) {
         0..5 => (Fault::Crash(one), DOWN_MS),
         5..8 => (Fault::PowerCut(one), DOWN_MS),

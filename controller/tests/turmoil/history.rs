@@ -1,4 +1,4 @@
-//! What was seen from outside during one run. The invariants are checked on this and nothing else.
+//! The observations of one run from outside. The invariants are checked on these alone.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,67 +12,69 @@ use millrace_raft_store::{ClusterConfig, LogId};
 use millrace_types::{Epoch, NodeDelta, NodeName, SyncBatch};
 use openraft::Entry;
 
-/// One run.
+/// The observations of one run.
 #[derive(Debug, Default)]
 pub(crate) struct History {
     pub(crate) seed: u64,
-    /// Who believed to lead in which term, at any millisecond or by an entry of its own.
+    /// The controllers that believed to lead in each term, at any millisecond or by an entry of their
+    /// own.
     pub(crate) leaders: BTreeMap<u64, BTreeSet<u64>>,
-    /// States after an entry, as controllers had them.
+    /// States of controllers after an entry.
     pub(crate) states: Vec<Seen>,
-    /// Logs as they were on disk, whenever a controller was down and at the end. What a snapshot
-    /// covers may be missing.
+    /// Logs as found on disk, whenever a controller was down and at the end. Entries covered by a
+    /// snapshot may be missing.
     pub(crate) logs: Vec<Log>,
-    /// The log as it was applied: each entry by its index, as the first controller that applied it
-    /// had it, and when.
+    /// The applied log: each entry by its index, from the first controller that applied it, with the
+    /// time.
     pub(crate) applied: BTreeMap<u64, (Duration, Entry<ClusterConfig>)>,
-    /// The state of every controller at the end, when all were up and had been for a while.
+    /// The final state of every controller, after all were up for a while.
     pub(crate) ends: BTreeMap<u64, State>,
     /// Functions that were each created once.
     pub(crate) creations: Vec<Call<String, Created>>,
-    /// Functions that were written, read and deleted by several clients.
+    /// Functions that several clients wrote, read and deleted.
     pub(crate) registers: Vec<Call<RegisterAsked, RegisterAnswer>>,
-    /// What was proposed for nodes.
+    /// Proposals about nodes.
     pub(crate) nodes: Vec<Call<Command, NodeAnswer>>,
-    /// Under which epochs which processes were known, as they were told.
+    /// The epochs of processes, as the processes were told.
     pub(crate) registered: BTreeSet<Registered>,
-    /// What workers were told to serve, in the order in which they heard it.
+    /// The desired states of workers, in the order of their arrival.
     pub(crate) told: Vec<Told>,
     /// The checkpoints that workers made, by node, epoch and number.
     pub(crate) sent: Sent,
-    /// Which of them they were told are safe.
+    /// The checkpoints that were acknowledged to their workers.
     pub(crate) acknowledged: Vec<Acknowledged>,
-    /// The processes that left in order.
+    /// The processes that said goodbye.
     pub(crate) goodbyes: BTreeSet<String>,
-    /// When a controller heard of a node.
+    /// The times at which controllers heard nodes.
     pub(crate) heard: Vec<Heard>,
-    /// Since when a controller did what a leader does, by controller and term.
+    /// The times since when controllers performed the leader's duties, by controller and term.
     pub(crate) on_duty: BTreeMap<(u64, u64), Duration>,
-    /// Whom leaders found lost.
+    /// The nodes that leaders found lost.
     pub(crate) found_lost: Vec<FoundLost>,
     /// The workers at the end.
     pub(crate) workers: Vec<WorkerEnd>,
-    /// Whether workers and state agreed at the end, within the time there was.
+    /// Whether workers and state agreed at the end, within the time limit.
     pub(crate) settled: bool,
-    /// Snapshots that were taken or came; and how often one brought what the log did not.
+    /// Snapshots taken or received.
     pub(crate) snapshots: usize,
+    /// Received snapshots that covered entries missing in the receiver's log.
     pub(crate) installed: usize,
-    /// Changes of the group that were acknowledged.
+    /// Acknowledged membership changes.
     pub(crate) regrouped: usize,
-    /// Simulated time.
+    /// The simulated duration.
     pub(crate) elapsed: Duration,
-    /// Logs that halted though nothing was the matter with their disk.
+    /// Logs that halted although their disk was healthy.
     pub(crate) halts: Vec<String>,
     /// The faults, in order.
     pub(crate) faults: Vec<String>,
 }
 
-/// A state that a controller had.
+/// A state of a controller after an entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Seen {
     pub(crate) controller: ControllerId,
     pub(crate) last: LogId,
-    /// Of the state's bytes.
+    /// The digest of the state's bytes.
     pub(crate) digest: u64,
 }
 
@@ -81,7 +83,7 @@ pub(crate) type Served = (String, u64);
 
 pub(crate) type Sent = BTreeMap<(NodeName, Epoch, u64), Arc<SyncBatch>>;
 
-/// A process and an epoch under which it was told to be known.
+/// A process, and an epoch that it was given.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Registered {
     pub(crate) epoch: Epoch,
@@ -89,21 +91,21 @@ pub(crate) struct Registered {
     pub(crate) instance: String,
 }
 
-/// What a controller told a worker to serve.
+/// A desired state that a controller sent to a worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Told {
     pub(crate) node: NodeName,
     pub(crate) instance: String,
     pub(crate) controller: u64,
-    /// Counted by the process.
+    /// The number of the stream, counted by the process.
     pub(crate) stream: u64,
-    /// (term, index).
+    /// The stamp as (term, index).
     pub(crate) stamp: (u64, u64),
     pub(crate) functions: BTreeSet<Served>,
     pub(crate) obeyed: bool,
 }
 
-/// A checkpoint that is safe, as its worker was told.
+/// A checkpoint that was acknowledged to its worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Acknowledged {
     pub(crate) node: NodeName,
@@ -111,17 +113,17 @@ pub(crate) struct Acknowledged {
     pub(crate) seq: u64,
 }
 
-/// A sign of life that came.
+/// A received sign of life.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Heard {
     pub(crate) at: Duration,
     pub(crate) controller: u64,
     pub(crate) node: NodeName,
-    /// As that controller knew it.
+    /// The epoch of the node, as that controller knew it.
     pub(crate) epoch: Epoch,
 }
 
-/// A leader's judgement.
+/// A leader's decision that a node is lost.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct FoundLost {
     pub(crate) at: Duration,
@@ -131,14 +133,14 @@ pub(crate) struct FoundLost {
     pub(crate) epoch: Epoch,
 }
 
-/// A worker at the end.
+/// A worker at the end of the run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct WorkerEnd {
     pub(crate) node: NodeName,
     pub(crate) epoch: Option<Epoch>,
-    /// Whether everything was acknowledged.
+    /// Whether every checkpoint was acknowledged.
     pub(crate) settled: bool,
-    /// What it has to tell.
+    /// All data of the worker that checkpoints report.
     pub(crate) everything: NodeDelta,
     pub(crate) serves: BTreeSet<Served>,
 }
@@ -150,26 +152,25 @@ pub(crate) struct Log {
     pub(crate) entries: Vec<Entry<ClusterConfig>>,
 }
 
-/// One request, from the moment it was made. Moments are counted, not measured: of two, the lesser
-/// came first.
+/// A request of a client. Times are counted, not measured: the smaller of two numbers came first.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Call<Q, A> {
     pub(crate) asked: Q,
     pub(crate) began: u64,
-    /// `None` when no answer came, or one that does not say: it may take effect at any time after
-    /// it began, or never.
+    /// The time and the answer. `None` for no answer or an unknown outcome: the request may take effect
+    /// at any time after it began, or never.
     pub(crate) ended: Option<(u64, A)>,
 }
 
-/// How creating a function ended.
+/// The outcome of creating a function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Created {
     Acknowledged,
-    /// With the word that nothing was changed.
+    /// The answer says that nothing was changed.
     Refused,
 }
 
-/// What a client asked of a function that others use too.
+/// A client's request about a shared function.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RegisterAsked {
     pub(crate) function: String,
@@ -186,24 +187,24 @@ pub(crate) enum RegisterOp {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum RegisterAnswer {
     Done,
-    /// There is no such function.
+    /// The function does not exist.
     Absent,
     Value(u64),
-    /// With the word that nothing was changed, or nothing read.
+    /// The answer says that nothing was changed or read.
     Refused,
 }
 
-/// What a command about a node answered.
+/// The outcome of a command about a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NodeAnswer {
     Applied(Applied),
-    /// The state refused it.
+    /// The state refused the command.
     Refused,
-    /// It never came so far.
+    /// The command was not proposed.
     NotProposed,
 }
 
-/// Why an invariant does not hold.
+/// The reason why an invariant does not hold.
 pub(crate) struct Violation(pub(crate) String);
 
 impl fmt::Debug for Violation {
@@ -220,7 +221,7 @@ impl From<String> for Violation {
 
 pub(crate) type Verdict = Result<(), Violation>;
 
-/// Counts moments. Clones share it.
+/// A counter of moments. Clones share it.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Moments(Rc<Cell<u64>>);
 
@@ -231,7 +232,7 @@ impl Moments {
     }
 }
 
-/// Where calls are written down as they begin and end. Clones share it.
+/// A journal of calls, recorded as they begin and end. Clones share it.
 #[derive(Debug)]
 pub(crate) struct Journal<Q, A> {
     calls: Rc<RefCell<Vec<Call<Q, A>>>>,
@@ -249,14 +250,14 @@ impl<Q, A> Journal<Q, A> {
         Self { calls: Rc::default(), moments }
     }
 
-    /// Notes that a call begins.
+    /// Records the beginning of a call. Returns the call's number.
     pub(crate) fn begin(&self, asked: Q) -> usize {
         let mut calls = self.calls.borrow_mut();
         calls.push(Call { asked, began: self.moments.next(), ended: None });
         calls.len() - 1
     }
 
-    /// Notes its answer.
+    /// Records a call's answer.
     pub(crate) fn end(&self, call: usize, answer: A) {
         self.calls.borrow_mut()[call].ended = Some((self.moments.next(), answer));
     }

@@ -1,6 +1,6 @@
-//! Late news: what a controller proposes for nodes that have no worker, of their present epoch or, as
-//! news that was held up does, of one that is over. Each controller has some, under the same names.
-//! Real streams seldom come that late.
+//! Late proposals for nodes without workers, of their current epoch or, like delayed messages, of an
+//! ended epoch. Each controller makes such proposals, for the same node names. Real streams seldom
+//! deliver messages that late.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -15,14 +15,14 @@ use tokio::time::sleep;
 use crate::group::Outside;
 use crate::history::NodeAnswer;
 
-/// How many nodes there are.
+/// The number of nodes.
 const NODES: u64 = 2;
 /// Processes that claim the same name.
 const INSTANCES: u64 = 2;
-/// How long between two proposals of one controller, in milliseconds.
+/// The time between two proposals of one controller, in milliseconds.
 const APART_MS: std::ops::Range<u64> = 50..800;
 
-/// Proposes until the run is calm.
+/// Proposes commands until the run is calm.
 pub(crate) async fn work(mut rng: StdRng, member: Rc<Member>, outside: Rc<Outside>) {
     outside.formed().await;
     while !outside.is_calm() {
@@ -53,7 +53,7 @@ fn draw(rng: &mut StdRng, outside: &Outside) -> Command {
     let epochs = outside.epochs.borrow();
     let known: Vec<Epoch> = epochs.get(&name).into_iter().flatten().copied().collect();
     let Some(&latest) = known.last() else { return registration(rng, name) };
-    // What is late is as late as can be.
+    // A late proposal may be of any earlier epoch.
     let epoch = if rng.random_ratio(2, 3) { latest } else { known[rng.random_range(0..known.len())] };
     match rng.random_range(0..10) {
         0..3 => registration(rng, name),

@@ -1,13 +1,13 @@
-//! A lease is a lease (DESIGN §5). What is promised, and checked:
+//! Invariant: leases (DESIGN §5).
 //!
-//! A registration is found lost by a controller only when that controller did what a leader does for
-//! at least a lease and its grace, knew of the registration for as long, and heard nothing of the
-//! node meanwhile. And a node that did not leave in order is declared lost in the log only by the
-//! leader of the entry's term, which found so itself: what a leader that was deposed believed of
-//! somebody is not what the next one goes by.
+//! A controller finds a registration lost only after three things have lasted for at least a lease and
+//! its grace: it performed the leader's duties, it knew the registration, and it heard nothing of the
+//! node. A node that did not say goodbye is declared lost in the log only by the leader of the entry's
+//! term, which found the node lost itself: a deposed leader's judgement does not bind its successor.
 //!
-//! Not promised: that a node that some other controller hears is kept. Each leader judges by what it
-//! hears itself. Nor is a leader that stands still simulated: all clocks run at one pace.
+//! Not promised: that a node stays registered because another controller hears it. Each leader judges
+//! only by the messages that it receives itself. A stalled leader is not simulated: all clocks run at
+//! the same pace.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -19,9 +19,9 @@ use millrace_types::Epoch;
 use crate::history::{FoundLost, History, Verdict};
 use crate::replay;
 
-/// What passes at most between what happens and when it is noted: a step.
+/// The maximum delay between an event and its record: one step.
 const STEP: Duration = Duration::from_millis(1);
-/// Who declares nodes lost for their silence, or for their leave.
+/// The caller of commands that declare nodes lost, for silence or a goodbye.
 const FLEET: &str = "fleet";
 
 pub(crate) fn check(history: &History) -> Verdict {
@@ -68,7 +68,7 @@ fn found_after_silence(history: &History, found: &FoundLost, since: &BTreeMap<Ep
     let wrong = |why: String| Err(format!("{found:?}: {why}").into());
     match history.on_duty.get(&(*controller, *term)) {
         Some(began) if for_long(*began) => {}
-        began => return wrong(format!("it led since {began:?}")),
+        began => return wrong(format!("the controller led since {began:?}")),
     }
     match since.get(epoch) {
         Some(began) if for_long(*began) => {}
@@ -79,13 +79,13 @@ fn found_after_silence(history: &History, found: &FoundLost, since: &BTreeMap<Ep
         meanwhile && heard.controller == *controller && heard.node == *node && heard.epoch == *epoch
     });
     match heard {
-        Some(heard) => wrong(format!("it was heard {:?} before", *at - heard.at)),
+        Some(heard) => wrong(format!("the node was heard {:?} before", *at - heard.at)),
         None => Ok(()),
     }
 }
 
 #[test]
-fn a_node_is_lost_only_after_a_lease_without_a_word_to_the_leader() {
+fn a_node_is_lost_only_after_a_lease_of_silence_to_the_leader() {
     crate::runs::hold("lease");
 }
 
@@ -103,7 +103,7 @@ mod planted {
         Duration::from_millis(millis)
     }
 
-    /// A node that is registered at once, and declared lost in a term.
+    /// Returns a history of a node that is registered at the start and declared lost in a term.
     fn lost_in(term: u64) -> History {
         let lost = Command::NodeLost { name: name("n1"), epoch: Epoch(1) };
         let entries = vec![
@@ -119,7 +119,7 @@ mod planted {
     }
 
     #[test]
-    fn a_node_that_was_heard_or_whose_leader_is_new_is_not_to_be_lost() {
+    fn losing_a_heard_node_or_losing_one_under_a_new_leader_is_detected() {
         let verdict = |at, led_since, heard: u64| {
             let heard = Heard { at: millis(heard), controller: 1, node: name("n1"), epoch: Epoch(1) };
             let history = History {
@@ -131,13 +131,13 @@ mod planted {
             check(&history).is_ok()
         };
         assert!(verdict(9_000, 10, 6_500));
-        assert!(!verdict(9_000, 10, 6_600), "it was heard 2.4 s before");
-        assert!(!verdict(9_000, 7_000, 10), "it leads for 2 s");
-        assert!(!verdict(1_500, 0, 0), "it was registered just so");
+        assert!(!verdict(9_000, 10, 6_600), "the node was heard 2.4 s before");
+        assert!(!verdict(9_000, 7_000, 10), "the controller has led for 2 s only");
+        assert!(!verdict(1_500, 0, 0), "the node has just been registered");
     }
 
     #[test]
-    fn a_node_that_its_leader_did_not_find_lost_is_not_to_be_declared_so() {
+    fn declaring_a_node_lost_without_finding_it_lost_is_detected() {
         let verdict = |term, goodbye: &str| {
             let history = History {
                 found_lost: vec![found(9_000, 1)],
@@ -148,7 +148,7 @@ mod planted {
             check(&history).is_ok()
         };
         assert!(verdict(1, ""));
-        assert!(!verdict(2, ""), "the leader before found so");
-        assert!(verdict(2, "a"), "it left");
+        assert!(!verdict(2, ""), "only the previous leader found the node lost");
+        assert!(verdict(2, "a"), "the node said goodbye");
     }
 }

@@ -1,9 +1,10 @@
-//! Linearizability of the admin API's writes and reads: every function behaves as if each call took
-//! effect at one moment between its beginning and its end, on one copy. A call without an answer
-//! is in flight for ever.
+//! Invariant: linearizability of the admin API's writes and reads. Every function behaves as if each
+//! call took effect at one moment between its beginning and its end, on a single copy. A call without
+//! an answer stays in flight forever.
 //!
-//! Functions are independent, so that each is checked by itself (Herlihy and Wing, theorem 1); the
-//! search is exponential in what overlaps, and histories are kept short for it: see [`crate::people`].
+//! Functions are independent, so each is checked separately (Herlihy and Wing, theorem 1). The search
+//! is exponential in the number of overlapping calls, so histories are kept short: see
+//! [`crate::people`].
 
 use std::collections::BTreeMap;
 
@@ -11,7 +12,7 @@ use stateright::semantics::{ConsistencyTester as _, LinearizabilityTester, Seque
 
 use crate::history::{Call, History, RegisterAnswer, RegisterAsked, RegisterOp, Verdict};
 
-/// One function: absent, or with a value.
+/// The value of one function; `None` if the function is absent.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 struct Register(Option<u64>);
 
@@ -57,12 +58,13 @@ fn linearizable(calls: &Calls<'_>) -> bool {
         Ended(RegisterAnswer),
     }
     let mut moments = BTreeMap::new();
-    // Each call is a thread of its own: one that never ends must not hold its client's next back.
+    // Each call is a separate thread: a call without an end must not block its client's next call.
     for (thread, call) in calls.iter().enumerate() {
         match call.ended {
-            // Nothing was done or read. Had it been, what was read later would not be explained.
+            // A refused call did nothing. If it had taken effect, later reads would have no
+            // explanation.
             Some((_, RegisterAnswer::Refused)) => continue,
-            // It changes nothing and says nothing.
+            // A read without an answer changes nothing and shows nothing.
             None if call.asked.op == RegisterOp::Get => continue,
             Some((at, answer)) => moments.insert(at, (thread, Moment::Ended(answer))),
             None => None,
@@ -92,7 +94,7 @@ mod planted {
     use RegisterAnswer::{Absent, Done, Refused, Value};
     use RegisterOp::{Delete, Get, Put};
 
-    /// What is asked, when it began, and when and how it ended.
+    /// An operation, its beginning, and its end with the answer.
     type Short = (RegisterOp, u64, Option<(u64, RegisterAnswer)>);
 
     fn holds(calls: &[Short]) -> bool {
@@ -106,8 +108,9 @@ mod planted {
     }
 
     #[test]
-    fn a_stale_read_is_noticed() {
-        let (first, second) = ((Put(1), 1, Some((2, Done))), (Put(2), 3, Some((4, Done))));
+    fn a_stale_read_is_detected() {
+        let first = (Put(1), 1, Some((2, Done)));
+        let second = (Put(2), 3, Some((4, Done)));
         assert!(holds(&[first, second, (Get, 5, Some((6, Value(2))))]));
         assert!(!holds(&[first, second, (Get, 5, Some((6, Value(1))))]));
         assert!(!holds(&[first, second, (Get, 5, Some((6, Absent)))]));
@@ -125,7 +128,7 @@ mod planted {
     }
 
     #[test]
-    fn a_refused_write_that_took_effect_and_a_delete_that_did_not_are_noticed() {
+    fn an_executed_refused_write_and_an_ineffective_delete_are_detected() {
         assert!(holds(&[(Put(1), 1, Some((2, Refused))), (Get, 3, Some((4, Absent)))]));
         assert!(!holds(&[(Put(1), 1, Some((2, Refused))), (Get, 3, Some((4, Value(1))))]));
         let deleted = [(Put(1), 1, Some((2, Done))), (Delete, 3, Some((4, Done)))];

@@ -1,18 +1,18 @@
-//! Log matching (Raft, §5.3): if two logs have an entry of the same index and term, they are the
-//! same up to there. It holds between any two logs that ever were, also of one controller at two
-//! times.
+//! Invariant: log matching (Raft, §5.3). If two logs have an entry with the same index and term, they
+//! are equal up to this entry. This holds between any two logs that ever existed, including two logs of
+//! one controller at different times.
 
 use std::collections::BTreeMap;
 
 use crate::history::{History, Log, Verdict};
 use crate::runs::digest;
 
-/// Index and term.
+/// The index and term of an entry.
 type Position = (u64, u64);
 
 pub(crate) fn check(history: &History) -> Verdict {
-    // Same entry, same entry before it: by induction, the same up to there. So it can be checked
-    // on logs whose beginnings were given up for snapshots, too.
+    // If equal entries have equal predecessors, the logs are equal up to them by induction. So logs
+    // without their beginnings, which snapshots replaced, can be checked too.
     let mut known: BTreeMap<Position, (u64, &Log)> = BTreeMap::new();
     let mut before: BTreeMap<Position, (Position, &Log)> = BTreeMap::new();
     for log in &history.logs {
@@ -41,7 +41,7 @@ pub(crate) fn check(history: &History) -> Verdict {
 }
 
 #[test]
-fn logs_with_a_common_entry_are_the_same_up_to_it() {
+fn logs_with_a_common_entry_are_equal_up_to_it() {
     crate::runs::hold("log matching");
 }
 
@@ -57,13 +57,13 @@ mod planted {
     }
 
     #[test]
-    fn a_difference_before_a_common_entry_is_noticed() {
+    fn a_difference_before_a_common_entry_is_detected() {
         let ours = || vec![blank(1, 0), register(1, 1, "a"), blank(2, 2)];
         let behind = vec![blank(1, 0), register(1, 1, "a")];
         let diverged = vec![blank(1, 0), register(1, 1, "a"), register(1, 2, "b")];
         assert!(check(&logs([ours(), behind])).is_ok());
         assert!(check(&logs([ours(), diverged])).is_ok(), "not committed, of another term");
         let other = vec![blank(1, 0), register(1, 1, "b"), blank(2, 2)];
-        assert!(check(&logs([ours(), other])).is_err(), "the same entry, another before it");
+        assert!(check(&logs([ours(), other])).is_err(), "the same entry after a different one");
     }
 }

@@ -1,32 +1,32 @@
-//! A group of controllers in a simulation: the real Raft, gRPC, store, workers' streams and leader's
-//! duties, over a network, a clock and disks that a seed decides, with faults and stub workers. One
-//! invariant per file.
+//! A simulated group of controllers: the real Raft, gRPC, store, workers' streams and leader's duties,
+//! over a network, a clock and disks that a seed determines, with faults and stub workers. Each
+//! invariant has a file.
 //!
-//! | module | holds |
+//! | module | task |
 //! |---|---|
-//! | [`election_safety`], [`log_matching`], [`state_machine_safety`], [`no_lost_write`], [`epoch_fencing`], [`lease`], [`desired_state`], [`acknowledged_checkpoints`], [`placements_converge`], [`linearizability`] | an invariant, checked on what was seen from outside; and that its check can fail |
-//! | [`history`] | what was seen from outside |
-//! | [`runs`] | which seeds are run, once for all invariants |
+//! | [`election_safety`], [`log_matching`], [`state_machine_safety`], [`no_lost_write`], [`epoch_fencing`], [`lease`], [`desired_state`], [`acknowledged_checkpoints`], [`placements_converge`], [`linearizability`] | an invariant, checked on the observations of a run, with tests that its check can fail |
+//! | [`history`] | the observations of a run |
+//! | [`runs`] | the seeds, each run once for all invariants |
 //! | [`group`] | one run |
-//! | [`faults`] | what goes wrong |
-//! | [`people`], [`workers`], [`late_news`] | who uses the group |
+//! | [`faults`] | the planned faults |
+//! | [`people`], [`workers`], [`late_news`] | the users of the group |
 //! | [`replay`] | applies a run's log again |
 //! | [`network`], [`disk`] | the simulated machine |
-//! | [`slow_disk`], [`unheard`] | whose disk is slow, and who hears nobody, does not lead for long |
-//! | [`divergence`] | a controller whose state is corrupt stops |
-//! | [`plain`] | three controllers without a seed, for those |
+//! | [`slow_disk`], [`unheard`] | a leader with a slow disk, or without a quorum, is replaced |
+//! | [`divergence`] | a controller with a corrupt state stops |
+//! | [`plain`] | three controllers without random faults, for the tests above |
 //!
-//! Not simulated: the front door and requests (its listener takes the machine's connections and no
-//! others), model files (no artifact is ever sent), and clocks that run apart or stand still. Work
-//! that the product gives to threads (files of snapshots, opening a store) is done between two
-//! moments of simulated time; the log's writer thread is replaced by `raft_store::sim`.
+//! Not simulated: the gateway and requests (the gateway's listener accepts only connections of the
+//! machine's network), model files (no artifact is ever sent), and clocks that drift or stand still.
+//! Work that the product does on other threads (snapshot files, opening a store) is done between two
+//! moments of simulated time. `raft_store::sim` replaces the log's writer thread.
 //!
-//! A seed decides faults, latencies, disks and what is asked of whom. It does not decide what tokio's
-//! `select!` takes first of what is ready at once, nor the order of the dependencies' hash maps: the
-//! same seed gives a like history and not the same one. A seed that failed may have to be run a few
-//! times until it does again.
+//! A seed determines faults, latencies, disk times and requests. A seed determines neither the order in
+//! which tokio's `select!` takes branches that are ready at once, nor the order of the dependencies'
+//! hash maps. So the same seed gives a similar history, not the same one, and a failing seed may have
+//! to run a few times until it fails again.
 //!
-//! A few seeds are run by default. More, or one again:
+//! By default a few seeds run. To run more seeds, or one seed again:
 //! ```text
 //! MILLRACE_SEEDS=200        cargo test -p millrace-controller --test turmoil
 //! MILLRACE_SEEDS=201..=400  cargo test -p millrace-controller --test turmoil

@@ -1,4 +1,4 @@
-//! turmoil's simulated TCP, as tonic takes connections.
+//! turmoil's simulated TCP, adapted to tonic's connections.
 
 use std::io;
 use std::pin::Pin;
@@ -11,7 +11,7 @@ use tonic::codegen::http::Uri;
 use tonic::transport::{Channel, Endpoint};
 use turmoil::net::{TcpListener, TcpStream};
 
-/// A connection that was accepted.
+/// An accepted connection.
 pub(crate) struct Accepted(TcpStream);
 
 impl AsyncRead for Accepted {
@@ -42,7 +42,7 @@ impl AsyncWrite for Accepted {
     }
 }
 
-/// Whoever connects to a port of this host.
+/// Returns the connections to a port of this host.
 pub(crate) async fn incoming(port: u16) -> io::Result<impl Stream<Item = io::Result<Accepted>> + Send> {
     let listener = TcpListener::bind(("0.0.0.0", port)).await?;
     Ok(async_stream::stream! {
@@ -52,7 +52,7 @@ pub(crate) async fn incoming(port: u16) -> io::Result<impl Stream<Item = io::Res
     })
 }
 
-/// A channel that connects at its first use.
+/// Returns a channel that connects at its first use.
 pub(crate) fn dial(endpoint: &Endpoint) -> Channel {
     let connect = |to: Uri| async move {
         let host = to.host().ok_or(io::ErrorKind::InvalidInput)?;

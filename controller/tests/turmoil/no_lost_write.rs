@@ -1,6 +1,6 @@
-//! No acknowledged write is lost, and none that was refused takes effect.
+//! Invariant: no acknowledged write is lost, and no refused write takes effect.
 //!
-//! A write without an answer may have taken effect or not, and nothing is asked of it.
+//! A write without an answer may or may not have taken effect, so it is not checked.
 
 use std::collections::BTreeMap;
 
@@ -41,12 +41,12 @@ fn judge<S>(
 }
 
 #[test]
-fn what_was_acknowledged_is_there_at_the_end_and_what_was_refused_is_not() {
+fn acknowledged_writes_last_to_the_end_and_refused_writes_have_no_effect() {
     crate::runs::hold("no lost write");
 }
 
 #[test]
-fn a_lost_write_and_one_that_was_refused_are_noticed() {
+fn a_lost_write_and_an_executed_refused_write_are_detected() {
     let ended = |answer: Option<Created>, there: bool| {
         let call = Call { asked: "f".to_owned(), began: 1, ended: answer.map(|answer| (2, answer)) };
         judge(&[call], &BTreeMap::from([(1, true), (2, there)]), |state, _| *state).is_ok()

@@ -1,8 +1,7 @@
-//! The users of the admin API: several at a time, each of whom asks any controller over the network,
-//! and writes down what it was told.
+//! The users of the admin API: several concurrent clients that each call any controller over the
+//! network and record the answers.
 //!
-//! What is written and read by all is one of a few functions for a short while and then another, so
-//! that the history of each is short.
+//! The shared functions change every few seconds, so that the history of each function is short.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -23,28 +22,28 @@ use crate::group::{CLIENT_PORT, LARGE_MODEL, MODEL, Outside, host};
 use crate::history::{Created, RegisterAnswer, RegisterAsked, RegisterOp};
 use crate::network::dial;
 
-/// Who writes and reads the same functions.
+/// Clients that write and read shared functions.
 const READERS_AND_WRITERS: u64 = 4;
-/// Who creates functions of its own.
+/// Clients that create functions of their own.
 const CREATORS: u64 = 2;
-/// Who changes the group.
+/// The number of the client that changes the group.
 const CHANGES_THE_GROUP: u64 = READERS_AND_WRITERS + CREATORS;
-/// How long the same functions are used.
+/// The time during which the same shared functions are used.
 const SHARED_FOR: Duration = Duration::from_secs(2);
-/// How many at a time.
+/// Shared functions at a time.
 const SHARED_AT_A_TIME: u64 = 3;
-/// How long somebody waits for an answer, in milliseconds. Often less than the controllers try.
+/// A client's timeout for an answer, in milliseconds; often shorter than the controllers' own.
 const PATIENCE_MS: std::ops::Range<u64> = 300..4_000;
-/// How long somebody thinks between two calls, in milliseconds.
+/// A client's pause between two calls, in milliseconds.
 const THINKS_MS: std::ops::Range<u64> = 5..150;
-/// How long before a change of the group, in milliseconds.
+/// The pause before a membership change, in milliseconds.
 const REGROUPS_AFTER_MS: std::ops::Range<u64> = 500..6_000;
-/// How often a call with an idempotency key is made again.
+/// Repeats of a call with an idempotency key.
 const REPEATS_MAX: u32 = 3;
-/// How long connecting may take.
+/// The timeout of connecting.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Works until the run is calm, then has one last word.
+/// Runs all clients until the run is calm, and then makes a last write.
 pub(crate) async fn work(seed: u64, outside: Rc<Outside>) -> turmoil::Result {
     outside.formed().await;
     let mut people = JoinSet::new();
@@ -66,10 +65,10 @@ pub(crate) async fn work(seed: u64, outside: Rc<Outside>) -> turmoil::Result {
     Ok(())
 }
 
-/// What came of a call.
+/// The outcome of a call.
 enum Told<T> {
     Done(T),
-    /// With the word that nothing was changed.
+    /// The answer says that nothing was changed.
     Refused(Reason),
     Unknown,
 }
@@ -97,7 +96,7 @@ impl Person {
         sleep(Duration::from_millis(self.rng.random_range(THINKS_MS))).await;
     }
 
-    /// Asks any controller, and waits only so long.
+    /// Calls any controller, with a random timeout.
     async fn ask<T>(
         &mut self,
         call: impl AsyncFnOnce(AdminClient<Channel>) -> Result<Response<T>, Status>,
@@ -108,7 +107,7 @@ impl Person {
             Err(_) => Told::Unknown,
             Ok(Ok(answer)) => Told::Done(answer.into_inner()),
             Ok(Err(status)) => {
-                // What is not of a controller's own says nothing of what it did.
+                // A status that no controller made says nothing about the call's effect.
                 let failure = from_status(&status);
                 if failure.may_have_executed { Told::Unknown } else { Told::Refused(failure.reason) }
             }
@@ -122,7 +121,7 @@ impl Person {
             if self.rng.random_ratio(1, 40) {
                 let id = self.rng.random_range(0..=self.outside.controllers);
                 let request = api::TransferLeadershipRequest { id };
-                // Whether it was: who leads then is for the invariants to find out.
+                // The invariants check the resulting leadership, so the outcome does not matter.
                 let (Told::Done(_) | Told::Refused(_) | Told::Unknown) =
                     self.ask(async |mut client| client.transfer_leadership(request).await).await;
                 continue;
@@ -184,7 +183,8 @@ impl Person {
         }
     }
 
-    /// Creates a function. Half of them with an idempotency key, and again until there is an answer.
+    /// Creates a function. Half of the creations have an idempotency key, and are repeated until an
+    /// answer arrives.
     async fn create(&mut self, name: String) -> Option<Created> {
         let journal = self.outside.creations.clone();
         let call = journal.begin(name.clone());
@@ -195,7 +195,7 @@ impl Person {
             match self.apply(&name, 0, key.clone()).await {
                 Told::Done(answer) => {
                     let created = answer.outcome() == api::ApplyOutcome::Created;
-                    assert!(created, "{name} is created once, and was {:?}", answer.outcome());
+                    assert!(created, "{name} must be created once, and was {:?}", answer.outcome());
                     journal.end(call, Created::Acknowledged);
                     return Some(Created::Acknowledged);
                 }
@@ -210,8 +210,8 @@ impl Person {
     }
 
     async fn apply(&mut self, name: &str, value: u64, key: String) -> Told<api::ApplyFunctionResponse> {
-        // What is created once is for the log alone: no node has room for its model, so that what is
-        // placed stays few.
+        // Functions that are created once matter for the log only. No node has memory for their model,
+        // so the number of placements stays small.
         let (model, replicas) = if name.starts_with("shared") { (MODEL, 2) } else { (LARGE_MODEL, 1) };
         let spec = api::FunctionSpec {
             name: name.to_owned(),
@@ -228,8 +228,8 @@ impl Person {
         self.ask(async |mut client| client.apply_function(request).await).await
     }
 
-    /// Lets a controller join, has it promoted, perhaps, and another removed, and goes on until each
-    /// is done.
+    /// Lets a controller join, maybe promotes it, and maybe removes another one, repeating each step
+    /// until it succeeds.
     async fn regroups(mut self, change: Regrouping) {
         let Regrouping { joins, promotes, removes } = change;
         sleep(Duration::from_millis(self.rng.random_range(REGROUPS_AFTER_MS))).await;
@@ -249,11 +249,11 @@ impl Person {
                 let request = api::RemoveControllerRequest { id, no_wait: false };
                 match client.remove_controller(request).await {
                     Err(status) if status.message().contains("there is no controller") => {
-                        // An attempt before was not answered.
+                        // An earlier attempt succeeded without an answer.
                         Ok(Response::new(api::ChangeMembershipResponse::default()))
                     }
                     Err(status) if status.message().contains("transfer leadership first") => {
-                        // Whether another led in time, the next attempt says.
+                        // The next attempt shows whether the transfer succeeded in time.
                         drop(client.transfer_leadership(api::TransferLeadershipRequest { id: 0 }).await);
                         Err(status)
                     }
@@ -275,7 +275,7 @@ impl Person {
         self.outside.regrouped.set(self.outside.regrouped.get() + 1);
     }
 
-    /// A write that must be acknowledged, now that all is well again.
+    /// Makes a write that must be acknowledged, because everything is repaired.
     async fn has_the_last_word(mut self) {
         for attempt in 0.. {
             let name = format!("last-{attempt}");

@@ -1,6 +1,6 @@
-//! Placements converge: once nothing goes wrong any more, every function has as many copies as it
-//! should on nodes that are alive, every worker that is there is registered, serves what is placed
-//! on it and nothing else, and has told everything that it has to tell.
+//! Invariant: placements converge. After all repairs, every function has the desired number of copies
+//! on live nodes. Every running worker is registered, serves exactly its placements, and has no
+//! checkpoint left to send.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,13 +23,13 @@ pub(crate) fn converged(ends: &BTreeMap<u64, State>, workers: &[WorkerEnd]) -> V
     Ok(())
 }
 
-/// Nodes that are alive and have a GPU.
+/// Returns the live nodes with a GPU.
 fn places(state: &State) -> BTreeSet<&NodeName> {
     let nodes = state.nodes().filter(|node| node.status == NodeStatus::Live && !node.gpus.is_empty());
     nodes.map(|node| &node.name).collect()
 }
 
-/// Whether a node has room for a function.
+/// Whether a node has enough memory for a function.
 fn fits(state: &State, function: &Function) -> bool {
     let artifact = state.artifact(&function.latest().digest);
     function.enabled && artifact.is_some_and(|artifact| artifact.model.weights <= HOST_MEMORY)
@@ -75,7 +75,7 @@ fn registrations(state: &State, workers: &[WorkerEnd]) -> Verdict {
 }
 
 #[test]
-fn when_all_is_well_again_every_function_is_where_it_should_be() {
+fn after_all_repairs_every_function_is_placed_and_served() {
     crate::runs::hold("placements converge");
 }
 
@@ -89,10 +89,12 @@ mod planted {
 
     const SERVED: &str = "f";
 
-    /// A function of two copies on two nodes, of which one is placed.
+    /// Returns a state with two nodes and a function of two copies, placed on the given nodes.
     fn state(copies: &[&str]) -> State {
         let digest = Digest::of(b"m");
-        let (weights, inputs, outputs) = (Bytes(1), Vec::new(), Vec::new());
+        let weights = Bytes(1);
+        let inputs = Vec::new();
+        let outputs = Vec::new();
         let model = ModelSummary { weights, parameters: 1, launches: 1, inputs, outputs };
         let mut spec = FunctionSpec::new(millrace_proto::convert::function_key("", SERVED).unwrap());
         spec.replicas = 2;
@@ -130,7 +132,7 @@ mod planted {
     }
 
     #[test]
-    fn a_missing_copy_or_one_that_is_not_served_is_noticed() {
+    fn a_missing_or_unserved_copy_is_detected() {
         let check = |copies: &[&str], second| {
             let ends = [(1, state(copies))].into();
             converged(&ends, &[worker("n1", 1, true, true), second]).is_ok()
@@ -138,8 +140,8 @@ mod planted {
         let both = ["n1", "n2"];
         assert!(check(&both, worker("n2", 2, true, true)));
         assert!(!check(&["n1"], worker("n2", 2, false, true)), "one copy is missing");
-        assert!(!check(&both, worker("n2", 2, false, true)), "one is not served");
-        assert!(!check(&both, worker("n2", 1, true, true)), "of an epoch that is over");
-        assert!(!check(&both, worker("n2", 2, true, false)), "something was not told");
+        assert!(!check(&both, worker("n2", 2, false, true)), "one copy is not served");
+        assert!(!check(&both, worker("n2", 1, true, true)), "the epoch has ended");
+        assert!(!check(&both, worker("n2", 2, true, false)), "a checkpoint is left to send");
     }
 }

@@ -1,5 +1,5 @@
-//! Three controllers that write without a pause and whose machines do as they are told: for what is
-//! about one thing that goes wrong, and not about what a seed decides.
+//! Three controllers that write continuously on machines without random faults, for tests of a single
+//! fault.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -24,13 +24,13 @@ use crate::network::{dial, incoming};
 
 const PORT: u16 = 7070;
 const FAST_MS: u64 = 2;
-/// Between two writes.
+/// The pause between two writes.
 const WRITE_EVERY: Duration = Duration::from_millis(50);
 
-/// What a test does to the store that a controller opened.
+/// A test's modification of a controller's store after it was opened.
 type Opened = fn(u64, &mut Store<State>);
 
-/// A disk whose writes take so many milliseconds, and the machine it is in.
+/// A disk with a fixed write time in milliseconds, and its machine.
 #[derive(Debug, Clone)]
 struct Paced {
     write_ms: Arc<AtomicU64>,
@@ -122,7 +122,7 @@ impl Group {
         Self::form_opening(|_, _| ())
     }
 
-    /// As [`Self::form`], where each controller's store is changed as it is opened.
+    /// Forms a group like [`Self::form`], with each controller's store modified after it is opened.
     pub(crate) fn form_opening(opened: Opened) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let mut sim = turmoil::Builder::new()
@@ -133,11 +133,13 @@ impl Group {
             .max_message_latency(Duration::from_millis(3))
             .tcp_capacity(1 << 16)
             .build();
-        let (watches, mut disks) = (Watches::default(), BTreeMap::new());
+        let watches = Watches::default();
+        let mut disks = BTreeMap::new();
         for id in 1..=3 {
             let disk = Paced { write_ms: Arc::new(AtomicU64::new(FAST_MS)), opened };
             disks.insert(id, disk.clone());
-            let (dir, watches) = (dir.path().join(format!("c{id}")), watches.clone());
+            let dir = dir.path().join(format!("c{id}"));
+            let watches = watches.clone();
             sim.host(format!("c{id}"), move || control(id, dir.clone(), disk.clone(), watches.clone()));
         }
         let mut group = Self { sim, disks, watches, _dir: dir };
@@ -145,18 +147,18 @@ impl Group {
         group
     }
 
-    /// The term and the controller that leads in it, the latest if two believe so.
+    /// Returns the term and the leader; the later term if two controllers believe to lead.
     pub(crate) fn leader(&self) -> Option<(u64, u64)> {
         let watches = self.watches.borrow();
         watches.iter().filter_map(|(&id, watch)| Some((watch.leads()?, id))).max()
     }
 
-    /// The last log entry that a controller applied.
+    /// Returns the last log entry that a controller applied.
     pub(crate) fn written(&self, id: u64) -> u64 {
         self.watches.borrow()[&id].last_applied().map_or(0, |last| last.index)
     }
 
-    /// The entry after which a controller's state was found to differ from a majority's.
+    /// Returns the entry after which a controller's state was found to differ from a majority's.
     pub(crate) fn diverged(&self, id: u64) -> Option<u64> {
         self.watches.borrow()[&id].diverged()
     }

@@ -1,4 +1,4 @@
-//! Entries for histories in which something is wrong: a checker that cannot fail shows nothing.
+//! Entries for histories with planted violations: a check that cannot fail proves nothing.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -63,7 +63,7 @@ pub(crate) fn register(term: u64, index: u64, node: &str) -> Entry<State> {
     commands(term, index, vec![registration(node)])
 }
 
-/// A log that was applied entry by entry, a millisecond apart.
+/// Returns an applied log, with one millisecond between entries.
 pub(crate) fn applied(entries: Vec<Entry<State>>) -> BTreeMap<u64, (Duration, Entry<State>)> {
     let at = |entry: Entry<State>| {
         let index = entry.log_id.index;

@@ -6,13 +6,13 @@ use openraft::{Entry, EntryPayload};
 
 use crate::history::{History, Verdict};
 
-/// What each command of an entry came to, when they were applied again.
+/// The commands of an entry with the outcomes of applying them again.
 pub(crate) type Outcomes<'a> = &'a [(&'a Proposal, Outcome)];
 
-/// Shows every entry with what its commands came to, and the state after it.
+/// Calls `see` with every entry, the outcomes of its commands, and the state after it.
 ///
 /// # Errors
-/// When an entry was never seen; or as `see`.
+/// An entry was never observed; or the error of `see`.
 pub(crate) fn each(
     history: &History,
     mut see: impl FnMut(u64, (&Entry<ClusterConfig>, Outcomes<'_>), &State) -> Verdict,
@@ -20,7 +20,9 @@ pub(crate) fn each(
     let mut state = State::default();
     for (expected, (&index, (_, entry))) in (0..).zip(&history.applied) {
         if index != expected {
-            return Err(format!("entry {expected} was applied by nobody, and entry {index} was").into());
+            return Err(
+                format!("no controller applied entry {expected}, but one applied entry {index}").into()
+            );
         }
         let mut outcomes = Vec::new();
         if let EntryPayload::Normal(proposals) = &entry.payload {

@@ -1,4 +1,4 @@
-//! The runs of this test: which seeds, each run once for all invariants, and what came of them.
+//! The runs of this test: the seeds, each run once for all invariants, and the results.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher as _};
@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::group;
 use crate::history::{Created, History, NodeAnswer, RegisterAnswer, Verdict};
 
-/// The seeds of a run that names none: few, that meet everything.
+/// The default seeds: few, which together cover every kind of event.
 const SEEDS: [u64; 2] = [2, 5];
 
 type Check = fn(&History) -> Verdict;
 
-/// What must hold, by the name of its file.
+/// The invariants, by the names of their files.
 const INVARIANTS: [(&str, Check); 10] = [
     ("election safety", crate::election_safety::check),
     ("log matching", crate::log_matching::check),
@@ -27,11 +27,11 @@ const INVARIANTS: [(&str, Check); 10] = [
     ("linearizability", crate::linearizability::check),
 ];
 
-/// What one run showed.
+/// The result of one run.
 #[derive(Default)]
 struct Run {
     seed: u64,
-    /// It did not come to its end: why.
+    /// The reason why the run broke off, if it did.
     broke_off: Option<String>,
     violations: BTreeMap<&'static str, String>,
     faults: Vec<String>,
@@ -39,7 +39,7 @@ struct Run {
     met: Met,
 }
 
-/// What a run met: a run that met nothing shows nothing.
+/// Event counts of a run: a run without events proves nothing.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Met {
     pub(crate) terms: usize,
@@ -62,7 +62,7 @@ pub(crate) struct Met {
 }
 
 impl Met {
-    /// What two runs met together.
+    /// Adds the counts of two runs.
     fn and(self, other: Self) -> Self {
         Self {
             terms: self.terms + other.terms,
@@ -118,7 +118,7 @@ impl Met {
     }
 }
 
-/// The seeds to run: those of the environment, or a few.
+/// Returns the seeds from the environment, or the default seeds.
 fn seeds() -> Vec<u64> {
     let number = |it: &str| it.parse::<u64>().expect("a number");
     match (std::env::var("MILLRACE_SEED"), std::env::var("MILLRACE_SEEDS")) {
@@ -131,7 +131,7 @@ fn seeds() -> Vec<u64> {
     }
 }
 
-#[allow(clippy::disallowed_methods, reason = "says how long a run takes, and nothing goes by it")]
+#[allow(clippy::disallowed_methods, reason = "reports the duration of a run, on which nothing depends")]
 fn run(seed: u64) -> Run {
     let began = std::time::Instant::now();
     let judged = || {
@@ -143,7 +143,7 @@ fn run(seed: u64) -> Run {
     };
     let (ran, violations, history): (_, BTreeMap<_, _>, _) = match std::panic::catch_unwind(judged) {
         Ok(judged) => judged,
-        // Once, and not again for every test that asks; the other runs go on.
+        // Record the panic once, so that the other runs continue and not every test panics again.
         Err(panic) => {
             let why = panic.downcast_ref::<String>().cloned().unwrap_or_else(|| "see above".to_owned());
             eprintln!("MILLRACE_SEED={seed} broke off after {:.1?}", began.elapsed());
@@ -162,7 +162,7 @@ fn run(seed: u64) -> Run {
     run
 }
 
-/// Every run, each of which is made once: by whoever asks first.
+/// Returns all runs. The first caller makes them.
 fn runs() -> &'static [Run] {
     static RUNS: OnceLock<Vec<Run>> = OnceLock::new();
     RUNS.get_or_init(|| {
@@ -181,7 +181,7 @@ fn runs() -> &'static [Run] {
     })
 }
 
-/// Fails with what to do to see it again, if an invariant does not hold in some run.
+/// Panics with the seed to reproduce, if an invariant does not hold in a run.
 pub(crate) fn hold(invariant: &str) {
     let failed: Vec<_> = runs().iter().filter(|run| run.violations.contains_key(invariant)).collect();
     if let Some(run) = failed.first() {
@@ -196,7 +196,7 @@ pub(crate) fn hold(invariant: &str) {
 }
 
 #[test]
-fn every_run_comes_to_its_end() {
+fn every_run_completes() {
     let broken: Vec<_> = runs().iter().filter_map(|run| Some((run.seed, run.broke_off.as_ref()?))).collect();
     if let Some((seed, why)) = broken.first() {
         let seeds: Vec<_> = broken.iter().map(|(seed, _)| seed).collect();
@@ -205,14 +205,14 @@ fn every_run_comes_to_its_end() {
 }
 
 #[test]
-fn no_log_halts_while_its_disk_is_well() {
+fn no_log_halts_on_a_healthy_disk() {
     for run in runs() {
         assert!(run.halts.is_empty(), "MILLRACE_SEED={}: {:?}", run.seed, run.halts);
     }
 }
 
 #[test]
-fn the_runs_met_what_they_are_for() {
+fn the_runs_cover_every_kind_of_event() {
     let met = runs().iter().map(|run| run.met).fold(Met::default(), Met::and);
     eprintln!("{met:?}");
     let Met { acknowledged, unknown, reads, registered, synced, fenced, .. } = met;
@@ -227,18 +227,18 @@ fn the_runs_met_what_they_are_for() {
         (fenced, "checkpoint fenced"),
         (streamed, "worker attached"),
         (safe, "worker's checkpoint acknowledged"),
-        (told, "worker told what to serve"),
+        (told, "desired state sent to a worker"),
         (lost, "worker found lost"),
         (goodbyes, "worker left in order"),
         (snapshots, "snapshot taken"),
         (installed, "snapshot installed"),
-        (regrouped, "change of the group"),
+        (regrouped, "membership change"),
     ] {
         assert_ne!(count, 0, "no {what}: {met:?}");
     }
 }
 
-/// The same number for the same value, in every run.
+/// Returns a digest that is equal for equal values in every run.
 pub(crate) fn digest(value: &impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
     value.hash(&mut hasher);

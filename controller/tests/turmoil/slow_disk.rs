@@ -1,11 +1,11 @@
-//! A leader whose disk is slow, and not so slow that the others depose it, hands leadership over; and
-//! where all disks are slow, leadership does not run in circles.
+//! Tests of a leader with a slow disk that is too fast for the followers to depose the leader: it hands
+//! leadership over. If all disks are slow, leadership does not circle.
 
 use std::time::Duration;
 
 use crate::plain::Group;
 
-/// Below what followers wait before they stand: they never would.
+/// A write time below the election timeout, so that no follower ever calls an election.
 const SLOW_MS: u64 = 300;
 
 #[test]
@@ -13,22 +13,22 @@ fn a_leader_with_a_slow_disk_hands_over_and_the_next_one_stays() {
     let mut group = Group::form();
     let (_, leader) = group.leader().unwrap();
     group.slow(leader, SLOW_MS);
-    group.until("another leads", |group| group.leader().is_some_and(|(_, id)| id != leader));
-    // Whoever stood meanwhile stands no more.
+    group.until("another leader", |group| group.leader().is_some_and(|(_, id)| id != leader));
+    // Elections that began meanwhile have ended.
     group.pass(Duration::from_secs(2));
     let next = group.leader().unwrap();
     assert_ne!(next.1, leader);
     group.pass(Duration::from_secs(15));
-    assert_eq!(group.leader(), Some(next), "a slow disk of a follower moves nothing");
+    assert_eq!(group.leader(), Some(next), "a follower's slow disk changes nothing");
 }
 
 #[test]
-fn leadership_stays_where_all_disks_are_slow() {
+fn leadership_stays_if_all_disks_are_slow() {
     let mut group = Group::form();
     let first = group.leader().unwrap();
     for id in 1..=3 {
         group.slow(id, SLOW_MS);
     }
     group.pass(Duration::from_secs(25));
-    assert_eq!(group.leader(), Some(first), "nothing would be better");
+    assert_eq!(group.leader(), Some(first), "no voter has a faster disk");
 }

@@ -1,6 +1,6 @@
-//! State machine safety (Raft, §5.4.3): no two controllers apply different entries at one index. So
-//! whoever has applied the same entries has the same state, byte for byte; and so has whoever
-//! applies the log again from its beginning.
+//! Invariant: state machine safety (Raft, §5.4.3). No two controllers apply different entries at one
+//! index. So controllers that have applied the same entries have the same state, byte for byte.
+//! Applying the log again from its beginning gives this state too.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -34,7 +34,7 @@ pub(crate) fn check(history: &History) -> Verdict {
     Ok(())
 }
 
-/// The digest of the state after each entry of the log after which some state was seen.
+/// Returns the digest of the replayed state after each entry in `seen`.
 fn replay(history: &History, seen: &BTreeSet<u64>) -> Result<BTreeMap<u64, u64>, Violation> {
     let mut digests = BTreeMap::new();
     crate::replay::each(history, |index, _, state| {
@@ -47,7 +47,7 @@ fn replay(history: &History, seen: &BTreeSet<u64>) -> Result<BTreeMap<u64, u64>,
 }
 
 #[test]
-fn the_same_entries_give_the_same_state_everywhere() {
+fn the_same_entries_give_the_same_state_on_every_controller() {
     crate::runs::hold("state machine safety");
 }
 
@@ -59,7 +59,7 @@ mod planted {
     use crate::planted::{applied, blank, commands, init, position, register};
 
     #[test]
-    fn another_state_or_another_entry_at_an_index_is_noticed() {
+    fn another_state_or_another_entry_at_an_index_is_detected() {
         let entries = || vec![blank(1, 0), commands(1, 1, vec![init()]), register(1, 2, "a")];
         let history = |states| History { applied: applied(entries()), states, ..History::default() };
         let digest = replay(&history(Vec::new()), &[2].into()).unwrap()[&2];

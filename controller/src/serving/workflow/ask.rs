@@ -22,8 +22,8 @@ use crate::passed::Passing;
 use crate::serving::dispatch::Call;
 use crate::serving::{Serving, tensors};
 
-/// How long beyond the request's timeout a worker keeps the run's objects, because the controller that
-/// would release them may be gone.
+/// /// The time beyond the request's timeout for which a worker keeps the run's objects, because the
+/// controller that would release them may be gone.
 const HOLD_GRACE: Duration = Duration::from_secs(5);
 /// Concurrent function calls of one request, including its nested workflows.
 const OUT_MAX: usize = 64;

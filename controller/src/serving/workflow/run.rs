@@ -30,8 +30,8 @@ use crate::serving::Serving;
 
 pub(super) use self::losses::let_go_of;
 
-/// How much earlier than by this controller's clock a request's time may be over: the gateway counts
-/// the timeout from the request's arrival.
+/// /// The tolerance for a request's timeout by this controller's clock: the gateway counts the timeout
+/// from the request's arrival, so its end may be seen this much earlier.
 const OVER_EARLY: Duration = Duration::from_millis(5);
 
 /// The nesting depth of a run.

@@ -1,4 +1,4 @@
-//! A controller of a group, which can be killed and started again.
+//! A controller of a group, which a test can kill and restart.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use tonic::transport::Channel;
 use super::threads::Threads;
 use crate::support::{channel, config, soon};
 
-/// One controller in runtimes of its own, so that it can be killed like a process, on a port that
-/// stays its own.
+/// A controller with its own runtimes, so that it can be killed like a process. Its ports stay the
+/// same.
 pub(crate) struct Member {
-    /// `None` while it is down.
+    /// The running controller; `None` while it is down.
     pub(super) up: Option<(Threads, Controller)>,
     pub(crate) config: ControllerConfig,
     client: SocketAddr,
@@ -60,14 +60,14 @@ impl Member {
         self.config.id.0
     }
 
-    /// Ends it like kill -9: its tasks end wherever they are.
+    /// Ends the controller like kill -9: its tasks end at any point.
     pub(crate) fn kill(&mut self) {
         let (threads, controller) = self.up.take().unwrap();
         std::mem::forget(controller);
         threads.end();
     }
 
-    /// Takes the only thread that serves its clients for so long, as a large request does that is decoded there.
+    /// Blocks the only thread that serves clients, like decoding a large request on that thread.
     pub(crate) async fn block(&self, span: Duration) {
         let (threads, _) = self.up.as_ref().unwrap();
         let blocked = threads.requests.spawn(async move {
@@ -89,7 +89,7 @@ impl Member {
         std::fs::write(self.file(model), bytes).unwrap();
     }
 
-    /// The replicated state, as this one has it.
+    /// Returns this controller's copy of the replicated state.
     pub(crate) fn state(&self) -> State {
         self.up.as_ref().unwrap().1.state()
     }
@@ -108,12 +108,12 @@ impl Drop for Member {
     }
 }
 
-/// Starts a controller in runtimes of its own. A directory that was just killed may be locked for a
-/// moment: its runtimes end in the background.
+/// Starts a controller with its own runtimes. The directory of a killed controller may stay locked for
+/// a moment, because its runtimes end in the background.
 pub(super) async fn run(
     config: &ControllerConfig,
 ) -> Result<(Threads, Controller), millrace_controller::StartError> {
-    soon("the directory and the ports of the one that was killed are free", async {
+    soon("the release of the killed controller's directory and ports", async {
         loop {
             let threads = Threads::new();
             match threads.start(config).await {

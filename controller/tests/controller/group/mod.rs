@@ -1,4 +1,4 @@
-//! Three controllers in one process, over loopback, through the interfaces that people use.
+//! Tests of three controllers in one process over loopback, through the interfaces of clients.
 
 mod member;
 mod threads;
@@ -19,13 +19,13 @@ pub(crate) use self::member::Member;
 use self::member::run;
 use crate::support::{apply, apply_request, channel, get, mlp, reason, until, upload};
 
-/// Three voters; the first leads.
+/// Starts three voters, with the first as leader.
 pub(crate) async fn three() -> Vec<Member> {
     let first = Member::start(1, Start::Bootstrap).await;
     let second = Member::start(2, first.joining(JoinAs::Voter)).await;
     let third = Member::start(3, second.joining(JoinAs::Voter)).await;
-    // It does, unless the machine stood still for so long that another was elected.
-    until("controller 1 leads", async || {
+    // Controller 1 leads, unless the machine stalled for so long that another controller was elected.
+    until("the leadership of controller 1", async || {
         let transfer = api::TransferLeadershipRequest { id: 1 };
         first.admin().transfer_leadership(transfer).await.ok()
     })
@@ -37,12 +37,13 @@ pub(crate) async fn status(member: &Member) -> api::ClusterStatus {
     member.admin().get_cluster_status(api::GetClusterStatusRequest {}).await.unwrap().into_inner()
 }
 
-/// What is said of the group: of a busy machine's disk more may be said, and rightly.
+/// Returns the warnings about the group, without those about disks, because a busy machine's disk may
+/// be slow.
 pub(crate) fn of_group(status: &api::ClusterStatus) -> Vec<&String> {
     status.warnings.iter().filter(|it| !it.starts_with("the disk of controller")).collect()
 }
 
-/// Each controller's part, by id.
+/// Returns each controller's role, and whether it votes, by id.
 async fn roles(member: &Member) -> BTreeMap<u64, (api::ControllerRole, bool)> {
     let controllers = status(member).await.controllers.into_iter();
     controllers.map(|it| (it.id, (it.role(), it.voter))).collect()
@@ -69,7 +70,7 @@ const fn role(role: api::ControllerRole, voter: bool) -> (api::ControllerRole, b
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn any_controller_takes_writes_and_reads_what_was_written_through_another() {
+async fn a_write_through_any_controller_is_read_through_any_other() {
     let members = three().await;
     use api::ControllerRole::{Follower, Leader};
     let expected = [(1, role(Leader, true)), (2, role(Follower, true)), (3, role(Follower, true))];
@@ -91,7 +92,7 @@ async fn any_controller_takes_writes_and_reads_what_was_written_through_another(
                 timeout: Some(prost_types::Duration { seconds: generation, nanos: 0 }),
                 ..crate::support::spec("f")
             }),
-            // Without a key, a write that a change of the leader has caught is not tried again.
+            // Without a key, a write is not retried after a change of leadership.
             idempotency_key: format!("generation {generation}"),
             ..apply_request("f", &mlp())
         };
@@ -102,20 +103,21 @@ async fn any_controller_takes_writes_and_reads_what_was_written_through_another(
     }
 }
 
-/// Four times as long as followers hear nothing before one of them stands for election.
+/// Four election timeouts.
 const BLOCKED: Duration = Duration::from_secs(2);
-/// A busy machine may cost a leader its place at any time, though not each time.
+/// Rounds of the test: a busy machine may cost a leader its leadership at any time, but not in each
+/// round.
 const BLOCKED_ROUNDS: u32 = 5;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_leader_whose_request_threads_are_blocked_still_leads() {
+async fn a_leader_with_blocked_request_threads_keeps_its_leadership() {
     let members = three().await;
     for _ in 0..BLOCKED_ROUNDS {
         let led =
             until("a leader", async || Some(status(&members[0]).await.leader).filter(|it| *it > 0)).await;
         let leader = members.iter().position(|member| member.id() == led).unwrap();
         members[leader].block(BLOCKED).await;
-        // Of a member that heard of every election meanwhile.
+        // Ask a member that heard of every election meanwhile.
         let other = &members[(leader + 1) % members.len()];
         if status(other).await.leader == led {
             return;
@@ -125,15 +127,15 @@ async fn a_leader_whose_request_threads_are_blocked_still_leads() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_model_file_is_on_a_majority_at_once_and_everywhere_soon() {
+async fn a_model_file_is_on_a_majority_after_its_upload_and_soon_on_all_controllers() {
     let mut members = three().await;
     members[0].kill();
-    // Two of three are left, and both must hold it.
+    // Two of three controllers are up, so both must hold the file.
     until("a leader", async || upload(&mut members[1].admin(), &mlp()).await.ok()).await;
     assert!(members[1].has_file(&mlp()) && members[2].has_file(&mlp()));
     apply(&mut members[2].admin(), "f", &mlp()).await.unwrap();
     members[0].restart().await;
-    until("the one that was away fetches it", async || {
+    until("the fetch by the restarted controller", async || {
         status(&members[0]).await;
         members[0].has_file(&mlp()).then_some(())
     })
@@ -159,11 +161,11 @@ async fn a_model_file_is_on_a_majority_at_once_and_everywhere_soon() {
     let alone = upload(&mut members[0].admin(), &crate::support::cnn()).await.unwrap_err();
     assert_eq!(reason(&alone), Reason::NoLeader);
     assert!(alone.message().contains("only 1 of 3 controllers hold"), "{alone}");
-    assert!(!members[0].has_file(&crate::support::cnn()), "nothing is left of it");
+    assert!(!members[0].has_file(&crate::support::cnn()), "the refused upload leaves no file");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn writes_resume_when_the_leader_is_killed_and_again_when_it_is_back() {
+async fn writes_resume_after_the_leader_is_killed_and_after_it_restarts() {
     let mut members = three().await;
     upload(&mut members[0].admin(), &mlp()).await.unwrap();
     apply(&mut members[1].admin(), "before", &mlp()).await.unwrap();
@@ -171,7 +173,7 @@ async fn writes_resume_when_the_leader_is_killed_and_again_when_it_is_back() {
     let mut admin = members[1].admin();
     until("writes resume", async || apply(&mut admin, "after", &mlp()).await.ok()).await;
     assert_eq!(get(&mut members[2].admin(), "before").await.unwrap().generation, 1);
-    assert!(status(&members[2]).await.warnings.iter().any(|it| it.contains("one more lost")));
+    assert!(status(&members[2]).await.warnings.iter().any(|it| it.contains("after one more loss")));
 
     members[0].restart().await;
     assert_eq!(get(&mut members[0].admin(), "after").await.unwrap().generation, 1);
@@ -179,7 +181,7 @@ async fn writes_resume_when_the_leader_is_killed_and_again_when_it_is_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_last_one_up_refuses_writes_and_reads_stale() {
+async fn the_last_controller_refuses_writes_and_serves_stale_reads() {
     let mut members = three().await;
     upload(&mut members[0].admin(), &mlp()).await.unwrap();
     apply(&mut members[2].admin(), "f", &mlp()).await.unwrap();
@@ -211,8 +213,8 @@ async fn a_dead_controller_is_replaced() {
     remove(&members[1], 3).await.unwrap();
     let fourth = Member::try_start(4, members[1].joining(JoinAs::Learner), |_| {}).await.unwrap();
     assert_eq!(roles(&fourth).await[&4], role(Learner, false));
-    // The leader may not have heard from it yet: then it says that it may be asked again.
-    let promoted = until("it has the log", async || {
+    // The leader may not have heard from the new member yet: then the refusal is retryable.
+    let promoted = until("the promotion", async || {
         let asked =
             fourth.admin().promote_controller(api::PromoteControllerRequest { id: 4, no_wait: false }).await;
         match asked {
@@ -227,11 +229,11 @@ async fn a_dead_controller_is_replaced() {
     let voters: Vec<_> = promoted.members.iter().filter(|it| it.voter).map(|it| it.id).collect();
     assert_eq!(voters, vec![1, 2, 4]);
     let expected = [(1, role(Leader, true)), (2, role(Follower, true)), (4, role(Follower, true))];
-    until("it hears that it is one", async || {
+    until("the new membership", async || {
         (roles(&members[0]).await == BTreeMap::from(expected)).then_some(())
     })
     .await;
-    until("it holds the model files too", async || {
+    until("the fetch of the model file", async || {
         status(&fourth).await;
         fourth.has_file(&mlp()).then_some(())
     })
@@ -248,7 +250,7 @@ async fn a_dead_controller_is_replaced() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_leader_that_goes_down_in_order_hands_leadership_over() {
+async fn a_leader_hands_leadership_over_at_shutdown() {
     let mut members = three().await;
     upload(&mut members[1].admin(), &mlp()).await.unwrap();
     let (threads, controller) = members[0].up.take().unwrap();
@@ -260,7 +262,7 @@ async fn a_leader_that_goes_down_in_order_hands_leadership_over() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_leader_that_lost_its_followers_says_that_a_write_is_unknown_and_then_takes_none() {
+async fn a_leader_without_followers_reports_an_unknown_write_and_then_refuses_writes() {
     let mut members = three().await;
     upload(&mut members[0].admin(), &mlp()).await.unwrap();
     members[1].kill();
@@ -275,7 +277,7 @@ async fn a_leader_that_lost_its_followers_says_that_a_write_is_unknown_and_then_
 }
 
 #[tokio::test]
-async fn an_empty_directory_is_refused_where_one_was_expected() {
+async fn an_empty_directory_is_refused_by_a_controller_that_must_reopen_one() {
     let refused = Member::try_start(2, Start::Reopen, |_| {}).await.err().unwrap();
     assert!(refused.to_string().contains("is empty"), "{refused}");
     let mut first = Member::start(1, Start::Bootstrap).await;
@@ -289,7 +291,7 @@ async fn an_empty_directory_is_refused_where_one_was_expected() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_group_comes_back_after_all_of_it_was_killed() {
+async fn a_group_recovers_after_all_its_members_were_killed() {
     let mut members = three().await;
     upload(&mut members[0].admin(), &mlp()).await.unwrap();
     apply(&mut members[1].admin(), "f", &mlp()).await.unwrap();
@@ -304,12 +306,12 @@ async fn a_group_comes_back_after_all_of_it_was_killed() {
     assert_eq!(read.generation, 1);
     let mut again = ControllerConfig { insecure: false, ..members[1].config.clone() };
     members[1].kill();
-    // A controller that moved says so itself.
+    // A controller with a new address reports the address itself.
     again.internal_listen.set_port(0);
     members[1].config = again;
     members[1].restart().await;
     let moved = members[1].up.as_ref().unwrap().1.internal_addr().to_string();
-    until("the group knows where it is", async || {
+    until("the new address in the group's status", async || {
         let controllers = status(&members[0]).await.controllers;
         controllers.into_iter().find(|it| it.id == 2 && it.internal_address == moved && it.reachable)
     })

@@ -1,11 +1,11 @@
-//! The threads of a controller, as a process has them.
+//! The threads of a controller's process.
 
 use std::sync::Arc;
 
 use millrace_controller::{Controller, ControllerConfig, RaftRuntime, StartError, Tcp};
 use tokio::runtime::{Builder, Runtime};
 
-/// One thread for requests, and those of Raft.
+/// One thread for requests, and the threads of Raft.
 pub(crate) struct Threads {
     pub(crate) requests: Runtime,
     raft: RaftRuntime,
@@ -17,13 +17,13 @@ impl Threads {
         Self { requests, raft: RaftRuntime::start().unwrap() }
     }
 
-    /// Starts a controller here.
+    /// Starts a controller on these threads.
     pub(crate) async fn start(&self, config: &ControllerConfig) -> Result<Controller, StartError> {
         let config = ControllerConfig { raft_runtime: Some(self.raft.handle()), ..config.clone() };
         self.requests.spawn(millrace_controller::start(config, Arc::new(Tcp))).await.unwrap()
     }
 
-    /// Ends what runs there wherever it is.
+    /// Ends all tasks on these threads at any point.
     pub(crate) fn end(self) {
         self.requests.shutdown_background();
         drop(self.raft);

@@ -1,4 +1,4 @@
-//! What becomes of a run when something fails under it.
+//! Tests of workflow runs with failures.
 
 use millrace_proto::admin::{self as api, workflow_step::Run};
 use millrace_proto::worker as wire;
@@ -13,7 +13,7 @@ use crate::stub::Stub;
 use crate::support::{Cluster, apply_request, mlp, soon, upload};
 
 #[tokio::test]
-async fn what_was_lost_is_made_again() {
+async fn a_lost_object_is_produced_again() {
     let (cluster, mut worker) = two_in_a_row().await;
     let answering = infer(&cluster, "w");
     keep(worker.call().await, 1);
@@ -21,19 +21,20 @@ async fn what_was_lost_is_made_again() {
     respond(second, wire::InvokeResponse { lost: vec![id(1)], ..Default::default() });
 
     let again = worker.call().await;
-    assert_eq!(again.request.inputs[0].data.len(), 256, "the request's own input, which is kept");
+    assert_eq!(again.request.inputs[0].data.len(), 256, "the input of the request is still available");
     keep(again, 2);
     let second = worker.call().await;
     assert_eq!(taken(&second), [2]);
     second.answer();
     answer_of(answering).await.unwrap();
-    // The first was out of reach for whoever asked, and may be there all the same.
+    // The first object was out of reach for the second call's worker, but may still exist, so it is
+    // released too.
     assert_eq!(released(&mut worker).await, [1]);
     assert_eq!(released(&mut worker).await, [2]);
 }
 
 #[tokio::test]
-async fn what_is_lost_again_and_again_ends_the_run() {
+async fn a_run_ends_after_repeated_losses_of_the_same_object() {
     let (cluster, mut worker) = two_in_a_row().await;
     let answering = infer(&cluster, "w");
     for counter in 1..=3 {
@@ -46,7 +47,7 @@ async fn what_is_lost_again_and_again_ends_the_run() {
     assert!(failure.message.contains("of workflow default/w: "), "{}", failure.message);
 }
 
-/// A step over rows, whose outputs another takes as one.
+/// Starts a workflow with a step over rows, and a last step that reads all rows at once.
 async fn rows_then_all() -> (Cluster, Stub) {
     let cluster = Cluster::start().await;
     cluster.deploy("f", &mlp()).await;
@@ -58,7 +59,7 @@ async fn rows_then_all() -> (Cluster, Stub) {
     (cluster, worker)
 }
 
-/// Keeps what comes of each of four rows, which come in any order, under the number that is in it.
+/// Keeps the outputs of four rows, which arrive in any order, under the number in each row.
 async fn keep_rows(worker: &mut Stub, beyond: u64) {
     for _ in 0..4 {
         let call = worker.call().await;
@@ -68,16 +69,16 @@ async fn keep_rows(worker: &mut Stub, beyond: u64) {
 }
 
 #[tokio::test]
-async fn all_that_was_lost_is_made_again_at_once() {
+async fn all_lost_objects_are_produced_again_at_once() {
     let (cluster, mut worker) = rows_then_all().await;
     let answering = infer(&cluster, "w");
     respond(worker.call().await, rows_of(&[1.0, 2.0, 3.0, 4.0]));
     keep_rows(&mut worker, 0).await;
     let last = worker.call().await;
     assert_eq!((taken(&last), last.request.inputs[0].shape.clone()), (vec![1, 2, 3, 4], vec![4, 64]));
-    // More than a step may be called for the loss of one after the other.
+    // More objects are lost than a step may be called again for, if each loss caused a call of its own.
     respond(last, wire::InvokeResponse { lost: (1..=4).map(id).collect(), ..Default::default() });
-    // What the rows are of was let go of when they were made: it comes first.
+    // The objects with the rows' inputs were released after use, so they are produced again first.
     respond(worker.call().await, rows_of(&[1.0, 2.0, 3.0, 4.0]));
     keep_rows(&mut worker, 10).await;
     let last = worker.call().await;
@@ -86,7 +87,7 @@ async fn all_that_was_lost_is_made_again_at_once() {
     assert_eq!(answer_of(answering).await.unwrap().outputs[0].shape, [4, 64]);
 }
 
-/// `once`, which may not run twice, and the MLP as `f`.
+/// Starts a cluster with the MLP as `once`, which is not idempotent, and as `f`.
 async fn once_and_again() -> (Cluster, Stub) {
     let cluster = Cluster::start().await;
     let mut once = apply_request("once", &mlp());
@@ -100,7 +101,7 @@ async fn once_and_again() -> (Cluster, Stub) {
 }
 
 #[tokio::test]
-async fn what_may_not_run_twice_is_not_made_again() {
+async fn a_lost_object_of_a_step_that_is_not_idempotent_is_not_produced_again() {
     let (cluster, mut worker) = once_and_again().await;
     apply_workflow(&cluster, chain("inner", &[function("once")])).await.unwrap();
     for (name, first) in [("w", function("once")), ("nested", Run::Workflow("inner".into()))] {
@@ -115,34 +116,34 @@ async fn what_may_not_run_twice_is_not_made_again() {
 }
 
 #[tokio::test]
-async fn a_run_that_ends_after_a_step_says_that_some_of_it_ran() {
+async fn a_run_that_ends_after_a_step_may_have_executed() {
     let (cluster, mut worker) = two_in_a_row().await;
     let answering = infer(&cluster, "w");
     keep(worker.call().await, 1);
-    // It did not begin there, and there is no other worker.
+    // The worker declines the step, and there is no other worker.
     worker.call().await.refuse(Reason::QueueFull);
     let failure = answer_of(answering).await.unwrap_err();
     assert_eq!((failure.reason, failure.may_have_executed), (Reason::QueueFull, true));
     assert!(failure.message.starts_with("step \"s1\" of workflow default/w: "), "{}", failure.message);
     let answering = infer(&cluster, "w");
     worker.call().await.refuse(Reason::QueueFull);
-    assert!(!answer_of(answering).await.unwrap_err().may_have_executed, "none of it did");
+    assert!(!answer_of(answering).await.unwrap_err().may_have_executed, "no step ran");
 }
 
 #[tokio::test]
-async fn a_step_that_fails_ends_the_run_with_its_name_and_reason() {
+async fn a_failing_step_ends_the_run_with_its_name_and_reason() {
     let (cluster, mut worker) = two_in_a_row().await;
     let answering = infer(&cluster, "w");
     keep(worker.call().await, 4);
     worker.call().await.refuse(Reason::ModelFailed);
     let failure = answer_of(answering).await.unwrap_err();
     assert_eq!(failure.reason, Reason::ModelFailed);
-    assert_eq!(failure.message, "step \"s1\" of workflow default/w: as the test wants it");
+    assert_eq!(failure.message, "step \"s1\" of workflow default/w: as requested by the test");
     assert_eq!(released(&mut worker).await, [4]);
 }
 
 #[tokio::test]
-async fn a_run_that_ends_under_a_step_says_that_some_of_it_may_have_run() {
+async fn a_run_that_ends_during_a_step_may_have_executed() {
     let (cluster, mut worker) = two_in_a_row().await;
     let mut beside = chain("beside", &[function("f"), function("f")]);
     beside.steps[1].inputs.insert("x".into(), "input.x".into());
@@ -158,7 +159,7 @@ async fn a_run_that_ends_under_a_step_says_that_some_of_it_may_have_run() {
 }
 
 #[tokio::test]
-async fn a_workflow_that_may_not_run_twice_is_begun_again_if_none_of_it_ran() {
+async fn a_workflow_that_is_not_idempotent_runs_again_if_no_step_of_it_ran() {
     let (cluster, mut worker) = once_and_again().await;
     apply_workflow(&cluster, chain("inner", &[function("once")])).await.unwrap();
     apply_workflow(&cluster, chain("w", &[function("f"), Run::Workflow("inner".into())])).await.unwrap();
@@ -176,7 +177,7 @@ async fn a_workflow_that_may_not_run_twice_is_begun_again_if_none_of_it_ran() {
 }
 
 #[tokio::test]
-async fn a_workflow_that_may_not_run_twice_is_not_begun_again_once_some_of_it_ran() {
+async fn a_workflow_that_is_not_idempotent_does_not_run_again_after_a_step_of_it_ran() {
     let (cluster, mut worker) = once_and_again().await;
     let mut inner = chain("inner", &[function("once"), function("f")]);
     inner.steps[1].inputs.insert("x".into(), "input.x".into());
@@ -187,12 +188,12 @@ async fn a_workflow_that_may_not_run_twice_is_not_begun_again_once_some_of_it_ra
     let answering = infer(&cluster, "w");
     keep(worker.call().await, 1);
     let calls = [worker.call().await, worker.call().await];
-    // Whichever of the two comes first.
+    // The two calls arrive in any order.
     let (once, other): (Vec<_>, Vec<_>) = calls.into_iter().partition(|call| call.request.function == "once");
     for call in once {
         call.answer();
     }
-    // Its answer and the other's are on their way at the same time: either way, it has run.
+    // Both answers are in flight at the same time. In either order, the step has run.
     for call in other {
         respond(call, wire::InvokeResponse { lost: vec![id(1)], ..Default::default() });
     }
@@ -200,7 +201,7 @@ async fn a_workflow_that_may_not_run_twice_is_not_begun_again_once_some_of_it_ra
     assert_eq!((failure.reason, failure.may_have_executed), (Reason::DataLost, true));
 }
 
-/// An output that is said to be held, without where.
+/// Returns an output that is held at a worker, without its location.
 fn nowhere(name: &str) -> wire::InferTensor {
     let part = Part::Held(wire::HeldPart::default());
     let parts = vec![wire::TensorPart { part: Some(part) }];
@@ -208,11 +209,14 @@ fn nowhere(name: &str) -> wire::InferTensor {
 }
 
 #[tokio::test]
-async fn what_came_with_an_answer_that_is_no_use_is_let_go_of() {
+async fn objects_of_an_unusable_answer_are_released() {
     let (cluster, mut worker) = two_in_a_row().await;
     for (outputs, says) in [
-        (vec![held("y", 1), nowhere("z"), held("last", 2)], "returned output \"z\" without data or a location"),
-        (vec![held("x", 1), held("z", 2)], "output \"y\" did not come"),
+        (
+            vec![held("y", 1), nowhere("z"), held("last", 2)],
+            "returned output \"z\" without data or a location",
+        ),
+        (vec![held("x", 1), held("z", 2)], "output \"y\" is missing from the answer"),
     ] {
         let answering = infer(&cluster, "w");
         respond(worker.call().await, wire::InvokeResponse { outputs, ..Default::default() });
@@ -226,7 +230,7 @@ async fn what_came_with_an_answer_that_is_no_use_is_let_go_of() {
 }
 
 #[tokio::test]
-async fn a_run_that_is_refused_before_its_first_call_says_that_none_of_it_ran() {
+async fn a_run_refused_before_its_first_call_has_not_executed() {
     let (cluster, _worker) = two_in_a_row().await;
     let mut spec = chain("rows", &[function("f")]);
     spec.steps[0].each = "x".into();

@@ -1,4 +1,4 @@
-//! Workflows as they are applied, listed and shown.
+//! Tests of workflows that are applied, listed and shown.
 
 use millrace_proto::admin::{self as api, workflow_step::Run};
 use millrace_proto::status::from_status;
@@ -42,7 +42,7 @@ async fn a_workflow_is_listed_shown_changed_and_deleted() {
 }
 
 #[tokio::test]
-async fn what_does_not_fit_is_refused_by_name() {
+async fn an_invalid_workflow_is_refused_with_the_names_of_its_faulty_parts() {
     let cluster = Cluster::start().await;
     let mut admin = cluster.admin();
     cluster.deploy("f", &mlp()).await;
@@ -91,7 +91,7 @@ async fn the_protocol_shows_a_workflow_as_a_model() {
     assert_eq!(names, [("f", "READY"), ("w", "READY")]);
     let unload = oip::RepositoryModelUnloadRequest { model_name: "w".into(), ..Default::default() };
     assert_eq!(reason(&client.repository_model_unload(unload).await.unwrap_err()), Reason::Unimplemented);
-    // What it runs can be, and takes it along.
+    // The workflow's function can be unloaded, which makes the workflow unready.
     let unload = oip::RepositoryModelUnloadRequest { model_name: "f".into(), ..Default::default() };
     client.repository_model_unload(unload).await.unwrap();
     until("the workflow to be unready", async || {

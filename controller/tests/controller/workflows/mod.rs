@@ -1,4 +1,4 @@
-//! Workflows: kept with what they run, and run over stub workers, whose data they leave where it is.
+//! Tests of workflows: stored with their functions, and run on stub workers that keep the data.
 
 mod failures;
 mod kept;
@@ -22,7 +22,7 @@ fn function(name: &str) -> Run {
     Run::Function(name.into())
 }
 
-/// Steps one after the other, each on what the one before gives.
+/// Returns a chain of steps, each with the previous step's output as its input.
 pub(crate) fn chain(name: &str, runs: &[Run]) -> api::WorkflowSpec {
     let from = |at: usize| if at == 0 { "input.x".to_owned() } else { format!("s{}.y", at - 1) };
     let steps = runs.iter().enumerate().map(|(at, run)| step(&format!("s{at}"), run.clone(), &from(at)));
@@ -44,7 +44,7 @@ pub(crate) async fn apply_workflow(
     Ok(answer.workflow.unwrap())
 }
 
-/// A cluster that serves the MLP as `f`, a chain of two of them as `w`, and one worker for it.
+/// Starts a cluster with the MLP as `f`, a chain of two such steps as `w`, and one worker.
 async fn two_in_a_row() -> (Cluster, Stub) {
     let cluster = Cluster::start().await;
     cluster.deploy("f", &mlp()).await;
@@ -58,7 +58,7 @@ fn id(counter: u64) -> wire::DataId {
     wire::DataId { home: "n1".into(), epoch: 1, counter }
 }
 
-/// An output that the worker keeps.
+/// Returns an output that the worker keeps as an object.
 fn held(name: &str, counter: u64) -> wire::InferTensor {
     let object = wire::Object { id: Some(id(counter)), address: String::new(), bytes: 256 };
     let part = wire::HeldPart { object: Some(object), offset: 0, bytes: 256 };
@@ -71,7 +71,7 @@ fn held(name: &str, counter: u64) -> wire::InferTensor {
     }
 }
 
-/// Answers that the worker keeps what came out.
+/// Answers that the worker keeps the output as an object.
 fn keep(call: Call, counter: u64) {
     let outputs = vec![held("y", counter)];
     respond(call, wire::InvokeResponse { outputs, attempts: 1, ..Default::default() });
@@ -81,7 +81,7 @@ fn respond(call: Call, response: wire::InvokeResponse) {
     call.answer.send(Ok(response)).unwrap();
 }
 
-/// The objects that a call takes.
+/// Returns the objects that a call reads.
 fn taken(call: &Call) -> Vec<u64> {
     let parts = call.request.inputs.iter().flat_map(|input| &input.parts);
     let held = parts.filter_map(|part| match &part.part {
@@ -100,7 +100,7 @@ fn row(value: f32) -> Vec<u8> {
     [value; 64].into_iter().flat_map(f32::to_le_bytes).collect()
 }
 
-/// An answer of rows that are all the same number.
+/// Returns an answer with rows, each filled with one number.
 fn rows_of(values: &[f32]) -> wire::InvokeResponse {
     let data = values.iter().flat_map(|value| row(*value)).collect::<Vec<u8>>();
     let output = wire::InferTensor {

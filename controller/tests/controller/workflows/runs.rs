@@ -1,4 +1,4 @@
-//! Runs, and where their data is.
+//! Tests of workflow runs and the location of their data.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::stub::{Call, Stub};
 use crate::support::{Cluster, mlp, soon, until};
 
 #[tokio::test]
-async fn what_a_step_gives_stays_with_its_worker_until_the_next_has_it() {
+async fn a_steps_output_stays_at_its_worker_until_the_next_step_has_read_it() {
     let (cluster, mut worker) = two_in_a_row().await;
     let answering = infer(&cluster, "w");
     let first = worker.call().await;
@@ -29,15 +29,15 @@ async fn what_a_step_gives_stays_with_its_worker_until_the_next_has_it() {
     assert_eq!((taken(&second), second.request.inputs[0].data.len()), (vec![7], 0));
     let Some(Part::Held(part)) = &second.request.inputs[0].parts[0].part else { panic!("an object") };
     let object = part.object.clone().unwrap();
-    assert!(!object.address.is_empty(), "whoever takes it knows whom to ask");
-    assert_eq!(second.request.hold.clone().unwrap().answered, ["y"], "the workflow answers it");
+    assert!(!object.address.is_empty(), "the next worker gets the owner's address");
+    assert_eq!(second.request.hold.clone().unwrap().answered, ["y"], "the output of the workflow");
     second.answer();
 
     let answer = answer_of(answering).await.unwrap();
     assert_eq!((answer.outputs[0].name.as_str(), &answer.outputs[0].shape[..]), ("y", &[1, 64][..]));
     assert_eq!(released(&mut worker).await, [7]);
 
-    // What the second took of the first is told to whoever asks.
+    // The controller reports the bytes that the second step read from the first.
     let mut admin = cluster.admin();
     let get = |passed| api::GetWorkflowRequest { name: "w".into(), passed, ..Default::default() };
     let passed = until("the run to be counted", async || {
@@ -51,9 +51,9 @@ async fn what_a_step_gives_stays_with_its_worker_until_the_next_has_it() {
     assert_eq!(admin.get_workflow(get(false)).await.unwrap().into_inner().passed, None);
 }
 
-/// D29: a step's worker hears what comes next; of what runs under a condition, that it may.
+/// D29: a step's worker gets hints about the next steps, and about a conditional step a weaker one.
 #[tokio::test]
-async fn a_steps_worker_is_told_what_is_likely_to_come_next() {
+async fn a_steps_worker_gets_hints_about_the_next_steps() {
     let cluster = Cluster::start().await;
     for name in ["f", "g", "h"] {
         cluster.deploy(name, &mlp()).await;
@@ -64,7 +64,8 @@ async fn a_steps_worker_is_told_what_is_likely_to_come_next() {
     let mut worker = Stub::start(&cluster, "n1").await;
     until_ready(&cluster, "w").await;
     let answering = infer(&cluster, "w");
-    let (gpu, host) = (wire::WarmTo::Gpu, wire::WarmTo::Host);
+    let gpu = wire::WarmTo::Gpu;
+    let host = wire::WarmTo::Host;
     let expected: [&[_]; 4] = [&[("g", gpu), ("h", host)], &[("f", gpu), ("h", host)], &[("h", host)], &[]];
     for expected in expected {
         let call = worker.call().await;
@@ -77,7 +78,7 @@ async fn a_steps_worker_is_told_what_is_likely_to_come_next() {
 }
 
 #[tokio::test]
-async fn what_comes_next_is_told_into_a_workflow_inside_another_and_out_of_it() {
+async fn hints_cross_the_borders_of_nested_workflows() {
     let cluster = Cluster::start().await;
     for name in ["f", "g", "h", "k"] {
         cluster.deploy(name, &mlp()).await;
@@ -88,7 +89,8 @@ async fn what_comes_next_is_told_into_a_workflow_inside_another_and_out_of_it() 
     let mut worker = Stub::start(&cluster, "n1").await;
     until_ready(&cluster, "w").await;
     let answering = infer(&cluster, "w");
-    let (gpu, host) = (wire::WarmTo::Gpu, wire::WarmTo::Host);
+    let gpu = wire::WarmTo::Gpu;
+    let host = wire::WarmTo::Host;
     let expected: [&[_]; 4] =
         [&[("g", gpu), ("h", host), ("k", host)], &[("h", gpu), ("k", host)], &[("k", gpu)], &[]];
     for expected in expected {
@@ -101,7 +103,7 @@ async fn what_comes_next_is_told_into_a_workflow_inside_another_and_out_of_it() 
 }
 
 #[tokio::test]
-async fn a_client_that_goes_away_leaves_nothing() {
+async fn a_client_that_goes_away_leaves_no_object() {
     let (cluster, mut worker) = two_in_a_row().await;
     let answering = infer(&cluster, "w");
     keep(worker.call().await, 5);
@@ -111,9 +113,9 @@ async fn a_client_that_goes_away_leaves_nothing() {
     assert_eq!(released(&mut worker).await, [5]);
 }
 
-/// `outer` is `w` and then `f`: what `w` gives is not asked for before `f` takes it.
+/// `outer` is `w` followed by `f`. The output of `w` stays at its worker until `f` reads it.
 #[tokio::test]
-async fn a_workflow_in_a_workflow_hands_on_what_it_does_not_look_at() {
+async fn a_nested_workflow_passes_its_output_on_as_an_object() {
     let (cluster, mut worker) = two_in_a_row().await;
     let runs = [Run::Workflow("w".into()), function("f")];
     apply_workflow(&cluster, chain("outer", &runs)).await.unwrap();
@@ -123,7 +125,7 @@ async fn a_workflow_in_a_workflow_hands_on_what_it_does_not_look_at() {
     assert_eq!(released(&mut worker).await, [1]);
     let third = worker.call().await;
     assert_eq!(taken(&third), [2]);
-    // Lost between the two: the inner workflow runs again.
+    // The object is lost between the two steps, so the nested workflow runs again.
     respond(third, wire::InvokeResponse { lost: vec![id(2)], ..Default::default() });
     assert_eq!(released(&mut worker).await, [2]);
     keep(worker.call().await, 3);
@@ -137,7 +139,7 @@ async fn a_workflow_in_a_workflow_hands_on_what_it_does_not_look_at() {
 }
 
 #[tokio::test]
-async fn each_row_is_a_call_of_its_own_and_the_answers_are_joined() {
+async fn each_row_is_a_separate_call_and_the_answers_are_joined() {
     let cluster = Cluster::start().await;
     cluster.deploy("f", &mlp()).await;
     let mut spec = chain("w", &[function("f"), function("f")]);
@@ -145,7 +147,7 @@ async fn each_row_is_a_call_of_its_own_and_the_answers_are_joined() {
     apply_workflow(&cluster, spec).await.unwrap();
     let mut worker = Stub::start(&cluster, "n1").await;
     until_ready(&cluster, "w").await;
-    // The same in a workflow of its own: all its rows are what its call made.
+    // The same steps run in a nested workflow: all its rows belong to its call.
     apply_workflow(&cluster, chain("outer", &[Run::Workflow("w".into())])).await.unwrap();
     until_ready(&cluster, "outer").await;
     for name in ["w", "outer"] {
@@ -157,7 +159,7 @@ async fn each_row(cluster: &Cluster, worker: &mut Stub, name: &str) {
     let answering = infer(cluster, name);
     respond(worker.call().await, rows_of(&[1.0, 2.0, 3.0]));
     let mut calls = vec![worker.call().await, worker.call().await, worker.call().await];
-    // In whichever order they are answered.
+    // The calls may be answered in any order.
     calls.reverse();
     for call in calls {
         let input = &call.request.inputs[0];
@@ -172,7 +174,7 @@ async fn each_row(cluster: &Cluster, worker: &mut Stub, name: &str) {
 }
 
 #[tokio::test]
-async fn an_objective_is_divided_among_steps_and_both_are_scored() {
+async fn an_objective_is_divided_among_steps_and_both_are_counted() {
     let cluster = Cluster::start().await;
     cluster.deploy("f", &mlp()).await;
     let seconds = |seconds| Some(prost_types::Duration { seconds, nanos: 0 });
@@ -184,7 +186,8 @@ async fn an_objective_is_divided_among_steps_and_both_are_scored() {
     let mut worker = Stub::start(&cluster, "n1").await;
     until_ready(&cluster, "w").await;
     let answering = infer(&cluster, "w");
-    // Nothing is known of either: half of what is left for the first. The second has a deadline of its own.
+    // Neither step has a known duration, so the first gets half of the remaining time. The second has a
+    // deadline of its own.
     for most in [1_000, 600] {
         let call = worker.call().await;
         let objective = call.request.objective_micros.unwrap();
@@ -201,9 +204,10 @@ async fn an_objective_is_divided_among_steps_and_both_are_scored() {
     ] {
         assert!(text.lines().any(|it| it == line), "{line}: {text}");
     }
-    assert!(!text.contains(r#"step="s0""#), "it has no deadline of its own: {text}");
+    assert!(!text.contains(r#"step="s0""#), "step s0 has no deadline of its own: {text}");
 
-    // The functions' own are none of a workflow's.
+    // The functions' own objectives do not apply to a workflow's calls, nor the workflow's to a direct
+    // call.
     let alone = infer(&cluster, "f");
     let call = worker.call().await;
     assert_eq!(call.request.objective_micros, None);
@@ -215,20 +219,20 @@ async fn an_objective_is_divided_among_steps_and_both_are_scored() {
 }
 
 #[tokio::test]
-async fn a_request_that_runs_out_of_time_counts_for_the_step_that_it_waited_for() {
+async fn a_timeout_counts_for_the_step_in_progress() {
     let cluster = Cluster::start().await;
     cluster.deploy("f", &mlp()).await;
     let mut spec = chain("w", &[function("f"), function("f")]);
     let deadline = prost_types::Duration { seconds: 0, nanos: 100_000_000 };
     spec.steps.iter_mut().for_each(|step| step.deadline = Some(deadline));
     apply_workflow(&cluster, spec).await.unwrap();
-    // It never answers.
+    // The worker never answers.
     let _worker = Stub::start(&cluster, "n1").await;
     until_ready(&cluster, "w").await;
     let failure = answer_of(infer_within(&cluster, "w", Duration::from_millis(300))).await.unwrap_err();
     assert_eq!(failure.reason, Reason::TimedOut);
     let text = cluster.metrics().await;
-    // The second step was not begun.
+    // The second step never began.
     for (step, requests) in [("s0", 1), ("s1", 0)] {
         for (counter, count) in [("requests", requests), ("in_time", 0)] {
             let line = format!(
@@ -239,28 +243,29 @@ async fn a_request_that_runs_out_of_time_counts_for_the_step_that_it_waited_for(
     }
 }
 
-/// Time that passes where nothing is waited for, so that what is counted from before it shows.
+/// Waits without any pending call, so that time counted from too early becomes visible.
 async fn a_while() {
     let began = Instant::now();
     until("some time", async || (began.elapsed() > Duration::from_millis(300)).then_some(())).await;
 }
 
-/// What a call has until its answer is wanted is counted from a moment on, and from none before it.
+/// Checks that a call's remaining time counts from `moment` at the earliest.
 fn counted_from(moment: Instant, call: &Call, deadline: Duration) {
-    let (since, left) = (moment.elapsed(), Duration::from_micros(call.request.objective_micros.unwrap()));
-    // Microseconds are rounded down.
+    let since = moment.elapsed();
+    let left = Duration::from_micros(call.request.objective_micros.unwrap());
+    // The microseconds on the wire are rounded down.
     assert!(left + since + Duration::from_micros(1) >= deadline, "{left:?} left after {since:?}");
 }
 
 #[tokio::test]
-async fn a_steps_deadline_is_counted_from_when_its_condition_is_known() {
+async fn a_steps_deadline_counts_from_the_time_its_condition_is_known() {
     let cluster = Cluster::start().await;
     for name in ["f", "g", "h"] {
         cluster.deploy(name, &mlp()).await;
     }
     let deadline = Duration::from_secs(600);
     let mut spec = chain("w", &["f", "g", "h"].map(function));
-    // Its input is f's, and its condition g's.
+    // The step's input comes from f, and its condition from g.
     spec.steps[1] = step("s1", function("g"), "input.x");
     spec.steps[2] = api::WorkflowStep {
         when: "s1.y".into(),
@@ -271,7 +276,8 @@ async fn a_steps_deadline_is_counted_from_when_its_condition_is_known() {
     let mut worker = Stub::start(&cluster, "n1").await;
     until_ready(&cluster, "w").await;
     let answering = infer(&cluster, "w");
-    let (a, b) = (worker.call().await, worker.call().await);
+    let a = worker.call().await;
+    let b = worker.call().await;
     let (f, g) = if a.request.function == "f" { (a, b) } else { (b, a) };
     respond(f, rows_of(&[1.0]));
     a_while().await;
@@ -284,7 +290,7 @@ async fn a_steps_deadline_is_counted_from_when_its_condition_is_known() {
 }
 
 #[tokio::test]
-async fn the_deadline_of_a_step_that_runs_again_is_counted_from_the_loss() {
+async fn the_deadline_of_a_repeated_step_counts_from_the_loss() {
     let cluster = Cluster::start().await;
     cluster.deploy("f", &mlp()).await;
     let deadline = Duration::from_secs(600);
@@ -293,7 +299,7 @@ async fn the_deadline_of_a_step_that_runs_again_is_counted_from_the_loss() {
     for spec in [&mut inner, &mut direct] {
         spec.steps[0].deadline = Some(prost_types::Duration { seconds: 600, nanos: 0 });
     }
-    // What a workflow inside another made is made again by a run of all of it.
+    // A lost output of a nested workflow is produced again by a run of the whole nested workflow.
     let nested = chain("nested", &[Run::Workflow("inner".into()), function("f")]);
     for spec in [direct, inner, nested] {
         apply_workflow(&cluster, spec).await.unwrap();

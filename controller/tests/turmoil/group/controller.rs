@@ -1,4 +1,4 @@
-//! The process of one controller, on a simulated machine.
+//! The process of one controller on a simulated machine.
 
 use std::cell::Cell;
 use std::path::PathBuf;
@@ -36,10 +36,10 @@ impl WallClock for SimClock {
     }
 }
 
-/// Reads a log that its controller has open.
+/// A reader of the log that a controller has open.
 pub(super) type Reader = Arc<Mutex<Option<LogReader<State>>>>;
 
-/// The simulated network, and a disk.
+/// The simulated network and a disk.
 struct Simulated {
     disk: Disk,
     reader: Reader,
@@ -64,7 +64,7 @@ impl World for Simulated {
     }
 }
 
-/// The process of one controller, as it is started each time.
+/// The process of one controller, as it starts each time.
 #[derive(Clone)]
 pub(super) struct Controller {
     pub(super) id: u64,
@@ -81,7 +81,8 @@ impl Controller {
     pub(super) async fn run(self) -> turmoil::Result {
         let disk = self.disk.clone();
         match self.live().await {
-            // Whatever it met, its power is gone, and so is it.
+            // Any error after a power cut counts as the cut: the process hangs until the simulation
+            // stops it.
             Err(_) if disk.is_off() => std::future::pending().await,
             ended => ended,
         }
@@ -115,7 +116,8 @@ impl Controller {
             clock: Arc::new(SimClock),
             seed,
         };
-        let (internal, clients) = (incoming(INTERNAL_PORT).await?, incoming(CLIENT_PORT).await?);
+        let internal = incoming(INTERNAL_PORT).await?;
+        let clients = incoming(CLIENT_PORT).await?;
         let member = Rc::new(Member::open(config).await?);
         self.outside.watches.borrow_mut().insert(self.id, member.watch());
         let internal = tokio::spawn(member.serve_internal(internal));
@@ -133,12 +135,13 @@ impl Controller {
     }
 }
 
-/// Makes the models known, as if every controller had their files.
+/// Records the models as if every controller had their files.
 async fn upload(member: &Member, outside: &Outside) -> turmoil::Result {
     for (model, weights) in [(MODEL, MODEL_WEIGHTS), (LARGE_MODEL, LARGE_MODEL_WEIGHTS)] {
         let digest = Digest::of(model);
         for holder in outside.members().map(ControllerId) {
-            let (inputs, outputs) = (Vec::new(), Vec::new());
+            let inputs = Vec::new();
+            let outputs = Vec::new();
             let model = ModelSummary { weights, parameters: 1, launches: 1, inputs, outputs };
             let known = Command::AddArtifact { digest, bytes: Bytes(7), model, holder };
             member.propose(known).await.map_err(|failure| failure.message)?;

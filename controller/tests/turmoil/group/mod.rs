@@ -1,14 +1,14 @@
-//! One run: a group of controllers, each a host with a disk of its own, the people and workers who
-//! use it, and what goes wrong meanwhile.
+//! One run: a group of controllers, each on its own host with its own disk, their users and workers,
+//! and the faults meanwhile.
 //!
 //! ```text
 //!   people ── admin API ──▶ c1 :8080 ┐         seed ─▶ plan of faults, latencies, disk times,
-//!   w0 … w3 ── streams ────────▶ c1  ├─ :7070 ◀──▶ c2, c3      what is asked of whom and when,
+//!   w0 … w3 ── streams ────────▶ c1  ├─ :7070 ◀──▶ c2, c3      the requests and their times,
 //!   late news ── proposals ───▶ c1   │                         snapshots, changes of the group
 //!                                    └─ log on a disk with its own power
 //! ```
-//! First the group forms, then things go wrong for [`ROUGH`], then all is repaired and everybody
-//! must agree.
+//! The group forms first. Then faults occur for [`ROUGH`]. Then everything is repaired, and all
+//! controllers must agree.
 
 mod controller;
 mod notes;
@@ -42,28 +42,30 @@ use crate::{people, placements_converge};
 
 pub(crate) const CLIENT_PORT: u16 = 8080;
 pub(crate) const INTERNAL_PORT: u16 = 7070;
-/// A model that fits every worker, and one that fits none. Only their names and sizes matter.
+/// A model that fits every worker. Only its name and its size matter.
 pub(crate) const MODEL: &[u8] = b"a model";
+/// A model that fits no worker.
 pub(crate) const LARGE_MODEL: &[u8] = b"a large model";
 const MODEL_WEIGHTS: Bytes = Bytes::gib(1);
 const LARGE_MODEL_WEIGHTS: Bytes = Bytes::gib(64);
-/// What each worker has.
+/// Host memory of each worker; [`GPU_MEMORY`] is the memory of its GPU.
 pub(crate) const HOST_MEMORY: Bytes = Bytes::gib(16);
 pub(crate) const GPU_MEMORY: Bytes = Bytes::gib(80);
 
-/// How long things go wrong.
+/// The duration of the phase with faults.
 const ROUGH: Duration = Duration::from_secs(20);
-/// How long the group may take to form, and to agree at the end.
+/// The longest time for the group to form, and to agree at the end.
 const CALM_MAX: Duration = Duration::from_secs(60);
-/// Messages take up to this, in milliseconds; each run draws its own.
+/// The range of the maximum message latency, in milliseconds; each run draws its own.
 const LATENCY_MAX_MS: std::ops::RangeInclusive<u64> = 2..=40;
-/// Log entries between two snapshots; each run draws its own.
+/// The range of log entries between two snapshots; each run draws its own.
 const SNAPSHOT_EVERY: std::ops::Range<u64> = 15..120;
-/// Entries between two digests of one controller's state, at least: one that differs goes on to.
+/// The minimum number of entries between two digests of a controller's state. A state that differs
+/// stays different, so sparse digests suffice.
 const STATES_APART: u64 = 8;
-/// Milliseconds between two looks at whether all is settled.
+/// Milliseconds between two checks whether the run is settled.
 const LOOKS_APART: u32 = 100;
-/// Segments on the way on one connection.
+/// Segments in flight on one connection.
 const SEGMENTS_MAX: usize = 1 << 16;
 
 pub(crate) fn host(id: u64) -> String {
@@ -72,7 +74,7 @@ pub(crate) fn host(id: u64) -> String {
 
 const PEOPLE: &str = "people";
 
-/// A machine: what is left of a controller when its process is gone.
+/// A machine: the part of a controller that outlives its process.
 struct Machine {
     id: u64,
     data_dir: PathBuf,
@@ -84,7 +86,7 @@ struct Machine {
 /// Runs the group under a seed.
 pub(crate) fn run(seed: u64) -> History {
     let mut rng = StdRng::seed_from_u64(seed);
-    // Most groups are of three.
+    // Most groups have three controllers.
     let controllers = if rng.random_ratio(1, 4) { 5 } else { 3 };
     let dirs = scratch();
     let regrouping = rng.random_ratio(1, 2).then(|| regrouping(&mut rng, controllers));
@@ -130,16 +132,17 @@ pub(crate) fn run(seed: u64) -> History {
     run.end()
 }
 
-/// There are five voters at most.
+/// Draws the membership changes. A group has at most five voters.
 fn regrouping(rng: &mut StdRng, controllers: u64) -> Regrouping {
     let joins = controllers + 1;
     let promotes = controllers < 5 && rng.random_ratio(3, 4);
-    // Of a group that nobody joins as a voter, nobody is missed less than who just came.
+    // If the joining controller stays a learner, only this controller is removed, so the group keeps
+    // its voters.
     let removed = if promotes { rng.random_range(1..=joins) } else { joins };
     Regrouping { joins, promotes, removes: rng.random_ratio(2, 3).then_some(removed) }
 }
 
-/// In memory where the machine has such a place: what is synced is simulated.
+/// Returns a directory in memory if the machine has one, because syncs are simulated.
 fn scratch() -> TempDir {
     let shared = Path::new("/dev/shm");
     let dir = if shared.is_dir() { tempfile::tempdir_in(shared) } else { tempfile::tempdir() };
@@ -164,14 +167,14 @@ struct Run {
     machines: Vec<Machine>,
     outside: Rc<Outside>,
     history: History,
-    /// The last entry of which each controller's state was noted.
+    /// The last entry after which each controller's state was recorded.
     seen: BTreeMap<u64, Option<LogId>>,
-    /// When each controller last heard each node, by its own clock, and the last snapshot it has.
+    /// The last records of each controller.
     heard: BTreeMap<u64, Marks>,
 }
 
 impl Run {
-    /// One millisecond. Whether everybody is done.
+    /// Simulates one millisecond. Returns whether all clients are done.
     fn step(&mut self) -> bool {
         let done = self.sim.step().unwrap_or_else(|error| {
             panic!("seed {}: {error}\n{}", self.history.seed, self.history.faults.join("\n"))
@@ -186,7 +189,7 @@ impl Run {
         done
     }
 
-    /// Notes what can be seen of every controller.
+    /// Records the visible state of every controller.
     fn look(&mut self) {
         let at = self.sim.elapsed();
         let Self { outside, history, seen, heard, machines, .. } = self;
@@ -197,7 +200,8 @@ impl Run {
             if let Some(term) = watch.on_duty() {
                 history.on_duty.entry((id, term)).or_insert(at);
             }
-            let machine = machines.iter().find(|machine| machine.id == id).expect("every watch is of one");
+            let machine =
+                machines.iter().find(|machine| machine.id == id).expect("every watch belongs to a machine");
             if let (false, Some(why)) = (machine.disk.is_off(), watch.halted()) {
                 history.halts.push(format!("controller {id}: {why}"));
             }
@@ -240,7 +244,7 @@ impl Run {
         self.history.faults.push(format!("{:>8.3}s {what}", self.sim.elapsed().as_secs_f64()));
     }
 
-    /// Steps until something holds, which must be soon.
+    /// Simulates until a condition holds, which must happen within [`CALM_MAX`].
     fn until(&mut self, what: &str, mut holds: impl FnMut(&Self) -> bool) {
         let limit = self.sim.elapsed() + CALM_MAX;
         while !holds(self) {
@@ -255,7 +259,7 @@ impl Run {
         self.until("forming the group", |run| run.outside.is_formed());
     }
 
-    /// Lets things go wrong as planned.
+    /// Lets the planned faults happen.
     fn suffer(&mut self, plan: Vec<Planned>) {
         let start = self.sim.elapsed();
         let mut ends: Vec<(Duration, Fault)> = Vec::new();
@@ -275,7 +279,7 @@ impl Run {
         }
     }
 
-    /// Repairs everything, and waits until all agree.
+    /// Repairs everything, and waits until all controllers agree.
     fn recover(&mut self) {
         self.note("everything is repaired");
         let workers = (0..workers::MACHINES).map(workers::host);
@@ -299,7 +303,7 @@ impl Run {
         self.outside.calm.set(true);
         self.until("a last write", |run| run.outside.last_word.borrow().is_some());
         self.until("agreeing", Self::agree);
-        // Whether they did is for the invariants to find.
+        // The invariants judge whether the workers settled.
         let limit = self.sim.elapsed() + CALM_MAX;
         while !self.history.settled && self.sim.elapsed() < limit {
             for _ in 0..LOOKS_APART {
@@ -309,7 +313,7 @@ impl Run {
         }
     }
 
-    /// Whether every worker does what the state says, and the state says what every worker does.
+    /// Whether every worker serves its placements, and the state has the data of every worker.
     fn is_settled(&self) -> bool {
         let watches = self.outside.watches.borrow();
         let ends = watches.iter().map(|(&id, watch)| (id, watch.applied().1)).collect();

@@ -1,4 +1,4 @@
-//! What is noted of a controller, as seen from outside.
+//! Records of a controller, as observed from outside.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,17 +14,17 @@ use openraft::storage::RaftLogStorage as _;
 use super::controller::Reader;
 use crate::history::{FoundLost, Heard, History};
 
-/// What was last noted of a controller.
+/// The last records of a controller.
 #[derive(Debug, Default)]
 pub(super) struct Marks {
     pub(super) heard: BTreeMap<NodeName, (Epoch, Timestamp)>,
     pub(super) lost: Vec<(NodeName, Epoch)>,
-    /// The last entry after which its state was digested.
+    /// The last entry after which the controller's state was digested.
     pub(super) digested: u64,
     pub(super) snapshot: Option<LogId>,
 }
 
-/// Notes the entries that a controller has applied, unless another one did before.
+/// Records the entries that a controller has applied, unless another controller applied them before.
 pub(super) fn note_applied(
     history: &mut History,
     at: Duration,
@@ -42,7 +42,7 @@ pub(super) fn note_applied(
     }
 }
 
-/// Notes whom a controller heard, and whom it found lost.
+/// Records the nodes that a controller heard, and the nodes that it found lost.
 pub(super) fn note_fleet(history: &mut History, marks: &mut Marks, at: Duration, id: u64, watch: &Watch) {
     let heard = watch.heard().into_iter().map(|(node, epoch, heard)| (node, (epoch, heard)));
     let heard: BTreeMap<_, _> = heard.collect();
@@ -61,8 +61,8 @@ pub(super) fn note_fleet(history: &mut History, marks: &mut Marks, at: Duration,
     marks.lost = lost;
 }
 
-/// Notes a snapshot that a controller took or was sent. Whoever was sent one has not got its last
-/// entry.
+/// Records a snapshot that a controller took or received. After a received snapshot, the controller's
+/// log lacks the last covered entry.
 pub(super) fn note_snapshot(history: &mut History, marks: &mut Marks, reader: &Reader, watch: &Watch) {
     let newest = watch.snapshot();
     if std::mem::replace(&mut marks.snapshot, newest) != newest
@@ -73,16 +73,16 @@ pub(super) fn note_snapshot(history: &mut History, marks: &mut Marks, reader: &R
     }
 }
 
-/// Entries of a log that its controller has open.
+/// Returns entries of a log that its controller has open.
 fn read(
     reader: &mut LogReader<State>,
     range: std::ops::RangeInclusive<u64>,
 ) -> Vec<openraft::Entry<ClusterConfig>> {
     let read = futures::executor::block_on(reader.try_get_log_entries(range));
-    read.expect("an open log is read")
+    read.expect("reading an open log succeeds")
 }
 
-/// The log in a data directory that nobody has open.
+/// Returns the log in a data directory that no process has open.
 pub(super) fn log(
     data_dir: &Path,
 ) -> Result<Vec<openraft::Entry<ClusterConfig>>, Box<dyn std::error::Error>> {

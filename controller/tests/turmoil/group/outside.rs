@@ -1,4 +1,4 @@
-//! What the hosts of a run and the run itself have in common.
+//! The data that the hosts of a run share with the run.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,24 +16,26 @@ use crate::history::{
 };
 use crate::workers::Process;
 
-/// A change of the group in the midst of a run.
+/// The membership changes in the middle of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Regrouping {
-    /// Who joins, as a learner.
+    /// The controller that joins as a learner.
     pub(crate) joins: u64,
-    /// Whether it becomes a voter.
+    /// Whether the joining controller becomes a voter.
     pub(crate) promotes: bool,
-    /// Who is removed in the end.
+    /// The controller that is removed at the end, if any.
     pub(crate) removes: Option<u64>,
 }
 
-/// What the hosts and the run have in common: what is seen, and what is known to all.
+/// Observations of the hosts, and facts known to all of them.
 pub(crate) struct Outside {
     pub(crate) controllers: u64,
     pub(crate) regrouping: Option<Regrouping>,
-    /// Whether who joins is to do so; who was removed; how many changes were acknowledged.
+    /// Whether the joining controller shall start to join.
     pub(crate) joining: Cell<bool>,
+    /// The removed controller.
     pub(crate) retired: Cell<Option<u64>>,
+    /// The number of acknowledged membership changes.
     pub(crate) regrouped: Cell<usize>,
     pub(crate) moments: Moments,
     pub(crate) creations: Journal<String, Created>,
@@ -41,17 +43,18 @@ pub(crate) struct Outside {
     pub(crate) nodes: Journal<Command, NodeAnswer>,
     /// The epochs that each node was given.
     pub(crate) epochs: RefCell<BTreeMap<NodeName, BTreeSet<Epoch>>>,
-    /// The function that was created when all was well again.
+    /// The function that was created after everything was repaired.
     pub(crate) last_word: RefCell<Option<String>>,
     pub(crate) registered: RefCell<BTreeSet<Registered>>,
     pub(crate) told: RefCell<Vec<Told>>,
     pub(crate) sent: RefCell<Sent>,
     pub(crate) acknowledged: RefCell<Vec<Acknowledged>>,
     pub(crate) goodbyes: RefCell<BTreeSet<String>>,
-    /// The workers' processes that are up, by machine.
+    /// The running processes of workers, by machine.
     pub(crate) processes: RefCell<BTreeMap<u64, Rc<Process>>>,
-    /// Machines whose worker stands still, and those whose worker is to leave.
+    /// Machines with a stopped worker.
     pub(super) stalling: RefCell<BTreeSet<u64>>,
+    /// Machines with a worker that shall say goodbye.
     pub(super) leaving: RefCell<BTreeSet<u64>>,
     pub(super) entered: RefCell<BTreeSet<u64>>,
     pub(super) watches: RefCell<BTreeMap<u64, Watch>>,
@@ -91,22 +94,22 @@ impl Outside {
         (1..=self.controllers).all(|id| self.has_entered(id))
     }
 
-    /// Whether a controller ever was a member.
+    /// Whether a controller has ever been a member.
     pub(crate) fn has_entered(&self, id: u64) -> bool {
         self.entered.borrow().contains(&id)
     }
 
-    /// Every controller that there may be.
+    /// Returns all controllers, including the one that may join.
     pub(crate) fn members(&self) -> impl Iterator<Item = u64> + use<> {
         (1..=self.controllers).chain(self.regrouping.map(|change| change.joins))
     }
 
-    /// Whether a machine's worker stands still.
+    /// Whether a machine's worker is stopped.
     pub(crate) fn stalls(&self, machine: u64) -> bool {
         self.stalling.borrow().contains(&machine)
     }
 
-    /// Whether a machine's worker is to leave.
+    /// Whether a machine's worker shall say goodbye.
     pub(crate) fn leaves(&self, machine: u64) -> bool {
         self.leaving.borrow().contains(&machine)
     }
@@ -118,12 +121,12 @@ impl Outside {
         }
     }
 
-    /// Whether nothing goes wrong any more, and nothing more is to be asked.
+    /// Whether everything is repaired, so that clients stop.
     pub(crate) fn is_calm(&self) -> bool {
         self.calm.get()
     }
 
-    /// Simulated time since the beginning.
+    /// Returns the simulated time since the beginning.
     pub(crate) fn elapsed(&self) -> Duration {
         turmoil::sim_elapsed().unwrap_or_default()
     }

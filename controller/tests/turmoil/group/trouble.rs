@@ -1,4 +1,4 @@
-//! What goes wrong in a run, and how it is repaired.
+//! Applies the faults of a run, and repairs them.
 
 use millrace_cluster_state::ControllerId;
 use rand::Rng as _;
@@ -9,7 +9,7 @@ use crate::faults::Fault;
 use crate::history::Log;
 use crate::workers;
 
-/// The most a controller waits, in milliseconds, when all come back one after the other.
+/// The maximum pause between restarts, in milliseconds, after all controllers crashed.
 const BACK_ONE_BY_ONE_MS: u64 = 1_500;
 
 impl Run {
@@ -101,7 +101,7 @@ impl Run {
         }
     }
 
-    /// Loses a process, and reads the log that it leaves.
+    /// Kills a process, and reads the log that it leaves behind.
     pub(super) fn crash(&mut self, machine: usize) {
         let Machine { id, up, .. } = &mut self.machines[machine];
         if !std::mem::replace(up, false) {

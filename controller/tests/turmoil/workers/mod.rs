@@ -1,14 +1,14 @@
-//! Stub workers: processes of machines of their own, that hold a stream to every controller and say
-//! and obey what the real ones do. What they checkpoint, and when, is decided by the real workers'
-//! core ([`millrace_policy::checkpoint`]); they have no GPUs, models or requests, and make up what
-//! they hold.
+//! Stub workers: processes on their own machines that hold a stream to every controller, and send and
+//! obey the messages of real workers. The real workers' core ([`millrace_policy::checkpoint`]) decides
+//! the contents and times of their checkpoints. Stub workers have no GPUs, models or requests, and
+//! invent the data that they hold.
 //!
-//! Two machines claim the same name: one of them has it at a time.
+//! Two machines claim the same name: only one of them has the name at a time.
 //!
-//! | module | holds |
+//! | module | task |
 //! |---|---|
-//! | [`process`] | what one process knows and does |
-//! | [`session`] | its stream to one controller |
+//! | [`process`] | the state and actions of one process |
+//! | [`session`] | a process's stream to one controller |
 
 mod process;
 mod session;
@@ -28,23 +28,23 @@ pub(crate) use process::Process;
 
 /// Machines that run a worker.
 pub(crate) const MACHINES: u64 = 4;
-/// Names that they claim: fewer.
+/// Names that the machines claim, fewer than machines.
 const NAMES: u64 = 3;
-/// How often a process looks at what there is to do.
+/// The interval at which a process looks for due actions.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// How long a process that left in order stays to see its goodbyes off.
+/// /// The time that a process stays up after its goodbye, so that the goodbye is delivered.
 const GOODBYE: Duration = Duration::from_millis(400);
 
 pub(crate) fn host(machine: u64) -> String {
     format!("w{machine}")
 }
 
-/// The node that a machine claims to be.
+/// Returns the node name that a machine claims.
 pub(crate) fn name(machine: u64) -> NodeName {
     NodeName::new(&format!("n{}", machine % NAMES)).unwrap()
 }
 
-/// A machine's worker, as it is started each time.
+/// A machine's worker, as it starts each time.
 #[derive(Clone)]
 pub(crate) struct Worker {
     pub(crate) machine: u64,
@@ -54,14 +54,14 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// One process, until it leaves.
+    /// Runs one process until it says goodbye.
     pub(crate) async fn run(self) -> turmoil::Result {
         let Self { machine, seed, starts, outside } = self;
         outside.formed().await;
         let start = starts.get();
         starts.set(start + 1);
         let mut rng = StdRng::seed_from_u64(seed ^ machine.rotate_left(40) ^ start.rotate_left(24));
-        // Not all at once.
+        // Stagger the starts.
         sleep(Duration::from_millis(rng.random_range(0..300))).await;
         let instance = format!("{}-{start}", host(machine));
         let process = Rc::new(Process::new(machine, instance, rng.random(), Rc::clone(&outside)));

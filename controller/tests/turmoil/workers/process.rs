@@ -1,4 +1,4 @@
-//! What one process knows, whichever stream told it, and what it does by itself.
+//! The state of one process over all its streams, and its own actions.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,17 +23,17 @@ use tokio::time::{Instant, sleep};
 use crate::group::{GPU_MEMORY, HOST_MEMORY, Outside};
 use crate::history::{Acknowledged, Registered, Served, Told, WorkerEnd};
 
-/// How often telemetry is sent.
+/// The telemetry interval.
 const TELEMETRY_EVERY: Duration = Duration::from_millis(100);
-/// How often something happens that is checkpointed, in milliseconds.
+/// The time between two checkpointed events, in milliseconds.
 const HAPPENS_MS: std::ops::Range<u64> = 50..500;
-/// How long a function takes until it is ready, in milliseconds.
+/// The preparation time of a function, in milliseconds.
 const PREPARES_MS: std::ops::Range<u64> = 0..800;
-/// So few items to a batch that full syncs come in several.
+/// Items per batch, few enough that full syncs need several batches.
 const ITEMS_MAX: usize = 6;
-/// So little data named that some is beyond.
+/// Named pieces of data, few enough that some exceed the limit.
 const ENTRIES_MAX: usize = 24;
-/// Models that come and go.
+/// Models that are loaded and dropped.
 const MODELS: u64 = 5;
 
 /// One process of a worker.
@@ -50,15 +50,15 @@ struct Inner {
     rng: StdRng,
     core: Checkpoint,
     epoch: Option<Epoch>,
-    /// (term, index) of what is obeyed.
+    /// The stamp (term, index) of the obeyed desired state.
     stamp: Option<(u64, u64)>,
-    /// What is served, and since when it is ready.
+    /// The served functions, and the time at which each is ready.
     serves: BTreeMap<Served, Instant>,
-    /// What was said of them last.
+    /// The functions last reported as ready.
     said: BTreeSet<Served>,
     streams: BTreeMap<u64, mpsc::Sender<wire::WorkerMessage>>,
     streams_opened: u64,
-    /// Who says it leads, in which term, by stream.
+    /// The terms of the controllers that announced their leadership, by stream.
     leaders: BTreeMap<u64, u64>,
     leader: Option<u64>,
     /// The number of the last batch.
@@ -96,7 +96,8 @@ impl Process {
         Self { machine, name, instance, began, outside, inner: RefCell::new(inner) }
     }
 
-    /// Waits while the process is stopped. Its connections stay: the system answers for them.
+    /// Waits while the process is stopped. Its connections stay open, because the operating system
+    /// keeps them.
     pub(super) async fn until_awake(&self) {
         while self.outside.stalls(self.machine) {
             sleep(Duration::from_millis(5)).await;
@@ -149,7 +150,7 @@ impl Process {
         self.led(stream, 0, false);
     }
 
-    /// A controller says under which epoch it knows this node: the newest holds.
+    /// Handles the epoch from a controller: the newest epoch wins.
     pub(super) fn registered(&self, epoch: u64) {
         let epoch = Epoch(epoch);
         let registered = Registered { node: self.name.clone(), instance: self.instance.clone(), epoch };
@@ -165,7 +166,7 @@ impl Process {
         }
     }
 
-    /// A controller leads, or leads no more: the highest term is believed.
+    /// Handles an announcement of leadership: the highest term wins.
     pub(super) fn led(&self, stream: u64, term: u64, leads: bool) {
         let reached = {
             let mut inner = self.inner.borrow_mut();
@@ -182,7 +183,7 @@ impl Process {
         }
     }
 
-    /// A controller says what to serve. It is obeyed unless it is old news.
+    /// Handles a desired state, which is obeyed unless it is outdated.
     pub(super) fn told(&self, controller: u64, stream: u64, state: &ItemSet<wire::DesiredState>) {
         let stamp = (state.head().term, state.head().index);
         let functions: BTreeSet<Served> = state.items().iter().filter_map(served).collect();
@@ -207,7 +208,8 @@ impl Process {
     }
 
     pub(super) fn acknowledged(&self, ack: &wire::CheckpointAck) {
-        let (epoch, seq) = (Epoch(ack.epoch), ack.seq);
+        let epoch = Epoch(ack.epoch);
+        let seq = ack.seq;
         if ack.full_wanted {
             let sent = self.inner.borrow().sent;
             self.tell(Event::ResyncWanted { epoch, seq: sent, last: seq });
@@ -218,7 +220,7 @@ impl Process {
         self.tell(Event::Acknowledged { epoch, seq });
     }
 
-    /// Does what is due.
+    /// Performs the due actions.
     pub(super) fn look(&self) {
         let now = Instant::now();
         let (telemetry, statuses) = {
@@ -247,7 +249,8 @@ impl Process {
     }
 
     fn tell(&self, event: Event) {
-        let (now, mut actions) = (self.now(), Vec::new());
+        let now = self.now();
+        let mut actions = Vec::new();
         self.inner.borrow_mut().core.on_event(now, event, &mut actions);
         for Action::Send(batch) in actions {
             self.send(&batch);
@@ -269,7 +272,7 @@ impl Process {
 
     fn say(&self, stream: u64, message: Message) {
         if let Some(outgoing) = self.inner.borrow().streams.get(&stream) {
-            // A controller that reads slowly misses some.
+            // A controller that reads slowly misses messages.
             drop(outgoing.try_send(wire::WorkerMessage { message: Some(message) }));
         }
     }
@@ -281,7 +284,7 @@ impl Process {
         }
     }
 
-    /// How it stands.
+    /// Returns the process's state for the end of the run.
     pub(crate) fn end(&self) -> WorkerEnd {
         let inner = self.inner.borrow();
         WorkerEnd {
@@ -295,7 +298,7 @@ impl Process {
 }
 
 impl Inner {
-    /// Serves these and nothing else.
+    /// Serves exactly these functions.
     fn serve(&mut self, functions: &BTreeSet<Served>) {
         self.serves.retain(|function, _| functions.contains(function));
         let now = Instant::now();
@@ -320,7 +323,7 @@ impl Inner {
         })
     }
 
-    /// The functions' statuses, if they changed.
+    /// Returns the functions' statuses if the ready functions changed.
     fn news(&mut self, now: Instant) -> Option<Message> {
         let ready = self.serves.iter().filter(|(_, ready)| **ready <= now);
         let ready: BTreeSet<Served> = ready.map(|(function, _)| function.clone()).collect();
@@ -347,7 +350,7 @@ impl Inner {
         }))
     }
 
-    /// Something that is checkpointed.
+    /// Draws events that are checkpointed.
     fn happen(&mut self, name: &NodeName, now: Instant) -> Vec<Event> {
         self.happens = now + Duration::from_millis(self.rng.random_range(HAPPENS_MS));
         let Some(epoch) = self.epoch else { return Vec::new() };

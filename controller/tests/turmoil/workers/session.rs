@@ -1,4 +1,4 @@
-//! One stream to one controller, opened again for as long as the process lives.
+//! A stream to one controller, which is opened again as long as the process lives.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -18,13 +18,14 @@ use super::process::Process;
 use crate::group::{INTERNAL_PORT, host};
 use crate::network::dial;
 
-/// As the real worker's.
+/// The connect timeout of a real worker.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 const KEEP_ALIVE: Duration = Duration::from_secs(2);
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long between two attempts, in milliseconds.
+/// The pause between two attempts, in milliseconds.
 const RECONNECT_MS: std::ops::Range<u64> = 50..1_000;
-/// Messages on their way to the transport. What is beyond is said again, or is old by then.
+/// Messages queued for the transport. Further messages are dropped; they are repeated later, or become
+/// outdated.
 const OUTGOING_MAX: usize = 32;
 
 pub(super) async fn run(process: Rc<Process>, controller: u64, seed: u64) {
@@ -37,7 +38,7 @@ pub(super) async fn run(process: Rc<Process>, controller: u64, seed: u64) {
     let channel = dial(&endpoint);
     loop {
         let stream = process.next_stream();
-        // Whatever ended it: it is opened again.
+        // Open the stream again after any error.
         if let Err(status) = converse(&process, controller, stream, channel.clone()).await {
             tracing::debug!(controller, stream, %status, "a stream ended");
         }
@@ -50,17 +51,21 @@ pub(super) async fn run(process: Rc<Process>, controller: u64, seed: u64) {
 async fn converse(process: &Process, controller: u64, stream: u64, channel: Channel) -> Result<(), Status> {
     let (outgoing, messages) = mpsc::channel(OUTGOING_MAX);
     let hello = wire::worker_message::Message::Hello(process.greeting());
-    outgoing.try_send(wire::WorkerMessage { message: Some(hello) }).expect("room for a greeting");
+    outgoing
+        .try_send(wire::WorkerMessage { message: Some(hello) })
+        .expect("an empty channel accepts the hello");
     let mut client = control_client(channel);
     let greeting = async {
         let mut incoming = client.attach(ReceiverStream::new(messages)).await?.into_inner();
         match incoming.message().await?.and_then(|first| first.message) {
             Some(Message::Hello(hello)) => Ok((hello, incoming)),
-            other => Err(Status::internal(format!("a controller greets first, and said {other:?}"))),
+            other => {
+                Err(Status::internal(format!("a controller must send its hello first, and sent {other:?}")))
+            }
         }
     };
     let greeted = timeout(HELLO_TIMEOUT, greeting).await;
-    let (hello, mut incoming) = greeted.map_err(|_| Status::deadline_exceeded("no greeting"))??;
+    let (hello, mut incoming) = greeted.map_err(|_| Status::deadline_exceeded("no hello"))??;
     process.until_awake().await;
     process.attached(stream, outgoing, hello.epoch);
     let mut parts = PartAssembler::default();
@@ -72,7 +77,7 @@ async fn converse(process: &Process, controller: u64, stream: u64, channel: Chan
             Some(Message::Registration(wire::Registration { epoch })) => process.registered(epoch),
             Some(Message::Leadership(wire::Leadership { term, leads })) => {
                 if !leads {
-                    // As the real worker.
+                    // Drop this stream's desired state, like a real worker.
                     parts.forget();
                 }
                 process.led(stream, term, leads);
