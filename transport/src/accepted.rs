@@ -34,30 +34,31 @@ use crate::pace::PacedWrites;
 use crate::server::{AnswerBody, Listener, ServerConfig, begun};
 use crate::table::Slot;
 
-/// Time in which an idle connection may end by agreement before it is cut.
+/// Time that an idle connection has to close gracefully before the server cuts the connection.
 const PARTING_MAX: Duration = Duration::from_secs(1);
 
-/// A connection that was accepted and has a slot.
+/// An accepted connection that has a slot in the [`ConnectionTable`](crate::table::ConnectionTable).
 pub(crate) struct Accepted<H> {
     pub(crate) connection: PortConnection,
     pub(crate) handler: H,
-    /// Connections that may have the windows asked for.
+    /// Permits for connections with the configured HTTP/2 windows; connections without a permit get
+    /// narrow windows.
     pub(crate) roomy: Arc<Semaphore>,
 }
 
-/// A connection of a port, without its bytes.
+/// A connection's state, without its byte stream.
 pub(crate) struct PortConnection {
     pub(crate) address: SocketAddr,
     pub(crate) watched: Arc<Watched>,
     pub(crate) conduct: AddressConduct,
     pub(crate) config: Arc<ServerConfig>,
-    /// True once the port is closing.
+    /// Becomes true when the port is closing.
     pub(crate) closed: watch::Receiver<bool>,
     pub(crate) slot: Slot,
 }
 
 impl<H> Accepted<H> {
-    /// Serves the connection on this runtime.
+    /// Serves the connection on the current runtime.
     pub(crate) async fn serve<IO, F, B>(mut self, mut io: IO)
     where
         IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
@@ -70,7 +71,7 @@ impl<H> Accepted<H> {
         }
     }
 
-    /// Serves the connection on this runtime, which is of low priority, until its opening has arrived. `front`
+    /// Reads the opening on the current runtime, which has a low priority. Then the runtime `front`
     /// serves the rest, unless the address is distrusted.
     pub(crate) async fn serve_behind<L, F, B>(mut self, io: L::Io, front: Handle)
     where
@@ -85,7 +86,7 @@ impl<H> Accepted<H> {
             return self.converse(io, opening).await;
         }
         let Some(io) = self.connection.moved::<L>(io, &front) else { return };
-        // Aborts its task when it is dropped.
+        // A `JoinSet`, because dropping the set aborts the task.
         let mut moved = JoinSet::new();
         moved.spawn_on(self.converse(io, opening), &front);
         if let Some(Err(error)) = moved.join_next().await {
@@ -93,8 +94,9 @@ impl<H> Accepted<H> {
         }
     }
 
-    /// Serves the requests of a connection until either side ends it. The future is large, and boxed: a
-    /// connection without an opening takes no memory for it.
+    /// Serves the requests of a connection until either side ends the connection.
+    /// The future is boxed because it is large: a connection that sent no opening uses no memory for
+    /// the future.
     fn converse<IO, F, B>(self, io: IO, opening: Opening) -> BoxFuture<'static, ()>
     where
         IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
@@ -129,13 +131,13 @@ impl<H> Accepted<H> {
 }
 
 impl PortConnection {
-    /// Moves the connection to a runtime. `None`: the connection is lost.
+    /// Moves the connection to another runtime. Returns `None` if the connection is lost.
     fn moved<L: Listener>(&self, io: L::Io, to: &Handle) -> Option<L::Io> {
         let address = self.address;
         L::moved(io, to).inspect_err(|error| tracing::debug!(%error, %address, "a connection was lost")).ok()
     }
 
-    /// Waits for the opening. `None`: the connection ends without one.
+    /// Waits for the opening. Returns `None` if the connection ends without one.
     async fn opening<IO: AsyncRead + Unpin>(&mut self, io: &mut IO) -> Option<Opening> {
         let address = self.address;
         tokio::select! {
@@ -152,7 +154,7 @@ impl PortConnection {
         }
     }
 
-    /// Drives a connection until either side ends it.
+    /// Drives a connection until either side ends the connection.
     async fn until_it_ends<C>(self, serving: C)
     where
         C: GracefulConnection<Error = hyper::Error>,
@@ -169,15 +171,15 @@ impl PortConnection {
                 serving.as_mut().graceful_shutdown();
                 let parted = timeout(PARTING_MAX, serving.as_mut()).await;
                 if parted.is_err() && self.watched.is_busy() {
-                    // A request began before the client heard: it is the last.
+                    // A request began before the client received the shutdown: it is the last request.
                     let _ended = serving.await;
                 }
-                // A client that does not agree in time is cut.
+                // A client that does not close in time is cut: the future is dropped here.
                 return;
             }
         };
         if let Err(error) = ended {
-            // Most of these are clients that went away.
+            // Most of these errors are clients that disconnected.
             tracing::debug!(%error, address = %self.address, "connection ended");
             if is_violation(&error) {
                 self.conduct.violated();
@@ -185,7 +187,7 @@ impl PortConnection {
         }
     }
 
-    /// Tells why the connection is ended, and counts it if it is the client's fault.
+    /// Logs why the connection is ended, and counts a violation if the client caused the end.
     fn tell(&self, why: Silence) {
         tracing::debug!(address = %self.address, ?why, "a connection is ended");
         let violation = match why {
@@ -199,20 +201,20 @@ impl PortConnection {
     }
 }
 
-/// Whether a connection ended in a way in which those of well-behaved clients do not end.
+/// Whether a connection ended in a way that well-behaved clients do not cause.
 fn is_violation(error: &hyper::Error) -> bool {
-    // A timeout: a peer that is paused or far away does not answer keep-alives.
+    // A timeout is no violation: a paused or distant peer may fail to answer keep-alives.
     if error.is_incomplete_message() || error.is_canceled() || error.is_closed() || error.is_timeout() {
         return false;
     }
     let mut cause = error.source();
     while let Some(error) = cause {
         if let Some(error) = error.downcast_ref::<io::Error>() {
-            // The client went away, or it did not take its answer (`pace`).
+            // Either the client disconnected, or the client did not read the response in time (`pace`).
             return error.kind() == io::ErrorKind::TimedOut;
         }
         cause = error.source();
     }
-    // Neither HTTP/1.1 nor HTTP/2.
+    // The bytes were neither HTTP/1.1 nor HTTP/2.
     true
 }

@@ -1,11 +1,13 @@
-//! Bounds on gRPC messages while they arrive at a port for other processes: their bytes together, the rate
-//! of each, and the silence between them.
+//! Bounds on gRPC messages while the messages arrive at a port for other processes.
+//! The bounds are the bytes of all arriving messages together, the rate of each message, and the
+//! silence between messages.
 //!
-//! tonic reserves as much memory as a message's prefix announces, and waits for the rest as long as the
-//! sender likes. So tonic gets a message when half of it has arrived, and reserves at most as much again.
+//! tonic reserves as much memory as a message's prefix announces, and waits for the rest without a
+//! time limit. Therefore tonic receives a message only when half of the message has arrived, and
+//! tonic then reserves at most as many bytes again.
 //!
-//! The client port has a byte budget of its own instead (`millrace-gateway`), which also follows a message
-//! after it arrived.
+//! The client port has a byte budget of its own instead (`millrace-gateway`). That budget also counts
+//! a message after it arrived.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -22,23 +24,23 @@ use tonic::{Code, Status};
 use crate::pace::{DeadlineTimer, MinimumRate, ProgressClock};
 use crate::server::ServerConfig;
 
-/// The bytes before each gRPC message: a flag for compression and a big-endian u32 length.
+/// Length of the prefix before each gRPC message: a flag for compression and a big-endian u32 length.
 pub const PREFIX_LEN: usize = 5;
-/// Pieces below this are copied together while they are held back: a small one would keep a whole
-/// buffer of its connection in memory.
+/// Size in bytes below which held-back pieces are copied together. A small piece on its own would
+/// keep a whole buffer of its connection in memory.
 const HELD_PIECE_MIN: usize = 16 << 10;
 
-/// Pieces of a message that are held back, in order.
+/// The held-back pieces of a message, in order.
 #[derive(Debug, Default)]
 pub struct HeldBack {
     pieces: VecDeque<Bytes>,
     len: usize,
-    /// Small pieces after those, copied together.
+    /// Small pieces that follow `pieces`, copied together.
     tail: BytesMut,
 }
 
 impl HeldBack {
-    /// Holds another piece back.
+    /// Appends a piece.
     pub fn push(&mut self, piece: Bytes) {
         self.len += piece.len();
         if piece.len() < HELD_PIECE_MIN {
@@ -49,7 +51,7 @@ impl HeldBack {
         self.pieces.push_back(piece);
     }
 
-    /// Bytes held back.
+    /// Returns the number of bytes held back.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
@@ -67,7 +69,8 @@ impl HeldBack {
         }
     }
 
-    /// All pieces in one. Copies unless there is only one, and drops each piece once it is copied.
+    /// Joins all pieces into a single buffer. Copies only if there are several pieces, and drops each
+    /// piece after its copy.
     #[must_use]
     pub fn joined(self) -> Bytes {
         let len = self.len;
@@ -84,7 +87,7 @@ impl HeldBack {
         }
     }
 
-    /// All pieces.
+    /// Returns all pieces, in order.
     #[must_use]
     pub fn release(mut self) -> VecDeque<Bytes> {
         self.join();
@@ -92,20 +95,19 @@ impl HeldBack {
     }
 }
 
-/// Makes the status of a call whose messages do not arrive as they have to, as the caller is told everything
-/// else.
+/// Builds the status of a call whose messages break a bound, in the format of the port's other errors.
 pub type Refuse = fn(Code, String) -> Status;
 
-/// Why a call's messages are not waited for.
+/// Reason why the server stops waiting for a call's messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 enum Refused {
     #[error("the messages that are arriving fill this port's {max} bytes: try again soon")]
     Full { max: u64 },
     #[error("the message is {grace:?} behind {bytes_per_sec} bytes a second: send it again, faster")]
     Slow { grace: Duration, bytes_per_sec: u64 },
-    #[error("no message and no end of the call came for {silence:?}")]
+    #[error("no message and no end of the call arrived within {silence:?}: open the call again")]
     Silent { silence: Duration },
-    #[error("the call ended within a message")]
+    #[error("the call ended within a message: send the whole message again")]
     CutShort,
 }
 
@@ -119,19 +121,18 @@ impl Refused {
     }
 }
 
-/// The bytes of all messages that are arriving at a port.
+/// The bytes of all messages that are arriving at a port, and the bounds on them.
 #[derive(Debug)]
 pub(crate) struct ArrivingBytes {
     max: u64,
     used: AtomicU64,
     minimum_rate: Option<MinimumRate>,
-    /// The longest silence between messages.
+    /// Longest allowed silence between messages.
     silence_max: Duration,
     refuse: Refuse,
 }
 
 impl ArrivingBytes {
-    /// What the port is set to.
     pub(crate) fn new(config: &ServerConfig, refuse: Refuse) -> Arc<Self> {
         Arc::new(Self {
             max: config.arriving_max,
@@ -142,7 +143,7 @@ impl ArrivingBytes {
         })
     }
 
-    /// A body whose messages count.
+    /// Wraps a body so that its messages count against the port's bounds.
     pub(crate) fn messages<B>(self: &Arc<Self>, inner: B) -> ArrivingMessages<B> {
         ArrivingMessages {
             inner,
@@ -167,38 +168,39 @@ impl ArrivingBytes {
     }
 }
 
-/// A request's body whose messages arrive within bounds.
+/// A request's body whose messages arrive within the bounds of the port.
 #[derive(Debug)]
 pub struct ArrivingMessages<B> {
     inner: B,
     port: Arc<ArrivingBytes>,
-    /// Arrived and not yet looked at.
+    /// Bytes that have arrived but are not yet parsed.
     input: Bytes,
-    /// Of the message at hand: bytes that have not arrived, 0 between messages.
+    /// Bytes of the current message that have not arrived; 0 between messages.
     left: usize,
-    /// Of the message at hand: charged to the port.
+    /// Bytes of the current message that are charged to the port.
     charged: u64,
-    /// Of the message at hand: its first half, until more than that has arrived.
+    /// First half of the current message, until more than half has arrived.
     held: Option<HeldBack>,
-    /// To be handed on before anything else.
+    /// Pieces to hand to tonic before anything else.
     ready: VecDeque<Bytes>,
     /// Whether a whole message has arrived.
     has_message: bool,
-    /// Of the first message, and of each that has begun, once it had to be waited for.
+    /// Progress of the first message, or of a message that has begun. Set once the server had to wait
+    /// for the message's bytes.
     pace: Option<ProgressClock>,
-    /// Between messages: since when the next is waited for.
+    /// Time since which the server waits for the next message. Set only between messages.
     quiet_since: Option<Instant>,
     timer: DeadlineTimer,
     failed: bool,
 }
 
 impl<B> ArrivingMessages<B> {
-    /// Takes as much of the input as is of one message. False: more input is needed.
+    /// Consumes as much input as belongs to a single message. Returns false if more input is needed.
     fn advance(&mut self) -> Result<bool, Refused> {
         if self.left == 0 {
             let Some(prefix) = self.input.first_chunk::<PREFIX_LEN>() else { return Ok(false) };
             let [_, len @ ..] = *prefix;
-            // A u32 and 5: it fits into a usize.
+            // A u32 plus 5 fits into a usize.
             self.left = u32::from_be_bytes(len) as usize + PREFIX_LEN;
             self.held = Some(HeldBack::default());
         }
@@ -219,7 +221,7 @@ impl<B> ArrivingMessages<B> {
             }
         }
         if self.left == 0 {
-            // The handler counts what has arrived.
+            // From now on the handler accounts for the bytes of the message.
             self.give_back();
             self.has_message = true;
             self.pace = None;
@@ -241,7 +243,8 @@ impl<B> ArrivingMessages<B> {
         (self.port.refuse)(refused.code(), refused.to_string())
     }
 
-    /// More input is needed and none is there: ready when that has lasted too long.
+    /// Polls the time limits while more input is needed and none is available. Ready when the wait
+    /// has lasted too long.
     fn poll_pace(&mut self, cx: &mut Context<'_>) -> Poll<Refused> {
         let mid_message = self.left > 0 || !self.input.is_empty();
         if self.has_message && !mid_message {
@@ -300,7 +303,7 @@ where
                     if let Some(pace) = &mut this.pace {
                         pace.progress(data.len());
                     }
-                    // Only a prefix that came in two pieces is left over.
+                    // Only a prefix that arrived in two pieces can be left over here.
                     this.input = match this.input.is_empty() {
                         true => data,
                         false => [&this.input[..], &data[..]].concat().into(),
@@ -348,7 +351,7 @@ mod tests {
         [&[0][..], &len_bytes, &vec![7; len]].concat()
     }
 
-    /// A body of these pieces, which then ends, or stays open.
+    /// Returns a body of these pieces, which then ends or stays open.
     fn body(pieces: Vec<Bytes>, ends: bool) -> impl Body<Data = Bytes, Error = Infallible> + Unpin {
         let pieces = stream::iter(pieces.into_iter().map(|piece| Ok(Frame::data(piece))));
         let rest = if ends { stream::empty().boxed() } else { stream::pending().boxed() };

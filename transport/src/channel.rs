@@ -1,37 +1,37 @@
-//! Connections to other processes.
+//! Client channels to other processes.
 
 use std::time::Duration;
 
 use tonic::transport::{Endpoint, Error};
 
-/// Time in which a connection has to be made.
+/// Longest time to establish a connection.
 pub const CONNECT_MAX: Duration = Duration::from_secs(2);
 
-/// What a channel is for.
+/// Options of a channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ChannelConfig {
-    /// Interval between the questions to a quiet peer whether it is there, and the time that it has to
-    /// answer. `None`: it is not asked.
+    /// Interval of keep-alive pings to a quiet peer, and the time that the peer has to answer a ping.
+    /// `None` disables pings.
     pub keep_alive: Option<Duration>,
-    /// Whether a peer is asked while no call is under way.
+    /// Whether pings are sent while no call is under way.
     pub keep_alive_while_idle: bool,
-    /// Bytes of one call's answer, and of all answers of the connection, that may be on their way
-    /// unread. `None`: HTTP/2's defaults.
+    /// HTTP/2 windows in bytes: of a call's response, and of all responses of the connection. `None`
+    /// selects HTTP/2's defaults.
     pub windows: Option<(u32, u32)>,
 }
 
 impl ChannelConfig {
-    /// A peer that vanished without a word is noticed in twice `interval`, also while it is idle.
+    /// Returns options that detect a vanished peer within twice `interval`, also on an idle channel.
     #[must_use]
     pub const fn watched(interval: Duration) -> Self {
         Self { keep_alive: Some(interval), keep_alive_while_idle: true, windows: None }
     }
 }
 
-/// The way to `authority`, which is `host:port`. Connecting is the caller's choice.
+/// Returns the endpoint of `authority`, which is `host:port`. The caller decides when to connect.
 ///
 /// # Errors
-/// When `authority` is no address.
+/// Fails if `authority` is not a valid address.
 pub fn endpoint(authority: &str, config: ChannelConfig) -> Result<Endpoint, Error> {
     let mut endpoint = Endpoint::from_shared(format!("http://{authority}"))?
         .connect_timeout(CONNECT_MAX)

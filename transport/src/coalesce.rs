@@ -1,8 +1,9 @@
-//! Joins the small writes of one flush into one system call.
+//! Joins the small writes of a flush into a single system call.
 //!
-//! h2 ends a vectored write after each data frame of 256 bytes or more, so that a gRPC answer leaves
-//! as two: headers and data, then trailers, and its client wakes twice. Here what is small is held
-//! until the flush, or goes out in front of the next large piece, which is not copied.
+//! h2 ends a vectored write after each data frame of 256 bytes or more. A gRPC response therefore
+//! leaves in two writes, first headers and data, then trailers, and wakes its client twice. Here
+//! small writes are buffered until the flush, or leave in front of the next large piece, which is not
+//! copied.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -11,7 +12,7 @@ use std::task::{Context, Poll, ready};
 use bytes::{Buf as _, BytesMut};
 use hyper::rt::{Read, ReadBufCursor, Write};
 
-/// The most that is held.
+/// Most bytes that are buffered.
 const HELD_MAX: usize = 4 << 10;
 
 /// A connection whose small writes wait for the flush.
@@ -27,7 +28,7 @@ impl<T> Coalesce<T> {
 }
 
 impl<T: Write + Unpin> Coalesce<T> {
-    /// Sends what is held.
+    /// Sends the buffered bytes.
     fn poll_release(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while !self.held.is_empty() {
             let sent = ready!(Pin::new(&mut self.inner).poll_write(cx, &self.held))?;
@@ -55,7 +56,7 @@ impl<T: Write + Unpin> Write for Coalesce<T> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, piece: &[u8]) -> Poll<io::Result<usize>> {
         let this = &mut *self;
         if this.held.len() + piece.len() <= HELD_MAX {
-            // A connection that is never written to takes no memory for this.
+            // Reserved only here, so that a connection without writes uses no memory for the buffer.
             this.held.reserve(HELD_MAX - this.held.len());
             this.held.extend_from_slice(piece);
             return Poll::Ready(Ok(piece.len()));
@@ -85,7 +86,7 @@ impl<T: Write + Unpin> Write for Coalesce<T> {
         Pin::new(&mut self.inner).poll_write_vectored(cx, pieces)
     }
 
-    /// No: asked once, by h2, which then hands over pieces one by one.
+    /// Returns false. h2 asks only once, and then hands over the pieces one by one, which this type can join.
     fn is_write_vectored(&self) -> bool {
         false
     }
@@ -109,7 +110,7 @@ mod tests {
 
     use super::*;
 
-    /// Takes at most `at_most` bytes of each call, and is not ready every other time.
+    /// A fake connection that accepts at most `at_most` bytes per call and is pending every other time.
     #[derive(Default)]
     struct Wire {
         sent: Vec<u8>,
@@ -177,7 +178,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_large_piece_takes_what_is_held_with_it() {
+    async fn a_large_piece_is_sent_together_with_the_buffered_bytes() {
         let mut wire = Coalesce::new(Wire { at_most: usize::MAX, ..Wire::default() });
         write(&mut wire, b"head").await;
         write(&mut wire, &[7; 2 * HELD_MAX]).await;

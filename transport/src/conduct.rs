@@ -1,11 +1,12 @@
-//! How addresses behave on a port, and which of them are served by threads of low priority for it.
+//! Counts violations by client address, and decides which addresses are served by threads of low priority.
 //!
-//! What a well-behaved client does not do counts as a violation: it connects and stays silent, asks for more
-//! connections than it may have, breaks the protocol, or does not take its answers. An address with many
-//! violations in a short time is *distrusted*: its new connections are served by [`low priority
-//! threads`](crate::priority), and delay the requests of others as little as the operating system can arrange.
-//! Nothing is refused to it, so that clients behind one address translator lose no more than speed, and that
-//! only while the processors are full.
+//! A violation is behaviour that a well-behaved client does not show. The client connects and stays
+//! silent, opens more connections than its cap, breaks the protocol, or does not read its responses.
+//!
+//! An address with many violations in a short time is *distrusted*: [low priority
+//! threads](crate::priority) serve its new connections, so that they delay other requests as little
+//! as the operating system can arrange. A distrusted address is never refused. Clients behind a
+//! shared address translator therefore lose only speed, and only while the processors are fully used.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -17,43 +18,44 @@ use tokio::time::Instant;
 use crate::server::PortLimits;
 use crate::table::counted_as;
 
-/// Violations after which an address is distrusted, where none is forgotten meanwhile.
+/// Violations after which an address is distrusted, if none is forgotten in the meantime.
 const VIOLATIONS_FREE: u32 = 8;
-/// Time in which one violation is forgotten.
+/// Time in which a single violation is forgotten.
 const FORGOTTEN_EVERY: Duration = Duration::from_secs(10);
-/// Violations that are remembered at most: an address is trusted again a minute after its last one.
+/// Most violations that are remembered. The bound makes an address trusted again a minute after its
+/// last violation.
 const VIOLATIONS_MAX: u32 = VIOLATIONS_FREE + 6;
-/// Addresses that are remembered.
+/// Most addresses whose violations are remembered.
 const ADDRESSES_MAX: usize = 4096;
 
-/// The conduct of the addresses on one port.
+/// Violations of all addresses on a port.
 #[derive(Debug)]
 pub(crate) struct PortConduct {
     limits: PortLimits,
     violations: Mutex<Violations>,
 }
 
-/// The conduct of one address on one port.
+/// Handle to the violations of a single address on a port.
 #[derive(Debug, Clone)]
 pub(crate) struct AddressConduct {
     conduct: Arc<PortConduct>,
     address: IpAddr,
 }
 
-/// The violations of each address: leaky buckets. Pure.
+/// The violations of each address, as leaky buckets. A pure state machine: the caller passes the time.
 #[derive(Debug, Default)]
 struct Violations {
-    /// When all violations of an address are forgotten.
+    /// Time at which all violations of an address are forgotten.
     forgotten_at: HashMap<IpAddr, Instant>,
 }
 
 impl Violations {
-    /// Counts one violation.
+    /// Counts a violation.
     fn count(&mut self, address: IpAddr, now: Instant) {
         if self.forgotten_at.len() >= ADDRESSES_MAX && !self.forgotten_at.contains_key(&address) {
             self.forgotten_at.retain(|_, &mut forgotten_at| forgotten_at > now);
             if self.forgotten_at.len() >= ADDRESSES_MAX {
-                // So many addresses misbehave at once that the priority of one more makes no difference.
+                // With this many misbehaving addresses, the priority of another address makes no difference.
                 return;
             }
         }
@@ -69,8 +71,8 @@ impl Violations {
 }
 
 impl AddressConduct {
-    /// Counts a violation. An address without a cap on its connections is trusted whatever it does: by
-    /// default, loopback.
+    /// Counts a violation. An address without a cap on its connections is always trusted; by default,
+    /// that is loopback.
     pub(crate) fn violated(&self) {
         let Self { conduct, address } = self;
         if conduct.limits.address_max_of(*address).is_some() {
@@ -89,13 +91,13 @@ impl PortConduct {
         Arc::new(Self { limits, violations: Mutex::default() })
     }
 
-    /// Returns the conduct of one address.
+    /// Returns the handle for an address.
     pub(crate) fn of(self: &Arc<Self>, address: IpAddr) -> AddressConduct {
         AddressConduct { conduct: self.clone(), address }
     }
 
     fn violations(&self) -> MutexGuard<'_, Violations> {
-        // A panic elsewhere leaves whole entries.
+        // Ignores a poisoned lock: a panic elsewhere cannot leave an entry half written.
         self.violations.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

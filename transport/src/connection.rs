@@ -1,4 +1,4 @@
-//! One connection: the requests under way on it, and when its silence has lasted too long.
+//! State of a connection: the requests under way, and the time limits on its silence.
 
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -17,52 +17,52 @@ use crate::reading::{STEP, await_client, await_server};
 use crate::server::ServerConfig;
 use crate::table::IdleRank;
 
-/// A piece of an answer below this is given at once: it costs no more than the connection's own record
-/// of it.
+/// Size in bytes below which a piece of a response is handed to HTTP/2 as a whole. A smaller piece
+/// costs no more than the connection's own record of the piece.
 const STEPS_MIN: usize = 4 << 10;
 
-/// The other end of a connection.
+/// The remote end of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peer {
-    /// Its address, as the listener saw it.
+    /// Address of the peer, as the listener reported it.
     pub address: SocketAddr,
 }
 
-/// The state of an open connection.
+/// The state of an open connection that its watchdog judges.
 #[derive(Debug)]
 pub(crate) struct Watched {
     accepted: Instant,
-    /// Whether its opening arrived.
+    /// Whether the opening has arrived.
     opened: AtomicBool,
-    /// Whether a request ever began.
+    /// Whether any request has begun so far.
     served: AtomicBool,
-    /// Requests whose answer has not left.
+    /// Number of requests whose response has not been sent completely.
     under_way: AtomicUsize,
-    /// When the last answer had left, in milliseconds after `accepted`.
+    /// Time at which the last response was sent, in milliseconds after `accepted`.
     idle_since: AtomicU64,
     displaced: AtomicBool,
     wake: Notify,
 }
 
-/// What a connection's watchdog does next.
+/// Next step of a connection's watchdog.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// Nothing is wrong; looks again then.
+    /// The connection is within its time limits: judge it again at this time.
     LookAgainAt(Instant),
-    /// The connection ends.
+    /// The connection must end.
     End(Silence),
 }
 
-/// Why a connection is ended.
+/// Reason why the watchdog ends a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Silence {
     /// The client's first bytes did not arrive in time.
     NoOpening,
     /// A request's head did not arrive in time.
     NoRequest,
-    /// No request was under way for too long.
+    /// The connection had no request under way for too long.
     Idle,
-    /// Another connection needed the slot of this idle one.
+    /// The idle connection was displaced because a new connection needed its slot.
     Displaced,
 }
 
@@ -79,7 +79,7 @@ impl Watched {
         })
     }
 
-    /// The opening arrived: the watchdog counts to the head's bound from now on.
+    /// Records that the opening arrived. From now on, the time limit of the head applies.
     pub(crate) fn open(&self) {
         self.opened.store(true, Ordering::Relaxed);
     }
@@ -88,19 +88,20 @@ impl Watched {
     pub(crate) fn begin_request(self: &Arc<Self>) -> RequestGuard {
         self.under_way.fetch_add(1, Ordering::SeqCst);
         if !self.served.swap(true, Ordering::Relaxed) {
-            // The watchdog counts from the head's bound to the idle bound now.
+            // The idle limit replaces the limit of the head, so the watchdog must compute its deadline again.
             self.wake.notify_one();
         }
         RequestGuard(self.clone())
     }
 
-    /// The rank among connections that make room, if no request is under way.
+    /// Returns the connection's rank for displacement, or `None` if a request is under way or the
+    /// connection is already displaced.
     pub(crate) fn idle(&self) -> Option<IdleRank> {
         let idle = !self.is_busy() && !self.is_displaced();
         idle.then(|| IdleRank { served: self.served.load(Ordering::Relaxed), since: self.idle_at() })
     }
 
-    /// Ends the connection: another one needs its slot.
+    /// Asks the connection to end because a new connection needs its slot.
     pub(crate) fn displace(&self) {
         self.displaced.store(true, Ordering::SeqCst);
         self.wake.notify_one();
@@ -111,7 +112,7 @@ impl Watched {
         self.under_way.load(Ordering::Relaxed) > 0
     }
 
-    /// Whether no request ever began.
+    /// Whether no request has begun so far.
     pub(crate) fn is_unserved(&self) -> bool {
         !self.served.load(Ordering::Relaxed)
     }
@@ -124,7 +125,7 @@ impl Watched {
         self.accepted + Duration::from_millis(self.idle_since.load(Ordering::Relaxed))
     }
 
-    /// Judges the connection at `now`.
+    /// Returns the watchdog's next step at `now`.
     pub(crate) fn judge(&self, now: Instant, config: &ServerConfig) -> Verdict {
         let by = |deadline: Instant, why: Silence| {
             if now >= deadline { Verdict::End(why) } else { Verdict::LookAgainAt(deadline) }
@@ -144,7 +145,7 @@ impl Watched {
         by(self.accepted + config.head_max, Silence::NoRequest)
     }
 
-    /// Waits until the connection has to end, and says why.
+    /// Waits until the connection must end, and returns the reason.
     pub(crate) async fn silent(&self, config: &ServerConfig) -> Silence {
         loop {
             match self.judge(Instant::now(), config) {
@@ -169,23 +170,23 @@ impl Drop for RequestGuard {
         let watched = &self.0;
         let idle_since = watched.accepted.elapsed().as_millis();
         watched.idle_since.store(u64::try_from(idle_since).unwrap_or(u64::MAX), Ordering::Relaxed);
-        // SeqCst, here and in `displace`: one of the two sees what the other did.
+        // SeqCst here and in `displace`: at least one of the two threads sees the other's store.
         if watched.under_way.fetch_sub(1, Ordering::SeqCst) == 1 && watched.displaced.load(Ordering::SeqCst) {
-            // It was displaced just as this request began.
+            // The connection was displaced just as this request began.
             watched.wake.notify_one();
         }
     }
 }
 
-/// An answer's body. The request counts as under way until the body is dropped. A client of HTTP/2 that
-/// does not take what it is given is given up (`reading`).
+/// A response's body. The request counts as under way until the body is dropped. An HTTP/2 stream is
+/// reset if its client does not read the response in time (`reading`).
 #[derive(Debug)]
 pub struct Tracked<B> {
     body: B,
-    /// Whether large pieces are given in steps: over HTTP/2, where the next one is asked for when the
-    /// client has room for the last.
+    /// Whether large pieces are handed over in steps. True over HTTP/2, where hyper asks for the next
+    /// step when the client has window for the last one.
     in_steps: bool,
-    /// Of a piece of several steps.
+    /// Remainder of a piece that is handed over in several steps.
     rest: Bytes,
     _request: RequestGuard,
 }
@@ -195,8 +196,9 @@ impl<B> Tracked<B> {
         Self { body, in_steps: version == Version::HTTP_2, rest: Bytes::new(), _request: request }
     }
 
-    /// The next step of `rest`. The last byte is a step of its own: hyper gives it away when there is
-    /// room for all before it, so that none but it is beyond the reach of the time kept here.
+    /// Returns the next step of `rest`. The last byte is a step of its own, because hyper asks for
+    /// the next step as soon as the window has room for the previous one. So the time limit covers
+    /// every byte except the last.
     fn step(&mut self) -> Bytes {
         let len = self.rest.len();
         self.rest.split_to(STEP.min(len.saturating_sub(1)).max(1))
@@ -264,7 +266,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn silence_ends_a_connection_by_how_far_it_came() {
-        let (config, watched) = (config(), Watched::new());
+        let config = config();
+        let watched = Watched::new();
         let judge = || watched.judge(Instant::now(), &config);
         let accepted = Instant::now();
         assert_eq!(judge(), Verdict::LookAgainAt(accepted + config.opening_max));
@@ -285,7 +288,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_connection_displaced_as_a_request_began_ends_with_that_request() {
-        let (config, watched) = (config(), Watched::new());
+        let config = config();
+        let watched = Watched::new();
         let request = watched.begin_request();
         watched.displace();
         let mut silent = std::pin::pin!(watched.silent(&config));
@@ -298,7 +302,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_connection_with_a_request_under_way_is_not_displaced() {
-        let (config, watched) = (config(), Watched::new());
+        let config = config();
+        let watched = Watched::new();
         let request = watched.begin_request();
         watched.displace();
         assert!(matches!(watched.judge(Instant::now(), &config), Verdict::LookAgainAt(_)));

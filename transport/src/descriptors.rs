@@ -1,66 +1,66 @@
-//! File descriptors: how many the process may have, and how many of them connections may take.
+//! File descriptors: the limit of the process, and the share of connections.
 //!
-//! Connections of all ports together take half of the process's limit. The other half is for the
-//! log, model files, peers and executors, which no client can use up.
+//! The connections of all ports together may use half of the process's limit. The other half is
+//! reserved for the log, model files, peers and executors, so clients cannot exhaust the descriptors.
 
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::server::PortLimits;
 
-/// Descriptors that a server asks for: the soft limit is raised to as many, if the hard limit allows.
+/// Soft limit of descriptors that a server requests, up to the hard limit.
 pub const WANTED: u64 = 65_536;
-/// Descriptors that a server cannot do without: with fewer, a quarter of the smallest port would be
-/// less than the 256 connections that one address is promised.
+/// Fewest descriptors with which a server starts. With fewer, a quarter of the smallest port would be
+/// less than the 256 connections that each address is promised.
 pub const NEEDED: u64 = 4_096;
 
-/// Descriptors of this process.
+/// The descriptor limit of this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Descriptors {
-    /// The process's limit.
+    /// Soft limit of the process, at most [`WANTED`].
     pub limit: u64,
 }
 
-/// Why a server does not start.
+/// Reason why a server does not start.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DescriptorError {
-    /// The hard limit is too low.
+    /// The hard limit is below [`NEEDED`].
     #[error(
         "this process may have {limit} file descriptors and a server needs {NEEDED}: raise its hard limit (`ulimit -Hn`, LimitNOFILE= of a systemd unit, or nofile under ulimits of a compose file)"
     )]
     TooFew {
-        /// The hard limit.
+        /// Hard limit of descriptors.
         limit: u64,
     },
-    /// The ports' connections do not fit.
+    /// The configured connections of the ports exceed the share for connections.
     #[error(
         "{connections} connections were asked for, and half of this process's {limit} file descriptors are for connections: ask for at most {most} in all{}",
         if *limit < WANTED { ", or raise its hard limit of descriptors" } else { "" }
     )]
     TooManyConnections {
-        /// Connections of the ports that were set by hand.
+        /// Sum of the explicitly configured connections of the ports.
         connections: u64,
-        /// The most of them, with one left for each other port.
+        /// Largest valid sum, which leaves one connection for each other port.
         most: u64,
-        /// The process's limit of descriptors.
+        /// Descriptor limit of the process.
         limit: u64,
     },
-    /// The kernel refused.
+    /// The kernel refused to raise the limit.
     #[error("cannot raise this process's limit of file descriptors to {wanted}: {errno}")]
     Refused {
-        /// The limit that was asked for.
+        /// Limit that was requested.
         wanted: u64,
-        /// The kernel's reason.
+        /// Error of the kernel.
         errno: Errno,
     },
 }
 
-/// A port's part of the descriptors.
+/// A port's share of the descriptors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PortShare {
-    /// Its weight among the ports of the process.
+    /// Weight of the port among the ports of the process.
     pub weight: u64,
-    /// Connections that were asked for by hand; the port's part is not computed then.
+    /// Explicitly configured number of connections. If set, the weight is ignored.
     pub connections: Option<usize>,
 }
 
@@ -68,14 +68,14 @@ impl Descriptors {
     /// Raises the soft limit to [`WANTED`], or to the hard limit if that is lower.
     ///
     /// # Errors
-    /// [`DescriptorError`] when a server cannot be run with what there is.
+    /// Returns a [`DescriptorError`] if the hard limit is too low for a server, or if the kernel refuses.
     pub fn raise() -> Result<Self, DescriptorError> {
         let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
         let wanted = maximum.unwrap_or(WANTED).min(WANTED);
         if wanted < NEEDED {
             return Err(DescriptorError::TooFew { limit: wanted });
         }
-        // A soft limit that is higher already is left alone.
+        // Never lowers a soft limit that is already higher.
         if let Some(current) = current
             && current < wanted
         {
@@ -85,11 +85,11 @@ impl Descriptors {
         Ok(Self { limit: current.unwrap_or(wanted).max(wanted).min(WANTED) })
     }
 
-    /// Divides half of the descriptors among the ports of the process. `address_max` is the cap by
-    /// address on each port, where one was asked for.
+    /// Divides half of the descriptors among the ports of the process. `address_max` is the
+    /// configured cap per address on each port, if any.
     ///
     /// # Errors
-    /// [`DescriptorError::TooManyConnections`] when the ports that were set by hand take more.
+    /// Returns [`DescriptorError::TooManyConnections`] if the explicitly configured ports exceed the share.
     pub fn divide<const N: usize>(
         self,
         ports: [PortShare; N],
@@ -160,7 +160,7 @@ mod tests {
             let ports = ports.map(|(weight, set)| port(1 + u64::from(weight), set.map(usize::from)));
             if let Ok(divided) = (Descriptors { limit }).divide(ports, None) {
                 let sum: u64 = divided.iter().map(|port| port.connections_max as u64).sum();
-                // A port has one connection at the least.
+                // Each port gets at least one connection, even if its share is 0.
                 prop_assert!(sum <= limit / 2 + 3, "{divided:?}");
             }
         }

@@ -1,5 +1,5 @@
-//! Servers and channels: the one place where a port is served and where a connection to another
-//! process is made. Limits and timeouts live here.
+//! Servers and channels: all ports are served here, and all connections to other processes are opened
+//! here. Limits and timeouts live here.
 //!
 //! ```text
 //!   Listener ──▶ accept loop ──▶ ConnectionTable: slots of the port, cap by address
@@ -10,10 +10,14 @@
 //!                    └─ watchdog: silent, slow to start and idle connections end
 //! ```
 //!
-//! Bounds: connections of a port and of an address on it ([`PortLimits`]), streams and bytes on
-//! their way of a connection ([`ServerConfig`]), bytes of the messages that are arriving at a port for
-//! other processes ([`ArrivingMessages`]), descriptors of the process ([`descriptors`]). Deliberately
-//! absent: what a request is, who sends it, and how many bytes one may have. The services decide that.
+//! Bounds:
+//! - connections of a port and of an address on the port ([`PortLimits`]);
+//! - streams of a connection and their unread bytes ([`ServerConfig`]);
+//! - bytes of the messages that are arriving at a port for other processes ([`ArrivingMessages`]);
+//! - file descriptors of the process ([`descriptors`]).
+//!
+//! Deliberately absent: the meaning of a request, the sender's identity, and the size limit of a
+//! request. The services decide these.
 
 mod accepted;
 mod arriving;

@@ -1,7 +1,7 @@
-//! The opening of a connection: its first bytes, which tell HTTP/2 from HTTP/1.1.
+//! Reads the opening of a connection: the first bytes, which distinguish HTTP/2 from HTTP/1.1.
 //!
-//! A connection has no more than a few hundred bytes of memory until its opening is there. So connections that
-//! say nothing cost little, however many there are.
+//! A connection uses at most a few hundred bytes of memory until its opening has arrived. Silent
+//! connections therefore cost little, even in large numbers.
 
 use std::io;
 use std::pin::Pin;
@@ -27,11 +27,11 @@ pub(crate) enum HttpVersion {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Opening {
     pub(crate) version: HttpVersion,
-    /// All bytes that were read. hyper reads them again ([`Replayed`]).
+    /// All bytes that were read. hyper reads them again through [`Replayed`].
     pub(crate) said: Bytes,
 }
 
-/// Reads until the version is known. `None`: the client closed the connection before.
+/// Reads until the version is known. Returns `None` if the client closed the connection first.
 pub(crate) async fn read<T: AsyncRead + Unpin>(io: &mut T) -> io::Result<Option<Opening>> {
     let mut said = [0; OPENING_LEN];
     let mut len = 0;
@@ -53,7 +53,7 @@ pub(crate) async fn read<T: AsyncRead + Unpin>(io: &mut T) -> io::Result<Option<
     }
 }
 
-/// A connection that gives its opening once more, and then what follows.
+/// A connection that returns its opening again, followed by the remaining bytes.
 pub(crate) struct Replayed<T> {
     said: Bytes,
     inner: T,
@@ -115,13 +115,13 @@ mod tests {
 
     const SETTINGS: &[u8] = &[0, 0, 0, 4, 0, 0, 0, 0, 0];
 
-    /// What is read of a client that says this, byte by byte, and closes.
+    /// Returns the opening of a client that sends these bytes one by one and then closes.
     async fn opening_of(says: &[u8]) -> Option<Opening> {
         let (mut client, mut server) = tokio::io::duplex(1);
         let says = says.to_vec();
         let client = tokio::spawn(async move {
             for byte in says {
-                // The server does not read more than the opening.
+                // Ignores errors, because the server stops reading after the opening.
                 let _sent = client.write_all(&[byte]).await.is_ok();
             }
         });
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_connection_that_closes_before_has_no_opening() {
+    async fn a_connection_that_closes_within_the_opening_has_none() {
         for len in [0, 1, PREFACE.len(), PREFACE.len() + SETTINGS.len() - 1] {
             assert_eq!(opening_of(&[PREFACE, SETTINGS].concat()[..len]).await, None, "{len}");
         }

@@ -1,8 +1,9 @@
-//! The minimum rate: how slowly a client may send a message that it has begun, and read an answer.
+//! The minimum rate at which a client must send a message that has begun, and read a response.
 //!
-//! A [`ProgressClock`] is a leaky bucket of time. The bucket begins with the grace, earns the time that
-//! arrived bytes take at the minimum rate, and never holds more than the grace. So a client that sent
-//! half a message fast and then stopped has the grace left, as a client that sent nothing.
+//! A [`ProgressClock`] is a leaky bucket of time. The bucket starts with the grace, earns the time
+//! that transferred bytes take at the minimum rate, and never holds more than the grace. A client
+//! that sent half a message fast and then stops has at most the grace left, the same as a client that
+//! sent nothing.
 
 use std::io;
 use std::pin::Pin;
@@ -12,29 +13,30 @@ use std::time::Duration;
 use hyper::rt::{Read, ReadBufCursor, Write};
 use tokio::time::{Instant, Sleep};
 
-/// The rate that messages and answers must keep once they have begun.
+/// The rate that messages and responses must keep once they have begun.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MinimumRate {
     /// Time that a client may be behind the rate.
     pub grace: Duration,
-    /// The rate. Not 0.
+    /// Minimum rate in bytes per second; greater than 0.
     pub bytes_per_sec: u64,
 }
 
-/// The time that one message or connection has left.
+/// The remaining time of a message or connection.
 #[derive(Debug)]
 pub struct ProgressClock {
     minimum: MinimumRate,
     until: Instant,
-    /// Bytes since `until` was last looked at.
+    /// Bytes moved since `until` was last computed.
     progress: u64,
 }
 
 impl MinimumRate {
-    /// What other processes of a cluster are held to: one that is paused or far away is not given up.
+    /// Rate for other processes of the cluster. The grace is long, so that a paused or distant
+    /// process is not cut off.
     pub const PEER: Self = Self { grace: Duration::from_secs(30), bytes_per_sec: 64 << 10 };
 
-    /// The time that `bytes` may take, the grace included.
+    /// Returns the time that `bytes` may take, including the grace.
     pub(crate) fn time_for(self, bytes: u64) -> Duration {
         self.grace + self.earned_by(bytes)
     }
@@ -46,25 +48,25 @@ impl MinimumRate {
 }
 
 impl ProgressClock {
-    /// Starts with the whole grace.
+    /// Starts a clock with the full grace.
     #[must_use]
     pub fn begin(minimum: MinimumRate) -> Self {
         Self { minimum, until: Instant::now() + minimum.grace, progress: 0 }
     }
 
-    /// Counts bytes that arrived or left. Reads no clock.
+    /// Counts bytes that arrived or were sent. Reads no clock.
     pub fn progress(&mut self, bytes: usize) {
         self.progress += bytes as u64;
     }
 
-    /// When the client is too slow, unless more bytes move before. Called when there is nothing more
-    /// to do than to wait.
+    /// Returns the time at which the client is too slow unless more bytes move before. Call this
+    /// function only when the server can do nothing but wait for the client.
     pub fn until(&mut self) -> Instant {
         if self.progress > 0 {
             let now = Instant::now();
             let full = now + self.minimum.grace;
             let earned = self.until + self.minimum.earned_by(std::mem::take(&mut self.progress));
-            // A look as late as this means that the server did not wait for the client.
+            // A call this late means that the server was busy elsewhere and did not wait for the client.
             let unobserved = now > self.until + self.minimum.grace;
             self.until = if unobserved { full } else { earned.min(full) };
         }
@@ -72,13 +74,13 @@ impl ProgressClock {
     }
 }
 
-/// A timer whose end may move, made when it is first needed.
+/// A timer with a movable deadline, created on first use.
 #[derive(Debug, Default)]
 pub struct DeadlineTimer(Option<Pin<Box<Sleep>>>);
 
 impl DeadlineTimer {
-    /// Ready once `until` has passed. `until` may be later at each call: the timer is set again when
-    /// it fires, not each time.
+    /// Ready once `until` has passed. `until` may be later at each call: to save work, the timer is
+    /// reset when it fires and not at each call.
     pub fn poll(&mut self, until: Instant, cx: &mut Context<'_>) -> Poll<()> {
         let timer = self.0.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(until)));
         if timer.deadline() > until {
@@ -94,13 +96,13 @@ impl DeadlineTimer {
     }
 }
 
-/// A connection that ends when its peer takes bytes more slowly than the minimum rate. What HTTP/2
-/// holds back for a stream's window never comes here: `reading` sees to that.
+/// A connection that fails when its peer reads bytes more slowly than the minimum rate.
+/// Bytes that HTTP/2 holds back because of a stream's window never arrive here; `reading` covers those.
 pub(crate) struct PacedWrites<T> {
     inner: T,
-    /// `None`: no rate is demanded.
+    /// Minimum rate; `None` allows any rate.
     minimum: Option<MinimumRate>,
-    /// Running from a write that found no room until everything is written.
+    /// Clock that runs from the first write without room until the next complete flush.
     pace: Option<ProgressClock>,
     timer: DeadlineTimer,
 }
@@ -199,7 +201,7 @@ mod tests {
         for _ in 0..11 {
             late.push(seconds(&mut pace, 1, 32 << 10).await);
         }
-        // Each second earns half of one: the grace of 5 s lasts 9 and a half.
+        // Each second earns half a second, so the grace of 5 s lasts 9.5 s.
         assert_eq!(late.iter().position(|&late| late), Some(8), "{late:?}");
     }
 
@@ -219,7 +221,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_connection_whose_peer_reads_nothing_ends_and_one_that_reads_goes_on() {
+    async fn a_connection_ends_only_after_its_peer_stops_reading() {
         let (mut peer, own) = tokio::io::duplex(64 << 10);
         let mut writes = PacedWrites::new(TokioIo::new(own), Some(MINIMUM));
         let began = Instant::now();
@@ -228,7 +230,7 @@ mod tests {
                 tokio::time::sleep(Duration::from_secs(1)).await;
                 peer.read_exact(&mut vec![0; 64 << 10]).await.unwrap();
             }
-            // Open and unread from now on.
+            // From now on the connection is open but unread.
             std::future::pending::<()>().await;
         };
         let writing = async {

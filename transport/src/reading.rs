@@ -1,8 +1,10 @@
-//! HTTP/2 streams whose clients do not take their answers, and the end of those.
+//! Detects HTTP/2 streams whose clients do not read their responses, and resets these streams.
 //!
-//! hyper asks a body for its next piece before it waits for the client's window, and asks no more
-//! while that is closed. So the time is kept outside of the body, by the task of the stream; the body
-//! tells that task for which side the stream waits. HTTP/1 has a connection for each answer, whose writes are timed (`pace`).
+//! hyper asks a body for its next piece before hyper waits for the client's window, and does not poll
+//! the body while the window is closed. Therefore the stream's task measures the time, not the body.
+//! The body only tells the task which side the stream waits for.
+//!
+//! An HTTP/1 connection carries a single response at a time, and its writes are timed instead (`pace`).
 
 use std::cell::Cell;
 use std::future::poll_fn;
@@ -14,19 +16,19 @@ use tokio::time::Instant;
 use crate::conduct::AddressConduct;
 use crate::pace::{DeadlineTimer, MinimumRate};
 
-/// The most bytes of an answer that a body gives to HTTP/2 at a time. Two steps may be on their way:
-/// the client has to take them within the grace and their time at the minimum rate.
+/// Most bytes of a response that a body hands to HTTP/2 at a time. Two steps may be in flight. The
+/// client must read both within the grace plus their time at the minimum rate.
 pub(crate) const STEP: usize = 128 << 10;
 
-/// The side for which an HTTP/2 stream waits, as told by the body of its answer.
+/// The side that an HTTP/2 stream waits for, as recorded by the body of its response.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum Awaits {
-    /// The same as before.
+    /// The body recorded nothing since the last poll.
     #[default]
     Unchanged,
-    /// The server's own work.
+    /// The stream waits for the server's own work.
     Server,
-    /// The client, which has been given another piece.
+    /// The stream waits for the client, which was sent another piece.
     Client,
 }
 
@@ -34,7 +36,7 @@ tokio::task_local! {
     static AWAITS: Cell<Awaits>;
 }
 
-/// Records that this stream waits for its client, which has been given up to [`STEP`] more bytes.
+/// Records that this stream waits for its client, which was sent up to [`STEP`] more bytes.
 pub(crate) fn await_client() {
     set(Awaits::Client);
 }
@@ -45,15 +47,15 @@ pub(crate) fn await_server() {
 }
 
 fn set(now: Awaits) {
-    // An HTTP/1 connection is no stream: there is nothing to tell.
+    // An HTTP/1 connection has no stream task, so there is nothing to record.
     let _outside = AWAITS.try_with(|awaits| awaits.set(now));
 }
 
-/// Runs the streams of an HTTP/2 connection. A stream whose client does not take the answer is
-/// dropped: that resets the stream and frees its bytes.
+/// Runs the streams of an HTTP/2 connection. A stream whose client does not read the response in time
+/// is dropped, which resets the stream and frees its bytes.
 #[derive(Debug, Clone)]
 pub(crate) struct StreamExecutor {
-    /// `None`: answers may be taken as slowly as the client likes.
+    /// Minimum rate; `None` lets clients read responses at any rate.
     pub(crate) minimum: Option<MinimumRate>,
     pub(crate) conduct: AddressConduct,
 }
@@ -68,7 +70,7 @@ where
                 let conduct = self.conduct.clone();
                 let stream = async move {
                     if !taken_in_time(stream, minimum).await {
-                        tracing::debug!("a client did not take its answer: its stream is reset");
+                        tracing::debug!("reset a stream: its client did not read the response in time");
                         conduct.violated();
                     }
                 };
@@ -79,8 +81,8 @@ where
     }
 }
 
-/// Ends with the stream, or when its client has not taken what it was given in time. Returns whether the
-/// client took it in time.
+/// Runs the stream to its end, or until its client has not read the sent bytes in time. Returns
+/// whether the client was in time.
 async fn taken_in_time<F: Future>(stream: F, minimum: MinimumRate) -> bool {
     let mut stream = pin!(stream);
     let mut timer = DeadlineTimer::default();

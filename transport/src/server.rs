@@ -1,4 +1,4 @@
-//! A port that is served: its bounds, its accept loop, and its end.
+//! A served port: its bounds, its accept loop, and its shutdown.
 
 use std::convert::Infallible;
 use std::error::Error;
@@ -33,82 +33,85 @@ use crate::priority;
 use crate::reading::StreamExecutor;
 use crate::table::{ConnectionTable, Refused};
 
-/// Connections that the kernel keeps for a port until they are accepted; at most `net.core.somaxconn`. With
-/// tokio's 128, whoever connects while others do by the hundred waits a second for the kernel's next attempt.
+/// Length of the kernel's listen queue; the kernel caps the length at `net.core.somaxconn`. With
+/// tokio's default of 128, a client that connects together with hundreds of others waits a second
+/// until the kernel tries again.
 const LISTEN_QUEUE_MAX: u32 = 4096;
-/// Connections accepted one after the other, until other tasks of the thread have a turn.
+/// Connections accepted in a row before the accept loop yields to the other tasks of its thread.
 const ACCEPTED_AT_ONCE: u32 = 16;
-/// Wait after the process ran out of descriptors, before the next connection is accepted.
+/// Wait before the next accept after the process ran out of descriptors.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
-/// Interval between two looks for a slot while every connection of a full port is busy.
+/// Interval at which a full port with only busy connections is checked for a free slot.
 const ROOM_LOOK_EVERY: Duration = Duration::from_millis(100);
-/// Share of a port's connections that one address off loopback may have: one in this many.
+/// Divisor of the default cap per address: an address off loopback may have a quarter of a port's
+/// connections.
 const ADDRESS_SHARE: usize = 4;
-/// Most bytes of an HTTP/1.1 request's head, and of its body that wait to be read.
+/// Most bytes of an HTTP/1.1 request's head, and most bytes of its body that are buffered unread.
 const HTTP1_BUFFER_MAX: usize = 64 << 10;
 /// Most bytes of an HTTP/2 request's headers.
 const HEADER_LIST_MAX: u32 = 16 << 10;
-/// Largest HTTP/2 frame that is accepted. Large tensors come in fewer pieces.
+/// Largest HTTP/2 frame that is accepted, in bytes. The size is above the protocol's default so that
+/// large tensors arrive in fewer pieces.
 const FRAME_MAX: u32 = 256 << 10;
-/// The window of an HTTP/2 connection before anything is agreed on: none can have less.
+/// Initial window of an HTTP/2 connection in bytes, which is also the smallest possible.
 const NARROW_WINDOW: u32 = 65_535;
-/// Most bytes of an answer that are buffered for one HTTP/2 stream.
+/// Most bytes of a response that are buffered for an HTTP/2 stream.
 const SEND_BUFFER_MAX: usize = 1 << 20;
 
-/// Most connections of a port.
+/// Connection limits of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PortLimits {
-    /// Open connections. Further ones displace idle ones, or wait in the listen queue.
+    /// Open connections. Further connections displace idle ones, or wait in the listen queue.
     pub connections_max: usize,
-    /// Open connections of one address, loopback included. `None`: a quarter of `connections_max`
-    /// for each address off loopback, and no cap on loopback.
+    /// Cap on the open connections of an address, loopback included. `None` caps each address off
+    /// loopback at a quarter of `connections_max`, and does not cap loopback.
     pub address_max: Option<usize>,
 }
 
 impl PortLimits {
-    /// `connections_max` connections, with the default cap by address.
+    /// Returns limits with `connections_max` connections and the default cap per address.
     #[must_use]
     pub const fn new(connections_max: usize) -> Self {
         Self { connections_max, address_max: None }
     }
 
-    /// Most connections of this address.
+    /// Returns the cap on the connections of this address, or `None` if the address has no cap.
     pub(crate) fn address_max_of(&self, address: IpAddr) -> Option<usize> {
         let off_loopback = !address.to_canonical().is_loopback();
         self.address_max.or_else(|| off_loopback.then(|| self.connections_max.div_ceil(ADDRESS_SHARE)))
     }
 }
 
-/// Bounds of a server. `opening_max`, `head_max` and `idle_max` are judged in this order, and each is
-/// at most as long as the next.
+/// Bounds of a server. A connection's time limits apply in the order `opening_max`, `head_max`,
+/// `idle_max`; each must be at most as long as the next.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerConfig {
-    /// Connections of the port.
+    /// Connection limits of the port.
     pub port: PortLimits,
-    /// Time for a connection's first bytes: HTTP/2's preface with the SETTINGS frame's head, or the first byte of
-    /// an HTTP/1.1 request.
+    /// Time limit for a connection's first bytes. These are HTTP/2's preface with the head of the
+    /// SETTINGS frame, or the first byte of an HTTP/1.1 request.
     pub opening_max: Duration,
-    /// Time for a request's head, and for an idle HTTP/1.1 connection.
+    /// Time limit for a request's head, and for an idle HTTP/1.1 connection.
     pub head_max: Duration,
-    /// Time without a request under way after which a connection ends.
+    /// Time without a request under way after which a connection is ended.
     pub idle_max: Duration,
-    /// Concurrent calls on one HTTP/2 connection.
+    /// Most concurrent calls on an HTTP/2 connection.
     pub streams_max: u32,
-    /// Bytes of one HTTP/2 stream that may be on their way unread.
+    /// Flow-control window of an HTTP/2 stream, in bytes.
     pub stream_window: u32,
-    /// The same for one HTTP/2 connection.
+    /// Flow-control window of an HTTP/2 connection, in bytes.
     pub connection_window: u32,
-    /// Most bytes that the windows of a port's connections have together. Connections beyond that have a
-    /// window of 64 KiB each, for which HTTP/2 has no smaller one.
+    /// Most bytes of all connections' windows of the port together. Further connections get the
+    /// smallest window that HTTP/2 allows, 64 KiB.
     pub windows_max: u32,
-    /// Interval between the questions to a quiet HTTP/2 peer whether it is there.
+    /// Interval of keep-alive pings to a quiet HTTP/2 peer.
     pub keep_alive_every: Duration,
-    /// Time in which such a peer has to answer.
+    /// Time in which the peer must answer a keep-alive ping.
     pub keep_alive_max: Duration,
-    /// How slowly a client may take answers and, to a port for other processes, send messages that have
-    /// begun. `None`: as slowly as it likes.
+    /// Minimum rate at which a client must read responses. On a port for other processes, also the
+    /// minimum rate at which a client must send a message that has begun. `None` allows any rate.
     pub minimum_rate: Option<MinimumRate>,
-    /// To a port for other processes: bytes of all messages that are arriving.
+    /// Most bytes of all messages that are arriving. Applies to a port for other processes.
     pub arriving_max: u64,
 }
 
@@ -132,7 +135,7 @@ impl Default for ServerConfig {
 }
 
 impl ServerConfig {
-    /// Connections that have the windows asked for.
+    /// Returns the number of connections that get the configured windows.
     fn roomy_max(&self) -> usize {
         let connections = self.windows_max / self.connection_window.max(NARROW_WINDOW);
         usize::try_from(connections.max(1)).unwrap_or(1)
@@ -148,7 +151,7 @@ impl ServerConfig {
         builder
     }
 
-    /// HTTP/2 with the windows asked for if the connection is `roomy`.
+    /// Returns the HTTP/2 settings; only a `roomy` connection gets the configured windows.
     pub(crate) fn http2(&self, roomy: bool, conduct: AddressConduct) -> http2::Builder<StreamExecutor> {
         let window_max = if roomy { u32::MAX } else { NARROW_WINDOW };
         let mut builder = http2::Builder::new(StreamExecutor { minimum: self.minimum_rate, conduct });
@@ -166,7 +169,7 @@ impl ServerConfig {
     }
 }
 
-/// The body of an answer, as HTTP needs it.
+/// The body of a response, as HTTP requires.
 pub trait AnswerBody:
     Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>> + Send + Unpin + 'static
 {
@@ -177,23 +180,24 @@ impl<B> AnswerBody for B where
 {
 }
 
-/// Hands out connections.
+/// A source of incoming connections.
 pub trait Listener: Send + 'static {
-    /// A connection's bytes.
+    /// Byte stream of a connection.
     type Io: AsyncRead + AsyncWrite + Send + Unpin + 'static;
 
     /// Waits for the next connection.
     fn accept(&mut self) -> BoxFuture<'_, io::Result<(Self::Io, SocketAddr)>>;
 
-    /// The runtime that serves connections of distrusted addresses. `None`: the same that serves all.
+    /// Returns the runtime that serves connections of distrusted addresses. `None` serves all
+    /// connections on the same runtime.
     fn low_priority() -> Option<&'static Handle> {
         None
     }
 
-    /// Moves a connection to this runtime, which is told of its bytes from now on.
+    /// Moves a connection to the runtime `_to`, which from then on is notified of the connection's bytes.
     ///
     /// # Errors
-    /// As the operating system says. The connection is closed then.
+    /// Returns the error of the operating system. The connection is closed in that case.
     fn moved(io: Self::Io, _to: &Handle) -> io::Result<Self::Io> {
         Ok(io)
     }
@@ -223,12 +227,12 @@ impl Listener for TcpListener {
     }
 }
 
-/// Connections that a stream hands out, all from one address: a simulated network's.
+/// A listener whose connections come from a stream and share a single address; used for simulated networks.
 #[derive(Debug)]
 pub struct StreamListener<S> {
-    /// The connections.
+    /// Stream of incoming connections.
     pub connections: S,
-    /// The address that they count for.
+    /// Address that all connections count for.
     pub address: SocketAddr,
 }
 
@@ -243,14 +247,14 @@ where
         Box::pin(async {
             match self.connections.next().await {
                 Some(connection) => Ok((connection?, self.address)),
-                // The network is gone: nobody comes any more.
+                // The simulated network is gone, so no further connection can arrive.
                 None => std::future::pending().await,
             }
         })
     }
 }
 
-/// A port that is served. Dropping this closes the port and cuts its connections.
+/// A served port. Dropping this value closes the port and cuts its connections.
 #[derive(Debug)]
 pub struct Serving {
     closing: watch::Sender<bool>,
@@ -258,13 +262,13 @@ pub struct Serving {
 }
 
 impl Serving {
-    /// Stops taking connections and requests, waits up to `grace` for the requests under way, then
-    /// cuts what is left. Returns how many connections were cut.
+    /// Stops accepting connections and requests, waits up to `grace` for the requests under way, and
+    /// then cuts the remaining connections. Returns the number of cut connections.
     pub async fn close(mut self, grace: Duration) -> usize {
         self.closing.send_replace(true);
         let Ok(mut connections) = (&mut self.accepting).await else { return 0 };
         let drained = async { while connections.join_next().await.is_some() {} };
-        // The rest is counted below.
+        // A timeout is no error here: the remaining connections are counted below.
         if timeout(grace, drained).await.is_err() {
             tracing::warn!(left = connections.len(), "connections were cut short");
         }
@@ -280,14 +284,14 @@ impl Drop for Serving {
     }
 }
 
-/// Listens on an address, and returns the one that it got: another one for port 0. Must be called within a
-/// runtime, which is then the listener's.
+/// Listens on an address, and returns the bound address, which differs for port 0. Must be called
+/// within the runtime that drives the listener.
 ///
 /// # Errors
-/// As the operating system says; [`io::ErrorKind::AddrInUse`] for one.
+/// Returns the error of the operating system, for example [`io::ErrorKind::AddrInUse`].
 pub fn listen(address: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-    // A server that starts again has its port at once, as with `TcpListener::bind`.
+    // Lets a restarted server bind its port at once, as `TcpListener::bind` does.
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     let listener = socket.listen(LISTEN_QUEUE_MAX)?;
@@ -295,8 +299,8 @@ pub fn listen(address: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
     Ok((listener, address))
 }
 
-/// Serves `listener` with one service for other processes: a request of a web page is refused with 403, and
-/// messages arrive within bounds ([`ArrivingMessages`]). See [`serve`].
+/// Serves `listener` with a service for other processes. A request from a web page is refused with
+/// 403, and messages arrive within bounds ([`ArrivingMessages`]). See [`serve`].
 pub fn serve_service<L, S, B>(listener: L, config: ServerConfig, service: S, refuse: Refuse) -> Serving
 where
     L: Listener,
@@ -306,12 +310,13 @@ where
 {
     let arriving = ArrivingBytes::new(&config, refuse);
     serve(listener, config, move |_peer| {
-        let (service, arriving) = (service.clone(), arriving.clone());
+        let service = service.clone();
+        let arriving = arriving.clone();
         move |request: Request<_>| ask(service.clone(), request.map(|body| arriving.messages(body)))
     })
 }
 
-/// Serves `listener` with one service until this is dropped: the port is free at once then.
+/// Serves `listener` with a service until the returned future is dropped, which frees the port at once.
 pub async fn serve_while_polled<L, S, B>(listener: L, config: ServerConfig, service: S, refuse: Refuse)
 where
     L: Listener,
@@ -322,13 +327,14 @@ where
     let (_open, closed) = watch::channel(false);
     let arriving = ArrivingBytes::new(&config, refuse);
     let connected = move |_peer| {
-        let (service, arriving) = (service.clone(), arriving.clone());
+        let service = service.clone();
+        let arriving = arriving.clone();
         move |request: Request<_>| ask(service.clone(), request.map(|body| arriving.messages(body)))
     };
     accept(listener, config, connected, closed).await;
 }
 
-/// A service that takes gRPC messages.
+/// A service that accepts gRPC messages.
 pub trait MessageService<B>:
     Service<Request<ArrivingMessages<Incoming>>, Response = Response<B>, Error = Infallible>
     + Clone
@@ -345,7 +351,8 @@ impl<B, S> MessageService<B> for S where
 {
 }
 
-/// The answer of a service that cannot fail. A web page gets none: browsers name the page in `Origin`.
+/// Returns the response of a service that cannot fail. Refuses requests from web pages, which
+/// browsers mark with `Origin`.
 async fn ask<S, B>(service: S, request: Request<ArrivingMessages<Incoming>>) -> Response<B>
 where
     S: MessageService<B>,
@@ -362,8 +369,8 @@ where
     }
 }
 
-/// Serves `listener` on the current runtime. `connected` makes the handler of each connection, which
-/// lives as long as the connection does.
+/// Serves `listener` on the current runtime. `connected` creates a handler for each connection, and
+/// the handler lives as long as its connection.
 pub fn serve<L, C, H, F, B>(listener: L, config: ServerConfig, connected: C) -> Serving
 where
     L: Listener,
@@ -377,7 +384,7 @@ where
     Serving { closing, accepting }
 }
 
-/// Takes connections until the port closes. Returns those that are open then.
+/// Accepts connections until the port closes, and returns the connections that are open at that time.
 async fn accept<L, C, H, F, B>(
     mut listener: L,
     config: ServerConfig,
@@ -397,7 +404,8 @@ where
     let roomy = Arc::new(Semaphore::new(config.roomy_max()));
     let mut connections = JoinSet::new();
     let mut closing = std::pin::pin!(begun(closed.clone()));
-    // Accepted, and waiting for a slot. Further ones stay in the listen queue meanwhile.
+    // An accepted connection that waits for a slot. Further connections stay in the listen queue in
+    // the meantime.
     let mut newcomer: Option<(L::Io, SocketAddr)> = None;
     let mut accepted_at_once = 0;
     loop {
@@ -412,7 +420,8 @@ where
                 Ok(slot) => {
                     let handler = connected(Peer { address });
                     let waits_behind = conduct.is_distrusted() || slot.is_among_silent();
-                    let (config, closed) = (config.clone(), closed.clone());
+                    let config = config.clone();
+                    let closed = closed.clone();
                     let connection = PortConnection { address, watched, conduct, config, closed, slot };
                     let accepted = Accepted { connection, handler, roomy: roomy.clone() };
                     match waits_behind.then(L::low_priority).flatten() {
@@ -425,7 +434,7 @@ where
                 }
                 Err(Refused::AddressFull) => {
                     conduct.violated();
-                    tracing::debug!(%address, "a connection was refused: its address has as many as it may have");
+                    tracing::debug!(%address, "refused a connection: its address is at its cap");
                 }
                 Err(Refused::PortFull) => {
                     table.displace();
@@ -444,19 +453,19 @@ where
                     tokio::time::sleep(ACCEPT_BACKOFF).await;
                 }
             },
-            // Finished connections leave the set as they finish, and leave a slot.
+            // Reaps finished connections at once, so that the set does not grow and a failed task is logged.
             Some(finished) = connections.join_next() => if let Err(error) = finished {
                 tracing::error!(%error, "a connection's task failed");
             },
-            // A busy connection may have become idle.
+            // Retries with the waiting connection: a busy connection may have become idle.
             () = tokio::time::sleep(ROOM_LOOK_EVERY), if newcomer.is_some() => {}
             () = closing.as_mut() => return connections,
         }
     }
 }
 
-/// Ends once the port is closing.
+/// Waits until the port is closing.
 pub(crate) async fn begun(mut closed: watch::Receiver<bool>) {
-    // A sender that was dropped closes the port too.
+    // A dropped sender also closes the port.
     let _closing = closed.wait_for(|&closing| closing).await.is_ok();
 }

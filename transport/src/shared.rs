@@ -1,4 +1,4 @@
-//! A result that many ask for, made once for all who ask within an interval.
+//! A result that many callers request, computed once for all callers within an interval.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
@@ -6,29 +6,29 @@ use std::time::Duration;
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep_until};
 
-/// Makes a result for everybody who asked before the work on it began. So it is never older than the
-/// question, and one piece of work goes on at a time. Work begins at most once in an interval, so that questions
-/// cost no more than that, however many there are.
+/// Computes a result for all callers that asked before the computation began. The result is therefore
+/// never older than the request, and a single computation runs at a time. Computations begin at most
+/// once per interval, which bounds their cost for any number of callers.
 #[derive(Debug)]
 pub struct SharedResult<T> {
     every: Duration,
-    /// Of the work that has not begun.
+    /// Slot for the result of the next computation, which has not begun.
     next: Mutex<Arc<OnceLock<T>>>,
-    /// Held while somebody works. When work may begin again.
+    /// Held during a computation. The value is the earliest time of the next computation.
     working: tokio::sync::Mutex<Option<Instant>>,
 }
 
 impl<T: Clone> SharedResult<T> {
-    /// A result that is made at most once in this interval.
+    /// Creates a result that is computed at most once per interval.
     #[must_use]
     pub fn every(every: Duration) -> Self {
         Self { every, next: Mutex::default(), working: tokio::sync::Mutex::default() }
     }
 
-    /// The result of `work`, or that of another's, if it begins after this was called.
+    /// Returns the result of `work`, or of another caller's work that began after this call.
     pub async fn get<F: Future<Output = T>>(&self, work: impl FnOnce() -> F) -> T {
         let result = self.next().clone();
-        // Questions that came together are all asked before the first is answered.
+        // Lets concurrent callers register before the first computation begins.
         yield_now().await;
         let mut working = self.working.lock().await;
         if let Some(done) = result.get() {
@@ -45,12 +45,12 @@ impl<T: Clone> SharedResult<T> {
             }
         }
         let done = work().await;
-        // Nobody else sets it: `working` is held.
+        // No other caller can set this slot, because `working` is locked.
         result.get_or_init(|| done).clone()
     }
 
     fn next(&self) -> std::sync::MutexGuard<'_, Arc<OnceLock<T>>> {
-        // A panic elsewhere leaves a whole value.
+        // Ignores a poisoned lock: a panic elsewhere cannot leave the value half written.
         self.next.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -64,17 +64,17 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn questions_that_come_together_are_answered_by_one_piece_of_work() {
+    async fn concurrent_requests_share_one_computation() {
         let shared = SharedResult::every(Duration::ZERO);
         let works = AtomicU64::new(0);
         let ask = || shared.get(async || works.fetch_add(1, Ordering::Relaxed));
         assert_eq!(join_all((0..100).map(|_| ask())).await, [0; 100]);
-        // A later question gets a later answer.
+        // A later request gets a newer result.
         assert_eq!(ask().await, 1);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn work_begins_once_in_an_interval() {
+    async fn computations_begin_at_most_once_per_interval() {
         let every = Duration::from_millis(100);
         let shared = SharedResult::every(every);
         let begun = Instant::now();
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_question_that_comes_during_the_work_is_answered_by_the_next() {
+    async fn a_request_during_a_computation_gets_the_next_result() {
         let shared = SharedResult::every(Duration::ZERO);
         let works = AtomicU64::new(0);
         let (begun, mut has_begun) = tokio::sync::mpsc::unbounded_channel();
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn work_that_is_given_up_is_done_by_the_next_who_asked() {
+    async fn a_cancelled_computation_is_repeated_by_the_next_caller() {
         let shared = SharedResult::every(Duration::ZERO);
         let mut given_up = Box::pin(shared.get(std::future::pending::<u64>));
         let mut waits = Box::pin(shared.get(async || 7));

@@ -1,9 +1,10 @@
-//! The open connections of one port: who may have another one, and who makes room when all slots
-//! are taken.
+//! The open connections of a port: admits new connections, and picks the idle connections to displace
+//! when the port is full.
 //!
-//! A newcomer to a full port displaces a connection without a request under way, as nginx reuses its
-//! idle connections: first those that never sent a request, the oldest first, then the ones that are
-//! idle for the longest. So connections that cost a stranger nothing keep nobody out.
+//! A new connection to a full port displaces a connection without a request under way, as nginx
+//! reuses idle connections. Connections that never sent a request are displaced first, the oldest of
+//! them first; then the connections that are idle for the longest. Cheap idle connections of a
+//! stranger therefore cannot keep other clients out.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv6Addr};
@@ -14,15 +15,14 @@ use tokio::time::Instant;
 use crate::connection::Watched;
 use crate::server::PortLimits;
 
-/// Connections that one look for idle ones displaces at most, so that a flood of newcomers does not
-/// look through the whole table for each of them.
+/// Most connections that a single call displaces, so that a flood of new connections does not scan
+/// the whole table for each of them.
 const DISPLACED_AT_ONCE: usize = 64;
 
-/// Silent connections of an address with a cap, beyond which further ones wait for their opening at a low
-/// priority.
+/// Silent connections of a capped address above which further connections wait for their opening at a
+/// low priority.
 const SILENT_MAX: usize = 64;
 
-/// The open connections of one port.
 #[derive(Debug)]
 pub(crate) struct ConnectionTable {
     limits: PortLimits,
@@ -36,32 +36,31 @@ struct Entries {
     next: u64,
 }
 
-/// The connections of one address.
 #[derive(Debug, Default)]
 struct AddressConnections {
     open: usize,
-    /// Of those, the ones that have not sent their opening.
+    /// Open connections that have not sent their opening.
     silent: usize,
 }
 
-/// A connection's slot. Dropping the slot frees it.
+/// A connection's slot in the table. Dropping the value frees the slot.
 #[derive(Debug)]
 pub(crate) struct Slot {
     table: Arc<ConnectionTable>,
     number: u64,
     address: IpAddr,
-    /// Whether the connection counts as silent.
+    /// Whether the connection counts as silent, because its opening has not arrived.
     silent: bool,
-    /// Whether the address had [`SILENT_MAX`] other silent connections as this one was accepted.
+    /// Whether the address already had [`SILENT_MAX`] silent connections when this connection was accepted.
     among_silent: bool,
 }
 
-/// Why a connection gets no slot.
+/// Reason why a connection gets no slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Refused {
-    /// Its address has as many connections as one may have.
+    /// The address already has as many connections as its cap.
     AddressFull,
-    /// Each connection of the port has a request under way.
+    /// All slots of the port are in use.
     PortFull,
 }
 
@@ -70,8 +69,9 @@ impl ConnectionTable {
         Arc::new(Self { limits, entries: Mutex::default() })
     }
 
-    /// A slot for a connection from `address`, watched as `watched`. When the port is full, tells
-    /// idle connections to end; their slots are free once they have.
+    /// Reserves a slot for a connection from `address`, whose state is `watched`. Fails if the
+    /// address is at its cap or the port is full; the caller can then [`displace`](Self::displace)
+    /// idle connections.
     pub(crate) fn take(self: &Arc<Self>, address: IpAddr, watched: &Arc<Watched>) -> Result<Slot, Refused> {
         let key = counted_as(address);
         let mut entries = self.entries();
@@ -94,8 +94,9 @@ impl ConnectionTable {
         Ok(Slot { table: self.clone(), number, address: key, silent: true, among_silent })
     }
 
-    /// Tells connections without a request under way to end, and returns how many: those that never
-    /// had one first, then those that are idle for the longest.
+    /// Asks idle connections to end, and returns their number. Connections that never had a request
+    /// are chosen first, then those that are idle for the longest. Their slots are free once the
+    /// connections have ended.
     pub(crate) fn displace(&self) -> usize {
         let entries = self.entries();
         let mut idle: Vec<_> = entries.open.values().filter_map(|it| Some((it.idle()?, it))).collect();
@@ -111,18 +112,19 @@ impl ConnectionTable {
     }
 
     fn entries(&self) -> MutexGuard<'_, Entries> {
-        // A panic elsewhere leaves whole entries.
+        // Ignores a poisoned lock: a panic elsewhere cannot leave the entries half written.
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Slot {
-    /// Whether the address has a cap, and had many silent connections as this one was accepted.
+    /// Whether the address has a cap, and already had many silent connections when this connection
+    /// was accepted.
     pub(crate) fn is_among_silent(&self) -> bool {
         self.among_silent
     }
 
-    /// The connection's opening has arrived.
+    /// Records that the connection's opening has arrived.
     pub(crate) fn open(&mut self) {
         if std::mem::take(&mut self.silent)
             && let Some(connections) = self.table.entries().by_address.get_mut(&self.address)
@@ -146,15 +148,16 @@ impl Drop for Slot {
     }
 }
 
-/// Rank of an idle connection: the smallest makes room first.
+/// Rank of an idle connection: the connection with the smallest rank is displaced first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct IdleRank {
-    /// Connections that never sent a request come before those that did.
+    /// Whether the connection ever sent a request; `false` sorts first.
     pub(crate) served: bool,
     pub(crate) since: Instant,
 }
 
-/// The address that a connection counts for: an IPv6 host may have all addresses of its /64.
+/// Returns the address that a connection counts for. IPv6 addresses count by their /64, because a
+/// host may own the whole /64.
 pub(crate) fn counted_as(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) if !address.is_loopback() => {
@@ -204,7 +207,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_connection_after_many_silent_ones_of_its_address_is_among_them() {
+    async fn a_new_connection_is_among_silent_when_its_address_has_many_silent_ones() {
         let table = table(1024);
         let watched = Watched::new();
         let mut silent: Vec<_> =
@@ -220,7 +223,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn silent_connections_of_loopback_are_not_told_apart() {
+    async fn connections_of_loopback_are_never_among_silent() {
         let table = table(1024);
         let watched = Watched::new();
         let silent: Vec<_> =
@@ -229,7 +232,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_cap_that_was_set_counts_on_loopback_too() {
+    async fn a_configured_cap_applies_to_loopback_too() {
         let limits = PortLimits { address_max: Some(1), ..PortLimits::new(8) };
         let table = ConnectionTable::new(limits);
         let watched = Watched::new();
@@ -239,7 +242,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn connections_that_never_asked_make_room_before_idle_ones() {
+    async fn connections_without_a_request_are_displaced_before_idle_ones() {
         let table = table(32);
         let mut slots = Vec::new();
         let mut open = |asked: bool, busy: bool| {
@@ -254,14 +257,14 @@ mod tests {
         let (silent, _) = open(false, false);
         tokio::time::advance(Duration::from_secs(1)).await;
         let (newer, _) = open(false, false);
-        // One sixteenth of the port at a time.
+        // A single call displaces a sixteenth of the port.
         assert_eq!(table.displace(), 2);
         assert!(silent.is_displaced() && newer.is_displaced());
         assert!(!idle.is_displaced() && !busy.is_displaced());
     }
 
     #[tokio::test]
-    async fn a_port_of_busy_connections_displaces_none() {
+    async fn busy_connections_are_not_displaced() {
         let table = table(1);
         let watched = Watched::new();
         let _slot = table.take(ip("127.0.0.1"), &watched).unwrap();

@@ -19,15 +19,15 @@ use tokio::sync::watch;
 
 const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nhost: here\r\n\r\n";
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// Long enough that no test ends by it.
+/// A time limit that no test reaches.
 const LONG: Duration = Duration::from_secs(3600);
 const SHORT: Duration = Duration::from_millis(20);
 
 struct Port {
     address: SocketAddr,
-    /// Requests to `/hold` are answered once this is true.
+    /// Set to true to answer the requests to `/hold`.
     release: watch::Sender<bool>,
-    /// Requests to `/hold` that have begun.
+    /// Number of requests to `/hold` that have begun.
     held: watch::Receiver<usize>,
     _serving: Serving,
 }
@@ -36,7 +36,7 @@ fn patient() -> ServerConfig {
     ServerConfig { opening_max: LONG, head_max: LONG, idle_max: LONG, ..ServerConfig::default() }
 }
 
-/// The niceness of this thread.
+/// Returns the niceness of the current thread.
 fn niceness() -> i32 {
     getpriority_process(None).unwrap()
 }
@@ -47,9 +47,11 @@ async fn port(config: ServerConfig) -> Port {
     let released = release.subscribe();
     let (holding, held) = watch::channel(0);
     let serving = serve(listener, config, move |_peer| {
-        let (released, holding) = (released.clone(), holding.clone());
+        let released = released.clone();
+        let holding = holding.clone();
         move |request: Request<_>| {
-            let (mut released, holding) = (released.clone(), holding.clone());
+            let mut released = released.clone();
+            let holding = holding.clone();
             async move {
                 if request.uri().path() == "/hold" {
                     holding.send_modify(|held| *held += 1);
@@ -76,7 +78,7 @@ impl Port {
         stream
     }
 
-    /// A connection whose request is under way.
+    /// Returns a connection whose request is under way.
     async fn hold(&mut self) -> TcpStream {
         let before = *self.held.borrow();
         let stream = self.say(b"GET /hold HTTP/1.1\r\nhost: here\r\n\r\n").await;
@@ -84,7 +86,7 @@ impl Port {
         stream
     }
 
-    /// The niceness of the thread that serves a new connection of this address.
+    /// Returns the niceness of the thread that serves a new connection of this address.
     async fn niceness_for(&self, address: &str) -> i32 {
         let socket = TcpSocket::new_v4().unwrap();
         socket.bind(format!("{address}:0").parse().unwrap()).unwrap();
@@ -106,7 +108,7 @@ impl Port {
 
 /// Waits until the server has ended the connection.
 async fn ended(mut stream: TcpStream) {
-    // A reset is an end too.
+    // A reset also ends the connection.
     let _bytes = stream.read_to_end(&mut Vec::new()).await.is_ok();
 }
 
@@ -129,13 +131,13 @@ async fn a_connection_that_sends_only_a_preface_is_ended() {
 }
 
 #[tokio::test]
-async fn a_request_whose_head_does_not_end_is_ended() {
+async fn a_connection_with_an_unfinished_request_head_is_ended() {
     let port = port(ServerConfig { head_max: SHORT, ..patient() }).await;
     ended(port.say(&REQUEST[..REQUEST.len() - 2]).await).await;
 }
 
 #[tokio::test]
-async fn an_idle_http2_connection_is_ended_by_agreement() {
+async fn an_idle_http2_connection_is_ended_gracefully() {
     let port = port(ServerConfig { opening_max: SHORT, idle_max: SHORT, ..patient() }).await;
     let (mut sender, connection) =
         http2::handshake(TokioExecutor::new(), TokioIo::new(port.open().await)).await.unwrap();
@@ -144,25 +146,26 @@ async fn an_idle_http2_connection_is_ended_by_agreement() {
     let answer = sender.send_request(request.body(Empty::<Bytes>::new()).unwrap()).await.unwrap();
     assert_eq!(answer.status(), 200);
     drop(answer);
-    // The client sees an end, and no failure.
+    // The client sees a graceful end, not a failure.
     connection.await.unwrap().unwrap();
 }
 
 #[tokio::test]
-async fn silent_connections_keep_nobody_out_of_a_full_port() {
+async fn a_new_connection_displaces_a_silent_one_of_a_full_port() {
     let port = port(ServerConfig { port: PortLimits::new(4), ..patient() }).await;
     let mut silent = Vec::new();
     for _ in 0..4 {
         silent.push(port.open().await);
     }
     assert_eq!(port.ask().await, 200);
-    // The oldest made room.
+    // The oldest connection was displaced.
     ended(silent.remove(0)).await;
 }
 
-/// With tokio's queue of 128 the others get no answer from the kernel until somebody accepts.
+/// With tokio's queue of 128, the kernel would not answer the remaining clients until a connection is
+/// accepted.
 #[tokio::test]
-async fn hundreds_connect_before_one_is_accepted() {
+async fn hundreds_of_clients_connect_before_one_is_accepted() {
     let allowed = std::fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap();
     let crowd = allowed.trim().parse::<usize>().unwrap().min(400);
     let (listener, address) = listen("127.0.0.1:0".parse().unwrap()).unwrap();
@@ -172,28 +175,28 @@ async fn hundreds_connect_before_one_is_accepted() {
 }
 
 #[tokio::test]
-async fn a_full_port_of_busy_connections_lets_newcomers_wait() {
+async fn a_new_connection_waits_while_a_full_port_is_busy() {
     let mut port = port(ServerConfig { port: PortLimits::new(1), ..patient() }).await;
     let mut busy = port.hold().await;
     let waiting = port.ask();
     let mut waiting = std::pin::pin!(waiting);
-    // Nothing but the end of the busy request lets it in.
+    // The new connection gets a slot only when the busy request ends.
     assert!(tokio::time::timeout(SHORT, waiting.as_mut()).await.is_err());
     port.release.send_replace(true);
     let mut first = [0; 12];
     busy.read_exact(&mut first).await.unwrap();
     assert_eq!(&first, b"HTTP/1.1 200");
-    // The busy connection is idle now, and makes room.
+    // The busy connection is idle now, and is displaced.
     assert_eq!(waiting.await, 200);
 }
 
-/// The window of a new stream, as the server's SETTINGS say.
+/// Returns the window of a new stream according to the server's SETTINGS.
 async fn stream_window(connection: &mut TcpStream) -> u32 {
     const INITIAL_WINDOW_SIZE: u16 = 4;
     let len = [connection.read_u8().await.unwrap().into(), connection.read_u16().await.unwrap()];
     let mut rest = vec![0; 6 + usize::from(len[0]) * 0x1_0000 + usize::from(len[1])];
     connection.read_exact(&mut rest).await.unwrap();
-    // The kind, flags and stream of the frame come before its settings.
+    // The frame's kind, flags and stream precede its settings.
     let settings = rest[6..].chunks_exact(6).map(|it| it.split_first_chunk().unwrap());
     let window = settings.map(|(id, value)| (u16::from_be_bytes(*id), value));
     let (_, value) = window.clone().find(|(id, _)| *id == INITIAL_WINDOW_SIZE).unwrap();
@@ -221,7 +224,7 @@ async fn an_address_beyond_its_cap_is_refused() {
     drop(first);
 }
 
-/// Says this on connections of 127.0.0.1 that the server ends, until the address is distrusted.
+/// Sends these bytes on connections of 127.0.0.1, which the server ends, until the address is distrusted.
 async fn misbehave(port: &Port, says: &[u8]) {
     for _ in 0..32 {
         ended(port.say(says).await).await;
@@ -229,7 +232,7 @@ async fn misbehave(port: &Port, says: &[u8]) {
 }
 
 #[tokio::test]
-async fn an_address_whose_connections_say_nothing_is_served_at_a_low_priority() {
+async fn an_address_with_many_silent_connections_is_served_at_a_low_priority() {
     let capped = PortLimits { address_max: Some(64), ..PortLimits::new(1024) };
     let port = port(ServerConfig { port: capped, opening_max: SHORT, ..patient() }).await;
     assert_eq!(port.niceness_for("127.0.0.1").await, niceness());
@@ -247,19 +250,19 @@ async fn an_address_that_breaks_the_protocol_is_served_at_a_low_priority() {
 }
 
 #[tokio::test]
-async fn a_request_after_many_silent_connections_has_its_priority() {
+async fn a_request_after_many_silent_connections_keeps_its_priority() {
     let capped = PortLimits { address_max: Some(512), ..PortLimits::new(1024) };
     let port = port(ServerConfig { port: capped, ..patient() }).await;
     let mut silent = Vec::new();
     for _ in 0..100 {
         silent.push(port.open().await);
     }
-    // Its opening is awaited at a low priority, its request is not.
+    // Only the opening is awaited at a low priority, not the request.
     assert_eq!(port.niceness_for("127.0.0.1").await, niceness());
 }
 
 #[tokio::test]
-async fn an_address_whose_clients_come_and_go_keeps_its_priority() {
+async fn an_address_with_short_lived_connections_keeps_its_priority() {
     let capped = PortLimits { address_max: Some(64), ..PortLimits::new(1024) };
     let mut port = port(ServerConfig { port: capped, ..patient() }).await;
     for _ in 0..32 {
@@ -278,7 +281,7 @@ async fn closing_waits_for_requests_and_not_for_idle_connections() {
     let Port { release, _serving: serving, .. } = port;
     let closing = serving.close(LONG);
     let client = async {
-        // Its end is read, or a reset.
+        // The read ends with an end of stream or a reset.
         let _bytes = idle.read_to_end(&mut Vec::new()).await.is_ok();
         release.send_replace(true);
         let mut answer = Vec::new();
