@@ -312,7 +312,7 @@ fn explain(reason: Reason, work: &SharedWork) -> String {
         Reason::AttemptsExhausted => format!("every attempt to run {name} failed: try again later"),
         Reason::ExecutorLost => {
             format!(
-                "the executor died while running {name}, which is not idempotent: see whether it took effect"
+                "the executor died while running {name}, which is not idempotent: check whether the request took effect"
             )
         }
         Reason::NoGpuMemory => format!("{name} fits no GPU of this worker"),

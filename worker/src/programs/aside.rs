@@ -1,6 +1,7 @@
-//! Copies of large data on threads of their own: on the actors' they would hold up every request of the
-//! worker. So many at one time, and further ones wait for their turn. Whoever asks for one waits for it before
-//! it hears more of its process, so that what a process asks is answered in its order.
+//! Copies of large data on blocking threads: on the actor thread a copy would hold up every request of the
+//! worker. A bounded number of copies runs at a time, and further copies wait for their turn. The watch of a
+//! process waits for a copy before it reads the process's next message, so that requests of the process are
+//! answered in order.
 
 use std::io;
 use std::sync::Arc;
@@ -8,10 +9,11 @@ use std::sync::Arc;
 use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 
-/// Copies at one time. They take memory's bandwidth from the requests, and more would not be done sooner.
+/// Maximum number of concurrent copies. Copies compete with requests for memory bandwidth, and more of them
+/// would not finish sooner.
 pub(super) const COPIES_MAX: usize = 4;
 
-/// Where copies are made. Clones are the same.
+/// The permits of copies. Clones share them.
 #[derive(Debug, Clone)]
 pub(super) struct Aside(Arc<Semaphore>);
 
@@ -22,10 +24,10 @@ impl Default for Aside {
 }
 
 impl Aside {
-    /// Makes a copy. One that was begun is made to its end, whether or not it is waited for.
+    /// Runs a copy on a blocking thread. A copy that has begun runs to its end, even if the caller gives up.
     ///
     /// # Errors
-    /// The copy's; and that the worker stops.
+    /// The copy's error, or the end of the runtime.
     pub(super) async fn run<T: Send + 'static>(
         &self,
         copy: impl FnOnce() -> io::Result<T> + Send + 'static,
@@ -42,7 +44,7 @@ impl Aside {
 
 #[cfg(test)]
 impl Aside {
-    /// Lets no other copy be made until this is dropped.
+    /// Takes all permits: no copy begins until the returned permit is dropped.
     pub(super) async fn take_all(&self) -> tokio::sync::OwnedSemaphorePermit {
         Arc::clone(&self.0).acquire_many_owned(COPIES_MAX as u32).await.unwrap()
     }
@@ -58,22 +60,23 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn only_so_many_copies_are_made_at_one_time_and_none_of_them_here() {
+    async fn at_most_copies_max_copies_run_at_a_time_and_none_on_the_callers_thread() {
         let aside = Aside::default();
         let (begin, begun) = mpsc::channel();
         let (end, ended) = mpsc::channel::<()>();
         let ended = Arc::new(Mutex::new(ended));
         let copy = |number: usize| {
-            let (begin, ended) = (begin.clone(), Arc::clone(&ended));
+            let begin = begin.clone();
+            let ended = Arc::clone(&ended);
             aside.run(move || {
                 begin.send(number).unwrap();
-                // Until the test lets all of them go on.
+                // Blocks until the test drops `end`.
                 ended.lock().unwrap().recv().unwrap_or_default();
                 Ok(number)
             })
         };
         let mut copies = Box::pin(join_all((0..COPIES_MAX + 3).map(copy)));
-        // This thread comes back, though no copy is made.
+        // The poll returns although no copy has ended, so no copy runs on this thread.
         assert!(copies.as_mut().now_or_never().is_none());
         let mut first: Vec<usize> = begun.iter().take(COPIES_MAX).collect();
         first.sort_unstable();

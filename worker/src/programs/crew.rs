@@ -1,9 +1,9 @@
-//! The Crew actor: the processes of one program and the requests for them.
+//! The Crew actor: the process pool of one program, and the requests for the program.
 //!
-//! In: requests from the Function in front of it, what its processes say. Out: calls to the processes,
-//! ends of requests to the Function, whose answers they are. What waits is bounded by
-//! [`millrace_policy::crew::WAITING_MAX`], over which a request is answered `QUEUE_FULL`. It ends once it was
-//! stopped, as its function is gone, and none of its processes is left.
+//! In: requests from the Function, events from the processes. Out: calls to the processes, ends of requests
+//! to the Function, which answers them. At most [`millrace_policy::crew::WAITING_MAX`] requests wait. Above
+//! that, a request is answered with `QUEUE_FULL`. The actor ends after it was stopped, because its function is
+//! gone, and all its processes have ended.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -35,19 +35,19 @@ use crate::request::Asker;
 use crate::seams::{Behaviour, Slot};
 use crate::service::tensors::Packed;
 
-/// What a process answered.
+/// A process's answer to a call.
 #[derive(Debug)]
 pub(crate) enum Answer {
     Outputs {
         outputs: Vec<wire::Tensor>,
         descriptors: Vec<Descriptor>,
-        /// Of the objects that they name, those that the process stored, and that no answer named before.
+        /// The objects among the outputs that the process stored and that no earlier answer named.
         stored: BTreeSet<DataId>,
     },
     Failed(String),
 }
 
-/// What a process did.
+/// An event of a process.
 #[derive(Debug)]
 pub(crate) enum Heard {
     Ready,
@@ -55,7 +55,7 @@ pub(crate) enum Heard {
         call: u64,
         answer: Answer,
     },
-    /// It was not given a call, for what this machine lacks, and is as it was.
+    /// A call could not be sent, because this machine lacks descriptors or memory. The process is unaffected.
     Unsent {
         call: u64,
         why: String,
@@ -63,25 +63,25 @@ pub(crate) enum Heard {
     Exited {
         status: String,
     },
-    /// It was killed for what this machine lacks.
+    /// The process was killed, because this machine lacks descriptors or memory.
     GivenUp {
         status: String,
     },
 }
 
-/// What a Crew is told.
+/// A message to a Crew actor.
 pub(crate) enum Message {
-    /// Keep the processes alive from now on.
+    /// The pool starts its processes and keeps them alive from now on.
     Start,
-    /// A request wants to run.
+    /// A Function actor admitted a request, which waits for a process from now on.
     Enqueue { work: SharedWork, attempts: Attempts },
-    /// Nobody waits for it any more.
+    /// No caller waits for a request's answer any longer.
     Withdraw(RequestKey),
-    /// The Function actor was started again and knows none of its requests.
+    /// The Function actor was restarted and has no requests.
     FunctionReset,
-    /// A process did something.
+    /// An event of a process.
     Process { place: Place, incarnation: Incarnation, heard: Heard },
-    /// Keep none alive any more.
+    /// The pool stops its processes and starts no others.
     Stop,
 }
 
@@ -92,23 +92,23 @@ struct Entry {
     attempt: u32,
 }
 
-/// The actor.
+/// The Crew actor.
 pub(crate) struct Crew {
     name: Rc<str>,
     program: Arc<Program>,
     core: crew::Crew,
     processes: BTreeMap<Place, Process>,
     entries: BTreeMap<RequestKey, Entry>,
-    /// How the last process that ended did.
+    /// The exit status of the process that ended last, as text for people.
     last_end: String,
-    /// Why those were killed whose end is to come.
+    /// The reason of each kill, until the end of the killed process is reported.
     killed: BTreeMap<Place, String>,
-    /// Why the call that is looked at was not given to its process.
+    /// The reason why the call that is being handled could not be sent.
     unsent: Option<String>,
     reporter: Reporter,
-    /// Within how long requests are to be answered that do not say so themselves.
+    /// The function's deadline, for requests without an objective of their own.
     deadline: Option<Duration>,
-    /// Where its processes are heard.
+    /// The actor's own address, to which its processes report.
     own: Slot<Message>,
 }
 
@@ -121,7 +121,7 @@ impl Crew {
         own: Slot<Message>,
     ) -> Self {
         let core = crew::Crew::new(processes, own.epoch(), seed);
-        let (key, deadline) = (&config.key, config.slo.map(|slo| slo.deadline));
+        let key = &config.key;
         let reporter = program.programs.reporter(key);
         Self {
             name: key.to_string().into(),
@@ -133,7 +133,7 @@ impl Crew {
             killed: BTreeMap::new(),
             unsent: None,
             reporter,
-            deadline,
+            deadline: config.slo.map(|slo| slo.deadline),
             own,
         }
     }
@@ -162,14 +162,14 @@ impl Crew {
         self.report();
     }
 
-    /// Its end is reported.
+    /// Kills a process. The end of the process is reported as an event.
     fn kill(&mut self, place: Place, why: Why) {
         let Some(process) = self.processes.get(&place) else { return };
         process.kill();
         let why = match why {
-            Why::Silent => format!("killed: it did not greet within {START_TIMEOUT:?}"),
+            Why::Silent => format!("killed: the process sent no greeting within {START_TIMEOUT:?}"),
             Why::Abandoned => {
-                format!("killed: it was still running {:?} after nobody waited for it", crew::GRACE)
+                format!("killed: the process still ran {:?} after its request was abandoned", crew::GRACE)
             }
             Why::Stop => return,
         };
@@ -177,7 +177,7 @@ impl Crew {
         self.killed.insert(place, why);
     }
 
-    /// Tells how the program is, where that is news.
+    /// Reports the program's health and restarts, if they changed.
     fn report(&mut self) {
         self.reporter.count(self.core.restarts());
         let health = match self.core.health() {
@@ -196,21 +196,24 @@ impl Crew {
     fn broken(&self) -> String {
         let end = &self.last_end;
         format!(
-            "the program does not start ({end}): it is tried again and again; millrace logs shows what it said"
+            "the program does not start ({end}): the worker keeps trying; see the program's output with 'millrace logs'"
         )
     }
 
     fn explain(&self, reason: Reason) -> Option<String> {
-        let (name, end) = (&self.name, &self.last_end);
+        let name = &self.name;
+        let end = &self.last_end;
         match reason {
             Reason::FunctionNotReady => Some(format!("{name}: {}", self.broken())),
             Reason::ExecutorLost => Some(format!(
-                "the process died while running {name}, which is not idempotent ({end}): see whether it took effect"
+                "the process died while running {name}, which is not idempotent ({end}): check whether the request took effect"
             )),
             Reason::Quarantined => Some(format!(
-                "the request was running in two processes of {name} as they died ({end}): it is not run again"
+                "the request was running in two processes of {name} when they died ({end}): it is not run again"
             )),
-            Reason::QueueFull => self.unsent.as_ref().map(|why| format!("{name} was not asked: {why}")),
+            Reason::QueueFull => {
+                self.unsent.as_ref().map(|why| format!("{name} did not get the request: {why}"))
+            }
             _ => None,
         }
     }
@@ -225,7 +228,7 @@ impl Crew {
                 let heard = Heard::Exited { status: error.to_string() };
                 own.post(Message::Process { place, incarnation, heard });
             }
-            // It was just published: nobody hears us any more.
+            // The actor's address is published before the actor runs, so this does not happen.
             None => {}
         }
     }
@@ -234,7 +237,8 @@ impl Crew {
         let (Some(entry), Some(process)) = (self.entries.get_mut(&key), self.processes.get(&place)) else {
             return;
         };
-        (entry.began, entry.attempt) = (now, attempt);
+        entry.began = now;
+        entry.attempt = attempt;
         entry.work.home.post(function::Message::Dispatched(key));
         let left = deadline(&entry.work).since(now);
         let sent = call(&entry.work, left).map_err(Unsent::Lacking);
@@ -244,11 +248,15 @@ impl Crew {
             Ok(()) => {}
             Err(error @ Unsent::Lacking(_)) => {
                 let heard = Heard::Unsent { call: key.0, why: error.to_string() };
-                // Later, for we are in the middle of a step.
+                // The event is posted, not handled here, because the core is in the middle of a step.
                 self.own.post(Message::Process { place, incarnation: process.incarnation, heard });
             }
             Err(error) => {
-                tracing::error!(function = %self.name, %error, "a call cannot be sent: its process is killed");
+                tracing::error!(
+                    function = %self.name,
+                    %error,
+                    "cannot send a call to a function's process: the process is killed"
+                );
                 process.kill();
             }
         }
@@ -257,12 +265,13 @@ impl Crew {
     fn returned(
         &mut self,
         now: Timestamp,
-        (place, incarnation): (Place, Incarnation),
+        place: Place,
+        incarnation: Incarnation,
         call: u64,
         answer: Answer,
     ) {
         let key = RequestKey(call);
-        // What of it somebody takes is taken off this.
+        // The stored objects that no output of the answer uses. Used objects are removed below.
         let mut unwanted = match &answer {
             Answer::Outputs { stored, .. } => stored.clone(),
             Answer::Failed(_) => BTreeSet::new(),
@@ -279,10 +288,16 @@ impl Crew {
             let outputs = match answer {
                 Answer::Failed(message) => Err(message),
                 Answer::Outputs { outputs, descriptors, stored } => {
-                    let (declared, wanted) = (&self.program.declared.outputs, &work.invocation.outputs);
                     let inner = &self.program.programs.0;
-                    let held = (&inner.objects, inner.output_max);
-                    outputs::read(outputs, &descriptors, declared, wanted, &stored, held)
+                    outputs::read(
+                        outputs,
+                        &descriptors,
+                        &self.program.declared.outputs,
+                        &work.invocation.outputs,
+                        &stored,
+                        &inner.objects,
+                        inner.output_max,
+                    )
                 }
             };
             let marks = outputs.iter().flat_map(|answered| answered.marks.values());
@@ -313,9 +328,14 @@ impl Crew {
     fn process(&mut self, now: Timestamp, place: Place, incarnation: Incarnation, heard: Heard) {
         match heard {
             Heard::Ready => self.step(now, Event::Ready { place, incarnation }),
-            Heard::Returned { call, answer } => self.returned(now, (place, incarnation), call, answer),
+            Heard::Returned { call, answer } => self.returned(now, place, incarnation, call, answer),
             Heard::Unsent { call, why } => {
-                tracing::warn!(function = %self.name, process = place.0, why, "a call is not sent");
+                tracing::warn!(
+                    function = %self.name,
+                    process = place.0,
+                    why,
+                    "cannot send a call to a function's process"
+                );
                 self.unsent = Some(why);
                 self.step(now, Event::Unsent { place, incarnation, key: RequestKey(call) });
                 self.unsent = None;
@@ -338,21 +358,25 @@ impl Crew {
     }
 }
 
-/// When nobody waits for a request any more.
+/// Returns the time at which a request's timeout ends.
 fn deadline(work: &SharedWork) -> Timestamp {
     work.accepted + work.invocation.timeout
 }
 
-/// By when what it reads is wanted.
+/// Returns the reader of the request's data, with the objective of its transfers.
 fn asker(work: &SharedWork, deadline: Option<Duration>) -> Arc<Asker> {
-    let (revision, objective) = (work.invocation.revision.clone(), work.invocation.objective.or(deadline));
-    Arc::new(Asker { revision, came: work.accepted, objective })
+    Arc::new(Asker {
+        revision: work.invocation.revision.clone(),
+        came: work.accepted,
+        objective: work.invocation.objective.or(deadline),
+    })
 }
 
-/// A request as its process takes it.
+/// Returns a request as a call in the function protocol, with its descriptors.
 fn call(work: &SharedWork, left: Duration) -> io::Result<(wire::Call, Vec<OwnedFd>)> {
     let invocation = &work.invocation;
-    // What is large was sealed as it was gathered; small data that the message has no room for was not.
+    // Large inputs were sealed when they were gathered. Small inputs that do not fit into the message were
+    // not, so all are sealed here.
     let descriptors = invocation.descriptors.iter().map(|fd| sealed(fd)?.try_clone());
     let descriptors = descriptors.collect::<io::Result<_>>()?;
     let size = |place: u32| {
@@ -367,11 +391,18 @@ fn call(work: &SharedWork, left: Duration) -> io::Result<(wire::Call, Vec<OwnedF
             Some(Sent::ContentsFd(place)) => {
                 (Some(wire::tensor::Contents::ContentsFd(*place)), size(*place).unwrap_or(0))
             }
-            // Nothing of the kind comes here: what GPUs have is brought to the host first (`Reader::Process`).
+            // The inputs of programs are copied from GPUs to the host before (`Reader::Process`), so these
+            // contents do not occur here.
             Some(Sent::Object(_) | Sent::KeptBytes(_)) | None => (None, 0),
         };
-        let (name, datatype, shape) = (tensor.name.clone(), tensor.datatype.clone(), tensor.shape.clone());
-        wire::Tensor { name, datatype, shape, contents, bytes, response: false }
+        wire::Tensor {
+            name: tensor.name.clone(),
+            datatype: tensor.datatype.clone(),
+            shape: tensor.shape.clone(),
+            contents,
+            bytes,
+            response: false,
+        }
     };
     let call = wire::Call {
         call: work.key.0,
@@ -390,7 +421,8 @@ impl Behaviour for Crew {
         match message {
             Message::Start => self.step(now, Event::Start),
             Message::Enqueue { work, attempts } => {
-                let (key, deadline) = (work.key, deadline(&work));
+                let key = work.key;
+                let deadline = deadline(&work);
                 self.entries.insert(key, Entry { work, began: now, attempt: 0 });
                 self.step(now, Event::Enqueue { key, attempts, deadline });
             }
@@ -416,7 +448,7 @@ impl Behaviour for Crew {
         self.core.next_wake()
     }
 
-    // Its own address, at which its processes are heard, would keep it.
+    // The actor holds its own address for its processes, so it would never end by losing its last address.
     fn is_over(&self) -> bool {
         self.core.is_over()
     }

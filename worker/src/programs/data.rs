@@ -1,4 +1,4 @@
-//! The data that one process names, stores and fetches (D02–D04), answered from this worker's objects.
+//! The data that a process names, stores and fetches (D02–D04), served from this worker's objects.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -19,25 +19,25 @@ use crate::actors::node::Reader;
 use crate::objects::{Contents, FetchError, Given, NotKept, Objects};
 use crate::request::Asker;
 
-/// How long what a process stored is kept, unless whoever takes its output wants it longer.
+/// The time to live of stored data, unless the receiver of the output holds the data longer.
 const STORED_FOR: Duration = Duration::from_secs(60);
-/// Of what is left of a call's time, the share that one fetch may take: the rest is the program's, to
-/// do without or to say why it cannot. In quarters.
+/// The share of a call's remaining time that a fetch may take, in quarters. The program has the rest of the
+/// time to continue without the data, or to fail with a message.
 const FETCH_QUARTERS: u32 = 3;
 
-/// A call that a process was given.
+/// A call that was sent to a process.
 #[derive(Debug)]
 pub(super) struct Call {
-    /// When nobody waits for its answer any more.
+    /// The time at which the call's timeout ends.
     pub(super) until: Timestamp,
-    /// Whose it is.
+    /// The request of the call.
     pub(super) asker: Arc<Asker>,
 }
 
-/// The last call that a process was given. Shared by who gives it calls and who hears it.
+/// The last call that was sent to a process. The sender of calls and the process's watch share it.
 pub(super) type LastCall = Rc<RefCell<Option<Call>>>;
 
-/// What one process does with data.
+/// The data access of a process.
 #[derive(Debug)]
 pub(super) struct Data {
     objects: Objects,
@@ -51,7 +51,7 @@ impl Data {
         Self { objects, aside, names: RefCell::default(), call }
     }
 
-    /// The next names.
+    /// Reserves the next block of names for the process. Returns an empty block if no names can be reserved.
     pub(super) fn ids(&self) -> wire::IdBlock {
         let Some((epoch, first)) = self.objects.reserve(IDS_PER_BLOCK) else {
             return wire::IdBlock::default();
@@ -60,8 +60,8 @@ impl Data {
         wire::IdBlock { home: self.objects.node().to_string(), epoch: epoch.0, first, count: IDS_PER_BLOCK }
     }
 
-    /// Of the objects that an answer's outputs name, those that the process stored and no answer named
-    /// before: whoever took that one may have them still.
+    /// Returns the objects among an answer's outputs that the process stored and that no earlier answer named.
+    /// The receiver of an earlier answer may still own its objects.
     pub(super) fn answered(&self, outputs: &[wire::Tensor]) -> BTreeSet<DataId> {
         let mut names = self.names.borrow_mut();
         let object = |output: &wire::Tensor| match &output.contents {
@@ -74,7 +74,11 @@ impl Data {
         named
     }
 
-    /// Keeps what it stored.
+    /// Stores data for the process.
+    ///
+    /// # Errors
+    /// The process broke the protocol: the name was not assigned to it, or the contents are missing or
+    /// invalid.
     pub(super) async fn store(
         &self,
         store: wire::Store,
@@ -85,7 +89,7 @@ impl Data {
         let name = id.map(|id| (self.names.borrow().of(&id), id));
         let id = match name {
             None | Some((Name::NotGiven, _)) => {
-                return Err(invalid("it stored data under a name that it was not given"));
+                return Err(invalid("the process stored data under a name that was not assigned to it"));
             }
             Some((Name::Used | Name::Answered, _)) => {
                 return Ok(wire::Stored { refused: NotStored::Taken.into() });
@@ -96,9 +100,11 @@ impl Data {
             (Some(store::Contents::Inline(data)), None) => Contents::Inline(data),
             (Some(store::Contents::ContentsFd(0)), Some(fd)) => {
                 let checked = memory(&Arc::new(fd), store.bytes);
-                checked.map_err(|error| invalid(format!("it stored data that cannot be kept: {error}")))?
+                checked.map_err(|error| {
+                    invalid(format!("the process stored data that cannot be kept: {error}"))
+                })?
             }
-            _ => return Err(invalid("it stored data without contents")),
+            _ => return Err(invalid("the process stored data without contents")),
         };
         let refused = match self.objects.keep_as(id.clone(), contents, STORED_FOR).await {
             Ok(()) => {
@@ -112,10 +118,14 @@ impl Data {
         Ok(wire::Stored { refused: refused.into() })
     }
 
-    /// Gives an object, in the memory where it lies if that is here, and from wherever it is.
+    /// Fetches an object for the process, from this worker or from any other. An object in this worker's host
+    /// memory is passed in that memory.
+    ///
+    /// # Errors
+    /// The process broke the protocol: the name is invalid.
     pub(super) async fn fetch(&self, fetch: &wire::Fetch) -> io::Result<(wire::Fetched, Vec<OwnedFd>)> {
         let id = fetch.id.as_ref().and_then(data_id);
-        let id = id.ok_or_else(|| invalid("it asked for data by what is no name"))?;
+        let id = id.ok_or_else(|| invalid("the process asked for data with an invalid name"))?;
         let now = self.objects.clock().now();
         let (left, by, reader) = match &*self.call.borrow() {
             Some(Call { until, asker }) => {
@@ -128,7 +138,7 @@ impl Data {
             Err(error) => return Ok((refusal(&error), Vec::new())),
         };
         let bytes = found.len();
-        // What a GPU has comes to the host: a process sees no device.
+        // An object in a GPU's memory is copied to the host, because a process sees no device.
         let given = match found.on_host(0, bytes, reader).await {
             Ok((contents, offset)) => self.give(contents, offset, bytes).await,
             Err(lost) => {
@@ -136,7 +146,8 @@ impl Data {
                 return Ok((refusal(&FetchError::Lost { id, why }), Vec::new()));
             }
         };
-        // That there is no memory for a copy is not the process's fault.
+        // The process is not at fault if this machine lacks memory for a copy, so the fetch is refused and the
+        // process lives on.
         given.or_else(|error| {
             let why = error.to_string();
             Ok((refusal(&FetchError::Unavailable { id, why }), Vec::new()))
@@ -182,7 +193,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn an_object_goes_with_the_first_answer_that_names_it() {
+    async fn an_object_belongs_to_the_first_answer_that_names_it() {
         let (objects, _told) = Objects::registered(Bytes::mib(1));
         let data = Data::new(objects, Aside::default(), LastCall::default());
         let wire::IdBlock { home, epoch, first: counter, .. } = data.ids();
@@ -193,15 +204,16 @@ mod tests {
         let contents = Some(tensor::Contents::Object(id));
         let outputs = [wire::Tensor { contents, ..wire::Tensor::default() }];
         assert_eq!(data.answered(&outputs).len(), 1);
-        assert!(data.answered(&outputs).is_empty(), "whoever took the first answer has it");
+        assert!(data.answered(&outputs).is_empty(), "the object belongs to the first answer");
         let again = data.store(stored, None).await.unwrap();
         assert_eq!(again.refused(), NotStored::Taken);
     }
 
     #[tokio::test]
-    async fn a_large_copy_waits_for_its_turn_and_small_and_sealed_data_does_not() {
+    async fn a_large_copy_waits_for_its_turn_but_small_and_sealed_data_does_not() {
         let (objects, _told) = Objects::registered(Bytes::mib(4));
-        let (aside, minute) = (Aside::default(), Duration::from_secs(60));
+        let aside = Aside::default();
+        let minute = Duration::from_secs(60);
         let data = Data::new(objects.clone(), aside.clone(), LastCall::default());
         let fetch = |id: DataId| wire::Fetch {
             id: Some(wire::DataId { home: id.home.to_string(), epoch: id.epoch.0, counter: id.counter }),
@@ -209,7 +221,7 @@ mod tests {
         let inline = |bytes: usize| Contents::Inline(vec![7u8; bytes].into());
         let small = fetch(objects.keep(inline(3), minute).await.unwrap());
         let large = fetch(objects.keep(inline(1 << 20), minute).await.unwrap());
-        // As it was given the large one: sealed.
+        // The memory of a fetched object is sealed, so storing that memory again needs no copy.
         let (_, mut fds) = data.fetch(&large).await.unwrap();
         let lies = Contents::Memory { fd: Arc::new(fds.remove(0)), bytes: 1 << 20 };
         let lies = fetch(objects.keep(lies, minute).await.unwrap());

@@ -1,5 +1,5 @@
-//! Whether programs start, as their Crews see it, for whoever says which functions are ready; and how often
-//! their processes were started again, for whoever scrapes that.
+//! The health of programs, which decides whether their functions are ready, and the restarts of their
+//! processes, for the metrics. The process pools (`Crew`) report both.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -9,31 +9,32 @@ use tokio::sync::watch;
 
 use super::Programs;
 
-/// How a program is.
+/// The health of a program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Health {
-    /// None of its processes has greeted yet.
+    /// No process of the program has sent its greeting yet.
     Starting,
-    /// One has.
+    /// A process of the program has sent its greeting.
     Up,
-    /// None starts; why.
+    /// The program's processes do not start, for this reason.
     Failing(String),
 }
 
-/// How every program is. One of which nothing is said starts yet.
+/// The health of every program. A program without an entry is starting.
 pub(crate) type Healths = BTreeMap<RevisionKey, Said>;
 
-/// What one Crew said.
+/// The report of a process pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Said {
-    /// Which: a Crew that goes takes nothing back that the next one of its function has said.
+    /// The number of the pool among the pools of its revision. A pool that ends must not withdraw the report
+    /// of its successor.
     life: u64,
     pub(crate) health: Health,
 }
 
-/// How often processes of each function that is or was a program here were started again, its revisions
-/// together. It is looked at when it is scraped: each Crew that counts knows its own part alone, and goes
-/// with its revision.
+/// The number of process restarts of each function that is or was a program on this worker, over all its
+/// revisions. The counts are kept here because a process pool counts only its own restarts, and ends with its
+/// revision.
 #[derive(Debug, Default)]
 pub(super) struct Restarts(Mutex<BTreeMap<FunctionKey, u64>>);
 
@@ -44,28 +45,28 @@ impl Restarts {
     }
 }
 
-/// Where one Crew says how its program is. Dropped, nothing is said of it any more.
+/// The reporter of a process pool. Dropping it withdraws the pool's report.
 #[derive(Debug)]
 pub(super) struct Reporter {
     programs: Programs,
     key: RevisionKey,
     said: Said,
-    /// Of its restarts, how many are counted.
+    /// The number of the pool's restarts that are counted already.
     restarts: u64,
 }
 
 impl Programs {
-    /// Follows how programs are.
+    /// Returns a receiver of the health of all programs.
     pub(crate) fn healths(&self) -> watch::Receiver<Healths> {
         self.0.healths.subscribe()
     }
 
-    /// How often processes of each function were started again.
+    /// Returns the number of process restarts of each function.
     pub(crate) fn restarts(&self) -> BTreeMap<FunctionKey, u64> {
         self.0.restarts.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// For a Crew of this function: its program starts from now on.
+    /// Returns a reporter for a process pool of this function, and reports the program as starting.
     pub(super) fn reporter(&self, key: &RevisionKey) -> Reporter {
         let mut life = 0;
         self.0.healths.send_modify(|healths| {
@@ -79,7 +80,7 @@ impl Programs {
 }
 
 impl Reporter {
-    /// What it said last.
+    /// Returns the health that was reported last.
     pub(super) fn last(&self) -> &Health {
         &self.said.health
     }
@@ -100,7 +101,7 @@ impl Reporter {
 }
 
 impl Reporter {
-    /// Counts restarts, of which there were so many since its Crew began.
+    /// Adds the new restarts of the pool. `restarts` is the pool's total.
     pub(super) fn count(&mut self, restarts: u64) {
         let new = restarts - self.restarts;
         if new > 0 {
@@ -109,7 +110,7 @@ impl Reporter {
         }
     }
 
-    /// Nothing is said of it any more.
+    /// Removes the pool's report, unless the report is a successor's.
     pub(super) fn withdraw(&self) {
         self.programs.0.healths.send_if_modified(|healths| {
             let own = healths.get(&self.key).is_some_and(|said| said.life == self.said.life);

@@ -1,6 +1,5 @@
-//! What a child of the worker does before it is the program: it ties itself to the worker, so that
-//! whatever the program is, it does not outlive it; and it has the kernel end the program before the worker
-//! when memory runs out.
+//! The steps of a child process before it runs a function's program. The child ties itself to the worker, so
+//! that no program outlives the worker. When memory runs out, the kernel kills the program before the worker.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -14,49 +13,50 @@ use std::time::Duration;
 use millrace_proto::OOM_SCORE_ADJ;
 use rustix::process::Signal;
 
-/// Where a child finds which program it is to be.
+/// The environment variable with the path of the program to run.
 pub(super) const PROGRAM_VARIABLE: &str = "MILLRACE_FUNCTION_PROGRAM";
-/// How often a file that is still being written somewhere is tried again.
+/// Maximum number of attempts to run a program's file while another process has the file open for writing.
 const BUSY_TRIES: u32 = 100;
-/// How long apart.
+/// The wait between two such attempts.
 const BUSY_WAIT: Duration = Duration::from_millis(20);
 
-/// Becomes the program that the worker named. Returns only where that cannot be.
+/// Runs the program that the worker named in place of this process. Returns only if that fails.
 #[must_use]
 pub fn launch() -> ExitCode {
     let Some(path) = std::env::var_os(PROGRAM_VARIABLE) else {
-        eprintln!("millrace program: a worker starts this, not a person");
+        eprintln!("millrace program: {PROGRAM_VARIABLE} is not set: only a worker starts this command");
         return ExitCode::FAILURE;
     };
-    // The worker goes on without it: then the kernel may end either.
+    // Not fatal: without this setting the kernel may kill either process.
     if let Err(error) = fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ.to_string()) {
-        eprintln!("the kernel may end the worker before this program when memory runs out: {error}");
+        eprintln!("when memory runs out, the kernel may kill the worker before this program: {error}");
     }
     let error = match tie_to_worker() {
         Ok(()) => become_program(&path),
         Err(error) => error,
     };
-    eprintln!("cannot be started: {error}");
+    eprintln!("cannot start the program: {error}");
     ExitCode::FAILURE
 }
 
-/// Asks for SIGKILL when the worker's thread that started it ends; an exec keeps that. A worker that
-/// ended before we asked is not our parent any more, which the socket tells: its other end was made by
-/// the worker.
+/// Asks the kernel for SIGKILL when the worker's thread that started this process ends. The setting survives
+/// an exec. A worker that ended before the setting took effect is no longer the parent. That is checked
+/// against the socket's peer credentials, because the worker created the other end of the socket.
 fn tie_to_worker() -> io::Result<()> {
     let worker = rustix::net::sockopt::socket_peercred(io::stdin().as_fd())?.pid;
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
     if rustix::process::getppid() != Some(worker) {
-        return Err(io::Error::other("the worker is gone"));
+        return Err(io::Error::other("the worker has ended"));
     }
     Ok(())
 }
 
-#[allow(clippy::disallowed_methods, reason = "nobody tells when that other child is itself")]
+#[allow(clippy::disallowed_methods, reason = "no event says when the other child has called exec")]
 fn become_program(path: &OsStr) -> io::Error {
     for _ in 1..BUSY_TRIES {
         let error = Command::new(path).env_remove(PROGRAM_VARIABLE).exec();
-        // Another child, forked while the file was written, has it open until it is itself.
+        // Another child of the worker that was forked while the file was written inherited its descriptor. The
+        // file stays busy until that child has called exec.
         if error.kind() != io::ErrorKind::ExecutableFileBusy {
             return error;
         }

@@ -1,5 +1,5 @@
-//! What a program writes, line by line into the worker's log under its function's name: at most so
-//! many lines a second, and how many were left out.
+//! The output of a program, forwarded line by line to the worker's log under the function's name. The lines
+//! per second are bounded, and the number of omitted lines is logged.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -11,19 +11,20 @@ use tokio::io::AsyncRead;
 use crate::clock::Clock;
 use crate::process_port::stderr::lines;
 
-/// Lines of one process that are logged in a second.
+/// Maximum number of lines of a process that are logged per second.
 pub(super) const LINES_PER_SECOND_MAX: u32 = 100;
-/// How much of a line is remembered.
+/// Maximum number of characters that are remembered of the last line.
 const LAST_LINE_CHARS: usize = 200;
 
-/// The last line that a process wrote, or its beginning.
+/// The last logged line of a process, or its first characters.
 pub(super) type LastLine = Rc<RefCell<String>>;
 
-/// Forwards the lines of both until the process closes its ends.
+/// Forwards the lines of standard output and standard error, until the process closes both.
 pub(super) async fn forward(
     output: impl AsyncRead + Unpin,
     errors: impl AsyncRead + Unpin,
-    (function, process): (Rc<str>, u32),
+    function: Rc<str>,
+    process: u32,
     clock: &dyn Clock,
     last: &LastLine,
 ) {
@@ -31,7 +32,7 @@ pub(super) async fn forward(
     tokio::join!(one(output, &window, &function, process), one(errors, &window, &function, process));
 }
 
-/// The window of both streams, the time by which it goes, and where the last line is put.
+/// The state that both streams of a process share: the window, its clock, and the last line.
 struct Shared<'a> {
     window: RefCell<Window>,
     clock: &'a dyn Clock,
@@ -45,14 +46,20 @@ async fn one(output: impl AsyncRead + Unpin, shared: &Shared<'_>, function: &str
         None => {}
         Some(left_out) => {
             if left_out > 0 {
-                tracing::warn!(target: "millrace_worker::function", %function, process, left_out, "it writes more lines than are logged");
+                tracing::warn!(
+                    target: "millrace_worker::function",
+                    %function,
+                    process,
+                    left_out,
+                    "the process writes more lines than are logged"
+                );
             }
             tracing::info!(target: "millrace_worker::function", %function, process, "{line}");
             *last.borrow_mut() = line.chars().take(LAST_LINE_CHARS).collect();
         }
     };
     if let Err(error) = lines(output, discard, say).await {
-        tracing::warn!(%function, process, %error, "what a function writes");
+        tracing::warn!(%function, process, %error, "cannot read the output of a function's process");
     }
 }
 
@@ -67,7 +74,7 @@ impl Window {
         Self { began, lines: 0, left_out: 0 }
     }
 
-    /// Whether bytes are left out without a look at their lines.
+    /// Returns whether bytes are omitted before they are split into lines, because the window is full.
     fn discard(&mut self, now: Timestamp, bytes: &[u8]) -> bool {
         self.roll(now);
         let full = self.lines >= LINES_PER_SECOND_MAX;
@@ -79,11 +86,12 @@ impl Window {
 
     fn roll(&mut self, now: Timestamp) {
         if now.since(self.began) >= Duration::from_secs(1) {
-            (self.began, self.lines) = (now, 0);
+            self.began = now;
+            self.lines = 0;
         }
     }
 
-    /// Whether a line is logged, and how many were not since the last one that was.
+    /// Returns the number of lines omitted since the last logged line, or `None` if this line is omitted too.
     fn take(&mut self, now: Timestamp) -> Option<u64> {
         self.roll(now);
         if self.lines >= LINES_PER_SECOND_MAX {
@@ -100,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_flood_is_cut_and_what_was_left_out_is_counted() {
+    fn lines_over_the_rate_are_omitted_and_counted() {
         let began = Timestamp(7);
         let mut window = Window::new(began);
         let logged = (0..LINES_PER_SECOND_MAX + 5).filter(|_| window.take(began).is_some()).count();

@@ -1,6 +1,6 @@
-//! Functions that are programs of their owners (D10, D11): a worker that allows it keeps processes of
-//! them running beside its GPUs. They see data and never a device, take no place in the GPUs' queue,
-//! and no GPU time is charged for them.
+//! Functions that are programs of their owners (D10, D11). A worker that allows programs keeps their processes
+//! running beside its GPUs. The processes see data and never a device, their requests do not enter the GPUs'
+//! queue, and no GPU time is billed for them.
 //!
 //! ```text
 //! Function ── Enqueue ─► Crew ── Call ─► process          an actor each; policy::crew decides
@@ -8,22 +8,22 @@
 //!     └─── Computed ──────┘ └── Return ────┤
 //!                 objects ◄── Store, Fetch ┘              memfds: no byte is moved
 //! ```
-//! A process is what a file says that its owner uploaded, so it is started only where the operator
-//! said so. It is of the worker's user and is not shut off from it: whoever may publish programs may
-//! do what the worker may. It has few of the worker's variables, none of its descriptors but its
-//! socket, and it dies with the worker.
+//! A process runs a file that the function's owner uploaded, so a worker runs programs only if the operator
+//! allows it. The process runs as the worker's user without a sandbox: a client that may publish programs may
+//! do everything that the worker may. The process gets few of the worker's environment variables and, apart
+//! from its socket, none of its descriptors. The process dies with the worker.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`crew`] | the actor: the processes of one function |
-//! | [`process`] | one of them, from its start to its end |
-//! | [`data`] | what it names, stores and fetches |
-//! | [`aside`] | copies of large data, off the actors' thread |
-//! | [`names`] | which names it has, and has used |
-//! | [`outputs`] | what it answered, checked |
-//! | [`health`] | whether programs start, and how often again, for who shows it |
-//! | [`launch`] | what a child does before it is the program |
-//! | `log` | what it says, in the worker's log |
+//! | [`crew`] | the actor of a process pool: the processes of one function |
+//! | [`process`] | a process, from its start to its end |
+//! | [`data`] | the data that a process names, stores and fetches |
+//! | [`aside`] | copies of large data, off the actor thread |
+//! | [`names`] | the data names of a process, and their use |
+//! | [`outputs`] | the check of a process's outputs |
+//! | [`health`] | the health and the restarts of programs, for status and metrics |
+//! | [`launch`] | the steps of a child process before it runs the program |
+//! | `log` | the output of a process in the worker's log |
 
 mod aside;
 pub(crate) mod crew;
@@ -51,50 +51,50 @@ use crate::objects::Objects;
 
 pub use launch::launch;
 
-/// The program that becomes a user's: it finds which in `MILLRACE_FUNCTION_PROGRAM`, and calls
-/// [`launch`].
+/// The command that starts a function's program: it calls [`launch`], which runs the program named in
+/// `MILLRACE_FUNCTION_PROGRAM`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Launcher {
-    /// The program.
+    /// The executable of the launcher.
     pub program: PathBuf,
-    /// Its arguments.
     pub args: Vec<OsString>,
-    /// Variables added to those that a process has.
+    /// Environment variables that each process gets in addition.
     pub envs: Vec<(OsString, OsString)>,
 }
 
 impl Launcher {
-    /// This program with the argument `program`: what `millrace` understands.
+    /// Returns the present executable with the argument `program`, which the `millrace` binary understands.
     ///
     /// # Errors
-    /// When the operating system does not tell which program this is.
+    /// The path of the present executable is unknown.
     pub fn this_program() -> io::Result<Self> {
         Ok(Self { program: std::env::current_exe()?, args: vec!["program".into()], envs: Vec::new() })
     }
 }
 
-/// Where a worker's programs are, and what their processes share. Clones are the same.
+/// The folder of a worker's programs, and the state that their processes share. Clones share it.
 #[derive(Debug, Clone)]
 pub(crate) struct Programs(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     dir: PathBuf,
-    /// How many files were put there.
+    /// The number of files that were written so far.
     files: AtomicU64,
     launcher: Launcher,
     objects: Objects,
     aside: aside::Aside,
-    /// The most bytes that an output in a process's own memory has: it is answered, in one message.
+    /// Maximum size of an output in a process's own memory, which is answered in one message.
     output_max: Bytes,
-    /// Whether every process is to end. Each one's watch holds a receiver until it has.
+    /// Whether every process has to end. The watch of each process holds a receiver until the process has
+    /// ended.
     closing: watch::Sender<bool>,
     healths: watch::Sender<health::Healths>,
     restarts: health::Restarts,
 }
 
-/// A program that is ready to be started. Its file is there as long as this is, which whoever may start
-/// it shares: a revision that is going starts processes for the requests that it still has.
+/// A program that is ready to be started. Its file exists as long as this value, which all owners share: a
+/// retiring revision still starts processes for its remaining requests.
 #[derive(Debug)]
 pub(crate) struct Program {
     pub(crate) declared: Signature,
@@ -107,11 +107,15 @@ impl Drop for Program {
         let path = std::mem::take(&mut self.path);
         let remove = move || match std::fs::remove_file(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::warn!(path = %path.display(), %error, "a program's file stays until the next start");
+                tracing::warn!(
+                    path = %path.display(),
+                    %error,
+                    "cannot delete a program's file: the next start of the worker deletes it"
+                );
             }
             _ => {}
         };
-        // Not on the thread of the actors, which are the last to have it.
+        // The last owner is usually an actor, and the actor thread must not block.
         match Handle::try_current() {
             Ok(threads) => drop(threads.spawn_blocking(remove)),
             Err(_none) => remove(),
@@ -120,10 +124,10 @@ impl Drop for Program {
 }
 
 impl Programs {
-    /// Opens the folder, and removes what another worker process left there.
+    /// Opens the folder, and removes the files of an earlier worker process.
     ///
     /// # Errors
-    /// The file system's.
+    /// Errors of the file system.
     pub(crate) fn open(
         dir: &Path,
         launcher: Launcher,
@@ -134,18 +138,24 @@ impl Programs {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => std::fs::create_dir_all(dir)?,
         }
-        let (dir, closing) = (std::path::absolute(dir)?, watch::Sender::new(false));
-        let (healths, files) = (watch::Sender::default(), AtomicU64::new(0));
-        let (aside, restarts) = (aside::Aside::default(), health::Restarts::default());
-        let inner = Inner { dir, files, launcher, objects, aside, output_max, closing, healths, restarts };
-        Ok(Self(Arc::new(inner)))
+        Ok(Self(Arc::new(Inner {
+            dir: std::path::absolute(dir)?,
+            files: AtomicU64::new(0),
+            launcher,
+            objects,
+            aside: aside::Aside::default(),
+            output_max,
+            closing: watch::Sender::new(false),
+            healths: watch::Sender::default(),
+            restarts: health::Restarts::default(),
+        })))
     }
 
-    /// Puts a program's file where it can be started: one of its own each time, since the one before of
-    /// the same program may be going still. Blocks.
+    /// Writes a program's executable file. Each call writes a new file, because an earlier revision with the
+    /// same program may still use its own. Blocks.
     ///
     /// # Errors
-    /// The file system's. Nothing is left then.
+    /// Errors of the file system. No file is left behind.
     pub(crate) fn put(&self, digest: Digest, declared: Signature, file: &[u8]) -> io::Result<Program> {
         let number = self.0.files.fetch_add(1, Ordering::Relaxed);
         let path = self.0.dir.join(format!("{}-{number}", digest.hex()));
@@ -156,7 +166,7 @@ impl Programs {
         Ok(program)
     }
 
-    /// Ends every process, and returns when none is left.
+    /// Ends every process, and waits until all processes have ended.
     pub(crate) async fn stop(&self) {
         self.0.closing.send_replace(true);
         self.0.closing.closed().await;
@@ -168,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_programs_file_is_there_as_long_as_somebody_may_start_it() {
+    fn a_programs_file_exists_as_long_as_the_program_has_an_owner() {
         let dir = tempfile::tempdir().unwrap();
         let launcher = Launcher { program: "/nowhere".into(), args: Vec::new(), envs: Vec::new() };
         let runtime = tokio::runtime::Runtime::new().unwrap();
@@ -183,7 +193,7 @@ mod tests {
         let crew = Arc::clone(&hosted);
         drop(hosted);
         assert_eq!(std::fs::read(&crew.path).unwrap(), b"program");
-        // The same program applied again, while the one before is going.
+        // The same program is applied again while its earlier revision retires.
         let next = put();
         assert_eq!(files(), 2);
         drop(crew);

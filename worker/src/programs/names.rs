@@ -1,35 +1,35 @@
-//! The names that one process was given, and which of them it has used (D02). A name stands for one
-//! piece of data for good: what was let go of does not free it, since others may have copies. And which of
-//! them an answer named: whoever took that has the data from then on.
+//! The data names that were assigned to a process, with their use (D02). A name identifies a single piece of
+//! data for good: releasing the data does not free the name, because others may have copies. The table also
+//! records the names in answers: the receiver of an answer owns the data from then on.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use millrace_types::{DataId, Epoch};
 
-/// How many names a process is given at a time.
+/// Number of names that are assigned to a process at a time.
 pub(crate) const IDS_PER_BLOCK: u64 = 1 << 24;
-/// Blocks of a process that are remembered. The names of older ones count as never given.
+/// Maximum number of remembered blocks of a process. Names of older blocks count as never assigned.
 const BLOCKS_MAX: usize = 16;
 
-/// Names are marked as used in pages of so many.
+/// Number of names in a page of marks.
 const PAGE: u64 = 4096;
-/// What such a page takes.
+/// Number of 64-bit words in a page of marks.
 const WORDS: usize = (PAGE / 64) as usize;
 
-/// What is to be said of a name.
+/// The state of a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Name {
-    /// The process has it from nobody.
+    /// The name was never assigned to the process.
     NotGiven,
-    /// Nothing was stored under it.
+    /// No data was stored under the name.
     Free,
-    /// Something was.
+    /// Data was stored under the name.
     Used,
-    /// Something was, and an answer named it.
+    /// Data was stored under the name, and an answer named it.
     Answered,
 }
 
-/// The names of one process.
+/// The names of a process.
 #[derive(Debug, Default)]
 pub(super) struct Names(VecDeque<Block>);
 
@@ -41,7 +41,7 @@ struct Block {
     answered: Marked,
 }
 
-/// Which names of a block are marked: by page, of those that were begun, a bit for each.
+/// The marked names of a block, with a bit for each name. Pages without marks are absent.
 #[derive(Debug, Default)]
 struct Marked(BTreeMap<u64, Box<[u64; WORDS]>>);
 
@@ -64,20 +64,19 @@ impl Block {
     }
 }
 
-/// A name's page, word and bit.
+/// Returns the page, the word and the bit of a name.
 fn bit(place: u64) -> (u64, usize, u64) {
-    // Below WORDS.
+    // The word is below WORDS, so the cast and the index are safe.
     (place / PAGE, (place % PAGE / 64) as usize, 1 << (place % 64))
 }
 
 impl Names {
-    /// The process was given a block, from this count on.
+    /// Assigns a block of names to the process, from this counter on.
     pub(super) fn give(&mut self, epoch: Epoch, first: u64) {
         if self.0.len() == BLOCKS_MAX {
             self.0.pop_front();
         }
-        let (used, answered) = (Marked::default(), Marked::default());
-        self.0.push_back(Block { epoch, first, used, answered });
+        self.0.push_back(Block { epoch, first, used: Marked::default(), answered: Marked::default() });
     }
 
     pub(super) fn of(&self, id: &DataId) -> Name {
@@ -90,7 +89,7 @@ impl Names {
         }
     }
 
-    /// Something is stored under it from now on.
+    /// Marks a name as used: data is stored under the name.
     pub(super) fn uses(&mut self, id: &DataId) {
         for block in &mut self.0 {
             if let Some(place) = block.place(id) {
@@ -99,7 +98,7 @@ impl Names {
         }
     }
 
-    /// An answer names what is stored under it.
+    /// Marks a name as answered: an answer named its data.
     pub(super) fn answers(&mut self, id: &DataId) {
         for block in &mut self.0 {
             if let Some(place) = block.place(id) {
@@ -120,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_used_once_and_only_by_whom_it_was_given_to() {
+    fn only_assigned_names_become_used_and_answered() {
         let mut names = Names::default();
         assert_eq!(names.of(&id(1, 7)), Name::NotGiven);
         names.give(Epoch(1), 7);

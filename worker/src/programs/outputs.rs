@@ -1,5 +1,5 @@
-//! What a process answered, checked against what its function declares: names, types, shapes, sizes,
-//! and that memory it gave can no longer be changed.
+//! The check of a process's outputs against the function's declaration: names, types, shapes and sizes. Memory
+//! from the process must be sealed, so that the process can no longer change it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -17,25 +17,26 @@ use crate::port::Descriptor;
 use crate::request::Mark;
 use crate::service::tensors::{self, Input, Packed};
 
-/// What a process answered, as the service takes it.
+/// The checked outputs of a process, packed for the service.
 #[derive(Debug)]
 pub(super) struct Answered {
     pub(super) packed: Packed,
     pub(super) marks: BTreeMap<String, Mark>,
 }
 
-/// Reads the outputs that are wanted of those that came; `stored` are those of the objects they name that
-/// this process stored, and no answer had before.
+/// Checks the requested outputs of an answer. `stored` holds the objects among the outputs that the process
+/// stored and that no earlier answer named.
 ///
 /// # Errors
-/// What is wrong with them, for the function's owner.
+/// The first fault, as a message for the function's owner.
 pub(super) fn read(
     outputs: Vec<wire::Tensor>,
     descriptors: &[Descriptor],
     declared: &[TensorSpec],
     wanted: &[String],
     stored: &BTreeSet<DataId>,
-    (objects, output_max): (&Objects, Bytes),
+    objects: &Objects,
+    output_max: Bytes,
 ) -> Result<Answered, String> {
     let mut came: BTreeMap<String, wire::Tensor> =
         outputs.into_iter().map(|output| (output.name.clone(), output)).collect();
@@ -46,11 +47,12 @@ pub(super) fn read(
     for spec in declared.iter().filter(is_wanted) {
         let name = &spec.name;
         let wire::Tensor { datatype, shape, contents, bytes, response, .. } =
-            came.remove(name).ok_or_else(|| format!("it gave no output {name:?}"))?;
+            came.remove(name).ok_or_else(|| format!("the process returned no output {name:?}"))?;
         if datatype != spec.datatype.as_str() || !fits(&spec.shape, &shape) {
-            let (expected, sizes) = (spec.datatype, shape_text(&spec.shape));
+            let expected = spec.datatype;
+            let sizes = shape_text(&spec.shape);
             return Err(format!(
-                "output {name:?} is {datatype} of shape {shape:?}, and {expected} of shape {sizes} is declared"
+                "output {name:?} is {datatype} of shape {shape:?}, but the function declares {expected} of shape {sizes}"
             ));
         }
         let mut mark = Mark { object: None, response };
@@ -58,21 +60,25 @@ pub(super) fn read(
             None => return Err(format!("output {name:?} has no contents")),
             Some(tensor::Contents::Inline(data)) => Contents::Inline(data),
             Some(tensor::Contents::ContentsFd(place)) => {
-                // Its size is what it says: a process may give more than there is memory.
+                // Checked against the declared size, because a sparse memfd may be larger than the machine's
+                // memory.
                 if bytes > output_max.get() {
                     return Err(format!(
-                        "output {name:?} of {bytes} bytes is over the {output_max} of an answer, and the worker has no room to keep it: give less, or raise the worker's message limit or object memory"
+                        "output {name:?} of {bytes} bytes is over the limit of an answer, {output_max}, and the worker has no object memory left for it: return less, or raise the worker's message limit or object memory"
                     ));
                 }
-                let fd = descriptors.get(place as usize).ok_or("a descriptor did not come")?;
+                let fd = descriptors
+                    .get(place as usize)
+                    .ok_or_else(|| format!("output {name:?} names a descriptor that was not sent"))?;
                 memory(fd, bytes).map_err(|error| format!("output {name:?}: {error}"))?
             }
             Some(tensor::Contents::Object(id)) => {
-                let id = data_id(&id).ok_or_else(|| format!("output {name:?} names no data"))?;
+                let id = data_id(&id).ok_or_else(|| format!("output {name:?} has an invalid data id"))?;
                 let found = objects.find(&id);
-                let found = found.ok_or_else(|| format!("output {name:?}: data {id} is not here"))?;
-                // Another's object is not this answer's to keep or to let go of. Nor is one that an output
-                // before has: it goes when that does, and whoever holds this one holds it by another name.
+                let found =
+                    found.ok_or_else(|| format!("output {name:?}: data {id} is not on this worker"))?;
+                // Only an object that this process stored belongs to the answer, and only to the first output
+                // that names it. Later outputs with the same object are kept under names of their own.
                 mark.object = own.take(&id);
                 found
             }
@@ -90,24 +96,26 @@ pub(super) fn read(
     Ok(Answered { packed: tensors::given(inputs), marks })
 }
 
-/// Memory from a process, which it can neither change nor cut any more, nor have grow.
+/// Checks and seals memory from a process, so that the process can no longer write, shrink or grow it.
 ///
 /// # Errors
-/// Where that is not so, or it is not as large as it says.
+/// The memory is not sealed against writes and shrinking, cannot be sealed against growth, or does not have
+/// the declared size.
 pub(super) fn memory(fd: &Descriptor, bytes: u64) -> io::Result<Contents> {
     let seals = fcntl_get_seals(fd.as_fd())?;
     if !seals.contains(SealFlags::WRITE | SealFlags::SHRINK) {
-        return Err(io::Error::other("its memory is not sealed against changes"));
+        return Err(io::Error::other("the memory is not sealed against changes"));
     }
-    // What its size is now is believed later on.
-    seal(fd).map_err(|error| io::Error::other(format!("its memory can grow, for all seals: {error}")))?;
+    // Sealed before its size is read, because later code relies on the size.
+    seal(fd)
+        .map_err(|error| io::Error::other(format!("the memory cannot be sealed against growth: {error}")))?;
     if u64::try_from(fstat(fd)?.st_size) != Ok(bytes) {
-        return Err(io::Error::other("its memory is not as large as it says"));
+        return Err(io::Error::other("the memory does not have the declared size"));
     }
     Ok(Contents::Memory { fd: Arc::clone(fd), bytes })
 }
 
-/// Reads a name of data.
+/// Parses a data id. Returns `None` if the node name is invalid.
 pub(super) fn data_id(wire: &wire::DataId) -> Option<DataId> {
     let home = NodeName::new(&wire.home).ok()?;
     Some(DataId { home, epoch: Epoch(wire.epoch), counter: wire.counter })
@@ -147,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_can_still_change_or_is_not_as_large_as_it_says_is_refused() {
+    fn memory_that_is_not_sealed_or_not_of_the_declared_size_is_refused() {
         let made = |seals| -> Descriptor {
             let mut file = crate::objects::memory("test").unwrap();
             file.write_all(b"abcd").unwrap();
@@ -161,19 +169,20 @@ mod tests {
         let fixed = made(SealFlags::WRITE | SealFlags::SHRINK);
         assert!(memory(&fixed, 3).is_err() && memory(&fixed, 5).is_err());
         assert_eq!(memory(&fixed, 4).unwrap().len(), 4);
-        assert!(rustix::fs::ftruncate(&fixed, 5).is_err(), "it does not grow any more");
+        assert!(rustix::fs::ftruncate(&fixed, 5).is_err(), "the memory is sealed against growth");
         let last = made(SealFlags::WRITE | SealFlags::SHRINK | SealFlags::SEAL);
-        assert!(memory(&last, 4).is_err(), "it can grow, and nobody can help it");
+        assert!(memory(&last, 4).is_err(), "the memory can grow, and takes no more seals");
     }
 
     #[tokio::test]
-    async fn of_outputs_that_are_one_object_the_first_has_its_name() {
+    async fn an_object_in_several_outputs_belongs_to_the_first() {
         let (objects, _told) = Objects::registered(Bytes::mib(1));
         let contents = Contents::Inline(vec![7u8; 4].into());
         let id = objects.keep(contents, Duration::from_secs(60)).await.unwrap();
         let outputs = ["c", "b", "a"].map(|name| named(name, &id)).into();
-        let (declared, stored) = (["a", "b", "c"].map(spec), BTreeSet::from([id.clone()]));
-        let answered = read(outputs, &[], &declared, &[], &stored, (&objects, Bytes::mib(1))).unwrap();
+        let declared = ["a", "b", "c"].map(spec);
+        let stored = BTreeSet::from([id.clone()]);
+        let answered = read(outputs, &[], &declared, &[], &stored, &objects, Bytes::mib(1)).unwrap();
         let objects: Vec<_> = answered.marks.into_values().map(|mark| mark.object).collect();
         assert_eq!(objects, [Some(id), None, None]);
     }

@@ -1,6 +1,7 @@
-//! One process, from its start to its end: what it asks is answered here, what it answers goes to the
-//! Crew. It finds its socket as its standard input, as an executor does ([`crate::process_port`] says
-//! why), and is started from the actor thread, which lives as long as the worker.
+//! A process of a program, from its start to its end. Its requests for data are answered here, and its answers
+//! are posted to the Crew. The process gets its socket as its standard input, as an executor does, for the
+//! reason in [`crate::process_port`]. The process is started from the actor thread, which lives as long as the
+//! worker.
 
 use std::cell::Cell;
 use std::io;
@@ -33,41 +34,43 @@ use crate::process_port::connection::{Connection, Unsent, is_lacking};
 use crate::request::Asker;
 use crate::seams::Mailbox;
 
-/// How long a process may take to exit after it closed its socket.
+/// Maximum time that a process may take to exit after it has closed its socket.
 const EXIT_GRACE: Duration = Duration::from_millis(50);
-/// How long what it wrote is waited for after that.
+/// Maximum time to read the rest of a process's output after its end.
 const LOG_GRACE: Duration = Duration::from_millis(50);
-/// Answers that wait for a process to read, beyond what its socket holds: each may have a descriptor.
+/// Maximum number of answers that a process has not read, apart from those in the socket's buffer. Each may
+/// hold a descriptor.
 const UNREAD_MAX: usize = 16;
-/// The worker's variables that a process has too, and those whose names begin with
-/// [`FUNCTION_VARIABLES`]: others may be the operator's secrets.
+/// The worker's environment variables that a process gets, besides those with the prefix
+/// [`FUNCTION_VARIABLES`]. Other variables may hold the operator's secrets.
 const VARIABLES: [&str; 9] =
     ["HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR", "TZ", "USER"];
-/// Those that an operator means for functions.
+/// The prefix of environment variables that an operator sets for functions.
 const FUNCTION_VARIABLES: &str = "FUNCTION_";
 
-/// A process, seen from the Crew. Dropping it kills it, and its watch what it started.
+/// The Crew's handle of a process. Dropping the handle kills the process. The process's watch then kills the
+/// processes that the process started.
 pub(super) struct Process {
     pub(super) incarnation: Incarnation,
     connection: Rc<Connection>,
     last_call: LastCall,
     clock: Arc<dyn Clock>,
-    // Names this process and never another one, even after it was reaped.
+    // A pidfd refers to this process only, even after the process was reaped and its pid reused.
     pidfd: OwnedFd,
 }
 
-/// Why none could be started.
+/// The reason why a process could not be started.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StartError {
-    #[error("its socket: {0}")]
+    #[error("cannot create the process's socket: {0}")]
     Socket(io::Error),
-    #[error("it cannot be started: {0}")]
+    #[error("cannot start the process: {0}")]
     Spawn(io::Error),
-    #[error("its greeting: {0}")]
+    #[error("cannot send the greeting to the process: {0}")]
     Hello(#[from] frames::Error),
 }
 
-/// What a process is called.
+/// The identity of a process.
 #[derive(Debug, Clone)]
 pub(super) struct Name {
     pub(super) function: Rc<str>,
@@ -76,7 +79,7 @@ pub(super) struct Name {
 }
 
 impl Process {
-    /// Starts one. What it says is posted to `crew`, its end last.
+    /// Starts a process. Its events are posted to `crew`. The end of the process is the last event.
     pub(super) fn start(
         program: &Arc<Program>,
         name: Name,
@@ -84,7 +87,8 @@ impl Process {
     ) -> Result<Self, StartError> {
         let inner = &program.programs.0;
         let (connection, theirs) = Connection::pair().map_err(StartError::Socket)?;
-        let (connection, last_call) = (Rc::new(connection), LastCall::default());
+        let connection = Rc::new(connection);
+        let last_call = LastCall::default();
         let watch = Watch {
             name: name.clone(),
             connection: Rc::clone(&connection),
@@ -113,35 +117,37 @@ impl Process {
             .stdin(Stdio::from(theirs))
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            // Ctrl-C in a terminal goes to the whole group: it must outlive the drain.
+            // A Ctrl-C in a terminal signals the whole process group, but the process must outlive the drain.
             .process_group(0)
             .kill_on_drop(true)
             .spawn()
             .map_err(StartError::Spawn)?;
         let pid = child.id().and_then(|pid| Pid::from_raw(pid.cast_signed()));
-        // The child is ours and was not waited for, so its pid is still its own.
+        // The child was not waited for yet, so its pid cannot have been reused.
         let pid = pid.ok_or_else(|| StartError::Spawn(io::ErrorKind::NotFound.into()))?;
         let output = child.stdout.take().zip(child.stderr.take());
         let pidfd = pidfd_open(pid, PidfdFlags::empty()).map_err(|error| StartError::Spawn(error.into()))?;
-        #[allow(deprecated, reason = "unsound for what is no real descriptor; this one is owned")]
+        #[allow(deprecated, reason = "unsound only for invalid descriptors; this one is owned")]
         let watched = pidfd.try_clone().and_then(|pidfd| AsyncFd::with_interest(pidfd, Interest::READABLE));
         let leader = Leader { pid, ended: watched.map_err(StartError::Spawn)?, child };
         let incarnation = name.incarnation;
         let log = output.map(|(output, errors)| {
-            let (clock, last) = (Arc::clone(inner.objects.clock()), Rc::clone(&watch.last_line));
+            let clock = Arc::clone(inner.objects.clock());
+            let last = Rc::clone(&watch.last_line);
             actix_rt::spawn(async move {
-                log::forward(output, errors, (name.function, name.place.0), &*clock, &last).await;
+                log::forward(output, errors, name.function, name.place.0, &*clock, &last).await;
             })
         });
         actix_rt::spawn(watch.run(leader, log, inner.closing.subscribe()));
         Ok(Self { incarnation, connection, last_call, clock: Arc::clone(inner.objects.clock()), pidfd })
     }
 
-    /// Gives it a request.
+    /// Sends a request to the process.
     ///
     /// # Errors
-    /// A request that fits no frame, or a process that does not read; [`Unsent::Lacking`], after which the
-    /// process knows nothing of it.
+    /// [`Unsent::Frame`] if the request does not fit into a frame, or if the process does not read;
+    /// [`Unsent::Lacking`] if this machine lacks descriptors or memory: the process has received no part of
+    /// the request.
     pub(super) fn call(
         &self,
         call: wire::Call,
@@ -155,9 +161,9 @@ impl Process {
 
     pub(super) fn kill(&self) {
         match pidfd_send_signal(self.pidfd.as_fd(), Signal::KILL) {
-            // It is gone already, and its end reported or on the way.
+            // Without such a process, the process has ended, and its end is reported.
             Ok(()) | Err(rustix::io::Errno::SRCH) => {}
-            Err(error) => tracing::error!(%error, "a function's process cannot be killed"),
+            Err(error) => tracing::error!(%error, "cannot kill a function's process"),
         }
     }
 }
@@ -172,29 +178,30 @@ fn frame(message: Told, descriptors: Vec<OwnedFd>) -> Result<Frame, frames::Erro
     Frame::new(&wire::ToProcess { message: Some(message) }, descriptors)
 }
 
-/// One process under watch.
+/// The task that follows a process from its start to its end.
 struct Watch {
     name: Name,
     connection: Rc<Connection>,
     data: Data,
     ready: Cell<bool>,
-    /// What it wrote last.
+    /// The last line that the process wrote.
     last_line: log::LastLine,
     crew: Mailbox<Message>,
 }
 
 impl Watch {
-    /// Watches until the process has ended, and says that last.
+    /// Follows the process until its end, and reports the end as the last event.
     async fn run(self, mut leader: Leader, log: Option<JoinHandle<()>>, mut closing: watch::Receiver<bool>) {
         let mut decoder = FrameDecoder::default();
         let end = tokio::select! {
             biased;
             end = self.follow(&mut decoder) => end,
             () = leader.ended() => Ok(()),
-            // The reader meets what ended the writer, unless it is nothing of the process's.
+            // If the process caused the writer's error, the reader reports it, with the last events.
             error = self.connection.write_rest() => of_the_writer(error),
-            // Closed with the worker.
-            _closing = closing.wait_for(|closing| *closing) => Err(io::Error::other("the worker stops")),
+            _closing = closing.wait_for(|closing| *closing) => {
+                Err(io::Error::other("the worker is shutting down"))
+            }
         };
         let end = match end {
             Ok(()) => self.last_words(&mut decoder),
@@ -211,10 +218,11 @@ impl Watch {
             self.post(ended(status));
             finish(log).await;
         } else {
-            // Why it did not start it may have written last.
+            // The process may have written the reason of its failed start last, so its output is read first.
             finish(log).await;
             let line = self.last_line.borrow();
-            let status = if line.is_empty() { status } else { format!("{status}; it wrote {line:?}") };
+            let status =
+                if line.is_empty() { status } else { format!("{status}; the process wrote {line:?}") };
             drop(line);
             self.post(ended(status));
         }
@@ -232,7 +240,8 @@ impl Watch {
         Ok(())
     }
 
-    /// What had arrived when it ended: answers; of what it asked nothing is wanted any more.
+    /// Handles the answers that had arrived when the process ended. Its requests for data no longer need a
+    /// response.
     fn last_words(&self, decoder: &mut FrameDecoder) -> io::Result<()> {
         while let Some(frame) = self.connection.receive_now(decoder)? {
             let (said, descriptors) = read(frame)?;
@@ -245,7 +254,9 @@ impl Watch {
         let (said, mut descriptors) = read(frame)?;
         match said {
             Said::Ready(ready) => return self.greeted(&ready),
-            _ if !self.ready.get() => return Err(invalid("it spoke before it was ready")),
+            _ if !self.ready.get() => {
+                return Err(invalid("the process sent a message before it was ready"));
+            }
             Said::Store(store) => {
                 let stored = self.data.store(store, descriptors.pop()).await?;
                 self.tell(Told::Stored(stored), Vec::new())?;
@@ -262,9 +273,10 @@ impl Watch {
 
     fn greeted(&self, ready: &wire::Ready) -> io::Result<()> {
         if ready.protocol_version != FUNCTION_PROTOCOL_VERSION {
-            let (theirs, build) = (ready.protocol_version, &ready.build);
+            let theirs = ready.protocol_version;
+            let build = &ready.build;
             let message = format!(
-                "it speaks protocol {theirs} (build {build}) and this worker {FUNCTION_PROTOCOL_VERSION}: build the function against this version and apply it again"
+                "the process speaks protocol version {theirs} (build {build}) and this worker version {FUNCTION_PROTOCOL_VERSION}: build the function against this version and apply it again"
             );
             return Err(invalid(message));
         }
@@ -288,18 +300,20 @@ impl Watch {
 
     fn tell(&self, message: Told, descriptors: Vec<OwnedFd>) -> io::Result<()> {
         if self.connection.waiting() >= UNREAD_MAX {
-            return Err(invalid("it asks, and does not read the answers"));
+            return Err(invalid("the process sends requests and does not read the answers"));
         }
         Ok(self.connection.send(frame(message, descriptors)?)?)
     }
 }
 
-/// What ended the writer, where it is for want of what this machine lacks.
+/// Returns the writer's error if this machine lacks descriptors or memory. Other errors count as the end of
+/// the process.
 fn of_the_writer(error: io::Error) -> io::Result<()> {
     if is_lacking(&error) { Err(error) } else { Ok(()) }
 }
 
-/// What left its group may hold its output open for as long as it likes.
+/// Waits for the rest of the output, at most [`LOG_GRACE`]: a process that left the group may hold the output
+/// open for as long as it likes.
 async fn finish(log: Option<JoinHandle<()>>) {
     if let Some(mut log) = log
         && tokio::time::timeout(LOG_GRACE, &mut log).await.is_err()
@@ -314,31 +328,33 @@ fn read(frame: Received) -> io::Result<(Said, Vec<OwnedFd>)> {
     Ok((said, frame.descriptors))
 }
 
-/// A process and those that it started, which are its group unless they left it.
+/// A process as the leader of its group: the processes that it started, unless they left the group.
 struct Leader {
     pid: Pid,
-    /// Readable once it has ended.
+    /// The process's pidfd, readable once the process has ended.
     ended: AsyncFd<OwnedFd>,
     child: Child,
 }
 
 impl Leader {
-    /// Waits until it has ended, and leaves its status: until that is taken, its group's name is its own.
+    /// Waits until the process has ended, without reaping it: until the process is reaped, no other group can
+    /// get its group id.
     async fn ended(&self) {
-        // An error means that nothing more is heard of it: it is killed.
+        // After an error the end cannot be observed, so the process counts as ended and is killed.
         drop(self.ended.readable().await);
     }
 
-    /// Its status, once it has one. What does not end by itself is killed, and the group in any case.
+    /// Kills the process group and returns the process's exit status. With `may_end` the process first gets
+    /// [`EXIT_GRACE`] to end by itself.
     async fn end(&mut self, may_end: bool) -> io::Result<ExitStatus> {
         if may_end {
-            // What takes longer is killed.
+            // After the timeout the process is killed below.
             drop(tokio::time::timeout(EXIT_GRACE, self.ended()).await);
         }
         match kill_process_group(self.pid, Signal::KILL) {
-            // All of it is gone.
+            // Without such a group, all its processes have ended.
             Ok(()) | Err(rustix::io::Errno::SRCH) => {}
-            Err(error) => tracing::error!(%error, "the processes of a function cannot be killed"),
+            Err(error) => tracing::error!(%error, "cannot kill the process group of a function"),
         }
         self.child.start_kill()?;
         self.child.wait().await
