@@ -1,16 +1,17 @@
-//! Starts the actors and starts them again. Our own, because actix's supervisor does not restart
-//! after a panic: a factory per actor, fresh state, a new address published with the next epoch.
+//! The supervisor: starts the actors, and restarts an actor that panicked. The supervisor of actix does not
+//! restart an actor after a panic. Here each actor has a factory, starts with fresh state, and gets a new
+//! address that is published with the next epoch.
 //!
-//! What a panic costs is an answer, never silence:
+//! After a panic every request is still answered:
 //!
-//! | who panicked | what is lost | what happens to it |
+//! | panicked actor | loss | handling |
 //! |---|---|---|
-//! | Function | its requests | answered `INTERNAL`: their senders are dropped with it; withdrawn from the Node or the Crew |
-//! | Gpu | its requests and map | run again elsewhere, as after an executor's death; the executor is replaced |
+//! | Function | its requests | answered with `INTERNAL`, because their senders are dropped; withdrawn from the Node or the Crew |
+//! | Gpu | its requests and memory map | run again elsewhere, as after an executor's death; the executor is replaced |
 //! | Executor | its process | as after the executor's death |
-//! | Crew | the processes of its program | as after their death; its requests are answered `INTERNAL` |
-//! | Link | grants on their way | granted again when nobody reports them |
-//! | Node | every request | answered `INTERNAL`; everything below starts anew, what is installed stays |
+//! | Crew | the processes of its program | as after their death; its requests are answered with `INTERNAL` |
+//! | Link | outstanding grants | granted again when no end of theirs is reported |
+//! | Node | every request on a GPU or in the queue | answered with `INTERNAL`; links, GPUs and executors are restarted, installed functions stay |
 
 mod accounts;
 mod functions;
@@ -56,7 +57,7 @@ use crate::tenants::Tenants;
 
 pub(crate) use crate::registry::Removed;
 
-/// Which actor.
+/// The identity of an actor.
 #[derive(Debug, Clone, Copy)]
 enum Who {
     Node,
@@ -67,7 +68,7 @@ enum Who {
     Link(LinkId),
 }
 
-/// The actors of a node, and what is needed to start each again. Lives on the actor thread.
+/// The actors of a node, and the state from which each actor can be restarted. Lives on the actor thread.
 pub(crate) struct Supervisor {
     config: NodeConfig,
     clock: Arc<dyn Clock>,
@@ -79,18 +80,20 @@ pub(crate) struct Supervisor {
     gpus: Vec<Slot<gpu::Message>>,
     executors: Rc<[Slot<executor::Message>]>,
     links: BTreeMap<LinkId, Slot<link::Message>>,
-    /// Outlives a Node actor: what is installed stays.
+    /// The installed functions and models, which survive a restart of the Node actor.
     registry: RefCell<Registry>,
-    /// What was idle is billed, whichever Node actor saw it.
+    /// The idle residence of functions, which is billed across restarts of the Node actor.
     residence: RefCell<Residence>,
-    /// Caps hold, whichever Node actor keeps to them.
+    /// The caps of tenants, which hold across restarts of the Node actor.
     tenants: RefCell<Tenants>,
-    /// How the node schedules, whichever actors carry it out; and whether that goes by scores.
+    /// The scheduling policy in force, which survives restarts of all actors.
     in_force: Cell<InForce>,
+    /// Whether Function actors report their SLO counts, because the policy depends on them.
     told: Rc<Cell<ScoresTold>>,
-    /// Which GPUs' objects can come to which without the host; `None` where they never do.
+    /// The NVLink routes between GPUs. `None` on a machine that is larger than
+    /// the planner's bounds.
     routes: Option<Paths>,
-    /// The next incarnation of each GPU's executor: numbers are not used twice.
+    /// The next incarnation of each GPU's executor. An incarnation is never used twice.
     incarnations: Rc<[Cell<Incarnation>]>,
 }
 
@@ -106,7 +109,10 @@ impl Supervisor {
         let crossed = of_host.chain(nvlinks.map(|(link, _)| link));
         let in_force = InForce::of(&config, &Wanted::default());
         let routes = fabric::routes_of(&config.topology).inspect_err(|why| {
-            tracing::info!(%why, "GPUs of a machine of this size do not forward for each other: host_links all has no effect");
+            tracing::info!(
+                %why,
+                "the GPUs of a machine of this size cannot forward for each other: 'host_links: all' has no effect"
+            );
         });
         let supervisor = Rc::new(Self {
             node: Slot::empty(),
@@ -119,7 +125,8 @@ impl Supervisor {
             in_force: Cell::new(in_force),
             told: Rc::new(Cell::new(policy::told(&in_force))),
             routes: routes.ok(),
-            // Each GPU counts in steps of the number of GPUs, from its own number: 1, 2, 3, …
+            // Each GPU counts in steps of the number of GPUs, so that no two GPUs share an incarnation. GPU 0
+            // starts with 1, GPU 1 with 2, and so on.
             incarnations: (1..=gpus as u64).map(|gpu| Cell::new(Incarnation(gpu))).collect(),
             spawner: RefCell::new(spawner),
             config,
@@ -145,12 +152,12 @@ impl Supervisor {
         (0..self.gpus.len() as u32).map(GpuIndex)
     }
 
-    /// Where the node's actors are found.
+    /// Returns the directory of the addresses of the node's actors.
     pub(crate) fn directory(&self) -> &Arc<Directory> {
         &self.directory
     }
 
-    /// Whether models come before they are asked for.
+    /// Returns whether the node prewarms models.
     pub(crate) fn prewarm(&self) -> Prewarm {
         self.config.prewarm
     }
@@ -167,14 +174,15 @@ impl Supervisor {
         &self.links[&link]
     }
 
-    /// The links that models come to a GPU over: those of its path from the host, then its NVLinks.
+    /// Returns the links over which models are copied to a GPU: the links of its path from the host, then its
+    /// NVLinks.
     pub(crate) fn links_to(&self, gpu: GpuIndex) -> impl Iterator<Item = &Slot<link::Message>> {
         let host_path = self.config.topology.gpus[gpu.0 as usize].host_path.iter().copied();
         let nvlinks = self.config.topology.nvlinks_of(gpu).map(|(link, _)| link);
         host_path.chain(nvlinks).map(|link| self.link(link))
     }
 
-    /// The GPUs that NVLinks join a GPU with: those beside it, and those that objects come from.
+    /// Returns the GPUs that NVLinks join with a GPU, directly or over routes through other GPUs.
     fn neighbours_of(&self, gpu: GpuIndex) -> BTreeSet<GpuIndex> {
         let beside = self.config.topology.nvlinks_of(gpu).map(|(_, other)| other);
         let leads = |other: &GpuIndex| self.routes.as_ref().is_some_and(|routes| routes.lead(*other, gpu));
@@ -200,7 +208,7 @@ impl Supervisor {
             .with_policy(self.policy().dispatch, self.seed);
         let mut dispatch = Batcher::new(&config);
         let registry = self.registry.borrow();
-        // What is installed gives out no request.
+        // The new core has no requests, so the events that replay the installation cause no actions.
         let mut tell = |event: dispatch::Event| {
             dispatch.on_event(self.clock.now(), event.into(), &mut Vec::new());
         };
@@ -278,7 +286,8 @@ impl Supervisor {
     }
 
     fn start_executor(self: &Rc<Self>, index: GpuIndex) {
-        let (first, stride) = (self.incarnations[index.0 as usize].get(), self.gpus.len() as u64);
+        let first = self.incarnations[index.0 as usize].get();
+        let stride = self.gpus.len() as u64;
         let life = Lifecycle::new(index, first, stride, self.seed);
         let incarnations = Rc::clone(&self.incarnations);
         let started = Box::new(move |Incarnation(started)| {
@@ -296,7 +305,8 @@ impl Supervisor {
             node: self.node.clone(),
             directory: Arc::clone(&self.directory),
         };
-        // The port is made once the actor has an address to hear it at.
+        // The actor owns the port, so the port's sink exists before the actor has an address. No event is lost:
+        // the port starts a process only after the `Start` below.
         let heard: Arc<std::sync::OnceLock<Mailbox<executor::Message>>> = Arc::default();
         let sink = PortSink::new({
             let heard = Arc::clone(&heard);
@@ -316,24 +326,25 @@ impl Supervisor {
         self.executor(index).post(executor::Message::Start);
     }
 
-    /// What a profile tells dispatch of a model; nothing of a type of GPU that is not here.
+    /// Converts a model's profile for dispatch. Returns `None` if the node has no GPU of the profile's type.
     pub(crate) fn learned(&self, model: ModelId, profile: &Profile) -> Option<dispatch::Learned> {
         let &Profile { ref gpu_type, load, swap, run } = profile;
         let kind = dispatch::kind_of(&self.config.topology, gpu_type)?;
         Some(dispatch::Learned { model, kind, load, swap, run })
     }
 
-    /// The types of the node's GPUs, by kind.
+    /// Returns the types of the node's GPUs. The position of a type is its kind in dispatch.
     pub(crate) fn gpu_types(&self) -> Vec<String> {
         dispatch::gpu_types(&self.config.topology).into_iter().map(str::to_owned).collect()
     }
 
-    /// The artifact that a model comes from.
+    /// Returns the digest of a model's artifact.
     pub(crate) fn digest_of(&self, model: ModelId) -> Option<Digest> {
         self.registry.borrow().digest_of(model)
     }
 
-    /// Ends the node: whoever still waits is answered, and nobody finds it any more.
+    /// Ends the node: removes its actors from the directory, and answers all remaining requests with
+    /// `SHUTTING_DOWN`.
     pub(crate) fn end(&self) {
         self.directory.publish_node(None);
         for hosted in self.registry.borrow().functions() {

@@ -1,10 +1,9 @@
-//! The worker's end of the socket of one executor, or of one process of a function: non-blocking, on
-//! the actor thread.
+//! The worker's end of the socket of an executor, or of a process of a function: non-blocking, on the actor
+//! thread.
 //!
-//! A command is written in the call that sends it, unless the socket is full: then it waits in the
-//! outbox and the writer task takes over. The outbox is bounded by
-//! [`OUTBOX_BYTES_MAX`](millrace_proto::frames::OUTBOX_BYTES_MAX); an executor that lets it fill up
-//! does not read, and is stuck.
+//! A command is written in the call that sends it, unless the socket is full. Then the command waits in the
+//! outbox, and the writer task writes it. [`OUTBOX_BYTES_MAX`](millrace_proto::frames::OUTBOX_BYTES_MAX) bounds
+//! the outbox. An executor that lets the outbox fill up does not read its commands, and is stuck.
 
 use std::cell::RefCell;
 use std::io;
@@ -17,59 +16,61 @@ use tokio::io::Interest;
 use tokio::net::UnixStream;
 use tokio::sync::Notify;
 
-/// One event of an executor, and the descriptors that came with it.
+/// An event of an executor, with its descriptors.
 #[derive(Debug)]
 pub(super) struct Arrived {
     pub event: wire::event::Event,
     pub descriptors: Vec<OwnedFd>,
 }
 
-/// Why nothing of a frame went.
+/// The reason why no part of a frame was sent.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Unsent {
-    /// This machine lacks what it takes: descriptors, or memory. The other end knows nothing of it.
+    /// This machine lacks descriptors or memory. The other end has received no part of the frame.
     #[error(
-        "this machine lacks what it takes ({0}): raise the limit of open files (ulimit -n), or give it more memory"
+        "this machine lacks descriptors or memory ({0}): raise the limit of open files (ulimit -n), or add memory"
     )]
     Lacking(io::Error),
-    /// A frame that cannot be, or that waits behind too many.
+    /// The frame is invalid, or the outbox is full.
     #[error(transparent)]
     Frame(#[from] frames::Error),
 }
 
-/// Whether something failed for want of what this machine lacks, whoever is at the other end.
+/// Returns whether an operation failed because this machine lacks descriptors or memory. The process at the
+/// other end is not at fault then.
 pub(crate) fn is_lacking(error: &io::Error) -> bool {
     let errno = error.raw_os_error().map(Errno::from_raw_os_error);
     matches!(errno, Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM | Errno::TOOMANYREFS))
 }
 
-/// Our end of the socket and what waits to be written to it.
+/// The worker's end of the socket, and the frames that wait to be written.
 #[derive(Debug)]
 pub(crate) struct Connection {
     socket: UnixStream,
     outbox: RefCell<Outbox>,
-    // Told when a send left something in the outbox.
+    /// Notifies the writer task that a send left frames in the outbox.
     blocked: Notify,
 }
 
 impl Connection {
-    /// A connection, and the executor's end of it: a blocking socket, close-on-exec like ours.
+    /// Returns a connection and the executor's end of its socket, which is blocking. Both ends are
+    /// close-on-exec.
     pub(crate) fn pair() -> io::Result<(Self, OwnedFd)> {
         let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
-        // On our end only: the flag belongs to the open file, and each end is its own.
+        // This affects the worker's end only: each end is an open file with flags of its own.
         ours.set_nonblocking(true)?;
         let socket = UnixStream::from_std(ours)?;
         Ok((Self { socket, outbox: RefCell::default(), blocked: Notify::new() }, theirs.into()))
     }
 
-    /// Sends a command behind all earlier ones, and as much of the outbox as the socket takes.
+    /// Sends a command after all earlier commands. Writes as much of the outbox as the socket accepts.
     ///
     /// # Errors
-    /// A frame that cannot be, or an outbox that is full. What the socket itself says (the executor
-    /// is gone) is left to the reader, which meets the end of the stream.
+    /// The frame is invalid, or the outbox is full. Errors of the socket itself are not returned: the reader
+    /// finds the end of the stream when the executor is gone.
     pub(crate) fn send(&self, frame: Frame) -> Result<(), frames::Error> {
         let mut outbox = self.outbox.borrow_mut();
-        // Behind others the writer task is at it already.
+        // If other frames wait already, the writer task is active and writes this frame too.
         let first = outbox.is_empty();
         outbox.push(frame)?;
         if first && self.write_some(&mut outbox).is_err() {
@@ -78,11 +79,11 @@ impl Connection {
         Ok(())
     }
 
-    /// Sends a command as [`Self::send`] does. Where this machine lacks what it takes it is taken back, as
-    /// long as nothing of it has gone.
+    /// Sends a command as [`Self::send`] does. If this machine lacks descriptors or memory, the command is
+    /// removed from the outbox again, provided that no part of it was written.
     ///
     /// # Errors
-    /// [`Unsent`]; nothing of it goes then.
+    /// [`Unsent`]: no part of the command was sent.
     pub(crate) fn offer(&self, frame: Frame) -> Result<(), Unsent> {
         let mut outbox = self.outbox.borrow_mut();
         let first = outbox.is_empty();
@@ -96,7 +97,7 @@ impl Connection {
         Ok(())
     }
 
-    /// How many frames wait until the other end reads.
+    /// Returns the number of frames in the outbox, which wait until the other end reads.
     pub(crate) fn waiting(&self) -> usize {
         self.outbox.borrow().len()
     }
@@ -109,7 +110,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Writes what sends left behind. Ends when the executor is gone.
+    /// Writes the frames that sends left in the outbox. Returns only with an error, for example when the
+    /// executor is gone.
     pub(crate) async fn write_rest(&self) -> io::Error {
         loop {
             self.blocked.notified().await;
@@ -128,11 +130,11 @@ impl Connection {
         }
     }
 
-    /// The next frame; `None` when the other end is closed. What was read of one that is not whole stays
-    /// in the decoder when this is given up.
+    /// Waits for the next frame. Returns `None` when the other end is closed. Cancellation loses no bytes: the
+    /// decoder keeps the part of a frame that was read.
     ///
     /// # Errors
-    /// What arrived is no frame.
+    /// The received bytes are not a frame.
     pub(crate) async fn receive(&self, decoder: &mut FrameDecoder) -> io::Result<Option<Received>> {
         loop {
             if let Some(frame) = decoder.next_frame() {
@@ -149,10 +151,10 @@ impl Connection {
         }
     }
 
-    /// The next frame of those that have arrived, without waiting for more.
+    /// Returns the next frame that has arrived already, without waiting.
     ///
     /// # Errors
-    /// As [`Self::receive`].
+    /// The errors of [`Self::receive`].
     pub(crate) fn receive_now(&self, decoder: &mut FrameDecoder) -> io::Result<Option<Received>> {
         loop {
             if let Some(frame) = decoder.next_frame() {
@@ -167,10 +169,11 @@ impl Connection {
         }
     }
 
-    /// Hands over each event as it arrives. Ends with `Ok` when the executor closes its end.
+    /// Calls `on` with each event as it arrives. Returns `Ok` when the executor closes its end.
     ///
     /// # Errors
-    /// What arrived is no frame or no event: nothing after it means anything.
+    /// The received bytes are not a frame or not an event, so later bytes have no meaning; or the error of
+    /// `on`.
     pub(super) async fn read(
         &self,
         decoder: &mut FrameDecoder,
@@ -182,10 +185,10 @@ impl Connection {
         Ok(())
     }
 
-    /// Hands over what had arrived when the executor died, without waiting for more.
+    /// Calls `on` with the events that had arrived when the executor died, without waiting for more.
     ///
     /// # Errors
-    /// As [`Self::read`].
+    /// The errors of [`Self::read`].
     pub(super) fn read_rest(
         &self,
         decoder: &mut FrameDecoder,
@@ -198,16 +201,16 @@ impl Connection {
     }
 }
 
-/// The ways in which a stream ends when a process is killed: in the middle of what it was saying,
-/// or with commands it had not read.
+/// Whether an error is the end of a stream whose process was killed: in the middle of a frame, or with unread
+/// commands.
 fn is_end(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset)
 }
 
 fn arrived(frame: Received) -> io::Result<Arrived> {
     let message: wire::Event = frame.decode()?;
-    // A oneof that this build does not know decodes as nothing: the handshake compared versions, so it
-    // is damage.
+    // An unknown variant of the oneof decodes as absent. The handshake has compared the protocol versions, so
+    // an absent event means that the message is damaged.
     let event = message
         .event
         .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "an event without content"))?;
@@ -248,7 +251,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn commands_beyond_what_the_socket_takes_arrive_in_order() {
+    async fn commands_beyond_the_sockets_buffer_arrive_in_order() {
         let (connection, theirs) = Connection::pair().unwrap();
         let connection = Rc::new(connection);
         LocalSet::new()
@@ -273,14 +276,14 @@ mod tests {
     }
 
     #[test]
-    fn what_this_machine_lacks_is_told_apart_from_what_the_other_end_does() {
+    fn lacking_resources_differ_from_errors_of_the_other_end() {
         for errno in [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM, Errno::TOOMANYREFS] {
             assert!(is_lacking(&errno.into()), "{errno}");
         }
         for errno in [Errno::PIPE, Errno::CONNRESET, Errno::AGAIN, Errno::INVAL] {
             assert!(!is_lacking(&errno.into()), "{errno}");
         }
-        assert!(!is_lacking(&io::Error::other("it spoke before it was ready")));
+        assert!(!is_lacking(&io::Error::other("the process sent a message before it was ready")));
     }
 
     #[tokio::test]
@@ -292,10 +295,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn events_are_handed_over_until_the_executor_closes() {
+    async fn events_are_delivered_until_the_executor_closes_its_socket() {
         let (connection, theirs) = Connection::pair().unwrap();
         (1..=3).for_each(|run| send_event(&theirs, run));
-        // Killed in mid-sentence, with a command unread.
+        // The executor is killed in the middle of a frame, with a command unread.
         rustix::io::write(&theirs, &[9, 0, 0]).unwrap();
         connection.send(Frame::new(&command(1, 1), Vec::new()).unwrap()).unwrap();
         drop(theirs);
@@ -305,7 +308,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_dead_executor_said_last_is_still_heard() {
+    async fn the_last_events_of_a_dead_executor_are_delivered() {
         let (connection, theirs) = Connection::pair().unwrap();
         send_event(&theirs, 1);
         let mut seen = Vec::new();
@@ -314,7 +317,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn bytes_that_are_no_event_end_the_stream() {
+    async fn malformed_events_end_the_stream() {
         for bytes in [&[1, 0, 0, 0, 0xff][..], &[0, 0, 0, 0], &[0xff, 0xff, 0xff, 0xff]] {
             let (connection, theirs) = Connection::pair().unwrap();
             rustix::io::write(&theirs, bytes).unwrap();

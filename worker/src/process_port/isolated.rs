@@ -1,4 +1,4 @@
-//! A GPU's memory, and processes over it that have one program each.
+//! Executor processes in isolation: several processes with a program each share a GPU's memory.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use super::{ProcessPort, Settings};
 use crate::port::isolating::Parts;
 use crate::port::{ExecutorPort, Lent, PortSink};
 
-/// What an isolated place of real processes is made of.
+/// The factory of a GPU's memory and of the ports of its processes.
 #[derive(Debug)]
 pub(super) struct Processes {
     settings: Arc<Settings>,
@@ -28,9 +28,14 @@ impl Parts for Processes {
 
     fn part(&mut self, memory: &Lent, program: &str, sink: PortSink) -> Box<dyn ExecutorPort> {
         tracing::debug!(gpu = %self.gpu, program, "starting an executor for one model");
-        let (settings, lent) = (Arc::clone(&self.settings), Some(memory.clone()));
-        // Others have their models in that memory.
-        let probed = true;
-        Box::new(ProcessPort { settings, gpu: self.gpu, lent, sink, process: None, probed })
+        Box::new(ProcessPort {
+            settings: Arc::clone(&self.settings),
+            gpu: self.gpu,
+            lent: Some(memory.clone()),
+            sink,
+            process: None,
+            // A measurement would overwrite the models of other processes in the shared memory.
+            probed: true,
+        })
     }
 }

@@ -1,15 +1,15 @@
-//! Real executor processes behind the [`ExecutorPort`] seam.
+//! The implementation of [`ExecutorPort`] with real executor processes.
 //!
-//! A process is started from the actor thread, which lives as long as the worker: the executor's
-//! parent-death signal follows the thread that forked it. Its socket is its standard input, because
-//! that is the one descriptor a child can be given without a moment in which another child, forked
-//! at the same time, would inherit it too: then the end of this worker would not close it.
-//! Everything else we open is close-on-exec.
+//! A process is started from the actor thread, which lives as long as the worker, because the executor's
+//! parent-death signal follows the thread that forked it. The process's socket is its standard input. No other
+//! descriptor can be passed to a child without a moment in which another child, forked at the same time, would
+//! inherit the descriptor too, and the socket would stay open after the end of this worker. All other
+//! descriptors of the worker are close-on-exec.
 //!
-//! One process per GPU, or per model that a GPU was asked for (`isolated`).
+//! There is a process per GPU, or in isolation per model and GPU (`isolated`).
 //!
-//! One task per process reads its events, waits for its end and reports it. All of it runs on the
-//! actor thread: an event costs no hop between threads.
+//! A task per process reads the process's events, waits for its end and reports it. The tasks run on the actor
+//! thread, so an event costs no hop between threads.
 
 use std::ffi::OsString;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -36,38 +36,37 @@ mod isolated;
 pub(crate) mod stderr;
 mod watch;
 
-/// What of a GPU's memory its first executor measures copies with.
+/// Maximum amount of a GPU's memory with which its first executor measures the rate of copies.
 const PROBE_MAX: Bytes = Bytes::mib(4);
 
-/// The worker's variables that an executor has too, and those whose names begin with
-/// [`ALLOCATOR_VARIABLES`]. All others may be the operator's secrets, and no executor reads them: an executor
-/// is told all that it needs over its socket. The first is for the loader, the others for messages of panics.
+/// The worker's environment variables that an executor gets, besides those with the prefix
+/// [`ALLOCATOR_VARIABLES`]. The first is for the dynamic loader, the others for the messages of panics. Other
+/// variables may hold the operator's secrets, and an executor needs none of them: its configuration arrives
+/// over its socket.
 const VARIABLES: [&str; 3] = ["LD_LIBRARY_PATH", "RUST_BACKTRACE", "RUST_LIB_BACKTRACE"];
-/// How the allocator is tuned.
+/// The prefix of the environment variables that tune the allocator.
 const ALLOCATOR_VARIABLES: &str = "MIMALLOC_";
 
-/// The program that is an executor. It finds its socket as its standard input.
+/// The command that starts an executor. The executor gets its socket as its standard input.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExecutorCommand {
-    /// The program.
     pub program: PathBuf,
-    /// Its arguments.
     pub args: Vec<OsString>,
-    /// Variables that each executor has beside the few that it has from its worker.
+    /// Environment variables that each executor gets in addition to the few from its worker.
     pub envs: Vec<(OsString, OsString)>,
 }
 
 impl ExecutorCommand {
-    /// This program with the argument `executor`: what `millrace` understands.
+    /// Returns the present executable with the argument `executor`, which the `millrace` binary understands.
     ///
     /// # Errors
-    /// When the operating system does not tell which program this is.
+    /// The path of the present executable is unknown.
     pub fn this_program() -> std::io::Result<Self> {
         Ok(Self { program: std::env::current_exe()?, args: vec!["executor".into()], envs: Vec::new() })
     }
 }
 
-/// What every executor of a worker is started with.
+/// The factory of the ports of a worker's executor processes.
 #[derive(Debug)]
 pub struct ProcessSpawner(Arc<Settings>);
 
@@ -81,8 +80,8 @@ struct Settings {
 }
 
 impl ProcessSpawner {
-    /// Starts `command` for each GPU of the topology, with its memory. `threads` is what the
-    /// launches of one executor may use.
+    /// Returns a spawner that starts `command` for each GPU of the topology, with the GPU's memory. `threads`
+    /// is the number of threads for the launches of an executor.
     #[must_use]
     pub fn new(command: ExecutorCommand, topology: &Topology, threads: u32, allow_faults: bool) -> Self {
         let memory = topology.gpus.iter().map(|gpu| gpu.memory).collect();
@@ -90,13 +89,17 @@ impl ProcessSpawner {
         Self(Arc::new(Settings { command, memory, threads, allow_faults, isolation }))
     }
 
-    /// The same with the processes of a GPU shared by its models, or not.
+    /// Returns the spawner with this isolation: whether the models of a GPU share an executor process.
     #[must_use]
     pub fn with_isolation(self, isolation: Isolation) -> Self {
         let Settings { command, memory, threads, allow_faults, .. } = &*self.0;
-        let (command, memory) = (command.clone(), memory.clone());
-        let (threads, allow_faults) = (*threads, *allow_faults);
-        Self(Arc::new(Settings { command, memory, threads, allow_faults, isolation }))
+        Self(Arc::new(Settings {
+            command: command.clone(),
+            memory: memory.clone(),
+            threads: *threads,
+            allow_faults: *allow_faults,
+            isolation,
+        }))
     }
 }
 
@@ -110,48 +113,50 @@ impl Spawner for ProcessSpawner {
     }
 }
 
-/// An executor process.
+/// The port of an executor process.
 #[derive(Debug)]
 struct ProcessPort {
     settings: Arc<Settings>,
     gpu: GpuIndex,
-    /// The memory that it shares with others of its GPU; else each start has its own.
+    /// The memory that the process shares with the GPU's other processes in isolation. `None` for fresh memory
+    /// at each start.
     lent: Option<Lent>,
     sink: PortSink,
     process: Option<Process>,
-    /// Whether its GPU's copies were measured, or cannot be.
+    /// Whether the rate of the GPU's copies was measured, or cannot be measured.
     probed: bool,
 }
 
 #[derive(Debug)]
 struct Process {
     incarnation: Incarnation,
-    /// Where it is the GPU's only one, what it leaves there is never seen again.
+    /// The device memory. Without isolation it is dropped with the process, and its contents are never used
+    /// again.
     memory: Lent,
     connection: Rc<Connection>,
-    // Names this process and never another one, even after it was reaped.
+    // A pidfd refers to this process only, even after the process was reaped and its pid reused.
     pidfd: OwnedFd,
 }
 
-/// Why no process could be started.
+/// The reason why a process could not be started.
 #[derive(Debug, thiserror::Error)]
 enum StartError {
     #[error("gpu {0} is not in the topology")]
     NoSuchGpu(GpuIndex),
-    #[error("the emulated GPU's memory: {0}")]
+    #[error("cannot allocate the emulated GPU's memory: {0}")]
     Memory(#[from] millrace_device::Error),
     #[error("the emulated GPU's memory cannot be shared ({0}): raise the limit of open files (ulimit -n)")]
     Descriptor(std::io::Error),
-    #[error("its socket: {0}")]
+    #[error("cannot create the executor's socket: {0}")]
     Socket(std::io::Error),
-    #[error("{}: {error}", program.display())]
+    #[error("cannot start {}: {error}", program.display())]
     Spawn { program: PathBuf, error: std::io::Error },
-    #[error("its greeting: {0}")]
+    #[error("cannot send the greeting to the executor: {0}")]
     Hello(#[from] millrace_proto::frames::Error),
 }
 
 impl Settings {
-    /// New memory of a GPU, all zeros.
+    /// Allocates the memory of a GPU, filled with zeros.
     fn device_memory(&self, gpu: GpuIndex) -> Result<Lent, StartError> {
         let bytes = self.memory.get(gpu.0 as usize).copied().ok_or(StartError::NoSuchGpu(gpu))?;
         let memory = DeviceMemory::create(&format!("millrace-gpu{gpu}"), bytes)?;
@@ -180,13 +185,13 @@ impl ProcessPort {
             .stdin(Stdio::from(theirs))
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
-            // Ctrl-C in a terminal goes to the whole group: executors must outlive the drain.
+            // A Ctrl-C in a terminal signals the whole process group, but executors must outlive the drain.
             .process_group(0)
             .kill_on_drop(true)
             .spawn()
             .map_err(failed)?;
         let pid = child.id().and_then(|pid| rustix::process::Pid::from_raw(pid.cast_signed()));
-        // The child is ours and was not waited for, so its pid is still its own.
+        // The child was not waited for yet, so its pid cannot have been reused.
         let pid = pid.ok_or_else(|| failed(std::io::ErrorKind::NotFound.into()))?;
         let pidfd = pidfd_open(pid, PidfdFlags::empty()).map_err(|error| failed(error.into()))?;
         if let Some(output) = child.stderr.take() {
@@ -200,7 +205,7 @@ impl ProcessPort {
         Ok(())
     }
 
-    /// The first frame.
+    /// Returns the first frame of a connection.
     fn hello(&self, incarnation: Incarnation, memory: &Lent) -> Result<Frame, StartError> {
         let Settings { threads, allow_faults, .. } = &*self.settings;
         let hello = Hello {
@@ -212,7 +217,7 @@ impl ProcessPort {
             device_memory_fd: 0,
             threads: *threads,
             allow_faults: *allow_faults,
-            // Only once: the next one is waited for by those who lost this one.
+            // Only the first executor measures: requests that lost an executor wait for the next one.
             probe_bytes: if self.probed { 0 } else { PROBE_MAX.min(memory.bytes).get() },
         };
         let command = Command { command: Some(command::Command::Hello(hello)) };
@@ -248,7 +253,12 @@ impl ExecutorPort for ProcessPort {
     fn send(&mut self, command: command::Command, descriptors: Vec<Descriptor>) {
         if let Err(error) = self.try_send(command, &descriptors) {
             let incarnation = self.process.as_ref().map(|process| process.incarnation.0);
-            tracing::error!(gpu = %self.gpu, incarnation, %error, "executor killed: a command cannot be sent to it");
+            tracing::error!(
+                gpu = %self.gpu,
+                incarnation,
+                %error,
+                "cannot send a command to an executor: the executor is killed"
+            );
             self.kill();
         }
     }
@@ -261,9 +271,9 @@ impl ExecutorPort for ProcessPort {
         let Some(process) = &self.process else { return };
         match pidfd_send_signal(process.pidfd.as_fd(), Signal::KILL) {
             Ok(()) => {}
-            // It is gone already, and its end reported or on the way.
+            // The process has ended already, and its end is reported.
             Err(rustix::io::Errno::SRCH) => {}
-            Err(error) => tracing::error!(gpu = %self.gpu, %error, "executor cannot be killed"),
+            Err(error) => tracing::error!(gpu = %self.gpu, %error, "cannot kill an executor"),
         }
     }
 }

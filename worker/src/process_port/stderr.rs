@@ -1,4 +1,4 @@
-//! What an executor writes to its standard error, line by line into the worker's log.
+//! The standard error of an executor, forwarded line by line to the worker's log.
 
 use std::io;
 
@@ -6,18 +6,19 @@ use millrace_types::{GpuIndex, Incarnation};
 use tokio::io::{AsyncBufReadExt as _, AsyncRead, BufReader};
 use tokio::process::ChildStderr;
 
-/// The longest line that is logged whole; a longer one is logged in parts.
+/// Maximum size of a logged line in bytes. A longer line is logged in parts.
 const LINE_BYTES_MAX: usize = 8 << 10;
 
-/// Forwards lines until the executor closes its end.
+/// Forwards lines until the executor closes its standard error.
 pub(super) async fn forward(output: ChildStderr, gpu: GpuIndex, incarnation: Incarnation) {
     let log = |line: &str| tracing::info!(target: "millrace_worker::executor", %gpu, %incarnation, "{line}");
     if let Err(error) = lines(output, |_| false, log).await {
-        tracing::warn!(%gpu, %incarnation, %error, "an executor's standard error");
+        tracing::warn!(%gpu, %incarnation, %error, "cannot read an executor's standard error");
     }
 }
 
-/// Hands over each line, until the output ends. What `discard` takes goes unread.
+/// Calls `on_line` with each line until the output ends. Bytes for which `discard` returns true are skipped
+/// before they are split into lines.
 pub(crate) async fn lines(
     output: impl AsyncRead + Unpin,
     mut discard: impl FnMut(&[u8]) -> bool,
@@ -27,7 +28,8 @@ pub(crate) async fn lines(
     let mut line = Vec::new();
     loop {
         let bytes = output.fill_buf().await?;
-        let (ended, left) = (bytes.is_empty(), bytes.len());
+        let ended = bytes.is_empty();
+        let left = bytes.len();
         if !ended && discard(bytes) {
             output.consume(left);
             line.clear();
@@ -48,7 +50,7 @@ pub(crate) async fn lines(
             return Ok(());
         }
         if used == left {
-            // The thread is not only this output's.
+            // Yields to the other tasks of the actor thread, so that a flood of output does not starve them.
             tokio::task::yield_now().await;
         }
     }
@@ -65,7 +67,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn lines_come_one_by_one_and_the_last_without_its_end() {
+    async fn lines_are_delivered_one_by_one_including_an_unterminated_last_line() {
         assert_eq!(lines_of(b"one\n\ntwo\xff\nthree").await, ["one", "", "two\u{fffd}", "three"]);
         assert_eq!(lines_of(b"").await, [""; 0]);
     }

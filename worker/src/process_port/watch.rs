@@ -1,5 +1,6 @@
-//! Follows one executor process from its start to its end: passes its events on, and kills it when
-//! it does not greet, speaks another protocol or says what cannot be understood.
+//! The watch of an executor process: the task that follows the process from its start to its end and passes its
+//! events on. The watch kills a process that sends no greeting in time, speaks another protocol version or sends
+//! malformed events.
 
 use std::cell::Cell;
 use std::io;
@@ -16,10 +17,10 @@ use tokio::process::Child;
 use super::connection::{Arrived, Connection};
 use crate::port::{PortEvent, PortEventKind, PortSink};
 
-/// How long a process may take from its start to its `Ready`.
+/// Maximum time from the start of a process to its `Ready`.
 const READY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// One process under watch.
+/// The watch of an executor process.
 #[derive(Debug)]
 pub(super) struct Watch {
     gpu: GpuIndex,
@@ -29,15 +30,15 @@ pub(super) struct Watch {
     ready: Cell<bool>,
 }
 
-/// How long a process may take to exit after it closed its socket.
+/// Maximum time that a process may take to exit after it has closed its socket.
 const EXIT_GRACE: Duration = Duration::from_millis(50);
 
-/// How watching came to its end.
+/// The reason why the watch stops to follow the process.
 #[derive(Debug)]
 enum End {
-    /// The process ended, or closed its socket, which only its end should do.
+    /// The process ended, or closed its socket, which happens only when it ends.
     Ended,
-    /// It must be killed.
+    /// The process has to be killed because of this error.
     Kill(io::Error),
 }
 
@@ -51,20 +52,21 @@ impl Watch {
         Self { gpu, incarnation, connection, sink, ready: Cell::new(false) }
     }
 
-    /// Watches until the process has ended, and reports that last.
+    /// Follows the process until its end, and reports the end as the last event.
     pub(super) async fn run(self, mut child: Child) {
-        let (gpu, incarnation) = (self.gpu, self.incarnation);
+        let gpu = self.gpu;
+        let incarnation = self.incarnation;
         let mut decoder = FrameDecoder::default();
         let end = self.follow(&mut child, &mut decoder).await;
         if let End::Kill(error) = &end {
-            tracing::error!(%gpu, %incarnation, %error, "executor killed");
+            tracing::error!(%gpu, %incarnation, %error, "an executor is killed");
         }
         let status = end_of(&mut child, &end).await;
-        // Of one that was killed for what it said nothing more is believed.
+        // The remaining events of a process that was killed for its behaviour are not trusted.
         if let End::Ended = end
             && let Err(error) = self.connection.read_rest(&mut decoder, |arrived| self.deliver(arrived))
         {
-            tracing::warn!(%gpu, %incarnation, %error, "the last words of an executor");
+            tracing::warn!(%gpu, %incarnation, %error, "cannot read the last events of an executor");
         }
         let status = match (status, end) {
             (_, End::Kill(error)) => format!("killed: {error}"),
@@ -87,10 +89,11 @@ impl Watch {
                 read.map_or_else(End::Kill, |()| End::Ended)
             }
             _status = child.wait() => End::Ended,
-            // The reader meets what ended the writer, and with it the last events.
+            // `read_rest` reads the last events, and finds the same end of the stream as the writer.
             _error = self.connection.write_rest() => End::Ended,
             () = not_ready => {
-                End::Kill(io::Error::new(io::ErrorKind::TimedOut, format!("not ready within {READY_TIMEOUT:?}")))
+                let message = format!("the executor was not ready within {READY_TIMEOUT:?}");
+                End::Kill(io::Error::new(io::ErrorKind::TimedOut, message))
             }
         }
     }
@@ -100,7 +103,10 @@ impl Watch {
             self.check(ready)?;
             self.ready.set(true);
         } else if !self.ready.get() {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "it spoke before it was ready"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "the executor sent an event before it was ready",
+            ));
         }
         let kind = PortEventKind::Event(event, descriptors);
         self.sink.deliver(PortEvent { incarnation: self.incarnation, kind });
@@ -110,19 +116,20 @@ impl Watch {
     fn check(&self, ready: &Ready) -> io::Result<()> {
         let refuse = |why: String| Err(io::Error::new(io::ErrorKind::InvalidData, why));
         if ready.protocol_version != PROTOCOL_VERSION {
-            let (theirs, build) = (ready.protocol_version, &ready.build);
+            let theirs = ready.protocol_version;
+            let build = &ready.build;
             return refuse(format!(
-                "it speaks protocol {theirs} (build {build}) and this worker {PROTOCOL_VERSION}: restart the worker, its program was replaced"
+                "the executor speaks protocol version {theirs} (build {build}) and this worker version {PROTOCOL_VERSION}: restart the worker, because its executable was replaced"
             ));
         }
         if ready.incarnation != self.incarnation.0 {
-            return refuse(format!("it says it is incarnation {}", ready.incarnation));
+            return refuse(format!("the executor reports the wrong incarnation {}", ready.incarnation));
         }
         Ok(())
     }
 }
 
-/// The process's status, once it has one. What does not end by itself is killed.
+/// Waits for the process's exit status. A process that does not end by itself is killed.
 async fn end_of(child: &mut Child, end: &End) -> io::Result<ExitStatus> {
     if let End::Ended = end
         && let Ok(status) = tokio::time::timeout(EXIT_GRACE, child.wait()).await
@@ -140,7 +147,7 @@ mod tests {
 
     use super::*;
 
-    // Paused time runs on by itself while everybody waits.
+    // Paused time advances by itself while all tasks wait.
     #[tokio::test(start_paused = true)]
     async fn an_executor_that_does_not_greet_in_time_is_killed() {
         let (connection, theirs) = Connection::pair().unwrap();
@@ -149,7 +156,9 @@ mod tests {
         let (told, events) = mpsc::channel();
         let sink = PortSink::new(move |event| told.send(event).unwrap());
         Watch::new(GpuIndex(0), Incarnation(1), Rc::new(connection), sink).run(child).await;
-        let PortEventKind::Exited { status } = events.recv().unwrap().kind else { panic!("not its end") };
+        let PortEventKind::Exited { status } = events.recv().unwrap().kind else {
+            panic!("expected the end of the process")
+        };
         assert!(status.contains("not ready"), "{status}");
         assert!(events.recv().is_err());
     }

@@ -1,5 +1,5 @@
-//! What the supervisor knows of functions and tenants besides how they are started: their scores,
-//! how long they were idle, what they may use. It outlives the actors that go by it.
+//! The accounts of functions and tenants: SLO counts, idle residence and caps. The accounts outlive the actors
+//! that use them.
 
 use std::cell::RefMut;
 use std::sync::Arc;
@@ -17,23 +17,24 @@ use crate::handle::Parts;
 use crate::snapshot::{Look, SnapshotPart};
 
 impl Supervisor {
-    /// The idle clocks. Not to be held across anything else of this node.
+    /// Borrows the idle residence of functions. The borrow must end before any other call into this node, which
+    /// may borrow it too.
     pub(crate) fn residence(&self) -> RefMut<'_, Residence> {
         self.residence.borrow_mut()
     }
 
-    /// Other caps hold. What the Node has to know of them.
+    /// Sets the caps of tenants, and returns the changes for the Node's tenancy gate.
     pub(crate) fn cap(&self, quotas: Arc<Quotas>) -> Vec<tenancy::Event> {
         self.tenants.borrow_mut().change(quotas, self.registry.borrow().owners())
     }
 
-    /// Whose a function is, if its tenant has caps.
+    /// Returns a function's index and its tenant, if the tenant has caps.
     pub(crate) fn capped(&self, key: &RevisionKey) -> Option<(FunctionIndex, TenantIndex)> {
         let tenant = self.tenants.borrow().capped(&key.function.tenant)?;
         Some((self.registry.borrow().index_of(key)?, tenant))
     }
 
-    /// What each function here has scored since it is.
+    /// Returns the SLO counts of each function since it is on this node.
     pub(crate) fn scored(&self) -> Vec<(FunctionIndex, FunctionKey, SloCounts)> {
         let registry = self.registry.borrow();
         let scored = registry
@@ -42,7 +43,7 @@ impl Supervisor {
         scored.collect()
     }
 
-    /// Has the actors below the Node that are looked at send their parts of a snapshot.
+    /// Asks the actors below the Node for their parts of a snapshot. `Look::Machine` leaves out the functions.
     pub(crate) fn report(&self, look: Look, parts: &Parts) {
         let registry = self.registry.borrow();
         let users = Arc::new(registry.users());
@@ -55,8 +56,8 @@ impl Supervisor {
         if look == Look::Machine {
             return;
         }
-        // Together with the rest: a function that goes meanwhile is counted here or there, once.
-        // Whoever asked may have given up.
+        // The counts of removed functions are sent in the same step as the requests to the present functions, so
+        // a function that is being removed is counted exactly once. The reader of the snapshot may have given up.
         parts.send(SnapshotPart::Past(registry.past().clone())).unwrap_or_default();
         let idle = self.residence().idle(self.clock.now()).map(|(key, idle)| (key.clone(), idle)).collect();
         parts.send(SnapshotPart::Idle(idle)).unwrap_or_default();

@@ -1,4 +1,5 @@
-//! The functions of a node: their actors started, what they want of GPUs and queue, and their end.
+//! The functions of a node: their installation, the start of their actors, their settings for dispatch and
+//! GPUs, and their removal.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -25,7 +26,8 @@ use crate::programs::Program;
 use crate::programs::crew::{self, Crew};
 
 impl Supervisor {
-    /// Notes a function and starts its actor. Gives its model where that is new here.
+    /// Registers a function and starts its actor. Returns the function's model and its memory if the model is
+    /// new on this node.
     pub(crate) fn install(
         self: &Rc<Self>,
         config: FunctionConfig,
@@ -47,7 +49,8 @@ impl Supervisor {
         Ok(Some((model, memory)))
     }
 
-    /// Notes a function that is a program, and starts its actors. A revision that is here stays as it is.
+    /// Registers a function that is a program, and starts its actors. Does nothing for a revision that is
+    /// registered already.
     pub(crate) fn host(self: &Rc<Self>, config: FunctionConfig, program: Arc<Program>, processes: u32) {
         let added = self.registry.borrow_mut().add_program(config, program, processes);
         if let Some(function) = added {
@@ -56,7 +59,7 @@ impl Supervisor {
         }
     }
 
-    /// What of the model of a function is to stay on GPUs, where that is news: they are told.
+    /// Returns a model's residency if the functions that use the model changed it, and passes it to the GPUs.
     pub(crate) fn new_residency(&self, model: ModelId) -> Option<Residency> {
         let residency = self.registry.borrow_mut().new_residency(model)?;
         for gpu in &self.gpus {
@@ -65,7 +68,7 @@ impl Supervisor {
         Some(residency)
     }
 
-    /// Takes no more requests of a function. It is removed once it has answered those it has.
+    /// Stops accepting requests for a function. The function is removed once it has answered its last request.
     pub(crate) fn retire(&self, key: &RevisionKey) {
         self.directory.withdraw_function(key);
         if let Some((index, slot)) = self.registry.borrow_mut().retire(key) {
@@ -74,7 +77,8 @@ impl Supervisor {
         }
     }
 
-    /// Removes a function that has answered its last request, and its model if nobody else uses it.
+    /// Removes a function that has answered its last request, and its model if no other function uses the
+    /// model.
     pub(crate) fn remove(&self, function: FunctionIndex) -> Option<Removed> {
         if let Some(hosting) = self.registry.borrow().function(function).and_then(|it| it.program.as_ref()) {
             hosting.crew.post(crew::Message::Stop);
@@ -101,7 +105,7 @@ impl Supervisor {
             idempotent: if idempotent { Idempotent::Yes } else { Idempotent::No },
         };
         let core = self.drive(Admission::new(config), CoreId::Admission(index));
-        // A crew has no order of scores.
+        // The queue of a process pool does not depend on SLO counts, so programs never report theirs.
         let (told, below) = match &hosted.program {
             None => (Rc::clone(&self.told), Below::Gpus),
             Some(hosting) => (Rc::new(Cell::new(ScoresTold::No)), Below::Crew(hosting.crew.clone())),
@@ -112,12 +116,17 @@ impl Supervisor {
         let mailbox = self.spawn(actor, Who::Function(index), sleeper);
         hosted.slot.publish(mailbox.clone());
         if registry.index_of(&key) == Some(index) {
-            let (model, priority) = (hosted.model, serving.priority);
-            let deadline = slo.map(|slo| slo.deadline);
-            let entry = FunctionEntry { index, model, priority, idempotent, deadline, mailbox };
+            let entry = FunctionEntry {
+                index,
+                model: hosted.model,
+                priority: serving.priority,
+                idempotent,
+                deadline: slo.map(|slo| slo.deadline),
+                mailbox,
+            };
             self.directory.publish_function(key, entry);
         } else {
-            // It was going already.
+            // The function was retiring when its actor was restarted.
             hosted.slot.post(function::Message::Retire);
         }
     }
@@ -129,38 +138,39 @@ impl Supervisor {
         else {
             return;
         };
-        let (program, crew) = (Arc::clone(&hosting.program), &hosting.crew);
+        let program = Arc::clone(&hosting.program);
+        let crew = &hosting.crew;
         let seed = self.seed ^ u64::from(index.0);
         let actor = Crew::new(&hosted.config, program, hosting.processes, seed, crew.clone());
         crew.publish(self.spawn(actor, Who::Crew(index), Sleeper::NODE));
         crew.post(crew::Message::Start);
     }
 
-    /// Whether dispatch depends on how functions score.
+    /// Whether dispatch depends on the SLO counts of functions.
     pub(crate) fn wants_scores(&self) -> bool {
         self.policy().dispatch.scores()
     }
 
-    /// How a function's requests are batched, where they are.
+    /// Returns the batching limits of a function, if its requests are batched.
     pub(crate) fn limits_of(&self, key: &RevisionKey) -> Option<batching::Event> {
         let registry = self.registry.borrow();
         let index = registry.index_of(key)?;
         self.limits(index, &registry.function(index)?.config)
     }
 
-    /// A function's objective.
+    /// Returns a function's index and its objective.
     pub(crate) fn objective_of(&self, key: &RevisionKey) -> Option<(FunctionIndex, Option<Objective>)> {
         let registry = self.registry.borrow();
         let index = registry.index_of(key)?;
         Some((index, self.objective(&registry.function(index)?.config)))
     }
 
-    /// Within how long a function's requests are to be answered.
+    /// Returns the time within which a function's requests have to be answered, from its SLO.
     pub(crate) fn deadline_of(&self, function: FunctionIndex) -> Option<Duration> {
         self.registry.borrow().function(function)?.config.slo.map(|slo| slo.deadline)
     }
 
-    /// The same of a revision that takes requests.
+    /// Returns the deadline of a revision that accepts requests, from its SLO.
     pub(crate) fn deadline_of_revision(&self, key: &RevisionKey) -> Option<Duration> {
         let function = self.registry.borrow().index_of(key)?;
         self.deadline_of(function)
@@ -173,6 +183,7 @@ impl Supervisor {
 }
 
 pub(super) fn limits(function: FunctionIndex, config: &FunctionConfig) -> Option<batching::Event> {
-    let (batching, deadline) = (config.serving.batching, config.slo.map(|slo| slo.deadline));
+    let deadline = config.slo.map(|slo| slo.deadline);
+    let batching = config.serving.batching;
     batching.map(|batching| batching::Event::Limits { function, batching: Some(batching), deadline })
 }

@@ -1,4 +1,4 @@
-//! Actors that panicked, started again.
+//! The restart of actors that panicked.
 
 use std::rc::Rc;
 
@@ -10,7 +10,7 @@ use crate::actors::{executor, function, gpu, node};
 use crate::programs::crew;
 
 impl Supervisor {
-    /// Starts an actor again, and tells the others what that cost.
+    /// Restarts an actor, and tells the other actors about the state that was lost.
     pub(super) fn panicked(self: &Rc<Self>, who: Who, message: &str) {
         let epoch = match who {
             Who::Node => self.node.epoch(),
@@ -26,7 +26,7 @@ impl Supervisor {
             Who::Executor(gpu) => self.executor(gpu).epoch(),
             Who::Link(link) => self.link(link).epoch(),
         };
-        tracing::error!(?who, epoch, message, "an actor panicked and is started again");
+        tracing::error!(?who, epoch, message, "an actor panicked and is restarted");
         match who {
             Who::Node => self.node_panicked(),
             Who::Function(index) => {
@@ -64,7 +64,7 @@ impl Supervisor {
         self.links.keys().for_each(|&link| self.start_link(link));
         for gpu in self.gpu_indices() {
             self.residence().lost(self.clock.now(), gpu);
-            // Whoever holds an object of the old one's keeps that alive.
+            // Handles of the old actor's objects keep the old actor alive, so it is told that its data is lost.
             self.gpu(gpu).post(gpu::Message::Replaced);
             self.start_gpu(gpu);
             self.executor(gpu).post(executor::Message::Replace);

@@ -1,4 +1,4 @@
-//! How the node schedules now, whichever actors carry it out.
+//! The scheduling policy in force, and the settings of functions that follow from it.
 
 use millrace_policy::batching;
 use millrace_policy::dispatch::Objective;
@@ -13,41 +13,42 @@ use crate::actors::function::{ScoresTold, counts};
 use crate::install::FunctionConfig;
 use crate::policy::{InForce, Wanted};
 
-/// Whether functions tell their scores.
+/// Whether Function actors report their SLO counts under a policy.
 pub(super) fn told(in_force: &InForce) -> ScoresTold {
     if in_force.policy.dispatch.scores() { ScoresTold::Yes } else { ScoresTold::No }
 }
 
 impl Supervisor {
-    /// The policy in force, with the number of the last change.
+    /// Returns the policy in force, with the number of its last change.
     pub(crate) fn in_force(&self) -> InForce {
         self.in_force.get()
     }
 
-    /// The policy in force.
+    /// Returns the policy in force.
     pub(crate) fn policy(&self) -> SchedulingPolicy {
         self.in_force.get().policy
     }
 
-    /// Notes the policy that an operator set. Returns the one before, and the new one.
+    /// Sets the policy that an operator chose. Returns the previous policy and the new policy.
     pub(crate) fn set_policy(&self, wanted: &Wanted) -> (InForce, InForce) {
         let after = InForce::of(&self.config, wanted);
         self.told.set(told(&after));
         (self.in_force.replace(after), after)
     }
 
-    /// How a function's requests are batched, where they are.
+    /// Returns the batching limits of a function, if the function and the policy batch requests.
     pub(super) fn limits(&self, function: FunctionIndex, config: &FunctionConfig) -> Option<batching::Event> {
         limits(function, config).filter(|_| self.policy().batching == Batches::On)
     }
 
-    /// What a function is held to.
+    /// Returns the objective of a function, if it has an SLO.
     pub(super) fn objective(&self, config: &FunctionConfig) -> Option<Objective> {
         let together = config.serving.batching.is_some() && self.policy().batching == Batches::On;
         config.slo.as_ref().map(|slo| Objective::of(slo).together(together))
     }
 
-    /// The same of every function that wants it, now that it is allowed or is not.
+    /// Returns the batching limits of every function that asks for batching. After a policy has turned batching
+    /// off, the limits make requests run alone.
     pub(crate) fn all_limits(&self) -> Vec<batching::Event> {
         let registry = self.registry.borrow();
         let alone = |function| batching::Event::Limits { function, batching: None, deadline: None };
@@ -58,7 +59,7 @@ impl Supervisor {
         wants.map(|(function, hosted)| event((function, &hosted.config))).collect()
     }
 
-    /// What every function is held to, and what it scored since it is here.
+    /// Returns the objective of every function, and its SLO counts since it is on this node.
     pub(crate) fn objectives(&self) -> Vec<(FunctionIndex, Option<Objective>, SloCounts)> {
         let registry = self.registry.borrow();
         let objectives = registry.indexed().map(|(function, hosted)| {
