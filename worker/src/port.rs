@@ -1,10 +1,10 @@
-//! The interface between the Executor actors and executor processes. An [`ExecutorPort`] is the slot of one
-//! GPU for an executor: the port starts an incarnation, sends commands to the process, kills the process, and
-//! reports its events. A port decides nothing. The Executor actor decides when to start a process, which
-//! commands to send, and how to react to the process's end.
+//! The interface between the Executor actors and executor processes. An [`ExecutorPort`] is the slot of
+//! one GPU for an executor: the port starts an incarnation, sends commands to the process, kills the
+//! process, and reports its events. A port decides nothing. The Executor actor decides when to start a
+//! process, which commands to send, and how to react to the process's end.
 //!
 //! There are two implementations: real processes (`process_port`) and modelled processes in virtual time
-//! ([`modelled`]). [`isolating`] combines several ports into one.
+//! ([`modelled`]). [`isolating`] combines several ports into a single port.
 
 pub mod isolating;
 mod links;
@@ -24,9 +24,10 @@ pub type Descriptor = Arc<OwnedFd>;
 /// The worker's side of one GPU's executor. Calls return at once and never fail: failures are reported as
 /// [`PortEvent`]s. A port lives on the actor thread. Dropping the port kills its process.
 pub trait ExecutorPort: 'static {
-    /// Starts a process. The port sends `Hello` with the device's memory by itself, and passes the executor's
-    /// `Ready` on like any other event. Called only while no process exists: for the first time, or after
-    /// [`PortEventKind::Exited`] or [`PortEventKind::SpawnFailed`] of the previous process.
+    /// Starts a process. The port sends `Hello` with the device's memory by itself, and passes the
+    /// executor's `Ready` on like any other event. Called only while no process exists: for the first
+    /// time, or after [`PortEventKind::Exited`] or [`PortEventKind::SpawnFailed`] of the previous
+    /// process.
     fn start(&mut self, incarnation: Incarnation);
 
     /// Sends a command after all earlier commands. The command's `*_fd` fields are indices into
@@ -120,7 +121,7 @@ impl fmt::Debug for PortSink {
 
 /// The factory of ports, sent to the actor thread with the node's context.
 pub trait Spawner: Send + 'static {
-    /// Returns the port of a GPU. Called on the actor thread when the GPU's Executor actor starts, and again
-    /// when that actor restarts. The old port is dropped first.
+    /// Returns the port of a GPU. Called on the actor thread when the GPU's Executor actor starts, and
+    /// again when that actor restarts. The old port is dropped first.
     fn port(&mut self, gpu: GpuIndex, sink: PortSink) -> Box<dyn ExecutorPort>;
 }

@@ -125,8 +125,8 @@ impl Supervisor {
             in_force: Cell::new(in_force),
             told: Rc::new(Cell::new(policy::told(&in_force))),
             routes: routes.ok(),
-            // Each GPU counts in steps of the number of GPUs, so that no two GPUs share an incarnation. GPU 0
-            // starts with 1, GPU 1 with 2, and so on.
+            // Each GPU counts in steps of the number of GPUs, so that no two GPUs share an incarnation.
+            // GPU 0 starts with 1, GPU 1 with 2, and so on.
             incarnations: (1..=gpus as u64).map(|gpu| Cell::new(Incarnation(gpu))).collect(),
             spawner: RefCell::new(spawner),
             config,
@@ -174,8 +174,8 @@ impl Supervisor {
         &self.links[&link]
     }
 
-    /// Returns the links over which models are copied to a GPU: the links of its path from the host, then its
-    /// NVLinks.
+    /// Returns the links over which models are copied to a GPU: the links of its path from the host, then
+    /// its NVLinks.
     pub(crate) fn links_to(&self, gpu: GpuIndex) -> impl Iterator<Item = &Slot<link::Message>> {
         let host_path = self.config.topology.gpus[gpu.0 as usize].host_path.iter().copied();
         let nvlinks = self.config.topology.nvlinks_of(gpu).map(|(link, _)| link);
@@ -305,8 +305,8 @@ impl Supervisor {
             node: self.node.clone(),
             directory: Arc::clone(&self.directory),
         };
-        // The actor owns the port, so the port's sink exists before the actor has an address. No event is lost:
-        // the port starts a process only after the `Start` below.
+        // The actor owns the port, so the port's sink exists before the actor has an address. No event is
+        // lost: the port starts a process only after the `Start` below.
         let heard: Arc<std::sync::OnceLock<Mailbox<executor::Message>>> = Arc::default();
         let sink = PortSink::new({
             let heard = Arc::clone(&heard);
@@ -326,7 +326,8 @@ impl Supervisor {
         self.executor(index).post(executor::Message::Start);
     }
 
-    /// Converts a model's profile for dispatch. Returns `None` if the node has no GPU of the profile's type.
+    /// Converts a model's profile for dispatch. Returns `None` if the node has no GPU of the profile's
+    /// type.
     pub(crate) fn learned(&self, model: ModelId, profile: &Profile) -> Option<dispatch::Learned> {
         let &Profile { ref gpu_type, load, swap, run } = profile;
         let kind = dispatch::kind_of(&self.config.topology, gpu_type)?;

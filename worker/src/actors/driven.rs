@@ -1,4 +1,5 @@
-//! A policy core inside an actor. If the node keeps a trace, each step of the core is folded into the trace.
+//! A policy core inside an actor. If the node keeps a trace, each step of the core is folded into the
+//! trace.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

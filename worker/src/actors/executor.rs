@@ -1,5 +1,6 @@
-//! The Executor actor, one per GPU. The actor keeps an executor process alive behind its port (in isolation:
-//! a slot for one process per model), passes commands to the process, and translates the process's events.
+//! The Executor actor, one per GPU. The actor keeps an executor process alive behind its port (in
+//! isolation: a slot for one process per model), passes commands to the process, and translates the
+//! process's events.
 //!
 //! In: commands from the Gpu and the Links, the port's events, the memory of GPUs that have NVLinks to this
 //! GPU. Out: commands to the port, events to the Gpu and to the link that issued a copy, this GPU's memory
@@ -143,7 +144,7 @@ impl Executor {
         }
     }
 
-    /// Sends this process's memory to the neighbours, and asks them for theirs.
+    /// Sends this process's memory to the neighbours, and asks for the neighbours' memory.
     fn meet_neighbours(&self, incarnation: Incarnation) {
         for (&neighbour, slot) in &self.peers.neighbours {
             self.show_memory(neighbour, incarnation);

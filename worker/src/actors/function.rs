@@ -87,7 +87,7 @@ pub(crate) enum Message {
     Computed { key: RequestKey, computed: Computed },
     /// A request ended without outputs.
     Failed { key: RequestKey, reason: Reason, may_have_executed: bool, detail: Option<String> },
-    /// The Node actor, or the process pool, was lost with all requests that it held.
+    /// The Node actor, or the process pool, was lost with all its requests.
     NodeLost(Reason),
     /// The function stops accepting requests.
     Retire,
@@ -133,7 +133,7 @@ pub(crate) struct Function {
     callers: BTreeMap<RequestKey, Caller>,
     /// The score that earlier actors of this function had reached.
     before: Score,
-    /// The score of this actor and earlier ones together, kept outside the actor so that a panic loses
+    /// The score of this actor and earlier actors together, kept outside the actor so that a panic loses
     /// nothing.
     score: Rc<Cell<Score>>,
     told: Rc<Cell<ScoresTold>>,
@@ -298,7 +298,8 @@ fn send(answer: oneshot::Sender<Result<Completion, Failure>>, result: Result<Com
     drop(answer.send(result));
 }
 
-/// Returns the error message for a reason that came without a detail: the cause, and the caller's next step.
+/// Returns the error message for a reason that came without a detail: the cause, and the caller's next
+/// step.
 fn explain(reason: Reason, work: &SharedWork) -> String {
     let name = &work.invocation.revision;
     match reason {

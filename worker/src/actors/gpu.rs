@@ -1,5 +1,5 @@
-//! The Gpu actor, one per GPU. The actor owns the GPU's memory map, and carries each assigned request through
-//! swap and run to its answer.
+//! The Gpu actor, one per GPU. The actor owns the GPU's memory map, and carries each assigned request
+//! through swap and run to its answer.
 //!
 //! In: requests from the Node, events from the GPU's Executor, arrivals from the fabric. Out: commands to
 //! the Executor, transfers and ends of requests to the Node, answers to the Functions. Dispatch bounds the
@@ -56,7 +56,7 @@ enum Carried {
     Detail(String),
 }
 
-/// The actors that a Gpu actor sends messages to, and the parts of the node that it shares.
+/// The actors that a Gpu actor sends messages to, and the parts of the node that the actor shares.
 pub(crate) struct Peers {
     pub(crate) node: Slot<node::Message>,
     pub(crate) executor: Slot<executor::Message>,

@@ -3,7 +3,8 @@
 //! link's rate. Each direction of a host link is measured separately.
 //!
 //! In: grants and revocations from the Node, ends of copies from the executors. Out: copies to the
-//! executors, ends to the Node. The fabric bounds the actor's state: at most two outstanding batches per path.
+//! executors, ends to the Node. The fabric bounds the actor's state: at most two outstanding batches per
+//! path.
 
 use std::rc::Rc;
 

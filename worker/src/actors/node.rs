@@ -135,8 +135,8 @@ impl Node {
         self.dispatch.done(actions);
     }
 
-    /// Marks the requests that the queue knows by this key as assigned to a GPU, and returns them. A batch
-    /// has several requests.
+    /// Marks the requests that the queue knows by this key as assigned to a GPU, and returns the
+    /// requests. A batch has several requests.
     fn begin(&mut self, key: RequestKey, gpu: GpuIndex) -> Vec<SharedWork> {
         let mut works = Vec::new();
         for key in self.dispatch.core.members(key) {

@@ -1,5 +1,5 @@
-//! The compilation of an artifact into host memory: the graph in a sealed memfd, the weights in another one, in
-//! first-use order. The work is heavy and runs on a blocking thread.
+//! The compilation of an artifact into host memory: the graph in a sealed memfd, the weights in another
+//! memfd, in first-use order. The work is heavy and runs on a blocking thread.
 
 use std::sync::Arc;
 
@@ -77,7 +77,8 @@ pub(super) fn make_ready(
     })
 }
 
-/// The inputs and outputs of a model, or of a function of the model. Requests are checked against them.
+/// The inputs and outputs of a model, or of a function of the model. Requests are checked against this
+/// signature.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Signature {
     /// The digest of the model.
@@ -102,8 +103,8 @@ pub enum Reader {
 /// Compiles a model into host memory, cut into groups of this size.
 ///
 /// # Errors
-/// [`Failure::Permanent`] if the file is not a model that Millrace can serve, [`Failure::Transient`] if memory
-/// cannot be allocated.
+/// [`Failure::Permanent`] if the file is not a model that Millrace can serve, [`Failure::Transient`] if
+/// memory cannot be allocated.
 pub(super) fn compile(digest: Digest, onnx: Vec<u8>, grouping: Grouping) -> Result<HostModel, Failure> {
     let onnx = bytes::Bytes::from(onnx);
     let compiled = millrace_model::compile_grouped(&onnx, grouping);

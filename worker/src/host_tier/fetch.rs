@@ -2,9 +2,10 @@
 //! without controllers.
 //!
 //! A fetch asks each controller at most once. Controllers with a stream to this worker come first, in
-//! rotation from a random one, so that workers which fetch the same model spread over its holders. If a
-//! controller lacks the file, does not answer or breaks off, the fetch continues with the next controller from
-//! the same offset. The fetch fails after the last controller, and the host tier retries with backoff.
+//! rotation from a random one, so that workers which fetch the same model spread over the holders. If a
+//! controller lacks the file, does not answer or breaks off, the fetch continues with the next controller
+//! from the same offset. The fetch fails after the last controller, and the host tier retries with
+//! backoff.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;

@@ -1,13 +1,14 @@
-//! The gate of host memory: counts the requests that use each model, so that no model is evicted that a request
-//! needs, and lets requests wait for models that are only on the disk (a cold start).
+//! The gate of host memory: counts the requests that use each model, so that no model is evicted that a
+//! request needs, and lets requests wait for models that are only on the disk (a cold start).
 //!
 //! ```text
 //!  requests ── enter ─► here: counted, at once          host tier ── arrived, try_leave, refuse ─► gate
 //!                 └───► away: counted, wakes the tier, waits ◄── arrived
 //! ```
-//! A waiting request counts as a user of its model, so that the model is still in host memory when the request
-//! continues. At most [`WAITING_MAX`] requests wait, each for no longer than its own timeout. Requests on any
-//! thread and the host tier's task share the gate under a lock that is never held across a wait.
+//! A waiting request counts as a user of its model, so that the model is still in host memory when the
+//! request continues. At most [`WAITING_MAX`] requests wait, each for no longer than its own timeout.
+//! Requests on any thread and the host tier's task share the gate under a lock that is never held across
+//! a wait.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,7 +22,7 @@ use crate::clock::Clock;
 /// Maximum number of requests of a worker that wait for models to be loaded into host memory.
 pub const WAITING_MAX: usize = 1024;
 
-/// The gate of host memory. Clones share it.
+/// The gate of host memory. Clones share the gate.
 #[derive(Clone)]
 pub struct Gate(Arc<Inner>);
 
@@ -46,7 +47,7 @@ struct State {
 }
 
 struct Entry {
-    /// The number of requests that use the model or wait for it.
+    /// The number of requests that use or await the model.
     users: u32,
     last_used: Timestamp,
     place: Place,
@@ -91,12 +92,12 @@ impl Gate {
         Self(Arc::new(Inner { clock, state: Mutex::default(), changes, wanted: Notify::new() }))
     }
 
-    /// Reserves a model in host memory, and waits for the model if it is only on the disk.
+    /// Reserves a model in host memory, and waits while the model is only on the disk.
     ///
     /// # Errors
     /// [`Reason::FunctionNotReady`] for a model that this worker does not serve or cannot load;
-    /// [`Reason::QueueFull`] if [`WAITING_MAX`] requests wait already; [`Reason::TimedOut`] after `timeout`;
-    /// [`Reason::ShuttingDown`] once the gate is closed.
+    /// [`Reason::QueueFull`] if [`WAITING_MAX`] requests wait already; [`Reason::TimedOut`] after
+    /// `timeout`; [`Reason::ShuttingDown`] once the gate is closed.
     pub async fn enter(&self, digest: Digest, timeout: Duration) -> Result<Held, Failure> {
         let Some(waits) = self.begin(digest)? else {
             return Ok(Held { gate: self.clone(), digest, waited: Duration::ZERO });
@@ -173,8 +174,8 @@ impl Gate {
         self.changed();
     }
 
-    /// Waits until the host tier has work: a request waits for a model on the disk, a hint was given, or room
-    /// is needed and a model has become idle.
+    /// Waits until the host tier has work: a request waits for a model on the disk, a hint was given, or
+    /// room is needed and a model has become idle.
     pub(super) async fn wanted(&self) {
         self.0.wanted.notified().await;
     }
@@ -185,8 +186,8 @@ impl Gate {
         self.state().models.iter().filter(|(_, entry)| asked(entry)).map(|(&digest, _)| digest).collect()
     }
 
-    /// Returns the idle models in host memory, with the time of their last use. From now on [`Self::wanted`]
-    /// also reports the next model that becomes idle, because the caller looks for room.
+    /// Returns the idle models in host memory, with the time of their last use. From now on
+    /// [`Self::wanted`] also reports the next model that becomes idle, because the caller looks for room.
     pub(super) fn unused(&self) -> Vec<(Timestamp, Digest)> {
         let mut state = self.state();
         state.room_wanted = true;
@@ -222,7 +223,7 @@ impl Gate {
         leaves
     }
 
-    /// Records that a model cannot be loaded, and fails the requests that wait for it with this reason.
+    /// Records that a model cannot be loaded, and fails the waiting requests with this reason.
     pub(super) fn refuse(&self, digest: Digest, why: String) {
         if let Some(entry) = self.state().models.get_mut(&digest) {
             entry.place = Place::Refused(why);
@@ -230,7 +231,7 @@ impl Gate {
         self.changed();
     }
 
-    /// Records that this worker no longer serves a model, and fails the requests that wait for it.
+    /// Records that this worker no longer serves a model, and fails the requests that wait for the model.
     pub(super) fn forget(&self, digest: Digest) {
         let mut state = self.state();
         match state.models.get_mut(&digest) {

@@ -1,6 +1,6 @@
-//! The host tier: brings the models of the desired functions into host memory, and installs the functions on
-//! the node. One task owns the host tier. The task leaves all decisions to [`plan`], and runs heavy work on
-//! blocking threads.
+//! The host tier: brings the models of the desired functions into host memory, and installs the functions
+//! on the node. One task owns the host tier. The task leaves all decisions to [`plan`], and runs heavy
+//! work on blocking threads.
 //!
 //! ```text
 //! desired ─► plan ─► prepare: disk or controller ─► compile ─► memfds ─► node.install ─► gate: here
@@ -295,7 +295,8 @@ impl HostTier {
             Unused { stays, on_gpu, last_used, digest, bytes }
         });
         let chosen = room::leaving(unused.collect(), asker, bytes);
-        // A model that a request has reserved meanwhile stays. The plan then asks for the missing room again.
+        // A model that a request has reserved meanwhile stays. The plan then asks for the missing room
+        // again.
         let gone: Vec<_> = chosen.into_iter().filter(|&digest| self.config.gate.try_leave(digest)).collect();
         self.counts.evictions += gone.len() as u64;
         for digest in &gone {

@@ -1,6 +1,6 @@
-//! The plan of the host tier: decides which artifacts to prepare, install and drop, so that this worker serves
-//! the desired functions. The code is pure: callers pass `now`, carry out the [`Action`]s and report back with
-//! [`Event`]s.
+//! The plan of the host tier: decides which artifacts to prepare, install and drop, so that this worker
+//! serves the desired functions. The code is pure: callers pass `now`, carry out the [`Action`]s and
+//! report back with [`Event`]s.
 //!
 //! ```text
 //! Desired, Prepared, Failed, Installed, Asked, Hinted, RoomMade, Tick
@@ -10,12 +10,13 @@
 //! A model is identified by its digest, and all functions with that digest share the model. The model is
 //! prepared once, and dropped with its last function. A budget bounds host memory.
 //!
-//! If a model does not fit, idle models are evicted, and the caller chooses which. The files of evicted models
-//! stay on the disk, and their functions stay ready: a request for such a function loads the model again (a
-//! cold start). A model that is larger than the budget fails with a message, and never evicts others.
+//! If a model does not fit, idle models are evicted, and the caller chooses which. The files of evicted
+//! models stay on the disk, and their functions stay ready: a request for such a function loads the model
+//! again (a cold start). A model that is larger than the budget fails with a message, and never evicts
+//! others.
 //!
-//! Prewarming (D29) loads an evicted model only if no other model is to be loaded, and if idle models that are
-//! neither pinned nor kept warm make enough room. Otherwise the model stays on the disk.
+//! Prewarming (D29) loads an evicted model only if no other model is to be loaded, and if idle models
+//! that are neither pinned nor kept warm make enough room. Otherwise the model stays on the disk.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -170,8 +171,8 @@ impl Plan {
         match self.models.get(&function.digest).map(|model| &model.state) {
             Some(State::Ready { .. }) if function.install == Install::Done => Phase::Ready,
             Some(State::Broken(why)) => Phase::Failed(why.clone()),
-            // Once evicted, the function stays ready while its model waits for memory or a retry: its requests
-            // wait at the gate. Only a model that is broken or never fits fails the function.
+            // Once evicted, the function stays ready while its model waits for memory or a retry: its
+            // requests wait at the gate. Only a model that is broken or never fits fails the function.
             Some(State::NoMemory(why)) if self.never_fits(function.digest) => Phase::Failed(why.clone()),
             _ if function.install == Install::Asleep => Phase::Ready,
             Some(State::NoMemory(why)) => Phase::Preparing(why.clone()),
@@ -221,7 +222,8 @@ impl Plan {
         let Some(model) = self.models.get_mut(&digest) else { return };
         model.needs = bytes;
         if others + bytes > self.budget {
-            // The prepared size is larger than the reservation. The model is queued again with its real size.
+            // The prepared size is larger than the reservation. The model is queued again with its real
+            // size.
             model.state = State::Queued;
             actions.push(Action::Release { digest });
             return;
@@ -297,8 +299,8 @@ impl Plan {
         }
     }
 
-    /// Drops models that no function uses. A model that is being prepared stays until its preparation reports,
-    /// because the preparation cannot be cancelled.
+    /// Drops models that no function uses. A model that is being prepared stays until its preparation
+    /// reports, because the preparation cannot be cancelled.
     fn drop_unwanted(&mut self, actions: &mut Vec<Action>) {
         let functions = &self.functions;
         self.models.retain(|digest, model| {
@@ -344,8 +346,8 @@ impl Plan {
                     continue;
                 }
                 model.state = State::NoMemory(no_memory(model.needs, used, budget));
-                // Only models in host memory can be evicted. If they are not enough, the model waits for the
-                // preparations under way.
+                // Only models in host memory can be evicted. If these are not enough, the model waits for
+                // the preparations under way.
                 if lacking <= ready && !self.stuck.contains(&digest) {
                     if self.making_room.is_none() {
                         self.making_room = Some(digest);

@@ -1,5 +1,5 @@
-//! The readiness of programs: an installed program is ready once one of its processes has sent its greeting,
-//! and until its processes fail to start.
+//! The readiness of programs: an installed program is ready once one of its processes has sent its
+//! greeting, and until its processes fail to start.
 
 use tokio::sync::watch;
 

@@ -1,6 +1,6 @@
-//! The order in which idle models are evicted from host memory. Models on no GPU go first, pinned models and
-//! models with warm copies go last, and ties go to the least recently used. Prewarming never evicts a pinned
-//! model or a model with warm copies. The code is pure: callers pass the idle models.
+//! The order in which idle models are evicted from host memory. Models on no GPU go first, pinned models
+//! and models with warm copies go last, and ties go to the least recently used. Prewarming never evicts a
+//! pinned model or a model with warm copies. The code is pure: callers pass the idle models.
 
 use millrace_types::{Bytes, Digest, Timestamp};
 
@@ -11,7 +11,8 @@ use super::plan::Asker;
 pub(super) struct Unused {
     /// Whether the model is pinned or has warm copies.
     pub(super) stays: bool,
-    /// Whether a GPU holds the model. A request that runs there would load the model into host memory again.
+    /// Whether a GPU holds the model. A request that runs there would load the model into host memory
+    /// again.
     pub(super) on_gpu: bool,
     pub(super) last_used: Timestamp,
     pub(super) digest: Digest,

@@ -1,9 +1,9 @@
 //! The store of model artifacts on this worker's disk, named by their SHA-256.
 //!
-//! A file gets its name only when it is complete: it is written to `<hex>.tmp-<n>`, checked against its
-//! digest, fsynced and renamed, and the folder is fsynced. Every read checks the digest again, and deletes a
-//! file that fails, so a read returns the artifact or nothing. All functions block: call them off the actor
-//! thread.
+//! A file gets its name only when the file is complete: a file is written to `<hex>.tmp-<n>`, checked
+//! against its digest, fsynced and renamed, and the folder is fsynced. Every read checks the digest
+//! again, and deletes a file that fails, so a read returns the artifact or nothing. All functions block:
+//! call them off the actor thread.
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
@@ -36,7 +36,7 @@ pub enum Error {
     Io { path: PathBuf, source: io::Error },
 }
 
-/// The folder of artifacts. Clones share it.
+/// The folder of artifacts. Clones share the folder.
 #[derive(Debug, Clone)]
 pub struct Store(Arc<Inner>);
 
@@ -47,7 +47,7 @@ struct Inner {
 }
 
 impl Store {
-    /// Opens the folder, creates it if it is missing, and removes half-written files of a crash.
+    /// Opens the folder or creates a missing folder, and removes half-written files of a crash.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -62,9 +62,10 @@ impl Store {
         Ok(store)
     }
 
-    /// Returns the artifact's bytes after a check of their digest. Returns `None` if the artifact is missing
-    /// or damaged. A damaged file is deleted and has to be fetched again. A file that is larger than announced
-    /// counts as damaged and is not read, because host memory was reserved for the announced size.
+    /// Returns the artifact's bytes after a check of their digest. Returns `None` if the artifact is
+    /// missing or damaged. A damaged file is deleted and has to be fetched again. A file that is larger
+    /// than announced counts as damaged and is not read, because host memory was reserved for the
+    /// announced size.
     ///
     /// # Errors
     /// [`Error::Io`].

@@ -1,7 +1,7 @@
-//! The links of a modelled machine. Each link divides its rate evenly among the copies that cross the link in
-//! the same direction (processor sharing), and a copy proceeds at the smallest of its shares. The unused part
-//! of a share is not given to other copies. A forwarded copy crosses all links of its route at once, one chunk
-//! apart (D05).
+//! The links of a modelled machine. Each link divides its rate evenly among the copies that cross the
+//! link in the same direction (processor sharing), and a copy proceeds at the smallest of its shares. The
+//! unused part of a share is not given to other copies. A forwarded copy crosses all links of its route
+//! at once, one chunk apart (D05).
 //!
 //! Grants keep copies apart on shared links. This model adds the cost of the overlaps that remain.
 
@@ -18,8 +18,8 @@ use super::model::Way;
 /// The source GPU of a copy; `None` for copies from the host or to the host.
 pub(super) type Source = Option<GpuIndex>;
 
-/// A link in one direction. Copies share the rate of a lane, and copies in opposite directions do not disturb
-/// each other.
+/// A link in one direction. Copies share the rate of a lane, and copies in opposite directions do not
+/// disturb each other.
 type Lane = (LinkId, Towards);
 
 /// The direction in which a copy crosses a link.
@@ -89,9 +89,9 @@ impl Links {
         all.saturating_sub(longest)
     }
 
-    /// Returns the lanes that a copy crosses. A copy with the host crosses the GPU's path to the host, and a
-    /// copy from another GPU the NVLink between the two. A forwarded copy crosses the host path of the
-    /// forwarding GPU, and the NVLinks of the route.
+    /// Returns the lanes that a copy crosses. A copy with the host crosses the GPU's path to the host,
+    /// and a copy from another GPU the NVLink between the two. A forwarded copy crosses the host path of
+    /// the forwarding GPU, and the NVLinks of the route.
     fn path(&self, (gpu, way): Stream, source: Source) -> Vec<Lane> {
         let host = |gpu: GpuIndex, direction: Direction| {
             let towards = match direction {

@@ -21,8 +21,8 @@ use super::model::{Behaviour, CopyOrder, CopyRefusal, Model, Of, Order, Way, Wor
 use super::{Descriptor, ExecutorPort, PortEvent, PortEventKind, PortSink, Spawner};
 use crate::clock::Clock;
 
-/// A machine whose executors are modelled. Clones share the machine: the node owns a clone, and a test keeps
-/// another one to kill executors.
+/// A machine whose executors are modelled. Clones share the machine: the node owns a clone, and a test
+/// keeps another clone to kill executors.
 #[derive(Clone)]
 pub struct ModelledMachine {
     clock: Arc<dyn Clock>,
@@ -44,8 +44,8 @@ struct Place {
 }
 
 impl ModelledMachine {
-    /// Returns a machine with an executor for each behaviour, in the order of the GPUs. The executors' copies
-    /// do not share links.
+    /// Returns a machine with an executor for each behaviour, in the order of the GPUs. The executors'
+    /// copies do not share links.
     #[must_use]
     pub fn new(clock: Arc<dyn Clock>, behaviours: Vec<Behaviour>) -> Self {
         let place = |(gpu, behaviour): (GpuIndex, Behaviour)| {
@@ -130,8 +130,8 @@ impl ModelledMachine {
 }
 
 impl Inside {
-    /// Advances all copies that share links to the present, event by event, each at its own exact time: when
-    /// one copy ends, the others get its share from that time on.
+    /// Advances all copies that share links to the present, event by event, each at its own exact time:
+    /// when one copy ends, the others get its share from that time on.
     fn advance(&mut self, now: Timestamp) {
         if self.links.is_none() {
             return;
@@ -145,9 +145,9 @@ impl Inside {
         }
     }
 
-    /// Updates the rates after a change of a GPU's copies. The GPU's own copies always get their rates, also if
-    /// a copy follows another over the same links. The rates of other GPUs change only if the load of the
-    /// links has changed.
+    /// Updates the rates after a change of a GPU's copies. The GPU's own copies always get their rates,
+    /// also if a copy follows another over the same links. The rates of other GPUs change only if the
+    /// load of the links has changed.
     fn share(&mut self, at: Timestamp, gpu: GpuIndex) {
         let Some(links) = &mut self.links else { return };
         let place = &self.places[gpu.0 as usize];

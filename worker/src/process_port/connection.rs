@@ -1,9 +1,10 @@
 //! The worker's end of the socket of an executor, or of a process of a function: non-blocking, on the actor
 //! thread.
 //!
-//! A command is written in the call that sends it, unless the socket is full. Then the command waits in the
-//! outbox, and the writer task writes it. [`OUTBOX_BYTES_MAX`](millrace_proto::frames::OUTBOX_BYTES_MAX) bounds
-//! the outbox. An executor that lets the outbox fill up does not read its commands, and is stuck.
+//! A command is written in the call that sends it, unless the socket is full. Then the command waits in
+//! the outbox, and the writer task writes it.
+//! [`OUTBOX_BYTES_MAX`](millrace_proto::frames::OUTBOX_BYTES_MAX) bounds the outbox. An executor that
+//! lets the outbox fill up does not read its commands, and is stuck.
 
 use std::cell::RefCell;
 use std::io;
@@ -66,8 +67,8 @@ impl Connection {
     /// Sends a command after all earlier commands. Writes as much of the outbox as the socket accepts.
     ///
     /// # Errors
-    /// The frame is invalid, or the outbox is full. Errors of the socket itself are not returned: the reader
-    /// finds the end of the stream when the executor is gone.
+    /// The frame is invalid, or the outbox is full. Errors of the socket itself are not returned: the
+    /// reader finds the end of the stream when the executor is gone.
     pub(crate) fn send(&self, frame: Frame) -> Result<(), frames::Error> {
         let mut outbox = self.outbox.borrow_mut();
         // If other frames wait already, the writer task is active and writes this frame too.
@@ -130,8 +131,8 @@ impl Connection {
         }
     }
 
-    /// Waits for the next frame. Returns `None` when the other end is closed. Cancellation loses no bytes: the
-    /// decoder keeps the part of a frame that was read.
+    /// Waits for the next frame. Returns `None` when the other end is closed. Cancellation loses no
+    /// bytes: the decoder keeps the part of a frame that was read.
     ///
     /// # Errors
     /// The received bytes are not a frame.
@@ -201,16 +202,16 @@ impl Connection {
     }
 }
 
-/// Whether an error is the end of a stream whose process was killed: in the middle of a frame, or with unread
-/// commands.
+/// Whether an error is the end of a stream whose process was killed: in the middle of a frame, or with
+/// unread commands.
 fn is_end(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset)
 }
 
 fn arrived(frame: Received) -> io::Result<Arrived> {
     let message: wire::Event = frame.decode()?;
-    // An unknown variant of the oneof decodes as absent. The handshake has compared the protocol versions, so
-    // an absent event means that the message is damaged.
+    // An unknown variant of the oneof decodes as absent. The handshake has compared the protocol
+    // versions, so an absent event means that the message is damaged.
     let event = message
         .event
         .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "an event without content"))?;

@@ -1,15 +1,15 @@
 //! The implementation of [`ExecutorPort`] with real executor processes.
 //!
 //! A process is started from the actor thread, which lives as long as the worker, because the executor's
-//! parent-death signal follows the thread that forked it. The process's socket is its standard input. No other
-//! descriptor can be passed to a child without a moment in which another child, forked at the same time, would
-//! inherit the descriptor too, and the socket would stay open after the end of this worker. All other
-//! descriptors of the worker are close-on-exec.
+//! parent-death signal follows the thread that forked it. The process's socket is its standard input. No
+//! other descriptor can be passed to a child without a moment in which another child, forked at the same
+//! time, would inherit the descriptor too, and the socket would stay open after the end of this worker.
+//! All other descriptors of the worker are close-on-exec.
 //!
 //! There is a process per GPU, or in isolation per model and GPU (`isolated`).
 //!
-//! A task per process reads the process's events, waits for its end and reports it. The tasks run on the actor
-//! thread, so an event costs no hop between threads.
+//! A task per process reads the process's events, waits for its end and reports it. The tasks run on the
+//! actor thread, so an event costs no hop between threads.
 
 use std::ffi::OsString;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -40,9 +40,9 @@ mod watch;
 const PROBE_MAX: Bytes = Bytes::mib(4);
 
 /// The worker's environment variables that an executor gets, besides those with the prefix
-/// [`ALLOCATOR_VARIABLES`]. The first is for the dynamic loader, the others for the messages of panics. Other
-/// variables may hold the operator's secrets, and an executor needs none of them: its configuration arrives
-/// over its socket.
+/// [`ALLOCATOR_VARIABLES`]. The first is for the dynamic loader, the others for the messages of panics.
+/// Other variables may hold the operator's secrets, and an executor needs none of them: its configuration
+/// arrives over its socket.
 const VARIABLES: [&str; 3] = ["LD_LIBRARY_PATH", "RUST_BACKTRACE", "RUST_LIB_BACKTRACE"];
 /// The prefix of the environment variables that tune the allocator.
 const ALLOCATOR_VARIABLES: &str = "MIMALLOC_";
@@ -57,7 +57,8 @@ pub struct ExecutorCommand {
 }
 
 impl ExecutorCommand {
-    /// Returns the present executable with the argument `executor`, which the `millrace` binary understands.
+    /// Returns the present executable with the argument `executor`, which the `millrace` binary
+    /// understands.
     ///
     /// # Errors
     /// The path of the present executable is unknown.
@@ -80,8 +81,8 @@ struct Settings {
 }
 
 impl ProcessSpawner {
-    /// Returns a spawner that starts `command` for each GPU of the topology, with the GPU's memory. `threads`
-    /// is the number of threads for the launches of an executor.
+    /// Returns a spawner that starts `command` for each GPU of the topology, with the GPU's memory.
+    /// `threads` is the number of threads for the launches of an executor.
     #[must_use]
     pub fn new(command: ExecutorCommand, topology: &Topology, threads: u32, allow_faults: bool) -> Self {
         let memory = topology.gpus.iter().map(|gpu| gpu.memory).collect();
@@ -118,8 +119,8 @@ impl Spawner for ProcessSpawner {
 struct ProcessPort {
     settings: Arc<Settings>,
     gpu: GpuIndex,
-    /// The memory that the process shares with the GPU's other processes in isolation. `None` for fresh memory
-    /// at each start.
+    /// The memory that the process shares with the GPU's other processes in isolation. `None` for fresh
+    /// memory at each start.
     lent: Option<Lent>,
     sink: PortSink,
     process: Option<Process>,
@@ -130,8 +131,8 @@ struct ProcessPort {
 #[derive(Debug)]
 struct Process {
     incarnation: Incarnation,
-    /// The device memory. Without isolation it is dropped with the process, and its contents are never used
-    /// again.
+    /// The device memory. Without isolation the memory is dropped with the process, and its contents are
+    /// never used again.
     memory: Lent,
     connection: Rc<Connection>,
     // A pidfd refers to this process only, even after the process was reaped and its pid reused.

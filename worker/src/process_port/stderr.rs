@@ -50,7 +50,8 @@ pub(crate) async fn lines(
             return Ok(());
         }
         if used == left {
-            // Yields to the other tasks of the actor thread, so that a flood of output does not starve them.
+            // Yields to the other tasks of the actor thread, so that a flood of output does not starve
+            // them.
             tokio::task::yield_now().await;
         }
     }

@@ -1,6 +1,6 @@
-//! The watch of an executor process: the task that follows the process from its start to its end and passes its
-//! events on. The watch kills a process that sends no greeting in time, speaks another protocol version or sends
-//! malformed events.
+//! The watch of an executor process: the task that follows the process from its start to its end and
+//! passes its events on. The watch kills a process that sends no greeting in time, speaks another
+//! protocol version or sends malformed events.
 
 use std::cell::Cell;
 use std::io;
@@ -36,7 +36,7 @@ const EXIT_GRACE: Duration = Duration::from_millis(50);
 /// The reason why the watch stops to follow the process.
 #[derive(Debug)]
 enum End {
-    /// The process ended, or closed its socket, which happens only when it ends.
+    /// The process ended, or closed its socket, which only an ending process does.
     Ended,
     /// The process has to be killed because of this error.
     Kill(io::Error),

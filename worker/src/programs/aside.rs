@@ -1,7 +1,7 @@
-//! Copies of large data on blocking threads: on the actor thread a copy would hold up every request of the
-//! worker. A bounded number of copies runs at a time, and further copies wait for their turn. The watch of a
-//! process waits for a copy before it reads the process's next message, so that requests of the process are
-//! answered in order.
+//! Copies of large data on blocking threads: on the actor thread a copy would hold up every request of
+//! the worker. A bounded number of copies runs at a time, and further copies wait for their turn. The
+//! watch of a process waits for a copy before it reads the process's next message, so that requests of
+//! the process are answered in order.
 
 use std::io;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use tokio::task::spawn_blocking;
 /// would not finish sooner.
 pub(super) const COPIES_MAX: usize = 4;
 
-/// The permits of copies. Clones share them.
+/// The permits of copies, which clones share.
 #[derive(Debug, Clone)]
 pub(super) struct Aside(Arc<Semaphore>);
 
@@ -24,7 +24,8 @@ impl Default for Aside {
 }
 
 impl Aside {
-    /// Runs a copy on a blocking thread. A copy that has begun runs to its end, even if the caller gives up.
+    /// Runs a copy on a blocking thread. A copy that has begun runs to its end, even if the caller gives
+    /// up.
     ///
     /// # Errors
     /// The copy's error, or the end of the runtime.

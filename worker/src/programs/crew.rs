@@ -1,9 +1,9 @@
 //! The Crew actor: the process pool of one program, and the requests for the program.
 //!
-//! In: requests from the Function, events from the processes. Out: calls to the processes, ends of requests
-//! to the Function, which answers them. At most [`millrace_policy::crew::WAITING_MAX`] requests wait. Above
-//! that, a request is answered with `QUEUE_FULL`. The actor ends after it was stopped, because its function is
-//! gone, and all its processes have ended.
+//! In: requests from the Function, events from the processes. Out: calls to the processes, ends of
+//! requests to the Function, which answers the requests. At most [`millrace_policy::crew::WAITING_MAX`]
+//! requests wait. Above that, a request is answered with `QUEUE_FULL`. The actor ends after it was
+//! stopped, because its function is gone, and all its processes have ended.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -55,7 +55,8 @@ pub(crate) enum Heard {
         call: u64,
         answer: Answer,
     },
-    /// A call could not be sent, because this machine lacks descriptors or memory. The process is unaffected.
+    /// A call could not be sent, because this machine lacks descriptors or memory. The process is
+    /// unaffected.
     Unsent {
         call: u64,
         why: String,
@@ -71,7 +72,7 @@ pub(crate) enum Heard {
 
 /// A message to a Crew actor.
 pub(crate) enum Message {
-    /// The pool starts its processes and keeps them alive from now on.
+    /// The pool starts its processes and keeps the processes alive from now on.
     Start,
     /// A Function actor admitted a request, which waits for a process from now on.
     Enqueue { work: SharedWork, attempts: Attempts },

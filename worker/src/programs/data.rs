@@ -34,7 +34,7 @@ pub(super) struct Call {
     pub(super) asker: Arc<Asker>,
 }
 
-/// The last call that was sent to a process. The sender of calls and the process's watch share it.
+/// The last call that was sent to a process, shared by the sender of calls and the process's watch.
 pub(super) type LastCall = Rc<RefCell<Option<Call>>>;
 
 /// The data access of a process.
@@ -51,7 +51,8 @@ impl Data {
         Self { objects, aside, names: RefCell::default(), call }
     }
 
-    /// Reserves the next block of names for the process. Returns an empty block if no names can be reserved.
+    /// Reserves the next block of names for the process. Returns an empty block if no names can be
+    /// reserved.
     pub(super) fn ids(&self) -> wire::IdBlock {
         let Some((epoch, first)) = self.objects.reserve(IDS_PER_BLOCK) else {
             return wire::IdBlock::default();
@@ -60,8 +61,8 @@ impl Data {
         wire::IdBlock { home: self.objects.node().to_string(), epoch: epoch.0, first, count: IDS_PER_BLOCK }
     }
 
-    /// Returns the objects among an answer's outputs that the process stored and that no earlier answer named.
-    /// The receiver of an earlier answer may still own its objects.
+    /// Returns the objects among an answer's outputs that the process stored and that no earlier answer
+    /// named. The receiver of an earlier answer may still own its objects.
     pub(super) fn answered(&self, outputs: &[wire::Tensor]) -> BTreeSet<DataId> {
         let mut names = self.names.borrow_mut();
         let object = |output: &wire::Tensor| match &output.contents {
@@ -77,8 +78,8 @@ impl Data {
     /// Stores data for the process.
     ///
     /// # Errors
-    /// The process broke the protocol: the name was not assigned to it, or the contents are missing or
-    /// invalid.
+    /// The process broke the protocol: the name was not assigned to the process, or the contents are
+    /// missing or invalid.
     pub(super) async fn store(
         &self,
         store: wire::Store,
@@ -118,8 +119,8 @@ impl Data {
         Ok(wire::Stored { refused: refused.into() })
     }
 
-    /// Fetches an object for the process, from this worker or from any other. An object in this worker's host
-    /// memory is passed in that memory.
+    /// Fetches an object for the process, from this worker or from any other. An object in this worker's
+    /// host memory is passed in that memory.
     ///
     /// # Errors
     /// The process broke the protocol: the name is invalid.
@@ -146,8 +147,8 @@ impl Data {
                 return Ok((refusal(&FetchError::Lost { id, why }), Vec::new()));
             }
         };
-        // The process is not at fault if this machine lacks memory for a copy, so the fetch is refused and the
-        // process lives on.
+        // The process is not at fault if this machine lacks memory for a copy, so the fetch is refused
+        // and the process lives on.
         given.or_else(|error| {
             let why = error.to_string();
             Ok((refusal(&FetchError::Unavailable { id, why }), Vec::new()))

@@ -26,15 +26,15 @@ pub(crate) type Healths = BTreeMap<RevisionKey, Said>;
 /// The report of a process pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Said {
-    /// The number of the pool among the pools of its revision. A pool that ends must not withdraw the report
-    /// of its successor.
+    /// The number of the pool among the pools of its revision. A pool that ends must not withdraw the
+    /// report of its successor.
     life: u64,
     pub(crate) health: Health,
 }
 
 /// The number of process restarts of each function that is or was a program on this worker, over all its
-/// revisions. The counts are kept here because a process pool counts only its own restarts, and ends with its
-/// revision.
+/// revisions. The counts are kept here because a process pool counts only its own restarts, and ends with
+/// its revision.
 #[derive(Debug, Default)]
 pub(super) struct Restarts(Mutex<BTreeMap<FunctionKey, u64>>);
 
@@ -45,7 +45,7 @@ impl Restarts {
     }
 }
 
-/// The reporter of a process pool. Dropping it withdraws the pool's report.
+/// The reporter of a process pool. Dropping the reporter withdraws the pool's report.
 #[derive(Debug)]
 pub(super) struct Reporter {
     programs: Programs,

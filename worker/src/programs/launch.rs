@@ -1,5 +1,6 @@
-//! The steps of a child process before it runs a function's program. The child ties itself to the worker, so
-//! that no program outlives the worker. When memory runs out, the kernel kills the program before the worker.
+//! The steps of a child process before it runs a function's program. The child ties itself to the worker,
+//! so that no program outlives the worker. When memory runs out, the kernel kills the program before the
+//! worker.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -39,9 +40,9 @@ pub fn launch() -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Asks the kernel for SIGKILL when the worker's thread that started this process ends. The setting survives
-/// an exec. A worker that ended before the setting took effect is no longer the parent. That is checked
-/// against the socket's peer credentials, because the worker created the other end of the socket.
+/// Asks the kernel for SIGKILL when the worker's thread that started this process ends. The setting
+/// survives an exec. A worker that ended before the setting took effect is no longer the parent. That is
+/// checked against the socket's peer credentials, because the worker created the other end of the socket.
 fn tie_to_worker() -> io::Result<()> {
     let worker = rustix::net::sockopt::socket_peercred(io::stdin().as_fd())?.pid;
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
@@ -55,8 +56,8 @@ fn tie_to_worker() -> io::Result<()> {
 fn become_program(path: &OsStr) -> io::Error {
     for _ in 1..BUSY_TRIES {
         let error = Command::new(path).env_remove(PROGRAM_VARIABLE).exec();
-        // Another child of the worker that was forked while the file was written inherited its descriptor. The
-        // file stays busy until that child has called exec.
+        // Another child of the worker that was forked while the file was written inherited its
+        // descriptor. The file stays busy until that child has called exec.
         if error.kind() != io::ErrorKind::ExecutableFileBusy {
             return error;
         }

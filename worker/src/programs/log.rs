@@ -91,7 +91,8 @@ impl Window {
         }
     }
 
-    /// Returns the number of lines omitted since the last logged line, or `None` if this line is omitted too.
+    /// Returns the number of lines omitted since the last logged line, or `None` if this line is omitted
+    /// too.
     fn take(&mut self, now: Timestamp) -> Option<u64> {
         self.roll(now);
         if self.lines >= LINES_PER_SECOND_MAX {

@@ -1,6 +1,6 @@
-//! Functions that are programs of their owners (D10, D11). A worker that allows programs keeps their processes
-//! running beside its GPUs. The processes see data and never a device, their requests do not enter the GPUs'
-//! queue, and no GPU time is billed for them.
+//! Functions that are programs of their owners (D10, D11). A worker that allows programs keeps their
+//! processes running beside its GPUs. The processes see data and never a device, their requests do not
+//! enter the GPUs' queue, and no GPU time is billed.
 //!
 //! ```text
 //! Function ── Enqueue ─► Crew ── Call ─► process          an actor each; policy::crew decides
@@ -8,10 +8,11 @@
 //!     └─── Computed ──────┘ └── Return ────┤
 //!                 objects ◄── Store, Fetch ┘              memfds: no byte is moved
 //! ```
-//! A process runs a file that the function's owner uploaded, so a worker runs programs only if the operator
-//! allows it. The process runs as the worker's user without a sandbox: a client that may publish programs may
-//! do everything that the worker may. The process gets few of the worker's environment variables and, apart
-//! from its socket, none of its descriptors. The process dies with the worker.
+//! A process runs a file that the function's owner uploaded, so a worker runs programs only with the
+//! operator's permission. The process runs as the worker's user without a sandbox: a client that may
+//! publish programs may do everything that the worker may. The process gets few of the worker's
+//! environment variables and, apart from its socket, none of its descriptors. The process dies with the
+//! worker.
 //!
 //! | module | holds |
 //! |---|---|
@@ -51,7 +52,7 @@ use crate::objects::Objects;
 
 pub use launch::launch;
 
-/// The command that starts a function's program: it calls [`launch`], which runs the program named in
+/// The command that starts a function's program by a call of [`launch`], which runs the program named in
 /// `MILLRACE_FUNCTION_PROGRAM`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Launcher {
@@ -72,7 +73,7 @@ impl Launcher {
     }
 }
 
-/// The folder of a worker's programs, and the state that their processes share. Clones share it.
+/// The folder of a worker's programs, and the state that the processes share. Clones share both.
 #[derive(Debug, Clone)]
 pub(crate) struct Programs(Arc<Inner>);
 
@@ -151,8 +152,8 @@ impl Programs {
         })))
     }
 
-    /// Writes a program's executable file. Each call writes a new file, because an earlier revision with the
-    /// same program may still use its own. Blocks.
+    /// Writes a program's executable file. Each call writes a new file, because an earlier revision with
+    /// the same program may still use its own. Blocks.
     ///
     /// # Errors
     /// Errors of the file system. No file is left behind.

@@ -1,6 +1,6 @@
-//! The data names that were assigned to a process, with their use (D02). A name identifies a single piece of
-//! data for good: releasing the data does not free the name, because others may have copies. The table also
-//! records the names in answers: the receiver of an answer owns the data from then on.
+//! The data names that were assigned to a process, with their use (D02). A name identifies a single piece
+//! of data for good: releasing the data does not free the name, because others may have copies. The table
+//! also records the names in answers: the receiver of an answer owns the data from then on.
 
 use std::collections::{BTreeMap, VecDeque};
 

@@ -1,5 +1,5 @@
-//! The check of a process's outputs against the function's declaration: names, types, shapes and sizes. Memory
-//! from the process must be sealed, so that the process can no longer change it.
+//! The check of a process's outputs against the function's declaration: names, types, shapes and sizes.
+//! Memory from the process must be sealed, so that the process can no longer change it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -60,8 +60,8 @@ pub(super) fn read(
             None => return Err(format!("output {name:?} has no contents")),
             Some(tensor::Contents::Inline(data)) => Contents::Inline(data),
             Some(tensor::Contents::ContentsFd(place)) => {
-                // Checked against the declared size, because a sparse memfd may be larger than the machine's
-                // memory.
+                // Checked against the declared size, because a sparse memfd may be larger than the
+                // machine's memory.
                 if bytes > output_max.get() {
                     return Err(format!(
                         "output {name:?} of {bytes} bytes is over the limit of an answer, {output_max}, and the worker has no object memory left for it: return less, or raise the worker's message limit or object memory"
@@ -77,8 +77,9 @@ pub(super) fn read(
                 let found = objects.find(&id);
                 let found =
                     found.ok_or_else(|| format!("output {name:?}: data {id} is not on this worker"))?;
-                // Only an object that this process stored belongs to the answer, and only to the first output
-                // that names it. Later outputs with the same object are kept under names of their own.
+                // Only an object that this process stored belongs to the answer, and only to the first
+                // output that names it. Later outputs with the same object are kept under names of their
+                // own.
                 mark.object = own.take(&id);
                 found
             }

@@ -1,7 +1,7 @@
-//! A process of a program, from its start to its end. Its requests for data are answered here, and its answers
-//! are posted to the Crew. The process gets its socket as its standard input, as an executor does, for the
-//! reason in [`crate::process_port`]. The process is started from the actor thread, which lives as long as the
-//! worker.
+//! A process of a program, from its start to its end. Its requests for data are answered here, and its
+//! answers are posted to the Crew. The process gets its socket as its standard input, as an executor
+//! does, for the reason in [`crate::process_port`]. The process is started from the actor thread, which
+//! lives as long as the worker.
 
 use std::cell::Cell;
 use std::io;
@@ -48,8 +48,8 @@ const VARIABLES: [&str; 9] =
 /// The prefix of environment variables that an operator sets for functions.
 const FUNCTION_VARIABLES: &str = "FUNCTION_";
 
-/// The Crew's handle of a process. Dropping the handle kills the process. The process's watch then kills the
-/// processes that the process started.
+/// The Crew's handle of a process. Dropping the handle kills the process. The process's watch then kills
+/// the processes that the process started.
 pub(super) struct Process {
     pub(super) incarnation: Incarnation,
     connection: Rc<Connection>,
@@ -117,7 +117,8 @@ impl Process {
             .stdin(Stdio::from(theirs))
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            // A Ctrl-C in a terminal signals the whole process group, but the process must outlive the drain.
+            // A Ctrl-C in a terminal signals the whole process group, but the process must outlive the
+            // drain.
             .process_group(0)
             .kill_on_drop(true)
             .spawn()
@@ -218,7 +219,8 @@ impl Watch {
             self.post(ended(status));
             finish(log).await;
         } else {
-            // The process may have written the reason of its failed start last, so its output is read first.
+            // The process may have written the reason of its failed start last, so its output is read
+            // first.
             finish(log).await;
             let line = self.last_line.borrow();
             let status =
@@ -312,8 +314,8 @@ fn of_the_writer(error: io::Error) -> io::Result<()> {
     if is_lacking(&error) { Err(error) } else { Ok(()) }
 }
 
-/// Waits for the rest of the output, at most [`LOG_GRACE`]: a process that left the group may hold the output
-/// open for as long as it likes.
+/// Waits for the rest of the output, at most [`LOG_GRACE`]: a process that left the group may hold the
+/// output open for as long as it likes.
 async fn finish(log: Option<JoinHandle<()>>) {
     if let Some(mut log) = log
         && tokio::time::timeout(LOG_GRACE, &mut log).await.is_err()
@@ -337,8 +339,8 @@ struct Leader {
 }
 
 impl Leader {
-    /// Waits until the process has ended, without reaping it: until the process is reaped, no other group can
-    /// get its group id.
+    /// Waits until the process has ended, without reaping it: until the process is reaped, no other group
+    /// can get its group id.
     async fn ended(&self) {
         // After an error the end cannot be observed, so the process counts as ended and is killed.
         drop(self.ended.readable().await);

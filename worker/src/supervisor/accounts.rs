@@ -1,5 +1,5 @@
-//! The accounts of functions and tenants: SLO counts, idle residence and caps. The accounts outlive the actors
-//! that use them.
+//! The accounts of functions and tenants: SLO counts, idle residence and caps. The accounts survive
+//! restarts of the actors.
 
 use std::cell::RefMut;
 use std::sync::Arc;
@@ -17,8 +17,8 @@ use crate::handle::Parts;
 use crate::snapshot::{Look, SnapshotPart};
 
 impl Supervisor {
-    /// Borrows the idle residence of functions. The borrow must end before any other call into this node, which
-    /// may borrow it too.
+    /// Borrows the idle residence of functions. The borrow must end before any other call into this node,
+    /// which may need the same borrow.
     pub(crate) fn residence(&self) -> RefMut<'_, Residence> {
         self.residence.borrow_mut()
     }
@@ -43,7 +43,8 @@ impl Supervisor {
         scored.collect()
     }
 
-    /// Asks the actors below the Node for their parts of a snapshot. `Look::Machine` leaves out the functions.
+    /// Asks the actors below the Node for their parts of a snapshot. `Look::Machine` leaves out the
+    /// functions.
     pub(crate) fn report(&self, look: Look, parts: &Parts) {
         let registry = self.registry.borrow();
         let users = Arc::new(registry.users());
@@ -56,8 +57,9 @@ impl Supervisor {
         if look == Look::Machine {
             return;
         }
-        // The counts of removed functions are sent in the same step as the requests to the present functions, so
-        // a function that is being removed is counted exactly once. The reader of the snapshot may have given up.
+        // The counts of removed functions are sent in the same step as the requests to the present
+        // functions, so a function that is being removed is counted exactly once. The reader of the
+        // snapshot may have given up.
         parts.send(SnapshotPart::Past(registry.past().clone())).unwrap_or_default();
         let idle = self.residence().idle(self.clock.now()).map(|(key, idle)| (key.clone(), idle)).collect();
         parts.send(SnapshotPart::Idle(idle)).unwrap_or_default();

@@ -26,8 +26,8 @@ use crate::programs::Program;
 use crate::programs::crew::{self, Crew};
 
 impl Supervisor {
-    /// Registers a function and starts its actor. Returns the function's model and its memory if the model is
-    /// new on this node.
+    /// Registers a function and starts its actor. Returns the function's model and its memory if the
+    /// model is new on this node.
     pub(crate) fn install(
         self: &Rc<Self>,
         config: FunctionConfig,
@@ -59,7 +59,8 @@ impl Supervisor {
         }
     }
 
-    /// Returns a model's residency if the functions that use the model changed it, and passes it to the GPUs.
+    /// Returns a model's residency if the functions that use the model changed the residency, and passes
+    /// the residency to the GPUs.
     pub(crate) fn new_residency(&self, model: ModelId) -> Option<Residency> {
         let residency = self.registry.borrow_mut().new_residency(model)?;
         for gpu in &self.gpus {
@@ -68,7 +69,8 @@ impl Supervisor {
         Some(residency)
     }
 
-    /// Stops accepting requests for a function. The function is removed once it has answered its last request.
+    /// Stops accepting requests for a function. The function is removed once it has answered its last
+    /// request.
     pub(crate) fn retire(&self, key: &RevisionKey) {
         self.directory.withdraw_function(key);
         if let Some((index, slot)) = self.registry.borrow_mut().retire(key) {

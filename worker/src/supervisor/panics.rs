@@ -64,7 +64,8 @@ impl Supervisor {
         self.links.keys().for_each(|&link| self.start_link(link));
         for gpu in self.gpu_indices() {
             self.residence().lost(self.clock.now(), gpu);
-            // Handles of the old actor's objects keep the old actor alive, so it is told that its data is lost.
+            // Handles of the old actor's objects keep the old actor alive, so the old actor has to mark
+            // its data as lost.
             self.gpu(gpu).post(gpu::Message::Replaced);
             self.start_gpu(gpu);
             self.executor(gpu).post(executor::Message::Replace);

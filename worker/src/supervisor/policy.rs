@@ -1,4 +1,4 @@
-//! The scheduling policy in force, and the settings of functions that follow from it.
+//! The scheduling policy in force, and the resulting settings of functions.
 
 use millrace_policy::batching;
 use millrace_policy::dispatch::Objective;
@@ -41,14 +41,14 @@ impl Supervisor {
         limits(function, config).filter(|_| self.policy().batching == Batches::On)
     }
 
-    /// Returns the objective of a function, if it has an SLO.
+    /// Returns the objective of a function with an SLO.
     pub(super) fn objective(&self, config: &FunctionConfig) -> Option<Objective> {
         let together = config.serving.batching.is_some() && self.policy().batching == Batches::On;
         config.slo.as_ref().map(|slo| Objective::of(slo).together(together))
     }
 
-    /// Returns the batching limits of every function that asks for batching. After a policy has turned batching
-    /// off, the limits make requests run alone.
+    /// Returns the batching limits of every function that asks for batching. After a policy has turned
+    /// batching off, the limits make requests run alone.
     pub(crate) fn all_limits(&self) -> Vec<batching::Event> {
         let registry = self.registry.borrow();
         let alone = |function| batching::Event::Limits { function, batching: None, deadline: None };

@@ -86,7 +86,7 @@ pub(super) struct Data {
     /// Events that the core has not handled yet.
     pub(super) todo: VecDeque<Event>,
     /// Objects whose consumer's distance changed. The core hears of these changes before the events in
-    /// `todo`: it must know which objects are reserved before it decides to move any.
+    /// `todo`, because the store must know the reserved objects before it decides to move any object.
     restand: BTreeSet<ObjectKey>,
 }
 
@@ -115,8 +115,8 @@ impl Data {
         ObjectKey(self.objects)
     }
 
-    /// Starts the object keys of an incarnation. An incarnation is unique among all executors of the node, so
-    /// the keys of two GPUs differ.
+    /// Starts the object keys of an incarnation. An incarnation is unique among all executors of the
+    /// node, so the keys of two GPUs differ.
     pub(super) fn begin(&mut self, incarnation: Incarnation) {
         self.objects = incarnation.0 << 32;
     }
@@ -149,7 +149,8 @@ impl Data {
         }
     }
 
-    /// Releases a reservation of an object. The store may move the object once all reservations are released.
+    /// Releases a reservation of an object. The store may move the object once all reservations are
+    /// released.
     pub(super) fn unclaim(&mut self, object: ObjectKey) {
         if let Some(book) = self.books.get_mut(&object) {
             book.claims = book.claims.saturating_sub(1);
@@ -174,8 +175,8 @@ impl Data {
         }
     }
 
-    /// Marks every object as lost that is not on the host, because its executor is gone, and clears the table.
-    /// Returns the answers that waited for outputs to be stored.
+    /// Marks every object as lost that is not on the host, because its executor is gone, and clears the
+    /// table. Returns the answers that waited for outputs to be stored.
     pub(super) fn lose(&mut self) -> Vec<Storing> {
         for kept in self.books.values().filter_map(|book| book.kept.upgrade()) {
             if !matches!(kept.place(), Place::Host(_)) {

@@ -1,6 +1,6 @@
-//! Intermediate data on a GPU: outputs that stay in the GPU's memory as objects, and outputs that are copied
-//! to host memory. The inputs of runs are in `inputs`, transfers to this GPU in `moves`, transfers to the
-//! host in `outgoing`, and the table of objects in `books`.
+//! Intermediate data on a GPU: outputs that stay in the GPU's memory as objects, and outputs that are
+//! copied to host memory. The inputs of runs are in `inputs`, transfers to this GPU in `moves`, transfers
+//! to the host in `outgoing`, and the table of objects in `books`.
 //!
 //! ```text
 //! RunDone, outputs kept ─► Store ─► Place ─► PlaceObject ─► ObjectPlaced ─┐
@@ -36,9 +36,9 @@ use crate::objects::{Kept, Place};
 use crate::service::tensors::{INLINE_BYTES_MAX, part};
 use crate::snapshot::GpuData;
 
-/// Maximum number of answers that wait for their outputs to be stored. Above it outputs are copied to the
-/// host, as without a store. The bound stays far below the 256 runs whose outputs an executor keeps, because
-/// runs are queued on the executor ahead of time.
+/// Maximum number of answers that wait for their outputs to be stored. Above the maximum, outputs are
+/// copied to the host, as without a store. The bound stays far below the 256 runs whose outputs an
+/// executor keeps, because runs are queued on the executor ahead of time.
 const STORING_MAX: usize = 64;
 
 /// A report of an executor on an object or on a copy to the host.
@@ -51,8 +51,9 @@ pub(crate) enum DataSaid {
 }
 
 impl Gpu {
-    /// Returns the outputs of a run that the executor keeps on the GPU. For a batch these are the outputs that
-    /// every request of the batch keeps. The other outputs are answered, and their rows are split on the host.
+    /// Returns the outputs of a run that the executor keeps on the GPU. For a batch these are the outputs
+    /// that every request of the batch keeps. The other outputs are answered, and their rows are split on
+    /// the host.
     pub(super) fn kept_outputs(&self, entry: &Entry) -> Vec<String> {
         if !self.core.core.keeps_data() || self.data.storing.len() >= STORING_MAX {
             return Vec::new();
@@ -63,13 +64,13 @@ impl Gpu {
         kept
     }
 
-    /// Stores the outputs that an executor kept, and answers the request once each output has its place. Each
-    /// request of a batch gets its rows as an object of its own, so that the object can be freed when that
-    /// request's readers are done.
+    /// Stores the outputs that an executor kept, and answers the request once each output has its place.
+    /// Each request of a batch gets its rows as an object of its own, so that the object can be freed
+    /// when that request's readers are done.
     ///
-    /// Returns the objects that are small enough to be answered inline, for [`Self::copy_little`]. The caller
-    /// copies them to the host only after this function has run for all requests of the batch: otherwise the
-    /// executor could be told too early that no more outputs of the run will be read.
+    /// Returns the objects that are small enough to be answered inline, for [`Self::copy_little`]. The
+    /// caller copies them to the host only after this function has run for all requests of the batch:
+    /// otherwise the executor could be told too early that no more outputs of the run will be read.
     pub(super) fn store_outputs(
         &mut self,
         run: RunId,
@@ -120,8 +121,8 @@ impl Gpu {
         objects.into_iter().for_each(|object| self.copy_whole(object, Purpose::Declined(object)));
     }
 
-    /// Notes that an output has its final place, or is lost, and sends the answer if the output was the last one
-    /// that the answer waited for.
+    /// Notes that an output has its final place, or is lost, and sends the answer if the output was the
+    /// last one that the answer waited for.
     pub(super) fn settled(&mut self, object: ObjectKey) {
         let storing = self.data.storing.iter_mut().find(|(_, storing)| storing.left.contains(&object));
         let Some((&(run, key), storing)) = storing else { return };
@@ -167,8 +168,8 @@ impl Gpu {
         }
     }
 
-    /// Frees an object's memory in the executor. The executor keeps the memory mapped for runs that still read
-    /// the object.
+    /// Frees an object's memory in the executor. The executor keeps the memory mapped for runs that still
+    /// read the object.
     pub(super) fn unmap(&mut self, object: ObjectKey) {
         if let Some(book) = self.data.books.get_mut(&object).filter(|book| book.mapped) {
             book.mapped = false;
@@ -244,8 +245,8 @@ impl Gpu {
         }
     }
 
-    /// Marks all data as lost with its executor. Answers that wait for their outputs to be stored are sent at
-    /// once, with lost objects. A reader of a lost object has its producer run again.
+    /// Marks all data as lost with its executor. Answers that wait for their outputs to be stored are
+    /// sent at once, with lost objects. A reader of a lost object has its producer run again.
     pub(super) fn lose_data(&mut self) {
         let storing = self.data.lose();
         storing.into_iter().for_each(Storing::answer);

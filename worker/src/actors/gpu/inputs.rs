@@ -48,8 +48,8 @@ impl Gpu {
         }
     }
 
-    /// Reserves a run's objects on this GPU and asks for copies of the others. Returns false if an object is
-    /// lost.
+    /// Reserves a run's objects on this GPU and asks for copies of the others. Returns false if an object
+    /// is lost.
     fn find_inputs(&mut self, now: Timestamp, waiting: &mut Waiting) -> bool {
         let Some(entry) = self.entries.get(&waiting.key) else { return false };
         let objects = entry.works.iter().flat_map(|work| &work.invocation.on_gpus.objects);
@@ -151,8 +151,9 @@ impl Gpu {
         true
     }
 
-    /// Forgets the waiting run of a request that left without an event from the executor. Inputs that arrive
-    /// for that run later are dropped. Above all they must not reach a later run of the same request.
+    /// Forgets the waiting run of a request that left without an event from the executor. Inputs that
+    /// arrive for that run later are dropped. Above all such inputs must not reach a later run of the
+    /// same request.
     pub(super) fn forget_run(&mut self, key: RequestKey) {
         let Some(at) = self.data.waiting.iter().position(|it| it.key == key) else { return };
         if let Some(waiting) = self.data.waiting.remove(at) {
@@ -160,8 +161,8 @@ impl Gpu {
         }
     }
 
-    /// Corrects the progress of lost requests: a request whose run waited for inputs was not yet sent to the
-    /// executor.
+    /// Corrects the progress of lost requests: a request whose run waited for inputs was not yet sent to
+    /// the executor.
     pub(super) fn not_begun(&self, lost: Vec<(RequestKey, Progress)>) -> Vec<(RequestKey, Progress)> {
         let waits = |key| self.data.waiting.iter().any(|waiting| waiting.key == key);
         let told = |(key, progress)| (key, if waits(key) { Progress::Preparing } else { progress });
@@ -169,8 +170,8 @@ impl Gpu {
     }
 }
 
-/// Posts the result of a fetch for a run. If the bytes are a part of a larger piece of memory, they are first
-/// copied out on a blocking thread, because the copy would hold up the actor thread.
+/// Posts the result of a fetch for a run. If the bytes are a part of a larger piece of memory, they are
+/// first copied out on a blocking thread, because the copy would hold up the actor thread.
 pub(super) fn bring(found: OnHost, bytes: u64, own: Mailbox<Message>, run: RunId, place: usize) {
     let exactly = |(fd, offset): &(Descriptor, u64)| {
         *offset == 0 && size_of_memory(fd).is_ok_and(|size| size as u64 == bytes)

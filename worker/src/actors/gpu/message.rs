@@ -26,7 +26,7 @@ pub(crate) enum Message {
     Install { model: ModelId, memory: Bytes, prepared: Arc<PreparedModel> },
     /// A model is no longer installed on the node.
     Remove(ModelId),
-    /// A request is assigned to this GPU, or a batch, which is known by the key of a request in it.
+    /// A request or a batch is assigned to this GPU. A batch has the key of one of its requests.
     Assign {
         key: RequestKey,
         works: Vec<SharedWork>,
@@ -46,7 +46,7 @@ pub(crate) enum Message {
     Event(Event),
     /// A batch of a transfer was copied over a link.
     Copied(Copied),
-    /// A run ended with outputs. `times` holds the times of its launches, if the run asked for them.
+    /// A run ended with outputs. `times` holds the times of its launches, if the run asked for times.
     RunDone { run: RunId, times: Vec<LaunchTimes>, event: Event, outputs: Outputs },
     /// A run failed. `detail` is the executor's error message.
     RunFailed { event: Event, detail: String },

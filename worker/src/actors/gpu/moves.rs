@@ -1,5 +1,5 @@
-//! Transfers of objects to this GPU under the fabric's grants: copies from another GPU of the node, for a run
-//! that reads the object here, and reloads from the host. Copies to the host are in `outgoing`.
+//! Transfers of objects to this GPU under the fabric's grants: copies from another GPU of the node, for a
+//! run that reads the object here, and reloads from the host. Copies to the host are in `outgoing`.
 //!
 //! ```text
 //! run whose input is on another GPU ─► Store (claimed) ─► Place ─► PlaceObject, Transfer ─► Came ─► read in place
@@ -7,8 +7,8 @@
 //! Reload ─► PlaceObject (has_host), Transfer ─► Came ─► read in place from then on
 //! Lock, from another GPU's transfer ─► claimed here until Unlock
 //! ```
-//! A run gets its own copy of the bytes that it reads, and the copy is discarded with the run. The inputs of
-//! the GPU's requests and the store's reloads bound the state.
+//! A run gets its own copy of the bytes that it reads, and the copy is discarded with the run. The inputs
+//! of the GPU's requests and the store's reloads bound the state.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -60,7 +60,7 @@ struct Coming {
 #[derive(Debug, Default)]
 pub(super) struct Moves {
     transfers: u64,
-    /// The transfers to this GPU, by the objects that they fill.
+    /// The transfers to this GPU, by the objects that the transfers fill.
     coming: BTreeMap<ObjectKey, Coming>,
     /// The objects that other GPUs copy from here, by the transfers.
     lent: BTreeMap<TransferId, ObjectKey>,
@@ -183,7 +183,7 @@ impl Gpu {
         source.ask(offset, bytes, Reader::run(waiting.map(|waiting| waiting.key)), reply);
     }
 
-    /// Cancels the transfers of a run's inputs: the run no longer reads them.
+    /// Cancels the transfers of a run's inputs, which the run no longer reads.
     pub(super) fn drop_inputs(&mut self, run: RunId) {
         let mine = |coming: &Coming| matches!(coming.errand, Errand::Input { run: its, .. } if its == run);
         let coming = self.data.moves.coming.iter().filter(|(_, coming)| mine(coming));
@@ -233,7 +233,7 @@ impl Gpu {
                 self.unmap(object);
                 self.data.tell(elastic::Event::CopyFailed { object });
             }
-            // The store frees the memory of a discarded object only when it hears that no copy writes there
+            // The store frees the memory of a discarded object only on an event that no copy writes there
             // any longer, so both events are needed.
             (Errand::Input { .. }, _) => {
                 self.data.discard(object);

@@ -1,18 +1,18 @@
-//! Copies from this GPU to host memory: outputs that the store has no room for, objects that migrate to make
-//! room, and bytes whose reader no NVLink reaches.
+//! Copies from this GPU to host memory: outputs that the store has no room for, objects that migrate to
+//! make room, and bytes whose reader no NVLink reaches.
 //!
 //! ```text
 //! Refuse, Decline, Migrate, Fetch ─► CopyOut (granted), Transfer ─► Left ─► EndCopyOut ─► done with it
 //!                         little ─► CopyOut ─► CopiedOut, NotCopiedOut ───────────────────────┘
 //! ```
-//! A copy crosses the GPU's path to the host under the fabric's grants, as copies from the host do (D11 to
-//! D16). A copy that is no larger than an inline output (64 KiB) needs no grant: it is smaller than a chunk,
-//! and inline inputs and outputs wait for no link either. The executor makes small copies in the order of
-//! its commands.
+//! A copy crosses the GPU's path to the host under the fabric's grants, as copies from the host do (D11
+//! to D16). A copy that is no larger than an inline output (64 KiB) needs no grant, because the copy is
+//! smaller than a chunk, and inline inputs and outputs wait for no link either. The executor makes small
+//! copies in the order of its commands.
 //!
-//! An object stays on the GPU until all copies of it have ended. At the end of each batch, a copy for a reader
-//! is cancelled if the reader has given up or if only the copy itself still holds the object. A copy for a
-//! run or an answer continues to its end, even if its request is over.
+//! An object stays on the GPU until all copies of it have ended. At the end of each batch, a copy for a
+//! reader is cancelled if the reader has given up or if only the copy itself still holds the object. A
+//! copy for a run or an answer continues to its end, even if its request is over.
 //!
 //! The store's objects, the outputs of the GPU's runs, and the number of readers bound the state.
 
@@ -91,8 +91,8 @@ impl Gpu {
         }
     }
 
-    /// Returns the reader of an object that has not been placed: the answer that waits for the object, or the
-    /// run that reads it.
+    /// Returns the reader of an object that has not been placed: the answer that waits for the object, or
+    /// the run that reads it.
     fn waits_for(&self, object: ObjectKey) -> Reader {
         if let Some(storing) = self.data.storing.values().find(|storing| storing.left.contains(&object)) {
             return Reader::Answer(Arc::clone(&storing.work));
@@ -103,8 +103,8 @@ impl Gpu {
         Reader::run(waiting.map(|waiting| waiting.key))
     }
 
-    /// Hastens the migrations under way if a run has begun to wait for memory: they may have started without a
-    /// waiting run, and so without an objective.
+    /// Hastens the migrations under way if a run has begun to wait for memory: the migrations may have
+    /// started without a waiting run, and so without an objective.
     pub(super) fn hasten_what_leaves(&mut self) {
         let roomless = self.core.core.waits_for_room();
         let before = std::mem::replace(&mut self.data.roomless, roomless);
@@ -157,14 +157,14 @@ impl Gpu {
                 let bytes = part.bytes;
                 self.copy_out(Source::Object(part), bytes, Purpose::Fetch(kept, reply), reader, Span::none());
             }
-            // A reader learns the key of an object only after the object was placed, so `Coming` is no state
-            // that a reader waits in.
+            // A reader learns the key of an object only after the object was placed, so `Coming` is no
+            // state that a reader waits in.
             Some((Place::Coming | Place::Lost, _)) | None => reply.send(Err(Lost)),
         }
     }
 
-    /// Handles the executor's report on the end of a copy without grants. For a copy under grants the end of
-    /// its transfer counts, and the report is ignored.
+    /// Handles the executor's report on the end of a copy without grants. For a copy under grants the end
+    /// of its transfer counts, and the report is ignored.
     pub(super) fn copied_out(&mut self, copy: u64, made: bool) {
         let transfer = TransferId(copy);
         let at_once = |outgoing: &Outgoing| !outgoing.granted;
@@ -246,8 +246,8 @@ impl Gpu {
         }
     }
 
-    /// Cancels the migration of an object that the store frees anyway. The store still waits for the end of the
-    /// copy, which the cancelled transfer reports.
+    /// Cancels the migration of an object that the store frees anyway. The store still waits for the end
+    /// of the copy, which the cancelled transfer reports.
     pub(super) fn stop_migration(&self, object: ObjectKey) {
         let its = |outgoing: &Outgoing| matches!(outgoing.purpose, Purpose::Migrate(it) if it == object);
         let outgoing = self.data.outgoing.iter().filter(|(_, outgoing)| outgoing.granted && its(outgoing));

@@ -293,7 +293,8 @@ fn a_run_that_waits_for_an_input_is_dropped_with_its_failed_program() {
     });
 }
 
-/// A cancelled request leaves no outputs in an executor, which keeps the outputs of a bounded number of runs.
+/// A cancelled request leaves no outputs in an executor, which keeps the outputs of a bounded number of
+/// runs.
 #[test]
 fn outputs_of_cancelled_requests_are_dropped() {
     in_actors(async {
@@ -337,8 +338,8 @@ async fn keep(bench: &mut Bench, key: u64) -> Arc<Kept> {
     kept
 }
 
-/// Returns a message that fetches the first `bytes` bytes of an object, and a receiver that hears whether they
-/// arrived.
+/// Returns a message that fetches the first `bytes` bytes of an object, and a receiver that hears whether
+/// they arrived.
 fn fetch(object: ObjectKey, bytes: u64) -> (Message, mpsc::UnboundedReceiver<bool>) {
     let (sender, found) = mpsc::unbounded_channel();
     let reply = Reply::new(move |found| sender.send(found.is_ok()).unwrap_or_default());
@@ -434,7 +435,8 @@ fn a_migration_without_a_reader_is_hastened_once_a_run_waits_for_its_memory() {
         let model = ModelId(2);
         let memory = Bytes::mib(64);
         bench.tell(Message::Install { model, memory, prepared: prepared(Bytes::mib(4)) });
-        // The limit stands for models in use that leave no room for the object, while no run waits for memory.
+        // The limit stands for models in use that leave no room for the object, while no run waits for
+        // memory.
         bench.tell(Message::Event(Event::Data(elastic::Event::Limit { limit: Bytes::ZERO })));
         let for_nobody = |message| match message {
             node::Message::Transfer { transfer, cargo: Cargo::ToHost(_), reader: Reader::Nobody, .. } => {
@@ -448,7 +450,8 @@ fn a_migration_without_a_reader_is_hastened_once_a_run_waits_for_its_memory() {
             node::Message::Hasten { transfer, reader } => Some((transfer, reader)),
             _ => None,
         };
-        // Request 2 needs all of the GPU's memory. Request 3 waits behind it, so it is not the reader.
+        // Request 2 needs all of the GPU's memory. Request 3 waits behind request 2, so request 3 is not
+        // the reader.
         bench.assign(2, model.0, Vec::new());
         bench.assign(3, 1, Vec::new());
         let hastened: Vec<_> = bench.node.told().await.into_iter().filter_map(hastened).collect();

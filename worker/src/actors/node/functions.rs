@@ -61,7 +61,8 @@ impl Node {
         told.collect()
     }
 
-    /// Tells dispatch how many copies of a model stay warm, if the functions that use the model changed that.
+    /// Tells dispatch how many copies of a model stay warm, if the functions that use the model changed
+    /// that.
     fn residency(&mut self, now: Timestamp, model: ModelId) {
         if let Some(residency) = self.supervisor.new_residency(model) {
             self.dispatch(now, dispatch::Event::Keep { model, copies: residency.min_warm });
@@ -73,8 +74,8 @@ impl Node {
         self.dispatch(now, dispatch::Event::Score { function, counts: base.plus(here) });
     }
 
-    /// Updates the functions' SLO counts of other nodes and earlier registrations, from the cluster's totals.
-    /// The counts of this node are added to them.
+    /// Updates the functions' SLO counts of other nodes and earlier registrations, from the cluster's
+    /// totals. The counts of this node are added on top.
     pub(super) fn scores(&mut self, now: Timestamp, scores: &Scores) {
         if !self.dispatch.core.dispatch().wants_scores() {
             return;

@@ -46,8 +46,8 @@ impl Node {
         Some(Objective { slo: by.since(now), infer: run.unwrap_or_default() })
     }
 
-    /// Returns the objective of bytes that a program reads, or that are part of an answer. The duration of a
-    /// program's work is unknown, and counts as zero.
+    /// Returns the objective of bytes that a program reads, or that are part of an answer. The duration
+    /// of a program's work is unknown, and counts as zero.
     pub(super) fn outside_objective(&self, now: Timestamp, asker: &Asker) -> Option<Objective> {
         Some(Objective { slo: self.asked_by(asker)?.since(now), infer: Duration::ZERO })
     }

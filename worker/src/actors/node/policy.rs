@@ -53,8 +53,8 @@ impl Node {
         );
     }
 
-    /// Returns the objective of every function, and its SLO counts in the whole cluster, earlier registrations
-    /// included.
+    /// Returns the objective of every function, and its SLO counts in the whole cluster, earlier
+    /// registrations included.
     fn standings(&self) -> Vec<(FunctionIndex, Option<Objective>, SloCounts)> {
         let mut standings = self.supervisor.objectives();
         for (function, _, counts) in &mut standings {

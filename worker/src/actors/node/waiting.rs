@@ -1,5 +1,5 @@
-//! The Node's view of a request between its admission and its end: whether the request waits or is on a GPU,
-//! and the span of its wait.
+//! The Node's view of a request between its admission and its end: whether the request waits or is on a
+//! GPU, and the span of its wait.
 
 use std::sync::Arc;
 
@@ -50,8 +50,8 @@ impl Entry {
         }
     }
 
-    /// Tells the request's objects whether the request waits, and its rank. The rank is the request's key: the
-    /// order of arrival is the best guess of the order in which requests will run.
+    /// Tells the request's objects whether the request waits, and its rank. The rank is the request's
+    /// key: the order of arrival is the best guess of the order in which requests will run.
     fn tell_objects(&self, waits: bool) {
         for object in &self.work.invocation.on_gpus.objects {
             object.queued(self.work.key.0, waits);
@@ -63,8 +63,8 @@ impl Entry {
     }
 }
 
-/// Logs the requests that were on a GPU that was lost. The log names up to 8 requests, whose traces can then
-/// be found by their ids.
+/// Logs the requests that were on a GPU that was lost. The log names up to 8 requests, whose traces can
+/// then be found by their ids.
 pub(super) fn log_lost<'a>(gpu: GpuIndex, requests: impl ExactSizeIterator<Item = &'a RequestId>) {
     const NAMED_MAX: usize = 8;
     let count = requests.len();

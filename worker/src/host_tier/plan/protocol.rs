@@ -25,7 +25,7 @@ pub enum Event {
     },
     /// A model could not be prepared.
     Failed { digest: Digest, failure: Failure },
-    /// The node installed a function, or refused it.
+    /// The node installed or refused a function.
     Installed {
         key: RevisionKey,
         /// The node's error message, if it refused the function.
@@ -81,7 +81,7 @@ pub enum Action {
         bytes: Bytes,
         asker: Asker,
     },
-    /// Fails the requests that wait for a model, because it cannot be loaded.
+    /// Fails the requests that wait for a model that cannot be loaded.
     Refuse { digest: Digest, why: String },
 }
 
@@ -90,7 +90,7 @@ pub enum Action {
 pub enum Asker {
     /// Requests wait for the model, or a function has to become ready.
     Request,
-    /// The model is prewarmed. Pinned models and models with warm copies are not evicted for it.
+    /// The model is prewarmed. Pinned models and models with warm copies are not evicted for prewarming.
     Hint,
 }
 

@@ -1,6 +1,6 @@
 //! The port of a GPU in isolation: each program has an executor process of its own (L05). One
-//! [`ExecutorPort`] stands in front of many ports. All processes share one device memory, which outlives each
-//! process.
+//! [`ExecutorPort`] stands in front of many ports. All processes share one device memory, which outlives
+//! each process.
 //!
 //! ```text
 //!                  ┌ LoadProgram ─► starts a process            ┐
@@ -8,14 +8,14 @@
 //!    ▲             └ AddPeer, Shutdown ─► all processes         ┘       │
 //!    └─ heard() ◄─ the actor's mailbox ◄─ event of process 7 ◄──────────┘
 //! ```
-//! Loading a program starts its process, and unloading the program kills the process. Only one process at a
-//! time has runs (`turns`). When a process ends, its program is lost
-//! ([`ProgramLost`](PortEventKind::ProgramLost)), and the port answers the process's outstanding commands.
-//! The port reports its own end after it was killed and all processes have ended. The Executor actor decides
-//! whether and when a program is loaded again.
+//! Loading a program starts its process, and unloading the program kills the process. Only one process at
+//! a time has runs (`turns`). When a process ends, its program is lost
+//! ([`ProgramLost`](PortEventKind::ProgramLost)), and the port answers the process's outstanding
+//! commands. The port reports its own end after it was killed and all processes have ended. The Executor
+//! actor decides whether and when a program is loaded again.
 //!
-//! The number of programs, at most [`PROCESSES_MAX`](millrace_policy::gpu::PROCESSES_MAX), and the processes
-//! that are ending bound the state.
+//! The number of programs, at most [`PROCESSES_MAX`](millrace_policy::gpu::PROCESSES_MAX), and the
+//! processes that are ending bound the state.
 
 mod turns;
 
@@ -125,8 +125,8 @@ impl Place {
     }
 }
 
-/// Returns the failure of a copy whose process has ended. The copy counts as revoked, because nothing is wrong
-/// with the copy itself.
+/// Returns the failure of a copy whose process has ended. The copy counts as revoked, because nothing is
+/// wrong with the copy itself.
 fn refused(transfer: u64, batch: u64) -> Event {
     let message = "the program's process has ended".to_owned();
     Event::CopyFailed(CopyFailed { transfer, batch, failure: CopyFailure::Revoked.into(), message })
@@ -138,8 +138,8 @@ fn not_run(run: u64) -> Event {
 }
 
 impl<P: Parts> IsolatingPort<P> {
-    /// Returns a port without processes. The events of all processes are delivered to `sink`, and the owner of
-    /// the sink has to pass them to [`heard`](ExecutorPort::heard).
+    /// Returns a port without processes. The events of all processes are delivered to `sink`, and the
+    /// owner of the sink has to pass the events to [`heard`](ExecutorPort::heard).
     pub fn new(parts: P, sink: PortSink) -> Self {
         Self { parts, sink, last_part: PartId(0), place: None }
     }
@@ -171,8 +171,8 @@ impl<P: Parts> IsolatingPort<P> {
         place.programs.insert(program, id);
     }
 
-    /// Kills a program's process, if there is one. The program's end is not reported to the actor, which asked
-    /// for it or has been told of the failure.
+    /// Kills a program's process, if there is one. The program's end is not reported to the actor, which
+    /// asked for it or has been told of the failure.
     fn end(&mut self, program: u64) {
         let Some(place) = &mut self.place else { return };
         let sink = &self.sink;
@@ -262,8 +262,8 @@ impl<P: Parts> IsolatingPort<P> {
         Some(kind)
     }
 
-    /// Removes a process that has ended. Returns the end of the port, if the port is ending and this was its
-    /// last process.
+    /// Removes a process that has ended. Returns the end of the port, if the port is ending and this was
+    /// its last process.
     fn part_ended(&mut self, id: PartId) -> Option<PortEventKind> {
         let place = self.place.as_mut()?;
         let part = place.alive.remove(&id)?;
@@ -289,8 +289,8 @@ fn run_ended(place: &mut Place, run: u64) {
 }
 
 impl<P: Parts> ExecutorPort for IsolatingPort<P> {
-    /// Allocates the device memory. The port is ready as soon as it has memory; the first program starts the
-    /// first process.
+    /// Allocates the device memory. The port is ready as soon as it has memory; the first program starts
+    /// the first process.
     fn start(&mut self, incarnation: Incarnation) {
         let kind = match self.parts.memory() {
             Ok(memory) => {
@@ -347,8 +347,8 @@ impl<P: Parts> ExecutorPort for IsolatingPort<P> {
                 place.send_to(fault.program, command, descriptors);
             }
             Command::InjectFault(_) | Command::Shutdown(_) => place.send_to_all(&command, &descriptors),
-            // Each process gets `Hello` from its own port. No process could read another's objects, so objects
-            // are not kept on the GPU in isolation.
+            // Each process gets `Hello` from its own port. No process could read another's objects, so
+            // objects are not kept on the GPU in isolation.
             Command::Hello(_)
             | Command::PlaceObject(_)
             | Command::CopyOut(_)

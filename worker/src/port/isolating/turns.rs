@@ -1,10 +1,12 @@
-//! The order of runs on a GPU with several executor processes. Only one process runs at a time (L05), in the
-//! order in which the runs were sent. A process serialises its own runs, so further runs of the same process
-//! are sent ahead. A run of another process waits here until all earlier runs have ended. The code is pure.
+//! The order of runs on a GPU with several executor processes. Only one process runs at a time (L05), in
+//! the order in which the runs were sent. A process serialises its own runs, so further runs of the same
+//! process are sent ahead. A run of another process waits here until all earlier runs have ended. The
+//! code is pure.
 
 use std::collections::VecDeque;
 
-/// The runs of a GPU in order. `O` identifies a process, `T` is the data of a run that is sent to a process.
+/// The runs of a GPU in order. `O` identifies a process, `T` is the data of a run that is sent to a
+/// process.
 #[derive(Debug)]
 pub(super) struct Turns<O, T> {
     /// The process that runs, with its runs that were sent and have not ended.

@@ -1,6 +1,7 @@
-//! The copies of a modelled executor on each of its ways: one copy at a time, in the order in which they are
-//! due. Copies begin and end at exact times of their own, and not when the process wakes. So back-to-back
-//! copies take exactly as long as their rate implies, however coarse the grid of the wakes is.
+//! The copies of a modelled executor on each of its ways: one copy at a time, in the order in which they
+//! are due. Copies begin and end at exact times of their own, and not when the process wakes. So
+//! back-to-back copies take exactly as long as their rate implies, however coarse the grid of the wakes
+//! is.
 
 use std::collections::{BTreeMap, VecDeque};
 

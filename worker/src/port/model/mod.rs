@@ -1,12 +1,12 @@
-//! A model of an executor process: a pure state machine that computes the executor's events and their times.
-//! [`super::modelled`] drives the model in virtual time, a test with a bare heap of events.
+//! A model of an executor process: a pure state machine that computes the executor's events and their
+//! times. [`super::modelled`] drives the model in virtual time, a test with a bare heap of events.
 //!
-//! The model has four ordered streams, as a real executor. Control commands take no time. Copies to the GPU
-//! and copies to the host proceed at the rate of their way, within their windows. A run begins with the first
-//! bytes of its weights, and ends no earlier than its tail after the last bytes.
+//! The model has four ordered streams, as a real executor. Control commands take no time. Copies to the
+//! GPU and copies to the host proceed at the rate of their way, within their windows. A run begins with
+//! the first bytes of its weights, and ends no earlier than its tail after the last bytes.
 //!
-//! Copies that other GPUs forward proceed beside the GPU's own copies, one copy at a time on each way. A real
-//! GPU works like this; an emulated GPU does not. The model emits one event at a time.
+//! Copies that other GPUs forward proceed beside the GPU's own copies, one copy at a time on each way. A
+//! real GPU works like this; an emulated GPU does not. The model emits one event at a time.
 
 mod copies;
 mod protocol;
@@ -32,7 +32,8 @@ pub struct Behaviour {
     pub copy_rate: BytesPerSec,
     /// The interval of failing copies: the Nth, the 2Nth, and so on. `None` for no failures.
     pub copy_fails_every: Option<u64>,
-    /// The seed of this executor's order among the tasks that wake at the same time ([`Sleeper::shuffled`]).
+    /// The seed of this executor's order among the tasks that wake at the same time
+    /// ([`Sleeper::shuffled`]).
     pub ties: u64,
     /// The run model of each program, by the model's name.
     pub runs: BTreeMap<String, RunModel>,
@@ -58,8 +59,8 @@ pub struct RunModel {
 }
 
 impl RunModel {
-    /// Returns a run that ends with outputs, overlaps three quarters of its computation with its load, takes
-    /// no longer for several requests, and keeps no outputs on the GPU.
+    /// Returns a run that ends with outputs, overlaps three quarters of its computation with its load,
+    /// takes no longer for several requests, and keeps no outputs on the GPU.
     #[must_use]
     pub fn new(takes: Duration) -> Self {
         Self {
@@ -135,11 +136,12 @@ pub struct Model {
     objects: BTreeSet<u64>,
     copies_out: BTreeSet<u64>,
     copies: Ways,
-    /// The time at which the process notices that a copy began or ended, if one did unnoticed.
+    /// The time at which the process notices that a copy began or ended, if the process has not noticed
+    /// yet.
     notices: Option<Timestamp>,
     runs: VecDeque<RunJob>,
     copied: u64,
-    /// The pending events, each with the earliest time at which it is emitted.
+    /// The pending events, each with its earliest time of emission.
     words: VecDeque<(Timestamp, Word)>,
     /// The earliest time at which the next event can be emitted.
     speaks: Timestamp,
@@ -292,7 +294,7 @@ impl Model {
     }
 
     /// Returns the time at which a copy next begins or ends at the present rates. The time is exact to the
-    /// nanosecond, although the process notices it only later.
+    /// nanosecond, although the process notices the begin or the end only later.
     #[must_use]
     pub fn next_copy(&self) -> Option<Timestamp> {
         self.next_one_way().map(|(at, _)| at)
@@ -309,8 +311,8 @@ impl Model {
         self.copies.of_mut(way).set_rate(now, rate);
     }
 
-    /// Begins and ends all copies that are due, each at its own exact time. Their events are emitted when the
-    /// process wakes.
+    /// Begins and ends all copies that are due, each at its own exact time. Their events are emitted when
+    /// the process wakes.
     pub fn advance(&mut self, now: Timestamp) {
         while let Some((at, way)) = self.next_one_way().filter(|&(at, _)| at <= now) {
             let notices = self.own(at);
@@ -376,8 +378,8 @@ impl Model {
         own_microsecond(at, self.sleeper)
     }
 
-    /// Returns the first time after `now` on this executor's own grid: a process answers strictly later than
-    /// it gets a command.
+    /// Returns the first time after `now` on this executor's own grid: a process answers strictly later
+    /// than it gets a command.
     fn after(&self, now: Timestamp) -> Timestamp {
         self.own(Timestamp(now.0 + 1))
     }

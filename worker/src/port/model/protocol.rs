@@ -1,5 +1,5 @@
-//! The messages of a modelled executor: the commands and events of a real executor's socket, as far as they
-//! matter for timing. The messages carry no bytes, tensors or addresses.
+//! The messages of a modelled executor: the commands and events of a real executor's socket, as far as the
+//! messages matter for timing. The messages carry no bytes, tensors or addresses.
 
 use std::time::Duration;
 
@@ -86,8 +86,8 @@ pub struct CopyOrder {
     pub of: Of,
     /// The source GPU; `None` if the batch is copied from the host or to the host.
     pub from: Option<GpuIndex>,
-    /// The GPUs that forward the batch from the host or to the host. This GPU is the last hop of a copy from
-    /// the host, and the first hop of a copy to the host.
+    /// The GPUs that forward the batch from the host or to the host. This GPU is the last hop of a copy
+    /// from the host, and the first hop of a copy to the host.
     pub via: Option<Hops>,
     /// The time that a batch over several links needs beyond its time on the slowest link: each chunk is
     /// forwarded as soon as it has arrived.
@@ -116,8 +116,8 @@ impl CopyOrder {
 pub enum Way {
     /// The GPU's own links, to the host and to other GPUs.
     Own(Direction),
-    /// Other GPUs forward between the host and this GPU over NVLinks. The GPU that uses its own links to the
-    /// host is the first hop towards this GPU, and the last hop from this GPU.
+    /// Other GPUs forward between the host and this GPU over NVLinks. The GPU that uses its own links to
+    /// the host is the first hop towards this GPU, and the last hop from this GPU.
     Forwarded(Direction, Hops),
 }
 
