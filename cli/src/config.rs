@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::args::{Global, LogFormat};
 use crate::failure::Failure;
 
-/// The endpoint if no layer names one.
+/// The endpoint if no layer names an endpoint.
 const DEFAULT_ENDPOINT: &str = "127.0.0.1:8080";
 const ENV_PREFIX: &str = "MILLRACE_";
 /// The largest number of spans to keep in memory, about 1 KiB each.
@@ -65,7 +65,7 @@ impl Config {
     }
 }
 
-/// One layer: only the settings that the layer sets.
+/// A layer: only the settings that the layer sets.
 #[derive(Serialize, Default)]
 struct Layer<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -53,7 +53,7 @@ pub(crate) async fn reached(at: &[Admin], wanted: Wanted, timeout: Duration) -> 
     })
 }
 
-/// Returns the missing part as one endpoint reports it.
+/// Returns the missing part in an endpoint's report.
 async fn look(admin: &Admin, wanted: Wanted) -> Option<String> {
     if let Some(voters) = wanted.voters {
         let missing = match admin.cluster_status().await {

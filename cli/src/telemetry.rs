@@ -24,7 +24,7 @@ use crate::args::LogFormat;
 use crate::config::Config;
 use crate::failure::{Failure, no_colour};
 
-/// The timeout of one export. An unreachable collector delays the end of the process by the same
+/// The timeout of an export. An unreachable collector delays the end of the process by the same
 /// time.
 const EXPORT_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -35,7 +35,7 @@ pub(crate) struct Process {
     pub(crate) service: &'static str,
     /// The name of this process.
     pub(crate) name: String,
-    /// Whether other processes may ask this one for spans and log lines.
+    /// Whether other processes may ask this process for spans and log lines.
     pub(crate) serves: bool,
 }
 

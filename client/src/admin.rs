@@ -39,9 +39,9 @@ use crate::model_file::{ModelFile, ReadFailure};
 
 /// The timeout of every call except an upload.
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
-/// The timeout for the upload of one model: 100 GB at 30 MB/s.
+/// The timeout for the upload of a model: 100 GB at 30 MB/s.
 const UPLOAD_TIMEOUT: Duration = Duration::from_secs(3600);
-/// The number of artifacts in one `FindArtifacts` call, below a server's limit.
+/// The number of artifacts in a `FindArtifacts` call, below a server's limit.
 const DIGESTS_AT_ONCE: usize = 200;
 
 /// A client of the admin API. Clones share their connections.
@@ -131,7 +131,7 @@ impl Admin {
         self.ask_with(Repeat::Allowed, CALL_TIMEOUT, message, make).await
     }
 
-    /// Sends a call: `make` sends the message to one endpoint.
+    /// Sends a call: `make` sends the message to an endpoint.
     async fn ask_with<M, T, Fut>(
         &self,
         repeat: Repeat,
@@ -372,7 +372,7 @@ fn digest_of(artifact: &admin::Artifact) -> Result<Digest, Error> {
     artifact.digest.parse::<Digest>().map_err(|error| Error::BadAnswer(error.to_string()))
 }
 
-/// Returns a client of one endpoint that accepts responses up to the server's size limit.
+/// Returns a client of a single endpoint that accepts responses up to the server's size limit.
 fn admin_client(channel: Channel) -> AdminClient<Channel> {
     AdminClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX)
 }

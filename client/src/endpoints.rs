@@ -42,7 +42,7 @@ pub enum Repeat {
     Forbidden,
 }
 
-/// The endpoints of one cluster. Clones share their connections.
+/// The endpoints of a cluster. Clones share their connections.
 #[derive(Clone)]
 pub struct Endpoints {
     shared: Arc<Shared>,

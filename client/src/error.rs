@@ -74,7 +74,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Returns the server's stable reason, if the server gave one.
+    /// Returns the server's stable reason, if the server gave a reason.
     #[must_use]
     pub fn reason(&self) -> Option<Reason> {
         match self {
@@ -104,7 +104,7 @@ impl Error {
     }
 }
 
-/// The failure of a call at one endpoint.
+/// The failure of a call at an endpoint.
 #[derive(Debug)]
 pub(crate) enum Cause {
     /// The client could not connect, so the call was not sent.

@@ -22,13 +22,13 @@ use crate::endpoints::Repeat;
 use crate::error::{Cause, Error};
 
 /// The longest wait for the election of a leader. An election takes less than two seconds while a
-/// majority of the controllers is up. A longer one needs an operator.
+/// majority of the controllers is up. A longer interruption needs an operator.
 const LEADER_PATIENCE: Duration = Duration::from_secs(10);
 /// The first pause between rounds. Each later pause is twice as long, up to `PAUSE_MAX`.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_millis(800);
 
-/// One round of a call over all endpoints.
+/// A round of a call over all endpoints.
 #[derive(Debug)]
 pub(crate) struct Round {
     repeat: Repeat,

@@ -94,7 +94,7 @@ pub struct InferResponse {
     pub request_id: String,
     /// The output tensors.
     pub outputs: Vec<Tensor>,
-    /// The latency breakdown, if the server reports one.
+    /// The latency breakdown, if the server reports a breakdown.
     pub split: Option<Split>,
 }
 
@@ -113,7 +113,7 @@ pub struct ModelMetadata {
     pub outputs: Vec<TensorMetadata>,
 }
 
-/// The declaration of one input or output.
+/// The declaration of an input or output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorMetadata {
     /// The tensor's name.

@@ -15,7 +15,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _};
 
 use crate::error::Error;
 
-/// The file bytes that one upload message carries, and the read buffer's size.
+/// The file bytes that an upload message carries, and the read buffer's size.
 const CHUNK: usize = 1 << 20;
 
 /// A model file whose digest is known.

@@ -1,4 +1,4 @@
-//! The latency breakdown of a request, as the server reports it.
+//! The latency breakdown of a request, reported by the server.
 
 use std::time::Duration;
 

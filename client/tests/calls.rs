@@ -45,7 +45,7 @@ async fn an_applied_function_can_be_read_and_deleted() {
     assert_eq!(uploaded.artifact.unwrap().bytes, 3_000_000);
     assert_eq!(admin.find_artifacts(&[file.digest()]).await.unwrap(), [file.digest()]);
     let models = admin.find_models(&[Digest::of(b"another"), file.digest()]).await.unwrap();
-    // More digests than a server accepts in one call: as many as a cluster's functions may have.
+    // More digests than a server accepts in a call: as many as a cluster's functions may have.
     let many: Vec<Digest> = (0..1_001_u32).map(|n| Digest::of(&n.to_le_bytes())).collect();
     let many = [many, vec![file.digest()]].concat();
     assert_eq!(admin.find_artifacts(&many).await.unwrap(), [file.digest()]);

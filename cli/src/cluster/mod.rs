@@ -30,7 +30,7 @@ use crate::private;
 use crate::process::{inspection, seed};
 use crate::readiness::{self, Wanted};
 
-/// The largest number of workers of one `up`.
+/// The largest number of workers of an `up`.
 pub(crate) const WORKERS_MAX: u32 = 64;
 
 /// The configuration of the cluster to start.
@@ -49,13 +49,13 @@ pub(crate) struct Plan {
     pub(crate) workers: NonZeroU32,
     /// The GPUs and links of each worker.
     pub(crate) topology: Topology,
-    /// The host memory limit of one worker's models.
+    /// The host memory limit of a worker's models.
     pub(crate) host_memory: Bytes,
-    /// The host memory limit of one worker's objects.
+    /// The host memory limit of a worker's objects.
     pub(crate) object_memory: Bytes,
     /// The storage of objects on each worker's GPUs.
     pub(crate) gpu_data: DataConfig,
-    /// The disk limit of the models that one worker accepts.
+    /// The disk limit of the models that a worker accepts.
     pub(crate) model_storage: Bytes,
     /// The scheduling preset until an operator sets a policy.
     pub(crate) preset: Option<PresetName>,
@@ -77,7 +77,7 @@ pub(crate) struct Plan {
     pub(crate) kept: Option<Kept>,
 }
 
-/// A running cluster. Dropping the cluster ends it at once, executors included.
+/// A running cluster. Dropping the cluster ends all parts at once, executors included.
 pub(crate) struct Cluster {
     controller: Controller,
     workers: Vec<Worker>,

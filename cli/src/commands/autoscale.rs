@@ -94,7 +94,7 @@ fn options(args: &Args) -> Result<Vec<String>, Failure> {
     Ok([args.machine.words(), args.options.words(), connections, threads].concat())
 }
 
-/// Reads the scaling signal and takes one step.
+/// Reads the scaling signal and takes a step.
 async fn round(args: &Args, session: &Session, provider: &mut impl NodeProvider) -> Result<(), Failure> {
     let admin = &session.admin;
     let signal = admin.scaling_signal().await?;
@@ -126,7 +126,7 @@ fn node_name(text: &str) -> Result<NodeName, Failure> {
     NodeName::new(text).map_err(|error| Failure::usage(error.to_string()))
 }
 
-/// The next step. Only one step is taken per round, so that the next round sees its effect.
+/// The next step. A round takes a single step, so that the next round sees the effect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Step {
     /// Starts a worker of this name.

@@ -1,4 +1,4 @@
-//! `controller`: one controller of a group, as a separate process.
+//! `controller`: a controller of a group, as a separate process.
 
 use std::net::SocketAddr;
 use std::num::NonZeroU64;

@@ -10,7 +10,7 @@ use crate::output::lines::Lines;
 use crate::output::print;
 use crate::session::Session;
 
-/// The longest wait of one request for new events, below a server's limit.
+/// The longest wait of a request for new events, below a server's limit.
 const WAIT: Duration = Duration::from_secs(20);
 
 const AFTER: &str = "\

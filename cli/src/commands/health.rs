@@ -1,4 +1,4 @@
-//! `health`: whether one server serves, for health checks. Calls `grpc.health.v1`, as any other
+//! `health`: whether a server serves, for health checks. Calls `grpc.health.v1`, as any other
 //! prober may. The verb is for images without a prober.
 
 use std::time::Duration;

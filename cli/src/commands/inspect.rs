@@ -1,4 +1,4 @@
-//! `inspect`: checks one model file for a controller, in a separate process.
+//! `inspect`: checks a model file for a controller, in a separate process.
 
 use std::process::ExitCode;
 

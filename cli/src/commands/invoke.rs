@@ -118,7 +118,7 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
     }
 }
 
-/// Checks the kind of a name. Functions and workflows share one name space, so the name may belong
+/// Checks the kind of a name. Functions and workflows share a name space, so the name may belong
 /// to the other kind.
 async fn check_kind(kind: ModelKind, name: &str, session: &Session) -> Result<(), Failure> {
     let name = FunctionName::new(name).map_err(|error| Failure::usage(error.to_string()))?;

@@ -1,4 +1,4 @@
-//! The verbs, one file each.
+//! The verbs, each in a file.
 
 pub(crate) mod apply;
 pub(crate) mod autoscale;
@@ -63,7 +63,7 @@ pub(crate) fn run(
     }
 }
 
-/// Runs a verb that calls a cluster, under one span.
+/// Runs a verb that calls a cluster, under a single span.
 async fn call(command: Command, config: Config) -> Result<(), Failure> {
     let session = Session::new(config)?;
     match command {

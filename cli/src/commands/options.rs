@@ -31,14 +31,14 @@ pub(crate) struct Machine {
     /// The GPUs and links to emulate.
     #[arg(long, value_name = "NAME", default_value = DEFAULT_PRESET, value_parser = names())]
     topology: String,
-    /// The host memory limit of one worker's models.
+    /// The host memory limit of a worker's models.
     #[arg(long, value_name = "SIZE", default_value = "8GiB")]
     pub(crate) host_memory: Bytes,
     /// The memory limit of one worker's objects, on its GPUs and its host: the data that workflows
     /// pass from function to function.
     #[arg(long, value_name = "SIZE", default_value = "1GiB")]
     pub(crate) object_memory: Bytes,
-    /// The disk limit of the models that one worker accepts. Models beyond --host-memory wait on
+    /// The disk limit of the models that a worker accepts. Models beyond --host-memory wait on
     /// the worker's disk, and the first request for one of them waits for its load (a cold start)
     /// [default: as --host-memory].
     #[arg(long, value_name = "SIZE")]
@@ -104,7 +104,7 @@ pub(crate) struct WorkerConnections {
     worker_connections_max: Option<usize>,
 }
 
-/// The connection limit of one address.
+/// The connection limit of an address.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct AddressConnections {
     /// The connection limit of one address on each port, loopback included [default: a quarter of
@@ -230,7 +230,7 @@ impl Machine {
         topology(&self.topology, self.gpus, self.gpu_memory)
     }
 
-    /// Returns the disk limit of the models that one worker accepts.
+    /// Returns the disk limit of the models that a worker accepts.
     pub(crate) fn model_storage(&self) -> Result<Bytes, Failure> {
         match self.model_storage {
             Some(storage) if storage < self.host_memory => Err(Failure::usage(format!(
@@ -334,7 +334,7 @@ impl Origin {
     }
 }
 
-/// Returns the address to advertise. A listener on all addresses needs an explicit one.
+/// Returns the address to advertise. A listener on all addresses needs an explicit address.
 pub(crate) fn advertised(
     said: Option<&Address>,
     listens: SocketAddr,

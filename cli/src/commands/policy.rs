@@ -110,7 +110,7 @@ struct Set {
     no_wait: bool,
 }
 
-/// Parses a setting, written as its flag.
+/// Parses a setting, written as the flag.
 fn setting() -> impl TypedValueParser<Value = Setting> {
     const FLAGS: [&str; 9] = [
         "preset",
@@ -207,7 +207,7 @@ async fn change(set: Set, session: &Session) -> Result<(), Failure> {
     }
 }
 
-/// Returns the flag of a setting, without its dashes.
+/// Returns the flag of a setting, without the dashes.
 fn flag(setting: Setting) -> String {
     setting.name().replace('_', "-")
 }

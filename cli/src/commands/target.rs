@@ -100,7 +100,7 @@ impl fmt::Display for ModelKind {
 }
 
 /// Parses the name of a model: `digits`, `function/digits` or, for a workflow, `workflow/digits`.
-/// Returns the kind, if it is named, and the name.
+/// Returns the kind, if named, and the name.
 pub(crate) fn model_name(text: &str) -> Result<(Option<ModelKind>, &str), Failure> {
     let Some((_, name)) = text.split_once('/') else { return Ok((None, text)) };
     let target: Target = text.parse().map_err(|error| Failure::usage(format!("{error}")))?;

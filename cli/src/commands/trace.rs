@@ -1,4 +1,4 @@
-//! `trace`: the spans of one request.
+//! `trace`: the spans of a request.
 
 use crate::failure::Failure;
 use crate::output::traces::Trace;

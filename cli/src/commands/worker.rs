@@ -1,4 +1,4 @@
-//! `worker`: one worker, as a separate process. Its executors are its children.
+//! `worker`: a worker, as a separate process. Its executors are its children.
 
 use std::net::SocketAddr;
 use std::num::NonZeroU32;

@@ -37,7 +37,7 @@ struct Endpoint {
 
 /// A slot for a connection.
 struct Slot {
-    /// The endpoint of the connection, or of the previous one if the slot is empty.
+    /// The endpoint of the connection, or of the previous connection if the slot is empty.
     endpoint: Cell<usize>,
     open: RefCell<Option<SendRequest<Bytes>>>,
 }
@@ -88,7 +88,7 @@ impl Sender {
         };
         let outcome = self.exchange(sender, &self.endpoints[slot.endpoint.get()].uri, frame).await;
         outcome.map_err(|error| {
-            // A reset ends one request; any other error ends the connection.
+            // A reset ends a single request; any other error ends the connection.
             if !error.is_reset() {
                 *slot.open.borrow_mut() = None;
             }
@@ -166,7 +166,7 @@ impl Endpoint {
             .initial_connection_window_size(CONNECTION_WINDOW)
             .handshake::<_, Bytes>(stream);
         let (sender, connection) = handshake.await.map_err(|error| failed(error.to_string()))?;
-        // The requests on the connection report the error that ends it.
+        // The requests on the connection report the connection's error.
         tokio::task::spawn_local(async move { connection.await.ok() });
         Ok(sender)
     }

@@ -169,7 +169,7 @@ where
     stream.set_nodelay(true).map_err(|error| failed(error.to_string()))?;
     let (sender, connection) =
         handshake(TokioIo::new(stream)).await.map_err(|error| failed(error.to_string()))?;
-    // The request on the connection reports the error that ends it.
+    // The request on the connection reports the connection's error.
     tokio::task::spawn_local(async move { connection.await.ok() });
     Ok(sender)
 }

@@ -1,9 +1,9 @@
-//! Sequences of requests, for functions that keep state: each client sends one sequence after
-//! another. Pure logic.
+//! Sequences of requests, for functions that keep state: each client sends its sequences in
+//! turn. Pure logic.
 //!
 //! A failed request breaks its sequence, whether or not the server still has the state. The
-//! client's next request starts another sequence. All sequences of a client share one id, so the
-//! start of the next sequence replaces the state of a broken one.
+//! client's next request starts another sequence. All sequences of a client share an id, so the
+//! start of the next sequence replaces the state of a broken sequence.
 
 use std::num::NonZeroU32;
 

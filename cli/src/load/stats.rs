@@ -18,7 +18,7 @@ const DIGITS: u8 = 3;
 pub(super) struct Answer {
     /// The size of the message or body.
     pub(super) bytes: usize,
-    /// The latency breakdown, if the server reports one.
+    /// The latency breakdown, if the server reports a breakdown.
     pub(super) split: Option<Split>,
 }
 
@@ -96,7 +96,7 @@ pub(super) struct Stats {
     /// The delay between a request's planned and actual send time, caused by the generator. Open
     /// loop only.
     pub(super) lag: Times,
-    /// The server's breakdown. `None` until a response has one.
+    /// The server's breakdown. `None` until a response has a breakdown.
     pub(super) server: Option<Box<ServerTimes>>,
     /// The count of each kind of failure, and the first message.
     pub(super) problems: BTreeMap<String, (u64, String)>,

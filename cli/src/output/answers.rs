@@ -192,7 +192,7 @@ pub(crate) fn footer(answer: &InferResponse) -> String {
     }
 }
 
-/// Returns a latency breakdown on one line.
+/// Returns a latency breakdown on a single line.
 pub(crate) fn split_line(split: &Split) -> String {
     let cold = match split.cold {
         Duration::ZERO => String::new(),

@@ -14,7 +14,7 @@ use crate::output::text::said;
 
 const HOUR_S: f64 = 3_600.0;
 
-/// The price of one GPU hour.
+/// The price of a GPU hour.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Price(f64);
 

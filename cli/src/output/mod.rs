@@ -56,7 +56,7 @@ fn whole<T>(items: &[T]) -> List<'_, T> {
     List { api_version: API_VERSION, kind: LIST, items }
 }
 
-/// Prints text, and a newline if the text does not end with one.
+/// Prints text, and a newline if the text does not end with a newline.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
     let mut stdout = std::io::stdout().lock();
     let end = if text.is_empty() || text.ends_with('\n') { "" } else { "\n" };

@@ -15,7 +15,7 @@ pub(crate) fn weights(functions: &[wire::Function]) -> BTreeMap<&str, u64> {
         .collect()
 }
 
-/// Returns every model on every GPU, with its node's name.
+/// Returns every model on every GPU, with the node's name.
 pub(crate) fn residents(
     nodes: &[wire::Node],
 ) -> impl Iterator<Item = (&str, &wire::Gpu, &wire::ResidentModel)> {

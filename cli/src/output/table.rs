@@ -1,4 +1,4 @@
-//! Aligned columns without rules, as `kubectl` prints them: easy to read and to cut.
+//! Aligned columns without rules, like the output of `kubectl`: easy to read and to cut.
 
 use crate::output::Format;
 

@@ -151,7 +151,7 @@ impl Trace {
 }
 
 impl Span {
-    /// Returns the span's error, attributes and events on one line.
+    /// Returns the span's error, attributes and events on a single line.
     fn what(&self) -> String {
         let failed = (!self.error.is_empty()).then(|| format!("FAILED: {}", self.error));
         let attributes = self.attributes.iter().filter(|(name, _)| !REPEATED.contains(&name.as_str()));
@@ -172,7 +172,7 @@ fn event(event: millrace_client::SpanEvent) -> Event {
 fn short(name: &str, value: &str) -> String {
     let name = name.strip_prefix("millrace.").unwrap_or(name);
     match value.parse::<f64>() {
-        // Spans have a resolution of one microsecond.
+        // Spans have a resolution of a microsecond.
         Ok(ms) if name.ends_with("_ms") => format!("{name}={}", (ms * 1000.0).round() / 1000.0),
         _ => format!("{name}={value}"),
     }

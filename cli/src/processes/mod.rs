@@ -42,7 +42,7 @@ pub(crate) enum Whereabouts {
     Worker { name: String, pid: u32, address: String },
 }
 
-/// A running group. Dropping the group ends it at once.
+/// A running group. Dropping the group ends all processes at once.
 #[derive(Debug)]
 pub(crate) struct Group {
     plan: Plan,

@@ -30,7 +30,7 @@ pub(super) enum Role {
 /// The format in which log lines are forwarded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Log {
-    /// Each line follows the name of its process.
+    /// Each line follows the name of the process.
     Named,
     /// Lines are unchanged, because each is a JSON document.
     AsIs,
@@ -76,7 +76,7 @@ struct Running {
 /// An event of a process.
 #[derive(Debug)]
 pub(super) enum Event {
-    /// The process printed its ready line.
+    /// The process printed the ready line.
     Ready(String),
     /// The process ended.
     Ended { pid: u32, status: ExitStatus, lived: Duration },
@@ -189,7 +189,7 @@ impl Part {
         }
     }
 
-    /// Asks the process to stop, and waits for its end. Cancels a scheduled restart.
+    /// Asks the process to stop, and waits for the end. Cancels a scheduled restart.
     pub(super) async fn stop(&mut self) {
         let State::Running(running) = &mut self.state else {
             self.state = State::Down;

@@ -45,7 +45,7 @@ impl Local {
         Self { data_dir, options, grace, log, parts: BTreeMap::new() }
     }
 
-    /// Waits for a process that ends by itself, removes it, and describes its end.
+    /// Waits for a process that ends by itself, removes the process, and describes the end.
     pub(crate) async fn an_end(&mut self) -> String {
         loop {
             let parts = self.parts.iter_mut();

@@ -52,7 +52,7 @@ pub(crate) struct Scale {
     pub(crate) std: Vec<f32>,
 }
 
-/// Converts one or more pictures to one tensor.
+/// Converts pictures, at least one, to a single tensor.
 pub(crate) fn tensor(
     pictures: &[DynamicImage],
     input: &TensorMetadata,
@@ -104,7 +104,7 @@ impl Layout {
                 layout(Order::ChannelsFirst, channels(c)?, h, w, Batch::Dimension)
             }
             [_, h, w, c] => layout(Order::ChannelsLast, channels(c)?, h, w, Batch::Dimension),
-            // A three-dimensional shape is one picture if its first or last dimension is 3.
+            // A three-dimensional shape is one picture if the first or last dimension is 3.
             // Otherwise a variable or single first dimension is a batch of grey planes.
             [3, h, w] => layout(Order::ChannelsFirst, Channels::Rgb, h, w, Batch::None),
             [h, w, 3] => layout(Order::ChannelsLast, Channels::Rgb, h, w, Batch::None),

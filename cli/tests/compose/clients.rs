@@ -14,7 +14,7 @@ use crate::engine::eventually;
 
 /// The number of requests in flight at any time.
 const CLIENTS: usize = 4;
-/// The number of failures kept per client. The first one has the cause.
+/// The number of failures kept per client. The first failure has the cause.
 const FAILURES_MAX: usize = 5;
 const TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -64,7 +64,7 @@ impl Clients {
     }
 }
 
-/// Runs one client, which sends the same picture repeatedly and expects equal responses.
+/// Runs a client, which sends the same picture repeatedly and expects equal responses.
 async fn send(inference: Inference, shared: Arc<Shared>, number: usize) {
     let ink: Vec<u8> = (0..64_u8).flat_map(|pixel| (f32::from(pixel % 16) / 16.0).to_le_bytes()).collect();
     let image = Tensor::new("image", DataType::Fp32, vec![1, 1, 8, 8], Bytes::from(ink)).unwrap();

@@ -102,7 +102,7 @@ impl Cluster {
         done(self.command(words))
     }
 
-    /// Runs a verb of the binary under test, from outside. Returns its standard output.
+    /// Runs a verb of the binary under test, from outside. Returns the standard output.
     pub(crate) fn ok(&self, words: &[&str]) -> String {
         verb(words, &self.endpoints)
     }
@@ -178,19 +178,19 @@ impl Drop for Cluster {
     }
 }
 
-/// A cluster in one container. Dropping it removes the container.
+/// A cluster in a container. Dropping the value removes the container.
 pub(crate) struct Alone {
     name: String,
     endpoint: String,
 }
 
 impl Alone {
-    /// Runs a verb of the binary under test, from outside. Returns its standard output.
+    /// Runs a verb of the binary under test, from outside. Returns the standard output.
     pub(crate) fn ok(&self, words: &[&str]) -> String {
         verb(words, &self.endpoint)
     }
 
-    /// Stops the container in order. Returns its exit status.
+    /// Stops the container in order. Returns the exit status.
     pub(crate) fn stop(&self) -> String {
         done(docker(&["stop", "--time", "45", &self.name]));
         done(docker(&["inspect", "--format", "{{.State.ExitCode}}", &self.name])).trim().to_owned()
@@ -209,7 +209,7 @@ impl Drop for Alone {
     }
 }
 
-/// Runs a verb of the binary under test. Returns its standard output.
+/// Runs a verb of the binary under test. Returns the standard output.
 fn verb(words: &[&str], endpoints: &str) -> String {
     let mut command = bounded(&[env!("CARGO_BIN_EXE_millrace")]);
     command.env_clear().env("HOME", "/nonexistent").args(words).args(["-e", endpoints]);
@@ -252,7 +252,7 @@ fn bounded(words: &[&str]) -> Command {
     command
 }
 
-/// Runs a command that must succeed. Returns its standard output.
+/// Runs a command that must succeed. Returns the standard output.
 fn done(mut command: Command) -> String {
     let output = command.output().unwrap();
     assert!(output.status.success(), "{command:?}: {}: {}", output.status, text(&output));

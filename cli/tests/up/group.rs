@@ -22,7 +22,7 @@ impl Drop for ByHand {
 }
 
 impl ByHand {
-    /// Starts a command line as a shell would, and waits for its ready line.
+    /// Starts a command line as a shell would, and waits for the ready line.
     fn start(words: &[&str]) -> (Self, Value) {
         use std::io::BufRead as _;
         let mut child = millrace().args(words).stdout(Stdio::piped()).spawn().expect("the binary was built");
@@ -52,7 +52,7 @@ fn holder(up: &Up) -> String {
     holder["name"].as_str().unwrap().to_owned()
 }
 
-/// Runs a verb against one controller.
+/// Runs a verb against a single controller.
 fn ok_at(part: &Part, args: &[&str]) -> String {
     let (_, client) = part.controller.as_ref().expect("a controller");
     let output = millrace().args(args).args(["-e", client]).output().expect("the binary runs");

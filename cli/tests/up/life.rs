@@ -100,7 +100,7 @@ fn the_workflow_demo_shows_every_hop_and_loses_no_request_to_killed_executors() 
     assert!(demo.status.success(), "{stdout}{stderr}");
     assert!(stdout.contains("people: 24, ") && stdout.contains("vehicles: 16, "), "{stdout}");
     assert!(stdout.contains("detect.any_vehicles is 0"), "{stdout}");
-    // The input of a recogniser was made on its own GPU or on the other one.
+    // The input of a recogniser was made on its own GPU or on the other GPU.
     let methods = [" intra-gpu ", " inter-gpu ", " host "];
     let is_hop =
         |line: &&str| methods.iter().any(|method| line.contains(method)) && line.contains("worker-1");

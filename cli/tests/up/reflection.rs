@@ -110,7 +110,7 @@ impl Stock {
         Self { runtime, channel, service, called: RefCell::default() }
     }
 
-    /// Calls a method with the messages of a stream, which may be a single one.
+    /// Calls a method with the messages of a stream, which may be a single message.
     fn send(
         &self,
         method: &str,

@@ -156,7 +156,7 @@ impl Up {
         millrace().args(args).args(["-e", &self.client]).output().expect("the binary runs")
     }
 
-    /// Runs a verb that must succeed. Returns its standard output.
+    /// Runs a verb that must succeed. Returns the standard output.
     pub(crate) fn ok(&self, args: &[&str]) -> String {
         let output = self.run(args);
         let stderr = String::from_utf8_lossy(&output.stderr);
@@ -164,7 +164,7 @@ impl Up {
         String::from_utf8(output.stdout).expect("output is UTF-8")
     }
 
-    /// Runs a verb that must fail with this exit code. Returns its standard error.
+    /// Runs a verb that must fail with this exit code. Returns the standard error.
     pub(crate) fn refused(&self, code: i32, args: &[&str]) -> String {
         let output = self.run(args);
         let stderr = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -19,7 +19,7 @@ impl Models {
         self.0.path().join(name)
     }
 
-    /// Writes a model and its manifest. Returns the manifest's path.
+    /// Writes a model and a manifest. Returns the manifest's path.
     fn function(&self, name: &str, model: &[u8]) -> String {
         self.manifest(name, &format!("{name}.onnx"), model, "")
     }

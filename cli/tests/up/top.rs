@@ -6,7 +6,7 @@ use crate::running::{Up, eventually, millrace, repository};
 
 const IMAGE: &str = "examples/digits/images/digit-3.png";
 
-/// Returns the cell under a heading in one pane's row, from a printed sample.
+/// Returns the cell under a heading in a pane's row, from a printed sample.
 fn cell<'a>(look: &'a str, pane: &str, heading: &str, id: &str) -> Option<&'a str> {
     let lines = look.lines().skip_while(|line| *line != pane);
     let mut lines = lines.skip(1).take_while(|line| !line.is_empty());
@@ -41,7 +41,7 @@ fn top_at_any_controller_includes_the_counts_of_all_gateways_and_workers() {
                 .all(|it| look.contains(it))
     });
     assert!(cell(&look, "Functions", "P98", "default/digits").unwrap().ends_with('s'), "{look}");
-    // One of the workers ran the requests, over its link.
+    // A worker ran the requests, over its link.
     let gpus = look.matches(" Up ").count();
     let links = look.matches(" pcie ").count();
     assert_eq!((gpus, links), (2, 2), "{look}");

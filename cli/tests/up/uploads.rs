@@ -117,7 +117,7 @@ fn a_model_of_a_gigabyte_is_stored_without_being_read_into_the_controllers_memor
 
 /// Returns a model file that would need hundreds of times its size in memory if it were decoded.
 fn hostile() -> Vec<u8> {
-    // The file is one graph of empty nodes: two bytes each in the file, hundreds of bytes decoded.
+    // The file is a graph of empty nodes: two bytes each in the file, hundreds of bytes decoded.
     let nodes = [0x0a, 0x00].repeat(millrace_model::MAX_MESSAGES - 16);
     let mut length = Vec::new();
     let mut rest = nodes.len();

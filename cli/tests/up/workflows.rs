@@ -59,7 +59,7 @@ fn an_output_of_one_worker_is_fetched_directly_by_the_other() {
     up.ok(&["cluster", "wait", "--voters", "3", "--nodes", "2", "--timeout", "30s"]);
     let folder = folder(1);
     // Apply and use the functions before the workflow. A function that ran stays on its node;
-    // applied with the workflow, both functions would be placed on one node.
+    // applied with the workflow, both functions would be placed on the same node.
     let both = std::fs::read_to_string(folder.path().join("both.yaml")).unwrap();
     let (functions, _) = both.rsplit_once("---\n").unwrap();
     let file = folder.path().join("functions.yaml");
@@ -79,7 +79,7 @@ fn an_output_of_one_worker_is_fetched_directly_by_the_other() {
     assert_eq!(placed, [1, 1], "each node has one of the functions");
 
     let answer = invoke(&up, "both", folder.path());
-    // Run the same steps by hand: the first function's output is the second one's input.
+    // Run the same steps by hand: the first function's output is the second function's input.
     let once = invoke(&up, "first", folder.path());
     let values = once["outputs"][0]["data"].as_array().unwrap();
     let bytes: Vec<u8> = values.iter().flat_map(|it| (it.as_f64().unwrap() as f32).to_le_bytes()).collect();

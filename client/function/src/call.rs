@@ -134,7 +134,7 @@ impl Call {
         &self.inputs
     }
 
-    /// Returns an input by its name.
+    /// Returns an input by name.
     ///
     /// # Errors
     /// [`Error::NoInput`] when the call has no such input.

@@ -52,7 +52,7 @@ pub(crate) fn write(id: &DataId) -> wire::DataId {
     wire::DataId { home: id.home.to_string(), epoch: id.epoch.0, counter: id.counter }
 }
 
-/// Parses an id from its text: home/epoch/counter.
+/// Parses an id from text: home/epoch/counter.
 pub(crate) fn parse(text: &str) -> Option<DataId> {
     let mut parts = text.split('/');
     let mut part = || parts.next();

@@ -57,7 +57,7 @@ impl Drop for Map {
     fn drop(&mut self) {
         if self.len > 0 {
             // SAFETY: this value owns the mapping, and nothing borrows from it any longer. `munmap`
-            // fails only for a wrong address, and this one came from `mmap`.
+            // fails only for a wrong address, and this address came from `mmap`.
             unsafe { munmap(self.at.as_ptr().cast(), self.len) }.unwrap_or_default();
         }
     }

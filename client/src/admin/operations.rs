@@ -11,7 +11,7 @@ use super::{Admin, CALL_TIMEOUT, admin_client, stamped};
 use crate::endpoints::Repeat;
 use crate::error::Error;
 
-/// The longest wait of one call, below the limit of a server.
+/// The longest wait of a call, below the limit of a server.
 const WAIT_MAX: Duration = Duration::from_secs(20);
 
 impl Admin {

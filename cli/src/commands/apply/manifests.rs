@@ -37,7 +37,7 @@ pub(crate) struct RuleItem {
     source: PathBuf,
 }
 
-/// A function, and the location of its model.
+/// A function, and the location of the model.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Item {
     pub(crate) spec: FunctionSpec,
@@ -58,7 +58,7 @@ pub(crate) enum ModelAt {
     Cluster(Digest),
 }
 
-/// A workflow, and its file.
+/// A workflow, and the manifest's file.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct WorkflowItem {
     pub(crate) spec: WorkflowSpec,
@@ -130,7 +130,7 @@ impl Items {
         Ok(())
     }
 
-    /// Refuses a name that occurs twice. Functions and workflows share one name space.
+    /// Refuses a name that occurs twice. Functions and workflows share a name space.
     fn refuse_repeated_models(&self) -> Result<(), Failure> {
         let functions = self.functions.iter().map(|item| (&item.spec.key, "function", item.source.as_path()));
         let workflows = self.workflows.iter().map(|item| (&item.spec.key, "workflow", item.source.as_path()));
@@ -216,7 +216,7 @@ mod tests {
         )
     }
 
-    /// Returns a workflow of one step.
+    /// Returns a workflow of a single step.
     fn workflow(name: &str, runs: &str) -> String {
         format!(
             "apiVersion: millrace/v1\nkind: Workflow\nmetadata: {{name: {name}}}\nspec:\n  inputs: [x]\n  steps: [{{name: only, {runs}, inputs: {{x: input.x}}}}]\n  outputs: {{y: only.y}}\n"

@@ -1,5 +1,5 @@
 //! The rules that operators set, compared with the cluster's: tenants' caps, and the scheduling
-//! policy. A manifest replaces its whole rule: a field that it does not name is removed.
+//! policy. A manifest replaces its whole rule: a field that the manifest omits is removed.
 
 use futures::TryStreamExt as _;
 use millrace_client::{Admin, Error, Outcome, PolicyChange, messages as wire};
@@ -81,7 +81,7 @@ pub(crate) async fn check(changes: &[Change], admin: &Admin) -> Result<(), Failu
     Ok(())
 }
 
-/// Lets the server check a tenant's caps without storing them. Returns the tenant as it would be.
+/// Lets the server check a tenant's caps without storing them. Returns the tenant with the caps.
 pub(crate) async fn try_tenant(
     name: &TenantName,
     quota: &Quota,

@@ -52,7 +52,7 @@ struct Load {
     done: AtomicBool,
     answered: AtomicUsize,
     /// The ids of the unanswered requests. Every client writes the set, so it is behind a lock,
-    /// held for one operation on a small set.
+    /// held for a single operation on a small set.
     under_way: Mutex<BTreeSet<String>>,
 }
 
@@ -62,14 +62,14 @@ impl Load {
     }
 }
 
-/// The results of one client.
+/// The results of a client.
 #[derive(Default)]
 struct Tally {
     latencies: Vec<Duration>,
     problems: Vec<String>,
 }
 
-/// An executor, as the cluster reports it.
+/// An executor in the cluster's report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Executor {
     gpu: u32,
@@ -130,7 +130,7 @@ async fn send(inference: Inference, known: Arc<[Known]>, load: Arc<Load>, number
     tally
 }
 
-/// Kills executors one after another. Returns the number of requests that lost an executor and ran
+/// Kills executors in turn. Returns the number of requests that lost an executor and ran
 /// again, if traces are kept.
 async fn kill_executors(session: &Session, load: &Load, storm: Storm) -> Result<usize, Failure> {
     let mut hit = 0;

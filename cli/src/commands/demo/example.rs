@@ -50,7 +50,7 @@ pub(super) fn pictures() -> Result<Vec<Picture>, Failure> {
     IMAGES.into_iter().map(picture).collect()
 }
 
-/// Writes the manifest and its model into a folder. Returns the manifest's path.
+/// Writes the manifest and the model into a folder. Returns the manifest's path.
 pub(super) fn unpack(folder: &Path) -> Result<PathBuf, Failure> {
     let manifest = folder.join("function.yaml");
     for (path, bytes) in [(folder.join("digits.onnx"), MODEL), (manifest.clone(), MANIFEST.as_bytes())] {

@@ -84,7 +84,7 @@ pub(crate) async fn run(args: Args, config: Config, kept: Option<Kept>) -> Resul
     let mut stop = Stop::new()?;
     tokio::select! {
         shown = show(&args, config, kept) => shown,
-        // Dropping the cluster ends it, executors included.
+        // Dropping the cluster ends all parts, executors included.
         () = stop.asked() => Err(Failure::failed("stopped")),
     }
 }

@@ -1,4 +1,4 @@
-//! `describe`: all details of one function or workflow, for people.
+//! `describe`: all details of a function or workflow, for people.
 
 mod workflow;
 
@@ -91,7 +91,7 @@ fn field(name: &str, value: &str) -> String {
     format!("{:<13}{}", format!("{name}:"), if value.is_empty() { "-" } else { value })
 }
 
-/// Formats a timestamp and its age.
+/// Formats a timestamp and the age.
 fn moment(stamp: Option<prost_types::Timestamp>, now: SystemTime) -> String {
     let ago = text::age_of(stamp, now);
     stamp.and_then(text::moment).map(|moment| format!("{moment} ({ago} ago)")).unwrap_or_default()

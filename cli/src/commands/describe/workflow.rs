@@ -55,7 +55,7 @@ pub(super) fn report(workflow: &wire::Workflow, now: SystemTime) -> String {
     lines.join("\n")
 }
 
-/// Describes the traffic between functions in one run, on average.
+/// Describes the traffic between functions in a run, on average.
 fn passed(seen: &wire::WorkflowPassed) -> Vec<String> {
     let runs = if seen.runs == 1 { "1 run".to_owned() } else { format!("{} runs", seen.runs) };
     let mut lines = vec![format!("{:MARGIN$}{runs} since its controllers started", "")];

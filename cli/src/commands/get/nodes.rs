@@ -147,7 +147,7 @@ fn pids(gpu: &wire::Gpu) -> String {
     let pids: Vec<_> = gpu.executor_pids.iter().take(PIDS_SHOWN).map(u32::to_string).collect();
     match gpu.executor_pids.len() {
         0 if gpu.executor_pid == 0 => String::new(),
-        // A worker of another build reports only one pid.
+        // A worker of another build reports a single pid.
         0 => gpu.executor_pid.to_string(),
         all if all > PIDS_SHOWN => format!("{} (+{})", pids.join(","), all - PIDS_SHOWN),
         _ => pids.join(","),

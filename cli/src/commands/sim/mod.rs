@@ -105,7 +105,7 @@ pub(crate) struct Args {
     output: Output,
 }
 
-/// The run of one policy.
+/// The run of a policy.
 struct Run {
     policy: PolicyConfig,
     summary: Summary,

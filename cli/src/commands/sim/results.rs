@@ -14,7 +14,7 @@ use crate::failure::Failure;
 use crate::output::table::{Table, col, wide};
 use crate::output::{self, Format, text};
 
-/// The row of one policy in `-o json`.
+/// The row of a policy in `-o json`.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Row {
@@ -37,7 +37,7 @@ struct Row {
     tenants: Vec<TenantRow>,
 }
 
-/// The predictions for turns of one kind on GPUs of one type.
+/// The predictions for turns of a kind on GPUs of a type.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct PredictionRow {

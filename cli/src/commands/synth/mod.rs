@@ -120,7 +120,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 impl Network {
-    /// Builds the network. Returns its name and file.
+    /// Builds the network. Returns the name and the file.
     fn build(&self, seeded: Seeded) -> Result<(&'static str, Vec<u8>), Failure> {
         Ok(match self {
             Self::Mlp => ("mlp", seeded.mlp()),

@@ -1,4 +1,4 @@
-//! The details of one row as lines.
+//! The details of a row as lines.
 
 use std::cmp::Reverse;
 

@@ -10,7 +10,7 @@ pub(super) fn name(link: &LinkActivity) -> String {
     format!("{}/{}", link.node, link.name)
 }
 
-/// Returns a link's row. The rates are since an earlier sample, if there is one.
+/// Returns a link's row. With an earlier sample, the rates are since that sample.
 pub(super) fn row(since: Option<(&LinkActivity, Span)>, now: &LinkActivity) -> Row {
     // The rates towards GPUs and to the host.
     let rates = since.map(|(before, span)| {

@@ -14,7 +14,7 @@ use super::sheet::{Cell, Row, Sheet, Tone};
 use crate::output::events::Event;
 use crate::output::text::{latency, size};
 
-/// The data of one display.
+/// The data of a display.
 #[derive(Debug)]
 pub(super) struct Picture {
     /// The summary of the cluster, as lines.
@@ -52,7 +52,7 @@ impl Picture {
     }
 }
 
-/// The newest sample, and an earlier one to compare with.
+/// The newest sample, and an earlier sample to compare with.
 #[derive(Clone, Copy)]
 struct Since<'a> {
     before: Option<&'a Sample>,
@@ -203,7 +203,7 @@ impl<'a> Since<'a> {
             let spec = it.spec.as_ref()?;
             Some(Known { tenant: &spec.tenant, name: &spec.name, slo: spec.slo.as_ref() })
         });
-        // Functions and workflows share one name space.
+        // Functions and workflows share a name space.
         let known = functions.chain(workflows).map(|it| (name(it.tenant, it.name), it));
         let known: BTreeMap<_, _> = known.collect();
         // A deleted function still has counts, but no row.

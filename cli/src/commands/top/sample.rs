@@ -18,7 +18,7 @@ const EVENTS_MAX: usize = 500;
 /// The middle of a latency bucket relative to its end. A bucket is a quarter of an octave wide.
 const MIDDLE: f64 = 0.917_004_043_204_671_2; // 2^(-1/8)
 
-/// The state of the cluster at one moment.
+/// The state of the cluster at a moment.
 #[derive(Debug, Clone)]
 pub(super) struct Sample {
     pub(super) at: Instant,

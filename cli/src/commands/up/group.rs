@@ -30,7 +30,7 @@ pub(super) async fn run(args: &Args, config: &Config, data_dir: PathBuf) -> Resu
     process::say_stopping(args.options.grace);
     tokio::select! {
         () = group.shutdown() => ended,
-        // Dropping the group kills it, executors included.
+        // Dropping the group kills all processes, executors included.
         () = stop.asked() => Err(process::stopped_at_once()),
     }
 }

@@ -34,7 +34,7 @@ pub(super) async fn run(
     process::say_stopping(args.options.grace);
     tokio::select! {
         () = cluster.shutdown(args.options.grace) => ended,
-        // Dropping the cluster ends it, executors included.
+        // Dropping the cluster ends all parts, executors included.
         () = stop.asked() => Err(process::stopped_at_once()),
     }
 }
@@ -64,7 +64,7 @@ fn plan(args: &Args, config: &Config, data_dir: PathBuf) -> Result<Plan, Failure
     })
 }
 
-/// Refuses the folder of a group, because one of its controllers alone has no majority.
+/// Refuses the folder of a group, because a single controller has no majority.
 fn alone(data_dir: &Path) -> Result<(), Failure> {
     let controllers = record::read(data_dir)?.controllers.len();
     if controllers < 2 {

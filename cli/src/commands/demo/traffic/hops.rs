@@ -155,7 +155,7 @@ impl<'a> Hops<'a> {
     }
 }
 
-/// Returns one of Millrace's own attributes.
+/// Returns an attribute of Millrace.
 fn attribute<'a>(span: &'a Span, name: &str) -> Option<&'a str> {
     span.attributes.get(&format!("millrace.{name}")).map(String::as_str)
 }
