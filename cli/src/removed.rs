@@ -43,7 +43,7 @@ pub(crate) fn refusal(error: &clap::Error) -> Option<Failure> {
         return None;
     }
     let Some(ContextValue::String(argument)) = error.get(ContextKind::InvalidArg) else { return None };
-    // clap names an unknown argument without the value that `=` joins to it, but not in all versions.
+    // clap names an unknown argument without the value after `=`, but not in all versions.
     let name = argument.split('=').next().unwrap_or(argument);
     let (flag, instead) = FLAGS.iter().find(|(flag, _)| *flag == name)?;
     Some(Failure::usage(format!("{flag} was removed")).hint(*instead))

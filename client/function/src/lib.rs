@@ -5,12 +5,13 @@
 //! ```text
 //! Session::open ─► next ─► Call: inputs, each with an id
 //!                           │ fetch(id)        ─► Buffer, mapped when it is first read
-//!                           │ unique_id        ─► a name that nothing else has, without asking anybody
+//!                           │ unique_id        ─► an id unique in the cluster, usually without a message
 //!                           │ create(bytes)    ─► Room, written in place
-//!                           │ store(id, room)  ─► an object of the worker: no byte of it moves
-//!                           │ output, response ─► which stored data is which output
+//!                           │ store(id, room)  ─► an object of the worker, without a copy
+//!                           │ output, response ─► the stored data of each output
 //!                           └ finish or fail
 //! ```
+//!
 //! The function sees memory and never a device (D11). Calls cross one Unix socket, and large data
 //! lies in memfds (D10). A process serves one call at a time. A call's methods may be used from any
 //! thread.

@@ -5,12 +5,13 @@
 //!   checked here              of all, stores nothing
 //! ```
 //!
-//! Everything is checked before anything is stored. The server's [dry run](dry_run) alone decides about
-//! functions and workflows: it creates, changes or refuses an item, and it gives the order. The dry run
-//! describes models that the cluster does not have. Their files are uploaded afterwards. An apply of several
-//! items then repeats the dry run, because the server now knows the models itself and an upload may last an
-//! hour. [Rules](rules) of operators are tried and stored before functions and workflows. If another client
-//! writes meanwhile, an item may be refused after earlier items were stored.
+//! Everything is checked before anything is stored. The server's [dry run](dry_run) alone decides
+//! about functions and workflows: it creates, changes or refuses an item, and it gives the order.
+//! The dry run describes models that the cluster does not have. Their files are uploaded
+//! afterwards. An apply of several items then repeats the dry run, because the server now knows the
+//! models itself and an upload may last an hour. [Rules](rules) of operators are tried and stored
+//! before functions and workflows. If another client writes meanwhile, an item may be refused after
+//! earlier items were stored.
 
 mod dry_run;
 pub(crate) mod manifests;
