@@ -10,7 +10,7 @@
 //! | Gpu | its requests and memory map | run again elsewhere, as after an executor's death; the executor is replaced |
 //! | Executor | its process | as after the executor's death |
 //! | Crew | the processes of its program | as after their death; its requests are answered with `INTERNAL` |
-//! | Link | outstanding grants | granted again when no end of theirs is reported |
+//! | Link | outstanding grants | granted again if no end is reported |
 //! | Node | every request on a GPU or in the queue | answered with `INTERNAL`; links, GPUs and executors are restarted, installed functions stay |
 
 mod accounts;
@@ -88,7 +88,7 @@ pub(crate) struct Supervisor {
     tenants: RefCell<Tenants>,
     /// The scheduling policy in force, which survives restarts of all actors.
     in_force: Cell<InForce>,
-    /// Whether Function actors report their SLO counts, because the policy depends on them.
+    /// Whether Function actors report SLO counts, because the policy depends on the counts.
     told: Rc<Cell<ScoresTold>>,
     /// The NVLink routes between GPUs. `None` on a machine that is larger than
     /// the planner's bounds.

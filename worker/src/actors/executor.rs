@@ -206,7 +206,7 @@ impl Executor {
                 self.step(now, Event::Exited { incarnation });
             }
             PortEventKind::Event(event::Event::Ready(ready), _) => self.ready(now, incarnation, &ready),
-            // The event is from an earlier process, or from one that is being replaced.
+            // The event is from an earlier process, or from a process that is being replaced.
             _ if !self.up || incarnation != self.life.core.incarnation() => {}
             PortEventKind::Event(event, descriptors) => self.said(event, descriptors),
             PortEventKind::ProgramUp { program, pid } => {

@@ -114,7 +114,7 @@ enum Carried {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ScoresTold {
     /// The counts are reported after each request that changes them, because the order of the node's queue
-    /// depends on them.
+    /// depends on the counts.
     Yes,
     /// The counts are never reported.
     No,

@@ -74,7 +74,7 @@ impl Links {
         ways.filter(|way| matches!(way, Way::Forwarded(..))).collect()
     }
 
-    /// Returns the time that a forwarded batch of this size needs beyond its time on the slowest link: the
+    /// Returns the time that a forwarded batch of this size needs beyond the time on the slowest link: the
     /// time of one chunk on each other link. A chunk is sent on while the next chunk arrives.
     pub(super) fn fill(&self, way: Way, size: Bytes) -> Duration {
         let Way::Forwarded(direction, hops) = way else { return Duration::ZERO };
@@ -210,7 +210,7 @@ mod tests {
         );
         let to_2 = links.rates().find(|(stream, _)| *stream == to(2));
         assert_eq!(to_2, Some((to(2), BytesPerSec::gb(5))));
-        // The last chunk crosses the NVLink after it has arrived from the host.
+        // The last chunk crosses the NVLink after the arrival from the host.
         assert_eq!(links.fill(way.1, Bytes::mib(10)), BytesPerSec::gb(24).time_for(Bytes::mib(2)));
         assert_eq!(links.fill(way.1, Bytes(24_000)), Duration::from_micros(1));
         assert!(links.set(way, None) && links.forwarding(GpuIndex(0)).is_empty());

@@ -68,7 +68,7 @@ impl ModelledMachine {
         self.with(gpu, |place, now| place.model.kill(now));
     }
 
-    /// Returns the time that a forwarded copy needs beyond its time on the slowest link; zero on a machine
+    /// Returns the time that a forwarded copy needs beyond the time on the slowest link; zero on a machine
     /// without links.
     fn fill(&self, copy: &CopyOrder) -> Duration {
         let inside = self.inside();
@@ -88,7 +88,7 @@ impl ModelledMachine {
         let result = change(&mut inside.places[gpu.0 as usize], now);
         inside.share(now, gpu);
         if inside.links.is_some() {
-            // The rates of other GPUs' copies may have changed, and with them the ends of these copies.
+            // The rates of other GPUs' copies may have changed, and so the ends of the copies.
             for (gpu, place) in (0..).map(GpuIndex).zip(&mut inside.places) {
                 self.arm(place, gpu, now);
             }
@@ -131,7 +131,7 @@ impl ModelledMachine {
 
 impl Inside {
     /// Advances all copies that share links to the present, event by event, each at its own exact time:
-    /// when one copy ends, the others get its share from that time on.
+    /// when one copy ends, the others get the freed share from that time on.
     fn advance(&mut self, now: Timestamp) {
         if self.links.is_none() {
             return;

@@ -17,7 +17,7 @@ use tokio::io::Interest;
 use tokio::net::UnixStream;
 use tokio::sync::Notify;
 
-/// An event of an executor, with its descriptors.
+/// An event of an executor, with descriptors.
 #[derive(Debug)]
 pub(super) struct Arrived {
     pub event: wire::event::Event,

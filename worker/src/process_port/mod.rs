@@ -8,7 +8,7 @@
 //!
 //! There is a process per GPU, or in isolation per model and GPU (`isolated`).
 //!
-//! A task per process reads the process's events, waits for its end and reports it. The tasks run on the
+//! A task per process reads the process's events, waits for the end and reports it. The tasks run on the
 //! actor thread, so an event costs no hop between threads.
 
 use std::ffi::OsString;
@@ -41,13 +41,13 @@ const PROBE_MAX: Bytes = Bytes::mib(4);
 
 /// The worker's environment variables that an executor gets, besides those with the prefix
 /// [`ALLOCATOR_VARIABLES`]. The first is for the dynamic loader, the others for the messages of panics.
-/// Other variables may hold the operator's secrets, and an executor needs none of them: its configuration
+/// Other variables may hold the operator's secrets, and an executor needs no others: the configuration
 /// arrives over its socket.
 const VARIABLES: [&str; 3] = ["LD_LIBRARY_PATH", "RUST_BACKTRACE", "RUST_LIB_BACKTRACE"];
 /// The prefix of the environment variables that tune the allocator.
 const ALLOCATOR_VARIABLES: &str = "MIMALLOC_";
 
-/// The command that starts an executor. The executor gets its socket as its standard input.
+/// The command that starts an executor. The executor's socket is its standard input.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExecutorCommand {
     pub program: PathBuf,
@@ -272,7 +272,7 @@ impl ExecutorPort for ProcessPort {
         let Some(process) = &self.process else { return };
         match pidfd_send_signal(process.pidfd.as_fd(), Signal::KILL) {
             Ok(()) => {}
-            // The process has ended already, and its end is reported.
+            // The process has ended already, and the end is reported.
             Err(rustix::io::Errno::SRCH) => {}
             Err(error) => tracing::error!(gpu = %self.gpu, %error, "cannot kill an executor"),
         }

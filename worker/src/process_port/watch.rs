@@ -17,7 +17,7 @@ use tokio::process::Child;
 use super::connection::{Arrived, Connection};
 use crate::port::{PortEvent, PortEventKind, PortSink};
 
-/// Maximum time from the start of a process to its `Ready`.
+/// Maximum time from the start of a process to `Ready`.
 const READY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The watch of an executor process.
@@ -30,7 +30,7 @@ pub(super) struct Watch {
     ready: Cell<bool>,
 }
 
-/// Maximum time that a process may take to exit after it has closed its socket.
+/// Maximum time from the close of a process's socket to the exit.
 const EXIT_GRACE: Duration = Duration::from_millis(50);
 
 /// The reason why the watch stops to follow the process.
@@ -52,7 +52,7 @@ impl Watch {
         Self { gpu, incarnation, connection, sink, ready: Cell::new(false) }
     }
 
-    /// Follows the process until its end, and reports the end as the last event.
+    /// Follows the process, and reports its end as the last event.
     pub(super) async fn run(self, mut child: Child) {
         let gpu = self.gpu;
         let incarnation = self.incarnation;

@@ -72,7 +72,7 @@ pub(crate) enum Heard {
 
 /// A message to a Crew actor.
 pub(crate) enum Message {
-    /// The pool starts its processes and keeps the processes alive from now on.
+    /// The pool starts the processes and keeps them alive from now on.
     Start,
     /// A Function actor admitted a request, which waits for a process from now on.
     Enqueue { work: SharedWork, attempts: Attempts },
@@ -82,7 +82,7 @@ pub(crate) enum Message {
     FunctionReset,
     /// An event of a process.
     Process { place: Place, incarnation: Incarnation, heard: Heard },
-    /// The pool stops its processes and starts no others.
+    /// The pool stops all processes and starts no others.
     Stop,
 }
 
@@ -109,7 +109,7 @@ pub(crate) struct Crew {
     reporter: Reporter,
     /// The function's deadline, for requests without an objective of their own.
     deadline: Option<Duration>,
-    /// The actor's own address, to which its processes report.
+    /// The actor's own address, to which the processes report.
     own: Slot<Message>,
 }
 
@@ -364,7 +364,7 @@ fn deadline(work: &SharedWork) -> Timestamp {
     work.accepted + work.invocation.timeout
 }
 
-/// Returns the reader of the request's data, with the objective of its transfers.
+/// Returns the reader of the request's data, with the objective of the transfers.
 fn asker(work: &SharedWork, deadline: Option<Duration>) -> Arc<Asker> {
     Arc::new(Asker {
         revision: work.invocation.revision.clone(),
@@ -373,7 +373,7 @@ fn asker(work: &SharedWork, deadline: Option<Duration>) -> Arc<Asker> {
     })
 }
 
-/// Returns a request as a call in the function protocol, with its descriptors.
+/// Returns a request as a call in the function protocol, with descriptors.
 fn call(work: &SharedWork, left: Duration) -> io::Result<(wire::Call, Vec<OwnedFd>)> {
     let invocation = &work.invocation;
     // Large inputs were sealed when they were gathered. Small inputs that do not fit into the message were

@@ -12,9 +12,9 @@ use super::Programs;
 /// The health of a program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Health {
-    /// No process of the program has sent its greeting yet.
+    /// No process of the program has sent a greeting yet.
     Starting,
-    /// A process of the program has sent its greeting.
+    /// A process of the program has sent a greeting.
     Up,
     /// The program's processes do not start, for this reason.
     Failing(String),

@@ -17,13 +17,13 @@
 //! | module | holds |
 //! |---|---|
 //! | [`crew`] | the actor of a process pool: the processes of one function |
-//! | [`process`] | a process, from its start to its end |
+//! | [`process`] | a process, from start to end |
 //! | [`data`] | the data that a process names, stores and fetches |
 //! | [`aside`] | copies of large data, off the actor thread |
-//! | [`names`] | the data names of a process, and their use |
+//! | [`names`] | the data names of a process |
 //! | [`outputs`] | the check of a process's outputs |
 //! | [`health`] | the health and the restarts of programs, for status and metrics |
-//! | [`launch`] | the steps of a child process before it runs the program |
+//! | [`launch`] | the steps of a child process before the program runs |
 //! | `log` | the output of a process in the worker's log |
 
 mod aside;
@@ -153,7 +153,7 @@ impl Programs {
     }
 
     /// Writes a program's executable file. Each call writes a new file, because an earlier revision with
-    /// the same program may still use its own. Blocks.
+    /// the same program may still use the earlier file. Blocks.
     ///
     /// # Errors
     /// Errors of the file system. No file is left behind.

@@ -25,7 +25,7 @@ pub(super) enum Name {
     Free,
     /// Data was stored under the name.
     Used,
-    /// Data was stored under the name, and an answer named it.
+    /// Data was stored under the name, and an answer named the data.
     Answered,
 }
 
@@ -98,7 +98,7 @@ impl Names {
         }
     }
 
-    /// Marks a name as answered: an answer named its data.
+    /// Marks a name as answered: an answer named the data.
     pub(super) fn answers(&mut self, id: &DataId) {
         for block in &mut self.0 {
             if let Some(place) = block.place(id) {

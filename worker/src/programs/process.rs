@@ -1,4 +1,4 @@
-//! A process of a program, from its start to its end. Its requests for data are answered here, and its
+//! A process of a program, from start to end. The process's requests for data are answered here, and its
 //! answers are posted to the Crew. The process gets its socket as its standard input, as an executor
 //! does, for the reason in [`crate::process_port`]. The process is started from the actor thread, which
 //! lives as long as the worker.
@@ -34,9 +34,9 @@ use crate::process_port::connection::{Connection, Unsent, is_lacking};
 use crate::request::Asker;
 use crate::seams::Mailbox;
 
-/// Maximum time that a process may take to exit after it has closed its socket.
+/// Maximum time from the close of a process's socket to the exit.
 const EXIT_GRACE: Duration = Duration::from_millis(50);
-/// Maximum time to read the rest of a process's output after its end.
+/// Maximum time to read the rest of a process's output after the exit.
 const LOG_GRACE: Duration = Duration::from_millis(50);
 /// Maximum number of answers that a process has not read, apart from those in the socket's buffer. Each may
 /// hold a descriptor.
@@ -179,7 +179,7 @@ fn frame(message: Told, descriptors: Vec<OwnedFd>) -> Result<Frame, frames::Erro
     Frame::new(&wire::ToProcess { message: Some(message) }, descriptors)
 }
 
-/// The task that follows a process from its start to its end.
+/// The task that follows a process from start to end.
 struct Watch {
     name: Name,
     connection: Rc<Connection>,
@@ -191,7 +191,7 @@ struct Watch {
 }
 
 impl Watch {
-    /// Follows the process until its end, and reports the end as the last event.
+    /// Follows the process, and reports its end as the last event.
     async fn run(self, mut leader: Leader, log: Option<JoinHandle<()>>, mut closing: watch::Receiver<bool>) {
         let mut decoder = FrameDecoder::default();
         let end = tokio::select! {

@@ -28,13 +28,13 @@ impl Supervisor {
         self.tenants.borrow_mut().change(quotas, self.registry.borrow().owners())
     }
 
-    /// Returns a function's index and its tenant, if the tenant has caps.
+    /// Returns a function's index and tenant, if the tenant has caps.
     pub(crate) fn capped(&self, key: &RevisionKey) -> Option<(FunctionIndex, TenantIndex)> {
         let tenant = self.tenants.borrow().capped(&key.function.tenant)?;
         Some((self.registry.borrow().index_of(key)?, tenant))
     }
 
-    /// Returns the SLO counts of each function since it is on this node.
+    /// Returns the SLO counts of each function since its installation on this node.
     pub(crate) fn scored(&self) -> Vec<(FunctionIndex, FunctionKey, SloCounts)> {
         let registry = self.registry.borrow();
         let scored = registry
@@ -43,7 +43,7 @@ impl Supervisor {
         scored.collect()
     }
 
-    /// Asks the actors below the Node for their parts of a snapshot. `Look::Machine` leaves out the
+    /// Asks the actors below the Node for parts of a snapshot. `Look::Machine` leaves out the
     /// functions.
     pub(crate) fn report(&self, look: Look, parts: &Parts) {
         let registry = self.registry.borrow();

@@ -1,5 +1,4 @@
-//! The functions of a node: their installation, the start of their actors, their settings for dispatch and
-//! GPUs, and their removal.
+//! The functions of a node: installation, the start of actors, settings for dispatch and GPUs, and removal.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -107,7 +106,7 @@ impl Supervisor {
             idempotent: if idempotent { Idempotent::Yes } else { Idempotent::No },
         };
         let core = self.drive(Admission::new(config), CoreId::Admission(index));
-        // The queue of a process pool does not depend on SLO counts, so programs never report theirs.
+        // The queue of a process pool does not depend on SLO counts, so programs never report SLO counts.
         let (told, below) = match &hosted.program {
             None => (Rc::clone(&self.told), Below::Gpus),
             Some(hosting) => (Rc::new(Cell::new(ScoresTold::No)), Below::Crew(hosting.crew.clone())),
@@ -153,26 +152,26 @@ impl Supervisor {
         self.policy().dispatch.scores()
     }
 
-    /// Returns the batching limits of a function, if its requests are batched.
+    /// Returns the batching limits of a function with batched requests.
     pub(crate) fn limits_of(&self, key: &RevisionKey) -> Option<batching::Event> {
         let registry = self.registry.borrow();
         let index = registry.index_of(key)?;
         self.limits(index, &registry.function(index)?.config)
     }
 
-    /// Returns a function's index and its objective.
+    /// Returns a function's index and objective.
     pub(crate) fn objective_of(&self, key: &RevisionKey) -> Option<(FunctionIndex, Option<Objective>)> {
         let registry = self.registry.borrow();
         let index = registry.index_of(key)?;
         Some((index, self.objective(&registry.function(index)?.config)))
     }
 
-    /// Returns the time within which a function's requests have to be answered, from its SLO.
+    /// Returns the time within which a function's requests have to be answered, from the SLO.
     pub(crate) fn deadline_of(&self, function: FunctionIndex) -> Option<Duration> {
         self.registry.borrow().function(function)?.config.slo.map(|slo| slo.deadline)
     }
 
-    /// Returns the deadline of a revision that accepts requests, from its SLO.
+    /// Returns the deadline of a revision that accepts requests, from the SLO.
     pub(crate) fn deadline_of_revision(&self, key: &RevisionKey) -> Option<Duration> {
         let function = self.registry.borrow().index_of(key)?;
         self.deadline_of(function)

@@ -13,13 +13,13 @@ use crate::actors::function::{ScoresTold, counts};
 use crate::install::FunctionConfig;
 use crate::policy::{InForce, Wanted};
 
-/// Whether Function actors report their SLO counts under a policy.
+/// Whether Function actors report SLO counts under a policy.
 pub(super) fn told(in_force: &InForce) -> ScoresTold {
     if in_force.policy.dispatch.scores() { ScoresTold::Yes } else { ScoresTold::No }
 }
 
 impl Supervisor {
-    /// Returns the policy in force, with the number of its last change.
+    /// Returns the policy in force, with the number of the last change.
     pub(crate) fn in_force(&self) -> InForce {
         self.in_force.get()
     }
@@ -59,7 +59,7 @@ impl Supervisor {
         wants.map(|(function, hosted)| event((function, &hosted.config))).collect()
     }
 
-    /// Returns the objective of every function, and its SLO counts since it is on this node.
+    /// Returns the objective of every function, and its SLO counts since the installation on this node.
     pub(crate) fn objectives(&self) -> Vec<(FunctionIndex, Option<Objective>, SloCounts)> {
         let registry = self.registry.borrow();
         let objectives = registry.indexed().map(|(function, hosted)| {

@@ -51,9 +51,8 @@ pub(crate) enum DataSaid {
 }
 
 impl Gpu {
-    /// Returns the outputs of a run that the executor keeps on the GPU. For a batch these are the outputs
-    /// that every request of the batch keeps. The other outputs are answered, and their rows are split on
-    /// the host.
+    /// Returns the outputs of a run that the executor keeps on the GPU. Of a batch the executor keeps only
+    /// outputs that every request of the batch keeps. The rows of the other outputs are split on the host.
     pub(super) fn kept_outputs(&self, entry: &Entry) -> Vec<String> {
         if !self.core.core.keeps_data() || self.data.storing.len() >= STORING_MAX {
             return Vec::new();

@@ -170,8 +170,8 @@ impl Gpu {
     }
 }
 
-/// Posts the result of a fetch for a run. If the bytes are a part of a larger piece of memory, they are
-/// first copied out on a blocking thread, because the copy would hold up the actor thread.
+/// Posts the result of a fetch for a run. A part of a larger piece of memory is first copied out on a
+/// blocking thread, because the copy would hold up the actor thread.
 pub(super) fn bring(found: OnHost, bytes: u64, own: Mailbox<Message>, run: RunId, place: usize) {
     let exactly = |(fd, offset): &(Descriptor, u64)| {
         *offset == 0 && size_of_memory(fd).is_ok_and(|size| size as u64 == bytes)

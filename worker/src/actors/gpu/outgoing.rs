@@ -40,7 +40,7 @@ use crate::service::tensors::INLINE_BYTES_MAX;
 pub(super) enum Purpose {
     /// The store has no room for the object, and tracks it on the host.
     Refused(ObjectKey),
-    /// The store does not accept the object, and does not track it.
+    /// The store neither accepts nor tracks the object.
     Declined(ObjectKey),
     /// The store migrates the object to make room.
     Migrate(ObjectKey),

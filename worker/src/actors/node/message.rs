@@ -94,7 +94,7 @@ pub(crate) enum Message {
         function: Option<RevisionKey>,
         reply: oneshot::Sender<Result<(), FaultError>>,
     },
-    /// The node stops every executor, and ends after the last one has stopped.
+    /// The node stops every executor, and ends after the last executor has stopped.
     Shutdown { reply: oneshot::Sender<()> },
     /// An executor stopped, and no other will be started for its GPU.
     ExecutorStopped(GpuIndex),

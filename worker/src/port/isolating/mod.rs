@@ -61,7 +61,7 @@ pub struct IsolatingPort<P> {
 struct Place {
     incarnation: Incarnation,
     memory: Lent,
-    /// The processes, each until its end was reported.
+    /// The processes, each until the reported end.
     alive: BTreeMap<PartId, Part>,
     /// The process of each program.
     programs: BTreeMap<u64, PartId>,
@@ -160,7 +160,7 @@ impl<P: Parts> IsolatingPort<P> {
             up.deliver(PortEvent { incarnation, kind: PortEventKind::Part(id, Box::new(kind)) });
         });
         let mut port = self.parts.part(&place.memory, &load.name, sink);
-        // Commands may be sent at once: the process reads them when it is ready, and a failed start is
+        // Commands may be sent at once: the process reads commands when ready, and a failed start is
         // reported as an event.
         port.start(incarnation);
         for (peer, memory) in place.peers.values() {
@@ -289,8 +289,8 @@ fn run_ended(place: &mut Place, run: u64) {
 }
 
 impl<P: Parts> ExecutorPort for IsolatingPort<P> {
-    /// Allocates the device memory. The port is ready as soon as it has memory; the first program starts
-    /// the first process.
+    /// Allocates the device memory. The port is ready as soon as memory is allocated; the first program
+    /// starts the first process.
     fn start(&mut self, incarnation: Incarnation) {
         let kind = match self.parts.memory() {
             Ok(memory) => {

@@ -115,7 +115,7 @@ impl Copies {
         self.copying = None;
     }
 
-    /// Returns the position of the job that begins next, and the time of its begin.
+    /// Returns the position of the job that begins next, and the time of the begin.
     fn first(&self) -> Option<(usize, Timestamp)> {
         let begins = self.jobs.iter().map(|job| job.ready.max(self.ended)).enumerate();
         begins.min_by_key(|&(place, at)| (at, place))
@@ -153,14 +153,14 @@ impl Copies {
         self.copying = Some(Copying { order, started: at, since: at, left, rate, ends });
     }
 
-    /// Drops the next copy, because it cannot begin.
+    /// Drops the next copy, which cannot begin.
     pub(super) fn refuse(&mut self) {
         if let Some(place) = self.waits_at() {
             self.jobs.remove(place);
         }
     }
 
-    /// Ends the copy under way and returns it with the time of its begin.
+    /// Ends the copy under way and returns the order and the time of the begin.
     pub(super) fn end(&mut self) -> Option<(CopyOrder, Timestamp)> {
         let Copying { order, started, ends, .. } = self.copying.take()?;
         self.ended = ends;

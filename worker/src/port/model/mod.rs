@@ -2,8 +2,8 @@
 //! times. [`super::modelled`] drives the model in virtual time, a test with a bare heap of events.
 //!
 //! The model has four ordered streams, as a real executor. Control commands take no time. Copies to the
-//! GPU and copies to the host proceed at the rate of their way, within their windows. A run begins with
-//! the first bytes of its weights, and ends no earlier than its tail after the last bytes.
+//! GPU and copies to the host proceed at the rate of the way, within the windows of the grants. A run
+//! begins with the first bytes of its weights, and ends no earlier than its tail after the last bytes.
 //!
 //! Copies that other GPUs forward proceed beside the GPU's own copies, one copy at a time on each way. A
 //! real GPU works like this; an emulated GPU does not. The model emits one event at a time.
@@ -23,9 +23,9 @@ use crate::clock::{Sleeper, own_microsecond};
 /// The timing and the faults of a modelled executor.
 #[derive(Debug, Clone)]
 pub struct Behaviour {
-    /// The time from the start of the process until it is ready.
+    /// The time from the start of the process until `Ready`.
     pub start: Duration,
-    /// The time from the load of a program until its first run can begin: the start of the program's own
+    /// The time from the load of a program until the first run can begin: the start of the program's own
     /// process in isolation (L05). Copies do not wait for that process.
     pub process_start: Duration,
     /// The upper limit of the rate of copies, in each direction.
@@ -47,9 +47,9 @@ pub struct RunModel {
     /// The additional duration for each further request in the run.
     pub by_member: Duration,
     /// The minimum time between the arrival of the last weights and the end of the run. If the tail equals
-    /// `takes`, the run does not overlap its load.
+    /// `takes`, the run does not overlap the load.
     pub tail: Duration,
-    /// The time between the mapping of the program's memory and the begin of its first run: in isolation,
+    /// The time between the mapping of the program's memory and the begin of the first run: in isolation,
     /// the start of the program's process (L05, T14).
     pub start: Duration,
     /// The size of the outputs that stay on the GPU if the request keeps them. With zero bytes all outputs
@@ -59,7 +59,7 @@ pub struct RunModel {
 }
 
 impl RunModel {
-    /// Returns a run that ends with outputs, overlaps three quarters of its computation with its load,
+    /// Returns a run that ends with outputs, overlaps three quarters of the computation with the load,
     /// takes no longer for several requests, and keeps no outputs on the GPU.
     #[must_use]
     pub fn new(takes: Duration) -> Self {
@@ -84,9 +84,9 @@ impl RunModel {
 pub enum RunEnd {
     /// The run ends with outputs.
     Done,
-    /// The model fails on its input.
+    /// The model fails on the input.
     Fails,
-    /// The run kills its process.
+    /// The run kills the process.
     Aborts,
 }
 
@@ -113,7 +113,7 @@ struct Program {
 }
 
 impl Program {
-    /// Returns the earliest time at which a run can begin, apart from its wait for weights.
+    /// Returns the earliest time at which a run can begin, apart from the wait for weights.
     fn begins(&self) -> Timestamp {
         self.ready.max(self.mapped + self.run.start)
     }
@@ -173,7 +173,7 @@ impl Model {
         self.life = Life::Starting(self.own(now + self.behaviour.start));
     }
 
-    /// Kills the process. Its pending events are still emitted, followed by [`Word::Exited`].
+    /// Kills the process. Pending events are still emitted, followed by [`Word::Exited`].
     pub fn kill(&mut self, now: Timestamp) {
         self.advance(now);
         self.speaks = self.after(now);
@@ -311,7 +311,7 @@ impl Model {
         self.copies.of_mut(way).set_rate(now, rate);
     }
 
-    /// Begins and ends all copies that are due, each at its own exact time. Their events are emitted when
+    /// Begins and ends all copies that are due, each at an exact time. Their events are emitted when
     /// the process wakes.
     pub fn advance(&mut self, now: Timestamp) {
         while let Some((at, way)) = self.next_one_way().filter(|&(at, _)| at <= now) {
@@ -388,7 +388,7 @@ impl Model {
         self.words.push_back((self.speaks, word));
     }
 
-    /// Queues an event about something that happened at `at`, to be emitted when the process notices it.
+    /// Queues an event about something that happened at `at`, to be emitted when the process wakes.
     fn say_of(&mut self, at: Timestamp, word: Word) {
         self.words.push_back((self.own(at).max(self.speaks), word));
     }

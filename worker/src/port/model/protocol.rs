@@ -57,7 +57,7 @@ pub enum Order {
         /// Whether the copy proceeds in granted batches. Otherwise the copy ends at once and takes no time.
         granted: bool,
     },
-    /// Ends a copy to the host: no more of its batches follow.
+    /// Ends a copy to the host: no more batches follow.
     EndCopyOut { copy: u64 },
     /// Drops a run that has not begun.
     Cancel { run: u64 },
@@ -89,7 +89,7 @@ pub struct CopyOrder {
     /// The GPUs that forward the batch from the host or to the host. This GPU is the last hop of a copy
     /// from the host, and the first hop of a copy to the host.
     pub via: Option<Hops>,
-    /// The time that a batch over several links needs beyond its time on the slowest link: each chunk is
+    /// The time that a batch over several links needs beyond the time on the slowest link: each chunk is
     /// forwarded as soon as it has arrived.
     pub fill: Duration,
     pub size: Bytes,
@@ -148,11 +148,11 @@ pub enum Word {
     Placed { object: u64 },
     /// A copy to the host without grants has ended.
     CopiedOut { copy: u64 },
-    /// A run failed: its model failed on the input.
+    /// A run failed: the model failed on the input.
     RunFailed { run: u64 },
-    /// A run failed: its program, mapping or weights are missing.
+    /// A run failed: the program, the mapping or weights are missing.
     RunNotThere { run: u64 },
-    /// A run was dropped before it began.
+    /// A waiting run was dropped.
     RunCancelled { run: u64 },
     /// The process ended.
     Exited,
@@ -161,7 +161,7 @@ pub enum Word {
 /// The reason why a batch was not copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CopyRefusal {
-    /// The copy could not begin within its window, or was revoked.
+    /// The copy could not begin within the window, or was revoked.
     NotBegun,
     /// The mapping, object or copy to the host does not exist.
     NotMapped,
