@@ -1,4 +1,4 @@
-//! What an executor asks of a GPU.
+//! The GPU interface that an executor uses.
 //!
 //! ```text
 //! Region (addresses) <─ map ─ Chunk (physical memory)      Host (pinned)
@@ -7,9 +7,9 @@
 //! Module ─ kernel ─> Kernel ─ launch ─┐                      │
 //!                                   Stream <───── copy ──────┘
 //! ```
-//! A region's addresses stay the same for as long as it lives, whatever physical memory is under
-//! them: what was loaded against them (a module's weights) need not be loaded again after a swap.
-//! A device refuses a launch that would read bytes which are not loaded.
+//! A region keeps its addresses for its whole life, whatever physical memory is mapped there. Data
+//! that was loaded against these addresses (a module's weights) need not be loaded again after a
+//! swap. A device refuses a launch that would read bytes that are not loaded.
 
 use std::fmt::Debug;
 use std::ops::Range;
@@ -21,228 +21,237 @@ use millrace_types::{Bytes, DataType, Timestamp};
 use crate::error::Error;
 use crate::memory::{Access, HostRegion};
 
-/// What a device can do.
+/// The limits of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Its memory.
+    /// Size of the device's memory.
     pub memory: Bytes,
-    /// What offsets and lengths of extents are multiples of.
+    /// Alignment of the offsets and lengths of extents.
     pub granularity: Bytes,
-    /// The most that one copy moves: 2 MiB, the elbow of the curve in T09 and FaaSTube's chunk.
+    /// Most bytes that a single copy moves: 2 MiB, the elbow of the curve in T09 and FaaSTube's chunk size.
     pub copy_max: Bytes,
 }
 
-/// A piece of a device's physical memory.
+/// A contiguous piece of a device's physical memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Extent {
-    /// From the start of the device's memory.
+    /// Offset in bytes from the start of the device's memory.
     pub offset: u64,
-    /// Its length.
+    /// Length in bytes.
     pub bytes: u64,
 }
 
-/// A model to load: a graph whose weights lie in a file of their own.
+/// A model to load: a graph with its weights in a separate file.
 #[derive(Debug)]
 pub struct Code<'a> {
-    /// The graph, in ONNX.
+    /// Serialized ONNX graph.
     pub graph: Vec<u8>,
-    /// How the graph names its weights' file.
+    /// Name by which the graph refers to its weights' file.
     pub weights_name: &'a str,
-    /// The weights' host copy. What a device keeps in another form (a converted constant) it takes
-    /// from here, when it loads; the rest it reads from the region, when it runs.
+    /// Host copy of the weights. At load time, a device reads the constants that it stores in another
+    /// form from here. At run time, it reads the other weights from the region.
     pub weights: &'a HostRegion,
 }
 
-/// One launch of a module.
+/// A single launch of a module: part of the model's graph.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KernelSpec {
-    /// The values it is given.
+    /// Names of the input values, in order.
     pub args: Vec<String>,
-    /// The values it makes.
+    /// Names of the output values, in order.
     pub writes: Vec<String>,
-    /// The bytes of the region it reads.
+    /// Byte ranges of the region that the launch reads.
     pub reads: Vec<Range<u64>>,
 }
 
-/// A value given to a launch.
+/// An input value of a launch.
 #[derive(Debug)]
 pub enum Arg<'a, V> {
-    /// Someone needs it afterwards.
+    /// Lends the value, because the caller uses it after the launch.
     Lend(&'a V),
-    /// No one does: the launch may work in its memory.
+    /// Gives the value up, so the launch may reuse its memory.
     Give(V),
 }
 
 /// A tensor in host memory.
 #[derive(Debug)]
 pub struct HostTensor {
-    /// Its element type.
+    /// Element type of the tensor.
     pub datatype: DataType,
-    /// Its shape.
+    /// Dimensions of the tensor.
     pub shape: Vec<usize>,
-    /// Its elements, little-endian, rows last.
+    /// Elements in row-major order, little-endian.
     pub contents: Contents,
 }
 
-/// A piece of a tensor's bytes.
+/// A part of a tensor's bytes.
 #[derive(Debug)]
 pub enum Part<'a, R> {
-    /// In host memory.
+    /// The part is in host memory.
     Host(&'a Contents),
-    /// In a region.
+    /// The part is this byte range of a region.
     Region(&'a R, Range<u64>),
 }
 
-/// Bytes on the device.
+/// Source of a copy from the device to a file.
 #[derive(Debug)]
 pub enum Source<'a, D: Device + ?Sized> {
-    /// Of a region.
+    /// Bytes of a region.
     Region(&'a D::Region),
-    /// Of a value, as this type.
+    /// Bytes of a value, converted to this element type.
     Value(&'a D::Value, DataType),
 }
 
-/// Where a host tensor's bytes are.
+/// The bytes of a host tensor.
 #[derive(Debug)]
 pub enum Contents {
-    /// Here.
+    /// The bytes are stored inline.
     Inline(Buffer),
-    /// In a memfd that has exactly them.
+    /// The bytes are the whole contents of a memfd.
     File(OwnedFd),
 }
 
-/// How many of the host's threads the launches of a stream may use, on a device that uses any.
+/// Number of host threads that the launches of a stream may use, on a device that runs launches on
+/// host threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Width {
-    /// The one that launches, which is the stream's own.
+    /// Launches use only the stream's own thread.
     One,
-    /// All that the device was given.
+    /// Launches use all threads that the device was given.
     Whole,
 }
 
-/// What tests and chaos make a device do.
+/// A fault that tests and chaos runs inject into a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault<'a, R> {
     /// The next copy fails.
     FailNextCopy,
-    /// The next `map` finds no memory.
+    /// The next `map` fails because no memory is left.
     FailNextMap,
     /// Memory runs out in the next launch.
     ExhaustNextLaunch,
-    /// The device is lost, as after an Xid: it has fallen off the bus.
+    /// The device is lost, as after an Xid when the GPU has fallen off the bus.
     Lose,
-    /// No other device can be read any more, as when the links to them are down.
+    /// Copies from other devices fail from now on, as when the links to these devices are down.
     LosePeers,
-    /// Loaded bytes of a region change.
+    /// Loaded bytes of this region change.
     Corrupt(&'a R),
 }
 
-/// One GPU.
+/// A single GPU.
 ///
-/// The virtual memory calls are CUDA's: `reserve` is cuMemAddressReserve, `create` cuMemCreate,
-/// `export` and `import` cuMemExportToShareableHandle and its counterpart (POSIX descriptors), `map`
-/// cuMemMap with cuMemSetAccess, `import_host` mmap, with cuMemHostRegister where access is direct, `load` and `kernel`
-/// cuModuleLoadData and cuModuleGetFunction, `stream` cuStreamCreate.
+/// The virtual memory calls follow CUDA's:
+/// - `reserve` is cuMemAddressReserve, and `create` is cuMemCreate.
+/// - `export` and `import` are cuMemExportToShareableHandle and cuMemImportFromShareableHandle, with
+///   POSIX descriptors.
+/// - `map` is cuMemMap with cuMemSetAccess.
+/// - `import_host` is mmap, with cuMemHostRegister if access is direct.
+/// - `load` and `kernel` are cuModuleLoadData and cuModuleGetFunction; `stream` is cuStreamCreate.
 pub trait Device: Debug + Send + Sync + 'static {
-    /// Reserved addresses. Clones are the same region; it is released with the last.
+    /// A range of reserved addresses. Clones refer to the same range, and dropping the last clone
+    /// releases it.
     type Region: Clone + Debug + Send + Sync;
-    /// Physical memory.
+    /// Physical memory of the device, owned until the value is dropped.
     type Chunk: Debug + Send + Sync;
-    /// A loaded model. It keeps its region.
+    /// A loaded model. A module keeps its region alive.
     type Module: Debug + Send + Sync;
-    /// One launch of a module, its names resolved.
+    /// A launch of a module with all names resolved.
     type Kernel: Debug + Send + Sync;
-    /// A tensor on the device. Streams share it: one reads what another's launch made.
+    /// A tensor on the device. All streams may use the tensor, so a launch can read a value that
+    /// another stream's launch produced.
     type Value: Debug + Send + Sync;
-    /// An ordered queue of work.
+    /// An ordered queue of work on the device.
     type Stream: Stream<Self> + Send;
 
-    /// What it can do.
+    /// Returns the limits of the device.
     fn capabilities(&self) -> Capabilities;
 
-    /// Reserves addresses. No memory is under them yet.
+    /// Reserves addresses, without memory behind them.
     ///
     /// # Errors
     /// [`Error::Os`], [`Error::Lost`].
     fn reserve(&self, bytes: Bytes) -> Result<Self::Region, Error>;
 
-    /// Takes an extent of physical memory. The caller keeps the books of which extents are free.
+    /// Reserves an extent of physical memory. The caller must keep track of the free extents.
     ///
     /// # Errors
     /// [`Error::BadExtent`], [`Error::OutOfMemory`], [`Error::Lost`].
     fn create(&self, extent: Extent) -> Result<Self::Chunk, Error>;
 
-    /// Lets another process map a chunk: a descriptor, and where in it the chunk lies.
+    /// Exports a chunk, so that another process can map the chunk. Returns a descriptor and the
+    /// chunk's extent within the descriptor's memory.
     ///
     /// # Errors
     /// [`Error::Os`], [`Error::Unsupported`].
     fn export(&self, chunk: &Self::Chunk) -> Result<(OwnedFd, Extent), Error>;
 
-    /// Takes a chunk of another device of this machine.
+    /// Imports a chunk that another device of this machine exported. The two arguments are the
+    /// results of [`Self::export`].
     ///
     /// # Errors
     /// [`Error::BadExtent`], [`Error::Unsealed`], [`Error::Unsupported`].
-    fn import(&self, exported: (OwnedFd, Extent)) -> Result<Self::Chunk, Error>;
+    fn import(&self, file: OwnedFd, extent: Extent) -> Result<Self::Chunk, Error>;
 
-    /// Puts chunks under a region that has none, each at its offset. Nothing counts as loaded.
+    /// Maps chunks into an unmapped region, each at its offset. The new memory does not count as loaded.
     ///
     /// # Errors
-    /// [`Error::BadExtent`], [`Error::Busy`], [`Error::OutOfMemory`], [`Error::Lost`]; the region
-    /// is unmapped then.
+    /// [`Error::BadExtent`], [`Error::Busy`], [`Error::OutOfMemory`], [`Error::Lost`]. After an error
+    /// the region is unmapped.
     fn map(&self, region: &Self::Region, chunks: Vec<(u64, Self::Chunk)>) -> Result<(), Error>;
 
-    /// Takes all memory from under a region; fine when it has none.
+    /// Unmaps all memory of a region. An unmapped region is no error.
     ///
     /// # Errors
-    /// [`Error::Busy`] while a launch or copy uses it.
+    /// [`Error::Busy`] while a launch or copy uses the region.
     fn unmap(&self, region: &Self::Region) -> Result<(), Error>;
 
-    /// Whether these bytes of a region are loaded: `None`, or the first that are not.
+    /// Returns the first bytes of this range that are not loaded, or `None` if all bytes are loaded.
     fn missing(&self, region: &Self::Region, bytes: Range<u64>) -> Option<Range<u64>>;
 
-    /// Takes host memory that copies may read.
+    /// Imports host memory, so that copies may read it.
     ///
     /// # Errors
     /// [`Error::Unsealed`], [`Error::Os`].
     fn import_host(&self, file: OwnedFd, bytes: Bytes, access: Access) -> Result<HostRegion, Error>;
 
-    /// Loads a model against a region that is not mapped. Loading may be slow; it moves no weights.
+    /// Loads a model against an unmapped region. Loading may be slow, but moves no weights.
     ///
     /// # Errors
     /// [`Error::Code`], [`Error::Busy`], [`Error::Lost`].
     fn load(&self, region: &Self::Region, code: Code<'_>) -> Result<Self::Module, Error>;
 
-    /// Resolves a launch's names.
+    /// Resolves the names of a launch.
     ///
     /// # Errors
-    /// [`Error::UnknownValue`], [`Error::BadExtent`] for reads outside the region.
+    /// [`Error::UnknownValue`]; [`Error::BadExtent`] if a read is outside the region.
     fn kernel(&self, module: &Self::Module, spec: &KernelSpec) -> Result<Self::Kernel, Error>;
 
-    /// Makes a stream.
+    /// Creates a stream whose launches use `width` threads.
     ///
     /// # Errors
     /// [`Error::Lost`], [`Error::Os`].
     fn stream(&self, width: Width) -> Result<Self::Stream, Error>;
 
-    /// Runs `body` where the launches of a stream are cheapest: with the device current, on a thread
-    /// on which they begin.
+    /// Runs `body` on the best thread for the launches of this stream: the device is current there,
+    /// and launches start without a change of thread.
     fn enter<R: Send>(&self, stream: Self::Stream, body: impl FnOnce(Self::Stream) -> R + Send) -> R;
 
-    /// Breaks something on purpose.
+    /// Injects a fault, for tests and chaos runs.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where the device cannot.
+    /// [`Error::Unsupported`] if the device cannot produce this fault.
     fn inject(&self, fault: Fault<'_, Self::Region>) -> Result<(), Error>;
 }
 
-/// An ordered queue of work on one device. What is enqueued runs in order and may still be running
-/// when a method returns; [`Stream::record`] gives something to wait for.
+/// An ordered queue of work on a device. Work runs in the order of the calls, and may still be
+/// running when a call returns; [`Stream::record`] returns an event to wait for.
 pub trait Stream<D: Device + ?Sized> {
-    /// A point in the queue.
+    /// A point in the queue that the caller can wait for.
     type Event: Event;
 
-    /// Copies bytes of a host region to the same place of a device region, at most
-    /// [`Capabilities::copy_max`]. They count as loaded once an event behind it was waited for.
+    /// Copies bytes of a host region to the same offset of a device region, at most
+    /// [`Capabilities::copy_max`]. The bytes count as loaded once the caller has waited for a later
+    /// event.
     ///
     /// # Errors
     /// [`Error::NotMapped`], [`Error::BadExtent`], [`Error::CopyFailed`], [`Error::OutOfMemory`],
@@ -250,8 +259,8 @@ pub trait Stream<D: Device + ?Sized> {
     fn copy(&mut self, region: &D::Region, host: &HostRegion, bytes: Range<u64>) -> Result<(), Error>;
 
     /// Copies bytes of another device's memory to a device region, at most
-    /// [`Capabilities::copy_max`]: those that `peer`, which was imported, has from `offset` on. They
-    /// count as loaded as with [`Self::copy`].
+    /// [`Capabilities::copy_max`]. The source starts at `offset` of `peer`, an imported chunk. The
+    /// bytes count as loaded under the same rule as with [`Self::copy`].
     ///
     /// # Errors
     /// As [`Self::copy`]; [`Error::PeerLost`].
@@ -263,9 +272,9 @@ pub trait Stream<D: Device + ?Sized> {
         bytes: Range<u64>,
     ) -> Result<(), Error>;
 
-    /// Copies bytes of a file of host memory to the same place of a device region, at most
-    /// [`Capabilities::copy_max`]. The file need not be sealed: it is read, and never mapped. They
-    /// count as loaded as with [`Self::copy`].
+    /// Copies bytes of a file in host memory to the same offset of a device region, at most
+    /// [`Capabilities::copy_max`]. The file need not be sealed, because it is read and never mapped.
+    /// The bytes count as loaded under the same rule as with [`Self::copy`].
     ///
     /// # Errors
     /// As [`Self::copy`].
@@ -276,11 +285,12 @@ pub trait Stream<D: Device + ?Sized> {
         bytes: Range<u64>,
     ) -> Result<(), Error>;
 
-    /// Copies bytes of a value, as `datatype`, to the start of a device region, within the device
-    /// (cuMemcpyDtoDAsync). They count as loaded as with [`Self::copy`].
+    /// Copies bytes of a value, converted to `datatype`, to the start of a device region, within the
+    /// device (cuMemcpyDtoDAsync). The bytes count as loaded under the same rule as with
+    /// [`Self::copy`].
     ///
     /// # Errors
-    /// As [`Self::copy`]; [`Error::Tensor`] when the value is of another kind.
+    /// As [`Self::copy`]; [`Error::Tensor`] if the value has another element type.
     fn fill(
         &mut self,
         region: &D::Region,
@@ -289,12 +299,12 @@ pub trait Stream<D: Device + ?Sized> {
         bytes: Range<u64>,
     ) -> Result<(), Error>;
 
-    /// Copies bytes from the device to a file of host memory, from `at` on (cuMemcpyDtoHAsync), at most
-    /// [`Capabilities::copy_max`].
+    /// Copies bytes from the device to a file in host memory, starting at `at` (cuMemcpyDtoHAsync),
+    /// at most [`Capabilities::copy_max`].
     ///
     /// # Errors
-    /// [`Error::NotResident`] when bytes of a region are not loaded, [`Error::BadExtent`],
-    /// [`Error::Tensor`] when a value is of another kind, [`Error::CopyFailed`],
+    /// [`Error::NotResident`] if bytes of a region are not loaded, [`Error::BadExtent`],
+    /// [`Error::Tensor`] if a value has another element type, [`Error::CopyFailed`],
     /// [`Error::OutOfMemory`], [`Error::Lost`].
     fn copy_out(
         &mut self,
@@ -304,12 +314,12 @@ pub trait Stream<D: Device + ?Sized> {
         at: u64,
     ) -> Result<(), Error>;
 
-    /// Runs a kernel on these values, which are in the order of its `args`; returns what it writes,
-    /// in order.
+    /// Runs a kernel on these values, given in the order of the kernel's `args`. Returns the values
+    /// that the kernel writes, in order.
     ///
     /// # Errors
-    /// [`Error::NotResident`] when bytes it reads are not loaded, [`Error::Launch`] when the model
-    /// fails on these values, [`Error::Lost`].
+    /// [`Error::NotResident`] if bytes that the kernel reads are not loaded, [`Error::Launch`] if the
+    /// model fails on these values, [`Error::Lost`].
     fn launch(
         &mut self,
         module: &D::Module,
@@ -317,20 +327,20 @@ pub trait Stream<D: Device + ?Sized> {
         args: Vec<Arg<'_, D::Value>>,
     ) -> Result<Vec<D::Value>, Error>;
 
-    /// Moves a tensor to the device.
+    /// Copies a tensor from host memory to the device.
     ///
     /// # Errors
-    /// [`Error::DataType`]; [`Error::Tensor`] when the bytes do not match the shape or an element
-    /// does not fit the device's type for it.
+    /// [`Error::DataType`]; [`Error::Tensor`] if the bytes do not match the shape, or an element does
+    /// not fit the device's type.
     fn upload(&mut self, tensor: HostTensor) -> Result<D::Value, Error> {
         let HostTensor { datatype, shape, contents } = tensor;
         self.gather(datatype, shape, vec![Part::Host(&contents)])
     }
 
-    /// Makes a tensor whose bytes are these parts, one after the other.
+    /// Creates a tensor whose bytes are the concatenation of these parts.
     ///
     /// # Errors
-    /// As [`Self::upload`]; [`Error::NotResident`] when bytes of a region are not loaded.
+    /// As [`Self::upload`]; [`Error::NotResident`] if bytes of a region are not loaded.
     fn gather(
         &mut self,
         datatype: DataType,
@@ -338,9 +348,10 @@ pub trait Stream<D: Device + ?Sized> {
         parts: Vec<Part<'_, D::Region>>,
     ) -> Result<D::Value, Error>;
 
-    /// Makes a tensor of bytes of a region, which it reads where they are: the region can be neither
-    /// unmapped nor written to there while the value lives. Types that a device holds in another form,
-    /// and bytes that do not lie as its elements must, are copied, as by [`Self::gather`].
+    /// Creates a tensor that reads bytes of a region in place. While the value lives, the region
+    /// cannot be unmapped, and these bytes cannot be written. The bytes are copied instead, as by
+    /// [`Self::gather`], if the device stores the type in another form or the bytes are not aligned
+    /// for its elements.
     ///
     /// # Errors
     /// As [`Self::gather`].
@@ -352,19 +363,21 @@ pub trait Stream<D: Device + ?Sized> {
         bytes: Range<u64>,
     ) -> Result<D::Value, Error>;
 
-    /// Makes a value stand by itself: one that views a region is copied.
+    /// Detaches a value from its region: copies the value if it is a view of a region, and returns
+    /// other values unchanged.
     fn detach(&mut self, value: D::Value) -> D::Value;
 
-    /// The shape of a value, which is to be read as `datatype`.
+    /// Returns the shape of a value that is to be read as `datatype`.
     ///
     /// # Errors
-    /// [`Error::Tensor`] when it is of another kind, [`Error::DataType`].
+    /// [`Error::Tensor`] if the value has another element type, [`Error::DataType`].
     fn shape(&self, value: &D::Value, datatype: DataType) -> Result<Vec<usize>, Error>;
 
-    /// Moves a value from the device, as `datatype`; inline when it has at most `inline_max` bytes.
+    /// Copies a value from the device to host memory, converted to `datatype`. The contents are
+    /// inline up to `inline_max` bytes, and a file above that.
     ///
     /// # Errors
-    /// [`Error::Tensor`] when the value is of another kind, [`Error::OutOfMemory`].
+    /// [`Error::Tensor`] if the value has another element type, [`Error::OutOfMemory`].
     fn download(
         &mut self,
         value: &D::Value,
@@ -372,18 +385,18 @@ pub trait Stream<D: Device + ?Sized> {
         inline_max: usize,
     ) -> Result<HostTensor, Error>;
 
-    /// Marks the end of what is enqueued so far.
+    /// Records an event after all work that is enqueued so far.
     ///
     /// # Errors
     /// [`Error::Lost`].
     fn record(&mut self) -> Result<Self::Event, Error>;
 }
 
-/// A point in a stream's queue.
+/// A point in a stream's queue that the caller can wait for.
 pub trait Event {
-    /// Waits until everything before it is done; returns when that was.
+    /// Waits until all earlier work has finished, and returns the time at which it finished.
     ///
     /// # Errors
-    /// [`Error::Lost`], [`Error::CopyFailed`]: what failed before it.
+    /// [`Error::Lost`], [`Error::CopyFailed`], if earlier work failed.
     fn wait(self) -> Result<Timestamp, Error>;
 }

@@ -1,11 +1,11 @@
-//! CLOCK_MONOTONIC, which worker and executors of one machine share, and the windows of grants.
+//! CLOCK_MONOTONIC, which the worker and the executors of a machine share, and the time windows of grants.
 
 use std::time::Duration;
 
 use millrace_types::Timestamp;
 use rustix::time::{ClockId, clock_gettime};
 
-/// Reads CLOCK_MONOTONIC. All processes of a machine see the same clock.
+/// Reads CLOCK_MONOTONIC, which is the same clock for all processes of a machine.
 #[must_use]
 pub fn monotonic_now() -> Timestamp {
     let now = clock_gettime(ClockId::Monotonic);
@@ -13,28 +13,28 @@ pub fn monotonic_now() -> Timestamp {
     Timestamp(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64)
 }
 
-/// When a granted copy may start.
+/// The time window in which a granted copy may start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Window {
-    /// Not earlier.
+    /// Earliest start, inclusive.
     pub not_before: Timestamp,
-    /// Not later.
+    /// Latest start, inclusive.
     pub not_after: Timestamp,
 }
 
-/// What a window says at some moment.
+/// Decision of a window for a copy at some time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Start {
-    /// Start after this long.
+    /// The copy may start after this wait.
     In(Duration),
-    /// Start.
+    /// The copy may start now.
     Now,
-    /// The window closed this long ago.
+    /// The copy must not start: the window closed this long ago.
     Expired(Duration),
 }
 
 impl Window {
-    /// What to do at `now`.
+    /// Returns the decision at `now`.
     #[must_use]
     pub fn at(self, now: Timestamp) -> Start {
         if now > self.not_after {
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn the_clock_goes_forward() {
+    fn monotonic_clock_never_goes_back() {
         let first = monotonic_now();
         assert!(first > Timestamp::ZERO && monotonic_now() >= first);
     }

@@ -1,79 +1,79 @@
-//! Why a device refused or failed.
+//! The errors of a device.
 
 use std::io;
 use std::ops::Range;
 
 use millrace_types::{Bytes, DataType};
 
-/// Why a device refused or failed. Which variant it is says whose fault it is: the caller's, the
-/// model's, or the device's.
+/// Reason why a device refused a call or failed. The variant shows whether the caller, the model or
+/// the device is at fault.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// An extent that is not within the memory or the region, not aligned, or overlaps another.
+    /// An extent is outside the memory or the region, is not aligned, or overlaps another extent.
     #[error("extent of {bytes} bytes at {offset} is not valid: {problem}")]
     BadExtent {
-        /// Where it starts.
+        /// Offset of the extent in bytes.
         offset: u64,
-        /// Its length.
+        /// Length of the extent in bytes.
         bytes: u64,
-        /// What is wrong with it.
+        /// Rule that the extent breaks.
         problem: &'static str,
     },
-    /// No physical memory left.
+    /// No physical memory is left.
     #[error("out of device memory: {0}")]
     OutOfMemory(String),
-    /// The region shows memory already, or a launch or copy uses it.
-    #[error("the region is in use: unmap it, and wait for what runs")]
+    /// The region is already mapped, or a launch or copy uses it.
+    #[error("the region is in use: unmap it, and wait for its launches and copies")]
     Busy,
-    /// Bytes without physical memory under them.
+    /// Bytes of a region have no physical memory behind them.
     #[error("bytes {0:?} of the region are not mapped")]
     NotMapped(Range<u64>),
-    /// Bytes that a launch reads are not loaded.
+    /// Bytes that a launch or copy reads are not loaded.
     #[error("bytes {0:?} of the region are not loaded")]
     NotResident(Range<u64>),
-    /// A copy failed.
+    /// A copy failed; another copy may succeed.
     #[error("copy failed: {0}")]
     CopyFailed(String),
-    /// Another device cannot be read.
+    /// The memory of another device cannot be read.
     #[error("the other GPU cannot be read: {0}")]
     PeerLost(String),
-    /// The device is gone (an Xid): nothing more will work.
+    /// The device is gone (an Xid), and all further calls will fail.
     #[error("the device is lost: {0}")]
     Lost(String),
-    /// A model's graph does not load.
-    #[error("the model does not load: {0}")]
+    /// A model's graph cannot be loaded.
+    #[error("cannot load the model: {0}")]
     Code(String),
     /// A kernel names a value that the model does not have.
     #[error("the model has no value named {0:?}")]
     UnknownValue(String),
-    /// An input is not what its datatype and shape say, or a value cannot be represented.
+    /// An input does not match its datatype and shape, or a value cannot be represented.
     #[error("{0}")]
     Tensor(String),
-    /// The device has no such element type.
+    /// The device does not support this element type.
     #[error("datatype {0} is not supported by this device: use FP32, INT32, INT64, INT8, UINT8 or BOOL")]
     DataType(DataType),
     /// The model failed on these inputs.
     #[error("{0}")]
     Launch(String),
-    /// Memory received from another process that could change or shrink under a mapping.
-    #[error("memory of {found} received where {expected} sealed against shrinking{writing} was due", writing = if *.written { " and writing" } else { "" })]
+    /// Memory from another process has the wrong size, or could change or shrink under a mapping.
+    #[error("received memory of {found}: expected {expected}, sealed against shrinking{writing}", writing = if *.written { " and writing" } else { "" })]
     Unsealed {
-        /// What its size should be.
+        /// Expected size of the memory.
         expected: Bytes,
-        /// What it is.
+        /// Actual size of the memory.
         found: Bytes,
-        /// Whether it must be sealed against writing too.
+        /// Whether the memory must also be sealed against writing.
         written: bool,
     },
-    /// The device does not do this.
+    /// The device does not support this operation.
     #[error("this device does not support {0}")]
     Unsupported(&'static str),
-    /// The operating system refused.
+    /// A system call failed.
     #[error("{what}: {source}")]
     Os {
-        /// What was tried.
+        /// Operation that was tried.
         what: &'static str,
-        /// Its answer.
+        /// Error of the operating system.
         source: io::Error,
     },
 }

@@ -1,22 +1,23 @@
-//! One GPU behind one trait, the memory that workers share with executors, and topologies as data.
+//! A GPU behind a trait, the memory that workers share with executors, and topologies as data.
 //!
 //! | module | holds | used by |
 //! |---|---|---|
-//! | [`api`] | [`Device`] and [`Stream`]: what an executor asks of a GPU | executor |
+//! | [`api`] | [`Device`] and [`Stream`]: the GPU interface that an executor uses | executor |
 //! | [`emulated`] | the implementation that needs no GPU: memory is a memfd, launches run on the CPU with rten | executor |
 //! | [`memory`] | [`DeviceMemory`] and [`HostRegion`]: the memfds that a worker owns and executors receive | worker |
 //! | [`topology`] | presets of GPUs and links | worker, sim |
-//! | [`clock`] | CLOCK_MONOTONIC and the windows of grants | both |
-//! | [`probe`] | how fast copies are, by their size | the executor's bench alone |
-//! | [`ranges`] | sets of byte ranges: what of a model is loaded | both |
+//! | [`clock`] | CLOCK_MONOTONIC and the time windows of grants | both |
+//! | [`probe`] | measurement of the copy rate by size of a copy | the executor's bench alone |
+//! | [`ranges`] | sets of byte ranges, for example the loaded bytes of a model | both |
 //!
-//! With `client/function` this is the only crate with unsafe code: in `map` (address space) and `pod`
-//! (elements as bytes), and in the three places of `emulated` that build on them.
+//! Besides `client/function`, this is the only crate with unsafe code. The unsafe code is in `map`
+//! (address space) and `pod` (elements as bytes), and in the three files of `emulated` that build on
+//! them.
 //!
-//! # What was tried on hardware
-//! Nothing yet. The trait follows the CUDA driver's virtual memory calls (each method names its
-//! own), so that a `cuda` implementation adds a module and changes no caller, but no GPU has run
-//! it: only the emulated device exists and is tested.
+//! # Tests on hardware
+//! No GPU has run this trait so far: only the emulated device exists and is tested. The trait follows
+//! the CUDA driver's virtual memory calls, which the documentation of [`Device`] lists, so that a
+//! `cuda` implementation would add a module and change no caller.
 
 #![warn(missing_docs)]
 

@@ -1,4 +1,4 @@
-//! Memory as files: making them, sealing them, reading and writing them without mapping them.
+//! Memory as files: creation, sealing, and access without a mapping.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 use crate::error::Error;
 
-/// Makes a memfd of `bytes`, all zero, not yet backed by memory.
+/// Creates a memfd of `bytes` zero bytes, which uses no memory yet.
 pub(crate) fn create(name: &str, bytes: u64) -> Result<OwnedFd, Error> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = rustix::fs::memfd_create(name, flags).map_err(Error::os("memfd_create"))?;
@@ -16,14 +16,14 @@ pub(crate) fn create(name: &str, bytes: u64) -> Result<OwnedFd, Error> {
     Ok(file)
 }
 
-/// Fixes the size for good, and the contents too where `seals` has WRITE.
+/// Seals the size, and also the contents if `seals` contains WRITE. Seals cannot be removed.
 pub(crate) fn seal(file: impl AsFd, seals: SealFlags) -> Result<(), Error> {
     let seals = seals | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
     rustix::fs::fcntl_add_seals(file, seals).map_err(Error::os("seal a memfd"))
 }
 
-/// Checks memory received from another process: its size, and that neither its size nor (where
-/// `seals` has WRITE) its contents can change under a mapping of it.
+/// Checks memory from another process: its size, and that its size cannot shrink under a mapping. If
+/// `seals` contains WRITE, also checks that its contents cannot change.
 pub(crate) fn check_sealed(file: impl AsFd, bytes: u64, seals: SealFlags) -> Result<(), Error> {
     let found = size(&file)?;
     let due = seals | SealFlags::SHRINK;
@@ -35,14 +35,14 @@ pub(crate) fn check_sealed(file: impl AsFd, bytes: u64, seals: SealFlags) -> Res
     Err(Error::Unsealed { expected: Bytes(bytes), found: Bytes(found), written })
 }
 
-/// The size of a file.
+/// Returns the size of a file in bytes.
 pub(crate) fn size(file: impl AsFd) -> Result<u64, Error> {
     let stat = rustix::fs::fstat(file).map_err(Error::os("fstat"))?;
     Ok(u64::try_from(stat.st_size).unwrap_or(0))
 }
 
-/// Writes all of `bytes` at `offset`. Pages come from the kernel, so that a full machine is an
-/// error here, where a store into a mapping would be a SIGBUS.
+/// Writes all of `bytes` at `offset`. A system call is used and not a mapping: if the machine is out
+/// of memory, the call returns an error, while a store to a mapping would cause SIGBUS.
 pub(crate) fn write_at(file: impl AsFd, mut bytes: &[u8], mut offset: u64) -> Result<(), Error> {
     while !bytes.is_empty() {
         let written = rustix::io::retry_on_intr(|| rustix::io::pwrite(&file, bytes, offset));
@@ -57,7 +57,7 @@ pub(crate) fn write_at(file: impl AsFd, mut bytes: &[u8], mut offset: u64) -> Re
     Ok(())
 }
 
-/// Fills `bytes` from `offset`.
+/// Fills `bytes` from the file's contents at `offset`.
 pub(crate) fn read_at(file: impl AsFd, mut bytes: &mut [u8], mut offset: u64) -> Result<(), Error> {
     while !bytes.is_empty() {
         let read = rustix::io::retry_on_intr(|| rustix::io::pread(&file, &mut *bytes, offset));

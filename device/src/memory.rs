@@ -1,6 +1,6 @@
-//! The worker's side: the memory it owns and lends to executors as descriptors. Host regions outlive
-//! every executor. Device memory is made anew for each incarnation, so that what a dead executor
-//! left is never seen again.
+//! The worker's side: memory that the worker owns and lends to executors as descriptors. A host
+//! region outlives every executor. Device memory is created again for each incarnation, so that no
+//! later executor sees the data of a dead one.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::map::ReadMapping;
 use crate::memfd;
 
-/// One emulated GPU's memory: a sparse memfd, so memory is taken as it is first written.
+/// The memory of an emulated GPU: a sparse memfd, which uses memory only for bytes that were written.
 #[derive(Debug)]
 pub struct DeviceMemory {
     file: OwnedFd,
@@ -19,7 +19,7 @@ pub struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    /// Makes a GPU's memory.
+    /// Creates the memory of a GPU.
     ///
     /// # Errors
     /// [`Error::Os`] or [`Error::OutOfMemory`] from the kernel.
@@ -29,24 +29,24 @@ impl DeviceMemory {
         Ok(Self { file, bytes })
     }
 
-    /// Its size.
+    /// Returns the size of the memory.
     #[must_use]
     pub fn bytes(&self) -> Bytes {
         self.bytes
     }
 
-    /// Reads what is in it now, for diagnosis and tests.
+    /// Reads the current contents, for diagnosis and tests.
     ///
     /// # Errors
-    /// [`Error::Os`], past the end too.
+    /// [`Error::Os`], also for a read past the end.
     pub fn read_at(&self, offset: u64, bytes: &mut [u8]) -> Result<(), Error> {
         memfd::read_at(&self.file, bytes, offset)
     }
 
-    /// A descriptor to send to an executor.
+    /// Returns a new descriptor of the memory, to send to an executor.
     ///
     /// # Errors
-    /// [`Error::Os`] when this process has too many open.
+    /// [`Error::Os`] if this process has too many open descriptors.
     pub fn share(&self) -> Result<OwnedFd, Error> {
         share(self.file.as_fd())
     }
@@ -55,16 +55,16 @@ impl DeviceMemory {
 /// Whether a host region's pages are locked in memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Pinned {
-    /// They are: a GPU could read them without help (T07).
+    /// The pages are locked, so a GPU could read them directly (T07).
     Locked,
-    /// They are not, and why. The emulated device does not mind.
+    /// The pages are not locked. The emulated device works without locked pages.
     Pageable {
-        /// What the kernel said, and what to change.
+        /// Error of the kernel and a remedy.
         reason: String,
     },
 }
 
-/// A host region that is being filled.
+/// A host region whose contents are being written.
 #[derive(Debug)]
 pub struct HostRegionBuilder {
     file: OwnedFd,
@@ -72,7 +72,7 @@ pub struct HostRegionBuilder {
 }
 
 impl HostRegionBuilder {
-    /// Begins a region of this size, all zero.
+    /// Creates a region of this size, filled with zeros.
     ///
     /// # Errors
     /// [`Error::Os`] or [`Error::OutOfMemory`] from the kernel.
@@ -80,10 +80,11 @@ impl HostRegionBuilder {
         Ok(Self { file: memfd::create(name, bytes.get())?, bytes })
     }
 
-    /// Writes a part of it.
+    /// Writes `bytes` at `offset`.
     ///
     /// # Errors
-    /// [`Error::BadExtent`] past its end; [`Error::OutOfMemory`] when the machine is full.
+    /// [`Error::BadExtent`] past the end of the region; [`Error::OutOfMemory`] if the machine is out
+    /// of memory.
     pub fn write_at(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
         let length = bytes.len() as u64;
         if offset.checked_add(length).is_none_or(|end| end > self.bytes.get()) {
@@ -92,7 +93,7 @@ impl HostRegionBuilder {
         memfd::write_at(&self.file, bytes, offset)
     }
 
-    /// Seals it: from here on nobody, this process included, can change it. Its pages are locked if
+    /// Seals the region, so that no process, including this one, can change it. Locks its pages if
     /// the limit allows.
     ///
     /// # Errors
@@ -110,17 +111,18 @@ impl HostRegionBuilder {
     }
 }
 
-/// How a device reaches host memory.
+/// The way in which a device reads host memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// By itself: it is registered with the driver, which keeps it in place (T07).
+    /// The device reads the memory directly: the memory is registered with the driver, which keeps it
+    /// in place (T07).
     Direct,
-    /// Through a buffer of the driver's, by one copy more: it is ordinary, pageable memory.
+    /// The memory is ordinary pageable memory, which the driver first copies to a buffer of its own.
     Buffered,
 }
 
-/// A model's weights, or any bytes that executors read: a sealed memfd. The authoritative copy:
-/// evicting a model from a GPU never copies back to it (T10).
+/// A model's weights, or other bytes that executors read, in a sealed memfd. This is the
+/// authoritative copy: evicting a model from a GPU never copies data back (T10).
 #[derive(Debug)]
 pub struct HostRegion {
     file: OwnedFd,
@@ -130,7 +132,7 @@ pub struct HostRegion {
 }
 
 impl HostRegion {
-    /// Copies these bytes into a region.
+    /// Creates a region with a copy of these bytes.
     ///
     /// # Errors
     /// As [`HostRegionBuilder`].
@@ -140,45 +142,46 @@ impl HostRegion {
         builder.finish()
     }
 
-    /// Takes a region received from another process.
+    /// Maps a region that another process sent.
     ///
     /// # Errors
-    /// [`Error::Unsealed`] when its size is not `bytes` or it could still change.
+    /// [`Error::Unsealed`] if its size is not `bytes`, or its contents could still change.
     pub fn receive(file: OwnedFd, bytes: Bytes, access: Access) -> Result<Self, Error> {
         let mapping = ReadMapping::of_sealed(&file, bytes.get())?;
-        // The process that made it pins it; locking the same pages twice gains nothing.
-        let pinned = Pinned::Pageable { reason: "pinned by its owner, if at all".to_owned() };
+        // Not locked here: its owner already locks the pages, and locking the same pages twice has no
+        // benefit.
+        let pinned = Pinned::Pageable { reason: "only the owner of the region locks its pages".to_owned() };
         Ok(Self { file, mapping, pinned, access })
     }
 
-    /// Its bytes.
+    /// Returns the bytes of the region.
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {
         self.mapping.as_slice()
     }
 
-    /// Its size.
+    /// Returns the size of the region.
     #[must_use]
     pub fn bytes(&self) -> Bytes {
         Bytes(self.as_slice().len() as u64)
     }
 
-    /// Whether its pages are locked.
+    /// Returns whether the pages of the region are locked.
     #[must_use]
     pub fn pinned(&self) -> &Pinned {
         &self.pinned
     }
 
-    /// How a device reaches it.
+    /// Returns the way in which a device reads the region.
     #[must_use]
     pub fn access(&self) -> Access {
         self.access
     }
 
-    /// A descriptor to send to an executor.
+    /// Returns a new descriptor of the region, to send to an executor.
     ///
     /// # Errors
-    /// [`Error::Os`] when this process has too many open.
+    /// [`Error::Os`] if this process has too many open descriptors.
     pub fn share(&self) -> Result<OwnedFd, Error> {
         share(self.file.as_fd())
     }
@@ -199,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_region_holds_what_was_written_and_no_one_can_change_it() {
+    fn a_finished_region_has_the_written_bytes_and_cannot_be_changed() {
         let mut builder = HostRegionBuilder::new("test", Bytes(6)).unwrap();
         builder.write_at(4, b"!?").unwrap();
         builder.write_at(0, b"word").unwrap();
@@ -215,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_region_is_pinned_and_a_refusal_is_reported_not_fatal() {
+    fn a_small_region_is_pinned_and_a_refused_lock_is_only_reported() {
         let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
         let region = HostRegion::from_bytes("test", &[7; 4096]).unwrap();
         if limit.is_none_or(|bytes| bytes >= 64 << 10) {
@@ -229,7 +232,7 @@ mod tests {
         }
     }
 
-    /// The memory of this machine that a GPU's memory occupies.
+    /// Returns the memory of this machine that a GPU's memory uses.
     fn allocated(memory: &DeviceMemory) -> Bytes {
         let stat = rustix::fs::fstat(&memory.file).unwrap();
         // stat counts blocks of 512 bytes on every file system.
@@ -237,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn device_memory_takes_memory_only_as_it_is_written() {
+    fn device_memory_uses_memory_only_for_written_bytes() {
         let memory = DeviceMemory::create("test", Bytes::gib(4)).unwrap();
         assert_eq!(allocated(&memory), Bytes::ZERO);
         let shared = memory.share().unwrap();

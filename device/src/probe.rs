@@ -1,9 +1,9 @@
-//! Measures how fast a device copies, by the size of a copy: the curve whose elbow is the size of a
-//! group (T09). Each copy is waited for before the next, as the executor does.
+//! Measures the rate of a device's copies by their size. The curve's elbow is the size of a group of
+//! weights (T09). The probe waits for each copy before the next, as the executor does.
 //!
-//! The caller keeps the books: it names an extent of the device's memory that nothing else uses.
-//! What comes out is of this moment: on a machine that does other work, or before memory was touched,
-//! the figures are that work's too. Nothing here decides anything.
+//! The caller manages the memory: it passes an extent of the device's memory that is not in use. The
+//! results are valid only for the moment of the measurement: other work on the machine, or memory
+//! that was never touched before, distorts them. This module makes no decision.
 
 use std::num::NonZeroU32;
 
@@ -12,24 +12,25 @@ use crate::clock::monotonic_now;
 use crate::error::Error;
 use crate::memory::HostRegion;
 
-/// The smallest copy that is measured.
+/// Smallest measured copy in bytes.
 const SMALLEST: u64 = 4096;
 
-/// How fast copies of one size were.
+/// The measured rate of copies of a single size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CopyRate {
-    /// Of one copy.
+    /// Size of a copy in bytes.
     pub bytes: u64,
-    /// The median of the rounds.
+    /// Median rate of the rounds, in bytes per second.
     pub bytes_per_s: u64,
 }
 
-/// Copies from the host to all of `extent`, in copies of 4 KiB, of 8 KiB, and so on up to what one
-/// copy may move or the extent holds; `rounds` times, sizes in turns. One round before that is not
-/// counted: in it memory is touched for the first time. Sizes come in order.
+/// Measures copies from the host to all of `extent`: in copies of 4 KiB, 8 KiB and so on, up to the
+/// device's largest copy or the extent's length. Each of the `rounds` rounds measures all sizes in
+/// turn. An additional first round is not counted, because it touches the memory for the first time.
+/// The results are ordered by size.
 ///
 /// # Errors
-/// Those of the device: a bad extent, memory that ran out, a lost device.
+/// Returns the errors of the device: a bad extent, exhausted memory, or a lost device.
 pub fn copy_rates<D: Device>(device: &D, extent: Extent, rounds: NonZeroU32) -> Result<Vec<CopyRate>, Error> {
     let host = HostRegion::from_bytes("millrace-probe", &vec![0xA5; extent.bytes as usize])?;
     let region = device.reserve(host.bytes())?;
@@ -79,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_double_up_to_what_one_copy_moves_and_the_extent_is_free_again() {
+    fn sizes_double_up_to_the_largest_copy_and_the_extent_is_released() {
         let (_memory, gpu) = gpu(Bytes::mib(8));
         let extent = Extent { offset: 0, bytes: 4 << 20 };
         let rates = copy_rates(&gpu, extent, NonZeroU32::MIN).unwrap();
@@ -91,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_probe_writes_nowhere_but_its_extent() {
+    fn a_probe_writes_only_to_its_extent() {
         let (memory, gpu) = gpu(Bytes::mib(4));
         let extent = Extent { offset: 1 << 20, bytes: 1 << 20 };
         copy_rates(&gpu, extent, NonZeroU32::MIN).unwrap();

@@ -1,23 +1,24 @@
-//! Sets of byte ranges: which bytes of a model are loaded, or lost. Pure.
+//! Sets of byte ranges, for example the loaded or lost bytes of a model. Pure code.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// A set of bytes, kept as the fewest half-open ranges.
+/// A set of bytes, stored as the smallest number of half-open ranges.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RangeSet {
-    /// Start to end. Neither empty, touching nor overlapping.
+    /// Start to end of each range. The ranges are not empty, and neither touch nor overlap.
     ranges: BTreeMap<u64, u64>,
 }
 
 impl RangeSet {
-    /// Adds a range.
+    /// Adds all bytes of a range.
     pub fn insert(&mut self, range: Range<u64>) {
         if range.is_empty() {
             return;
         }
-        let (mut start, mut end) = (range.start, range.end);
-        // Whatever touches it, from the left or within, becomes part of it.
+        let mut start = range.start;
+        let mut end = range.end;
+        // Merges every range that touches or overlaps the new one.
         while let Some((&other_start, &other_end)) = self.ranges.range(..=end).next_back() {
             if other_end < start {
                 break;
@@ -29,7 +30,7 @@ impl RangeSet {
         self.ranges.insert(start, end);
     }
 
-    /// Removes a range.
+    /// Removes all bytes of a range.
     pub fn remove(&mut self, range: Range<u64>) {
         if range.is_empty() {
             return;
@@ -48,12 +49,12 @@ impl RangeSet {
         }
     }
 
-    /// Removes everything.
+    /// Removes all bytes.
     pub fn clear(&mut self) {
         self.ranges.clear();
     }
 
-    /// The first part of `range` that is not in the set.
+    /// Returns the first part of `range` that is not in the set.
     #[must_use]
     pub fn first_gap(&self, range: Range<u64>) -> Option<Range<u64>> {
         if range.is_empty() {
@@ -65,19 +66,19 @@ impl RangeSet {
         (start < range.end).then(|| start..next.min(range.end))
     }
 
-    /// Whether any of `range` is in the set.
+    /// Whether any byte of `range` is in the set.
     #[must_use]
     pub fn intersects(&self, range: Range<u64>) -> bool {
         let before = self.ranges.range(..range.end).next_back();
         !range.is_empty() && before.is_some_and(|(_, &end)| end > range.start)
     }
 
-    /// The ranges, in order.
+    /// Returns the ranges in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = Range<u64>> + '_ {
         self.ranges.iter().map(|(&start, &end)| start..end)
     }
 
-    /// How many bytes are in the set.
+    /// Returns the number of bytes in the set.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.iter().map(|range| range.end - range.start).sum()
@@ -98,7 +99,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn agrees_with_a_bitmap(steps in prop::collection::vec((any::<bool>(), range()), 0..40), probe in range()) {
+        fn range_set_agrees_with_a_bitmap(steps in prop::collection::vec((any::<bool>(), range()), 0..40), probe in range()) {
             let mut set = RangeSet::default();
             let mut bits = [false; SPAN as usize];
             for (insert, range) in steps {

@@ -1,5 +1,5 @@
-//! Topologies as data: the files in `topology/`, and how they become a
-//! [`Topology`]. Nothing here looks at this machine.
+//! Topologies as data: parses the files in `topology/` and builds a [`Topology`] from them. This
+//! module does not inspect the machine.
 
 use std::collections::BTreeSet;
 use std::num::NonZeroU32;
@@ -8,10 +8,10 @@ use millrace_types::topology::{Gpu, Link, LinkId, LinkKind, Topology};
 use millrace_types::{Bytes, BytesPerSec, GpuIndex};
 use serde::Deserialize;
 
-/// The preset of whoever names none.
+/// Name of the preset that is used if no preset is named.
 pub const DEFAULT_PRESET: &str = "emulated";
 
-/// Every preset's name and text.
+/// Name and YAML text of every preset.
 pub const PRESETS: &[(&str, &str)] = &[
     ("emulated", include_str!("../topology/emulated.yaml")),
     ("dgx-v100", include_str!("../topology/dgx-v100.yaml")),
@@ -21,44 +21,44 @@ pub const PRESETS: &[(&str, &str)] = &[
     ("h100x8", include_str!("../topology/h100x8.yaml")),
 ];
 
-/// Why a topology could not be made.
+/// Reason why a topology could not be built.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// No such preset.
+    /// No preset has this name.
     #[error("topology {0:?} is not known: use one of {known}", known = names().join(", "))]
     Unknown(String),
-    /// Not a description of a topology.
-    #[error("the topology does not read: {0}")]
+    /// The text is not a description of a topology.
+    #[error("cannot parse the topology: {0}")]
     Yaml(String),
-    /// A description that contradicts itself.
+    /// The description contradicts itself.
     #[error("topology {name}: {problem}")]
     Invalid {
-        /// The topology.
+        /// Name of the topology.
         name: String,
-        /// What is wrong with it.
+        /// Rule that the description breaks.
         problem: String,
     },
-    /// More GPUs than there are.
+    /// The request has more GPUs than the topology.
     #[error(
-        "topology {name} has {has} GPUs that share links, so it cannot have {asked}: ask for fewer, or use {DEFAULT_PRESET}"
+        "topology {name} has {has} GPUs that share links, so it cannot have {asked}: request fewer, or use {DEFAULT_PRESET}"
     )]
     TooManyGpus {
-        /// The topology.
+        /// Name of the topology.
         name: String,
-        /// How many it has.
+        /// Number of GPUs in the topology.
         has: u32,
-        /// How many were asked for.
+        /// Requested number of GPUs.
         asked: u32,
     },
 }
 
-/// Every preset's name.
+/// Returns the names of all presets.
 #[must_use]
 pub fn names() -> Vec<&'static str> {
     PRESETS.iter().map(|(name, _)| *name).collect()
 }
 
-/// A machine's GPUs and links, described; [`Description::build`] numbers them.
+/// The GPUs and links of a machine, as described in a file. [`Description::build`] numbers them.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct Description {
@@ -77,7 +77,6 @@ pub struct Description {
     nvswitch: Option<BytesPerSec>,
 }
 
-/// A PCIe switch.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Switch {
@@ -86,7 +85,7 @@ struct Switch {
     uplink: BytesPerSec,
 }
 
-/// The pairs of GPUs with NVLinks of one rate.
+/// Pairs of GPUs that have NVLinks of the same rate.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct NvLinks {
@@ -96,10 +95,10 @@ struct NvLinks {
 }
 
 impl Description {
-    /// The preset of this name.
+    /// Returns the preset of this name.
     ///
     /// # Errors
-    /// [`Error::Unknown`].
+    /// [`Error::Unknown`] if no preset has this name.
     pub fn preset(name: &str) -> Result<Self, Error> {
         let (_, text) = PRESETS
             .iter()
@@ -108,7 +107,7 @@ impl Description {
         Self::parse(text)
     }
 
-    /// Reads a description, as in the files of `topology/`.
+    /// Parses a description in the format of the files in `topology/`.
     ///
     /// # Errors
     /// [`Error::Yaml`], [`Error::Invalid`].
@@ -121,11 +120,11 @@ impl Description {
         }
     }
 
-    /// With this many GPUs: the first ones, and the links among them. GPUs that share nothing can
-    /// be any number.
+    /// Changes the number of GPUs: keeps the first `gpus` GPUs and the links among them. The number
+    /// can grow only if the GPUs share no links.
     ///
     /// # Errors
-    /// [`Error::TooManyGpus`].
+    /// [`Error::TooManyGpus`] if the GPUs share links and the topology has fewer of them.
     pub fn with_gpus(mut self, gpus: NonZeroU32) -> Result<Self, Error> {
         let shared = !self.switches.is_empty() || !self.nvlink.is_empty();
         if gpus > self.gpus && shared {
@@ -143,14 +142,14 @@ impl Description {
         Ok(self)
     }
 
-    /// With this much memory on each GPU.
+    /// Sets the memory of each GPU.
     #[must_use]
     pub fn with_memory(mut self, memory: Bytes) -> Self {
         self.memory = memory;
         self
     }
 
-    /// Numbers the GPUs and links: PCIe links in GPU order, then uplinks, then NVLinks.
+    /// Builds the topology. Links are numbered in this order: PCIe links by GPU, uplinks, NVLinks.
     #[must_use]
     pub fn build(&self) -> Topology {
         let mut links = Vec::new();
@@ -211,7 +210,7 @@ impl Description {
                 ));
             }
             if !linked.insert((a, b)) {
-                return Some(format!("NVLink pair [{a}, {b}] is there twice"));
+                return Some(format!("NVLink pair [{a}, {b}] is listed twice"));
             }
         }
         None
@@ -238,7 +237,7 @@ mod tests {
         Description::preset(name).unwrap().build()
     }
 
-    /// How many NVLink pairs have each rate, in GB/s.
+    /// Returns the number of NVLink pairs with this rate in GB/s.
     fn nvlinks(topology: &Topology, gb: u64) -> usize {
         let at =
             |link: &&Link| matches!(link.kind, LinkKind::NvLink { .. }) && link.rate == BytesPerSec::gb(gb);
@@ -246,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn every_preset_reads_under_its_name_and_is_numbered_in_order() {
+    fn every_preset_has_its_name_and_is_numbered_in_order() {
         for name in names() {
             let topology = preset(name);
             assert_eq!(topology.name, name);
@@ -260,7 +259,7 @@ mod tests {
         assert!(matches!(Description::preset("dgx"), Err(Error::Unknown(_))));
     }
 
-    /// H26: of the 28 pairs of a DGX-V100, 8 are double, 8 single and 12 without NVLink.
+    /// Row H26: of the 28 pairs of a DGX-V100, 8 have two NVLinks, 8 have one and 12 have none.
     #[test]
     fn a_dgx_v100_has_the_pairs_of_the_paper_and_six_nvlinks_a_gpu() {
         let topology = preset("dgx-v100");
@@ -274,9 +273,9 @@ mod tests {
         }
     }
 
-    /// T22: GPUs 0 and 1, and 2 and 3, share a switch.
+    /// Row T22: GPUs 0 and 1 share a switch, and GPUs 2 and 3 share another.
     #[test]
-    fn neighbours_share_an_uplink_and_others_do_not() {
+    fn only_neighbouring_gpus_share_an_uplink() {
         let topology = preset("v100x4-pcie-switch");
         let uplink = |gpu: usize| topology.gpus[gpu].host_path[1];
         assert_eq!(uplink(0), uplink(1));
@@ -285,9 +284,9 @@ mod tests {
         assert_eq!((nvlinks(&topology, 48), nvlinks(&topology, 24)), (3, 3));
     }
 
-    /// D30.
+    /// Row D30.
     #[test]
-    fn a_switched_topology_joins_every_pair_alike_and_an_a10_none() {
+    fn a_switched_topology_links_every_pair_and_an_a10_none() {
         assert_eq!(nvlinks(&preset("dgx-a100"), 300), 28);
         assert_eq!(preset("a10x4").links.len(), 4);
     }
@@ -307,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn only_gpus_that_share_nothing_can_be_more() {
+    fn the_gpu_count_grows_only_without_shared_links() {
         let six = NonZeroU32::new(6).unwrap();
         let emulated = Description::preset("emulated").unwrap().with_gpus(six).unwrap().build();
         assert_eq!((emulated.gpus.len(), emulated.links.len()), (6, 6));

@@ -1,4 +1,4 @@
-//! The emulated device through its trait: what is loaded can be read, what is not cannot.
+//! Tests the emulated device through its trait: only loaded bytes can be read.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod tiny;
@@ -15,7 +15,7 @@ use millrace_device::{
 use millrace_types::{Bytes, DataType};
 
 const PAGE: u64 = 4096;
-/// The first weight fills a page, the second starts on the next.
+/// Elements of a weight: the first weight fills a page, and the second starts on the next page.
 const ELEMENTS: usize = PAGE as usize / 4;
 const WEIGHTS: u64 = 2 * PAGE;
 
@@ -52,7 +52,7 @@ impl Bench {
         self.stream.record()?.wait().map(drop)
     }
 
-    /// `sum` is `input + first`, `total` is `sum + second`.
+    /// Loads a model in which `sum` is `input + first`, and `total` is `sum + second`.
     fn module(&self) -> Module {
         let code = Code {
             graph: tiny::two_adds("weights.data", ELEMENTS as u64),
@@ -83,10 +83,11 @@ impl Bench {
 }
 
 #[test]
-fn a_launch_runs_once_what_it_reads_is_loaded() {
+fn a_launch_runs_only_after_the_bytes_it_reads_are_loaded() {
     let mut bench = bench();
     let module = bench.module();
-    let (first, both) = (bench.kernel(&module, "sum", 0..PAGE), bench.kernel(&module, "total", 0..WEIGHTS));
+    let first = bench.kernel(&module, "sum", 0..PAGE);
+    let both = bench.kernel(&module, "total", 0..WEIGHTS);
     assert!(matches!(bench.launch(&module, &first), Err(Error::NotResident(gap)) if gap == (0..PAGE)));
     bench.map(&[(0, 0, WEIGHTS)]).unwrap();
     assert!(matches!(bench.launch(&module, &first), Err(Error::NotResident(_))), "mapped is not loaded");
@@ -97,14 +98,14 @@ fn a_launch_runs_once_what_it_reads_is_loaded() {
     assert_eq!(bench.launch(&module, &both).unwrap(), 211.0);
     bench.gpu.unmap(&bench.region).unwrap();
     assert!(matches!(bench.launch(&module, &first), Err(Error::NotResident(_))));
-    // Somewhere else in memory, and with no load in between: the addresses are the same.
+    // The model works at another place in memory without a new load, because the addresses are the same.
     bench.map(&[(0, 64 * PAGE, WEIGHTS)]).unwrap();
     bench.copy(0..WEIGHTS).unwrap();
     assert_eq!(bench.launch(&module, &both).unwrap(), 211.0);
 }
 
 #[test]
-fn the_answer_comes_from_device_memory() {
+fn a_launch_reads_its_weights_from_device_memory() {
     let mut bench = bench();
     let module = bench.module();
     let both = bench.kernel(&module, "total", 0..WEIGHTS);
@@ -117,11 +118,11 @@ fn the_answer_comes_from_device_memory() {
 }
 
 #[test]
-fn scattered_extents_hold_the_parts_they_were_given() {
+fn scattered_extents_get_the_bytes_of_their_offsets() {
     let mut bench = bench();
     let module = bench.module();
     bench.map(&[(PAGE, 0, PAGE), (0, 9 * PAGE, PAGE)]).unwrap();
-    // Across the boundary, and not whole pages.
+    // The copies cross the boundary and are not whole pages.
     bench.copy(0..PAGE - 8).unwrap();
     bench.copy(PAGE - 8..PAGE + 8).unwrap();
     bench.copy(PAGE + 8..WEIGHTS).unwrap();
@@ -135,7 +136,7 @@ fn scattered_extents_hold_the_parts_they_were_given() {
 }
 
 #[test]
-fn extents_that_cannot_be_are_refused_and_leave_the_region_unmapped() {
+fn invalid_extents_are_refused_and_leave_the_region_unmapped() {
     let mut bench = bench();
     let end = Bytes::mib(1).get();
     for extents in [
@@ -165,9 +166,10 @@ fn another_device_maps_an_exported_chunk() {
     here.copy(0..WEIGHTS).unwrap();
     let exported = here.gpu.export(&here.gpu.create(Extent { offset: 3 * PAGE, bytes: WEIGHTS }).unwrap());
     let mut there = bench();
-    let chunk = there.gpu.import(exported.unwrap()).unwrap();
+    let (file, extent) = exported.unwrap();
+    let chunk = there.gpu.import(file, extent).unwrap();
     there.gpu.map(&there.region, vec![(0, chunk)]).unwrap();
-    // What one device writes, the other's memory shows: it is the same.
+    // Both devices see the same memory, so a write of one device is visible to the other.
     let different = HostRegion::from_bytes("test", &[0; WEIGHTS as usize]).unwrap();
     there.stream.copy(&there.region, &different, 0..WEIGHTS).unwrap();
     let mut bytes = [1; 4];
@@ -176,13 +178,14 @@ fn another_device_maps_an_exported_chunk() {
 }
 
 #[test]
-fn a_copy_from_another_device_brings_its_bytes_and_no_more() {
+fn a_copy_from_another_device_loads_only_the_copied_bytes() {
     let mut there = bench();
     there.map(&[(0, 3 * PAGE, WEIGHTS)]).unwrap();
     there.copy(0..WEIGHTS).unwrap();
     let exported = there.gpu.export(&there.gpu.create(Extent { offset: 3 * PAGE, bytes: WEIGHTS }).unwrap());
     let mut here = bench();
-    let peer = here.gpu.import(exported.unwrap()).unwrap();
+    let (file, extent) = exported.unwrap();
+    let peer = here.gpu.import(file, extent).unwrap();
     let module = here.module();
     let both = here.kernel(&module, "total", 0..WEIGHTS);
     here.map(&[(0, PAGE, WEIGHTS)]).unwrap();
@@ -222,7 +225,7 @@ fn injected_faults_happen_once_and_a_lost_device_stays_lost() {
 }
 
 #[test]
-fn a_model_that_does_not_load_or_lacks_a_value_is_refused() {
+fn a_broken_model_and_an_unknown_value_are_refused() {
     let bench = bench();
     let code = |graph| Code { graph, weights_name: "weights.data", weights: &bench.host };
     assert!(matches!(bench.gpu.load(&bench.region, code(b"not a graph".to_vec())), Err(Error::Code(_))));
@@ -241,7 +244,7 @@ fn a_model_that_does_not_load_or_lacks_a_value_is_refused() {
 }
 
 #[test]
-fn a_model_fails_on_an_input_without_harm_to_the_next() {
+fn a_launch_that_fails_on_an_input_does_not_affect_the_next() {
     let mut bench = bench();
     let module = bench.module();
     bench.map(&[(0, 0, WEIGHTS)]).unwrap();
@@ -255,7 +258,7 @@ fn a_model_fails_on_an_input_without_harm_to_the_next() {
 }
 
 #[test]
-fn constants_that_are_held_in_another_form_are_taken_from_the_host_copy() {
+fn constants_stored_in_another_form_are_read_from_the_host_copy() {
     let mut bench = bench();
     let indices: Vec<u8> = [3i64, -1, 0].into_iter().flat_map(i64::to_le_bytes).collect();
     let host = HostRegion::from_bytes("test", &indices).unwrap();
@@ -273,7 +276,7 @@ fn constants_that_are_held_in_another_form_are_taken_from_the_host_copy() {
     assert_eq!(bytes, [13.0f32, 13.0, 10.0].map(f32::to_le_bytes).concat());
 }
 
-/// Set in the process that dies by design.
+/// Environment variable that is set in the child process, which this test expects to die.
 const CHILD: &str = "MILLRACE_DEVICE_TEST_CHILD";
 
 fn read_more_than_declared() {

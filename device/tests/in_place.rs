@@ -1,4 +1,4 @@
-//! Tensors in regions of the emulated device: filled within the device, read in place, copied out.
+//! Tests tensors in regions of the emulated device: filled within the device, read in place, and copied out.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 #[allow(dead_code, reason = "`emulated` uses the rest")]
@@ -21,7 +21,7 @@ const BYTES: u64 = 2 * PAGE;
 
 struct Bench {
     gpu: EmulatedGpu,
-    /// Mapped; nothing is loaded.
+    /// A mapped region without loaded bytes.
     region: Region,
     stream: EmulatedStream,
 }
@@ -30,7 +30,7 @@ fn bench() -> Bench {
     let memory = DeviceMemory::create("test", Bytes::mib(1)).unwrap();
     let gpu = EmulatedGpu::new(memory.share().unwrap(), memory.bytes(), NonZeroUsize::MIN).unwrap();
     let region = gpu.reserve(Bytes(BYTES)).unwrap();
-    // Not one after the other, so that a copy has two places.
+    // The two chunks are not adjacent, so that a copy must write to two places.
     let chunk = |offset| gpu.create(Extent { offset, bytes: PAGE }).unwrap();
     gpu.map(&region, vec![(0, chunk(4 * PAGE)), (PAGE, chunk(PAGE))]).unwrap();
     let stream = gpu.stream(Width::Whole).unwrap();
@@ -43,7 +43,7 @@ impl Bench {
         self.stream.upload(HostTensor { datatype, shape: shape.to_vec(), contents }).unwrap()
     }
 
-    /// Fills the region from its start.
+    /// Fills the region from its start, and thereby loads these bytes.
     fn fill(&mut self, bytes: &[u8]) {
         let value = self.value(DataType::Uint8, &[bytes.len()], bytes);
         self.stream.fill(&self.region, &value, DataType::Uint8, 0..bytes.len() as u64).unwrap();
@@ -79,7 +79,7 @@ fn contents(file: &OwnedFd) -> Vec<u8> {
 }
 
 #[test]
-fn a_launch_reads_a_view_where_it_is() {
+fn a_launch_reads_a_view_in_place() {
     let mut bench = bench();
     let elements = PAGE as usize / 4;
     let weights = [10.0f32, 200.0].map(|weight| weight.to_le_bytes().repeat(elements)).concat();
@@ -106,12 +106,12 @@ fn a_launch_reads_a_view_where_it_is() {
     assert_ne!(first(&mut bench, Arg::Lend(&view)), 211.0);
     bench.gpu.inject(Fault::Corrupt(&bench.region)).unwrap();
     assert_eq!(first(&mut bench, Arg::Give(view)), 211.0);
-    // Given, it is gone with the launch.
+    // A value that is given to a launch is dropped with the launch, so the region is free.
     bench.gpu.unmap(&bench.region).unwrap();
 }
 
 #[test]
-fn while_a_view_lives_its_bytes_stay() {
+fn bytes_of_a_view_can_be_neither_unmapped_nor_written() {
     let mut bench = bench();
     assert!(matches!(bench.view(DataType::Int8, &[8], 0..8), Err(Error::NotResident(gap)) if gap == (0..8)));
     bench.fill(&bytes(PAGE));
@@ -127,7 +127,7 @@ fn while_a_view_lives_its_bytes_stay() {
 }
 
 #[test]
-fn every_type_is_read_as_it_was_filled_and_only_some_in_place() {
+fn every_datatype_reads_its_filled_bytes_and_only_some_in_place() {
     let numbers = [1i64, 0, 1, 1].map(i64::to_le_bytes).concat();
     for (datatype, size, start, in_place) in [
         (DataType::Fp32, 4, 0, true),
@@ -150,7 +150,7 @@ fn every_type_is_read_as_it_was_filled_and_only_some_in_place() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn mismatched_shapes_types_and_ranges_are_refused() {
     let mut bench = bench();
     bench.fill(&bytes(PAGE));
     assert!(matches!(bench.view(DataType::Fp32, &[3], 0..8), Err(Error::Tensor(_))));
@@ -174,11 +174,12 @@ fn what_does_not_fit_is_refused() {
 }
 
 #[test]
-fn parts_of_host_and_region_make_one_tensor() {
+fn host_and_region_parts_are_gathered_into_one_tensor() {
     let mut bench = bench();
     let all = bytes(PAGE + 8);
     bench.fill(&all);
-    let (inline, file) = (Contents::Inline(vec![1; 4].into()), Contents::File(file(&[2; 8])));
+    let inline = Contents::Inline(vec![1; 4].into());
+    let file = Contents::File(file(&[2; 8]));
     let region = bench.region.clone();
     let parts = || vec![Part::Host(&inline), Part::Region(&region, PAGE - 4..PAGE + 8), Part::Host(&file)];
     let value = bench.stream.gather(DataType::Fp32, vec![6], parts()).unwrap();
@@ -189,7 +190,7 @@ fn parts_of_host_and_region_make_one_tensor() {
 }
 
 #[test]
-fn bytes_come_from_a_file_that_is_not_sealed_and_go_to_one() {
+fn unsealed_files_can_be_copied_from_and_to() {
     let mut bench = bench();
     let all = bytes(BYTES);
     let host = file(&all);
@@ -199,10 +200,14 @@ fn bytes_come_from_a_file_that_is_not_sealed_and_go_to_one() {
     let to = file(&[]);
     bench.stream.copy_out(Source::Region(&bench.region), PAGE..BYTES, to.as_fd(), 10).unwrap();
     bench.stream.copy_out(Source::Region(&bench.region), PAGE - 10..PAGE, to.as_fd(), 0).unwrap();
-    assert_eq!(contents(&to), all[PAGE as usize - 10..], "each part where it was to go");
+    assert_eq!(contents(&to), all[PAGE as usize - 10..], "each part must be at its offset");
     let short = file(&all[..100]);
     assert!(bench.stream.copy_from_file(&bench.region, short.as_fd(), 0..PAGE).is_err());
-    assert_eq!(bench.gpu.missing(&bench.region, 0..BYTES), None, "it is read before anything is written");
+    assert_eq!(
+        bench.gpu.missing(&bench.region, 0..BYTES),
+        None,
+        "the file is read before any byte is written"
+    );
     bench.gpu.inject(Fault::FailNextCopy).unwrap();
     let failed = bench.stream.copy_out(Source::Region(&bench.region), PAGE..BYTES, to.as_fd(), 0);
     assert!(matches!(failed, Err(Error::CopyFailed(_))));
@@ -210,7 +215,7 @@ fn bytes_come_from_a_file_that_is_not_sealed_and_go_to_one() {
 
 proptest! {
     #[test]
-    fn any_part_of_a_value_is_that_part_of_its_bytes(
+    fn any_part_of_a_value_equals_that_part_of_its_bytes(
         numbers in prop::collection::vec(any::<i32>(), 1..40),
         ends in any::<[prop::sample::Index; 2]>(),
         wide in any::<bool>(),

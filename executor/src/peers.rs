@@ -42,7 +42,7 @@ impl<D: Device> Peers<D> {
     pub(crate) fn add(&mut self, device: &D, message: &AddPeer, memory: OwnedFd) -> Result<(), DeviceError> {
         let &AddPeer { gpu, incarnation, memory_bytes, .. } = message;
         self.forget(gpu);
-        let memory = device.import((memory, Extent { offset: 0, bytes: memory_bytes }))?;
+        let memory = device.import(memory, Extent { offset: 0, bytes: memory_bytes })?;
         self.0.insert(gpu, Arc::new(Peer { incarnation, memory, lost: AtomicBool::new(false) }));
         Ok(())
     }

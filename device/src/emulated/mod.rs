@@ -1,12 +1,13 @@
-//! A GPU that is not there.
+//! An emulated GPU, which needs no hardware.
 //!
-//! Its memory is one memfd that the worker owns: an extent of physical memory is an extent of that
-//! file, `map` is `mmap` with MAP_FIXED, and what is not loaded faults when it is touched. Copies
-//! copy. Launches run the model on the CPU with rten, whose weights are views into the region: they
-//! are read from device memory and nowhere else, so a byte that changes there changes the answer.
+//! The GPU's memory is a memfd that the worker owns. An extent of physical memory is an extent of
+//! this file, `map` is `mmap` with MAP_FIXED, and an access to bytes that are not loaded faults.
 //!
-//! Streams run what is enqueued at once, on the caller's thread: they are ordered by construction,
-//! and an event has happened when it is recorded.
+//! Launches run the model on the CPU with rten. The weights of rten's model are views into the
+//! region, so rten reads them from device memory only: a byte that changes there changes the result.
+//!
+//! A stream runs its work synchronously on the caller's thread. Work is therefore ordered by
+//! construction, and an event has already happened when it is recorded.
 
 mod module;
 mod region;
@@ -35,10 +36,10 @@ pub use module::{Kernel, Module};
 pub use region::Region;
 pub use value::Value;
 
-/// See [`Capabilities::copy_max`].
+/// Value of [`Capabilities::copy_max`].
 const COPY_MAX: Bytes = Bytes::mib(2);
 
-/// An emulated GPU.
+/// An emulated GPU: memory in a memfd, launches on the CPU.
 #[derive(Debug)]
 pub struct EmulatedGpu {
     memory: Arc<OwnedFd>,
@@ -47,7 +48,7 @@ pub struct EmulatedGpu {
     faults: Arc<Faults>,
 }
 
-/// The faults asked for. Each is obeyed by whoever sees it first.
+/// The injected faults. A single-use fault is consumed by the first operation that checks its flag.
 #[derive(Debug, Default)]
 struct Faults {
     fail_copy: AtomicBool,
@@ -74,10 +75,11 @@ pub struct Chunk {
 }
 
 impl EmulatedGpu {
-    /// Takes the memory that a worker lent (see [`crate::DeviceMemory`]). Launches use `threads`.
+    /// Opens a GPU on memory that a worker lent (see [`crate::DeviceMemory`]). Launches use `threads`
+    /// threads.
     ///
     /// # Errors
-    /// [`Error::Unsealed`] when it is not `bytes` long, or could shrink.
+    /// [`Error::Unsealed`] if the memory does not have `bytes` bytes, or could shrink.
     pub fn new(memory: OwnedFd, bytes: Bytes, threads: NonZeroUsize) -> Result<Self, Error> {
         memfd::check_sealed(&memory, bytes.get(), SealFlags::empty())?;
         let threads = Arc::new(rten::ThreadPool::with_num_threads(threads.get()));
@@ -127,7 +129,7 @@ impl Device for EmulatedGpu {
         Ok((file, chunk.extent))
     }
 
-    fn import(&self, (file, extent): (OwnedFd, Extent)) -> Result<Chunk, Error> {
+    fn import(&self, file: OwnedFd, extent: Extent) -> Result<Chunk, Error> {
         self.faults.alive()?;
         let bytes = memfd::size(&file)?;
         memfd::check_sealed(&file, bytes, SealFlags::empty())?;
@@ -173,7 +175,7 @@ impl Device for EmulatedGpu {
         Ok(EmulatedStream { threads, faults: Arc::clone(&self.faults), staging: Vec::new() })
     }
 
-    /// On a thread of the stream's pool: a launch then need not hop to one.
+    /// Runs `body` on a thread of the stream's pool, so that a launch need not switch to one.
     fn enter<R: Send>(&self, stream: EmulatedStream, body: impl FnOnce(EmulatedStream) -> R + Send) -> R {
         let threads = Arc::clone(&stream.threads);
         threads.run(|| body(stream))
@@ -192,17 +194,17 @@ impl Device for EmulatedGpu {
     }
 }
 
-/// A stream of an emulated GPU.
+/// A stream of an emulated GPU. Work runs synchronously on the caller's thread.
 #[derive(Debug)]
 pub struct EmulatedStream {
     threads: Arc<rten::ThreadPool>,
     faults: Arc<Faults>,
-    /// What a copy from another GPU, from pageable memory or from a file passes through.
+    /// Intermediate buffer for copies from another GPU, from pageable memory or from a file.
     staging: Vec<u8>,
 }
 
 impl EmulatedStream {
-    /// Whether a copy of these bytes may begin; gives how many there are.
+    /// Checks that a copy of these bytes may begin, and returns their number.
     fn begin_copy(&self, bytes: &Range<u64>) -> Result<u64, Error> {
         let length = bytes.end.saturating_sub(bytes.start);
         if length > COPY_MAX.get() {
@@ -231,7 +233,7 @@ impl Stream<EmulatedGpu> for EmulatedStream {
         match host.access() {
             Access::Direct => region.fill_from(source, bytes),
             Access::Buffered => {
-                // At most COPY_MAX, so it fits.
+                // The length is at most COPY_MAX, so the cast is lossless.
                 self.staging.resize(length as usize, 0);
                 self.staging.copy_from_slice(source);
                 region.fill_from(&self.staging, bytes)
@@ -254,7 +256,8 @@ impl Stream<EmulatedGpu> for EmulatedStream {
             let problem = "past the end of the other device's memory";
             return Err(Error::BadExtent { offset, bytes: length, problem });
         }
-        // At most COPY_MAX, so it fits. Read and not mapped: whoever has it may write to it.
+        // The length is at most COPY_MAX, so the cast is lossless. The peer's memory is read and not
+        // mapped, because its owner may write to it at any time.
         self.staging.resize(length as usize, 0);
         memfd::read_at(&peer.file, &mut self.staging, peer.extent.offset + offset)?;
         region.fill_from(&self.staging, bytes)
@@ -267,7 +270,8 @@ impl Stream<EmulatedGpu> for EmulatedStream {
         bytes: Range<u64>,
     ) -> Result<(), Error> {
         let length = self.begin_copy(&bytes)?;
-        // At most COPY_MAX, so it fits. Read and not mapped: whoever has it may write to it.
+        // The length is at most COPY_MAX, so the cast is lossless. The file is read and not mapped,
+        // because other processes may write to it at any time.
         self.staging.resize(length as usize, 0);
         memfd::read_at(file, &mut self.staging, bytes.start)?;
         region.fill_from(&self.staging, bytes)
@@ -311,7 +315,7 @@ impl Stream<EmulatedGpu> for EmulatedStream {
         }
         let options = rten::RunOptions::default().with_thread_pool(Some(Arc::clone(&self.threads)));
         let values = module.launch(kernel, args, options)?;
-        // A device that is lost while a launch runs gives no results.
+        // A launch on a device that was lost in the meantime returns no results.
         self.faults.alive()?;
         Ok(values)
     }
@@ -361,7 +365,7 @@ impl Stream<EmulatedGpu> for EmulatedStream {
     }
 }
 
-/// A point in an emulated stream: it has happened.
+/// A recorded point of an emulated stream, which has already been reached.
 #[derive(Debug)]
 pub struct Happened(Timestamp);
 

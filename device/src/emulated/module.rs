@@ -1,4 +1,4 @@
-//! A model that rten has loaded against a region, and its launches.
+//! A model that rten loaded against a region, and its launches.
 #![allow(unsafe_code, reason = "builds on `region`")]
 
 use std::any::Any;
@@ -12,15 +12,15 @@ use crate::emulated::region::{Held, Region};
 use crate::emulated::value::{Elements, Value};
 use crate::error::Error;
 
-/// A loaded model. It stays loaded while its region is mapped and unmapped.
+/// A loaded model. The module stays loaded while its region is mapped and unmapped.
 #[derive(Debug)]
 pub struct Module {
-    // Before the region, so that it is dropped first: it refers to the region's addresses.
+    // Declared before the region so that it is dropped first: it refers to the region's addresses.
     model: Model,
     region: Region,
 }
 
-/// A launch: a stretch of the model's graph, from some values to others.
+/// A launch: the part of the model's graph between some input and output values.
 #[derive(Debug)]
 pub struct Kernel {
     args: Vec<NodeId>,
@@ -29,8 +29,8 @@ pub struct Kernel {
 }
 
 impl Module {
-    /// Loads a graph. Optimisation is off: it would copy weights, and rename values that launches
-    /// start from.
+    /// Loads a graph. Optimisation is off, because it would copy weights and rename values at which
+    /// launches start.
     pub(super) fn load(region: &Region, code: Code<'_>) -> Result<Self, Error> {
         let Code { graph, weights_name, weights } = code;
         let load = |view: &'static [u8]| {
@@ -38,9 +38,9 @@ impl Module {
             options.enable_optimization(false).external_data_static(weights_name, view);
             catch_unwind(AssertUnwindSafe(|| options.load(graph)))
         };
-        // SAFETY: the view goes into the model and nowhere else. The model is private to the
-        // module, which drops it before its own handle on the region; it reads the view in `load`
-        // and in `launch`, which holds a pin.
+        // SAFETY: the view is stored in the model and nowhere else. The model is private to the
+        // module, which drops the model before its own handle on the region. The model reads the view
+        // only in `load` and in `launch`, which holds a pin.
         let loaded = unsafe { region.bind(weights, load)? };
         let model = loaded
             .map_err(|panic| Error::Code(panicked(&*panic)))?
@@ -71,16 +71,17 @@ impl Module {
         options: RunOptions,
     ) -> Result<Vec<Value>, Error> {
         if args.len() != kernel.args.len() {
-            let (given, due) = (args.len(), kernel.args.len());
-            return Err(Error::Launch(format!("{given} values given to a launch that takes {due}")));
+            let given = args.len();
+            let due = kernel.args.len();
+            return Err(Error::Launch(format!("got {given} values for a launch that takes {due}")));
         }
         let _pin = self.region.pin(&kernel.reads)?;
-        // What is given and lies in a region stays there until the launch is over.
+        // Keeps views of given values alive until the launch is over.
         let mut held = Vec::new();
         let inputs = args.into_iter().map(|arg| input(arg, &mut held));
         let inputs = kernel.args.iter().copied().zip(inputs).collect();
-        // Operators panic on shapes they do not expect: that is the request's failure, not the
-        // device's. Nothing that a panic leaves half-done outlives the call.
+        // Operators panic on unexpected shapes, which is a failure of the request, not of the device.
+        // No state that a panic leaves unfinished outlives the call.
         catch_unwind(AssertUnwindSafe(|| self.model.run(inputs, &kernel.writes, Some(options))))
             .map_err(|panic| Error::Launch(panicked(&*panic)))?
             .map(|values| values.into_iter().map(Value::own).collect())

@@ -1,11 +1,12 @@
-//! A reserved range of addresses, the physical memory under it, and which of its bytes are loaded.
+//! A reserved address range, the physical memory behind it, and the set of loaded bytes.
 //!
-//! Rules that make it safe to let rten read the range through plain references:
-//! 1. A launch holds a [`Pin`] while it runs, and gets one only if what it reads is loaded; a value
-//!    that views bytes of the region holds one ([`Held`]) while it lives.
-//! 2. While there is a pin, the region is neither mapped nor unmapped, and no loaded byte is written.
-//! 3. What is not loaded has no access, to the page: a launch that reads more than it declared is
-//!    stopped by the MMU, and with it the process, rather than answering from other bytes.
+//! These rules make it safe for rten to read the range through plain references:
+//! 1. A launch holds a [`Pin`] while it runs, and gets the pin only if the bytes that it reads are
+//!    loaded. A value that views bytes of the region holds a pin ([`Held`]) while it lives.
+//! 2. While a pin exists, the region is neither mapped nor unmapped, and no loaded byte is written.
+//! 3. Bytes that are not loaded are inaccessible, at the granularity of pages. If a launch reads more
+//!    than it declared, the MMU stops the process, so the launch cannot return results computed from
+//!    other bytes.
 #![allow(unsafe_code, reason = "builds on `map`")]
 
 use std::ops::Range;
@@ -19,17 +20,17 @@ use crate::memfd;
 use crate::memory::HostRegion;
 use crate::ranges::RangeSet;
 
-/// How many bytes an injected fault changes, of each loaded run.
+/// Number of bytes that an injected fault changes at the start of each loaded range.
 const CORRUPTED_BYTES: u64 = 4096;
 
-/// Reserved addresses of an emulated GPU. Clones are the same region.
+/// Reserved addresses of an emulated GPU. Clones refer to the same region.
 #[derive(Debug, Clone)]
 pub struct Region(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     reservation: Reservation,
-    /// What the user asked for; the reservation is whole pages.
+    /// Requested size in bytes; the reservation has whole pages.
     bytes: u64,
     state: Mutex<State>,
 }
@@ -38,13 +39,13 @@ struct Inner {
 struct State {
     placed: Vec<Placed>,
     loaded: RangeSet,
-    /// Launches that run.
+    /// Number of live pins: running launches, and values that view the region.
     pins: usize,
-    /// Copies that run.
+    /// Number of running copies into the region.
     fills: usize,
 }
 
-/// Physical memory under part of a region.
+/// A chunk of physical memory that is mapped into part of a region.
 #[derive(Debug, Clone)]
 struct Placed {
     range: Range<u64>,
@@ -52,7 +53,7 @@ struct Placed {
     file_offset: u64,
 }
 
-/// Part of a region, and where it is in physical memory.
+/// Part of a region, with its file and offset in physical memory.
 type Piece = (Range<u64>, Arc<OwnedFd>, u64);
 
 impl Region {
@@ -61,7 +62,7 @@ impl Region {
         Ok(Self(Arc::new(Inner { reservation, bytes, state: Mutex::default() })))
     }
 
-    /// The bytes asked for when it was reserved.
+    /// Returns the size that was requested at the reservation.
     pub(super) fn bytes(&self) -> u64 {
         self.0.bytes
     }
@@ -89,11 +90,13 @@ impl Region {
         Ok(placed)
     }
 
-    /// Shows memory, closed. Callers hold the lock; the region shows nothing and nobody has a pin.
+    /// Maps memory without access. The caller holds the lock, and has checked that the region is
+    /// unmapped and has no pin.
     fn show(&self, state: &mut State, placed: Vec<Placed>) -> Result<(), Error> {
         for place in &placed {
-            let (offset, bytes) = (place.range.start, place.range.end - place.range.start);
-            // SAFETY: the region showed nothing and nobody has a pin, so no one reads it.
+            let offset = place.range.start;
+            let bytes = place.range.end - place.range.start;
+            // SAFETY: the region was unmapped and has no pin, so no reference to its bytes is in use.
             let shown = unsafe {
                 self.0.reservation.show(offset, &place.file, place.file_offset, bytes, View::Closed)
             };
@@ -106,7 +109,8 @@ impl Region {
         Ok(())
     }
 
-    /// Lets loaded bytes be read: whole pages, as the edges of a copy share theirs with its neighbours.
+    /// Makes loaded bytes readable. Whole pages are opened, because the edges of a copy share their
+    /// pages with the neighbouring bytes.
     fn open(&self, bytes: &Range<u64>) -> Result<(), Error> {
         let start = bytes.start - bytes.start % page();
         self.0.reservation.open(start, page_up(bytes.end) - start)
@@ -138,11 +142,11 @@ impl Region {
         if state.placed.is_empty() { Ok(()) } else { self.hide(&mut state) }
     }
 
-    /// Shows nothing any more. Callers hold the lock and saw neither pins nor fills.
+    /// Unmaps the region. The caller holds the lock, and has checked that there are no pins and no fills.
     fn hide(&self, state: &mut State) -> Result<(), Error> {
         state.loaded.clear();
         state.placed.clear();
-        // SAFETY: without pins nobody reads the region, and none is given for what is not loaded.
+        // SAFETY: without pins no reference is in use, and no pin is given for bytes that are not loaded.
         unsafe { self.0.reservation.hide() }
     }
 
@@ -150,7 +154,7 @@ impl Region {
         self.state().loaded.first_gap(bytes)
     }
 
-    /// Copies `source` to these bytes, which are as many. They are loaded when this returns.
+    /// Copies `source` to the byte range `bytes` of equal length. The bytes are loaded when the call returns.
     pub(super) fn fill_from(&self, source: &[u8], bytes: Range<u64>) -> Result<(), Error> {
         if bytes.end > self.bytes() {
             return Err(past_the_end(&bytes));
@@ -174,13 +178,14 @@ impl Region {
         if state.pins > 0 && state.loaded.intersects(bytes.clone()) {
             return Err(Error::Busy);
         }
-        // Nothing may begin to read them while they change.
+        // Removed before the copy, so that no launch can start to read these bytes while they change.
         state.loaded.remove(bytes);
         state.fills += 1;
         Ok((Fill(self), pieces))
     }
 
-    /// Lets a launch read these bytes, all of which must be loaded, until the pin is dropped.
+    /// Pins the region, so that a launch may read these bytes until the pin is dropped. All of them
+    /// must be loaded.
     pub(super) fn pin(&self, reads: &[Range<u64>]) -> Result<Pin, Error> {
         let mut state = self.state();
         for read in reads {
@@ -192,7 +197,7 @@ impl Region {
         Ok(Pin(self.clone()))
     }
 
-    /// These bytes, all of which must be loaded, to read for as long as they are held.
+    /// Pins these bytes, all of which must be loaded, and returns them for reading.
     pub(super) fn hold(&self, bytes: Range<u64>) -> Result<Held, Error> {
         if bytes.start > bytes.end || bytes.end > self.bytes() {
             return Err(past_the_end(&bytes));
@@ -200,12 +205,12 @@ impl Region {
         Ok(Held { pin: self.pin(std::slice::from_ref(&bytes))?, bytes })
     }
 
-    /// Builds something that reads the region by plain references. While `build` runs, the host
-    /// copy is seen at the region's addresses.
+    /// Builds a value that reads the region through plain references. While `build` runs, the host
+    /// copy is mapped at the region's addresses.
     ///
     /// # Safety
-    /// What `build` returns must not outlive this region, and outside `build` the slice may be
-    /// read only by launches that hold a [`Pin`].
+    /// The result of `build` must not outlive this region. Outside `build`, only launches that hold a
+    /// [`Pin`] may read the slice.
     pub(super) unsafe fn bind<T>(
         &self,
         host: &HostRegion,
@@ -215,23 +220,23 @@ impl Region {
             let problem = "not the size of the host copy";
             return Err(Error::BadExtent { offset: 0, bytes: self.bytes(), problem });
         }
-        // Held throughout: no one maps, fills or pins meanwhile.
+        // Locked throughout, so that no other thread maps, fills or pins the region in the meantime.
         let mut state = self.state();
         if !state.placed.is_empty() || state.pins + state.fills > 0 {
             return Err(Error::Busy);
         }
         if self.bytes() > 0 {
-            // SAFETY: nothing was shown and nobody has a pin, so no one reads it.
+            // SAFETY: the region was unmapped and has no pin, so no reference to its bytes is in use.
             unsafe { self.0.reservation.show(0, host, 0, page_up(self.bytes()), View::Readable)? };
         }
-        // SAFETY: shown and open for `build`, from memory sealed against writing; afterwards the
-        // caller's promise holds.
+        // SAFETY: the range is mapped and readable during `build`, and its memory is sealed against
+        // writing. After `build`, the caller's promise holds.
         let built = build(unsafe { self.0.reservation.bytes_of(0..self.bytes()) });
         self.hide(&mut state)?;
         Ok(built)
     }
 
-    /// Changes loaded bytes, as a fault would: behind everyone's back.
+    /// Changes loaded bytes without the usual checks, as a hardware fault would.
     pub(super) fn corrupt(&self) -> Result<(), Error> {
         let state = self.state();
         if state.loaded.bytes() == 0 {
@@ -250,12 +255,13 @@ impl Region {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // `bind` may unwind out of a model's loader with the lock held; the state is whole then.
+        // Ignores a poisoned lock: `bind` may unwind out of a model's loader while it holds the lock,
+        // and the state is consistent at that point.
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// These bytes of a host copy.
+/// Returns these bytes of a host copy.
 pub(super) fn part<'a>(host: &'a [u8], bytes: &Range<u64>) -> Result<&'a [u8], Error> {
     let ends = usize::try_from(bytes.start).ok().zip(usize::try_from(bytes.end).ok());
     ends.and_then(|(start, end)| host.get(start..end)).ok_or_else(|| past_the_end(bytes))
@@ -272,7 +278,7 @@ impl State {
     }
 }
 
-/// Where in physical memory these bytes are.
+/// Returns the pieces of physical memory behind these bytes.
 fn locate(placed: &[Placed], bytes: Range<u64>) -> Result<Vec<Piece>, Error> {
     let mut pieces = Vec::new();
     let mut at = bytes.start;
@@ -288,7 +294,7 @@ fn locate(placed: &[Placed], bytes: Range<u64>) -> Result<Vec<Piece>, Error> {
     if at < bytes.end { Err(Error::NotMapped(at..bytes.end)) } else { Ok(pieces) }
 }
 
-/// A launch that runs, or another that reads.
+/// Protects bytes of the region from changes while a launch or a value reads them.
 #[derive(Debug)]
 pub(super) struct Pin(Region);
 
@@ -298,7 +304,7 @@ impl Drop for Pin {
     }
 }
 
-/// Bytes of a region that can be read.
+/// A pinned byte range of a region.
 #[derive(Debug)]
 pub(super) struct Held {
     pin: Pin,
@@ -308,14 +314,14 @@ pub(super) struct Held {
 impl Held {
     pub(super) fn as_slice(&self) -> &[u8] {
         let Region(inner) = &self.pin.0;
-        // SAFETY: the slice is bound to `self`, which keeps the region and has a pin. They were loaded
-        // when that was given, so they are shown and open, and until it is dropped nobody writes to
-        // them or unmaps them.
+        // SAFETY: the slice is bound to `self`, which keeps the region alive and holds a pin. The
+        // bytes were loaded when the pin was given, so they are mapped and readable. Until the pin is
+        // dropped, no thread writes to or unmaps them.
         unsafe { inner.reservation.bytes_of(self.bytes.clone()) }
     }
 }
 
-/// A copy that runs.
+/// Counts a running copy until it is dropped.
 struct Fill<'a>(&'a Region);
 
 impl Drop for Fill<'_> {

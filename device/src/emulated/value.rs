@@ -1,8 +1,8 @@
-//! Tensors on the emulated device: rten's element types are f32, i32, i8 and u8. INT64 and BOOL
-//! are held as i32.
+//! Tensors on the emulated device. rten's element types are f32, i32, i8 and u8; INT64 and BOOL are
+//! stored as i32.
 //!
-//! A value has memory of its own, or is bytes of a region that are read where they are. INT64 and
-//! BOOL are never read so: they are converted.
+//! A value either owns its memory, or reads bytes of a region in place. INT64 and BOOL are always
+//! converted, so they are never read in place.
 
 #![allow(unsafe_code, reason = "builds on `region`")]
 
@@ -21,16 +21,16 @@ use crate::error::Error;
 use crate::memfd;
 use crate::pod::{Pod, bytes_of, bytes_of_mut, elements_of};
 
-/// A tensor on the device.
+/// A tensor on the emulated device.
 #[derive(Debug)]
 pub struct Value(pub(super) Elements);
 
-/// Where its elements are.
+/// The elements of a value.
 #[derive(Debug)]
 pub(super) enum Elements {
-    /// In memory of its own.
+    /// The value owns its memory.
     Own(rten::Value),
-    /// In a region: the view is good for as long as the bytes are held, and is to be used no longer.
+    /// The value is a view of a region. The view must not be used after the pinned bytes are dropped.
     InPlace(rten::ValueView<'static>, Held),
 }
 
@@ -59,8 +59,8 @@ impl Value {
         Ok(Self::own(value))
     }
 
-    /// Of bytes of a region, read where they are; INT64 and BOOL, and elements that are not aligned,
-    /// are copied.
+    /// Creates a value that reads bytes of a region in place. INT64, BOOL and unaligned elements are
+    /// copied instead.
     pub(super) fn in_place(
         datatype: DataType,
         shape: &[usize],
@@ -106,7 +106,8 @@ impl Value {
         }
     }
 
-    /// These of its bytes. They are copied where it holds them in another form, or in another order.
+    /// Returns a part of the value's bytes. The part is copied if the value stores its elements in
+    /// another form or order.
     pub(super) fn bytes(&self, datatype: DataType, part: &Range<u64>) -> Result<Cow<'_, [u8]>, Error> {
         match datatype {
             DataType::Fp32 => exact_part(self.tensor::<f32>("FP32")?, part),
@@ -145,7 +146,7 @@ where
     Tensor::from_data(shape, elements).into()
 }
 
-/// A view of bytes of a region; `None` where they are not aligned as its elements must be.
+/// Returns a view of a region's bytes, or `None` if the bytes are not aligned for the elements.
 fn held_view<T: Pod>(shape: &[usize], region: &Region, bytes: &Range<u64>) -> Result<Option<Elements>, Error>
 where
     rten::ValueView<'static>: From<TensorView<'static, T>>,
@@ -153,20 +154,22 @@ where
     check_size::<T>(shape, bytes.end.saturating_sub(bytes.start))?;
     let held = region.hold(bytes.clone())?;
     let Some(elements) = elements_of::<T>(held.as_slice()) else { return Ok(None) };
-    // SAFETY: the memory is the region's, which `held` keeps readable and unchanged while it lives and
-    // wherever it is moved to; the view goes with it into `Elements::InPlace`, and is used no longer.
+    // SAFETY: the memory belongs to the region. `held` keeps it readable and unchanged while `held`
+    // lives, even if `held` is moved. The view moves into `Elements::InPlace` together with `held`,
+    // and is not used longer.
     let elements = unsafe { std::slice::from_raw_parts::<'static, T>(elements.as_ptr(), elements.len()) };
     Ok(Some(Elements::InPlace(TensorView::from_data(shape, elements).into(), held)))
 }
 
-/// A tensor's elements. Nothing is allocated before it is known that as many bytes have come.
+/// Returns a tensor's elements. Checks first that the parts have the right number of bytes, so that
+/// no memory is allocated for bytes that did not arrive.
 fn elements<T: Pod>(shape: &[usize], parts: Vec<Part<'_, Region>>) -> Result<Vec<T>, Error> {
     let sizes = parts.iter().map(part_bytes).collect::<Result<Vec<_>, _>>()?;
     let due = check_size::<T>(shape, sizes.iter().fold(0, |all, &size| all.saturating_add(size)))?;
     let mut elements = vec![T::default(); due / size_of::<T>()];
     let mut rest = bytes_of_mut(&mut elements);
     for (part, size) in parts.into_iter().zip(sizes) {
-        // Together they are as many, so each fits.
+        // Each split fits, because `check_size` compared the sum of all parts with the buffer's length.
         let (now, later) = rest.split_at_mut(size as usize);
         match part {
             Part::Host(Contents::Inline(bytes)) => now.copy_from_slice(bytes),
@@ -186,7 +189,7 @@ fn part_bytes(part: &Part<'_, Region>) -> Result<u64, Error> {
     }
 }
 
-/// How many bytes a tensor has, if that is what there is.
+/// Returns the size of a tensor in bytes if it equals `found`, and an error otherwise.
 fn check_size<T>(shape: &[usize], found: u64) -> Result<usize, Error> {
     let due = shape.iter().try_fold(size_of::<T>(), |bytes, &dim| bytes.checked_mul(dim));
     due.filter(|&due| due as u64 == found).ok_or_else(|| {
@@ -203,7 +206,7 @@ fn narrowed(wide: Vec<i64>) -> Result<Vec<i32>, Error> {
         .map(|(index, element)| {
             i32::try_from(element).map_err(|_| {
                 Error::Tensor(format!(
-                    "element {index} is {element}: this device holds INT64 as 32 bits, from {} to {}",
+                    "element {index} is {element}: this device stores INT64 as 32 bits, from {} to {}",
                     i32::MIN,
                     i32::MAX
                 ))
@@ -224,7 +227,7 @@ fn converted_part<'a, T: Copy, U: Pod>(
     part: &Range<u64>,
     convert: impl Fn(T) -> U,
 ) -> Result<Cow<'a, [u8]>, Error> {
-    // Only the elements that the part has a byte of.
+    // Converts only the elements that overlap the part.
     let size = size_of::<U>() as u64;
     let first = part.start / size;
     let count = part.end.div_ceil(size).saturating_sub(first);
@@ -278,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn every_datatype_comes_back_as_it_went_inline_and_as_a_file() {
+    fn every_datatype_survives_upload_and_download_inline_and_as_a_file() {
         for (datatype, sent) in [
             (DataType::Fp32, [1.5f32, -0.0, f32::MAX, 3.0].map(f32::to_le_bytes).concat()),
             (DataType::Int32, [1i32, -2, i32::MIN, 4].map(i32::to_le_bytes).concat()),
@@ -292,7 +295,7 @@ mod tests {
                 let back = value.download(datatype, inline_max).unwrap();
                 assert_eq!((back.datatype, &back.shape), (datatype, &vec![2, 2]));
                 assert_eq!(matches!(back.contents, Contents::Inline(_)), inline_max > 0, "{datatype}");
-                // What came back can be sent again, whichever way it came.
+                // A downloaded tensor can be uploaded again, inline or as a file.
                 let again = upload(back).unwrap().download(datatype, 64).unwrap();
                 assert_eq!(bytes(again), sent, "{datatype}");
             }
@@ -300,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn an_int64_that_does_not_fit_is_refused_and_named() {
+    fn an_int64_outside_32_bits_is_refused_with_its_index() {
         let sent = [0i64, 1 << 31].map(i64::to_le_bytes).concat();
         let error = upload(inline(DataType::Int64, &[2], &sent)).unwrap_err().to_string();
         assert!(error.contains("element 1 is 2147483648"), "{error}");
@@ -317,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn types_that_the_device_lacks_or_the_model_does_not_make_are_refused() {
+    fn unsupported_datatypes_and_mismatched_outputs_are_refused() {
         let refused = upload(inline(DataType::Fp64, &[1], &[0; 8]));
         assert!(matches!(refused, Err(Error::DataType(DataType::Fp64))));
         let value = upload(inline(DataType::Fp32, &[1], &[0; 4])).unwrap();

@@ -1,4 +1,4 @@
-//! The smallest ONNX model with two weights in an external file. Field numbers are onnx.proto's.
+//! The smallest ONNX models with weights in an external file. The field numbers are those of onnx.proto.
 
 use prost::Message;
 
@@ -76,7 +76,7 @@ const FLOAT: i32 = 1;
 const INT64: i32 = 7;
 const EXTERNAL: i32 = 1;
 
-/// A tensor of `elements` in `file`.
+/// Returns a tensor of `elements` elements in `file`.
 fn external(name: &str, data_type: i32, file: &str, bytes: std::ops::Range<u64>, elements: u64) -> Tensor {
     let entry = |key: &str, value: String| Entry { key: key.to_owned(), value };
     Tensor {
@@ -105,8 +105,8 @@ fn model(node: Vec<Node>, initializer: Vec<Tensor>, output: &str) -> Vec<u8> {
     Model { ir_version: 8, graph: Some(graph), opset_import }.encode_to_vec()
 }
 
-/// `sum = input + first`, `total = sum + second`: two FP32 vectors of `elements`, one after the
-/// other in `file`.
+/// Returns a model with `sum = input + first` and `total = sum + second`. The weights are two FP32
+/// vectors of `elements` elements, stored one after the other in `file`.
 pub(crate) fn two_adds(file: &str, elements: u64) -> Vec<u8> {
     let weight = |name, index: u64| {
         external(name, FLOAT, file, index * elements * 4..(index + 1) * elements * 4, elements)
@@ -115,7 +115,8 @@ pub(crate) fn two_adds(file: &str, elements: u64) -> Vec<u8> {
     model(nodes, vec![weight("first", 0), weight("second", 1)], "total")
 }
 
-/// `picked = input[indices]`: an INT64 vector of `elements` in `file`, which rten holds as i32.
+/// Returns a model with `picked = input[indices]`. `indices` is an INT64 vector of `elements`
+/// elements in `file`, which rten stores as i32.
 pub(crate) fn pick(file: &str, elements: u64) -> Vec<u8> {
     let indices = external("indices", INT64, file, 0..elements * 8, elements);
     model(vec![node("Gather", ["input", "indices"], "picked")], vec![indices], "picked")
