@@ -326,7 +326,7 @@ mod tests {
         assert_eq!(order(&log, &set(vec![keeping("f"), leaves])), Ok("w f".into()));
         let (name, refusal) = refused(&log, vec![keeping("h"), workflow("v", &[run_function("h")])]);
         assert_eq!(name, "v");
-        assert!(refusal.to_string().contains("has sequences, and a step belongs to none"), "{refusal}");
+        assert!(refusal.to_string().contains("has sequences, and a step belongs to no sequence"), "{refusal}");
     }
 
     #[test]

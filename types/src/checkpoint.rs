@@ -1,6 +1,6 @@
-//! What a worker tells the leader about its soft state, about once a second, so that it outlives
-//! the worker (DESIGN §5): which models it holds and where, which pieces of data, how its functions
-//! do against their objectives, and what they used.
+//! The checkpoint that a worker sends to the leader about once a second, so that the worker's soft
+//! state outlives the worker (DESIGN §5). A checkpoint covers the resident models and their
+//! locations, the stored pieces of data, the SLO counts of functions, and their usage.
 //!
 //! ```text
 //!   worker                                             leader
@@ -12,10 +12,10 @@
 //!     ▼                                                   ▼  for a full sync
 //! ```
 //!
-//! Counters are cumulative within the node's epoch, so that a batch may be told twice. Items are
-//! stored as tuples, without field names: there are a hundred thousand of them, and what one
-//! consists of can at most be added to at its end, as [`Usage`] was. [`NodeDelta`] around them is a
-//! map and may grow.
+//! Counters are cumulative within the node's epoch, so that a batch may arrive twice. Items are
+//! stored as tuples without field names, because there can be a hundred thousand of them. A tuple
+//! can grow only at its end, as [`Usage`] did. [`NodeDelta`] around the items is a map and may
+//! grow.
 
 use std::fmt;
 
@@ -27,24 +27,24 @@ use crate::ids::{Epoch, FunctionKey, GpuIndex, NodeName};
 use crate::units::Bytes;
 use crate::usage::Usage;
 
-/// The most items of one batch.
+/// Maximum number of items in a batch.
 pub const SYNC_ITEMS_MAX: usize = 1_000;
-/// The most bytes of one batch, encoded: well below what a command may have.
+/// Maximum size of an encoded batch, in bytes: well below the limit on a command.
 pub const SYNC_BYTES_MAX: usize = 96 << 10;
-/// The most a counter of requests, or of milliseconds, may say. Sums over every node and epoch stay
-/// far from 2^64.
+/// Maximum value of a counter of requests or milliseconds. Sums over all nodes and epochs stay far
+/// below 2^64.
 pub const COUNT_MAX: u64 = 1 << 48;
 
-/// A piece of intermediate data's cluster-wide name, never given twice: the node that made it, the
-/// registration under which it did, and a number it counts up.
+/// The cluster-wide name of a piece of intermediate data, never used twice: the node that made the
+/// data, the epoch of the node's registration then, and the node's own counter.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(from = "(NodeName, Epoch, u64)", into = "(NodeName, Epoch, u64)")]
 pub struct DataId {
-    /// Who made it, and is asked first where it is now.
+    /// The owner node: the node that made the data, and the first to be asked for its location.
     pub home: NodeName,
-    /// The home's registration then.
+    /// The epoch of the owner node's registration when the data was made.
     pub epoch: Epoch,
-    /// The home's own count.
+    /// The owner node's counter, unique within the epoch.
     pub counter: u64,
 }
 
@@ -66,22 +66,22 @@ impl fmt::Display for DataId {
     }
 }
 
-/// Where on a node a model is resident.
+/// The kind of memory on a node in which a model is resident.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Tier {
-    /// In pinned host memory.
+    /// Pinned host memory.
     Host,
-    /// On a GPU.
+    /// The memory of this GPU.
     Gpu(GpuIndex),
 }
 
-/// One copy of a model on a node.
+/// A copy of a model on a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(from = "(Digest, Tier)", into = "(Digest, Tier)")]
 pub struct ModelCopy {
-    /// Which model.
+    /// The digest of the model file.
     pub digest: Digest,
-    /// Where it is.
+    /// The memory that holds the copy.
     pub tier: Tier,
 }
 
@@ -97,77 +97,80 @@ impl From<ModelCopy> for (Digest, Tier) {
     }
 }
 
-/// What changed on a node. In a full sync, a part of all there is.
+/// The changes on a node since the previous batch. In a full sync, a portion of the complete state.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default)]
 pub struct NodeDelta {
-    /// Copies of models that are there, with the bytes they take.
+    /// Copies of models that are present, with their sizes.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub models: Vec<(ModelCopy, Bytes)>,
-    /// Copies that are gone.
+    /// Copies of models that are gone.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub models_gone: Vec<ModelCopy>,
-    /// Index entries: data that is there and has outlived a sync period, with its size.
+    /// Entries of the data index: data that is present and has outlived a sync period, with its
+    /// size.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub entries: Vec<(DataId, Bytes)>,
-    /// Data that is gone.
+    /// Index entries of data that is gone.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub entries_gone: Vec<DataId>,
-    /// Scores, cumulative in this epoch.
+    /// SLO counts by function, cumulative in this epoch.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub slo: Vec<(FunctionKey, SloCounts)>,
-    /// Usage, cumulative in this epoch.
+    /// Usage by function, cumulative in this epoch.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub usage: Vec<(FunctionKey, Usage)>,
-    /// The node's alpha, when it changed.
+    /// The node's alpha, if alpha changed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub alpha: Option<Alpha>,
-    /// How much data the node holds beyond what it may name, when that changed.
+    /// The number of pieces of data that the node holds beyond the bound on its index entries, if
+    /// that number changed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub overflow: Option<u64>,
 }
 
-/// Which part of what a batch is.
+/// Whether a batch holds changes or a portion of a full sync.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum SyncPart {
-    /// What changed since the batch before.
+    /// The changes since the previous batch.
     Delta,
-    /// A portion of everything. What no portion names is gone when the last has come.
+    /// A portion of the complete state. When the last portion has arrived, items that no portion
+    /// named are gone.
     Full(Portion),
 }
 
-/// Where in a full sync a batch stands.
+/// The position of a batch in a full sync.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Portion {
-    /// It begins and ends it.
+    /// The batch is the whole full sync.
     Only,
-    /// It begins it. One that was under way is given up.
+    /// The batch begins a full sync. A full sync that was under way is abandoned.
     First,
-    /// It goes on with it.
+    /// The batch continues a full sync.
     Middle,
-    /// It ends it.
+    /// The batch ends a full sync.
     Last,
 }
 
-/// One checkpoint of a node.
+/// A batch of checkpoint data from a node.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct SyncBatch {
-    /// The registration it belongs to.
+    /// The epoch of the node's registration.
     pub epoch: Epoch,
-    /// Its number, from 1 in each epoch.
+    /// The batch's sequence number, counted from 1 in each epoch.
     pub seq: u64,
-    /// Which part of what.
+    /// Whether the batch holds changes or a portion of a full sync.
     pub part: SyncPart,
-    /// The contents.
+    /// The items of the batch.
     pub delta: NodeDelta,
 }
 
-/// What items take at most when encoded as MessagePack: 1 byte for a short tuple, 9 for a number,
-/// 73 for a digest, 2 more than its letters for a name.
+/// Upper bounds on MessagePack sizes, in bytes: 1 for a short tuple, 9 for a number, 73 for a
+/// digest, and 2 plus the length of a name.
 const NUMBER: usize = 9;
 const COPY: usize = 1 + 73 + 1 + 4 + NUMBER;
 const KEY_FIELDS: usize = 1 + "tenant".len() + 1 + "name".len() + 1;
-/// What a batch takes around its items.
+/// Upper bound on the encoded size of a batch without its items, in bytes.
 const AROUND: usize = 256;
 
 fn id_len(id: &DataId) -> usize {
@@ -178,35 +181,36 @@ fn key_len(key: &FunctionKey) -> usize {
     KEY_FIELDS + 4 + key.tenant.as_str().len() + key.name.as_str().len()
 }
 
-/// What one item of each kind takes at most, encoded. A batch is filled by these.
+/// Upper bounds on the encoded size of an item of each kind, in bytes. A worker fills a batch by
+/// these bounds.
 pub mod encoded {
     use super::{AROUND, COPY, DataId, FunctionKey, NUMBER, id_len, key_len};
 
-    /// A batch without items.
+    /// Returns the upper bound for a batch without items.
     #[must_use]
     pub const fn around() -> usize {
         AROUND
     }
 
-    /// A copy of a model, there or gone.
+    /// Returns the upper bound for a copy of a model, present or gone.
     #[must_use]
     pub const fn model() -> usize {
         1 + COPY + NUMBER
     }
 
-    /// An index entry, there or gone.
+    /// Returns the upper bound for an index entry, present or gone.
     #[must_use]
     pub fn entry(id: &DataId) -> usize {
         1 + id_len(id) + NUMBER
     }
 
-    /// A function's score.
+    /// Returns the upper bound for a function's SLO counts.
     #[must_use]
     pub fn score(key: &FunctionKey) -> usize {
         2 + key_len(key) + 2 * NUMBER
     }
 
-    /// A function's usage.
+    /// Returns the upper bound for a function's usage.
     #[must_use]
     pub fn usage(key: &FunctionKey) -> usize {
         2 + key_len(key) + 3 * NUMBER
@@ -214,7 +218,7 @@ pub mod encoded {
 }
 
 impl NodeDelta {
-    /// Items of every kind.
+    /// Returns the number of items of all kinds.
     #[must_use]
     pub fn len(&self) -> usize {
         self.models.len()
@@ -225,7 +229,7 @@ impl NodeDelta {
             + self.usage.len()
     }
 
-    /// Whether it says nothing.
+    /// Returns whether the delta reports no change at all: neither items nor alpha nor overflow.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()

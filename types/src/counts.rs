@@ -1,15 +1,15 @@
-//! What nodes count and replicas agree on: scores against an objective, and the share of prioritised
-//! requests. Whole numbers, so that sums are exact.
+//! Counts that nodes keep and replicas agree on: SLO counts of functions, and the share of
+//! prioritised requests. All counts are whole numbers, so that sums are exact.
 
 use serde::{Deserialize, Serialize};
 
-/// A function's score: `n` requests finished or expired, `m` of them within the deadline (T17).
+/// A function's SLO counts: `n` requests finished or expired, of which `m` met the deadline (T17).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(from = "(u64, u64)", into = "(u64, u64)")]
 pub struct SloCounts {
-    /// Served in time.
+    /// Requests answered within the deadline.
     pub m: u64,
-    /// Finished or expired.
+    /// Requests finished or expired.
     pub n: u64,
 }
 
@@ -26,34 +26,36 @@ impl From<SloCounts> for (u64, u64) {
 }
 
 impl SloCounts {
-    /// Both counts, added up.
+    /// Returns the sum of both counts.
     #[must_use]
     pub const fn plus(self, other: Self) -> Self {
         Self { m: self.m.saturating_add(other.m), n: self.n.saturating_add(other.n) }
     }
 
-    /// What was counted since `earlier`.
+    /// Returns the requests counted since `earlier`.
     #[must_use]
     pub const fn since(self, earlier: Self) -> Self {
         Self { m: self.m.saturating_sub(earlier.m), n: self.n.saturating_sub(earlier.n) }
     }
 
-    /// The larger of each count: the later of two cumulative reports, in whatever order they come.
+    /// Returns the larger value of each count. Of two cumulative reports this is the later one,
+    /// whichever arrived first.
     #[must_use]
     pub fn merge(self, other: Self) -> Self {
         Self { m: self.m.max(other.m), n: self.n.max(other.n) }
     }
 }
 
-/// What a placement adds to the counts its node reports: what replicas that are gone have counted,
-/// less what of the node's own counts was handed on already when it lost the function before. So it
-/// may be negative, and its sum with the node's counts never is.
+/// The offset that a placement adds to the SLO counts that its node reports. The offset holds the
+/// counts of replicas that are gone, less those of the node's own counts that were handed on when
+/// the node lost the function before. The offset may be negative; its sum with the node's counts is
+/// at least zero.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(from = "(i64, i64)", into = "(i64, i64)")]
 pub struct SloBase {
-    /// Added to the node's m.
+    /// The offset of the node's `m`.
     pub m: i64,
-    /// Added to the node's n.
+    /// The offset of the node's `n`.
     pub n: i64,
 }
 
@@ -70,49 +72,49 @@ impl From<SloBase> for (i64, i64) {
 }
 
 impl SloBase {
-    /// The score that a replica goes by: the node's own counts on top of the base.
+    /// Returns the SLO counts that a replica schedules by: the node's own counts plus the base.
     #[must_use]
     pub const fn effective(self, counts: SloCounts) -> SloCounts {
         SloCounts { m: counts.m.saturating_add_signed(self.m), n: counts.n.saturating_add_signed(self.n) }
     }
 
-    /// The base under which `counts` come out as nothing.
+    /// Returns the base whose sum with `counts` is zero.
     #[must_use]
     pub const fn settling(counts: SloCounts) -> Self {
         Self { m: 0i64.saturating_sub_unsigned(counts.m), n: 0i64.saturating_sub_unsigned(counts.n) }
     }
 
-    /// The base with what others have counted on top.
+    /// Returns the base plus the counts of other replicas.
     #[must_use]
     pub const fn plus(self, counts: SloCounts) -> Self {
         Self { m: self.m.saturating_add_unsigned(counts.m), n: self.n.saturating_add_unsigned(counts.n) }
     }
 }
 
-/// The share of the required request count that goes into the high-priority queue (Torpor §4.3), in
-/// millionths: exact, so that replicas agree on it.
+/// The fraction of the required request count that enters the high-priority queue (Torpor §4.3), in
+/// millionths. The integer is exact, so that replicas agree on the value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "u32", into = "u32")]
 pub struct Alpha(u32);
 
-/// A share above one.
+/// The error for a share above one; holds the rejected share in millionths.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("alpha is {0} millionths: a share is at most 1,000,000")]
 pub struct AlphaError(pub u32);
 
 impl Alpha {
-    /// The whole count is prioritised.
+    /// The whole request count is prioritised.
     pub const ONE: Self = Self(1_000_000);
 
-    /// Takes a share in millionths.
+    /// Creates a share from millionths.
     ///
     /// # Errors
-    /// [`AlphaError`] above one.
+    /// [`AlphaError`] if the share is above one.
     pub const fn from_ppm(ppm: u32) -> Result<Self, AlphaError> {
         if ppm <= Self::ONE.0 { Ok(Self(ppm)) } else { Err(AlphaError(ppm)) }
     }
 
-    /// The share in millionths.
+    /// Returns the share in millionths.
     #[must_use]
     pub const fn ppm(self) -> u32 {
         self.0
@@ -144,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_base_may_be_negative_and_its_score_never_is() {
+    fn a_base_may_be_negative_and_effective_counts_never_are() {
         let counts = SloCounts { m: 7, n: 9 };
         let settled = SloBase::settling(counts);
         assert_eq!(settled.effective(counts), SloCounts::default());
@@ -155,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn alpha_is_a_share() {
+    fn an_alpha_above_one_is_refused() {
         assert_eq!(Alpha::from_ppm(1_000_000), Ok(Alpha::ONE));
         assert_eq!(Alpha::from_ppm(1_000_001), Err(AlphaError(1_000_001)));
         assert!(serde_saphyr::from_str::<Alpha>("1000001").is_err());

@@ -1,4 +1,4 @@
-//! SHA-256 content addresses: how model artifacts are named.
+//! SHA-256 content addresses, which name model artifacts.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,18 +6,18 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-/// The SHA-256 of some bytes, written `sha256:` and 64 hexadecimal digits.
+/// The SHA-256 of a byte string, written `sha256:` and 64 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Digest([u8; 32]);
 
-/// A digest could not be read.
+/// The error for a text that is not a digest; holds the text.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a digest: expected \"sha256:\" and 64 lower-case hexadecimal digits")]
 pub struct ParseError(pub String);
 
 impl Digest {
-    /// The digest of `bytes`.
+    /// Computes the digest of `bytes`.
     #[must_use]
     pub fn of(bytes: &[u8]) -> Self {
         let mut hasher = Hasher::default();
@@ -25,30 +25,30 @@ impl Digest {
         hasher.finish()
     }
 
-    /// The 64 hexadecimal digits without the prefix: safe as a file name.
+    /// Returns the 64 hexadecimal digits without the prefix, which are safe as a file name.
     #[must_use]
     pub fn hex(&self) -> String {
         hex::encode(self.0)
     }
 
-    /// The first 12 digits, for people.
+    /// Returns the first 12 digits, for display.
     #[must_use]
     pub fn short(&self) -> String {
         self.hex()[..12].to_owned()
     }
 }
 
-/// A digest in the making, for bytes that arrive in pieces.
+/// An incremental hasher, for bytes that arrive in pieces.
 #[derive(Debug, Clone, Default)]
 pub struct Hasher(Sha256);
 
 impl Hasher {
-    /// Adds bytes.
+    /// Adds bytes to the hash.
     pub fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
 
-    /// The digest of everything added.
+    /// Returns the digest of all bytes added.
     #[must_use]
     pub fn finish(self) -> Digest {
         Digest(self.0.finalize().into())
@@ -107,14 +107,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn knows_the_published_vector() {
+    fn the_digest_of_the_published_test_vector_is_correct() {
         let expected = "sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
         assert_eq!(Digest::of(b"abc").to_string(), expected);
         assert_eq!(expected.parse(), Ok(Digest::of(b"abc")));
     }
 
     #[test]
-    fn refuses_what_is_not_one() {
+    fn malformed_digests_are_refused() {
         for bad in
             ["", "sha256:", "abc", &format!("sha256:{}", "G".repeat(64)), &format!("md5:{}", "a".repeat(64))]
         {

@@ -1,4 +1,4 @@
-//! What a function is: a published model with its objective, runtime and resources.
+//! The specification of a function: a published model with its objective, runtime and resources.
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
@@ -12,34 +12,34 @@ use crate::sequences::{Sequences, SequencesError};
 use crate::serving::{Residency, Serving, ServingError};
 use crate::units::Bytes;
 
-/// The timeout of a request that names none (DESIGN §1).
+/// The timeout of a request that sets none (DESIGN §1).
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
-/// The longest timeout accepted.
+/// The longest accepted timeout.
 pub const TIMEOUT_MAX: Duration = Duration::from_secs(3600);
-/// The tail percentile of a function that names none (T17).
+/// The default percentile of a latency objective (T17).
 pub const DEFAULT_PERCENTILE: f64 = 0.98;
-/// The nodes that keep a function's model when it names no number.
+/// The default number of nodes that keep a function's model.
 pub const DEFAULT_REPLICAS: u32 = 1;
-/// The most nodes that keep a function's model.
+/// Maximum number of nodes that keep a function's model.
 pub const REPLICAS_MAX: u32 = 64;
-/// The processes that each node keeps of a program, when its function names no number.
+/// The default number of processes of a program on each node.
 pub const DEFAULT_PROCESSES: u32 = 1;
-/// The most processes that each node keeps of a program.
+/// Maximum number of processes of a program on each node.
 pub const PROCESSES_MAX: u32 = 64;
 
-/// How a function's model is run.
+/// The runtime that executes a function.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Runtime {
-    /// An ONNX model, cut into launches by `millrace-model`.
+    /// An ONNX model, which `millrace-model` cuts into launches.
     #[default]
     Onnx,
-    /// A program of its owner's, kept running in processes beside the GPUs.
+    /// A program of the function's owner, which runs in processes beside the GPUs.
     Process,
 }
 
 impl Runtime {
-    /// The name in manifests.
+    /// Returns the runtime's name in manifests.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -49,7 +49,7 @@ impl Runtime {
     }
 }
 
-/// The name of no runtime.
+/// The error for an unknown runtime; holds the name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not known: this version has \"onnx\" and \"process\"")]
 pub struct UnknownRuntime(pub String);
@@ -63,124 +63,128 @@ impl FromStr for Runtime {
     }
 }
 
-/// A latency objective: `percentile` of requests finish within `deadline`. It only scores a
-/// function (T17); how long a client waits is the timeout.
+/// A latency objective: a share `percentile` of the requests finishes within `deadline`. The
+/// objective only scores a function (T17); the timeout limits how long a client waits.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Slo {
-    /// Within how long a request should be answered.
+    /// The time within which a request should be answered.
     pub deadline: Duration,
-    /// The share of requests that should be, strictly between 0 and 1: at 1 the required request
-    /// count (pn-m)/(1-p) is infinite (T18).
+    /// The share of requests that should meet the deadline, strictly between 0 and 1. At 1 the
+    /// required request count (pn-m)/(1-p) would be infinite (T18).
     pub percentile: f64,
 }
 
-/// What a function asks of a node.
+/// The resources that a function needs on a node.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Resources {
-    /// GPU memory to hold for a run: weights and activations. `None` lets the model's weights
-    /// decide.
+    /// GPU memory reserved for a run: weights and activations. With `None`, the size of the model's
+    /// weights decides.
     pub gpu_memory: Option<Bytes>,
 }
 
-/// A function as its owner wants it: one revision's content, without its model's bytes.
+/// The content of a revision of a function as its owner declared it, without the bytes of the
+/// model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct FunctionSpec {
-    /// Whose it is and what it is called.
+    /// The tenant and the name of the function.
     pub key: FunctionKey,
-    /// Free labels, for people and their tools.
+    /// Free-form labels for people and their tools.
     pub labels: BTreeMap<String, String>,
-    /// How the model is run.
+    /// The runtime that executes the function.
     pub runtime: Runtime,
-    /// The latency objective, if it has one.
+    /// The latency objective, if there is one.
     pub slo: Option<Slo>,
-    /// How long a request without a timeout of its own may take.
+    /// The timeout of requests that set none of their own.
     pub timeout: Duration,
-    /// What it asks of a node.
+    /// The resources that the function needs on a node.
     pub resources: Resources,
-    /// Whether running a request twice does no harm: the worker may then run it again when an
-    /// executor dies under it (DESIGN §6).
+    /// Whether a request may safely run twice. If so, the worker may run a request again after the
+    /// executor of its first run died (DESIGN §6).
     pub idempotent: bool,
-    /// How many nodes keep its model in host memory, so that the loss of one leaves another ready.
+    /// The number of nodes that keep the model in host memory. With more than one, a lost node
+    /// leaves another node ready.
     #[serde(default = "default_replicas")]
     pub replicas: u32,
-    /// How a node serves it among others.
+    /// Scheduling options of the function on a node.
     #[serde(default)]
     pub serving: Serving,
-    /// How many copies of its program each node runs at one time; 1 for a model, which has none.
+    /// The number of processes of the program that each node runs at once; 1 for a model, which has
+    /// no process.
     #[serde(default = "default_processes")]
     pub processes: u32,
-    /// What of its model is state that is kept from one request to the next; `None`: nothing.
+    /// The model's state that is carried from a request to the next; `None` for a function without
+    /// state.
     #[serde(default)]
     pub sequences: Option<Sequences>,
 }
 
-/// What a function had that was published before there were replicas.
+/// Returns the replica count of specs that were stored without one.
 const fn default_replicas() -> u32 {
     DEFAULT_REPLICAS
 }
 
-/// What a function had that was published before there were programs.
+/// Returns the process count of specs that were stored without one.
 const fn default_processes() -> u32 {
     DEFAULT_PROCESSES
 }
 
-/// Why a spec was refused. Each message says what to write instead.
+/// The fault of a refused spec. Each message names the correction.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum SpecError {
-    /// A deadline of zero.
+    /// The deadline is zero.
     #[error("slo.deadline is zero: give the time a request may take, such as 50ms, or leave slo out")]
     ZeroDeadline,
-    /// A deadline beyond [`TIMEOUT_MAX`].
+    /// The deadline exceeds [`TIMEOUT_MAX`].
     #[error("slo.deadline {0:?} is longer than the longest timeout, 1h: shorten it")]
     DeadlineTooLong(Duration),
-    /// A percentile outside 0 < p < 1.
+    /// The percentile is outside 0 < p < 1.
     #[error(
         "slo.percentile {0} is out of range: write a share strictly between 0 and 1, such as 0.98 for p98"
     )]
     Percentile(f64),
-    /// A timeout of zero.
+    /// The timeout is zero.
     #[error("timeout is zero: give the time a client may wait, such as 60s, or leave it out")]
     ZeroTimeout,
-    /// A timeout beyond [`TIMEOUT_MAX`].
+    /// The timeout exceeds [`TIMEOUT_MAX`].
     #[error("timeout {0:?} is longer than 1h: shorten it")]
     TimeoutTooLong(Duration),
-    /// A memory request of zero.
+    /// The requested memory is zero.
     #[error("resources.gpuMemory is zero: give a size such as 256MiB, or leave it out")]
     ZeroMemory,
-    /// Too many labels.
-    #[error("{0} labels: at most {LABELS_MAX} are kept")]
+    /// There are more than [`LABELS_MAX`] labels.
+    #[error("{0} labels: at most {LABELS_MAX} are allowed")]
     TooManyLabels(usize),
-    /// A label's key without text, or one of the two beyond [`LABEL_LEN_MAX`].
+    /// A label's key is empty, or the key or the value exceeds [`LABEL_LEN_MAX`].
     #[error(
         "label {key:?} is not valid: a key has 1 to {LABEL_LEN_MAX} bytes and a value at most {LABEL_LEN_MAX}"
     )]
     Label {
-        /// How its key begins.
+        /// The beginning of the label's key.
         key: String,
     },
-    /// No replica, or more than [`REPLICAS_MAX`].
-    #[error("replicas is {0}: write a number from 1 to {REPLICAS_MAX}, or leave it out for 1")]
+    /// The number of replicas is zero or exceeds [`REPLICAS_MAX`].
+    #[error("replicas is {0}: write a number from 1 to {REPLICAS_MAX}, or leave replicas out for 1")]
     Replicas(u32),
-    /// No process, or more than [`PROCESSES_MAX`].
-    #[error("processes is {0}: write a number from 1 to {PROCESSES_MAX}, or leave it out for 1")]
+    /// The number of processes is zero or exceeds [`PROCESSES_MAX`].
+    #[error("processes is {0}: write a number from 1 to {PROCESSES_MAX}, or leave processes out for 1")]
     Processes(u32),
-    /// Something that only a function of the other runtime has.
-    #[error("{field} is of functions with runtime {}: leave it out", .of.as_str())]
+    /// The spec sets a field that only functions with the other runtime have.
+    #[error("{field} applies only to functions with runtime {}: leave it out", .of.as_str())]
     Runtime {
-        /// What.
+        /// The name of the field.
         field: &'static str,
-        /// Who has it.
+        /// The runtime that has the field.
         of: Runtime,
     },
-    /// How it is to be served.
+    /// A scheduling option is refused.
     #[error(transparent)]
     Serving(#[from] ServingError),
-    /// The state that it keeps.
+    /// The declaration of state is refused.
     #[error(transparent)]
     Sequences(#[from] SequencesError),
 }
 
-/// Checks how many labels there are, and how long each is.
+/// Checks the number of labels and their lengths.
 fn validate_labels(labels: &BTreeMap<String, String>) -> Result<(), SpecError> {
     if labels.len() > LABELS_MAX {
         return Err(SpecError::TooManyLabels(labels.len()));
@@ -193,13 +197,13 @@ fn validate_labels(labels: &BTreeMap<String, String>) -> Result<(), SpecError> {
     }
 }
 
-/// As much of a name that may be too long as a message needs.
+/// Returns the first 32 characters of a name that may be too long for a message.
 pub(crate) fn beginning(name: &str) -> String {
     name.chars().take(32).collect()
 }
 
 impl FunctionSpec {
-    /// A spec with every default.
+    /// Creates a spec with the default of every other field.
     #[must_use]
     pub fn new(key: FunctionKey) -> Self {
         Self {
@@ -217,8 +221,8 @@ impl FunctionSpec {
         }
     }
 
-    /// Checks every field against its range. The one place that does: manifests, the admin API and
-    /// the replicated state all call it.
+    /// Checks every field against its range. Manifests, the admin API and the replicated state all
+    /// call this function, so that the ranges are checked in a single place.
     ///
     /// # Errors
     /// The first [`SpecError`] found.
@@ -240,7 +244,7 @@ impl FunctionSpec {
         Ok(self.serving.validate(self.idempotent)?)
     }
 
-    /// A program takes no place on a GPU, and a model has no processes of its own.
+    /// Refuses a program that uses a place on a GPU, and a model that has processes of its own.
     fn validate_runtime(&self) -> Result<(), SpecError> {
         let misplaced = match self.runtime {
             Runtime::Onnx => [("processes", self.processes != DEFAULT_PROCESSES); 4],
@@ -259,7 +263,7 @@ impl FunctionSpec {
     }
 }
 
-/// Checks what every model has, function or workflow.
+/// Checks the fields that functions and workflows share.
 ///
 /// # Errors
 /// The first [`SpecError`] found.
@@ -281,7 +285,7 @@ pub(crate) fn validate_terms(
 }
 
 impl Slo {
-    /// Checks its ranges.
+    /// Checks the ranges of the deadline and the percentile.
     ///
     /// # Errors
     /// The first [`SpecError`] found.
@@ -292,7 +296,7 @@ impl Slo {
         if self.deadline > TIMEOUT_MAX {
             return Err(SpecError::DeadlineTooLong(self.deadline));
         }
-        // Written so that NaN is refused too.
+        // Written so that NaN is refused too: NaN fails both comparisons.
         if !(self.percentile > 0.0 && self.percentile < 1.0) {
             return Err(SpecError::Percentile(self.percentile));
         }
@@ -324,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_each_bad_objective() {
+    fn bad_objectives_are_refused() {
         assert_eq!(check_slo(50, 0.98), Ok(()));
         assert_eq!(check_slo(0, 0.98), Err(SpecError::ZeroDeadline));
         for p in [0.0, 1.0, -0.5, 98.0] {
@@ -335,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_zero_timeout_and_zero_memory() {
+    fn a_zero_timeout_and_zero_memory_are_refused() {
         let zero_timeout = FunctionSpec { timeout: Duration::ZERO, ..spec() };
         assert_eq!(zero_timeout.validate(), Err(SpecError::ZeroTimeout));
         let resources = Resources { gpu_memory: Some(Bytes::ZERO) };
@@ -343,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_labels_without_a_key_and_too_long_ones() {
+    fn labels_without_a_key_and_labels_over_the_limit_are_refused() {
         let check = |key: usize, value: usize| {
             let labels = [("k".repeat(key), "v".repeat(value))].into();
             FunctionSpec { labels, ..spec() }.validate()
@@ -355,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_has_processes_and_nothing_on_gpus() {
+    fn a_program_has_processes_and_no_gpu_resources() {
         let program = FunctionSpec { runtime: Runtime::Process, processes: PROCESSES_MAX, ..spec() };
         assert_eq!(program.validate(), Ok(()));
         let check = |processes| FunctionSpec { processes, ..program.clone() }.validate();
@@ -371,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_no_replica_and_too_many() {
+    fn zero_replicas_and_replicas_over_the_limit_are_refused() {
         let check = |replicas| FunctionSpec { replicas, ..spec() }.validate();
         assert_eq!((check(1), check(REPLICAS_MAX)), (Ok(()), Ok(())));
         assert_eq!(check(0), Err(SpecError::Replicas(0)));

@@ -1,4 +1,4 @@
-//! Names and identifiers. Each is its own type, so that one cannot stand where another is meant.
+//! Names and identifiers. Each is a type of its own, so that the compiler tells them apart.
 
 use std::fmt;
 use std::num::NonZeroU64;
@@ -7,18 +7,18 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-/// Longest name accepted for a tenant, function or node.
+/// Maximum length of the name of a tenant, function or node, in bytes.
 pub const NAME_LEN_MAX: usize = 63;
 
-/// Why a name was refused.
+/// The error for a name that breaks the rules.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{what} name {name:?} is not valid: use 1 to {NAME_LEN_MAX} lower-case letters, digits, '-', '_' or '.', starting and ending with a letter or digit"
 )]
 pub struct NameError {
-    /// What the name was for: "function", "tenant", "node".
+    /// The kind of the name: "function", "tenant" or "node".
     pub what: &'static str,
-    /// The name as given.
+    /// The refused name.
     pub name: String,
 }
 
@@ -40,16 +40,17 @@ macro_rules! name_type {
         pub struct $type(Arc<str>);
 
         impl $type {
-            /// Checks and takes a name.
+            /// Checks a name and creates the value.
             ///
             /// # Errors
-            /// [`NameError`] when the name is empty, too long or has other characters.
+            /// [`NameError`] if the name is empty, is too long or has characters that are not
+            /// allowed.
             pub fn new(name: &str) -> Result<Self, NameError> {
                 check_name($what, name)?;
                 Ok(Self(Arc::from(name)))
             }
 
-            /// The name as text.
+            /// Returns the name as text.
             #[must_use]
             pub fn as_str(&self) -> &str {
                 &self.0
@@ -85,7 +86,7 @@ macro_rules! name_type {
 }
 
 name_type!(
-    /// Whose a resource is. Every resource's key begins with one.
+    /// The tenant that owns a resource. Every resource's key begins with a tenant.
     TenantName, "tenant"
 );
 name_type!(
@@ -98,7 +99,7 @@ name_type!(
 );
 
 impl Default for TenantName {
-    /// The tenant of whoever names none.
+    /// The tenant of requests that name no tenant.
     fn default() -> Self {
         Self(Arc::from("default"))
     }
@@ -107,9 +108,9 @@ impl Default for TenantName {
 /// A function's cluster-wide key.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct FunctionKey {
-    /// The owner.
+    /// The tenant that owns the function.
     pub tenant: TenantName,
-    /// The name within the tenant.
+    /// The name, unique within the tenant.
     pub name: FunctionName,
 }
 
@@ -119,8 +120,8 @@ impl fmt::Display for FunctionKey {
     }
 }
 
-/// One immutable version of a function, counted from 1. What the Open Inference Protocol calls a
-/// model version.
+/// An immutable version of a function, counted from 1. The Open Inference Protocol calls a revision
+/// a model version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Revision(pub NonZeroU64);
@@ -129,19 +130,19 @@ impl Revision {
     /// The first revision of a function.
     pub const FIRST: Self = Self(NonZeroU64::MIN);
 
-    /// The revision a change to this one makes.
+    /// Returns the number of the revision that follows this one.
     #[must_use]
     pub fn next(self) -> Self {
         Self(self.0.saturating_add(1))
     }
 
-    /// Takes a revision number; `None` for 0.
+    /// Creates a revision from its number; `None` for 0.
     #[must_use]
     pub fn new(number: u64) -> Option<Self> {
         NonZeroU64::new(number).map(Self)
     }
 
-    /// The number.
+    /// Returns the revision's number.
     #[must_use]
     pub fn get(self) -> u64 {
         self.0.get()
@@ -157,9 +158,9 @@ impl fmt::Display for Revision {
 /// A revision's cluster-wide key.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct RevisionKey {
-    /// The function.
+    /// The key of the function.
     pub function: FunctionKey,
-    /// Which of its revisions.
+    /// The revision of the function.
     pub revision: Revision,
 }
 
@@ -185,11 +186,12 @@ macro_rules! number_type {
 }
 
 number_type!(
-    /// The number Raft gives a node each time it registers. What carries an older one is ignored.
+    /// The number that Raft assigns to a node at each registration. A message with an older epoch
+    /// is ignored.
     Epoch(u64)
 );
 number_type!(
-    /// One start of one executor process. Unique within a worker process.
+    /// The number of an executor process's start, unique within a worker process.
     Incarnation(u64)
 );
 number_type!(
@@ -197,28 +199,30 @@ number_type!(
     GpuIndex(u32)
 );
 number_type!(
-    /// A model as one worker knows it: a dense number given when its artifact is first prepared
-    /// there. Two functions with the same artifact share one. Means nothing on another worker.
+    /// A worker's number for a model, dense and assigned when the worker first prepares the model's
+    /// artifact. Two functions with the same artifact share a number. The number has no meaning on
+    /// another worker.
     ModelId(u32)
 );
 
-/// A request's cluster-wide id, given by the gateway unless the client brought one.
+/// A request's cluster-wide id: the client's own, or else an id that the gateway generates.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct RequestId(Arc<str>);
 
 impl RequestId {
-    /// Longest id taken from a client.
+    /// Maximum length of an id that a client may send, in bytes.
     pub const LEN_MAX: usize = 128;
 
-    /// Takes an id: 1 to [`Self::LEN_MAX`] visible ASCII characters. `None` for anything else.
+    /// Creates an id from 1 to [`Self::LEN_MAX`] visible ASCII characters. Returns `None` for any
+    /// other text.
     #[must_use]
     pub fn new(id: &str) -> Option<Self> {
         let valid = (1..=Self::LEN_MAX).contains(&id.len()) && id.bytes().all(|c| c.is_ascii_graphic());
         valid.then(|| Self(Arc::from(id)))
     }
 
-    /// The id as text.
+    /// Returns the id as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -231,7 +235,7 @@ impl fmt::Display for RequestId {
     }
 }
 
-/// Names one cluster for ever, so that a process of another is refused.
+/// The permanent id of a cluster, by which the processes of another cluster are refused.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct ClusterId(pub Arc<str>);
@@ -247,7 +251,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_checked() {
+    fn malformed_names_are_refused() {
         for good in ["a", "digits", "resnet50", "bert-qa.v2", "a_b", &"x".repeat(63)] {
             assert!(FunctionName::new(good).is_ok(), "{good}");
         }
@@ -257,12 +261,12 @@ mod tests {
     }
 
     #[test]
-    fn a_name_cannot_be_deserialized_unchecked() {
+    fn a_malformed_name_cannot_be_deserialized() {
         assert!(serde_saphyr::from_str::<FunctionName>("\"../x\"").is_err());
     }
 
     #[test]
-    fn request_ids_are_bounded_and_printable() {
+    fn empty_long_and_unprintable_request_ids_are_refused() {
         assert!(RequestId::new("01J-abc").is_some());
         for bad in ["", "a b", "a\nb", &"x".repeat(129)] {
             assert!(RequestId::new(bad).is_none(), "{bad:?}");

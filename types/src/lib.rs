@@ -1,26 +1,27 @@
-//! The words every other crate speaks: ids, units, tensors, topologies, function specs and the
-//! stable reasons of errors. Pure data with validation; nothing here does I/O or reads a clock.
+//! Types that all other crates share: ids, units, tensors, topologies, function specs and the
+//! stable reasons of errors. The crate is pure data with validation: nothing here does I/O or reads
+//! a clock.
 //!
-//! | module | holds |
+//! | module | content |
 //! |---|---|
-//! | [`ids`] | names and identifiers, each its own type |
-//! | [`checkpoint`] | what a worker tells the leader of its soft state |
-//! | [`counts`] | scores and shares, exact |
-//! | [`usage`] | what a function is billed for |
+//! | [`ids`] | names and identifiers, each a type of its own |
+//! | [`checkpoint`] | checkpoints of a worker's soft state for the leader |
+//! | [`counts`] | SLO counts and shares, exact |
+//! | [`usage`] | billed usage of a function |
 //! | [`digest`] | SHA-256 content addresses |
 //! | [`limits`] | the named bounds of the replicated state |
-//! | [`node`] | what may be placed on a node |
-//! | [`policy`] | how nodes schedule, as far as that changes while they run |
+//! | [`node`] | the scheduling state of a node |
+//! | [`policy`] | the scheduling policy that can change while nodes run |
 //! | [`units`] | [`Bytes`], [`BytesPerSec`], [`Timestamp`] |
-//! | [`tenancy`] | what a tenant may use at most |
+//! | [`tenancy`] | the caps on a tenant |
 //! | [`tensor`] | element types and shapes of the Open Inference Protocol |
-//! | [`sequences`] | what of a model is state, and which sequence of requests it is of |
-//! | [`serving`] | whose requests go first, what stays on a GPU, what runs as one |
-//! | [`function`] | what a function is, and the checks a spec must pass |
-//! | [`workflow`] | functions joined into a graph, and the checks it must pass |
-//! | [`manifest`] | the YAML a user writes, read strictly |
+//! | [`sequences`] | state tensors of a model, and sequences of requests |
+//! | [`serving`] | scheduling options of a function: priority, residency, batching |
+//! | [`function`] | the specification of a function, and its checks |
+//! | [`workflow`] | functions joined into a graph, and its checks |
+//! | [`manifest`] | strict parsing of the YAML that users write |
 //! | [`topology`] | GPUs and the links between them, as data |
-//! | [`reason`] | the stable reasons that errors carry |
+//! | [`reason`] | the stable reasons of errors |
 
 #![warn(missing_docs)]
 

@@ -1,29 +1,30 @@
-//! The named bounds of the replicated state and of the lists that show it: one table, [`ALL`], from
-//! which the constants are made. `docs/operating.md` shows the same table, and a test compares them.
+//! The named bounds of the replicated state and of the lists that show it. The table [`ALL`] and
+//! the constants come from a single macro call. `docs/operating.md` shows the same table, and a
+//! test compares the two.
 //!
-//! The controller that leads checks a write against these bounds before the write reaches Raft, and
-//! every replica checks it again when the command is applied. What only workers and controllers keep
-//! for themselves is bounded where it is kept.
+//! The leading controller checks a write against these bounds before the write reaches Raft, and
+//! every replica checks the write again when it applies the command. State that only a worker or a
+//! controller keeps is bounded by constants beside that state.
 
-/// One row of the table.
+/// A row of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limit {
     /// The name of the constant, which refusals mention.
     pub name: &'static str,
-    /// Its value, in the unit.
+    /// The value, in `unit`.
     pub value: usize,
-    /// What the value counts.
+    /// The unit of the value.
     pub unit: Unit,
-    /// What is bounded, in words.
+    /// The bounded quantity, in words.
     pub bounded: &'static str,
 }
 
-/// What a [`Limit`] counts.
+/// The unit of a [`Limit`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unit {
-    /// Things.
+    /// A number of items.
     Items,
-    /// Bytes, of text in UTF-8 and of records as a snapshot encodes them.
+    /// A number of bytes: of UTF-8 for text, of the snapshot encoding for records.
     Bytes,
 }
 
@@ -31,7 +32,7 @@ macro_rules! limits {
     ($($name:ident = $value:expr, $unit:ident, $bounded:literal;)*) => {
         $(#[doc = $bounded] pub const $name: usize = $value;)*
 
-        /// Every bound.
+        /// All limits, in the order of the documentation.
         pub const ALL: &[Limit] = &[
             $(Limit { name: stringify!($name), value: $name, unit: Unit::$unit, bounded: $bounded },)*
         ];
@@ -39,10 +40,10 @@ macro_rules! limits {
 }
 
 limits! {
-    STATE_BYTES_MAX = 1 << 30, Bytes, "The replicated state. At the limit, only what deletes or ends something is taken.";
+    STATE_BYTES_MAX = 1 << 30, Bytes, "The replicated state. At the limit, only commands that delete or end something are accepted.";
     DEFINITIONS_BYTES_MAX = 512 << 20, Bytes, "Functions, workflows, model summaries and caps of all tenants together.";
     TENANT_BYTES_MAX = 64 << 20, Bytes, "Functions, workflows and caps of one tenant.";
-    CHECKPOINTS_BYTES_MAX = 256 << 20, Bytes, "Checkpoints of all nodes together. What a node names beyond is counted and not kept.";
+    CHECKPOINTS_BYTES_MAX = 256 << 20, Bytes, "Checkpoints of all nodes together. Items beyond the limit are counted and not stored.";
     FUNCTIONS_MAX = 100_000, Items, "Functions of a cluster.";
     REVISIONS_KEPT = 10, Items, "Newest revisions kept of a function, with their artifacts.";
     WORKFLOWS_MAX = 10_000, Items, "Workflows of a cluster.";
@@ -54,11 +55,11 @@ limits! {
     POLICIES_KEPT = 20, Items, "Newest policies kept.";
     OPERATIONS_MAX = 256, Items, "Operations kept after their end, and changes of the controller group at one time.";
     SESSIONS_MAX = 10_000, Items, "Idempotency keys kept. The longest unused is forgotten first.";
-    RETIRED_MAX = 10_000, Items, "Deleted functions and workflows whose revision numbers are kept.";
-    FORGOTTEN_TENANTS_MAX = 10_000, Items, "Tenants whose forgotten functions are billed apart.";
-    LOST_ENTRIES_MAX = 262_144, Items, "Lost pieces of data kept in the index. The first lost is forgotten first.";
-    INDEX_ENTRIES_PER_NODE_MAX = 131_072, Items, "Index entries of a node. What is beyond is counted.";
-    MODELS_PER_NODE_MAX = 16_384, Items, "Model locations of a node. What is beyond is counted.";
+    RETIRED_MAX = 10_000, Items, "Deleted functions and workflows with their revision numbers.";
+    FORGOTTEN_TENANTS_MAX = 10_000, Items, "Tenants that are billed separately for their forgotten functions.";
+    LOST_ENTRIES_MAX = 262_144, Items, "Lost pieces of data kept in the index. The oldest lost piece is forgotten first.";
+    INDEX_ENTRIES_PER_NODE_MAX = 131_072, Items, "Index entries of a node. Further entries are only counted.";
+    MODELS_PER_NODE_MAX = 16_384, Items, "Model locations of a node. Further locations are only counted.";
     COMMAND_BYTES_MAX = 128 << 10, Bytes, "One change, as the log encodes it.";
     SPEC_BYTES_MAX = 64 << 10, Bytes, "The spec of a function.";
     LABELS_MAX = 64, Items, "Labels of a function or workflow.";
@@ -72,23 +73,24 @@ limits! {
     DIM_NAME_BYTES_MAX = 320, Bytes, "The name of a free dimension.";
     NODE_TEXT_BYTES_MAX = 256, Bytes, "A worker's address, instance, topology or type of GPU.";
     NODE_GPUS_MAX = 256, Items, "GPUs of a node.";
-    CALLER_BYTES_MAX = 256, Bytes, "The name of whoever asks for a change.";
+    CALLER_BYTES_MAX = 256, Bytes, "The name of the caller that requests a change.";
     IDEMPOTENCY_KEY_BYTES_MAX = 128, Bytes, "An idempotency key.";
-    REFUSAL_BYTES_MAX = 2 << 10, Bytes, "The reason kept of a refusal or of a failed operation. A longer one is cut.";
+    REFUSAL_BYTES_MAX = 2 << 10, Bytes, "The stored reason of a refusal or of a failed operation. A longer reason is cut.";
     PAGE_ITEMS_MAX = 1_000, Items, "Items on a page of a list.";
-    PAGE_BYTES_MAX = 1 << 20, Bytes, "A page of a list, encoded. An item that is larger is alone on its page.";
+    PAGE_BYTES_MAX = 1 << 20, Bytes, "A page of a list, encoded. A larger item is alone on its page.";
     INDEX_BYTES_MAX = 16 << 20, Bytes, "The repository index, or the statistics, of a tenant's models: the protocol has no pages for them.";
-    ANSWER_BYTES_MAX = 4 << 20, Bytes, "An answer of the admin API, and what clients take.";
+    ANSWER_BYTES_MAX = 4 << 20, Bytes, "A response of the admin API, which clients accept up to the same size.";
 }
 
-// 32-bit builds have no use here: the table holds a gibibyte.
+// The table holds a gibibyte in a `usize`, so builds for 32-bit targets are refused.
 const _: () = assert!(usize::BITS >= 64, "bounds are written for 64-bit targets");
 const _: () = assert!(
     REVISIONS_KEPT * COMMAND_BYTES_MAX + SPEC_BYTES_MAX + PAGE_BYTES_MAX < ANSWER_BYTES_MAX,
     "the largest function fits an answer"
 );
 
-/// As much of a text as fits a number of bytes, whole characters alone.
+/// Returns the longest prefix of a text that has at most `bytes_max` bytes and ends at a character
+/// boundary.
 #[must_use]
 pub fn beginning(text: &str, bytes_max: usize) -> &str {
     &text[..text.floor_char_boundary(bytes_max)]
@@ -116,13 +118,13 @@ mod tests {
     }
 
     #[test]
-    fn the_documentation_shows_every_limit_with_its_value() {
+    fn the_operating_page_lists_every_limit_with_its_value() {
         let mut table = String::new();
         for limit in ALL {
             writeln!(table, "| `{}` | {} | {} |", limit.name, shown(limit), limit.bounded).expect("a string");
         }
         let page = include_str!("../../docs/operating.md");
-        assert!(page.contains(&table), "docs/operating.md has another table than this:\n{table}");
+        assert!(page.contains(&table), "docs/operating.md differs from this table:\n{table}");
     }
 
     #[test]

@@ -1,19 +1,20 @@
-//! What may be placed on a node: the one word for it that the replicated state answers with and the
-//! planner asks for.
+//! The scheduling state of a node. The replicated state reports it, and the placement planner reads
+//! it.
 
-/// The most functions that are placed on one node. A node's desired state and its reports have an item for
-/// each, so that this bounds both.
+/// Maximum number of functions that are placed on a node. A node's desired state and its reports
+/// have an item for each function, so the number bounds both.
 pub const FUNCTIONS_PER_NODE_MAX: usize = 32_000;
 
-/// What may be placed on a node.
+/// The scheduling state of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum NodeState {
-    /// It takes new functions.
+    /// The node accepts new functions.
     Schedulable,
-    /// It keeps what it has and takes nothing new.
+    /// The node keeps its functions and accepts no new ones.
     Cordoned,
-    /// What it has goes elsewhere.
+    /// The functions of the node are moved to other nodes.
     Draining,
-    /// It is gone. What it had counts again should it come back before that was replaced.
+    /// The node is lost. If the node returns before its functions were replaced, its placements
+    /// count again.
     Lost,
 }

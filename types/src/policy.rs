@@ -1,12 +1,12 @@
-//! How a cluster's nodes schedule: a preset, and settings that replace parts of the preset. The setting is
-//! replicated, and operators change it while nodes run.
+//! The scheduling policy of a cluster's nodes: a preset, and settings that replace parts of the
+//! preset. The policy is replicated, and operators change the policy while nodes run.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// A name that stands for nothing here.
+/// The error for a name that a setting does not accept.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what} {given:?} cannot be set for a cluster: use one of {known}")]
 pub struct UnknownName {
@@ -24,10 +24,10 @@ macro_rules! named {
         }
 
         impl $type {
-            /// Every one there is.
+            /// All names that can be set.
             pub const ALL: &[Self] = &[$(Self::$variant),+];
 
-            /// Its name.
+            /// Returns the name that operators write.
             #[must_use]
             pub const fn name(self) -> &'static str {
                 match self {
@@ -55,14 +55,15 @@ macro_rules! named {
 }
 
 named! {
-    /// A bundle of settings that were measured together.
+    /// A preset: a bundle of settings that were measured together.
     #[derive(Default)]
     PresetName, "preset",
-    /// Millrace's own policy, and the default: requests go by estimated finish and by the objectives that can
-    /// still be met.
+    /// Millrace's own policy and the default: requests are ordered by estimated finish and by the
+    /// objectives that can still be met.
     #[default]
     Unified = "unified",
-    /// The Torpor paper: required request counts, least interference, replicas and light models evicted first.
+    /// The Torpor paper: required request counts, least interference, replicas and light models
+    /// evicted first.
     Torpor = "torpor",
     /// The LALB paper: locality and load balance with out-of-order dispatch.
     LalbO3 = "lalb-o3",
@@ -71,7 +72,7 @@ named! {
 }
 
 impl PresetName {
-    /// The dispatch policy of the preset.
+    /// Returns the dispatch policy of the preset.
     #[must_use]
     pub const fn dispatch(self) -> DispatchName {
         match self {
@@ -83,41 +84,41 @@ impl PresetName {
     }
 }
 
-/// Which request goes to which GPU. A stored policy may name a retired baseline, which only the simulator
-/// still runs: nodes use the default preset in its place.
+/// The policy that assigns requests to GPUs. A stored policy may name a retired baseline, which
+/// only the simulator still runs; nodes use the default preset instead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum DispatchName {
-    /// The oldest first, handed ahead to busy GPUs.
+    /// The oldest request first, also queued on busy GPUs.
     #[serde(rename = "fifo")]
     Fifo,
-    /// Locality and load balance, in order.
+    /// Locality and load balance, with requests in order.
     #[serde(rename = "lalb")]
     Lalb,
-    /// Locality and load balance; a request may be overtaken a number of times.
+    /// Locality and load balance; a request may be overtaken a limited number of times.
     #[serde(rename = "lalb-o3")]
     LalbO3,
-    /// By required request counts, onto the GPU with least interference.
+    /// Requests by required request count, on the GPU with the least interference.
     #[serde(rename = "torpor")]
     Torpor,
-    /// By estimated finish and by the objectives that can still be met.
+    /// Requests by estimated finish and by the objectives that can still be met.
     #[serde(rename = "unified")]
     Unified,
-    /// Retired: the oldest first, to the GPU that has been idle longest.
+    /// Retired: the oldest request first, on the GPU that has been idle longest.
     #[serde(rename = "lb")]
     Lb,
-    /// Retired: as `torpor`, onto any GPU.
+    /// Retired: like `torpor`, on any GPU.
     #[serde(rename = "random")]
     Random,
-    /// Retired: the oldest first, onto any GPU.
+    /// Retired: the oldest request first, on any GPU.
     #[serde(rename = "simpleswap")]
     Simpleswap,
 }
 
 impl DispatchName {
-    /// The policies that can be set.
+    /// The dispatch policies that can be set.
     pub const ALL: &[Self] = &[Self::Unified, Self::Torpor, Self::LalbO3, Self::Lalb, Self::Fifo];
 
-    /// The name of the policy.
+    /// Returns the name of the policy.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -132,13 +133,13 @@ impl DispatchName {
         }
     }
 
-    /// Whether servers no longer run the policy.
+    /// Returns whether the policy is retired, so that servers do not run the policy.
     #[must_use]
     pub const fn is_retired(self) -> bool {
         matches!(self, Self::Lb | Self::Random | Self::Simpleswap)
     }
 
-    /// Whether the policy has a required request count for each function.
+    /// Returns whether the policy has a required request count for each function.
     const fn scores(self) -> bool {
         matches!(self, Self::Torpor | Self::Unified | Self::Random)
     }
@@ -161,127 +162,134 @@ impl FromStr for DispatchName {
 }
 
 named! {
-    /// Which models make room first on a GPU.
+    /// The order in which models are evicted from a GPU.
     EvictionName, "eviction policy",
-    /// The least recently used.
+    /// The least recently used model first.
     Lru = "lru",
-    /// Replicas.
+    /// Models with a copy on another GPU of the node first.
     Replicas = "replicas",
-    /// Replicas, then light models.
+    /// Models with a copy on another GPU of the node first, then light models.
     Torpor = "torpor",
 }
 
 named! {
-    /// How transfers between host memory and GPUs share their links, each direction by itself.
+    /// The sharing of links among transfers between host memory and GPUs, for each direction
+    /// separately.
     TransferSharingName, "transfer sharing",
-    /// Each transfer at the rate that meets the deadline of the request that waits for it.
+    /// Each transfer has the rate that meets the deadline of the request that waits for the
+    /// transfer.
     Faastube = "faastube",
-    /// In turns.
+    /// Transfers take turns.
     Fair = "fair",
-    /// In order of arrival.
+    /// Transfers run in order of arrival.
     Fifo = "fifo",
 }
 
 named! {
-    /// The PCIe links that data crosses between host memory and a GPU.
+    /// The PCIe links that transfers between host memory and a GPU may use.
     HostLinksName, "choice of host links",
-    /// The links of the GPU itself.
+    /// Only the links of the GPU itself.
     Own = "own",
-    /// Idle links of other GPUs too; these GPUs forward over NVLinks.
+    /// Also idle links of other GPUs, which forward the data over NVLinks.
     All = "all",
 }
 
 named! {
-    /// How `torpor`'s alpha follows the share of functions that comply.
+    /// The rule by which alpha of `torpor` follows the share of functions that meet their
+    /// objectives.
     AlphaReading, "reading of alpha",
-    /// As its paper's appendix says.
+    /// The rule of the paper's appendix.
     Paper = "paper",
-    /// As its artifact does.
+    /// The rule of the paper's artifact.
     Artifact = "artifact",
 }
 
 named! {
-    /// Whether functions' requests run as one where their owners allow it.
+    /// Whether requests of a function are batched if the function's owner allows batching.
     Batches, "batching",
-    /// They do.
+    /// Requests are batched.
     On = "on",
-    /// Each runs alone.
+    /// Each request runs alone.
     Off = "off",
 }
 
 named! {
     /// A setting of a [`PolicySpec`].
     Setting, "setting",
-    /// [`PolicySpec::preset`].
+    /// The setting [`PolicySpec::preset`].
     Preset = "preset",
-    /// [`PolicySpec::dispatch`].
+    /// The setting [`PolicySpec::dispatch`].
     Dispatch = "dispatch",
-    /// [`PolicySpec::eviction`].
+    /// The setting [`PolicySpec::eviction`].
     Eviction = "eviction",
-    /// [`PolicySpec::overtakes_max`].
+    /// The setting [`PolicySpec::overtakes_max`].
     OvertakesMax = "overtakes_max",
-    /// [`PolicySpec::alpha`].
+    /// The setting [`PolicySpec::alpha`].
     Alpha = "alpha",
-    /// [`PolicySpec::batching`].
+    /// The setting [`PolicySpec::batching`].
     Batching = "batching",
-    /// [`PolicySpec::slo_window`].
+    /// The setting [`PolicySpec::slo_window`].
     SloWindow = "slo_window",
-    /// [`PolicySpec::transfer_sharing`].
+    /// The setting [`PolicySpec::transfer_sharing`].
     TransferSharing = "transfer_sharing",
-    /// [`PolicySpec::host_links`].
+    /// The setting [`PolicySpec::host_links`].
     HostLinks = "host_links",
 }
 
-/// The most requests that [`PolicySpec::slo_window`] looks back on.
+/// Maximum number of requests in [`PolicySpec::slo_window`].
 pub const SLO_WINDOW_MAX: u32 = 4096;
 
-/// How nodes schedule, as an operator set it. `None` is the value of the preset; without a preset, of the
-/// default one.
+/// A scheduling policy as an operator set it. A field that is `None` has the value of the preset;
+/// without a preset, the value of the default preset.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PolicySpec {
-    /// The bundle whose parts the other settings replace.
+    /// The preset, parts of which the other settings replace.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preset: Option<PresetName>,
-    /// Which request goes to which GPU.
+    /// The policy that assigns requests to GPUs.
     pub dispatch: Option<DispatchName>,
-    /// Which models make room first.
+    /// The order in which models are evicted.
     pub eviction: Option<EvictionName>,
-    /// Times a waiting request may be overtaken, under `lalb-o3` and `unified`. Under `unified`, while the
-    /// oldest that was overtaken so often has a deadline, one turn in ten goes by age; with 0 all do.
+    /// Maximum number of times that a waiting request may be overtaken, under `lalb-o3` and
+    /// `unified`. Under `unified`, while the oldest request that reached the maximum has a
+    /// deadline, one turn in ten is ordered by age; with 0, every turn is.
     pub overtakes_max: Option<u32>,
-    /// How alpha is read, under `torpor`.
+    /// The rule for alpha, under `torpor`.
     pub alpha: Option<AlphaReading>,
-    /// Whether requests run as one.
+    /// Whether requests are batched.
     pub batching: Option<Batches>,
-    /// The requests that a function's required request count is of, under `torpor` and `unified`: the last
-    /// so many, from 1 to [`SLO_WINDOW_MAX`]. `None`: all there ever were.
+    /// The number of latest requests that a function's required request count covers, from 1 to
+    /// [`SLO_WINDOW_MAX`], under `torpor` and `unified`. `None` covers all requests of the
+    /// function.
     pub slo_window: Option<u32>,
-    /// How transfers share links.
+    /// The sharing of links among transfers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub transfer_sharing: Option<TransferSharingName>,
-    /// The links that data crosses between host memory and GPUs.
+    /// The links that transfers between host memory and GPUs may use.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host_links: Option<HostLinksName>,
 }
 
-/// A setting that nothing would read.
+/// A setting that the policy does not use, or a value out of range.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PolicyError {
-    /// Of another dispatch policy.
-    #[error("overtakes_max is read under dispatch lalb-o3 and unified alone: set one of them with it")]
+    /// `overtakes_max` is set without a dispatch policy that uses the setting.
+    #[error("overtakes_max applies only to dispatch lalb-o3 and unified: set one of the two as well")]
     Overtakes,
-    /// What `lalb` is.
+    /// `lalb-o3` without overtakes is the same as `lalb`.
     #[error("lalb-o3 with overtakes_max 0 is lalb: set dispatch lalb")]
     NoOvertakes,
-    /// Of another dispatch policy.
-    #[error("alpha is read under dispatch torpor alone: set that with it")]
+    /// `alpha` is set without a dispatch policy that uses the setting.
+    #[error("alpha applies only to dispatch torpor: set dispatch torpor as well")]
     Alpha,
-    /// Of another dispatch policy.
-    #[error("slo_window is read under dispatch torpor and unified alone: set one of them with it")]
+    /// `slo_window` is set without a dispatch policy that uses the setting.
+    #[error("slo_window applies only to dispatch torpor and unified: set one of the two as well")]
     SloWindow,
-    /// More than is remembered, or nothing.
-    #[error("slo_window is from 1 to {SLO_WINDOW_MAX} requests; without it all count that there ever were")]
+    /// `slo_window` is zero or exceeds [`SLO_WINDOW_MAX`].
+    #[error(
+        "slo_window is out of range: write 1 to {SLO_WINDOW_MAX} requests, or leave slo_window out to count all requests"
+    )]
     SloWindowSize,
 }
 
@@ -299,7 +307,7 @@ impl PolicySpec {
         host_links: None,
     };
 
-    /// The dispatch policy: the one that is set, else that of the preset.
+    /// Returns the dispatch policy that is set, or else the preset's.
     const fn dispatch_or_preset(&self) -> Option<DispatchName> {
         match (self.dispatch, self.preset) {
             (Some(dispatch), _) => Some(dispatch),
@@ -308,7 +316,7 @@ impl PolicySpec {
         }
     }
 
-    /// The same with these settings as they are given.
+    /// Returns the spec with the listed settings replaced by those of `given`.
     #[must_use]
     pub fn with(mut self, given: &Self, settings: &[Setting]) -> Self {
         for setting in settings {
@@ -327,10 +335,10 @@ impl PolicySpec {
         self
     }
 
-    /// Refuses what would be read by nothing.
+    /// Refuses settings that the dispatch policy does not use.
     ///
     /// # Errors
-    /// [`PolicyError`] says what to set with it.
+    /// [`PolicyError`], whose message names the setting to add.
     pub fn check(&self) -> Result<(), PolicyError> {
         let dispatch = self.dispatch_or_preset();
         match (dispatch, self.overtakes_max) {
@@ -351,7 +359,7 @@ impl PolicySpec {
         }
     }
 
-    /// What is said, by name, as an operator types it.
+    /// Returns the settings with a value, by the names that operators type.
     #[must_use]
     pub fn settings(&self) -> Vec<(&'static str, String)> {
         let settings = [
@@ -383,7 +391,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_read_as_they_are_shown() {
+    fn displayed_names_parse_to_the_same_values() {
         for &name in DispatchName::ALL {
             assert_eq!(name.to_string().parse(), Ok(name));
         }
@@ -401,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn a_setting_is_refused_where_nothing_reads_it() {
+    fn settings_that_the_dispatch_policy_does_not_use_are_refused() {
         let dispatch = |dispatch| PolicySpec { dispatch: Some(dispatch), ..PolicySpec::NONE };
         let preset = |preset| PolicySpec { preset: Some(preset), ..PolicySpec::NONE };
         let overtakes = |spec, max| PolicySpec { overtakes_max: Some(max), ..spec };
@@ -434,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_set_is_told_by_name() {
+    fn display_lists_the_settings_by_name() {
         let spec = PolicySpec {
             dispatch: Some(DispatchName::LalbO3),
             overtakes_max: Some(7),

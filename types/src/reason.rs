@@ -1,6 +1,6 @@
-//! The stable reasons that errors carry, on every interface: `ErrorInfo.reason` in gRPC,
-//! `reason` in REST error bodies, `millrace_*_total{reason=…}` in metrics. A reason never changes
-//! its meaning; new ones may be added.
+//! The stable reasons of errors on every interface: `ErrorInfo.reason` in gRPC, `reason` in REST
+//! error bodies, `millrace_*_total{reason=…}` in metrics. A reason never changes its meaning; new
+//! reasons may be added.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,21 +12,21 @@ pub const DOMAIN: &str = "millrace.dev";
 
 macro_rules! reasons {
     ($($(#[$doc:meta])* $variant:ident = $text:literal, retryable: $retryable:literal;)*) => {
-        /// Why something was refused or failed.
+        /// The stable reason of a refusal or failure.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum Reason { $($(#[$doc])* $variant,)* }
 
         impl Reason {
-            /// Every reason there is.
+            /// All reasons.
             pub const ALL: &[Self] = &[$(Self::$variant,)*];
 
-            /// The reason's stable text.
+            /// Returns the reason's stable text.
             #[must_use]
             pub const fn as_str(self) -> &'static str {
                 match self { $(Self::$variant => $text,)* }
             }
 
-            /// Whether the same request may succeed when sent again unchanged.
+            /// Returns whether the same request may succeed when sent again unchanged.
             #[must_use]
             pub const fn retryable(self) -> bool {
                 match self { $(Self::$variant => $retryable,)* }
@@ -36,79 +36,80 @@ macro_rules! reasons {
 }
 
 reasons! {
-    /// No function of that name.
+    /// No function has this name.
     FunctionNotFound = "FUNCTION_NOT_FOUND", retryable: false;
-    /// No workflow of that name.
+    /// No workflow has this name.
     WorkflowNotFound = "WORKFLOW_NOT_FOUND", retryable: false;
-    /// The name is another resource's.
+    /// Another resource has this name.
     NameTaken = "NAME_TAKEN", retryable: false;
-    /// A workflow runs it.
+    /// A workflow uses the resource.
     InUse = "IN_USE", retryable: false;
     /// The function has no such revision.
     RevisionNotFound = "REVISION_NOT_FOUND", retryable: false;
-    /// The function was unloaded; load it first.
+    /// The function was unloaded: load the function first.
     FunctionDisabled = "FUNCTION_DISABLED", retryable: false;
-    /// The function is being prepared on its workers.
+    /// Workers are still preparing the function.
     FunctionNotReady = "FUNCTION_NOT_READY", retryable: true;
-    /// An input is missing, misnamed, of another type, shape or size, or given twice.
+    /// An input is missing, misnamed, sent twice, or of the wrong type, shape or size.
     InvalidInput = "INVALID_INPUT", retryable: false;
     /// A requested output does not exist.
     InvalidOutput = "INVALID_OUTPUT", retryable: false;
-    /// The request is not well formed.
+    /// The request is malformed.
     MalformedRequest = "MALFORMED_REQUEST", retryable: false;
-    /// A manifest, spec or name fails its checks.
+    /// A manifest, spec or name is invalid.
     InvalidSpec = "INVALID_SPEC", retryable: false;
-    /// The model file is not one we can serve.
+    /// The model file is not a model that Millrace can serve.
     InvalidModel = "INVALID_MODEL", retryable: false;
-    /// The model uses an operator we do not have.
+    /// The model uses an operator that Millrace does not support.
     UnsupportedOperator = "UNSUPPORTED_OPERATOR", retryable: false;
     /// The model needs more memory than any GPU has.
     ModelTooLarge = "MODEL_TOO_LARGE", retryable: false;
     /// Uploaded or stored bytes do not match their digest.
     DigestMismatch = "DIGEST_MISMATCH", retryable: false;
-    /// No artifact of that digest.
+    /// No artifact has this digest.
     ArtifactNotFound = "ARTIFACT_NOT_FOUND", retryable: false;
     /// The resource changed since it was read.
     Conflict = "CONFLICT", retryable: false;
     /// Another live node has this name.
     NodeNameTaken = "NODE_NAME_TAKEN", retryable: false;
-    /// No node of that name.
+    /// No node has this name.
     NodeNotFound = "NODE_NOT_FOUND", retryable: false;
-    /// Nobody keeps a span of the request or trace.
+    /// No process stores a span of the request or trace.
     TraceNotFound = "TRACE_NOT_FOUND", retryable: false;
-    /// No operation of that name, or one that ended too long ago.
+    /// No operation has this name, or the operation ended too long ago.
     OperationNotFound = "OPERATION_NOT_FOUND", retryable: false;
-    /// The operation cannot be ended before its time.
+    /// The operation cannot be cancelled in its present state.
     OperationState = "OPERATION_STATE", retryable: false;
-    /// The node is lost, cordoned or draining, or lives where it must not.
+    /// The node is lost, cordoned or draining, or is not in the state that the change needs.
     NodeState = "NODE_STATE", retryable: false;
-    /// What the node says belongs to a registration that is over: it has to register again.
+    /// The node's message belongs to an expired registration: the node has to register again.
     Fenced = "FENCED", retryable: false;
-    /// Too few controllers hold the model's file yet.
+    /// Too few controllers store the model file so far.
     ArtifactNotHeld = "ARTIFACT_NOT_HELD", retryable: true;
-    /// The object store that the controllers share does not answer, or is not the cluster's.
+    /// The object store that the controllers share does not answer, or belongs to another cluster.
     StoreUnavailable = "STORE_UNAVAILABLE", retryable: true;
     /// A controller's disk has too little space.
     StorageFull = "STORAGE_FULL", retryable: true;
-    /// A peer of another cluster or protocol version.
+    /// The peer belongs to another cluster or speaks another protocol version.
     PeerMismatch = "PEER_MISMATCH", retryable: false;
-    /// A change of the controller group that would be unsafe, or names no member.
+    /// The change of the controller group would be unsafe, or names no member.
     MembershipRefused = "MEMBERSHIP_REFUSED", retryable: false;
     /// A queue or budget is full.
     QueueFull = "QUEUE_FULL", retryable: true;
-    /// The replicated state holds a limit of something: delete some of it first.
+    /// The replicated state is at one of its limits: delete some items first.
     StateFull = "STATE_FULL", retryable: false;
-    /// The bytes of requests in flight exceed the budget, or one message its limit.
+    /// The bytes of requests in flight exceed the budget, or a message exceeds its limit.
     ByteBudgetExceeded = "BYTE_BUDGET_EXCEEDED", retryable: true;
     /// The request's timeout passed.
     TimedOut = "TIMED_OUT", retryable: true;
-    /// The client went away.
+    /// The client disconnected or cancelled the request.
     Cancelled = "CANCELLED", retryable: true;
-    /// The request was running in two executors as they died, and is kept from others.
+    /// The request was running in two executors when they died, and is not run again.
     Quarantined = "QUARANTINED", retryable: false;
-    /// A piece of intermediate data is gone, and could not be made again.
+    /// A piece of intermediate data is lost and could not be recomputed.
     DataLost = "DATA_LOST", retryable: true;
-    /// No such sequence: it never began, ended, was idle for too long, or its state was lost. Begin it anew.
+    /// The sequence does not exist: it never began, ended, was idle for too long, or lost its
+    /// state. Begin the sequence again.
     SequenceNotFound = "SEQUENCE_NOT_FOUND", retryable: false;
     /// Every attempt failed.
     AttemptsExhausted = "ATTEMPTS_EXHAUSTED", retryable: true;
@@ -116,21 +117,21 @@ reasons! {
     ExecutorLost = "EXECUTOR_LOST", retryable: true;
     /// The model itself failed on this input.
     ModelFailed = "MODEL_FAILED", retryable: false;
-    /// No worker can take the request now.
+    /// No worker can accept the request now.
     NoWorker = "NO_WORKER", retryable: true;
-    /// No GPU can take the model now: what would make room is in use.
+    /// No GPU can load the model now, because the memory to be freed is in use.
     NoGpuMemory = "NO_GPU_MEMORY", retryable: true;
-    /// There is no leader, or it cannot reach a majority.
+    /// There is no leader, or the leader cannot reach a majority.
     NoLeader = "NO_LEADER", retryable: true;
-    /// The server is going down.
+    /// The server is shutting down.
     ShuttingDown = "SHUTTING_DOWN", retryable: true;
-    /// The caller is not known.
+    /// The caller is unknown.
     Unauthenticated = "UNAUTHENTICATED", retryable: false;
-    /// The caller may not do this.
+    /// The caller lacks the permission.
     PermissionDenied = "PERMISSION_DENIED", retryable: false;
     /// The server has no such feature.
     Unimplemented = "UNIMPLEMENTED", retryable: false;
-    /// Our own bug.
+    /// A bug in Millrace.
     Internal = "INTERNAL", retryable: false;
 }
 
@@ -140,7 +141,7 @@ impl fmt::Display for Reason {
     }
 }
 
-/// A text that is no reason this build knows.
+/// The error for a text that is not a reason of this build; holds the text.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("unknown reason {0:?}")]
 pub struct UnknownReason(pub String);
@@ -156,27 +157,28 @@ impl FromStr for Reason {
     }
 }
 
-/// A request that did not succeed, as every layer passes it on.
+/// A request that failed, in the form that all layers share.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct Failure {
     /// The stable reason.
     pub reason: Reason,
-    /// What happened, and what the caller can do about it.
+    /// The fault and the caller's next step.
     pub message: String,
     /// Whether the same request may succeed when sent again unchanged.
     pub retryable: bool,
-    /// Whether the function may have run: a caller that must not run it twice has to look.
+    /// Whether the function may have run. A caller that must not run the function twice has to
+    /// check first.
     pub may_have_executed: bool,
 }
 
-/// The most bytes of a failure's message, which may repeat what a client wrote: gRPC puts the message into
-/// headers twice, and clients take 8 KiB of them.
+/// Maximum size of a failure's message, in bytes. The message may repeat text of a client, gRPC
+/// puts the message into headers twice, and clients accept 8 KiB of headers.
 pub const FAILURE_MESSAGE_BYTES_MAX: usize = 2 << 10;
 
 impl Failure {
-    /// A failure of something that has not begun to execute, retryable as its reason says. Of a longer
-    /// message, the first [`FAILURE_MESSAGE_BYTES_MAX`] are kept.
+    /// Creates a failure of a request that has not begun to execute. The reason decides whether the
+    /// failure is retryable. A message longer than [`FAILURE_MESSAGE_BYTES_MAX`] is cut.
     #[must_use]
     pub fn new(reason: Reason, message: impl Into<String>) -> Self {
         let mut message = message.into();
@@ -186,13 +188,14 @@ impl Failure {
         Self { reason, message, retryable: reason.retryable(), may_have_executed: false }
     }
 
-    /// A request that says what no request may, or lacks what each has: [`Reason::MalformedRequest`].
+    /// Creates the failure of a request with forbidden content or without required content:
+    /// [`Reason::MalformedRequest`].
     #[must_use]
     pub fn malformed(message: impl Into<String>) -> Self {
         Self::new(Reason::MalformedRequest, message)
     }
 
-    /// The same, of something that may have executed.
+    /// Marks the failure as one of a request that may have executed.
     #[must_use]
     pub fn after_execution(self) -> Self {
         Self { may_have_executed: true, ..self }
@@ -211,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_are_unique_and_round_trip() {
+    fn texts_of_reasons_are_unique_and_round_trip() {
         for &reason in Reason::ALL {
             assert_eq!(reason.as_str().parse(), Ok(reason));
         }

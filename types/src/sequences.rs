@@ -1,6 +1,6 @@
-//! Functions that keep state from one request to the next (T11): what of their models' inputs and
-//! outputs it is, and how long a sequence of requests may be silent. It follows Triton's
-//! `sequence_batching` with implicit state, so that what its users know holds here.
+//! Functions that keep state between requests (T11): the inputs and outputs of the model that are
+//! state, and the idle time after which a sequence of requests ends. The rules follow Triton's
+//! `sequence_batching` with implicit state, so that knowledge of Triton applies here.
 
 use std::fmt;
 use std::num::NonZeroU64;
@@ -13,122 +13,123 @@ use crate::limits::STATES_MAX;
 use crate::tensor::{DataType, Dim, TensorSpec, element_count, shape_text};
 use crate::workflow::{Ports, Signature};
 
-/// The sequences that a worker keeps of a function, when it names no number.
+/// The default number of sequences that a worker keeps for a function.
 pub const SEQUENCES_DEFAULT: u32 = 64;
-/// The most sequences that a worker keeps of a function.
+/// Maximum number of sequences that a worker keeps for a function.
 pub const SEQUENCES_MAX: u32 = 1024;
-/// How long a sequence that nobody asks for is kept, when its function names no time.
+/// The default time after which an idle sequence ends.
 pub const IDLE_DEFAULT: Duration = Duration::from_secs(60);
-/// The longest that a sequence that nobody asks for is kept: a day.
+/// The longest time after which an idle sequence may end: a day.
 pub const IDLE_MAX: Duration = Duration::from_secs(24 * 3600);
-/// The most bytes of a sequence's name, as Triton has it.
+/// Maximum length of a sequence's name, in bytes, as in Triton.
 pub const SEQUENCE_NAME_MAX: usize = 128;
 
-/// The state of a function.
+/// The sequence state of a function.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Sequences {
-    /// The model's outputs that are its inputs again with the next request of a sequence.
+    /// The outputs of the model that become inputs of the sequence's next request.
     pub state: Vec<StatePair>,
-    /// A sequence that nobody asked for so long ends.
+    /// The time without a request after which a sequence ends.
     pub idle: Duration,
-    /// How many there are at one time on the worker.
+    /// Maximum number of sequences on the worker at one time.
     pub max: u32,
 }
 
-/// An output that is kept, and the input that it is with the next request.
+/// A state tensor: an output of a request, and the input of the next request that receives the
+/// output.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct StatePair {
-    /// The model's input. Zeros at a sequence's beginning.
+    /// The name of the model's input, which is zeros when a sequence begins.
     pub input: String,
-    /// The model's output.
+    /// The name of the model's output.
     pub output: String,
 }
 
-/// A tensor of state as a model declares it.
+/// A state tensor as a model declares the tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StateTensor {
-    /// The input.
+    /// The declaration of the input.
     pub input: TensorSpec,
-    /// The output that it is next.
+    /// The name of the output that becomes the input of the next request.
     pub output: String,
-    /// Its size.
+    /// The size of the tensor, in bytes.
     pub bytes: usize,
 }
 
-/// What a function with state is refused for, whatever its model is.
+/// The fault of a sequence declaration, found without looking at the model.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SequencesError {
-    /// No state, or more than [`STATES_MAX`].
+    /// There is no state tensor, or there are more than [`STATES_MAX`].
     #[error(
         "sequences.state has {0} tensors: name 1 to {STATES_MAX}, or leave sequences out for a function without state"
     )]
     States(usize),
-    /// The same input, or output, twice.
+    /// The same input or output is named twice.
     #[error("sequences.state has {0:?} twice: name each input and each output once")]
     Twice(String),
-    /// A zero or endless time.
+    /// The idle time is zero or exceeds [`IDLE_MAX`].
     #[error("sequences.idle {0:?} is out of range: write a time above zero and up to 24h, such as 60s")]
     Idle(Duration),
-    /// No sequence, or more than [`SEQUENCES_MAX`].
+    /// The number of sequences is zero or exceeds [`SEQUENCES_MAX`].
     #[error(
-        "sequences.max is {0}: write a number from 1 to {SEQUENCES_MAX}, or leave it out for {SEQUENCES_DEFAULT}"
+        "sequences.max is {0}: write a number from 1 to {SEQUENCES_MAX}, or leave max out for {SEQUENCES_DEFAULT}"
     )]
     Max(u32),
-    /// Several workers, each of which would have sequences of its own.
+    /// The function has several replicas, each of which would have sequences of its own.
     #[error(
-        "replicas is {0}: a function with sequences is on one worker, which has their state; write 1, or leave it out"
+        "replicas is {0}: a function with sequences runs on one worker, which keeps their state; write 1, or leave replicas out"
     )]
     Replicas(u32),
-    /// Requests that run as one.
+    /// The function has both sequences and batching.
     #[error("sequences and batching exclude each other: leave one out")]
     Batched,
 }
 
-/// A model that cannot keep the state that is asked for.
+/// The fault of a state declaration that the model cannot satisfy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StateError {
-    /// No such input or output.
-    #[error("sequences.state names the {which} {name:?}, which the model has not: it has {}", known.join(", "))]
+    /// The model has no such input or output.
+    #[error("sequences.state names the {which} {name:?}, which the model does not have: the model has {}", known.join(", "))]
     Unknown {
-        /// Input or output.
+        /// The kind of the tensor: "input" or "output".
         which: &'static str,
-        /// The name.
+        /// The name that the declaration uses.
         name: String,
-        /// Those there are.
+        /// The quoted names that the model has.
         known: Vec<String>,
     },
-    /// What comes out is not what goes in.
+    /// The output and the input differ in datatype or shape.
     #[error(
-        "sequences.state hands output {output:?}, {} of shape {}, to input {input:?}, {} of shape {}: both have to be the same",
+        "sequences.state pairs output {output:?}, {} of shape {}, with input {input:?}, {} of shape {}: both must have the same datatype and shape",
         .gives.0, shape_text(&.gives.1), .takes.0, shape_text(&.takes.1)
     )]
     Differs {
-        /// The output.
+        /// The name of the output.
         output: String,
-        /// Its type and shape.
+        /// The datatype and shape of the output.
         gives: (DataType, Vec<Dim>),
-        /// The input.
+        /// The name of the input.
         input: String,
-        /// Its type and shape.
+        /// The datatype and shape of the input.
         takes: (DataType, Vec<Dim>),
     },
-    /// Its size is not known beforehand.
+    /// The size of the state is not known beforehand.
     #[error(
-        "the state {input:?} is {datatype} of shape {}: state has a datatype of fixed size and a shape without free dimensions; export the model so",
+        "state tensor {input:?} is {datatype} of shape {}: export the model with a datatype of fixed size and a shape without free dimensions",
         shape_text(shape)
     )]
     Free {
-        /// The input.
+        /// The name of the input.
         input: String,
-        /// Its type.
+        /// The datatype of the input.
         datatype: DataType,
-        /// Its shape.
+        /// The shape of the input.
         shape: Vec<Dim>,
     },
 }
 
 impl Sequences {
-    /// Checks every field against its range, and what else of a function excludes it.
+    /// Checks every field against its range, and the fields of the function that exclude sequences.
     ///
     /// # Errors
     /// The first [`SequencesError`] found.
@@ -157,7 +158,7 @@ impl Sequences {
         if batched { Err(SequencesError::Batched) } else { Ok(()) }
     }
 
-    /// The state as a model declares it, in the order named.
+    /// Returns the state tensors as a model declares them, in the order of `state`.
     ///
     /// # Errors
     /// The first [`StateError`] found.
@@ -165,7 +166,7 @@ impl Sequences {
         self.state.iter().map(|pair| state(pair, model)).collect()
     }
 
-    /// What of a model's inputs and outputs clients see: all but the state.
+    /// Returns the inputs and outputs of a model that clients see: all but the state.
     #[must_use]
     pub fn shown(&self, model: Ports<'_>) -> Signature {
         let inputs = model.inputs.iter().filter(|it| self.state.iter().all(|pair| pair.input != it.name));
@@ -201,12 +202,13 @@ fn state(pair: &StatePair, model: Ports<'_>) -> Result<StateTensor, StateError> 
     Ok(StateTensor { input, output: output.name, bytes })
 }
 
-/// Which sequence of a function a request is of: the protocol's `sequence_id`.
+/// The id of a sequence within a function: the protocol's `sequence_id`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SequenceId {
-    /// A number. The protocol's 0 is no sequence.
+    /// A number. In the protocol, 0 means no sequence.
     Number(NonZeroU64),
-    /// A text of up to [`SEQUENCE_NAME_MAX`] bytes. The protocol's empty one is no sequence.
+    /// A text of up to [`SEQUENCE_NAME_MAX`] bytes. In the protocol, the empty text means no
+    /// sequence.
     Name(String),
 }
 
@@ -219,12 +221,12 @@ impl fmt::Display for SequenceId {
     }
 }
 
-/// A text that names no sequence.
+/// The error for a text that is not a sequence id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("a sequence is a number from 1, or a text of 1 to {SEQUENCE_NAME_MAX} bytes")]
+#[error("a sequence id is a number from 1, or a text of 1 to {SEQUENCE_NAME_MAX} bytes")]
 pub struct NoSequenceId;
 
-/// As people write it: what is only digits is a number.
+/// Parses the form that people write: a text of digits alone is a number.
 impl FromStr for SequenceId {
     type Err = NoSequenceId;
 
@@ -236,14 +238,15 @@ impl FromStr for SequenceId {
     }
 }
 
-/// A request's place in a sequence.
+/// The sequence that a request belongs to, and the request's position.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct InSequence {
-    /// Which.
+    /// The id of the sequence.
     pub id: SequenceId,
-    /// It begins it, anew where there is one: state is zeros.
+    /// Whether the request begins the sequence. A sequence with the same id begins again, with
+    /// state of zeros.
     pub start: bool,
-    /// It ends it: state goes with its answer.
+    /// Whether the request ends the sequence. The state is freed after the response.
     pub end: bool,
 }
 
@@ -262,7 +265,8 @@ mod tests {
     }
 
     fn model() -> Signature {
-        let (one, free) = ([Dim::Fixed(1), Dim::Fixed(4)], [Dim::Symbol("N".into())]);
+        let one = [Dim::Fixed(1), Dim::Fixed(4)];
+        let free = [Dim::Symbol("N".into())];
         Signature {
             inputs: vec![
                 tensor("x", DataType::Fp32, &free),
@@ -290,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn people_write_a_sequence_as_a_number_or_a_text() {
+    fn a_text_of_digits_is_a_number_and_other_texts_are_names() {
         assert_eq!("7".parse(), Ok(SequenceId::Number(NonZeroU64::new(7).unwrap())));
         assert_eq!("7a".parse(), Ok(SequenceId::Name("7a".into())));
         let long = "s".repeat(SEQUENCE_NAME_MAX + 1);
@@ -309,8 +313,8 @@ mod tests {
         for (says, message) in [
             ("the input \"h_in\"", refused(|model| model.inputs[2].name = "h".into())),
             ("the output \"c_out\"", refused(|model| model.outputs[2].name = "c".into())),
-            ("both have to be the same", refused(|model| model.outputs[0].datatype = DataType::Fp16)),
-            ("both have to be the same", refused(|model| model.outputs[0].shape[1] = Dim::Fixed(5))),
+            ("the same datatype and shape", refused(|model| model.outputs[0].datatype = DataType::Fp16)),
+            ("the same datatype and shape", refused(|model| model.outputs[0].shape[1] = Dim::Fixed(5))),
             ("without free dimensions", refused(|model| model.inputs[2].shape[0] = Dim::Symbol("N".into()))),
             ("fixed size", refused(|model| model.inputs[2].datatype = DataType::Bytes)),
             ("fixed size", refused(|model| model.inputs[2].shape[0] = Dim::Fixed(u64::MAX))),
@@ -320,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn each_bad_setting_is_refused() {
+    fn bad_sequence_settings_are_refused() {
         let check = |change: fn(&mut Sequences)| {
             let mut sequences = sequences();
             change(&mut sequences);

@@ -1,63 +1,64 @@
-//! How a node serves a function among others: who goes first, what stays on a GPU, which requests
-//! run as one. What the papers have of it is in MECHANISMS L15 and L22; the rest follows Triton's
-//! `dynamic_batching` and `priority_levels`, so that what its users know holds here.
+//! Scheduling options of a function on a node: priority, residency on GPUs, and batching. The
+//! papers' share of these options is in MECHANISMS L15 and L22. The rest follows Triton's
+//! `dynamic_batching` and `priority_levels`, so that knowledge of Triton applies here.
 
 use std::fmt;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// The most requests, or rows of requests, that run as one.
+/// Maximum size of a batch, in requests or rows of requests.
 pub const BATCH_SIZE_MAX: u32 = 64;
-/// The longest a request may be held back for others to join it.
+/// The longest time that a request may wait for others to join its batch.
 pub const BATCH_WAIT_MAX: Duration = Duration::from_secs(1);
-/// The most copies of a model that a node may be asked to keep on its GPUs.
+/// Maximum number of copies of a model that a node may be asked to keep on its GPUs.
 pub const MIN_WARM_MAX: u32 = 64;
-/// The longest time after which an unused copy may be dropped: a day.
+/// The longest time after which an unused copy may be evicted: a day.
 pub const EVICT_AFTER_MAX: Duration = Duration::from_secs(24 * 3600);
 
-/// How a function is served.
+/// The scheduling options of a function.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Serving {
-    /// Whose requests go first.
+    /// The priority of the function's requests.
     #[serde(default)]
     pub priority: Priority,
-    /// What of its model stays on GPUs.
+    /// The rules for copies of the model on GPUs.
     #[serde(default)]
     pub residency: Residency,
-    /// Which of its requests run as one; `None`: each runs alone.
+    /// The batching of the function's requests; with `None`, each request runs alone.
     #[serde(default)]
     pub batching: Option<Batching>,
 }
 
-/// Whose requests go first: 1 before 2, and so on to [`Priority::LAST`]. A request of a higher
-/// priority leaves the queue before all of a lower one that could go to the same GPU; it stops
-/// nothing that runs.
+/// The priority of requests: 1 before 2, up to [`Priority::LAST`]. A request of a higher priority
+/// leaves the queue before all requests of lower priority that could use the same GPU. A request
+/// never stops a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Priority(u8);
 
 impl Priority {
-    /// Before all others.
+    /// The highest priority.
     pub const FIRST: Self = Self(1);
-    /// After all others.
+    /// The lowest priority.
     pub const LAST: Self = Self(8);
 
-    /// From a number. `None` if there is no such priority.
+    /// Creates a priority from its number. Returns `None` if there is no such priority.
     #[must_use]
     pub fn new(level: u64) -> Option<Self> {
         let level = u8::try_from(level).ok()?;
         (Self::FIRST.0..=Self::LAST.0).contains(&level).then_some(Self(level))
     }
 
-    /// The number.
+    /// Returns the priority's number.
     #[must_use]
     pub const fn get(self) -> u8 {
         self.0
     }
 
-    /// What a request asks for of a function with this priority: it may step back, never ahead of
-    /// what the function's owner gave it. 0 asks for nothing; a number beyond the last is the last.
+    /// Returns the effective priority of a request that asks for `level` of a function with this
+    /// priority. A request may lower its priority but never raise it above the function's. 0 asks
+    /// for the function's priority, and a number above the last means the last.
     #[must_use]
     pub fn asked(self, level: u64) -> Self {
         let asked = u8::try_from(level).map_or(Self::LAST.0, |level| level.min(Self::LAST.0));
@@ -65,7 +66,7 @@ impl Priority {
     }
 }
 
-/// The middle, so that there is room on both sides.
+/// The default is the middle, which leaves levels on both sides.
 impl Default for Priority {
     fn default() -> Self {
         Self(4)
@@ -78,24 +79,27 @@ impl fmt::Display for Priority {
     }
 }
 
-/// What of a model stays on the GPUs of each node that has it. Functions that share a model share
-/// what is kept: the most any of them asks for.
+/// The rules for copies of a model on the GPUs of each node that has the model. If functions share
+/// a model, the strongest of their rules applies.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Residency {
-    /// Its copies make room for other models last: only where nothing else on their GPU makes enough.
+    /// Whether the copies are pinned: evicted only if evicting all other models on the GPU does not
+    /// free enough memory.
     #[serde(default)]
     pub pin: bool,
-    /// So many GPUs of the node hold it, without a request for it: loaded as soon as one of them is
-    /// idle with room beside what is kept there, and kept as if pinned.
+    /// The number of the node's GPUs that hold the model even without requests. A copy is loaded as
+    /// soon as a GPU is idle and has memory beside the models kept there. The copy is then kept
+    /// like a pinned copy.
     #[serde(default)]
     pub min_warm: u32,
-    /// A copy that nobody used for so long is dropped, though nothing needs its room. `None`: never.
+    /// The time without use after which a copy is evicted, even if no other model needs the memory.
+    /// `None` means never.
     #[serde(default)]
     pub evict_after: Option<Duration>,
 }
 
 impl Residency {
-    /// What to keep for two functions with one model.
+    /// Returns the rules for a model that two functions share.
     #[must_use]
     pub fn most(self, other: Self) -> Self {
         let evict_after = match (self.evict_after, other.evict_after) {
@@ -106,47 +110,47 @@ impl Residency {
     }
 }
 
-/// Which requests of a function run as one: those whose inputs differ in their first dimension at
-/// most, and ask for the same outputs. What waits for a GPU is joined by those that come, until it
-/// is given to one.
+/// The batching of a function's requests. Requests can run as one batch if their inputs differ at
+/// most in the first dimension and they ask for the same outputs. Arriving requests join a waiting
+/// batch until the batch is assigned to a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Batching {
-    /// The most rows (sizes of the first dimension, added up) in one run.
+    /// Maximum number of rows (the sum of the first dimensions) in a run.
     pub max_size: u32,
-    /// How long a request may be held back for others, while earlier ones of its function are at
-    /// work. Where none is, it goes at once.
+    /// The longest time that a request waits for others while earlier requests of the function are
+    /// running. If none is running, the request starts at once.
     pub max_wait: Duration,
 }
 
-/// What a function is refused for.
+/// The fault of refused scheduling options.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ServingError {
-    /// Batches of one, none, or too many.
+    /// The batch size is below 2 or exceeds [`BATCH_SIZE_MAX`].
     #[error(
         "batching.maxSize is {0}: write a number from 2 to {BATCH_SIZE_MAX}, or leave batching out to run each request alone"
     )]
     BatchSize(u32),
-    /// A wait beyond [`BATCH_WAIT_MAX`].
+    /// The wait exceeds [`BATCH_WAIT_MAX`].
     #[error("batching.maxWait {0:?} is longer than {BATCH_WAIT_MAX:?}: shorten it")]
     BatchWait(Duration),
-    /// Requests that must not run twice, batched.
+    /// Batching is set for a function that is not idempotent.
     #[error("batching needs idempotent: true: after a failure the requests of a batch run again, each alone")]
     BatchedOnce,
-    /// More warm copies than any node has GPUs.
+    /// The number of warm copies exceeds [`MIN_WARM_MAX`].
     #[error("residency.minWarm is {0}: write a number from 0 to {MIN_WARM_MAX}")]
     MinWarm(u32),
-    /// A zero or endless time.
+    /// The eviction time is zero or exceeds [`EVICT_AFTER_MAX`].
     #[error(
-        "residency.evictAfter {0:?} is out of range: write a time above zero and up to 24h, or leave it out to keep copies until their room is needed"
+        "residency.evictAfter {0:?} is out of range: write a time above zero and up to 24h, or leave evictAfter out to keep copies until their memory is needed"
     )]
     EvictAfter(Duration),
-    /// Dropped and kept at once.
+    /// Both pinning and an eviction time are set, which contradict each other.
     #[error("residency.pin and residency.evictAfter exclude each other: leave one out")]
     PinnedAndEvicted,
 }
 
 impl Serving {
-    /// Checks every field against its range; `idempotent` is the function's.
+    /// Checks every field against its range. `idempotent` is the function's own setting.
     ///
     /// # Errors
     /// The first [`ServingError`] found.
@@ -181,7 +185,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_steps_back_and_never_ahead() {
+    fn a_request_may_lower_its_priority_and_never_raise_it() {
         let middle = Priority::default();
         let asked = |level| middle.asked(level).get();
         assert_eq!([0, 1, 4, 5, 8, 9, u64::MAX].map(asked), [4, 4, 4, 5, 8, 8, 8]);
@@ -190,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn each_bad_option_is_refused() {
+    fn bad_scheduling_options_are_refused() {
         let check = |residency| Serving { residency, ..Serving::default() }.validate(true);
         let residency = Residency::default();
         let batching = |max_size, max_wait| Some(Batching { max_size, max_wait });
@@ -214,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn functions_with_one_model_keep_the_most_any_asks_for() {
+    fn functions_that_share_a_model_get_the_strongest_residency() {
         let one = Residency { pin: false, min_warm: 2, evict_after: Some(BATCH_WAIT_MAX) };
         let other = Residency { pin: true, min_warm: 1, evict_after: None };
         assert_eq!(one.most(other), Residency { pin: true, min_warm: 2, evict_after: None });

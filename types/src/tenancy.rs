@@ -1,5 +1,5 @@
-//! What a tenant may use at most (L20). The caps hold on each node for itself: a node knows what
-//! runs on it at once and what ran there lately, and asks nobody else.
+//! The caps on a tenant (L20). The caps apply on each node separately: a node knows its running and
+//! recent requests, and asks no other node.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -7,24 +7,25 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// A part of a whole, in millionths: above nothing, at most all. Exact, so that replicas agree.
+/// A fraction of a whole in millionths, above 0 and at most 1. The integer is exact, so that
+/// replicas agree on the value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "u32", into = "u32")]
 pub struct Share(NonZeroU32);
 
-/// A share that is nothing, or more than all.
+/// The error for a share that is zero or above one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("a share is above 0 and at most 1, such as 0.5")]
 pub struct ShareError;
 
 impl Share {
-    /// Everything.
+    /// The whole.
     pub const ALL: Self = Self(NonZeroU32::new(1_000_000).expect("a million is not zero"));
 
-    /// Takes a share in millionths.
+    /// Creates a share from millionths.
     ///
     /// # Errors
-    /// [`ShareError`] for none and above all.
+    /// [`ShareError`] if the share is zero or above one.
     pub const fn from_ppm(ppm: u32) -> Result<Self, ShareError> {
         match NonZeroU32::new(ppm) {
             Some(ppm) if ppm.get() <= Self::ALL.ppm() => Ok(Self(ppm)),
@@ -32,29 +33,30 @@ impl Share {
         }
     }
 
-    /// Takes a share of 1, rounded to millionths, and up from less than one.
+    /// Creates a share from a fraction of 1, rounded to millionths. A fraction below a millionth
+    /// becomes a millionth.
     ///
     /// # Errors
-    /// [`ShareError`] for none, above all and what is no number.
+    /// [`ShareError`] if the fraction is zero, negative, above one or not a number.
     pub fn from_fraction(fraction: f64) -> Result<Self, ShareError> {
-        // Checked before it is rounded: in range, it fits.
+        // Checked before the rounding: a value in range fits into `u32`.
         let ppm = (fraction > 0.0 && fraction <= 1.0).then(|| (fraction * 1e6).round() as u32);
         Self::from_ppm(ppm.ok_or(ShareError)?.max(1))
     }
 
-    /// The share of 1.
+    /// Returns the share as a fraction of 1.
     #[must_use]
     pub fn fraction(self) -> f64 {
         f64::from(self.ppm()) / f64::from(Self::ALL.ppm())
     }
 
-    /// The share in millionths.
+    /// Returns the share in millionths.
     #[must_use]
     pub const fn ppm(self) -> u32 {
         self.0.get()
     }
 
-    /// This part of a whole, rounded down.
+    /// Returns this share of `whole`, rounded down.
     #[must_use]
     pub fn of(self, whole: u64) -> u64 {
         let part = u128::from(whole) * u128::from(self.ppm()) / u128::from(Self::ALL.ppm());
@@ -88,18 +90,19 @@ impl FromStr for Share {
     }
 }
 
-/// What a tenant's functions may use of one node. `None` is without a cap.
+/// The caps on a tenant's functions on each node. A field that is `None` sets no cap.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Quota {
-    /// GPUs that work on its requests at once. Always kept to.
+    /// Maximum number of GPUs that work on the tenant's requests at once. Never exceeded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpus_max: Option<NonZeroU32>,
-    /// Of the GPUs, and of their time in the last seconds. Beyond it only with GPUs that nobody who is
-    /// within theirs waits for, or needed in the last seconds.
+    /// Share of the node's GPUs, and of their time in the last seconds. A tenant may exceed its
+    /// share only on GPUs that tenants within their shares neither wait for nor needed in the last
+    /// seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpu_share: Option<Share>,
-    /// Of the GPUs' memory, what the models of its requests at work take. Always kept to.
+    /// Share of the GPUs' memory for the models of the tenant's running requests. Never exceeded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_share: Option<Share>,
 }
@@ -108,7 +111,7 @@ impl Quota {
     /// No caps.
     pub const NONE: Self = Self { gpus_max: None, gpu_share: None, memory_share: None };
 
-    /// Whether there is no cap.
+    /// Returns whether no cap is set.
     #[must_use]
     pub fn is_none(self) -> bool {
         self == Self::NONE
@@ -121,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_share_is_above_nothing_and_at_most_all() {
+    fn a_share_of_zero_or_above_one_is_refused() {
         assert_eq!(Share::from_ppm(0), Err(ShareError));
         assert_eq!(Share::from_ppm(1_000_001), Err(ShareError));
         let half = Share::from_ppm(500_000).unwrap();

@@ -1,11 +1,11 @@
-//! Element types and shapes, as the Open Inference Protocol names them.
+//! Element types and shapes of tensors, under the names of the Open Inference Protocol.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// A tensor's element type. Bytes on the wire are little-endian, rows last.
+/// A tensor's element type. On the wire, elements are little-endian and in row-major order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the protocol's own names")]
 pub enum DataType {
@@ -40,7 +40,7 @@ pub enum DataType {
 }
 
 impl DataType {
-    /// Every type the protocol knows.
+    /// All datatypes of the protocol.
     pub const ALL: [Self; 14] = [
         Self::Bool,
         Self::Uint8,
@@ -58,7 +58,7 @@ impl DataType {
         Self::Bytes,
     ];
 
-    /// The protocol's name.
+    /// Returns the protocol's name.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -79,7 +79,8 @@ impl DataType {
         }
     }
 
-    /// Bytes an element takes; `None` for [`DataType::Bytes`], whose elements carry their length.
+    /// Returns the size of an element in bytes; `None` for [`DataType::Bytes`], whose elements
+    /// carry their length.
     #[must_use]
     pub const fn size(self) -> Option<usize> {
         match self {
@@ -98,7 +99,7 @@ impl fmt::Display for DataType {
     }
 }
 
-/// A name that is none of the protocol's element types.
+/// The error for a name that is not a datatype of the protocol; holds the name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("unknown datatype {0:?}")]
 pub struct UnknownDataType(pub String);
@@ -113,18 +114,18 @@ impl FromStr for DataType {
     }
 }
 
-/// One dimension of a declared shape.
+/// A dimension of a declared shape.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Dim {
-    /// Always this many, at least 1.
+    /// A fixed size, at least 1.
     Fixed(u64),
-    /// Any number from 1; equal names within a model mean equal numbers. A model that names none
-    /// gets a name of its own for each.
+    /// A free size from 1. Equal names within a model mean equal sizes. Free dimensions without a
+    /// name in the model get names of their own.
     Symbol(String),
 }
 
 impl Dim {
-    /// The protocol's number for it: -1 where it is free.
+    /// Returns the protocol's number for the dimension: -1 if the dimension is free.
     #[must_use]
     pub fn wire(&self) -> i64 {
         match self {
@@ -134,83 +135,85 @@ impl Dim {
     }
 }
 
-/// What a model declares of one input or output.
+/// A model's declaration of an input or output.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct TensorSpec {
     /// The tensor's name in the model.
     pub name: String,
-    /// Its element type.
+    /// The element type.
     pub datatype: DataType,
-    /// Its shape; empty for a scalar.
+    /// The shape; empty for a scalar.
     pub shape: Vec<Dim>,
 }
 
 impl TensorSpec {
-    /// The shape in the protocol's numbers.
+    /// Returns the shape in the protocol's numbers.
     #[must_use]
     pub fn wire_shape(&self) -> Vec<i64> {
         self.shape.iter().map(Dim::wire).collect()
     }
 }
 
-/// Elements in a concrete shape; `None` when a dimension is negative or the product overflows.
+/// Returns the number of elements in a concrete shape; `None` if a dimension is negative or the
+/// product overflows.
 #[must_use]
 pub fn element_count(shape: &[i64]) -> Option<usize> {
     shape.iter().try_fold(1usize, |count, &dim| count.checked_mul(usize::try_from(dim).ok()?))
 }
 
-/// One input as a request brings it.
+/// An input of a request, without its data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Given<'a> {
     /// The input's name.
     pub name: &'a str,
-    /// Its element type.
+    /// The element type.
     pub datatype: DataType,
-    /// Its shape, every dimension a number.
+    /// The shape, with a number for every dimension.
     pub shape: &'a [i64],
 }
 
-/// A request's inputs are not what the model declares.
+/// The mismatch between a request's inputs and the model's declaration.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InputError {
     /// The model has no such input.
     #[error("input {name:?} is unknown: the model takes {}", quoted(known))]
     Unknown {
-        /// The name sent.
+        /// The name in the request.
         name: String,
-        /// The names the model has.
+        /// The names that the model has.
         known: Vec<String>,
     },
-    /// The same input twice.
-    #[error("input {name:?} came twice: send it once")]
+    /// The request has the same input twice.
+    #[error("input {name:?} was sent twice: send each input once")]
     Duplicate {
-        /// The name met again.
+        /// The repeated name.
         name: String,
     },
-    /// An input of the model was not sent.
+    /// The request lacks an input of the model.
     #[error("input {:?} is missing: send {} of shape {}", .expected.name, .expected.datatype, shape_text(&.expected.shape))]
     Missing {
-        /// What the model declares.
+        /// The model's declaration of the input.
         expected: TensorSpec,
     },
-    /// Another element type.
+    /// The input has another element type.
     #[error("input {name:?} has datatype {found}: the model takes {expected}")]
     DataType {
         /// The input's name.
         name: String,
-        /// What the model declares.
+        /// The declared element type.
         expected: DataType,
-        /// What came.
+        /// The element type in the request.
         found: DataType,
     },
-    /// Another number of dimensions, a fixed dimension of another size, or one below 1.
+    /// The input has another number of dimensions, another size of a fixed dimension, or a
+    /// dimension below 1.
     #[error("input {name:?} has shape {found:?}: the model takes {}", shape_text(expected))]
     Shape {
         /// The input's name.
         name: String,
-        /// What the model declares.
+        /// The declared shape.
         expected: Vec<Dim>,
-        /// What came.
+        /// The shape in the request.
         found: Vec<i64>,
     },
     /// Dimensions that share a symbol have different sizes.
@@ -219,15 +222,15 @@ pub enum InputError {
          {second_name:?}: it must be the same everywhere"
     )]
     Symbol {
-        /// The symbol they share.
+        /// The symbol that the dimensions share.
         symbol: String,
-        /// The input met first, in the order sent.
+        /// The name of the first input with the symbol, in the order sent.
         first_name: String,
-        /// The symbol's size there.
+        /// The symbol's size in the first input.
         first: i64,
-        /// The input that disagrees.
+        /// The name of the input that disagrees.
         second_name: String,
-        /// The symbol's size there.
+        /// The symbol's size in the input that disagrees.
         second: i64,
     },
 }
@@ -236,7 +239,7 @@ fn quoted(names: &[String]) -> String {
     names.iter().map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", ")
 }
 
-/// A declared shape as messages show it: `[N, 3, 224, 224]`.
+/// Formats a declared shape for messages: `[N, 3, 224, 224]`.
 #[must_use]
 pub fn shape_text(shape: &[Dim]) -> String {
     let dims: Vec<String> = shape.iter().map(ToString::to_string).collect();
@@ -252,12 +255,12 @@ impl fmt::Display for Dim {
     }
 }
 
-/// Checks a request's inputs against what the model declares: each there once and none besides,
-/// element types, ranks, fixed dimensions, and equal sizes where a symbol is shared. Sizes of
-/// contents are the codec's to check.
+/// Checks a request's inputs against the model's declaration: each input is present once, no other
+/// input is present, and element types, ranks, fixed dimensions and shared symbols match. The codec
+/// checks the sizes of the contents.
 ///
 /// # Errors
-/// [`InputError`] for the first thing that is wrong, in the order sent; what is missing comes last.
+/// [`InputError`] for the first fault in the order sent; a missing input is reported last.
 pub fn check_inputs(specs: &[TensorSpec], given: &[Given<'_>]) -> Result<(), InputError> {
     let mut seen: Vec<&str> = Vec::with_capacity(specs.len());
     let mut symbols: Vec<(&str, &str, i64)> = Vec::new();
@@ -279,7 +282,8 @@ pub fn check_inputs(specs: &[TensorSpec], given: &[Given<'_>]) -> Result<(), Inp
             });
         }
         if !fits(&spec.shape, input.shape) {
-            let (expected, found) = (spec.shape.clone(), input.shape.to_vec());
+            let expected = spec.shape.clone();
+            let found = input.shape.to_vec();
             return Err(InputError::Shape { name: name(), expected, found });
         }
         for (dim, &size) in spec.shape.iter().zip(input.shape) {
@@ -305,7 +309,8 @@ pub fn check_inputs(specs: &[TensorSpec], given: &[Given<'_>]) -> Result<(), Inp
     }
 }
 
-/// Whether a concrete shape has the declared rank and fixed sizes, and no dimension below 1.
+/// Returns whether a concrete shape has the declared rank and fixed sizes, and no dimension below
+/// 1.
 fn fits(declared: &[Dim], shape: &[i64]) -> bool {
     declared.len() == shape.len()
         && declared.iter().zip(shape).all(|(dim, &size)| match dim {
@@ -319,7 +324,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_round_trip() {
+    fn names_of_datatypes_round_trip() {
         for datatype in DataType::ALL {
             assert_eq!(datatype.as_str().parse(), Ok(datatype));
         }
@@ -327,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_elements_without_overflow() {
+    fn element_counts_that_overflow_are_none() {
         assert_eq!(element_count(&[2, 3]), Some(6));
         assert_eq!(element_count(&[]), Some(1));
         assert_eq!(element_count(&[-1]), None);
@@ -352,19 +357,19 @@ mod tests {
     }
 
     #[test]
-    fn inputs_that_fit_pass_in_any_order() {
+    fn matching_inputs_are_accepted_in_any_order() {
         assert_eq!(check_inputs(&specs(), &[ids(&[2, 7]), bias(&[2, 4])]), Ok(()));
         assert_eq!(check_inputs(&specs(), &[bias(&[1, 4]), ids(&[1, 9])]), Ok(()));
         assert_eq!(check_inputs(&[], &[]), Ok(()));
     }
 
     #[test]
-    fn each_input_refusal_names_the_tensor_and_what_was_expected() {
+    fn each_input_refusal_names_the_tensor_and_the_declaration() {
         let wrong_type = Given { datatype: DataType::Int32, ..ids(&[2, 7]) };
         let stranger = Given { name: "x", ..ids(&[2, 7]) };
         for (given, says) in [
             (vec![stranger], r#"input "x" is unknown: the model takes "ids", "bias""#),
-            (vec![ids(&[2, 7]), ids(&[2, 7])], r#"input "ids" came twice: send it once"#),
+            (vec![ids(&[2, 7]), ids(&[2, 7])], r#"input "ids" was sent twice: send each input once"#),
             (vec![ids(&[2, 7])], r#"input "bias" is missing: send FP32 of shape [N, 4]"#),
             (vec![wrong_type], r#"input "ids" has datatype INT32: the model takes INT64"#),
             (vec![ids(&[2])], r#"input "ids" has shape [2]: the model takes [N, S]"#),
@@ -381,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn a_symbol_may_not_differ_within_one_input() {
+    fn a_symbol_with_two_sizes_in_one_input_is_refused() {
         let square = [TensorSpec {
             name: "a".into(),
             datatype: DataType::Fp32,

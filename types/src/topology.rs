@@ -1,12 +1,12 @@
-//! GPUs and the links between them, as data. The presets are in `millrace-device`; a policy sees
-//! only this.
+//! GPUs and the links between them, as data. `millrace-device` has the presets; a policy sees only
+//! these types.
 
 use serde::{Deserialize, Serialize};
 
 use crate::ids::GpuIndex;
 use crate::units::{Bytes, BytesPerSec};
 
-/// One machine's GPUs and links.
+/// The GPUs and links of a machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Topology {
     /// The preset's name, or "discovered".
@@ -18,7 +18,7 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// A GPU's NVLinks, and the GPU at the other end of each.
+    /// Returns a GPU's NVLinks, each with the GPU at the other end.
     pub fn nvlinks_of(&self, gpu: GpuIndex) -> impl Iterator<Item = (LinkId, GpuIndex)> {
         (0..).map(LinkId).zip(&self.links).filter_map(move |(id, link)| match link.kind {
             LinkKind::NvLink { a, b } if a == gpu => Some((id, b)),
@@ -27,7 +27,8 @@ impl Topology {
         })
     }
 
-    /// What people call a link: its kind and whose it is, as in `pcie 0`, `uplink 0,1`, `nvlink 0-1`.
+    /// Returns the display name of a link: its kind and the GPUs that use the link, as in `pcie 0`,
+    /// `uplink 0,1`, `nvlink 0-1`.
     #[must_use]
     pub fn link_name(&self, link: LinkId) -> String {
         let users = || {
@@ -43,35 +44,35 @@ impl Topology {
     }
 }
 
-/// One GPU.
+/// A GPU of the machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gpu {
-    /// Its position, equal to its place in [`Topology::gpus`].
+    /// The GPU's index, equal to its position in [`Topology::gpus`].
     pub index: GpuIndex,
-    /// The product name; profiles are kept per type (L21).
+    /// The product name. Profiles are stored per product name (L21).
     pub gpu_type: String,
-    /// Its memory.
+    /// The size of the GPU's memory.
     pub memory: Bytes,
-    /// The links a copy from host memory crosses, in order: its PCIe link, then an uplink it
-    /// shares, if any.
+    /// The links that a copy from host memory crosses, in order: the GPU's own PCIe link, then a
+    /// shared uplink, if any.
     pub host_path: Vec<LinkId>,
 }
 
-/// A link's place in [`Topology::links`].
+/// A link's position in [`Topology::links`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct LinkId(pub u32);
 
-/// Something bytes cross, in each direction independently.
+/// A link that carries bytes in each direction independently.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Link {
-    /// Which kind it is.
+    /// The kind of the link.
     pub kind: LinkKind,
-    /// Its rate in each direction.
+    /// The rate in each direction.
     pub rate: BytesPerSec,
 }
 
-/// The kinds of link.
+/// The kind of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LinkKind {
@@ -79,11 +80,11 @@ pub enum LinkKind {
     Pcie,
     /// The uplink of a PCIe switch, shared by the GPUs under it.
     PcieUplink,
-    /// An NVLink pair.
+    /// An NVLink between two GPUs.
     NvLink {
-        /// One end.
+        /// The GPU at one end.
         a: GpuIndex,
-        /// The other.
+        /// The GPU at the other end.
         b: GpuIndex,
     },
 }

@@ -7,34 +7,34 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// An amount of memory or data. Reads `64MiB`, `1.5GB`, `4096`; prints in binary units.
+/// A size of memory or data, in bytes. Parses `64MiB`, `1.5GB` and `4096`; displays binary units.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Bytes(pub u64);
 
 impl Bytes {
-    /// None.
+    /// Zero bytes.
     pub const ZERO: Self = Self(0);
 
-    /// `n` binary megabytes.
+    /// Creates a size of `n` MiB.
     #[must_use]
     pub const fn mib(n: u64) -> Self {
         Self(n << 20)
     }
 
-    /// `n` binary gigabytes.
+    /// Creates a size of `n` GiB.
     #[must_use]
     pub const fn gib(n: u64) -> Self {
         Self(n << 30)
     }
 
-    /// The bare number.
+    /// Returns the number of bytes.
     #[must_use]
     pub const fn get(self) -> u64 {
         self.0
     }
 
-    /// `self - other`, or zero.
+    /// Returns `self - other`, or zero if `other` is larger.
     #[must_use]
     pub const fn saturating_sub(self, other: Self) -> Self {
         Self(self.0.saturating_sub(other.0))
@@ -47,7 +47,7 @@ impl fmt::Display for Bytes {
     }
 }
 
-/// A size could not be read.
+/// The error for a text that is not a size; holds the text.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a size: write a number and a unit, such as 512MiB or 2GiB")]
 pub struct ParseBytesError(pub String);
@@ -86,19 +86,21 @@ impl std::iter::Sum for Bytes {
     }
 }
 
-/// A transfer rate. Never zero where it divides: see [`BytesPerSec::time_for`].
+/// A transfer rate in bytes per second. A rate of zero never divides: see
+/// [`BytesPerSec::time_for`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct BytesPerSec(pub u64);
 
 impl BytesPerSec {
-    /// `n` decimal gigabytes a second, the unit of link data sheets.
+    /// Creates a rate of `n` decimal gigabytes a second, the unit of link data sheets.
     #[must_use]
     pub const fn gb(n: u64) -> Self {
         Self(n * 1_000_000_000)
     }
 
-    /// How long `size` takes at this rate, rounded up to a nanosecond; [`Duration::MAX`] at rate 0.
+    /// Returns the time that `size` takes at this rate, rounded up to a nanosecond;
+    /// [`Duration::MAX`] at rate 0.
     #[must_use]
     pub fn time_for(self, size: Bytes) -> Duration {
         if self.0 == 0 {
@@ -115,8 +117,8 @@ impl fmt::Display for BytesPerSec {
     }
 }
 
-/// A moment on one machine's monotonic clock (or a simulation's): nanoseconds since that clock's
-/// zero. Never crosses machines.
+/// A point in time on one machine's monotonic clock or a simulator's clock, in nanoseconds since
+/// that clock's zero. A timestamp is never sent to another machine.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Timestamp(pub u64);
@@ -124,16 +126,16 @@ pub struct Timestamp(pub u64);
 impl Timestamp {
     /// The clock's zero.
     pub const ZERO: Self = Self(0);
-    /// Later than anything.
+    /// The latest possible time.
     pub const MAX: Self = Self(u64::MAX);
 
-    /// Nanoseconds since the clock's zero.
+    /// Returns the nanoseconds since the clock's zero.
     #[must_use]
     pub const fn as_nanos(self) -> u64 {
         self.0
     }
 
-    /// The time since `earlier`, or zero when that is later.
+    /// Returns the time since `earlier`, or zero if `earlier` is later.
     #[must_use]
     pub const fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
@@ -153,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_read_and_print() {
+    fn sizes_parse_with_units_and_display_in_binary_units() {
         assert_eq!("64MiB".parse(), Ok(Bytes::mib(64)));
         assert_eq!("2 GiB".parse(), Ok(Bytes::gib(2)));
         assert_eq!("4096".parse(), Ok(Bytes(4096)));
@@ -162,14 +164,14 @@ mod tests {
     }
 
     #[test]
-    fn transfer_time_rounds_up_and_survives_zero() {
+    fn transfer_time_rounds_up_and_is_the_maximum_at_rate_zero() {
         assert_eq!(BytesPerSec::gb(12).time_for(Bytes(12)), Duration::from_nanos(1));
         assert_eq!(BytesPerSec::gb(12).time_for(Bytes(13)), Duration::from_nanos(2));
         assert_eq!(BytesPerSec(0).time_for(Bytes(1)), Duration::MAX);
     }
 
     #[test]
-    fn time_saturates_instead_of_wrapping() {
+    fn timestamps_saturate_instead_of_wrapping() {
         assert_eq!(Timestamp::MAX + Duration::from_secs(1), Timestamp::MAX);
         assert_eq!(Timestamp(1).since(Timestamp(5)), Duration::ZERO);
     }

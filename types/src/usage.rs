@@ -1,39 +1,44 @@
-//! What a function is billed for (T26; Torpor §8, §2.1).
+//! The billed usage of a function (T26; Torpor §8, §2.1).
 //!
 //! ```text
 //!   charge = 1.0 * busy + 0.1 * idle, in GPU time
 //! ```
 //!
-//! *Busy* is the GPU time of requests that were answered, each rounded up to the millisecond it
-//! began; attempts that nobody got an answer of cost nothing. *Idle* is residence: the time in which
-//! a node kept the function in host memory, ready, while none of its requests was on a GPU. It is
-//! counted once for each node that keeps the function, whatever the size of its model and however
-//! many of its revisions are kept, and rounded down to a millisecond once per node. A moment is busy
-//! or idle and never both; what a request waits and what its model is swapped is neither.
+//! *Busy* is the GPU time of answered requests. The time of each request is rounded up to a whole
+//! millisecond. Attempts that produced no response cost nothing.
 //!
-//! Torpor charges "10% of the GPU cost" for that time, so the unit is time of a GPU and not bytes:
-//! a model of any size takes the place of one when it runs.
+//! *Idle* is residence: the time in which a node kept the function ready in host memory while none
+//! of its requests was on a GPU. Idle time is counted once for each node that keeps the function,
+//! whatever the size of the model and the number of revisions kept. Idle time is rounded down to a
+//! millisecond once per node.
+//!
+//! A moment is busy or idle and never both. The time in which a request waits or its model is
+//! swapped is neither.
+//!
+//! Torpor charges "10% of the GPU cost" for residence, so the unit is GPU time and not bytes: a
+//! model of any size occupies a whole GPU while it runs.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// What a millisecond of idle residence costs, in nanoseconds of GPU time: a tenth.
+/// The cost of a millisecond of idle residence, in nanoseconds of GPU time: a tenth.
 pub const IDLE_MS_COSTS_NS: u64 = 100_000;
 
-/// What a function used.
+/// The usage of a function.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(from = "Stored", into = "Stored")]
 pub struct Usage {
-    /// Time its runs held a GPU, in nanoseconds: whole milliseconds for each request.
+    /// GPU time of the function's runs, in nanoseconds: whole milliseconds for each request.
     pub gpu_ns: u64,
-    /// Requests answered.
+    /// The number of answered requests.
     pub requests: u64,
     /// Idle residence in host memory, in milliseconds.
     pub idle_ms: u64,
 }
 
-/// Numbers without names. What was written before idle residence was billed has two of them.
+/// The stored form: a tuple without field names. Records from before idle residence was billed have
+/// two numbers.
 #[derive(Serialize, Deserialize)]
 struct Stored(u64, u64, #[serde(default)] u64);
 
@@ -50,10 +55,10 @@ impl From<Usage> for Stored {
 }
 
 impl Usage {
-    /// Nothing.
+    /// No usage.
     pub const NONE: Self = Self { gpu_ns: 0, requests: 0, idle_ms: 0 };
 
-    /// Each, added up.
+    /// Returns the sum of each quantity.
     #[must_use]
     pub const fn plus(self, other: Self) -> Self {
         Self {
@@ -63,7 +68,7 @@ impl Usage {
         }
     }
 
-    /// What was used since `earlier`.
+    /// Returns the usage since `earlier`.
     #[must_use]
     pub const fn since(self, earlier: Self) -> Self {
         Self {
@@ -73,7 +78,8 @@ impl Usage {
         }
     }
 
-    /// The larger of each: the later of two cumulative reports, in whatever order they come.
+    /// Returns the larger value of each quantity. Of two cumulative reports this is the later one,
+    /// whichever arrived first.
     #[must_use]
     pub fn merge(self, other: Self) -> Self {
         Self {
@@ -83,20 +89,20 @@ impl Usage {
         }
     }
 
-    /// Time its runs held a GPU.
+    /// Returns the GPU time of the function's runs.
     #[must_use]
     pub const fn busy(self) -> Duration {
         Duration::from_nanos(self.gpu_ns)
     }
 
-    /// Idle residence.
+    /// Returns the time of idle residence in host memory.
     #[must_use]
     pub const fn idle(self) -> Duration {
         Duration::from_millis(self.idle_ms)
     }
 
-    /// What it costs, as time of a GPU: all of busy, a tenth of idle. Exact, so that the charges of
-    /// parts add up to the charge of the whole.
+    /// Returns the charge in GPU time: all of busy and a tenth of idle. The charge is exact, so
+    /// that the charges of parts add up to the charge of the whole.
     #[must_use]
     pub const fn charge(self) -> Duration {
         let idle = Duration::from_nanos(self.idle_ms.saturating_mul(IDLE_MS_COSTS_NS));
@@ -110,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cumulative_reports_merge_in_any_order() {
+    fn cumulative_reports_merge_to_the_later_in_any_order() {
         let early = Usage { gpu_ns: 5, requests: 1, idle_ms: 30 };
         let late = Usage { gpu_ns: 9, requests: 2, idle_ms: 40 };
         assert_eq!(early.merge(late), late);
@@ -119,14 +125,14 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_second_costs_ten_idle_ones() {
+    fn a_busy_second_costs_as_much_as_ten_idle_seconds() {
         let usage = Usage { gpu_ns: 2_000_000_000, requests: 7, idle_ms: 30_000 };
         assert_eq!(usage.charge(), Duration::from_secs(5));
         assert_eq!(Usage { idle_ms: 1, ..Usage::NONE }.charge(), Duration::from_micros(100));
     }
 
     #[test]
-    fn what_was_stored_before_idle_residence_was_billed_has_none() {
+    fn records_stored_before_idle_billing_have_no_idle_time() {
         let old: Usage = serde_saphyr::from_str("[5, 2]").unwrap();
         assert_eq!(old, Usage { gpu_ns: 5, requests: 2, idle_ms: 0 });
         let new: Usage = serde_saphyr::from_str("[5, 2, 9]").unwrap();

@@ -1,15 +1,16 @@
-//! No allocation in the REST front door by a number that a client may have written: clippy's list of
-//! disallowed methods holds for the whole workspace, so this finds them.
+//! Test that the REST API allocates no memory by a number that a client may have sent. Clippy's
+//! list of disallowed methods covers the whole workspace, so it cannot forbid `with_capacity` in
+//! this folder alone.
 
 mod workspace;
 
 use std::path::Path;
 
-/// Where clients' numbers are read.
+/// The folder of the code that parses clients' numbers.
 const FOLDER: &str = "gateway/src/rest";
 
 #[test]
-fn the_rest_front_door_allocates_by_no_number_that_is_not_a_constant() {
+fn rest_code_allocates_only_constant_capacities() {
     let files: Vec<_> = workspace::files(".rs").into_iter().filter(|file| file.starts_with(FOLDER)).collect();
     assert!(files.iter().any(|file| file == Path::new("gateway/src/rest/elements.rs")), "{files:?}");
     for file in files {
@@ -32,7 +33,7 @@ fn allocates_by_a_variable(line: &str) -> bool {
 }
 
 #[test]
-fn a_capacity_is_found() {
+fn a_variable_capacity_is_found() {
     assert!(allocates_by_a_variable("let raw = BytesMut::with_capacity(count * size);"));
     assert!(allocates_by_a_variable("Vec::with_capacity(inputs.len())"));
     assert!(!allocates_by_a_variable("Vec::with_capacity(JSON_FREE)"));

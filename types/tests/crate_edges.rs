@@ -1,11 +1,11 @@
-//! Which crates may depend on which (DESIGN §2): the boundaries hold because this test reads them
-//! out of `cargo metadata`, whole dependency closures included.
+//! Tests of the allowed dependencies between crates (DESIGN §2). The tests read whole dependency
+//! closures from `cargo metadata`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use cargo_metadata::{CargoOpt, DependencyKind, Metadata, MetadataCommand, PackageId};
 
-/// Crate, what must not be in its closure of normal dependencies, and why.
+/// A crate, the crates that must not be in its closure of normal dependencies, and the reason.
 const FORBIDDEN: &[(&str, &[&str], &str)] = &[
     ("millrace-types", PURE, "it is data"),
     ("millrace-model", PURE, "it is pure"),
@@ -15,15 +15,19 @@ const FORBIDDEN: &[(&str, &[&str], &str)] = &[
     (
         "millrace-transport",
         &["actix", "openraft", "sled", "millrace-types", "millrace-proto"],
-        "it serves ports and makes channels, whoever speaks over them",
+        "it serves ports and opens channels for any protocol",
     ),
     ("millrace-raft-store", &["actix", "tonic"], "it is storage"),
     (
         "millrace-gateway",
         &["actix", "openraft", "sled", "millrace-cluster-state", "millrace-raft-store", "millrace-model"],
-        "the front door serves any backend",
+        "the gateway serves any backend",
     ),
-    ("millrace-controller", &["millrace-worker", "actix", "rten"], "they meet on the wire"),
+    (
+        "millrace-controller",
+        &["millrace-worker", "actix", "rten"],
+        "controller and worker communicate only over the wire",
+    ),
     (
         "millrace-worker",
         &["millrace-controller", "millrace-cluster-state", "millrace-raft-store", "openraft", "sled"],
@@ -55,14 +59,14 @@ const FORBIDDEN: &[(&str, &[&str], &str)] = &[
             "openraft",
             "sled",
         ],
-        "it sees a cluster as its users do",
+        "it observes a cluster through the users' interfaces",
     ),
 ];
 
 const PURE: &[&str] =
     &["tokio", "actix", "actix-rt", "tonic", "rand", "openraft", "sled", "rustix", "chrono"];
 
-/// Only this crate names sled, only these name actix.
+/// The only crates that may name each of these libraries.
 const SOLE_USERS: &[(&str, &[&str])] = &[
     ("sled", &["millrace-raft-store"]),
     ("openraft", &["millrace-raft-store", "millrace-controller"]),
@@ -76,7 +80,7 @@ fn metadata() -> Metadata {
     command.features(CargoOpt::AllFeatures).exec().expect("cargo metadata runs in this workspace")
 }
 
-/// Package → its direct dependencies of kind normal.
+/// Returns the direct normal dependencies of each package.
 fn edges(metadata: &Metadata) -> BTreeMap<&PackageId, Vec<&PackageId>> {
     let resolve = metadata.resolve.as_ref().expect("metadata was asked for with dependencies");
     let is_normal =
@@ -105,14 +109,14 @@ fn closure<'a>(
 }
 
 #[test]
-fn no_crate_reaches_what_it_must_not() {
+fn no_crate_depends_on_a_forbidden_crate() {
     let metadata = metadata();
     let edges = edges(&metadata);
     let mut broken = Vec::new();
     for (name, forbidden, why) in FORBIDDEN {
         let package = metadata.packages.iter().find(|p| p.name.as_str() == *name);
-        let package =
-            package.unwrap_or_else(|| panic!("{name} is gone: update this test and ARCHITECTURE.md"));
+        let package = package
+            .unwrap_or_else(|| panic!("crate {name} does not exist: update this test and ARCHITECTURE.md"));
         for reached in closure(&edges, &package.id) {
             let reached = &metadata[reached].name;
             if forbidden.contains(&reached.as_str()) {
@@ -124,7 +128,7 @@ fn no_crate_reaches_what_it_must_not() {
 }
 
 #[test]
-fn libraries_with_one_home_are_named_only_there() {
+fn restricted_libraries_are_named_only_by_the_allowed_crates() {
     let metadata = metadata();
     let mut broken = Vec::new();
     for package in metadata.workspace_packages() {

@@ -1,24 +1,27 @@
-//! What the pages (`*.md`) link to within the repository is there: files, folders, and headings by the
-//! names that GitHub gives them. Other sites are not asked.
+//! Test of the links in the pages (`*.md`): each link within the repository leads to an existing
+//! file, folder or heading, under the heading names of GitHub. Links to other sites are not
+//! followed.
 
 mod workspace;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
 
-/// What a page has.
+/// The headings and links of a page.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Page {
-    /// Its headings, as links name them.
+    /// The names of the headings, as links use them.
     headings: BTreeSet<String>,
-    /// Its links within the repository, with their lines.
+    /// The links within the repository, with their line numbers.
     links: Vec<(usize, String)>,
 }
 
 impl Page {
     fn read(text: &str) -> Self {
-        let (mut page, mut seen, mut in_code) = (Self::default(), BTreeMap::<String, u32>::new(), false);
-        for (place, line) in text.lines().enumerate() {
+        let mut page = Self::default();
+        let mut seen = BTreeMap::<String, u32>::new();
+        let mut in_code = false;
+        for (index, line) in text.lines().enumerate() {
             if line.trim_start().starts_with("```") {
                 in_code = !in_code;
             } else if !in_code {
@@ -27,28 +30,30 @@ impl Page {
                     page.headings.insert(if *before == 0 { name } else { format!("{name}-{before}") });
                     *before += 1;
                 }
-                page.links.extend(targets(line).into_iter().map(|target| (place + 1, target)));
+                page.links.extend(targets(line).into_iter().map(|target| (index + 1, target)));
             }
         }
         page
     }
 }
 
-/// The name of a heading: its letters, digits and underscores in lower case, with hyphens for spaces.
+/// Returns the link name of a heading: its letters, digits and underscores in lower case, with
+/// hyphens for spaces.
 fn heading(line: &str) -> Option<String> {
     let title = line.trim_start_matches('#').strip_prefix(' ').filter(|_| line.starts_with('#'))?;
     let kept = title.trim().chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
     Some(kept.map(|c| if c == ' ' { '-' } else { c }).flat_map(char::to_lowercase).collect())
 }
 
-/// Where the links of a line lead, but for those to other sites. What is between backticks is none.
+/// Returns the link targets of a line within the repository. Text between backticks is not a link.
 fn targets(line: &str) -> Vec<String> {
     let prose: String = line.split('`').step_by(2).collect();
     let targets = prose.split("](").skip(1).filter_map(|rest| rest.split_once(')'));
     targets.map(|(target, _)| target.to_owned()).filter(|target| !target.contains("://")).collect()
 }
 
-/// Where a path from a folder of the workspace leads, from its root on; `None` if it leads out of it.
+/// Resolves a path from a folder of the workspace to a path from the root; `None` if the path
+/// leaves the workspace.
 fn resolved(folder: &Path, path: &str) -> Option<PathBuf> {
     let mut found = PathBuf::new();
     for component in folder.join(path).components() {
@@ -71,7 +76,7 @@ fn leads_somewhere(pages: &BTreeMap<PathBuf, Page>, from: &Path, target: &str) -
 }
 
 #[test]
-fn links_lead_to_files_and_headings_that_there_are() {
+fn links_in_pages_lead_to_existing_files_and_headings() {
     let files = workspace::files(".md").into_iter();
     let pages: BTreeMap<PathBuf, Page> =
         files.map(|file| (file.clone(), Page::read(&workspace::text(&file)))).collect();
@@ -83,13 +88,13 @@ fn links_lead_to_files_and_headings_that_there_are() {
             }
         }
     }
-    assert!(broken.is_empty(), "these lead nowhere:\n{}", broken.join("\n"));
-    let readme = pages.get(Path::new("README.md")).expect("there is one");
-    assert!(!readme.links.is_empty(), "its links were not found");
+    assert!(broken.is_empty(), "these links lead nowhere:\n{}", broken.join("\n"));
+    let readme = pages.get(Path::new("README.md")).expect("the repository has a README.md");
+    assert!(!readme.links.is_empty(), "the test found no links in README.md");
 }
 
 #[test]
-fn a_page_is_read_as_it_is_shown() {
+fn headings_and_links_of_a_page_are_found() {
     let text = "\
 # What `a_b` is, and why
 
@@ -109,7 +114,7 @@ See [there](docs/x.md#y) and [`here`](#no-1), not [a site](https://example.org/z
     };
     assert_eq!(Page::read(text), page);
 
-    // In the place of a page that there is.
+    // The page stands in for an existing page.
     let at = PathBuf::from("docs/alerts.md");
     let pages = BTreeMap::from([(at.clone(), page)]);
     let leads = |target| leads_somewhere(&pages, &at, target);

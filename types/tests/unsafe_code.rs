@@ -1,13 +1,14 @@
-//! Which files may hold unsafe code. The workspace's lint denies it, unless a file allows it: this finds
-//! the files that do, and those that hold some without saying so themselves, for a file's word holds for
-//! the modules in it too.
+//! Test of the files that may contain unsafe code. The workspace's lint denies unsafe code unless a
+//! file allows it, and the permission of a file covers the modules below. The test therefore finds
+//! the files that allow unsafe code, and those that contain unsafe code without allowing it
+//! themselves.
 
 mod workspace;
 
 use std::path::{Path, PathBuf};
 
-/// Besides device/: what a user's function links, memory that it shares with its worker
-/// and the C interface.
+/// The allowed files besides `device/`: the library that a user's function links, the memory that
+/// the function shares with its worker, and the C interface.
 const ALLOWED: [&str; 5] = [
     "client/function/src/ffi.rs",
     "client/function/src/ffi/getters.rs",
@@ -16,10 +17,11 @@ const ALLOWED: [&str; 5] = [
     "client/function/src/memory.rs",
 ];
 
-/// How a file allows it for itself. In two parts, as those below, so that this file is not found.
+/// The attribute by which a file allows unsafe code. Split in two, like the patterns below, so that
+/// the test does not find this file.
 const ALLOWANCE: &str = concat!("allow(unsafe", "_code");
 
-/// What unsafe code looks like.
+/// The patterns of unsafe code.
 const CODE: [&str; 6] = [
     concat!("unsafe", " {"),
     concat!("unsafe", " fn "),
@@ -29,7 +31,7 @@ const CODE: [&str; 6] = [
     concat!("[unsafe", "("),
 ];
 
-/// A source with unsafe code, or that allows it.
+/// A source file that contains or allows unsafe code.
 #[derive(Debug)]
 struct Source {
     file: PathBuf,
@@ -38,15 +40,18 @@ struct Source {
 }
 
 #[test]
-fn unsafe_code_is_where_it_may_be() {
+fn unsafe_code_is_only_in_allowed_files() {
     let found: Vec<_> = workspace::files(".rs").into_iter().filter_map(source).collect();
     let elsewhere: Vec<_> = found.iter().filter(|source| !is_allowed(&source.file)).collect();
-    assert!(elsewhere.is_empty(), "unsafe code in {elsewhere:?}: only {ALLOWED:?} and all of device/ may");
+    assert!(
+        elsewhere.is_empty(),
+        "unsafe code in {elsewhere:?}: only {ALLOWED:?} and device/ may contain unsafe code"
+    );
     let silent: Vec<_> = found.iter().filter(|source| source.has_some && !source.says_so).collect();
     assert!(silent.is_empty(), "unsafe code in {silent:?}: allow it in the file, and say why");
     for file in ALLOWED {
         let has_some = found.iter().any(|source| source.file == Path::new(file) && source.has_some);
-        assert!(has_some, "{file} has none: take it off the list");
+        assert!(has_some, "{file} contains no unsafe code: remove the file from the list");
     }
 }
 

@@ -73,7 +73,7 @@ async fn malformed_rules_are_refused_with_file_and_field_before_anything_is_stor
         (
             "gpuShare: 0.5",
             "gpuShare: 50",
-            "document 2, spec.gpuShare: 50 is none: a share is above 0",
+            "document 2, spec.gpuShare: 50 is not a share: a share is above 0",
             tenant,
         ),
         (

@@ -236,7 +236,7 @@ mod tests {
             Command::ApplyFunction { spec, digest: digest(model), expected: None, voters: Vec::new() }
         };
         for (input, model, says) in
-            [("x", "free", "without free dimensions"), ("h", "fixed", "which the model has not")]
+            [("x", "free", "without free dimensions"), ("h", "fixed", "which the model does not have")]
         {
             let refused = log.refused(keeping(input, model)).to_string();
             assert!(refused.contains(says), "{refused}");

@@ -131,7 +131,7 @@ fn a_command_over_a_bound_is_refused_when_applied_unless_older_rules_are_in_forc
     state.rules = RulesVersion::UNNAMED;
     assert!(matches!(state.dry_run(&write).0, Ok(Applied::Created { .. })));
     let refused = state.dry_run(&proposal(long)).0.unwrap_err().to_string();
-    assert!(refused.contains("which the model has not"), "{refused}");
+    assert!(refused.contains("which the model does not have"), "{refused}");
     assert!(state.admit(&write).is_err(), "the leader refuses the write under any rules");
 }
 

@@ -40,7 +40,7 @@ async fn a_request_of_a_sequence_goes_only_to_the_worker_with_the_sequence() {
     upload(&mut admin, &counter(64)).await.unwrap();
     let refused = admin.apply_function(keeping("f", "h")).await.unwrap_err();
     assert_eq!(reason(&refused), Reason::InvalidSpec);
-    assert!(refused.message().contains("\"h\", which the model has not"), "{refused:?}");
+    assert!(refused.message().contains("\"h\", which the model does not have"), "{refused:?}");
     admin.apply_function(keeping("f", "h_in")).await.unwrap();
     let mut a = Stub::start(&cluster, "n1").await;
     until_ready(&cluster, "f").await;

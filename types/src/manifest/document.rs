@@ -1,4 +1,4 @@
-//! One document of a file, as it is written: what its `spec` may hold depends on its `kind`.
+//! Parsing of a single YAML document. The fields that `spec` may have depend on `kind`.
 
 use std::fmt;
 
@@ -7,12 +7,12 @@ use serde::{Deserialize, Deserializer};
 
 use super::{API_VERSION, Kind, LIST, Manifest, ManifestError, Metadata, function, policy, tenant, workflow};
 
-/// Where in a file something is.
+/// The position of a document or item in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
-    /// Which document, from 1.
+    /// The number of the document, from 1.
     pub document: usize,
-    /// Which item of it, from 1, where it is a list.
+    /// The number of the item, from 1, if the document is a list.
     pub item: Option<usize>,
 }
 
@@ -34,19 +34,19 @@ enum Content {
     List(Vec<Document>),
 }
 
-/// What a document's kind asks for.
+/// The parsed `spec` of a document, by kind.
 #[allow(clippy::large_enum_variant, reason = "a handful at a time")]
 enum Body {
     Function(function::Spec),
     Workflow(workflow::Spec),
     Tenant(tenant::Spec),
     Policy(policy::Spec),
-    /// Of a kind that is not known.
+    /// The spec of an unknown kind, which was skipped.
     Unknown,
 }
 
 impl Body {
-    /// Reads the value of `spec`.
+    /// Parses the value of `spec` for a kind.
     fn read<'de, A: MapAccess<'de>>(kind: Option<Kind>, map: &mut A) -> Result<Self, A::Error> {
         Ok(match kind {
             Some(Kind::Function) => Self::Function(map.next_value()?),
@@ -62,13 +62,13 @@ impl Body {
 }
 
 impl Document {
-    /// What it holds: itself, or the items of a list.
+    /// Returns the document itself or, for a list, the list's items.
     pub(super) fn items(self, at: Place) -> Result<Vec<(Place, Self)>, ManifestError> {
         self.check_version(at)?;
         match self.content {
             Content::One(_) => Ok(vec![(at, self)]),
             Content::List(items) => {
-                let item = |(place, item)| (Place { item: Some(place), ..at }, item);
+                let item = |(number, item)| (Place { item: Some(number), ..at }, item);
                 Ok((1..).zip(items).map(item).collect())
             }
         }
@@ -100,23 +100,23 @@ impl Document {
     }
 }
 
-/// The kind of the document or item that a line, from 1, is of: it is written before what it decides. A guess,
-/// for what could not be read.
+/// Guesses the kind of the document or item around a line (counted from 1) of a file that could not
+/// be parsed. The guess relies on `kind` standing before the fields that depend on the kind.
 pub(super) fn kind_at(text: &str, line: u64) -> Option<Kind> {
     let until = usize::try_from(line).unwrap_or(usize::MAX);
     let lines: Vec<&str> = text.lines().take(until).collect();
     let ends = |line: &&str| line.starts_with("---");
     let mut document = lines.into_iter().rev().skip_while(ends).take_while(|line| !ends(line));
-    let said = |line: &str| {
+    let kind_of = |line: &str| {
         let (_, rest) = line.split_once("kind: ")?;
         let end = rest.find(|c: char| !c.is_ascii_alphabetic()).unwrap_or(rest.len());
         Kind::named(&rest[..end])
     };
-    document.find_map(said)
+    document.find_map(kind_of)
 }
 
-/// By hand, since what `spec` may hold depends on `kind`, and reading it twice would lose where in
-/// the file an error is.
+/// Written by hand because the fields of `spec` depend on `kind`. Parsing `spec` twice instead
+/// would lose the positions of errors in the file.
 impl<'de> Deserialize<'de> for Document {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_map(DocumentVisitor)
@@ -134,8 +134,11 @@ impl<'de> Visitor<'de> for DocumentVisitor {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Document, A::Error> {
         const FIELDS: &[&str] = &["apiVersion", "kind", "metadata", "spec", "status", "items"];
-        let (mut api_version, mut kind) = (None::<String>, None::<String>);
-        let (mut metadata, mut body, mut items) = (None, None, None);
+        let mut api_version = None::<String>;
+        let mut kind = None::<String>;
+        let mut metadata = None;
+        let mut body = None;
+        let mut items = None;
         while let Some(key) = map.next_key::<String>()? {
             match (key.as_str(), kind.as_deref()) {
                 ("apiVersion", _) => api_version = Some(map.next_value()?),
@@ -147,7 +150,7 @@ impl<'de> Visitor<'de> for DocumentVisitor {
                 ("items", Some(LIST)) => items = Some(map.next_value()?),
                 ("metadata", _) => metadata = Some(map.next_value()?),
                 ("spec", Some(word)) if word != LIST => body = Some(Body::read(Kind::named(word), &mut map)?),
-                // What the server says of it: what it shows may be applied again.
+                // The server adds `status`, and printed documents may be applied again.
                 ("status", _) => {
                     map.next_value::<IgnoredAny>()?;
                 }

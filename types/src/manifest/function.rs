@@ -1,4 +1,4 @@
-//! A manifest's `kind: Function`.
+//! Parsing and checks of `kind: Function`.
 
 use std::time::Duration;
 
@@ -13,26 +13,26 @@ use crate::serving::{Batching, Priority, Residency, Serving};
 use crate::units::{Bytes, ParseBytesError};
 use crate::workflow::Signature;
 
-/// A function asked for.
+/// The manifest of a function.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FunctionManifest {
-    /// The function.
+    /// The declared spec of the function.
     pub spec: FunctionSpec,
-    /// Where its model or program is.
+    /// The source of the function's model or program.
     pub model: ModelSource,
 }
 
-/// Where a function's model or program is.
+/// The source of a function's model or program.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ModelSource {
-    /// In a file.
+    /// A local file.
     File {
-        /// As written: relative to the manifest.
+        /// The path as written, relative to the manifest.
         path: String,
-        /// What a program takes and gives; a model says so itself.
+        /// The inputs and outputs declared for a program. A model file declares its own.
         declared: Option<Signature>,
     },
-    /// In the cluster, under this digest.
+    /// An artifact stored in the cluster under this digest.
     Cluster(Digest),
 }
 
@@ -126,7 +126,7 @@ impl Spec {
     }
 }
 
-/// Where a function's model or program is, and how many processes a program has.
+/// Returns the source of a function's model or program, and the number of processes of a program.
 fn source(
     runtime: Runtime,
     model: Option<Model>,
@@ -155,14 +155,15 @@ impl Model {
             (Some(path), None) => Ok(ModelSource::File { path, declared: None }),
             (None, Some(digest)) => in_cluster("spec.model.digest", &digest),
             (Some(_), Some(_)) | (None, None) => {
-                let problem = "a model has a file, or the digest of one that the cluster has: write model: {file: FILE}";
+                let problem =
+                    "a model has either a file or the digest of a stored model: write model: {file: FILE}";
                 Err(("spec.model", problem.into()))
             }
         }
     }
 }
 
-/// What the cluster has, by its digest.
+/// Returns the artifact of the cluster with this digest as the source.
 pub(super) fn in_cluster(field: &'static str, digest: &str) -> Result<ModelSource, Problem> {
     let digest = digest.parse::<Digest>().map_err(|error| (field, error.to_string()))?;
     Ok(ModelSource::Cluster(digest))
@@ -204,8 +205,9 @@ impl SequencesText {
 }
 
 fn priority(level: u64) -> Result<Priority, Problem> {
-    let (first, last) = (Priority::FIRST, Priority::LAST);
-    let problem = || format!("{level} is no priority: write a number from {first} (goes first) to {last}");
+    let first = Priority::FIRST;
+    let last = Priority::LAST;
+    let problem = || format!("{level} is not a priority: write a number from {first} (goes first) to {last}");
     Priority::new(level).ok_or_else(|| ("spec.priority", problem()))
 }
 

@@ -1,23 +1,23 @@
-//! What a document can be about.
+//! The kinds of documents in a manifest.
 
 /// A document's `kind`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// A function.
+    /// The declaration of a function.
     Function,
-    /// A workflow.
+    /// The declaration of a workflow.
     Workflow,
-    /// What a tenant may use.
+    /// The caps on a tenant.
     Tenant,
-    /// How nodes schedule.
+    /// The scheduling policy of the cluster.
     Policy,
 }
 
 impl Kind {
-    /// All that this build reads.
+    /// All kinds that this build reads.
     pub const ALL: [Self; 4] = [Self::Function, Self::Workflow, Self::Tenant, Self::Policy];
 
-    /// The word in manifests.
+    /// Returns the word in manifests.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -28,7 +28,7 @@ impl Kind {
         }
     }
 
-    /// The kind of that word, if there is one.
+    /// Returns the kind with this word in manifests, if there is one.
     pub(super) fn named(word: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.as_str() == word)
     }

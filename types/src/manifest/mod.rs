@@ -1,7 +1,8 @@
-//! The YAML a user writes. Reading is strict: an unknown key, a wrong kind or the same name twice
-//! is an error that says where, and nothing of the file is taken. What the server adds to what it shows
-//! (`status`, and in `metadata` versions and times) is read over, and a `List` is its items: so that what
-//! `millrace get -o yaml` prints of functions, workflows, tenants and the policy can be applied again.
+//! Strict parsing of the YAML that users write. An unknown key, a wrong kind or a repeated name is
+//! an error with its position, and the parser then returns no document of the file. The parser
+//! ignores fields that the server adds (`status`, and versions and times in `metadata`), and
+//! replaces a `List` by its items. The output of `millrace get -o yaml` for functions, workflows,
+//! tenants and the policy can therefore be applied again.
 //!
 //! ```yaml
 //! apiVersion: millrace/v1
@@ -12,7 +13,7 @@
 //!   labels: {team: vision}   # optional
 //! spec:
 //!   runtime: onnx            # optional
-//!   model: {file: digits.onnx}   # relative to this file; or digest: what the cluster has under it
+//!   model: {file: digits.onnx}   # relative to this file; or digest: a model stored in the cluster
 //!   slo: {deadline: 50ms, percentile: 0.98}   # optional
 //!   timeout: 60s             # optional
 //!   resources: {gpuMemory: 64MiB}   # optional
@@ -29,17 +30,17 @@
 //!   model: {file: counter.onnx}
 //!   sequences:
 //!     state: [{input: h_in, output: h_out}]
-//!     idle: 60s                # optional: a sequence that nobody asks for that long ends
-//!     max: 64                  # optional: how many at once
+//!     idle: 60s                # optional: a sequence ends after this time without a request
+//!     max: 64                  # optional: sequences at one time
 //! ---
 //! apiVersion: millrace/v1
-//! kind: Function               # a program of one's own, beside the GPUs
+//! kind: Function               # a user's program, beside the GPUs
 //! metadata: {name: decode}
 //! spec:
 //!   runtime: process
 //!   program:
 //!     file: decode             # an executable, or a script that begins with #!; or, alone, digest
-//!     processes: 2             # optional: how many run at one time on a worker
+//!     processes: 2             # optional: processes at one time on a worker
 //!     inputs: [{name: jpeg, datatype: UINT8, shape: [-1]}]
 //!     outputs: [{name: pixels, datatype: FP32, shape: [N, 64]}]
 //! ---
@@ -58,18 +59,18 @@
 //!       inputs: {crop: detect.crops}
 //!       each: crop             # optional: once for every row
 //!       when: detect.found     # optional: only if an element is not zero
-//!       deadline: 40ms         # optional: from when all that it takes is there to its answer
+//!       deadline: 40ms         # optional: from when the step's inputs are ready
 //!   outputs: {people: people.scores}
 //! ---
 //! apiVersion: millrace/v1
-//! kind: Tenant                 # what it may use of each node: see [`crate::tenancy`]
+//! kind: Tenant                 # the tenant's caps on each node: see [`crate::tenancy`]
 //! metadata: {name: acme}
-//! spec: {gpusMax: 2, gpuShare: 0.5, memoryShare: 0.5}   # each is optional: what is not named is no cap
+//! spec: {gpusMax: 2, gpuShare: 0.5, memoryShare: 0.5}   # each is optional and sets a cap
 //! ---
 //! apiVersion: millrace/v1
-//! kind: Policy                 # how nodes schedule: see [`crate::policy`]
-//! metadata: {name: cluster}    # there is one
-//! spec:                        # each is optional: a setting that is not named has the preset's value
+//! kind: Policy                 # the nodes' scheduling policy: see [`crate::policy`]
+//! metadata: {name: cluster}    # the only policy
+//! spec:                        # each is optional: the default is the preset's value
 //!   preset: lalb-o3            # unified by default
 //!   eviction: replicas
 //!   overtakesMax: 50           # under lalb-o3 and unified; alpha: paper under torpor
@@ -105,31 +106,31 @@ use crate::workflow::WorkflowSpec;
 
 /// The only `apiVersion` this build reads.
 pub const API_VERSION: &str = "millrace/v1";
-/// The kind of a document that holds others under `items`, as `millrace get` prints them.
+/// The kind of a document that lists other documents under `items`, as `millrace get` prints them.
 pub const LIST: &str = "List";
 
-/// One document of a manifest, checked.
+/// A checked document of a manifest.
 #[derive(Debug, Clone, PartialEq)]
 #[allow(clippy::large_enum_variant, reason = "a handful at a time")]
 pub enum Manifest {
-    /// A function.
+    /// The declaration of a function.
     Function(FunctionManifest),
-    /// A workflow.
+    /// The declaration of a workflow.
     Workflow(WorkflowSpec),
-    /// What a tenant may use.
+    /// The caps on a tenant.
     Tenant(TenantManifest),
-    /// How nodes schedule.
+    /// The scheduling policy of the cluster.
     Policy(PolicySpec),
 }
 
-/// What a manifest is about: in one file, once.
+/// The resource that a document declares; unique within a file.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Subject {
-    /// A function or a workflow: they share their names.
+    /// A function or a workflow, which share a namespace.
     Model(FunctionKey),
-    /// A tenant's caps.
+    /// The caps on a tenant.
     Tenant(TenantName),
-    /// The policy.
+    /// The scheduling policy of the cluster.
     Policy,
 }
 
@@ -144,7 +145,7 @@ impl fmt::Display for Subject {
 }
 
 impl Manifest {
-    /// The function, if it is one.
+    /// Returns the function, if the document declares one.
     #[must_use]
     pub fn function(self) -> Option<FunctionManifest> {
         match self {
@@ -163,63 +164,63 @@ impl Manifest {
     }
 }
 
-/// Which field, and what is wrong with it.
+/// The path of a field, and the fault of its value.
 type Problem = (&'static str, String);
 
-/// Why a manifest was refused.
+/// The fault of a refused manifest.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ManifestError {
-    /// Nothing in it.
+    /// The file has no documents.
     #[error("the file has no documents: start with 'apiVersion: {API_VERSION}' and 'kind: Function'")]
     Empty,
-    /// Not YAML, or a key or value the schema does not have.
+    /// The file is not YAML, or has a key or value outside the schema.
     #[error("{message}")]
     Yaml {
-        /// The kind of the document, as far as it can be told.
+        /// The kind of the document, if it can be guessed.
         kind: Option<Kind>,
-        /// What is wrong, and in which line.
+        /// The fault and its line.
         message: String,
     },
-    /// Another `apiVersion`.
+    /// The `apiVersion` is unknown.
     #[error("{at}: apiVersion {found:?} is not known: write {API_VERSION:?}")]
     ApiVersion {
-        /// Where in the file.
+        /// The position in the file.
         at: Place,
-        /// What it said.
+        /// The `apiVersion` in the file.
         found: String,
     },
-    /// Another `kind`.
+    /// The `kind` is unknown.
     #[error("{at}: kind {found:?} is not known: this version has {}, and {}", Kind::ALL.map(Kind::as_str).join(", "), LIST)]
     Kind {
-        /// Where in the file.
+        /// The position in the file.
         at: Place,
-        /// What it said.
+        /// The `kind` in the file.
         found: String,
     },
-    /// A field out of its range.
+    /// A field has an invalid value.
     #[error("{at}, {field}: {problem}")]
     Field {
-        /// Where in the file.
+        /// The position in the file.
         at: Place,
-        /// The kind of the document, where it is one that can be applied.
+        /// The kind of the document, if it can be applied.
         kind: Option<Kind>,
         /// The field's path.
         field: &'static str,
-        /// What is wrong and what to write.
+        /// The fault and its correction.
         problem: String,
     },
-    /// The same twice.
-    #[error("{at}: {subject} is in this file already: rename one of the two, or take it out")]
+    /// Two documents of the file declare the same resource.
+    #[error("{at}: {subject} is in this file already: rename or remove one of the two")]
     Duplicate {
-        /// Where in the file.
+        /// The position of the second document.
         at: Place,
-        /// What was met again.
+        /// The resource that both documents declare.
         subject: Subject,
     },
 }
 
 impl ManifestError {
-    /// The kind of the document that was refused, where it says one.
+    /// Returns the kind of the refused document, if known.
     #[must_use]
     pub fn kind(&self) -> Option<Kind> {
         match self {
@@ -236,7 +237,8 @@ struct Metadata {
     tenant: Option<String>,
     #[serde(default)]
     labels: BTreeMap<String, String>,
-    // What the server adds.
+    // Fields that the server adds. They are accepted and ignored, so that printed documents can be
+    // applied.
     #[serde(rename = "generation")]
     _generation: Option<IgnoredAny>,
     #[serde(rename = "resourceVersion")]
@@ -256,13 +258,13 @@ struct SloText {
     percentile: Option<f64>,
 }
 
-/// The text that all aliases of a file may stand for together.
+/// Maximum size of the text that all aliases of a file may expand to together, in bytes.
 const ALIASED_BYTES_MAX: usize = 1 << 20;
 
-/// Reads a manifest of one or more documents.
+/// Parses a manifest of one or more documents.
 ///
 /// # Errors
-/// [`ManifestError`] for the first thing that is wrong; nothing of the file is returned then.
+/// [`ManifestError`] for the first fault; the parser then returns no document of the file.
 pub fn parse(text: &str) -> Result<Vec<Manifest>, ManifestError> {
     let documents: Vec<Document> =
         serde_saphyr::from_multiple_with_options(text, options(text)).map_err(|error| {
@@ -288,8 +290,8 @@ pub fn parse(text: &str) -> Result<Vec<Manifest>, ManifestError> {
     Ok(manifests)
 }
 
-/// The parser's bounds. An alias stands for all the text of its anchor, so text and aliases together are
-/// held to the length of the file.
+/// Returns the parser's bounds. An alias expands to the text of its anchor, so the total of text
+/// and expanded aliases is limited to the length of the file plus [`ALIASED_BYTES_MAX`].
 fn options(text: &str) -> serde_saphyr::Options {
     serde_saphyr::options! {
         budget: serde_saphyr::budget! { max_total_scalar_bytes: text.len() + ALIASED_BYTES_MAX },
@@ -306,9 +308,9 @@ impl Metadata {
         })
     }
 
-    /// Refuses what functions and workflows alone have.
+    /// Refuses the fields that only functions and workflows have.
     fn check_bare(&self) -> Result<(), Problem> {
-        let problem = "functions and workflows alone have this: leave it out".to_owned();
+        let problem = "only functions and workflows have this field: leave it out".to_owned();
         match (&self.tenant, self.labels.is_empty()) {
             (None, true) => Ok(()),
             (Some(_), _) => Err(("metadata.tenant", problem)),

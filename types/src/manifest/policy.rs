@@ -1,5 +1,5 @@
-//! A manifest's `kind: Policy`: how the cluster's nodes schedule, all of it. A setting that the manifest does
-//! not name has the value of the preset.
+//! Parsing and checks of `kind: Policy`, which declares the whole scheduling policy of the
+//! cluster's nodes. A setting that the manifest leaves out has the value of the preset.
 
 use std::str::FromStr;
 
@@ -8,7 +8,7 @@ use serde::Deserialize;
 use super::{Metadata, Problem};
 use crate::policy::{PolicyError, PolicySpec, UnknownName};
 
-/// The name of the policy: a cluster has one.
+/// The name of the only policy of a cluster.
 pub const POLICY: &str = "cluster";
 
 #[derive(Deserialize)]
@@ -57,7 +57,7 @@ fn named<T: FromStr<Err = UnknownName>>(
     read.map_err(|error| (field, error.to_string()))
 }
 
-/// The field that nothing would read.
+/// Returns the field that the error is about.
 fn about(error: &PolicyError) -> &'static str {
     match error {
         PolicyError::Overtakes | PolicyError::NoOvertakes => "spec.overtakesMax",

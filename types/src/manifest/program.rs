@@ -1,5 +1,6 @@
-//! What a manifest says of a function's program: its file, and what it takes and gives, which no file
-//! says of itself. What the cluster has says it.
+//! Parsing and checks of a function's program. A program in a file needs declared inputs and
+//! outputs, because the file does not declare them. A stored program was packed with the
+//! declaration.
 
 use serde::Deserialize;
 
@@ -23,12 +24,12 @@ pub(super) struct ProgramText {
 struct TensorText {
     name: String,
     datatype: String,
-    // Text, whatever it looks like: YAML takes N for a truth value.
+    // Parsed as text: YAML 1.1 parses the size `N` as a boolean.
     shape: Vec<String>,
 }
 
 impl ProgramText {
-    /// Where it is, and how many processes it has.
+    /// Returns the source of the program and the number of its processes.
     pub(super) fn check(self) -> Result<(ModelSource, Option<u32>), Problem> {
         let Self { file, digest, processes, inputs, outputs } = self;
         let source = match (file, digest, inputs, outputs) {
@@ -43,11 +44,11 @@ impl ProgramText {
             }
             (None, Some(digest), None, None) => in_cluster("spec.program.digest", &digest)?,
             (None, Some(_), ..) => {
-                let problem = "a program that the cluster has is packed with its inputs and outputs: leave them out, or name its file in place of the digest";
+                let problem = "a stored program includes its inputs and outputs: leave them out, or name the program's file instead of the digest";
                 return Err(("spec.program", problem.into()));
             }
             _ => {
-                let problem = "a program has a file, inputs and outputs, or the digest of one that the cluster has: write program: {file: FILE, inputs: [...], outputs: [...]}";
+                let problem = "a program has a file, inputs and outputs, or the digest of a stored program: write program: {file: FILE, inputs: [...], outputs: [...]}";
                 return Err(("spec.program", problem.into()));
             }
         };
@@ -66,12 +67,12 @@ impl TensorText {
             (field, format!("{name:?}: {error}: write one such as FP32 or UINT8"))
         })?;
         let dim = |(axis, dim): (usize, String)| match dim.parse::<i64>() {
-            // One name for each: it need not be the same anywhere else.
+            // A name of its own for each free size, because the sizes need not be equal.
             Ok(-1) => Ok(Dim::Symbol(format!("{name}.{axis}"))),
             Ok(size @ 1..) => Ok(Dim::Fixed(size.unsigned_abs())),
             Err(_) if dim.starts_with(char::is_alphabetic) => Ok(Dim::Symbol(dim)),
             _ => {
-                let problem = "write each size from 1, or -1 or a name where it is free";
+                let problem = "write a number from 1, or -1 or a name for a free size";
                 Err((field, format!("{name:?} has the size {dim:?}: {problem}")))
             }
         };

@@ -1,5 +1,5 @@
-//! A manifest's `kind: Tenant`: what a tenant may use of each node, all of it. A cap that it does not name
-//! is none.
+//! Parsing and checks of `kind: Tenant`, which declares all caps on a tenant for each node. A cap
+//! that the manifest leaves out does not exist.
 
 use std::num::NonZeroU32;
 
@@ -9,12 +9,12 @@ use super::{Metadata, Problem};
 use crate::ids::TenantName;
 use crate::tenancy::{Quota, Share};
 
-/// A tenant's caps asked for.
+/// The declared caps on a tenant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TenantManifest {
-    /// Whose they are.
+    /// The tenant's name.
     pub name: TenantName,
-    /// The caps.
+    /// The caps on each node.
     pub quota: Quota,
 }
 
@@ -40,13 +40,13 @@ impl Spec {
 }
 
 fn gpus(max: u32) -> Result<NonZeroU32, Problem> {
-    let problem = "0 is no cap: write a number from 1, or leave it out; to stop a tenant, delete or unload its functions";
+    let problem = "0 is no cap: write a number from 1, or leave gpusMax out; to stop a tenant, delete or unload its functions";
     NonZeroU32::new(max).ok_or_else(|| ("spec.gpusMax", problem.to_owned()))
 }
 
 fn share(field: &'static str, fraction: Option<f64>) -> Result<Option<Share>, Problem> {
     let share = |fraction: f64| {
-        Share::from_fraction(fraction).map_err(|error| (field, format!("{fraction} is none: {error}")))
+        Share::from_fraction(fraction).map_err(|error| (field, format!("{fraction} is not a share: {error}")))
     };
     fraction.map(share).transpose()
 }

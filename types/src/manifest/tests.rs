@@ -39,7 +39,7 @@ fn aliases_are_bounded_by_the_text_that_they_stand_for() {
     assert!(parse(&labels(3, "vision")).is_ok());
     let refused = parse(&labels(60, &"x".repeat(100 << 10))).unwrap_err();
     assert!(matches!(refused, ManifestError::Yaml { .. }), "{refused}");
-    // Ten aliases of ten aliases of …: a billion in all.
+    // Ten aliases of ten aliases of …: a billion scalars in all.
     let mut laughs = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
     for level in 1..9 {
         let below = vec![format!("*a{}", level - 1); 10].join(", ");
@@ -50,7 +50,7 @@ fn aliases_are_bounded_by_the_text_that_they_stand_for() {
 }
 
 #[test]
-fn reads_every_field() {
+fn every_field_of_a_function_is_parsed() {
     let manifest = parse(GOOD).unwrap().remove(0);
     let mut expected = FunctionSpec::new(FunctionKey {
         tenant: TenantName::default(),
@@ -60,7 +60,8 @@ fn reads_every_field() {
     expected.slo = Some(Slo { deadline: Duration::from_millis(50), percentile: 0.95 });
     expected.resources.gpu_memory = Some(Bytes::mib(64));
     expected.replicas = 2;
-    let (evict_after, max_wait) = (Some(Duration::from_secs(600)), Duration::from_millis(2));
+    let evict_after = Some(Duration::from_secs(600));
+    let max_wait = Duration::from_millis(2);
     expected.serving = Serving {
         priority: Priority::new(2).unwrap(),
         residency: Residency { pin: false, min_warm: 1, evict_after },
@@ -75,7 +76,7 @@ fn reads_every_field() {
 }
 
 #[test]
-fn each_refusal_says_what_to_do() {
+fn each_refusal_of_a_function_names_the_correction() {
     for (from, to, says) in [
         ("millrace/v1", "v2", "write \"millrace/v1\""),
         ("kind: Function", "kind: Pod", "this version has Function, Workflow, Tenant, Policy, and List"),
@@ -121,25 +122,25 @@ spec:
 ";
 
 #[test]
-fn a_function_says_what_its_state_is() {
+fn declared_sequences_are_parsed_with_defaults() {
     let read = |text: &str| parse(text).unwrap().remove(0).function().unwrap().spec.sequences;
     let state = vec![StatePair { input: "h_in".into(), output: "h_out".into() }];
-    let told = Sequences { state, idle: Duration::from_secs(5), max: 3 };
-    assert_eq!(read(COUNTER), Some(told.clone()));
+    let declared = Sequences { state, idle: Duration::from_secs(5), max: 3 };
+    assert_eq!(read(COUNTER), Some(declared.clone()));
     let short = COUNTER.replace("    idle: 5s\n    max: 3\n", "");
-    assert_eq!(read(&short), Some(Sequences { idle: IDLE_DEFAULT, max: SEQUENCES_DEFAULT, ..told }));
+    assert_eq!(read(&short), Some(Sequences { idle: IDLE_DEFAULT, max: SEQUENCES_DEFAULT, ..declared }));
     assert_eq!(read(GOOD), None);
 }
 
 #[test]
-fn each_refusal_of_state_says_what_to_do() {
+fn each_refusal_of_sequences_names_the_correction() {
     for (from, to, says) in [
         ("      - {input: h_in, output: h_out}\n", "      []\n", "name 1 to 16"),
         ("output: h_out", "outptu: h_out", "outptu"),
         ("idle: 5s", "idle: 0s", "above zero"),
         ("idle: 5s", "idle: soon", "such as 50ms or 2s"),
         ("max: 3", "max: 1025", "a number from 1 to 1024"),
-        ("  sequences:", "  replicas: 2\n  sequences:", "on one worker"),
+        ("  sequences:", "  replicas: 2\n  sequences:", "runs on one worker"),
         ("  sequences:", "  batching: {maxSize: 8}\n  sequences:", "exclude each other"),
     ] {
         assert!(COUNTER.contains(from), "{from}");
@@ -147,7 +148,7 @@ fn each_refusal_of_state_says_what_to_do() {
         assert!(message.contains(says), "{from:?} -> {to:?}: {message}");
     }
     let program = PROGRAM.replace("  program:", "  sequences: {state: [{input: a, output: b}]}\n  program:");
-    assert!(parse(&program).unwrap_err().to_string().contains("of functions with runtime onnx"));
+    assert!(parse(&program).unwrap_err().to_string().contains("only to functions with runtime onnx"));
 }
 
 const PROGRAM: &str = "\
@@ -164,7 +165,7 @@ spec:
 ";
 
 #[test]
-fn a_program_says_what_it_takes_and_gives() {
+fn a_program_is_parsed_with_its_inputs_and_outputs() {
     let read = parse(PROGRAM).unwrap().remove(0).function().unwrap();
     assert_eq!((read.spec.runtime, read.spec.processes), (Runtime::Process, 2));
     let tensor = |name: &str, datatype, shape| TensorSpec { name: name.into(), datatype, shape };
@@ -183,7 +184,7 @@ fn a_program_says_what_it_takes_and_gives() {
 }
 
 #[test]
-fn each_refusal_of_a_program_says_what_to_do() {
+fn each_refusal_of_a_program_names_the_correction() {
     for (from, to, says) in [
         ("runtime: process", "runtime: onnx", "has model: {file: FILE}, and no program"),
         ("runtime: process", "runtime: wasm", "\"onnx\" and \"process\""),
@@ -199,9 +200,9 @@ fn each_refusal_of_a_program_says_what_to_do() {
         ("file: decode.py", "digest: sha256:1\n    file: decode.py", "a program has a file, inputs"),
         ("processes: 2", "processes: 0", "a number from 1 to 64"),
         ("UINT8", "BYTE", "such as FP32"),
-        ("[-1]", "[0]", "write each size from 1"),
-        ("[-1]", "[-2]", "write each size from 1"),
-        ("  program:", "  batching: {maxSize: 8}\n  program:", "of functions with runtime onnx"),
+        ("[-1]", "[0]", "write a number from 1"),
+        ("[-1]", "[-2]", "write a number from 1"),
+        ("  program:", "  batching: {maxSize: 8}\n  program:", "only to functions with runtime onnx"),
     ] {
         let message = parse(&PROGRAM.replace(from, to)).unwrap_err().to_string();
         assert!(message.contains(says), "{from:?} -> {to:?}: {message}");
@@ -209,7 +210,7 @@ fn each_refusal_of_a_program_says_what_to_do() {
 }
 
 #[test]
-fn refuses_the_same_name_twice_and_an_empty_file() {
+fn a_repeated_name_and_an_empty_file_are_refused() {
     let twice = format!("{GOOD}---\n{GOOD}");
     let at = Place { document: 2, item: None };
     let subject = Subject::Model(FunctionKey {
@@ -221,7 +222,7 @@ fn refuses_the_same_name_twice_and_an_empty_file() {
 }
 
 #[test]
-fn reads_several_documents() {
+fn several_documents_are_parsed() {
     let two = format!("{GOOD}---\n{}", GOOD.replace("digits", "letters"));
     assert_eq!(parse(&two).unwrap().len(), 2);
 }
@@ -248,7 +249,7 @@ spec:
 ";
 
 #[test]
-fn reads_a_workflow() {
+fn every_field_of_a_workflow_is_parsed() {
     let name = |name: &str| FunctionName::new(name).unwrap();
     let source = |text: &str| text.parse::<Source>().unwrap();
     let step = |step, run, input: &str, from| Step {
@@ -280,7 +281,7 @@ fn reads_a_workflow() {
 }
 
 #[test]
-fn each_refusal_of_a_workflow_says_what_to_do() {
+fn each_refusal_of_a_workflow_names_the_correction() {
     for (from, to, says) in [
         ("function: detector", "functoin: detector", "functoin"),
         ("      function: detector\n", "", "write function: NAME or workflow: NAME"),
@@ -300,9 +301,9 @@ fn each_refusal_of_a_workflow_says_what_to_do() {
     assert!(parse(spec_first).unwrap_err().to_string().contains("kind is missing before spec"));
 }
 
-/// A tenant may be called as a function is.
+/// The tenant has the name of the function, which is allowed.
 #[test]
-fn a_list_is_its_items_and_what_the_server_adds_is_read_over() {
+fn a_list_is_replaced_by_its_items_and_server_fields_are_ignored() {
     let list = "\
 apiVersion: millrace/v1
 kind: List

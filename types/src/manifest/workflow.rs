@@ -1,4 +1,4 @@
-//! A manifest's `kind: Workflow`.
+//! Parsing and checks of `kind: Workflow`.
 
 use std::collections::BTreeMap;
 

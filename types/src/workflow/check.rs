@@ -1,14 +1,15 @@
-//! A workflow against the functions it runs: that each input of each is there, of the right type and
-//! of a shape that fits, and what the whole takes and gives.
+//! Checks a workflow against the functions that it runs: every input of every step has a source
+//! with the right type and a fitting shape. The result is the signature of the whole workflow.
 //!
-//! **What may be empty.** A workflow's own inputs never are: nobody may send a dimension below 1. What
-//! a function makes may be where its shape has a symbol that none of the function's inputs has, so
-//! that nothing says how large it is, and where its step is *uncertain*: it runs `each` or `when`, or
-//! takes what may be empty. An uncertain step may give no rows, or as many as its runs give together,
-//! so that its outputs have a first dimension of their own.
+//! **Tensors that may be empty.** Inputs of the workflow never are, because clients must not send a
+//! dimension below 1. An output of a step may be empty in two cases. First, its shape has a symbol
+//! that no input of the function has, so that its size is unknown. Second, the step is *uncertain*:
+//! it has `each` or `when`, or an input that may be empty. An uncertain step may produce no rows,
+//! or the rows of all its runs together, so the outputs get a first dimension of their own.
 //!
-//! For a workflow inside another to keep to the same rule, a symbol of a function stands for what the
-//! function is given: of a chain that keeps its batch, output and input have one symbol.
+//! Nested workflows follow the same rule because a symbol of a function stands for the dimension of
+//! the actual input: in a chain that keeps its batch dimension, output and input have the same
+//! symbol.
 
 use std::collections::BTreeMap;
 
@@ -16,84 +17,84 @@ use super::{INPUT, Ports, Run, Signature, Source, Step, WorkflowSpec};
 use crate::ids::FunctionName;
 use crate::tensor::{DataType, Dim, TensorSpec, shape_text};
 
-/// Why a workflow was refused, beside the functions it runs. Each message says which edge.
+/// The fault of a workflow in view of the functions that it runs. Each message names the edge.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CheckError {
-    /// A function or workflow that does not exist.
+    /// The function or workflow does not exist.
     #[error("step \"{step}\" runs {run}, which does not exist: apply it first")]
     UnknownRun {
-        /// Which step.
+        /// The name of the step.
         step: FunctionName,
-        /// What it runs.
+        /// The function or workflow that the step runs.
         run: Run,
     },
-    /// A tensor of a step that what it runs has not.
+    /// The function or workflow has no such input or output.
     #[error("step \"{step}\": {run} has no {what} {name:?}: it has {known}")]
     UnknownTensor {
-        /// Which step.
+        /// The name of the step.
         step: FunctionName,
-        /// What it runs.
+        /// The function or workflow that the step runs.
         run: Run,
-        /// "input" or "output".
+        /// The kind of the tensor: "input" or "output".
         what: &'static str,
-        /// The name asked for.
+        /// The name that the spec uses.
         name: String,
-        /// The names there are.
+        /// The names that the function or workflow has.
         known: String,
     },
-    /// An input that nothing is given to.
-    #[error("step \"{step}\": input {:?} of {run} comes from nowhere: give it {} of shape {}", .input.name, .input.datatype, shape_text(&.input.shape))]
+    /// An input of a step has no source.
+    #[error("step \"{step}\": input {:?} of {run} has no source: give it {} of shape {}", .input.name, .input.datatype, shape_text(&.input.shape))]
     MissingInput {
-        /// Which step.
+        /// The name of the step.
         step: FunctionName,
-        /// What it runs.
+        /// The function or workflow that the step runs.
         run: Run,
-        /// The input.
+        /// The declaration of the input.
         input: TensorSpec,
     },
-    /// Another element type at the other end.
-    #[error("{from} is {found}, and input {input:?} of step \"{step}\" takes {expected}")]
+    /// The element types at the two ends of an edge differ.
+    #[error("{from} is {found}, but input {input:?} of step \"{step}\" takes {expected}")]
     DataType {
-        /// The source.
+        /// The source of the edge.
         from: Source,
-        /// Its type.
+        /// The element type of the source.
         found: DataType,
-        /// Who takes it.
+        /// The step that reads the source.
         step: FunctionName,
-        /// As what.
+        /// The input of the step.
         input: String,
-        /// The type it takes.
+        /// The element type of the input.
         expected: DataType,
     },
-    /// A shape that can never fit.
-    #[error("{from} has shape {found}{}, and input {input:?} of step \"{step}\" takes {expected}", if *.by_rows { " and comes row by row" } else { "" })]
+    /// The shapes at the two ends of an edge can never match.
+    #[error("{from} has shape {found}{}, but input {input:?} of step \"{step}\" takes {expected}", if *.by_rows { " and is passed row by row" } else { "" })]
     Shape {
-        /// The source.
+        /// The source of the edge.
         from: Source,
-        /// Its shape.
+        /// The shape of the source.
         found: Box<str>,
-        /// Whether one row at a time is taken.
+        /// Whether the step reads the source row by row.
         by_rows: bool,
-        /// Who takes it.
+        /// The step that reads the source.
         step: FunctionName,
-        /// As what.
+        /// The input of the step.
         input: Box<str>,
-        /// The shape it takes.
+        /// The shape of the input.
         expected: Box<str>,
     },
-    /// An output that rows of cannot be joined, or that cannot be empty.
+    /// The output is a scalar, which can neither be joined by rows nor be empty.
     #[error(
-        "output {output:?} of step \"{step}\" is a scalar: a step that runs for each row, or may not run since it has a condition or may be given no rows, needs outputs with a first dimension"
+        "output {output:?} of step \"{step}\" is a scalar: a step with each, with when, or with an input that may be empty needs outputs with a first dimension"
     )]
     Scalar {
-        /// Which step.
+        /// The name of the step.
         step: FunctionName,
-        /// Which output.
+        /// The name of the output.
         output: String,
     },
 }
 
-/// A tensor on its way through a workflow.
+/// A tensor on an edge of a workflow.
 #[derive(Debug, Clone)]
 struct Flow {
     datatype: DataType,
@@ -101,12 +102,12 @@ struct Flow {
     may_be_empty: bool,
 }
 
-/// What a function's symbols stand for, by what its inputs are given.
+/// The dimensions that a function's symbols stand for, given the actual inputs.
 type Bound = BTreeMap<String, Dim>;
 
 impl WorkflowSpec {
-    /// Checks every edge against the functions at its ends, and says what the workflow takes and
-    /// gives. Call [`Self::validate`] first: this trusts the graph.
+    /// Checks every edge against the functions at its ends, and returns the workflow's inputs and
+    /// outputs. Requires a prior [`Self::validate`], because this function trusts the graph.
     ///
     /// # Errors
     /// The first [`CheckError`] found.
@@ -126,10 +127,10 @@ impl WorkflowSpec {
 
 struct Check<'a> {
     spec: &'a WorkflowSpec,
-    /// What the workflow's inputs turn out to be, by those who take them.
+    /// The type and shape of each workflow input, inferred from the steps that read it.
     inputs: BTreeMap<String, Flow>,
     made: BTreeMap<(FunctionName, String), Flow>,
-    /// The symbols that turned out to be one number, since somebody takes the workflow's input so.
+    /// Symbols that a step fixes to a number by reading a workflow input with that size.
     fixed: BTreeMap<String, Dim>,
 }
 
@@ -195,7 +196,7 @@ impl Check<'_> {
             Source::Input(name) => {
                 let mut shape = own(step, &input.shape);
                 if by_rows && let Some(rows) = shape.first_mut() {
-                    // No step is called so: it is no symbol of a function.
+                    // No step can be called `input`, so this is not a symbol of a function.
                     *rows = Dim::Symbol(format!("{INPUT}.{name}"));
                 }
                 let first = Flow { datatype: input.datatype, shape, may_be_empty: false };
@@ -225,7 +226,8 @@ impl Check<'_> {
                 expected: shape_text(&input.shape).into(),
             });
         }
-        // Whoever sends the workflow's input has to please everybody who takes it.
+        // A workflow input has to satisfy all steps that read it, so a fixed size replaces a free
+        // one.
         if matches!(source, Source::Input(_)) {
             for (had, dim) in flow.shape.iter_mut().zip(&input.shape).skip(usize::from(by_rows)) {
                 if let (Dim::Symbol(symbol), Dim::Fixed(_)) = (&*had, dim) {
@@ -255,7 +257,7 @@ impl Check<'_> {
         let inputs = flows.map(|(name, flow)| spec(name, flow)).collect();
         let mut outputs = Vec::with_capacity(self.spec.outputs.len());
         for output in &self.spec.outputs {
-            // `validate` takes outputs from steps alone.
+            // Skipped: `validate` allows only steps as the source of an output.
             let Source::Step { step, output: made } = &output.from else { continue };
             let flow = self.made.get(&(step.clone(), made.clone()));
             outputs.push(spec(&output.name, flow.ok_or_else(|| self.no_such_output(step, made))?));
@@ -263,7 +265,7 @@ impl Check<'_> {
         Ok(Signature { inputs, outputs })
     }
 
-    /// A dimension, with what the steps after its own made of it.
+    /// Returns a dimension, with the size that later steps fixed for it.
     fn settled(&self, dim: &Dim) -> Dim {
         match dim {
             Dim::Symbol(symbol) => self.fixed.get(symbol).unwrap_or(dim).clone(),
@@ -272,7 +274,7 @@ impl Check<'_> {
     }
 }
 
-/// What a step that surely runs gives.
+/// Returns an output of a step that always runs.
 fn certain(step: &Step, output: &TensorSpec, bound: &Bound) -> Flow {
     let given = |dim: &Dim| match dim {
         Dim::Symbol(symbol) => bound.get(symbol),
@@ -287,10 +289,11 @@ fn certain(step: &Step, output: &TensorSpec, bound: &Bound) -> Flow {
     Flow { datatype: output.datatype, shape, may_be_empty: output.shape.iter().any(unknown) }
 }
 
-/// What an uncertain step gives: any number of rows. With none, what is not fixed of a row is zero
-/// too ([`empty_shape`](super::empty_shape)), and so has no symbol of the function's inputs.
+/// Returns an output of an uncertain step, which has any number of rows. With no rows, every free
+/// dimension of a row is zero too ([`empty_shape`](super::empty_shape)), so the shape shares no
+/// symbol with the function's inputs.
 fn any_rows(step: &Step, output: &TensorSpec) -> Result<Flow, CheckError> {
-    // A step's name has no colon: these are no symbols of a function.
+    // The name of a step has no colon, so these are not symbols of a function.
     let unlike = |dim: &Dim| match dim {
         Dim::Symbol(name) => Dim::Symbol(format!("{}:{name}", step.name)),
         Dim::Fixed(size) => Dim::Fixed(*size),
@@ -301,8 +304,8 @@ fn any_rows(step: &Step, output: &TensorSpec) -> Result<Flow, CheckError> {
     Ok(Flow { datatype: output.datatype, shape, may_be_empty: true })
 }
 
-/// A function's symbols, told apart from those of others: equal names mean equal numbers within one
-/// function alone.
+/// Returns a shape with the function's symbols qualified by the step, because equal names mean
+/// equal sizes only within a function.
 fn own(step: &Step, shape: &[Dim]) -> Vec<Dim> {
     let own = |dim: &Dim| match dim {
         Dim::Symbol(name) => Dim::Symbol(format!("{}.{name}", step.name)),
@@ -324,8 +327,8 @@ fn find(step: &Step, what: &'static str, name: &str, known: &[TensorSpec]) -> Re
     })
 }
 
-/// Whether a tensor of the one shape may be taken as the other: dimensions that are fixed at both
-/// ends are equal, and a row that comes alone is taken where one row is.
+/// Returns whether a tensor of shape `found` can be read as `expected`: dimensions that are fixed
+/// at both ends are equal. With `by_rows`, a single row has to fit.
 fn fits(found: &[Dim], expected: &[Dim], by_rows: bool) -> bool {
     let same = |(found, expected): (&Dim, &Dim)| match (found, expected) {
         (Dim::Fixed(found), Dim::Fixed(expected)) => found == expected,

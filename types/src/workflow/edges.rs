@@ -1,9 +1,11 @@
-//! Which functions pass data to each other when a workflow runs, and how much: what placement keeps on
-//! one node (D19). Workflows inside it are looked through.
+//! The edges between the functions of a workflow, and the bytes that cross each edge in a run.
+//! Placement keeps the functions at the ends of heavy edges on the same node (D19). Nested
+//! workflows are expanded.
 //!
-//! How much is what was measured, where the caller knows that; else what the ends of an edge declare, the
-//! larger of the two, with 1 for what neither fixes: enough to tell heavy edges from light ones. What a
-//! step is only conditioned on goes to the controller, and is no edge.
+//! The size of an edge is the measured traffic, if the caller knows it. Otherwise the size is the
+//! larger of the sizes that the two ends declare, with 1 for every free dimension, which is enough
+//! to tell heavy edges from light ones. The tensor of a condition is sent to the controller and is
+//! not an edge.
 
 use std::collections::BTreeMap;
 
@@ -12,28 +14,30 @@ use crate::ids::FunctionName;
 use crate::tensor::{Dim, TensorSpec};
 use crate::units::Bytes;
 
-/// Steps that are looked at of one workflow, those of workflows inside it counted, whatever they run and
-/// whether or not it is known: what comes after these has no edges.
+/// Maximum number of steps that are examined in a workflow, including the steps of nested workflows
+/// and steps whose function is unknown. Steps beyond the maximum have no edges.
 pub const EDGE_STEPS_MAX: usize = 1024;
 
-/// Data that one function makes and another takes.
+/// Data that one function produces and another function consumes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Edge<'a> {
-    /// Who makes it.
+    /// The function that produces the data.
     pub from: &'a FunctionName,
-    /// Who takes it.
+    /// The function that consumes the data.
     pub to: &'a FunctionName,
-    /// How much it is in one run of the workflow, as measured or at least, and 1 where nothing is known.
+    /// The size of the data in a run of the workflow: as measured, or the declared minimum, at
+    /// least 1.
     pub bytes: Bytes,
-    /// Whether it lies on the workflow's critical path: of all ways through it, one that passes most.
+    /// Whether the edge is on the critical path, which is the path through the workflow with the
+    /// most bytes.
     pub is_critical: bool,
 }
 
 impl WorkflowSpec {
-    /// Its edges from function to function, in the order in which they may come to be. Trusts the graph.
-    /// What `ports` of a function or `inner` workflow are not known has none. `passed` says what was seen to
-    /// go from one function to another in one run, over all edges between them, where that is known: each
-    /// has an equal part.
+    /// Returns the edges from function to function, in an order in which they can occur. Requires a
+    /// valid graph. A function without known `ports`, and a workflow that `inner` does not know,
+    /// has no edges. `passed` returns the measured bytes from one function to another in a run,
+    /// over all edges between the two, if known. Each of these edges gets an equal part.
     #[must_use]
     pub fn edges<'a>(
         &'a self,
@@ -49,14 +53,14 @@ impl WorkflowSpec {
     }
 }
 
-/// A tensor by who made it.
+/// A tensor, with the index of the function that produced the tensor.
 #[derive(Debug, Clone, Copy)]
 struct Made {
     by: usize,
     bytes: u64,
 }
 
-/// What the steps of one workflow made.
+/// The tensors that the steps of a workflow produced.
 type Outputs<'a> = BTreeMap<(&'a FunctionName, &'a str), Made>;
 
 fn made_as<'a>(source: &'a Source, given: &BTreeMap<&'a str, Made>, made: &Outputs<'a>) -> Option<Made> {
@@ -66,19 +70,21 @@ fn made_as<'a>(source: &'a Source, given: &BTreeMap<&'a str, Made>, made: &Outpu
     }
 }
 
-/// The steps of a workflow and of those inside it, in one order.
+/// The steps of a workflow and of its nested workflows, in a single order.
 struct Flat<'a, 'f> {
     ports: &'f dyn Fn(&FunctionName) -> Option<Ports<'a>>,
     inner: &'f dyn Fn(&FunctionName) -> Option<&'a WorkflowSpec>,
-    /// Steps so far: workflows in workflows multiply, so that a few applied ones can mean millions.
+    /// The number of steps examined so far. Nested workflows multiply, so a few of them can mean
+    /// millions of steps.
     looked_at: usize,
     functions: Vec<&'a FunctionName>,
-    /// From, to and bytes: each after those that lead to its beginning.
+    /// Edges as producer, consumer and bytes. Each edge follows the edges that lead to its
+    /// producer.
     edges: Vec<(usize, usize, u64)>,
 }
 
 impl<'a> Flat<'a, '_> {
-    /// Adds a workflow that is given this; says what it gives.
+    /// Adds a workflow with these inputs, and returns the workflow's outputs.
     fn expand(
         &mut self,
         spec: &'a WorkflowSpec,
@@ -121,7 +127,7 @@ impl<'a> Flat<'a, '_> {
         ports.outputs.iter().map(|it| (it.name.as_str(), Made { by, bytes: bytes(it) })).collect()
     }
 
-    /// Puts what was measured in place of what is declared.
+    /// Replaces declared sizes by measured sizes.
     fn measure(&mut self, passed: impl Fn(&FunctionName, &FunctionName) -> Option<Bytes>) {
         let mut between = BTreeMap::new();
         let ends = |from: usize, to: usize| (self.functions[from], self.functions[to]);
@@ -137,9 +143,10 @@ impl<'a> Flat<'a, '_> {
         }
     }
 
-    /// The edges, those on the critical path marked.
+    /// Returns the edges, with those on the critical path marked.
     fn marked(self) -> Vec<Edge<'a>> {
-        let (mut before, mut after) = (vec![0u64; self.functions.len()], vec![0u64; self.functions.len()]);
+        let mut before = vec![0u64; self.functions.len()];
+        let mut after = vec![0u64; self.functions.len()];
         for &(from, to, bytes) in &self.edges {
             before[to] = before[to].max(before[from].saturating_add(bytes));
         }
@@ -157,7 +164,7 @@ impl<'a> Flat<'a, '_> {
     }
 }
 
-/// What a tensor is at least, and never nothing.
+/// Returns the minimum size of a tensor in bytes, at least 1.
 fn bytes(tensor: &TensorSpec) -> u64 {
     let element = tensor.datatype.size().map_or(1, |size| size as u64);
     let size = |dim: &Dim| match dim {
@@ -183,7 +190,7 @@ mod tests {
     }
 
     fn tensor(name: &str, dims: &[u64]) -> TensorSpec {
-        // 0 stands for what is not fixed.
+        // 0 stands for a free dimension.
         let dim = |&size: &u64| if size == 0 { Dim::Symbol("n".into()) } else { Dim::Fixed(size) };
         TensorSpec { name: name.into(), datatype: DataType::Fp32, shape: dims.iter().map(dim).collect() }
     }
@@ -199,12 +206,12 @@ mod tests {
         WorkflowSpec::new(key, vec!["x".into()], steps, outputs)
     }
 
-    fn said(edges: &[Edge<'_>]) -> Vec<(String, u64, bool)> {
-        let said = |it: &Edge<'_>| (format!("{}>{}", it.from, it.to), it.bytes.0, it.is_critical);
-        edges.iter().map(said).collect()
+    fn displayed(edges: &[Edge<'_>]) -> Vec<(String, u64, bool)> {
+        let displayed = |it: &Edge<'_>| (format!("{}>{}", it.from, it.to), it.bytes.0, it.is_critical);
+        edges.iter().map(displayed).collect()
     }
 
-    /// x [n] -> y [n, out], of every function; `wide` takes 10 of a row.
+    /// Returns x [n] -> y [n, out] for every function; `wide` reads rows of 10.
     fn signature(function: &str) -> Signature {
         let (taken, given) = match function {
             "heavy" => (0, 1000),
@@ -218,11 +225,11 @@ mod tests {
         let signatures: BTreeMap<_, _> =
             ["light", "heavy", "wide", "last"].map(|it| (name(it), signature(it))).into();
         let inner = |of: &FunctionName| inner.filter(|it| it.key.name == *of);
-        said(&spec.edges(|of| signatures.get(of).map(Ports::from), inner, |_, _| None))
+        displayed(&spec.edges(|of| signatures.get(of).map(Ports::from), inner, |_, _| None))
     }
 
     #[test]
-    fn an_edge_is_as_much_as_its_ends_fix_and_the_heaviest_way_is_critical() {
+    fn an_edge_has_its_declared_size_and_the_heaviest_path_is_critical() {
         let function = |of: &str| Run::Function(name(of));
         let steps = vec![
             step("a", function("light"), &[("x", "input.x")]),
@@ -238,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_measured_counts_and_is_shared_out_among_the_edges_of_two_functions() {
+    fn measured_bytes_are_divided_among_the_edges_of_two_functions() {
         let function = |of: &str| Run::Function(name(of));
         let steps = vec![
             step("a", function("light"), &[("x", "input.x")]),
@@ -262,11 +269,11 @@ mod tests {
             ("heavy>last", 4_000, true),
             ("heavy>wide", 1, false),
         ];
-        assert_eq!(said(&edges), expected.map(|(of, b, c)| (of.to_owned(), b, c)));
+        assert_eq!(displayed(&edges), expected.map(|(of, b, c)| (of.to_owned(), b, c)));
     }
 
     #[test]
-    fn workflows_inside_are_looked_through() {
+    fn nested_workflows_are_expanded() {
         let function = |of: &str| Run::Function(name(of));
         let inside = vec![
             step("a", function("light"), &[("x", "input.x")]),
@@ -285,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn workflows_in_workflows_are_looked_at_up_to_a_bound() {
+    fn expansion_of_nested_workflows_stops_at_the_bound() {
         let level = |level: usize| {
             let run = match level {
                 NESTING_MAX => Run::Function(name("unknown")),

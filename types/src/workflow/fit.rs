@@ -1,66 +1,66 @@
-//! What a function or workflow is to a workflow that runs it: what it takes and gives, and how deep
-//! workflows lie in it.
+//! The properties of a function or workflow that matter to a workflow that runs it: its signature,
+//! its nesting depth, and whether it keeps state.
 
 use std::collections::BTreeMap;
 
 use super::{CheckError, NESTING_MAX, Ports, Run, Signature, WorkflowSpec};
 
-/// Why a workflow cannot run what it runs.
+/// The reason why a workflow cannot run one of its functions or workflows.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FitError {
-    /// One of its edges.
+    /// An edge does not fit.
     #[error(transparent)]
     Check(#[from] Box<CheckError>),
-    /// Workflows too deep in workflows.
+    /// The nesting would exceed [`NESTING_MAX`].
     #[error(
-        "{run} has workflows {nesting} deep in it: in another they would lie deeper than {NESTING_MAX}; run what is in it instead"
+        "{run} nests workflows {nesting} deep: inside another workflow the depth would exceed {NESTING_MAX}; run its functions directly instead"
     )]
     TooDeep {
-        /// What it runs that is deep.
+        /// The workflow that is too deep.
         run: Run,
-        /// How deep workflows lie in that.
+        /// The nesting depth of that workflow.
         nesting: u32,
     },
-    /// A function whose requests belong to sequences.
+    /// A step runs a function with sequences.
     #[error(
-        "{run} has sequences, and a step belongs to none: run a function without state, or ask for this one by itself"
+        "{run} has sequences, and a step belongs to no sequence: run a function without state, or call this function directly"
     )]
     KeepsState {
-        /// What it runs that keeps state.
+        /// The function that keeps state.
         run: Run,
     },
 }
 
-/// What a function or workflow is to a workflow that runs it.
+/// The properties of a function or workflow that matter to a workflow that runs it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fit {
-    /// What it takes and gives.
+    /// The inputs and outputs.
     pub signature: Signature,
-    /// How deep workflows lie in it: 0 in a function.
+    /// The depth of the nested workflows; 0 for a function.
     pub nesting: u32,
-    /// Whether it is a function that keeps state from one request to the next.
+    /// Whether this is a function that keeps state between requests.
     pub keeps_state: bool,
 }
 
-/// The same, wherever it is kept.
+/// A borrowed [`Fit`], wherever the signature is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FitRef<'a> {
-    /// What it takes and gives.
+    /// The inputs and outputs.
     pub ports: Ports<'a>,
-    /// How deep workflows lie in it: 0 in a function.
+    /// The depth of the nested workflows; 0 for a function.
     pub nesting: u32,
-    /// Whether it is a function that keeps state from one request to the next.
+    /// Whether this is a function that keeps state between requests.
     pub keeps_state: bool,
 }
 
 impl Fit {
-    /// What a function without state is.
+    /// Creates the properties of a function without state.
     #[must_use]
     pub fn of_function(signature: Signature) -> Self {
         Self { signature, nesting: 0, keeps_state: false }
     }
 
-    /// A look at it.
+    /// Borrows the properties.
     #[must_use]
     pub fn by_ref(&self) -> FitRef<'_> {
         FitRef { ports: (&self.signature).into(), nesting: self.nesting, keeps_state: self.keeps_state }
@@ -68,8 +68,9 @@ impl Fit {
 }
 
 impl WorkflowSpec {
-    /// Checks it against what it runs, and says what it is to a workflow that runs it. Call
-    /// [`Self::validate`] first: this trusts the graph.
+    /// Checks the workflow against the functions and workflows that it runs, and returns the
+    /// properties that matter to a workflow around this one. Requires a prior [`Self::validate`],
+    /// because this function trusts the graph.
     ///
     /// # Errors
     /// The first [`FitError`] found.
@@ -77,7 +78,7 @@ impl WorkflowSpec {
         let mut known: BTreeMap<&Run, Ports<'_>> = BTreeMap::new();
         let mut nesting = 0;
         for run in self.runs() {
-            // What is not there is for the check to name, with its step.
+            // Skipped here: `check` reports an unknown function or workflow together with its step.
             let Some(fit) = of(run) else { continue };
             if fit.keeps_state {
                 return Err(FitError::KeepsState { run: run.clone() });

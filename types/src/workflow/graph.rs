@@ -1,5 +1,5 @@
-//! What can be said of a workflow without its functions: names, sources, and that its graph has no
-//! cycle and nothing in it that leads nowhere.
+//! Checks of a workflow without its functions: names, sources, and a graph without cycles and
+//! without steps that lead nowhere.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -9,100 +9,102 @@ use crate::function::{SpecError, TIMEOUT_MAX, beginning, validate_terms};
 use crate::ids::FunctionName;
 use crate::limits::{PORTS_MAX, STEPS_MAX};
 
-/// Why a workflow was refused, by itself. Each message says what to write instead.
+/// The fault of a workflow that was refused without a look at its functions. Each message names the
+/// correction.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum WorkflowError {
-    /// Its objective, timeout or labels.
+    /// The objective, the timeout or a label is refused.
     #[error(transparent)]
     Spec(#[from] SpecError),
-    /// No steps, inputs or outputs.
+    /// The workflow has no steps, inputs or outputs.
     #[error("there are no {0}: name at least one")]
     None(&'static str),
-    /// Too many of them.
-    #[error("{found} {what}: at most {limit} are taken")]
+    /// The workflow has too many steps, inputs or outputs.
+    #[error("{found} {what}: at most {limit} are allowed")]
     TooMany {
-        /// Of what.
+        /// The kind of the items: "steps", "inputs" or "outputs".
         what: &'static str,
-        /// How many there are.
+        /// The number in the spec.
         found: usize,
-        /// How many there may be.
+        /// The maximum number.
         limit: usize,
     },
-    /// An input, step or output twice.
-    #[error("{what} {name:?} is there twice: rename one of the two")]
+    /// Two inputs, steps or outputs have the same name.
+    #[error("{what} {name:?} is defined twice: rename one of the two")]
     Twice {
-        /// What it is.
+        /// The kind of the item: "input", "step" or "output".
         what: &'static str,
-        /// The name met again.
+        /// The repeated name.
         name: String,
     },
-    /// A name that is empty, or longer than [`PORT_LEN_MAX`].
+    /// A name is empty or exceeds [`PORT_LEN_MAX`].
     #[error("{what} {name:?} has {found} characters in its name: use 1 to {PORT_LEN_MAX}")]
     NameLen {
-        /// What it is.
+        /// The kind of the name: "input", "output" or "each".
         what: &'static str,
-        /// How the name begins.
+        /// The beginning of the name.
         name: String,
-        /// How long it is.
+        /// The length of the name, in characters.
         found: usize,
     },
-    /// A step's name that cannot stand before a dot.
+    /// The name of a step cannot stand before a dot in a source.
     #[error(
-        "step \"{0}\" has a dot in its name, or is called {INPUT:?}: rename it, for sources are written STEP.OUTPUT"
+        "step \"{0}\" has a dot in its name, or is called {INPUT:?}: rename the step, because sources are written STEP.OUTPUT"
     )]
     StepName(FunctionName),
-    /// A step's deadline that nothing can keep, or that is none.
+    /// The deadline of a step is zero or exceeds [`TIMEOUT_MAX`].
     #[error("the deadline of step \"{step}\" is {deadline:?}: use more than 0 and at most {TIMEOUT_MAX:?}")]
     Deadline {
-        /// Which step.
+        /// The name of the step.
         step: FunctionName,
-        /// What it says.
+        /// The refused deadline.
         deadline: Duration,
     },
-    /// A source that is not there.
-    #[error("{of} takes {source_text}, but there is no {missing}")]
+    /// A source names an input or step that does not exist.
+    #[error("{of} reads {source_text}, but there is no {missing}")]
     UnknownSource {
-        /// Who takes it.
+        /// The step or output with the source.
         of: String,
-        /// What it takes, as written.
+        /// The source as written.
         source_text: String,
-        /// What is missing.
+        /// The missing input or step.
         missing: String,
     },
-    /// An output that no step makes.
-    #[error("output {output:?} is {from}, which the caller has already: take it from a step")]
+    /// The source of an output is an input of the workflow.
+    #[error("output {output:?} is {from}, which the caller already has: use an output of a step")]
     PassedThrough {
-        /// Which output.
+        /// The name of the output.
         output: String,
-        /// Where it comes from.
+        /// The source of the output.
         from: Source,
     },
-    /// `each` names what is no input of the step.
-    #[error("step \"{step}\" runs for each {each:?}, which is none of its inputs: name one of {known}")]
+    /// `each` names a tensor that is not an input of the step.
+    #[error("step \"{step}\" runs for each {each:?}, which is not one of its inputs: name one of {known}")]
     Each {
-        /// Which step.
+        /// The name of the step.
         step: FunctionName,
-        /// What it names.
+        /// The name in `each`.
         each: String,
-        /// What it has.
+        /// The inputs of the step.
         known: String,
     },
-    /// Steps that wait for each other.
+    /// Steps wait for each other in a cycle.
     #[error("steps wait for each other: {}", .0.join(" -> "))]
     Cycle(Vec<String>),
-    /// It runs itself.
-    #[error("step \"{0}\" runs the workflow it is in: workflows end")]
+    /// A step runs the workflow that contains the step.
+    #[error("step \"{0}\" runs the workflow that contains it: run another workflow")]
     RunsItself(FunctionName),
-    /// A step that leads to no output.
-    #[error("step \"{0}\" leads to no output of the workflow: use what it gives, or take it out")]
+    /// No output of the workflow depends on the step.
+    #[error("step \"{0}\" leads to no output of the workflow: use an output of the step, or remove the step")]
     LeadsNowhere(FunctionName),
-    /// An input that is no input of any step: nothing says what it is.
-    #[error("input {0:?} is taken by no step: use it, or take it out")]
+    /// No step reads the input, so its type and shape are unknown.
+    #[error("input {0:?} is read by no step: use or remove the input")]
     Unused(String),
 }
 
 impl WorkflowSpec {
-    /// Checks everything that can be seen without the functions. [`Self::check`] does the rest.
+    /// Checks the spec without the functions. [`Self::check`] checks the edges against the
+    /// functions.
     ///
     /// # Errors
     /// The first [`WorkflowError`] found.
@@ -176,8 +178,10 @@ impl WorkflowSpec {
         for output in &self.outputs {
             self.known(&output.from, || format!("output {:?}", output.name))?;
             if matches!(output.from, Source::Input(_)) {
-                let (output, from) = (output.name.clone(), output.from.clone());
-                return Err(WorkflowError::PassedThrough { output, from });
+                return Err(WorkflowError::PassedThrough {
+                    output: output.name.clone(),
+                    from: output.from.clone(),
+                });
             }
         }
         Ok(())
@@ -192,8 +196,8 @@ impl WorkflowSpec {
         Err(WorkflowError::UnknownSource { of: of(), source_text: source.to_string(), missing })
     }
 
-    /// The steps, each after those that it waits for; those of a cycle or
-    /// behind one, or behind a step that is not there, are left out.
+    /// Returns the steps in topological order. Steps in a cycle, behind a cycle, or behind a
+    /// missing step are left out.
     #[must_use]
     pub fn in_order(&self) -> Vec<&Step> {
         let places: BTreeMap<&FunctionName, usize> =
@@ -222,12 +226,13 @@ impl WorkflowSpec {
         order.into_iter().map(|at| &self.steps[at]).collect()
     }
 
-    /// Steps that wait for each other, from one back to itself.
+    /// Returns steps that wait for each other, from a step back to itself.
     fn cycle(&self) -> Option<Vec<String>> {
         let done: BTreeSet<&FunctionName> = self.in_order().into_iter().map(|step| &step.name).collect();
         let stuck = |step: &&Step| !done.contains(&step.name);
         let mut way = vec![self.steps.iter().find(stuck)?];
-        // Whoever is stuck waits for somebody who is.
+        // Every stuck step waits for another stuck step, so the walk returns to a step that it has
+        // seen.
         loop {
             let next = before(way[way.len() - 1]).filter_map(|name| self.step(name)).find(stuck)?;
             if let Some(place) = way.iter().position(|step| step.name == next.name) {
@@ -263,7 +268,7 @@ impl WorkflowSpec {
     }
 }
 
-/// The steps that a step waits for.
+/// Returns the steps that a step waits for.
 fn before(step: &Step) -> impl Iterator<Item = &FunctionName> {
     step.sources().filter_map(|source| match source {
         Source::Step { step, .. } => Some(step),
@@ -310,7 +315,7 @@ mod tests {
         }
     }
 
-    /// input.x -> a -> b, c -> d.
+    /// Edges: input.x -> a, a -> b and c, b and c -> d.
     fn diamond() -> WorkflowSpec {
         let key = FunctionKey { tenant: TenantName::default(), name: name("w") };
         let steps = vec![
@@ -330,12 +335,12 @@ mod tests {
     }
 
     #[test]
-    fn a_diamond_is_a_workflow() {
+    fn a_diamond_is_a_valid_workflow() {
         assert_eq!(diamond().validate(), Ok(()));
     }
 
     #[test]
-    fn sources_read_as_they_print() {
+    fn displayed_sources_parse_to_the_same_values() {
         for text in ["input.x", "detect.boxes", "a.output/Conv:0", "a.b.c"] {
             assert_eq!(text.parse::<Source>().unwrap().to_string(), text);
         }
@@ -346,26 +351,26 @@ mod tests {
     }
 
     #[test]
-    fn each_refusal_names_what_is_wrong() {
+    fn each_refusal_names_the_fault() {
         let source = |text: &str| text.parse::<Source>().unwrap();
         let checks: &[(&str, Change<'_>)] = &[
             ("steps wait for each other: a -> d -> b -> a", &|it| {
                 it.steps[0].when = Some(source("d.y"));
             }),
             ("steps wait for each other: b -> b", &|it| it.steps[1].when = Some(source("b.y"))),
-            ("step \"c\" takes e.y, but there is no step \"e\"", &|it| {
+            ("step \"c\" reads e.y, but there is no step \"e\"", &|it| {
                 it.steps[2].inputs.insert("x".into(), source("e.y"));
             }),
-            ("output \"y\" takes input.z, but there is no input \"z\"", &|it| {
+            ("output \"y\" reads input.z, but there is no input \"z\"", &|it| {
                 it.outputs[0].from = source("input.z");
             }),
             ("step \"c\" leads to no output", &|it| it.outputs[0].from = source("b.y")),
-            ("input \"z\" is taken by no step", &|it| it.inputs.push("z".into())),
+            ("input \"z\" is read by no step", &|it| it.inputs.push("z".into())),
             ("output \"y\" is input.x", &|it| it.outputs[0].from = source("input.x")),
-            ("step \"a\" is there twice", &|it| it.steps[1].name = name("a")),
+            ("step \"a\" is defined twice", &|it| it.steps[1].name = name("a")),
             ("there are no outputs", &|it| it.outputs.clear()),
             ("65 steps: at most 64", &|it| it.steps = (0..65).map(|n| step(&format!("s{n}"), &[])).collect()),
-            ("none of its inputs: name one of l, r", &|it| it.steps[3].each = Some("x".into())),
+            ("not one of its inputs: name one of l, r", &|it| it.steps[3].each = Some("x".into())),
             ("input \"\" has 0 characters", &|it| it.inputs.push(String::new())),
             ("xx\" has 257 characters in its name: use 1 to 256", &|it| it.inputs.push("x".repeat(257))),
             ("output \"\" has 0 characters", &|it| it.outputs[0].name.clear()),
@@ -375,7 +380,9 @@ mod tests {
                 it.labels.insert(String::new(), "v".into());
             }),
             ("step \"a.b\" has a dot", &|it| it.steps[0].name = name("a.b")),
-            ("step \"b\" runs the workflow it is in", &|it| it.steps[1].run = Run::Workflow(name("w"))),
+            ("step \"b\" runs the workflow that contains it", &|it| {
+                it.steps[1].run = Run::Workflow(name("w"))
+            }),
         ];
         for (says, change) in checks {
             let message = refused(change);

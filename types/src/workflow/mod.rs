@@ -1,23 +1,25 @@
-//! What a workflow is: functions joined into a directed graph, invoked as one model (D01).
+//! The specification of a workflow: functions joined into a directed graph and invoked as a single
+//! model (D01).
 //!
-//! A *step* runs a function, or another workflow, on tensors that the workflow was given or that
-//! other steps made. The graph is drawn by these sources alone: a step runs when all that it takes
-//! is there, so that sequence, fan-out and fan-in need no words of their own.
+//! A *step* runs a function or another workflow on input tensors of the workflow and on outputs of
+//! other steps. These sources alone define the graph. A step runs when all its inputs are ready, so
+//! sequences, fan-out and fan-in need no syntax of their own.
 //!
-//! | pattern | written as |
+//! | pattern | syntax |
 //! |---|---|
 //! | sequence, fan-out, fan-in | `inputs: {x: detect.crops}` |
-//! | an edge of 0..n objects | `each: x`: once for every row of `x`, the outputs joined by rows |
-//! | condition | `when: detect.found`: only if an element of it is not zero |
+//! | an edge of 0..n objects | `each: x`: a run for every row of `x`; the outputs are joined by rows |
+//! | condition | `when: detect.found`: a run only if an element of the tensor is not zero |
 //! | nesting | `workflow: NAME` in place of `function: NAME` |
 //!
-//! **Empty.** A tensor without elements is how "nothing" travels. A step whose condition does not
-//! hold, or one of whose inputs is empty, does not run, and all its outputs are empty. What may be
-//! empty is known beforehand, and has a first dimension that says nothing ([`WorkflowSpec::check`]).
+//! **Empty tensors.** A tensor without elements stands for an absent value. A step does not run if
+//! its condition is false or any of its inputs is empty; all outputs of the step are then empty.
+//! The check knows beforehand which tensors may be empty, and gives them a free first dimension
+//! ([`WorkflowSpec::check`]).
 //!
-//! [`WorkflowSpec::validate`] checks what can be seen without the functions, [`WorkflowSpec::check`]
-//! the rest: names, types and shapes along every edge. [`WorkflowSpec::fit`] does it for a workflow that
-//! others may run.
+//! [`WorkflowSpec::validate`] checks the spec without the functions. [`WorkflowSpec::check`] checks
+//! names, types and shapes along every edge. [`WorkflowSpec::fit`] does the same for a workflow
+//! that other workflows may run.
 
 mod check;
 mod edges;
@@ -40,66 +42,68 @@ pub use edges::{EDGE_STEPS_MAX, Edge};
 pub use fit::{Fit, FitError, FitRef};
 pub use graph::WorkflowError;
 
-/// The most characters in the name of a workflow's input or output.
+/// Maximum length of the name of a workflow's input or output, in characters.
 pub const PORT_LEN_MAX: usize = 256;
-/// How deep workflows may lie in workflows.
+/// Maximum nesting depth of workflows in workflows.
 pub const NESTING_MAX: usize = 4;
-/// The most rows that one step runs `each` of.
+/// Maximum number of rows of an input that a step runs `each` of.
 pub const EACH_ROWS_MAX: u64 = 1024;
-/// What stands for the workflow's own inputs in a [`Source`].
+/// The word that stands for the workflow's own inputs in a [`Source`].
 const INPUT: &str = "input";
 
-/// A workflow as its owner wants it.
+/// The declaration of a workflow by its owner.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct WorkflowSpec {
-    /// Whose it is and what it is called, among functions and workflows alike: both are models.
+    /// The tenant and the name, unique among functions and workflows alike, because both are
+    /// models.
     pub key: FunctionKey,
-    /// Free labels, for people and their tools.
+    /// Free-form labels for people and their tools.
     pub labels: BTreeMap<String, String>,
-    /// The latency objective, from end to end.
+    /// The latency objective of a whole run.
     pub slo: Option<Slo>,
-    /// How long a request without a timeout of its own may take.
+    /// The timeout of requests that set none of their own.
     pub timeout: Duration,
-    /// What it takes, in the order that the protocol shows. Types and shapes are those of the
-    /// functions that take them.
+    /// The names of the inputs, in the order that the protocol shows. Their types and shapes follow
+    /// from the functions that read them.
     pub inputs: Vec<String>,
-    /// What is run.
+    /// The steps of the graph, in any order.
     pub steps: Vec<Step>,
-    /// What it gives, in that order.
+    /// The outputs, in the order that the protocol shows.
     pub outputs: Vec<Output>,
 }
 
-/// One run of a function in a workflow.
+/// A node of a workflow's graph, which runs a function or a workflow.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Step {
-    /// Its name within the workflow.
+    /// The name, unique within the workflow.
     pub name: FunctionName,
-    /// What runs.
+    /// The function or workflow that the step runs.
     pub run: Run,
-    /// What each input of it comes from.
+    /// The source of each input, by the input's name.
     pub inputs: BTreeMap<String, Source>,
-    /// The input of which every row is a run of its own.
+    /// The input whose rows each get a run of their own.
     pub each: Option<String>,
-    /// Runs only if an element of this is not zero.
+    /// The condition: the step runs only if an element of this tensor is not zero.
     pub when: Option<Source>,
-    /// Within how long it should be answered, counted from when all that it takes is there and its
-    /// condition is known; of one that runs `each`, for each row. The way of its data to it is part of
-    /// that: it is the objective of the edges that lead to it (D14).
+    /// The time within which the step should finish, counted from when all inputs and the condition
+    /// are ready. For a step with `each`, the time applies to each row. The transfer of the inputs
+    /// to the step is part of that time, so the deadline is the objective of the step's incoming
+    /// edges (D14).
     #[serde(default)]
     pub deadline: Option<Duration>,
 }
 
-/// What a step runs, of the workflow's tenant.
+/// The function or workflow, of the workflow's tenant, that a step runs.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Run {
-    /// A function, in its newest revision that is ready.
+    /// The newest ready revision of a function.
     Function(FunctionName),
-    /// Another workflow.
+    /// A nested workflow.
     Workflow(FunctionName),
 }
 
 impl Run {
-    /// The name of what runs.
+    /// Returns the name of the function or workflow.
     #[must_use]
     pub fn name(&self) -> &FunctionName {
         match self {
@@ -117,34 +121,34 @@ impl fmt::Display for Run {
     }
 }
 
-/// What a workflow gives.
+/// An output of a workflow.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Output {
-    /// Its name.
+    /// The name of the output.
     pub name: String,
-    /// Where it comes from.
+    /// The source of the output's tensor.
     pub from: Source,
 }
 
-/// Where a tensor comes from. Written `input.NAME` or `STEP.OUTPUT`.
+/// The source of a tensor, written `input.NAME` or `STEP.OUTPUT`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Source {
-    /// The workflow was given it.
+    /// An input of the workflow.
     Input(String),
-    /// A step made it.
+    /// An output of a step.
     Step {
-        /// Which.
+        /// The name of the step.
         step: FunctionName,
-        /// Which of its outputs.
+        /// The name of the step's output.
         output: String,
     },
 }
 
-/// A text that names no source.
+/// The error for a text that is not a source; holds the text.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{0:?} names no tensor: write input.NAME for what the workflow is given, or STEP.OUTPUT for what a step gives"
+    "{0:?} names no tensor: write input.NAME for an input of the workflow, or STEP.OUTPUT for an output of a step"
 )]
 pub struct SourceError(String);
 
@@ -153,7 +157,7 @@ impl FromStr for Source {
 
     fn from_str(text: &str) -> Result<Self, SourceError> {
         let bad = || SourceError(text.to_owned());
-        // A step's name has no dot; a tensor's may.
+        // Split at the first dot: the name of a step has no dot, but the name of a tensor may.
         let (step, tensor) = text.split_once('.').filter(|(_, tensor)| !tensor.is_empty()).ok_or_else(bad)?;
         if step == INPUT {
             return Ok(Self::Input(tensor.to_owned()));
@@ -185,21 +189,22 @@ impl From<Source> for String {
     }
 }
 
-/// What a function or workflow takes and gives.
+/// The inputs and outputs of a function or workflow.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Signature {
-    /// What it takes.
+    /// The declared inputs.
     pub inputs: Vec<TensorSpec>,
-    /// What it gives.
+    /// The declared outputs.
     pub outputs: Vec<TensorSpec>,
 }
 
-/// The same, wherever it is kept: checks look at many, and copy none.
+/// A borrowed [`Signature`], wherever the tensors are stored. Checks read many signatures without a
+/// copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ports<'a> {
-    /// What it takes.
+    /// The declared inputs.
     pub inputs: &'a [TensorSpec],
-    /// What it gives.
+    /// The declared outputs.
     pub outputs: &'a [TensorSpec],
 }
 
@@ -209,8 +214,8 @@ impl<'a> From<&'a Signature> for Ports<'a> {
     }
 }
 
-/// The shape of a declared tensor that is [empty](self): no rows, and what is not fixed of a row is
-/// zero too.
+/// Returns the shape of a declared tensor that is [empty](self): zero rows, and zero for every free
+/// dimension of a row.
 #[must_use]
 pub fn empty_shape(spec: &TensorSpec) -> Vec<i64> {
     let fixed = |dim: &Dim| match dim {
@@ -221,20 +226,19 @@ pub fn empty_shape(spec: &TensorSpec) -> Vec<i64> {
 }
 
 impl WorkflowSpec {
-    /// A workflow of these steps with every default.
+    /// Creates a workflow with the default of every other field.
     #[must_use]
     pub fn new(key: FunctionKey, inputs: Vec<String>, steps: Vec<Step>, outputs: Vec<Output>) -> Self {
-        let (labels, slo, timeout) = (BTreeMap::new(), None, DEFAULT_TIMEOUT);
-        Self { key, labels, slo, timeout, inputs, steps, outputs }
+        Self { key, labels: BTreeMap::new(), slo: None, timeout: DEFAULT_TIMEOUT, inputs, steps, outputs }
     }
 
-    /// One step.
+    /// Returns the step with this name.
     #[must_use]
     pub fn step(&self, name: &FunctionName) -> Option<&Step> {
         self.steps.iter().find(|step| step.name == *name)
     }
 
-    /// What it runs, each once.
+    /// Returns the functions and workflows that the steps run, each once.
     #[must_use]
     pub fn runs(&self) -> Vec<&Run> {
         let mut runs: Vec<_> = self.steps.iter().map(|step| &step.run).collect();
@@ -245,7 +249,7 @@ impl WorkflowSpec {
 }
 
 impl Step {
-    /// Everything it waits for.
+    /// Returns all sources that the step waits for: those of the inputs and of the condition.
     pub fn sources(&self) -> impl Iterator<Item = &Source> {
         self.inputs.values().chain(&self.when)
     }

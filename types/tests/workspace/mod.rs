@@ -1,20 +1,21 @@
-//! The files of the workspace.
+//! Access to the files of the workspace, for the tests that search them.
 
 use std::path::{Path, PathBuf};
 
-/// Where the workspace is.
+/// Returns the root folder of the workspace.
 pub(crate) fn root() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
 }
 
-/// The files whose names end so, by their paths from the root on; what is built, and what is hidden, aside.
+/// Returns the files whose names have this ending, as paths from the root. Build output and hidden
+/// folders are skipped.
 pub(crate) fn files(ending: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     collect(root(), ending, &mut found);
     found
 }
 
-/// The text of one of them.
+/// Returns the text of a file, by its path from the root.
 pub(crate) fn text(file: &Path) -> String {
     std::fs::read_to_string(root().join(file)).expect("the workspace is readable")
 }
@@ -28,7 +29,7 @@ fn collect(folder: &Path, ending: &str, found: &mut Vec<PathBuf>) {
                 collect(&path, ending, found);
             }
         } else if name.ends_with(ending) {
-            found.push(path.strip_prefix(root()).expect("it is below").to_owned());
+            found.push(path.strip_prefix(root()).expect("the path is below the root").to_owned());
         }
     }
 }

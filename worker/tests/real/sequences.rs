@@ -343,6 +343,6 @@ async fn a_function_is_not_served_if_its_model_lacks_the_declared_state() {
     let digest = controller.publish(&mlp());
     controller.desire_with(&[("counter", digest)], |state| state.functions[0].sequences = Some(sequences(1)));
     let message = controller.phase("counter", wire::FunctionPhase::Failed).await;
-    assert!(message.contains("\"h_in\", which the model has not"), "{message}");
+    assert!(message.contains("\"h_in\", which the model does not have"), "{message}");
     worker.shutdown().await;
 }

@@ -102,7 +102,7 @@ fn each_refusal_names_the_fault_in_the_workflow() {
     let mut useless = chain("w", &[run_function("f")]);
     useless.inputs.push("z".into());
     let checks = [
-        (useless, "input \"z\" is taken by no step"),
+        (useless, "input \"z\" is read by no step"),
         (chain("w", &[run_function("g")]), "runs function \"g\", which does not exist: apply it first"),
         (chain("w", &[run_workflow("f")]), "runs workflow \"f\", which does not exist"),
         (elsewhere, "runs function \"f\", which does not exist"),
@@ -158,7 +158,7 @@ fn the_nesting_of_workflows_is_bounded() {
     assert_eq!(depths, [0, 1, 2, 3, 4]);
     let says = said(&mut log, apply_workflow(chain("top", &[run_workflow("n4")])));
     assert!(
-        says.contains("workflow \"n4\" has workflows 4 deep in it: in another they would lie deeper than 4"),
+        says.contains("workflow \"n4\" nests workflows 4 deep: inside another workflow the depth would exceed 4"),
         "{says}"
     );
     // A change at the bottom is refused too, because the change deepens the workflows above.
@@ -355,11 +355,11 @@ fn a_function_with_sequences_is_refused_as_a_step() {
     };
     log.apply(keeping("counter")).unwrap();
     let step = said(&mut log, apply_workflow(chain("w", &[run_function("counter")])));
-    assert!(step.contains("a step belongs to none"), "{step}");
+    assert!(step.contains("a step belongs to no sequence"), "{step}");
     log.apply(apply("plain", "fixed")).unwrap();
     log.apply(apply_workflow(chain("w", &[run_function("plain")]))).unwrap();
     let becoming = said(&mut log, keeping("plain"));
     assert!(becoming.contains("workflow default/w runs default/plain"), "{becoming}");
-    assert!(becoming.contains("a step belongs to none"), "{becoming}");
+    assert!(becoming.contains("a step belongs to no sequence"), "{becoming}");
     log.state.check_invariants().unwrap();
 }

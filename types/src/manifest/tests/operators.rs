@@ -1,4 +1,4 @@
-//! What operators set.
+//! Tests of the manifests that operators write: tenants and the policy.
 
 use std::num::NonZeroU32;
 
@@ -24,7 +24,7 @@ spec: {preset: torpor, dispatch: lalb-o3, eviction: replicas, overtakesMax: 9, b
 ";
 
 #[test]
-fn reads_what_operators_set() {
+fn tenants_and_policies_are_parsed() {
     let name = TenantName::new("acme").unwrap();
     let quota = Quota {
         gpus_max: NonZeroU32::new(2),
@@ -50,38 +50,48 @@ fn reads_what_operators_set() {
         parse(&format!("{head}spec: {spec}\n")).unwrap().remove(0)
     };
     let none = Manifest::Tenant(TenantManifest { name, quota: Quota::NONE });
-    assert_eq!(bare(TENANT, "{}"), none, "what is not named is no cap");
+    assert_eq!(bare(TENANT, "{}"), none, "an absent field sets no cap");
     assert_eq!(bare(TENANT, "{gpusMax: null}"), none);
     assert_eq!(bare(POLICY_TEXT, "{}"), Manifest::Policy(PolicySpec::NONE));
 }
 
 #[test]
-fn each_refusal_of_what_operators_set_says_what_to_do() {
+fn each_refusal_of_a_tenant_or_policy_names_the_correction() {
     for (text, from, to, says) in [
         (TENANT, "gpusMax: 2", "gpusMax: 0", "document 1, spec.gpusMax: 0 is no cap: write a number from 1"),
         (TENANT, "gpusMax: 2", "gpusMax: two", "gpusMax"),
         (TENANT, "gpusMax: 2", "gpuMax: 2", "gpuMax"),
-        (TENANT, "0.5", "0", "spec.gpuShare: 0 is none: a share is above 0 and at most 1, such as 0.5"),
-        (TENANT, "memoryShare: 1", "memoryShare: 1.5", "spec.memoryShare: 1.5 is none: a share is above 0"),
+        (
+            TENANT,
+            "0.5",
+            "0",
+            "spec.gpuShare: 0 is not a share: a share is above 0 and at most 1, such as 0.5",
+        ),
+        (
+            TENANT,
+            "memoryShare: 1",
+            "memoryShare: 1.5",
+            "spec.memoryShare: 1.5 is not a share: a share is above 0",
+        ),
         (TENANT, "name: acme", "name: Acme", "metadata.name: tenant name \"Acme\" is not valid"),
-        (TENANT, "name: acme", "name: acme, tenant: acme", "metadata.tenant: functions and workflows alone"),
+        (TENANT, "name: acme", "name: acme, tenant: acme", "metadata.tenant: only functions and workflows"),
         (
             POLICY_TEXT,
             "cluster}",
             "cluster, labels: {a: b}}",
-            "metadata.labels: functions and workflows alone",
+            "metadata.labels: only functions and workflows",
         ),
         (POLICY_TEXT, "name: cluster", "name: mine", "the cluster has one, named cluster"),
         (POLICY_TEXT, "lalb-o3", "native", "spec.dispatch: dispatch policy \"native\" cannot be set"),
-        (POLICY_TEXT, "lalb-o3", "fifo", "spec.overtakesMax: overtakes_max is read under dispatch lalb-o3"),
+        (POLICY_TEXT, "lalb-o3", "fifo", "spec.overtakesMax: overtakes_max applies only to dispatch lalb-o3"),
         (POLICY_TEXT, "overtakesMax: 9", "overtakesMax: 0", "set dispatch lalb"),
         (POLICY_TEXT, "batching: on", "batching: yes", "spec.batching: batching \"yes\" cannot be set"),
-        (POLICY_TEXT, "batching: on", "alpha: paper", "spec.alpha: alpha is read under dispatch torpor"),
+        (POLICY_TEXT, "batching: on", "alpha: paper", "spec.alpha: alpha applies only to dispatch torpor"),
         (
             POLICY_TEXT,
             "batching: on",
             "sloWindow: 9",
-            "spec.sloWindow: slo_window is read under dispatch torpor",
+            "spec.sloWindow: slo_window applies only to dispatch torpor",
         ),
         (POLICY_TEXT, "overtakesMax", "overtakes_max", "overtakes_max"),
     ] {

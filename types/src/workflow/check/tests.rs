@@ -47,7 +47,7 @@ fn step(step: &str, run: &str, inputs: &[(&str, &str)]) -> Step {
     Step { name: name(step), run: Run::Function(name(run)), inputs, each: None, when: None, deadline: None }
 }
 
-/// A frame, what is in it, and what each of that is.
+/// A workflow that detects objects in a frame and classifies each of them.
 fn traffic() -> WorkflowSpec {
     let mut people = step("people", "name", &[("crop", "detect.crops")]);
     people.each = Some("crop".into());
@@ -59,7 +59,7 @@ fn traffic() -> WorkflowSpec {
 }
 
 #[test]
-fn a_workflow_takes_and_gives_what_its_functions_do() {
+fn the_signature_of_a_workflow_follows_from_its_functions() {
     let spec = traffic();
     spec.validate().unwrap();
     let expected = Signature {
@@ -83,14 +83,14 @@ fn each_refusal_names_the_edge() {
             it.steps[0].inputs.insert("crop".into(), "detect.boxes".parse().unwrap());
         }),
         ("has no output \"none\"", &|it| it.steps[0].when = Some("detect.none".parse().unwrap())),
-        ("comes from nowhere: give it FP32 of shape [1, 3, h, w]", &|it| {
+        ("has no source: give it FP32 of shape [1, 3, h, w]", &|it| {
             it.steps[0].inputs.clear();
             it.steps[0].each = None;
         }),
-        ("detect.found is INT64, and input \"crop\" of step \"people\" takes FP32", &|it| {
+        ("detect.found is INT64, but input \"crop\" of step \"people\" takes FP32", &|it| {
             it.steps[0].inputs.insert("crop".into(), "detect.found".parse().unwrap());
         }),
-        ("input.frame has shape [1, 3, 64, 64], and input \"x\" of step \"sum\" takes [n, 10]", &|it| {
+        ("input.frame has shape [1, 3, 64, 64], but input \"x\" of step \"sum\" takes [n, 10]", &|it| {
             it.steps.push(step("sum", "total", &[("x", "input.frame")]));
             it.outputs[0].from = "sum.sum".parse().unwrap();
         }),
@@ -111,7 +111,7 @@ fn each_refusal_names_the_edge() {
 }
 
 #[test]
-fn an_input_that_two_take_pleases_both() {
+fn an_input_that_two_steps_read_has_the_sizes_that_either_fixes() {
     let mut spec = traffic();
     spec.steps =
         vec![step("a", "name", &[("crop", "input.x")]), step("b", "detect", &[("image", "input.x")])];
@@ -124,7 +124,7 @@ fn an_input_that_two_take_pleases_both() {
 }
 
 #[test]
-fn symbols_of_two_functions_are_not_one() {
+fn equal_symbols_of_two_functions_stay_distinct() {
     let mut spec = traffic();
     spec.steps = vec![step("a", "name", &[("crop", "input.x")]), step("b", "name", &[("crop", "input.y")])];
     spec.inputs = vec!["x".into(), "y".into()];
@@ -139,7 +139,7 @@ fn symbols_of_two_functions_are_not_one() {
 }
 
 #[test]
-fn a_step_that_takes_the_one_before_many_times_is_checked_as_fast_as_any() {
+fn a_chain_with_doubled_edges_is_checked_in_linear_time() {
     let mut spec = traffic();
     let two = |at: usize| {
         let from = if at == 0 { "input.x".to_owned() } else { format!("s{}.y", at - 1) };
@@ -151,19 +151,20 @@ fn a_step_that_takes_the_one_before_many_times_is_checked_as_fast_as_any() {
     spec.validate().unwrap();
     let [a, b, y] = ["a", "b", "y"].map(|name| tensor(name, DataType::Fp32, &["n"]));
     let add = Signature { inputs: vec![a, b], outputs: vec![y] };
-    // With a look at every way from the first step this would not end.
+    // The test would not end if the check followed every path from the first step: there are 2^63.
     assert_eq!(spec.check(|_| Some(&add)).unwrap().inputs.len(), 1);
     assert_eq!(spec.in_order().len(), spec.steps.len());
 }
 
 #[test]
-fn what_is_empty_has_no_rows() {
+fn the_shape_of_an_empty_tensor_has_no_rows() {
     use super::super::empty_shape;
     assert_eq!(empty_shape(&tensor("x", DataType::Fp32, &["1", "3", "h"])), [0, 3, 0]);
     assert_eq!(empty_shape(&tensor("x", DataType::Fp32, &["n"])), [0]);
 }
 
-/// A chain of these steps, and what it gives: each takes the one before, and the last is the output.
+/// Returns the signature of a chain of these steps: each reads the previous step, and the last
+/// step's output is the workflow's.
 fn chain(runs: &[(&str, &Signature)]) -> Result<Signature, CheckError> {
     let mut spec = traffic();
     let source = |at: usize| if at == 0 { "input.x".to_owned() } else { format!("s{}.y", at - 1) };
@@ -176,21 +177,23 @@ fn chain(runs: &[(&str, &Signature)]) -> Result<Signature, CheckError> {
     spec.check(|run| find(run).map(|(_, signature)| *signature))
 }
 
-/// From a tensor of the one shape to one of the other.
+/// Returns the signature of a function with one input and one output of these shapes.
 fn from_to(x: &[&str], y: &[&str]) -> Signature {
     Signature { inputs: vec![tensor("x", DataType::Fp32, x)], outputs: vec![tensor("y", DataType::Fp32, y)] }
 }
 
 #[test]
-fn what_takes_rows_that_may_be_none_may_not_run() {
-    let (same, find) = (from_to(&["n", "4"], &["n", "4"]), from_to(&["n", "4"], &["found", "4"]));
-    let (one, count) = (from_to(&["n", "4"], &["1", "4"]), from_to(&["n", "4"], &[]));
+fn a_step_with_an_input_that_may_be_empty_has_free_rows() {
+    let same = from_to(&["n", "4"], &["n", "4"]);
+    let find = from_to(&["n", "4"], &["found", "4"]);
+    let one = from_to(&["n", "4"], &["1", "4"]);
+    let count = from_to(&["n", "4"], &[]);
     let gives = |runs: &[(&str, &Signature)]| chain(runs).unwrap().outputs[0].shape.clone();
     let shape = |dims: &[&str]| tensor("y", DataType::Fp32, dims).shape;
-    // The number of rows is that of the input: they are there.
+    // The number of rows is that of the input, which is never empty.
     assert_eq!(gives(&[("same", &same), ("one", &one)]), shape(&["1", "4"]));
     assert_eq!(gives(&[("same", &same), ("count", &count)]), shape(&[]));
-    // What is found may be nothing, though the step that finds surely runs.
+    // The result of `find` may be empty although its step always runs.
     assert_eq!(gives(&[("find", &find)]), shape(&["s0.found", "4"]));
     assert_eq!(gives(&[("find", &find), ("one", &one)]), shape(&["s1:rows", "4"]));
     assert_eq!(gives(&[("find", &find), ("one", &one), ("same", &same)]), shape(&["s2:rows", "4"]));
@@ -201,9 +204,11 @@ fn what_takes_rows_that_may_be_none_may_not_run() {
 }
 
 #[test]
-fn a_workflow_in_another_keeps_to_the_same_rule() {
-    let (same, find) = (from_to(&["n", "4"], &["n", "4"]), from_to(&["n", "4"], &["found", "4"]));
-    let (one, count) = (from_to(&["n", "4"], &["1", "4"]), from_to(&["n", "4"], &[]));
+fn a_nested_workflow_follows_the_rule_of_empty_inputs() {
+    let same = from_to(&["n", "4"], &["n", "4"]);
+    let find = from_to(&["n", "4"], &["found", "4"]);
+    let one = from_to(&["n", "4"], &["1", "4"]);
+    let count = from_to(&["n", "4"], &[]);
     let surely = chain(&[("a", &same), ("b", &same), ("c", &same)]).unwrap();
     assert_eq!(surely.outputs[0].shape, surely.inputs[0].shape);
     assert_eq!(chain(&[("surely", &surely), ("count", &count)]).unwrap().outputs[0].shape, []);
@@ -215,21 +220,23 @@ fn a_workflow_in_another_keeps_to_the_same_rule() {
 }
 
 #[test]
-fn an_output_has_the_size_that_another_step_asks_of_the_input_it_follows() {
+fn an_output_has_the_size_that_another_step_fixes_for_its_input() {
     let mut spec = traffic();
     spec.steps = vec![step("a", "same", &[("x", "input.x")]), step("b", "four", &[("x", "input.x")])];
     spec.inputs = vec!["x".into()];
     spec.outputs =
         ["a.y", "b.y"].map(|from| Output { name: from.into(), from: from.parse().unwrap() }).to_vec();
-    let (same, four) = (from_to(&["n"], &["n"]), from_to(&["4"], &["4"]));
+    let same = from_to(&["n"], &["n"]);
+    let four = from_to(&["4"], &["4"]);
     let found = spec.check(|run| Some(if run.name().as_str() == "same" { &same } else { &four })).unwrap();
     let sizes = found.inputs.iter().chain(&found.outputs).map(|it| it.shape.clone());
     assert_eq!(sizes.collect::<Vec<_>>(), vec![vec![Dim::Fixed(4)]; 3]);
 }
 
 #[test]
-fn no_input_has_the_name_of_rows_that_may_be_none() {
-    // An input that is called as the step that takes it by rows, and a symbol called `rows`.
+fn input_symbols_differ_from_the_symbols_of_uncertain_rows() {
+    // The input has the name of the step that reads the input by rows, and a symbol is called
+    // `rows`.
     let rows = from_to(&["rows", "4"], &["rows", "4"]);
     let mut spec = traffic();
     spec.steps = vec![step("x", "rows", &[("x", "input.x")])];
