@@ -1,6 +1,6 @@
-//! How many events a second the twin handles: a node of four GPUs and 480 functions at the rates of
-//! Torpor's artifact for ten minutes, with every event folded into a hash and without. Prints the rate,
-//! and events by core.
+//! Measures the events that the simulator handles in a second: a node of four GPUs and 480 functions at the
+//! rates of Torpor's artifact for ten minutes, with every event folded into a hash and without. Prints the
+//! rate, and the events by kind of core.
 
 use std::time::Instant;
 

@@ -1,6 +1,6 @@
-//! The control plane: nodes and functions are commands applied to the replicated state, and the
-//! leader's planner says who serves what, until it has nothing more to say. Raft itself is absent:
-//! commands are applied as if a group had committed them.
+//! The control plane of a simulated cluster. Nodes and functions are registered by commands on the
+//! replicated state, and the leader's planner places the functions until no change is left. Raft itself is
+//! absent: commands are applied as if a group had committed them.
 
 use std::collections::BTreeMap;
 
@@ -16,58 +16,60 @@ use millrace_types::{
 
 use crate::scenario::{Function, NodeSpec, Scenario};
 
-/// Plans that are made before something is wrong with the planner.
+/// Plans after which an unsettled placement counts as a fault of the planner.
 const PLANS_MAX: usize = 10_000;
 
-/// Why a cluster was not set up.
+/// A reason that the control plane refused a scenario.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// The state did not take a command. Says what to do.
+    /// The state refused a command. The message states the next step.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// A function has no node.
+    /// No node can serve a function.
     #[error("function {function} cannot be placed: {why}")]
     Unplaced {
-        /// Which.
         function: FunctionKey,
-        /// Why, and what to do.
+        /// The reason and the next step.
         why: placement::Why,
     },
-    /// The planner goes on and on.
-    #[error("{PLANS_MAX} plans did not settle who serves what: please report this scenario")]
+    /// The planner still proposes changes after [`PLANS_MAX`] plans.
+    #[error("the placement did not settle within {PLANS_MAX} plans: please report this scenario")]
     Unsettled,
 }
 
-/// The replicated state and what is told to it.
+/// The replicated state, with the index of the last command applied to the state.
 #[derive(Debug, Default)]
 pub struct Control {
     state: State,
     index: u64,
 }
 
-/// What a function is called that has this place.
+/// Returns the name of the function with this index in the scenario.
 #[must_use]
 pub fn function_key(place: usize, function: &Function) -> FunctionKey {
-    let name = FunctionName::new(&format!("f{place}")).unwrap_or_else(|_| unreachable!("f and a number"));
+    let name = FunctionName::new(&format!("f{place}"))
+        .unwrap_or_else(|_| unreachable!("an f and a number form a valid name"));
     FunctionKey { tenant: function.tenant.clone(), name }
 }
 
-/// Its model's content address.
+/// Returns the content address of the model of the function with this index. The digest is made up, since a
+/// simulated model has no bytes.
 #[must_use]
 pub fn digest(place: usize) -> Digest {
     Digest::of(&place.to_le_bytes())
 }
 
 fn node_name(place: usize) -> NodeName {
-    NodeName::new(&format!("n{place}")).unwrap_or_else(|_| unreachable!("n and a number"))
+    NodeName::new(&format!("n{place}"))
+        .unwrap_or_else(|_| unreachable!("an n and a number form a valid name"))
 }
 
 impl Control {
-    /// Registers the nodes, sets the tenants' caps, applies the functions and places them. Returns who
-    /// serves what: for each node its functions, by place.
+    /// Registers the nodes, sets the tenants' caps, applies the functions and places the functions on nodes.
+    /// Returns the control plane, and for each node the indexes of the functions that the node serves.
     ///
     /// # Errors
-    /// [`Error`]; a function that fits nowhere among them.
+    /// Returns [`Error`] if a command is refused, a function fits no node, or the placement does not settle.
     pub fn set_up(scenario: &Scenario) -> Result<(Self, Vec<Vec<usize>>), Error> {
         let Scenario { nodes, functions, .. } = scenario;
         let mut control = Self::default();
@@ -80,9 +82,10 @@ impl Control {
             control.apply(Command::SetQuota { tenant: tenant.clone(), quota })?;
         }
         for (place, function) in functions.iter().enumerate() {
-            let (holder, digest) = (ControllerId(1), digest(place));
-            let (bytes, model) = (Bytes(1), summary(function));
-            control.apply(Command::AddArtifact { digest, bytes, model, holder })?;
+            let digest = digest(place);
+            let model = summary(function);
+            let holder = ControllerId(1);
+            control.apply(Command::AddArtifact { digest, bytes: Bytes(1), model, holder })?;
             let mut spec = FunctionSpec::new(function_key(place, function));
             (spec.slo, spec.replicas, spec.serving) = (function.slo, function.replicas, function.serving);
             spec.resources = Resources { gpu_memory: Some(function.model.memory) };
@@ -93,7 +96,7 @@ impl Control {
         Ok((control, placed))
     }
 
-    /// What tenants may use, as nodes are told it.
+    /// Returns the caps of all tenants, as a controller sends the caps to the nodes.
     #[must_use]
     pub fn quotas(&self) -> BTreeMap<TenantName, Quota> {
         self.state.tenants().map(|tenant| (tenant.name.clone(), tenant.quota)).collect()
@@ -156,11 +159,17 @@ fn register(place: usize, node: &NodeSpec) -> Command {
 }
 
 fn summary(function: &Function) -> ModelSummary {
-    let (inputs, outputs) = (Vec::new(), Vec::new());
-    ModelSummary { weights: function.model.weights, parameters: 1, launches: 1, inputs, outputs }
+    ModelSummary {
+        weights: function.model.weights,
+        parameters: 1,
+        launches: 1,
+        inputs: Vec::new(),
+        outputs: Vec::new(),
+    }
 }
 
-/// The cluster as the planner sees it: what is placed is taken to be ready, and no load is known.
+/// Returns the cluster as the planner sees the cluster. Every placement counts as ready, and every load as
+/// zero.
 fn view(state: &State) -> View {
     let functions = state.functions().map(|function| {
         let spec = &function.latest().spec;

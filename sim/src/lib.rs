@@ -1,31 +1,31 @@
-//! A whole cluster in virtual time, in one thread: the workers' real actors and policies, the
-//! gateway's router, the replicated state applied directly, over modelled devices and links. An
-//! hour of a cluster takes seconds, and the same seed gives the same events.
+//! A simulator of a whole cluster in virtual time, in one thread. The simulator runs the workers' real
+//! actors and policies, the gateway's router, and the replicated state without Raft, over modelled devices
+//! and links. An hour of a cluster takes seconds, and the same seed gives the same events.
 //!
 //! ```text
 //! Scenario { nodes, functions, arrivals, faults }  ──►  run  ──►  Outcome { requests, GPUs, events }
 //!    ▲                                                              │
-//!  models: figures of the papers' models                        summary: what the papers report
-//!  workload: who asks when                                      report: tables, CSV, SVG
+//!  models: figures of the papers' models                        summary: the papers' metrics
+//!  workload: arrivals of requests                               report: tables, CSV, SVG
 //! ```
 //!
 //! | module | job |
 //! |---|---|
-//! | [`scenario`] | what is simulated |
+//! | [`scenario`] | the input of a simulation |
 //! | [`workload`] | generators of arrivals, and readers of traces |
-//! | [`memory`] | a GPU's memory as the Torpor paper and its baseline give it out |
-//! | [`models`] | what the papers say of their models, and what is assumed beyond that |
+//! | [`memory`] | the allocators of GPU memory of the Torpor paper and its baseline |
+//! | [`models`] | the papers' figures of their models, and the assumptions beyond those figures |
 //! | [`mod@run`] | runs a scenario |
-//! | [`control`] | the control plane: who serves which function, by state and placement as in production |
-//! | [`router`] | which node a request goes to, as the gateway has it |
-//! | [`outcome`] | what came of it, request by request, and summed up |
+//! | [`control`] | the control plane: places functions on nodes, with the state and the planner of production |
+//! | [`router`] | chooses the node of a request, as the gateway does |
+//! | [`outcome`] | the result of a run: a record of each request, and the sums |
 //! | [`report`] | tables, CSV and plots |
-//! | [`passing`] | data between the functions of workflows, as flows: without actors, and a simulation of its own |
+//! | [`passing`] | data between the functions of workflows, as flows: a separate simulation without actors |
 //!
-//! What is modelled, and how: links divide their rates evenly among the copies that cross them
-//! (`worker::port::links`); a run takes what its model's figures say; a message takes no time. What
-//! is absent: the front door, sockets, the time that decisions take. Speeds are what the scenario
-//! says, so nothing here shows how fast a machine is.
+//! Links divide their rates evenly among the copies that cross them (`worker::port::links`). A run lasts as
+//! long as its model's figures state. A message takes no time. Absent are the gateway's middleware,
+//! sockets, and the time that decisions take. The scenario sets all speeds, so nothing here shows how fast
+//! a machine is.
 
 pub mod control;
 mod machine;

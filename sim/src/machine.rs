@@ -1,4 +1,4 @@
-//! One machine of a scenario: its topology's links and GPUs as models, the real actors above them.
+//! One machine of a scenario: modelled links and GPUs, and the worker's real actors above them.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -16,19 +16,20 @@ use crate::control::{digest, function_key};
 use crate::run::Error;
 use crate::scenario::{Function, NodeSpec, Scenario};
 
-/// Requests that a node and a function may have: more than any scenario has.
+/// The limit of requests of a node and of a function: more than any scenario has, so that no limit refuses a
+/// request.
 const REQUESTS_MAX: u32 = 1 << 28;
 
-/// One machine.
 pub(crate) struct Machine {
     pub(crate) handle: NodeHandle,
     pub(crate) executors: ModelledMachine,
     pub(crate) trace: Option<SharedTrace>,
+    /// The rate at which weights reach the first GPU from host memory.
     host_rate: BytesPerSec,
 }
 
 impl Machine {
-    /// Starts its actors, in the runtime of this thread.
+    /// Starts the actors of a node, in the runtime of this thread.
     pub(crate) fn start(scenario: &Scenario, node: &NodeSpec, place: usize, clock: &Arc<dyn Clock>) -> Self {
         let behaviour = |gpu: &millrace_types::topology::Gpu| {
             let run = |(place, function): (usize, &Function)| {
@@ -50,7 +51,7 @@ impl Machine {
                 } else {
                     Duration::ZERO
                 },
-                // As fast as the links are.
+                // Without a limit of its own, a copy is as fast as its links.
                 copy_rate: BytesPerSec(u64::MAX),
                 copy_fails_every: None,
                 ties: scenario.ties,
@@ -74,7 +75,8 @@ impl Machine {
         Self { handle: start_here(config, context), executors, trace, host_rate: host_rate(node) }
     }
 
-    /// What it is told of a function.
+    /// Returns the configuration of a function for this node. The profile's load time comes from the rate of
+    /// host memory; no swap time is known in advance.
     pub(crate) fn config(&self, scenario: &Scenario, node: &NodeSpec, place: usize) -> FunctionConfig {
         let function = &scenario.functions[place];
         let load = self.host_rate.time_for(function.model.weights).max(function.model.start);
@@ -96,7 +98,7 @@ impl Machine {
     }
 }
 
-/// What a function is called on its nodes.
+/// Returns the key of a function's only revision on its nodes.
 pub(crate) fn revision(place: usize, function: &Function) -> RevisionKey {
     RevisionKey { function: function_key(place, function), revision: Revision::FIRST }
 }
@@ -105,7 +107,7 @@ fn model_name(place: usize) -> String {
     format!("m{place}")
 }
 
-/// The models as nodes are given them: names and sizes, and empty files.
+/// Returns the models for the nodes. The models have names and sizes, but share one empty memfd.
 pub(crate) fn models(functions: &[Function]) -> Result<Vec<Arc<PreparedModel>>, Error> {
     let fd = rustix::fs::memfd_create("simulated", rustix::fs::MemfdFlags::CLOEXEC);
     let file: Arc<OwnedFd> = Arc::new(fd.map_err(std::io::Error::from)?);
@@ -126,12 +128,13 @@ pub(crate) fn models(functions: &[Function]) -> Result<Vec<Arc<PreparedModel>>, 
     Ok(functions.iter().enumerate().map(model).collect())
 }
 
-/// How long a run takes on a type of GPU.
+/// Returns the duration of a computation on a type of GPU, by the pace that the scenario sets for the type.
 fn paced(scenario: &Scenario, gpu_type: &str, span: Duration) -> Duration {
     span * scenario.pace.get(gpu_type).copied().unwrap_or(100) / 100
 }
 
-/// How fast a model comes onto the first GPU of a node.
+/// Returns the rate at which a model is copied to the first GPU of a node: that of the slowest link on the
+/// path.
 fn host_rate(node: &NodeSpec) -> BytesPerSec {
     let path = node.topology.gpus.first().map(|gpu| gpu.host_path.as_slice()).unwrap_or_default();
     let rates = path.iter().map(|link| node.topology.links[link.0 as usize].rate);

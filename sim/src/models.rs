@@ -1,36 +1,38 @@
-//! What the papers say of their models, and what has to be assumed beyond that.
+//! The papers' figures of their models, and the assumptions beyond those figures.
 //!
-//! **LALB** (table I): memory at batch 32, loading time, inference time. Loading is the start of a
-//! process of the model's own with its upload (L05, L06); nothing overlaps it. How many bytes of it
-//! cross the PCIe link is not said and makes no difference at a loading time of seconds.
+//! **LALB** (table I): memory at batch 32, loading time, inference time. Loading starts a process of the
+//! model's own and uploads the weights (L05, L06); nothing overlaps with loading. The paper does not state
+//! the bytes that cross the PCIe link. They make no difference at a loading time of seconds.
 //!
-//! **Torpor** (table 4): run times with GPU remoting, and with a swap over PCIe. Sizes of the weights
-//! are those of the published models (single precision), and what a model holds: with one run at a
-//! time, activations need room once for all models, in the 7 GB that are not for them. How much of a run is left when the last weights arrive is what makes
-//! the swap as long as table 4 says at [`TORPOR_PCIE`].
+//! **Torpor** (table 4): run times with GPU remoting, and with a swap over PCIe. The sizes of the weights are
+//! those of the published models in single precision. A model's memory equals its weights: because a GPU has
+//! one run at a time, all models share the memory of one run's activations, which is in the 7 GB reserved for
+//! other uses. The tail of a run after the last weights is chosen so that a swap at [`TORPOR_PCIE`] lasts as
+//! long as in table 4.
 
 use std::time::Duration;
 
 use millrace_types::{Bytes, BytesPerSec};
 
-/// What a simulation has to know of a model.
+/// The sizes and times of a model in a simulation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelFigures {
-    /// The network's name.
+    /// The name of the network.
     pub name: String,
-    /// What is copied.
+    /// The size of the weights, which a swap copies.
     pub weights: Bytes,
-    /// What it holds on a GPU.
+    /// The memory that the model occupies on a GPU.
     pub memory: Bytes,
-    /// How long it computes.
+    /// The computing time of a run.
     pub run: Duration,
-    /// How much of that is left when the last weights arrive, at least.
+    /// The least computing time that remains when the last weights arrive.
     pub tail: Duration,
-    /// The start of its own process, before which it cannot run. Zero in a shared one.
+    /// The start time of the model's own process, before which the model cannot run. Zero in a shared
+    /// process.
     pub start: Duration,
 }
 
-/// The rate of a PCIe link at which a swap of Bert-qa takes what table 4 says.
+/// The rate of a PCIe link at which a swap of Bert-qa lasts as long as in table 4.
 pub const TORPOR_PCIE: BytesPerSec = BytesPerSec::gb(10);
 
 /// Table I of the LALB paper: memory (MB), loading and inference (ms).
@@ -59,10 +61,10 @@ const LALB: [(&str, u64, u64, u64); 22] = [
     ("vgg19", 3947, 4070, 1330),
 ];
 
-/// Bytes of a LALB model that cross the link.
+/// The assumed size of the weights of a LALB model, which the paper does not state.
 const LALB_WEIGHTS: Bytes = Bytes::mib(64);
 
-/// The models of the LALB paper, in the order of their sizes.
+/// Returns the models of the LALB paper, in ascending order of their memory.
 #[must_use]
 pub fn lalb() -> Vec<ModelFigures> {
     let figures = |&(name, megabytes, load, run): &(&'static str, u64, u64, u64)| {
@@ -91,11 +93,12 @@ const TORPOR: [(&str, u64, u64, u64); 8] = [
     ("bert-qa", 43, 144, 1340),
 ];
 
-/// The models of the Torpor paper.
+/// Returns the models of the Torpor paper.
 #[must_use]
 pub fn torpor() -> Vec<ModelFigures> {
     let figures = |&(name, run, swapped, megabytes): &(&'static str, u64, u64, u64)| {
-        let (run, weights) = (Duration::from_millis(run), Bytes(megabytes * 1_000_000));
+        let run = Duration::from_millis(run);
+        let weights = Bytes(megabytes * 1_000_000);
         let tail = Duration::from_millis(swapped).saturating_sub(TORPOR_PCIE.time_for(weights)).min(run);
         let memory = weights;
         ModelFigures { name: name.to_owned(), weights, memory, run, tail, start: Duration::ZERO }
@@ -107,8 +110,8 @@ pub fn torpor() -> Vec<ModelFigures> {
 mod tests {
     use super::*;
 
-    /// One swap alone on its link: the first bytes, then the longer of the run and the load, and the rest
-    /// of the run after the load.
+    /// Returns the duration of a swap that has its link alone. A run begins when the first bytes are there,
+    /// and ends a tail after the load at the earliest.
     fn swap_alone(model: &ModelFigures, rate: BytesPerSec) -> Duration {
         let first = rate.time_for(model.weights.min(Bytes::mib(10)));
         let load = rate.time_for(model.weights);
@@ -116,16 +119,17 @@ mod tests {
     }
 
     #[test]
-    fn swaps_over_pcie_take_what_table_4_says() {
+    fn torpor_swaps_over_pcie_last_as_long_as_in_table_4() {
         for ((name, _, swapped, _), model) in TORPOR.iter().zip(torpor()) {
-            let (takes, told) = (swap_alone(&model, TORPOR_PCIE), Duration::from_millis(*swapped));
+            let takes = swap_alone(&model, TORPOR_PCIE);
+            let told = Duration::from_millis(*swapped);
             let off = takes.abs_diff(told);
-            assert!(off <= Duration::from_millis(2), "{name}: {takes:?} and not {told:?}");
+            assert!(off <= Duration::from_millis(2), "{name}: {takes:?} instead of {told:?}");
         }
     }
 
     #[test]
-    fn a_lalb_miss_is_its_load_and_its_run() {
+    fn a_lalb_miss_lasts_its_load_and_its_run() {
         let vgg19 = lalb().pop().unwrap();
         assert_eq!(swap_alone(&vgg19, BytesPerSec::gb(12)), Duration::from_millis(4070 + 1330));
     }

@@ -1,5 +1,5 @@
-//! What came of a run: every request, the nodes as they were left, and the sums that the papers
-//! report.
+//! The result of a simulation: a record of every request, the final state of the nodes, and the sums that the
+//! papers report.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,76 +13,72 @@ use millrace_worker::snapshot::{LinkSnapshot, NodeSnapshot};
 use crate::control::function_key;
 use crate::scenario::Function;
 
-/// How a request ended.
+/// The end of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ending {
-    /// With an answer.
+    /// The client got an answer.
     Answered {
-        /// From which node.
+        /// The index of the node that answered.
         node: usize,
-        /// Where it ran.
+        /// The GPU that ran the request.
         gpu: GpuIndex,
-        /// How often it was begun.
+        /// The number of times that the request was started.
         attempts: u32,
-        /// Where the time went.
+        /// The latency, split into its parts.
         split: Split,
     },
-    /// Without.
-    Failed {
-        /// Why.
-        reason: Reason,
-    },
+    /// The client got an error.
+    Failed { reason: Reason },
 }
 
-/// One request.
+/// The record of one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Record {
-    /// Its place among the arrivals.
+    /// The index of the request among the arrivals.
     pub request: usize,
-    /// Its function's place.
+    /// The index of the function.
     pub function: u32,
-    /// When it came.
+    /// The time of the request's arrival.
     pub arrived: Timestamp,
-    /// When it was answered, or given up.
+    /// The time of the answer or the error.
     pub finished: Timestamp,
-    /// How.
     pub ending: Ending,
 }
 
 impl Record {
-    /// From its arrival to its end.
+    /// Returns the time from the arrival to the end.
     #[must_use]
     pub fn latency(&self) -> Duration {
         self.finished.since(self.arrived)
     }
 
-    /// Whether it was answered.
+    /// Returns whether the client got an answer.
     #[must_use]
     pub fn answered(&self) -> bool {
         matches!(self.ending, Ending::Answered { .. })
     }
 }
 
-/// What came of a run.
+/// The result of a simulation.
 #[derive(Debug, Clone)]
 pub struct Outcome {
-    /// Every request, in the order in which they came.
+    /// The records of all requests, in the order of their arrival.
     pub records: Vec<Record>,
-    /// The nodes before the first of them came: what they count includes how they were warmed.
+    /// The nodes before the first arrival. Their counts include the warm-up.
     pub before: Vec<NodeSnapshot>,
     /// The nodes at the end.
     pub nodes: Vec<NodeSnapshot>,
-    /// From the first moment to the last answer.
+    /// The time from the end of the warm-up to the last answer.
     pub span: Duration,
-    /// GPUs that held the most popular model, on average over time (L17).
+    /// The number of GPUs that held the most popular model, on average over time (L17).
     pub held_of_top: f64,
-    /// What each node's cores saw and did, where that was traced.
+    /// The trace of each node's cores. Empty unless the scenario is traced.
     pub traces: Vec<Trace>,
 }
 
 impl Outcome {
-    /// Events that the nodes' cores handled, and one number for all they saw and did. Zeros unless
-    /// traced.
+    /// Returns the number of events that the nodes' cores handled, and a hash of all events and actions. Both
+    /// are 0 unless the scenario is traced.
     #[must_use]
     pub fn events(&self) -> (u64, u64) {
         let events = self.traces.iter().flat_map(|trace| trace.folds().values()).map(|fold| fold.events);
@@ -91,7 +87,8 @@ impl Outcome {
         (events.sum(), if self.traces.is_empty() { 0 } else { hash })
     }
 
-    /// The number of the nodes' decisions, and the digest of their canonical text. Zeros unless traced.
+    /// Returns the number of the nodes' decisions, and the digest of their canonical text. Both are 0
+    /// unless the scenario is traced.
     #[must_use]
     pub fn decisions(&self) -> (u64, u64) {
         let digests = self.traces.iter().map(|trace| trace.decisions().digest());
@@ -100,8 +97,8 @@ impl Outcome {
         })
     }
 
-    /// How wrong the nodes' cost models were, by type of GPU and by what turns had to do: how many were
-    /// predicted, and by how much of what came they were off on average (L15). With what warming took.
+    /// Returns the errors of the nodes' cost models, by type of GPU and kind of turn: the number of
+    /// predictions, and their mean error as a share of the measured time (L15). The warm-up is included.
     #[must_use]
     pub fn predictions(&self) -> BTreeMap<(String, &'static str), (u64, f64)> {
         let mut by = BTreeMap::<_, (u64, f64)>::new();
@@ -114,7 +111,8 @@ impl Outcome {
         by
     }
 
-    /// The same of everything that was predicted; `None` where nothing was.
+    /// Returns the mean error of all predictions, as [`Self::predictions`] counts errors. Returns `None`
+    /// without predictions.
     #[must_use]
     pub fn estimates_off(&self) -> Option<f64> {
         let all = self.predictions().into_values();
@@ -123,7 +121,7 @@ impl Outcome {
         (count > 0).then(|| off / count as f64)
     }
 
-    /// Events by kind of core, for whoever wonders where the time goes.
+    /// Returns the number of handled events by kind of core. Empty unless the scenario is traced.
     #[must_use]
     pub fn events_by_core(&self) -> BTreeMap<&'static str, u64> {
         let mut by = BTreeMap::new();
@@ -141,7 +139,7 @@ impl Outcome {
         by
     }
 
-    /// The sums.
+    /// Returns the sums of the run.
     #[must_use]
     pub fn summary(&self, functions: &[Function]) -> Summary {
         let mut latencies: Vec<Duration> = self.answered().map(Record::latency).collect();
@@ -154,8 +152,10 @@ impl Outcome {
             let of = |nodes: &[NodeSnapshot]| nodes.iter().map(|node| count(&node.dispatch)).sum::<u64>();
             of(&self.nodes).saturating_sub(of(&self.before))
         };
-        let (hits, misses) = (sum(|stats| stats.hits), sum(|stats| stats.misses));
-        let (dispatched, false_misses) = (hits + misses, sum(|stats| stats.false_misses));
+        let hits = sum(|stats| stats.hits);
+        let misses = sum(|stats| stats.misses);
+        let dispatched = hits + misses;
+        let false_misses = sum(|stats| stats.false_misses);
         let share = |part: u64, whole: u64| if whole == 0 { 0.0 } else { part as f64 / whole as f64 };
         let loads = self.gpu_loads();
         let (met, held) = self.compliance(functions);
@@ -177,11 +177,12 @@ impl Outcome {
         }
     }
 
-    /// What each function is billed for since the first moment (T26), by place: what the nodes counted
-    /// of it, each in whole milliseconds.
+    /// Returns the billed usage of each function, by its index, since the end of the warm-up (T26). Each node
+    /// counts a request's usage in whole milliseconds.
     #[must_use]
     pub fn usage(&self, functions: &[Function]) -> Vec<Usage> {
-        let (before, after) = (counted(&self.before), counted(&self.nodes));
+        let before = counted(&self.before);
+        let after = counted(&self.nodes);
         let of = |(place, function): (usize, &Function)| {
             let key = function_key(place, function);
             let at = |counts: &BTreeMap<FunctionKey, Usage>| counts.get(&key).copied().unwrap_or(Usage::NONE);
@@ -190,7 +191,7 @@ impl Outcome {
         functions.iter().enumerate().map(of).collect()
     }
 
-    /// The sums of each tenant's requests, by name.
+    /// Returns the sums of each tenant's requests, in the order of the tenants' names.
     #[must_use]
     pub fn by_tenant(&self, functions: &[Function]) -> Vec<TenantSummary> {
         let mut records = BTreeMap::<&TenantName, Vec<&Record>>::new();
@@ -205,7 +206,7 @@ impl Outcome {
         self.records.iter().filter(|record| record.answered())
     }
 
-    /// Each GPU's share of the time that it computed.
+    /// Returns the share of time that each GPU computed.
     #[must_use]
     pub fn gpu_loads(&self) -> Vec<f64> {
         fn busy(nodes: &[NodeSnapshot]) -> impl Iterator<Item = Duration> {
@@ -215,8 +216,9 @@ impl Outcome {
         busy.map(|busy| busy.as_secs_f64() / self.span.as_secs_f64().max(1e-9)).collect()
     }
 
-    /// Each link's share of what it could have carried towards the GPUs, or towards either of two, by node
-    /// and in link order. Both directions of an NVLink are counted as one that carries as much.
+    /// Returns the load of each link, by node and in link order: the bytes carried as a share of the link's
+    /// capacity in one direction. A host link counts the bytes towards the GPUs. An NVLink counts the bytes
+    /// of both directions together.
     #[must_use]
     pub fn link_loads(&self) -> Vec<Vec<f64>> {
         let span = self.span.as_secs_f64().max(1e-9);
@@ -231,8 +233,9 @@ impl Outcome {
         self.nodes.iter().zip(&self.before).map(of).collect()
     }
 
-    /// Functions that met their objectives, of those that have one and were asked: m/n >= p,
-    /// recomputed from the requests (T17). What was not answered was late.
+    /// Returns the number of functions that met their objectives, and the number of functions that have an
+    /// objective and got a request. An objective is met if m/n >= p, recomputed from the records (T17). A
+    /// request without an answer counts as late.
     #[must_use]
     pub fn compliance(&self, functions: &[Function]) -> (u64, u64) {
         let mut counts = BTreeMap::<u32, (u64, u64)>::new();
@@ -249,7 +252,7 @@ impl Outcome {
         (met.count() as u64, counts.len() as u64)
     }
 
-    /// The latencies of one function's answers, in order.
+    /// Returns the latencies of the answers of the `wanted` functions, in ascending order.
     #[must_use]
     pub fn latencies_of(&self, wanted: impl Fn(u32) -> bool) -> Vec<Duration> {
         let mut latencies: Vec<_> =
@@ -259,7 +262,7 @@ impl Outcome {
     }
 }
 
-/// What nodes have counted of each function for its bill.
+/// Returns the billed usage of each function, added up over the nodes.
 fn counted(nodes: &[NodeSnapshot]) -> BTreeMap<FunctionKey, Usage> {
     let mut counted = BTreeMap::<FunctionKey, Usage>::new();
     let mut add = |key: &FunctionKey, usage: Usage| {
@@ -279,65 +282,62 @@ fn counted(nodes: &[NodeSnapshot]) -> BTreeMap<FunctionKey, Usage> {
     counted
 }
 
-/// What a run comes to.
+/// The sums of a run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Summary {
-    /// Requests.
     pub requests: u64,
-    /// Of those, not answered.
+    /// Requests without an answer.
     pub failed: u64,
-    /// Latency of answers, on average.
+    /// The mean latency of answers.
     pub mean: Duration,
-    /// Its variance, in square seconds.
+    /// The variance of the latency of answers, in square seconds.
     pub variance: f64,
-    /// The latency within which half of the answers came.
+    /// The median latency of answers.
     pub p50: Duration,
-    /// 98%.
+    /// The 98th percentile of the latency of answers.
     pub p98: Duration,
-    /// 99%.
+    /// The 99th percentile of the latency of answers.
     pub p99: Duration,
-    /// Dispatches to a GPU without the model.
+    /// The share of dispatches that are misses: the GPU did not hold the model.
     pub miss_ratio: f64,
-    /// Of those, while another GPU had it.
+    /// The share of misses that are false misses: another GPU held the model.
     pub false_miss_ratio: f64,
-    /// GPUs that held the most popular model, on average.
+    /// The number of GPUs that held the most popular model, on average over time.
     pub held_of_top: f64,
-    /// The share of time that GPUs computed.
+    /// The share of time that GPUs computed, on average over the GPUs.
     pub gpu_load: f64,
-    /// The variance of that between GPUs, each by the most loaded (Torpor, §7.4).
+    /// The variance of the GPUs' loads, each divided by the highest load (Torpor, §7.4).
     pub gpu_load_variance: f64,
-    /// Functions that met their objectives.
+    /// The number of functions that met their objectives.
     pub compliant: u64,
-    /// Functions that have one and were asked.
+    /// The number of functions that have an objective and got a request.
     pub with_objective: u64,
 }
 
 impl Summary {
-    /// The share of functions that met their objectives; 1 where none has any.
+    /// Returns the share of functions that met their objectives. Returns 1 if no function has an objective.
     #[must_use]
     pub fn compliance(&self) -> f64 {
         if self.with_objective == 0 { 1.0 } else { self.compliant as f64 / self.with_objective as f64 }
     }
 }
 
-/// What a tenant had of a run.
+/// The sums of a tenant's requests.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TenantSummary {
-    /// Whose.
     pub tenant: TenantName,
-    /// Requests.
     pub requests: u64,
-    /// Of those, not answered.
+    /// Requests without an answer.
     pub failed: u64,
-    /// Latency of answers, on average.
+    /// The mean latency of answers.
     pub mean: Duration,
-    /// The latency within which half of the answers came.
+    /// The median latency of answers.
     pub p50: Duration,
-    /// 98%.
+    /// The 98th percentile of the latency of answers.
     pub p98: Duration,
-    /// 99%.
+    /// The 99th percentile of the latency of answers.
     pub p99: Duration,
-    /// Time that GPUs computed for them.
+    /// The time that GPUs computed for the answered requests.
     pub gpu_time: Duration,
 }
 
@@ -366,14 +366,15 @@ impl TenantSummary {
     }
 }
 
-/// The value that so many percent of sorted ones do not exceed (nearest rank).
+/// Returns the value that `percent` percent of the sorted values do not exceed (nearest rank). Returns zero
+/// for no values.
 #[must_use]
 pub fn percentile(sorted: &[Duration], percent: f64) -> Duration {
     let rank = (percent / 100.0 * sorted.len() as f64).ceil() as usize;
     sorted.get(rank.clamp(1, sorted.len().max(1)) - 1).copied().unwrap_or_default()
 }
 
-/// The variance of values, each divided by the largest.
+/// Returns the variance of the values, each divided by the largest value.
 fn normalised_variance(values: &[f64]) -> f64 {
     let most = values.iter().copied().fold(0.0, f64::max);
     if most <= 0.0 {
@@ -389,7 +390,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn percentiles_are_by_nearest_rank() {
+    fn percentile_takes_the_nearest_rank() {
         let sorted: Vec<_> = (1..=100).map(Duration::from_millis).collect();
         let ms = Duration::from_millis;
         assert_eq!(percentile(&sorted, 50.0), ms(50));
@@ -399,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn load_variance_is_by_the_most_loaded() {
+    fn load_variance_is_relative_to_the_highest_load() {
         assert_eq!(normalised_variance(&[0.5, 0.5]), 0.0);
         assert_eq!(normalised_variance(&[0.0, 0.5]), 0.25);
         assert_eq!(normalised_variance(&[0.0, 0.0]), 0.0);

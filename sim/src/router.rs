@@ -1,7 +1,7 @@
-//! Which node a request goes to, as a controller's gateway has it: the pure router over what telemetry
-//! said last, every 100 ms, and the rate it assumes of every link. Two things are simpler: a request
-//! that was answered since counts as unseen until the next report, and one node that serves a function
-//! is not asked whether it has a GPU.
+//! The choice of a node for each request, as in a controller's gateway: the pure router over the latest
+//! telemetry, which arrives every 100 ms, and an assumed rate of every host link. Two details are simpler
+//! than in the gateway. A request that was answered since the last report counts as unseen until the next
+//! report. A function's only node gets all its requests, even without a GPU that is up.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -11,10 +11,10 @@ use millrace_types::topology::Topology;
 use millrace_types::{Bytes, Digest};
 use millrace_worker::snapshot::{GpuHealth, GpuSnapshot, NodeSnapshot};
 
-/// How often nodes say how they are.
+/// The interval at which nodes report their state.
 pub const TELEMETRY_EVERY: Duration = Duration::from_millis(100);
 
-/// What is known of a node.
+/// The last reported state of a node.
 #[derive(Debug, Clone)]
 struct Known {
     machine: MachineType,
@@ -22,22 +22,23 @@ struct Known {
     gpus_idle: u32,
     gpus_coming: u32,
     queued: u32,
+    /// Requests that were sent to the node after its last report.
     unseen: u32,
     on_idle: BTreeSet<Digest>,
     on_busy: BTreeSet<Digest>,
 }
 
-/// The nodes, and which of them serve which function.
+/// The nodes, and the nodes that serve each function.
 #[derive(Debug, Default)]
 pub struct Router {
     nodes: BTreeMap<usize, Known>,
-    /// How long each function's runs were seen to take.
+    /// The observed run times of each function.
     runs: BTreeMap<u32, Runs>,
     serving: BTreeMap<u32, Vec<usize>>,
 }
 
 impl Router {
-    /// Takes a node in: nothing is known of it but its GPUs.
+    /// Adds a node, of which only the GPUs are known.
     pub fn join(&mut self, node: usize, topology: &Topology) {
         let gpus = topology.gpus.len() as u32;
         let known = Known {
@@ -53,12 +54,12 @@ impl Router {
         self.nodes.insert(node, known);
     }
 
-    /// A node serves a function from now on.
+    /// Records that a node serves a function from now on.
     pub fn serves(&mut self, node: usize, function: u32) {
         self.serving.entry(function).or_default().push(node);
     }
 
-    /// Takes in what a node said of itself.
+    /// Records the state that a node reports, which makes all requests sent before the report seen.
     pub fn hear(&mut self, node: usize, said: &NodeSnapshot) {
         let Some(known) = self.nodes.get_mut(&node) else { return };
         let coming = |gpu: &&GpuSnapshot| matches!(gpu.health, GpuHealth::Starting | GpuHealth::Restarting);
@@ -76,17 +77,17 @@ impl Router {
         (known.on_idle, known.on_busy) = (held(&idle), held(&busy));
     }
 
-    /// A run of a function took so long on a node.
+    /// Records the duration of a run of a function on a node.
     pub fn ran(&mut self, node: usize, function: u32, run: Duration) {
         if let Some(known) = self.nodes.get(&node) {
             self.runs.entry(function).or_default().took(&known.machine, run);
         }
     }
 
-    /// The node for a request. `None` where no node with a GPU serves its function.
+    /// Chooses the node for a request. Returns `None` if no node with a GPU serves the function.
     pub fn choose(&mut self, function: u32, digest: Digest, request: &Request) -> Option<usize> {
         let serving = self.serving.get(&function)?;
-        // One node that serves is the node, whatever it said.
+        // A function's only node is chosen regardless of its reports.
         if let [only] = serving[..] {
             return Some(only);
         }
@@ -108,7 +109,7 @@ impl Router {
                 run: runs.estimate(&known.machine),
                 held,
                 host_rate: HOST_RATE,
-                // Requests bring their inputs along.
+                // A simulated request carries its inputs, so no node has to fetch any.
                 missing: Bytes::ZERO,
             })
         };

@@ -1,5 +1,5 @@
-//! Runs a scenario: starts its nodes in virtual time, installs the functions where the control
-//! plane placed them, brings the requests and the faults, and waits until everything is answered.
+//! Runs a scenario: starts the nodes in virtual time, installs each function on the nodes that the control
+//! plane chose, injects the requests and the faults, and waits until every request has ended.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -24,48 +24,49 @@ use crate::outcome::{Ending, Outcome, Record};
 use crate::router::{Router, TELEMETRY_EVERY};
 use crate::scenario::{Function, Scenario};
 
-/// How long executors have to come up before the first request.
+/// The virtual time before the first request in which executors start.
 const WARM_UP: Duration = Duration::from_secs(1);
-/// How often it is looked at how many GPUs hold the most popular model, and how often at most in all.
+/// The least interval between samples of the number of GPUs that hold the most popular model.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// The most samples of a run. In a longer run the interval between samples grows.
 const LOOKS_MAX: u32 = 10_000;
 
-/// Why a scenario was not run.
+/// A reason that a scenario was not run.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The control plane did not take it.
+    /// The control plane refused the scenario.
     #[error(transparent)]
     Control(#[from] control::Error),
-    /// A node did not take a function.
+    /// A node refused a function.
     #[error(transparent)]
     Install(#[from] InstallError),
-    /// It contradicts itself.
-    #[error("the scenario does not fit: {0}")]
+    /// The scenario contradicts itself.
+    #[error("the scenario contradicts itself: {0}")]
     Scenario(String),
-    /// The machine does not let it.
-    #[error("no memory file for the models: {0}")]
+    /// The operating system refused the memfd that stands for the models.
+    #[error("cannot create a memfd for the models: {0}")]
     Memory(#[from] std::io::Error),
 }
 
-/// Runs a scenario to its end, on this thread, which must not be running a runtime.
+/// Runs a scenario to its end on this thread, which must not run an async runtime already.
 ///
 /// # Errors
-/// [`Error`].
+/// Returns [`Error`] if the scenario contradicts itself, or the control plane or a node refuses a part of it.
 pub fn run(scenario: &Scenario) -> Result<Outcome, Error> {
     check(scenario)?;
     let runtime = || {
         let mut builder = tokio::runtime::Builder::new_current_thread();
         let built = builder.enable_time().start_paused(true).build();
-        built.unwrap_or_else(|error| panic!("a runtime without I/O: {error}"))
+        built.unwrap_or_else(|error| panic!("cannot build a runtime without I/O: {error}"))
     };
     actix::System::with_tokio_rt(runtime).block_on(World::run(scenario))
 }
 
-/// Runs scenarios, as many at once as there are processors, and takes from each outcome what is
-/// wanted, in the order of the scenarios: each has a thread and a virtual time of its own.
+/// Runs scenarios, as many at once as there are processors, and reduces each outcome with `take`. Each
+/// scenario has its own virtual time. Returns the results in the order of the scenarios.
 ///
 /// # Errors
-/// As of the first that was not run.
+/// Returns the error of the first scenario that was not run.
 pub fn run_each<T: Send + Sync>(
     scenarios: &[Scenario],
     take: impl Fn(&Scenario, Outcome) -> T + Sync,
@@ -86,46 +87,47 @@ pub fn run_each<T: Send + Sync>(
             scope.spawn(work);
         }
     });
-    // The scope ends only when every scenario was taken and run.
+    // The scope ends only after a thread ran every scenario, so every cell has a result.
     results
         .into_iter()
-        .map(|result| result.into_inner().unwrap_or_else(|| unreachable!("it was run")))
+        .map(|result| result.into_inner().unwrap_or_else(|| unreachable!("every scenario was run")))
         .collect()
 }
 
 fn check(scenario: &Scenario) -> Result<(), Error> {
     let wrong = |what: String| Err(Error::Scenario(what));
     if scenario.nodes.is_empty() {
-        return wrong("it has no nodes".to_owned());
+        return wrong("the list of nodes is empty".to_owned());
     }
     let functions = scenario.functions.len();
     if let Some(arrival) = scenario.arrivals.iter().find(|arrival| arrival.function as usize >= functions) {
         return wrong(format!("a request is for function {} of {functions}", arrival.function));
     }
     if !scenario.arrivals.is_sorted_by_key(|arrival| arrival.at) {
-        return wrong("its requests are not in the order in which they come".to_owned());
+        return wrong("the arrivals are not sorted by time".to_owned());
     }
     let there = |node: usize, gpu: GpuIndex| {
         scenario.nodes.get(node).is_some_and(|it| it.topology.gpus.len() > gpu.0 as usize)
     };
     if let Some(fault) = scenario.faults.iter().find(|fault| !there(fault.node, fault.gpu)) {
-        return wrong(format!("a fault is for node {} GPU {}, which is not there", fault.node, fault.gpu));
+        return wrong(format!("a fault is for node {} GPU {}, which does not exist", fault.node, fault.gpu));
     }
     Ok(())
 }
 
-/// What the tasks of a run share.
+/// The state that the tasks of a run share.
 struct Shared {
     clock: Arc<dyn Clock>,
     machines: Vec<Machine>,
     router: RefCell<Router>,
     records: RefCell<Vec<Record>>,
-    /// The GPUs that held the most popular model, added up, and how often it was looked.
+    /// The number of GPUs that held the most popular model, added up over the samples, and the number of
+    /// samples.
     held: RefCell<(u64, u64)>,
     answered: Notify,
     timeout: Duration,
     requests: Vec<(RevisionKey, Digest, millrace_types::Bytes)>,
-    /// Whether each function's requests carry a row, so that some may run as one.
+    /// Whether each function's requests carry a row, so that several requests may run as a batch.
     rows: Vec<bool>,
 }
 
@@ -191,7 +193,7 @@ impl Shared {
         self.until(self.clock.now() + span).await;
     }
 
-    /// Asks each function once, one after the other.
+    /// Requests each function once, one after the other, and drops the records.
     async fn warm(self: &Rc<Self>) {
         for function in 0..self.requests.len() as u32 {
             ask(Rc::clone(self), 0, function).await;
@@ -235,7 +237,7 @@ impl Shared {
     }
 }
 
-/// The most popular function.
+/// Returns the model of the most popular function; the first of equally popular functions.
 fn top(scenario: &Scenario) -> Option<Digest> {
     let mut counts = BTreeMap::<u32, u64>::new();
     scenario.arrivals.iter().for_each(|arrival| *counts.entry(arrival.function).or_default() += 1);
@@ -250,7 +252,8 @@ async fn faults(shared: Rc<Shared>, faults: Vec<crate::scenario::Fault>, began: 
     }
 }
 
-/// Nodes say how they are, where there is more than one to choose from.
+/// Reports the state of each node to the router at intervals. A cluster of one node needs no reports, because
+/// the router has no choice.
 async fn telemetry(shared: Rc<Shared>) {
     while shared.machines.len() > 1 {
         shared.pass(TELEMETRY_EVERY).await;
@@ -266,7 +269,7 @@ fn looks_apart(scenario: &Scenario) -> Duration {
     LOOK_EVERY.max(span / LOOKS_MAX)
 }
 
-/// Counts how many GPUs hold the most popular model (L17).
+/// Samples the number of GPUs that hold the most popular model (L17).
 async fn look(shared: Rc<Shared>, top: Option<Digest>, apart: Duration) {
     let Some(top) = top else { return };
     loop {
@@ -328,7 +331,7 @@ async fn ask(shared: Rc<Shared>, request: usize, function: u32) {
     let ending = match answer {
         Ok(answer) => {
             shared.router.borrow_mut().ran(node, function, answer.split.run);
-            // Programs are not simulated: everything runs on a GPU.
+            // The simulator has no programs, so every answer has a GPU.
             let gpu = answer.gpu.unwrap_or(GpuIndex(0));
             Ending::Answered { node, gpu, attempts: answer.attempts, split: answer.split }
         }

@@ -1,4 +1,4 @@
-//! What is simulated: machines, functions, who asks when, and what breaks.
+//! The input of a simulation: machines, functions, arrivals of requests, and faults.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,108 +17,118 @@ use crate::workload::Arrival;
 /// One machine of the cluster.
 #[derive(Debug, Clone)]
 pub struct NodeSpec {
-    /// Its GPUs and links.
+    /// The GPUs and links of the machine.
     pub topology: Topology,
-    /// Which of its requests goes to which of its GPUs.
+    /// The policy that assigns requests to GPUs.
     pub dispatch: PolicyConfig,
-    /// Which models make room first.
+    /// The policy that orders models for eviction.
     pub eviction: Eviction,
-    /// Which models share an executor process.
+    /// The rule that decides which models share an executor process.
     pub isolation: Isolation,
-    /// How transfers from the host share their links: in turns unless said, as in the papers that share
-    /// by no objective.
+    /// The division of a link among transfers from the host. By default transfers take turns, as in the
+    /// papers that share by no objective.
     pub sharing: Sharing,
-    /// Over whose links they come.
+    /// The links that a transfer from the host may use: those of its own GPU, or those of other GPUs too.
     pub host_links: HostLinks,
-    /// Its host memory for models.
+    /// The host memory for models.
     pub host_memory: Bytes,
 }
 
 impl NodeSpec {
-    /// A machine with this topology that dispatches so, with room for any number of models.
+    /// Returns a machine with this topology and dispatch policy, whose host memory fits any number of models.
     #[must_use]
     pub fn new(topology: Topology, dispatch: PolicyConfig) -> Self {
-        let eviction = Eviction::default();
-        let isolation = Isolation::default();
-        let (sharing, host_links) = (Sharing::Fair, HostLinks::default());
-        let host_memory = Bytes(u64::MAX / 2);
-        Self { topology, dispatch, eviction, isolation, sharing, host_links, host_memory }
+        Self {
+            topology,
+            dispatch,
+            eviction: Eviction::default(),
+            isolation: Isolation::default(),
+            sharing: Sharing::Fair,
+            host_links: HostLinks::default(),
+            host_memory: Bytes(u64::MAX / 2),
+        }
     }
 }
 
 /// One published function.
 #[derive(Debug, Clone)]
 pub struct Function {
-    /// Its model. Functions never share one, as the papers' do not.
+    /// The function's model. Functions never share a model, as in the papers.
     pub model: ModelFigures,
-    /// Its objective.
+    /// The latency objective, if any.
     pub slo: Option<Slo>,
-    /// How much longer a run is for each request beyond the first in it, where its serving asks for
-    /// batches. As long as alone: batches gain nothing.
+    /// The run time that each request beyond the first adds to a batch. At the run time of a single request,
+    /// batching gains nothing.
     pub by_member: Duration,
-    /// On how many nodes it is kept ready.
+    /// The number of nodes that keep the function ready.
     pub replicas: u32,
-    /// How a node serves it among others.
+    /// The priority, residency and batching of the function on its nodes.
     pub serving: Serving,
-    /// Whose it is.
+    /// The tenant that owns the function.
     pub tenant: TenantName,
 }
 
 impl Function {
-    /// A function of one replica.
+    /// Returns a function with one replica, of the default tenant, for which batching gains nothing.
     #[must_use]
     pub fn new(model: ModelFigures, slo: Option<Slo>) -> Self {
-        let (serving, tenant) = (Serving::default(), TenantName::default());
-        Self { by_member: model.run, model, slo, replicas: 1, serving, tenant }
+        Self {
+            by_member: model.run,
+            model,
+            slo,
+            replicas: 1,
+            serving: Serving::default(),
+            tenant: TenantName::default(),
+        }
     }
 }
 
-/// Something that breaks.
+/// The death of an executor at a given time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fault {
-    /// When.
+    /// The time since the first moment of the scenario, after any warm-up.
     pub at: Timestamp,
-    /// On which machine.
+    /// The index of the machine.
     pub node: usize,
-    /// Whose executor is killed.
+    /// The GPU whose executor is killed.
     pub gpu: GpuIndex,
 }
 
-/// All of it.
+/// The whole input of a simulation.
 #[derive(Debug, Clone)]
 pub struct Scenario {
-    /// The machines.
     pub nodes: Vec<NodeSpec>,
-    /// What is published.
+    /// The published functions.
     pub functions: Vec<Function>,
-    /// What tenants may use of each machine; those that are not named have no caps.
+    /// The caps of tenants on each machine. A tenant without an entry has no caps.
     pub quotas: BTreeMap<TenantName, Quota>,
-    /// The requests, in the order in which they come; each names its function by place.
+    /// The requests, in the order of their arrival. Each names its function by index.
     pub arrivals: Vec<Arrival>,
-    /// Executors that are killed.
+    /// The deaths of executors, in the order of their times.
     pub faults: Vec<Fault>,
-    /// How much longer than its model's figures a run takes on a type of GPU, in percent of them
-    /// (L21). Types that are not named take what the figures say.
+    /// The run time on each type of GPU, in percent of the model's figures (L21). A type without an entry
+    /// has 100.
     pub pace: BTreeMap<String, u32>,
-    /// Whether each function is asked once before the first request, in turn, as the papers warm
-    /// up theirs. These requests are not among the outcome's.
+    /// Whether each function is requested once before the first arrival, one after the other, as in the
+    /// papers' warm-up. The outcome leaves out these requests.
     pub warmed: bool,
-    /// How long clients wait.
+    /// The time that a client waits for an answer.
     pub timeout: Duration,
-    /// An executor's start.
+    /// The start time of an executor.
     pub executor_start: Duration,
-    /// The start of a model's own, where each has one (T14): runtime resumption of table 1's ResNet-152.
+    /// The start time of a model's own executor, if each model has one (T14): the runtime resumption of
+    /// ResNet-152 in table 1.
     pub process_start: Duration,
-    /// Spreads what is spread at random, inside the nodes.
+    /// The seed of random choices inside the nodes.
     pub seed: u64,
-    /// The order of what happens in one moment: 0 the usual one.
+    /// The seed of the order of simultaneous events. 0 is the usual order.
     pub ties: u64,
-    /// Whether events are counted and hashed; costs about a tenth of the time.
+    /// Whether events are counted and hashed, which costs about a tenth of the time.
     pub traced: bool,
 }
 
 impl Scenario {
-    /// No faults; clients wait for an hour.
+    /// Returns a scenario without faults, caps, warm-up or trace, whose clients wait for an hour.
     #[must_use]
     pub fn new(nodes: Vec<NodeSpec>, functions: Vec<Function>, arrivals: Vec<Arrival>, seed: u64) -> Self {
         Self {

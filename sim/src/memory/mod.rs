@@ -1,6 +1,6 @@
-//! The memory of a GPU as the Torpor paper gives it out: two tiers with consolidation (T13; §4.4, A.2), and the
-//! baseline Torpor-Block, a pool over a native allocator (§7.3). Production gives memory out by best fit
-//! (`millrace_policy::memory`); the experiments and `benches/memory.rs` compare the three.
+//! The memory of a GPU as the Torpor paper gives it out: two tiers with consolidation (T13; §4.4, A.2), and
+//! the baseline Torpor-Block, a pool over a native allocator (§7.3). Production gives memory out by best
+//! fit (`millrace_policy::memory`); the experiments and `benches/memory.rs` compare the three.
 //!
 //! The least recently used models leave to make room, pinned ones never.
 //!

@@ -129,8 +129,9 @@ impl Partitions {
         if lends { bits::fits(part.free, slot) & bits::multiples(slot, self.len) } else { 0 }
     }
 
-    /// Takes memory for pieces of these lengths in blocks, none of them 0: with contiguous placement a run for
-    /// each piece, in order, else any runs of the sum. Returns `None`, and takes nothing, if the pieces do not fit.
+    /// Takes memory for pieces of these lengths in blocks, none of them 0: with contiguous placement a run
+    /// for each piece, in order, else any runs of the sum. Returns `None`, and takes nothing, if the pieces
+    /// do not fit.
     pub(super) fn take(&mut self, pieces: &[u32], placement: Placement) -> Option<Vec<Run>> {
         match placement {
             Placement::Scattered => {

@@ -1,4 +1,4 @@
-//! Reports of a run: CSV for programs, plots as SVG.
+//! Reports of a run: tables as CSV, plots as SVG, and durations and shares as text.
 
 mod plot;
 
@@ -9,7 +9,7 @@ pub use plot::{Line, PlotError, lines};
 
 use crate::outcome::{Ending, Outcome, Summary};
 
-/// A duration with three digits that matter.
+/// Returns a duration as text with three significant digits: in seconds from 1 s, else in milliseconds.
 #[must_use]
 pub fn span(of: Duration) -> String {
     let seconds = of.as_secs_f64();
@@ -22,16 +22,16 @@ pub fn span(of: Duration) -> String {
     }
 }
 
-/// A share in percent.
+/// Returns a share as text in percent, with one decimal.
 #[must_use]
 pub fn percent(share: f64) -> String {
     format!("{:.1}%", share * 100.0)
 }
 
-/// Writes every request: when it came, how long it took, and where.
+/// Writes a line for every request: arrival, latency and its parts, node, GPU, attempts and error.
 ///
 /// # Errors
-/// As of the writer.
+/// Returns the errors of the writer.
 pub fn requests_csv(outcome: &Outcome, to: impl Write) -> io::Result<()> {
     let mut csv = csv::Writer::from_writer(to);
     csv.write_record([
@@ -70,11 +70,10 @@ pub fn requests_csv(outcome: &Outcome, to: impl Write) -> io::Result<()> {
     csv.flush()
 }
 
-/// Writes a line for each of several runs: what it is called, what it comes to, and by how much its
-/// estimates were off.
+/// Writes a line for each run: its name, its sums, and the mean error of its cost models.
 ///
 /// # Errors
-/// As of the writer.
+/// Returns the errors of the writer.
 pub fn summary_csv<'a>(
     runs: impl IntoIterator<Item = (&'a str, &'a Summary, Option<f64>)>,
     to: impl Write,
@@ -123,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spans_keep_three_digits() {
+    fn span_has_three_significant_digits() {
         let cases =
             [(0.0123, "12.3 ms"), (0.25, "250 ms"), (1.5, "1.50 s"), (12.34, "12.3 s"), (123.4, "123 s")];
         for (seconds, text) in cases {

@@ -7,37 +7,36 @@ use plotters::prelude::*;
 /// One curve.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Line {
-    /// What the legend calls it.
+    /// The curve's name in the legend.
     pub name: String,
-    /// Its points.
     pub points: Vec<(f64, f64)>,
 }
 
-/// Why a plot was not drawn.
+/// A failure to draw a plot into a file.
 #[derive(Debug, thiserror::Error)]
-#[error("{path}: {why}", path = path.display())]
+#[error("cannot draw {path}: {why}", path = path.display())]
 pub struct PlotError {
-    /// Which.
     pub path: PathBuf,
-    /// Why.
     pub why: String,
 }
 
 const SIZE: (u32, u32) = (860, 520);
 
-/// Draws curves over one axis each way, from zero.
+/// Draws curves into an SVG file. `axes` are the labels of the horizontal and the vertical axis. The vertical
+/// axis begins at zero, as does the horizontal axis if the least value is below half of the greatest.
 ///
 /// # Errors
-/// [`PlotError`].
+/// Returns [`PlotError`] if the file cannot be written.
 pub fn lines(path: &Path, title: &str, axes: (&str, &str), lines: &[Line]) -> Result<(), PlotError> {
-    draw(path, title, axes, lines)
+    draw(path, title, axes.0, axes.1, lines)
         .map_err(|error| PlotError { path: path.to_owned(), why: error.to_string() })
 }
 
 fn draw(
     path: &Path,
     title: &str,
-    (across, up): (&str, &str),
+    across: &str,
+    up: &str,
     lines: &[Line],
 ) -> Result<(), Box<dyn std::error::Error>> {
     let points = || lines.iter().flat_map(|line| line.points.iter().copied());

@@ -1,46 +1,47 @@
-//! The Azure Functions trace of 2019, invocations per function and minute: `HashOwner`, `HashApp`,
-//! `HashFunction`, `Trigger`, then one column for each minute of a day. Not kept here: its owners
-//! give it out (<https://github.com/Azure/AzurePublicDataset>).
+//! A reader of the Azure Functions trace of 2019, which counts invocations per function and minute. Columns:
+//! `HashOwner`, `HashApp`, `HashFunction`, `Trigger`, then one for each minute of a day. This repository does
+//! not include the trace; its owners publish the trace at <https://github.com/Azure/AzurePublicDataset>.
 
 use std::io::Read;
 
 use super::apportion;
 
-/// Minutes in a file.
+/// The number of minutes in a file.
 pub const MINUTES: usize = 1440;
-/// Columns before the first minute.
+/// The number of columns before the first minute.
 const NAMES: usize = 4;
 
-/// Why a trace was not read.
+/// A fault of a trace.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// It is not CSV, or not readable.
-    #[error("the trace does not read: {0}")]
+    /// The trace is not CSV, or its reader failed.
+    #[error("cannot read the trace: {0}")]
     Csv(#[from] csv::Error),
-    /// It is another table.
+    /// The header is that of another table.
     #[error(
         "the trace's header is not HashOwner,HashApp,HashFunction,Trigger,1,2,…: use a file invocations_per_function_md.anon.d??.csv"
     )]
     Header,
-    /// A count is none.
+    /// A count is not a number.
     #[error("line {line}, minute {minute}: {text:?} is not a number of requests")]
     Count {
-        /// Where, from 1.
+        /// The line, counted from 1.
         line: u64,
-        /// In which minute, from 1.
+        /// The minute, counted from 1.
         minute: usize,
-        /// What stands there.
+        /// The text in place of a number.
         text: String,
     },
-    /// There is nothing to do.
+    /// No function has a request in the minutes that were read.
     #[error("the trace has no requests in its first {0} minutes")]
     Empty(usize),
 }
 
-/// The first minutes of a trace, its most popular functions first.
+/// Reads the first `minutes` minutes of a trace, for the `functions` most popular functions. Returns the
+/// counts by minute, then by function, most popular first. Functions without requests are left out.
 ///
 /// # Errors
-/// [`Error`].
+/// Returns [`Error`] if the input is not such a trace, or has no requests.
 pub fn read(from: impl Read, minutes: usize, functions: usize) -> Result<Vec<Vec<u32>>, Error> {
     let mut reader = csv::ReaderBuilder::new().flexible(true).from_reader(from);
     let minutes = minutes.clamp(1, MINUTES);
@@ -67,14 +68,15 @@ pub fn read(from: impl Read, minutes: usize, functions: usize) -> Result<Vec<Vec
     if rows.is_empty() {
         return Err(Error::Empty(minutes));
     }
-    // Stable, so that functions of the same popularity stay in the file's order.
+    // The sort is stable, so functions of the same popularity stay in the file's order.
     rows.sort_by_key(|(total, _)| std::cmp::Reverse(*total));
     rows.truncate(functions);
     let by_minute = (0..minutes).map(|minute| rows.iter().map(|(_, counts)| counts[minute]).collect());
     Ok(by_minute.collect())
 }
 
-/// The same with so many requests in each minute that has any: what a smaller testbed takes (L19).
+/// Returns the counts scaled to `per_minute` requests in each minute that has any, as for a smaller testbed
+/// (L19).
 #[must_use]
 pub fn normalise(minutes: &[Vec<u32>], per_minute: u32) -> Vec<Vec<u32>> {
     let scaled = minutes.iter().map(|counts| {
@@ -92,14 +94,14 @@ mod tests {
                          o,a,few,http,1,0,0\no,a,none,http,0,0,0\no,a,many,timer,5,15,2\n";
 
     #[test]
-    fn the_most_popular_come_first_and_those_without_requests_not_at_all() {
+    fn popular_functions_come_first_and_functions_without_requests_are_left_out() {
         assert_eq!(read(TRACE.as_bytes(), 2, 9).unwrap(), [[5, 1], [15, 0]]);
         assert_eq!(read(TRACE.as_bytes(), 3, 1).unwrap(), [[5], [15], [2]]);
         assert_eq!(normalise(&read(TRACE.as_bytes(), 2, 9).unwrap(), 12), [[10, 2], [12, 0]]);
     }
 
     #[test]
-    fn what_is_no_trace_is_refused_with_where_and_what() {
+    fn a_malformed_trace_is_refused_with_line_minute_and_text() {
         let refused = |text: &str| read(text.as_bytes(), 2, 9).unwrap_err().to_string();
         assert!(refused("a,b\n1,2\n").contains("HashOwner"));
         let wrong = refused("HashOwner,HashApp,HashFunction,Trigger,1,2\no,a,f,http,1,x\n");

@@ -1,5 +1,5 @@
-//! So many requests of each function in each minute, in random order (L19: "within each minute we
-//! randomly distribute the invocations of different functions").
+//! Arrivals from a number of requests for each function and minute, in random order (L19: "within each minute
+//! we randomly distribute the invocations of different functions").
 
 use std::time::Duration;
 
@@ -8,7 +8,8 @@ use rand::Rng as _;
 
 use super::{Arrival, MINUTE, random};
 
-/// Requests by minute, then by function, each at a random moment of its minute.
+/// Returns the arrivals for counts by minute, then by function. Each request arrives at a random time of its
+/// minute.
 #[must_use]
 pub fn arrivals(minutes: &[Vec<u32>], seed: u64) -> Vec<Arrival> {
     let mut rng = random(seed, 1);

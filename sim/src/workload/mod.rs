@@ -1,9 +1,9 @@
-//! Who asks when: generators of arrivals, all from a seed, and readers of traces.
+//! Arrivals of requests: generators, which all use a seed, and readers of traces.
 //!
-//! | what | where |
+//! | workload | module |
 //! |---|---|
-//! | popularity after Zipf, with a stated share of the most popular | [`zipf`] |
-//! | so many requests each minute, in random order | [`minutes`] |
+//! | popularity by Zipf's law, with a stated share of the most popular | [`zipf`] |
+//! | a number of requests each minute, in random order | [`minutes`] |
 //! | sporadic, periodic and bursty (D32) | [`patterns`] |
 //! | Azure's per-minute trace of 2019 | [`azure`] |
 //! | rates by function and minute | [`rates`] |
@@ -23,17 +23,16 @@ use rand_chacha::ChaCha12Rng;
 /// A request of a function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Arrival {
-    /// When it comes.
+    /// The time since the first moment of the scenario.
     pub at: Timestamp,
-    /// Whose it is: the function's place.
+    /// The index of the function.
     pub function: u32,
 }
 
-/// One minute.
 pub const MINUTE: Duration = Duration::from_secs(60);
 
-/// The random numbers of a seed for one purpose, so that one more number drawn for one thing
-/// changes nothing else.
+/// Returns the random numbers of a seed for one purpose. Because each purpose has its own stream, one more
+/// number drawn for a purpose does not change the numbers of another.
 #[must_use]
 pub fn random(seed: u64, purpose: u64) -> ChaCha12Rng {
     let mut rng = ChaCha12Rng::seed_from_u64(seed);
@@ -41,8 +40,8 @@ pub fn random(seed: u64, purpose: u64) -> ChaCha12Rng {
     rng
 }
 
-/// Splits a whole number by shares, to the nearest, so that the parts sum up to it: what is left
-/// after rounding down goes to the largest remainders, the first of equals first.
+/// Splits a whole number by shares, so that the parts add up to the number. Parts are rounded down, and the
+/// rest is added to the parts with the largest remainders, the first of equals first.
 #[must_use]
 pub fn apportion(total: u32, shares: &[f64]) -> Vec<u32> {
     let sum: f64 = shares.iter().sum();
@@ -60,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_sum_up_and_follow_their_shares() {
+    fn apportioned_parts_follow_their_shares_and_add_up_to_the_total() {
         assert_eq!(apportion(10, &[1.0, 1.0, 1.0]), [4, 3, 3]);
         assert_eq!(apportion(325, &[0.5, 0.25, 0.25]), [163, 81, 81]);
         assert_eq!(apportion(0, &[0.5, 0.5]), [0, 0]);

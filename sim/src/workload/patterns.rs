@@ -9,33 +9,33 @@ use rand_distr::{Distribution as _, Exp};
 
 use super::{Arrival, random};
 
-/// How a function's requests come.
+/// The pattern of a function's arrivals.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Pattern {
-    /// At random, independent of each other (Poisson).
+    /// Requests arrive at random, independently of each other (Poisson).
     Sporadic {
-        /// Between two of them, on average.
+        /// The mean time between two requests.
         mean_gap: Duration,
     },
-    /// At a beat, each a little early or late.
+    /// Requests arrive periodically, each a little early or late.
     Periodic {
-        /// From one to the next.
+        /// The time from a request to the next, without jitter.
         period: Duration,
-        /// How early or late, at most, as a share of the period.
+        /// The most that a request is early or late, as a share of the period.
         jitter: f64,
     },
-    /// In bursts, with silence in between.
+    /// Requests arrive in bursts, without requests in between.
     Bursty {
-        /// Between the beginnings of two bursts, on average.
+        /// The mean time between the beginnings of two bursts.
         mean_gap: Duration,
-        /// Requests in a burst.
+        /// The number of requests in a burst.
         size: u32,
-        /// Between two of a burst.
+        /// The time between two requests of a burst.
         apart: Duration,
     },
 }
 
-/// The requests of functions, one pattern each, over a span.
+/// Returns the arrivals of functions, one pattern for each function, over a span.
 #[must_use]
 pub fn arrivals(patterns: &[Pattern], span: Duration, seed: u64) -> Vec<Arrival> {
     let end = Timestamp::ZERO + span;
@@ -80,7 +80,7 @@ fn times(pattern: Pattern, end: Timestamp, rng: &mut ChaCha12Rng) -> Vec<Timesta
     times
 }
 
-/// An exponential gap, at least a microsecond.
+/// Draws an exponentially distributed gap of at least a microsecond.
 fn gap(mean: Duration, rng: &mut ChaCha12Rng) -> Duration {
     let rate = 1.0 / mean.as_secs_f64().max(1e-6);
     let seconds = Exp::new(rate).map_or(0.0, |gaps| gaps.sample(rng));
@@ -93,6 +93,7 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
+    /// Returns the arrivals of one function in 1,000 seconds.
     fn one(pattern: Pattern) -> Vec<Timestamp> {
         arrivals(&[pattern], SECOND * 1000, 7).into_iter().map(|arrival| arrival.at).collect()
     }
@@ -112,11 +113,10 @@ mod tests {
     }
 
     #[test]
-    fn a_function_more_changes_no_other() {
+    fn another_function_does_not_change_the_arrivals_of_the_first_two() {
         let pattern = Pattern::Sporadic { mean_gap: SECOND };
-        let (two, three) = ([pattern; 2], [pattern; 3]);
-        let mut more = arrivals(&three, SECOND * 60, 1);
+        let mut more = arrivals(&[pattern; 3], SECOND * 60, 1);
         more.retain(|arrival| arrival.function < 2);
-        assert_eq!(arrivals(&two, SECOND * 60, 1), more);
+        assert_eq!(arrivals(&[pattern; 2], SECOND * 60, 1), more);
     }
 }

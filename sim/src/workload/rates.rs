@@ -1,17 +1,18 @@
-//! Requests by function and minute, one function a line: the rates of Torpor's artifact, whose
-//! numbers are in `sim/data/torpor-function-rates.csv` (MECHANISMS 1.5).
+//! A reader of requests by function and minute, one function a line, and the rates of Torpor's artifact,
+//! which are in `sim/data/torpor-function-rates.csv` (MECHANISMS 1.5).
 
 use std::io::Read;
 
 use super::azure::Error;
 
-/// Torpor's functions: 203, 31 minutes each. The last minute is cut short; [`torpor`] leaves it out.
+/// The rates of Torpor's 203 functions, 31 minutes each. The last minute is cut short; [`torpor`] leaves the
+/// last minute out.
 const TORPOR: &str = include_str!("../../data/torpor-function-rates.csv");
 
 /// Reads a table without a header, one function a line. Lines may differ in length.
 ///
 /// # Errors
-/// [`Error`].
+/// Returns [`Error`] if the input is not CSV, or a count is not a number.
 pub fn read(from: impl Read) -> Result<Vec<Vec<u32>>, Error> {
     let mut reader = csv::ReaderBuilder::new().has_headers(false).flexible(true).from_reader(from);
     let mut functions = Vec::new();
@@ -26,19 +27,19 @@ pub fn read(from: impl Read) -> Result<Vec<Vec<u32>>, Error> {
     Ok(functions)
 }
 
-/// Torpor's rates, by function, 30 minutes each.
+/// Returns Torpor's rates by function, 30 minutes each.
 ///
 /// # Panics
-/// Never: the table is a part of this program, and a test reads it.
+/// Never: the table is built into the program, and a test reads the table.
 #[must_use]
 pub fn torpor() -> Vec<Vec<u32>> {
-    let mut functions = read(TORPOR.as_bytes()).expect("the table that is built in");
+    let mut functions = read(TORPOR.as_bytes()).expect("the built-in table is well formed");
     functions.iter_mut().for_each(|minutes| minutes.truncate(30));
     functions
 }
 
-/// The first minutes of so many functions, by minute: those there are, again from the first where
-/// more are asked for, beginning at one of them.
+/// Returns the first `minutes` minutes of `functions` functions, by minute, beginning at the function
+/// `first`. If more functions are requested than the table has, the table repeats.
 #[must_use]
 pub fn by_minute(rates: &[Vec<u32>], functions: usize, minutes: usize, first: usize) -> Vec<Vec<u32>> {
     let rate = |function: usize, minute: usize| {
@@ -52,18 +53,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn torpors_rates_are_those_of_its_functions() {
+    fn torpor_table_has_203_functions_of_4_to_16_requests_a_minute() {
         let rates = torpor();
         assert_eq!((rates.len(), rates.iter().all(|minutes| minutes.len() == 30)), (203, true));
         let mean = |minutes: &Vec<u32>| f64::from(minutes.iter().sum::<u32>()) / 30.0;
         let means: Vec<f64> = rates.iter().map(mean).collect();
-        let (least, most) =
-            (means.iter().copied().fold(f64::MAX, f64::min), means.iter().copied().fold(0.0, f64::max));
+        let least = means.iter().copied().fold(f64::MAX, f64::min);
+        let most = means.iter().copied().fold(0.0, f64::max);
         assert!(least > 4.0 && most < 16.0, "{least} to {most} requests a minute");
     }
 
     #[test]
-    fn functions_beyond_the_table_begin_it_again() {
+    fn rates_repeat_for_functions_beyond_the_table() {
         let rates = [vec![1, 2], vec![3, 4]];
         assert_eq!(by_minute(&rates, 3, 2, 1), [[3, 1, 3], [4, 2, 4]]);
     }

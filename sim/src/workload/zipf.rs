@@ -1,6 +1,6 @@
-//! Popularity after Zipf: the k-th most popular of n is asked in proportion to k^-s.
+//! Popularity by Zipf's law: the k-th most popular of n functions is requested in proportion to k^-s.
 
-/// The shares of `count` functions at an exponent, most popular first. They sum up to one.
+/// Returns the shares of `count` functions at an exponent, most popular first. The shares add up to 1.
 #[must_use]
 pub fn shares(count: usize, exponent: f64) -> Vec<f64> {
     let weights: Vec<f64> = (1..=count).map(|rank| (rank as f64).powf(-exponent)).collect();
@@ -8,15 +8,16 @@ pub fn shares(count: usize, exponent: f64) -> Vec<f64> {
     weights.into_iter().map(|weight| weight / sum).collect()
 }
 
-/// The exponent at which the `top` most popular of `count` have this share of all requests; 0, where
-/// they have more even if all are asked alike.
+/// Returns the exponent at which the `top` most popular of `count` functions have this share of all requests.
+/// Returns 0 if they have a larger share even when all functions are equally popular.
 #[must_use]
 pub fn exponent(count: usize, top: usize, share: f64) -> f64 {
     let share_at = |exponent: f64| shares(count, exponent).iter().take(top).sum::<f64>();
     if share_at(0.0) >= share {
         return 0.0;
     }
-    let (mut low, mut high) = (0.0, 16.0);
+    let mut low = 0.0;
+    let mut high = 16.0;
     for _ in 0..60 {
         let middle = (low + high) / 2.0;
         if share_at(middle) < share { low = middle } else { high = middle }
@@ -29,13 +30,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_top_has_the_stated_share() {
+    fn top_functions_have_the_stated_share() {
         let check = |count, top, share: f64| {
             let got: f64 = shares(count, exponent(count, top, share)).iter().take(top).sum();
-            assert!((got - share).abs() < 1e-9, "{got} and not {share}");
+            assert!((got - share).abs() < 1e-9, "{got} instead of {share}");
         };
         check(46_413, 15, 0.56);
         check(35, 15, 0.56);
-        assert_eq!(exponent(25, 15, 0.56), 0.0, "15 of 25 have 60% even when all are alike");
+        assert_eq!(exponent(25, 15, 0.56), 0.0, "15 of 25 have 60% if all are equally popular");
     }
 }

@@ -1,5 +1,5 @@
-//! The digests of decisions, compared with `decisions.txt`: a commit that means to change no behaviour leaves that
-//! file as it is. To write the file anew, and to say in the commit why:
+//! The digests of decisions, compared with `decisions.txt`. A commit that should change no behaviour must not
+//! change that file. A commit that changes decisions states the reason, and regenerates the file with:
 //!
 //! ```text
 //! MILLRACE_WRITE_DECISIONS=1 cargo test -p millrace-sim --test twin decisions
@@ -26,7 +26,7 @@ const PRESETS: [(&str, &str); 6] = [
     ("lalb", "replicas"),
     ("fifo", "lru"),
 ];
-/// The change that makes a scenario of the common one.
+/// A change of the common scenario.
 type Change = fn(&mut Scenario);
 
 const SCENARIOS: [(&str, Change); 4] = [
@@ -46,7 +46,7 @@ const SCENARIOS: [(&str, Change); 4] = [
         }
     }),
 ];
-/// As many as keep the GPUs of the scenario busy.
+/// The number of functions: enough to keep the GPUs of the scenario busy.
 const FUNCTIONS: usize = 80;
 
 fn digests() -> String {
@@ -67,7 +67,7 @@ fn digests() -> String {
 }
 
 #[test]
-fn decisions_have_the_committed_digests() {
+fn decisions_match_the_committed_digests() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/twin/decisions.txt");
     let now = digests();
     if env::var_os(WRITE).is_some() {
@@ -78,7 +78,7 @@ fn decisions_have_the_committed_digests() {
     let changed: Vec<_> = now.lines().filter(|line| !committed.lines().any(|it| it == *line)).collect();
     assert!(
         now == committed,
-        "these decisions are not those of {}; if the commit means to change them, write it anew with {WRITE}=1:\n{}",
+        "these decisions differ from {}: if the commit should change decisions, regenerate the file with {WRITE}=1:\n{}",
         file.display(),
         changed.join("\n")
     );

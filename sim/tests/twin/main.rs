@@ -1,5 +1,5 @@
-//! What has to hold of the twin itself: it repeats itself, in this process and in another; the
-//! order of what happens in one moment changes nothing that matters; nothing is lost.
+//! Properties of the simulator. A run repeats exactly, in this process and in another. The order of
+//! simultaneous events changes no result beyond noise. No request is lost.
 
 #![allow(clippy::unwrap_used)]
 
@@ -20,7 +20,7 @@ use millrace_sim::{Ending, Outcome, Record, run};
 use millrace_types::topology::{Gpu, Link, LinkId, LinkKind, Topology};
 use millrace_types::{Bytes, BytesPerSec, GpuIndex, Quota, Reason, Slo, TenantName, Timestamp};
 
-/// Two GPUs under one switch and one alone.
+/// Returns two GPUs under one switch, and a third GPU with its own link.
 fn topology() -> Topology {
     let gpu = |index: u32, path: &[u32]| Gpu {
         index: GpuIndex(index),
@@ -36,12 +36,12 @@ fn topology() -> Topology {
     }
 }
 
-/// Two nodes under a minute of load of 40 functions, with executors that die.
+/// Returns two nodes under a minute of load of 40 functions, with executors that die.
 fn scenario(dispatch: PolicyConfig, seed: u64) -> Scenario {
     scenario_of(40, dispatch, seed)
 }
 
-/// The same with so many functions.
+/// Returns two nodes under a minute of load of `count` functions, with executors that die.
 fn scenario_of(count: usize, dispatch: PolicyConfig, seed: u64) -> Scenario {
     let table = models::torpor();
     let slo = Slo { deadline: Duration::from_millis(200), percentile: 0.98 };
@@ -65,7 +65,7 @@ fn scenario_of(count: usize, dispatch: PolicyConfig, seed: u64) -> Scenario {
     }
 }
 
-/// What holds of every run.
+/// Checks the properties that every run has.
 fn check(scenario: &Scenario, outcome: &Outcome, what: &str) {
     assert_eq!(outcome.records.len(), scenario.arrivals.len(), "{what}: a request was lost");
     let early = scenario.nodes[0].dispatch.binds_early();
@@ -77,8 +77,8 @@ fn check(scenario: &Scenario, outcome: &Outcome, what: &str) {
                 assert!(split.total <= record.latency() + Duration::from_millis(1), "{what}: {record:?}");
                 per_gpu.entry((node, gpu)).or_default().push((record.finished, split.run));
             }
-            // A request that was running in two executors as they died; or one of a function that has
-            // no room, or waits for some in vain, where each is bound to a GPU.
+            // A request may fail because two executors died while they ran the request. A policy that binds
+            // functions to GPUs early may also fail a request whose GPU has no memory for the function.
             Ending::Failed { reason } => assert!(
                 matches!(reason, Reason::Quarantined | Reason::AttemptsExhausted)
                     || early && matches!(reason, Reason::NoGpuMemory | Reason::TimedOut),
@@ -86,7 +86,7 @@ fn check(scenario: &Scenario, outcome: &Outcome, what: &str) {
             ),
         }
     }
-    // One at a time (T15): a GPU computed for no longer than there was time.
+    // A GPU has one run at a time (T15), so its runs add up to at most the span.
     for ((node, gpu), runs) in &per_gpu {
         let computed: Duration = runs.iter().map(|(_, run)| *run).sum();
         assert!(computed <= outcome.span, "{what}: node {node} GPU {gpu} computed {computed:?}");
@@ -94,7 +94,7 @@ fn check(scenario: &Scenario, outcome: &Outcome, what: &str) {
     for node in &outcome.nodes {
         assert_eq!(node.queued, 0, "{what}");
         assert!(node.functions.iter().all(|function| function.in_flight == 0), "{what}");
-        // The verdict of each function by its own counts is that of the requests (T17).
+        // Each completed or expired request counts once towards its function's objective (T17).
         let scored: u64 = node.functions.iter().map(|function| function.score.scored).sum();
         let completed: u64 = node.functions.iter().map(|it| it.score.completed + it.score.expired).sum();
         assert_eq!(scored, completed, "{what}");
@@ -102,7 +102,7 @@ fn check(scenario: &Scenario, outcome: &Outcome, what: &str) {
     let in_time: u64 = outcome.nodes.iter().flat_map(|node| &node.functions).map(|it| it.score.in_time).sum();
     let slo = Duration::from_millis(200);
     let counted = outcome.records.iter().filter(|it| it.answered() && it.latency() <= slo).count() as u64;
-    assert_eq!(in_time, counted, "{what}: m recomputed from the requests");
+    assert_eq!(in_time, counted, "{what}: the nodes' count of requests in time differs from the records");
 }
 
 fn fingerprint(dispatch: PolicyConfig, seed: u64) -> String {
@@ -118,23 +118,23 @@ fn fingerprint_of(scenario: &Scenario) -> String {
 const CHILD: &str = "MILLRACE_SIM_TEST_CHILD";
 
 #[test]
-fn the_same_seed_is_the_same_run_in_this_process_and_in_another() {
+fn a_run_repeats_with_the_same_seed_in_this_process_and_in_another() {
     if env::var_os(CHILD).is_some() {
         println!("fingerprint {}", fingerprint(PolicyConfig::default(), 11));
         return;
     }
     let here = fingerprint(PolicyConfig::default(), 11);
     assert_eq!(here, fingerprint(PolicyConfig::default(), 11));
-    assert_ne!(here, fingerprint(PolicyConfig::default(), 12), "another seed is another run");
-    let name = "the_same_seed_is_the_same_run_in_this_process_and_in_another";
+    assert_ne!(here, fingerprint(PolicyConfig::default(), 12), "another seed gave the same run");
+    let name = "a_run_repeats_with_the_same_seed_in_this_process_and_in_another";
     let mut child = Command::new(env::current_exe().unwrap());
     let output = child.args(["--exact", name, "--nocapture"]).env(CHILD, "1").output().unwrap();
     let said = String::from_utf8(output.stdout).unwrap();
-    assert!(said.contains(&format!("fingerprint {here}")), "{here} here, and there: {said}");
+    assert!(said.contains(&format!("fingerprint {here}")), "{here} here, but in the child: {said}");
 }
 
 #[test]
-fn every_policy_answers_every_request_in_whatever_order_of_one_moment() {
+fn every_policy_answers_every_request_in_any_order_of_simultaneous_events() {
     for (name, dispatch) in POLICIES {
         let mut latencies = Vec::new();
         for ties in [0, 5, 0xdead_beef] {
@@ -143,15 +143,15 @@ fn every_policy_answers_every_request_in_whatever_order_of_one_moment() {
             check(&scenario, &outcome, &format!("{name}, ties {ties}"));
             latencies.push(outcome.summary(&scenario.functions).p50.as_secs_f64());
         }
-        // The order of one moment is no policy: it moves the median by next to nothing.
+        // The order of simultaneous events moves the median latency by at most 10% and 1 ms.
         let (least, most) = latencies.iter().fold((f64::MAX, 0.0_f64), |(a, b), &it| (a.min(it), b.max(it)));
-        // Which functions find room, where they are bound, is decided once, and by that order.
+        // With early binding, that order decides once which functions get memory, so medians may differ.
         assert!(dispatch.binds_early() || most <= least * 1.1 + 1e-3, "{name}: {latencies:?}");
     }
 }
 
 #[test]
-fn each_type_of_gpu_takes_its_own_time() {
+fn runs_take_three_times_as_long_on_a_gpu_type_of_pace_300() {
     let mut scenario = scenario(PolicyConfig::default(), 5);
     scenario.faults.clear();
     for gpu in &mut scenario.nodes[1].topology.gpus {
@@ -166,7 +166,7 @@ fn each_type_of_gpu_takes_its_own_time() {
         let expected = if node == 1 { takes * 3 } else { takes };
         assert!(split.run.abs_diff(expected) <= Duration::from_millis(1), "{record:?} of {expected:?}");
     }
-    // The router learns both, and sends what either may take to the faster one unless it is full.
+    // The router learns both run times, and prefers the faster node for functions that both nodes serve.
     let asked = |node: usize| {
         let either = |record: &&Record| scenario.functions[record.function as usize].replicas == 2;
         let there = |it: &&Record| matches!(it.ending, Ending::Answered { node: on, .. } if on == node);
@@ -176,7 +176,7 @@ fn each_type_of_gpu_takes_its_own_time() {
 }
 
 #[test]
-fn a_function_that_fits_no_gpu_is_refused_with_what_to_do() {
+fn a_function_that_fits_no_gpu_is_refused_with_advice() {
     let mut scenario = scenario(PolicyConfig::default(), 1);
     scenario.functions[7].model.memory = Bytes::gib(4);
     let refused = run(&scenario).unwrap_err().to_string();
@@ -184,7 +184,7 @@ fn a_function_that_fits_no_gpu_is_refused_with_what_to_do() {
 }
 
 #[test]
-fn a_slow_link_is_slow() {
+fn slower_links_raise_the_mean_latency() {
     let mut slow = scenario(PolicyConfig::default(), 2);
     slow.faults.clear();
     let fast = run(&slow).unwrap().summary(&slow.functions);
@@ -195,7 +195,7 @@ fn a_slow_link_is_slow() {
     assert!(slow.mean > fast.mean, "{slow:?} and {fast:?}");
 }
 
-/// Two GPUs under one switch, one alone, and NVLinks between the latter and the others.
+/// Returns the GPUs of [`topology`], with an NVLink from the third GPU to each of the others.
 fn joined() -> Topology {
     let mut topology = topology();
     let nvlink = |a: u32, b: u32| Link {
@@ -206,14 +206,15 @@ fn joined() -> Topology {
     topology
 }
 
-/// D05, in whatever order things happen and whichever executor dies.
+/// D05, in several orders of simultaneous events, with executors that die.
 #[test]
-fn models_come_over_neighbours_links_and_nothing_is_lost() {
+fn models_are_copied_over_neighbours_links_and_no_request_is_lost() {
     let over = |host_links: HostLinks, ties: u64| {
-        // It copies no model from another GPU, so that NVLinks carry what is forwarded alone.
+        // Fifo copies no model from another GPU, so NVLinks carry only forwarded host transfers.
         let mut scenario = Scenario { ties, ..scenario(PolicyConfig::Fifo, 4) };
         for node in &mut scenario.nodes {
-            (node.topology, node.host_links) = (joined(), host_links);
+            node.topology = joined();
+            node.host_links = host_links;
         }
         scenario
     };
@@ -226,7 +227,7 @@ fn models_come_over_neighbours_links_and_nothing_is_lost() {
         assert!(nvlinks(&all) > 0.0, "{:?}", all.link_loads());
         assert_eq!(run(&scenario).unwrap().events(), all.events());
     }
-    // Where no GPU has another's way to forward by, it is the same run.
+    // Without NVLinks no GPU can forward, so both settings give the same run.
     let alone = |host_links| {
         let mut scenario = scenario(PolicyConfig::default(), 4);
         scenario.nodes.iter_mut().for_each(|node| node.host_links = host_links);
@@ -236,20 +237,21 @@ fn models_come_over_neighbours_links_and_nothing_is_lost() {
 }
 
 #[test]
-fn what_warming_took_is_not_counted() {
+fn the_warm_up_is_not_counted() {
     let arrivals = (0..3u64).map(|second| Arrival { at: Timestamp(second * 1_000_000_000), function: 0 });
     let functions = vec![Function::new(models::torpor()[0].clone(), None)];
     let nodes = vec![NodeSpec::new(topology(), PolicyConfig::default())];
     let scenario = Scenario { warmed: true, ..Scenario::new(nodes, functions, arrivals.collect(), 1) };
     let outcome = run(&scenario).unwrap();
     let summary = outcome.summary(&scenario.functions);
-    assert_eq!((summary.requests, summary.miss_ratio), (3, 0.0), "the only miss was before them");
+    assert_eq!((summary.requests, summary.miss_ratio), (3, 0.0), "the only miss was in the warm-up");
     let computed: f64 = outcome.gpu_loads().iter().sum::<f64>() * outcome.span.as_secs_f64();
     let expected = 3.0 * scenario.functions[0].model.run.as_secs_f64();
     assert!((computed - expected).abs() < 1e-3, "{computed} of {expected}");
 }
 
-/// Two tenants' functions, each asked ten times a second for five seconds: more than one GPU computes.
+/// Returns a scenario with four functions of each of two tenants. Each function gets ten requests a second
+/// for five seconds, more than one GPU can compute.
 fn two_tenants(quotas: BTreeMap<TenantName, Quota>) -> Scenario {
     let [quiet, noisy] = ["quiet", "noisy"].map(|name| TenantName::new(name).unwrap());
     let model = models::torpor().swap_remove(7);
@@ -267,7 +269,7 @@ fn two_tenants(quotas: BTreeMap<TenantName, Quota>) -> Scenario {
     Scenario { quotas, ..scenario }
 }
 
-/// The most runs of the noisy tenant that overlap by more than a millisecond.
+/// Returns the most runs of the noisy tenant that overlap by more than a millisecond.
 fn noisy_at_once(outcome: &Outcome) -> i32 {
     let mut changes = Vec::new();
     for record in outcome.records.iter().filter(|record| record.function >= 4) {
@@ -284,12 +286,14 @@ fn noisy_at_once(outcome: &Outcome) -> i32 {
 }
 
 #[test]
-fn a_tenants_caps_hold_on_every_node_and_take_nothing_from_another() {
+fn a_cap_of_one_gpu_limits_the_noisy_tenant_and_speeds_up_the_quiet_one() {
     let noisy = TenantName::new("noisy").unwrap();
     let one = Quota { gpus_max: std::num::NonZeroU32::new(1), ..Quota::NONE };
-    let (free, capped) = (two_tenants(BTreeMap::new()), two_tenants([(noisy.clone(), one)].into()));
-    let (without, with) = (run(&free).unwrap(), run(&capped).unwrap());
-    assert!(noisy_at_once(&without) > 1, "there is something to cap");
+    let free = two_tenants(BTreeMap::new());
+    let capped = two_tenants([(noisy.clone(), one)].into());
+    let without = run(&free).unwrap();
+    let with = run(&capped).unwrap();
+    assert!(noisy_at_once(&without) > 1, "without a cap the noisy tenant uses one GPU only");
     assert_eq!(noisy_at_once(&with), 1);
     let mean = |outcome: &Outcome, tenant: &str| {
         let tenants = outcome.by_tenant(&free.functions);
@@ -300,7 +304,7 @@ fn a_tenants_caps_hold_on_every_node_and_take_nothing_from_another() {
 }
 
 #[test]
-fn functions_are_billed_for_what_was_answered_and_where_they_were_idle() {
+fn functions_are_billed_for_runs_requests_and_idle_time() {
     let mut scenario = scenario(PolicyConfig::default(), 9);
     scenario.faults.clear();
     let outcome = run(&scenario).unwrap();
@@ -314,16 +318,16 @@ fn functions_are_billed_for_what_was_answered_and_where_they_were_idle() {
     let usage = outcome.usage(&scenario.functions);
     for ((usage, function), busy) in usage.iter().zip(&scenario.functions).zip(&busy) {
         assert_eq!((u128::from(usage.gpu_ns), usage.requests), *busy);
-        // Once for each node that keeps it, and never while it is on a GPU there.
+        // Idle time counts once for each node that keeps the function, and never while a GPU holds the model.
         let there = outcome.span * function.replicas;
         assert!(usage.idle() + usage.busy() <= there + Duration::from_millis(busy.1 + 2), "{usage:?}");
         assert!(usage.idle() > there.mul_f64(0.7), "{usage:?} of {there:?}");
     }
 }
 
-/// One GPU, room for one model, two models asked in turn: each request brings its model in anew.
+/// One GPU has memory for one of two models, which are requested in turn, so that each request is a miss.
 #[test]
-fn a_process_of_a_models_own_costs_its_start_as_often_as_it_is_started() {
+fn a_process_per_model_costs_its_start_only_when_the_process_starts() {
     let mean_of = |isolation: Isolation| {
         let model = models::torpor().swap_remove(7);
         let arrivals = (0..20u64).map(|second| {
@@ -343,7 +347,7 @@ fn a_process_of_a_models_own_costs_its_start_as_often_as_it_is_started() {
     };
     let [shared, kept, resident] = [Isolation::Gpu, Isolation::Model, Isolation::Resident].map(mean_of);
     let same = shared.abs_diff(kept) < Duration::from_millis(1);
-    assert!(same, "its process was started when it was warmed: {shared:?}, {kept:?}");
+    assert!(same, "a process that the warm-up started was started again: {shared:?}, {kept:?}");
     assert!(
         resident > Duration::from_secs(1) && shared < Duration::from_millis(200),
         "{shared:?}, {resident:?}"
