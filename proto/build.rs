@@ -1,5 +1,5 @@
-//! Compiles the `.proto` files with protox, so that no `protoc` has to be installed. The same
-//! descriptor set feeds server reflection.
+//! Compiles the `.proto` files with protox, so that the build needs no `protoc`. Server reflection
+//! uses the same descriptor set.
 
 use std::path::PathBuf;
 
@@ -14,7 +14,7 @@ const FILES: &[&str] = &[
     "proto/millrace/raft/v1/raft.proto",
     "proto/millrace/worker/v1/worker.proto",
 ];
-/// What others of them name.
+/// Files that several of the others import. They are compiled once, into a module each.
 const SHARED: &[&str] = &[
     "proto/millrace/activity/v1/activity.proto",
     "proto/millrace/log/v1/log.proto",
@@ -27,10 +27,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let descriptors = protox::compile(FILES, ["proto"])?;
     let out = PathBuf::from(std::env::var("OUT_DIR")?);
     std::fs::write(out.join("descriptors.bin"), descriptors.encode_to_vec())?;
-    // Tensor bytes stay in the buffer they arrived in; parameters, which are few, encode the same
-    // way every time.
+    // `bytes` lets tensor bytes stay in the buffer in which they arrived. `btree_map` gives the
+    // parameters a stable encoding; there are few of them.
     let configured = || tonic_prost_build::configure().bytes(".").codec_path("crate::decoding::CheckedCodec");
-    // The codec finds a message's shape by the name of its type.
+    // The codec finds a message's shape by the name of the message type.
     let named = || {
         let mut config = tonic_prost_build::Config::new();
         config.enable_type_names();

@@ -1,8 +1,9 @@
-//! The rules that keep web pages out of a server. Pure.
+//! Rules that keep web pages out of a server. Pure.
 //!
-//! A browser lets any page send requests to any address its user can reach. Two headers tell: `Host`
-//! has the name that the page's author chose, also after that name was made to lead to this server
-//! (DNS rebinding), and `Origin` the page that asks. Programs that are no browser send no `Origin`.
+//! A browser lets any page send requests to any address that the user can reach. Two headers reveal
+//! such requests. `Host` has the name that the page's author chose, even after DNS rebinding made
+//! that name lead to this server. `Origin` has the page that sends the request. Programs other than
+//! browsers send no `Origin`.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -11,7 +12,8 @@ use http::header::{HOST, ORIGIN};
 use http::{HeaderMap, HeaderValue, Uri};
 use millrace_types::{Failure, Reason};
 
-/// The names that clients may call a server by: `localhost`, its address, and those it was given.
+/// The host names that clients may use for a server: `localhost`, the server's address, and
+/// configured names.
 #[derive(Debug, Clone)]
 pub struct OwnNames {
     listens: IpAddr,
@@ -19,24 +21,27 @@ pub struct OwnNames {
 }
 
 impl OwnNames {
-    /// The names of a server that listens at this address. Where that stands for every address of the
-    /// machine, every address is its own: an address in `Host` cannot have been made to lead here.
+    /// Creates the names of a server that listens at this address. If the address is unspecified
+    /// (`0.0.0.0` or `::`), every address is accepted, because DNS rebinding cannot put an address
+    /// into `Host`.
     #[must_use]
     pub fn new(listens: IpAddr, names: Vec<String>) -> Self {
         Self { listens: listens.to_canonical(), names: names.into() }
     }
 
-    /// Checks a request by what came before its body. One that names no host is no browser's.
+    /// Checks a request by its headers, before its body. A request without a host is accepted,
+    /// because every browser names one.
     ///
     /// # Errors
-    /// `PERMISSION_DENIED` when the host is none of these names, or a page of another origin asks.
+    /// `PERMISSION_DENIED` if the host is none of these names, or if the request comes from a page
+    /// of another origin.
     pub fn check(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), Failure> {
         let target = uri.authority().map(|authority| authority.as_str());
         let hosts = headers.get_all(HOST);
         for host in target.into_iter().chain(hosts.iter().map(text)) {
             if !self.contains(host) {
                 let message = format!(
-                    "host {host:?} is no name of this server: use its address, or start it with --host-name"
+                    "host {host:?} is not a name of this server: use the server's address, or start the server with --host-name"
                 );
                 return Err(Failure::new(Reason::PermissionDenied, message));
             }
@@ -53,7 +58,8 @@ impl OwnNames {
         match host.parse::<IpAddr>() {
             Ok(address) => {
                 let address = address.to_canonical();
-                // A loopback address may be the near end of a tunnel.
+                // A loopback address may be the near end of a tunnel, so loopback is always
+                // accepted.
                 address.is_loopback()
                     || self.listens.is_unspecified()
                     || address == self.listens
@@ -67,7 +73,7 @@ impl OwnNames {
     }
 }
 
-/// The host of `host:port`, as names and addresses are compared: `name`, `10.0.0.1`, `::1`.
+/// Returns the host of `host:port`, in the form that is compared: `name`, `10.0.0.1`, `::1`.
 #[must_use]
 pub fn host(authority: &str) -> Option<&str> {
     if let Some(bracketed) = authority.strip_prefix('[') {
@@ -82,17 +88,17 @@ pub fn host(authority: &str) -> Option<&str> {
 fn foreign(headers: &HeaderMap) -> Failure {
     let origin = headers.get(ORIGIN).map_or("", text);
     let message = format!(
-        "a web page of {origin:?} may send no requests here: send them from a program, without Origin"
+        "web page {origin:?} must not send requests to this server: send them from a program, without Origin"
     );
     Failure::new(Reason::PermissionDenied, message)
 }
 
-/// A header's text; what is none matches nothing.
+/// Returns the text of a header. A value that is not text becomes `@`, which matches no name.
 fn text(value: &HeaderValue) -> &str {
     value.to_str().unwrap_or("@")
 }
 
-/// Whether an origin is that of pages which this server itself would serve.
+/// Returns whether the origin is that of pages served by this server itself.
 fn is_origin(origin: &str, own: Option<&str>) -> bool {
     let page = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
     page.zip(own).is_some_and(|(page, own)| page.eq_ignore_ascii_case(own))
@@ -112,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_names_the_server_by_a_name_or_address_of_its_own() {
+    fn requests_for_another_host_are_refused() {
         for (listens, host, served) in [
             ("127.0.0.1", "127.0.0.1:8080", true),
             ("127.0.0.1", "127.0.0.1", true),
@@ -148,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_may_ask_the_server_that_served_it_and_no_other() {
+    fn requests_of_pages_from_another_origin_are_refused() {
         for (origin, served) in [
             ("http://127.0.0.1:8080", true),
             ("https://127.0.0.1:8080", true),

@@ -1,4 +1,4 @@
-//! Wire shapes to domain shapes and back, checked. The only place that does it.
+//! Checked conversions between wire types and domain types, in both directions.
 
 mod policy;
 mod sequences;
@@ -19,23 +19,20 @@ pub use self::sequences::{in_sequence, in_sequence_wire, placed_sequences, place
 
 use crate::{admin, worker};
 
-/// Reads a protobuf duration; negative ones are refused.
-///
-/// # Errors
-/// `None` when it is negative or out of range.
+/// Parses a protobuf duration. Returns `None` if the duration is negative or out of range.
 #[must_use]
 pub fn duration(wire: &prost_types::Duration) -> Option<Duration> {
     Duration::try_from(*wire).ok()
 }
 
-/// Writes a duration; one beyond protobuf's range becomes its largest.
+/// Encodes a duration. A duration beyond protobuf's range becomes the maximum.
 #[must_use]
 pub fn duration_wire(span: Duration) -> prost_types::Duration {
     prost_types::Duration::try_from(span)
         .unwrap_or(prost_types::Duration { seconds: 315_576_000_000, nanos: 0 })
 }
 
-/// A moment in wall-clock milliseconds since 1970, as protobuf writes it.
+/// Encodes a wall-clock time in milliseconds since 1970.
 #[must_use]
 pub fn timestamp_wire(unix_ms: u64) -> prost_types::Timestamp {
     prost_types::Timestamp {
@@ -44,10 +41,10 @@ pub fn timestamp_wire(unix_ms: u64) -> prost_types::Timestamp {
     }
 }
 
-/// Reads a function's key; an empty tenant is the default one.
+/// Parses a function's key. An empty tenant means the default tenant.
 ///
 /// # Errors
-/// [`Reason::InvalidSpec`] when a name breaks the rules.
+/// [`Reason::InvalidSpec`] if a name breaks the rules.
 pub fn function_key(tenant: &str, name: &str) -> Result<FunctionKey, Failure> {
     let invalid =
         |error: millrace_types::ids::NameError| Failure::new(Reason::InvalidSpec, error.to_string());
@@ -61,10 +58,10 @@ pub fn function_key(tenant: &str, name: &str) -> Result<FunctionKey, Failure> {
     })
 }
 
-/// Reads a function spec and checks every field.
+/// Parses a function spec and checks every field.
 ///
 /// # Errors
-/// [`Reason::InvalidSpec`] with what to write instead.
+/// [`Reason::InvalidSpec`] with the correction.
 pub fn function_spec(wire: admin::FunctionSpec) -> Result<FunctionSpec, Failure> {
     let runtime = match wire.runtime.as_str() {
         "" => Runtime::default(),
@@ -88,7 +85,7 @@ pub fn function_spec(wire: admin::FunctionSpec) -> Result<FunctionSpec, Failure>
     Ok(spec)
 }
 
-/// Writes a function spec.
+/// Encodes a function spec.
 #[must_use]
 pub fn function_spec_wire(spec: &FunctionSpec) -> admin::FunctionSpec {
     admin::FunctionSpec {
@@ -119,10 +116,10 @@ pub fn function_spec_wire(spec: &FunctionSpec) -> admin::FunctionSpec {
     }
 }
 
-/// Reads a workflow spec and checks all that can be checked without its functions.
+/// Parses a workflow spec and checks everything that needs no functions.
 ///
 /// # Errors
-/// [`Reason::InvalidSpec`] with what to write instead.
+/// [`Reason::InvalidSpec`] with the correction.
 pub fn workflow_spec(wire: admin::WorkflowSpec) -> Result<WorkflowSpec, Failure> {
     let output =
         |output: admin::WorkflowOutput| Ok(Output { name: output.name, from: source(&output.from)? });
@@ -163,7 +160,7 @@ fn source(text: &str) -> Result<Source, Failure> {
     text.parse().map_err(|error: SourceError| invalid_spec(error.to_string()))
 }
 
-/// Writes a workflow spec.
+/// Encodes a workflow spec.
 #[must_use]
 pub fn workflow_spec_wire(spec: &WorkflowSpec) -> admin::WorkflowSpec {
     use admin::workflow_step::Run as Wire;
@@ -192,22 +189,22 @@ pub fn workflow_spec_wire(spec: &WorkflowSpec) -> admin::WorkflowSpec {
     }
 }
 
-/// Reads the name of a piece of data.
+/// Parses the name of a piece of data.
 ///
 /// # Errors
-/// [`Reason::MalformedRequest`] when it names no node.
+/// [`Reason::MalformedRequest`] if the name has no valid node.
 pub fn data_id(wire: &worker::DataId) -> Result<DataId, Failure> {
     let home = NodeName::new(&wire.home).map_err(|error| Failure::malformed(error.to_string()))?;
     Ok(DataId { home, epoch: Epoch(wire.epoch), counter: wire.counter })
 }
 
-/// Writes the name of a piece of data.
+/// Encodes the name of a piece of data.
 #[must_use]
 pub fn data_id_wire(id: &DataId) -> worker::DataId {
     worker::DataId { home: id.home.to_string(), epoch: id.epoch.0, counter: id.counter }
 }
 
-/// How a function is served. Ranges are the spec's to check.
+/// Parses scheduling options. The spec's own validation checks the ranges.
 fn serving(
     priority: u32,
     residency: Option<admin::Residency>,
@@ -229,23 +226,24 @@ fn serving(
     })
 }
 
-/// A priority; 0 is the default.
+/// Parses a priority; 0 means the default.
 fn priority(level: u32) -> Result<Priority, Failure> {
     if level == 0 {
         return Ok(Priority::default());
     }
-    let (first, last) = (Priority::FIRST, Priority::LAST);
+    let first = Priority::FIRST;
+    let last = Priority::LAST;
     Priority::new(level.into())
         .ok_or_else(|| invalid_spec(format!("priority is {level}: write a number from {first} to {last}")))
 }
 
-/// A time of a spec.
+/// Parses an optional duration of a spec.
 fn time(field: &str, wire: Option<prost_types::Duration>) -> Result<Option<Duration>, Failure> {
     let negative = || invalid_spec(format!("{field} is negative: give a time such as 50ms"));
     wire.map(|wire| duration(&wire).ok_or_else(negative)).transpose()
 }
 
-/// An objective. Ranges are the spec's to check.
+/// Parses an objective. The spec's own validation checks the ranges.
 fn slo(wire: admin::Slo) -> Result<Slo, Failure> {
     let deadline = time("slo.deadline", wire.deadline)?.unwrap_or_default();
     Ok(Slo { deadline, percentile: wire.percentile })
@@ -259,39 +257,41 @@ fn invalid_spec(message: String) -> Failure {
     Failure::new(Reason::InvalidSpec, message)
 }
 
-/// Writes how a placed function is served.
+/// Encodes the scheduling options of a placed function.
 pub fn serving_wire(serving: &Serving, wire: &mut worker::DesiredFunction) {
     let Serving { priority, residency, batching } = *serving;
     wire.priority = priority.get().into();
-    (wire.pin, wire.min_warm) = (residency.pin, residency.min_warm);
+    wire.pin = residency.pin;
+    wire.min_warm = residency.min_warm;
     wire.evict_after = residency.evict_after.map(duration_wire);
     wire.batch_max_size = batching.map_or(0, |batching| batching.max_size);
     wire.batch_max_wait = batching.map(|batching| duration_wire(batching.max_wait));
 }
 
-/// Reads how a placed function is served.
+/// Parses the scheduling options of a placed function.
 ///
 /// # Errors
-/// [`Reason::InvalidSpec`] with what is wrong.
+/// [`Reason::InvalidSpec`] with the fault.
 pub fn placed_serving(wire: &worker::DesiredFunction) -> Result<Serving, Failure> {
-    let (pin, min_warm, evict_after) = (wire.pin, wire.min_warm, wire.evict_after);
-    let residency = admin::Residency { pin, min_warm, evict_after };
-    let (max_size, max_wait) = (wire.batch_max_size, wire.batch_max_wait);
-    let batching = (max_size > 0).then_some(admin::Batching { max_size, max_wait });
+    let residency =
+        admin::Residency { pin: wire.pin, min_warm: wire.min_warm, evict_after: wire.evict_after };
+    let batching = (wire.batch_max_size > 0)
+        .then_some(admin::Batching { max_size: wire.batch_max_size, max_wait: wire.batch_max_wait });
     serving(wire.priority, Some(residency), batching)
 }
 
-/// Reads a tenant's caps.
+/// Parses a tenant's caps.
 ///
 /// # Errors
-/// [`Reason::InvalidSpec`] with what to write instead.
+/// [`Reason::InvalidSpec`] with the correction.
 pub fn quota(wire: &admin::Quota) -> Result<Quota, Failure> {
     let invalid = |message: String| Failure::new(Reason::InvalidSpec, message);
     let share = |field: &str, share: f64| {
         Share::from_fraction(share).map_err(|error| invalid(format!("{field}: {error}")))
     };
     let gpus = |max: u32| {
-        let message = "gpus_max: at least 1; to stop a tenant, delete or unload its functions";
+        let message =
+            "gpus_max is 0: write a number from 1; to stop a tenant, delete or unload its functions";
         NonZeroU32::new(max).ok_or_else(|| invalid(message.to_owned()))
     };
     Ok(Quota {
@@ -301,7 +301,7 @@ pub fn quota(wire: &admin::Quota) -> Result<Quota, Failure> {
     })
 }
 
-/// Writes a tenant's caps for the admin API.
+/// Encodes a tenant's caps for the admin API.
 #[must_use]
 pub fn quota_wire(quota: &Quota) -> admin::Quota {
     admin::Quota {
@@ -311,7 +311,8 @@ pub fn quota_wire(quota: &Quota) -> admin::Quota {
     }
 }
 
-/// Writes a declared tensor for the admin API; free dimensions become -1, with their names beside them.
+/// Encodes a declared tensor for the admin API. A free dimension becomes -1, with its name in
+/// `free_dims`.
 #[must_use]
 pub fn tensor_spec_wire(spec: &TensorSpec) -> admin::TensorSpec {
     let free = |dim: &Dim| match dim {
@@ -326,11 +327,11 @@ pub fn tensor_spec_wire(spec: &TensorSpec) -> admin::TensorSpec {
     }
 }
 
-/// Reads a declared tensor. A free dimension without a name gets one that no other dimension has.
+/// Parses a declared tensor. A free dimension without a name gets a unique name.
 ///
 /// # Errors
-/// [`Reason::MalformedRequest`] for an unknown datatype, a dimension of 0, and names of some free dimensions
-/// only.
+/// [`Reason::MalformedRequest`] for an unknown datatype, for a dimension of 0, and if only some of
+/// the free dimensions have names.
 pub fn tensor_spec(wire: admin::TensorSpec) -> Result<TensorSpec, Failure> {
     let admin::TensorSpec { name, datatype, shape, free_dims } = wire;
     let datatype =
@@ -344,7 +345,7 @@ pub fn tensor_spec(wire: admin::TensorSpec) -> Result<TensorSpec, Failure> {
     }
     let mut names = free_dims.into_iter();
     let mut dim = |(axis, &size): (usize, &i64)| match u64::try_from(size) {
-        Ok(0) => Err(Failure::malformed(format!("tensor {name:?} has a dimension of 0: sizes begin at 1"))),
+        Ok(0) => Err(Failure::malformed(format!("tensor {name:?} has a dimension of 0: write sizes from 1"))),
         Ok(size) => Ok(Dim::Fixed(size)),
         Err(_) => Ok(Dim::Symbol(names.next().unwrap_or_else(|| format!("{name}.{axis}")))),
     };
@@ -365,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn a_spec_survives_the_wire() {
+    fn a_function_spec_survives_the_wire() {
         assert_eq!(function_spec(function_spec_wire(&spec())), Ok(spec()));
     }
 
@@ -390,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn caps_survive_the_wire_and_what_is_none_is_refused() {
+    fn caps_survive_the_wire_and_invalid_caps_are_refused() {
         let half = admin::Quota { gpus_max: Some(3), gpu_share: Some(0.5), memory_share: Some(1.0) };
         assert_eq!(quota_wire(&quota(&half).unwrap()), half);
         assert_eq!(quota(&admin::Quota::default()), Ok(Quota::NONE));
@@ -410,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn the_server_checks_what_a_client_did_not() {
+    fn specs_that_a_client_did_not_check_are_refused() {
         let mut wire = function_spec_wire(&spec());
         wire.slo.as_mut().unwrap().percentile = 1.0;
         assert_eq!(function_spec(wire).unwrap_err().reason, Reason::InvalidSpec);

@@ -1,19 +1,21 @@
-//! Bounds the memory that decoding a protobuf message takes, before any of the message is decoded.
+//! Bounds the memory that decoding a protobuf message takes, before any part of the message is
+//! decoded.
 //!
-//! prost builds structures many times as large as their bytes: a tensor without fields is 2 bytes on
-//! the wire and hundreds in memory, and an `int64` of a packed list is 1 byte and 8. [`MessageWalk`]
-//! reads tags and lengths from pieces as they arrive, copies no payload, and adds up what prost would
-//! allocate, by the shapes that [`DESCRIPTORS`](crate::DESCRIPTORS) give:
+//! prost builds structures many times as large as their encoding: a tensor without fields is 2
+//! bytes on the wire and hundreds in memory, and an `int64` of a packed list is 1 byte on the wire
+//! and 8 in memory. [`MessageWalk`] reads tags and lengths from pieces as they arrive, copies no
+//! payload, and adds up the memory that prost would allocate, by the shapes in
+//! [`DESCRIPTORS`](crate::DESCRIPTORS):
 //!
 //! ```text
 //! pieces of one message ─ MessageWalk::push ─> Ok, and decoded_bytes() so far
 //!                                           └> DecodeRefusal: too many fields, elements, bytes
 //! ```
 //!
-//! Every message: at most 3 bytes in memory for each byte of the message, and 32 MiB, so that the
-//! message and its decoded form together stay within 4 times its length and 32 MiB. Clients' messages
-//! are held to [`WalkLimits::CLIENT`] too. [`CheckedCodec`] is the codec of every generated service and
-//! client, and [`decode`] serves messages that no gRPC call carries.
+//! Every message may take at most 3 bytes of memory for each byte of its length, plus 32 MiB. The
+//! message and its decoded form together then take at most 4 times the length plus 32 MiB. Clients'
+//! messages must also keep to [`WalkLimits::CLIENT`]. [`CheckedCodec`] is the codec of all
+//! generated services and clients; [`decode`] serves messages outside gRPC.
 
 use std::collections::HashMap;
 use std::marker::PhantomData;
@@ -32,95 +34,93 @@ use tonic_prost::ProstEncoder;
 
 use crate::status::to_status;
 
-/// Bytes that a message may take in memory for each byte of its length, beside the message itself.
+/// Maximum memory of a decoded message for each byte of its length, in bytes, beside the message
+/// itself.
 pub const DECODED_RATIO_MAX: u64 = 3;
-/// Bytes that any message may take in memory beyond [`DECODED_RATIO_MAX`].
+/// Memory that any decoded message may take beyond [`DECODED_RATIO_MAX`], in bytes.
 pub const DECODED_MARGIN_BYTES: u64 = 32 << 20;
-/// Messages open within each other. The schemas nest less: no message of them contains itself.
+/// Maximum nesting depth. The schemas nest less deeply, because no message type contains itself.
 pub const NESTING_MAX: usize = 32;
-/// Places that a list of messages or strings has for each of its elements: a `Vec` begins with four, has
-/// room for up to twice its elements, and while it grows the old ones are there too.
+/// Slots that a list of messages or strings allocates for each element. A `Vec` begins with four
+/// slots and has up to twice as many slots as elements. While a `Vec` grows, the old slots exist
+/// too.
 const PLACES: u64 = 4;
-/// The same of a list of numbers, which is long where it matters.
+/// Slots that a list of numbers allocates for each element. Only long lists matter here, and they
+/// exceed the first four slots.
 const GROWTH: u64 = 3;
-/// A short list of numbers: its first allocation and that allocation's header.
+/// Memory of a short list of numbers: its first allocation with the allocator's header, in bytes.
 const SHORT_LIST_BYTES: u64 = 48;
-/// A map's first entry allocates a whole node of a `BTreeMap`: 11 places and its links.
+/// Slots of a map's first entry: a whole node of a `BTreeMap`, with 11 entries and its links.
 const MAP_NODE: u64 = 12;
-/// The header and the rounding of one allocation.
+/// The allocator's header and rounding, in bytes for each allocation.
 const ALLOCATION_BYTES: u64 = 16;
-/// The least memory of a decoded message that takes a thread milliseconds to fill, beside bytes that are
-/// shared with the message.
+/// Memory of a decoded message, in bytes, from which decoding occupies a thread for milliseconds.
+/// Bytes shared with the message do not count.
 const LONG_DECODED_BYTES: u64 = 1 << 20;
-/// The longest varint.
+/// Maximum length of a varint, in bytes.
 const VARINT_BYTES_MAX: u32 = 10;
-/// The message whose lists are elements of tensors: their bytes count as contents, not as text.
+/// The message type whose lists are elements of tensors: their bytes count as contents, not as
+/// text.
 const TENSOR_CONTENTS: &str = "inference.InferTensorContents";
 
-/// The counts that one message may have.
+/// Limits on the counts of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WalkLimits {
-    /// Fields at all depths; elements of a packed list count as one field.
+    /// Maximum number of fields at all depths. All elements of a packed list count as a single
+    /// field.
     pub fields_max: u64,
-    /// Messages directly within the message: tensors, parameters, requested outputs.
+    /// Maximum number of messages directly inside the message: tensors, parameters, requested
+    /// outputs.
     pub elements_max: u64,
-    /// Bytes outside byte fields and tensors' contents.
+    /// Maximum number of bytes outside byte fields and tensor contents.
     pub text_bytes_max: u64,
 }
 
 impl WalkLimits {
-    /// For messages of clients: no inference and no call of the admin API comes near.
+    /// Limits for messages of clients. No inference request or admin call comes near them.
     pub const CLIENT: Self = Self { fields_max: 65_536, elements_max: 4_096, text_bytes_max: 1 << 20 };
-    /// For messages of controllers, workers, executors and programs. Long lists come in parts of about a
-    /// mebibyte, of far fewer fields; to read as many as these takes a thread some milliseconds.
+    /// Limits for messages of controllers, workers, executors and programs. Long lists are sent in
+    /// parts of about 1 MiB, which have far fewer fields. Reading as many fields as these limits
+    /// allow takes a thread some milliseconds.
     pub const PEER: Self = Self { fields_max: 1 << 18, elements_max: 1 << 18, text_bytes_max: u64::MAX };
 }
 
-/// Why a message is not decoded.
+/// The reason why a message is not decoded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeRefusal {
-    /// Bytes that are no protobuf message.
+    /// The bytes are not a protobuf message.
     #[error("the message is not valid protobuf: {0}")]
     Malformed(&'static str),
-    /// More than [`WalkLimits::fields_max`].
+    /// The message has more than [`WalkLimits::fields_max`] fields.
     #[error("the message has more than {max} fields: send its tensors in fewer, larger pieces")]
-    TooManyFields {
-        /// The most.
-        max: u64,
-    },
-    /// More than [`WalkLimits::elements_max`].
+    TooManyFields { max: u64 },
+    /// The message has more than [`WalkLimits::elements_max`] messages directly inside.
     #[error("the message has more than {max} tensors and parameters: split it into several")]
-    TooManyElements {
-        /// The most.
-        max: u64,
-    },
-    /// More than [`WalkLimits::text_bytes_max`].
+    TooManyElements { max: u64 },
+    /// The message has more than [`WalkLimits::text_bytes_max`] bytes of text.
     #[error("the message has more than {max} bytes outside its contents: shorten names and parameters")]
-    TooMuchText {
-        /// The most.
-        max: u64,
-    },
-    /// More than [`DECODED_RATIO_MAX`] and [`DECODED_MARGIN_BYTES`] allow.
+    TooMuchText { max: u64 },
+    /// The decoded form exceeds [`DECODED_RATIO_MAX`] and [`DECODED_MARGIN_BYTES`].
     #[error(
         "the message of {len} bytes would take {decoded} bytes of memory: send contents as raw bytes, in \
          fewer fields"
     )]
     TooLarge {
-        /// Its length, or as much of it as arrived.
+        /// The length of the message, or of the part that has arrived, in bytes.
         len: u64,
-        /// Its estimated size in memory.
+        /// The estimated size in memory, in bytes.
         decoded: u64,
     },
 }
 
 impl DecodeRefusal {
-    /// The failure that the message's sender is told. Not a `From`: a second source of failures would leave
-    /// the type of many an error open.
+    /// Returns the failure for the message's sender. Not a `From`, because a second source of
+    /// failures would leave the type of many errors ambiguous.
     #[must_use]
     pub fn failure(&self) -> Failure {
         let message = self.to_string();
         match self {
-            // No memory that is freed later helps.
+            // Not retryable: memory that other requests free does not help.
             Self::TooLarge { .. } => {
                 Failure { retryable: false, ..Failure::new(Reason::ByteBudgetExceeded, message) }
             }
@@ -129,13 +129,13 @@ impl DecodeRefusal {
     }
 }
 
-/// Why bytes do not become a message.
+/// The reason why bytes were not decoded into a message.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
-    /// The walk refused them.
+    /// The walk refused the bytes.
     #[error(transparent)]
     Refused(#[from] DecodeRefusal),
-    /// prost did.
+    /// prost refused the bytes.
     #[error("the message is not valid protobuf: {0}")]
     Prost(#[from] prost::DecodeError),
 }
@@ -145,13 +145,14 @@ pub enum DecodeError {
 pub struct MessageType(usize);
 
 impl MessageType {
-    /// The type of a gRPC method's requests, by the method's path. `None` for methods of other schemas.
+    /// Returns the request type of a gRPC method by the method's path. `None` for methods of other
+    /// schemas.
     #[must_use]
     pub fn of_requests(path: &str) -> Option<Self> {
         SCHEMA.requests.get(path).copied()
     }
 
-    /// A type by its full name, such as `inference.ModelInferRequest`.
+    /// Returns a type by its full name, such as `inference.ModelInferRequest`.
     #[must_use]
     pub fn named(full_name: &str) -> Option<Self> {
         SCHEMA.types.get(full_name).copied()
@@ -163,7 +164,8 @@ impl MessageType {
 }
 
 static SCHEMA: LazyLock<Schema> = LazyLock::new(|| {
-    let descriptors = FileDescriptorSet::decode(crate::DESCRIPTORS).expect("made by this crate's build");
+    let descriptors =
+        FileDescriptorSet::decode(crate::DESCRIPTORS).expect("the descriptors are from this crate's build");
     Schema::new(&descriptors)
 });
 
@@ -173,27 +175,28 @@ struct Schema {
     shapes: Vec<Shape>,
 }
 
-/// A message type as the walk needs it.
+/// The facts about a message type that the walk needs.
 struct Shape {
-    /// Its size in memory, without what its fields allocate.
+    /// Size of the struct in memory, in bytes, without the allocations of its fields.
     bytes: u64,
-    /// By field number.
+    /// Fields by number, sorted.
     fields: Vec<(u32, Field)>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Field {
-    /// A number: part of its message's own size.
+    /// A number, which is part of the message's struct.
     Number,
-    /// Numbers of `bytes` each, packed or not.
+    /// A list of numbers of `bytes` each, packed or not.
     Numbers { bytes: u64, wire: NumberWire, is_contents: bool },
-    /// A string; `each` is its place in a list, 0 outside of lists.
+    /// A string. `each` is the memory of its slots in a list, 0 outside of lists.
     Text { each: u64 },
-    /// Bytes, which stay in the buffer that they arrived in.
+    /// A byte field, which stays in the buffer in which it arrived. `each` is the memory of its
+    /// slots in a list.
     Bytes { each: u64 },
-    /// A message; `each` is its place in a list or a map, 0 outside of them.
+    /// A message. `each` is the memory of its slots in a list or map, 0 outside of them.
     Message { kind: MessageType, each: u64 },
-    /// Passed over by prost.
+    /// A field that prost skips.
     Unknown,
 }
 
@@ -250,7 +253,7 @@ impl Schema {
     }
 }
 
-/// All messages under `message`, itself included, with their full names.
+/// Collects `message` and all message types nested in it, with their full names.
 fn collect<'a>(scope: &str, message: &'a DescriptorProto, found: &mut Vec<(String, &'a DescriptorProto)>) {
     let name = format!("{scope}.{}", message.name());
     for nested in &message.nested_type {
@@ -267,7 +270,8 @@ fn is_list(field: &FieldDescriptorProto) -> bool {
     field.label() == Label::Repeated
 }
 
-/// The size in memory of prost's struct for a message, rounded up: each field takes whole words.
+/// Returns the size of prost's struct for a message, in bytes, rounded up: each field takes whole
+/// words.
 fn size(
     at: usize,
     messages: &[(String, &DescriptorProto)],
@@ -277,10 +281,10 @@ fn size(
     if let Some(known) = sizes[at] {
         return known;
     }
-    // A message within itself would be boxed: a test refuses schemas that have one.
+    // A message type that contains itself would be boxed; a test refuses such schemas.
     sizes[at] = Some(8);
     let mut total = 0;
-    // Of a oneof's fields there is one at a time.
+    // Of the fields of a oneof only one exists at a time, so the largest counts.
     let mut oneofs = HashMap::<i32, u64>::new();
     for field in &messages[at].1.field {
         let bytes = match field.r#type() {
@@ -291,7 +295,7 @@ fn size(
                 let kind = types.get(field.type_name().trim_start_matches('.'));
                 8 + kind.map_or(0, |kind| size(kind.0, messages, types, sizes))
             }
-            // An optional number takes a word more.
+            // An optional number takes an additional word.
             _ => 16,
         };
         match field.oneof_index.filter(|_| !field.proto3_optional()) {
@@ -335,51 +339,51 @@ fn read_field(
     }
 }
 
-/// A pass over one message's bytes, in any pieces.
+/// A pass over the bytes of a message, in pieces of any size.
 #[derive(Debug)]
 pub struct MessageWalk {
     limits: WalkLimits,
-    /// The message and those open within it, outermost first.
+    /// The message and the open messages inside it, outermost first.
     open: Vec<OpenMessage>,
     position: Position,
-    /// Bytes read.
+    /// Bytes read so far.
     read: u64,
     fields: u64,
     elements: u64,
     text_bytes: u64,
-    /// Memory for messages, strings and lists' places, room to grow included.
+    /// Memory for structs, strings and the slots of lists, including slots to grow into, in bytes.
     structure_bytes: u64,
-    /// Memory for the numbers of lists, without room to grow.
+    /// Memory for the numbers of lists, without slots to grow into, in bytes.
     number_bytes: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct OpenMessage {
     kind: MessageType,
-    /// Where it ends, counted from the beginning of the outermost; `u64::MAX`: not known yet.
+    /// The position of its end, counted from the beginning of the outermost message; `u64::MAX` if
+    /// unknown.
     end: u64,
 }
 
-/// What the next byte belongs to.
+/// The kind of the next byte.
 #[derive(Debug, Clone, Copy)]
 enum Position {
     Tag(Varint),
-    /// The value of a number.
     Value(Varint),
     /// The length of a length-delimited field.
     Length(Field, Varint),
-    /// A payload that is passed over.
+    /// A payload that is skipped.
     Payload {
         left: u64,
     },
-    /// Packed varints, counted by their last bytes.
+    /// Packed varints, which are counted by their last bytes.
     Packed {
         left: u64,
         bytes: u64,
     },
 }
 
-/// A varint of which some bytes were read.
+/// A varint that is partly read.
 #[derive(Debug, Clone, Copy, Default)]
 struct Varint {
     value: u64,
@@ -387,9 +391,9 @@ struct Varint {
 }
 
 impl Varint {
-    /// Takes a byte; the value once the byte was the last.
+    /// Adds a byte. Returns the value if the byte was the last.
     fn push(&mut self, byte: u8) -> Result<Option<u64>, DecodeRefusal> {
-        // The tenth byte holds the last bit alone.
+        // The tenth byte holds only the last of the 64 bits.
         if self.bytes == VARINT_BYTES_MAX - 1 && byte > 1 {
             return Err(DecodeRefusal::Malformed("a number of more than 64 bits"));
         }
@@ -400,7 +404,8 @@ impl Varint {
 }
 
 impl MessageWalk {
-    /// A walk over a message of this type. `len` is the message's length, where it is known beforehand.
+    /// Creates a walk over a message of this type. `len` is the message's length, if known
+    /// beforehand.
     #[must_use]
     pub fn new(kind: MessageType, len: Option<u64>, limits: WalkLimits) -> Self {
         Self {
@@ -416,7 +421,7 @@ impl MessageWalk {
         }
     }
 
-    /// The memory that the message's decoded form takes, as far as the message was read.
+    /// Returns the memory of the decoded form of the bytes read so far.
     #[must_use]
     pub fn decoded_bytes(&self) -> u64 {
         self.structure_bytes + self.number_bytes
@@ -425,7 +430,7 @@ impl MessageWalk {
     /// Reads the next piece.
     ///
     /// # Errors
-    /// [`DecodeRefusal`]: the message must not be decoded.
+    /// [`DecodeRefusal`] if the message must not be decoded.
     pub fn push(&mut self, mut piece: &[u8]) -> Result<(), DecodeRefusal> {
         while !piece.is_empty() {
             let taken = match self.position {
@@ -442,10 +447,10 @@ impl MessageWalk {
         self.check()
     }
 
-    /// Ends the walk: every message must have come to its end.
+    /// Ends the walk and checks that every message is complete.
     ///
     /// # Errors
-    /// [`DecodeRefusal::Malformed`].
+    /// [`DecodeRefusal::Malformed`] if a message is cut short.
     pub fn finish(self) -> Result<(), DecodeRefusal> {
         let between_fields = matches!(self.position, Position::Tag(Varint { bytes: 0, .. }));
         match self.open.as_slice() {
@@ -455,7 +460,7 @@ impl MessageWalk {
         }
     }
 
-    /// Passes over payload; how many bytes of the piece that took.
+    /// Skips payload. Returns the number of bytes used from the piece.
     fn pass(&mut self, left: u64, piece: &[u8]) -> usize {
         let taken = (piece.len() as u64).min(left);
         self.read += taken;
@@ -463,7 +468,7 @@ impl MessageWalk {
         taken as usize
     }
 
-    /// Counts packed varints; how many bytes of the piece that took.
+    /// Counts packed varints. Returns the number of bytes used from the piece.
     fn count(&mut self, left: u64, bytes: u64, piece: &[u8]) -> usize {
         let taken = (piece.len() as u64).min(left);
         let ends = piece[..taken as usize].iter().filter(|&&byte| byte < 0x80).count();
@@ -552,9 +557,10 @@ impl MessageWalk {
                     return Err(DecodeRefusal::TooManyElements { max: self.limits.elements_max });
                 }
                 if self.open.len() == NESTING_MAX {
-                    return Err(DecodeRefusal::Malformed("messages nested too deep"));
+                    return Err(DecodeRefusal::Malformed("its messages are nested too deeply"));
                 }
-                // Only the outermost message's end may be unknown, and a length is at most what is left.
+                // Only the end of the outermost message may be unknown, and a length is at most the
+                // rest of its message.
                 self.open.push(OpenMessage { kind, end: self.read.saturating_add(length) });
                 self.position = Position::Tag(Varint::default());
             }
@@ -571,13 +577,13 @@ impl MessageWalk {
                 self.structure_bytes += each + length + ALLOCATION_BYTES;
             }
             Field::Bytes { each } => self.structure_bytes += each,
-            // prost refuses a number with a length, and passes over what it does not know.
+            // prost refuses a number with a length, and skips unknown fields.
             Field::Number | Field::Unknown => self.text_bytes += length,
         }
         self.check()
     }
 
-    /// Ends the payload and the messages that end here.
+    /// Closes the payload and the messages that end at this position.
     fn close(&mut self) {
         if let Position::Payload { left: 0 } | Position::Packed { left: 0, .. } = self.position {
             self.position = Position::Tag(Varint::default());
@@ -603,7 +609,7 @@ impl MessageWalk {
     }
 }
 
-/// Walks over a message and decodes it. Byte fields share the buffer.
+/// Checks a message with a walk and decodes the message. Byte fields share the buffer.
 ///
 /// # Errors
 /// [`DecodeError`].
@@ -613,9 +619,9 @@ pub fn decode<M: Message + Name + Default>(message: Bytes, limits: WalkLimits) -
     Ok(if bytes < LONG_DECODED_BYTES { decode()? } else { let_others_run(decode)? })
 }
 
-/// Walks over a whole message. Returns the memory that its decoded form takes.
+/// Checks a whole message with a walk. Returns the memory of the decoded form, in bytes.
 fn check<M: Name>(message: &[u8], limits: WalkLimits) -> Result<u64, DecodeRefusal> {
-    // Every generated type is in the descriptors: they come from one build.
+    // Every generated type is in the descriptors, because both come from the same build.
     let kind = MessageType::named(&M::full_name()).ok_or(DecodeRefusal::Malformed("its type is unknown"))?;
     let mut walk = MessageWalk::new(kind, Some(message.len() as u64), limits);
     walk.push(message)?;
@@ -624,8 +630,8 @@ fn check<M: Name>(message: &[u8], limits: WalkLimits) -> Result<u64, DecodeRefus
     Ok(decoded)
 }
 
-/// Does work that takes milliseconds while other threads do the rest of this one's: on a runtime of one
-/// thread there are none.
+/// Runs work of some milliseconds in such a way that other threads take over this thread's tasks. A
+/// single-threaded runtime has no other threads, so the work then runs in place.
 fn let_others_run<T>(work: impl FnOnce() -> T) -> T {
     let flavor = Handle::try_current().map(|runtime| runtime.runtime_flavor());
     if flavor.is_ok_and(|flavor| flavor == RuntimeFlavor::MultiThread) {
@@ -634,7 +640,7 @@ fn let_others_run<T>(work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// tonic's prost codec, whose decoder walks over each message before it decodes the message.
+/// tonic's prost codec with a decoder that checks each message with a walk before decoding.
 #[derive(Debug)]
 pub struct CheckedCodec<T, U>(PhantomData<(T, U)>);
 
@@ -663,7 +669,6 @@ where
     }
 }
 
-/// The decoder of [`CheckedCodec`].
 #[derive(Debug)]
 pub struct CheckedDecoder<U>(PhantomData<U>);
 
@@ -672,7 +677,8 @@ impl<U: Message + Name + Default> Decoder for CheckedDecoder<U> {
     type Error = Status;
 
     fn decode(&mut self, message: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
-        // tonic holds a whole message in one piece; were it cut, the walk would not come to its end.
+        // tonic holds a whole message in a single piece. If the piece were cut, the walk would
+        // refuse the message.
         let bytes =
             check::<U>(message.chunk(), WalkLimits::PEER).map_err(|refusal| to_status(&refusal.failure()))?;
         let decode = || U::decode(message);

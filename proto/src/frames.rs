@@ -1,19 +1,19 @@
-//! The framed Unix socket between a worker and its executors: what `executor.proto` calls a frame,
-//! and the descriptors that travel with it.
+//! The framed Unix socket between a worker and its executors: the frames of `executor.proto`, and
+//! the file descriptors that travel with them.
 //!
 //! ```text
 //! message, descriptors ─ Frame::new ─> Outbox ── sendmsg ──> recvmsg ─> FrameDecoder ─> Received
 //! ```
 //!
-//! [`Outbox::send_some`] and [`FrameDecoder::recv_some`] make one system call each, so they serve a
-//! non-blocking socket (inside `AsyncFd::try_io`) as well as a blocking one, for which
-//! [`Outbox::flush`] and [`FrameDecoder::recv_frame`] loop over them. Nothing here knows what the
-//! messages mean.
+//! [`Outbox::send_some`] and [`FrameDecoder::recv_some`] make a single system call each, so they
+//! work on a non-blocking socket (inside `AsyncFd::try_io`) and on a blocking one. For a blocking
+//! socket, [`Outbox::flush`] and [`FrameDecoder::recv_frame`] loop over them. This module does not
+//! interpret the messages.
 //!
-//! A frame does not say how many descriptors it has. A `sendmsg` that carries descriptors carries
-//! one frame only and starts with its first byte, and descriptors are a barrier for the reader
-//! (unix(7), "ancillary data"): one `recvmsg` never returns bytes from behind them. So the
-//! descriptors that a read returns are those of the last frame that begins in it.
+//! A frame does not state its number of descriptors. A `sendmsg` with descriptors carries a single
+//! frame and starts with the frame's first byte. For the reader, descriptors are a barrier
+//! (unix(7), "ancillary data"): a `recvmsg` never returns bytes from behind them. The descriptors
+//! that a read returns therefore belong to the last frame that begins in the read.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -28,54 +28,49 @@ use rustix::net::{
 
 use crate::decoding::{self, DecodeError, WalkLimits};
 
-/// The longest message of a frame. Bulk bytes are in memfds: only many small tensors, or the
-/// launches of a very deep model, come near.
+/// Maximum size of a frame's message, in bytes. Bulk data is sent in memfds, so only many small
+/// tensors or the launches of a very deep model come near this size.
 pub const MESSAGE_BYTES_MAX: usize = 8 << 20;
-/// The most descriptors of one frame (the kernel's own limit is 253).
+/// Maximum number of descriptors of a frame (the kernel's own limit is 253).
 pub const DESCRIPTORS_MAX: usize = 64;
-/// The most that an [`Outbox`] holds before it refuses more.
+/// Maximum number of unsent bytes in an [`Outbox`].
 pub const OUTBOX_BYTES_MAX: usize = 64 << 20;
 
 const HEADER_BYTES: usize = size_of::<u32>();
-/// What one `recvmsg` reads at most, and so bounds the frames a decoder holds.
+/// Maximum number of bytes that a `recvmsg` reads; also bounds the frames that a decoder holds.
 const RECV_BYTES: usize = 64 << 10;
-/// The most frames that one `sendmsg` takes along.
+/// Maximum number of frames in a `sendmsg`.
 const FRAMES_PER_SEND: usize = 16;
 
-/// Why a frame could not be made, or a peer's bytes are not frames. After an error in what was
-/// received the stream has no more meaning: close it.
+/// The fault of a frame, or of received bytes that are not frames. After an error in received bytes
+/// the stream cannot be resynchronised: close the stream.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// A message over [`MESSAGE_BYTES_MAX`].
+    /// The message exceeds [`MESSAGE_BYTES_MAX`].
     #[error(
-        "a message of {bytes} bytes is over the {MESSAGE_BYTES_MAX} of a frame: send bulk bytes as a memfd"
+        "a message of {bytes} bytes exceeds the {MESSAGE_BYTES_MAX} bytes of a frame: send bulk data in a memfd"
     )]
-    MessageTooLong {
-        /// Its length.
-        bytes: usize,
-    },
-    /// More than [`DESCRIPTORS_MAX`].
-    #[error("{count} descriptors are over the {DESCRIPTORS_MAX} of a frame: put more tensors inline")]
-    TooManyDescriptors {
-        /// How many.
-        count: usize,
-    },
-    /// The kernel dropped descriptors: the peer sent too many, or this process has too many open.
-    #[error("descriptors were lost on the way: raise the limit of open files (ulimit -n)")]
+    MessageTooLong { bytes: usize },
+    /// The frame has more than [`DESCRIPTORS_MAX`] descriptors.
+    #[error("{count} descriptors exceed the {DESCRIPTORS_MAX} of a frame: put more tensors inline")]
+    TooManyDescriptors { count: usize },
+    /// The kernel dropped descriptors: the peer sent too many, or this process has too many files
+    /// open.
+    #[error("the kernel dropped received descriptors: raise the limit of open files (ulimit -n)")]
     DescriptorsLost,
-    /// Descriptors came with bytes that begin no frame.
-    #[error("descriptors came in the middle of a frame")]
+    /// Descriptors arrived with bytes in which no frame begins.
+    #[error("descriptors arrived in the middle of a frame")]
     StrayDescriptors,
-    /// The peer is gone and its last frame is not whole.
+    /// The peer closed the socket in the middle of a frame.
     #[error("the peer closed the socket {missing} bytes before the end of a frame")]
     ClosedInFrame {
-        /// What is missing of it, as far as known.
+        /// The number of missing bytes, as far as known.
         missing: usize,
     },
-    /// An [`Outbox`] at [`OUTBOX_BYTES_MAX`]: the peer does not read.
+    /// The [`Outbox`] holds [`OUTBOX_BYTES_MAX`] unsent bytes, because the peer does not read.
     #[error("{OUTBOX_BYTES_MAX} bytes wait to be sent: the peer does not read")]
     OutboxFull,
-    /// A message that is no such message.
+    /// The bytes are not a message of the expected type.
     #[error("a frame does not decode: {0}")]
     Malformed(#[from] DecodeError),
 }
@@ -90,7 +85,7 @@ impl From<Error> for io::Error {
     }
 }
 
-/// One message, encoded, and its descriptors. They are closed once they are sent.
+/// An encoded message with its descriptors. The descriptors are closed after they were sent.
 #[derive(Debug)]
 pub struct Frame {
     bytes: Bytes,
@@ -98,7 +93,8 @@ pub struct Frame {
 }
 
 impl Frame {
-    /// Encodes a message. `descriptors` are in the order in which its `*_fd` fields index them.
+    /// Encodes a message. `descriptors` are in the order by which the message's `*_fd` fields index
+    /// them.
     ///
     /// # Errors
     /// [`Error::MessageTooLong`], [`Error::TooManyDescriptors`].
@@ -117,21 +113,21 @@ impl Frame {
     }
 }
 
-/// Frames that wait to be sent, in order.
+/// A queue of frames to be sent.
 #[derive(Debug, Default)]
 pub struct Outbox {
     frames: VecDeque<Frame>,
-    /// Of the first frame, how many bytes are sent.
+    /// Sent bytes of the first frame.
     sent: usize,
-    /// Of all frames, how many bytes are not.
+    /// Unsent bytes of all frames.
     unsent: usize,
 }
 
 impl Outbox {
-    /// Adds a frame behind the others.
+    /// Appends a frame.
     ///
     /// # Errors
-    /// [`Error::OutboxFull`]; the frame is dropped.
+    /// [`Error::OutboxFull`]; the frame is then dropped.
     pub fn push(&mut self, frame: Frame) -> Result<(), Error> {
         if self.unsent + frame.bytes.len() > OUTBOX_BYTES_MAX {
             return Err(Error::OutboxFull);
@@ -141,7 +137,8 @@ impl Outbox {
         Ok(())
     }
 
-    /// Takes back the frame that was added last, if nothing of it is sent. Says whether it did.
+    /// Removes the last frame if no byte of the frame was sent. Returns whether a frame was
+    /// removed.
     pub fn take_back(&mut self) -> bool {
         if self.frames.len() == 1 && self.sent > 0 {
             return false;
@@ -151,22 +148,23 @@ impl Outbox {
         last.is_some()
     }
 
-    /// How many frames are not sent, or not to their end.
+    /// Returns the number of frames that are not completely sent.
     #[must_use]
     pub fn len(&self) -> usize {
         self.frames.len()
     }
 
-    /// Whether everything is sent.
+    /// Returns whether all frames are sent.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.frames.is_empty()
     }
 
-    /// Sends what one `sendmsg` takes; returns how many bytes that was, 0 when nothing waits.
+    /// Sends as much as a single `sendmsg` accepts. Returns the number of bytes sent, 0 if nothing
+    /// waits.
     ///
     /// # Errors
-    /// The socket's, `WouldBlock` among them; nothing is lost then.
+    /// The error of the socket, for example `WouldBlock`. No bytes are lost then.
     pub fn send_some(&mut self, socket: impl AsFd) -> io::Result<usize> {
         let Some(first) = self.frames.front() else { return Ok(0) };
         let descriptors: Vec<_> = first.descriptors.iter().map(AsFd::as_fd).collect();
@@ -180,7 +178,7 @@ impl Outbox {
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !descriptors.is_empty() {
             let pushed = control.push(SendAncillaryMessage::ScmRights(&descriptors));
-            assert!(pushed, "the space is for DESCRIPTORS_MAX");
+            assert!(pushed, "the space fits DESCRIPTORS_MAX");
         }
         let sent =
             rustix::io::retry_on_intr(|| sendmsg(&socket, &slices, &mut control, SendFlags::NOSIGNAL))?;
@@ -188,10 +186,10 @@ impl Outbox {
         Ok(sent)
     }
 
-    /// Sends everything over a blocking socket.
+    /// Sends all frames over a blocking socket.
     ///
     /// # Errors
-    /// The socket's.
+    /// The error of the socket.
     pub fn flush(&mut self, socket: impl AsFd) -> io::Result<()> {
         while !self.is_empty() {
             self.send_some(&socket)?;
@@ -205,7 +203,7 @@ impl Outbox {
             if bytes == 0 {
                 break;
             }
-            // They went with the first byte.
+            // The descriptors were sent with the first byte.
             first.descriptors.clear();
             let rest = first.bytes.len() - self.sent;
             if bytes < rest {
@@ -219,18 +217,18 @@ impl Outbox {
     }
 }
 
-/// One frame that arrived.
+/// A received frame.
 #[derive(Debug)]
 pub struct Received {
-    /// The message's bytes.
+    /// The encoded message.
     pub message: Bytes,
     /// The descriptors, close-on-exec, in the order sent.
     pub descriptors: Vec<OwnedFd>,
 }
 
 impl Received {
-    /// Decodes the message, once it is known to take little memory. Its byte fields share the frame's
-    /// buffer.
+    /// Decodes the message after a check of the memory that the decoded form takes. Byte fields
+    /// share the frame's buffer.
     ///
     /// # Errors
     /// [`Error::Malformed`].
@@ -239,14 +237,15 @@ impl Received {
     }
 }
 
-/// Makes frames of what arrives, however it is cut.
+/// Decodes frames from received bytes, in pieces of any size.
 #[derive(Debug)]
 pub struct FrameDecoder {
     scratch: Box<[u8]>,
-    /// The frame at hand: its header, then its message.
+    /// The unfinished frame: its header, then its message.
     open: BytesMut,
     open_descriptors: Vec<OwnedFd>,
-    /// Whole frames not yet taken: at most what one read holds, if they are taken after each.
+    /// Whole frames that the caller has not taken. If the caller takes them after each read, these
+    /// are at most the frames of a read.
     whole: VecDeque<Received>,
 }
 
@@ -262,16 +261,17 @@ impl Default for FrameDecoder {
 }
 
 impl FrameDecoder {
-    /// Takes the next whole frame, if one has arrived.
+    /// Takes the next whole frame, if a frame has arrived.
     pub fn next_frame(&mut self) -> Option<Received> {
         self.whole.pop_front()
     }
 
-    /// Reads what one `recvmsg` gives; returns how many bytes that was, 0 when the peer has closed
-    /// the socket between frames.
+    /// Reads with a single `recvmsg`. Returns the number of bytes, 0 if the peer closed the socket
+    /// between frames.
     ///
     /// # Errors
-    /// The socket's, `WouldBlock` among them; `InvalidData` or `UnexpectedEof` around an [`Error`].
+    /// The error of the socket, for example `WouldBlock`; `InvalidData` or `UnexpectedEof` around
+    /// an [`Error`].
     pub fn recv_some(&mut self, socket: impl AsFd) -> io::Result<usize> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -301,10 +301,11 @@ impl FrameDecoder {
         Ok(received.bytes)
     }
 
-    /// Reads from a blocking socket until a frame is whole; `None` when the peer has closed it.
+    /// Reads from a blocking socket until a frame is whole. Returns `None` if the peer closed the
+    /// socket.
     ///
     /// # Errors
-    /// As [`Self::recv_some`].
+    /// Like [`Self::recv_some`].
     pub fn recv_frame(&mut self, socket: impl AsFd) -> io::Result<Option<Received>> {
         loop {
             if let Some(frame) = self.next_frame() {
@@ -316,7 +317,7 @@ impl FrameDecoder {
         }
     }
 
-    /// Takes the bytes and descriptors of one read.
+    /// Adds the bytes and descriptors of a read.
     ///
     /// # Errors
     /// [`Error::MessageTooLong`], [`Error::StrayDescriptors`].
@@ -349,16 +350,16 @@ impl FrameDecoder {
         Ok(())
     }
 
-    /// Ends the stream.
+    /// Marks the end of the stream.
     ///
     /// # Errors
-    /// [`Error::ClosedInFrame`] when a frame is not whole.
+    /// [`Error::ClosedInFrame`] if the last frame is unfinished.
     pub fn close(&mut self) -> Result<(), Error> {
         if self.open.is_empty() { Ok(()) } else { Err(Error::ClosedInFrame { missing: self.missing()? }) }
     }
 
-    /// What the frame at hand still needs, as far as known: the rest of its header, then the rest
-    /// of its message.
+    /// Returns the number of bytes that the unfinished frame still needs, as far as known: first
+    /// those of the header, then those of the message.
     fn missing(&mut self) -> Result<usize, Error> {
         let Some(header) = self.open.first_chunk::<HEADER_BYTES>() else {
             return Ok(HEADER_BYTES - self.open.len());

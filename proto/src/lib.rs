@@ -1,27 +1,27 @@
-//! Every wire format, its generated code, and the conversions at the edge.
+//! The wire formats, their generated code, and the conversions at the edge.
 //!
-//! | module | holds |
+//! | module | content |
 //! |---|---|
 //! | [`inference`] | the Open Inference Protocol, with Triton's service definition |
-//! | [`admin`] | `millrace.admin.v1` |
-//! | [`worker`] | controllers and workers |
-//! | [`executor`] | a worker and its executors |
-//! | [`function`] | a worker and the processes of its users' functions |
-//! | [`raft`] | controllers among themselves |
-//! | [`fault`] | faults of one controller, for tests |
-//! | [`activity`] | what functions and links did, as all of them tell it |
-//! | [`log`] | log lines, as they are asked for |
-//! | [`logs`] | the last log lines of a process |
-//! | [`pages`] | how much fits one answer |
-//! | [`parts`] | sets cut into messages below a limit, and put together again |
-//! | [`policy`] | how nodes schedule |
-//! | [`status`] | the one mapping between failures and gRPC/HTTP status |
-//! | [`convert`] | wire shapes to domain shapes, checked |
-//! | [`decoding`] | the memory that decoding a message takes, bounded before the message is decoded |
+//! | [`admin`] | the admin API, `millrace.admin.v1` |
+//! | [`worker`] | calls between controllers and workers, and between workers |
+//! | [`executor`] | messages between a worker and its executors |
+//! | [`function`] | messages between a worker and the processes of users' programs |
+//! | [`raft`] | calls between controllers |
+//! | [`fault`] | fault injection into a controller, for tests |
+//! | [`activity`] | activity of functions and links, in several services |
+//! | [`log`] | log lines and queries of log lines |
+//! | [`logs`] | the ring of a process's last log lines |
+//! | [`pages`] | the byte budget of a page |
+//! | [`parts`] | sets split into messages below a limit, and assembled again |
+//! | [`policy`] | the scheduling policy |
+//! | [`status`] | the mapping between failures and gRPC or HTTP status |
+//! | [`convert`] | checked conversions between wire and domain types |
+//! | [`decoding`] | bounds on the memory of a decoded message, checked before decoding |
 //! | [`frames`] | messages and descriptors over the executor's Unix socket |
-//! | [`browser`] | the rules that keep web pages out of a server |
-//! | [`metrics`] | metrics as text, in the format asked for |
-//! | [`trace`] | W3C trace context through gRPC metadata and HTTP headers, spans told after the fact, spans kept |
+//! | [`browser`] | rules that keep web pages out of a server |
+//! | [`metrics`] | metrics as text, in the negotiated format |
+//! | [`trace`] | W3C trace context in gRPC metadata and HTTP headers, spans recorded later, stored spans |
 
 #[allow(clippy::all, clippy::pedantic, unreachable_pub, reason = "generated")]
 pub mod inference {
@@ -79,25 +79,25 @@ pub mod parts;
 pub mod status;
 pub mod trace;
 
-/// Every service's descriptors, for server reflection.
+/// The descriptors of all services, for server reflection.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
 
-/// The paths of the methods whose answers may wait for as long as the request asks.
+/// The paths of methods whose responses may wait as long as the request asks.
 pub const WAITING_METHODS: [&str; 3] = [
     "/millrace.admin.v1.Admin/ListEvents",
     "/millrace.admin.v1.Admin/ListLogs",
     "/millrace.admin.v1.Admin/WaitOperation",
 ];
 
-/// The paths of the methods whose clients send several messages, as encoded descriptors have them.
+/// Returns the paths of the methods whose clients send several messages, from encoded descriptors.
 ///
 /// # Panics
-/// When the bytes are no descriptors: they are part of the build.
+/// If the bytes are not descriptors. The descriptors are part of the build.
 #[must_use]
 pub fn client_streaming_methods(descriptors: &[u8]) -> Vec<String> {
     let set = <prost_types::FileDescriptorSet as prost::Message>::decode(descriptors);
     let mut paths = Vec::new();
-    for file in set.expect("descriptors that the build wrote").file {
+    for file in set.expect("the descriptors are from the build").file {
         for service in &file.service {
             for method in service.method.iter().filter(|method| method.client_streaming()) {
                 paths.push(format!("/{}.{}/{}", file.package(), service.name(), method.name()));
@@ -107,19 +107,19 @@ pub fn client_streaming_methods(descriptors: &[u8]) -> Vec<String> {
     paths
 }
 
-/// The version of every internal protocol but that of users' programs. A peer with another is refused at
-/// its handshake.
+/// The version of every internal protocol except that of users' programs. A handshake refuses a
+/// peer with another version.
 pub const PROTOCOL_VERSION: u32 = 9;
 
-/// The version of what a worker and the processes of its users' functions say to each other
-/// ([`function`]): programs are built apart from workers, and need not change with what workers say to
-/// others. Counted on from the one that it shared with those until then, so that no number means two
-/// things.
+/// The version of the protocol between a worker and the processes of users' programs
+/// ([`function`]). Programs are built apart from workers, so this version is independent of
+/// [`PROTOCOL_VERSION`]. The numbers continue those of the once shared version, so that each number
+/// has a single meaning.
 pub const FUNCTION_PROTOCOL_VERSION: u32 = 7;
 
-/// The `oom_score_adj` that a process started by a worker gives itself, be it an executor or a program: when
-/// the machine runs out of memory, the kernel ends such a process before the worker, which starts another.
+/// The `oom_score_adj` that an executor or program sets for itself. If the machine runs out of
+/// memory, the kernel kills such a process before the worker, and the worker starts another.
 pub const OOM_SCORE_ADJ: u16 = 800;
 
-/// This build, for handshakes and `millrace version`.
+/// The version of this build, for handshakes and `millrace version`.
 pub const BUILD: &str = env!("CARGO_PKG_VERSION");

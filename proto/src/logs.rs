@@ -1,11 +1,13 @@
-//! The last log lines of a process, kept in memory for whoever asks: no file and no collector is needed
-//! for that.
+//! A ring of a process's last log lines in memory, so that logs can be read without a file or a
+//! collector.
 //!
-//! In: every line that is logged. Out: those after a position that fit a filter, a page at a time. Bounded by
-//! [`LINES_MAX`]: the oldest go. Whoever logs never waits: a line that finds the ring in use is left
-//! out, and so are those that went before they were read; a reader is told how many.
+//! Every logged line enters the ring; readers get the lines after a position that match a filter, a
+//! page at a time. The ring holds [`LINES_MAX`] lines and drops the oldest first. A writer never
+//! waits: a line that finds the ring locked is dropped. A reader learns how many lines were
+//! dropped, or left the ring before they were read.
 //!
-//! There is one ring in a process, as there is one log: [`keep_here`] makes it, [`here`] reads it.
+//! A process has a single ring, like a single log: [`keep_here`] creates the ring and [`here`]
+//! reads it.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,78 +16,78 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use crate::log::{Filter, Line, Page, Position, Query};
 use crate::pages::PageRoom;
 
-/// Lines that are kept.
+/// Maximum number of lines in the ring.
 pub const LINES_MAX: usize = 4_096;
-/// Lines that are given at a time, and how many where nothing is said.
+/// Maximum number of lines in a page, and the default.
 pub const PAGE_MAX: u32 = 1_000;
-/// The longest message or value that is kept, in bytes: some are a client's words.
+/// Maximum length of a stored message or value, in bytes. Some of them are text of clients.
 pub const TEXT_BYTES_MAX: usize = 2_048;
-/// Fields of a line that are kept.
+/// Maximum number of stored fields of a line.
 pub const FIELDS_MAX: usize = 32;
 
-/// The processes that are controllers and workers at once and are called neither: of `millrace up` and of
-/// `millrace demo`. A worker may have such a name too.
+/// The names of processes that are controllers and workers at once: those of `millrace up` and
+/// `millrace demo`. A worker may have the same name.
 pub const SHARED: [&str; 2] = [UP, DEMO];
-/// The process of `millrace up`.
+/// The name of the process of `millrace up`.
 pub const UP: &str = "up";
-/// The process of `millrace demo`.
+/// The name of the process of `millrace demo`.
 pub const DEMO: &str = "demo";
 
-/// What lines, and the spans around them, call a function and a request.
+/// The field names under which lines, and the spans around them, have a function and a request.
 const FUNCTIONS: [&str; 2] = ["function", "millrace.function"];
 const REQUESTS: [&str; 3] = ["request", "request_id", crate::trace::REQUEST_ID];
 
 static HERE: OnceLock<Ring> = OnceLock::new();
 
-/// The name of a process's ring: of a run that no other has. `began`: nanoseconds of the clock on the wall.
+/// Returns a ring's name, unique among all runs of the process. `began` is the start time, in
+/// nanoseconds of the wall clock.
 #[must_use]
 pub fn ring_name(process: &str, pid: u32, began: u128) -> String {
     format!("{process}.{pid}.{began:x}")
 }
 
-/// The process that a ring of such a name is of.
+/// Returns the process name that is part of a ring's name.
 #[must_use]
 pub fn process_of(ring: &str) -> Option<&str> {
     ring.rsplitn(3, '.').nth(2)
 }
 
-/// Keeps the lines of this process from now on, once. `name` is the ring's, see [`ring_name`].
+/// Creates the ring of this process on the first call. `name` is a [`ring_name`].
 pub fn keep_here(process: &str, name: String) -> &'static Ring {
     HERE.get_or_init(|| Ring::new(process, name))
 }
 
-/// The lines of this process; of one that keeps none, nothing.
+/// Returns a page of this process's lines; an empty page if the process has no ring.
 #[must_use]
 pub fn here(query: &Query) -> Page {
     HERE.get().map(|ring| ring.page(query)).unwrap_or_default()
 }
 
-/// What is kept.
+/// A bounded ring of log lines.
 #[derive(Debug)]
 pub struct Ring {
     name: String,
     process: String,
     kept: Mutex<Kept>,
-    /// Lines that found the ring in use since the last that did not.
+    /// Lines that found the ring locked since the last stored line.
     missed: AtomicU64,
 }
 
 #[derive(Debug, Default)]
 struct Kept {
     lines: VecDeque<Arc<Line>>,
-    /// The number of the last line.
+    /// The number of the last line, dropped lines included.
     last: u64,
 }
 
 impl Ring {
-    /// Keeps nothing yet.
+    /// Creates an empty ring.
     #[must_use]
     pub fn new(process: &str, name: String) -> Self {
-        let (kept, missed) = (Mutex::default(), AtomicU64::new(0));
-        Self { name, process: process.to_owned(), kept, missed }
+        Self { name, process: process.to_owned(), kept: Mutex::default(), missed: AtomicU64::new(0) }
     }
 
-    /// Keeps a line, unless somebody else has the ring at this moment.
+    /// Stores a line, unless another thread holds the lock: a writer must not wait.
     pub fn keep(&self, mut line: Line) {
         cut(&mut line.message);
         while line.fields.len() > FIELDS_MAX {
@@ -95,7 +97,7 @@ impl Ring {
         line.process.clone_from(&self.process);
         let mut kept = match self.kept.try_lock() {
             Ok(kept) => kept,
-            // A push that panicked left the list whole.
+            // The list is whole even if a thread panicked while it held the lock.
             Err(TryLockError::Poisoned(kept)) => kept.into_inner(),
             Err(TryLockError::WouldBlock) => {
                 self.missed.fetch_add(1, Ordering::Relaxed);
@@ -106,22 +108,24 @@ impl Ring {
         line.seq = kept.last;
         let oldest = if kept.lines.len() >= LINES_MAX { kept.lines.pop_front() } else { None };
         kept.lines.push_back(Arc::new(line));
-        // Freed outside the lock.
+        // The oldest line is freed outside the lock.
         drop(kept);
         drop(oldest);
     }
 
-    /// The lines after a position that fit.
+    /// Returns the lines after a position that match the filter.
     #[must_use]
     pub fn page(&self, query: &Query) -> Page {
         let filter = query.filter.clone().unwrap_or_default();
         let max = if query.lines_max == 0 { PAGE_MAX } else { query.lines_max.min(PAGE_MAX) } as usize;
         let after = query.after.iter().find(|it| it.ring == self.name).map(|it| it.seq);
         let (rest, last) = self.after(after.unwrap_or(0));
-        // Without a position what went before the oldest is nobody's loss.
+        // Without a position, lines from before the oldest stored line do not count as left out.
         let from = after.unwrap_or_else(|| rest.first().map_or(last, |first| first.seq - 1));
-        let (mut lines, mut left_out_before) = (Vec::new(), Vec::new());
-        let (mut seq, mut looked) = (last, 0);
+        let mut lines = Vec::new();
+        let mut left_out_before = Vec::new();
+        let mut seq = last;
+        let mut looked = 0;
         let left_out = |seq: u64, looked| seq.saturating_sub(from).saturating_sub(looked);
         let mut room = PageRoom::default();
         let mut more = false;
@@ -138,11 +142,12 @@ impl Ring {
                 left_out_before.push(left_out(seq, looked));
             }
         }
-        let (next, left_out) = (Position { ring: self.name.clone(), seq }, left_out(seq, looked));
+        let left_out = left_out(seq, looked);
+        let next = Position { ring: self.name.clone(), seq };
         Page { next: Some(next), lines, left_out, from, left_out_before, more }
     }
 
-    /// Only references are copied while others may want to write.
+    /// Copies only references, so that writers find the lock free again soon.
     fn after(&self, seq: u64) -> (Vec<Arc<Line>>, u64) {
         let kept = self.kept();
         (kept.lines.iter().filter(|line| line.seq > seq).cloned().collect(), kept.last)
@@ -153,7 +158,7 @@ impl Ring {
     }
 }
 
-/// Cuts a text to its bound.
+/// Cuts a text to [`TEXT_BYTES_MAX`].
 fn cut(text: &mut String) {
     text.truncate(text.floor_char_boundary(TEXT_BYTES_MAX));
 }
@@ -196,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_is_known_to_be_of_its_process() {
+    fn the_name_of_a_ring_has_the_process() {
         for process in ["worker-1", "rack.3.worker", "up"] {
             assert_eq!(process_of(&ring_name(process, 4_711, 1 << 60)), Some(process));
         }
@@ -204,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_goes_on_where_it_was() {
+    fn a_reader_continues_after_its_position() {
         let ring = ring();
         assert_eq!(ring.page(&Query::default()).lines, []);
         for text in ["a", "b", "c"] {
@@ -221,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_of_long_lines_ends_at_its_bytes_and_says_that_there_are_more() {
+    fn a_page_of_long_lines_ends_at_its_byte_limit_and_reports_more() {
         let ring = ring();
         let text = "x".repeat(TEXT_BYTES_MAX);
         let fields: Vec<_> = (0..FIELDS_MAX).map(|n| format!("field{n}")).collect();
@@ -229,7 +234,8 @@ mod tests {
         for _ in 0..40 {
             ring.keep(line(Level::Info, &text, &fields));
         }
-        let (mut seen, mut after) = (Vec::new(), Vec::new());
+        let mut seen = Vec::new();
+        let mut after = Vec::new();
         loop {
             let page = ring.page(&Query { after, ..Query::default() });
             assert!(page.encoded_len() < PAGE_BYTES_MAX + 1_000 && page.left_out == 0);
@@ -243,19 +249,19 @@ mod tests {
     }
 
     #[test]
-    fn what_went_or_never_came_is_counted() {
+    fn dropped_and_overwritten_lines_are_counted() {
         let ring = ring();
         ring.keep(line(Level::Info, "first", &[]));
         let next = ring.page(&Query::default()).next;
         let held = ring.kept();
-        ring.keep(line(Level::Info, "nobody waits", &[]));
+        ring.keep(line(Level::Info, "a writer never waits", &[]));
         drop(held);
         for n in 0..=LINES_MAX {
             ring.keep(line(Level::Info, &n.to_string(), &[]));
         }
         let after: Vec<_> = next.into_iter().collect();
         let mut page = ring.page(&Query { after, ..Query::default() });
-        // One found the ring in use, and one went for the last.
+        // A line found the ring locked, and another was overwritten by the last one.
         assert_eq!((page.left_out, page.lines[0].message.as_str()), (2, "1"));
         assert_eq!((page.from, page.left_out_before[0]), (1, 2));
         let mut read = page.lines.len();
@@ -268,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_found_by_level_function_request_and_time() {
+    fn lines_are_filtered_by_level_function_request_and_time() {
         let ring = ring();
         ring.keep(line(Level::Warn, "w", &[("function", "acme/digits@3")]));
         ring.keep(line(
@@ -279,7 +285,7 @@ mod tests {
         ring.keep(line(Level::Debug, "d", &[("function", "acme/other")]));
         let found = |filter: Filter| {
             let page = ring.page(&Query { filter: Some(filter), ..Query::default() });
-            assert_eq!(page.next.as_ref().map(|it| it.seq), Some(3), "all were looked at");
+            assert_eq!(page.next.as_ref().map(|it| it.seq), Some(3), "every line was examined");
             page.lines.into_iter().map(|line| line.message).collect::<String>()
         };
         assert_eq!(found(Filter { at_least: Level::Info.into(), ..Filter::default() }), "wi");
@@ -292,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_bounded() {
+    fn long_messages_and_fields_are_cut() {
         let ring = ring();
         let long = "ü".repeat(TEXT_BYTES_MAX);
         let mut all = line(Level::Info, &long, &[]);

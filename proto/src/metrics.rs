@@ -1,7 +1,7 @@
-//! Metrics as text, in the format that whoever scrapes asks for: OpenMetrics, as they are written, or
-//! Prometheus's older text format, which is what curl and `promtool check metrics` are given. They
-//! differ in what a counter is called in its HELP and TYPE lines, in units and the end, and in exemplars,
-//! which the older one does not have.
+//! Metrics as text, in the format that the scraper asks for. OpenMetrics is the format in which
+//! they are written. Prometheus's older text format is the default, for example for curl and
+//! `promtool check metrics`. The older format differs in the names of counters in HELP and TYPE
+//! lines and in the lines for units and the end, and has no exemplars.
 
 use std::time::Duration;
 
@@ -9,11 +9,11 @@ use bytes::Bytes;
 use http::header::ACCEPT;
 use http::{HeaderMap, HeaderValue};
 
-/// What an exemplar begins with. In a label its quote would be escaped.
+/// The beginning of an exemplar. Inside a label its quote would be escaped.
 const EXEMPLAR: &str = " # {trace_id=\"";
 const OPEN_METRICS: &str = "application/openmetrics-text";
 
-/// The metrics of one moment, in both formats. Cheap to clone.
+/// A snapshot of the metrics in both formats. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct MetricsPage {
     open_metrics: Bytes,
@@ -21,17 +21,18 @@ pub struct MetricsPage {
 }
 
 impl MetricsPage {
-    /// The shortest interval between two pages of a server: whoever asks for more waits as long.
+    /// The minimum interval between two snapshots of a server. Earlier scrapes wait for the
+    /// interval to end.
     pub const EVERY: Duration = Duration::from_millis(200);
 
-    /// From the text of OpenMetrics.
+    /// Creates a page from OpenMetrics text.
     #[must_use]
     pub fn new(open_metrics: String) -> Self {
         let prometheus = prometheus_text(&open_metrics).into();
         Self { open_metrics: open_metrics.into(), prometheus }
     }
 
-    /// The content type and the text for a scrape with these headers.
+    /// Returns the content type and the text for a scrape with these headers.
     #[must_use]
     pub fn negotiated(&self, headers: &HeaderMap) -> (HeaderValue, Bytes) {
         let accepts = |value: &HeaderValue| value.to_str().is_ok_and(|text| text.contains(OPEN_METRICS));
@@ -91,7 +92,7 @@ took_seconds_bucket{le=\"0.1\",of=\"a # {trace_id=\\\"b\"} 2 # {trace_id=\"5ca1a
 ";
 
     #[test]
-    fn who_asks_for_open_metrics_gets_them() {
+    fn a_scraper_that_accepts_open_metrics_gets_open_metrics() {
         let accept = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;q=0.4";
         let headers = HeaderMap::from_iter([(ACCEPT, accept.parse().unwrap())]);
         let (kind, text) = MetricsPage::new(WRITTEN.to_owned()).negotiated(&headers);
@@ -100,7 +101,7 @@ took_seconds_bucket{le=\"0.1\",of=\"a # {trace_id=\\\"b\"} 2 # {trace_id=\"5ca1a
     }
 
     #[test]
-    fn others_get_counters_under_their_whole_names() {
+    fn other_scrapers_get_counters_under_their_total_names() {
         let (kind, text) = MetricsPage::new(WRITTEN.to_owned()).negotiated(&HeaderMap::new());
         assert!(kind.to_str().unwrap().starts_with("text/plain"));
         let expected = "\

@@ -1,11 +1,11 @@
-//! How much fits one answer: lists are cut into pages by bytes as well as by items, so that every answer
-//! stays below what clients take.
+//! The byte budget of a page. Lists are cut into pages by bytes as well as by items, so that every
+//! response stays below the size that clients accept.
 
 use millrace_types::limits::PAGE_BYTES_MAX;
 use prost::Message;
 use prost::encoding::encoded_len_varint;
 
-/// The bytes that are left of an answer.
+/// The remaining bytes of a page.
 #[derive(Debug, Clone)]
 pub struct PageRoom {
     left: usize,
@@ -19,20 +19,20 @@ impl Default for PageRoom {
 }
 
 impl PageRoom {
-    /// Room for so many bytes of items.
+    /// Creates a budget of this many bytes of items.
     #[must_use]
     pub fn of(bytes: usize) -> Self {
         Self { left: bytes, is_empty: true }
     }
 
-    /// Takes the room of an item of a list, if the item fits. The first item always does: one that is
-    /// larger than a page is alone on its page.
+    /// Reserves the bytes of a list item if the item fits. Returns whether it does. The first item
+    /// always fits: an item larger than a page is alone on its page.
     pub fn take(&mut self, item: &impl Message) -> bool {
         let bytes = item.encoded_len();
         self.take_bytes(bytes + encoded_len_varint(bytes as u64) + 1)
     }
 
-    /// Takes the room of an item of this size, as [`Self::take`] does.
+    /// Reserves the bytes of an item of this size, like [`Self::take`].
     pub fn take_bytes(&mut self, bytes: usize) -> bool {
         if bytes > self.left && !self.is_empty {
             return false;
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn items_are_taken_while_they_fit_and_the_first_one_always() {
+    fn the_first_item_always_fits_and_later_items_within_the_budget() {
         let text = |len: usize| "x".repeat(len);
         let mut room = PageRoom::of(100);
         assert!(room.take(&text(500)) && !room.take(&text(1)));

@@ -1,5 +1,5 @@
-//! Sets that grow with the number of functions on a node, cut into messages below a limit and put together
-//! again: the desired state of a worker, and the statuses of its functions.
+//! Sets that grow with the number of functions on a node, split into messages below a limit and
+//! assembled again: the desired state of a worker, and the statuses of its functions.
 //!
 //! ```text
 //!   PartSender                 one ordered stream                    PartAssembler
@@ -7,11 +7,12 @@
 //!   changed items   ──►  {set 2, 0, last, changes}               ──►  changes to set 1
 //! ```
 //!
-//! The first set on a stream is whole, and the sets after it are changes. The receiver obeys complete sets
-//! alone: a new first part drops an unfinished set, and a part that does not continue its set is an error,
-//! which ends the stream. The stream that is opened then begins with a whole set.
+//! The first set on a stream is whole, and the later sets are changes. The receiver acts only on
+//! complete sets: a new first part drops an unfinished set. A part that does not continue its set
+//! is an error, which ends the stream; the next stream begins with a whole set.
 //!
-//! Pure. The limits of the messages that carry the parts are here too, so that both ends have the same.
+//! Pure. The module also has the limits of the messages that carry the parts, so that both ends use
+//! the same.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -34,38 +35,39 @@ use crate::worker::{
     TenantQuota,
 };
 
-/// The largest message between workers and controllers, and of objects between workers, in bytes. Requests
-/// have a limit of their own.
+/// Maximum size of a message between workers and controllers, and of an object message between
+/// workers, in bytes. Requests have limits of their own.
 pub const MESSAGE_BYTES_MAX: usize = 4 << 20;
-/// The most encoded bytes of one part, unless a single item has more.
+/// Maximum encoded size of a part, in bytes, unless the part has a single larger item.
 pub const PART_BYTES_MAX: usize = 1 << 20;
-/// The most bytes of one chunk of an artifact or an object.
+/// Maximum size of a chunk of an artifact or object, in bytes.
 pub const CHUNK_BYTES_MAX: usize = 1 << 20;
-/// The most encoded bytes of one item: a function comes from one command of the replicated log, which is
-/// smaller.
+/// Maximum encoded size of an item, in bytes. A function comes from a command of the replicated
+/// log, which is smaller.
 pub const ITEM_BYTES_MAX: usize = 256 << 10;
-/// The most items of a set: two revisions of each function, and the caps of a tenant for each.
+/// Maximum number of items in a set: two revisions of each function, and a tenant's caps for each.
 pub const ITEMS_MAX: usize = 3 * FUNCTIONS_PER_NODE_MAX;
-/// The most encoded bytes of a set. Two revisions of every function fit, each with the most states of the
-/// longest names.
+/// Maximum encoded size of a set, in bytes. Two revisions of every function fit, each with the
+/// maximum number of states with the longest names.
 pub const SET_BYTES_MAX: usize = 640 << 20;
-/// The most encoded bytes of telemetry.
+/// Maximum encoded size of telemetry, in bytes.
 pub const TELEMETRY_BYTES_MAX: usize = 1 << 20;
-/// The most functions of which one process names the activity: the busiest.
+/// Maximum number of functions in a process's activity report: the busiest ones.
 pub const ACTIVITY_FUNCTIONS_MAX: usize = 4_096;
-/// The most bytes of a text in a status or a report of a broken stream.
+/// Maximum size of a text in a status or in the report of a broken stream, in bytes.
 pub const TEXT_BYTES_MAX: usize = 1 << 10;
 
-/// Encoded bytes around the items of a part: its place, and a desired state's stamp and policy.
+/// Upper bound on the encoded size of a part without items, in bytes: its position, and the stamp
+/// and policy of a desired state.
 const HEAD_BYTES: usize = 4 << 10;
-/// Encoded bytes around an item: its field's number and its length.
+/// Upper bound on the encoding around an item, in bytes: the field number and the length.
 const AROUND_ITEM_BYTES: usize = 8;
 
 const _: () = assert!(PART_BYTES_MAX + ITEM_BYTES_MAX + HEAD_BYTES < MESSAGE_BYTES_MAX);
 const _: () = assert!(CHUNK_BYTES_MAX < MESSAGE_BYTES_MAX && TELEMETRY_BYTES_MAX < MESSAGE_BYTES_MAX);
 const _: () = assert!(SYNC_BYTES_MAX < MESSAGE_BYTES_MAX);
 
-/// A client of the service that workers attach to, with the limits of both ends.
+/// Creates a client of the service that workers attach to, with this module's message limits.
 #[must_use]
 pub fn control_client(channel: Channel) -> WorkerControlClient<Channel> {
     WorkerControlClient::new(channel)
@@ -73,14 +75,15 @@ pub fn control_client(channel: Channel) -> WorkerControlClient<Channel> {
         .max_encoding_message_size(MESSAGE_BYTES_MAX)
 }
 
-/// The service that workers attach to, with the limits of both ends.
+/// Creates the server of the service that workers attach to, with this module's message limits.
 pub fn control_server<T: WorkerControl>(service: T) -> WorkerControlServer<T> {
     WorkerControlServer::new(service)
         .max_decoding_message_size(MESSAGE_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX)
 }
 
-/// A client of the service that gives objects to other workers, with the limits of both ends.
+/// Creates a client of the service that transfers objects between workers, with this module's
+/// message limits.
 #[must_use]
 pub fn objects_client(channel: Channel) -> WorkerObjectsClient<Channel> {
     WorkerObjectsClient::new(channel)
@@ -88,15 +91,16 @@ pub fn objects_client(channel: Channel) -> WorkerObjectsClient<Channel> {
         .max_encoding_message_size(MESSAGE_BYTES_MAX)
 }
 
-/// The service that gives objects to other workers, with the limits of both ends.
+/// Creates the server of the service that transfers objects between workers, with this module's
+/// message limits.
 pub fn objects_server<T: WorkerObjects>(service: T) -> WorkerObjectsServer<T> {
     WorkerObjectsServer::new(service)
         .max_decoding_message_size(MESSAGE_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX)
 }
 
-/// Keeps the functions of one tenant, or of all where it is empty, and of these the [`ACTIVITY_FUNCTIONS_MAX`]
-/// that did most. The order stays.
+/// Keeps the functions of a tenant, or of all tenants if `tenant` is empty, and of these the
+/// [`ACTIVITY_FUNCTIONS_MAX`] busiest. The order does not change.
 pub fn bound_activity(activity: &mut Activity, tenant: &str) {
     let functions = &mut activity.functions;
     functions.retain(|it| tenant.is_empty() || it.tenant == tenant);
@@ -111,12 +115,13 @@ pub fn bound_activity(activity: &mut Activity, tenant: &str) {
     activity.functions_left_out = u32::try_from(left_out).unwrap_or(u32::MAX);
 }
 
-/// Cuts a text at a character's end, to at most [`TEXT_BYTES_MAX`].
+/// Cuts a text at a character boundary, to at most [`TEXT_BYTES_MAX`].
 pub fn cut_text(text: &mut String) {
     text.truncate(text.floor_char_boundary(TEXT_BYTES_MAX));
 }
 
-/// An item's place in the order of its set. Caps of tenants, which name no function, come behind functions.
+/// The sort key of an item in its set. Tenants' caps have no function name and sort behind the
+/// functions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ItemKey<'a> {
     is_quota: bool,
@@ -136,7 +141,7 @@ impl<'a> ItemKey<'a> {
     }
 }
 
-/// An item's key that owns its names.
+/// An [`ItemKey`] that owns its names.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct OwnedKey(bool, String, String, u64);
 
@@ -158,20 +163,19 @@ impl OwnedKey {
     }
 }
 
-/// A kind of message that carries a part of a set.
+/// A message type that carries a part of a set.
 pub trait PartMessage: Message + Default + Sized {
-    /// One item of the set.
     type Item: Clone + PartialEq + Debug;
-    /// The fields that are alike in all parts of a set.
+    /// The fields that are equal in all parts of a set.
     type Head: Clone + PartialEq + Debug + Default;
 
-    /// The name of an item.
+    /// Returns the sort key of an item.
     fn key(item: &Self::Item) -> ItemKey<'_>;
-    /// An item's encoded bytes.
+    /// Returns the encoded size of an item, in bytes.
     fn item_bytes(item: &Self::Item) -> usize;
-    /// A part of a set.
+    /// Builds a message from the pieces of a part.
     fn compose(head: &Self::Head, part: Part, items: Vec<Self::Item>, gone: Vec<ItemName>) -> Self;
-    /// The pieces of a part.
+    /// Splits a message into the pieces of a part.
     fn decompose(self) -> PartPieces<Self>;
 }
 
@@ -184,26 +188,25 @@ pub struct PartPieces<M: PartMessage> {
     gone: Vec<ItemName>,
 }
 
-/// The fields that are alike in all parts of a desired state.
+/// The fields that are equal in all parts of a desired state.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct DesiredHead {
-    /// The leader's term.
     pub term: u64,
-    /// The index of the last command that the state reflects.
+    /// The index of the last command that the state includes.
     pub index: u64,
-    /// The operator's wish for the node.
+    /// The scheduling state that the operator wants for the node.
     pub scheduling: NodeScheduling,
-    /// The scheduling policy; `None`: the default preset.
+    /// The scheduling policy; `None` means the default preset.
     pub policy: Option<Policy>,
 }
 
-/// One item of a desired state.
+/// An item of a desired state.
 #[derive(Debug, Clone, PartialEq)]
 #[allow(clippy::large_enum_variant, reason = "almost every item is a function")]
 pub enum DesiredItem {
     /// A revision to serve.
     Function(DesiredFunction),
-    /// A tenant's caps.
+    /// The caps on a tenant.
     Quota(TenantQuota),
 }
 
@@ -271,11 +274,10 @@ impl PartMessage for FunctionStatuses {
     }
 }
 
-/// Cuts the sets of one stream into messages.
+/// Splits the sets of a stream into messages.
 #[derive(Debug)]
 pub struct PartSender<M: PartMessage> {
     part_bytes_max: usize,
-    /// The number of the last set.
     set: u64,
     /// The items that the other end has.
     told: Option<Arc<Vec<M::Item>>>,
@@ -288,14 +290,14 @@ impl<M: PartMessage> Default for PartSender<M> {
 }
 
 impl<M: PartMessage> PartSender<M> {
-    /// A sender of parts of at most so many bytes, or of a single item.
+    /// Creates a sender of parts of at most this many bytes, or of a single larger item.
     #[must_use]
     pub fn with_part_bytes(part_bytes_max: usize) -> Self {
         Self { part_bytes_max, set: 0, told: None }
     }
 
-    /// The messages that bring the other end to these items, which are in the order of their keys: all of
-    /// them at first, and then those that differ.
+    /// Returns the messages that bring the other end to these items: the first time all items,
+    /// later only the differences. The items must be in the order of their keys.
     pub fn next(&mut self, head: &M::Head, items: &Arc<Vec<M::Item>>) -> Vec<M> {
         debug_assert!(items.is_sorted_by(|a, b| M::key(a) < M::key(b)), "items are in order, each once");
         self.set += 1;
@@ -309,13 +311,13 @@ impl<M: PartMessage> PartSender<M> {
         cut.end()
     }
 
-    /// Forgets the items that the other end has: the next set is whole.
+    /// Forgets the items that the other end has, so that the next set is whole.
     pub fn forget(&mut self) {
         self.told = None;
     }
 }
 
-/// Walks two sets in the order of their keys.
+/// Adds the differences between two sets, which are in the order of their keys.
 fn differences<M: PartMessage>(old: &[M::Item], new: &[M::Item], cut: &mut Cut<'_, M>) {
     let mut old = old.iter().peekable();
     for item in new {
@@ -331,7 +333,7 @@ fn differences<M: PartMessage>(old: &[M::Item], new: &[M::Item], cut: &mut Cut<'
     old.for_each(|gone| cut.gone(M::key(gone)));
 }
 
-/// A set that is being cut.
+/// The state of splitting a set into parts.
 struct Cut<'a, M: PartMessage> {
     part_bytes_max: usize,
     head: &'a M::Head,
@@ -366,7 +368,7 @@ impl<'a, M: PartMessage> Cut<'a, M> {
         self.gone.push(name);
     }
 
-    /// Ends the part in which so many bytes more have no room.
+    /// Reserves bytes in the part; if they do not fit, ends the part first.
     fn make_room(&mut self, bytes: usize) {
         let bytes = bytes + AROUND_ITEM_BYTES;
         let is_empty = self.items.is_empty() && self.gone.is_empty();
@@ -389,68 +391,51 @@ impl<'a, M: PartMessage> Cut<'a, M> {
     }
 }
 
-/// A complete set.
+/// A completely received set.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SetUpdate<M: PartMessage> {
-    /// The head, alike in all its parts.
+    /// The head, equal in all parts of the set.
     pub head: M::Head,
-    /// Whether items that the set does not name are gone.
+    /// Whether the set is whole, so that items without a name in it are gone.
     pub is_whole: bool,
-    /// Items that are new or changed, in the order of their keys.
+    /// New or changed items, in the order of their keys.
     pub items: Vec<M::Item>,
-    /// Items that are gone.
+    /// Removed items.
     pub gone: Vec<ItemName>,
-    /// Encoded bytes of the items and names.
+    /// Encoded size of the items and names, in bytes.
     bytes: usize,
 }
 
-/// A set that cannot be put together. The stream that carried it is of no use any more.
+/// The reason why a set cannot be assembled. The stream of the set has to be closed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PartError {
-    /// A part that does not continue the unfinished set.
-    #[error("part {number} of set {set} does not continue the part before")]
-    OutOfOrder {
-        /// The set's number.
-        set: u64,
-        /// The part's number.
-        number: u32,
-    },
-    /// Changes to a set that is not here.
-    #[error("set {set} changes a set that is not here: the last complete one is {last:?}")]
+    /// The part does not continue the unfinished set.
+    #[error("part {number} of set {set} does not continue the previous part")]
+    OutOfOrder { set: u64, number: u32 },
+    /// The set changes a set that this end does not have.
+    #[error("set {set} changes a set that was not received: the last complete set is {last:?}")]
     NoBase {
-        /// The set's number.
         set: u64,
-        /// The last complete set; `None`: no set was completed.
+        /// The number of the last complete set; `None` if no set was completed.
         last: Option<u64>,
     },
-    /// Parts of one set with different heads.
-    #[error("part {number} of set {set} contradicts the parts before it")]
-    Contradiction {
-        /// The set's number.
-        set: u64,
-        /// The part's number.
-        number: u32,
-    },
-    /// More items than a set may have.
-    #[error("a set of over {max} items: place fewer functions on the node")]
-    TooManyItems {
-        /// The bound.
-        max: usize,
-    },
-    /// More bytes than a set may have.
-    #[error("a set of over {max} bytes: place fewer functions on the node")]
-    TooManyBytes {
-        /// The bound.
-        max: usize,
-    },
+    /// The parts of a set have different heads.
+    #[error("part {number} of set {set} contradicts the previous parts")]
+    Contradiction { set: u64, number: u32 },
+    /// The set has too many items.
+    #[error("a set has more than {max} items: place fewer functions on the node")]
+    TooManyItems { max: usize },
+    /// The set has too many bytes.
+    #[error("a set has more than {max} bytes: place fewer functions on the node")]
+    TooManyBytes { max: usize },
 }
 
-/// The bounds of a set.
+/// The limits of a set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SetBounds {
-    /// Items.
+    /// Maximum number of items.
     pub items: usize,
-    /// Encoded bytes.
+    /// Maximum encoded size, in bytes.
     pub bytes: usize,
 }
 
@@ -460,7 +445,7 @@ impl Default for SetBounds {
     }
 }
 
-/// Puts the sets of one stream together.
+/// Assembles the sets of a stream from their parts.
 #[derive(Debug)]
 pub struct PartAssembler<M: PartMessage> {
     bounds: SetBounds,
@@ -473,7 +458,7 @@ pub struct PartAssembler<M: PartMessage> {
 struct Unfinished<M: PartMessage> {
     part: Part,
     head: M::Head,
-    /// `None`: the item is gone.
+    /// The changes by key; `None` means that the item is gone.
     items: BTreeMap<OwnedKey, Option<M::Item>>,
     bytes: usize,
 }
@@ -485,17 +470,17 @@ impl<M: PartMessage> Default for PartAssembler<M> {
 }
 
 impl<M: PartMessage> PartAssembler<M> {
-    /// Nothing came yet.
+    /// Creates an assembler that has received nothing.
     #[must_use]
     pub fn new(bounds: SetBounds) -> Self {
         Self { bounds, complete: None, unfinished: None }
     }
 
-    /// Takes a part, and returns the set that it completes.
+    /// Adds a part, and returns the set if the part completes it.
     ///
     /// # Errors
-    /// [`PartError`]: then neither the unfinished set nor changes to the one before it come any more, only
-    /// another whole set.
+    /// [`PartError`]. Afterwards the assembler accepts only a whole set: neither the rest of the
+    /// unfinished set nor changes to the previous one.
     pub fn take(&mut self, message: M) -> Result<Option<SetUpdate<M>>, PartError> {
         let taken = self.put(message);
         if taken.is_err() {
@@ -504,7 +489,7 @@ impl<M: PartMessage> PartAssembler<M> {
         taken
     }
 
-    /// Forgets every set, so that the next one has to be whole.
+    /// Forgets all sets, so that the next set has to be whole.
     pub fn forget(&mut self) {
         self.complete = None;
         self.unfinished = None;
@@ -530,7 +515,7 @@ impl<M: PartMessage> PartAssembler<M> {
         Ok(Some(unfinished.complete()))
     }
 
-    /// The set that a part begins or continues.
+    /// Returns the set that a part begins or continues.
     fn place(&mut self, part: Part, head: M::Head) -> Result<Unfinished<M>, PartError> {
         let Part { set, number, changes, .. } = part;
         let before = self.unfinished.take();
@@ -590,12 +575,12 @@ impl<M: PartMessage> Unfinished<M> {
     }
 }
 
-/// The items of a set as the last complete update left them.
+/// The items of a set after the last complete update.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ItemSet<M: PartMessage> {
     head: M::Head,
     items: Vec<M::Item>,
-    /// At least the encoded bytes of the items.
+    /// Upper bound on the encoded size of the items, in bytes.
     bytes: usize,
 }
 
@@ -606,22 +591,22 @@ impl<M: PartMessage> Default for ItemSet<M> {
 }
 
 impl<M: PartMessage> ItemSet<M> {
-    /// The head, alike in all parts.
+    /// Returns the head, equal in all parts.
     #[must_use]
     pub fn head(&self) -> &M::Head {
         &self.head
     }
 
-    /// The items in the order of their keys.
+    /// Returns the items in the order of their keys.
     #[must_use]
     pub fn items(&self) -> &[M::Item] {
         &self.items
     }
 
-    /// Takes a complete set in.
+    /// Applies a complete set.
     ///
     /// # Errors
-    /// [`PartError`] when the items are more than a set may have. Then the set is empty.
+    /// [`PartError`] if the result exceeds the limits of a set. The set is empty then.
     pub fn apply(&mut self, update: SetUpdate<M>) -> Result<(), PartError> {
         let SetUpdate { head, is_whole, items, gone, bytes } = update;
         let before = mem::take(&mut self.items);
@@ -632,7 +617,8 @@ impl<M: PartMessage> ItemSet<M> {
             return Err(PartError::TooManyItems { max: ITEMS_MAX });
         }
         if self.bytes > SET_BYTES_MAX {
-            // Items that were replaced, or are gone, count until here.
+            // Replaced and removed items counted until here, so the exact size is computed only
+            // now.
             self.bytes = items.iter().map(M::item_bytes).sum();
         }
         if self.bytes > SET_BYTES_MAX {
@@ -643,7 +629,8 @@ impl<M: PartMessage> ItemSet<M> {
     }
 }
 
-/// Two lists in the order of their keys as one. Of a key in both, the second list's item stays.
+/// Merges two lists in the order of their keys. Of items with the same key, that of the second list
+/// stays.
 fn merged<M: PartMessage>(before: Vec<M::Item>, changed: Vec<M::Item>, gone: Vec<ItemName>) -> Vec<M::Item> {
     let gone: BTreeSet<OwnedKey> = gone.into_iter().map(OwnedKey::from).collect();
     let mut all = Vec::with_capacity(before.len() + changed.len());
@@ -660,7 +647,7 @@ fn merged<M: PartMessage>(before: Vec<M::Item>, changed: Vec<M::Item>, gone: Vec
                 all.push(known);
             }
         }
-        // The item takes its place.
+        // The changed item replaces the item with the same key.
         drop(before.next_if(|it| M::key(it) == M::key(&item)));
         all.push(item);
     }

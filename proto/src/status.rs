@@ -1,6 +1,6 @@
-//! The one mapping between failures and what travels: gRPC status with `google.rpc.ErrorInfo`, and
-//! HTTP status. Every server answers through [`to_status`] and every client reads with
-//! [`from_status`], so a reason survives any number of hops.
+//! The mapping between failures and their wire forms: gRPC status with `google.rpc.ErrorInfo`, and
+//! HTTP status. Every server responds through [`to_status`] and every client parses with
+//! [`from_status`], so that a reason survives any number of hops.
 
 use std::collections::HashMap;
 
@@ -13,7 +13,7 @@ use tonic_types::{ErrorDetails, StatusExt as _};
 const RETRYABLE: &str = "retryable";
 const MAY_HAVE_EXECUTED: &str = "may_have_executed";
 
-/// The gRPC code of a reason.
+/// Returns the gRPC code of a reason.
 #[must_use]
 pub const fn code(reason: Reason) -> Code {
     match reason {
@@ -65,7 +65,7 @@ pub const fn code(reason: Reason) -> Code {
     }
 }
 
-/// The HTTP status of a reason.
+/// Returns the HTTP status of a reason.
 #[must_use]
 pub const fn http_status(reason: Reason) -> StatusCode {
     match code(reason) {
@@ -76,7 +76,7 @@ pub const fn http_status(reason: Reason) -> StatusCode {
         Code::FailedPrecondition => StatusCode::UNPROCESSABLE_ENTITY,
         Code::ResourceExhausted => StatusCode::TOO_MANY_REQUESTS,
         Code::DeadlineExceeded => StatusCode::GATEWAY_TIMEOUT,
-        // What nginx and Triton's proxies log for a client that closed its request.
+        // The status that nginx and Triton's proxies log for a client that closed its request.
         Code::Cancelled => match StatusCode::from_u16(499) {
             Ok(status) => status,
             Err(_) => StatusCode::REQUEST_TIMEOUT,
@@ -88,7 +88,7 @@ pub const fn http_status(reason: Reason) -> StatusCode {
     }
 }
 
-/// A failure as gRPC status, with its reason and flags in `ErrorInfo`.
+/// Converts a failure to gRPC status, with its reason and flags in `ErrorInfo`.
 #[must_use]
 pub fn to_status(failure: &Failure) -> Status {
     let metadata = HashMap::from([
@@ -99,15 +99,16 @@ pub fn to_status(failure: &Failure) -> Status {
     Status::with_error_details(code(failure.reason), &failure.message, details)
 }
 
-/// The status of something that was refused with a code alone, before anybody began to execute it.
+/// Creates the status of a request that was refused with a gRPC code alone, before the request
+/// began to execute.
 #[must_use]
 pub fn of_code(code: Code, message: String) -> Status {
     to_status(&Failure::new(nearest(code), message))
 }
 
-/// Reads a failure back. A status without our `ErrorInfo` (a transport error, another server, a
-/// newer reason) gets the reason nearest to its code; one that may have reached the server counts
-/// as executed.
+/// Converts gRPC status back to a failure. A status without Millrace's `ErrorInfo` (a transport
+/// error, another server, a newer reason) gets the reason nearest to its code. If the request may
+/// have reached the server, the failure counts as executed.
 #[must_use]
 pub fn from_status(status: &Status) -> Failure {
     let info = status.get_details_error_info().filter(|info| info.domain == DOMAIN);
@@ -158,21 +159,21 @@ mod tests {
     fn every_reason_survives_the_wire() {
         for &reason in Reason::ALL {
             for may_have_executed in [false, true] {
-                let failure = Failure { may_have_executed, ..Failure::new(reason, "what happened") };
+                let failure = Failure { may_have_executed, ..Failure::new(reason, "the fault") };
                 assert_eq!(from_status(&to_status(&failure)), failure);
             }
         }
     }
 
     #[test]
-    fn a_foreign_status_counts_as_executed_unless_it_cannot_have() {
+    fn a_foreign_status_counts_as_executed_if_it_may_have_reached_the_server() {
         let lost = from_status(&Status::unavailable("connection reset"));
         assert_eq!((lost.reason, lost.retryable, lost.may_have_executed), (Reason::NoWorker, true, true));
         assert!(!from_status(&Status::unimplemented("no such method")).may_have_executed);
     }
 
     #[test]
-    fn http_agrees_with_grpc() {
+    fn http_status_follows_the_grpc_code() {
         assert_eq!(http_status(Reason::FunctionNotFound), StatusCode::NOT_FOUND);
         assert_eq!(http_status(Reason::QueueFull), StatusCode::TOO_MANY_REQUESTS);
         assert_eq!(http_status(Reason::Cancelled).as_u16(), 499);

@@ -1,4 +1,4 @@
-//! Frames over real sockets and over every way a stream can be cut.
+//! Tests of frames over real sockets and over streams cut at any position.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use std::io::{self, IoSlice, Write as _};
@@ -29,7 +29,7 @@ fn inode(fd: &OwnedFd) -> u64 {
     rustix::fs::fstat(fd).unwrap().st_ino
 }
 
-/// Comparable: the message's bytes, and which files its descriptors are.
+/// Returns a comparable form: the message's bytes, and the inodes of the descriptors.
 fn seen(frame: Received) -> (Bytes, Vec<u64>) {
     (frame.message, frame.descriptors.iter().map(inode).collect())
 }
@@ -72,7 +72,7 @@ fn descriptors_stay_with_their_frame_among_frames_without() {
 }
 
 #[test]
-fn a_frame_is_taken_back_only_while_nothing_of_it_is_sent() {
+fn a_frame_is_taken_back_only_before_its_first_byte_is_sent() {
     let (ours, theirs) = UnixStream::pair().unwrap();
     ours.set_nonblocking(true).unwrap();
     let mut outbox = Outbox::default();
@@ -83,7 +83,7 @@ fn a_frame_is_taken_back_only_while_nothing_of_it_is_sent() {
     }
     while outbox.send_some(&ours).is_ok() {}
     assert_eq!(outbox.len(), 2);
-    assert!(outbox.take_back(), "behind the one that is half sent");
+    assert!(outbox.take_back(), "the last frame waits behind a half-sent frame");
     assert!(!outbox.take_back() && outbox.len() == 1);
     ours.set_nonblocking(false).unwrap();
     let reader = std::thread::spawn(move || {
@@ -99,7 +99,7 @@ fn a_frame_is_taken_back_only_while_nothing_of_it_is_sent() {
 }
 
 #[test]
-fn a_frame_larger_than_the_socket_buffer_goes_through_a_non_blocking_pair() {
+fn a_frame_larger_than_the_socket_buffer_arrives_through_a_non_blocking_pair() {
     let (ours, theirs) = UnixStream::pair().unwrap();
     ours.set_nonblocking(true).unwrap();
     theirs.set_nonblocking(true).unwrap();
@@ -111,7 +111,7 @@ fn a_frame_larger_than_the_socket_buffer_goes_through_a_non_blocking_pair() {
     outbox.push(Frame::new(&message("after"), vec![]).unwrap()).unwrap();
     let mut decoder = FrameDecoder::default();
     let mut frames = Vec::new();
-    // More than the socket's buffer is in the outbox, so the second send at the latest is refused.
+    // The outbox holds more than the socket's buffer, so the second send is refused at the latest.
     while outbox.send_some(&ours).is_ok() {}
     assert!(!outbox.is_empty());
     while frames.len() < 2 {
@@ -131,7 +131,7 @@ fn a_frame_larger_than_the_socket_buffer_goes_through_a_non_blocking_pair() {
 }
 
 #[test]
-fn a_peer_that_closes_between_frames_ends_the_stream_and_within_one_is_an_error() {
+fn closing_between_frames_ends_the_stream_and_within_a_frame_is_an_error() {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let mut outbox = Outbox::default();
     outbox.push(Frame::new(&message("whole"), vec![]).unwrap()).unwrap();
@@ -177,9 +177,10 @@ fn more_descriptors_than_a_frame_may_have_are_refused_by_both_sides() {
         (error_of(&error).clone(), Frame::new(&message(""), files).unwrap_err())
     };
     let too_many = |count| Error::TooManyDescriptors { count };
-    let (one_more, far_more) = (DESCRIPTORS_MAX + 1, DESCRIPTORS_MAX * 2);
+    let one_more = DESCRIPTORS_MAX + 1;
+    let far_more = DESCRIPTORS_MAX * 2;
     assert_eq!(refusal(one_more), (too_many(one_more), too_many(one_more)));
-    // More than the reader has room for: the kernel drops them, and says so.
+    // More than the reader has space for: the kernel drops descriptors and sets a flag.
     assert_eq!(refusal(far_more), (Error::DescriptorsLost, too_many(far_more)));
 }
 
@@ -195,7 +196,7 @@ fn descriptors_in_the_middle_of_a_frame_are_refused() {
 }
 
 #[test]
-fn a_peer_that_never_reads_fills_the_outbox_and_no_more() {
+fn an_outbox_refuses_frames_when_the_peer_never_reads() {
     let mut outbox = Outbox::default();
     let text = "x".repeat(MESSAGE_BYTES_MAX - 64);
     for _ in 0..OUTBOX_BYTES_MAX / MESSAGE_BYTES_MAX {
@@ -205,7 +206,7 @@ fn a_peer_that_never_reads_fills_the_outbox_and_no_more() {
     assert_eq!(refused.unwrap_err(), Error::OutboxFull);
 }
 
-/// Each frame's message length and number of descriptors.
+/// Generates the message length and the number of descriptors of each frame.
 fn frames() -> impl Strategy<Value = Vec<(usize, usize)>> {
     let length = prop_oneof![4 => 0..40usize, 1 => 0..5000usize, 1 => 60_000..200_000usize];
     prop::collection::vec((length, prop_oneof![3 => Just(0usize), 1 => 1..4usize]), 1..12)
@@ -215,11 +216,11 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn any_cut_of_the_stream_gives_the_same_frames(
+    fn a_stream_cut_at_any_position_yields_the_same_frames(
         frames in frames(),
         cuts in prop::collection::vec(1..9000usize, 1..40),
     ) {
-        // The kernel's promise: what a read returns ends no later than a send with descriptors does.
+        // The kernel guarantees that a read ends no later than a send with descriptors.
         let mut stream: Vec<u8> = Vec::new();
         let mut files: Vec<(usize, Vec<OwnedFd>)> = Vec::new();
         let mut barriers = Vec::new();
@@ -238,7 +239,8 @@ proptest! {
         }
         let mut decoder = FrameDecoder::default();
         let mut files = files.into_iter().peekable();
-        let (mut at, mut cut) = (0, cuts.iter().cycle());
+        let mut at = 0;
+        let mut cut = cuts.iter().cycle();
         while at < stream.len() {
             let barrier = barriers.iter().copied().find(|&end| end > at).unwrap_or(stream.len());
             let end = (at + cut.next().unwrap()).min(barrier);
@@ -260,7 +262,8 @@ proptest! {
         ours.set_nonblocking(true).unwrap();
         theirs.set_nonblocking(true).unwrap();
         rustix::net::sockopt::set_socket_send_buffer_size(&ours, 4096).unwrap();
-        let (mut outbox, mut decoder) = (Outbox::default(), FrameDecoder::default());
+        let mut outbox = Outbox::default();
+        let mut decoder = FrameDecoder::default();
         let mut expected = Vec::new();
         for &(length, count) in &frames {
             let own: Vec<_> = (0..count).map(|_| memfd()).collect();
@@ -278,7 +281,7 @@ proptest! {
                     true
                 }
             };
-            // Reading less often than writing lets frames pile up in the socket.
+            // Reads are rarer than writes, so that frames pile up in the socket.
             if stuck || *reads.next().unwrap() == 0 {
                 match decoder.recv_some(&theirs) {
                     Ok(_) => arrived.extend(std::iter::from_fn(|| decoder.next_frame()).map(seen)),

@@ -1,4 +1,4 @@
-//! Sets cut into messages and put together again, on a stream that does as it should and on streams that do not.
+//! Tests of splitting sets into messages and assembling them, on reliable and on faulty streams.
 #![allow(missing_docs, clippy::unwrap_used, reason = "tests, and the helpers of tests")]
 
 use std::collections::BTreeMap;
@@ -19,7 +19,7 @@ use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
 use prost::Message as _;
 
-/// A set by its items' keys, with a value that changes.
+/// A set by the keys of its items, with a value that changes.
 type Wanted = BTreeMap<(u8, u8), u8>;
 
 fn item(&(tenant, name): &(u8, u8), &value: &u8) -> DesiredItem {
@@ -30,7 +30,7 @@ fn item(&(tenant, name): &(u8, u8), &value: &u8) -> DesiredItem {
             tenant,
             name: format!("f{name}"),
             revision: u64::from(name % 3 + 1),
-            // Items of many sizes, some over a part.
+            // The items have many sizes, some larger than a part.
             digest: "x".repeat(usize::from(value) * 8),
             ..Default::default()
         }),
@@ -51,13 +51,13 @@ fn sets() -> impl Strategy<Value = Vec<Wanted>> {
     vec(btree_map((0..3u8, 0..8u8), 0..=255u8, 0..16), 1..8)
 }
 
-/// The messages of each set in turn.
+/// Returns the messages of each set in turn.
 fn cut(sets: &[Wanted], part_bytes: usize) -> Vec<Vec<DesiredState>> {
     let mut sender = PartSender::with_part_bytes(part_bytes);
     sets.iter().enumerate().map(|(index, wanted)| sender.next(&head(index), &items(wanted))).collect()
 }
 
-/// One end of a stream.
+/// The receiving end of a stream.
 #[derive(Default)]
 struct Receiver {
     assembler: PartAssembler<DesiredState>,
@@ -65,7 +65,8 @@ struct Receiver {
 }
 
 impl Receiver {
-    /// Takes a message. Returns whether it completed a set, which then is as one of `sets` was.
+    /// Takes a message. Returns whether the message completed a set, after checking the set against
+    /// `sets`.
     fn take(&mut self, message: DesiredState, sets: &[Wanted]) -> Result<bool, PartError> {
         let Some(update) = self.assembler.take(message)? else { return Ok(false) };
         self.set.apply(update)?;
@@ -75,15 +76,15 @@ impl Receiver {
     }
 }
 
-/// A fault of a stream, for one message.
+/// A fault of a stream, applied to a message.
 #[derive(Debug, Clone, Copy)]
 enum Fault {
     None,
     Lose,
     Repeat,
-    /// The message is delivered again after so many others.
+    /// The message is delivered again after this number of other messages.
     RepeatLater(usize),
-    /// Another stream is opened, on which a sender begins with the set that it is at.
+    /// A new stream is opened, on which a sender begins with the current set.
     Reconnect,
 }
 
@@ -99,7 +100,7 @@ fn fault() -> impl Strategy<Value = Fault> {
 
 proptest! {
     #[test]
-    fn the_receiver_ends_with_each_set_however_it_is_cut(sets in sets(), part_bytes in 4_096..8_192usize) {
+    fn the_receiver_assembles_each_set_from_parts_of_any_size(sets in sets(), part_bytes in 4_096..8_192usize) {
         let mut receiver = Receiver::default();
         for messages in cut(&sets, part_bytes) {
             let (last, unfinished) = messages.split_last().unwrap();
@@ -112,7 +113,7 @@ proptest! {
     }
 
     #[test]
-    fn parts_are_below_their_limit_or_of_a_single_item(sets in sets(), part_bytes in 4_096..8_192usize) {
+    fn parts_keep_to_their_limit_or_have_a_single_item(sets in sets(), part_bytes in 4_096..8_192usize) {
         for message in cut(&sets, part_bytes).into_iter().flatten() {
             let several = message.functions.len() + message.quotas.len() + message.gone.len() > 1;
             prop_assert!(message.encoded_len() <= part_bytes || !several, "{}", message.encoded_len());
@@ -120,7 +121,7 @@ proptest! {
     }
 
     #[test]
-    fn no_set_is_ever_mixed_of_two_whatever_the_stream_does(
+    fn faults_of_the_stream_never_mix_two_sets(
         sets in sets(),
         part_bytes in 4_096..6_000usize,
         faults in vec(fault(), 64),
@@ -153,15 +154,16 @@ proptest! {
                 };
                 let failed = due.into_iter().any(|message| receiver.take(message, &sets).is_err());
                 if reconnect || failed {
-                    // The set that was obeyed stays: it is the stream's that is gone.
-                    (receiver, sender) = (Receiver::default(), PartSender::with_part_bytes(part_bytes));
+                    // The applied set stays; only the stream is gone.
+                    receiver = Receiver::default();
+                    sender = PartSender::with_part_bytes(part_bytes);
                     later.clear();
                     messages = sender.next(&head(index), &items(wanted));
                     messages.reverse();
                 }
             }
         }
-        // A stream on which nothing goes wrong brings the last set.
+        // A stream without faults delivers the last set.
         let mut receiver = Receiver::default();
         let mut sender = PartSender::with_part_bytes(part_bytes);
         for message in sender.next(&head(sets.len() - 1), &items(sets.last().unwrap())) {
@@ -171,12 +173,12 @@ proptest! {
     }
 
     #[test]
-    fn parts_of_two_senders_on_one_stream_never_make_a_set_of_both(
+    fn parts_of_two_senders_on_a_stream_never_mix_into_a_set(
         one in sets(),
         other in sets(),
         order in vec(any::<bool>(), 0..64),
     ) {
-        // Their indices tell the sets apart.
+        // The indices tell the sets of the two senders apart.
         let all: Vec<_> = one.iter().chain(&other).cloned().collect();
         let ours = cut(&one, 4_200).into_iter().flatten();
         let theirs = cut(&other, 4_200).into_iter().flatten();
@@ -189,8 +191,8 @@ proptest! {
             let next = if order.next().unwrap() { ours.next() } else { theirs.next() };
             let Some(message) = next.or_else(|| theirs.next()).or_else(|| ours.next()) else { break };
             if message.part.is_some_and(|part| part.changes) {
-                // Changes of the two may follow each other's numbers: one stream has one sender, so that only
-                // whole sets are judged here.
+                // Changes of the two senders may continue each other's numbers. A real stream has a
+                // single sender, so only whole sets are checked here.
                 continue;
             }
             if receiver.take(message, &all).is_err() {
@@ -218,16 +220,16 @@ fn function(number: usize, name_bytes: usize) -> DesiredFunction {
 }
 
 #[test]
-fn every_message_of_the_most_functions_of_a_node_is_below_the_limit() {
+fn messages_keep_to_the_limit_with_the_maximum_of_functions() {
     for name_bytes in [0, 256] {
-        // Two revisions of each are served.
+        // Two revisions of each function are served.
         let revisions = (0..FUNCTIONS_PER_NODE_MAX).flat_map(|number| {
             [1, 2].map(|revision| DesiredFunction { revision, ..function(number, name_bytes) })
         });
         let items: Vec<_> = revisions.map(DesiredItem::Function).collect();
         let mut items = Arc::new(items);
         let bytes: usize = items.iter().map(DesiredState::item_bytes).sum();
-        assert!(bytes > MESSAGE_BYTES_MAX, "{bytes}: one message was enough");
+        assert!(bytes > MESSAGE_BYTES_MAX, "{bytes}: the set fits a single message");
         let mut sender = PartSender::default();
         let mut assembler = PartAssembler::<DesiredState>::default();
         let mut set = ItemSet::default();
@@ -245,7 +247,7 @@ fn every_message_of_the_most_functions_of_a_node_is_below_the_limit() {
             count
         };
         assert!(bring(&items) > 1);
-        // A function more or fewer takes a single message.
+        // A function more or fewer needs only a single message.
         Arc::make_mut(&mut items).pop();
         assert_eq!(bring(&items), 1);
         Arc::make_mut(&mut items).push(DesiredItem::Function(function(FUNCTIONS_PER_NODE_MAX, 0)));
@@ -254,7 +256,7 @@ fn every_message_of_the_most_functions_of_a_node_is_below_the_limit() {
 }
 
 #[test]
-fn every_message_of_the_most_statuses_of_a_node_is_below_the_limit() {
+fn messages_keep_to_the_limit_with_the_maximum_of_statuses() {
     let mut message = "é".repeat(TEXT_BYTES_MAX);
     cut_text(&mut message);
     assert_eq!(message.len(), TEXT_BYTES_MAX);
@@ -272,7 +274,7 @@ fn every_message_of_the_most_statuses_of_a_node_is_below_the_limit() {
 }
 
 #[test]
-fn activity_names_the_functions_that_did_most() {
+fn activity_lists_the_busiest_functions() {
     let function = |number: usize| FunctionActivity {
         tenant: if number.is_multiple_of(2) { "even" } else { "odd" }.into(),
         function: format!("f{number:05}"),
@@ -315,7 +317,11 @@ fn a_part_that_does_not_continue_its_set_is_an_error() {
     assert_eq!(taken(&[part(1, 0, false, false), part(1, 2, true, false)]), out_of_order(1, 2));
     assert_eq!(taken(&[part(1, 0, false, false), part(2, 1, true, false)]), out_of_order(2, 1));
     assert_eq!(taken(&[part(1, 0, false, false), part(1, 1, true, true)]), out_of_order(1, 1));
-    assert_eq!(taken(&[part(1, 0, false, false), part(2, 0, true, false)]), Ok(true), "it begins anew");
+    assert_eq!(
+        taken(&[part(1, 0, false, false), part(2, 0, true, false)]),
+        Ok(true),
+        "a first part begins a new set"
+    );
     let no_base = |set, last| Err(PartError::NoBase { set, last });
     assert_eq!(taken(&[part(1, 0, true, true)]), no_base(1, None));
     assert_eq!(taken(&[part(1, 0, true, false), part(3, 0, true, true)]), no_base(3, Some(1)));
@@ -325,14 +331,14 @@ fn a_part_that_does_not_continue_its_set_is_an_error() {
         taken(&[part(1, 0, false, false), other]),
         Err(PartError::Contradiction { set: 1, number: 1 })
     );
-    // After an error only a whole set helps.
+    // After an error only a whole set is accepted.
     let broken = [part(1, 0, true, false), part(2, 1, true, false), part(2, 0, true, true)];
     assert_eq!(taken(&broken), no_base(2, None));
     assert_eq!(taken(&[broken.as_slice(), &[part(3, 0, true, false)]].concat()), Ok(true));
 }
 
 #[test]
-fn a_set_without_an_end_is_refused_at_its_bound() {
+fn an_endless_set_is_refused_at_its_limits() {
     let one = function(0, 0).encoded_len();
     let taken = |bounds| {
         let mut assembler = PartAssembler::new(bounds);
@@ -346,7 +352,7 @@ fn a_set_without_an_end_is_refused_at_its_bound() {
 }
 
 #[test]
-fn a_message_without_a_part_is_a_whole_set() {
+fn a_message_without_a_part_field_is_a_whole_set() {
     let state = DesiredState { functions: vec![function(1, 0)], ..DesiredState::default() };
     let mut receiver: PartAssembler<DesiredState> = PartAssembler::default();
     let update = receiver.take(state).unwrap().unwrap();

@@ -1,5 +1,5 @@
-//! `docs/admin-api.md` says what the descriptors say. After a change of the API:
-//! `BLESS=1 cargo test -p millrace-proto --test reference` writes it again.
+//! Test that `docs/admin-api.md` matches the descriptors. After a change of the API, `BLESS=1 cargo
+//! test -p millrace-proto --test reference` writes the page again.
 
 #![allow(clippy::unwrap_used)]
 
@@ -17,24 +17,27 @@ const REFERENCE: &str = "../docs/admin-api.md";
 const HEAD: &str = "\
 # Admin API
 
-`millrace.admin.v1.Admin`, served at every controller's client port (8080) over gRPC. This page is made from \
-the descriptors that the server shows by reflection, so that a stock client can do without it:
+`millrace.admin.v1.Admin` is served over gRPC at every controller's client port (8080). This page is generated \
+from the descriptors that the server publishes by reflection, so a stock client needs no files:
 
 ```
 grpcurl -plaintext localhost:8080 describe millrace.admin.v1.Admin
 grpcurl -plaintext -d '{\"tenant\": \"default\"}' localhost:8080 millrace.admin.v1.Admin/ListFunctions
 ```
 
-Every verb of `millrace` is one of these methods, or several. Any controller takes each; writes go on to the \
-leader. Errors carry a `google.rpc.ErrorInfo` whose reason is one of [Reason](../types/src/reason.rs)'s names, \
-with `retryable` and `may_have_executed` in its metadata. Writes with an `idempotency_key` may be repeated. \
-Lists are paged: send `next_page_token` back as `page_token` until it is empty. `resource_version`, where a \
-message has it, makes a write depend on what was read: another's write in between is refused as `CONFLICT`. \
-`read_mask` names the fields to answer with, `update_mask` those to change (in JSON one text, with commas); a \
-path that names no field is refused.
+Every command of `millrace` calls one or more of these methods. Any controller accepts each call and forwards \
+writes to the leader.
+
+- **Errors** carry a `google.rpc.ErrorInfo` whose reason is one of the names in \
+[Reason](../types/src/reason.rs), with `retryable` and `may_have_executed` in its metadata.
+- **Writes** with an `idempotency_key` may be repeated. A write with a `resource_version` is refused as \
+`CONFLICT` if another write came in between.
+- **Lists** are paged: send `next_page_token` as `page_token` until the token is empty.
+- **Masks**: `read_mask` names the fields of the response, `update_mask` the fields to change (in JSON a single \
+text, with commas). A path that names no field is refused.
 ";
 
-// Paths in a descriptor, as descriptor.proto numbers them.
+// Paths in a descriptor, with the numbers of descriptor.proto.
 const FILE_MESSAGES: i32 = 4;
 const FILE_ENUMS: i32 = 5;
 const FILE_SERVICES: i32 = 6;
@@ -42,7 +45,7 @@ const MESSAGE_FIELDS: i32 = 2;
 const ENUM_VALUES: i32 = 2;
 const SERVICE_METHODS: i32 = 2;
 
-/// A file's comments, by the path of what they are about.
+/// The comments of a file, by the path of the commented item.
 struct Comments<'a>(BTreeMap<&'a [i32], &'a str>);
 
 impl<'a> Comments<'a> {
@@ -54,20 +57,21 @@ impl<'a> Comments<'a> {
         Self(locations.iter().filter_map(with).collect())
     }
 
-    /// In one line, as a table takes it.
+    /// Returns a comment on a single line, as a table needs it.
     fn at(&self, path: &[i32]) -> String {
         let text = self.0.get(path).copied().unwrap_or_default();
         text.lines().map(str::trim).collect::<Vec<_>>().join(" ").trim().replace('|', "\\|")
     }
 }
 
-/// What the page is about: the services of the package, and every message and enum that they lead to.
+/// The contents of the page: the services of the package, and all messages and enums that they
+/// refer to.
 #[derive(Default)]
 struct Page {
     methods: Vec<String>,
-    /// By their names without a package, which are unique here.
+    /// Sections by type name without the package; the names are unique here.
     types: BTreeMap<String, String>,
-    /// Full names still to be followed.
+    /// Full names of types that are still to be described.
     wanted: BTreeSet<String>,
 }
 
@@ -92,7 +96,8 @@ impl Page {
         for (at, method) in service.method.iter().enumerate() {
             let stream = |streams: Option<bool>| if streams.unwrap_or(false) { "stream of " } else { "" };
             let about = comments.at(&[path[0], path[1], SERVICE_METHODS, index(at)]);
-            let (input, output) = (method.input_type(), method.output_type());
+            let input = method.input_type();
+            let output = method.output_type();
             self.methods.push(format!(
                 "| `{}` | {}{} | {}{} | {about} |",
                 method.name(),
@@ -121,9 +126,10 @@ impl Page {
     fn field_type(&mut self, message: &DescriptorProto, field: &FieldDescriptorProto) -> String {
         let entry = message.nested_type.iter().find(|it| it.name() == short(field.type_name()));
         if let Some(entry) = entry {
-            // A map is a list of a message that only it has.
+            // A map is a list of a message type nested in this message.
             let of = |at: usize| entry.field[at].clone();
-            let (key, value) = (self.field_type(message, &of(0)), self.field_type(message, &of(1)));
+            let key = self.field_type(message, &of(0));
+            let value = self.field_type(message, &of(1));
             return format!("map of {key} to {value}");
         }
         let one = match field.r#type() {
@@ -136,7 +142,7 @@ impl Page {
         match field.label() {
             Label::Repeated => format!("list of {one}"),
             _ if field.proto3_optional() => format!("{one}, optional"),
-            _ if field.oneof_index.is_some() => format!("{one}, or another of its kind"),
+            _ if field.oneof_index.is_some() => format!("{one}, one of a oneof"),
             _ => one,
         }
     }
@@ -196,12 +202,12 @@ fn page(files: &[FileDescriptorProto]) -> String {
     let methods = page.methods.join("\n");
     let types: String = page.types.into_values().collect();
     format!(
-        "{HEAD}\n## Methods\n\n| method | takes | gives | |\n|---|---|---|---|\n{methods}\n\n## Messages\n{types}"
+        "{HEAD}\n## Methods\n\n| method | request | response | |\n|---|---|---|---|\n{methods}\n\n## Messages\n{types}"
     )
 }
 
 #[test]
-fn the_reference_says_what_the_descriptors_say() {
+fn the_reference_page_matches_the_descriptors() {
     let set = FileDescriptorSet::decode(DESCRIPTORS).unwrap();
     let expected = page(&set.file);
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(REFERENCE);
@@ -212,13 +218,13 @@ fn the_reference_says_what_the_descriptors_say() {
     let differs = expected.lines().zip(found.lines()).find(|(expected, found)| expected != found);
     assert!(
         expected == found,
-        "docs/admin-api.md is behind: {differs:?}; BLESS=1 cargo test -p millrace-proto --test reference"
+        "docs/admin-api.md is out of date at {differs:?}: run BLESS=1 cargo test -p millrace-proto --test reference"
     );
 }
 
-/// What clients see by reflection, and what the reference is made of.
+/// The comments of methods are shown by reflection and make up the reference page.
 #[test]
-fn every_method_says_what_it_does() {
+fn every_method_has_a_comment() {
     let set = FileDescriptorSet::decode(DESCRIPTORS).unwrap();
     let mut silent = Vec::new();
     for file in set.file.iter().filter(|file| file.package() == PACKAGE) {

@@ -1,4 +1,4 @@
-//! How nodes schedule.
+//! Conversions of the scheduling policy.
 
 use std::fmt::Display;
 use std::str::FromStr;
@@ -7,20 +7,20 @@ use millrace_types::{Failure, PolicySpec, Reason};
 
 use crate::policy;
 
-/// Reads how nodes schedule.
+/// Parses a scheduling policy and checks that its settings fit together.
 ///
 /// # Errors
-/// [`Reason::InvalidSpec`] names what is not known, or what nothing would read.
+/// [`Reason::InvalidSpec`] with the unknown name or the unused setting.
 pub fn policy_spec(wire: &policy::PolicySpec) -> Result<PolicySpec, Failure> {
     let spec = policy_settings(wire)?;
     spec.check().map_err(|error| Failure::new(Reason::InvalidSpec, error.to_string()))?;
     Ok(spec)
 }
 
-/// Reads some settings of how nodes schedule: whether they go with the others is not looked at.
+/// Parses settings of a scheduling policy without a check that they fit together.
 ///
 /// # Errors
-/// [`Reason::InvalidSpec`] names what is not known.
+/// [`Reason::InvalidSpec`] with the unknown name.
 pub fn policy_settings(wire: &policy::PolicySpec) -> Result<PolicySpec, Failure> {
     fn named<T: FromStr<Err: Display>>(name: &str) -> Result<Option<T>, Failure> {
         let read = (!name.is_empty()).then(|| name.parse()).transpose();
@@ -39,7 +39,7 @@ pub fn policy_settings(wire: &policy::PolicySpec) -> Result<PolicySpec, Failure>
     })
 }
 
-/// Writes how nodes schedule.
+/// Encodes a scheduling policy.
 #[must_use]
 pub fn policy_spec_wire(spec: &PolicySpec) -> policy::PolicySpec {
     policy::PolicySpec {
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_refused_by_name() {
+    fn unknown_names_and_unused_settings_are_refused() {
         let refused = |wire: policy::PolicySpec| policy_spec(&wire).unwrap_err().message;
         let native = policy::PolicySpec { dispatch: "native".into(), ..Default::default() };
         assert!(refused(native).contains("\"native\""));

@@ -1,4 +1,4 @@
-//! Functions that keep state, and requests that are of a sequence.
+//! Conversions of declared sequences and of requests that belong to a sequence.
 
 use std::num::NonZeroU64;
 
@@ -11,7 +11,7 @@ use super::{duration_wire, time};
 use crate::worker::in_sequence::Id;
 use crate::{admin, worker};
 
-/// Reads what a spec says of state. Ranges are the spec's to check.
+/// Parses the sequences of a spec. The spec's own validation checks the ranges.
 pub(super) fn of_spec(wire: admin::Sequences) -> Result<Sequences, Failure> {
     let pair = |admin::SequenceState { input, output }| StatePair { input, output };
     Ok(Sequences {
@@ -21,7 +21,7 @@ pub(super) fn of_spec(wire: admin::Sequences) -> Result<Sequences, Failure> {
     })
 }
 
-/// Writes what a spec says of state.
+/// Encodes the sequences of a spec.
 pub(super) fn spec_wire(sequences: &Sequences) -> admin::Sequences {
     let pair =
         |pair: &StatePair| admin::SequenceState { input: pair.input.clone(), output: pair.output.clone() };
@@ -32,17 +32,17 @@ pub(super) fn spec_wire(sequences: &Sequences) -> admin::Sequences {
     }
 }
 
-/// Reads what a placed function keeps.
+/// Parses the sequences of a placed function.
 ///
 /// # Errors
-/// [`millrace_types::Reason::InvalidSpec`] with what is wrong.
+/// [`millrace_types::Reason::InvalidSpec`] with the fault.
 pub fn placed_sequences(wire: worker::Sequences) -> Result<Sequences, Failure> {
     let pair = |worker::SequenceState { input, output }| admin::SequenceState { input, output };
     let worker::Sequences { state, idle, max } = wire;
     of_spec(admin::Sequences { state: state.into_iter().map(pair).collect(), idle, max })
 }
 
-/// Writes what a placed function keeps.
+/// Encodes the sequences of a placed function.
 #[must_use]
 pub fn placed_sequences_wire(sequences: &Sequences) -> worker::Sequences {
     let pair = |admin::SequenceState { input, output }| worker::SequenceState { input, output };
@@ -50,25 +50,27 @@ pub fn placed_sequences_wire(sequences: &Sequences) -> worker::Sequences {
     worker::Sequences { state: state.into_iter().map(pair).collect(), idle, max }
 }
 
-/// Reads a request's place in a sequence.
+/// Parses a request's position in a sequence.
 ///
 /// # Errors
-/// [`millrace_types::Reason::MalformedRequest`] where it names none, or by too long a name.
+/// [`millrace_types::Reason::MalformedRequest`] if the sequence has no id or too long a name.
 pub fn in_sequence(wire: worker::InSequence) -> Result<InSequence, Failure> {
     let id = match wire.id {
         Some(Id::Number(number)) => NonZeroU64::new(number).map(SequenceId::Number),
         Some(Id::Name(name)) if name.len() > SEQUENCE_NAME_MAX => {
-            let message = format!("a sequence's name has {} bytes: at most {SEQUENCE_NAME_MAX}", name.len());
+            let message =
+                format!("a sequence name has {} bytes: at most {SEQUENCE_NAME_MAX} are allowed", name.len());
             return Err(Failure::malformed(message));
         }
         Some(Id::Name(name)) => (!name.is_empty()).then_some(SequenceId::Name(name)),
         None => None,
     };
-    let id = id.ok_or_else(|| Failure::malformed("the sequence is 0, or has no name: name one"))?;
+    let id = id
+        .ok_or_else(|| Failure::malformed("the sequence id is 0 or empty: send a number from 1 or a name"))?;
     Ok(InSequence { id, start: wire.start, end: wire.end })
 }
 
-/// Writes a request's place in a sequence.
+/// Encodes a request's position in a sequence.
 #[must_use]
 pub fn in_sequence_wire(place: InSequence) -> worker::InSequence {
     let InSequence { id, start, end } = place;
@@ -94,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_function_keeps_survives_the_wire() {
+    fn declared_sequences_survive_the_wire() {
         let key = function_key("", "counter").unwrap();
         let spec = FunctionSpec { sequences: Some(sequences()), ..FunctionSpec::new(key) };
         assert_eq!(function_spec(function_spec_wire(&spec)), Ok(spec));
@@ -105,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_in_a_sequence_survives_the_wire_and_no_sequence_is_refused() {
+    fn a_position_in_a_sequence_survives_the_wire_and_bad_ids_are_refused() {
         let number = SequenceId::Number(NonZeroU64::MIN);
         for id in [number, SequenceId::Name("s".repeat(SEQUENCE_NAME_MAX))] {
             let place = InSequence { id, start: true, end: false };

@@ -12,7 +12,7 @@ fn kind<M: Name>() -> MessageType {
     MessageType::named(&M::full_name()).unwrap()
 }
 
-/// Walks over `message` in pieces of `piece` bytes; the decoded bytes at the end.
+/// Walks over `message` in pieces of `piece` bytes. Returns the memory of the decoded form.
 fn walk<M: Name>(message: &[u8], piece: usize, limits: WalkLimits) -> Result<u64, DecodeRefusal> {
     let mut walk = MessageWalk::new(kind::<M>(), Some(message.len() as u64), limits);
     for piece in message.chunks(piece) {
@@ -26,7 +26,7 @@ fn refusal<M: Name>(message: &[u8], limits: WalkLimits) -> DecodeRefusal {
     walk::<M>(message, 1 << 16, limits).unwrap_err()
 }
 
-/// A length-delimited field.
+/// Encodes a length-delimited field.
 fn field(number: u64, payload: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();
     encode_varint(number << 3 | 2, &mut bytes);
@@ -36,9 +36,10 @@ fn field(number: u64, payload: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn the_shapes_are_no_smaller_than_the_structs() {
+fn shapes_are_no_smaller_than_the_structs() {
     fn check<M: Name>() {
-        let (shape, real) = (kind::<M>().shape().bytes, size_of::<M>() as u64);
+        let shape = kind::<M>().shape().bytes;
+        let real = size_of::<M>() as u64;
         assert!((real..=3 * real).contains(&shape), "{}: {shape} for {real}", M::full_name());
     }
     check::<ModelInferRequest>();
@@ -58,7 +59,7 @@ fn the_shapes_are_no_smaller_than_the_structs() {
 }
 
 #[test]
-fn no_message_contains_itself() {
+fn no_message_type_contains_itself() {
     fn depth(kind: MessageType, above: &mut Vec<MessageType>) -> usize {
         assert!(!above.contains(&kind), "a type within itself: its struct is boxed, and nesting unbounded");
         above.push(kind);
@@ -70,14 +71,14 @@ fn no_message_contains_itself() {
         above.pop();
         deepest + 1
     }
-    // Descriptors describe themselves, and no service of ours takes one.
+    // The types of descriptors contain themselves, but no service uses them.
     for (name, kind) in SCHEMA.types.iter().filter(|(name, _)| !name.starts_with("google.protobuf.")) {
         assert!(depth(*kind, &mut Vec::new()) < NESTING_MAX, "{name}");
     }
 }
 
 #[test]
-fn every_method_has_a_type() {
+fn every_waiting_method_has_a_request_type() {
     let infer = MessageType::of_requests("/inference.GRPCInferenceService/ModelInfer");
     assert_eq!(infer, Some(kind::<ModelInferRequest>()));
     let invoke = MessageType::of_requests("/millrace.worker.v1.Worker/Invoke");
@@ -97,14 +98,14 @@ fn tensors_without_fields_are_refused_by_their_number() {
         DecodeRefusal::TooManyElements { max }
     );
     assert!(walk::<ModelInferRequest>(&tensors[..2 * max as usize], 999, WalkLimits::CLIENT).is_ok());
-    // Peers may send more: the decoded bytes are bounded all the same.
+    // Peers may send more tensors, but the memory of the decoded form is bounded all the same.
     let refused = refusal::<ModelInferRequest>(&tensors, WalkLimits::PEER);
     assert!(matches!(refused, DecodeRefusal::TooLarge { .. }), "{refused}");
     assert!(decode::<ModelInferRequest>(tensors.into(), WalkLimits::PEER).is_err());
 }
 
 #[test]
-fn fields_text_and_nested_maps_have_limits() {
+fn messages_over_the_limits_of_fields_and_text_are_refused() {
     let limits = WalkLimits::CLIENT;
     let strings = field(5, &field(5, &[0x42, 0].repeat(70_000)));
     assert_eq!(
@@ -124,7 +125,7 @@ fn fields_text_and_nested_maps_have_limits() {
 }
 
 #[test]
-fn contents_may_be_large_unless_they_grow() {
+fn large_contents_are_accepted_unless_decoding_multiplies_them() {
     let limits = WalkLimits::CLIENT;
     let request = |contents: InferTensorContents| ModelInferRequest {
         inputs: vec![InferInputTensor { contents: Some(contents), ..InferInputTensor::default() }],
@@ -141,14 +142,14 @@ fn contents_may_be_large_unless_they_grow() {
         let decoded = walk::<ModelInferRequest>(&message, 1 << 20, limits).unwrap();
         assert!((contents..contents + 4096).contains(&decoded), "{decoded}");
     }
-    // A byte on the wire, eight in memory.
+    // A byte on the wire becomes eight in memory.
     let small = request(InferTensorContents { int64_contents: vec![1; 1 << 20], ..Default::default() });
     let decoded = walk::<ModelInferRequest>(&small.encode_to_vec(), 1 << 20, limits).unwrap();
     assert!((8 << 20..(8 << 20) + 4096).contains(&decoded), "{decoded}");
     let large = request(InferTensorContents { int64_contents: vec![1; 4 << 20], ..Default::default() });
     let refused = refusal::<ModelInferRequest>(&large.encode_to_vec(), limits);
     assert!(matches!(refused, DecodeRefusal::TooLarge { .. }), "{refused}");
-    // The same, each with a tag of its own.
+    // The same list, unpacked: each number has a tag of its own.
     let unpacked = field(5, &field(5, &[0x18, 1].repeat(4 << 20)));
     let max = WalkLimits::PEER.fields_max;
     assert_eq!(
@@ -158,7 +159,7 @@ fn contents_may_be_large_unless_they_grow() {
 }
 
 #[test]
-fn bytes_that_are_no_message_are_refused() {
+fn malformed_messages_are_refused() {
     for bytes in [
         &[0x2a][..],
         &[0x2a, 1],
@@ -182,7 +183,7 @@ fn bytes_that_are_no_message_are_refused() {
 }
 
 #[test]
-fn a_refusal_of_a_message_is_final() {
+fn refusals_of_messages_are_not_retryable() {
     for refusal in [DecodeRefusal::Malformed("x"), DecodeRefusal::TooLarge { len: 1, decoded: 2 }] {
         assert!(!refusal.failure().retryable, "{refusal}");
     }
@@ -240,7 +241,7 @@ fn request() -> impl Strategy<Value = ModelInferRequest> {
     )
 }
 
-/// What the vectors, strings and structs of a decoded request take at least.
+/// Returns the minimum memory of the vectors, strings and structs of a decoded request.
 fn taken(request: &ModelInferRequest) -> u64 {
     let tensors = request.inputs.iter().map(|input| {
         let contents = input.contents.as_ref().map_or(0, |contents| {
@@ -255,9 +256,10 @@ fn taken(request: &ModelInferRequest) -> u64 {
 }
 
 proptest! {
-    /// However a message is cut, the walk passes it, and counts no less than it takes.
+    /// The walk accepts every request in pieces of any size, and counts at least the memory that it
+    /// takes.
     #[test]
-    fn requests_pass_in_any_pieces(request in request(), piece in 1usize..50) {
+    fn requests_are_accepted_in_pieces_of_any_size(request in request(), piece in 1usize..50) {
         let message = request.encode_to_vec();
         let decoded = walk::<ModelInferRequest>(&message, piece, WalkLimits::CLIENT);
         prop_assert_eq!(&decoded, &walk::<ModelInferRequest>(&message, 1 << 20, WalkLimits::CLIENT));
@@ -265,18 +267,19 @@ proptest! {
         prop_assert_eq!(decode::<ModelInferRequest>(message.into(), WalkLimits::CLIENT).unwrap(), request);
     }
 
-    /// A message of unknown length passes too.
+    /// The walk also accepts messages of unknown length.
     #[test]
-    fn requests_pass_without_their_length(request in request()) {
+    fn requests_of_unknown_length_are_accepted(request in request()) {
         let message = request.encode_to_vec();
         let mut walk = MessageWalk::new(kind::<ModelInferRequest>(), None, WalkLimits::CLIENT);
         prop_assert!(walk.push(&message).is_ok());
         prop_assert!(walk.finish().is_ok());
     }
 
-    /// The walk refuses nothing that prost reads, groups apart: none of our messages has one.
+    /// The walk accepts everything that prost decodes, except groups, which none of the schemas
+    /// has.
     #[test]
-    fn damaged_requests_that_prost_reads_pass(
+    fn damaged_requests_that_prost_decodes_are_accepted(
         request in request(),
         at in any::<proptest::sample::Index>(),
         byte in any::<u8>(),
@@ -292,14 +295,14 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_end_the_walk(bytes in proptest::collection::vec(any::<u8>(), 0..300), piece in 1usize..50) {
+    fn arbitrary_bytes_never_panic_the_walk(bytes in proptest::collection::vec(any::<u8>(), 0..300), piece in 1usize..50) {
         let walked = walk::<InvokeRequest>(&bytes, piece, WalkLimits::PEER);
         prop_assert_eq!(walked.is_ok(), walk::<InvokeRequest>(&bytes, 300, WalkLimits::PEER).is_ok());
     }
 }
 
 #[test]
-fn parts_of_tensors_are_counted() {
+fn memory_of_tensor_parts_is_counted() {
     let part = TensorPart { part: Some(tensor_part::Part::Data(Bytes::from_static(b"x"))) };
     let tensor = InferTensor { parts: vec![part; 1000], ..InferTensor::default() };
     let message = InvokeRequest { inputs: vec![tensor], ..InvokeRequest::default() }.encode_to_vec();

@@ -1,8 +1,8 @@
-//! The last spans of a process, kept in memory for whoever asks after one request: no collector is
-//! needed for that.
+//! A ring of a process's last spans in memory, so that a request can be traced without a collector.
 //!
-//! In: every sampled span as it ends. Out: those of one trace. Bounded: beyond `max` spans the
-//! oldest go. Made only where an operator asks for it; nothing is recorded otherwise.
+//! Every sampled span enters the ring when it ends; readers get the spans of a trace. Beyond `max`
+//! spans, the oldest are dropped. The ring exists only if an operator asks for it; otherwise
+//! nothing is recorded.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::num::NonZeroU32;
@@ -17,15 +17,16 @@ use prost::Message as _;
 
 use super::{REQUEST_ID, wire};
 
-/// The longest text of a span that is kept, in characters: some are a client's words.
+/// Maximum length of a stored text, in characters. Some texts come from clients.
 const TEXT_LEN_MAX: usize = 256;
-/// Spans of one trace that are given, the last ones: a trace may be of thousands of requests.
+/// Maximum number of spans returned for a trace, the last ones. A trace may have thousands of
+/// requests.
 pub const FOUND_MAX: usize = 5_000;
 
-/// Encoded bytes of the spans of one trace that are given, the last ones: below the limit of clients.
+/// Maximum encoded size of the spans returned for a trace, in bytes: below the limit of clients.
 pub const FOUND_BYTES_MAX: usize = 3 << 20;
 
-/// What a process keeps. Cheap to clone: all clones share it.
+/// The stored spans of a process. Cheap to clone: all clones share the spans.
 #[derive(Debug, Clone)]
 pub struct Kept {
     process: Arc<str>,
@@ -34,13 +35,13 @@ pub struct Kept {
 }
 
 impl Kept {
-    /// Keeps nothing yet. `process` is what people call it, such as `worker-2`.
+    /// Creates an empty ring. `process` is the name for people, such as `worker-2`.
     #[must_use]
     pub fn new(process: &str, max: NonZeroU32) -> Self {
         Self { process: process.into(), spans: Arc::default(), max }
     }
 
-    /// The spans of a trace, or of the last trace that a request of this id was in. Empty where
+    /// Returns the spans of a trace, or of the last trace with a request of this id. Empty if
     /// neither is known.
     #[must_use]
     pub fn find(&self, id: &str) -> Vec<wire::Span> {
@@ -59,18 +60,18 @@ impl Kept {
         let mut spans = self.spans();
         let oldest = if spans.len() >= self.max.get() as usize { spans.pop_front() } else { None };
         spans.push_back(span);
-        // Freed outside the lock, which every span's end takes.
+        // The oldest span is freed outside the lock, which every ending span takes.
         drop(spans);
         drop(oldest);
     }
 
-    /// A push that panicked left the list whole.
+    /// Ignores poison: the list is whole even if a thread panicked while it held the lock.
     fn spans(&self) -> MutexGuard<'_, VecDeque<wire::Span>> {
         self.spans.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The first of these spans, up to [`FOUND_MAX`] and [`FOUND_BYTES_MAX`].
+/// Returns the leading spans up to [`FOUND_MAX`] and [`FOUND_BYTES_MAX`].
 pub fn last_that_fit<'a>(
     newest_first: impl Iterator<Item = &'a wire::Span>,
 ) -> impl Iterator<Item = &'a wire::Span> {
@@ -124,7 +125,7 @@ fn shown(process: &str, span: SpanData) -> wire::Span {
     }
 }
 
-/// Zero where the clock was put back in between.
+/// Returns zero if the clock was set back in between.
 fn nanos_between(from: SystemTime, to: SystemTime) -> u64 {
     to.duration_since(from).map_or(0, |span| u64::try_from(span.as_nanos()).unwrap_or(u64::MAX))
 }
@@ -153,7 +154,7 @@ mod tests {
         (kept, provider)
     }
 
-    /// A trace of a parent and a child; gives its id.
+    /// Records a trace of a parent and a child, and returns the trace's id.
     fn trace(provider: &SdkTracerProvider, request: &str) -> String {
         let tracer = provider.tracer("test");
         let attributes = [KeyValue::new(REQUEST_ID, request.to_owned())];
@@ -167,13 +168,14 @@ mod tests {
     }
 
     #[test]
-    fn a_request_finds_its_last_trace_and_a_trace_itself() {
+    fn a_request_id_finds_its_last_trace_and_a_trace_id_its_trace() {
         let (kept, provider) = kept(100);
         let first = trace(&provider, "a");
-        let (last, _) = (trace(&provider, "a"), trace(&provider, "b"));
+        let last = trace(&provider, "a");
+        trace(&provider, "b");
         let found = kept.find("a");
-        let told: Vec<_> = found.iter().map(|it| (it.name.as_str(), it.error.as_str())).collect();
-        assert_eq!(told, [("run", "the executor died"), ("request", "")]);
+        let listed: Vec<_> = found.iter().map(|it| (it.name.as_str(), it.error.as_str())).collect();
+        assert_eq!(listed, [("run", "the executor died"), ("request", "")]);
         assert_eq!((&found[0].trace_id, &found[0].parent_span_id), (&last, &found[1].span_id));
         assert_eq!((found[1].parent_span_id.as_str(), found[1].process.as_str()), ("", "worker-2"));
         assert!(kept.find(&first).iter().all(|span| span.trace_id == first));
@@ -181,9 +183,10 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_go_when_it_is_full() {
+    fn the_oldest_spans_are_dropped_when_the_ring_is_full() {
         let (kept, provider) = kept(3);
-        let (first, last) = (trace(&provider, "a"), trace(&provider, "b"));
+        let first = trace(&provider, "a");
+        let last = trace(&provider, "b");
         assert_eq!((kept.find(&first).len(), kept.find(&last).len()), (1, 2));
     }
 
@@ -202,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clients_words_are_cut_short() {
+    fn long_texts_of_clients_are_cut() {
         let (kept, provider) = kept(3);
         let long = "é".repeat(TEXT_LEN_MAX + 9);
         let id = trace(&provider, &long);
@@ -211,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_sampled_is_not_kept() {
+    fn unsampled_spans_are_not_stored() {
         let kept = Kept::new("up", NonZeroU32::MIN);
         let provider = SdkTracerProvider::builder().with_sampler(Sampler::AlwaysOff);
         trace(&provider.with_span_processor(kept.clone()).build(), "a");

@@ -1,8 +1,8 @@
-//! W3C trace context through gRPC metadata and HTTP headers, spans told after the fact, and those a
-//! process [keeps](Kept).
+//! W3C trace context in gRPC metadata and HTTP headers, spans recorded after the fact, and the
+//! spans that a process [stores](Kept).
 //!
-//! With no OpenTelemetry layer installed the current span has no context: injecting writes nothing,
-//! and nothing is told.
+//! Without an OpenTelemetry layer the current span has no context: injecting writes nothing, and no
+//! span is recorded.
 
 mod kept;
 
@@ -21,15 +21,15 @@ pub use opentelemetry::KeyValue;
 
 pub use self::kept::{FOUND_BYTES_MAX, FOUND_MAX, Kept, last_that_fit};
 
-/// Spans as they are shown to people.
+/// Generated messages for spans shown to people.
 #[allow(missing_docs, clippy::all, clippy::pedantic, unreachable_pub, reason = "generated")]
 pub mod wire {
     tonic::include_proto!("millrace.trace.v1");
 }
 
-/// The attribute that names the request a span is of.
+/// The attribute with the id of the request that a span belongs to.
 pub const REQUEST_ID: &str = "millrace.request.id";
-/// Whose spans they are, in the words of OpenTelemetry's scopes.
+/// The instrumentation scope of Millrace's spans, in OpenTelemetry's terms.
 pub const SCOPE: &str = "millrace";
 
 struct Metadata<'a>(&'a MetadataMap);
@@ -52,7 +52,7 @@ impl Extractor for Metadata<'_> {
 
 impl Injector for MetadataMut<'_> {
     fn set(&mut self, key: &str, value: String) {
-        // A propagator's keys and values are plain ASCII; one that is not cannot travel.
+        // A propagator's keys and values are plain ASCII. Others cannot be sent and are skipped.
         if let (Ok(key), Ok(value)) =
             (MetadataKey::from_bytes(key.as_bytes()), MetadataValue::try_from(value))
         {
@@ -71,21 +71,21 @@ impl Extractor for Headers<'_> {
     }
 }
 
-/// The trace context a gRPC caller sent.
+/// Returns the trace context that a gRPC caller sent.
 #[must_use]
 pub fn extract(metadata: &MetadataMap) -> Context {
     get_text_map_propagator(|propagator| propagator.extract(&Metadata(metadata)))
 }
 
-/// The trace context an HTTP caller sent.
+/// Returns the trace context that an HTTP caller sent.
 #[must_use]
 pub fn extract_headers(headers: &HeaderMap) -> Context {
     get_text_map_propagator(|propagator| propagator.extract(&Headers(headers)))
 }
 
-/// Makes `span` a child of the caller's.
+/// Makes `span` a child of the caller's span.
 pub fn adopt(span: &Span, parent: Context) {
-    // An error means that no OpenTelemetry layer is installed: there is nothing to join then.
+    // An error means that no OpenTelemetry layer is installed, so there is no trace to join.
     if let Err(error) = span.set_parent(parent) {
         tracing::trace!(%error, "span keeps no parent");
     }
@@ -97,30 +97,30 @@ pub fn inject(metadata: &mut MetadataMap) {
     get_text_map_propagator(|propagator| propagator.inject_context(&context, &mut MetadataMut(metadata)));
 }
 
-/// Whether anybody records a span.
+/// Returns whether a span is recorded.
 #[must_use]
 pub fn is_recorded(span: &Span) -> bool {
     !span.is_disabled() && span.context().span().span_context().is_sampled()
 }
 
-/// The trace of the current span, where it is recorded: 32 hex digits.
+/// Returns the trace id of the current span as 32 hex digits, if the span is recorded.
 #[must_use]
 pub fn recorded_id() -> Option<String> {
     let span = Span::current();
     is_recorded(&span).then(|| span.context().span().span_context().trace_id().to_string())
 }
 
-/// Something that has ended, and when by a clock that only goes forward.
+/// The time of an event that has ended, relative to now, by a monotonic clock.
 #[derive(Debug, Clone, Copy)]
 pub struct Past {
-    /// How long ago it ended.
+    /// The time since the end.
     pub ago: Duration,
-    /// How long it took.
+    /// The duration of the event.
     pub took: Duration,
 }
 
-/// Adds a child to `parent` that has ended already: what another process or a device did and said so
-/// afterwards. Costs nothing where nobody looks at the parent.
+/// Adds a finished child span to `parent`, for work that another process or a device did and
+/// reported afterwards. Costs nothing if the parent is not recorded.
 pub fn tell(parent: &Span, name: &'static str, past: Past, attributes: impl FnOnce() -> Vec<KeyValue>) {
     if parent.is_disabled() {
         return;
@@ -129,7 +129,7 @@ pub fn tell(parent: &Span, name: &'static str, past: Past, attributes: impl FnOn
     if !context.span().span_context().is_sampled() {
         return;
     }
-    // Collectors put spans of several machines on one axis, which is the wall's.
+    // Collectors put spans of several machines on a single axis, that of the wall clock.
     #[allow(clippy::disallowed_methods, reason = "spans are in wall-clock time and decide nothing")]
     let ended = SystemTime::now() - past.ago;
     let tracer = tracer(SCOPE);
@@ -137,21 +137,21 @@ pub fn tell(parent: &Span, name: &'static str, past: Past, attributes: impl FnOn
     told.start_with_context(&tracer, &context).end_with_timestamp(ended);
 }
 
-/// Adds what happened at one moment to a span. Costs nothing where nobody looks at it.
+/// Adds an event to a span. Costs nothing if the span is not recorded.
 pub fn note(span: &Span, name: &'static str, attributes: impl FnOnce() -> Vec<KeyValue>) {
     if !span.is_disabled() {
         span.add_event(name, attributes());
     }
 }
 
-/// Adds to what a span says. Costs nothing where nobody looks at it.
+/// Adds attributes to a span. Costs nothing if the span is not recorded.
 pub fn add(span: &Span, attributes: impl FnOnce() -> Vec<KeyValue>) {
     if !span.is_disabled() {
         attributes().into_iter().for_each(|it| span.set_attribute(it.key, it.value));
     }
 }
 
-/// Says of a span that what it tells of failed.
+/// Marks a span as failed.
 pub fn fail(span: &Span, why: impl std::fmt::Display) {
     if !span.is_disabled() {
         span.set_status(Status::error(why.to_string()));
