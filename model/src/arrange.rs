@@ -1,8 +1,9 @@
-//! Brings a graph's nodes into an order in which they can run, and says which values each reads.
+//! Puts a graph's nodes into an order in which they can run, and lists the values that each node reads.
 //!
-//! The file's order is kept as far as it is one (ONNX asks for that, exporters differ). A node with
-//! subgraphs (`If`, `Loop`) reads what they capture from the graph around them, so it is ordered and
-//! cut like any other node and never split. What no output needs is dropped.
+//! The file's order is kept as far as it is valid: ONNX requires a valid order, but some exporters
+//! violate that. A node with subgraphs (`If`, `Loop`) also reads the values that its subgraphs
+//! capture from the graph around them. Such a node is ordered and cut like any other node, and is
+//! never split. Nodes that no output needs are dropped.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap, HashMap, HashSet};
@@ -10,23 +11,23 @@ use std::collections::{BTreeSet, BinaryHeap, HashMap, HashSet};
 use crate::error::ModelError;
 use crate::onnx::GraphProto;
 
-/// Nodes in one graph: rten's planning takes time with the square of it where the graph is wide.
+/// Most nodes in a graph. rten's planning time grows with the square of the node count if the graph is wide.
 pub const MAX_NODES: usize = 32_768;
-/// Nodes in a row, each reading the one before. rten plans by recursion along this chain: between
-/// 4,096 and 8,192 nodes overflow the 2 MiB stack of a thread, which kills the process. BERT-base has
-/// under 400, a 32-layer decoder about 1,300.
+/// Most nodes in a row, each of which reads the previous one. rten plans by recursion along this
+/// chain: between 4,096 and 8,192 nodes overflow the 2 MiB stack of a thread, which kills the
+/// process. BERT-base has fewer than 400 nodes in a row, and a 32-layer decoder about 1,300.
 pub const MAX_CHAIN: usize = 2_048;
 
-/// Who provides a value.
+/// The origin of a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Maker {
-    /// An input or a weight.
+    /// The value is an input or a weight.
     Given,
-    /// The node at this place.
+    /// The value is an output of the node at this index.
     Node(usize),
 }
 
-/// Names a subgraph can see: of the graph around it, and of those around that.
+/// Names that a subgraph can see: those of the graph around the subgraph, and of all graphs further out.
 pub(crate) struct Scope<'a> {
     names: &'a HashMap<String, Maker>,
     outer: Option<&'a Scope<'a>>,
@@ -38,19 +39,20 @@ impl Scope<'_> {
     }
 }
 
-/// What ordering found out.
+/// The result of ordering a graph.
 pub(crate) struct Arranged {
-    /// For each node, in its new order, the values of this graph or of one around it that it or its
-    /// subgraphs read. Each once, in the order met.
+    /// For each node in the new order: values of this graph or of an outer one that the node or its
+    /// subgraphs read. Each value appears once, in the order of its first read.
     pub(crate) reads: Vec<Vec<String>>,
-    /// Values of the graphs around this one that it reads.
+    /// Values of outer graphs that this graph reads.
     captures: BTreeSet<String>,
 }
 
 /// Orders the nodes of `graph` and of every subgraph in it.
 ///
 /// # Errors
-/// For a value without a maker or with two, a nameless one, a cycle, and the bounds above.
+/// Fails for a value without a maker or with two, a value without a name, a cycle, and a graph beyond
+/// the bounds above.
 pub(crate) fn arrange(graph: &mut GraphProto, outer: Option<&Scope<'_>>) -> Result<Arranged, ModelError> {
     if graph.node.len() > MAX_NODES {
         return Err(ModelError::TooMany { what: "nodes", limit: MAX_NODES });
@@ -81,8 +83,8 @@ pub(crate) fn arrange(graph: &mut GraphProto, outer: Option<&Scope<'_>>) -> Resu
     Ok(Arranged { reads, captures })
 }
 
-/// Who provides each value of a graph. A name that a graph around it has already would be another
-/// value by the same name, which ONNX forbids and the runtime mistakes for the outer one.
+/// Returns the maker of each value of a graph. A name that an outer graph already uses is refused:
+/// ONNX forbids such a name, and the runtime would confuse the value with the outer one.
 fn name_makers(graph: &GraphProto, outer: Option<&Scope<'_>>) -> Result<HashMap<String, Maker>, ModelError> {
     let mut names = HashMap::new();
     let mut add = |what, name: &str, maker| {
@@ -122,8 +124,8 @@ fn name_makers(graph: &GraphProto, outer: Option<&Scope<'_>>) -> Result<HashMap<
     Ok(names)
 }
 
-/// The nodes' places in an order in which each comes after those it reads: of those that can run, the
-/// first in the file (Kahn).
+/// Returns the nodes' indices in an order in which each node follows the nodes that it reads (Kahn).
+/// Among the nodes that can run, the first in the file is next.
 fn order(
     graph: &GraphProto,
     names: &HashMap<String, Maker>,
@@ -165,7 +167,7 @@ fn order(
 /// Drops the nodes and weights that no output needs, and their entries in `reads`.
 ///
 /// # Errors
-/// [`ModelError::NothingToRun`] when no node is left.
+/// Returns [`ModelError::NothingToRun`] if no node is left.
 pub(crate) fn prune(graph: &mut GraphProto, reads: Vec<Vec<String>>) -> Result<Vec<Vec<String>>, ModelError> {
     let mut needed: HashSet<String> = graph.output.iter().map(|output| output.name().to_owned()).collect();
     let mut kept = Vec::with_capacity(reads.len());

@@ -1,4 +1,4 @@
-//! From the bytes of an ONNX file to what a device needs to run it.
+//! Compiles the bytes of an ONNX file into the form in which a device runs the model.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -14,49 +14,49 @@ use crate::layout::{Layout, Placement};
 use crate::onnx::{GraphProto, ModelProto, NodeProto, TensorType, TypeProto};
 use crate::{arrange, constants, cut, layout, operators, signature, sizes, tensors, wire};
 
-/// What a model is, without its weights.
+/// Description of a model, without its weights.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Summary {
-    /// What a request brings, in the file's order.
+    /// Inputs of a request, in the file's order.
     pub inputs: Vec<TensorSpec>,
-    /// What an answer has, in the file's order.
+    /// Outputs of a response, in the file's order.
     pub outputs: Vec<TensorSpec>,
-    /// Elements of all constants of a floating-point or 8-bit type.
+    /// Number of elements of all constants with a floating-point or 8-bit type.
     pub parameters: u64,
-    /// The size of the region of weights, in bytes, padding included.
+    /// Size of the weights' region in bytes, including padding.
     pub weights_bytes: u64,
-    /// The version of ONNX's own operators.
+    /// Opset version of ONNX's own operators.
     pub opset: u32,
-    /// The program that wrote the file, and its version, as far as the file names them.
+    /// Name and version of the program that wrote the file, if the file has them.
     pub producer: String,
 }
 
-/// A model ready to be loaded: its graph without weights, where the weights go, and its launches.
+/// A model that is ready to load: its graph without weights, the weights' positions in their region,
+/// and its launches.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Compiled {
-    /// What the model is.
     pub summary: Summary,
-    /// The ONNX graph, its weights referring to the external file [`WEIGHTS_FILE`].
+    /// ONNX graph, in which the weights refer to the external file [`WEIGHTS_FILE`].
     ///
     /// [`WEIGHTS_FILE`]: crate::WEIGHTS_FILE
     pub graph: Vec<u8>,
-    /// The weights in the order in which they lie in their region: that of first use.
+    /// Weights in the order of their positions in the region, which is the order of first use.
     pub weights: Vec<Placement>,
-    /// The parts in which the model runs, in order. At least one.
+    /// Parts in which the model runs, in order. At least one.
     pub launches: Vec<Launch>,
 }
 
-/// Checks an ONNX file and prepares it to be served. The weights' bytes stay in the file: nothing of
-/// them is copied but those kept in typed fields.
+/// Checks an ONNX file and prepares it for serving. The weights' bytes stay in the file; only weights
+/// in typed fields are copied.
 ///
 /// # Errors
-/// [`ModelError`] for the first thing that keeps the model from being served.
+/// Returns the first [`ModelError`] that prevents serving the model.
 pub fn compile(onnx: &Bytes) -> Result<Compiled, ModelError> {
     compile_grouped(onnx, Grouping::default())
 }
 
-/// As [`compile`], cut as `grouping` says. The weights lie in the same places whatever it is: only the
-/// launches differ.
+/// Compiles like [`compile`], with launches cut according to `grouping`. The grouping affects only
+/// the launches, not the positions of the weights.
 ///
 /// # Errors
 /// As [`compile`].
@@ -89,7 +89,7 @@ pub fn compile_grouped(onnx: &Bytes, grouping: Grouping) -> Result<Compiled, Mod
     Ok(Compiled { summary, graph, weights: layout.placements, launches })
 }
 
-/// Refuses every operator that does not run, all at once.
+/// Refuses the model if it has unsupported operators, and lists all of them in a single error.
 fn check_operators(graph: &GraphProto) -> Result<(), ModelError> {
     let mut found = Unsupported::default();
     found.visit(graph);
@@ -100,7 +100,7 @@ fn check_operators(graph: &GraphProto) -> Result<(), ModelError> {
 #[derive(Default)]
 struct Unsupported {
     operators: Vec<UnsupportedOperator>,
-    /// Domain and name of each, and its place in the list.
+    /// Index in `operators` by domain and name.
     places: HashMap<(String, String), usize>,
 }
 
@@ -117,7 +117,8 @@ impl Unsupported {
     }
 
     fn add(&mut self, node: &NodeProto) {
-        let (domain, op_type) = (node.operator_domain().to_owned(), node.op_type().to_owned());
+        let domain = node.operator_domain().to_owned();
+        let op_type = node.op_type().to_owned();
         match self.places.entry((domain.clone(), op_type.clone())) {
             Entry::Occupied(place) => self.operators[*place.get()].uses += 1,
             Entry::Vacant(place) => {
@@ -128,15 +129,16 @@ impl Unsupported {
     }
 }
 
-/// Before IR version 4 every weight was listed as an input too; later, one that is has a default
-/// that a caller may replace, which serving does not offer.
+/// Removes weights from the list of inputs. Before IR version 4, every weight was also listed as an
+/// input. In later versions, a weight that is listed as an input is a default that the caller may
+/// replace, which serving does not support.
 fn drop_weights_from_inputs(graph: &mut GraphProto) {
     let weights: HashSet<&str> = graph.initializer.iter().map(|weight| weight.name()).collect();
     graph.input.retain(|input| !weights.contains(input.name()));
 }
 
-/// Drops the shapes declared for outputs. Nothing needs them to run, and one that is wrong would fail
-/// a launch that takes the value from an earlier one, though the whole model runs.
+/// Drops the declared shapes of outputs. Running does not need them. If a declared shape is wrong, a
+/// launch that reads the value from an earlier launch would fail, although the whole model runs.
 fn forget_claims(graph: &mut GraphProto) {
     for output in &mut graph.output {
         if let Some(TypeProto { tensor_type: Some(TensorType { shape, .. }), .. }) = &mut output.r#type {
@@ -165,7 +167,7 @@ fn cut_graph(
         .collect();
     let outputs: Vec<String> = graph.output.iter().map(|output| output.name().to_owned()).collect();
     if let Some(last) = steps.last_mut() {
-        // An input or a weight that is an output as well is handed out by the last launch.
+        // The last launch returns an input or a weight that is also an output.
         let inputs = graph.input.iter().map(|input| input.name().to_owned());
         last.reads.extend(inputs.filter(|input| outputs.contains(input)));
         last.weights.extend(&layout.outputs);

@@ -1,13 +1,13 @@
-//! Turns `Constant` nodes into initializers, so that a large one is a weight like any other and
-//! nothing downstream knows two kinds of constants.
+//! Turns `Constant` nodes into initializers, so that a large constant is an ordinary weight and later
+//! stages handle a single kind of constants.
 
 use crate::error::ModelError;
 use crate::onnx::{AttributeProto, GraphProto, NodeProto, TensorProto, element};
 
-/// Hoists every `Constant` of a graph, and of each subgraph within it. Tensors are checked already.
+/// Hoists every `Constant` of a graph and of its subgraphs. The tensors must already be checked.
 ///
 /// # Errors
-/// [`ModelError::ConstantValue`] where the value is text, sparse, missing or given twice.
+/// Returns [`ModelError::ConstantValue`] if the value is text, is sparse, is missing or is given twice.
 pub(crate) fn hoist(graph: &mut GraphProto) -> Result<(), ModelError> {
     for node in &mut graph.node {
         for attribute in &mut node.attribute {

@@ -1,11 +1,12 @@
-//! Cuts a model's steps into launches, so that the first can run while the weights of the next are
-//! still on their way (T08).
+//! Cuts a model's steps into launches, so that the first launch can run while the weights of later
+//! launches are still being copied (T08).
 //!
-//! A launch begins where new weights are first read, and reads about one group of them (T09). Between
-//! two steps that read new weights a cut may fall anywhere without changing what is loaded when: it
-//! falls where the fewest values are live, since each live value is handed from launch to launch, and
-//! of those places at the last, so that nothing waits for weights it does not read. In a network of
-//! residual blocks that is the end of a block, where one value is live.
+//! A launch begins at the first read of new weights, and reads about one group of new weights (T09).
+//! Between two steps that read new weights, the position of a cut does not affect when weights are
+//! needed. The cut falls where the fewest values are live, because each live value is passed from
+//! launch to launch. Among equal positions the last one is taken, so that no step waits for weights
+//! that it does not read. In a network of residual blocks, this position is the end of a block, where
+//! a single value is live.
 
 use std::collections::{HashMap, HashSet};
 use std::num::NonZeroUsize;
@@ -15,27 +16,27 @@ use serde::{Deserialize, Serialize};
 
 use crate::layout::{ALIGNMENT, Placement};
 
-/// New weights that a launch reads, about: the size beyond which copies get no faster, 2 MB on the
-/// hardware of T09.
+/// Approximate bytes of new weights per launch: the size beyond which copies get no faster, 2 MB on
+/// the hardware of T09.
 pub const GROUP_BYTES: u64 = 2 << 20;
-/// Launches of one model at most; a large model's launches grow instead.
+/// Most launches of a model; the launches of a large model are larger instead.
 pub const MAX_LAUNCHES: usize = 64;
 
-/// How finely a model is cut.
+/// The granularity at which a model is cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Grouping {
-    /// New weights that a launch reads, about.
+    /// Approximate bytes of new weights per launch.
     pub bytes: u64,
-    /// Launches at most: beyond, groups grow instead.
+    /// Most launches; a larger model gets larger groups instead.
     pub launches_max: NonZeroUsize,
 }
 
 impl Grouping {
-    /// A launch for every step that reads new weights: what groups are compared with (T08).
+    /// A launch for every step that reads new weights: the baseline in comparisons with groups (T08).
     pub const PER_PARAMETER: Self = Self { bytes: 1, launches_max: NonZeroUsize::MAX };
 
-    /// The size of a group of a model with `total` bytes of weights. Each launch but the last reads at
-    /// least half of it.
+    /// Returns the group size in bytes for a model with `total` bytes of weights. Each launch except
+    /// the last reads at least half a group.
     fn target(self, total: u64) -> u64 {
         let launches_max = u64::try_from(self.launches_max.get()).unwrap_or(u64::MAX);
         self.bytes.max(total.div_ceil((launches_max / 2).max(1)))
@@ -49,31 +50,31 @@ impl Default for Grouping {
     }
 }
 
-/// A part of a model that runs by itself once its weights are there.
+/// A part of a model that can run as soon as its own weights are loaded.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Launch {
-    /// Values it makes that later launches read or that are outputs of the model. At least one.
+    /// Values of this launch that later launches read or that are outputs of the model. At least one.
     pub writes: Vec<String>,
-    /// Inputs of the model and values of earlier launches that it reads.
+    /// Inputs of the model and values of earlier launches that this launch reads.
     pub args: Vec<String>,
-    /// The parts of the weights' region it reads, in order, neither touching nor overlapping. What
-    /// an earlier launch read and this one reads again is in both.
+    /// Byte ranges of the weights' region that this launch reads, in order; the ranges neither touch
+    /// nor overlap. Weights that an earlier launch also reads are included.
     pub reads: Vec<Range<u64>>,
 }
 
-/// One node as cutting sees it.
+/// A node in the form that cutting needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Step {
-    /// Values it reads that are not constants.
+    /// Values that the node reads, without constants.
     pub(crate) reads: Vec<String>,
-    /// Values it makes.
+    /// Values that the node writes.
     pub(crate) makes: Vec<String>,
-    /// Placed weights it reads.
+    /// Indices of the placed weights that the node reads.
     pub(crate) weights: Vec<usize>,
 }
 
-/// Cuts `steps`, in the order in which they run, into launches. `outputs` are the model's; one that no
-/// step makes is written by the last launch.
+/// Cuts `steps`, which are in the order of execution, into launches. `outputs` are the outputs of the
+/// model. The last launch writes the outputs that no step makes.
 pub(crate) fn launches(
     steps: &[Step],
     outputs: &[String],
@@ -89,18 +90,18 @@ pub(crate) fn launches(
     bounds.windows(2).map(|bound| values.launch(bound[0]..bound[1], placements)).collect()
 }
 
-/// A place where the steps may be cut.
+/// A possible cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Candidate {
-    /// Steps before the cut.
+    /// Number of steps before the cut.
     at: usize,
-    /// Values made before it and read after it.
+    /// Number of values that are made before the cut and read after it.
     live: usize,
-    /// Weights first read before it, in bytes.
+    /// Bytes of weights that are first read before the cut.
     loaded: u64,
 }
 
-/// The best cut between each two steps that read new weights.
+/// Returns the best cut between each two steps that read new weights.
 fn candidates(steps: &[Step], placements: &[Placement]) -> Vec<Candidate> {
     let live = live_values(steps);
     let mut met = HashSet::new();
@@ -122,7 +123,8 @@ fn candidates(steps: &[Step], placements: &[Placement]) -> Vec<Candidate> {
     candidates
 }
 
-/// How many values are live after each step: made by it or before it, read after it.
+/// Returns the number of live values after each step: values that this or an earlier step made and a
+/// later step reads.
 fn live_values(steps: &[Step]) -> Vec<usize> {
     let mut made_at = HashMap::new();
     let mut read_last = HashMap::new();
@@ -130,7 +132,7 @@ fn live_values(steps: &[Step]) -> Vec<usize> {
         made_at.extend(step.makes.iter().map(|value| (value.as_str(), index)));
         read_last.extend(step.reads.iter().map(|value| (value.as_str(), index)));
     }
-    // Differences first, their running sum after.
+    // `change` has the difference at each step; the running sum follows below.
     let mut change = vec![0isize; steps.len() + 1];
     for (value, made) in made_at {
         if let Some(&last) = read_last.get(value) {
@@ -145,9 +147,10 @@ fn live_values(steps: &[Step]) -> Vec<usize> {
     running.collect()
 }
 
-/// Picks cuts so that each launch reads between half and twice `target` of new weights where single
-/// weights allow it: in that window the one with the fewest live values, then the nearest to target.
-/// A rest of up to one target stays whole, and less than half of one joins the launch before it.
+/// Picks cuts such that each launch reads between `target / 2` and `2 * target` bytes of new weights,
+/// if the sizes of single weights allow that. Among the cuts in that window, the one with the fewest
+/// live values wins, then the one nearest to `target`. A remainder of up to `target` stays whole, and
+/// a remainder below `target / 2` joins the previous launch.
 fn choose(candidates: &[Candidate], total: u64, target: u64) -> Vec<usize> {
     let mut cuts = Vec::new();
     let mut rest = candidates;
@@ -167,13 +170,13 @@ fn choose(candidates: &[Candidate], total: u64, target: u64) -> Vec<usize> {
     cuts
 }
 
-/// Which step makes and last reads each value.
+/// Index of the step that makes each value, and of the last step that reads it.
 struct Values<'a> {
     steps: &'a [Step],
     outputs: HashSet<&'a str>,
     made_at: HashMap<&'a str, usize>,
     read_last: HashMap<&'a str, usize>,
-    /// Outputs that no step makes: inputs and weights handed through.
+    /// Outputs that no step makes: inputs and weights that are passed through.
     passed_through: Vec<&'a str>,
 }
 
@@ -221,7 +224,7 @@ impl<'a> Values<'a> {
     }
 }
 
-/// Sorts ranges and joins those with nothing but padding between them.
+/// Sorts ranges, and joins ranges that only padding separates.
 fn coalesce(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
     ranges.sort_by_key(|range| range.start);
     let mut joined: Vec<Range<u64>> = Vec::new();
@@ -257,7 +260,7 @@ mod tests {
         starts.zip(mib).map(place).collect()
     }
 
-    /// Reads `a+b`, writes `c`, uses weight `w`: `"a,b>c:0"`.
+    /// Parses `"a,b>c:0"`: a step that reads `a` and `b`, makes `c` and uses weight 0.
     fn step(text: &str) -> Step {
         let (reads, rest) = text.split_once('>').unwrap();
         let (makes, weights) = rest.split_once(':').unwrap();
@@ -277,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn per_parameter_every_step_with_new_weights_is_a_launch_and_no_other() {
+    fn per_parameter_grouping_makes_a_launch_of_each_step_with_new_weights() {
         let steps: Vec<Step> = ["x>a:0", "a>b:", "b>c:1,2", "c>d:0", "d>y:3"].map(step).into();
         let sizes = [1; 4];
         let cut = launches(&steps, &["y".to_owned()], &placements(&sizes), Grouping::PER_PARAMETER);
@@ -299,7 +302,7 @@ mod tests {
         }
     }
 
-    /// A launch that reads one range of whole MiB, or nothing.
+    /// Returns a launch that reads a single range of whole MiB, or nothing.
     fn launch(writes: &[&str], args: &[&str], reads: Range<u64>) -> Launch {
         let strings = |names: &[&str]| names.iter().map(ToString::to_string).collect();
         let reads = Some(reads.start * MIB..reads.end * MIB).filter(|reads| !reads.is_empty());
@@ -308,7 +311,7 @@ mod tests {
 
     #[test]
     fn cuts_at_the_end_of_a_residual_block_where_one_value_is_live() {
-        // Two blocks: a = f(x), b = g(a), c = b + x, and again from c.
+        // Two blocks: a = f(x), b = g(a), c = b + x; and the same again from c.
         let steps = ["x>a:0", "a>b:1", "b,x>c:", "c>d:2", "d>e:3", "e,c>y:"];
         assert_eq!(
             cut(&steps, &["y"], &[1, 1, 1, 1]),
@@ -352,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn an_output_nothing_makes_is_written_last() {
+    fn an_output_without_a_maker_is_written_by_the_last_launch() {
         let last = cut(&["x>y:0", "y>z:1"], &["z", "x"], &[2, 2]).pop().unwrap();
         assert_eq!(last.writes, ["z", "x"]);
     }

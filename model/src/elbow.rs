@@ -1,27 +1,32 @@
-//! Picks the size of a group from measured transfers (T09). Pure: whoever has the hardware measures.
+//! Picks the size of a group from measured transfers (T09). Pure code: the caller measures the
+//! transfers on the hardware.
 //!
 //! The rule: the smallest size at which transfers reach [`PLATEAU_PERCENT`] of the best throughput of
-//! the curve. Torpor names the elbow (§4.3) and gives its place, about 2 MB, but no rule; this one
-//! needs nothing of a model and nothing of the hardware but the curve. Where a transfer costs a fixed
-//! time `t` and then moves bytes at a rate `r`, it is at `9·t·r`: 12 GB/s of PCIe and 10 to 37 µs give
+//! the curve. Torpor names the elbow (§4.3) and its position, about 2 MB, but no rule. This rule
+//! depends only on the curve, not on a model or on other properties of the hardware.
+//!
+//! If a transfer costs a fixed time `t` and then moves bytes at a rate `r`, the elbow is at `9·t·r`.
+//! PCIe at 12 GB/s and 10 to 37 µs give 1 to 4 MB.
 //! 1 to 4 MB.
 
-/// One point of a curve: how fast transfers of a size are.
+/// A point of a throughput curve.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Throughput {
-    /// The size of a transfer.
+    /// Size of a transfer in bytes.
     pub bytes: u64,
-    /// How fast such transfers were, one after another.
+    /// Throughput of consecutive transfers of this size, in bytes per second.
     pub bytes_per_s: u64,
 }
 
-/// What of the best throughput is enough, in percent: beyond, growing groups gain a tenth at most and
-/// cost what they delay.
+/// Share of the best throughput that is enough, in percent. Beyond it, larger groups gain at most a
+/// tenth of the throughput, and delay the first launch.
 pub const PLATEAU_PERCENT: u64 = 90;
 
-/// The elbow of a curve, whatever the order of its points; of none where nothing was transferred.
+/// Returns the elbow of a curve in bytes, for points in any order. Returns `None` if no point has a
+/// throughput above 0.
 ///
-/// The plateau is the best point and not the last: transfers that outgrow a cache get slower again.
+/// The plateau is the best point and not the last one, because transfers that exceed a cache get
+/// slower again.
 #[must_use]
 pub fn elbow(curve: &[Throughput]) -> Option<u64> {
     let best = curve.iter().map(|point| point.bytes_per_s).max().filter(|&best| best > 0)?;
@@ -38,7 +43,7 @@ mod tests {
 
     const SIZES: std::ops::RangeInclusive<u32> = 12..=25;
 
-    /// Powers of two from 4 KiB to 32 MiB over a link with a fixed cost for each transfer.
+    /// Returns points at powers of two from 4 KiB to 32 MiB, for a link with a fixed cost per transfer.
     fn curve(cost_ns: u64, rate: u64) -> Vec<Throughput> {
         let point = |power: u32| {
             let bytes = 1u64 << power;
@@ -48,7 +53,8 @@ mod tests {
         SIZES.map(point).collect()
     }
 
-    /// The V100 of T09: PCIe 3.0 at 12 GB/s; the cost of a transfer is assumed, the paper gives none.
+    /// The V100 of T09: PCIe 3.0 at 12 GB/s. The cost of a transfer is an assumption, because the
+    /// paper gives none.
     #[test]
     fn the_elbow_of_a_v100_is_between_one_and_four_megabytes() {
         for cost_us in [10, 15, 20, 25] {
@@ -71,7 +77,7 @@ mod tests {
     }
 
     proptest! {
-        /// One size smaller is too slow, and no larger one is much faster.
+        /// All smaller sizes are too slow, and no larger size is much faster.
         #[test]
         fn the_elbow_reaches_the_plateau_and_nothing_smaller_does(
             points in prop::collection::vec((1u64..1 << 30, 1u64..1 << 40), 1..20),
@@ -102,13 +108,13 @@ mod tests {
         }
 
         #[test]
-        fn dearer_transfers_never_make_smaller_groups(cost_us in 1u64..50, more in 0u64..50, gb in 1u64..64) {
+        fn a_higher_transfer_cost_never_makes_groups_smaller(cost_us in 1u64..50, more in 0u64..50, gb in 1u64..64) {
             let at = |cost_us: u64| elbow(&curve(cost_us * 1000, gb * 1_000_000_000)).unwrap();
             prop_assert!(at(cost_us + more) >= at(cost_us));
         }
 
-        /// Each point measured wrongly by up to 2.5% either way moves the elbow by one size at most: where
-        /// one size just reaches 90% of the best, the next has 5% to spare.
+        /// A measurement error of up to 2.5% at each point moves the elbow by at most one size: if a
+        /// size just reaches 90% of the best throughput, the next size has 5% to spare.
         #[test]
         fn noise_moves_the_elbow_by_one_size_at_most(
             cost_us in 1u64..50, gb in 1u64..32, noise in prop::collection::vec(975u64..=1025, 14),
@@ -119,7 +125,8 @@ mod tests {
                 .zip(noise)
                 .map(|(point, noise)| Throughput { bytes_per_s: point.bytes_per_s / 1000 * noise, ..*point })
                 .collect();
-            let (clean, noisy) = (elbow(&points).unwrap(), elbow(&noisy).unwrap());
+            let clean = elbow(&points).unwrap();
+            let noisy = elbow(&noisy).unwrap();
             prop_assert!(noisy <= clean * 2 && clean <= noisy * 2, "{} and {}", clean, noisy);
         }
     }

@@ -1,236 +1,203 @@
-//! Why a model file is refused. Every message says what is wrong, where, and what to do.
+//! Reasons why a model file is refused. Every message names the fault, its position and the next step.
 
 use std::fmt;
 
 use crate::signature::{MAX_IR_VERSION, MAX_OPSET, MIN_IR_VERSION, MIN_OPSET};
 
-/// A model file that cannot be served, and what to do about it.
+/// A fault that prevents serving a model file, with its remedy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ModelError {
-    /// The bytes are no ONNX model, or one that is damaged.
+    /// The bytes are no ONNX model, or a damaged one.
     #[error("not an ONNX model ({reason}): give a .onnx file as torch.onnx.export or onnx.save writes it")]
     NotOnnx {
-        /// What gave it away.
+        /// Sign by which the fault was recognized.
         reason: String,
     },
-    /// The file ends before what it announces.
+    /// The file ends before the end of a field.
     #[error("the model file is cut short: at least {missing} bytes are missing at its end, copy it again")]
     Truncated {
-        /// How many bytes the field that was cut still announces.
+        /// Bytes of the cut field that are missing.
         missing: u64,
     },
-    /// An ONNX format version this build does not know.
+    /// This build does not support the file's ONNX format version.
     #[error(
         "ONNX IR version {found} is not known: save the model with an onnx package that writes \
          version {MIN_IR_VERSION} to {MAX_IR_VERSION}"
     )]
-    IrVersion {
-        /// What the file says.
-        found: i64,
-    },
-    /// A model without a graph.
+    IrVersion { found: i64 },
+    /// The model has no graph.
     #[error("the model has no graph: export it again")]
     NoGraph,
-    /// The operators' version is unknown to the runtime, or means something else there.
+    /// The runtime does not support the opset, or gives its operators another meaning.
     #[error("opset {} is not supported: export the model with opset {MIN_OPSET} to {MAX_OPSET}, or convert it with onnx.version_converter", OptionalNumber(*.found))]
     Opset {
-        /// The default domain's version; `None` where the file names none.
+        /// Opset version of the default domain; `None` if the file has none.
         found: Option<i64>,
     },
-    /// A weight lies in another file.
+    /// A weight is stored in another file.
     #[error(
         "tensor {tensor:?} refers to another file, {location:?}: save the model as one file \
          (onnx.save without save_as_external_data)"
     )]
     ExternalData {
-        /// The tensor's name.
         tensor: String,
-        /// The file it names.
+        /// Name of the other file.
         location: String,
     },
-    /// A weight in sparse form.
+    /// A weight is stored in sparse form.
     #[error("weight {tensor:?} is sparse: convert it to a dense initializer")]
-    SparseWeight {
-        /// The weight's name.
-        tensor: String,
-    },
-    /// Operators the runtime does not have: all of them.
+    SparseWeight { tensor: String },
+    /// The model uses operators that the runtime does not have.
     #[error("unsupported operators: {}; export the model without them", Listed(operators))]
     UnsupportedOperators {
-        /// Each once, in the order met.
+        /// All of these operators, each once, in the order of first use.
         operators: Vec<UnsupportedOperator>,
     },
-    /// An element type the runtime does not have.
+    /// A tensor has an element type that the runtime does not have.
     #[error("{what} {name:?} has element type {found}: convert it to one of {}", supported.join(", "))]
     ElementType {
-        /// What it is: an input, an output, a tensor.
+        /// Kind of the tensor: an input, an output or another tensor.
         what: &'static str,
-        /// Its name.
         name: String,
         /// ONNX's name for the type.
         found: String,
-        /// What is supported there.
+        /// Element types that are supported for this kind of tensor.
         supported: &'static [&'static str],
     },
-    /// An input or output that is no tensor: a sequence, a map, an optional.
+    /// An input or output is not a tensor, but a sequence, a map or an optional.
     #[error(
-        "{what} {name:?} is no tensor: export the model so that it takes and gives tensors only (for skl2onnx, zipmap=False)"
+        "{what} {name:?} is not a tensor: export the model so that all inputs and outputs are tensors (for skl2onnx, zipmap=False)"
     )]
     NotATensor {
-        /// An input or an output.
+        /// `"input"` or `"output"`.
         what: &'static str,
-        /// Its name.
         name: String,
     },
-    /// An input or output without a shape, so without a rank.
+    /// An input or output has no shape, and therefore no rank.
     #[error(
         "{what} {name:?} has no shape, so no dynamic or batch dimension that can be served: name its \
          dimensions when exporting, or run onnx.shape_inference and save the result"
     )]
     NoShape {
-        /// An input or an output.
+        /// `"input"` or `"output"`.
         what: &'static str,
-        /// Its name.
         name: String,
     },
-    /// An input of rank 0.
+    /// An input has rank 0.
     #[error(
         "input {name:?} is a scalar, so it has no dynamic or batch dimension that can be served: \
          export it with at least one dimension"
     )]
-    ScalarInput {
-        /// Its name.
-        name: String,
-    },
-    /// A declared dimension below 1.
+    ScalarInput { name: String },
+    /// A declared dimension is below 1.
     #[error(
         "dimension {axis} of {what} {name:?} is {found}: export it as a size from 1, or as a name (dynamic_axes)"
     )]
     Dimension {
-        /// An input or an output.
+        /// `"input"` or `"output"`.
         what: &'static str,
-        /// Its name.
         name: String,
-        /// Which dimension, from 0.
+        /// Index of the dimension, from 0.
         axis: usize,
-        /// What the file says.
+        /// Declared size of the dimension.
         found: i64,
     },
-    /// Nothing to send.
+    /// The model has no inputs.
     #[error("the model has no inputs: export it with at least one")]
     NoInputs,
-    /// Nothing comes back.
+    /// The model has no outputs.
     #[error("the model has no outputs: export it with at least one")]
     NoOutputs,
-    /// No output needs a node.
+    /// No output depends on a node.
     #[error("no output of the model is computed by a node: export the network with its operators")]
     NothingToRun,
-    /// An input, output, weight or node output without a name.
+    /// An input, output, weight or node output has no name.
     #[error("{what} has no name: export the model again, ONNX needs names for them")]
     Unnamed {
-        /// What lacks it.
+        /// Kind of the value, with an article.
         what: &'static str,
     },
-    /// Two values of one name.
+    /// Two values have the same name.
     #[error("value {name:?} is defined more than once: give each input, weight and node output its own name")]
-    DuplicateName {
-        /// The name met again.
-        name: String,
-    },
-    /// A node reads what nothing makes.
+    DuplicateName { name: String },
+    /// A node reads a value that the graph does not define.
     #[error(
         "node {node:?} reads {value:?}, which no input, weight or node provides: the file is damaged, export it again"
     )]
     DanglingInput {
-        /// The node.
         node: String,
-        /// What it reads.
+        /// Name of the undefined value.
         value: String,
     },
-    /// An output that nothing makes.
-    #[error("output {value:?} is made by no node: the file is damaged, export it again")]
-    DanglingOutput {
-        /// The output.
-        value: String,
-    },
-    /// Nodes that wait for each other.
+    /// No input, weight or node defines an output.
+    #[error("output {value:?} has no node that makes it: the file is damaged, export it again")]
+    DanglingOutput { value: String },
+    /// Nodes depend on each other in a cycle.
     #[error("node {node:?} depends on its own output: the graph has a cycle, export it again")]
     Cycle {
-        /// One of the nodes on it.
+        /// A node of the cycle.
         node: String,
     },
-    /// A bound of this build.
+    /// The model exceeds a count limit of this build.
     #[error("the model has more than {limit} {what}: simplify it (onnxsim), or split it in two functions")]
     TooMany {
-        /// Of what.
+        /// Counted items, as a plural.
         what: &'static str,
-        /// How many are allowed.
         limit: usize,
     },
-    /// A bound of this build.
+    /// The model exceeds a depth limit of this build.
     #[error("the model has more than {limit} {what}: simplify it (onnxsim)")]
     TooDeep {
-        /// Of what.
+        /// Nested or chained items, as a plural.
         what: &'static str,
-        /// How many are allowed.
         limit: usize,
     },
-    /// A tensor whose dimensions are negative or multiply to more than memory can have.
-    #[error("tensor {tensor:?} has dimensions {dims:?}, which no memory can hold: the file is damaged")]
+    /// A tensor's dimensions are negative, or their product exceeds the address space.
+    #[error("tensor {tensor:?} has dimensions {dims:?}, which do not fit in memory: the file is damaged")]
     TensorShape {
-        /// The tensor's name.
         tensor: String,
-        /// What the file says.
+        /// Dimensions in the file.
         dims: Vec<i64>,
     },
-    /// A tensor whose data are not as long as its dimensions say.
+    /// The data length of a tensor does not match its dimensions.
     #[error(
         "tensor {tensor:?} should have {expected} bytes of data and has {found}: the file is damaged or cut short, copy or export it again"
     )]
     TensorData {
-        /// The tensor's name.
         tensor: String,
-        /// What its dimensions and type need.
+        /// Bytes that the tensor's dimensions and type require.
         expected: u64,
-        /// What there is.
+        /// Bytes that the file has.
         found: u64,
     },
-    /// A node whose output has a size that the file writes, and that no device should make.
+    /// A node makes an output of a size that the file states, and the size exceeds the limit.
     #[error("node {node:?} makes more than {limit} bytes: export the model with a smaller size")]
     OutputTooLarge {
-        /// The node.
         node: String,
-        /// The most bytes.
+        /// Most bytes of an output.
         limit: u64,
     },
-    /// A node whose output is as large as the contents of an input say.
+    /// A node makes an output of a size that the contents of an input state.
     #[error(
-        "node {node:?} takes the size of its output from the contents of an input, so that a request could ask for any: limit the number with Min or Clip before that node, or take it from a shape"
+        "node {node:?} takes the size of its output from the contents of an input, so a request could choose any size: limit the number with Min or Clip before that node, or take it from a shape"
     )]
-    SizeFromInput {
-        /// The node.
-        node: String,
-    },
-    /// A Constant node whose value is not one tensor or number.
+    SizeFromInput { node: String },
+    /// The value of a Constant node is not a single tensor or number.
     #[error(
         "constant {node:?} has no value that can be served: export it as a tensor (value, value_int, value_ints, value_float or value_floats)"
     )]
-    ConstantValue {
-        /// The node.
-        node: String,
-    },
+    ConstantValue { node: String },
 }
 
-/// An operator the runtime does not have.
+/// An operator that the runtime does not have.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnsupportedOperator {
-    /// Its domain; empty for ONNX's own.
+    /// Domain of the operator; empty for ONNX's own domain.
     pub domain: String,
-    /// Its name.
     pub op_type: String,
-    /// The first node that uses it.
+    /// First node that uses the operator.
     pub node: String,
-    /// How many nodes use it.
+    /// Number of nodes that use the operator.
     pub uses: usize,
 }
 

@@ -1,5 +1,5 @@
-//! Places a model's weights in one region, in the order in which its nodes first read them (T06), so
-//! that groups can be copied front to back while the first launches run.
+//! Places a model's weights into a single region, in the order in which the nodes first read them
+//! (T06). So groups can be copied front to back while the first launches run.
 
 use std::collections::HashMap;
 
@@ -8,43 +8,43 @@ use bytes::Bytes;
 use crate::onnx::{EXTERNAL, GraphProto, StringStringEntryProto, TensorProto, element};
 use crate::tensors::{self, Source};
 
-/// Each weight starts at a multiple of this many bytes: a cache line, and what vector loads want.
+/// Alignment of each weight in bytes: a cache line, which also suits vector loads.
 pub const ALIGNMENT: u64 = 64;
-/// A constant smaller than this stays in the graph: it would not fill a cache line.
+/// Size in bytes below which a constant stays in the graph, because it would not fill a cache line.
 pub const MIN_PLACED_BYTES: u64 = 64;
-/// The name under which the graph's weights refer to the region.
+/// File name by which the graph's weights refer to the region.
 pub const WEIGHTS_FILE: &str = "weights.data";
 
-/// One weight in the region.
+/// The position of a weight in the region.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Placement {
-    /// The weight's name in the model. Weights of sibling subgraphs may share one.
+    /// Name of the weight in the model. Weights of sibling subgraphs may have the same name.
     pub name: String,
-    /// Where it starts in the region, a multiple of [`ALIGNMENT`].
+    /// Offset in the region in bytes, a multiple of [`ALIGNMENT`].
     pub offset: u64,
-    /// Its size in bytes.
+    /// Size in bytes.
     pub bytes: u64,
-    /// Where its bytes come from.
+    /// Source of the weight's bytes.
     pub source: Source,
 }
 
-/// Where the weights went.
+/// The positions of a model's weights.
 pub(crate) struct Layout {
     pub(crate) placements: Vec<Placement>,
-    /// For each node, the placements it or its subgraphs read.
+    /// For each node: indices of the placements that the node or its subgraphs read.
     pub(crate) by_node: Vec<Vec<usize>>,
-    /// Placements that are outputs of the model themselves.
+    /// Indices of the placements that are themselves outputs of the model.
     pub(crate) outputs: Vec<usize>,
-    /// Elements of all constants of a weight's type, placed or not.
+    /// Number of elements of all constants with a floating-point or 8-bit type, placed or not.
     pub(crate) parameters: u64,
-    /// The region's size, a multiple of [`ALIGNMENT`].
+    /// Size of the region in bytes, a multiple of [`ALIGNMENT`].
     pub(crate) bytes: u64,
 }
 
-/// Moves the weights of an arranged, pruned graph out of it. `file` is what it was decoded from.
+/// Moves the weights out of an arranged, pruned graph. `file` is the buffer from which the graph was decoded.
 ///
-/// Types that the runtime converts on loading (INT64, BOOL, DOUBLE) stay in the graph: their copy in
-/// the region would not be what it reads.
+/// Types that the runtime converts on loading (INT64, BOOL, DOUBLE) stay in the graph, because the
+/// runtime would not read their copy in the region.
 pub(crate) fn place(graph: &mut GraphProto, reads: &[Vec<String>], file: &Bytes) -> Layout {
     let mut weights: HashMap<String, Weight<'_>> = HashMap::with_capacity(graph.initializer.len());
     for tensor in &mut graph.initializer {
@@ -67,7 +67,8 @@ pub(crate) fn place(graph: &mut GraphProto, reads: &[Vec<String>], file: &Bytes)
     Layout { placements, by_node, outputs, parameters, bytes: end.next_multiple_of(ALIGNMENT) }
 }
 
-/// A weight on its way: met by no node yet, or settled in the region or in the graph.
+/// The state of a weight: not yet read by any node, or settled in the region (with its index) or in
+/// the graph.
 enum Weight<'a> {
     Waiting(&'a mut TensorProto),
     Settled(Option<usize>),
@@ -93,7 +94,8 @@ struct Region<'a> {
 }
 
 impl Region<'_> {
-    /// Takes a weight's bytes if they belong into the region, and leaves a reference to it.
+    /// Moves a weight's bytes into the region if its type and size allow that, and leaves a reference
+    /// in the graph. Returns the index of the placement.
     fn take(&mut self, tensor: &mut TensorProto) -> Option<usize> {
         let kind = tensor.data_type.unwrap_or_default();
         if matches!(kind, element::FLOAT | element::INT8 | element::UINT8 | element::DOUBLE) {

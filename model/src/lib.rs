@@ -1,9 +1,9 @@
-//! What a model file is. Pure: no I/O, no clock, no randomness but seeded.
+//! Parses and checks model files. Pure code: no I/O, no clock, and only seeded randomness.
 //!
-//! [`compile`] turns the bytes of an ONNX file into a [`Compiled`] model: its inputs and outputs, its
-//! graph without weights, the weights' places in one region in the order of first use, and the
-//! launches in which it runs while they are loaded. Whatever cannot be served is refused here, before
-//! anything is stored. Nothing above this crate knows what a layer is.
+//! [`compile`] turns the bytes of an ONNX file into a [`Compiled`] model. Such a model has its inputs
+//! and outputs, its graph without weights, the positions of the weights in a region in the order of
+//! first use, and the launches that run while the weights are loaded. A model that cannot be served
+//! is refused here, before anything is stored. Nothing above this crate knows what a layer is.
 //!
 //! ```text
 //!  file ── wire ── onnx ──┬─ signature ──────────────────────────► summary
@@ -11,7 +11,7 @@
 //!                         └─ constants ─ arrange ─ layout ─ cut ─► graph, weights, launches
 //!                             hoist      order     place    launches
 //! ```
-//! [`program`] is the other thing that a function may be made of: a file to run, and what it declares.
+//! [`program`] is the alternative to a model: a file to run, and its declared inputs and outputs.
 //! [`synth`] writes ONNX networks with seeded random weights, for tests and measurements.
 
 mod arrange;

@@ -1,12 +1,13 @@
-//! ONNX's messages, as far as a model that runs needs them: field numbers from onnx.proto, what
-//! only describes (doc strings, quantization hints, training) left out, so that decoding drops it.
+//! ONNX's protobuf messages, as far as running a model needs them, with the field numbers of
+//! onnx.proto. Fields that only describe the model (doc strings, quantization hints, training) are
+//! left out, so decoding drops them.
 //!
-//! Repeated numbers outside the packed `*_data` fields are written unpacked, as ONNX declares them:
-//! rten reads no other form. Decoding takes both.
+//! Repeated numbers outside the packed `*_data` fields are written unpacked, as ONNX declares them,
+//! because rten reads no other form. Decoding accepts both forms.
 
 use bytes::Bytes;
 
-/// `TensorProto.DataType`: element types by number.
+/// The element types of `TensorProto.DataType`, by number.
 pub(crate) mod element {
     pub(crate) const FLOAT: i32 = 1;
     pub(crate) const UINT8: i32 = 2;
@@ -45,17 +46,17 @@ pub(crate) mod element {
         "UINT2",
     ];
 
-    /// ONNX's name for an element type.
+    /// Returns ONNX's name for an element type.
     pub(crate) fn name(number: i32) -> String {
         let known = usize::try_from(number).ok().and_then(|index| NAMES.get(index));
         known.map_or_else(|| format!("number {number}"), ToString::to_string)
     }
 }
 
-/// `TensorProto.DataLocation.EXTERNAL`.
+/// The value of `TensorProto.DataLocation.EXTERNAL`.
 pub(crate) const EXTERNAL: i32 = 1;
 
-/// `AttributeProto.AttributeType`: by number.
+/// The types of `AttributeProto.AttributeType`, by number.
 pub(crate) mod attribute {
     pub(crate) const FLOAT: i32 = 1;
     pub(crate) const INT: i32 = 2;
@@ -126,7 +127,8 @@ pub(crate) struct AttributeProto {
     pub(crate) i: Option<i64>,
     #[prost(bytes = "bytes", optional, tag = "4")]
     pub(crate) s: Option<Bytes>,
-    // Boxed, as most attributes have neither, and every place for one would have room for both.
+    // Boxed because most attributes have neither a tensor nor a graph, and each attribute would
+    // otherwise reserve space for both.
     #[prost(message, optional, boxed, tag = "5")]
     pub(crate) t: Option<Box<TensorProto>>,
     #[prost(message, optional, boxed, tag = "6")]
@@ -165,7 +167,7 @@ pub(crate) struct TensorProto {
     pub(crate) data_location: Option<i32>,
 }
 
-/// Only its name is read, to refuse it.
+/// A sparse weight. Only the name is read, for the error message.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct SparseTensorProto {
     #[prost(message, optional, tag = "1")]
@@ -188,7 +190,7 @@ pub(crate) struct ValueInfoProto {
     pub(crate) r#type: Option<TypeProto>,
 }
 
-/// A oneof in ONNX; what is neither a tensor nor a sequence decodes as nothing.
+/// A oneof in ONNX. A type that is neither a tensor nor a sequence decodes as empty.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct TypeProto {
     #[prost(message, optional, tag = "1")]
@@ -226,7 +228,7 @@ pub(crate) struct Dimension {
 }
 
 impl NodeProto {
-    /// How messages call the node: its name, or what it makes where it has none.
+    /// Returns the node's label in messages: its name, or the name of its first output if it has no name.
     pub(crate) fn label(&self) -> String {
         match self.name.as_deref() {
             Some(name) if !name.is_empty() => name.to_owned(),
@@ -234,7 +236,7 @@ impl NodeProto {
         }
     }
 
-    /// The operator's domain, with ONNX's own spelt one way.
+    /// Returns the operator's domain, with the empty string for ONNX's own domain.
     pub(crate) fn operator_domain(&self) -> &str {
         match self.domain.as_deref() {
             None | Some("" | "ai.onnx") => "",

@@ -1,8 +1,9 @@
-//! The operators that run: those rten 0.27 registers, and `Constant`, which its loader folds away.
-//! A test holds this table against rten itself. Operators behind rten's `fft` and `random` features
-//! (`Dropout`, `DFT`, `RandomNormal`, ...) are not in it, as this build has those features off.
+//! The operators that run: the operators that rten 0.27 registers, and `Constant`, which its loader
+//! folds. A test compares this table with rten. The table lacks the operators behind rten's `fft` and
+//! `random` features (`Dropout`, `DFT`, `RandomNormal`, ...), because this build has these features
+//! off.
 
-/// Operators of ONNX's own domain, sorted.
+/// The supported operators of ONNX's own domain, sorted.
 #[rustfmt::skip]
 pub const ONNX: &[&str] = &[
     "Abs", "Acos", "Acosh", "Add", "And", "ArgMax", "ArgMin", "Asin", "Asinh", "Atan", "Atanh",
@@ -25,7 +26,7 @@ pub const ONNX: &[&str] = &[
     "Tan", "Tanh", "Tile", "TopK", "Transpose", "Trilu", "Unsqueeze", "Upsample", "Where", "Xor",
 ];
 
-/// Operators of the `com.microsoft` domain, sorted.
+/// The supported operators of the `com.microsoft` domain, sorted.
 #[rustfmt::skip]
 pub const MICROSOFT: &[&str] = &[
     "BiasGelu", "DynamicQuantizeLSTM", "FastGelu", "Gelu", "GroupQueryAttention", "MatMulNBits",
@@ -33,10 +34,9 @@ pub const MICROSOFT: &[&str] = &[
     "SkipSimplifiedLayerNormalization",
 ];
 
-/// The domain of [`MICROSOFT`].
 pub const MICROSOFT_DOMAIN: &str = "com.microsoft";
 
-/// Whether an operator runs. `domain` is empty (or `ai.onnx`) for ONNX's own.
+/// Whether an operator is supported. `domain` is empty or `ai.onnx` for ONNX's own operators.
 #[must_use]
 pub fn is_supported(domain: &str, op_type: &str) -> bool {
     let table = match domain {

@@ -24,10 +24,10 @@
 use std::num::NonZeroU64;
 use std::ops::Range;
 
-/// A launch that reads a block first; this one: none did yet.
+/// Value of `first_use` for a block that no launch has read yet.
 const NEVER: u32 = u32::MAX;
 
-/// What is known of the order in which a program reads.
+/// The recorded order in which a program reads its memory, if any.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReadOrder {
     bytes: u64,
@@ -35,41 +35,41 @@ pub struct ReadOrder {
     record: Option<Record>,
 }
 
-/// One recorded order.
+/// A recorded order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Record {
-    /// Blocks in the order of first use.
+    /// Block numbers in the order of first use.
     blocks: Vec<u32>,
-    /// By block: the launch that reads it first.
+    /// By block number: the launch that reads the block first.
     first_use: Vec<u32>,
 }
 
-/// One run, as far as it has come.
+/// The state of a run in progress.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trace {
     next: u32,
-    /// None while the run reads as recorded.
+    /// New record of this run; `None` while the run reads as recorded.
     recording: Option<Record>,
 }
 
-/// What a launch has to wait for.
+/// The memory that a launch has to wait for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wait {
-    /// All of the program's memory: what comes when is not known.
+    /// The launch waits for all memory of the program, because its reads are not as recorded.
     Everything,
-    /// What it reads.
+    /// The launch waits only for the bytes that it reads.
     Reads,
 }
 
 impl ReadOrder {
-    /// Of a program with `bytes` of memory, of which nothing is known, in blocks of `block` bytes.
+    /// Creates an order without a record, for a program with `bytes` of memory in blocks of `block` bytes.
     #[must_use]
     pub fn unknown(bytes: u64, block: NonZeroU64) -> Self {
         Self { bytes, block, record: None }
     }
 
-    /// Of such a program, as another process recorded it by its [`Self::first_reads`]; `None` where these name
-    /// bytes that the program has not.
+    /// Creates an order from another process's [`Self::first_reads`] of the same program. Returns
+    /// `None` if a range lies outside the program's memory.
     #[must_use]
     pub fn recorded(bytes: u64, block: NonZeroU64, first_reads: &[Vec<Range<u64>>]) -> Option<Self> {
         let is_within = |read: &Range<u64>| read.start <= read.end && read.end <= bytes;
@@ -85,8 +85,8 @@ impl ReadOrder {
         Some(order)
     }
 
-    /// With what was recorded before of the same program by somebody else: as if one process had recorded
-    /// both, this one last.
+    /// Merges the older record of another process for the same program. The result is as if a single
+    /// process had recorded both, `self` last.
     #[must_use]
     pub fn after(mut self, older: &Self) -> Self {
         let Some(older) = &older.record else { return self };
@@ -97,8 +97,9 @@ impl ReadOrder {
         self
     }
 
-    /// By launch: what it was the first to read, as recorded. Whole blocks, the neighbours joined; of the last
-    /// launches nothing, where these read nothing first.
+    /// Returns the bytes that each launch was the first to read, according to the record. The ranges
+    /// consist of whole blocks, with neighbours joined. Trailing launches without first reads are
+    /// omitted.
     #[must_use]
     pub fn first_reads(&self) -> Vec<Vec<Range<u64>>> {
         let mut reads = Vec::new();
@@ -113,7 +114,7 @@ impl ReadOrder {
         reads
     }
 
-    /// Whether a run was recorded.
+    /// Whether a run has been recorded.
     #[must_use]
     pub fn is_recorded(&self) -> bool {
         self.record.is_some()
@@ -129,7 +130,8 @@ impl ReadOrder {
         Trace { next: 0, recording }
     }
 
-    /// The run's next launch is about to read these bytes, which are within the program's memory.
+    /// Registers that the run's next launch reads these bytes, which must be within the program's
+    /// memory. Returns the memory that the launch has to wait for.
     pub fn on_launch(&self, trace: &mut Trace, reads: &[Range<u64>]) -> Wait {
         let launch = trace.next;
         trace.next += 1;
@@ -147,7 +149,7 @@ impl ReadOrder {
         Wait::Everything
     }
 
-    /// The run is over. Returns the order in which to copy from now on, if it was recorded anew.
+    /// Ends a run. Returns the new copy order if the run was recorded.
     pub fn end(&mut self, trace: Trace) -> Option<Vec<Range<u64>>> {
         let mut recording = trace.recording?;
         if let Some(before) = &self.record {
@@ -157,8 +159,8 @@ impl ReadOrder {
         Some(self.copy_order())
     }
 
-    /// All of the program's memory in the order in which to copy it: as recorded, what nothing was
-    /// seen to read last. Neighbours are joined.
+    /// Returns all of the program's memory in the order in which to copy it: the recorded blocks
+    /// first, then the blocks that no launch has read. Neighbours are joined.
     #[must_use]
     pub fn copy_order(&self) -> Vec<Range<u64>> {
         let recorded = self.record.iter().flat_map(|record| record.blocks.iter().copied());
@@ -181,7 +183,7 @@ impl ReadOrder {
         u32::try_from(self.bytes.div_ceil(self.block.get())).unwrap_or(NEVER)
     }
 
-    /// The blocks in which these bytes lie, in order.
+    /// Returns the blocks that contain these bytes, in order.
     fn blocks<'a>(&'a self, reads: &'a [Range<u64>]) -> impl Iterator<Item = u32> + 'a {
         let block = self.block.get();
         let read = reads.iter().filter(|read| !read.is_empty());
@@ -189,7 +191,7 @@ impl ReadOrder {
     }
 }
 
-/// Puts bytes behind others.
+/// Appends a range, joined with the last one if the two touch.
 fn join(order: &mut Vec<Range<u64>>, next: Range<u64>) {
     match order.last_mut() {
         Some(last) if last.end == next.start => last.end = next.end,
@@ -198,7 +200,7 @@ fn join(order: &mut Vec<Range<u64>>, next: Range<u64>) {
 }
 
 impl Record {
-    /// What was recorded of the launches before this one.
+    /// Returns the part of the record before this launch.
     fn before(&self, launch: u32) -> Self {
         let earlier = |block: &u32| self.first_use[*block as usize] < launch;
         let blocks: Vec<u32> = self.blocks.iter().copied().filter(earlier).collect();
@@ -214,15 +216,16 @@ impl Record {
         }
     }
 
-    /// Adds what an older record has and this one has not, or has later: behind what this one reads in
-    /// the same launch.
+    /// Adds the blocks of an older record that this record lacks. Each block gets the earlier first
+    /// use of both records. Within a launch, the older record's blocks follow this record's.
     fn keep(&mut self, older: &Self) {
         let missing = older.blocks.iter().filter(|&&block| self.first_use[block as usize] == NEVER);
         self.blocks.extend(missing);
         for (first, &older) in self.first_use.iter_mut().zip(&older.first_use) {
             *first = (*first).min(older);
         }
-        // Stable: within a launch the order of the newer record stays, then the older one's.
+        // The sort is stable: within a launch the order of the newer record is kept, followed by the
+        // older one's.
         self.blocks.sort_by_key(|&block| self.first_use[block as usize]);
     }
 }

@@ -1,11 +1,11 @@
-//! What a program is, as it travels: the file that its owner wrote, an executable or a script, and
-//! before it what it takes and gives, so that its digest stands for both. Pure.
+//! The packed format of a program: its declared inputs and outputs, followed by the owner's file, an
+//! executable or a script. The digest of a packed program therefore covers both. Pure code.
 //!
 //! ```text
 //! MILLRACE PROGRAM 1\n │ length of the declaration, u32 LE │ declaration (protobuf) │ the file
 //! ```
-//! The version in the first line is raised with the layout: an older build says that it knows no such
-//! program, and never takes it for something else.
+//! The version in the first line changes with the layout, so an older build refuses a newer program
+//! with a clear message and never takes it for another kind of file.
 
 use std::collections::BTreeSet;
 
@@ -17,84 +17,82 @@ use prost::Message as _;
 use crate::signature::MAX_TENSORS;
 use crate::wire;
 
-/// How a program begins.
+/// First bytes of a packed program of this version.
 const MAGIC: &[u8] = b"MILLRACE PROGRAM 1\n";
-/// How any version of one does.
+/// First bytes of a packed program of any version.
 const ANY_VERSION: &[u8] = b"MILLRACE PROGRAM ";
 const LENGTH: usize = size_of::<u32>();
-/// The longest declaration.
+/// Longest declaration in bytes.
 const DECLARATION_BYTES_MAX: usize = 1 << 20;
-/// The most dimensions of a tensor.
+/// Most dimensions of a tensor.
 const RANK_MAX: usize = 16;
-/// Fields of one declared tensor: its name, its datatype and its sizes.
+/// Most fields of a declared tensor: its name, its datatype and its dimensions.
 const TENSOR_FIELDS_MAX: usize = 2 + RANK_MAX;
 
-/// Bytes that are no program we can run, and what to do about it.
+/// A reason why bytes are no program that can run, with its remedy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ProgramError {
-    /// Another layout.
+    /// The program has the layout of another version.
     #[error("the program was packed by another version: apply it with this version's millrace")]
     Version,
-    /// Cut off, or not what it says it is.
+    /// The program is cut off, or its declaration cannot be decoded.
     #[error("the program's declaration is damaged: apply it again")]
     Damaged,
-    /// The file is nothing that can be started.
+    /// The file is neither an executable nor a script.
     #[error(
         "the program is neither an executable for Linux nor a script: begin a script with #! and its interpreter, such as #!/usr/bin/env python3"
     )]
     NotExecutable,
-    /// It takes or gives nothing, or too much.
+    /// The program declares no inputs or outputs, or too many.
     #[error("the program declares {count} {what}: declare 1 to {MAX_TENSORS}")]
     Count {
-        /// Inputs or outputs.
+        /// `"inputs"` or `"outputs"`.
         what: &'static str,
-        /// How many.
+        /// Number of declared tensors.
         count: usize,
     },
-    /// A name that is none, or is there twice.
+    /// A tensor has no name, or the name of another tensor.
     #[error("{what} {name:?} is declared twice, or has no name: give each a name of its own")]
     Name {
-        /// Inputs or outputs.
+        /// `"input"` or `"output"`.
         what: &'static str,
-        /// The name.
         name: String,
     },
-    /// A type that a program cannot have.
+    /// A program cannot have a tensor of this datatype.
     #[error("{name:?} has datatype {datatype:?}: declare one of a fixed size, such as UINT8 for bytes")]
     DataType {
-        /// The tensor.
+        /// Name of the tensor.
         name: String,
-        /// Its type.
         datatype: String,
     },
-    /// A shape that is none.
-    #[error("{name:?} has a shape that cannot be: give 1 to {RANK_MAX} sizes, each from 1 or free")]
+    /// A tensor's declared shape is invalid.
+    #[error("{name:?} has an invalid shape: declare 1 to {RANK_MAX} dimensions, each from 1 or free")]
     Shape {
-        /// The tensor.
+        /// Name of the tensor.
         name: String,
     },
 }
 
-/// A program, opened.
+/// An unpacked program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Program {
-    /// What it takes and gives.
+    /// Declared inputs and outputs.
     pub declared: Signature,
-    /// The file to run.
+    /// File to run.
     pub file: Bytes,
 }
 
-/// Whether these bytes are a program and not a model, of this version or another.
+/// Whether these bytes are a program of any version, and not a model.
 #[must_use]
 pub fn is_program(bytes: &[u8]) -> bool {
     bytes.starts_with(ANY_VERSION)
 }
 
 impl Program {
-    /// A program's bytes as they travel.
+    /// Returns the program in its packed format.
     ///
     /// # Errors
-    /// [`ProgramError`] where nobody could run it.
+    /// Returns a [`ProgramError`] if the program could not run.
     pub fn pack(&self) -> Result<Bytes, ProgramError> {
         check(&self.declared)?;
         check_file(&self.file)?;
@@ -105,10 +103,10 @@ impl Program {
         Ok([MAGIC, &length.to_le_bytes(), &declaration, &self.file].concat().into())
     }
 
-    /// Opens what [`Self::pack`] made. The file shares the buffer.
+    /// Unpacks the bytes that [`Self::pack`] returned. The file shares the buffer with `bytes`.
     ///
     /// # Errors
-    /// [`ProgramError`].
+    /// Returns a [`ProgramError`] if the bytes are no valid program.
     pub fn unpack(bytes: &Bytes) -> Result<Self, ProgramError> {
         if !bytes.starts_with(MAGIC) {
             return Err(ProgramError::Version);
@@ -120,7 +118,7 @@ impl Program {
             return Err(ProgramError::Damaged);
         }
         let declaration = rest.slice(LENGTH..LENGTH + length);
-        // Before it is decoded: two bytes of it are a whole tensor in memory.
+        // Checked before decoding: two bytes of the declaration can decode to a whole tensor in memory.
         if !wire::has_at_most(2 * MAX_TENSORS, TENSOR_FIELDS_MAX, &declaration) {
             return Err(ProgramError::Damaged);
         }
@@ -147,7 +145,8 @@ fn check(declared: &Signature) -> Result<(), ProgramError> {
                 return Err(ProgramError::Name { what, name: name.clone() });
             }
             if *datatype == DataType::Bytes {
-                let (name, datatype) = (name.clone(), datatype.to_string());
+                let name = name.clone();
+                let datatype = datatype.to_string();
                 return Err(ProgramError::DataType { name, datatype });
             }
             if !(1..=RANK_MAX).contains(&shape.len()) || shape.contains(&Dim::Fixed(0)) {
@@ -183,7 +182,7 @@ struct Tensor {
     shape: Vec<Size>,
 }
 
-/// Free where it has a symbol.
+/// A declared dimension: free if it has a symbol, and fixed otherwise.
 #[derive(Clone, PartialEq, prost::Message)]
 struct Size {
     #[prost(uint64, tag = "1")]
@@ -228,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn comes_back_as_it_was_packed() {
+    fn a_packed_program_unpacks_unchanged() {
         let packed = program().pack().unwrap();
         assert!(is_program(&packed));
         assert_eq!(Program::unpack(&packed), Ok(program()));
@@ -251,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_nobody_could_run() {
+    fn programs_that_could_not_run_are_refused() {
         let check = |change: &dyn Fn(&mut Program)| {
             let mut program = program();
             change(&mut program);
@@ -275,7 +274,7 @@ mod tests {
             let at = at % packed.len();
             packed[at] = byte;
             packed.truncate(packed.len() - cut.min(packed.len()));
-            // Whatever comes out could be packed again; nothing panics.
+            // Damaged bytes never cause a panic, and an unpacked program can be packed again.
             if let Ok(read) = Program::unpack(&packed.into()) {
                 prop_assert!(read.pack().is_ok());
             }

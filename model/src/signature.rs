@@ -1,5 +1,4 @@
-//! What a model says of itself: versions, and the inputs and outputs as the serving protocol shows
-//! them.
+//! Reads a model's versions, and its inputs and outputs as the serving protocol shows them.
 
 use std::collections::BTreeSet;
 
@@ -8,26 +7,26 @@ use millrace_types::{DataType, Dim, TensorSpec};
 use crate::error::ModelError;
 use crate::onnx::{Dimension, GraphProto, ModelProto, TensorType, ValueInfoProto, element};
 
-/// The oldest ONNX format that is read. Version 3 still lists weights among the inputs.
+/// Oldest ONNX format version that is read. Version 3 still lists weights among the inputs.
 pub const MIN_IR_VERSION: i64 = 3;
-/// The newest ONNX format that is read.
+/// Newest ONNX format version that is read.
 pub const MAX_IR_VERSION: i64 = 14;
-/// The oldest opset whose operators mean what rten makes of them: before 13, Softmax flattens its
-/// input and works on axis 1 where none is given.
+/// Oldest opset with operators of the meaning that rten implements. Before 13, Softmax flattens its
+/// input, and its default axis is 1.
 pub const MIN_OPSET: i64 = 13;
-/// The newest opset that rten 0.27 has operators of (`BitCast`, 26).
+/// Newest opset that rten 0.27 implements operators of (`BitCast`, 26).
 pub const MAX_OPSET: i64 = 26;
 
-/// Inputs, and outputs, of a model at most: each request looks each of its tensors up among them.
+/// Most inputs, and most outputs, of a model. Each request looks up each of its tensors among them.
 pub const MAX_TENSORS: usize = 1_024;
 
-/// Element types a request or an answer may have.
+/// Element types that an input or output may have.
 const SERVED: &[&str] = &["FLOAT", "INT64", "INT32", "INT8", "UINT8", "BOOL"];
 
-/// Checks the format's version and finds the opset of ONNX's own domain.
+/// Checks the format version, and returns the opset of ONNX's own domain.
 ///
 /// # Errors
-/// [`ModelError::IrVersion`] or [`ModelError::Opset`].
+/// Returns [`ModelError::IrVersion`] or [`ModelError::Opset`].
 pub(crate) fn opset(model: &ModelProto) -> Result<u32, ModelError> {
     let found = model.ir_version.unwrap_or_default();
     if !(MIN_IR_VERSION..=MAX_IR_VERSION).contains(&found) {
@@ -41,17 +40,17 @@ pub(crate) fn opset(model: &ModelProto) -> Result<u32, ModelError> {
     }
 }
 
-/// Inputs and outputs, in the file's order.
+/// The inputs and outputs, in the file's order.
 pub(crate) struct Signature {
     pub(crate) inputs: Vec<TensorSpec>,
     pub(crate) outputs: Vec<TensorSpec>,
 }
 
-/// Reads what the graph declares of its inputs and outputs. Names are known to be unique.
+/// Reads the declared inputs and outputs of the graph. Their names must already be checked to be unique.
 ///
 /// # Errors
-/// Where something of it cannot be served: no shape, a scalar input, a dimension below 1, an element
-/// type the protocol or the runtime lacks, no inputs, no outputs.
+/// Fails if an input or output cannot be served: no shape, a scalar input, a dimension below 1, an
+/// element type that the protocol or the runtime lacks, no inputs, no outputs.
 pub(crate) fn read(graph: &GraphProto) -> Result<Signature, ModelError> {
     if graph.input.is_empty() {
         return Err(ModelError::NoInputs);
@@ -99,13 +98,14 @@ fn datatype(what: &'static str, name: &str, tensor: &TensorType) -> Result<DataT
         element::UINT8 => DataType::Uint8,
         element::BOOL => DataType::Bool,
         other => {
-            let (name, found) = (name.to_owned(), element::name(other));
+            let name = name.to_owned();
+            let found = element::name(other);
             return Err(ModelError::ElementType { what, name, found, supported: SERVED });
         }
     })
 }
 
-/// The names of dimensions in use, so that nameless ones get names of their own.
+/// The symbols of dimensions in use, so that nameless dimensions get new symbols.
 struct Symbols(BTreeSet<String>);
 
 impl Symbols {

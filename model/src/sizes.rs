@@ -1,4 +1,4 @@
-//! Refuses operators whose output could be made as large as a request, or the file, cares to write.
+//! Refuses operators that could make an output of an arbitrary size, chosen by a request or by the file.
 //!
 //! The size of most outputs follows from the shapes of the inputs, which arrived as so many bytes. A few
 //! operators ([`size_inputs`]) read the size from the *contents* of a tensor instead. Each such tensor has
@@ -22,20 +22,20 @@ use crate::error::ModelError;
 use crate::onnx::{GraphProto, NodeProto, TensorProto, element};
 use crate::tensors;
 
-/// The most bytes that an output of a size written in the file may have.
+/// Most bytes of an output with a size that the file states.
 pub const OUTPUT_BYTES_MAX: u64 = 4 << 30;
 
-/// Elements of a constant that are looked at: a size has a number for each dimension, at most two.
+/// Most elements of a constant that is read as a size. A size has one number per dimension, or two at most.
 const NUMBERS_MAX: u64 = 64;
 
-/// Where the numbers of a tensor come from.
+/// The origin of a tensor's numbers.
 #[derive(Debug, Clone, PartialEq)]
 enum SizeOrigin {
-    /// The file: exactly these.
+    /// The file states exactly these numbers.
     Numbers(Vec<f64>),
-    /// Constants and shapes of what arrived, computed with.
+    /// The numbers are computed from constants and from the shapes of inputs.
     Shapes,
-    /// The contents of an input of the model.
+    /// The numbers depend on the contents of an input of the model.
     Contents,
 }
 
@@ -44,7 +44,7 @@ impl SizeOrigin {
         *self == Self::Contents
     }
 
-    /// The origin of what is computed from both.
+    /// Returns the origin of a value that is computed from both origins.
     fn join(&self, other: &Self) -> Self {
         if self.is_contents() || other.is_contents() { Self::Contents } else { Self::Shapes }
     }
@@ -52,18 +52,18 @@ impl SizeOrigin {
 
 type Origins<'a> = HashMap<&'a str, SizeOrigin>;
 
-/// Checks the nodes of a graph, which are in the order in which they run.
+/// Checks the nodes of a graph, which must be in the order of execution.
 ///
 /// # Errors
-/// [`ModelError::OutputTooLarge`], [`ModelError::SizeFromInput`].
+/// Returns [`ModelError::OutputTooLarge`] or [`ModelError::SizeFromInput`].
 pub(crate) fn check(graph: &GraphProto) -> Result<(), ModelError> {
     let mut origins = Origins::new();
     origins.extend(graph.input.iter().map(|input| (input.name(), SizeOrigin::Contents)));
     visit(graph, &mut origins)
 }
 
-/// One map serves a graph and all graphs within it: no name of an outer graph is used again in an inner
-/// one, and graphs beside each other define a name before they read it.
+/// Visits a graph. A single map serves a graph and all of its subgraphs: an inner graph never reuses
+/// a name of an outer graph, and sibling graphs define a name before they read it.
 fn visit<'a>(graph: &'a GraphProto, origins: &mut Origins<'a>) -> Result<(), ModelError> {
     origins.extend(graph.initializer.iter().map(|weight| (weight.name(), constant(weight))));
     for node in &graph.node {
@@ -80,7 +80,7 @@ fn visit<'a>(graph: &'a GraphProto, origins: &mut Origins<'a>) -> Result<(), Mod
             outputs(node, &subgraphs, origins)
         };
         for (index, name) in node.output.iter().enumerate().filter(|(_, name)| !name.is_empty()) {
-            // An operator without subgraphs has one origin for all of its outputs.
+            // All outputs of an operator without subgraphs have the same origin.
             let origin = made.get(index).or_else(|| made.last().filter(|_| subgraphs.is_empty()));
             origins.insert(name, origin.cloned().unwrap_or(SizeOrigin::Contents));
         }
@@ -88,14 +88,14 @@ fn visit<'a>(graph: &'a GraphProto, origins: &mut Origins<'a>) -> Result<(), Mod
     Ok(())
 }
 
-/// The inputs from whose contents an operator takes the size of its output.
+/// Returns the indices of the inputs with contents that determine the size of an operator's output.
 fn size_inputs(op_type: &str) -> &'static [usize] {
     match op_type {
         "ConstantOfShape" => &[0],
         "Expand" | "OneHot" | "Pad" | "Tile" | "Upsample" => &[1],
         "Range" => &[0, 1, 2],
         "Resize" => &[2, 3],
-        // Its trip count, for the outputs that have a row for each iteration.
+        // The trip count, which sizes the outputs that have a row per iteration.
         "Loop" => &[0],
         _ => &[],
     }
@@ -111,19 +111,21 @@ fn check_node(node: &NodeProto, origins: &Origins<'_>) -> Result<(), ModelError>
         return Err(ModelError::SizeFromInput { node: node.label() });
     }
     let elements = least_elements(node.op_type(), &sizes);
-    // An element has a byte at least.
+    // Compares elements with bytes, because an element has at least one byte.
     if elements > OUTPUT_BYTES_MAX as f64 {
         return Err(ModelError::OutputTooLarge { node: node.label(), limit: OUTPUT_BYTES_MAX });
     }
     Ok(())
 }
 
-/// The outputs of a `Loop` that have a row for each iteration: those beyond its carried values.
+/// Returns the number of a `Loop`'s outputs that have a row per iteration: the outputs after the
+/// carried values.
 fn scan_outputs(node: &NodeProto) -> usize {
     node.output.len().saturating_sub(node.input.len().saturating_sub(2))
 }
 
-/// The least elements that the output of an operator has, if the file says so; else 0.
+/// Returns the smallest number of elements that the operator's output can have according to the file,
+/// or 0 if the file does not state the size.
 fn least_elements(op_type: &str, sizes: &[&SizeOrigin]) -> f64 {
     let numbers: Vec<&[f64]> = sizes
         .iter()
@@ -146,7 +148,7 @@ fn least_elements(op_type: &str, sizes: &[&SizeOrigin]) -> f64 {
             let (begins, ends) = pads.split_at(pads.len() / 2);
             begins.iter().zip(ends).map(|(begin, end)| at_least_one(begin + end)).product()
         }
-        // Its scales, its sizes, or both.
+        // Resize has scales, sizes, or both.
         ("Resize" | "Upsample", numbers) => {
             numbers.iter().map(|numbers| product(numbers)).fold(0.0, f64::max)
         }
@@ -163,7 +165,7 @@ fn origin_of<'o>(node: &NodeProto, index: usize, origins: &'o Origins<'_>) -> Op
     Some(origins.get(name.as_str()).unwrap_or(&SizeOrigin::Contents))
 }
 
-/// The origin of what a node without subgraphs makes.
+/// Returns the origin of the outputs of a node without subgraphs.
 fn output(node: &NodeProto, origins: &Origins<'_>) -> SizeOrigin {
     let input = |index| origin_of(node, index, origins);
     let all = || {
@@ -172,18 +174,18 @@ fn output(node: &NodeProto, origins: &Origins<'_>) -> SizeOrigin {
     };
     let bounded = |origin: Option<&SizeOrigin>| origin.is_some_and(|origin| !origin.is_contents());
     match node.op_type() {
-        // Numbers of dimensions or places in them; or one of two values.
+        // Dimensions, indices into dimensions, or one of two values.
         "Shape" | "Size" | "NonZero" | "ArgMax" | "ArgMin" | "NonMaxSuppression" | "SequenceLength"
         | "EyeLike" | "Equal" | "Greater" | "GreaterOrEqual" | "Less" | "LessOrEqual" | "And" | "Or"
         | "Xor" | "Not" | "IsNaN" | "IsInf" | "Sign" => SizeOrigin::Shapes,
         // The same numbers in another form.
         "Cast" | "Identity" | "Squeeze" | "Unsqueeze" => input(0).cloned().unwrap_or(SizeOrigin::Contents),
-        // Some of the numbers of the first input, whichever the others choose.
+        // Some of the numbers of the first input, selected by the other inputs.
         "CastLike" | "Expand" | "Flatten" | "Gather" | "GatherElements" | "GatherND" | "Reshape"
         | "Slice" | "Split" | "Tile" | "Transpose" => {
             input(0).map_or(SizeOrigin::Contents, |origin| origin.join(&SizeOrigin::Shapes))
         }
-        // The shape is not what is in it.
+        // The contents of this output do not depend on its size.
         "ConstantOfShape" => SizeOrigin::Shapes,
         "Where" => (1..3).filter_map(input).fold(SizeOrigin::Shapes, |joined, origin| joined.join(origin)),
         "Min" if (0..node.input.len()).any(|index| bounded(input(index))) => SizeOrigin::Shapes,
@@ -193,8 +195,8 @@ fn output(node: &NodeProto, origins: &Origins<'_>) -> SizeOrigin {
     }
 }
 
-/// Says where the inputs of a subgraph come from: a `Loop` gives the iteration, its condition and the
-/// carried values.
+/// Records the origins of a subgraph's inputs. A `Loop` passes the iteration number, its condition
+/// and the carried values.
 fn enter<'a>(node: &NodeProto, subgraph: &'a GraphProto, origins: &mut Origins<'a>) {
     for (index, input) in subgraph.input.iter().enumerate() {
         let origin = match (node.op_type(), index) {
@@ -202,13 +204,13 @@ fn enter<'a>(node: &NodeProto, subgraph: &'a GraphProto, origins: &mut Origins<'
             ("Loop", index) => origin_of(node, index, origins).cloned().unwrap_or(SizeOrigin::Contents),
             _ => SizeOrigin::Contents,
         };
-        // A carried value changes: a number of the file is only its first.
+        // A carried value changes between iterations: a number in the file is only its first value.
         origins.insert(input.name(), origin.join(&SizeOrigin::Shapes));
     }
 }
 
-/// The origins of what a node with subgraphs makes: what any of them gives. The condition that a `Loop`'s
-/// body gives first is no output.
+/// Returns the origins of the outputs of a node with subgraphs, joined over all of its subgraphs. The
+/// first output of a `Loop`'s body is its condition, which is no output of the node.
 fn outputs(node: &NodeProto, subgraphs: &[&GraphProto], origins: &Origins<'_>) -> Vec<SizeOrigin> {
     let first = usize::from(node.op_type() == "Loop");
     let given = |graph: &&GraphProto, index: usize| {
@@ -222,7 +224,7 @@ fn outputs(node: &NodeProto, subgraphs: &[&GraphProto], origins: &Origins<'_>) -
     (0..node.output.len()).map(of).collect()
 }
 
-/// The origin of a constant. One with many elements is no size.
+/// Returns the origin of a constant. A constant with many elements is not a size.
 fn constant(tensor: &TensorProto) -> SizeOrigin {
     if tensors::elements(tensor) > NUMBERS_MAX {
         return SizeOrigin::Shapes;
@@ -236,7 +238,7 @@ fn constant(tensor: &TensorProto) -> SizeOrigin {
         (Some(element::INT32), None) => Some(tensor.int32_data.iter().map(|&it| it.into()).collect()),
         (Some(element::FLOAT), None) => Some(tensor.float_data.iter().map(|&it| it.into()).collect()),
         (Some(element::DOUBLE), None) => Some(tensor.double_data.clone()),
-        // One-byte numbers make nothing large.
+        // One-byte numbers cannot make a large output.
         _ => None,
     };
     numbers.map_or(SizeOrigin::Shapes, SizeOrigin::Numbers)

@@ -1,4 +1,4 @@
-//! Checks constant tensors and says where their bytes lie.
+//! Checks constant tensors, and locates their bytes.
 
 use std::ops::Range;
 
@@ -7,23 +7,23 @@ use bytes::Bytes;
 use crate::error::ModelError;
 use crate::onnx::{AttributeProto, EXTERNAL, GraphProto, TensorProto, element};
 
-/// Element types a weight or constant may have; rten keeps the last three as 32-bit numbers.
+/// Element types of a weight or constant. rten stores the last three as 32-bit numbers.
 const SUPPORTED: &[&str] = &["FLOAT", "INT8", "UINT8", "INT32", "INT64", "BOOL", "DOUBLE"];
 
-/// Where a weight's bytes are.
+/// The bytes of a weight.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
-    /// A range of the ONNX file.
+    /// The bytes are this range of the ONNX file.
     File(Range<usize>),
-    /// Bytes made from typed fields, which the file holds in another encoding.
+    /// The bytes were converted from typed fields, which the file stores in another encoding.
     Owned(Bytes),
 }
 
-/// Checks every tensor of a graph, its subgraphs' and its attributes' included.
+/// Checks every tensor of a graph, including the tensors of its subgraphs and attributes.
 ///
 /// # Errors
-/// The first that lies in another file, is sparse, has an element type the runtime lacks, or data
-/// that do not fit its dimensions.
+/// Returns an error for the first tensor that is stored in another file, is sparse, has an element
+/// type that the runtime lacks, or has data that do not match its dimensions.
 pub(crate) fn check_all(graph: &GraphProto) -> Result<(), ModelError> {
     if let Some(sparse) = graph.sparse_initializer.first() {
         let tensor = sparse.values.as_ref().map(|values| values.name().to_owned()).unwrap_or_default();
@@ -68,7 +68,7 @@ fn check(tensor: &TensorProto, label: &str) -> Result<(), ModelError> {
     if found == expected { Ok(()) } else { Err(ModelError::TensorData { tensor: label(), expected, found }) }
 }
 
-/// Bytes an element takes in `raw_data`; `None` where the runtime lacks the type.
+/// Returns the bytes of an element in `raw_data`, or `None` if the runtime lacks the type.
 fn element_size(number: i32) -> Option<u64> {
     match number {
         element::UINT8 | element::INT8 | element::BOOL => Some(1),
@@ -78,8 +78,8 @@ fn element_size(number: i32) -> Option<u64> {
     }
 }
 
-/// Elements in a shape; `None` when a dimension is negative or the other dimensions of an empty
-/// tensor already overflow, as strides would.
+/// Returns the number of elements of a shape. Returns `None` if a dimension is negative, or if the
+/// other dimensions of an empty tensor already overflow, because strides would overflow too.
 fn element_count(dims: &[i64]) -> Option<u64> {
     let strides =
         dims.iter().try_fold(1u64, |count, &dim| count.checked_mul(u64::try_from(dim).ok()?.max(1)))?;
@@ -87,7 +87,7 @@ fn element_count(dims: &[i64]) -> Option<u64> {
     Some(if dims.contains(&0) { 0 } else { strides })
 }
 
-/// Elements in the typed field that belongs to an element type.
+/// Returns the number of elements in the typed field of an element type.
 fn typed_count(tensor: &TensorProto, number: i32) -> usize {
     match number {
         element::FLOAT => tensor.float_data.len(),
@@ -97,23 +97,23 @@ fn typed_count(tensor: &TensorProto, number: i32) -> usize {
     }
 }
 
-/// Elements of a checked tensor.
+/// Returns the number of elements of a checked tensor.
 pub(crate) fn elements(tensor: &TensorProto) -> u64 {
     element_count(&tensor.dims).unwrap_or_default()
 }
 
-/// Bytes of a checked tensor.
+/// Returns the number of bytes of a checked tensor.
 pub(crate) fn byte_len(tensor: &TensorProto) -> u64 {
     elements(tensor) * element_size(tensor.data_type.unwrap_or_default()).unwrap_or_default()
 }
 
-/// Takes a checked tensor's bytes out of it. `file` is what it was decoded from.
+/// Takes the bytes out of a checked tensor. `file` is the buffer from which the tensor was decoded.
 pub(crate) fn take_bytes(tensor: &mut TensorProto, file: &Bytes) -> Source {
     if let Some(raw) = tensor.raw_data.take() {
         let start = (raw.as_ptr() as usize).wrapping_sub(file.as_ptr() as usize);
         return match start.checked_add(raw.len()) {
             Some(end) if end <= file.len() => Source::File(start..end),
-            // Made by a Constant node's number, not decoded from the file.
+            // The bytes come from a number of a Constant node, and not from the file.
             _ => Source::Owned(raw),
         };
     }
@@ -121,7 +121,7 @@ pub(crate) fn take_bytes(tensor: &mut TensorProto, file: &Bytes) -> Source {
     let numbers = std::mem::take(&mut tensor.int32_data);
     Source::Owned(match tensor.data_type {
         Some(element::FLOAT) => floats.iter().flat_map(|value| value.to_le_bytes()).collect(),
-        // 8-bit types: each number holds one, in its low byte.
+        // 8-bit types: each number has a value in its low byte.
         _ => numbers.iter().map(|value| value.to_le_bytes()[0]).collect(),
     })
 }

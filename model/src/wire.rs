@@ -1,7 +1,7 @@
-//! A look over a file's protobuf framing before anything of it is decoded: tells a file that was
-//! cut short from one that is no ONNX, and bounds how many messages decoding may build, how
-//! deep they nest and how much memory they take. A two-byte message decodes to hundreds of bytes, so a
-//! small file could otherwise ask for a large part of memory.
+//! Checks a file's protobuf framing before decoding. Distinguishes a file that was cut short from a
+//! file that is not ONNX. Bounds the number of messages, the depth of their nesting and the memory of
+//! the decoded model. A two-byte message decodes to hundreds of bytes, so without these bounds a
+//! small file could claim a large part of memory.
 
 use crate::error::ModelError;
 use crate::onnx::{
@@ -9,24 +9,25 @@ use crate::onnx::{
     StringStringEntryProto, TensorProto, TensorShapeProto, TensorType, TypeProto, ValueInfoProto,
 };
 
-/// Messages in one model; a large transformer has about 50,000.
+/// Most messages of a model; a large transformer has about 50,000.
 pub const MAX_MESSAGES: usize = 1 << 20;
-/// Messages nested in each other; a subgraph within a subgraph is three more.
+/// Deepest nesting of messages; a subgraph within a subgraph adds three levels.
 pub const MAX_NESTING: usize = 48;
-/// Fields in one model: a repeated string of two bytes decodes to 24.
+/// Most fields of a model: a repeated string of two bytes decodes to 24 bytes.
 const MAX_FIELDS: usize = 8 * MAX_MESSAGES;
-/// Bytes of memory that decoding may take for each byte of the file, beside the file itself.
+/// Most bytes of decoded memory for each byte of the file, in addition to the file itself.
 const MEMORY_RATIO_MAX: u64 = 3;
-/// Bytes of memory that decoding may take beyond [`MEMORY_RATIO_MAX`].
+/// Most bytes of decoded memory beyond [`MEMORY_RATIO_MAX`].
 const MEMORY_MARGIN_BYTES: u64 = 32 << 20;
-/// Places of a list for each element: a `Vec` begins with four, and has old and new ones while it grows.
+/// Slots that a list may use per element: a `Vec` starts with four, and has its old and new slots
+/// while it grows.
 const PLACES: u64 = 4;
-/// The header and the rounding of one allocation.
+/// Header and rounding of an allocation, in bytes.
 const ALLOCATION_BYTES: u64 = 16;
-/// A number of an unpacked list, with room to grow.
+/// Bytes of a number in an unpacked list, including room to grow.
 const NUMBER_BYTES: u64 = 32;
 
-/// The messages of ONNX that hold messages.
+/// The ONNX messages that contain messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Model,
@@ -40,13 +41,13 @@ enum Kind {
     TensorType,
     SequenceType,
     Shape,
-    /// Holds no further message.
+    /// A message that contains no further message.
     Leaf,
 }
 
 impl Kind {
-    /// What lies in length-delimited field `field`; `None` for text, bytes, packed numbers and what
-    /// decoding skips.
+    /// Returns the kind of the message in length-delimited field `field`. Returns `None` for text,
+    /// bytes, packed numbers and fields that decoding skips.
     fn child(self, field: u64) -> Option<Self> {
         match (self, field) {
             (Self::Model, 7) | (Self::Attribute, 6) => Some(Self::Graph),
@@ -64,7 +65,7 @@ impl Kind {
         }
     }
 
-    /// The size of the struct that holds such a message.
+    /// Returns the size of the struct for such a message.
     const fn bytes(self) -> u64 {
         let bytes = match self {
             Self::Model => size_of::<ModelProto>(),
@@ -83,7 +84,8 @@ impl Kind {
         bytes as u64
     }
 
-    /// Memory for a length-delimited field: the place of its message or text, and its text or numbers.
+    /// Returns the memory of a length-delimited field: the slot of its message or text, and its text
+    /// or numbers.
     fn memory(self, field: u64, body: &[u8]) -> u64 {
         let numbers = |count: usize, bytes: u64| count as u64 * bytes * (PLACES - 1) + NUMBER_BYTES;
         let varints = || body.iter().filter(|&&byte| byte < 0x80).count();
@@ -96,7 +98,7 @@ impl Kind {
             (Self::Tensor, 5) => numbers(varints(), 4),
             (Self::Tensor, 4) | (Self::Attribute, 7) => numbers(body.len() / 4, 4),
             (Self::Tensor, 10) => numbers(body.len() / 8, 8),
-            // Bytes stay in the file.
+            // Fields of bytes share the file's buffer, so they need no memory.
             (Self::Tensor, 9) | (Self::Attribute, 4) => 0,
             (Self::Node, 1 | 2) => text + PLACES * size_of::<String>() as u64,
             (Self::Attribute, 9) => PLACES * size_of::<bytes::Bytes>() as u64,
@@ -105,18 +107,18 @@ impl Kind {
     }
 }
 
-/// Why a message's bytes are not fields.
+/// Reason why bytes are not a sequence of protobuf fields.
 enum Flaw {
-    /// A field says it is this much longer than the message that holds it.
+    /// A field is longer than the message around it, by this many bytes.
     Overrun(u64),
-    /// A field number or wire type that protobuf does not have.
+    /// A field number or wire type does not exist in protobuf.
     NotAField,
 }
 
 /// Checks the framing of a whole file.
 ///
 /// # Errors
-/// [`ModelError::NotOnnx`], [`ModelError::Truncated`], [`ModelError::TooMany`] or
+/// Returns [`ModelError::NotOnnx`], [`ModelError::Truncated`], [`ModelError::TooMany`] or
 /// [`ModelError::TooDeep`].
 pub(crate) fn check(file: &[u8]) -> Result<(), ModelError> {
     if file.is_empty() {
@@ -125,15 +127,15 @@ pub(crate) fn check(file: &[u8]) -> Result<(), ModelError> {
     if file.starts_with(b"version https://git-lfs") {
         return Err(ModelError::NotOnnx { reason: "it is a Git LFS pointer: run git lfs pull".into() });
     }
-    // ONNX writers put fields in order: the first is ir_version, field 1, a number.
+    // ONNX writers write the fields in order. The first field is ir_version, number 1, a varint.
     if file[0] != 0x08 {
-        return Err(ModelError::NotOnnx { reason: "it does not begin as an ONNX model does".into() });
+        return Err(ModelError::NotOnnx { reason: "it does not begin like an ONNX model".into() });
     }
     let memory_max = (file.len() as u64).saturating_mul(MEMORY_RATIO_MAX).saturating_add(MEMORY_MARGIN_BYTES);
     Walk { fields: 0, messages: 0, memory: 0, memory_max }.message(Kind::Model, file, 0)
 }
 
-/// Whether a message has at most `fields_max` fields, and each message within it at most `inner_max`.
+/// Whether a message has at most `fields_max` fields, and each message in it at most `inner_max`.
 pub(crate) fn has_at_most(fields_max: usize, inner_max: usize, mut message: &[u8]) -> bool {
     let mut fields = 0;
     while !message.is_empty() {
@@ -182,16 +184,18 @@ impl Walk {
     }
 }
 
-/// A field that overruns the file itself was cut off; any other flaw is damage.
+/// Converts a flaw into an error. A field that exceeds the file itself was cut off; any other flaw is damage.
 fn describe(flaw: &Flaw, depth: usize) -> ModelError {
     match flaw {
         Flaw::Overrun(missing) if depth == 0 => ModelError::Truncated { missing: *missing },
-        Flaw::Overrun(_) => ModelError::NotOnnx { reason: "a field is longer than what holds it".into() },
-        Flaw::NotAField => ModelError::NotOnnx { reason: "its bytes are no protobuf fields".into() },
+        Flaw::Overrun(_) => {
+            ModelError::NotOnnx { reason: "a field is longer than the message around it".into() }
+        }
+        Flaw::NotAField => ModelError::NotOnnx { reason: "its bytes are not protobuf fields".into() },
     }
 }
 
-/// Takes one field off the front: its number, and its bytes where it is length-delimited.
+/// Removes the first field, and returns its number, and its bytes if the field is length-delimited.
 fn next_field<'a>(rest: &mut &'a [u8]) -> Result<(u64, Option<&'a [u8]>), Flaw> {
     let tag = varint(rest)?;
     let field = tag >> 3;
@@ -206,7 +210,7 @@ fn next_field<'a>(rest: &mut &'a [u8]) -> Result<(u64, Option<&'a [u8]>), Flaw> 
             take(rest, length).map(|body| (field, Some(body)))
         }
         5 => take(rest, 4).map(|_| (field, None)),
-        // Groups, which ONNX has none of, and what protobuf does not define.
+        // Groups, which ONNX does not use, and wire types that protobuf does not define.
         _ => Err(Flaw::NotAField),
     }
 }
@@ -244,29 +248,30 @@ mod tests {
     }
 
     #[test]
-    fn tells_cut_short_from_not_onnx() {
+    fn truncated_files_are_distinguished_from_files_that_are_not_onnx() {
         check_is(b"", "the file is empty");
         check_is(b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull");
-        check_is(b"\x89PNG\r\n", "does not begin as an ONNX model does");
+        check_is(b"\x89PNG\r\n", "does not begin like an ONNX model");
         check_is(&[0x08, 9], "fine");
         check_is(&[0x08, 9, 0x3a, 4, 0, 0], "2 bytes");
-        check_is(&[0x08, 9, 0x3a, 3, 0x0a, 9, 0], "longer than what holds it");
-        check_is(&[0x08, 9, 0x3b], "no protobuf fields");
+        check_is(&[0x08, 9, 0x3a, 3, 0x0a, 9, 0], "longer than the message around it");
+        check_is(&[0x08, 9, 0x3b], "not protobuf fields");
         check_is(
             &[0x08, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1],
-            "no protobuf fields",
+            "not protobuf fields",
         );
     }
 
     #[test]
-    fn bounds_messages_before_decoding_them() {
+    fn messages_and_memory_are_bounded_before_decoding() {
         let graph = |fields: Vec<u8>| {
             let mut file = vec![0x08, 9, 0x3a];
             prost::encoding::encode_varint(fields.len() as u64, &mut file);
             file.extend(fields);
             check(&file)
         };
-        // Nodes without fields, and elements of a byte that take eight in memory.
+        // The first graph has nodes without fields; the second has one-byte elements that decode to
+        // eight bytes.
         let nodes = graph([0x0a, 0x00].repeat(MAX_MESSAGES + 1));
         assert!(matches!(nodes, Err(ModelError::TooMany { .. })), "{nodes:?}");
         let numbers =
@@ -281,10 +286,10 @@ mod tests {
     }
 
     #[test]
-    fn bounds_nesting() {
+    fn too_deep_nesting_is_refused() {
         let mut inner = Vec::new();
         for _ in 0..MAX_NESTING {
-            // graph -> node -> attribute -> graph
+            // Tags of graph -> node -> attribute -> graph.
             for tag in [0x32u8, 0x2a, 0x0a] {
                 let mut outer = vec![tag];
                 prost::encoding::encode_varint(inner.len() as u64, &mut outer);

@@ -1,6 +1,6 @@
-//! Holds the operator table against rten's own registry: a model of one node is loaded for each
-//! operator. Attributes and inputs are missing, so most loads fail, but only an operator that rten
-//! does not have fails for being unknown.
+//! Compares the operator table with rten's own registry: the test loads a model of a single node for
+//! each operator. Attributes and inputs are missing, so most loads fail. Only an operator that rten
+//! lacks fails with an unknown-operator error.
 
 use millrace_model::operators::{MICROSOFT, MICROSOFT_DOMAIN, ONNX, is_supported};
 use prost::encoding::{WireType, encode_key, encode_varint};
@@ -33,7 +33,7 @@ fn field(tag: u32, bytes: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(bytes);
 }
 
-/// An ONNX model of one node that makes `y` from nothing.
+/// Returns an ONNX model with a single node, which makes `y` without inputs.
 fn one_node(domain: &str, op_type: &str) -> Vec<u8> {
     let mut node = Vec::new();
     field(2, b"y", &mut node);

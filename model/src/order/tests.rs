@@ -10,18 +10,18 @@ fn order(bytes: u64) -> ReadOrder {
     ReadOrder::unknown(bytes, NonZeroU64::new(BLOCK).unwrap())
 }
 
-/// What each launch of a run reads.
+/// The reads of each launch of a run.
 type Reads = Vec<Vec<Range<u64>>>;
 
-/// Runs once; returns what each launch waited for, and the new order.
+/// Performs a run. Returns the wait of each launch, and the new order.
 fn run(order: &mut ReadOrder, reads: &Reads) -> (Vec<Wait>, Option<Vec<Range<u64>>>) {
     let mut trace = order.begin();
     let waits = reads.iter().map(|reads| order.on_launch(&mut trace, reads)).collect();
     (waits, order.end(trace))
 }
 
-/// A swap and a run in one: blocks arrive in the copy order, as late as launches allow. Returns a
-/// digest of all that launches read from what had arrived, where what had not is zero.
+/// Simulates a swap and a run: blocks arrive in the copy order, as late as the launches' waits allow.
+/// Returns a digest of all bytes that the launches read, with zeros for bytes that have not arrived.
 fn swap(order: &mut ReadOrder, memory: &[u8], reads: &Reads) -> (u64, Vec<Wait>) {
     let mut arrived = vec![0; memory.len()];
     let mut coming = order.copy_order().into_iter().flatten();
@@ -37,7 +37,7 @@ fn swap(order: &mut ReadOrder, memory: &[u8], reads: &Reads) -> (u64, Vec<Wait>)
             Wait::Reads => reads.iter().cloned().flatten().collect(),
         };
         while !wanted.iter().all(|byte| here.contains(byte)) {
-            let byte = coming.next().expect("all of the memory comes");
+            let byte = coming.next().expect("the copy order covers all memory");
             arrived[byte as usize] = memory[byte as usize];
             here.insert(byte);
         }
@@ -55,7 +55,7 @@ fn computed(memory: &[u8], reads: &Reads) -> u64 {
 }
 
 #[test]
-fn the_first_run_waits_for_everything_and_records_the_second_only_for_what_it_reads() {
+fn the_first_run_waits_for_all_memory_and_the_second_only_for_its_reads() {
     let mut order = order(100);
     let reads = vec![vec![64..80], vec![0..10, 70..75], vec![], vec![32..64]];
     assert_eq!(order.copy_order(), std::slice::from_ref(&(0..100)));
@@ -66,7 +66,7 @@ fn the_first_run_waits_for_everything_and_records_the_second_only_for_what_it_re
 }
 
 #[test]
-fn reading_less_or_later_than_recorded_is_expected() {
+fn reading_less_or_later_than_recorded_is_not_unexpected() {
     let mut order = order(64);
     run(&mut order, &vec![vec![0..16], vec![16..48]]);
     assert_eq!(run(&mut order, &vec![vec![], vec![0..16]]), (vec![Wait::Reads; 2], None));
@@ -79,7 +79,7 @@ fn a_read_earlier_than_recorded_waits_for_everything_and_moves_its_block_forward
     let early = vec![vec![0..16], vec![48..64], vec![16..32]];
     let (waits, recorded) = run(&mut order, &early);
     assert_eq!(waits, [Wait::Reads, Wait::Everything, Wait::Everything]);
-    // The old way read block 1 in launch 1: it stays there.
+    // The first behaviour read block 1 in launch 1, so the block stays there.
     assert_eq!(recorded, Some(vec![0..16, 48..64, 16..48]));
     assert_eq!(run(&mut order, &early), (vec![Wait::Reads; 3], None));
     assert_eq!(run(&mut order, &vec![vec![0..16], vec![16..32], vec![48..64]]).0, [Wait::Reads; 3]);
@@ -102,7 +102,7 @@ fn reads() -> impl Strategy<Value = Reads> {
 
 proptest! {
     #[test]
-    fn all_memory_is_copied_once_whatever_was_recorded(runs in prop::collection::vec(reads(), 0..4)) {
+    fn all_memory_is_copied_exactly_once_under_any_record(runs in prop::collection::vec(reads(), 0..4)) {
         let mut order = order(BYTES);
         runs.iter().for_each(|reads| { run(&mut order, reads); });
         let mut bytes: Vec<u64> = order.copy_order().into_iter().flatten().collect();
@@ -111,7 +111,7 @@ proptest! {
     }
 
     #[test]
-    fn a_second_run_alike_needs_no_tracking(reads in reads()) {
+    fn a_repeated_run_is_not_recorded_again(reads in reads()) {
         let mut order = order(BYTES);
         run(&mut order, &reads);
         let before = order.clone();
@@ -124,9 +124,9 @@ proptest! {
         prop_assert_eq!(order, before);
     }
 
-    /// However the launches come, before and after: no launch reads what has not arrived.
+    /// In any order of the launches, before and after: no launch reads bytes that have not arrived.
     #[test]
-    fn any_permutation_of_the_launches_computes_what_it_computes_with_all_memory_there(
+    fn any_permutation_of_the_launches_reads_only_bytes_that_have_arrived(
         (first, later) in reads().prop_flat_map(|reads| (Just(reads.clone()), Just(reads).prop_shuffle())),
         memory in prop::collection::vec(any::<u8>(), BYTES as usize),
     ) {
@@ -134,14 +134,14 @@ proptest! {
         for reads in [&first, &later, &first, &later] {
             prop_assert_eq!(swap(&mut order, &memory, reads).0, computed(&memory, reads));
         }
-        // Both are known by now.
+        // Both orders are recorded by now.
         for reads in [&later, &first] {
             prop_assert!(swap(&mut order, &memory, reads).1.iter().all(|wait| *wait == Wait::Reads));
         }
     }
 
-    /// From the launch that strays on, and not before, everything is waited for; the next run alike
-    /// is expected.
+    /// Launches wait for everything from the straying launch on, and not before. The same run is
+    /// expected the next time.
     #[test]
     fn an_unexpected_read_waits_for_everything_computes_the_same_and_is_recorded(
         reads in reads(), stray in 0..BYTES, at in any::<prop::sample::Index>(),
@@ -163,9 +163,9 @@ proptest! {
         prop_assert!(run(&mut order, &other).0.iter().all(|wait| *wait == Wait::Reads));
     }
 
-    /// A program that reads one way or another, in any turns, is recorded a bounded number of times.
+    /// A program that switches between several behaviours is recorded a bounded number of times.
     #[test]
-    fn a_program_of_several_ways_settles(ways in prop::collection::vec(reads(), 1..4)) {
+    fn a_program_with_several_behaviours_settles(ways in prop::collection::vec(reads(), 1..4)) {
         let mut order = order(BYTES);
         for _ in 0..2 {
             ways.iter().for_each(|reads| { run(&mut order, reads); });
@@ -177,11 +177,12 @@ proptest! {
 }
 
 #[test]
-fn what_another_process_recorded_is_told_by_launch() {
+fn first_reads_restore_the_record_in_another_process() {
     let mut order = order(100);
     assert_eq!(order.first_reads(), Vec::<Vec<Range<u64>>>::new());
     run(&mut order, &vec![vec![], vec![64..80, 0..20], vec![0..40], vec![]]);
-    let (told, first): (_, Reads) = (order.first_reads(), vec![vec![], vec![64..80, 0..32], vec![32..48]]);
+    let told = order.first_reads();
+    let first: Reads = vec![vec![], vec![64..80, 0..32], vec![32..48]];
     assert_eq!(told, first);
     assert_eq!(ReadOrder::recorded(100, order.block, &told), Some(order.clone()));
     for outside in [0..101, Range { start: 20, end: 10 }] {
@@ -190,17 +191,19 @@ fn what_another_process_recorded_is_told_by_launch() {
 }
 
 proptest! {
-    /// Nobody who records from scratch makes others forget.
+    /// A process that records from scratch does not erase the older record.
     #[test]
-    fn what_two_processes_recorded_is_what_one_would_have(first in reads(), second in reads()) {
-        let (mut both, mut one, mut other) = (order(BYTES), order(BYTES), order(BYTES));
+    fn merged_records_of_two_processes_cover_the_runs_of_both(first in reads(), second in reads()) {
+        let mut both = order(BYTES);
+        let mut one = order(BYTES);
+        let mut other = order(BYTES);
         for reads in [&first, &second] {
             run(&mut both, reads);
         }
         run(&mut one, &first);
         run(&mut other, &second);
         let merged = other.after(&one);
-        // Neither way is unexpected any more, as it is not where one process ran both.
+        // Neither run is unexpected, just as if a single process had performed both.
         for order in [merged.clone(), both] {
             for reads in [&first, &second] {
                 prop_assert_eq!(run(&mut order.clone(), reads).1, None);

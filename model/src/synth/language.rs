@@ -4,55 +4,56 @@ use super::network::{Attribute, Network, Size};
 use super::scene::Darknet;
 use super::{Seeded, pixels};
 
-/// A line of text: its height and width, in pixels.
+/// Height and width of a line of text, in pixels.
 pub const LINE: (usize, usize) = (128, 640);
-/// A column of it, one character's.
+/// Width of a column of the line in pixels; a column is one character.
 pub const COLUMN: usize = 16;
-/// Characters that the reader of a line knows.
+/// Number of characters that the reader of a line knows.
 const CHARACTERS: usize = 96;
-/// How far apart light and dark are where something is written, of 1.
+/// Difference between light and dark in a column with writing, from 0 to 1.
 const CONTRAST: f32 = 0.5;
 
 /// The dimensions of an encoder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Encoder {
-    /// Blocks of attention and feed-forward network.
+    /// Number of blocks of attention and feed-forward network.
     pub layers: usize,
-    /// The width of a token's vector; a multiple of `heads`.
+    /// Width of a token's vector; a multiple of `heads`.
     pub hidden: usize,
-    /// Attention heads.
+    /// Number of attention heads.
     pub heads: usize,
-    /// The width inside the feed-forward network.
+    /// Width inside the feed-forward network.
     pub inner: usize,
-    /// Different tokens.
+    /// Number of different tokens.
     pub vocabulary: usize,
-    /// The longest text, in tokens.
+    /// Most tokens of a text.
     pub positions: usize,
 }
 
 impl Encoder {
-    /// As BERT-base: 109.5 million parameters.
+    /// The size of BERT-base: 109.5 million parameters.
     pub const BASE: Self =
         Self { layers: 12, hidden: 768, heads: 12, inner: 3072, vocabulary: 30_522, positions: 512 };
-    /// As BERT-large: 335 million parameters.
+    /// The size of BERT-large: 335 million parameters.
     pub const LARGE: Self = Self { layers: 24, hidden: 1024, heads: 16, inner: 4096, ..Self::BASE };
-    /// As DistilBERT: 66 million parameters.
+    /// The size of DistilBERT: 66 million parameters.
     pub const DISTILLED: Self = Self { layers: 6, ..Self::BASE };
-    /// For tests: 1.2 million parameters.
+    /// A size for tests: 1.2 million parameters.
     pub const TINY: Self =
         Self { layers: 4, hidden: 128, heads: 4, inner: 512, vocabulary: 3_000, positions: 64 };
 }
 
-/// Whether a classifier also gives what it makes of each token.
+/// Whether a classifier also outputs the vector of each token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum States {
-    /// It does, for another network.
+    /// The classifier outputs the vectors, as the input of another network.
     Given,
-    /// It does not.
+    /// The classifier does not output the vectors.
     Kept,
 }
 
-/// A line to read: `pixels` UINT8 [1, 256, 1280, 3] to `line` FP32 [1, 1, 128, 640], grey from 0 to 1.
+/// Returns a network that prepares a line for reading: `pixels` UINT8 [1, 256, 1280, 3] to `line`
+/// FP32 [1, 1, 128, 640], grey from 0 to 1.
 #[must_use]
 pub fn grey_line() -> Vec<u8> {
     let mut net = Network::new("grey-line", 0);
@@ -66,9 +67,9 @@ pub fn grey_line() -> Vec<u8> {
 }
 
 impl Seeded {
-    /// A BERT-like encoder: embeds `input_ids` INT64 [N, S] (from 0 to the vocabulary's size), runs its
-    /// layers, and gives `y` FP32 [N, hidden], the first token's vector through a dense layer and tanh.
-    /// S may be up to `positions`; there is no padding mask.
+    /// Returns a BERT-like encoder. The encoder embeds `input_ids` INT64 [N, S] (from 0 to the
+    /// vocabulary's size) and runs its layers. The output `y` FP32 [N, hidden] is the first token's
+    /// vector after a dense layer and tanh. S may be up to `positions`; there is no padding mask.
     #[must_use]
     pub fn bert_like(self, encoder: Encoder) -> Vec<u8> {
         let mut net = Network::new("bert-like", self.0);
@@ -78,15 +79,15 @@ impl Seeded {
         net.finish()
     }
 
-    /// The same with a layer of two numbers at the end: `input_ids` INT64 [N, S] to `scores` FP32 [N, 2],
-    /// and before it, where `states` is asked for, what it makes of each token: `states` FP32
-    /// [N, S, hidden].
+    /// Returns a classifier: [`Self::bert_like`] with a final layer of two numbers, `input_ids` INT64
+    /// [N, S] to `scores` FP32 [N, 2]. If `states` requests that, the classifier also outputs the
+    /// vectors of the tokens, `states` FP32 [N, S, hidden].
     #[must_use]
     pub fn bert_classifier(self, encoder: Encoder, states: States) -> Vec<u8> {
         let mut net = Network::new("bert-classifier", self.0);
         let value = read(&mut net, encoder);
         let pooled = pool(&mut net, encoder, &value, "pooled");
-        let sum = dense(&mut net, "scores", &pooled, (encoder.hidden, 2));
+        let sum = dense(&mut net, "scores", &pooled, encoder.hidden, 2);
         net.node("Softmax", &[&sum], "scores", &[Attribute::Int("axis", -1)]);
         if states == States::Given {
             net.node("Identity", &[&value], "states", &[]);
@@ -96,24 +97,27 @@ impl Seeded {
         net.finish()
     }
 
-    /// An encoder over what another made of the tokens, and the likeliest token at each place: `states`
-    /// FP32 [N, S, hidden] to `reply` INT64 [N, S].
+    /// Returns an encoder that reads the token vectors of another encoder, and outputs the likeliest
+    /// token at each position: `states` FP32 [N, S, hidden] to `reply` INT64 [N, S].
     #[must_use]
     pub fn bert_reply(self, encoder: Encoder) -> Vec<u8> {
         let mut net = Network::new("bert-reply", self.0);
         let states = net.float_input("states", &token_shape(encoder));
         let value = blocks(&mut net, encoder, &states);
-        let logits = dense(&mut net, "words", &value, (encoder.hidden, encoder.vocabulary));
+        let logits = dense(&mut net, "words", &value, encoder.hidden, encoder.vocabulary);
         let over = [Attribute::Int("axis", -1), Attribute::Int("keepdims", 0)];
         net.node("ArgMax", &[&logits], "reply", &over);
         net.int64_output("reply", &[Size::Named("N"), Size::Named("S")]);
         net.finish()
     }
 
-    /// A reader of one line of text, `line` FP32 [1, 1, 128, 640], grey from 0 to 1: the stages of
-    /// `darknet` but for the last, and an encoder of two layers over its 40 columns. `tokens` INT64 [1, L]
-    /// has a character's id for each column with something on it, which is where light and dark are far
-    /// apart, and `any_text` INT64 [1] is 1 where there is one. L may be 0.
+    /// Returns a reader of a line of text, `line` FP32 [1, 1, 128, 640], grey from 0 to 1. The
+    /// network has the stages of `darknet` except the last, and an encoder of two layers over the
+    /// line's 40 columns.
+    ///
+    /// The output `tokens` INT64 [1, L] has the id of a character for each column with writing, which
+    /// is a column with a large difference between light and dark. L may be 0. The output `any_text`
+    /// INT64 [1] is 1 if there is writing.
     #[must_use]
     pub fn ocr(self, darknet: Darknet) -> Vec<u8> {
         let mut net = Network::new("ocr", self.0);
@@ -126,17 +130,17 @@ impl Seeded {
         let encoder =
             Encoder { layers: 2, hidden, heads: 4, inner: 4 * hidden, vocabulary: CHARACTERS, positions: 0 };
         let read = blocks(&mut net, encoder, &columns);
-        let logits = dense(&mut net, "characters", &read, (hidden, CHARACTERS));
+        let logits = dense(&mut net, "characters", &read, hidden, CHARACTERS);
         let over = [Attribute::Int("axis", -1), Attribute::Int("keepdims", 0)];
         let ids = net.node("ArgMax", &[&logits], "ids", &over);
         let scores = contrast(&mut net, &line);
-        pixels::choose(&mut net, (&ids, 1), (&scores, CONTRAST), ("tokens", Some("any_text")));
+        pixels::choose(&mut net, &ids, 1, &scores, CONTRAST, "tokens", Some("any_text"));
         net.int64_output("tokens", &[Size::Fixed(1), Size::Named("L")]);
         net.int64_output("any_text", &[Size::Fixed(1)]);
         net.finish()
     }
 
-    /// One encoder layer by itself, 384 wide with 6 heads: `x` FP32 [N, S, 384] to `y` of the same
+    /// Returns a single encoder layer, 384 wide with 6 heads: `x` FP32 [N, S, 384] to `y` of the same
     /// shape, with weights for several launches.
     #[must_use]
     pub fn transformer_block(self) -> Vec<u8> {
@@ -154,7 +158,7 @@ fn token_shape(encoder: Encoder) -> [Size; 3] {
     [Size::Named("N"), Size::Named("S"), Size::Fixed(encoder.hidden)]
 }
 
-/// `input_ids` through the embedding and all layers: [N, S, hidden].
+/// Adds the embedding of `input_ids` and all layers. The result is [N, S, hidden].
 fn read(net: &mut Network, encoder: Encoder) -> String {
     let Encoder { hidden, vocabulary, positions, .. } = encoder;
     let ids = net.int64_input("input_ids", &[Size::Named("N"), Size::Named("S")]);
@@ -170,7 +174,7 @@ fn read(net: &mut Network, encoder: Encoder) -> String {
     blocks(net, encoder, &value)
 }
 
-/// All layers.
+/// Adds all layers.
 fn blocks(net: &mut Network, encoder: Encoder, input: &str) -> String {
     let mut value = input.to_owned();
     for layer in 0..encoder.layers {
@@ -179,36 +183,35 @@ fn blocks(net: &mut Network, encoder: Encoder, input: &str) -> String {
     value
 }
 
-/// The first token's vector through a dense layer and tanh.
+/// Adds a dense layer and tanh on the first token's vector.
 fn pool(net: &mut Network, encoder: Encoder, value: &str, output: &str) -> String {
     let first = net.int64s("pooler.index", &[0]);
     let first = net.node("Gather", &[value, &first], "pooler.gather", &[Attribute::Int("axis", 1)]);
     let first = net.node("Flatten", &[&first], "pooler.first", &[]);
-    let pooled = dense(net, "pooler", &first, (encoder.hidden, encoder.hidden));
+    let pooled = dense(net, "pooler", &first, encoder.hidden, encoder.hidden);
     net.node("Tanh", &[&pooled], output, &[])
 }
 
-/// How far apart light and dark are in each column of a line, [1, 40].
+/// Adds the difference between light and dark in each column of a line, [1, 40].
 fn contrast(net: &mut Network, line: &str) -> String {
-    let window = (LINE.0, COLUMN);
-    let light = pixels::pool(net, "MaxPool", line, window, "contrast.light");
+    let light = pixels::pool(net, "MaxPool", line, LINE.0, COLUMN, "contrast.light");
     let turned = net.node("Neg", &[line], "contrast.turned", &[]);
-    let dark = pixels::pool(net, "MaxPool", &turned, window, "contrast.dark");
+    let dark = pixels::pool(net, "MaxPool", &turned, LINE.0, COLUMN, "contrast.dark");
     let apart = net.node("Add", &[&light, &dark], "contrast.apart", &[]);
     let row = net.int64s("contrast.row", &[1, (LINE.1 / COLUMN) as i64]);
     net.node("Reshape", &[&apart, &row], "contrast", &[])
 }
 
-/// Attention and feed-forward network, each added to its input and normalized, as in BERT.
+/// Adds attention and a feed-forward network, each added to its input and normalized, as in BERT.
 fn block(net: &mut Network, encoder: Encoder, name: &str, input: &str, output: &str) -> String {
     let Encoder { hidden, inner, .. } = encoder;
     let part = |suffix: &str| format!("{name}.{suffix}");
     let attention = attend(net, encoder, &part("attention"), input);
     let sum = net.node("Add", &[&attention, input], &part("attention.sum"), &[]);
     let middle = normalize(net, &sum, &part("attention"), hidden, &part("attention.out"));
-    let wide = dense(net, &part("up"), &middle, (hidden, inner));
+    let wide = dense(net, &part("up"), &middle, hidden, inner);
     let active = gelu(net, &part("gelu"), &wide);
-    let narrow = dense(net, &part("down"), &active, (inner, hidden));
+    let narrow = dense(net, &part("down"), &active, inner, hidden);
     let sum = net.node("Add", &[&narrow, &middle], &part("sum"), &[]);
     normalize(net, &sum, name, hidden, output)
 }
@@ -219,7 +222,7 @@ fn attend(net: &mut Network, encoder: Encoder, name: &str, input: &str) -> Strin
     let part = |suffix: &str| format!("{name}.{suffix}");
     let split = net.int64s(&part("split"), &[0, 0, heads as i64, head as i64]);
     let mut project = |suffix: &str, order: &[i64]| {
-        let flat = dense(net, &part(suffix), input, (hidden, hidden));
+        let flat = dense(net, &part(suffix), input, hidden, hidden);
         let shaped = net.node("Reshape", &[&flat, &split], &part(&format!("{suffix}.heads")), &[]);
         let order = [Attribute::Ints("perm", order)];
         net.node("Transpose", &[&shaped], &part(&format!("{suffix}.first")), &order)
@@ -236,10 +239,10 @@ fn attend(net: &mut Network, encoder: Encoder, name: &str, input: &str) -> Strin
     let mixed = net.node("Transpose", &[&mixed], &part("last"), &order);
     let join = net.int64s(&part("join"), &[0, 0, hidden as i64]);
     let joined = net.node("Reshape", &[&mixed, &join], &part("joined"), &[]);
-    dense(net, &part("output"), &joined, (hidden, hidden))
+    dense(net, &part("output"), &joined, hidden, hidden)
 }
 
-fn dense(net: &mut Network, name: &str, input: &str, (from, to): (usize, usize)) -> String {
+fn dense(net: &mut Network, name: &str, input: &str, from: usize, to: usize) -> String {
     let weight = net.weight(&format!("{name}.weight"), &[from, to], 2 * from);
     let bias = net.scaled_weight(&format!("{name}.bias"), &[to], 0.01);
     let product = net.node("MatMul", &[input, &weight], &format!("{name}.product"), &[]);
@@ -253,7 +256,7 @@ fn normalize(net: &mut Network, input: &str, name: &str, width: usize, output: &
     net.node("LayerNormalization", &[input, &gamma, &beta], output, &attributes)
 }
 
-/// x·(1 + erf(x/√2))/2, in the nodes that exporters write.
+/// Adds x·(1 + erf(x/√2))/2, in the nodes that exporters write.
 fn gelu(net: &mut Network, name: &str, input: &str) -> String {
     let part = |suffix: &str| format!("{name}.{suffix}");
     let root = net.scalar(&part("root"), std::f32::consts::SQRT_2);

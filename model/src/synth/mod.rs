@@ -1,6 +1,6 @@
-//! ONNX networks of known architectures with seeded random weights, for tests and measurements where
-//! the numbers need not mean anything but must stay finite; and some, such as [`detector`], whose
-//! weights are fixed. The same call gives the same bytes.
+//! ONNX networks of known architectures with seeded random weights. The networks are for tests and
+//! measurements in which the numbers have no meaning, but must stay finite. Some networks, such as
+//! [`detector`], have fixed weights. The same call always returns the same bytes.
 //!
 //! | network | input | output | parameters |
 //! |---|---|---|---|
@@ -14,11 +14,11 @@
 //! | [`counter`] | `x` and `h_in` FP32 [1, width] | `y` and `h_out` [1, width] | width + 1 |
 //! | [`detector`] | `frame` FP32 [1, 3, 512, 512] | `people` [P, 3, 32, 32], `vehicles` [V, 3, 32, 32], `any_people` and `any_vehicles` INT64 [1] | 6,144 |
 //!
-//! And those of the example workflows, each with its shapes at its function: [`camera`], [`chunks`],
-//! [`grey_line`], [`denoiser`], [`crops`], [`painter`] and [`vote`], which are fixed, and
-//! [`Seeded::yolo_det`], [`Seeded::yolo_seg`], [`Seeded::yolo_face`], [`Seeded::ocr`],
-//! [`Seeded::alexnet_like`], [`Seeded::residual`], [`Seeded::bert_classifier`] and
-//! [`Seeded::bert_reply`].
+//! The module also has the networks of the example workflows, whose shapes are documented at their
+//! functions. [`camera`], [`chunks`], [`grey_line`], [`denoiser`], [`crops`], [`painter`] and
+//! [`vote`] have fixed weights. [`Seeded::yolo_det`], [`Seeded::yolo_seg`], [`Seeded::yolo_face`],
+//! [`Seeded::ocr`], [`Seeded::alexnet_like`], [`Seeded::residual`], [`Seeded::bert_classifier`] and
+//! [`Seeded::bert_reply`] have weights from a seed.
 
 mod counter;
 mod language;
@@ -40,8 +40,8 @@ pub use vision::Residual;
 
 use network::{Network, Size};
 
-/// The networks with weights from a seed: another seed gives another file of the same shape, whose
-/// answers differ. The functions of this module are those of [`Seeded::default`].
+/// Seed of the networks' weights. Another seed makes a file of the same shape with different results.
+/// The functions of this module use [`Seeded::default`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Seeded(pub u64);
 
@@ -52,8 +52,8 @@ impl Default for Seeded {
 }
 
 impl Seeded {
-    /// A perceptron with one hidden layer, 64-64-64: small enough that a request costs more than the
-    /// model.
+    /// Returns a perceptron with one hidden layer, 64-64-64. The model is so small that a request
+    /// costs more than its run.
     #[must_use]
     pub fn mlp(self) -> Vec<u8> {
         let mut net = Network::new("mlp", self.0);
@@ -72,37 +72,37 @@ impl Seeded {
     }
 }
 
-/// [`Seeded::mlp`] of the usual seed.
+/// Returns [`Seeded::mlp`] with the default seed.
 #[must_use]
 pub fn mlp() -> Vec<u8> {
     Seeded::default().mlp()
 }
 
-/// [`Seeded::tiny_cnn`] of the usual seed.
+/// Returns [`Seeded::tiny_cnn`] with the default seed.
 #[must_use]
 pub fn tiny_cnn() -> Vec<u8> {
     Seeded::default().tiny_cnn()
 }
 
-/// [`Seeded::transformer_block`] of the usual seed.
+/// Returns [`Seeded::transformer_block`] with the default seed.
 #[must_use]
 pub fn transformer_block() -> Vec<u8> {
     Seeded::default().transformer_block()
 }
 
-/// [`Seeded::resnet50_like`] of the usual seed.
+/// Returns [`Seeded::resnet50_like`] with the default seed.
 #[must_use]
 pub fn resnet50_like() -> Vec<u8> {
     Seeded::default().resnet50_like()
 }
 
-/// [`Seeded::resnet152_like`] of the usual seed.
+/// Returns [`Seeded::resnet152_like`] with the default seed.
 #[must_use]
 pub fn resnet152_like() -> Vec<u8> {
     Seeded::default().resnet152_like()
 }
 
-/// [`Seeded::bert_like`] of the usual seed.
+/// Returns [`Seeded::bert_like`] with the default seed.
 #[must_use]
 pub fn bert_like(encoder: Encoder) -> Vec<u8> {
     Seeded::default().bert_like(encoder)

@@ -9,18 +9,17 @@ use crate::onnx::{
     TensorShapeProto, TensorType, TypeProto, ValueInfoProto, attribute, element,
 };
 
-/// The opset of every network here: the first with LayerNormalization.
+/// Opset of all networks in this module: the first one with LayerNormalization.
 const OPSET: i64 = 17;
 const IR_VERSION: i64 = 8;
 
-/// A declared dimension.
 #[derive(Clone, Copy)]
 pub(super) enum Size {
     Fixed(usize),
     Named(&'static str),
 }
 
-/// A node's attribute.
+/// An attribute of a node.
 pub(super) enum Attribute<'a> {
     Int(&'a str, i64),
     Ints(&'a str, &'a [i64]),
@@ -48,7 +47,7 @@ impl Network {
         name.to_owned()
     }
 
-    /// Pixels as they are stored: bytes.
+    /// Adds an input of stored pixels, which are bytes.
     pub(super) fn byte_input(&mut self, name: &str, shape: &[Size]) -> String {
         self.graph.input.push(declare(name, element::UINT8, shape));
         name.to_owned()
@@ -66,7 +65,7 @@ impl Network {
         self.graph.output.push(declare(name, element::INT64, shape));
     }
 
-    /// Adds a node that makes one value, `output`, and is called after it.
+    /// Adds a node with the single output `output`, and names the node after its output.
     pub(super) fn node(
         &mut self,
         op_type: &str,
@@ -85,8 +84,8 @@ impl Network {
         output.to_owned()
     }
 
-    /// A random weight, scaled so that a rectified layer that sums `fan_in` products keeps its input's
-    /// variance (He).
+    /// Adds a random weight. Its scale preserves the variance of the input through a rectified layer
+    /// that sums `fan_in` products (He).
     pub(super) fn weight(&mut self, name: &str, shape: &[usize], fan_in: usize) -> String {
         self.scaled_weight(name, shape, (2.0 / fan_in as f32).sqrt())
     }
@@ -96,7 +95,7 @@ impl Network {
         self.constant(name, element::FLOAT, shape, bytes)
     }
 
-    /// A vector of one number, as normalizations have.
+    /// Adds a vector of equal numbers, as normalizations have.
     pub(super) fn filled(&mut self, name: &str, len: usize, value: f32) -> String {
         self.constant(name, element::FLOAT, &[len], value.to_le_bytes().repeat(len))
     }
@@ -105,7 +104,7 @@ impl Network {
         self.constant(name, element::FLOAT, &[], value.to_le_bytes().to_vec())
     }
 
-    /// A weight that is not random.
+    /// Adds a weight that is not random.
     pub(super) fn floats(&mut self, name: &str, shape: &[usize], values: &[f32]) -> String {
         let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
         self.constant(name, element::FLOAT, shape, bytes)

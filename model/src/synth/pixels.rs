@@ -1,12 +1,12 @@
-//! Work on pixels that no network learns: what a library of image operations does on a GPU.
+//! Image operations without learned weights, such as an image library performs on a GPU.
 
 use super::network::{Attribute, Network};
 use crate::onnx::element;
 
-/// Red, green and blue.
+/// Number of colour channels: red, green and blue.
 pub(super) const COLOURS: usize = 3;
 
-/// Bytes [N, H, W, 3] as numbers from 0 to 1, channel by channel: [N, 3, H, W].
+/// Converts bytes [N, H, W, 3] to numbers from 0 to 1, channel by channel: [N, 3, H, W].
 pub(super) fn planes(net: &mut Network, pixels: &str, output: &str) -> String {
     let part = |suffix: &str| format!("{output}.{suffix}");
     let to = [Attribute::Int("to", i64::from(element::FLOAT))];
@@ -17,7 +17,7 @@ pub(super) fn planes(net: &mut Network, pixels: &str, output: &str) -> String {
     net.node("Mul", &[&turned, &scale], output, &[])
 }
 
-/// The other way: [N, 3, H, W] as bytes [N, H, W, 3].
+/// Converts numbers [N, 3, H, W] to bytes [N, H, W, 3]: the inverse of [`planes`].
 pub(super) fn bytes(net: &mut Network, image: &str, output: &str) -> String {
     let part = |suffix: &str| format!("{output}.{suffix}");
     let order = [Attribute::Ints("perm", &[0, 2, 3, 1])];
@@ -30,17 +30,18 @@ pub(super) fn bytes(net: &mut Network, image: &str, output: &str) -> String {
     net.node("Cast", &[&kept], output, &to)
 }
 
-/// The mean of each `factor` × `factor` pixels.
+/// Adds the mean of each `factor` × `factor` pixels.
 pub(super) fn shrink(net: &mut Network, image: &str, factor: usize, output: &str) -> String {
-    pool(net, "AveragePool", image, (factor, factor), output)
+    pool(net, "AveragePool", image, factor, factor, output)
 }
 
-/// A pool over windows that lie beside each other, of this height and width.
+/// Adds a pool over adjacent windows of this height and width.
 pub(super) fn pool(
     net: &mut Network,
     kind: &str,
     image: &str,
-    (height, width): (usize, usize),
+    height: usize,
+    width: usize,
     output: &str,
 ) -> String {
     let window = [height as i64, width as i64];
@@ -48,16 +49,16 @@ pub(super) fn pool(
     net.node(kind, &[image], output, &attributes)
 }
 
-/// Each pixel `factor` times across and down.
+/// Repeats each pixel `factor` times in both directions.
 pub(super) fn enlarge(net: &mut Network, image: &str, factor: usize, output: &str) -> String {
     let factor = factor as f32;
     let scales = net.floats(&format!("{output}.scales"), &[4], &[1.0, 1.0, factor, factor]);
-    // Nearest is what Resize does unless told.
+    // Nearest is Resize's default mode.
     net.node("Resize", &[image, "", &scales], output, &[])
 }
 
-/// A Gaussian of `side` × `side` taps over each channel by itself: its two directions one after the
-/// other.
+/// Adds a Gaussian filter of `side` × `side` taps over each channel. The filter is applied in one
+/// direction after the other.
 pub(super) fn blur(net: &mut Network, image: &str, side: usize, output: &str) -> String {
     let deviation = side as f32 / 4.0;
     let tap = |at: usize| (-((at as f32 - (side / 2) as f32) / deviation).powi(2) / 2.0).exp();
@@ -79,20 +80,22 @@ pub(super) fn blur(net: &mut Network, image: &str, side: usize, output: &str) ->
     pass(&rows, &part("down"), [side, 1], [half, 0, half, 0], output)
 }
 
-/// A weighted sum of the channels for each of the rows of `weights`: [N, 3, H, W] to [N, rows, H, W].
+/// Adds a weighted sum of the channels for each row of `weights`: [N, 3, H, W] to [N, rows, H, W].
 pub(super) fn mix(net: &mut Network, image: &str, weights: &[[f32; COLOURS]], output: &str) -> String {
     let weight =
         net.floats(&format!("{output}.weights"), &[weights.len(), COLOURS, 1, 1], weights.as_flattened());
     net.node("Conv", &[image, &weight], output, &[Attribute::Ints("kernel_shape", &[1, 1])])
 }
 
-/// Cuts each of `count` pictures of `rows` × `across` square cells of `side` pixels into its cells, row by
-/// row: [count, 3, H, W] to [count · rows · across, 3, side, side].
+/// Cuts each of `count` pictures of `rows` × `across` square cells of `side` pixels into its cells,
+/// row by row: [count, 3, H, W] to [count · rows · across, 3, side, side].
 pub(super) fn cells(
     net: &mut Network,
     image: &str,
     count: usize,
-    (rows, across, side): (usize, usize, usize),
+    rows: usize,
+    across: usize,
+    side: usize,
     output: &str,
 ) -> String {
     let part = |suffix: &str| format!("{output}.{suffix}");
@@ -105,20 +108,23 @@ pub(super) fn cells(
     net.node("Reshape", &[&turned, &list], output, &[])
 }
 
-/// The rows of `list` whose score of [1, rows] is above `threshold`, as `output`, which may be none, and
-/// as `any` INT64 [1] whether there is one.
+/// Selects the entries of `list` along `axis` whose score in `scores` [1, rows] is above `threshold`,
+/// as `output`, which may be empty. `any` INT64 [1] is 1 if there is such an entry.
 pub(super) fn choose(
     net: &mut Network,
-    (list, axis): (&str, i64),
-    (scores, threshold): (&str, f32),
-    (output, any): (&str, Option<&str>),
+    list: &str,
+    axis: i64,
+    scores: &str,
+    threshold: f32,
+    output: &str,
+    any: Option<&str>,
 ) {
     let part = |suffix: &str| format!("{output}.{suffix}");
     let threshold = net.scalar(&part("threshold"), threshold);
     let above = net.node("Greater", &[scores, &threshold], &part("above"), &[]);
     let to = [Attribute::Int("to", i64::from(element::INT64))];
     let marks = net.node("Cast", &[&above], &part("marks"), &to);
-    // A column for each mark: its row, always 0, and its place.
+    // NonZero makes a column for each mark: the row, which is always 0, and the position in the row.
     let found = net.node("NonZero", &[&marks], &part("found"), &[]);
     let second = net.int64s(&part("second"), &[1]);
     let found = net.node("Gather", &[&found, &second], &part("places.row"), &[Attribute::Int("axis", 0)]);

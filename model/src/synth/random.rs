@@ -1,7 +1,7 @@
-//! A small seeded generator, so that a network's bytes depend on its seed alone and on no crate's
-//! version.
+//! A small seeded generator, so that a network's bytes depend only on its seed and not on the version
+//! of a crate.
 
-/// SplitMix64: one addition and three mixing steps a number.
+/// SplitMix64: an addition and three mixing steps per number.
 pub(super) struct Random(u64);
 
 impl Random {
@@ -16,7 +16,7 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// Little-endian floats, uniform with mean 0 and the given standard deviation.
+    /// Returns little-endian floats, uniform with mean 0 and the given standard deviation.
     pub(super) fn floats(&mut self, count: usize, deviation: f32) -> Vec<u8> {
         let scale = deviation * 3f32.sqrt() / (1u32 << 23) as f32;
         let mut bytes = Vec::with_capacity(count * 4);

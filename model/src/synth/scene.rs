@@ -1,69 +1,71 @@
-//! What the example workflows run on pictures, but for the classifiers: preparing them, detectors and a
-//! segmenter in the manner of YOLO, and what is made of what those find.
+//! The networks that the example workflows run on pictures, except the classifiers: preparation,
+//! detectors and a segmenter in the manner of YOLO, and the processing of their results.
 //!
-//! Nothing here was trained, and yet who is found must not depend on chance. So a head adds two things:
-//! a fixed filter for a colour, which decides, and a hundredth of what the seeded network says. All of
-//! the network is computed for it.
+//! None of these networks is trained, but the found objects must not depend on chance. Therefore a
+//! head adds two terms: a fixed filter for a colour, which decides, and a hundredth of the seeded
+//! network's output, which makes the whole network necessary.
 
 use super::Seeded;
 use super::network::{Attribute, Network, Size};
 use super::pixels::{self, COLOURS};
 use super::vision::{BRANCH_SCALE, Conv};
 
-/// A camera's picture: height and width, in pixels.
+/// Height and width of a camera's picture, in pixels.
 pub const PICTURE: (usize, usize) = (768, 1280);
-/// What a detector looks at: half of that.
+/// Height and width of a detector's input, in pixels: half of [`PICTURE`].
 pub const VIEW: (usize, usize) = (384, 640);
-/// A cell of the detector's grid, in pixels of its view.
+/// Side of a cell of the detector's grid, in pixels of its input.
 pub const CELL_SIDE: usize = 32;
-/// Cells down and across the view.
+/// Number of cells down and across the detector's input.
 pub const CELLS: (usize, usize) = (VIEW.0 / CELL_SIDE, VIEW.1 / CELL_SIDE);
-/// A crop's side: a cell in pixels of the picture.
+/// Side of a crop: a cell in pixels of the picture.
 pub const CROP_SIDE: usize = 2 * CELL_SIDE;
-/// Frames of a video chunk.
+/// Number of frames of a video chunk.
 pub const CHUNK: usize = 2;
-/// A picture to classify: its side, in pixels.
+/// Side of a picture to classify, in pixels.
 pub const PHOTO_SIDE: usize = 896;
 
-/// Above this, of 1 for a pure colour, a cell is somebody or something.
+/// Score above which a cell contains an object; a pure colour has a score of 1.
 const THRESHOLD: f32 = 0.25;
-/// What the seeded network adds to a score at most.
+/// Largest contribution of the seeded network to a score, in either direction.
 const SEEDED_SHARE: f32 = 0.01;
-/// Channels that a colour is looked for in.
+/// Weights of the channels in the filter for each colour.
 const RED: [f32; COLOURS] = [1.0, -0.5, -0.5];
 const GREEN: [f32; COLOURS] = [-0.5, 1.0, -0.5];
 const BLUE: [f32; COLOURS] = [-0.5, -0.5, 1.0];
 const YELLOW: [f32; COLOURS] = [0.5, 0.5, -1.0];
-/// What a segmenter tells apart; the first, the road, is grey: what has no colour.
+/// Filters of the segmenter's classes. The first class is the road, which is grey and so has no colour.
 const CLASSES: [[f32; COLOURS]; 4] = [[0.0; COLOURS], RED, BLUE, GREEN];
-/// The side of a segmenter's cell, in pixels of the picture.
+/// Side of a segmenter's cell, in pixels of the picture.
 const SEGMENT_SIDE: usize = 4;
 
 /// The dimensions of a detector's network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Darknet {
-    /// Residual blocks in each of the stages; each stage halves the picture and doubles the channels.
+    /// Number of residual blocks in each stage. Each stage halves the picture and doubles the channels.
     pub blocks: [usize; 4],
-    /// Channels of the first convolution.
+    /// Number of channels of the first convolution.
     pub width: usize,
 }
 
 impl Darknet {
-    /// As large as YOLOv5s, of 7.2 million parameters.
+    /// The size of YOLOv5s: 7.2 million parameters.
     pub const SMALL: Self = Self { blocks: [1, 2, 3, 3], width: 32 };
-    /// As large as YOLOv5n, of 1.9 million parameters.
+    /// The size of YOLOv5n: 1.9 million parameters.
     pub const NANO: Self = Self { width: 16, ..Self::SMALL };
-    /// For tests: 50,000 parameters.
+    /// A size for tests: 50,000 parameters.
     pub const TINY: Self = Self { blocks: [1; 4], width: 4 };
 
-    /// The stages over `image` of so many channels: at most all four, each of which halves it as the
-    /// first convolution does. The value and its channels.
+    /// Adds the first `stages` stages, at most four, over `image` with `from` channels. Each stage
+    /// halves the picture, as the first convolution does. Returns the name of the value, and its
+    /// channels.
     pub(super) fn add(self, net: &mut Network, image: &str, from: usize, stages: usize) -> (String, usize) {
         let stem = Conv { name: "stem", from, to: self.width, kernel: 3, stride: 2, scale: 1.0 };
         let mut value = stem.add_rectified(net, image);
         let mut channels = self.width;
         for (stage, blocks) in self.blocks.into_iter().enumerate().take(stages) {
-            let (name, to) = (format!("stage{stage}"), 2 * channels);
+            let name = format!("stage{stage}");
+            let to = 2 * channels;
             let down = Conv { name: &name, from: channels, to, kernel: 3, stride: 2, scale: 1.0 };
             value = down.add_rectified(net, &value);
             channels = to;
@@ -74,7 +76,8 @@ impl Darknet {
         (value, channels)
     }
 
-    /// `scores` of so many classes from the last stage, at most [`SEEDED_SHARE`] each way.
+    /// Adds scores for `classes` classes after the last stage, each at most [`SEEDED_SHARE`] in
+    /// either direction.
     fn head(self, net: &mut Network, image: &str, classes: usize) -> String {
         let (value, channels) = self.add(net, image, COLOURS, self.blocks.len());
         let weight = net.weight("head.weight", &[classes, channels, 1, 1], channels);
@@ -86,13 +89,14 @@ impl Darknet {
     }
 }
 
-/// A 1×1 and a 3×3 convolution beside a shortcut.
+/// Adds a 1×1 and a 3×3 convolution beside a shortcut.
 fn residual(net: &mut Network, name: &str, channels: usize, input: &str) -> String {
     let part = |suffix: &str| format!("{name}.{suffix}");
     let inner = channels / 2;
     let reduce = Conv { name: &part("reduce"), from: channels, to: inner, kernel: 1, stride: 1, scale: 1.0 };
     let reduced = reduce.add_rectified(net, input);
-    let (scale, spatial) = (BRANCH_SCALE, part("spatial"));
+    let scale = BRANCH_SCALE;
+    let spatial = part("spatial");
     let spatial = Conv { name: &spatial, from: inner, to: channels, kernel: 3, stride: 1, scale };
     let branch = spatial.add_rectified(net, &reduced);
     net.node("Add", &[&branch, input], &part("sum"), &[])
@@ -102,13 +106,14 @@ fn colours(size: (usize, usize)) -> [Size; 4] {
     [Size::Fixed(1), Size::Fixed(COLOURS), Size::Fixed(size.0), Size::Fixed(size.1)]
 }
 
-fn pixel_input(net: &mut Network, (height, width): (usize, usize)) -> String {
+fn pixel_input(net: &mut Network, size: (usize, usize)) -> String {
+    let (height, width) = size;
     let shape = [Size::Fixed(1), Size::Fixed(height), Size::Fixed(width), Size::Fixed(COLOURS)];
     net.byte_input("pixels", &shape)
 }
 
-/// `pixels` UINT8 [1, 768, 1280, 3] to `frame` FP32 [1, 3, 768, 1280], from 0 to 1, and `view` FP32
-/// [1, 3, 384, 640], half as large.
+/// Returns a network from `pixels` UINT8 [1, 768, 1280, 3] to `frame` FP32 [1, 3, 768, 1280], from 0
+/// to 1, and to `view` FP32 [1, 3, 384, 640], which is half as large.
 #[must_use]
 pub fn camera() -> Vec<u8> {
     let mut net = Network::new("camera", 0);
@@ -120,16 +125,17 @@ pub fn camera() -> Vec<u8> {
     net.finish()
 }
 
-/// `frame` as [`camera`] gives it and `scores` FP32 [1, 2, 12, 20] to `people` [P, 3, 64, 64] and
-/// `vehicles` [V, 3, 64, 64], the cells with a score above a quarter, and `any_people` and `any_vehicles`
-/// INT64 [1]. P and V may be 0.
+/// Returns a network that crops the found objects. Its inputs are `frame` of [`camera`] and `scores`
+/// FP32 [1, 2, 12, 20]. Its outputs `people` [P, 3, 64, 64] and `vehicles` [V, 3, 64, 64] are the
+/// cells with a score above a quarter, and P and V may be 0. Its outputs `any_people` and
+/// `any_vehicles` INT64 [1] are 1 if there is such a cell.
 #[must_use]
 pub fn crops() -> Vec<u8> {
     let mut net = Network::new("crops", 0);
     let frame = net.float_input("frame", &colours(PICTURE));
     let scores = score_shape(2);
     let scores = net.float_input("scores", &scores);
-    let cells = pixels::cells(&mut net, &frame, 1, (CELLS.0, CELLS.1, CROP_SIDE), "cells");
+    let cells = pixels::cells(&mut net, &frame, 1, CELLS.0, CELLS.1, CROP_SIDE, "cells");
     let list = net.int64s("scores.list", &[2, (CELLS.0 * CELLS.1) as i64]);
     let scores = net.node("Reshape", &[&scores, &list], "scores.rows", &[]);
     let kinds = [("people", "any_people", "P"), ("vehicles", "any_vehicles", "V")];
@@ -137,7 +143,7 @@ pub fn crops() -> Vec<u8> {
         let row = net.int64s(&format!("{name}.row"), &[row]);
         let axis = [Attribute::Int("axis", 0)];
         let own = net.node("Gather", &[&scores, &row], &format!("{name}.scores"), &axis);
-        pixels::choose(&mut net, (&cells, 0), (&own, THRESHOLD), (name, Some(any)));
+        pixels::choose(&mut net, &cells, 0, &own, THRESHOLD, name, Some(any));
         let side = Size::Fixed(CROP_SIDE);
         net.float_output(name, &[Size::Named(count), Size::Fixed(COLOURS), side, side]);
         net.int64_output(any, &[Size::Fixed(1)]);
@@ -149,19 +155,21 @@ fn score_shape(classes: usize) -> [Size; 4] {
     [1, classes, CELLS.0, CELLS.1].map(Size::Fixed)
 }
 
-/// What a Gaussian takes away is kept where it is more than this: an edge, and no noise.
+/// Detail below this amplitude is noise, which the denoiser removes; larger detail is an edge.
 const NOISE: f32 = 0.05;
 
-/// `pixels` UINT8 [1, H, W, 3] to `image` FP32 [1, 3, H / shrink, W / shrink], from 0 to 1 and without
-/// noise: edges stay, what is smaller is smoothed.
+/// Returns a network from `pixels` UINT8 [1, H, W, 3] to `image` FP32 [1, 3, H / shrink, W / shrink],
+/// from 0 to 1 and without noise. `size` is H and W. Edges are kept, and smaller detail is smoothed.
 #[must_use]
-pub fn denoiser((height, width): (usize, usize), shrink: usize) -> Vec<u8> {
+pub fn denoiser(size: (usize, usize), shrink: usize) -> Vec<u8> {
+    let (height, width) = size;
     let mut net = Network::new("denoiser", 0);
-    let pixels = pixel_input(&mut net, (height, width));
+    let pixels = pixel_input(&mut net, size);
     let planes = pixels::planes(&mut net, &pixels, "planes");
     let smooth = pixels::blur(&mut net, &planes, 5, "smooth");
     let detail = net.node("Sub", &[&planes, &smooth], "detail", &[]);
-    let (low, high) = (net.scalar("noise.low", -NOISE), net.scalar("noise.high", NOISE));
+    let low = net.scalar("noise.low", -NOISE);
+    let high = net.scalar("noise.high", NOISE);
     let noise = net.node("Clip", &[&detail, &low, &high], "noise", &[]);
     let last = if shrink > 1 { "clean" } else { "image" };
     let clean = net.node("Sub", &[&planes, &noise], last, &[]);
@@ -172,8 +180,9 @@ pub fn denoiser((height, width): (usize, usize), shrink: usize) -> Vec<u8> {
     net.finish()
 }
 
-/// The road of `image` FP32 [1, 3, 768, 1280] in green and all else blurred, as `picture` UINT8
-/// [1, 768, 1280, 3]; `shares` FP32 [1, 4, 192, 320] says which is which.
+/// Returns a network that paints the road of `image` FP32 [1, 3, 768, 1280] green and blurs
+/// everything else. The classes come from `shares` FP32 [1, 4, 192, 320]. The output is `picture`
+/// UINT8 [1, 768, 1280, 3].
 #[must_use]
 pub fn painter() -> Vec<u8> {
     let mut net = Network::new("painter", 0);
@@ -205,7 +214,8 @@ fn share_shape() -> [Size; 4] {
     [1, CLASSES.len(), PICTURE.0 / SEGMENT_SIDE, PICTURE.1 / SEGMENT_SIDE].map(Size::Fixed)
 }
 
-/// `pixels` UINT8 [6, 384, 640, 3], the frames of a short video, to `chunks` FP32 [3, 2, 3, 384, 640].
+/// Returns a network that splits `frames` frames of a video, `pixels` UINT8 [frames, 384, 640, 3],
+/// into `chunks` FP32 [frames / 2, 2, 3, 384, 640].
 #[must_use]
 pub fn chunks(frames: usize) -> Vec<u8> {
     let mut net = Network::new("chunks", 0);
@@ -219,8 +229,8 @@ pub fn chunks(frames: usize) -> Vec<u8> {
     net.finish()
 }
 
-/// The mean of what two classifiers say: `a` and `b` FP32 [1, 1000] to `probabilities` of the same shape
-/// and `label` INT64 [1].
+/// Returns a network that averages two classifiers: `a` and `b` FP32 [1, 1000] to `probabilities` of
+/// the same shape and to `label` INT64 [1].
 #[must_use]
 pub fn vote() -> Vec<u8> {
     let mut net = Network::new("vote", 0);
@@ -238,8 +248,8 @@ pub fn vote() -> Vec<u8> {
 }
 
 impl Seeded {
-    /// `view` FP32 [1, 3, 384, 640] to `scores` FP32 [1, 2, 12, 20]: how much each cell of 32 × 32 pixels is
-    /// a person (red) and a vehicle (blue).
+    /// Returns a detector from `view` FP32 [1, 3, 384, 640] to `scores` FP32 [1, 2, 12, 20]. The
+    /// scores tell how much each cell of 32 × 32 pixels is a person (red) and a vehicle (blue).
     #[must_use]
     pub fn yolo_det(self, darknet: Darknet) -> Vec<u8> {
         let mut net = Network::new("yolo-det", self.0);
@@ -252,8 +262,9 @@ impl Seeded {
         net.finish()
     }
 
-    /// `image` FP32 [1, 3, 768, 1280] to `shares` FP32 [1, 4, 192, 320]: how likely each 4 × 4 pixels are
-    /// road (grey), person (red), vehicle (blue) and plants (green).
+    /// Returns a segmenter from `image` FP32 [1, 3, 768, 1280] to `shares` FP32 [1, 4, 192, 320]. The
+    /// shares tell how likely each 4 × 4 pixels are road (grey), person (red), vehicle (blue) and
+    /// plants (green).
     #[must_use]
     pub fn yolo_seg(self, darknet: Darknet) -> Vec<u8> {
         let mut net = Network::new("yolo-seg", self.0);
@@ -263,7 +274,7 @@ impl Seeded {
         let seeded = pixels::enlarge(&mut net, &seeded, 2 * CELL_SIDE / SEGMENT_SIDE, "seeded");
         let mixed = pixels::mix(&mut net, &image, &CLASSES, "colours");
         let filtered = pixels::shrink(&mut net, &mixed, SEGMENT_SIDE, "filtered");
-        // A grey pixel is 0 in all colours: above this, it is one of them.
+        // A grey pixel scores 0 for all colours, so the bias makes it road; a colour must exceed the bias.
         let bias = net.floats("bias", &[1, CLASSES.len(), 1, 1], &[THRESHOLD, 0.0, 0.0, 0.0]);
         let biased = net.node("Add", &[&filtered, &bias], "biased", &[]);
         let sum = net.node("Add", &[&biased, &seeded], "sum", &[]);
@@ -272,8 +283,8 @@ impl Seeded {
         net.finish()
     }
 
-    /// `chunk` FP32 [1, 2, 3, 384, 640], two frames, to `faces` FP32 [F, 3, 32, 32], the yellow cells of
-    /// both. F may be 0.
+    /// Returns a face detector from `chunk` FP32 [1, 2, 3, 384, 640], two frames, to `faces` FP32 [F,
+    /// 3, 32, 32], the yellow cells of both frames. F may be 0.
     #[must_use]
     pub fn yolo_face(self, darknet: Darknet) -> Vec<u8> {
         let mut net = Network::new("yolo-face", self.0);
@@ -287,8 +298,8 @@ impl Seeded {
         let scores = net.node("Add", &[&filtered, &seeded], "scores", &[]);
         let list = net.int64s("scores.list", &[1, (CHUNK * CELLS.0 * CELLS.1) as i64]);
         let scores = net.node("Reshape", &[&scores, &list], "scores.row", &[]);
-        let cells = pixels::cells(&mut net, &frames, CHUNK, (CELLS.0, CELLS.1, CELL_SIDE), "cells");
-        pixels::choose(&mut net, (&cells, 0), (&scores, THRESHOLD), ("faces", None));
+        let cells = pixels::cells(&mut net, &frames, CHUNK, CELLS.0, CELLS.1, CELL_SIDE, "cells");
+        pixels::choose(&mut net, &cells, 0, &scores, THRESHOLD, "faces", None);
         let side = Size::Fixed(CELL_SIDE);
         net.float_output("faces", &[Size::Named("F"), Size::Fixed(COLOURS), side, side]);
         net.finish()

@@ -1,43 +1,43 @@
-//! A detector of coloured squares, for showing and testing workflows: how much it finds, and what
-//! runs after it, depends on what is in the frame. A toy: nothing in it was trained.
+//! A detector of coloured squares, for demonstrating and testing workflows. The number of found
+//! objects, and therefore the steps that run afterwards, depend on the frame. None of its weights are
+//! trained.
 //!
-//! The frame is 16 × 16 patches of 32 × 32 pixels. One convolution is a matched filter over each
-//! patch: the mean of its red less half the means of green and blue, and the same for blue. A patch
-//! above [`THRESHOLD`] is a person where it is red, a vehicle where it is blue; grey of any
-//! brightness is neither.
+//! The frame has 16 × 16 patches of 32 × 32 pixels. A convolution is a matched filter over each
+//! patch: the mean of red minus half the means of green and blue, and the same for blue. A red patch
+//! above [`THRESHOLD`] is a person, and a blue one is a vehicle. Grey of any brightness is neither.
 
 use super::network::{Attribute, Network, Size};
 use super::pixels::{self, COLOURS};
 
-/// The frame's height and width, in pixels.
+/// Height and width of the frame, in pixels.
 pub const FRAME_SIDE: usize = 512;
-/// A patch's height and width, in pixels.
+/// Height and width of a patch, in pixels.
 pub const PATCH_SIDE: usize = 32;
-/// Patches along one side of the frame.
+/// Number of patches along a side of the frame.
 pub const PATCHES_ACROSS: usize = FRAME_SIDE / PATCH_SIDE;
-/// Above this, of 1 for a patch of one pure colour, a patch is somebody or something.
+/// Score above which a patch contains an object; a patch of a pure colour has a score of 1.
 pub const THRESHOLD: f32 = 0.25;
 
 const PATCHES: usize = PATCHES_ACROSS * PATCHES_ACROSS;
 
-/// Something to find.
+/// A kind of object to find.
 #[derive(Clone, Copy)]
 struct Kind {
     name: &'static str,
     any: &'static str,
-    /// How many there are, as a dimension's name.
+    /// Name of the dimension for the number of found objects.
     count: &'static str,
-    /// Its row of the scores.
+    /// Row of this kind in the scores.
     row: i64,
 }
 
 const PEOPLE: Kind = Kind { name: "people", any: "any_people", count: "P", row: 0 };
 const VEHICLES: Kind = Kind { name: "vehicles", any: "any_vehicles", count: "V", row: 1 };
 
-/// The detector: `frame` FP32 [1, 3, 512, 512] (red, green, blue from 0 to 1) to `people` FP32
-/// [P, 3, 32, 32] and `vehicles` FP32 [V, 3, 32, 32], the patches found, row by row as they lie in the
-/// frame, and `any_people` and `any_vehicles` INT64 [1], 1 where there is one and 0 where there is
-/// none. P and V may be 0.
+/// Returns the detector. Its input is `frame` FP32 [1, 3, 512, 512] (red, green, blue from 0 to 1).
+/// Its outputs `people` FP32 [P, 3, 32, 32] and `vehicles` FP32 [V, 3, 32, 32] are the found patches,
+/// row by row in the order of the frame, and P and V may be 0. Its outputs `any_people` and
+/// `any_vehicles` INT64 [1] are 1 if there is such a patch, and 0 otherwise.
 #[must_use]
 pub fn detector() -> Vec<u8> {
     let mut net = Network::new("detector", 0);
@@ -51,9 +51,10 @@ pub fn detector() -> Vec<u8> {
     net.finish()
 }
 
-/// The frame's patches, [256, 3, 32, 32], row by row.
+/// Adds the frame's patches, [256, 3, 32, 32], row by row.
 fn cut(net: &mut Network, frame: &str) -> String {
-    let (across, side) = (PATCHES_ACROSS as i64, PATCH_SIDE as i64);
+    let across = PATCHES_ACROSS as i64;
+    let side = PATCH_SIDE as i64;
     let grid = net.int64s("patches.grid", &[COLOURS as i64, across, side, across, side]);
     let grid = net.node("Reshape", &[frame, &grid], "patches.apart", &[]);
     let order = [Attribute::Ints("perm", &[1, 3, 0, 2, 4])];
@@ -62,7 +63,7 @@ fn cut(net: &mut Network, frame: &str) -> String {
     net.node("Reshape", &[&turned, &list], "patches", &[])
 }
 
-/// How red and how blue each patch is, [2, 256].
+/// Adds scores for how red and how blue each patch is, [2, 256].
 fn score(net: &mut Network, frame: &str) -> String {
     let of = |wanted: usize| (0..COLOURS).map(move |colour| if colour == wanted { 1.0 } else { -0.5 });
     let pixels = (PATCH_SIDE * PATCH_SIDE) as f32;
@@ -78,13 +79,13 @@ fn score(net: &mut Network, frame: &str) -> String {
 }
 
 impl Kind {
-    /// The patches of this kind and whether there are any, as outputs.
+    /// Adds the patches of this kind, and whether there are any, as outputs.
     fn find(&self, net: &mut Network, scores: &str, patches: &str) {
         let Self { name, any, count, row } = *self;
         let part = |suffix: &str| format!("{name}.{suffix}");
         let row = net.int64s(&part("row"), &[row]);
         let own = net.node("Gather", &[scores, &row], &part("scores"), &[Attribute::Int("axis", 0)]);
-        pixels::choose(net, (patches, 0), (&own, THRESHOLD), (name, Some(any)));
+        pixels::choose(net, patches, 0, &own, THRESHOLD, name, Some(any));
         let side = Size::Fixed(PATCH_SIDE);
         net.float_output(name, &[Size::Named(count), Size::Fixed(COLOURS), side, side]);
         net.int64_output(any, &[Size::Fixed(1)]);

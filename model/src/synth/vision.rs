@@ -1,13 +1,13 @@
-//! Convolutional networks that classify: residual ones, and AlexNet.
+//! Convolutional classifiers: residual networks, and AlexNet.
 
 use super::network::{Attribute, Network, Size};
 use super::{Seeded, pixels};
 
-/// What batch normalization multiplies the end of a residual branch by: small, so that activations
-/// do not grow from block to block.
+/// Factor of the batch normalization at the end of a residual branch. The factor is small, so that
+/// activations do not grow from block to block.
 pub(super) const BRANCH_SCALE: f32 = 0.25;
 
-/// A convolution and its batch normalization.
+/// A convolution with its batch normalization.
 pub(super) struct Conv<'a> {
     pub(super) name: &'a str,
     pub(super) from: usize,
@@ -22,7 +22,8 @@ impl Conv<'_> {
         let Self { name, from, to, kernel, stride, scale } = *self;
         let weight =
             net.weight(&format!("{name}.weight"), &[to, from, kernel, kernel], from * kernel * kernel);
-        let (kernel, stride) = (kernel as i64, stride as i64);
+        let kernel = kernel as i64;
+        let stride = stride as i64;
         let attributes = [
             Attribute::Ints("kernel_shape", &[kernel, kernel]),
             Attribute::Ints("strides", &[stride, stride]),
@@ -43,7 +44,7 @@ impl Conv<'_> {
     }
 }
 
-/// A bottleneck block: 1×1, 3×3, 1×1 convolutions around a shortcut.
+/// A bottleneck block: 1×1, 3×3 and 1×1 convolutions beside a shortcut.
 struct Bottleneck<'a> {
     name: &'a str,
     from: usize,
@@ -52,7 +53,7 @@ struct Bottleneck<'a> {
 }
 
 impl Bottleneck<'_> {
-    /// The block's output has four times its inner channels.
+    /// Ratio of the block's output channels to its inner channels.
     const EXPANSION: usize = 4;
 
     fn add(&self, net: &mut Network, input: &str) -> String {
@@ -76,7 +77,7 @@ impl Bottleneck<'_> {
     }
 }
 
-/// Averages over the image and maps channels to classes.
+/// Averages over the image, and maps channels to classes.
 fn classify(net: &mut Network, input: &str, channels: usize, classes: usize) {
     let pooled = net.node("GlobalAveragePool", &[input], "pooled", &[]);
     let flat = net.node("Flatten", &[&pooled], "flat", &[]);
@@ -93,42 +94,43 @@ fn image_input(net: &mut Network, side: usize) -> String {
 /// The dimensions of a residual network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Residual {
-    /// Blocks in each of the four stages.
+    /// Number of blocks in each of the four stages.
     pub blocks: [usize; 4],
-    /// Channels inside the first stage's blocks; each later stage has twice as many.
+    /// Number of channels inside the first stage's blocks; each later stage has twice as many.
     pub width: usize,
-    /// The picture's height and width, in pixels.
+    /// Height and width of the picture, in pixels.
     pub side: usize,
-    /// How many times as large the picture is made first: for small crops.
+    /// Factor by which the picture is first enlarged, for small crops.
     pub enlarge: usize,
-    /// How many numbers come out.
+    /// Number of output classes.
     pub classes: usize,
 }
 
 impl Residual {
-    /// As ResNet-50: 25.6 million parameters.
+    /// The size of ResNet-50: 25.6 million parameters.
     pub const FIFTY: Self = Self { blocks: [3, 4, 6, 3], width: 64, side: 224, enlarge: 1, classes: 1000 };
-    /// As ResNet-152: 60.2 million parameters.
+    /// The size of ResNet-152: 60.2 million parameters.
     pub const HUNDRED_FIFTY_TWO: Self = Self { blocks: [3, 8, 36, 3], ..Self::FIFTY };
-    /// For tests: 0.4 million parameters, most of them for the classes.
+    /// A size for tests: 0.4 million parameters, most of them for the classes.
     pub const TINY: Self = Self { blocks: [1; 4], width: 8, ..Self::FIFTY };
 }
 
 impl Seeded {
-    /// A network with ResNet-50's layers and 25.6 million parameters; batch normalization is left in
-    /// its own nodes.
+    /// Returns a network with ResNet-50's layers and 25.6 million parameters. Batch normalization
+    /// stays in nodes of its own.
     #[must_use]
     pub fn resnet50_like(self) -> Vec<u8> {
         self.residual("resnet50-like", Residual::FIFTY)
     }
 
-    /// The same with ResNet-152's layers and 60.2 million parameters.
+    /// Returns a network with ResNet-152's layers and 60.2 million parameters.
     #[must_use]
     pub fn resnet152_like(self) -> Vec<u8> {
         self.residual("resnet152-like", Residual::HUNDRED_FIFTY_TWO)
     }
 
-    /// Bottleneck blocks in four stages: `x` FP32 [N, 3, side, side] to `y` FP32 [N, classes].
+    /// Returns a network of bottleneck blocks in four stages: `x` FP32 [N, 3, side, side] to `y` FP32
+    /// [N, classes].
     #[must_use]
     pub fn residual(self, name: &str, dimensions: Residual) -> Vec<u8> {
         let Residual { blocks, width, side, enlarge, classes } = dimensions;
@@ -159,14 +161,14 @@ impl Seeded {
         net.finish()
     }
 
-    /// AlexNet's layers, without its dropout and its normalization across channels: `x` FP32
-    /// [N, 3, 224, 224] to `y` FP32 [N, 1000]. With a width of 64, 61 million parameters, nearly all in
-    /// its dense layers.
+    /// Returns a network with AlexNet's layers, without its dropout and its normalization across
+    /// channels: `x` FP32 [N, 3, 224, 224] to `y` FP32 [N, 1000]. A width of 64 gives 61 million
+    /// parameters, nearly all in the dense layers.
     #[must_use]
     pub fn alexnet_like(self, width: usize) -> Vec<u8> {
         let mut net = Network::new("alexnet-like", self.0);
         let mut value = image_input(&mut net, 224);
-        // The five convolutions: channels in 1/64 of the width, kernel, stride, and whether a pool follows.
+        // The five convolutions: channels for a width of 64, kernel, stride, and whether a pool follows.
         let layers =
             [(64, 11, 4, true), (192, 5, 1, true), (384, 3, 1, false), (256, 3, 1, false), (256, 3, 1, true)];
         let mut from = 3;
@@ -196,7 +198,7 @@ impl Seeded {
         net.finish()
     }
 
-    /// A residual network that runs in milliseconds but has weights for several launches.
+    /// Returns a residual network that runs in milliseconds but has weights for several launches.
     #[must_use]
     pub fn tiny_cnn(self) -> Vec<u8> {
         let mut net = Network::new("tiny-cnn", self.0);

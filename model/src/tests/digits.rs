@@ -1,4 +1,4 @@
-//! The committed example: what its README claims of it holds.
+//! The committed example model fulfils the claims of its README.
 
 use image::imageops::FilterType;
 use millrace_types::manifest::ModelSource;
@@ -13,10 +13,10 @@ use crate::{Compiled, compile};
 const ONNX: &[u8] = include_bytes!("../../../examples/digits/digits.onnx");
 const HELD_OUT: &str = include_str!("../../../examples/digits/held_out.csv");
 const MANIFEST: &str = include_str!("../../../examples/digits/function.yaml");
-/// Right answers of the 100 held-out rows, as in the README.
+/// Correct answers for the 100 held-out rows, according to the README.
 const CLAIMED: usize = 98;
 
-/// The labels the model gives images of 8×8 pixels.
+/// Returns the model's labels of images with 8×8 pixels.
 fn classify(images: &[Vec<u8>]) -> Vec<i32> {
     let file = Bytes::from_static(ONNX);
     let compiled: Compiled = compile(&file).unwrap();
@@ -29,7 +29,7 @@ fn classify(images: &[Vec<u8>]) -> Vec<i32> {
 }
 
 #[test]
-fn held_out_digits_are_read_as_well_as_claimed() {
+fn held_out_digits_are_recognized_with_the_claimed_accuracy() {
     let rows = HELD_OUT.lines().skip(1).map(|line| {
         let mut numbers = line.split(',').map(|number| number.parse::<u8>().unwrap());
         (i32::from(numbers.next().unwrap()), numbers.collect::<Vec<u8>>())
@@ -41,7 +41,7 @@ fn held_out_digits_are_read_as_well_as_claimed() {
 }
 
 #[test]
-fn each_test_image_is_the_digit_its_name_says_however_it_is_shrunk() {
+fn each_test_image_is_recognized_with_every_shrinking_filter() {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/digits/images");
     for filter in [FilterType::Nearest, FilterType::Triangle, FilterType::CatmullRom, FilterType::Lanczos3] {
         let images: Vec<Vec<u8>> = (0..10)
@@ -55,7 +55,7 @@ fn each_test_image_is_the_digit_its_name_says_however_it_is_shrunk() {
 }
 
 #[test]
-fn its_manifest_reads() {
+fn manifest_of_the_example_is_valid() {
     let manifest = millrace_types::manifest::parse(MANIFEST).unwrap().remove(0).function().unwrap();
     let file = ModelSource::File { path: "digits.onnx".into(), declared: None };
     assert_eq!((manifest.spec.key.to_string().as_str(), manifest.model), ("default/digits", file));

@@ -1,4 +1,4 @@
-//! Bytes that someone meant to break the reader with: never a panic, and what is let in holds together.
+//! Compiles hostile bytes: there is never a panic, and an accepted model is consistent.
 
 use proptest::prelude::*;
 
@@ -6,13 +6,13 @@ use super::runner::region;
 use super::*;
 use crate::{ALIGNMENT, MAX_LAUNCHES, compile};
 
-/// What is true of every model that compiles.
+/// Checks the properties of every model that compiles.
 fn check(file: Vec<u8>) {
     let file = Bytes::from(file);
     let Ok(compiled) = compile(&file) else { return };
     let bytes = compiled.summary.weights_bytes;
     assert!(bytes <= 8 * file.len() as u64 + 8 * ALIGNMENT, "{bytes} bytes of weights from a small file");
-    // Panics if a weight lies outside of the region or of the file.
+    // `region` panics if a weight lies outside the region or outside the file.
     region(&compiled, &file);
     assert!((1..=MAX_LAUNCHES).contains(&compiled.launches.len()));
     let mut known: Vec<&String> = compiled.summary.inputs.iter().map(|input| &input.name).collect();
@@ -36,14 +36,14 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2_000, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_bytes(file in proptest::collection::vec(any::<u8>(), 0..256)) {
+    fn any_bytes_compile_consistently_or_are_refused(file in proptest::collection::vec(any::<u8>(), 0..256)) {
         check(file.clone());
-        // Past the first byte, which most files lack.
+        // The prefix passes the check of the first byte, which most random files fail.
         check([&[0x08, 9, 0x3a][..], &file].concat());
     }
 
     #[test]
-    fn a_model_with_bytes_changed(seed in 0usize..3, changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6)) {
+    fn a_model_with_changed_bytes_is_consistent_or_refused(seed in 0usize..3, changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6)) {
         let mut file = seeds().swap_remove(seed);
         for (place, byte) in changes {
             let place = place.index(file.len());
@@ -53,7 +53,7 @@ proptest! {
     }
 
     #[test]
-    fn a_model_with_bits_flipped(seed in 0usize..3, place in any::<prop::sample::Index>(), bit in 0u32..8) {
+    fn a_model_with_flipped_bits_is_consistent_or_refused(seed in 0usize..3, place in any::<prop::sample::Index>(), bit in 0u32..8) {
         let mut file = seeds().swap_remove(seed);
         let place = place.index(file.len());
         file[place] ^= 1 << bit;
@@ -61,10 +61,12 @@ proptest! {
     }
 
     #[test]
-    fn a_model_with_a_piece_cut_out_or_doubled(seed in 0usize..3, from in any::<prop::sample::Index>(), to in any::<prop::sample::Index>(), times in 0usize..4) {
+    fn a_model_with_a_removed_or_repeated_part_is_consistent_or_refused(seed in 0usize..3, from in any::<prop::sample::Index>(), to in any::<prop::sample::Index>(), times in 0usize..4) {
         let file = seeds().swap_remove(seed);
-        let (from, to) = (from.index(file.len()), to.index(file.len()));
-        let (from, to) = (from.min(to), from.max(to));
+        let first = from.index(file.len());
+        let second = to.index(file.len());
+        let from = first.min(second);
+        let to = first.max(second);
         check([&file[..from], &file[from..to].repeat(times), &file[to..]].concat());
     }
 }

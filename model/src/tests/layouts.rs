@@ -1,4 +1,4 @@
-//! What comes out: order, places, launches, and the graph that is left.
+//! The results of compiling: the order, the positions, the launches, and the remaining graph.
 
 use millrace_types::{DataType, Dim, TensorSpec};
 
@@ -21,7 +21,7 @@ fn left(compiled: &Compiled) -> GraphProto {
 }
 
 #[test]
-fn the_summary_says_what_the_model_takes_and_gives() {
+fn summary_lists_the_inputs_and_outputs_of_the_model() {
     let mut model = with(|graph| {
         graph.input[0] = value("x", element::FLOAT, &["", "4"]);
         graph.output[0] = value("y", element::FLOAT, &["N", "4"]);
@@ -48,12 +48,12 @@ fn a_weight_is_a_range_of_the_file_and_no_copy() {
 }
 
 #[test]
-fn weights_lie_in_the_order_of_first_use_and_shared_ones_once() {
+fn weights_are_placed_once_in_the_order_of_first_use() {
     let (compiled, file) = compiled(&with(|graph| {
         graph.initializer =
             vec![weight("late", &[4, 5]), weight("unused", &[9, 9]), weight("early", &[4, 4])];
         graph.node = vec![
-            // Out of order in the file.
+            // These nodes are not in the order of execution.
             node("MatMul", &["b", "late"], &["y"]),
             node("MatMul", &["x", "early"], &["a"]),
             node("MatMul", &["a", "early"], &["b"]),
@@ -110,7 +110,7 @@ fn integers_and_small_constants_stay_in_the_graph() {
 }
 
 #[test]
-fn a_subgraph_reads_what_it_captures_and_its_own_weights() {
+fn a_launch_reads_the_captured_values_and_weights_of_its_subgraphs() {
     let (compiled, _) = compiled(&choosing());
     assert_eq!(names(&compiled), ["w", "own"]);
     let whole = 0..128;
@@ -121,7 +121,7 @@ fn a_subgraph_reads_what_it_captures_and_its_own_weights() {
 }
 
 #[test]
-fn weights_listed_as_inputs_are_not_asked_of_a_request() {
+fn weights_listed_as_inputs_are_not_inputs_of_a_request() {
     let (compiled, _) = compiled(&with(|graph| graph.input.push(value("w", element::FLOAT, &["4", "4"]))));
     assert_eq!(compiled.summary.inputs.len(), 1);
 }

@@ -1,4 +1,4 @@
-//! Tests of [`compile`](crate::compile()) as a whole, on graphs written message by message.
+//! Tests of [`compile`](crate::compile()) as a whole, on graphs that are written message by message.
 
 mod digits;
 mod hostile;
@@ -19,7 +19,7 @@ use crate::onnx::{
     TensorShapeProto, TensorType, TypeProto, ValueInfoProto, element,
 };
 
-/// A weight with data in raw form.
+/// Returns a weight with raw data.
 fn weight(name: &str, dims: &[i64]) -> TensorProto {
     let count: i64 = dims.iter().product();
     let raw: Vec<u8> = (0..count).flat_map(|i| (i as f32 / 8.0).to_le_bytes()).collect();
@@ -42,7 +42,7 @@ fn node(op_type: &str, inputs: &[&str], outputs: &[&str]) -> NodeProto {
     }
 }
 
-/// An input or output; a dimension that is no number is a name.
+/// Returns an input or output. A dimension that is not a number becomes a symbol.
 fn value(name: &str, kind: i32, dims: &[&str]) -> ValueInfoProto {
     let dim = |text: &&str| match text.parse() {
         Ok(size) => Dimension { dim_value: Some(size), dim_param: None },
@@ -63,8 +63,9 @@ fn subgraph(name: &str, graph: GraphProto) -> AttributeProto {
     }
 }
 
-/// A choice between two subgraphs, which capture `x` and `h` and have a weight of their own. It comes
-/// before what it captures, so that the file's order is none.
+/// Returns a model that chooses between two subgraphs. The subgraphs capture `x` and `h`, and one has
+/// a weight of its own. The choice precedes the node that makes `h`, so the file's order is not
+/// valid.
 fn choosing() -> ModelProto {
     let branch = |weights: Vec<TensorProto>, node: NodeProto| GraphProto {
         output: vec![value(&node.output[0], element::FLOAT, &["N", "4"])],
@@ -82,7 +83,7 @@ fn choosing() -> ModelProto {
     })
 }
 
-/// `y = relu(x · w)`, x of [N, 4].
+/// Returns a model of `y = relu(x · w)`, with x of [N, 4].
 fn model() -> ModelProto {
     let graph = GraphProto {
         node: vec![node("MatMul", &["x", "w"], &["h"]), node("Relu", &["h"], &["y"])],
@@ -103,7 +104,7 @@ fn bytes(model: &ModelProto) -> Bytes {
     Bytes::from(model.encode_to_vec())
 }
 
-/// The model above with its graph changed.
+/// Returns [`model`] with a changed graph.
 fn with(change: impl FnOnce(&mut GraphProto)) -> ModelProto {
     let mut model = model();
     change(model.graph.as_mut().unwrap());

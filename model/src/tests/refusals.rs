@@ -1,4 +1,4 @@
-//! Each way in which a file cannot be served, by what its message says.
+//! The faults that prevent serving a file, and their messages.
 
 use super::*;
 use crate::compile;
@@ -17,12 +17,12 @@ fn refused_graph(says: &str, change: impl FnOnce(&mut GraphProto)) {
 }
 
 #[test]
-fn the_model_the_others_differ_from_compiles() {
+fn the_unchanged_base_model_compiles() {
     compile(&bytes(&model())).unwrap();
 }
 
 #[test]
-fn what_is_no_onnx() {
+fn files_that_are_not_onnx_are_refused() {
     for (file, says) in [
         (&b""[..], "the file is empty"),
         (b"PK\x03\x04 a PyTorch checkpoint", "not an ONNX model"),
@@ -45,7 +45,7 @@ fn a_file_cut_anywhere_is_refused() {
 }
 
 #[test]
-fn versions_this_build_does_not_know() {
+fn unknown_format_versions_and_opsets_are_refused() {
     refused(&ModelProto { ir_version: Some(2), ..model() }, "IR version 2");
     refused(&ModelProto { ir_version: Some(99), ..model() }, "IR version 99");
     let opset = |domain: &str, version| {
@@ -58,7 +58,7 @@ fn versions_this_build_does_not_know() {
 }
 
 #[test]
-fn unsupported_operators_are_named_all_at_once() {
+fn all_unsupported_operators_are_listed_in_one_error() {
     let message = "unsupported operators: Dropout (node \"Dropout-d\" and 1 more), \
                    com.acme::Fancy (node \"Fancy-f\"), Det (node \"Det-i\")";
     refused_graph(message, |graph| {
@@ -73,7 +73,7 @@ fn unsupported_operators_are_named_all_at_once() {
 }
 
 #[test]
-fn weights_outside_the_file_or_in_forms_the_runtime_lacks() {
+fn weights_outside_the_file_or_in_unsupported_forms_are_refused() {
     refused_graph("tensor \"w\" refers to another file, \"w.bin\"", |graph| {
         let entry = StringStringEntryProto { key: Some("location".into()), value: Some("w.bin".into()) };
         graph.initializer[0].data_location = Some(EXTERNAL);
@@ -89,16 +89,16 @@ fn weights_outside_the_file_or_in_forms_the_runtime_lacks() {
 }
 
 #[test]
-fn weights_whose_data_do_not_fit_their_dimensions() {
+fn weights_with_data_of_another_size_than_their_dimensions_are_refused() {
     refused_graph("should have 80 bytes of data and has 64", |graph| graph.initializer[0].dims = vec![4, 5]);
     refused_graph("should have 64 bytes of data and has 0", |graph| graph.initializer[0].raw_data = None);
     for dims in [&[i64::MAX, i64::MAX][..], &[-4, -4], &[0, i64::MAX, i64::MAX], &[i64::MAX]] {
-        refused_graph("which no memory can hold", |graph| graph.initializer[0].dims = dims.to_vec());
+        refused_graph("which do not fit in memory", |graph| graph.initializer[0].dims = dims.to_vec());
     }
 }
 
 #[test]
-fn inputs_and_outputs_that_cannot_be_served() {
+fn inputs_and_outputs_that_cannot_be_served_are_refused() {
     let float = element::FLOAT;
     refused_graph("input \"x\" has element type FLOAT16", |graph| {
         graph.input[0] = value("x", 10, &["N", "4"])
@@ -108,7 +108,7 @@ fn inputs_and_outputs_that_cannot_be_served() {
         let kind = graph.input[0].r#type.as_mut().unwrap();
         kind.tensor_type.as_mut().unwrap().shape = None;
     });
-    refused_graph("output \"y\" is no tensor", |graph| graph.output[0].r#type = None);
+    refused_graph("output \"y\" is not a tensor", |graph| graph.output[0].r#type = None);
     refused_graph("input \"x\" is a scalar", |graph| graph.input[0] = value("x", float, &[]));
     refused_graph("dimension 1 of input \"x\" is 0", |graph| graph.input[0] = value("x", float, &["N", "0"]));
     refused_graph("dimension 0 of output \"y\" is -1", |graph| graph.output[0] = value("y", float, &["-1"]));
@@ -121,9 +121,9 @@ fn inputs_and_outputs_that_cannot_be_served() {
 }
 
 #[test]
-fn graphs_that_do_not_hang_together() {
+fn inconsistent_graphs_are_refused() {
     refused_graph("node \"Relu-y\" reads \"ghost\"", |graph| graph.node[1].input[0] = "ghost".into());
-    refused_graph("output \"z\" is made by no node", |graph| graph.output[0].name = Some("z".into()));
+    refused_graph("output \"z\" has no node that makes it", |graph| graph.output[0].name = Some("z".into()));
     refused_graph("value \"h\" is defined more than once", |graph| graph.node[1].output[0] = "h".into());
     refused_graph("value \"w\" is defined more than once", |graph| graph.initializer.push(weight("w", &[1])));
     refused_graph("value \"y\" is defined more than once", |graph| {
@@ -138,7 +138,7 @@ fn graphs_that_do_not_hang_together() {
 }
 
 #[test]
-fn a_name_of_a_subgraph_may_not_hide_one_around_it() {
+fn a_subgraph_may_not_reuse_a_name_of_the_outer_graph() {
     refused_graph("value \"h\" is defined more than once", |graph| {
         let branch = GraphProto {
             node: vec![node("Relu", &["x"], &["h"])],
@@ -150,7 +150,7 @@ fn a_name_of_a_subgraph_may_not_hide_one_around_it() {
 }
 
 #[test]
-fn a_chain_longer_than_the_runtime_can_plan() {
+fn a_chain_longer_than_the_runtime_can_plan_is_refused() {
     let chain = |length: usize| {
         with(|graph| {
             let name = |index: usize| format!("v{index}");
@@ -165,7 +165,7 @@ fn a_chain_longer_than_the_runtime_can_plan() {
 }
 
 #[test]
-fn more_nodes_or_tensors_than_the_runtime_should_plan() {
+fn more_nodes_or_tensors_than_the_bounds_are_refused() {
     refused_graph("more than 32768 nodes", |graph| {
         let copies = (0..=MAX_NODES).map(|index| node("Relu", &["x"], &[&format!("v{index}")]));
         graph.node.extend(copies);
@@ -176,7 +176,7 @@ fn more_nodes_or_tensors_than_the_runtime_should_plan() {
 }
 
 #[test]
-fn messages_nested_too_deep() {
+fn messages_nested_too_deep_are_refused() {
     let mut inner = GraphProto::default();
     for _ in 0..20 {
         let mut outer = node("If", &["x"], &["y"]);

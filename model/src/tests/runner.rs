@@ -1,4 +1,5 @@
-//! Runs compiled models in rten as an executor does: weights in one region, launch by launch.
+//! Runs compiled models in rten as an executor does: with the weights in a single region, and launch
+//! by launch.
 
 use std::collections::HashMap;
 
@@ -7,15 +8,15 @@ use rten::{Model, ModelOptions, Value, ValueOrView};
 
 use crate::{Compiled, Source, WEIGHTS_FILE};
 
-/// A model's values by name.
+/// The values of a model by name.
 pub(super) type Values = Vec<(String, Value)>;
 
-/// Loads an ONNX file as it is.
+/// Loads an ONNX file without compiling it.
 pub(super) fn load_original(onnx: &[u8]) -> Model {
     ModelOptions::with_all_ops().enable_optimization(false).load(onnx.to_vec()).unwrap()
 }
 
-/// The region of a compiled file's weights.
+/// Returns the region with the weights of a compiled file.
 pub(super) fn region(compiled: &Compiled, onnx: &[u8]) -> Vec<u8> {
     let mut region = vec![0; compiled.summary.weights_bytes as usize];
     for weight in &compiled.weights {
@@ -28,7 +29,7 @@ pub(super) fn region(compiled: &Compiled, onnx: &[u8]) -> Vec<u8> {
     region
 }
 
-/// Loads the graph over a region filled with its weights.
+/// Loads the compiled graph over a region with its weights.
 pub(super) fn load_compiled(compiled: &Compiled, onnx: &Bytes) -> Model {
     let region = region(compiled, onnx);
     let mut options = ModelOptions::with_all_ops();
@@ -36,7 +37,7 @@ pub(super) fn load_compiled(compiled: &Compiled, onnx: &Bytes) -> Model {
     options.enable_optimization(false).load(compiled.graph.clone()).unwrap()
 }
 
-/// Runs a model as far as `wanted`.
+/// Runs a model until the values `wanted` are computed.
 pub(super) fn run(model: &Model, given: &[(&str, &Value)], wanted: &[String]) -> Values {
     let inputs = given.iter().map(|(name, value)| (model.node_id(name).unwrap(), ValueOrView::from(*value)));
     let ids: Vec<_> = wanted.iter().map(|name| model.node_id(name).unwrap()).collect();
@@ -44,7 +45,7 @@ pub(super) fn run(model: &Model, given: &[(&str, &Value)], wanted: &[String]) ->
     wanted.iter().cloned().zip(values).collect()
 }
 
-/// Runs a model launch by launch, each seeing only the values it names.
+/// Runs a model launch by launch. Each launch sees only the values that it names.
 pub(super) fn run_in_launches(model: &Model, compiled: &Compiled, given: &[(&str, &Value)]) -> Values {
     let mut known: HashMap<String, Value> =
         given.iter().map(|(name, value)| ((*name).to_owned(), (*value).clone())).collect();

@@ -1,4 +1,4 @@
-//! Compiled graphs run in rten as their originals do.
+//! Compiled graphs give the same results in rten as their originals.
 
 use rten::Value;
 use rten_tensor::Tensor;
@@ -13,7 +13,7 @@ fn floats(values: Values) -> Vec<Vec<f32>> {
     tensors.map(|tensor| tensor.iter().copied().collect()).collect()
 }
 
-/// Checks that a model gives the same whole, in launches, and uncompiled; returns what it gives.
+/// Checks that a model gives the same results as a whole, in launches, and uncompiled. Returns the results.
 #[track_caller]
 fn check(model: &ModelProto, given: &[(&str, &Value)]) -> Vec<Vec<f32>> {
     let file = bytes(model);
@@ -40,7 +40,7 @@ fn both_branches_of_a_choice_capture_and_read_weights() {
 }
 
 #[test]
-fn inputs_and_weights_that_are_outputs_come_back() {
+fn inputs_and_weights_that_are_outputs_are_returned() {
     let model = with(|graph| {
         graph.output.push(value("x", element::FLOAT, &["N", "4"]));
         graph.output.push(value("w", element::FLOAT, &["4", "4"]));
@@ -65,14 +65,14 @@ fn a_wrong_shape_claimed_for_an_output_does_not_fail_a_launch_that_reads_it() {
 }
 
 #[test]
-fn the_longest_chain_that_is_let_in_runs_on_half_a_threads_stack() {
+fn the_longest_accepted_chain_runs_on_half_of_a_thread_stack() {
     let name = |index: usize| format!("v{index}");
     let model = with(|graph| {
         graph.node = (0..MAX_CHAIN).map(|i| node("Relu", &[&name(i)], &[&name(i + 1)])).collect();
         graph.input[0].name = Some(name(0));
         graph.output[0].name = Some(name(MAX_CHAIN));
     });
-    // std gives a thread 2 MiB.
+    // The stack of a thread has 2 MiB by default in std.
     let thread = std::thread::Builder::new().stack_size(1 << 20);
     let y = thread.spawn(move || check(&model, &[("v0", &x([-1.0, 0.0, 1.0, 2.0]))]));
     assert_eq!(y.unwrap().join().unwrap(), [[0.0, 0.0, 1.0, 2.0]]);

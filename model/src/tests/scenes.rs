@@ -1,5 +1,5 @@
-//! The networks of the example workflows give the same whole, cut into launches, and as the original
-//! file, and find what was drawn, as none of it is left to chance.
+//! The networks of the example workflows. Each network gives the same results as a whole, in
+//! launches, and as the original file. The found objects are exactly the drawn objects.
 
 use bytes::Bytes;
 use rten::Value;
@@ -22,7 +22,7 @@ const YELLOW: Colour = [230, 230, 20];
 
 const SEEDED: Seeded = Seeded(7);
 
-/// Outputs by name.
+/// The outputs of a network by name.
 struct Found(Values);
 
 impl Found {
@@ -61,11 +61,14 @@ fn ask_all(onnx: Vec<u8>, given: &[(&str, &Value)]) -> Found {
     Found(original)
 }
 
-/// Pixels of frames with some cells of so many pixels in another colour.
-fn pixels(frames: usize, (height, width): (usize, usize), side: usize, cells: &[(usize, Colour)]) -> Value {
+/// Returns frames of `size` pixels in grey, in which the listed cells of `side` × `side` pixels have
+/// other colours.
+fn pixels(frames: usize, size: (usize, usize), side: usize, cells: &[(usize, Colour)]) -> Value {
+    let (height, width) = size;
     let mut data = Vec::with_capacity(frames * height * width * 3);
     for at in 0..frames * height * width {
-        let (y, x) = (at / width, at % width);
+        let y = at / width;
+        let x = at % width;
         let cell = y / side * (width / side) + x / side;
         let colour = cells.iter().find(|(place, _)| *place == cell).map_or(GREY, |(_, colour)| *colour);
         data.extend(colour.map(|channel| channel + (at % 7) as u8));
@@ -73,22 +76,23 @@ fn pixels(frames: usize, (height, width): (usize, usize), side: usize, cells: &[
     Tensor::from_data(&[frames, height, width, 3], data).into()
 }
 
-/// The way of a picture through the traffic monitor, up to the crops.
+/// Runs a picture through the traffic monitor, up to the crops.
 fn street(cells: &[(usize, Colour)]) -> Found {
     let camera = ask(camera(), "pixels", &pixels(1, PICTURE, CROP_SIDE, cells));
     let scores = ask(SEEDED.yolo_det(Darknet::TINY), "view", &camera.value("view"));
-    let (frame, scores) = (camera.value("frame"), scores.value("scores"));
+    let frame = camera.value("frame");
+    let scores = scores.value("scores");
     ask_all(crops(), &[("frame", &frame), ("scores", &scores)])
 }
 
 #[test]
-fn a_street_has_as_many_crops_as_were_drawn_and_none_where_none_was() {
+fn a_street_has_a_crop_for_each_drawn_object_and_none_if_empty() {
     let found = street(&[(0, RED), (239, RED), (20, BLUE)]);
     assert_eq!(found.floats("people").shape(), [2, 3, CROP_SIDE, CROP_SIDE]);
     assert_eq!(found.floats("vehicles").shape(), [1, 3, CROP_SIDE, CROP_SIDE]);
     assert_eq!(found.numbers("any_people").to_vec(), [1]);
     assert_eq!(found.numbers("any_vehicles").to_vec(), [1]);
-    // The crop is what was drawn there, in the order of the planes.
+    // The crop has the drawn colour, in the order of the planes.
     let red = f32::from(RED[0]) / 255.0;
     assert!((found.floats("people")[[0, 0, 5, 5]] - red).abs() < 0.03);
     let nobody = street(&[]);
@@ -98,7 +102,7 @@ fn a_street_has_as_many_crops_as_were_drawn_and_none_where_none_was() {
 }
 
 #[test]
-fn what_a_detector_says_depends_on_its_seed_but_not_whom_it_finds() {
+fn scores_depend_on_the_seed_but_found_cells_do_not() {
     let camera = ask(camera(), "pixels", &pixels(1, PICTURE, CROP_SIDE, &[(3, RED)]));
     let scores = |seed| ask(Seeded(seed).yolo_det(Darknet::TINY), "view", &camera.value("view"));
     let scores = [1, 2].map(|seed| scores(seed).floats("scores").to_vec());
@@ -127,8 +131,8 @@ fn the_road_is_painted_and_a_car_is_not() {
 }
 
 #[test]
-fn faces_of_both_frames_of_a_chunk_are_found() {
-    // Cell 5 is in both, cell 240 + 7 in the second alone.
+fn faces_in_both_frames_of_a_chunk_are_found() {
+    // Cell 5 is in the first frame; cell 240 + 7 is in the second.
     let frames = pixels(CHUNK, VIEW, CELL_SIDE, &[(5, YELLOW), (CELLS.0 * CELLS.1 + 7, YELLOW)]);
     let chunks = ask(chunks(CHUNK), "pixels", &frames).floats("chunks");
     assert_eq!(chunks.shape(), [1, CHUNK, 3, VIEW.0, VIEW.1]);
@@ -155,7 +159,8 @@ fn two_classifiers_agree_on_a_mean() {
 
 #[test]
 fn a_line_has_a_token_for_each_stroke() {
-    let (height, width) = (2 * LINE.0, 2 * LINE.1);
+    let height = 2 * LINE.0;
+    let width = 2 * LINE.1;
     let read = |strokes: &[usize]| {
         let mut data = vec![230_u8; height * width * 3];
         for y in height / 4..height / 2 {
@@ -178,7 +183,7 @@ fn a_line_has_a_token_for_each_stroke() {
 }
 
 #[test]
-fn comments_are_judged_and_replied_to_token_by_token() {
+fn comments_are_classified_and_answered_token_by_token() {
     let ids: Vec<i32> = (0..24).map(|at| at * 7919 % 3000).collect();
     let ids: Value = Tensor::from_data(&[2, 12], ids).into();
     let judged = ask(SEEDED.bert_classifier(Encoder::TINY, States::Given), "input_ids", &ids);
@@ -195,7 +200,7 @@ fn comments_are_judged_and_replied_to_token_by_token() {
 }
 
 #[test]
-fn the_full_networks_are_as_large_as_they_say() {
+fn full_networks_have_the_documented_number_of_parameters() {
     let parameters = |onnx: Vec<u8>| compile(&Bytes::from(onnx)).unwrap().summary.parameters;
     let cases = [
         ("yolo-det", SEEDED.yolo_det(Darknet::SMALL), 6_600_000..7_400_000),

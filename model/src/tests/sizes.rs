@@ -1,9 +1,9 @@
-//! Which sizes of outputs are refused, by what gives the size.
+//! The accepted and refused output sizes, by the origin of the size.
 
 use super::*;
 use crate::compile;
 
-/// A constant of whole numbers.
+/// Returns a constant with these integers.
 fn numbers(name: &str, values: &[i64]) -> TensorProto {
     TensorProto {
         name: Some(name.into()),
@@ -14,13 +14,13 @@ fn numbers(name: &str, values: &[i64]) -> TensorProto {
     }
 }
 
-/// A constant with one number and no dimension.
+/// Returns a scalar constant.
 fn number(name: &str, value: i64) -> TensorProto {
     TensorProto { dims: vec![], ..numbers(name, &[value]) }
 }
 
-/// What becomes of a graph with the input `x` of [N, 4], the input `n` of [2], these constants and these
-/// nodes, the last of which makes `y`.
+/// Compiles a graph with the input `x` of [N, 4], the input `n` of [2], these constants and these
+/// nodes. The last node makes `y`.
 fn outcome(constants: Vec<TensorProto>, nodes: Vec<NodeProto>) -> Result<(), String> {
     let model = with(|graph| {
         graph.input.push(value("n", element::INT64, &["2"]));
@@ -37,7 +37,7 @@ fn refused(says: &str, constants: Vec<TensorProto>, nodes: Vec<NodeProto>) {
 }
 
 #[test]
-fn an_output_whose_size_in_the_file_is_too_large_is_refused() {
+fn an_output_with_a_too_large_size_in_the_file_is_refused() {
     let large = "makes more than 4294967296 bytes";
     let square = || vec![numbers("s", &[1 << 20, 1 << 20])];
     for op_type in ["Expand", "Tile"] {
@@ -65,7 +65,7 @@ fn an_output_whose_size_in_the_file_is_too_large_is_refused() {
 }
 
 #[test]
-fn an_output_whose_size_is_an_inputs_contents_is_refused() {
+fn an_output_sized_by_the_contents_of_an_input_is_refused() {
     let says = "takes the size of its output from the contents of an input";
     refused(says, vec![], vec![node("ConstantOfShape", &["n"], &["y"])]);
     refused(says, vec![], vec![node("Expand", &["x", "n"], &["y"])]);
@@ -78,7 +78,7 @@ fn an_output_whose_size_is_an_inputs_contents_is_refused() {
 }
 
 #[test]
-fn an_output_whose_size_is_a_shape_or_a_limited_number_is_accepted() {
+fn an_output_sized_by_a_shape_or_a_limited_number_is_accepted() {
     let most = || numbers("most", &[64, 64]);
     outcome(vec![most()], vec![node("Min", &["n", "most"], &["s"]), node("ConstantOfShape", &["s"], &["y"])])
         .unwrap();
@@ -100,7 +100,7 @@ fn an_output_whose_size_is_a_shape_or_a_limited_number_is_accepted() {
 }
 
 #[test]
-fn sizes_within_branches_and_loops_are_judged_too() {
+fn sizes_within_branches_and_loops_are_checked_too() {
     let says = "takes the size of its output from the contents of an input";
     let branch = |name: &str, node: NodeProto| {
         let output = vec![value(&node.output[0], element::FLOAT, &["N", "4"])];

@@ -1,4 +1,4 @@
-//! Every synthetic network compiles, and gives the same bits whole, cut into launches, and as the
+//! Every synthetic network compiles, and gives the same bits as a whole, in launches, and as the
 //! original file.
 
 use bytes::Bytes;
@@ -22,7 +22,7 @@ fn tokens(shape: &[usize], vocabulary: i32) -> Value {
     Tensor::from_data(shape, values).into()
 }
 
-/// Outputs as bits, so that equal means identical.
+/// Returns the outputs as bits, so that equality means identical values.
 fn bits(values: Values) -> Vec<(String, Vec<usize>, Vec<u32>)> {
     let each = values.into_iter().map(|(name, value)| {
         let tensor: Tensor<f32> = value.try_into().unwrap();
@@ -47,7 +47,7 @@ fn check(onnx: Vec<u8>, input: &str, value: &Value, shape: &[usize]) -> Compiled
     compiled
 }
 
-/// Weights lie in order, aligned, without overlap, and launches read all of them, front to back.
+/// Checks that weights are ordered, aligned and disjoint, and that launches read all of them front to back.
 fn check_layout(compiled: &Compiled) {
     let mut end = 0;
     for weight in &compiled.weights {
@@ -68,32 +68,32 @@ fn check_layout(compiled: &Compiled) {
 }
 
 #[test]
-fn mlp() {
+fn mlp_is_a_single_launch() {
     let compiled = check(synth::mlp(), "x", &floats(&[3, 64]), &[3, 64]);
     assert_eq!(compiled.summary.parameters, 2 * (64 * 64 + 64));
     assert_eq!(compiled.launches.len(), 1);
 }
 
 #[test]
-fn tiny_cnn() {
+fn tiny_cnn_is_cut_into_launches() {
     let compiled = check(synth::tiny_cnn(), "x", &floats(&[2, 3, 32, 32]), &[2, 10]);
     assert!(compiled.launches.len() > 2, "{} launches", compiled.launches.len());
 }
 
 #[test]
-fn transformer_block() {
+fn transformer_block_is_cut_into_launches() {
     let compiled = check(synth::transformer_block(), "x", &floats(&[2, 9, 384]), &[2, 9, 384]);
     assert!(compiled.launches.len() > 1, "{} launches", compiled.launches.len());
 }
 
 #[test]
-fn a_small_bert() {
+fn a_small_bert_is_cut_into_launches() {
     let compiled = check(synth::bert_like(Encoder::TINY), "input_ids", &tokens(&[2, 12], 3000), &[2, 128]);
     assert!(compiled.launches.len() > 1, "{} launches", compiled.launches.len());
 }
 
 #[test]
-fn resnet50_like() {
+fn resnet50_like_is_cut_where_at_most_two_values_are_live() {
     let compiled = check(synth::resnet50_like(), "x", &floats(&[1, 3, 224, 224]), &[1, 1000]);
     let parameters = compiled.summary.parameters;
     assert!((25_500_000..25_700_000).contains(&parameters), "{parameters}");
@@ -110,7 +110,8 @@ fn a_counter_adds_to_its_state() {
     let onnx = Bytes::from(synth::counter(4));
     let compiled = compile(&onnx).unwrap();
     let row = |values: [f32; 4]| Value::from(Tensor::from_data(&[1, 4], values.to_vec()));
-    let (x, before) = (row([1.0, 2.0, 3.0, 4.0]), row([8.0, 0.0, -8.0, 2.0]));
+    let x = row([1.0, 2.0, 3.0, 4.0]);
+    let before = row([8.0, 0.0, -8.0, 2.0]);
     let given = [("x", &x), ("h_in", &before)];
     let outputs = ["y".to_owned(), "h_out".to_owned()];
     let expected = [("y", [10.0, 4.0, -2.0, 10.0]), ("h_out", [5.0_f32, 2.0, -1.0, 5.0])];

@@ -1,5 +1,5 @@
-//! The detector finds what a plain loop over the pixels finds, whole, cut into launches, and as the
-//! original file.
+//! The detector finds the same objects as a plain loop over the pixels: as a whole, in launches, and
+//! as the original file.
 
 use bytes::Bytes;
 use rten::Value;
@@ -17,7 +17,7 @@ const BLUE: Colour = [0.1, 0.2, 0.8];
 const GREEN: Colour = [0.1, 0.9, 0.1];
 const GREY: Colour = [0.4; 3];
 
-/// What the detector gives.
+/// The outputs of the detector.
 #[derive(Debug, PartialEq)]
 struct Found {
     people: Vec<Vec<f32>>,
@@ -26,7 +26,7 @@ struct Found {
     any_vehicles: Vec<i32>,
 }
 
-/// A frame with these patches in these colours, each pixel a little different from its neighbours.
+/// Returns a frame with the listed patches in colour. Each pixel differs slightly from its neighbours.
 fn frame(patches: &[(usize, Colour)]) -> Vec<f32> {
     let colour = |y: usize, x: usize| {
         let patch = y / PATCH_SIDE * PATCHES_ACROSS + x / PATCH_SIDE;
@@ -42,11 +42,13 @@ fn frame(patches: &[(usize, Colour)]) -> Vec<f32> {
     frame
 }
 
-/// The same by hand.
+/// Computes the expected outputs with a plain loop.
 fn reference(frame: &[f32]) -> Found {
-    let (mut people, mut vehicles) = (Vec::new(), Vec::new());
+    let mut people = Vec::new();
+    let mut vehicles = Vec::new();
     for patch in 0..PATCHES_ACROSS * PATCHES_ACROSS {
-        let (top, left) = (patch / PATCHES_ACROSS * PATCH_SIDE, patch % PATCHES_ACROSS * PATCH_SIDE);
+        let top = patch / PATCHES_ACROSS * PATCH_SIDE;
+        let left = patch % PATCHES_ACROSS * PATCH_SIDE;
         let mut crop = Vec::new();
         for channel in 0..3 {
             for y in top..top + PATCH_SIDE {
@@ -59,7 +61,9 @@ fn reference(frame: &[f32]) -> Found {
             crop[channel * pixels..][..pixels].iter().map(|value| f64::from(*value)).sum::<f64>()
                 / pixels as f64
         };
-        let (red, green, blue) = (mean(0), mean(1), mean(2));
+        let red = mean(0);
+        let green = mean(1);
+        let blue = mean(2);
         if red - (green + blue) / 2.0 > f64::from(THRESHOLD) {
             people.push(crop.clone());
         }
@@ -67,8 +71,8 @@ fn reference(frame: &[f32]) -> Found {
             vehicles.push(crop);
         }
     }
-    let (any_people, any_vehicles) =
-        (vec![i32::from(!people.is_empty())], vec![i32::from(!vehicles.is_empty())]);
+    let any_people = vec![i32::from(!people.is_empty())];
+    let any_vehicles = vec![i32::from(!vehicles.is_empty())];
     Found { people, vehicles, any_people, any_vehicles }
 }
 
@@ -112,20 +116,20 @@ fn check(patches: &[(usize, Colour)], people: usize, vehicles: usize) {
 }
 
 #[test]
-fn an_empty_street_has_nobody_in_it() {
+fn an_empty_street_has_no_found_objects() {
     check(&[], 0, 0);
     check(&[(7, GREEN), (8, [1.0; 3]), (9, [0.0; 3])], 0, 0);
 }
 
 #[test]
-fn one_of_a_kind_is_found_wherever_it_is() {
+fn a_single_object_is_found_at_any_position() {
     check(&[(0, RED)], 1, 0);
     check(&[(255, BLUE)], 0, 1);
     check(&[(15, BLUE), (240, RED)], 1, 1);
 }
 
 #[test]
-fn many_are_found_in_the_order_of_the_frame() {
+fn many_objects_are_found_in_the_order_of_the_frame() {
     let crowd: Vec<_> = (0..60).map(|at| (at * 89 % 256, [RED, BLUE, GREEN][at % 3])).collect();
     check(&crowd, 20, 20);
     let full: Vec<_> = (0..256).map(|at| (at, RED)).collect();
