@@ -1,18 +1,17 @@
-//! The time and the fragmentation of the ways to give out a GPU's memory: best fit, which servers use, and
-//! the paper's two tiers (T13), against the paper's baseline Torpor-Block, a pool over a native allocator
-//! (§7.3).
+//! The time and the fragmentation of the allocators of GPU memory: best fit, which production uses, and the
+//! paper's two tiers (T13), against the paper's baseline Torpor-Block, a pool over a native allocator (§7.3).
 //!
-//! The workload is seeded: 220 functions over the 22 models of LALB's Table I (occupation at batch
-//! 32), asked for by Zipf's law of exponent 1, on a GPU of 25 GiB (what Torpor's artifact reserves)
-//! and of 80 GiB. Half of a model is taken to be in segments of 20 MiB and 2 MiB, as frameworks
-//! gather small tensors, and half in irregular pieces of 22 to 150 MiB: the papers do not say.
-//! Two models are pinned at any time, the one that runs and the next.
+//! The workload is seeded: 220 functions over the 22 models of LALB's Table I (memory at batch 32),
+//! requested by Zipf's law of exponent 1, on a GPU of 25 GiB (the reservation of Torpor's artifact) and on
+//! a GPU of 80 GiB. The papers do not state the sizes of the pieces. The bench assumes half of a model in
+//! segments of 20 MiB and 2 MiB, as frameworks gather small tensors, and half in irregular pieces of 22 to
+//! 150 MiB. Two models are pinned at any time: the model that runs, and the model of the next request.
 //!
-//! Tables first (in rounds, the arrangements in turns, ratios to the pool: median and range), then
-//! criterion's benches. A native call is taken to cost 1 ms ("millisecond-level", FaaSTube §7): it is
-//! counted here, not made.
+//! The program prints tables first, then runs criterion's benches. The tables come from rounds in which the
+//! allocators take turns; ratios are relative to the pool, as median and range. A native call is assumed to
+//! cost 1 ms ("millisecond-level", FaaSTube §7). The calls are counted here, not made.
 
-#![allow(clippy::disallowed_methods, reason = "it measures")]
+#![allow(clippy::disallowed_methods, reason = "measures the wall clock")]
 
 use std::time::{Duration, Instant};
 
@@ -21,7 +20,7 @@ use millrace_policy::memory::{Placement, Run};
 use millrace_sim::memory::{ComparedMemory, MemoryKind};
 use millrace_types::{Bytes, ModelId, Timestamp};
 
-/// xorshift64*: the same numbers everywhere.
+/// The generator xorshift64*, whose numbers are the same on every platform.
 struct Seeded(u64);
 
 impl Seeded {
@@ -33,18 +32,19 @@ impl Seeded {
     }
 }
 
-/// LALB's Table I: occupation in MB.
+/// The memory of the models of LALB's Table I, in MB.
 const MODELS: [u32; 22] = [
     1269, 1313, 1357, 1435, 1437, 1555, 1601, 1631, 1665, 1701, 1757, 1827, 1919, 2157, 2191, 2903, 3611,
     3831, 3887, 3907, 3907, 3947,
 ];
 const FUNCTIONS: u32 = 220;
 const REQUESTS: u32 = 6_000;
-/// What is left out of the figures, until the GPU is full and its models have come and gone.
+/// The number of first requests that are left out of the figures, because the GPU has to fill and models have
+/// to be evicted first.
 const WARM_UP: u32 = 1_000;
 const ROUNDS: usize = 5;
 const NATIVE_CALL: Duration = Duration::from_millis(1);
-/// Consolidation runs once in so many requests, where it runs.
+/// The number of requests between two steps of consolidation.
 const CONSOLIDATE_EVERY: u32 = 16;
 
 const KINDS: [(MemoryKind, Moves); 7] = [
@@ -57,7 +57,7 @@ const KINDS: [(MemoryKind, Moves); 7] = [
     (MemoryKind::TwoTiers(Placement::Contiguous), Moves::Sometimes),
 ];
 
-/// The name of a kind in the tables.
+/// Returns the name of an allocator in the tables.
 fn name((kind, moves): (MemoryKind, Moves)) -> String {
     match moves {
         Moves::Never => kind.to_string(),
@@ -71,11 +71,12 @@ enum Moves {
     Sometimes,
 }
 
-/// A model's pieces, in blocks of 2 MiB.
+/// Returns the lengths of a model's pieces, in blocks of 2 MiB.
 fn pieces(function: u32) -> Vec<u32> {
     let mut seeded = Seeded(u64::from(function) + 1);
     let blocks = MODELS[(function % 22) as usize].div_ceil(2);
-    let (mut pieces, mut left) = (Vec::new(), blocks);
+    let mut pieces = Vec::new();
+    let mut left = blocks;
     while left > blocks / 2 {
         let len = (11 + seeded.below(65)).min(left);
         pieces.push(len);
@@ -89,14 +90,15 @@ fn pieces(function: u32) -> Vec<u32> {
     pieces
 }
 
-/// Which function each request asks for.
+/// Returns the function of each request.
 fn requests(seed: u64) -> Vec<u32> {
     let mut seeded = Seeded(seed);
     let weights: Vec<u32> = (1..=FUNCTIONS).map(|rank| 1_000_000 / rank).collect();
     let all = weights.iter().sum();
     let ask = |_| {
         let mut at = seeded.below(all);
-        // Popular models of all sizes: 7 and 220 have no common divisor.
+        // The factor 7 spreads popularity over models of all sizes. 7 and 220 have no common divisor, so
+        // every function is reached.
         let mut passes = |weight: &u32| at.checked_sub(*weight).map(|rest| at = rest).is_some();
         weights.iter().take_while(|weight| passes(weight)).count() as u32 * 7 % FUNCTIONS
     };
@@ -106,8 +108,9 @@ fn requests(seed: u64) -> Vec<u32> {
 #[derive(Default)]
 struct Found {
     took: Vec<Duration>,
-    /// The same, with native calls charged.
+    /// The times in `took`, plus [`NATIVE_CALL`] for each native call.
     charged: Vec<Duration>,
+    /// The times of planning a step of consolidation.
     plans: Vec<Duration>,
     native: u64,
     evicted: u32,
@@ -170,7 +173,7 @@ fn serve(memory: Bytes, (kind, consolidation): (MemoryKind, Moves), seed: u64) -
             found.moved += moves.iter().map(|step| u64::from(step.from.len)).sum::<u64>();
         }
     }
-    // The partitions that eviction frees on the full GPU, least recently used models first.
+    // Counts the partitions that become whole when the five least recently used models leave the full GPU.
     let mut models = map.models();
     models.sort_unstable();
     for (_, model) in models.into_iter().take(5) {
@@ -181,8 +184,8 @@ fn serve(memory: Bytes, (kind, consolidation): (MemoryKind, Moves), seed: u64) -
     found
 }
 
-/// The same three times over, each step's time the least of the three: whatever else the machine
-/// does falls on other steps each time.
+/// Runs [`serve`] three times, and keeps the least of the three times of each step. Other load on the machine
+/// disturbs different steps in each of the runs.
 fn serve_quietly(memory: Bytes, kind: (MemoryKind, Moves), seed: u64) -> Found {
     let mut found = serve(memory, kind, seed);
     for again in [serve(memory, kind, seed), serve(memory, kind, seed)] {
@@ -276,9 +279,10 @@ fn benches(c: &mut Criterion) {
     for (kind, _) in KINDS.iter().filter(|(_, moves)| *moves == Moves::Never) {
         let shapes: Vec<_> = (0..FUNCTIONS).map(pieces).collect();
         let mut map = ComparedMemory::new(Bytes::gib(25), *kind);
-        let (mut now, mut at) = (0, 0);
+        let mut now = 0;
+        let mut at = 0;
         let requests = requests(1);
-        // Each turn brings what is not there.
+        // Each call maps the next requested model that has no memory.
         let mut bring = |map: &mut ComparedMemory| {
             now += 1;
             while map.runs(ModelId(requests[at])).is_some() {
@@ -288,7 +292,7 @@ fn benches(c: &mut Criterion) {
             map.map(Timestamp(now), ModelId(function), &shapes[function as usize], &[]).is_ok()
         };
         for _ in 0..WARM_UP {
-            assert!(bring(&mut map), "every model fits an empty GPU");
+            assert!(bring(&mut map), "a model does not fit the GPU");
         }
         c.bench_function(&format!("memory/make room and map a model of Table I, {kind}"), |b| {
             b.iter_batched(|| (), |()| bring(&mut map), BatchSize::PerIteration);

@@ -20,7 +20,7 @@
 //! | [`router`] | chooses the node of a request, as the gateway does |
 //! | [`outcome`] | the result of a run: a record of each request, and the sums |
 //! | [`report`] | tables, CSV and plots |
-//! | [`passing`] | data between the functions of workflows, as flows: a separate simulation without actors |
+//! | [`passing`] | flows of data between the functions of workflows: a separate simulation without actors |
 //!
 //! Links divide their rates evenly among the copies that cross them (`worker::port::links`). A run lasts as
 //! long as its model's figures state. A message takes no time. Absent are the gateway's middleware,

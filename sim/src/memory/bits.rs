@@ -1,22 +1,23 @@
-//! Sets of blocks within a partition, as the bits of a word.
+//! Sets of blocks within a partition, as bits of a word.
 
-/// A bit for each block of a partition, the first block lowest.
+/// A set with a bit for each block of a partition. The lowest bit is the first block.
 pub(super) type Word = u128;
 
-/// The first `len` blocks.
+/// Returns the set of the first `len` blocks.
 pub(super) fn first(len: u32) -> Word {
     if len >= Word::BITS { Word::MAX } else { (1 << len) - 1 }
 }
 
-/// `len` blocks from `start`.
+/// Returns the set of `len` blocks from `start`.
 pub(super) fn stretch(start: u32, len: u32) -> Word {
     first(len) << start
 }
 
-/// Where `len` blocks of `free` begin that follow on each other.
+/// Returns the blocks at which a run of `len` blocks of `free` begins.
 pub(super) fn fits(free: Word, len: u32) -> Word {
-    // After each turn a bit says that `done` blocks follow on each other from there.
-    let (mut found, mut done) = (free, 1);
+    // After each round, a set bit marks the begin of a run of `done` free blocks.
+    let mut found = free;
+    let mut done = 1;
     while done < len {
         let by = done.min(len - done);
         found &= found >> by;
@@ -25,7 +26,8 @@ pub(super) fn fits(free: Word, len: u32) -> Word {
     found
 }
 
-/// For each step, its multiples below the width of a word. Looked up for every partition there is.
+/// The multiples of each step below the width of a word. A table, because each search reads the multiples for
+/// every partition.
 const MULTIPLES: [Word; Word::BITS as usize + 1] = {
     let mut table = [1; Word::BITS as usize + 1];
     let mut step = 1;
@@ -40,23 +42,23 @@ const MULTIPLES: [Word; Word::BITS as usize + 1] = {
     table
 };
 
-/// The multiples of `step` at which `step` blocks end within `len`.
+/// Returns the multiples of `step` from which `step` blocks fit within the first `len`.
 pub(super) fn multiples(step: u32, len: u32) -> Word {
     MULTIPLES[step as usize] & first(len / step * step)
 }
 
-/// Where buddies of `len` blocks (a power of two) are wholly free.
+/// Returns the first blocks of the wholly free buddies of `len` blocks, a power of two.
 pub(super) fn buddies(free: Word, len: u32) -> Word {
     if len > Word::BITS { 0 } else { fits(free, len) & multiples(len, Word::BITS) }
 }
 
-/// Where free buddies of `len` blocks begin whose parents are not free.
+/// Returns the first blocks of the free buddies of `len` blocks whose parents are not wholly free.
 pub(super) fn holes(free: Word, len: u32) -> Word {
     let parents = buddies(free, len * 2);
     buddies(free, len) & !(parents | parents.checked_shl(len).unwrap_or(0))
 }
 
-/// The bits that are set, as (first, how many) of each run.
+/// Returns the runs of set bits in ascending order, each as its first bit and its length.
 pub(super) fn runs(mut word: Word) -> impl Iterator<Item = (u32, u32)> {
     std::iter::from_fn(move || {
         let start = word.trailing_zeros();
@@ -68,7 +70,7 @@ pub(super) fn runs(mut word: Word) -> impl Iterator<Item = (u32, u32)> {
     })
 }
 
-/// The bits that are set.
+/// Returns the set bits in ascending order.
 pub(super) fn each(mut word: Word) -> impl Iterator<Item = u32> {
     std::iter::from_fn(move || {
         let bit = word.trailing_zeros();
@@ -84,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stretches_are_found_wherever_they_begin() {
+    fn fits_finds_runs_at_every_position() {
         for len in 1..=Word::BITS {
             let naive = |free: Word| {
                 let begins = |start: &u32| (*start..start + len).all(|bit| free >> bit & 1 == 1);
@@ -97,14 +99,14 @@ mod tests {
     }
 
     #[test]
-    fn a_hole_is_as_large_as_it_can_be() {
+    fn holes_finds_only_the_largest_free_buddies() {
         let free = 0b1111_0100;
         assert_eq!([1, 2, 4, 8].map(|len| holes(free, len)), [0b100, 0, 0b1_0000, 0]);
         assert_eq!([64, 128].map(|len| holes(Word::MAX, len)), [0, 1]);
     }
 
     #[test]
-    fn runs_and_bits_are_told_in_order() {
+    fn runs_and_bits_are_listed_in_ascending_order() {
         assert_eq!(runs(0b1100_1110).collect::<Vec<_>>(), [(1, 3), (6, 2)]);
         assert_eq!(runs(Word::MAX).collect::<Vec<_>>(), [(0, 128)]);
         assert_eq!(each(0b1001).collect::<Vec<_>>(), [0, 3]);

@@ -1,4 +1,4 @@
-//! The ways to give out a GPU's memory behind one face, for the experiments and benches that compare them.
+//! One interface over all allocators of GPU memory, for the experiments and benches that compare them.
 
 use std::fmt;
 
@@ -7,14 +7,14 @@ use millrace_types::{Bytes, ModelId, Timestamp};
 
 use super::{BaselineMemory, Fragmentation, Move, NativeCalls, Sizes};
 
-/// A way to give out memory.
+/// A kind of allocator of GPU memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemoryKind {
-    /// Best fit, the memory map of servers.
+    /// Best fit, which production uses.
     BestFit(Placement),
     /// Partitions of common sizes and of buddies (T13), with the default [`Sizes`].
     TwoTiers(Placement),
-    /// A pool of released pieces over a native allocator: Torpor-Block (§7.3).
+    /// A pool of released pieces over a native allocator: the baseline Torpor-Block (§7.3).
     Pool,
 }
 
@@ -30,17 +30,16 @@ impl fmt::Display for MemoryKind {
     }
 }
 
-/// The memory of a GPU, given out in one of the ways.
+/// The memory of a GPU under one of the compared allocators.
 #[derive(Debug)]
 pub enum ComparedMemory {
-    /// Best fit.
     BestFit(MemoryMap),
-    /// One of the paper's.
+    /// Memory under one of the paper's allocators.
     Baseline(BaselineMemory),
 }
 
 impl ComparedMemory {
-    /// Returns an empty GPU of this much memory.
+    /// Returns an empty GPU with `memory` bytes.
     #[must_use]
     pub fn new(memory: Bytes, kind: MemoryKind) -> Self {
         match kind {
@@ -52,7 +51,7 @@ impl ComparedMemory {
         }
     }
 
-    /// The number of blocks.
+    /// Returns the number of blocks of the GPU.
     #[must_use]
     pub fn total_blocks(&self) -> u32 {
         match self {
@@ -61,7 +60,8 @@ impl ComparedMemory {
         }
     }
 
-    /// The memory of a model in its order, if it has any.
+    /// Returns the memory of a model as runs, in the order of the model's bytes. Returns `None` for a model
+    /// without memory.
     #[must_use]
     pub fn runs(&self, model: ModelId) -> Option<&[Run]> {
         match self {
@@ -70,7 +70,7 @@ impl ComparedMemory {
         }
     }
 
-    /// Notes that a model is used. Returns whether the model has memory.
+    /// Records the use of a model. Returns whether the model has memory.
     pub fn touch(&mut self, now: Timestamp, model: ModelId) -> bool {
         match self {
             Self::BestFit(memory) => memory.touch(now, model),
@@ -79,10 +79,11 @@ impl ComparedMemory {
         self.runs(model).is_some()
     }
 
-    /// Gives a model memory for pieces of these lengths in blocks. Returns the evicted models.
+    /// Allocates memory to a model, for pieces of these lengths in blocks. Evicts models that are not in
+    /// `pinned` until the pieces fit, and returns the evicted models.
     ///
     /// # Errors
-    /// [`Shortage`].
+    /// Returns [`Shortage`], and evicts nothing, if the pieces do not fit.
     pub fn map(
         &mut self,
         now: Timestamp,
@@ -99,7 +100,7 @@ impl ComparedMemory {
         }
     }
 
-    /// Frees a model's memory, if it has any.
+    /// Frees the memory of a model, if the model has any.
     pub fn unmap(&mut self, model: ModelId) {
         match self {
             Self::BestFit(memory) => drop(memory.unmap(model)),
@@ -107,7 +108,7 @@ impl ComparedMemory {
         }
     }
 
-    /// The models that have memory, with their last use.
+    /// Returns the models that have memory, each with the time of its last use.
     #[must_use]
     pub fn models(&self) -> Vec<(Timestamp, ModelId)> {
         match self {
@@ -118,7 +119,7 @@ impl ComparedMemory {
         }
     }
 
-    /// The calls of the native allocator so far.
+    /// Returns the number of allocations and releases of the native allocator so far.
     #[must_use]
     pub fn native_calls(&self) -> u64 {
         match self {
@@ -130,7 +131,7 @@ impl ComparedMemory {
         }
     }
 
-    /// The free memory, by partitions of the default [`Sizes`].
+    /// Returns the fragmentation of the free memory, by partitions of the default [`Sizes`].
     #[must_use]
     pub fn fragmentation(&self) -> Fragmentation {
         match self {
@@ -149,7 +150,8 @@ impl ComparedMemory {
         }
     }
 
-    /// Carries out one step of consolidation; nothing with best fit or a pool.
+    /// Carries out one step of consolidation, and returns its moves in order. Best fit and a pool never move
+    /// blocks.
     pub fn consolidate(&mut self, pinned: &[ModelId]) -> Vec<Move> {
         match self {
             Self::BestFit(_) => Vec::new(),

@@ -1,15 +1,15 @@
-//! Plans which blocks move so that partly used partitions become whole again (A.2).
+//! Plans moves of blocks that make partly used partitions whole again (A.2).
 //!
-//! **Slots.** The emptiest partition of a size is emptied into the others, fullest first, as long as
-//! they have room for all of it. It ends with less than one partition's slots free in all partly
-//! used partitions of the size, unless models that must not move are in each of them.
+//! **Slots.** For each common size, the emptiest partition is emptied into the others, fullest first, as
+//! long as the others have room for all its pieces. In the end the partly used partitions of a size have
+//! fewer free slots than one partition has, unless each of these partitions has a model that must not move.
 //!
-//! **Buddies.** Two free buddies of the same length become one of twice that length, as in counting:
-//! what is beside the one moves into the other. It ends with at most one free buddy of each length,
-//! but for those beside what must not move, and those that are the rest of a longer piece's buddy.
+//! **Buddies.** Two free buddies of the same length become one of twice that length: the blocks beside one
+//! of them move into the other. In the end at most one free buddy of each length is left, apart from
+//! buddies beside blocks that must not move, and from the rest of a longer piece's buddy.
 //!
-//! A step of slots is planned only if it frees a partition; buddies are joined once what is free
-//! among them adds up to one. [`super`] states the bound on fragmentation that follows.
+//! A step of slots is planned only if the step frees a partition. Buddies are joined once their free blocks
+//! add up to a partition. [`super`] states the bound on fragmentation that follows.
 
 use std::cmp::Reverse;
 
@@ -19,14 +19,13 @@ use millrace_types::ModelId;
 use super::bits;
 use super::partitions::{Partitions, Tier};
 
-/// Blocks of a model that go elsewhere.
+/// A move of a model's blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Move {
-    /// Whose.
     pub model: ModelId,
-    /// Where they are.
+    /// The present place of the blocks.
     pub from: Run,
-    /// Where they go, as many, in the same order. Free once the moves that were planned before are done.
+    /// The new place, of the same length. The new place is free once all earlier moves of the plan are done.
     pub to: Run,
 }
 
@@ -45,8 +44,8 @@ struct Planner {
     moves: Vec<Move>,
 }
 
-/// Plans one step of at most `step` blocks, and returns the moves with the books after them. `held` has
-/// the pieces of every model, and whether the model must not move.
+/// Plans one step of at most `step` blocks. Returns the moves, and the partitions after the moves. `held`
+/// lists every model with its pieces, and whether the model must not move.
 pub(super) fn plan<'a>(
     partitions: &Partitions,
     held: impl Iterator<Item = (ModelId, &'a [Run], bool)>,
@@ -56,7 +55,7 @@ pub(super) fn plan<'a>(
     for (model, runs, pinned) in held {
         for &run in runs {
             let places = partitions.part_of(run.start)..=partitions.part_of(run.end().max(1) - 1);
-            // An irregular piece longer than a partition has to stay in one.
+            // An irregular piece longer than a partition must stay one run, so its parts cannot move apart.
             let long = partitions.parts()[*places.start()].tier == Tier::Buddies && places.count() > 1;
             for run in partitions.split(run) {
                 items[partitions.part_of(run.start)].push(Item { model, run, fixed: pinned || long });
@@ -86,7 +85,7 @@ impl Planner {
         lengths
     }
 
-    /// Partly used partitions of a tier.
+    /// Returns the partly used partitions of a tier.
     fn partly_used(&self, tier: Tier) -> Vec<usize> {
         let parts = self.partitions.parts();
         let of_tier = |&place: &usize| parts[place].tier == tier && self.partitions.is_partly_used(place);
@@ -97,6 +96,8 @@ impl Planner {
         self.items[place].iter().map(|item| item.run.len).sum()
     }
 
+    /// Moves the slots of the emptiest movable partition into the other partitions of its size. Returns
+    /// whether the partition was emptied.
     fn empty_a_partition(&mut self, slot: u32) -> bool {
         let places = self.partly_used(Tier::Slots(slot));
         let movable = |&&place: &&usize| self.items[place].iter().all(|item| !item.fixed);
@@ -107,7 +108,8 @@ impl Planner {
         let mut targets: Vec<_> =
             places.into_iter().filter(|&place| place != victim && free(place) > 0).collect();
         targets.sort_by_key(|&place| (free(place), place));
-        let (used, room) = (self.used(victim), targets.iter().map(|&place| free(place)).sum::<u32>() * slot);
+        let used = self.used(victim);
+        let room = targets.iter().map(|&place| free(place)).sum::<u32>() * slot;
         if room < used || self.left < used {
             return false;
         }
@@ -116,7 +118,7 @@ impl Planner {
         for Item { model, run, .. } in std::mem::take(&mut self.items[victim]) {
             let mut from = run;
             while from.len > 0 {
-                let place = target.expect("there is room for all of it");
+                let place = target.expect("the other partitions have room for all slots");
                 let free = self.partitions.slots(place, slot).count_ones();
                 if free == 0 {
                     target = targets.next();
@@ -141,7 +143,7 @@ impl Planner {
         self.partly_used(Tier::Buddies).into_iter().map(free).sum()
     }
 
-    /// Free buddies of this length whose parents are not free: partition and first block.
+    /// Returns the free buddies of this length whose parents are not free, each as partition and first block.
     fn holes(&self, len: u32) -> Vec<(usize, u32)> {
         let holes = |place: usize| {
             bits::each(bits::holes(self.partitions.parts()[place].free, len)).map(move |bit| (place, bit))
@@ -149,8 +151,9 @@ impl Planner {
         self.partly_used(Tier::Buddies).into_iter().flat_map(holes).collect()
     }
 
-    /// What the buddy beside a hole holds, and how much that is, if it is all there (the last
-    /// partition may be short), all of it is inside and may move.
+    /// Returns the number of used blocks in the buddy beside a hole, and the indexes of its items. Returns
+    /// `None` if the buddy is empty, is cut off by a short last partition, or has an item that must not
+    /// move or that reaches out of the buddy.
     fn beside(&self, (place, hole): (usize, u32), len: u32) -> Option<(u32, Vec<usize>)> {
         let start = self.partitions.base(place) + (hole ^ len);
         let end = start + len;
@@ -171,6 +174,8 @@ impl Planner {
         (!inside.is_empty()).then_some((blocks, inside))
     }
 
+    /// Joins two free buddies of this length by moving the items beside one of them into the other. Returns
+    /// whether a pair was joined.
     fn join_buddies(&mut self, len: u32) -> bool {
         let holes = self.holes(len);
         if holes.len() < 2 {
@@ -185,10 +190,10 @@ impl Planner {
         if blocks > self.left {
             return false;
         }
-        // Into the fuller partition, so that the emptier one becomes whole.
+        // The hole in the fullest partition is filled, so that emptier partitions become whole.
         let others = holes.iter().filter(|&&hole| hole != grown);
         let filled = others.max_by_key(|&&(place, bit)| (self.used(place), Reverse((place, bit))));
-        let &filled = filled.expect("there are two holes");
+        let &filled = filled.expect("at least two holes exist");
         let source = self.partitions.base(grown.0) + (grown.1 ^ len);
         let goal = self.partitions.base(filled.0) + filled.1;
         for at in inside.into_iter().rev() {

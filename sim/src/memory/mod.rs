@@ -1,22 +1,23 @@
-//! The memory of a GPU as the Torpor paper gives it out: two tiers with consolidation (T13; §4.4, A.2), and
-//! the baseline Torpor-Block, a pool over a native allocator (§7.3). Production gives memory out by best
-//! fit (`millrace_policy::memory`); the experiments and `benches/memory.rs` compare the three.
+//! The allocators of GPU memory of the Torpor paper: two tiers with consolidation (T13; §4.4, A.2), and the
+//! baseline Torpor-Block, a pool over a native allocator (§7.3). Production allocates by best fit
+//! (`millrace_policy::memory`). The experiments and `benches/memory.rs` compare the three.
 //!
-//! The least recently used models leave to make room, pinned ones never.
+//! When memory is short, the least recently used models are evicted. Pinned models are never evicted.
 //!
 //! # Fragmentation
 //!
-//! Free blocks in partly used partitions are *stranded*: they serve no model that needs whole
-//! partitions. With P blocks a partition, once [`BaselineMemory::consolidate`] moves nothing more:
+//! Free blocks in partly used partitions are *stranded*: a model that needs whole partitions cannot use them.
+//! Let a partition have P blocks. Once [`BaselineMemory::consolidate`] moves nothing more, these bounds hold:
 //!
-//! - for each common size of s blocks, the partly used partitions have less than one partition's
-//!   slots free, that is less than P blocks, besides P mod s blocks at the end of each partition,
-//!   which are in no slot (4 of 64 for 20 MiB);
-//! - among buddies at most P - 1 blocks are free, besides the rest of each piece's buddy (less than
-//!   the piece; the next power of two counts, not `irregular_min`).
+//! - For each common size of s blocks, the free slots of all partly used partitions are fewer than the
+//!   slots of one partition, hence below P blocks. The last P mod s blocks of each partition (4 of 64 for
+//!   20 MiB) are in no slot, and are stranded too.
+//! - Among buddies at most P - 1 blocks are free, besides the rest of each piece's buddy. That rest is
+//!   smaller than the piece: the next power of two counts, not `irregular_min`.
 //!
-//! Pinned models add at most P - 1 for each partition that they are in. So does an irregular piece longer
-//! than a partition, which never moves, and a short last partition. `tests.rs` fails above these bounds.
+//! Each partition with a pinned model adds at most P - 1 blocks. So does each partition with an irregular
+//! piece longer than a partition, which never moves, and a short last partition. `tests.rs` fails above
+//! these bounds.
 
 mod bits;
 mod compared;
@@ -42,30 +43,30 @@ pub struct Sizes {
     pub partition: u32,
     /// The common sizes, ascending, at most a partition. Pieces of a common size share partitions.
     pub regular: Vec<u32>,
-    /// The smallest buddy, a power of two. Smaller irregular pieces begin at its multiples.
+    /// The length of the smallest buddy, a power of two. Smaller irregular pieces begin at multiples of it.
     pub irregular_min: u32,
     /// The most blocks that one step of consolidation moves, at least a partition.
     pub step: u32,
 }
 
 impl Default for Sizes {
-    /// Returns the sizes of the paper and its artifact: 128 MiB, 2 MiB and 20 MiB, 16 MiB; a step of
-    /// 512 MiB is ours.
+    /// Returns the sizes of the paper and its artifact: partitions of 128 MiB, common sizes of 2 MiB and
+    /// 20 MiB, buddies of at least 16 MiB. The step of 512 MiB is Millrace's choice.
     fn default() -> Self {
         Self { partition: 64, regular: vec![1, 10], irregular_min: 8, step: 256 }
     }
 }
 
-/// The free blocks of a GPU.
+/// The fragmentation of a GPU's free memory, in blocks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Fragmentation {
-    /// Free blocks.
+    /// The number of free blocks.
     pub free: u32,
-    /// The free blocks in partly used partitions.
+    /// The number of free blocks in partly used partitions.
     pub stranded: u32,
-    /// Partitions that are wholly free.
+    /// The number of wholly free partitions.
     pub whole: u32,
-    /// The length of the longest free run.
+    /// The length of the longest free run in blocks.
     pub longest: u32,
 }
 
@@ -77,7 +78,7 @@ impl Fragmentation {
         for run in join(free) {
             found.free += run.len;
             found.longest = found.longest.max(run.len);
-            // A short partition at the end counts as whole too.
+            // A short last partition counts as a whole partition.
             let end = if run.end() == total { total.next_multiple_of(partition) } else { run.end() };
             let whole = (end / partition).saturating_sub(run.start.div_ceil(partition));
             let first = run.start.div_ceil(partition) * partition;
@@ -100,7 +101,7 @@ fn join(pieces: &[Run]) -> Vec<Run> {
     runs
 }
 
-/// The books of free memory.
+/// The free memory of a GPU, by one of the allocators.
 #[derive(Debug, Clone)]
 enum Allocator {
     TwoTier(Partitions, Placement),
@@ -129,7 +130,7 @@ impl Allocator {
         }
     }
 
-    /// Whether the pieces can be taken.
+    /// Returns whether the allocator has memory for the pieces.
     fn suffices(&self, pieces: &[u32]) -> bool {
         pieces.iter().sum::<u32>() <= self.free_blocks() && self.clone().take(pieces).is_some()
     }
@@ -138,7 +139,7 @@ impl Allocator {
 /// The memory of one model.
 #[derive(Debug, Clone)]
 struct Region {
-    /// The pieces in the model's order.
+    /// The pieces, in the order of the model's bytes.
     pieces: Vec<Run>,
     last_used: Timestamp,
 }
@@ -146,7 +147,7 @@ struct Region {
 impl Region {
     fn move_blocks(&mut self, Move { from, to, .. }: Move) {
         let holds = |piece: &Run| piece.start <= from.start && from.end() <= piece.end();
-        let place = self.pieces.iter().position(holds).expect("a move is of blocks that the model has");
+        let place = self.pieces.iter().position(holds).expect("the model owns the moved blocks");
         let piece = self.pieces[place];
         let before = Run { start: piece.start, len: from.start - piece.start };
         let after = Run { start: from.end(), len: piece.end() - from.end() };
@@ -155,7 +156,7 @@ impl Region {
     }
 }
 
-/// The memory of a GPU as a baseline gives it out.
+/// The memory of a GPU under one of the paper's allocators.
 #[derive(Debug, Clone)]
 pub struct BaselineMemory {
     empty: Allocator,
@@ -163,7 +164,7 @@ pub struct BaselineMemory {
     sizes: Sizes,
     total: u32,
     regions: BTreeMap<ModelId, Region>,
-    /// The models, the least recently used first.
+    /// The models, least recently used first.
     order: BTreeSet<(Timestamp, ModelId)>,
 }
 
@@ -187,30 +188,31 @@ impl BaselineMemory {
         Self { empty, allocator, sizes, total, regions: BTreeMap::new(), order: BTreeSet::new() }
     }
 
-    /// The number of blocks.
+    /// Returns the number of blocks of the GPU.
     #[must_use]
     pub fn total_blocks(&self) -> u32 {
         self.total
     }
 
-    /// The blocks that are not free. A pool lends more than a model asks for.
+    /// Returns the number of blocks that are not free. A pool may lend a model more blocks than requested.
     #[must_use]
     pub fn used_blocks(&self) -> u32 {
         self.total - self.allocator.free_blocks()
     }
 
-    /// The pieces of a model in its order, if it has memory.
+    /// Returns the pieces of a model, in the order of the model's bytes. Returns `None` for a model without
+    /// memory.
     #[must_use]
     pub fn pieces(&self, model: ModelId) -> Option<&[Run]> {
         self.regions.get(&model).map(|region| &region.pieces[..])
     }
 
-    /// The models that have memory, with their last use.
+    /// Returns the models that have memory, each with the time of its last use.
     pub fn models(&self) -> impl Iterator<Item = (Timestamp, ModelId)> + '_ {
         self.regions.iter().map(|(&model, region)| (region.last_used, model))
     }
 
-    /// The calls of the native allocator so far; none with two tiers.
+    /// Returns the number of calls of the native allocator so far. Two tiers make no such calls.
     #[must_use]
     pub fn native_calls(&self) -> NativeCalls {
         match &self.allocator {
@@ -219,7 +221,7 @@ impl BaselineMemory {
         }
     }
 
-    /// The free memory, by partitions of [`Sizes::partition`].
+    /// Returns the fragmentation of the free memory, by partitions of [`Sizes::partition`] blocks.
     #[must_use]
     pub fn fragmentation(&self) -> Fragmentation {
         let free = match &self.allocator {
@@ -229,14 +231,14 @@ impl BaselineMemory {
         Fragmentation::of(&free, self.total, self.sizes.partition)
     }
 
-    /// Gives a model that has none memory for pieces of these lengths in blocks, and evicts models that
-    /// are not in `pinned` until there is room. Returns the evicted models. A shortage evicts nothing.
+    /// Allocates memory to a model, for pieces of these lengths in blocks. Evicts models that are not in
+    /// `pinned` until the pieces fit, and returns the evicted models.
     ///
     /// # Errors
-    /// [`Shortage`].
+    /// Returns [`Shortage`], and evicts nothing, if the pieces do not fit.
     ///
     /// # Panics
-    /// When the model has memory: a bug of the caller.
+    /// Panics if the model has memory already, which is a bug of the caller.
     pub fn map(
         &mut self,
         now: Timestamp,
@@ -252,7 +254,7 @@ impl BaselineMemory {
             None => {
                 evicted = self.victims(&pieces, pinned)?;
                 evicted.iter().for_each(|&model| self.unmap(model));
-                self.allocator.take(&pieces).expect("the victims made room")
+                self.allocator.take(&pieces).expect("the pieces fit after the evictions")
             }
         };
         self.regions.insert(model, Region { pieces: taken, last_used: now });
@@ -260,8 +262,8 @@ impl BaselineMemory {
         Ok(evicted)
     }
 
-    /// The models to evict for these pieces, in this order: the least recently used ones, without those that
-    /// the others make needless.
+    /// Returns the models to evict for these pieces, least recently used first. A model is left out again
+    /// if the evictions of the other models suffice.
     fn victims(&self, pieces: &[u32], pinned: &[ModelId]) -> Result<Vec<ModelId>, Shortage> {
         let mut trial = self.allocator.clone();
         let mut victims = Vec::new();
@@ -286,7 +288,7 @@ impl BaselineMemory {
         Ok(victims)
     }
 
-    /// Notes that a model is used.
+    /// Records the use of a model, if the model has memory.
     pub fn touch(&mut self, now: Timestamp, model: ModelId) {
         if let Some(region) = self.regions.get_mut(&model) {
             self.order.remove(&(region.last_used, model));
@@ -295,7 +297,7 @@ impl BaselineMemory {
         }
     }
 
-    /// Frees a model's memory, if it has any.
+    /// Frees the memory of a model, if the model has any.
     pub fn unmap(&mut self, model: ModelId) {
         if let Some(region) = self.regions.remove(&model) {
             self.order.remove(&(region.last_used, model));
@@ -303,8 +305,8 @@ impl BaselineMemory {
         }
     }
 
-    /// Carries out one step of consolidation, and returns its moves in order; none if no step is due, or
-    /// without tiers. Pinned models do not move.
+    /// Carries out one step of consolidation, and returns its moves in order. Returns no moves if no step
+    /// is due, or for a pool. Pinned models do not move.
     pub fn consolidate(&mut self, pinned: &[ModelId]) -> Vec<Move> {
         let Allocator::TwoTier(partitions, placement) = &self.allocator else { return Vec::new() };
         let held =
@@ -312,7 +314,7 @@ impl BaselineMemory {
         let (moves, after) = consolidate::plan(partitions, held, self.sizes.step);
         self.allocator = Allocator::TwoTier(after, *placement);
         for &step in &moves {
-            self.regions.get_mut(&step.model).expect("a model that moves has memory").move_blocks(step);
+            self.regions.get_mut(&step.model).expect("a moved model has memory").move_blocks(step);
         }
         moves
     }

@@ -1,19 +1,19 @@
-//! The two-tier block allocator of Torpor (T13; §4.4, A.2): memory is cut into partitions, and each
-//! holds either pieces of one common size, in slots, or irregular pieces, as buddies. A partition
-//! that is wholly free has no tier until it is used.
+//! The two-tier block allocator of Torpor (T13; §4.4, A.2). Memory is cut into partitions. Each partition
+//! holds either pieces of one common size, in slots, or irregular pieces, as buddies. A wholly free
+//! partition has no tier until the partition is used.
 //!
-//! One model's pieces are packed into few partitions, and into partitions of their own where they
-//! fill at least half of one, so that its eviction frees whole partitions. What is less goes where
-//! it fits tightest. A buddy lends only as many blocks as were asked for: the rest of it stays free
-//! for smaller pieces.
+//! The pieces of a model are packed into few partitions, so that an eviction frees whole partitions. Pieces
+//! that fill at least half of a partition get a partition of their own. Fewer pieces are placed where they
+//! fit tightest. A buddy lends only the requested blocks: the rest of the buddy stays free for smaller
+//! pieces.
 //!
-//! Where blocks may be scattered every block is of the one common size, 2 MiB, and any free block
-//! serves any model: no fragmentation makes a request fail. Where pieces have to be contiguous, a
-//! slot is lent to no other size, and a piece longer than a partition takes partitions side by side.
-//! Common sizes that find no slot go among the buddies rather than that someone is evicted.
+//! With scattered placement every block has the common size of 2 MiB, and any free block serves any model.
+//! Fragmentation then never makes a request fail. With contiguous placement a slot holds only pieces of its
+//! own size, and a piece longer than a partition takes adjacent partitions. A piece of a common size that
+//! finds no slot is placed among the buddies before any model is evicted.
 //!
-//! What the paper leaves open and is ours: the half, tightest fit, lending the rest of a buddy, and
-//! common sizes among the buddies in need.
+//! The paper leaves open, and Millrace chose: the threshold of half a partition, tightest fit, lending the
+//! rest of a buddy, and placing common sizes among the buddies if there is no slot.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -23,14 +23,14 @@ use millrace_policy::memory::{Placement, Run};
 use super::Sizes;
 use super::bits::{self, Word};
 
-/// What a partition holds.
+/// The kind of pieces that a partition holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Tier {
-    /// Nothing.
+    /// The partition is wholly free.
     Unset,
-    /// Pieces of so many blocks.
+    /// The partition holds pieces of this number of blocks.
     Slots(u32),
-    /// Irregular pieces.
+    /// The partition holds irregular pieces.
     Buddies,
 }
 
@@ -42,9 +42,9 @@ pub(super) struct Partition {
 
 #[derive(Debug, Clone)]
 pub(super) struct Partitions {
-    /// All of the same length, but for the last.
+    /// The partitions, of the same length except for the last, which may be shorter.
     parts: Vec<Partition>,
-    /// Blocks in a partition, a power of two.
+    /// The number of blocks in a partition, a power of two.
     len: u32,
     total: u32,
     regular: Vec<u32>,
@@ -82,43 +82,45 @@ impl Partitions {
         &self.parts
     }
 
-    /// Blocks in all.
+    /// Returns the number of blocks of the GPU.
     pub(super) fn total(&self) -> u32 {
         self.total
     }
 
-    /// Blocks in a partition.
+    /// Returns the number of blocks in a partition.
     pub(super) fn len(&self) -> u32 {
         self.len
     }
 
-    /// Which partition a block is in.
+    /// Returns the index of the partition of a block.
     pub(super) fn part_of(&self, block: u32) -> usize {
         (block / self.len) as usize
     }
 
-    /// A partition's first block.
+    /// Returns the first block of a partition.
     pub(super) fn base(&self, place: usize) -> u32 {
         place as u32 * self.len
     }
 
-    /// The blocks that a partition has.
+    /// Returns the set of all blocks of a partition; fewer for a short last partition.
     fn all(&self, place: usize) -> Word {
         bits::first(self.len.min(self.total - self.base(place)))
     }
 
-    /// Whether a partition is partly used, or too short to be given whole.
+    /// Returns whether a partition has both free and used blocks.
     pub(super) fn is_partly_used(&self, place: usize) -> bool {
         let Partition { free, .. } = self.parts[place];
         free != 0 && free != self.all(place)
     }
 
+    /// Returns whether a partition is wholly free and has the full length.
     fn is_fresh(&self, place: usize) -> bool {
         self.parts[place].free == bits::first(self.len)
     }
 
-    /// Free slots of `slot` blocks in a partition that lends such. The last partition does as soon
-    /// as it is free, being too short to be given whole.
+    /// Returns the first blocks of the free slots of `slot` blocks in a partition of that slot size. A
+    /// short last partition without a tier has slots of every size, because it never counts as a whole
+    /// partition.
     pub(super) fn slots(&self, place: usize, slot: u32) -> Word {
         let part = &self.parts[place];
         let lends = match part.tier {
@@ -129,9 +131,9 @@ impl Partitions {
         if lends { bits::fits(part.free, slot) & bits::multiples(slot, self.len) } else { 0 }
     }
 
-    /// Takes memory for pieces of these lengths in blocks, none of them 0: with contiguous placement a run
-    /// for each piece, in order, else any runs of the sum. Returns `None`, and takes nothing, if the pieces
-    /// do not fit.
+    /// Takes memory for pieces of these lengths in blocks, none of which is 0. Returns a run for each
+    /// piece, in order, with contiguous placement, and any runs of the total length with scattered
+    /// placement. Returns `None`, and takes nothing, if the pieces do not fit.
     pub(super) fn take(&mut self, pieces: &[u32], placement: Placement) -> Option<Vec<Run>> {
         match placement {
             Placement::Scattered => {
@@ -149,7 +151,7 @@ impl Partitions {
     }
 
     fn take_each(&mut self, pieces: &[u32]) -> Option<Vec<Run>> {
-        // Longest first: short pieces must not cut up what long ones need.
+        // The longest pieces are placed first: short pieces would cut up the runs that long pieces need.
         let mut sizes = BTreeMap::<u32, u32>::new();
         for &len in pieces {
             *sizes.entry(len).or_default() += 1;
@@ -162,7 +164,7 @@ impl Partitions {
             let runs = taken.entry(len).or_default();
             let had = if self.regular.contains(&len) {
                 let left = self.take_slots(len, count, runs);
-                // Rather than evict someone.
+                // A place among the buddies is tried before any model is evicted.
                 (0..left).all(|_| {
                     let start = self.tightest(0..self.parts.len(), len, len.next_power_of_two());
                     runs.extend(start.map(|start| self.lend(Run { start, len }, &mut used)));
@@ -182,7 +184,7 @@ impl Partitions {
                 return None;
             }
         }
-        // From here on each list is what is left to hand out, the lowest last.
+        // From here on each list holds the runs that are not handed out yet, in descending order.
         for (&len, runs) in &mut taken {
             let split =
                 |run: Run| (run.start..run.end()).step_by(len as usize).map(move |start| Run { start, len });
@@ -193,7 +195,8 @@ impl Partitions {
         Some(pieces.iter().filter_map(next).collect())
     }
 
-    /// Takes `count` slots, as runs of them. Returns how many could not be had.
+    /// Takes up to `count` slots, and appends the slots to `taken` as runs. Returns the number of missing
+    /// slots.
     fn take_slots(&mut self, slot: u32, count: u32, taken: &mut Vec<Run>) -> u32 {
         let capacity = self.len / slot;
         let mut left = count;
@@ -227,19 +230,19 @@ impl Partitions {
         0
     }
 
-    /// Takes slots of one partition that has as many: out of the tightest hole that has them all,
-    /// else out of the longest.
+    /// Takes `count` slots of one partition, which must have as many free slots: from the shortest hole
+    /// that has all of them, else from the longest holes.
     pub(super) fn fill(&mut self, place: usize, slot: u32, count: u32, taken: &mut Vec<Run>) {
         self.parts[place].tier = Tier::Slots(slot);
         let mut left = count;
         while left > 0 {
-            // Slots that touch are runs once each is as long as one bit.
+            // The set of all blocks of free slots: adjacent slots form one run of bits.
             let covered =
                 bits::each(self.slots(place, slot)).fold(0, |word, bit| word | bits::stretch(bit, slot));
             let holes = || bits::runs(covered).map(|(start, len)| (start, len / slot));
             let tight = holes().filter(|&(_, len)| len >= left).min_by_key(|&(_, len)| len);
             let longest = || holes().max_by_key(|&(start, len)| (len, std::cmp::Reverse(start)));
-            let (start, len) = tight.or_else(longest).expect("the partition has as many slots");
+            let (start, len) = tight.or_else(longest).expect("the partition has enough slots");
             let run = Run { start: self.base(place) + start, len: slot * len.min(left) };
             self.mark(run);
             left -= run.len / slot;
@@ -247,7 +250,7 @@ impl Partitions {
         }
     }
 
-    /// The blocks of the buddy for an irregular piece, whole partitions for a long one.
+    /// Returns the length of the buddy for an irregular piece; whole partitions for a piece longer than one.
     pub(super) fn buddy(&self, len: u32) -> u32 {
         if len > self.len {
             len.next_multiple_of(self.len)
@@ -256,7 +259,8 @@ impl Partitions {
         }
     }
 
-    /// Where there is room for an irregular piece. `used`: the partitions its model has such pieces in.
+    /// Returns the first block of a place for an irregular piece. `used` lists the partitions in which the
+    /// model has irregular pieces already, and `own` is whether the model may take a fresh partition first.
     fn find_irregular(&self, len: u32, own: bool, used: &[usize]) -> Option<u32> {
         let fresh = |count| Some(self.base(self.fresh(count, count)?.start));
         if len > self.len {
@@ -272,7 +276,7 @@ impl Partitions {
         }
     }
 
-    /// Lends a run among buddies.
+    /// Takes a run among the buddies, and adds its partitions to `used`.
     fn lend(&mut self, run: Run, used: &mut Vec<usize>) -> Run {
         self.mark(run);
         for place in self.part_of(run.start)..=self.part_of(run.end() - 1) {
@@ -284,7 +288,8 @@ impl Partitions {
         run
     }
 
-    /// Where a piece whose buddy has `align` blocks fits tightest among the buddies of these partitions.
+    /// Returns the first block of the tightest place for a piece among the buddies of these partitions. The
+    /// piece's buddy has `align` blocks.
     fn tightest(&self, places: impl Iterator<Item = usize>, len: u32, align: u32) -> Option<u32> {
         let find = |place: usize| {
             let part = &self.parts[place];
@@ -293,13 +298,13 @@ impl Partitions {
             if !lends || starts == 0 {
                 return None;
             }
-            // A buddy whose end is lent already, then the smallest hole.
+            // The best place is a buddy whose end is used already, then the smallest hole.
             let cut = starts & !bits::buddies(part.free, align);
             let mut hole = align;
             let mut tight = cut;
             while tight == 0 {
                 tight = starts & bits::holes(part.free, hole);
-                // The start of a larger hole stands for all of it.
+                // A longer hole is tried in a later round, and only at its start.
                 hole *= 2;
             }
             Some((if cut != 0 { 0 } else { hole }, self.base(place) + tight.trailing_zeros()))
@@ -307,10 +312,11 @@ impl Partitions {
         places.filter_map(find).min().map(|(_, start)| start)
     }
 
-    /// Wholly free partitions side by side: the shortest stretch of at least `wanted`, cut to
-    /// `wanted`; else, where it has at least `least`, the longest.
+    /// Returns adjacent fresh partitions: the shortest stretch of at least `wanted`, cut to `wanted`, else
+    /// the longest stretch of at least `least`.
     fn fresh(&self, wanted: u32, least: u32) -> Option<Range<usize>> {
-        let (mut tight, mut longest) = (None::<Range<usize>>, 0..0);
+        let mut tight = None::<Range<usize>>;
+        let mut longest = 0..0;
         let mut start = 0;
         for place in 0..=self.parts.len() {
             if place < self.parts.len() && self.is_fresh(place) {
@@ -329,10 +335,10 @@ impl Partitions {
         tight.map(|tight| tight.start..tight.start + wanted as usize).or(longest)
     }
 
-    /// Notes that a run, which may cross partitions, is used.
+    /// Marks a run as used. The run may cross partitions.
     ///
     /// # Panics
-    /// When part of it is: a bug of the caller.
+    /// Panics if a block of the run is used already, which is a bug of the caller.
     pub(super) fn mark(&mut self, run: Run) {
         self.free_blocks -= run.len;
         for (place, word) in self.words(run) {
@@ -342,14 +348,14 @@ impl Partitions {
         }
     }
 
-    /// Gives runs back.
+    /// Frees runs. A partition that becomes wholly free loses its tier.
     pub(super) fn give_back(&mut self, runs: &[Run]) {
         for &run in runs {
             self.free_blocks += run.len;
             for (place, word) in self.words(run) {
                 let all = self.all(place);
                 let part = &mut self.parts[place];
-                assert!(part.free & word == 0, "block {} is given back twice", run.start);
+                assert!(part.free & word == 0, "blocks of {run:?} are freed twice");
                 part.free |= word;
                 if part.free == all {
                     part.tier = Tier::Unset;
@@ -358,14 +364,14 @@ impl Partitions {
         }
     }
 
-    /// A run, by partition.
+    /// Returns the blocks of a run as a set for each partition.
     fn words(&self, run: Run) -> impl Iterator<Item = (usize, Word)> + use<> {
         let len = self.len;
         self.split(run)
             .map(move |part| ((part.start / len) as usize, bits::stretch(part.start % len, part.len)))
     }
 
-    /// A run, cut where partitions meet.
+    /// Cuts a run at the borders of partitions.
     pub(super) fn split(&self, run: Run) -> impl Iterator<Item = Run> + use<> {
         let len = self.len;
         let mut start = run.start;

@@ -1,20 +1,18 @@
-//! The paper's baseline Torpor-Block (§7.3): what is released is kept in one pool; a request gets a
-//! piece of the pool that is long enough, whole, and where none is, pieces are released to the
-//! native allocator until it can be asked for a new one.
+//! The paper's baseline Torpor-Block (§7.3). Freed pieces are cached in one pool. A request gets a whole
+//! piece of the pool that is long enough. If there is no such piece, pieces are released to the native
+//! allocator until the native allocator has enough blocks for a new piece.
 //!
-//! The native allocator has virtual memory of its own: it can always give a piece as long as it has
-//! as many blocks, wherever they are. What it costs is time, so its calls are counted.
+//! The native allocator has virtual memory of its own, so it can combine any free blocks into a piece. A call
+//! costs time, so the calls are counted.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use millrace_policy::memory::{BestFit, Placement, Run};
 
-/// Native allocations and releases so far.
+/// The number of calls of the native allocator so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct NativeCalls {
-    /// Allocations.
     pub allocations: u64,
-    /// Releases.
     pub releases: u64,
 }
 
@@ -24,10 +22,10 @@ type Piece = Vec<Run>;
 #[derive(Debug, Clone)]
 pub(super) struct Pool {
     native: BestFit,
-    /// Released pieces, the oldest first.
+    /// Freed pieces that are not released to the native allocator, oldest first.
     cached: VecDeque<Piece>,
     cached_blocks: u32,
-    /// Pieces in use, by the first block: a model may hold less of one than it is long.
+    /// Pieces in use, by their first block. A model may use only the begin of a piece.
     lent: BTreeMap<u32, Piece>,
     calls: NativeCalls,
 }
@@ -81,7 +79,7 @@ impl Pool {
 
     fn take_one(&mut self, wanted: u32) -> Option<Piece> {
         if let Some(place) = self.cached.iter().position(|piece| len(piece) >= wanted) {
-            let piece = self.cached.remove(place).expect("it was just found");
+            let piece = self.cached.remove(place).expect("the piece was just found");
             self.cached_blocks -= len(&piece);
             return Some(piece);
         }
@@ -96,7 +94,7 @@ impl Pool {
     }
 
     pub(super) fn give_back(&mut self, runs: &[Run]) {
-        // A run that begins no piece is the further part of one.
+        // A run that is not the first run of a piece is a later run of a piece that is freed here too.
         for piece in runs.iter().filter_map(|run| self.lent.remove(&run.start)) {
             self.cached_blocks += len(&piece);
             self.cached.push_back(piece);
@@ -109,25 +107,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cached_piece_is_lent_whole_and_comes_back_whole() {
+    fn a_cached_piece_is_lent_and_freed_as_a_whole() {
         let mut pool = Pool::new(30);
         let first = pool.take(&[20]).unwrap();
         pool.give_back(&first);
         assert_eq!(pool.take(&[5]), Some(vec![Run { start: 0, len: 5 }]));
-        assert_eq!(pool.free_blocks(), 10, "twenty are lent for five");
+        assert_eq!(pool.free_blocks(), 10, "the cached piece of 20 blocks was not lent for 5");
         pool.give_back(&[Run { start: 0, len: 5 }]);
         assert_eq!(pool.free_blocks(), 30);
         assert_eq!(pool.calls(), NativeCalls { allocations: 1, releases: 0 });
     }
 
     #[test]
-    fn pieces_that_are_too_short_go_back_to_the_native_allocator() {
+    fn cached_pieces_that_are_too_short_are_released_to_the_native_allocator() {
         let mut pool = Pool::new(30);
         let short = pool.take(&[10, 10, 10]).unwrap();
         pool.give_back(&short);
         assert_eq!(pool.take(&[15]).map(|runs| len(&runs)), Some(15));
         assert_eq!(pool.calls(), NativeCalls { allocations: 4, releases: 2 });
         assert_eq!(pool.take(&[16]), None);
-        assert_eq!(pool.free_blocks(), 15, "what was not enough is free still");
+        assert_eq!(pool.free_blocks(), 15, "a failed request kept blocks");
     }
 }

@@ -1,5 +1,6 @@
-//! Two tiers and the pool: single cases, and properties. No block has two owners, none is lost, pinned models
-//! stay, moves carry every block to the place where its model looks for it, and fragmentation is bounded.
+//! Cases and properties of the two tiers and the pool. No block has two owners, and no block is lost.
+//! Pinned models keep their memory. Moves carry every block to the place that its model's region names.
+//! Fragmentation stays within the bounds of [`super`].
 
 use proptest::prelude::*;
 
@@ -24,12 +25,12 @@ fn starts(memory: &BaselineMemory, model: ModelId) -> Vec<u32> {
 }
 
 #[test]
-fn common_sizes_have_partitions_of_their_own() {
+fn pieces_of_a_common_size_share_a_partition_apart_from_irregular_pieces() {
     let mut memory = two_tiers(512, Placement::Contiguous);
     assert_eq!(map(&mut memory, 1, A, &[10, 33, 1, 10, 7]), []);
     let partitions = starts(&memory, A).into_iter().map(|start| start / 64).collect::<Vec<_>>();
-    assert_eq!(partitions[0], partitions[3], "pieces of 20 MiB share a partition");
-    assert_eq!(partitions[1], partitions[4], "irregular pieces share a partition");
+    assert_eq!(partitions[0], partitions[3], "pieces of 20 MiB are in different partitions");
+    assert_eq!(partitions[1], partitions[4], "irregular pieces are in different partitions");
     assert_eq!(partitions.iter().collect::<BTreeSet<_>>().len(), 3);
 }
 
@@ -40,12 +41,12 @@ fn a_piece_longer_than_a_partition_is_one_run() {
     assert_eq!(memory.pieces(A).unwrap(), [Run { start: 0, len: 150 }]);
     assert_eq!(memory.map(Timestamp(2), B, &[100], &[A]), Err(Shortage::Pinned));
     map(&mut memory, 2, B, &[12]);
-    assert_eq!(starts(&memory, B), [160], "the rest of the last partition serves others");
+    assert_eq!(starts(&memory, B), [160], "the rest of the last partition is not lent");
     assert_eq!(memory.map(Timestamp(3), C, &[300], &[]), Err(Shortage::TooLarge));
 }
 
 #[test]
-fn eviction_makes_room_of_the_right_shape() {
+fn the_model_whose_eviction_makes_the_pieces_fit_is_evicted() {
     let mut memory = two_tiers(256, Placement::Contiguous);
     map(&mut memory, 1, A, &[40]);
     map(&mut memory, 2, B, &[10; 4]);
@@ -62,7 +63,7 @@ fn consolidation_empties_the_emptiest_partition_into_the_fullest() {
     map(&mut memory, 3, C, &[64]);
     memory.unmap(C);
     map(&mut memory, 4, C, &[20]);
-    assert_eq!(starts(&memory, C), [40], "C fits beside A");
+    assert_eq!(starts(&memory, C), [40], "C is not beside A");
     map(&mut memory, 5, D, &[32]);
     memory.unmap(A);
     // 44 of 64 blocks are free beside C, 14 beside B, 32 beside D.
@@ -86,7 +87,7 @@ fn two_free_buddies_become_one() {
     memory.unmap(B);
     assert_eq!(starts(&memory, C), [32]);
     assert_eq!(starts(&memory, D), [96]);
-    assert_eq!(memory.consolidate(&[C, D]), [], "pinned models do not move");
+    assert_eq!(memory.consolidate(&[C, D]), [], "pinned models were moved");
     let to = Run { start: 0, len: 32 };
     assert_eq!(memory.consolidate(&[C]), [Move { model: D, from: Run { start: 96, len: 32 }, to }]);
     assert_eq!(memory.fragmentation().whole, 1);
@@ -118,7 +119,8 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A baseline's memory of `blocks` blocks. The last partition may be short, and common sizes leave a rest.
+/// Generates a GPU of `blocks` blocks under either allocator. The last partition may be short, and the
+/// common size of 5 blocks does not divide a partition.
 fn memory(blocks: u64) -> impl Strategy<Value = BaselineMemory> {
     let placement = prop_oneof![1 => Just(Placement::Scattered), 2 => Just(Placement::Contiguous)];
     let sizes = (prop_oneof![Just(16u32), Just(128)], prop_oneof![Just(1u32), Just(4)]);
@@ -130,7 +132,7 @@ fn memory(blocks: u64) -> impl Strategy<Value = BaselineMemory> {
     prop_oneof![4 => tiers, 1 => Just(BaselineMemory::pool(size))]
 }
 
-/// A GPU beside its memory: the content of each block, as a model and the number of its block.
+/// A GPU's memory with the content of each block: the model, and the number of the block within the model.
 struct Device {
     memory: BaselineMemory,
     blocks: Vec<Option<(ModelId, u32)>>,
@@ -162,7 +164,7 @@ impl Device {
                 }
                 self.asked.insert(model, pieces.to_vec());
             }
-            Err(_) => assert!(self.memory.models().eq(before), "a shortage evicts nothing"),
+            Err(_) => assert!(self.memory.models().eq(before), "a shortage evicted a model"),
         }
     }
 
@@ -173,13 +175,16 @@ impl Device {
             if moves.is_empty() {
                 break;
             }
-            assert!(round < 1000, "consolidation does not end");
+            assert!(round < 1000, "consolidation did not end within 1000 rounds");
             assert!(moves.iter().map(|step| step.from.len).sum::<u32>() <= self.memory.sizes.step);
             for Move { model, from, to } in moves {
-                assert!(!pinned.contains(&model), "{model} is pinned");
+                assert!(!pinned.contains(&model), "the pinned {model} was moved");
                 assert_eq!(from.len, to.len);
                 for (from, to) in (from.start..from.end()).zip(to.start..to.end()) {
-                    assert_eq!(self.blocks[to as usize], None, "block {to} of a move has an owner");
+                    assert_eq!(
+                        self.blocks[to as usize], None,
+                        "the target block {to} of a move has an owner"
+                    );
                     self.blocks[to as usize] = self.blocks[from as usize].take();
                 }
             }
@@ -200,13 +205,13 @@ impl Device {
             assert_eq!(places.len(), asked.clone().sum::<u32>() as usize);
             if let Allocator::TwoTier(_, Placement::Contiguous) = memory.allocator {
                 let lengths = memory.pieces(model).unwrap().iter().map(|piece| piece.len);
-                assert!(lengths.eq(asked), "each piece is one run");
+                assert!(lengths.eq(asked), "a piece is not one run");
             }
         }
         let owned = self.blocks.iter().flatten().count();
         match &memory.allocator {
             Allocator::TwoTier(..) => assert_eq!(memory.used_blocks() as usize, owned),
-            // A pool lends more than a model asks for.
+            // A pool may lend a model more blocks than requested.
             Allocator::Pool(_) => assert!(memory.used_blocks() as usize >= owned),
         }
         assert_eq!(memory.fragmentation().free, memory.total_blocks() - memory.used_blocks());
@@ -217,7 +222,7 @@ fn places(memory: &BaselineMemory, model: ModelId) -> Vec<u32> {
     memory.pieces(model).unwrap().iter().flat_map(|run| run.start..run.end()).collect()
 }
 
-/// The bound that the module states.
+/// Checks the bounds on fragmentation that [`super`] states.
 fn check_bound(memory: &BaselineMemory, pinned: &[ModelId]) {
     let Allocator::TwoTier(partitions, _) = &memory.allocator else { return };
     let parts = partitions.parts();
@@ -259,7 +264,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
     #[test]
-    fn the_books_and_the_memory_agree(
+    fn regions_and_free_memory_match_the_contents_of_the_blocks(
         memory in prop_oneof![memory(192), memory(200)],
         steps in prop::collection::vec(step(), 1..120),
     ) {
