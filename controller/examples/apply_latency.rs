@@ -100,7 +100,8 @@ async fn main() {
     let mut config = ControllerConfig::new(dir.path().join("controller"), 1);
     config.client_listen.set_port(0);
     config.internal_listen.set_port(0);
-    // By default Raft has its own runtime, as in a real process; `shared` measures without it.
+    // By default Raft has its own runtime, as in a real process; `shared` measures without that
+    // runtime.
     let raft = RaftRuntime::start().unwrap();
     config.raft_runtime = std::env::args().all(|arg| arg != "shared").then(|| raft.handle());
     let began = Instant::now();

@@ -1,7 +1,7 @@
 //! Measures how long writes stop when the leader of three controllers is killed, repeatedly. All
-//! controllers run in this process; killing one ends its runtime, and the controller then restarts. A
-//! client writes through a controller that stays up: `cargo run --release -p millrace-controller
-//! --example failover -- 20`
+//! controllers run in this process; killing a controller ends the runtime, and the controller then
+//! restarts. A client writes through a controller that stays up: `cargo run --release -p
+//! millrace-controller --example failover -- 20`
 
 #![allow(
     clippy::unwrap_used,

@@ -159,7 +159,7 @@ fn snapshots(member: &Member, seen: &mut BTreeSet<String>) {
     );
 }
 
-/// Measures one client that writes continuously, beside other clients that make the log grow.
+/// Measures a client that writes continuously, beside other clients that make the log grow.
 async fn writes(members: &[Member; 3], what: &str, seconds: u64) {
     let leader = admin(&members[0]);
     let end = Instant::now() + Duration::from_secs(seconds);

@@ -8,7 +8,7 @@
 //!     millrace|etcd ADDRESS CLIENTS SECONDS
 //! ```
 //!
-//! The output is one line of JSON: writes per second, and their latency in microseconds.
+//! The output is a line of JSON: writes per second, and the latency in microseconds.
 
 #![allow(
     clippy::unwrap_used,
@@ -33,7 +33,7 @@ const WARM_UP: Duration = Duration::from_millis(500);
 /// beyond this number, more connections measure the kernel.
 const CONNECTIONS_MAX: usize = 16;
 
-/// The fields of etcd's `PutRequest` that a put needs. `PutDone` stands for its `PutResponse`.
+/// The fields of etcd's `PutRequest` that a put needs. `PutDone` stands for etcd's `PutResponse`.
 #[derive(Clone, PartialEq, prost::Message)]
 struct Put {
     #[prost(bytes = "vec", tag = "1")]

@@ -102,7 +102,7 @@ fn put_together(
     let mut processes = Vec::new();
     let mut missing = Vec::new();
     // A lower bound on the functions that no process named: the left-out functions of two processes may
-    // be the same ones.
+    // be the same.
     let mut unnamed = 0;
     for part in given {
         match part {
@@ -139,7 +139,7 @@ fn put_together(
     }
 }
 
-/// Keeps the busiest functions, at most `max` and at most a page, in their order. Returns the number of
+/// Keeps the busiest functions, at most `max` and at most a page, in order. Returns the number of
 /// dropped functions.
 fn keep_busiest(functions: &mut Vec<FunctionActivity>, max: usize) -> u32 {
     let all = functions.len();

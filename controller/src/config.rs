@@ -1,4 +1,4 @@
-//! A controller's configuration and its named bounds.
+//! A controller's configuration and named bounds.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -50,24 +50,24 @@ pub(crate) fn internal_server(port: PortLimits) -> ServerConfig {
     }
 }
 
-/// /// The source of a controller's membership in a cluster. Only an empty data directory uses this
+/// The source of a controller's membership in a cluster. Only an empty data directory uses this
 /// value: a used directory has an identity file, and a controller that is already a member of a group
 /// continues as that member.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Start {
     /// Begins a cluster of this controller alone.
     Bootstrap,
-    /// Begins a cluster if each of these controllers reports an empty data directory too, and joins
-    /// their cluster otherwise. This is for several controllers that start together, unattended. The
-    /// controller waits for all of them: a controller that lost its directory must never begin a second
-    /// cluster beside theirs.
+    /// Begins a cluster if each of these controllers reports an empty data directory too, and joins the
+    /// existing cluster otherwise. This is for several controllers that start together, unattended. The
+    /// controller waits for all answers: a controller that lost its directory must never begin a second
+    /// cluster beside the first.
     Found {
         /// Internal addresses (`host:port`) of all the other controllers.
         with: Vec<String>,
     },
     /// Joins the cluster of other controllers.
     Join {
-        /// Internal addresses (`host:port`) of controllers of that cluster. One that answers is enough.
+        /// Internal addresses (`host:port`) of controllers of that cluster. A single answer is enough.
         at: Vec<String>,
         /// The role that the controller takes.
         role: JoinAs,
@@ -79,10 +79,10 @@ pub enum Start {
 /// The role of a controller that joins a cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum JoinAs {
-    /// The controller becomes a voter as soon as it has the log.
+    /// The controller becomes a voter as soon as its log is complete.
     Voter,
-    /// The controller becomes a learner: it receives the log and serves clients, and does not vote
-    /// until an operator promotes it.
+    /// The controller becomes a learner: a learner receives the log and serves clients, and does not
+    /// vote until an operator promotes the learner.
     Learner,
 }
 
@@ -92,7 +92,7 @@ pub struct ControllerConfig {
     /// The controller's number in the group, never reused. Only an empty data directory accepts the
     /// number: a directory that belongs to another number is refused.
     pub id: ControllerId,
-    /// /// The source of the controller's membership in a cluster.
+    /// The source of the controller's membership in a cluster.
     pub start: Start,
     /// The directory of all files of this controller, locked while the controller runs.
     pub data_dir: PathBuf,
@@ -106,11 +106,11 @@ pub struct ControllerConfig {
     /// The address at which clients reach [`client_listen`](Self::client_listen), as `host:port`.
     /// `None` means the bound address. The cluster's status shows this address.
     pub client_advertise: Option<String>,
-    /// Log entries between two snapshots. Each snapshot lets the log drop the entries before it. A
+    /// Log entries between two snapshots. Each snapshot lets the log drop the earlier entries. A
     /// smaller number saves disk space and shortens the start, but writes the whole state more often.
     pub snapshot_every: u64,
     /// The object store for model files, which all controllers of the group share. `None` means that
-    /// each controller stores the files on its own disk. All controllers need the same value: the
+    /// each controller stores the files on the local disk. All controllers need the same value: the
     /// cluster's status warns about a difference.
     pub artifacts: Option<SharedPlace>,
     /// The preset to schedule by until an operator sets a policy. `None` means the default preset.
@@ -118,15 +118,15 @@ pub struct ControllerConfig {
     /// Whether the admin API accepts fault injection, for tests and demonstrations.
     pub allow_faults: bool,
     /// Whether the internal port serves the fault service, for tests. Any client of that port may then
-    /// move this controller's clock and stall its disk.
+    /// move this controller's clock and stall the disk.
     pub fault_injection: bool,
     /// Whether the controller serves every client that can connect, without encryption or
     /// authentication. If false, the controller listens on loopback addresses only.
     pub insecure: bool,
     /// Host names that requests may carry, beside `localhost` and the hosts of
     /// [`client_listen`](Self::client_listen) and [`client_advertise`](Self::client_advertise).
-    /// Requests with another host name are refused, because a web page could have resolved its own name
-    /// to this address (DNS rebinding).
+    /// Requests with another host name are refused, because a web page could have resolved a foreign
+    /// name to this address (DNS rebinding).
     pub host_names: Vec<String>,
     /// Bounds on the requests of clients.
     pub limits: Limits,
@@ -146,8 +146,8 @@ pub struct ControllerConfig {
 }
 
 impl ControllerConfig {
-    /// Returns the defaults on loopback: the first controller of a cluster of its own. Models are
-    /// checked in this process; a server sets [`Self::inspection`] to a child process instead.
+    /// Returns the defaults on loopback: the first controller of a new cluster. Models are checked in
+    /// this process; a server sets [`Self::inspection`] to a child process instead.
     #[must_use]
     pub fn new(data_dir: PathBuf, seed: u64) -> Self {
         let loopback = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
@@ -189,14 +189,14 @@ pub struct Limits {
     pub artifact_bytes: Bytes,
     /// Concurrent uploads.
     pub uploads: usize,
-    /// /// The time that a model file stays after its last use by a function.
+    /// The time that a model file stays after the last use by a function.
     pub artifact_grace: Duration,
     /// Bytes of the local cache of model files that are in the object store. The cache is trimmed every
     /// [`collect_every`](Self::collect_every).
     pub artifact_cache: Bytes,
     /// The interval between searches for unused model files.
     pub collect_every: Duration,
-    /// /// The lease: the time that a silent worker counts as alive.
+    /// The lease: the time that a silent worker counts as alive.
     pub lease: lease::Limits,
     /// Connection limits of the client port.
     pub client: PortLimits,

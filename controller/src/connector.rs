@@ -1,5 +1,4 @@
-//! The controller's calls to its workers: over the network, or directly into a service of the same
-//! process.
+//! The controller's calls to workers: over the network, or directly into a service of the same process.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -19,8 +18,8 @@ use tonic::{Request, Response, Status};
 use crate::config::{KEEP_ALIVE, MESSAGE_BYTES_MAX};
 
 /// Carries calls to one worker. For a worker in this process, the transport is the worker's own service
-/// and passes a request's tensors unchanged; otherwise it is a client that encodes them. Clones share
-/// the transport.
+/// and passes a request's tensors unchanged; otherwise the transport is a client that encodes the
+/// tensors. Clones share the transport.
 pub type Transport = Arc<dyn Worker>;
 
 /// Error of an address that cannot be called.
@@ -29,7 +28,7 @@ pub enum ConnectError {
     /// The address does not parse.
     #[error("cannot call a worker at {address:?} ({cause}): give host:port")]
     Address {
-        /// The address as the worker reported it.
+        /// The address that the worker reported.
         address: String,
         cause: String,
     },
@@ -37,7 +36,7 @@ pub enum ConnectError {
 
 /// Provides the transport to a worker. The connection itself may be made at the first call.
 pub trait Connector: Debug + Send + Sync + 'static {
-    /// Returns the transport to the worker `name`, which reports that it listens at `address`.
+    /// Returns the transport to the worker `name`, which reports to listen at `address`.
     ///
     /// # Errors
     /// [`ConnectError`] if no call to this address can ever succeed.

@@ -1,4 +1,4 @@
-//! Fan-out of one request to every other controller and every attached worker, for responses that are
+//! Fan-out of a request to every other controller and every attached worker, for responses that are
 //! still useful with a part missing.
 
 use std::fmt::Display;
@@ -13,7 +13,7 @@ use tonic::{Response, Status};
 use crate::fleet::{Fleet, Worker};
 use crate::raft::{Lane, Peer, Replica};
 
-/// /// The timeout of each asked process.
+/// The timeout of each asked process.
 pub(crate) const ASK_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The processes to ask. Cheap to clone.
@@ -23,7 +23,7 @@ pub(crate) struct Everyone {
     pub(crate) fleet: Fleet,
 }
 
-/// The answer of one process, or the name of the process with the reason of its failure.
+/// The answer of one process, or the name of the process with the reason of the failure.
 pub(crate) type Given<T> = Result<T, String>;
 
 impl Everyone {

@@ -1,5 +1,5 @@
-//! The fault service: injects faults into the clock and the disk of one controller. The internal port
-//! serves it only if the controller was started with fault injection.
+//! The fault service: injects faults into the clock and the disk of this controller. The internal port
+//! offers the service only if the controller was started with fault injection.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,10 +16,10 @@ use crate::clock::MovedClock;
 const CLOCK_OFFSET_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 /// The longest stall of a single sync.
 const STALL_EACH_SYNC_MAX: Duration = Duration::from_secs(60);
-/// The longest stall, unless a client clears it earlier.
+/// The longest stall, unless a client clears the stall earlier.
 const STALL_FOR_MAX: Duration = Duration::from_secs(600);
 
-/// The clock and the disk of one controller.
+/// The clock and the disk of this controller.
 #[derive(Debug, Clone)]
 pub(crate) struct FaultService {
     pub(crate) clock: Arc<MovedClock>,
@@ -40,7 +40,7 @@ impl FaultService {
     }
 }
 
-/// Returns the requested clock offset in milliseconds, or refuses it.
+/// Returns the requested clock offset in milliseconds, or a refusal.
 fn offset(request: api::SetClockOffsetRequest) -> Result<i64, Failure> {
     let offset = request.offset_ms;
     if Duration::from_millis(offset.unsigned_abs()) > CLOCK_OFFSET_MAX {
@@ -50,7 +50,7 @@ fn offset(request: api::SetClockOffsetRequest) -> Result<i64, Failure> {
     Ok(offset)
 }
 
-/// Returns the requested stall, or refuses it.
+/// Returns the requested stall, or a refusal.
 fn stall(request: api::StallDiskRequest) -> Result<Stall, Failure> {
     let span = |name: &str, given_ms: u64, max: Duration| match given_ms {
         0 => refused(format!("{name} is 0: give milliseconds, or clear the faults to end a stall")),

@@ -1,4 +1,4 @@
-//! Commands, and states made from them, for tests.
+//! Commands, and the resulting states, for tests.
 
 use millrace_cluster_state::{Caller, Command, ControllerId, ModelSummary, Proposal, State, UnixMillis};
 use millrace_types::workflow::{Output, Run, Step, WorkflowSpec};
@@ -14,7 +14,7 @@ pub(crate) fn key(of: &str) -> FunctionKey {
     FunctionKey { tenant: TenantName::default(), name: name(of) }
 }
 
-/// Returns workflow `w`, a chain of the given steps, each with the function that it runs.
+/// Returns workflow `w`, a chain of the given steps, each with the called function.
 pub(crate) fn chain(steps: &[(&str, &str)]) -> WorkflowSpec {
     let mut from = "input.x".to_owned();
     let step = |(step, function): &(&str, &str)| {

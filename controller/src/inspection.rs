@@ -1,4 +1,4 @@
-//! Checks that a model file or program can be served, before any of it is stored or committed.
+//! Checks that a model file or program can be served, before anything is stored or committed.
 //!
 //! ```text
 //!  controller ── the file, open, as standard input ──▶ millrace inspect PID
@@ -6,7 +6,7 @@
 //! ```
 //! The file is untrusted and may be as large as the disk. A separate process reads and compiles the
 //! file under limits of memory and processor time, so a hostile or huge file ends that process and not
-//! the process that runs Raft. Inspections run in parallel while their memory fits a budget; further
+//! the process that runs Raft. Inspections run in parallel while memory fits a budget; further
 //! inspections wait.
 
 use std::ffi::OsString;
@@ -35,20 +35,21 @@ use crate::artifacts::Verified;
 
 /// The longest answer of an inspecting process, in bytes. A summary that the log accepts is shorter.
 const ANSWER_BYTES_MAX: u64 = 1 << 20;
-/// The longest message of a refusal, in characters. Names in a model file have no limit of their own.
+/// The longest message of a refusal, in characters. Names in a model file have no separate limit.
 const MESSAGE_CHARS_MAX: usize = 4_096;
 /// Memory that compiling needs beside the file and its copies, in bytes: decoded messages, which
-/// `millrace_model` counts before it decodes them.
+/// `millrace_model` counts before decoding.
 const COMPILE_BYTES: u64 = 1 << 30;
 /// Copies of a file in memory at a time: the bytes read, the decoded file, and the resulting weights.
 const COPIES: u64 = 3;
 /// Base processor time of an inspection; [`CPU_BYTES_PER_SEC`] grants more time to large files.
 const CPU_TIME: Duration = Duration::from_secs(60);
 const CPU_BYTES_PER_SEC: u64 = 16 << 20;
-/// The longest duration of an inspection, as a multiple of its processor time: an inspection also waits
+/// The longest duration of an inspection, as a multiple of the processor time: an inspection also waits
 /// for the disk and for other work.
 const PATIENCE: u32 = 5;
-/// File descriptors of an inspecting process: the standard three, and those opened at its start.
+/// File descriptors of an inspecting process: the standard three, and further descriptors from the
+/// start.
 const DESCRIPTORS: u64 = 16;
 /// The unit of inspection memory, in bytes.
 const MEMORY_UNIT: u64 = 1 << 20;
@@ -58,7 +59,7 @@ const MEMORY_UNIT: u64 = 1 << 20;
 pub enum Inspection {
     /// Models are checked in the controller's process, for tests that have no program at hand.
     InProcess,
-    /// Each model is checked in a child process of its own.
+    /// Each model is checked in a separate child process.
     Child(InspectorCommand),
 }
 
@@ -86,7 +87,7 @@ enum Answer {
     Refused { reason: String, message: String },
 }
 
-/// Checks model files, as many at a time as their memory allows.
+/// Checks model files, as many at a time as memory allows.
 #[derive(Debug)]
 pub(crate) struct Inspector {
     inspection: Inspection,
@@ -101,7 +102,7 @@ impl Inspector {
         Self { inspection, memory: Semaphore::new(memory_units as usize), memory_units }
     }
 
-    /// Compiles the file as a worker will, and returns its summary.
+    /// Compiles the file as a worker will, and returns the summary.
     pub(crate) async fn inspect(&self, file: &Verified) -> Result<ModelSummary, Failure> {
         let bytes = file.bytes();
         // A file that needs more than the whole budget is inspected alone.
@@ -141,7 +142,7 @@ async fn in_process(file: File) -> Result<ModelSummary, Failure> {
 }
 
 /// Runs [`in_child`] on a blocking thread that lives as long as the child. The kernel kills the child
-/// when its parent thread ends, and runtime threads come and go. Dropping this future kills the child.
+/// when the parent thread ends, and runtime threads come and go. Dropping this future kills the child.
 async fn in_child_of_one_thread(
     command: InspectorCommand,
     file: File,
@@ -285,7 +286,7 @@ fn limit(resource: Resource, value: u64) -> io::Result<()> {
     Ok(setrlimit(resource, Rlimit { current: Some(value), maximum: Some(value) })?)
 }
 
-/// Compiles a file and returns its summary.
+/// Compiles a file and returns the summary.
 fn inspect(file: File) -> Result<ModelSummary, Failure> {
     let contents = read(file)?;
     if program::is_program(&contents) {

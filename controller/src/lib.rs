@@ -86,11 +86,11 @@ pub enum StartError {
 /// Error after which a running controller cannot continue.
 #[derive(Debug, thiserror::Error)]
 pub enum HaltError {
-    /// The controller's log or snapshots failed, so the controller no longer takes part in its group.
+    /// The controller's log or snapshots failed, so the controller no longer takes part in the group.
     /// No acknowledged write is lost.
     #[error("raft has halted: {reason}")]
     Raft { reason: String },
-    /// A majority of the controllers has a different state: this controller's state is corrupt, and its
+    /// A majority of the controllers has a different state: this controller's state is corrupt, and the
     /// snapshots may be too.
     #[error(
         "the state of {id} differs from that of a majority after log entry {index}, so that its memory, its disk or its build corrupted it: replace this controller: keep its data directory for inspection, 'millrace cluster remove {}', and start one with an empty directory and another id", id.0

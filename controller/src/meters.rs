@@ -1,6 +1,6 @@
 //! The control plane's metrics on `/metrics`, read at each scrape, so that no request pays for
-//! counting. A worker exports the counters of its own GPUs (swaps, restarts): a sum of them here would
-//! jump whenever a worker attaches or detaches.
+//! counting. A worker exports the counters of the local GPUs (swaps, restarts): a sum here would jump
+//! whenever a worker attaches or detaches.
 
 use millrace_cluster_state::NodeStatus;
 use prometheus_client::collector::Collector;

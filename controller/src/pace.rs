@@ -4,7 +4,7 @@
 use millrace_transport::{MinimumRate, ProgressClock};
 use millrace_types::{Bytes, Failure, Reason};
 
-/// The progress of a sender against its minimum rate.
+/// The progress of a sender against the minimum rate.
 #[derive(Debug)]
 pub(crate) struct Pace {
     minimum: MinimumRate,

@@ -1,6 +1,6 @@
 //! The traffic matrix: bytes passed between functions in the workflow runs that this controller drives.
-//! The leader places functions by these counts (D19). A run counts when it is answered, with the inputs
-//! of all its calls, including the calls of nested workflows.
+//! The leader places functions by these counts (D19). A run counts when the answer is sent, with the
+//! inputs of all calls, including the calls of nested workflows.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 use crate::everyone::ASK_TIMEOUT;
 use crate::raft::Peer;
 
-/// Function pairs counted by this controller, over all workflows. A workflow whose pairs do not fit is
-/// not counted until its next version: its declared traffic applies instead.
+/// Function pairs counted by this controller, over all workflows. A workflow with too many pairs is not
+/// counted until the next version: the declared traffic applies instead.
 const ALL_PAIRS_MAX: usize = 8192;
 /// Counted workflows.
 const WORKFLOWS_MAX: usize = 1024;
@@ -32,11 +32,11 @@ struct Counted {
 }
 
 /// Traffic of one run so far. Nested workflow runs add to the same counts through a shared reference,
-/// so a lock guards them.
+/// so a lock guards the counts.
 #[derive(Debug, Default)]
 pub(crate) struct Passing(Mutex<BTreeMap<Pair, u64>>);
 
-/// A traffic count as controllers exchange it.
+/// A traffic count in the form that controllers exchange.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Told {
     workflow: FunctionKey,
@@ -63,8 +63,8 @@ impl From<&Tally> for Told {
     }
 }
 
-/// Asks a controller for its traffic counts. Returns the controller's id, and `None` if it does not
-/// answer. A missing answer loses nothing: the next answer includes the same counts.
+/// Asks a controller for traffic counts. Returns the controller's id, and `None` without an answer. A
+/// missing answer loses nothing: the next answer includes the same counts.
 pub(crate) async fn ask(peer: Peer) -> (u64, Option<Vec<Told>>) {
     let told = peer.call(ASK_TIMEOUT, &(), async |mut it, message| it.get_passed(message).await).await;
     let id = peer.id();
@@ -82,7 +82,7 @@ pub(crate) async fn ask(peer: Peer) -> (u64, Option<Vec<Told>>) {
 }
 
 /// Adds up the traffic that several controllers counted for one version of a workflow. The sum has no
-/// pairs if the pairs of one controller did not fit.
+/// pairs if a controller's pairs did not fit.
 pub(crate) fn together(
     workflow: &FunctionKey,
     generation: Revision,
@@ -144,7 +144,7 @@ impl Passed {
 impl Counted {
     fn count(&mut self, workflow: &FunctionKey, generation: Revision, pairs: BTreeMap<Pair, u64>) {
         let known = self.workflows.get(workflow).map(|tally| tally.generation);
-        // This is a late run of an older version. If a workflow was deleted and its version numbers
+        // This is a late run of an older version. If a workflow was deleted and the version numbers
         // began again, `told` drops the old counts at the leader's next request, because the state has
         // no such version.
         if known > Some(generation) {
@@ -166,8 +166,7 @@ impl Counted {
         let new = pairs.keys().filter(|pair| !counted.contains_key(*pair)).count();
         if counted.len() + new > PAIRS_MAX || self.pairs + new > ALL_PAIRS_MAX {
             // Stop counting this workflow: a partial count would mislead. The leader takes a missing
-            // pair as one without traffic, and the runs that still fit would be those without the rare
-            // pairs.
+            // pair as a pair without traffic, and only the runs without the rare pairs would still fit.
             self.pairs -= counted.len();
             tally.pairs = None;
             return;
@@ -265,7 +264,7 @@ mod tests {
         let taken: Vec<_> = names.iter().map(|to| ("a", to.as_str(), 1)).collect();
         let (fits, rare) = taken.split_at(PAIRS_MAX);
         let ran = |workflow: &str, taken: &[_]| passed.ran(&key(workflow), FIRST, passing(taken));
-        // The pairs are too many in one run, or over several runs: later runs that fit would
+        // The pairs are too many in a single run, or over several runs: later runs that fit would
         // misrepresent all runs.
         for runs in [[&taken[..], fits], [fits, rare]] {
             runs.into_iter().chain([fits]).for_each(|taken| ran("many", taken));

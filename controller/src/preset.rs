@@ -19,7 +19,7 @@ pub(crate) async fn set_first(replica: &Replica, preset: PresetName) {
         return;
     }
     let spec = PolicySpec { preset: Some(preset), ..PolicySpec::NONE };
-    // Another controller may set its own preset at the same time. Expecting generation 0 lets only the
+    // Another controller may set another preset at the same time. Expecting generation 0 lets only the
     // first succeed.
     let command = Command::SetPolicy { spec, settings: Vec::new(), expected: Some(0) };
     match replica.propose(Caller("controller".into()), None, command).await {

@@ -1,4 +1,4 @@
-//! Starts the parts of a controller in order of their dependencies, and stops them in reverse order.
+//! Starts the parts of a controller in order of dependencies, and stops all parts in reverse order.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -48,7 +48,7 @@ use crate::serving::{self, Serving};
 use crate::traces::Traces;
 use crate::{HaltError, RaftError, StartError, meters};
 
-/// /// The longest wait for the workers' streams to end when the controller shuts down.
+/// The longest wait for the workers' streams to end when the controller shuts down.
 const STREAMS_END_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A running controller. Dropping the controller stops everything at once; [`Controller::shutdown`]
@@ -69,9 +69,9 @@ pub struct Controller {
     stop: DropGuard,
 }
 
-/// Starts a controller, and returns when the controller serves. A single controller then leads its
-/// cluster, and a controller that joined has its requested role. A reopened member serves its stored
-/// state even while its group has no leader.
+/// Starts a controller, and returns when the controller serves. A single controller then leads the
+/// cluster, and a controller that joined has the requested role. A reopened member serves the stored
+/// state even while the group has no leader.
 ///
 /// # Errors
 /// [`StartError`] names the fault and the next step. Nothing keeps running.
@@ -243,7 +243,7 @@ async fn keep(work: Keep, artifacts: Arc<Artifacts>, stop: CancellationToken) {
 
 /// Ends the workers' streams and shuts Raft down. The caller has cancelled all tasks already.
 async fn end(mut internal: JoinHandle<()>, mut background: JoinSet<()>, replica: &Replica) {
-    // A finished task was already polled to completion by `failed`: polling its handle again panics.
+    // A finished task was already polled to completion by `failed`: polling the handle again panics.
     if !internal.is_finished() && tokio::time::timeout(STREAMS_END_TIMEOUT, &mut internal).await.is_err() {
         tracing::warn!("cannot end the workers' streams in time: aborting them");
         internal.abort();
@@ -378,7 +378,7 @@ impl Controller {
     /// Returns the number of connections cut short.
     pub async fn drain(&mut self, grace: Duration) -> usize {
         let Some(front) = self.front.take() else { return 0 };
-        // An admin call that waits for news would hold the drain until its timeout.
+        // An admin call that waits for news would hold the drain until the timeout.
         self.waiting.cancel();
         front.close(grace).await
     }

@@ -1,4 +1,4 @@
-//! One member of a simulated controller group: its Raft node, the calls of the other controllers, the
+//! One member of a simulated controller group: the Raft node, the calls of the other controllers, the
 //! workers' streams, the leader's duties and the admin API, over a simulated network and disk.
 //!
 //! The member has no gateway, because the gateway accepts only connections of the machine's network. So
@@ -56,7 +56,7 @@ pub use crate::serving::crowd::Crowd;
 pub struct MemberConfig {
     /// The member's number in the group.
     pub id: ControllerId,
-    /// /// The source of membership for a member with an empty data directory.
+    /// The source of membership for a member with an empty data directory.
     pub start: Start,
     pub data_dir: PathBuf,
     /// The address at which the other members reach this member.
@@ -71,7 +71,7 @@ pub struct MemberConfig {
     pub seed: u64,
 }
 
-/// An open member. Its tasks end with the runtime in which they started.
+/// An open member. The tasks end with the runtime of the start.
 #[derive(Debug)]
 pub struct Member {
     replica: Replica,
@@ -181,7 +181,7 @@ impl Member {
     }
 
     /// Enters the group, and may become the leader from then on. The other members must already be able
-    /// to call this member. The member performs the leader's duties while it leads.
+    /// to call this member. The member performs the leader's duties while leading.
     ///
     /// # Errors
     /// The same as [`crate::start`].
@@ -249,7 +249,7 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Returns the last applied entry, and the state after it.
+    /// Returns the last applied entry, and the resulting state.
     #[must_use]
     pub fn applied(&self) -> (Option<LogId>, State) {
         let latest = self.state.latest();
@@ -262,7 +262,7 @@ impl Watch {
         self.state.latest().last
     }
 
-    /// Returns the term in which the member believes to lead, if it does.
+    /// Returns the term in which the member believes to lead, if any.
     #[must_use]
     pub fn leads(&self) -> Option<u64> {
         let raft = self.raft.borrow();
@@ -275,7 +275,7 @@ impl Watch {
         self.raft.borrow().to_string()
     }
 
-    /// Returns the reason why the Raft node has halted, if it has.
+    /// Returns the reason why the Raft node has halted, if any.
     #[must_use]
     pub fn halted(&self) -> Option<String> {
         self.raft.borrow().running_state.as_ref().err().map(ToString::to_string)
@@ -288,23 +288,22 @@ impl Watch {
         self.diverged.get().copied()
     }
 
-    /// Returns the term in which the member performs the leader's duties, if it does.
+    /// Returns the term in which the member performs the leader's duties, if any.
     #[must_use]
     pub fn on_duty(&self) -> Option<u64> {
         let leadership = *self.outlook.leadership().borrow();
         leadership.leads.then_some(leadership.term)
     }
 
-    /// Returns the attached workers, each with its epoch as known to this member and the time of its
-    /// last sign of life, by this member's clock.
+    /// Returns the attached workers, each with the epoch known to this member and the time of the last
+    /// sign of life, by this member's clock.
     #[must_use]
     pub fn heard(&self) -> Vec<(NodeName, Epoch, Timestamp)> {
         let workers = self.fleet.workers();
         workers.values().map(|worker| (worker.name.clone(), worker.epoch(), worker.heard())).collect()
     }
 
-    /// Returns registrations whose lease this member found expired, and which are still live in its
-    /// state.
+    /// Returns registrations that this member found expired, and that are still live in the state.
     #[must_use]
     pub fn found_lost(&self) -> Vec<(NodeName, Epoch)> {
         let standings = self.outlook.standings();

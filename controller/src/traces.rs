@@ -1,5 +1,5 @@
-//! Assembles one trace from the spans that controllers and workers keep. A process without
-//! `--keep-spans` contributes no spans.
+//! Assembles a trace from the spans that controllers and workers keep. A process without `--keep-spans`
+//! contributes no spans.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

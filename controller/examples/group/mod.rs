@@ -1,4 +1,4 @@
-//! A group of controllers in this process, each with its own runtimes.
+//! A group of controllers in this process, each with separate runtimes.
 
 #[path = "../../tests/controller/group/threads.rs"]
 mod threads;

@@ -63,7 +63,7 @@ impl AdminService {
                     return id;
                 }
                 if changes.changed().await.is_err() {
-                    // The controller is shutting down: the change ends with it and reports that.
+                    // The controller is shutting down: the change ends too and reports that.
                     return std::future::pending().await;
                 }
             }

@@ -1,7 +1,6 @@
-//! The dry run of several applies: returns an order in which all of them succeed, or the refusal of
-//! one. [`millrace_cluster_state::apply_set`] decides. This module parses requests and builds
-//! responses. The limits of clients' messages (`WalkLimits::CLIENT`) bound the items and models of a
-//! request.
+//! The dry run of several applies: returns an order in which all applies succeed, or a refusal.
+//! [`millrace_cluster_state::apply_set`] decides. This module parses requests and builds responses. The
+//! limits of clients' messages (`WalkLimits::CLIENT`) bound the items and models of a request.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -41,7 +40,7 @@ impl AdminService {
         let state = self.replica.linearizable().await?;
         let set = ApplySet { items, models, voters: self.voters(), caller, stamp: self.replica.now() };
         // The search for an order may try thousands of items, so it runs on a separate thread. The
-        // thread holds the permit, because the search continues after its client has left.
+        // thread holds the permit, because the search continues after the client has left.
         let searched = tokio::task::spawn_blocking(move || {
             let _permit = permit;
             state.dry_run_set(&set)

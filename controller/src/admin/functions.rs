@@ -16,8 +16,8 @@ use super::masks::Mask;
 use super::{AdminService, caller, idempotency, views};
 use crate::raft::replica::refused;
 
-/// The longest wait of an apply for its model file to be on a majority of the controllers. An upload
-/// ends in that state, and a membership change may undo it.
+/// The longest wait of an apply for the model file to be on a majority of the controllers. An upload
+/// ends in that state, but a membership change may undo it.
 pub(super) const COPY_PATIENCE: Duration = Duration::from_secs(10);
 
 impl AdminService {
@@ -38,7 +38,7 @@ impl AdminService {
         if !request.dry_run {
             self.artifacts.copied_within(COPY_PATIENCE, &digest).await;
         }
-        // A majority of these voters must hold the model, because the other copies may be lost.
+        // A majority of the named voters must hold the model, because the other copies may be lost.
         let command = Command::ApplyFunction { spec, digest, expected, voters: self.voters() };
         let (applied, state) = self.write(caller, idempotency, request.dry_run, command).await?;
         Ok(api::ApplyFunctionResponse {
@@ -82,7 +82,7 @@ impl AdminService {
         Ok(api::DeleteFunctionResponse {})
     }
 
-    /// Proposes a write, or only tries it, and returns the resulting state.
+    /// Proposes a write, or only tries the write, and returns the resulting state.
     pub(super) async fn write(
         &self,
         caller: Caller,
@@ -96,7 +96,7 @@ impl AdminService {
         Ok((self.replica.propose(caller, idempotency, command).await?, self.replica.state()))
     }
 
-    /// Checks a write completely, by applying it to a copy of the state.
+    /// Checks a write completely, by applying the write to a copy of the state.
     async fn dry_run(&self, caller: Caller, command: Command) -> Result<(Applied, State), Failure> {
         let state = self.replica.linearizable().await?;
         let proposal = Proposal { stamp: self.replica.now(), caller, idempotency: None, command };

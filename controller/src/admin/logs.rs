@@ -1,4 +1,4 @@
-//! The latest log lines of all processes, merged. Each process keeps its own lines in memory
+//! The latest log lines of all processes, merged. Each process keeps its lines in memory
 //! (`proto::logs`), and the controller that gets a request asks all others. The page token has a
 //! position per process, so that a reader can continue at any controller.
 
@@ -141,7 +141,7 @@ struct Together {
     missing: Vec<String>,
     /// The processes that answered.
     answered: BTreeSet<String>,
-    /// Whether more lines are stored after these.
+    /// Whether more lines are stored after the returned lines.
     more: bool,
 }
 
@@ -161,7 +161,7 @@ fn put_together(given: Vec<Given<Option<Page>>>, positions: &mut Positions, max:
             Err(why) => together.missing.push(why),
         }
     }
-    // Sort by time across processes, but keep the order within a process, whatever its clock did.
+    // Sort by time across processes, but keep the order within a process even if the clock jumped.
     let mut lines = Vec::new();
     for (ring, (_, of_ring)) in &mut pages {
         let mut latest = None;
@@ -198,13 +198,13 @@ fn put_together(given: Vec<Given<Option<Page>>>, positions: &mut Positions, max:
 struct Read {
     from: u64,
     left_out_before: Vec<u64>,
-    /// The last covered line, and the number of lines that were overwritten before it.
+    /// The last covered line, and the number of earlier lines that were overwritten.
     end: (u64, u64),
 }
 
 impl Read {
-    /// Returns the position of a reader that took only the given number of lines, up to the given one.
-    /// The next query covers the remaining lines again, with their overwritten lines.
+    /// Returns the position of a reader that took only the given number of lines, up to the given
+    /// position. The next query covers the remaining lines and the overwritten lines again.
     fn after(&self, taken: Option<(usize, u64)>) -> (u64, u64) {
         let Some((count, seq)) = taken else { return (self.from, 0) };
         (seq, self.left_out_before.get(count - 1).copied().unwrap_or(0))
@@ -247,8 +247,7 @@ mod tests {
         assert_eq!((texts(&rest), positions["a"]), (vec!["a8"], 9));
     }
 
-    /// Lines are overwritten before they are read, at processes with lines that were cut for others'
-    /// lines.
+    /// Lines are overwritten before a read, at processes with lines that were cut for others' lines.
     #[test]
     fn every_line_is_read_once_or_counted_as_left_out() {
         let rings = ["a", "b", "c"].map(|name| Ring::new(name, name.into()));
@@ -277,8 +276,7 @@ mod tests {
             (page.lines.len(), seen.len() as u64 + left_out)
         };
         write(10);
-        // The page has some lines of "a" and none of "b" and "c". Then the rings overwrite all of their
-        // lines.
+        // The page has some lines of "a" and none of "b" and "c". Then the rings overwrite all lines.
         assert_eq!(look(7), (7, 7));
         let all = write(LINES_MAX + 5);
         while look(1_000).0 > 0 {}

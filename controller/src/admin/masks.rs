@@ -2,8 +2,8 @@
 //! request to update. Paths are checked against the descriptors that reflection shows. A path without a
 //! field is refused by name.
 //!
-//! A response is cut in its encoded form, field by field, so no message needs code of its own. A path
-//! through a list applies to each element; a map is always taken whole.
+//! An encoded response is cut field by field, so no message needs special code. A path through a list
+//! applies to each element; a map is always taken whole.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -17,14 +17,14 @@ use prost::encoding::{
 use prost_types::field_descriptor_proto::Type;
 use prost_types::{DescriptorProto, FieldMask, FileDescriptorSet};
 
-/// Paths of one mask.
+/// Paths of a mask.
 const PATHS_MAX: usize = 100;
 
-/// Returns every message by its full name, such as `.millrace.admin.v1.Function`.
+/// Returns every message by full name, such as `.millrace.admin.v1.Function`.
 fn messages() -> &'static BTreeMap<String, DescriptorProto> {
     static MESSAGES: OnceLock<BTreeMap<String, DescriptorProto>> = OnceLock::new();
     MESSAGES.get_or_init(|| {
-        // The compiled-in descriptors are well formed. If they were not, every path would be unknown.
+        // The compiled-in descriptors are well formed. Otherwise, every path would be unknown.
         let files = FileDescriptorSet::decode(millrace_proto::DESCRIPTORS).unwrap_or_default().file;
         let named = files.into_iter().flat_map(|file| {
             let package = file.package().to_owned();
@@ -94,7 +94,7 @@ fn add(wanted: &mut Wanted, message: &str, path: &str) -> Option<()> {
         }
         return Some(());
     };
-    // The entries of a map are messages without a name here, so their look-up fails.
+    // The entries of a map are messages without a name here, so the look-up fails.
     let below = (field.r#type() == Type::Message).then(|| field.type_name())?;
     messages().get(below)?;
     let mut nothing = Wanted::Some(BTreeMap::new());
@@ -131,8 +131,8 @@ fn cut(mut bytes: &[u8], wanted: &BTreeMap<u32, Wanted>) -> Option<Vec<u8>> {
     Some(left)
 }
 
-/// Returns the fields of a flat message that an update names, out of the `known` ones. No mask selects
-/// all.
+/// Returns the fields of a flat message that an update names, out of the `known` fields. No mask
+/// selects all.
 ///
 /// # Errors
 /// `MALFORMED_REQUEST` with the path that names no known field.

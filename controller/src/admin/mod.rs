@@ -71,7 +71,7 @@ use crate::traces::Traces;
 /// The longest wait of a request: shorter than the timeouts of common proxies.
 const WAIT_MAX: Duration = Duration::from_secs(30);
 
-/// The admin API, with its sources.
+/// The admin API, with its data sources.
 #[derive(Debug, Clone)]
 pub(crate) struct AdminService {
     pub(crate) replica: Replica,

@@ -35,9 +35,9 @@ impl AdminService {
         Ok(api::ListNodesResponse { nodes, next_page_token })
     }
 
-    /// Returns a node from the state, combined with its last report.
+    /// Returns a node from the state, combined with the last report.
     pub(super) fn node(&self, state: &State, node: &Node) -> api::Node {
-        // Ignore a stream with another epoch: it is about to get this epoch, or to end.
+        // Ignore a stream with another epoch: such a stream is about to get this epoch, or to end.
         let worker = self.fleet.worker(&node.name).filter(|worker| worker.epoch() == node.epoch);
         let telemetry = worker.as_ref().and_then(|worker| worker.telemetry());
         let lease = match self.outlook.standing(&node.name) {

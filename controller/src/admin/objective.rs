@@ -1,4 +1,4 @@
-//! The condition "Objective": whether a function meets its SLO, by the counts of its nodes. The
+//! The condition "Objective": whether a function meets its SLO, by the counts of the nodes. The
 //! condition describes the past over all revisions, and changes nothing. The runs themselves are blamed
 //! only at a function's first revision: bills do not separate revisions, so a faster model would be
 //! blamed for the previous one.
@@ -11,7 +11,7 @@ use millrace_types::{Revision, Slo, SloCounts, Usage};
 /// The maximum rounding of the bill of each answered request: a run is billed in whole milliseconds.
 const ROUNDED_UP_MAX: Duration = Duration::from_millis(1);
 
-/// Returns the condition of a function with an SLO. `latest` is the number of its newest revision.
+/// Returns the condition of a function with an SLO. `latest` is the number of the newest revision.
 pub(super) fn condition(slo: &Slo, counts: SloCounts, usage: Usage, latest: Revision) -> api::Condition {
     let (status, reason, message) = judge(slo, counts, (latest == Revision::FIRST).then_some(usage));
     api::Condition { r#type: "Objective".into(), status: status.into(), reason: reason.into(), message }
@@ -26,8 +26,7 @@ fn judge(
     if n == 0 {
         return (api::ConditionStatus::Unknown, "NoRequests", "no request was counted yet".to_owned());
     }
-    // Each request was judged by the deadline in force at its time, so only the current target is
-    // quoted.
+    // Each request was judged by the deadline then in force, so only the current target is quoted.
     let share = format!("{:.4}", percentile * 100.0);
     let share = share.trim_end_matches('0').trim_end_matches('.');
     let seen = format!(

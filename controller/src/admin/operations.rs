@@ -1,5 +1,6 @@
 //! Long-running operations: listed, waited for, and cancelled if possible. An operation is committed
-//! with the commands that begin and end it, so every controller can show it, also under another leader.
+//! with the commands at the beginning and the end, so every controller can show the operation, also
+//! under another leader.
 
 use millrace_cluster_state::operations::{End, Kind, Operation};
 use millrace_cluster_state::{Command, NodeStatus, Refusal, State};

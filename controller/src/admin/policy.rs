@@ -1,5 +1,5 @@
-//! The scheduling policy of nodes, changed while they run. The policy is committed, workers get it with
-//! their desired state, and report the settings in force.
+//! The scheduling policy of running nodes. The policy is committed, workers get the policy with the
+//! desired state, and report the settings in force.
 
 use std::collections::BTreeMap;
 
@@ -57,7 +57,7 @@ fn names() -> Vec<&'static str> {
     Setting::ALL.iter().map(|it| it.name()).collect()
 }
 
-/// Returns the named settings of a request and their list. Unnamed fields are not checked.
+/// Returns the named settings of a request, and the list of names. Unnamed fields are not checked.
 fn meant(given: &wire::PolicySpec, named: &[&str]) -> Result<(PolicySpec, Vec<Setting>), Failure> {
     let settings: Vec<_> = Setting::ALL.iter().copied().filter(|it| named.contains(&it.name())).collect();
     let text =

@@ -1,5 +1,5 @@
-//! A reader's positions in the log lines of each process: the page token with all of them, and the
-//! positions that each process is sent.
+//! A reader's positions in the log lines of each process: the page token with all positions, and the
+//! positions sent to each process.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use millrace_proto::log::Position;
 use millrace_proto::logs::{SHARED, process_of};
 use millrace_types::Failure;
 
-/// Processes without an answer that a token still includes: most of them have ended permanently.
+/// Processes without an answer that a token still includes: most have ended permanently.
 const SILENT_MAX: usize = 512;
 /// Processes in a token. All processes that answered fit.
 const POSITIONS_MAX: usize = NODES_MAX + CONTROLLERS_MAX + SILENT_MAX;
@@ -36,14 +36,14 @@ pub(super) fn read_token(text: &str) -> Result<Positions, Failure> {
     read.ok_or_else(|| Failure::malformed("`after` is not a token of this API: omit the field"))
 }
 
-/// The positions by receiver. Each process is sent its own positions only: sending all positions to all
-/// processes with every query would grow quadratically.
+/// The positions by receiver. Each process gets only the positions in its own lines: sending all
+/// positions to all processes with every query would grow quadratically.
 #[derive(Debug, Default)]
 pub(super) struct Told {
-    /// Positions by node or controller, including those of its earlier processes.
+    /// Positions by node or controller, including positions of earlier processes.
     by_name: BTreeMap<String, Vec<Position>>,
-    /// Positions that every process is sent. They belong to processes with a shared name, such as
-    /// `millrace up` with a worker in the same process, or to nodes that were removed.
+    /// Positions that every process is sent. The positions belong to processes with a shared name, such
+    /// as `millrace up` with a worker in the same process, or to nodes that were removed.
     to_all: Vec<Position>,
 }
 

@@ -1,4 +1,4 @@
-//! Tenants and their caps (L20). The caps are committed, and workers get them with their desired state.
+//! Tenants and caps (L20). The caps are committed, and workers get the caps with the desired state.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -69,7 +69,7 @@ fn ready_condition(ready: &Readiness) -> api::Condition {
     condition("Ready", matches!(ready, Readiness::Prepared(_)), ready.reason(), ready.message())
 }
 
-/// Returns the condition "Placed": whether the function has as many placements as its owner requested.
+/// Returns the condition "Placed": whether the function has as many placements as the owner requested.
 fn placed_condition(state: &State, function: &Function, shortages: &Shortages) -> api::Condition {
     let nodes: Vec<_> = state.placements_of(&function.key).map(|it| it.node.to_string()).collect();
     let wanted = function.latest().spec.replicas;
@@ -79,7 +79,7 @@ fn placed_condition(state: &State, function: &Function, shortages: &Shortages) -
         return condition("Placed", false, "Disabled", "unloaded: load it to serve".to_owned());
     }
     let is_short = nodes.len() < wanted as usize;
-    // This check needs no plan, so it holds from the first moment.
+    // This check needs no plan, so the condition holds from the first moment.
     let no_node = (is_short && !state.nodes().any(|node| node.takes_functions())).then_some(Why::NoNode);
     match no_node.or(shortages.get(&function.key).map(|short| short.why)) {
         Some(short) => condition("Placed", false, reason(&short), format!("{copies}: {short}")),

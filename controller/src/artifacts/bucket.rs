@@ -1,8 +1,8 @@
 //! The object store for model files that all controllers share. Each call is bounded in time and
 //! memory, and each error names the store.
 //!
-//! `<prefix>/<cluster id>/sha256/<64 hex digits>` is a complete file: the store shows no file before
-//! its last byte. The cluster id keeps one cluster from collecting another cluster's files.
+//! `<prefix>/<cluster id>/sha256/<64 hex digits>` is a complete file: the store shows a file only after
+//! the last byte. The cluster id keeps one cluster from collecting another cluster's files.
 //! `<...>.damaged` is a file with contents other than its digest. `<cluster id>/millrace.json` marks
 //! the place as the cluster's: a volume that is not mounted, or a folder on one machine only, lacks the
 //! mark.
@@ -28,7 +28,7 @@ const PART_BYTES: u64 = 8 << 20;
 const PARTS_IN_FLIGHT: usize = 4;
 /// Parts read ahead per file.
 const PARTS_AHEAD: usize = 2;
-/// The timeout of one call, including its retries.
+/// The timeout of one call, including retries.
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// The time during which a call is retried after a failure of the store.
 const RETRY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -67,7 +67,7 @@ impl From<Error> for Failure {
 
 #[derive(Debug, Clone)]
 enum Backing {
-    /// A folder, opened at each use: a folder opened once would be created again after its volume went
+    /// A folder, opened at each use: a folder opened once would be created again after the volume went
     /// away.
     Folder(PathBuf),
     Bucket(Arc<dyn ObjectStore>),
@@ -141,7 +141,7 @@ impl Bucket {
         Error::Unavailable { place: self.place.to_string(), doing, problem: problem.to_string() }
     }
 
-    /// Returns the size of the object at a path, if it exists.
+    /// Returns the size of the object at a path, if any.
     async fn size(&self, path: &Path) -> Result<Option<u64>, Error> {
         let objects = self.objects("looking for a model file").await?;
         let head = async {
@@ -255,7 +255,7 @@ impl Bucket {
         }
     }
 
-    /// Removes a file, and its damaged copy. A missing file counts as removed.
+    /// Removes a file and the damaged copy. A missing file counts as removed.
     pub(crate) async fn remove(&self, digest: Digest) -> Result<(), Error> {
         const DOING: &str = "removing a model file";
         let objects = self.objects(DOING).await?;

@@ -1,10 +1,10 @@
 //! Garbage collection of model files. The leader removes records without a revision after a grace
 //! period of the cluster's time, and holders that are no longer members. Every controller then removes
-//! its own files that have been without a record for the grace period, whether the record was removed
+//! the local files that have been without a record for the grace period, whether the record was removed
 //! or never made (after a crash, or an upload that failed elsewhere).
 //!
-//! Each controller measures the time without a record by its monotonic clock, from the moment that it
-//! first saw the file without one. Another controller may be about to record a file that this one was
+//! Each controller measures the time without a record by a monotonic clock, from the first look at the
+//! file without a record. Another controller may be about to record a file that this controller was
 //! given to hold. A jump of a wall clock, or a timestamp in the folder, must not make such a file look
 //! old.
 
@@ -43,7 +43,7 @@ impl Orphans {
         old.map(|(digest, _)| *digest).take(COLLECTED_PER_ROUND_MAX).collect()
     }
 
-    /// Restarts the time of a file that was requested, because its record may be in progress.
+    /// Restarts the time of a file that was requested, because a record may be in progress.
     pub(super) fn forget(&self, digest: &Digest) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(digest);
     }
@@ -87,7 +87,7 @@ impl Artifacts {
             collected += usize::from(self.collect_unrecorded(digest).await?);
         }
         self.trim_cache().await?;
-        // Use the object store last, because it may be down.
+        // Use the object store last, because the store may be down.
         if self.replica.leading_term().is_some() {
             collected += self.collect_shared().await?;
             self.move_to_store().await?;
@@ -136,7 +136,7 @@ impl Artifacts {
     async fn collect_unrecorded(&self, digest: Digest) -> Result<bool, Failure> {
         let _changing = self.changing.lock(digest).await;
         // Since the listing, another controller may have sent the file to record it, or an upload may
-        // have recorded it.
+        // have added a record.
         if !self.orphans.watch(&digest) || self.replica.linearizable().await?.artifact(&digest).is_some() {
             return Ok(false);
         }
@@ -152,7 +152,7 @@ fn unused(state: &State, unused_since: UnixMillis) -> Vec<Digest> {
 }
 
 /// Returns holders that are not members, for files with another holder. A sole holder stays recorded,
-/// because an operator may still recover the file from it.
+/// because an operator may still recover the file there.
 fn strangers(state: &State, members: &BTreeSet<u64>) -> Vec<(Digest, ControllerId)> {
     let stays = |holder: &ControllerId| *holder == ControllerId::OBJECT_STORE || members.contains(&holder.0);
     let safe = state.artifacts().filter(|artifact| artifact.holders.iter().any(stays));

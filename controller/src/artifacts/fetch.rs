@@ -1,4 +1,4 @@
-//! Sends model files to workers and other controllers, verified while they are read.
+//! Sends model files to workers and other controllers, verified during the read.
 
 use std::sync::Arc;
 
@@ -48,7 +48,7 @@ impl Artifacts {
     }
 
     /// Returns the file's bytes for another controller. Does not ask other controllers, because the
-    /// caller asks them itself.
+    /// caller does so itself.
     pub(crate) async fn give_out(
         self: Arc<Self>,
         digest: Digest,
@@ -93,7 +93,7 @@ impl Artifacts {
         };
         let artifacts = self.clone();
         Ok(pieces(file).then(move |chunk| {
-            // Move the permit into the stream, so that it is held until the stream ends.
+            // Move the permit into the stream, to hold the permit until the stream ends.
             let _permit = &permit;
             let artifacts = artifacts.clone();
             async move {

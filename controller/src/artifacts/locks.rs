@@ -1,5 +1,5 @@
-//! Locks of model files: one change of a file and its record at a time. So the collector never removes
-//! a file that an upload is about to record, and each file is fetched once.
+//! Locks of model files: a file and its record have at most one change at a time. So the collector
+//! never removes a file that an upload is about to record, and each file is fetched once.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,7 +8,7 @@ use millrace_types::Digest;
 use tokio::sync::OwnedMutexGuard;
 
 /// The locks that are held or waited for. The outer lock is held only to look up an inner lock, never
-/// while waiting for one.
+/// while waiting for an inner lock.
 #[derive(Debug, Default)]
 pub(super) struct Locks(Mutex<BTreeMap<Digest, Arc<tokio::sync::Mutex<()>>>>);
 

@@ -9,8 +9,8 @@ use millrace_types::{Digest, Failure};
 use super::{Artifacts, blocking};
 
 impl Artifacts {
-    /// Removes a damaged file. The only copy is set aside for manual recovery instead; in its place, it
-    /// would block the upload of a sound copy.
+    /// Removes a damaged file. The only copy is set aside for manual recovery instead; a damaged copy
+    /// in place would block the upload of a sound copy.
     pub(super) async fn drop_damaged(self: &Arc<Self>, digest: Digest) {
         let changing = self.changing.lock(digest).await;
         let elsewhere = self.held_elsewhere(&self.replica.state(), digest);
@@ -41,7 +41,7 @@ impl Artifacts {
     }
 
     /// Removes this holder from a file's record if the file is recorded but missing. If the file
-    /// returns meanwhile, the next round records it again.
+    /// returns meanwhile, the next round records the file again.
     pub(super) async fn disown(&self, digest: Digest) -> Result<(), Failure> {
         let state = self.replica.state();
         let recorded = |it: &&Arc<Artifact>| it.holders.contains(&self.holder);

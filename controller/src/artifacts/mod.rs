@@ -5,7 +5,7 @@
 //! upload: receive ─► fsync ─► digest ─► inspect ─► rename ─► fsync dir
 //!                 ─► the same on a majority of the voters ─► AddArtifact in Raft, once per holder
 //! ```
-//! The file is durable before the state records its holder, and is removed only after the state has
+//! The file is durable before the state records the holder, and is removed only after the state has
 //! removed the holder. An upload that ends early leaves neither a file nor a record.
 //!
 //! If the controllers share an object store, the store holds the files: see [`pool`].
@@ -49,7 +49,7 @@ pub(crate) struct Artifacts {
     limits: Limits,
     uploads: Uploads,
     inspector: Inspector,
-    /// Locks held while a file and its record change together.
+    /// Locks held while a file and a record change together.
     changing: Locks,
     /// Permits for fetches from other controllers.
     fetches: Semaphore,
@@ -101,7 +101,7 @@ impl Artifacts {
         }
     }
 
-    /// Returns the files among `digests` that are stored safely, with their sizes: by a majority of the
+    /// Returns the files among `digests` that are stored safely, with sizes: by a majority of the
     /// voters, or by the object store. For records of this controller and of the object store, the
     /// files themselves are checked.
     pub(crate) async fn find(&self, digests: Vec<Digest>) -> Result<Vec<(Digest, Bytes)>, Failure> {

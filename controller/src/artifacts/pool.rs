@@ -25,7 +25,7 @@ use super::{Artifacts, blocking};
 
 /// Concurrent streams from the store: each holds a few parts in memory.
 pub(super) const STREAMS_MAX: usize = 16;
-/// Older files that one round moves into the store.
+/// Older files that a round moves into the store.
 const MOVED_PER_ROUND_MAX: usize = 64;
 /// Concurrent look-ups in the store.
 const LOOKS_IN_FLIGHT: usize = 8;
@@ -40,7 +40,7 @@ pub(super) enum Loss {
 }
 
 impl Artifacts {
-    /// Returns the store if it holds the file.
+    /// Returns the store if the file is there.
     pub(super) fn shared_with(&self, artifact: &Artifact) -> Option<&Bucket> {
         self.shared.as_ref().filter(|_| artifact.in_store())
     }
@@ -53,8 +53,8 @@ impl Artifacts {
         bucket.put(digest, pieces(file)).await
     }
 
-    /// Checks that a newly recorded file is still in the store, and writes it again otherwise: a leader
-    /// without the record yet may have collected an older copy.
+    /// Checks that a newly recorded file is still in the store, and writes the file again otherwise: a
+    /// leader without the record yet may have collected an older copy.
     pub(super) async fn confirm(&self, bucket: &Bucket, held: Held) -> Result<(), Failure> {
         if bucket.has(held.digest, held.bytes).await? {
             return Ok(());
@@ -62,7 +62,7 @@ impl Artifacts {
         self.put(bucket, held.digest).await
     }
 
-    /// Returns the files that the store really has. While the store is down, all of them count as
+    /// Returns the files that the store really has. While the store is down, all files count as
     /// present.
     pub(super) async fn still_shared(&self, bucket: &Bucket, files: Vec<Held>) -> Vec<Held> {
         let looked = stream::iter(files).map(async |held| match bucket.has(held.digest, held.bytes).await {
@@ -75,9 +75,9 @@ impl Artifacts {
         looked.buffered(LOOKS_IN_FLIGHT).filter_map(std::future::ready).collect().await
     }
 
-    /// Returns the bytes of a file in the store, verified while they are read, and cached locally. The
-    /// first bytes are read before the return, so that a store that is down yields an error instead of
-    /// a broken stream.
+    /// Returns the bytes of a file in the store, verified during the read and cached locally. The first
+    /// bytes are read before the return, so that a store that is down yields an error instead of a
+    /// broken stream.
     pub(super) async fn read_shared(
         self: &Arc<Self>,
         held: Held,
@@ -244,7 +244,7 @@ struct Passing {
     held: Held,
     chunks: BoxStream<'static, Result<Chunk, Failure>>,
     hasher: Hasher,
-    /// The local copy in progress; `None` after a failure to write it.
+    /// The local copy in progress; `None` after a failed write.
     cache: Option<Incoming>,
     loss: Loss,
     _permit: OwnedSemaphorePermit,

@@ -1,5 +1,5 @@
 //! Copies of model files on the other controllers. An uploaded file is on a majority of the voters
-//! before it is recorded, and each controller fetches its missing files in the background.
+//! before the first record, and each controller fetches missing files in the background.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -23,7 +23,8 @@ use crate::raft::peers::{Lane, Peer};
 /// The maximum size of a chunk, in bytes.
 pub(super) const CHUNK_BYTES: usize = millrace_proto::parts::CHUNK_BYTES_MAX;
 /// The minimum rate of another controller that sends or receives a file, in bytes per second. A slower
-/// controller, or one that does not begin within the grace of [`UPLOAD_RATE`], counts as unreachable.
+/// controller, or a controller that does not begin within the grace of [`UPLOAD_RATE`], counts as
+/// unreachable.
 const BYTES_PER_SEC_MIN: u64 = 8 << 20;
 /// Concurrent fetches of files from other controllers.
 pub(super) const FETCHES_MAX: usize = 2;
@@ -71,7 +72,7 @@ impl Artifacts {
         }
     }
 
-    /// Sends a local file to other voters until a majority holds it. Returns the holders, this
+    /// Sends a local file to other voters until a majority has a copy. Returns the holders, this
     /// controller first.
     pub(super) async fn spread(&self, held: Held) -> Result<Vec<ControllerId>, Failure> {
         let voters = self.voters();
@@ -124,7 +125,7 @@ impl Artifacts {
         UPLOAD_RATE.grace + Duration::from_secs(bytes.get() / BYTES_PER_SEC_MIN)
     }
 
-    /// Receives a file from another controller, verifies it and makes it durable.
+    /// Receives a file from another controller, verifies the bytes and makes the file durable.
     pub(crate) async fn hold(
         &self,
         held: Held,
@@ -139,7 +140,7 @@ impl Artifacts {
         }
         let _changing = self.changing.lock(held.digest).await;
         self.take(held, chunks).await?;
-        // The sender records the file next, so restart its grace period.
+        // The sender records the file next, so restart the grace period.
         self.orphans.forget(&held.digest);
         Ok(())
     }
@@ -168,8 +169,8 @@ impl Artifacts {
         Failure::new(Reason::TimedOut, "the controller did not send the model file in time")
     }
 
-    /// Ensures that a recorded file is on the local disk, and fetches it from a holder otherwise. For a
-    /// file in the object store, every controller may have a cached copy.
+    /// Ensures that a recorded file is on the local disk, with a fetch from a holder if necessary. For
+    /// a file in the object store, every controller may have a cached copy.
     pub(super) async fn obtain(&self, held: Held) -> Result<(), Failure> {
         let _changing = self.changing.lock(held.digest).await;
         let store = self.store.clone();
@@ -206,7 +207,7 @@ impl Artifacts {
 
     async fn fetch_missing(&self) {
         let mut changes = self.replica.changes();
-        // Check the files recorded as held here once, because the disk may have lost them.
+        // Check the files recorded as held here once, because the disk may have lost files.
         let mut sure = Sure::No;
         loop {
             let state = self.replica.state();
@@ -232,7 +233,7 @@ impl Artifacts {
 
     /// Fetches each missing file. Returns a failure if any file failed.
     async fn fetch_round(&self, state: &State, sure: Sure) -> Option<Failure> {
-        // A controller that is not a member yet has no use for files, and no leader to record them.
+        // A controller that is not a member yet has no use for files, and no leader to record files.
         self.replica.membership().get_node(&self.holder.0)?;
         let mut failed = None;
         for artifact in state.artifacts() {

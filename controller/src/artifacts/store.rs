@@ -4,8 +4,8 @@
 //! unfinished uploads, and is emptied at start. `<64 hex digits>.damaged` is the former only copy of a
 //! file, found damaged. No other names exist, so no file is ever partial.
 //!
-//! A part of the disk stays free. A file that would exceed this limit is refused when it is announced,
-//! and again while it is received, because other writers may fill the disk meanwhile.
+//! A part of the disk stays free. A file that would exceed this limit is refused at the announcement,
+//! and again during the transfer, because other writers may fill the disk meanwhile.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
@@ -175,7 +175,7 @@ impl Store {
         self.sync_dir()
     }
 
-    /// Removes a file and its damaged copy, durably. A missing file counts as removed.
+    /// Removes a file and the damaged copy, durably. A missing file counts as removed.
     pub(crate) fn remove(&self, digest: Digest) -> Result<(), Error> {
         for path in [self.path(digest), self.aside(digest)] {
             match fs::remove_file(&path) {
@@ -243,7 +243,7 @@ pub(crate) struct Listed {
     pub(crate) written: SystemTime,
 }
 
-/// A file that is removed on drop unless it was renamed.
+/// A file that is removed on drop unless renamed before.
 #[derive(Debug)]
 struct Temporary(PathBuf);
 
@@ -258,7 +258,7 @@ impl Drop for Temporary {
     }
 }
 
-/// An upload in progress. Dropping it removes its file.
+/// An upload in progress. Dropping the value removes the file.
 #[derive(Debug)]
 pub(crate) struct Incoming {
     file: File,
@@ -287,7 +287,7 @@ impl Incoming {
         self.file.write_all(chunk).map_err(io_error("cannot write", &self.path.0))
     }
 
-    /// Verifies the received bytes and makes them durable.
+    /// Verifies the received bytes and makes the file durable.
     pub(crate) fn finish(self) -> Result<Verified, Error> {
         if self.received < self.bytes.get() {
             return Err(Error::Short { received: self.received, claimed: self.bytes.get() });
@@ -301,7 +301,7 @@ impl Incoming {
     }
 }
 
-/// A complete, durable and verified upload. Dropping it unpublished removes its file.
+/// A complete, durable and verified upload. Dropping the value before publication removes the file.
 #[derive(Debug)]
 pub(crate) struct Verified {
     path: Temporary,
@@ -318,7 +318,7 @@ impl Verified {
         self.bytes
     }
 
-    /// Opens the file for reading from its beginning.
+    /// Opens the file for reading from the beginning.
     pub(crate) fn open(&self) -> Result<File, Error> {
         File::open(&self.path.0).map_err(io_error("cannot open", &self.path.0))
     }

@@ -83,7 +83,7 @@ impl Uploads {
     }
 }
 
-/// Returns the next part of an upload; `None` at its end.
+/// Returns the next part of an upload; `None` at the end.
 async fn next_part(
     messages: &mut (impl Stream<Item = Result<admin::UploadArtifactRequest, Status>> + Unpin),
     pace: &mut Pace,
@@ -105,7 +105,7 @@ impl Artifacts {
         let _place = self.uploads.take_place()?;
         let verified = self.uploads.receive(messages).await?;
         let model = self.inspector.inspect(&verified).await?;
-        // Run in a separate task: a client that goes away now must not separate the file from its
+        // Run in a separate task: a client that goes away now must not separate the file from the
         // record.
         let artifacts = self.clone();
         let recorded = tokio::spawn(async move { artifacts.record(verified, model, caller).await });
@@ -126,12 +126,11 @@ impl Artifacts {
         let _changing = self.changing.lock(digest).await;
         let store = self.store.clone();
         blocking(move || store.publish(&verified)).await?;
-        // The file may have been here without a record for long. It gets a record now, perhaps after
-        // this function returns, so restart its grace period.
+        // The file may have been here without a record for long. The file gets a record now, perhaps
+        // after this function returns, so restart the grace period.
         self.orphans.forget(&digest);
         if let Err(failure) = self.spread_and_record(digest, bytes, &model, caller).await {
-            // If it is unknown whether the file was recorded, the file stays and the collector decides
-            // later.
+            // If the outcome of the record is unknown, the file stays and the collector decides later.
             if !failure.may_have_executed && self.replica.state().artifact(&digest).is_none() {
                 let store = self.store.clone();
                 blocking(move || store.remove(digest)).await?;
@@ -141,7 +140,7 @@ impl Artifacts {
         Ok(Uploaded { digest, bytes, model })
     }
 
-    /// Copies the file to the object store or a majority of the voters, and then records its holders: a
+    /// Copies the file to the object store or a majority of the voters, and then records the holders: a
     /// revision may refer to the file from the first record on.
     async fn spread_and_record(
         &self,

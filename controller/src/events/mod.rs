@@ -3,8 +3,9 @@
 //!
 //! Events are the differences between two snapshots of the cluster ([`picture`]), taken every
 //! [`LOOK_EVERY`]. A change that is undone between two snapshots yields an event only if a counter
-//! shows it (epochs, incarnations). Each controller keeps its own events. Controllers see the same
-//! change within a moment of each other, so a reader that switches controllers continues by time.
+//! shows the change (epochs, incarnations). Each controller keeps the events that it observed itself.
+//! Controllers see the same change within a moment of each other, so a reader that switches controllers
+//! continues by time.
 
 mod picture;
 
@@ -32,7 +33,7 @@ use crate::raft::Replica;
 pub(crate) const KEPT_MAX: usize = 4096;
 /// The interval between two snapshots of the cluster.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
-/// /// The overlap for a reader from another controller, in milliseconds before the reader's last
+/// The overlap for a reader from another controller, in milliseconds before the reader's last
 /// event. The controllers' clocks and snapshots differ, and a repeated event is better than a missing
 /// one.
 const OVERLAP_MS: u64 = 5_000;
@@ -144,7 +145,7 @@ impl Events {
         let (seq, at) = match (events.last(), token) {
             (Some(last), _) => (last.seq, last.at),
             (None, Some(token)) if after.ours => (token.seq, token.at),
-            // No stored event is for this reader, so the next position is after all of them.
+            // No stored event is for this reader, so the next position is after all stored events.
             (None, _) => kept.back().map_or((0, after.since), |last| (last.seq, last.at)),
         };
         let next = Token { process: self.process, seq, at };
@@ -202,7 +203,7 @@ fn shown(kept: &Kept) -> api::Event {
     }
 }
 
-/// The task that observes the cluster, with its sources.
+/// The task that observes the cluster, with its data sources.
 #[derive(Debug)]
 pub(crate) struct Watch {
     pub(crate) events: Events,
@@ -278,7 +279,7 @@ mod tests {
         let elsewhere = Token { process: 8, seq: 500, at: UnixMillis(20_500) };
         let page = events.after(Some(elsewhere), 9);
         assert_eq!((messages(&page), page.missed), (vec!["2"], 0), "events of the overlap are repeated");
-        // The other controller's clock is ahead of this one's.
+        // The other controller's clock is ahead of this controller's.
         let late = Token { at: UnixMillis(60_000), ..elsewhere };
         let page = events.after(Some(late), 9);
         assert_eq!(page.events, []);

@@ -18,7 +18,7 @@ use crate::raft::Replica;
 /// A snapshot of the cluster.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Picture {
-    /// The leader's id and its term.
+    /// The leader's id and term.
     pub(super) leader: Option<(u64, u64)>,
     pub(super) voters: BTreeSet<u64>,
     pub(super) nodes: BTreeMap<NodeName, Node>,
@@ -39,7 +39,7 @@ pub(super) struct Node {
     pub(super) scheduling: Scheduling,
     /// Whether the node's worker has a stream to this controller.
     pub(super) attached: bool,
-    /// The reason why the node's streams break repeatedly; `None` while they hold.
+    /// The reason why the node's streams break repeatedly; `None` while the streams hold.
     pub(super) stream_break: Option<String>,
 }
 
@@ -57,7 +57,7 @@ pub(super) struct Function {
 }
 
 impl Picture {
-    /// Takes a snapshot. If nothing changed for functions since `before`, their part is copied from
+    /// Takes a snapshot. If nothing changed for functions since `before`, the functions are copied from
     /// `before`.
     pub(super) fn of(replica: &Replica, fleet: &Fleet, outlook: &Outlook, before: Option<&Self>) -> Self {
         let state = replica.state();
@@ -121,8 +121,7 @@ impl Picture {
         self.policies.last()?.spec.dispatch.filter(|dispatch| dispatch.is_retired())
     }
 
-    /// Returns the warning about a stored policy that nodes cannot carry out, if the policy is such a
-    /// one.
+    /// Returns the warning about a stored policy that nodes cannot carry out, if any.
     pub(super) fn policy_warning(&self) -> Option<Event> {
         let dispatch = self.retired_dispatch()?;
         let message = format!(
@@ -245,7 +244,7 @@ fn node(name: &NodeName, was: Option<&Node>, is: Option<&Node>, events: &mut Vec
     }
 }
 
-/// Adds an event for each policy change since `before`, with its difference from the previous policy.
+/// Adds an event for each policy change since `before`, with the difference from the previous policy.
 /// Several changes may lie between two snapshots. If the state no longer stores the policy before a
 /// change, the event names the new policy only.
 fn policy(before: &Picture, after: &Picture, events: &mut Vec<Event>) {

@@ -1,6 +1,6 @@
 //! Commits the checkpoints of workers to the log unchanged, and acknowledges them after the commit
 //! (DESIGN §5). Only the leader commits. Other controllers drop a batch, and the worker sends it again
-//! to the controller that it then believes to lead.
+//! to the presumed leader.
 
 use std::sync::Arc;
 
@@ -14,8 +14,8 @@ use tokio::sync::mpsc;
 use super::control::Control;
 use super::worker::Worker;
 
-/// Batches of one worker that wait for its previous batch. A worker has one batch in flight and repeats
-/// it if no answer arrives. A batch beyond this limit is such a repeat, and is dropped.
+/// Batches of one worker that wait for the previous batch. A worker has one batch in flight and repeats
+/// that batch if no answer arrives. A batch beyond this limit is such a repeat, and is dropped.
 const BATCHES_WAITING_MAX: usize = 2;
 
 /// The queue of a worker's batches.
@@ -57,7 +57,7 @@ impl Checkpoints {
     }
 }
 
-/// Commits batches until the stream ends or its acknowledgements have no reader.
+/// Commits batches until the stream ends or the acknowledgements have no reader.
 async fn commit_each(
     control: Control,
     worker: Arc<Worker>,

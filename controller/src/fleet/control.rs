@@ -1,4 +1,4 @@
-//! The service to which workers attach and from which they fetch model files.
+//! The service to which workers attach, and which serves model files.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use crate::connector::Connector;
 use crate::leader::Outlook;
 use crate::raft::Replica;
 
-/// The maximum number of holders in a response: a worker asks only a few of them.
+/// The maximum number of holders in a response: a worker asks only a few holders.
 const HOLDERS_MAX: usize = 8;
 
 /// The service, with its sources.

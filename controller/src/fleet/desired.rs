@@ -1,6 +1,6 @@
-//! The desired state of each worker: for every enabled function placed on it the newest revision and
-//! the revision before (`REVISIONS_SERVED`), and the caps of their tenants. The revision before serves
-//! until the newest is ready, and serves clients that name it.
+//! The desired state of each worker: for every enabled function placed there the newest revision and
+//! the revision before (`REVISIONS_SERVED`), and the caps of the tenants. The revision before serves
+//! until the newest is ready, and serves clients that name that revision.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -17,17 +17,17 @@ use millrace_types::node::FUNCTIONS_PER_NODE_MAX;
 use millrace_types::{Epoch, NodeName, Runtime, Share, SloBase};
 
 // A worker accepts at least as many items as placement allows: the served revisions of each function,
-// and its tenant's caps.
+// and the tenant's caps.
 const _: () = assert!((REVISIONS_SERVED + 1) * FUNCTIONS_PER_NODE_MAX <= ITEMS_MAX);
 
-/// The desired state of every live node, as the leader of a term computes it.
+/// The desired state of every live node, as computed by the leader of a term.
 #[derive(Debug, Default)]
 pub(crate) struct Desired {
     term: u64,
     nodes: BTreeMap<NodeName, (Epoch, Arc<NodeDesired>)>,
 }
 
-/// The functions and caps of one node, with the stamp of the state that they come from.
+/// The functions and caps of one node, with the stamp of the source state.
 #[derive(Debug, Default)]
 pub(crate) struct NodeDesired {
     pub(super) head: DesiredHead,
@@ -36,8 +36,8 @@ pub(crate) struct NodeDesired {
 }
 
 impl Desired {
-    /// Computes the desired state of all nodes. A node whose items did not change since `last` keeps
-    /// the same allocation with the same stamp, so it need not be sent again.
+    /// Computes the desired state of all nodes. A node without changed items since `last` keeps the
+    /// same allocation with the same stamp, and needs no new message.
     pub(crate) fn of_state(state: &State, term: u64, last: Option<&Self>) -> Self {
         let last = last.filter(|last| last.term == term);
         let live = state.nodes().filter(|node| node.status == NodeStatus::Live);

@@ -1,5 +1,5 @@
 //! Receives a worker's messages until its stream ends. From then on no request is routed to the worker.
-//! Whether the worker is lost is decided by its lease, unless the worker said goodbye.
+//! The lease decides whether the worker is lost, unless the worker said goodbye.
 
 use std::sync::Arc;
 
@@ -110,8 +110,8 @@ async fn hear(
     }
 }
 
-/// Handles a worker that shuts down in order. The worker finishes its requests and gets no new ones,
-/// and the leader places its functions elsewhere at once.
+/// Handles a worker that shuts down in order. The worker finishes the running requests and gets no new
+/// requests, and the leader places the functions elsewhere at once.
 async fn leave(control: &Control, worker: &Arc<Worker>) {
     tracing::info!(worker = %worker.name, epoch = worker.epoch().0, "worker is shutting down");
     control.fleet.retire(worker);

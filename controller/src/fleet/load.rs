@@ -8,7 +8,7 @@ use millrace_policy::router::Held;
 use millrace_proto::worker as wire;
 use millrace_types::Digest;
 
-/// The load of a worker, and the location of each model on it.
+/// The load of a worker, and the location of each model there.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Load {
     /// GPUs that serve.
@@ -19,7 +19,7 @@ pub(crate) struct Load {
     pub(crate) gpus_coming: u32,
     /// Requests in the worker's queue.
     pub(crate) queued: u32,
-    /// Models on GPUs or in transit to them. Models absent from the map are in host memory.
+    /// Models on GPUs or in transit to a GPU. Models absent from the map are in host memory.
     pub(crate) held: BTreeMap<Digest, Held>,
 }
 
@@ -67,7 +67,7 @@ impl Unseen {
         u32::try_from(self.0.load(Ordering::Relaxed) & COUNT).unwrap_or(u32::MAX)
     }
 
-    /// Counts a sent request. Returns the number of the last report before it.
+    /// Counts a sent request. Returns the number of the previous report.
     pub(super) fn sent(&self) -> u64 {
         self.0.fetch_add(1, Ordering::Relaxed) & !COUNT
     }

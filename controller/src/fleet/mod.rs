@@ -1,5 +1,5 @@
-//! The workers attached to this controller: their streams, their last reports, and clients to call
-//! them. All of this is in memory: a new leader receives it from the workers themselves.
+//! The workers attached to this controller: streams, last reports, and clients for calls. All of this
+//! is in memory: a new leader hears from the workers themselves.
 //!
 //! | module | task |
 //! |---|---|
@@ -103,7 +103,7 @@ impl Fleet {
     }
 
     /// Removes a worker at once. The worker gets no further requests, and other workers may take over
-    /// its running requests.
+    /// the running requests.
     fn detach(&self, worker: &Worker) {
         worker.lost.cancel();
         self.retire(worker);
@@ -125,8 +125,8 @@ impl Fleet {
     }
 
     /// Updates the attached workers' registrations from the state, until stopped. A worker that is lost
-    /// in the state gets no requests after it was silent on this controller for a `lease` too. That may
-    /// be later than the last change of the state.
+    /// in the state gets no requests once this controller, too, has heard nothing for a `lease`. That
+    /// may be later than the last change of the state.
     pub(crate) async fn follow_until(self, stop: CancellationToken, replica: Replica, lease: Duration) {
         let mut changes = replica.changes();
         let follow = async {

@@ -29,9 +29,10 @@ pub(crate) enum Readiness {
     Disabled,
 }
 
-/// Returns the workers that serve a revision: all workers that report it ready. A revision that keeps
-/// state is served only by the worker with the state. Another worker may not have unloaded the revision
-/// yet, or be reachable by this controller alone, and may have other sequences under the same names.
+/// Returns the workers that serve a revision: all workers that report that revision ready. A revision
+/// that keeps state is served only by the worker with the state. Another worker may not have unloaded
+/// the revision yet, or be reachable by this controller alone, and may have other sequences under the
+/// same names.
 pub(crate) fn serving<'a>(
     state: &State,
     function: &Function,
@@ -44,15 +45,15 @@ pub(crate) fn serving<'a>(
         return workers.values().filter(is_ready).collect();
     }
     // Select by placement first and by readiness second. In the other order, a client could reach an
-    // older copy for a moment and find its sequences in an outdated state.
+    // older copy for a moment and find sequences in an outdated state.
     let has_state = state_at(state, function).and_then(|node| workers.get(node));
     has_state.filter(is_ready).into_iter().collect()
 }
 
 /// Returns the node with the sequences of a function that keeps state, now or in the version before. If
 /// the newest version keeps state, the function has one copy, or two while the copy moves: the newer
-/// placement has the state. Otherwise several copies may exist, and only the oldest one has the
-/// sequences, as long as it stays.
+/// placement has the state. Otherwise several copies may exist, and only the oldest copy has the
+/// sequences.
 fn state_at<'a>(state: &'a State, function: &'a Function) -> Option<&'a NodeName> {
     let by_age = |placement: &&'a Arc<Placement>| placement.resource_version;
     let placements = state.placements_of(&function.key);
@@ -82,7 +83,7 @@ pub(crate) fn of_revision(
 }
 
 /// Returns the first function in a workflow, including nested workflows, without a ready revision, and
-/// its readiness. `None` means that the workflow can be invoked.
+/// the readiness of that function. `None` means that the workflow can be invoked.
 pub(crate) fn of_workflow(
     state: &State,
     workflow: &Workflow,
@@ -91,7 +92,7 @@ pub(crate) fn of_workflow(
 ) -> Option<(FunctionName, Readiness)> {
     for key in state.functions_in(&workflow.key.tenant, workflow.spec.runs()) {
         let Some(function) = state.function(&key) else { continue };
-        // The revision before serves too, until a newer one does.
+        // The revision before serves too, until a newer revision does.
         let of = |revision: &RevisionRecord| of_revision(state, function, revision, workers, shortages);
         let ready = |revision: &Arc<RevisionRecord>| matches!(of(revision), Readiness::Prepared(_));
         if !function.served().iter().any(ready) {

@@ -1,4 +1,5 @@
-//! A worker's registration in the replicated state, from its first hello until it leaves.
+//! A worker's registration in the replicated state, from the first hello until the worker leaves or is
+//! declared lost.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +12,7 @@ use millrace_types::{Bytes, Epoch, Failure, GpuIndex, NodeName, Reason, Timestam
 use super::{Fleet, Worker};
 use crate::raft::Replica;
 
-/// Returns the epoch of a worker's process: its current epoch, or a new one.
+/// Returns the epoch of a worker's process: the current epoch, or a new epoch.
 ///
 /// # Errors
 /// `NODE_NAME_TAKEN` while another process of the same name is believed alive.
@@ -22,8 +23,8 @@ pub(crate) async fn register(
     seen: Epoch,
 ) -> Result<Epoch, Failure> {
     match held(&replica.state(), name) {
-        // The process is registered already, by another controller or before its stream broke.
-        // Answering needs no majority, so workers can attach again to controllers without one.
+        // The process is registered already, by another controller or before the stream broke.
+        // Answering needs no majority, so workers can attach again to controllers without a majority.
         Some((instance, epoch)) if instance == hello.instance => return Ok(epoch),
         Some(_) => return Err(taken(name)),
         None => {}
@@ -48,7 +49,7 @@ pub(crate) async fn register(
     }
 }
 
-/// Returns the process that has a name, while it is believed alive, and its epoch.
+/// Returns the process that has a name, while believed alive, and the epoch.
 fn held(state: &State, name: &NodeName) -> Option<(String, Epoch)> {
     let node = state.node(name).filter(|node| node.status == NodeStatus::Live)?;
     Some((node.instance.clone(), node.epoch))
@@ -67,14 +68,14 @@ fn gpu(gpu: &wire::GpuCapacity) -> NodeGpu {
     NodeGpu { index: GpuIndex(gpu.index), gpu_type: gpu.gpu_type.clone(), memory: Bytes(gpu.memory_bytes) }
 }
 
-/// Commits the end of a registration, because its worker left. A newer registration of the same name
+/// Commits the end of a registration, because the worker left. A newer registration of the same name
 /// stays.
 pub(crate) async fn end(replica: &Replica, member: Member) -> Result<(), Failure> {
     replica.propose(caller(), None, lost(member)).await.map(drop)
 }
 
 /// Commits the end of a registration with an expired lease, as the leader of `term`. A later leader
-/// refuses the command: it grants every node a full lease and must judge by itself.
+/// refuses the command: that leader grants every node a full lease and must judge by itself.
 pub(crate) async fn declare_lost(replica: &Replica, term: u64, member: Member) -> Result<(), Failure> {
     replica.propose_leading(term, caller(), lost(member)).await.map(drop)
 }
@@ -87,7 +88,7 @@ fn lost(member: Member) -> Command {
     Command::NodeLost { name: member.node, epoch: member.epoch }
 }
 
-/// Updates the attached workers from the state. A worker that was registered again adopts its new
+/// Updates the attached workers from the state. A worker that was registered again adopts the new
 /// epoch. A worker whose name belongs to another process now is detached.
 pub(super) fn follow(fleet: &Fleet, state: &State) {
     for worker in fleet.workers().values() {
@@ -102,7 +103,7 @@ pub(super) fn follow(fleet: &Fleet, state: &State) {
 
 /// Stops routing to attached workers that are lost in the state and were silent on this controller for
 /// a lease too, because the end of a dead connection is noticed late. A worker that this controller
-/// hears keeps serving, because only the leader's way to it may be broken. Returns the time of the next
+/// hears keeps serving, because only the leader's path may be broken. Returns the time of the next
 /// check while a lost worker is attached.
 pub(super) fn presume_lost(fleet: &Fleet, state: &State, lease: Duration) -> Option<Timestamp> {
     let now = fleet.now();
@@ -121,7 +122,7 @@ pub(super) fn presume_lost(fleet: &Fleet, state: &State, lease: Duration) -> Opt
             tracing::warn!(worker = %worker.name, epoch = %worker.epoch(), "worker is lost and silent: routing no requests to it until it is heard again");
             fleet.changed();
         }
-        // A silent worker may be heard once more without the leader hearing it, so check again.
+        // A silent worker may be heard once more by this controller alone, so check again.
         let due = if silent { now + lease } else { heard + lease };
         again = Some(again.map_or(due, |again| again.min(due)));
     }

@@ -1,5 +1,5 @@
-//! Attaches a worker: checks its hello, registers it in the state, and starts to receive its messages
-//! and to send it updates.
+//! Attaches a worker: checks the hello, registers the worker in the state, and starts both directions
+//! of the stream.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,8 +34,7 @@ pub(super) async fn attach(
     Ok(tell::tell(control, worker, acks))
 }
 
-/// Registers a worker and starts to receive its messages. Returns the acknowledgements of its
-/// checkpoints.
+/// Registers a worker and starts to receive messages. Returns the acknowledgements of the checkpoints.
 async fn enter(
     control: Control,
     name: NodeName,

@@ -1,6 +1,6 @@
-//! Sends a worker its updates: leadership, its registration, its desired state, and acknowledgements of
-//! its checkpoints. A slow worker gets only the latest of each. The desired state is sent in parts:
-//! first the whole, and then the changes.
+//! Sends updates to a worker: leadership, registration, desired state, and acknowledgements of
+//! checkpoints. A slow worker gets only the latest of each. The desired state is sent in parts: first
+//! the whole, and then the changes.
 
 use std::sync::Arc;
 

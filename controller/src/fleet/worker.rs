@@ -1,4 +1,4 @@
-//! An attached worker: a client to call it, its last report, and its liveness.
+//! An attached worker: a client for calls, the last report, and the liveness.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -34,7 +34,7 @@ pub(crate) enum Phase {
 /// An attached worker.
 pub(crate) struct Worker {
     pub(crate) name: NodeName,
-    /// The worker's hello, which registers the worker again after it was declared lost.
+    /// The worker's hello, which registers the worker again after the worker was declared lost.
     pub(crate) hello: wire::WorkerHello,
     /// The type of the worker's GPUs, by which the durations of runs are estimated.
     pub(crate) machine: MachineType,
@@ -127,8 +127,8 @@ impl Worker {
         self.presumed_lost.send_if_modified(std::mem::take)
     }
 
-    /// Presumes the worker lost until its next message, although its stream may be open. Its functions
-    /// do not count as ready meanwhile. Returns whether this is new.
+    /// Presumes the worker lost until the next message, although the stream may be open. The worker's
+    /// functions do not count as ready meanwhile. Returns whether this is new.
     pub(super) fn presume_lost(&self) -> bool {
         self.presumed_lost.send_if_modified(|lost| !std::mem::replace(lost, true))
     }

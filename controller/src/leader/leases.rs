@@ -93,7 +93,7 @@ impl<'a> Keeper<'a> {
         wake.since(self.duties.fleet.now())
     }
 
-    /// Follows committed registrations and ended ones.
+    /// Follows new and ended registrations.
     fn follow(&mut self, state: &State, now: Timestamp) {
         for node in state.nodes() {
             match node.status {

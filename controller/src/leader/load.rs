@@ -1,5 +1,6 @@
 //! Smoothed load of functions and nodes, from the growth of GPU time counters. The load guides
-//! spreading and scaling only, never correctness: it is lost with the controller and learned again.
+//! spreading and scaling only, never correctness: a controller loses the load when it stops, and learns
+//! it again.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,7 +17,7 @@ pub(super) const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// the last 4 looks.
 const WEIGHT: u64 = 6;
 
-/// A counter of GPU time, and the load given by its growth.
+/// A counter of GPU time, and the load computed from its growth.
 #[derive(Debug, Clone, Copy)]
 struct Gauge {
     /// The last counter value, in nanoseconds.

@@ -55,7 +55,7 @@ mod tests {
     use crate::passed::Passing;
     use crate::raft::group_tests::{Node, first, until};
 
-    /// Time for several collections, in case a controller misses the first one.
+    /// Time for several collections, in case a controller misses the first.
     const WAIT: Duration = Duration::from_secs(60);
 
     #[tokio::test]

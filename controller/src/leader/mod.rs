@@ -9,7 +9,7 @@
 //!
 //! Every controller plans placements, so that each can report why a function is not placed and how many
 //! nodes are needed; only the leader carries plans out. No request waits for this module: without a
-//! leader, gateways and workers continue with their last state.
+//! leader, gateways and workers continue with the last state.
 //!
 //! | module | task |
 //! |---|---|
@@ -193,8 +193,8 @@ impl Duties {
     }
 
     async fn lead(&self, term: u64) {
-        // An elected leader has all committed entries in its log, but maybe not in its state yet. From
-        // an older state it would withdraw recent placements.
+        // An elected leader has all committed entries in its log, but the state may still lack some.
+        // From an older state the leader would withdraw recent placements.
         while let Err(failure) = self.replica.linearizable().await {
             tracing::debug!(
                 term,

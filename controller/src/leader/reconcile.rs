@@ -96,7 +96,7 @@ struct Reconciler<'a> {
     rounds: u32,
     /// The state of the last plan.
     last: Option<State>,
-    /// Functions that lost a copy together with its node, and whose new placement still waits.
+    /// Functions that lost a copy together with a node, and that wait for a new placement.
     bereaved: BTreeSet<FunctionKey>,
 }
 

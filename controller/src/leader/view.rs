@@ -74,7 +74,7 @@ fn function(state: &State, function: &Function, loads: &Loads) -> placement::Fun
         let served = function.served().iter();
         served.filter_map(|revision| Some((revision, state.artifact(&revision.digest)?)))
     };
-    // Collect by digest, because two revisions with the same file need it once.
+    // Collect by digest, because two revisions with the same file need one copy.
     let needed: BTreeMap<_, _> = models().map(|(it, artifact)| (it.digest, artifact.model.weights)).collect();
     placement::Function {
         key: function.key.clone(),
@@ -85,8 +85,8 @@ fn function(state: &State, function: &Function, loads: &Loads) -> placement::Fun
         load: loads.of_function(&function.key),
         ran: state.ran(function),
         // Only the newest version counts. If only the version before keeps state, `readiness::serving`
-        // finds the copy with its sequences. Counting that version here would limit the newest one to a
-        // single copy forever.
+        // finds the copy with the sequences. Counting that version here would limit the newest version
+        // to a single copy forever.
         keeps_state: function.latest().spec.sequences.is_some(),
     }
 }

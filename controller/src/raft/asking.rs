@@ -15,7 +15,7 @@ use super::bootstrap::{Error, JOIN_PAUSE, JOIN_TIMEOUT};
 use super::peers::{connect, limited};
 use super::world::World;
 
-/// /// The timeout of one controller's answer.
+/// The timeout of one controller's answer.
 const JOIN_ANSWER_TIMEOUT: Duration = Duration::from_secs(12);
 /// Redirects to a leader that the controller follows before it starts over.
 const REDIRECTS_MAX: usize = 3;
@@ -33,7 +33,8 @@ pub(super) fn join_request(id: ControllerId, directory: &str, intent: JoinIntent
     }
 }
 
-/// Asks the controllers in turn, and the leaders that they name, until one gives a final answer.
+/// Asks the controllers in turn, and the leaders named in the answers, until a controller gives a final
+/// answer.
 pub(super) async fn ask_to_join(
     world: &dyn World,
     at: &[String],
@@ -55,7 +56,7 @@ pub(super) async fn ask_to_join(
     Err(Error::NotJoined { at: at.to_owned(), reason })
 }
 
-/// Asks one controller, and follows its redirects to the leader.
+/// Asks a controller, and follows redirects to the leader.
 pub(super) async fn ask_from(
     world: &dyn World,
     address: &str,

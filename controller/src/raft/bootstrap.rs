@@ -1,5 +1,5 @@
-//! Obtains a controller's membership: the controller begins a cluster, joins one, or continues as its
-//! data directory says.
+//! Obtains a controller's membership: the controller begins a cluster, joins a cluster, or continues as
+//! the data directory says.
 //!
 //! ```text
 //!  empty directory ─┬─ Bootstrap ─► identity ─► initialize ─► leads alone
@@ -9,8 +9,9 @@
 //!                   └─ Reopen ─► refused
 //!  used directory ──► its identity ─► its log ─► continues; reports its address
 //! ```
-//! A controller gets an identity only after it was found admissible, and the group accepts only the
-//! data directory of that identity. So an operator's mistake leaves nothing behind.
+//! A controller gets an identity only after the group has found the controller admissible, and the
+//! group accepts only the data directory of that identity. So an operator's mistake leaves nothing
+//! behind.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -38,9 +39,9 @@ use super::world::{Snapshots, World};
 use super::{Raft, config};
 use crate::config::{JoinAs, Start};
 
-/// /// The timeout for a group of one to elect itself: a few syncs, on a disk that may be very busy.
+/// The timeout for the election in a group of one: a few syncs, on a disk that may be very busy.
 const LEADING_TIMEOUT: Duration = Duration::from_secs(30);
-/// /// The timeout of each phase of joining: first until the group answers, then until the log arrives.
+/// The timeout of each phase of joining: first until the group answers, then until the log arrives.
 pub(super) const JOIN_TIMEOUT: Duration = Duration::from_secs(60);
 /// The pause between two attempts to join, or to be promoted.
 pub(super) const JOIN_PAUSE: Duration = Duration::from_millis(200);
@@ -97,7 +98,7 @@ pub enum Error {
     },
 }
 
-/// An open data directory with its identity.
+/// An open data directory and the stored identity.
 pub(crate) struct Opened {
     pub(crate) identity: Identity,
     store: Store<State>,
@@ -116,8 +117,8 @@ pub(crate) struct Opening {
     pub(crate) world: Arc<dyn World>,
 }
 
-/// Opens a used data directory, or claims an empty one for this controller. While opening waits for
-/// other controllers, `meanwhile` runs: it reports to them that the directory is empty.
+/// Opens a used data directory, or claims an empty directory for this controller. While opening waits
+/// for other controllers, `meanwhile` runs and reports to the others that the directory is empty.
 pub(crate) async fn open(
     opening: Opening,
     meanwhile: impl Future<Output = ()> + Send,
@@ -188,8 +189,8 @@ fn fatal(error: &dyn std::fmt::Display) -> Error {
 }
 
 /// Enters the group. The other controllers must already be able to call this controller at `address`.
-/// On return, a controller of a group of one leads, and a joining controller has its requested role.
-/// Any other member continues, and may not have heard from its leader yet.
+/// On return, a controller of a group of one leads, and a joining controller has the requested role.
+/// Any other member continues, perhaps without having heard from the leader.
 pub(crate) async fn enter(
     replica: &Replica,
     start: &Start,
@@ -267,8 +268,8 @@ async fn go_on(
     Ok(())
 }
 
-/// Waits until this controller leads its group of one, then sets the rules of a new cluster and its
-/// name.
+/// Waits until this controller leads its group of one, then sets the rules and the name of the new
+/// cluster.
 async fn lead(replica: &Replica) -> Result<(), Error> {
     let own = replica.id().0;
     let leads = replica.raft.wait(Some(LEADING_TIMEOUT)).current_leader(own, "a group of one leads").await;
@@ -286,7 +287,7 @@ async fn lead(replica: &Replica) -> Result<(), Error> {
     Ok(())
 }
 
-/// Waits until the log lists this controller as a member with its requested role.
+/// Waits until the log lists this controller as a member with the requested role.
 async fn become_member(replica: &Replica, role: JoinAs, at: &[String]) -> Result<(), Error> {
     let own = replica.id().0;
     let mut states = replica.reader.watch();

@@ -1,10 +1,10 @@
-//! Messages between controllers: MessagePack with field names, as in the log. Each message names its
-//! sender and its receiver.
+//! Messages between controllers: MessagePack with field names, as in the log. Each message names the
+//! sender and the receiver.
 //!
-//! The receiver checks every message, not only the first one of a connection. Addresses are reused, and
-//! a controller that lost its data directory must not answer for the controller that had it. The
-//! versions are checked too: a process may be replaced by another build at any time, and a build that
-//! shares no rules with this build must not vote, lead or follow.
+//! The receiver checks every message, not only the first message of a connection. Addresses are reused,
+//! and a controller that lost its data directory must not answer for the former owner. The versions are
+//! checked too: a process may be replaced by another build at any time, and a build that shares no
+//! rules with this build must not vote, lead or follow.
 
 use millrace_cluster_state::{CLUSTER_VERSION, KnownRules, RulesVersion, packed};
 use millrace_proto::PROTOCOL_VERSION;
@@ -16,7 +16,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tonic::Status;
 
-/// The receiver of a message: a member, and its data directory as the group knows it.
+/// The receiver of a message: a member, and the data directory that the group knows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Target {
     pub(super) id: u64,
@@ -78,7 +78,7 @@ pub(super) fn check(own: &Identity, message: &Message) -> Result<(), Failure> {
 }
 
 /// Checks a peer's protocol, and that the peer's build and this build share a version of the rules.
-/// Each build knows its own version and the one before; the log says which version is in force.
+/// Each build knows its own version and the version before; the log says which version is in force.
 pub(super) fn check_versions(protocol: u32, cluster: u64) -> Result<(), Failure> {
     let mismatch = |text: String| Err(Failure::new(Reason::PeerMismatch, text));
     if protocol != PROTOCOL_VERSION {

@@ -1,8 +1,7 @@
 //! Handles a slow or full disk of the leader. Raft alone handles half of the problem. openraft sends no
 //! heartbeats while a sync of the leader's log runs, so a sync longer than the election timeout costs
-//! the leader its leadership. A disk that is slow, but faster than that, stays the leader's: every
-//! write of the cluster then waits for that disk while other disks are fast. Such a leader hands
-//! leadership over.
+//! the leadership. A disk that is slow, but faster than that, stays the leader's: every write of the
+//! cluster then waits for that disk while other disks are fast. Such a leader hands leadership over.
 //!
 //! ```text
 //!   every sync slow for SLOW_MAX ─► is a voter with a fast disk available? ─ yes ─► transfer
@@ -26,8 +25,8 @@ use super::replica::Replica;
 use super::rules::PROMOTION_LAG_MAX;
 use super::timing::SILENCE;
 
-/// /// The time that all syncs of a leader must be slow before it hands leadership over, because a disk
-/// may be busy for a moment. [`SLOW_SYNCS_MIN`] is the minimum number of these syncs.
+/// The time that all syncs of a leader must be slow before the leader hands leadership over,
+/// because a disk may be busy for a moment. [`SLOW_SYNCS_MIN`] is the minimum number of slow syncs.
 const SLOW_MAX: Duration = Duration::from_secs(2);
 const SLOW_SYNCS_MIN: u32 = 3;
 /// The minimum time between becoming leader, or an attempt to hand over, and the next attempt. Without
@@ -39,10 +38,10 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// followers depose the leader.
 const HANGS_MIN: Duration = SILENCE;
 /// The extra election timeout of a controller with a slow disk. The other controllers call elections
-/// first, and their votes are durable sooner.
+/// first, and store votes sooner.
 const HANDICAP: Duration = SILENCE.saturating_mul(2);
 
-/// /// The time after its last write during which a disk still counts as hanging.
+/// The time after the last write during which a disk still counts as hanging.
 const LATELY: Duration = Duration::from_secs(2);
 
 /// The state of a controller's disk, as the controller reports it.
@@ -82,7 +81,7 @@ impl Disk {
         self.slow_syncs >= SLOW_SYNCS_MIN && self.slow_for_ms >= slow_max
     }
 
-    /// Whether another controller should lead, if one can.
+    /// Whether another controller should lead, if possible.
     fn is_unfit(&self) -> bool {
         self.full || self.stays_slow()
     }
@@ -90,7 +89,8 @@ impl Disk {
     /// Whether a write would wait in vain: the current sync hangs, or the recent syncs all hung.
     fn hangs(&self) -> bool {
         let hangs_min = u64::try_from(HANGS_MIN.as_millis()).unwrap_or(u64::MAX);
-        // An idle disk is in an unknown state: only the next write can show whether it still hangs.
+        // An idle disk is in an unknown state: only the next write can show whether the disk still
+        // hangs.
         let lately = self.idle_ms < u64::try_from(LATELY.as_millis()).unwrap_or(u64::MAX);
         self.outstanding_ms >= hangs_min || (self.slow_syncs > 1 && self.last_ms >= hangs_min && lately)
     }
@@ -117,7 +117,7 @@ pub(super) fn handicap(health: DiskHealth) -> Duration {
     if health.slow_syncs > 0 { HANDICAP } else { Duration::ZERO }
 }
 
-/// Another voter that answered, with the properties that decide whether it may lead.
+/// Another voter that answered, with the properties that decide whether this voter may lead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Candidate {
     disk: Disk,
@@ -125,8 +125,8 @@ struct Candidate {
     lag: Option<u64>,
 }
 
-/// Returns the voter that should replace a leader with this disk: the one with the smallest lag among
-/// those with a fast disk that has space.
+/// Returns the voter that should replace a leader with this disk: of the voters with a fast disk that
+/// has space, the one with the smallest lag.
 fn successor(own: &Disk, candidates: &BTreeMap<u64, Candidate>) -> Option<u64> {
     if !own.is_unfit() {
         return None;

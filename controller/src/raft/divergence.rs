@@ -1,10 +1,10 @@
-//! Compares the states of the controllers, and stops one whose state is corrupt.
+//! Compares the states of the controllers, and stops a controller with a corrupt state.
 //!
 //! Equal logs give equal states. A flipped bit in memory, a disk that returns wrong bytes, or a bug
-//! gives a controller another state. The controller would serve that state, put it into snapshots and,
-//! as leader, decide by it. So each controller computes a digest of its state at every thousandth entry
-//! (`raft_store::StateDigest`), and reports the newest digests in its status. Each controller compares
-//! its own digests with the others', like etcd's corruption check:
+//! gives a controller another state. The controller would serve that state, write that state into
+//! snapshots and, as leader, decide by it. So each controller computes a digest of the state at every
+//! thousandth entry (`raft_store::StateDigest`), and reports the newest digests in the status. Each
+//! controller compares all digests, like etcd's corruption check:
 //!
 //! ```text
 //!   after entry 3000   1: a  2: a  3: b    controller 3 differs from a majority and stops permanently
@@ -12,7 +12,7 @@
 //!                                          cluster's status
 //! ```
 //!
-//! Absent: repair. A controller that stopped is replaced by an empty one.
+//! Absent: repair. A controller that stopped is replaced by an empty controller.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -22,13 +22,13 @@ use tokio_util::sync::CancellationToken;
 
 use super::replica::Replica;
 
-/// The interval between comparisons while a voter has not reported its newest digest.
+/// The interval between comparisons while the newest digest of a voter is missing.
 const COMPARE_EVERY: Duration = Duration::from_secs(2);
 
 /// Controllers whose states differ after the same log entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Divergence {
-    /// A majority of the voters has one state, and these members have other states.
+    /// A majority of the voters has one state, and the listed members have other states.
     Minority { index: u64, members: BTreeSet<u64> },
     /// No majority of the voters is known to have the same state.
     Split { index: u64, members: BTreeSet<u64> },
@@ -87,7 +87,7 @@ pub(super) fn find(
     split
 }
 
-/// Whether every voter has reported its state after this entry, or after a later entry.
+/// Whether every voter has reported the state after this entry, or after a later entry.
 fn is_compared(index: u64, voters: &[BTreeSet<u64>], digests: &BTreeMap<u64, Vec<StateDigest>>) -> bool {
     let has = |voter: &u64| {
         let taken = digests.get(voter).and_then(|taken| taken.last());

@@ -9,8 +9,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::replica::Replica;
 
-/// /// The time that a membership change may stay joint before the leader completes it: its initiator
-/// may still be working on it.
+/// The time that a membership change may stay joint before the leader steps in, because the
+/// initiator may still be at work.
 const HALF_DONE_MAX: Duration = Duration::from_secs(12);
 
 /// Whether the voters are being changed: during the change, majorities of two sets must agree.

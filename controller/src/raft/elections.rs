@@ -4,8 +4,8 @@
 //! again (openraft#1838). A follower that was away, or whose log is behind, raises the term and deposes
 //! a leader that the other voters hear well. So openraft's own elections are off, and this module calls
 //! elections instead: in turn, after silence of the leader, and only if a majority would vote for this
-//! controller (the pre-vote of Ongaro's dissertation, §9.6). The election itself, and its outcome, stay
-//! openraft's.
+//! controller (the pre-vote of Ongaro's dissertation, §9.6). openraft still runs the election and
+//! decides the outcome.
 //!
 //! ```text
 //!  leader silent for SILENCE + turn ─► pre-vote of all voters ─ majority ─► call the election
@@ -32,7 +32,7 @@ use super::replica::Replica;
 use super::route::stopped;
 use super::timing::{LEASE, SILENCE, TURN};
 
-/// /// The timeout of a voter's answer to a pre-vote.
+/// The timeout of a voter's answer to a pre-vote.
 const ASK_TIMEOUT: Duration = Duration::from_millis(200);
 /// The random addition to each wait, in milliseconds, so that two controllers that collided once do not
 /// collide again.
@@ -63,7 +63,7 @@ pub(super) struct WouldVote {
 }
 
 /// Returns how long the leader must be silent before this controller calls an election. `None` while
-/// the controller never calls one.
+/// the controller never calls an election.
 fn patience(look: &Look, own: u64) -> Option<Duration> {
     if look.state == ServerState::Leader || !look.voters.contains(&own) {
         return None;
@@ -71,8 +71,8 @@ fn patience(look: &Look, own: u64) -> Option<Duration> {
     if look.voters == [own] {
         return Some(Duration::ZERO);
     }
-    // Voters take turns in the order of their ids. The silent leader is skipped, and all other voters
-    // count the same.
+    // Voters take turns in the order of ids. The silent leader is skipped, and all other voters count
+    // the same.
     let before = |&&voter: &&u64| voter < own && !(look.elected && look.vote_for == Some(voter));
     let turn = u32::try_from(look.voters.iter().filter(before).count()).unwrap_or(u32::MAX);
     Some(SILENCE + TURN * turn)
@@ -135,8 +135,8 @@ async fn run(replica: Replica, mut rng: StdRng) -> Result<(), Fatal<u64>> {
 }
 
 impl Replica {
-    /// Returns the state after openraft has handled its pending work. Heartbeats that a stalled disk
-    /// kept waiting are counted before they are found missing.
+    /// Returns the state after openraft has handled all pending work. Heartbeats that a stalled disk
+    /// kept waiting count before the election timer is checked.
     async fn look(&self) -> Result<Look, Fatal<u64>> {
         let asked = self.raft.with_raft_state(|state| {
             let vote = state.vote_ref();

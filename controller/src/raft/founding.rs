@@ -1,10 +1,10 @@
 //! Cluster bootstrap of several controllers that start together with empty directories.
 //!
-//! A controller with an empty data directory reports this on its internal port while it waits to join.
-//! A controller that is told to found a cluster with others does so only if each of them reports an
-//! empty directory. A controller that is away may have a cluster, and a controller that lost its
+//! A controller with an empty data directory reports this on the internal port while waiting to join. A
+//! controller that is told to found a cluster with others does so only if each other controller reports
+//! an empty directory. A controller that is away may have a cluster, and a controller with a lost
 //! directory must not begin a second cluster. If several controllers are told to found the cluster, the
-//! one with the lowest id does.
+//! controller with the lowest id does.
 //!
 //! The answers of the other controllers are not stored: an interrupted controller asks again.
 
@@ -28,19 +28,19 @@ use super::peers::connect;
 use super::world::World;
 use crate::config::{Start, internal_server};
 
-/// /// The timeout of another controller's report of an empty directory.
+/// The timeout of another controller's report of an empty directory.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The outcome of asking the other controllers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Found {
-    /// All of them have empty directories and wait for a cluster.
+    /// All listed controllers have empty directories and wait for a cluster.
     Nothing,
     /// A cluster accepts this controller.
     Cluster(ClusterId),
 }
 
-/// Asks all controllers until each reports an empty directory, or one reports a cluster.
+/// Asks all controllers until each reports an empty directory, or a controller reports a cluster.
 pub(super) async fn found_or_join(
     world: &dyn World,
     with: &[String],

@@ -1,4 +1,4 @@
-//! Tests of several Raft nodes over a real network, with their states compared byte for byte.
+//! Tests of several Raft nodes over a real network, with the states compared byte for byte.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -153,7 +153,7 @@ async fn members_join_agree_and_elect_another_leader_when_theirs_dies() {
     let a = first().await;
     a.write("before").await;
     let b = Node::start(2, a.joining(JoinAs::Voter)).await;
-    // Any member can be asked: it redirects to the leader.
+    // Any member accepts the call and redirects to the leader.
     let c = Node::start(3, b.joining(JoinAs::Voter)).await;
     let voters: BTreeSet<u64> = a.replica.membership().voter_ids().collect();
     assert_eq!(voters, BTreeSet::from([1, 2, 3]));

@@ -21,12 +21,12 @@ use super::route::{WRITE_TIMEOUT, leads_no_more, nobody_leads, stopped};
 use super::rules::{self, Change, Group, Step};
 use super::versions::check_knows;
 
-/// /// The timeout of a membership change: two entries that a majority must store.
+/// The timeout of a membership change: two entries that a majority must store.
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(10);
-/// /// The longest wait of a removal for other members to copy the leaving member's model files.
+/// The longest wait of a removal for other members to copy the leaving member's model files.
 const COPIES_TIMEOUT: Duration = Duration::from_secs(5);
-/// /// The timeout of a forwarded membership change. The leader records its beginning and end, asks all
-/// members, and confirms its leadership.
+/// The timeout of a forwarded membership change. The leader records the beginning and the end, asks
+/// all members, and confirms its leadership.
 const FORWARD_TIMEOUT: Duration = CHANGE_TIMEOUT
     .saturating_add(COPIES_TIMEOUT)
     .saturating_add(WRITE_TIMEOUT)
@@ -78,7 +78,7 @@ impl Replica {
         }
     }
 
-    /// Changes the group as its leader.
+    /// Changes the group; this controller must lead.
     pub(super) async fn change_here(&self, change: Change, caller: Caller) -> Result<Members, Failure> {
         if self.leading_term().is_none() {
             return Err(nobody_leads());
@@ -136,7 +136,7 @@ impl Replica {
     }
 
     /// Completes a joint membership change of an earlier leader. A voter that was to be removed becomes
-    /// a learner, because its intended removal is no longer known.
+    /// a learner, because the group no longer knows of the intended removal.
     pub(super) async fn finish_change(&self) -> Result<(), Failure> {
         in_time(self.raft.change_membership(ChangeMembers::AddVoterIds(BTreeSet::new()), true)).await
     }
@@ -155,7 +155,7 @@ impl Replica {
         }
     }
 
-    /// Adds a controller as a learner, or updates its address. Returns the leader's address if this
+    /// Adds a controller as a learner, or updates the address. Returns the leader's address if this
     /// controller does not lead.
     pub(super) async fn join(&self, request: JoinRequest) -> Result<JoinResponse, Failure> {
         check_versions(request.protocol_version, request.cluster_version)?;
@@ -235,7 +235,7 @@ fn once_begun(failure: Failure) -> Failure {
     }
 }
 
-/// Forwards a change to the leader and waits for its end. A change has no idempotency key, so an
+/// Forwards a change to the leader and waits for the end. A change has no idempotency key, so an
 /// abandoned change cannot be retried like a write.
 async fn forward(leader: &Peer, change: (Change, &Caller)) -> Result<Members, Failure> {
     let asked =

@@ -70,9 +70,9 @@ use world::Snapshots;
 
 pub(crate) type Raft = openraft::Raft<ClusterConfig>;
 
-/// Entries of one AppendEntries call. The log's reader bounds their bytes.
+/// Entries of one AppendEntries call. The log's reader bounds the bytes.
 const ENTRIES_PER_CALL_MAX: u64 = 256;
-/// /// The timeout of sending and installing a snapshot.
+/// The timeout of sending and installing a snapshot.
 const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(60);
 
 fn config(own: &Identity, snapshots: Snapshots) -> Result<Arc<Config>, bootstrap::Error> {

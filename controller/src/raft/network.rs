@@ -34,7 +34,7 @@ use super::unheard::Voice;
 const CHUNK_BYTES: usize = 1 << 20;
 
 /// The pause before another call to an unreachable member. The pause is well below the election
-/// timeout: a member that returns must hear its leader before it calls an election.
+/// timeout: a member that returns must hear the leader before the election timeout.
 const UNREACHABLE_PAUSE: Duration = Duration::from_millis(100);
 
 type CallError = RPCError<u64, Member, RaftError<u64>>;

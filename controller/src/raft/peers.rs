@@ -1,5 +1,5 @@
 //! Connections to the other controllers, shared by all callers. openraft asks for a client with every
-//! vote and every linearizable read, and these clients must not each open a connection.
+//! vote and every linearizable read, and each client must not open a connection of its own.
 
 use std::collections::BTreeMap;
 use std::error::Error as _;
@@ -31,7 +31,7 @@ use crate::config::KEEP_ALIVE;
 /// The largest message, in bytes. One read of the log returns a few MiB at most, or a single entry.
 pub(super) const MESSAGE_BYTES_MAX: usize = 16 << 20;
 const _: () = assert!(2 * ENTRY_BYTES_MAX < MESSAGE_BYTES_MAX, "an entry and its envelope fit a message");
-/// Cached connections. A group has few members: more connections than these lead to former addresses.
+/// Cached connections. A group has few members: further connections lead to former addresses.
 const CONNECTIONS_MAX: usize = 64;
 
 /// The kind of traffic that a connection carries. Urgent and bulk traffic never share a connection: a
@@ -105,7 +105,7 @@ impl Peers {
         &*self.world
     }
 
-    /// Returns the cached connection to an address, which connects at its first use.
+    /// Returns the cached connection to an address, which connects at the first use.
     pub(crate) fn channel(&self, address: &str, lane: Lane) -> Result<Channel, tonic::transport::Error> {
         let mut channels = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (address.to_owned(), lane);
@@ -113,7 +113,8 @@ impl Peers {
             return Ok(channel.clone());
         }
         let channel = {
-            // Create the connection in Raft's runtime, because callers of other runtimes share it.
+            // Create the connection in Raft's runtime, because callers of other runtimes share the
+            // connection.
             let _entered = self.spawner.enter();
             connect(&*self.world, address)?
         };
@@ -168,7 +169,7 @@ impl Peer {
         codec::decode(&self.own, answer.get_ref()).map_err(Failure::after_execution)
     }
 
-    /// Sends a model file to the member to store. The member answers after it has checked and synced
+    /// Sends a model file to the member to store. The member answers after the check and the sync of
     /// the file.
     ///
     /// # Errors
@@ -188,10 +189,11 @@ impl Peer {
         .await
     }
 
-    /// Fetches a model file from the member. The bytes are unverified: the receiver must check them.
+    /// Fetches a model file from the member. The bytes are unverified, so the receiver must check the
+    /// digest.
     ///
     /// # Errors
-    /// `ARTIFACT_NOT_FOUND` if the member lacks the file, or `NO_LEADER` if it did not answer.
+    /// `ARTIFACT_NOT_FOUND` if the member lacks the file, or `NO_LEADER` if no answer arrived.
     pub(crate) async fn give_artifact(
         &self,
         timeout: Duration,
@@ -225,7 +227,7 @@ impl Peer {
     }
 }
 
-/// Whether a call ended before its connection was established.
+/// Whether a call ended before the connection was established.
 fn never_sent(status: &Status) -> bool {
     let mut cause = status.source();
     while let Some(error) = cause {

@@ -1,5 +1,5 @@
 //! Batches proposals. openraft appends and syncs each `client_write` separately. So all commands that
-//! arrived while earlier batches were being written share one log entry and one sync.
+//! arrived during the writes of earlier batches share a log entry and a sync.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -29,18 +29,18 @@ const _: () = assert!(
     "the largest batch fits a log entry"
 );
 
-/// Entries proposed and not yet applied: one is written while the previous one is applied. A task that
-/// holds all these permits blocks writes.
+/// Entries proposed and not yet applied: an entry is written while the previous entry is applied. A
+/// task that holds all permits blocks writes.
 pub(super) const BATCHES_IN_FLIGHT: u32 = 2;
 
-/// A command that waits for its batch.
+/// A command that waits for a batch.
 #[derive(Debug)]
 pub(super) struct Proposed {
     pub(super) caller: Caller,
     pub(super) idempotency: Option<IdempotencyKey>,
     pub(super) command: Command,
     /// The term for which the command was proposed. In a later term the command is refused even if this
-    /// controller leads again, and its caller asks the new leader.
+    /// controller leads again, and the caller asks the new leader.
     pub(super) term: u64,
     /// The size of the encoded command, in bytes.
     pub(super) bytes: usize,
@@ -91,14 +91,14 @@ pub(super) async fn run(
             match tokio::time::timeout(WRITE_TIMEOUT, written).await {
                 Ok(Ok(Ok(response))) => answer_each(answers, response.data),
                 // The entry was refused, or appended here and then truncated by another leader. A third
-                // controller may still have the entry and commit it (Raft paper, figure 8).
+                // controller may still have and commit the entry (Raft paper, figure 8).
                 Ok(Ok(Err(ClientWriteError::ForwardToLeader(_)))) => {
                     answer_all(answers, &nobody_leads().after_execution());
                 }
                 Ok(Ok(Err(ClientWriteError::ChangeMembershipError(error)))) => {
                     answer_all(answers, &Failure::new(Reason::Internal, error.to_string()));
                 }
-                // The entry may be written, but Raft ended before it answered.
+                // The entry may be written, but Raft ended before the answer.
                 Ok(Err(_)) => answer_all(answers, &shutting_down().after_execution()),
                 Err(_) => answer_all(answers, &unconfirmed()),
             }

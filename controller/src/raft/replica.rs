@@ -65,8 +65,8 @@ impl Changes {
     }
 }
 
-/// The leader as far as this controller knows. A dead leader counts as the leader until another one is
-/// elected.
+/// The leader as far as this controller knows. A dead leader counts as the leader until another leader
+/// is elected.
 #[derive(Debug)]
 pub(super) enum Leader {
     Here,
@@ -118,7 +118,8 @@ impl Replica {
         self.shared_models.get_or_init(|| place);
     }
 
-    /// Returns the reported object store; empty if this controller stores model files on its own disk.
+    /// Returns the reported object store; empty if this controller stores model files on the local
+    /// disk.
     pub(super) fn shared_models(&self) -> &str {
         self.shared_models.get().map_or("", String::as_str)
     }
@@ -138,14 +139,14 @@ impl Replica {
         Changes { state: self.reader.watch(), server: self.raft.server_metrics() }
     }
 
-    /// Returns the term in which this controller leads, if it does.
+    /// Returns the term in which this controller leads, if any.
     pub(crate) fn leading_term(&self) -> Option<u64> {
         let metrics = self.raft.server_metrics();
         let metrics = metrics.borrow();
         (metrics.state == ServerState::Leader).then(|| metrics.vote.leader_id().term)
     }
 
-    /// Returns the leader and its term as far as this controller knows.
+    /// Returns the leader and the term as far as this controller knows.
     pub(crate) fn leading(&self) -> Option<(u64, u64)> {
         let metrics = self.raft.server_metrics();
         let metrics = metrics.borrow();
@@ -157,7 +158,7 @@ impl Replica {
         self.raft.server_metrics().borrow().vote.leader_id().term
     }
 
-    /// Returns the group as this controller knows it.
+    /// Returns the group as known to this controller.
     pub(crate) fn membership(&self) -> Membership<u64, Member> {
         self.raft.server_metrics().borrow().membership_config.membership().clone()
     }
@@ -221,7 +222,7 @@ impl Replica {
 
     /// Stops taking part in Raft. All acknowledged writes are on disk already.
     pub(crate) async fn shutdown(&self) {
-        // Raft ends after its log has answered, and a log on a full disk waits for space. So end that
+        // Raft ends after the log has answered, and a log on a full disk waits for space. So end that
         // wait first.
         self.disk.give_up_waiting();
         if let Err(error) = self.raft.shutdown().await {

@@ -1,5 +1,5 @@
-//! Writes and linearizable reads on any controller. The leader handles them itself, and another
-//! controller forwards them. Both try again for a while if leadership changes.
+//! Writes and linearizable reads on any controller. The leader handles both itself, and another
+//! controller forwards both. Both try again for a while if leadership changes.
 //!
 //! A forwarded write is never forwarded a second time: if the receiver no longer leads, the first
 //! controller asks again. A write that was certainly not proposed is tried again. A write that may have
@@ -32,25 +32,25 @@ pub(super) const WAITING_MAX: usize = 4096;
 pub(super) const FORWARDED_MAX: usize = 4096;
 const _: () = assert!(COMMAND_BYTES_MAX < proposer::BATCH_BYTES_MAX, "every command fits a batch");
 
-/// /// The longest wait of a request for a leader: an election with one tie, and not much longer, so
-/// that a group without a majority reports its state.
+/// The longest wait of a request for a leader: an election with a tie, and not much longer, so that
+/// a group without a majority reports its state.
 pub(super) const LEADER_TIMEOUT: Duration = Duration::from_secs(2);
 /// The pause between two attempts if leadership does not change.
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
-/// /// The timeout of a proposal until it is applied. A disk may stall for less. Without a majority for
-/// longer than this, the outcome of the write is unknown.
+/// The timeout of a proposal until the command is applied. A disk may stall for less. Without a
+/// majority for longer than this, the outcome of the write is unknown.
 pub(super) const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
-/// /// The timeout of another controller's answer: [`WRITE_TIMEOUT`] and the network's share.
+/// The timeout of another controller's answer: [`WRITE_TIMEOUT`] and the network's share.
 const FORWARD_TIMEOUT: Duration = WRITE_TIMEOUT.saturating_add(Duration::from_secs(1));
-/// /// The timeout of the leader's confirmation that it leads.
+/// The timeout of the confirmation of leadership.
 const READ_INDEX_TIMEOUT: Duration = Duration::from_millis(500);
-/// /// The longest wait of a write until the controller that received it has applied it too.
+/// The longest wait of a write until the receiving controller has applied the write too.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(1);
-/// The time since a majority's last answer after which a leader refuses writes at once: their outcome
-/// would only be unknown.
+/// The time since a majority's last answer after which a leader refuses writes at once, because the
+/// outcome would only be unknown.
 const QUORUM_SILENCE_MAX: Duration = Duration::from_secs(2);
 
-/// A write as a controller forwards it to the leader.
+/// A write as forwarded to the leader.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Forwarded {
     caller: Caller,
@@ -59,7 +59,7 @@ pub(super) struct Forwarded {
 }
 
 impl Forwarded {
-    /// Checks each part of the write against its bound, and returns the size of the command.
+    /// Checks the bounds of each part of the write, and returns the size of the command.
     fn check_sizes(&self) -> Result<usize, Failure> {
         let Self { caller, idempotency, command } = self;
         let checked = check_sizes(caller, idempotency.as_ref(), command);
@@ -77,13 +77,13 @@ pub(super) struct Done {
 }
 
 impl Replica {
-    /// Proposes a command and waits until the leader and this controller have applied it, so that the
-    /// caller reads its own write. If this controller lags by more than [`SETTLE_TIMEOUT`], the call
-    /// does not wait longer.
+    /// Proposes a command and waits until the leader and this controller have applied the command, so
+    /// that the caller can read the result. If this controller lags by more than [`SETTLE_TIMEOUT`],
+    /// the call does not wait longer.
     ///
     /// # Errors
-    /// The command's refusal, or the reason why it was not proposed. `may_have_executed` is set if the
-    /// command may still be committed.
+    /// The command's refusal, or the reason why the command was not proposed. `may_have_executed` is
+    /// set if the command may still be committed.
     pub(crate) async fn propose(
         &self,
         caller: Caller,
@@ -93,8 +93,7 @@ impl Replica {
         let write = Forwarded { caller, idempotency, command };
         write.check_sizes()?;
         self.check_disk()?;
-        // Commands without a client's trace, such as the checkpoint each second, start no trace of
-        // their own.
+        // Commands without a client's trace, such as the checkpoint each second, start no trace.
         let span = match tracing::Span::current().is_none() {
             true => tracing::Span::none(),
             false => tracing::info_span!("raft.propose", millrace.command = write.command.name()),
@@ -148,7 +147,7 @@ impl Replica {
         self.propose_here(&write).await.map(|done| done.applied)
     }
 
-    /// Returns the state once it includes an entry; `None` after the timeout.
+    /// Returns the state once an entry is applied; `None` after the timeout.
     async fn caught_up(&self, index: Option<u64>, timeout: Duration) -> Option<State> {
         let mut applied = self.reader.watch();
         let has = applied.wait_for(|applied| applied.last.map(|last| last.index) >= index);
@@ -183,7 +182,7 @@ impl Replica {
         })
     }
 
-    /// Returns the attempts at an action that only the leader can do. Their time limit starts now.
+    /// Returns the attempts at an action that only the leader can do. The time limit starts now.
     pub(super) fn attempts(&self) -> Attempts<'_> {
         let mut changes = self.raft.server_metrics();
         changes.mark_unchanged();
@@ -214,13 +213,13 @@ impl Replica {
         }
     }
 
-    /// Proposes a command of this controller, or one that another controller forwarded.
+    /// Proposes a command of this controller, or a command that another controller forwarded.
     pub(super) async fn propose_here(&self, write: &Forwarded) -> Result<Done, Failure> {
         let bytes = write.check_sizes()?;
         let term = self.check_leads()?;
         self.check_space(&write.command)?;
         let Forwarded { caller, idempotency, command } = write.clone();
-        // The batch gets its own stamp: this one serves the trial only.
+        // This stamp serves the trial only: the batch gets another.
         let proposal = Proposal { stamp: self.time.now(), caller, idempotency, command };
         let state = &self.reader.latest().state;
         // A command in the log that no build can apply would halt every controller.
@@ -249,7 +248,7 @@ impl Replica {
     }
 
     /// Returns the term in which this controller leads. Refuses if the controller does not lead, or no
-    /// majority has answered it recently.
+    /// majority has answered recently.
     fn check_leads(&self) -> Result<u64, Failure> {
         let term = self.leading_term().ok_or_else(nobody_leads)?;
         let silence = self.raft.data_metrics().borrow().millis_since_quorum_ack.map(Duration::from_millis);
@@ -323,15 +322,15 @@ fn no_leader(failure: &Failure) -> bool {
     failure.reason == Reason::NoLeader
 }
 
-/// Merges the failure of a write's last attempt with its history. A last attempt that reached no leader
-/// says nothing about an earlier attempt without an answer. A refusal by the state is final: the state
-/// refuses every attempt of the same write.
+/// Merges the failure of the last attempt with the history of the write. A last attempt that reached no
+/// leader says nothing about an earlier attempt without an answer. A refusal by the state is final: the
+/// state refuses every attempt of the same write.
 fn ended(last: Failure, sent_before: bool) -> Failure {
     let asked_nobody = matches!(last.reason, Reason::NoLeader | Reason::QueueFull | Reason::ShuttingDown);
     if sent_before && asked_nobody { last.after_execution() } else { last }
 }
 
-/// Returns the encoded size of a command, if the log accepts it.
+/// Returns the encoded size of a command, if the log accepts that size.
 fn command_bytes(command: &Command) -> Result<usize, Failure> {
     let encoded = rmp_serde::to_vec_named(command)
         .map_err(|error| Failure::new(Reason::Internal, format!("cannot encode a command: {error}")))?;

@@ -1,5 +1,5 @@
 //! Decides which membership changes are safe. Pure: the input is the known state of the group, the
-//! output a refusal with its remedy.
+//! output a refusal with a remedy.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,7 +22,7 @@ pub(crate) enum Change {
     Remove(u64),
 }
 
-/// The group as its leader knows it.
+/// The group as known to the leader.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Group {
     pub(super) leader: u64,
@@ -44,7 +44,7 @@ pub(super) enum Step {
     RemoveLearner(u64),
 }
 
-/// Checks that a change is safe, and returns its action.
+/// Checks that a change is safe, and returns the action.
 pub(super) fn check(group: &Group, change: Change) -> Result<Step, Failure> {
     match change {
         Change::Promote(id) => promote(group, id),
@@ -103,7 +103,7 @@ fn remove(group: &Group, id: u64) -> Result<Step, Failure> {
 
 /// Checks that the model files in use stay safe without a member. Each file needs one remaining holder,
 /// and a majority of the remaining voters if the leaving member can still provide copies. A dead member
-/// cannot, so its removal must not wait: the replacement restores the copies.
+/// cannot, so the removal must not wait: the replacement restores the copies.
 pub(super) fn keeps_models<'a>(
     group: &Group,
     leaving: u64,
@@ -132,7 +132,7 @@ fn keeps_model(group: &Group, leaving: u64, artifact: &Artifact) -> Result<(), F
         ));
     }
     let missing = || voters().filter(|id| !holds(id));
-    // Prefer a voter that answers: the others copy the file when they return.
+    // Prefer a voter that answers: the others copy the file after their return.
     let next = missing().find(|id| group.reachable.contains(id)).or_else(|| missing().next());
     let to = next.map_or_else(|| "another controller".to_owned(), |id| format!("controller {id}"));
     lagging(format!("model file {digest} is still being copied to {to}: try again soon"))
@@ -165,7 +165,7 @@ pub(super) struct Announced<'a> {
     pub(super) directory: &'a str,
 }
 
-/// Checks whether a controller may act as the member of its number, in a group of `members` members.
+/// Checks whether a controller may act as the member of that number, in a group of `members` members.
 /// `known` is the data directory that the group stores for that number.
 pub(super) fn admit(announced: Announced<'_>, known: Option<&str>, members: usize) -> Result<(), Failure> {
     let Announced { id, address, directory } = announced;
@@ -194,7 +194,7 @@ pub(super) fn admit(announced: Announced<'_>, known: Option<&str>, members: usiz
     }
 }
 
-/// Returns warnings for the operator about a group with these voters, of which the `reachable` ones
+/// Returns warnings for the operator about a group with these voters, if only the `reachable` voters
 /// answer.
 pub(super) fn warnings(voters: &BTreeSet<u64>, reachable: &BTreeSet<u64>) -> Vec<String> {
     let mut warnings = Vec::new();
@@ -333,7 +333,7 @@ mod tests {
         check(&dead, 4, &[1, 4], None);
         check(&dead, 3, &[3], Some("delete the functions"));
         check(&dead, 3, &[9], None);
-        // The named controller answers, so it can make the copy.
+        // The named controller answers and can make the copy.
         let five = group(&[1, 2, 3, 4, 5], &[], &[1, 3, 4, 5]);
         check(&five, 5, &[1, 4, 5], Some("copied to controller 3"));
         check(&five, 5, &[1, 3, 4, 5], None);

@@ -2,8 +2,8 @@
 //! thread for half a second would otherwise delay heartbeats for so long that another controller is
 //! elected.
 //!
-//! These threads run openraft and its timers, the proposer, elections, the connections to the other
-//! controllers, and the internal port, which is one server for Raft and the workers' streams. Client
+//! These threads run openraft with all timers, the proposer, elections, the connections to the other
+//! controllers, and the internal port, a single server for Raft and the workers' streams. Client
 //! requests, the admin API and the leader's duties stay in the caller's runtime.
 //!
 //! Simulations use one runtime for everything, because a paused clock must pause Raft too.
@@ -14,10 +14,10 @@ use tokio::runtime::{Builder, EnterGuard, Handle, Runtime};
 use tokio::task::JoinHandle;
 use tokio_util::context::TokioContext;
 
-/// Raft's threads: while one decodes a long message, the other sends heartbeats.
+/// Raft's threads: while a thread decodes a long message, the other sends heartbeats.
 const THREADS: usize = 2;
 
-/// A runtime that runs only Raft. Dropping the runtime cancels its tasks at any point, so shut the
+/// A runtime that runs only Raft. Dropping the runtime cancels the tasks at any point, so shut the
 /// controller down first.
 #[derive(Debug)]
 pub struct RaftRuntime {
@@ -88,7 +88,7 @@ impl RaftSpawner {
         self.0.enter()
     }
 
-    /// Runs a future in the caller's task, with its spawned tasks and its sockets in Raft's runtime.
+    /// Runs a future in the caller's task, with spawned tasks and sockets in Raft's runtime.
     pub(crate) fn within<F: Future>(&self, work: F) -> TokioContext<F> {
         TokioContext::new(work, self.0.clone())
     }

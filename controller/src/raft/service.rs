@@ -51,9 +51,9 @@ pub(crate) struct Shown {
 
 /// The largest received snapshot, in bytes.
 const SNAPSHOT_BYTES_MAX: u64 = 4 << 30;
-/// The minimum rate of a snapshot. Its sender only reads a file.
+/// The minimum rate of a snapshot. The sender only reads a file.
 const SNAPSHOT_RATE: MinimumRate = MinimumRate { grace: Duration::from_secs(30), bytes_per_sec: 1 << 20 };
-/// Snapshots received at a time: the leader sends one, and a new leader may send another.
+/// Snapshots received at a time: the leader sends a snapshot, and a new leader may send another.
 const SNAPSHOTS_MAX: usize = 2;
 
 type Answer = Result<Response<Message>, Status>;
@@ -75,7 +75,7 @@ impl Service {
         Self { shown, ..self }
     }
 
-    /// Returns the service with its message limits.
+    /// Returns the service with message limits.
     pub(crate) fn server(self) -> raft_server::RaftServer<Self> {
         raft_server::RaftServer::new(self)
             .max_decoding_message_size(MESSAGE_BYTES_MAX)
@@ -83,7 +83,7 @@ impl Service {
     }
 
     /// Decodes a message for this controller. A sender whose number the group knows must have the known
-    /// data directory. An unknown number is accepted, because it may be a member of a later group.
+    /// data directory. An unknown number is accepted, because a later group may have such a member.
     fn decode<T: DeserializeOwned>(&self, message: &Message) -> Result<T, Status> {
         let membership = self.replica.membership();
         let known = membership.get_node(&message.from);
@@ -212,13 +212,13 @@ impl raft_server::Raft for Service {
 
     async fn propose(&self, request: Request<Message>) -> Answer {
         let write = self.decode(request.get_ref())?;
-        // A write without a trace header starts no trace of its own, as at the proposing controller.
+        // A write without a trace header starts no trace, as at the proposing controller.
         let span = match request.metadata().contains_key("traceparent") {
             true => tracing::info_span!("raft.lead", otel.kind = "server"),
             false => tracing::Span::none(),
         };
         trace::adopt(&span, trace::extract(request.metadata()));
-        // Run in a separate task: if the caller goes away, the write continues and its answer is
+        // Run in a separate task: if the caller goes away, the write continues and the answer is
         // counted.
         let replica = self.replica.clone();
         let written = tokio::spawn(async move { replica.propose_here(&write).await }.instrument(span));
@@ -234,7 +234,7 @@ impl raft_server::Raft for Service {
 
     async fn change_group(&self, request: Request<Message>) -> Answer {
         let (change, caller) = self.decode(request.get_ref())?;
-        // Run in a separate task: if the caller goes away, the operation still records its outcome.
+        // Run in a separate task: if the caller goes away, the operation still records the outcome.
         let replica = self.replica.clone();
         let changed = tokio::spawn(async move { replica.change_here(change, caller).await });
         let members = changed.await.map_err(|error| internal(error.to_string()))?;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The length of an outage before it is logged: a restart is shorter.
+/// The length of an outage before the first log message: a restart is shorter.
 const AWAY: Duration = Duration::from_secs(2);
 /// The longest gap between two failed calls of the same outage. After a longer gap, another leader may
 /// have reached the member.

@@ -20,7 +20,7 @@ use super::replica::Replica;
 use super::route::stopped;
 use super::rules;
 
-/// /// The timeout of a controller's status report; a slower controller counts as unreachable.
+/// The timeout of a controller's status report; a slower controller counts as unreachable.
 const STATUS_TIMEOUT: Duration = Duration::from_millis(500);
 /// The offset of a controller's clock from the cluster's time that yields a warning.
 const CLOCK_APART_MAX: Duration = Duration::from_secs(10);
@@ -38,14 +38,14 @@ pub(super) struct PeerStatus {
     matched: Option<BTreeMap<u64, Option<u64>>>,
     build: String,
     client_address: String,
-    /// The state of the disk; the default from builds that do not report it.
+    /// The state of the disk; the default from builds without this report.
     #[serde(default)]
     pub(super) disk: Disk,
     /// The offset of the controller's clock from the cluster's time, in milliseconds; positive if
     /// ahead.
     #[serde(default)]
     ahead_ms: Option<i64>,
-    /// The shared object store for model files; empty if the controller uses its own disk.
+    /// The shared object store for model files; empty if the controller uses the local disk.
     #[serde(default)]
     shared_models: String,
     /// The newest rules that the controller's build knows.
@@ -65,7 +65,7 @@ enum Role {
 }
 
 impl PeerStatus {
-    /// Returns the number of entries that a member lacks, if this is a leader that knows it.
+    /// Returns the number of entries that a member lacks, if this is a leader and the number is known.
     pub(super) fn lag(&self, id: u64) -> Option<u64> {
         let matched = self.matched.as_ref()?.get(&id).copied().flatten()?;
         Some(self.last_log.saturating_sub(matched))
@@ -116,8 +116,8 @@ impl Replica {
         }
     }
 
-    /// Returns this controller's report for others. A halted controller returns a failure, because it
-    /// takes no part in the group.
+    /// Returns this controller's report for others. A halted controller returns a failure, because such
+    /// a controller takes no part in the group.
     pub(super) fn sound_status(&self) -> Result<PeerStatus, Failure> {
         if let Some(error) = self.diverged() {
             return Err(Failure::new(Reason::NoLeader, error.to_string()));

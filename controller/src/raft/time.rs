@@ -1,19 +1,19 @@
 //! The cluster's time, which stamps commands.
 //!
-//! Wall clocks jump: an operator sets one, NTP steps one, a machine starts with a wrong one. Time in
-//! the state never runs backwards, so a jump that stamps followed would be permanent. All client
-//! sessions would expire at once, so a repeated write would execute twice. Model files would be
-//! collected between their upload and their use. And once the clock is right again, time would stand
-//! still until the clock catches up. So stamps follow the leader's wall clock at a bounded pace,
-//! measured by the monotonic clock:
+//! Wall clocks jump: an operator sets the clock, NTP steps the clock, a machine starts with a wrong
+//! time. Time in the state never runs backwards, so a jump that stamps followed would be permanent. All
+//! client sessions would expire at once, so a repeated write would execute twice. Model files would be
+//! collected between upload and use. And once the clock is right again, time would stand still until
+//! the clock catches up. So stamps follow the leader's wall clock at a bounded pace, measured by the
+//! monotonic clock:
 //!
 //! ```text
 //!   last stamp ── elapsed / 2 ──┬───────────────┬── elapsed × 10 ──▶
 //!                               └ the wall clock┘ where it is between the two, else the nearer end
 //! ```
-//! Every controller follows the applied stamps, and continues from them when it becomes leader: its own
-//! wall clock moves time only within the bounded pace. A controller that has seen no stamp since its
-//! start trusts its wall clock, which includes the time that the process was down.
+//! Every controller follows the applied stamps, and continues from the last stamp as leader: the wall
+//! clock moves time only within the bounded pace. A controller without a stamp since the start trusts
+//! the wall clock, which includes the time that the process was down.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -34,12 +34,12 @@ const SLOWEST: u32 = 2;
 /// time. Otherwise, a single stamp after an idle day could move time by ten days.
 const PACED_MAX: Duration = Duration::from_secs(1);
 
-/// The cluster's time as this controller knows it. Pure: callers pass the clocks.
+/// The cluster's time as known to this controller. Pure: callers pass the clocks.
 #[derive(Debug, Clone, Copy, Default)]
 struct ClusterTime {
-    /// A time since 1970, and the monotonic time at which it held.
+    /// A time since 1970, and the monotonic time of the reading.
     known: Option<(Duration, Instant)>,
-    /// The last stamp of this controller, to ignore its own stamp when it is applied.
+    /// The last stamp of this controller, to ignore that stamp when the entry is applied.
     given: Option<UnixMillis>,
 }
 
@@ -69,7 +69,7 @@ impl ClusterTime {
         wall.clamp(estimate - paced / SLOWEST, estimate + paced * (FASTEST - 1))
     }
 
-    /// Returns the time like [`Self::read`], and records it as the base of the next stamp.
+    /// Returns the time like [`Self::read`], and records this time as the base of the next stamp.
     fn stamp(&mut self, wall: UnixMillis, now: Instant) -> UnixMillis {
         let time = self.read(wall, now);
         self.known = Some((time, now));
@@ -221,7 +221,7 @@ mod tests {
         let mut now = begun;
         let mut follower = ClusterTime::default();
         let day = i64::try_from(DAY).unwrap();
-        // The leader's clock is right, then a day ahead, then right again, so its pace slows down.
+        // The leader's clock is right, then a day ahead, then right again, so the pace slows down.
         for offset in [0, day, 0] {
             for _ in 0..500 {
                 let stamp = START + lead(&mut leader, &mut now, begun, 7, offset);

@@ -5,15 +5,15 @@ use std::time::Duration;
 /// The heartbeat interval, and the longest time that a follower may take to append: with less, a busy
 /// disk looks like a dead follower. openraft ticks every 1.5 heartbeats.
 pub(super) const HEARTBEAT: Duration = Duration::from_millis(100);
-/// /// The time after hearing its leader during which a voter grants no vote to another controller.
+/// The time after the leader's last message during which a voter grants no vote to another controller.
 pub(super) const LEASE: Duration = Duration::from_millis(450);
 /// The election timeout of the first follower in turn. The leases of the other followers must have
-/// ended by then; they may have begun one heartbeat later.
+/// ended by then; a lease may have begun a heartbeat later.
 pub(super) const SILENCE: Duration = Duration::from_millis(500);
-/// The extra election timeout of each further follower in turn: the follower before it pre-votes, calls
-/// the election and wins meanwhile.
+/// The extra election timeout of each further follower in turn: meanwhile the previous follower
+/// pre-votes, calls the election and wins.
 pub(super) const TURN: Duration = Duration::from_millis(150);
-/// /// The timeout of a vote, including a sync at both ends. openraft uses this as its minimum election
+/// The timeout of a vote, including a sync at both ends. openraft uses this as its minimum election
 /// timeout, on which nothing else depends here.
 pub(super) const VOTE_TIMEOUT: Duration = Duration::from_millis(400);
 

@@ -16,18 +16,18 @@ use super::proposer::BATCHES_IN_FLIGHT;
 use super::replica::{Leader, Replica};
 use super::route::{nobody_leads, stopped};
 
-/// /// The timeout for the successor to receive the end of the log.
+/// The timeout for the successor to receive the end of the log.
 const CATCH_UP_TIMEOUT: Duration = Duration::from_secs(2);
-/// /// The timeout of the successor's election.
+/// The timeout of the successor's election.
 const ELECTION_TIMEOUT: Duration = Duration::from_secs(2);
 /// The pause between the successor's attempts: a vote made durable twice, and a round trip.
 const ELECTION_PAUSE: Duration = Duration::from_millis(100);
-/// /// The timeout of the successor's answer: [`ELECTION_TIMEOUT`] and the network's share.
+/// The timeout of the successor's answer: [`ELECTION_TIMEOUT`] and the network's share.
 const ANSWER_TIMEOUT: Duration = ELECTION_TIMEOUT.saturating_add(Duration::from_secs(1));
 /// The largest lag of a successor, in entries, because the missing entries are sent while writes wait.
 const SUCCESSOR_LAG_MAX: u64 = 10_000;
 
-/// /// The timeout of another controller's answer to a forwarded transfer.
+/// The timeout of another controller's answer to a forwarded transfer.
 const FORWARD_TIMEOUT: Duration =
     CATCH_UP_TIMEOUT.saturating_add(ANSWER_TIMEOUT).saturating_add(ANSWER_TIMEOUT);
 
@@ -73,8 +73,8 @@ impl Replica {
         let member = membership.get_node(&successor).ok_or_else(nobody_leads)?;
         let peer = self.peers.peer(successor, member, Lane::Requests);
         tracing::info!(successor, "handing leadership over");
-        // No entry may follow the last one that the successor receives. With all permits taken no entry
-        // is in flight, and writes wait until the transfer ends, whatever its outcome.
+        // No entry may follow the last entry that the successor receives. With all permits taken no
+        // entry is in flight, and writes wait until the transfer ends or fails.
         let held = tokio::time::timeout(CATCH_UP_TIMEOUT, self.in_flight.acquire_many(BATCHES_IN_FLIGHT));
         let _held = held.await.map_err(|_| {
             let message = format!(
@@ -97,7 +97,7 @@ impl Replica {
         Led { leader: metrics.current_leader.unwrap_or(0), term: metrics.current_term }
     }
 
-    /// Checks the named successor, or chooses one.
+    /// Checks the named successor, or chooses a successor.
     async fn successor(&self, named: u64) -> Result<u64, Failure> {
         let refused = |message: String| Err(Failure::new(Reason::MembershipRefused, message));
         if self.leading_term().is_none() {

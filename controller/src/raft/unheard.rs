@@ -1,11 +1,11 @@
 //! Quorum loss: a leader without answers from a majority stops acting as leader.
 //!
-//! If the leader's messages arrive but the answers do not, the followers keep following the leader
-//! while it commits nothing. openraft's leader leads until it receives a later term, and that message
-//! cannot arrive. So after [`UNHEARD_MAX`] without a majority's answer, the leader sends no log entries
-//! and no heartbeats, and the followers elect another leader after the election timeout. The silent
-//! leader keeps probing the members, and acts as leader again when a majority answers: after an outage
-//! of the others, it may be the only controller that can lead.
+//! If the leader's messages arrive but the answers do not, the followers keep following a leader that
+//! commits nothing. openraft's leader leads until a later term arrives, and that message cannot arrive.
+//! So after [`UNHEARD_MAX`] without a majority's answer, the leader sends no log entries and no
+//! heartbeats, and the followers elect another leader after the election timeout. The silent leader
+//! keeps probing the members, and acts as leader again when a majority answers: after an outage of the
+//! others, perhaps no other controller can lead.
 //!
 //! ```text
 //!  no majority for UNHEARD_MAX ─► silent ─► probe ─ a majority answers ─► acts as leader
@@ -28,10 +28,10 @@ use super::replica::Replica;
 use super::status::PeerStatus;
 use super::timing::{HEARTBEAT, LEASE};
 
-/// /// The time that a leader continues without answers from a majority. This exceeds the followers'
+/// The time that a leader continues without answers from a majority. This exceeds the followers'
 /// lease, so a single late answer costs nothing.
 const UNHEARD_MAX: Duration = Duration::from_millis(600);
-/// /// The timeout of the answers to a silent leader's probe. This equals the time of an append,
+/// The timeout of the answers to a silent leader's probe. This equals the time of an append,
 /// because a slower member acknowledges no entries.
 const ASK_TIMEOUT: Duration = HEARTBEAT;
 
@@ -90,7 +90,7 @@ async fn run(replica: Replica) {
 
 /// Whether no majority has answered this leader for too long. If no majority ever answered, the time
 /// since the beginning of the leadership (`leads_for`) counts, because a restarted leader continues in
-/// its term.
+/// the same term.
 fn is_unheard(replica: &Replica, leads_for: Duration) -> bool {
     let silence = replica.raft.data_metrics().borrow().millis_since_quorum_ack.map(Duration::from_millis);
     let alone = replica.membership().voter_ids().count() < 2;
@@ -107,7 +107,7 @@ async fn majority_answers(replica: &Replica) -> bool {
     membership.get_joint_config().iter().all(majority)
 }
 
-/// Returns the member's id if it answers anything, including a refusal.
+/// Returns the member's id after any answer, including a refusal.
 async fn answers(peer: Peer) -> Option<u64> {
     let asked = peer.call::<_, PeerStatus>(ASK_TIMEOUT, &(), async |mut client, message| {
         client.get_status(message).await

@@ -1,9 +1,9 @@
-//! The leader switches the cluster to newer rules after all voters know them.
+//! The leader switches the cluster to newer rules after all voters know the newer rules.
 //!
-//! Controllers are upgraded one process at a time, and each build knows its own rules and the rules
-//! before ([`KnownRules`]). While builds are mixed, the older rules stay in force. The switch is a log
-//! entry, so all controllers switch at the same entry. A build that does not know the newer rules
-//! refuses to continue past that entry.
+//! Controllers are upgraded one process at a time, and each build knows its own and the previous rules
+//! ([`KnownRules`]). While builds are mixed, the older rules stay in force. The switch is a log entry,
+//! so all controllers switch at the same entry. A build that does not know the newer rules refuses to
+//! continue past that entry.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -17,9 +17,9 @@ use super::replica::Replica;
 /// The interval between checks whether all voters know newer rules, while this build does.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// Returns the version to switch to: the next one, if every voter reports a build that knows it, and no
-/// other member reports a build that does not. `said` has the newest version of each member that
-/// answered.
+/// Returns the version to switch to: the next version, if every voter reports a build that knows that
+/// version, and no other member reports an older build. `said` has the newest version of each member
+/// that answered.
 fn next_rules(
     in_force: RulesVersion,
     voters: &BTreeSet<u64>,

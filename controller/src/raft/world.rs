@@ -9,7 +9,7 @@ use tonic::transport::{Channel, Endpoint};
 
 /// The network and the disk of one controller.
 pub trait World: Debug + Send + Sync + 'static {
-    /// Returns a channel that connects at its first use.
+    /// Returns a channel that connects at the first use.
     fn dial(&self, endpoint: &Endpoint) -> Channel;
 
     /// Opens the member `identity` in a data directory. Blocks.

@@ -1,5 +1,5 @@
-//! The models as the inference protocol shows them, with the workers that are ready for each. An entry
-//! of a function is created at its first use. It is created again after a change of the function, of a
+//! The models in the inference protocol's form, with the workers that are ready for each. The first use
+//! of a function creates the entry. The entry is created again after a change of the function, of a
 //! worker's readiness, or of the placements of a function that keeps state. So a resolved model never
 //! lags behind the state, and a request finds its candidates without a look at every worker.
 
@@ -51,8 +51,8 @@ pub(super) struct Sight<'a> {
     pub(super) outlook: &'a Outlook,
 }
 
-/// The models created so far. Every request reads them and only changes write them, so a read-write
-/// lock guards them.
+/// The models created so far. Every request reads the map and only changes write, so a read-write lock
+/// guards the map.
 #[derive(Debug, Default)]
 pub(super) struct Catalog {
     entries: RwLock<HashMap<FunctionKey, Arc<Entry>>>,
@@ -95,7 +95,7 @@ impl Catalog {
         let fleet_version = fleet.version();
         let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
         let current = entries.get(&function.key).filter(|entry| {
-            // An unready entry is made again at each request, because its reason also depends on
+            // An unready entry is made again at each request, because the reason also depends on
             // placements.
             Arc::ptr_eq(&entry.function, function)
                 && entry.fleet_version == fleet_version
@@ -166,7 +166,7 @@ fn served(state: &State, function: &Function, workers: &Workers, shortages: &Sho
             outputs,
             timeout: revision.spec.timeout,
             objective: None,
-            // The router must not repeat a request of a function that keeps state: only its worker
+            // The router must not repeat a request of a function that keeps state: only the worker
             // knows whether the request took effect.
             idempotent: revision.spec.idempotent && revision.spec.sequences.is_none(),
             sequences: revision.spec.sequences.clone(),

@@ -24,7 +24,7 @@ const MODELS_PER_GPU: usize = 10;
 const RUN: Duration = Duration::from_millis(4);
 const REQUEST: Request = Request { weights: Bytes::mib(100) };
 
-/// Functions on nodes, and a gateway's knowledge of them.
+/// Functions on nodes, and a gateway's knowledge of both.
 #[derive(Debug)]
 pub struct Crowd {
     state: State,

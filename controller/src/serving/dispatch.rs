@@ -1,7 +1,7 @@
 //! Sends one request to a worker. The worker handles the loss of an executor; this module handles the
 //! loss of a worker. A request of an idempotent function then goes to another worker, within the
 //! client's timeout and [`ATTEMPTS_MAX`]. A request that a full worker refuses is sent to a few others
-//! only (`policy::retries`). Dropping a dispatch cancels its call.
+//! only (`policy::retries`). Dropping a dispatch cancels the call.
 
 use std::convert::Infallible;
 use std::error::Error as _;
@@ -44,7 +44,7 @@ struct Demand {
     request: router::Request,
 }
 
-/// One call of a function, for a request or for a step of a workflow.
+/// A call of a function, for a request or for a step of a workflow.
 #[derive(Debug)]
 pub(super) struct Call {
     pub(super) request_id: RequestId,
@@ -70,7 +70,7 @@ pub(super) struct Call {
 pub(super) struct Answer {
     pub(super) response: wire::InvokeResponse,
     pub(super) worker: Arc<Worker>,
-    /// Attempts, including the one that answered.
+    /// Attempts, including the answered attempt.
     pub(super) attempts: u32,
 }
 
@@ -86,7 +86,7 @@ pub(super) struct Dispatch<'a> {
     attempts: u32,
     /// Refusals by workers without capacity.
     refusals: u32,
-    /// The tried workers, compared by process: a worker that only lost its stream counts as tried.
+    /// The tried workers, compared by process: a worker that only lost the stream counts as tried.
     tried: Vec<Arc<Worker>>,
     /// Whether a lost attempt may have run.
     may_have_executed: bool,
@@ -117,10 +117,10 @@ impl<'a> Dispatch<'a> {
         }
     }
 
-    /// Runs the request to its end.
+    /// Runs the request to the end.
     pub(super) async fn run(mut self) -> Result<Answer, Failure> {
         let result = self.attempt_all().await;
-        // An earlier attempt may have run, whatever the outcome of the last one.
+        // An earlier attempt may have run, regardless of the last attempt's outcome.
         result.map_err(|failure| Failure {
             may_have_executed: failure.may_have_executed || self.may_have_executed,
             ..failure
@@ -158,7 +158,7 @@ impl<'a> Dispatch<'a> {
     /// Returns the input bytes that a worker would have to fetch from other workers.
     fn missing(&self, worker: &Worker) -> Bytes {
         let others = self.call.held.iter().filter(|(holder, _)| !holder.is_process_of(worker));
-        // These numbers come from workers, so they may overflow.
+        // Workers send these numbers, so the sum may overflow.
         Bytes(others.map(|(_, bytes)| bytes.get()).fold(0, u64::saturating_add))
     }
 
@@ -190,8 +190,8 @@ impl<'a> Dispatch<'a> {
         if self.run.take_retry() { Ok(other) } else { Err(failure) }
     }
 
-    /// Returns the next worker for a request that lost its worker. Waits for a worker: a supervisor may
-    /// restart it, or it may only have lost its stream.
+    /// Returns the next worker for a request that lost a worker. Waits for a worker: a supervisor may
+    /// restart the process, or only the stream may be lost.
     async fn after_loss(&self, lost: &Worker, failure: Failure) -> Result<Arc<Worker>, Failure> {
         tracing::warn!(worker = %lost.name, request = %self.call.request_id, function = %self.demand.key, error = failure.message, "worker lost under a request");
         if failure.may_have_executed && !self.model.idempotent {

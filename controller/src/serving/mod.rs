@@ -5,7 +5,7 @@
 //! |---|---|
 //! | [`catalog`] | the models as the protocol shows them, made once per change |
 //! | `crowd` | a bench fixture of many fake workers |
-//! | [`dispatch`] | sends one request to a worker, and to another one after a loss |
+//! | [`dispatch`] | sends a request to a worker, and to another worker after a loss |
 //! | [`route`] | the router's input about each worker |
 //! | [`runs`] | run estimates and retry credits |
 //! | [`workflow`] | workflows, and their runs |
@@ -201,7 +201,7 @@ impl Backend for Serving {
         let command = Command::SetFunctionEnabled { key: function.clone(), enabled: intent == Intent::Serve };
         self.replica.propose(caller, None, command).await?;
         if intent == Intent::Refuse {
-            // Gateways refuse the function from here on, even while a worker still holds it.
+            // Gateways refuse the function from here on, even while a worker still has a copy.
             return tokio::time::timeout(UNLOAD_TIMEOUT, self.let_go(function)).await.unwrap_or(Ok(()));
         }
         tokio::time::timeout(LOAD_TIMEOUT, self.ready(function)).await.unwrap_or_else(|_| {
@@ -239,7 +239,7 @@ impl Backend for Serving {
     }
 }
 
-/// Returns the workflow if the requested revision is its only one.
+/// Returns the workflow if the request names its only revision.
 fn of_generation(workflow: Arc<Model>, revision: Option<Revision>) -> Result<Arc<Model>, Failure> {
     if revision.is_none_or(|revision| revision == workflow.revision) {
         return Ok(workflow);

@@ -19,8 +19,8 @@ const REVISIONS_MAX: usize = 100_000;
 pub(super) struct Run {
     /// Estimated durations, read for every request and written for every answer; each access is short.
     estimates: RwLock<router::Runs>,
-    /// The current [`RetryCredits`]. Each revision has its own, so that an overloaded function leaves
-    /// other functions their retries.
+    /// The current [`RetryCredits`]. Credits are per revision, so that an overloaded function leaves
+    /// the retries of other functions alone.
     retry_credits: AtomicU32,
 }
 
@@ -54,8 +54,8 @@ impl Run {
     }
 }
 
-/// The runs of all revisions. Every request reads the map and only a revision's first request writes
-/// it, so a read-write lock guards it.
+/// The runs of all revisions. Every request reads the map and only a revision's first request writes,
+/// so a read-write lock guards the map.
 #[derive(Debug, Default)]
 pub(super) struct Runs(RwLock<HashMap<RevisionKey, Arc<Run>>>);
 

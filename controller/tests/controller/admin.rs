@@ -278,8 +278,8 @@ fn program_request(name: &str, program: &[u8]) -> api::ApplyFunctionRequest {
     request
 }
 
-/// Every list is paged, so that a client with gRPC's default message limit can read it, however large
-/// its items are.
+/// Every list is paged, so that a client with gRPC's default message limit can read the list, even with
+/// large items.
 #[tokio::test]
 async fn functions_of_one_hundred_kilobytes_are_all_listed() {
     let cluster = Cluster::start().await;
@@ -307,7 +307,7 @@ async fn functions_of_one_hundred_kilobytes_are_all_listed() {
     assert_eq!(names, (0..50).map(|n| format!("f{n:02}")).collect::<Vec<_>>());
     assert!(pages > 4, "{pages} pages");
 
-    // A look-up returns as many artifacts as fit, and counts the digests that it left for another
+    // A look-up returns as many artifacts as fit, and counts the digests that are left for another
     // request.
     let digests = vec![Digest::of(&program).to_string(); 30];
     let found = admin.find_artifacts(api::FindArtifactsRequest { digests }).await.unwrap().into_inner();

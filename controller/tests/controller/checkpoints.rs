@@ -18,7 +18,7 @@ fn data(epoch: u64, counter: u64) -> DataId {
     DataId { home: NodeName::new("n1").unwrap(), epoch: Epoch(epoch), counter }
 }
 
-/// Returns a batch that adds one piece of data to the node, with the batch's number.
+/// Returns a batch that adds a piece of data to the node, with the batch's number.
 fn batch(epoch: u64, seq: u64, part: SyncPart) -> SyncBatch {
     let delta = NodeDelta { entries: vec![(data(epoch, seq), Bytes(100 + seq))], ..NodeDelta::default() };
     SyncBatch { epoch: Epoch(epoch), seq, part, delta }
@@ -34,7 +34,7 @@ async fn answer(stub: &mut Stub, batch: &SyncBatch) -> wire::CheckpointAck {
     soon("an answer", stub.acks.recv()).await.unwrap()
 }
 
-/// Starts a worker and waits until it knows that this controller leads.
+/// Starts a worker and waits until the worker knows that this controller leads.
 async fn attached(cluster: &Cluster) -> Stub {
     attached_as(cluster, "n1").await
 }
@@ -181,7 +181,7 @@ async fn hold(stub: &mut Stub, ids: &[&DataId]) {
     assert_eq!(answered, wire::CheckpointAck { epoch, seq: 1, full_wanted: false });
 }
 
-/// Returns the response to workers about a piece of data: its holders, and whether it is lost.
+/// Returns the response to workers about a piece of data: the holders, and whether the data is lost.
 async fn located(cluster: &Cluster, id: &DataId) -> (Vec<String>, bool) {
     let request = wire::LocateDataRequest { id: Some(data_id_wire(id)) };
     let answer = cluster.control().locate_data(request).await.unwrap().into_inner();

@@ -41,7 +41,7 @@ fn bytes(field: u32, value: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Returns an ONNX model that adds `x` to each of its states.
+/// Returns an ONNX model that adds `x` to each state.
 fn model() -> Vec<u8> {
     let tensor = |name: &str| {
         let dims = [1, 4].map(|size| bytes(1, &number(1, size))).concat();

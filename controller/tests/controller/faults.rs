@@ -115,8 +115,8 @@ async fn a_clock_jump_collects_no_model_file() {
     let mut admin = cluster.admin();
     // The model is uploaded, but not used yet.
     upload(&mut admin, &mlp()).await.unwrap();
-    // The file is held for another controller, which has not recorded it yet, and its timestamp is from
-    // another clock.
+    // The file is held for another controller, which has not recorded the file yet, and the timestamp
+    // is from another clock.
     let held = cluster.dir.path().join("artifacts").join(Digest::of(b"held").hex());
     std::fs::write(&held, b"held").unwrap();
     clock.advance(10 * DAY);

@@ -1,4 +1,4 @@
-//! Tests of workers that attach, get their desired state, fetch models, and leave.
+//! Tests of workers that attach, get the desired state, fetch models, and leave.
 
 use millrace_proto::admin as api;
 use millrace_proto::status::from_status;
@@ -92,7 +92,7 @@ async fn a_second_stream_of_the_same_process_ends_the_first() {
     let mut old = first.desired.clone();
     let again = Stub::start(&cluster, "n1").await;
     assert_eq!(again.hello.epoch, first.hello.epoch, "the same registration");
-    // The old stream ends for its reader, and its watch channel closes.
+    // The old stream ends for the reader, and the watch channel closes.
     soon("the old stream's end", async { while old.changed().await.is_ok() {} }).await;
     assert!(nodes(&mut cluster.admin()).await[0].connected);
 }

@@ -7,7 +7,7 @@ use millrace_controller::{JoinAs, Start};
 
 use crate::group::{Member, status};
 
-/// Returns internal addresses with free ports. All ports are taken at once, so that they differ.
+/// Returns internal addresses with free ports. All ports are taken at once, so that all ports differ.
 fn free_addresses() -> [SocketAddr; 3] {
     let taken = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
     taken.map(|listener| listener.local_addr().unwrap())

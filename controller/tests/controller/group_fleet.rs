@@ -19,7 +19,7 @@ fn internal(member: &Member) -> SocketAddr {
     member.config.internal_listen
 }
 
-/// Attaches one worker to each controller.
+/// Attaches a worker to each controller.
 async fn attach(members: &[Member], name: &str) -> Vec<Stub> {
     let mut streams = Vec::new();
     for member in members {
@@ -32,7 +32,7 @@ async fn attach(members: &[Member], name: &str) -> Vec<Stub> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_worker_has_one_registration_and_obeys_the_current_leader() {
     let mut members = three().await;
-    // The first controller to get the worker's hello does not lead, so it forwards the registration.
+    // The first controller to get the worker's hello does not lead and forwards the registration.
     members.reverse();
     let mut worker = attach(&members, "n1").await;
     assert!(worker.iter().all(|stream| stream.hello.epoch == worker[0].hello.epoch));
@@ -77,7 +77,7 @@ async fn until_readiness(client: SocketAddr, wanted: bool) {
 }
 
 /// Reports the functions that `told` was told to serve as ready on these streams, because a worker
-/// reports on all its streams.
+/// reports on all streams.
 async fn report_ready(streams: &[Stub], told: &Stub) -> wire::worker_message::Message {
     let functions: Vec<_> = told.desired.borrow().functions.iter().map(crate::stub::ready).collect();
     let ready = wire::worker_message::Message::FunctionStatuses(wire::FunctionStatuses {
@@ -124,7 +124,7 @@ async fn gateways_keep_serving_without_a_majority_and_accept_a_returning_worker(
         last.call().await.answer();
         soon("an answer", answering).await.unwrap().unwrap();
     }
-    // The worker's stream breaks. The worker attaches again under its old registration, although no
+    // The worker's stream breaks. The worker attaches again under the old registration, although no
     // write is possible.
     drop(last);
     let mut back = Stub::start_at(internal(&members[2]), "n1", "n1", Prepares::AtOnce).await.unwrap();

@@ -1,4 +1,4 @@
-//! Tests of a whole controller over its real ports, with stub workers on theirs.
+//! Tests of a whole controller over real ports, with stub workers on real ports too.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

@@ -123,7 +123,7 @@ async fn a_group_needs_no_local_copies_of_models_in_the_store() {
     assert_eq!(fetch(&members[2], &mlp()).await.unwrap(), mlp());
     assert_eq!(of_group(&status(&members[0]).await), Vec::<&String>::new());
 
-    // The store lost the file: a controller with a copy serves it, and restores it in the store.
+    // The store lost the file: a controller with a copy serves the file, and restores the store's copy.
     std::fs::remove_file(shared.object(&mlp())).unwrap();
     assert_eq!(fetch(&members[0], &mlp()).await.unwrap(), mlp());
     until("the restored file in the store", async || {
@@ -192,7 +192,7 @@ async fn unused_models_leave_the_store_after_their_grace_period() {
             config.limits.artifact_grace = Duration::from_millis(500);
         })
         .await;
-    // On a busy machine the file may be collected before it is used.
+    // On a busy machine the file may be collected before the first use.
     until("the function to be applied", async || {
         upload(&mut alone.admin(), &mlp()).await.unwrap();
         apply(&mut alone.admin(), "f", &mlp()).await.ok()

@@ -142,8 +142,8 @@ async fn a_function_that_fails_on_one_node_is_tried_on_another() {
     assert_eq!(first.desired.borrow().functions.len(), 1, "the failed placement is kept");
 }
 
-/// D19: like an `apply` of a folder, the functions come first, and have not run when their workflow
-/// comes. Then their node is drained.
+/// D19: like an `apply` of a folder, the functions come first, and have not run when the workflow is
+/// applied. Then the node of these functions is drained.
 #[tokio::test]
 async fn functions_of_a_workflow_share_one_of_three_nodes_and_leave_it_together() {
     let cluster = Cluster::start().await;

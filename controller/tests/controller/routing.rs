@@ -1,4 +1,4 @@
-//! Tests of routing: requests reach a ready worker, and another one after a loss.
+//! Tests of routing: requests reach a ready worker, and another worker after a loss.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -74,7 +74,7 @@ pub(crate) async fn until_ready(cluster: &Cluster, name: &str) {
     .await;
 }
 
-/// Waits for a request at either stub. Returns whether stub `a` got it, and the call.
+/// Waits for a request at either stub. Returns whether stub `a` got the call, and the call.
 async fn first_called<'a>(a: &'a mut Stub, b: &'a mut Stub) -> (bool, crate::stub::Call) {
     soon("a call", async {
         tokio::select! {
@@ -117,7 +117,7 @@ async fn a_request_at_a_lost_worker_goes_to_another_although_its_stream_stays_op
     let held = silent.call().await;
     let mut other = Stub::start(&cluster, "n2").await;
     other.told(&["f@1"]).await;
-    // The worker sends no further messages, but its connection is intact.
+    // The worker sends no further messages, but the connection is intact.
     silent.alive.send_replace(false);
     let again = other.call().await;
     assert_eq!(again.request.request_id, held.request.request_id);
@@ -129,7 +129,7 @@ async fn a_request_at_a_lost_worker_goes_to_another_although_its_stream_stays_op
         other.call().await.answer();
         answer_of(answering).await.unwrap();
     }
-    // After its next message, the worker is registered again, and is the only one left.
+    // After the next message, the worker is registered again, and is the only worker left.
     silent.alive.send_replace(true);
     soon("the new epoch", silent.epoch.wait_for(|epoch| *epoch > 1)).await.unwrap();
     other.kill();
@@ -199,7 +199,7 @@ async fn a_request_at_a_worker_without_a_stream_moves_to_another_that_can_take_i
     until_ready(&cluster, "f").await;
     let answering = infer(&cluster, "f");
     let mut held = a.call().await;
-    // The stream ends, but the worker's service and the request in it continue.
+    // The stream ends, but the worker's service and the request there continue.
     a.out = None;
     let mut b = Stub::start(&cluster, "n2").await;
     let second = b.call().await;
@@ -253,7 +253,7 @@ async fn a_request_declined_by_a_worker_in_shutdown_waits_for_the_next_worker() 
     until_ready(&cluster, "f").await;
     let mut answering = infer(&cluster, "f");
     a.call().await.refuse(Reason::ShuttingDown);
-    // The request waits: only the worker that starts now can answer it.
+    // The request waits: only the worker that starts now can answer.
     let mut b = Stub::start(&cluster, "n2").await;
     let second = soon("the other worker's call", async {
         tokio::select! {
@@ -275,8 +275,8 @@ async fn a_declining_worker_is_skipped_and_a_failure_is_final() {
     let mut b = Stub::start(&cluster, "n2").await;
     a.told(&["f@1"]).await;
     b.told(&["f@1"]).await;
-    // Wait until both workers reported ready on their own streams. With one ready worker, the router
-    // could not skip it.
+    // Wait until both workers reported ready on separate streams. With a single ready worker, the
+    // router could not skip that worker.
     let mut admin = cluster.admin();
     until("both to be ready", async || {
         let function = crate::support::get(&mut admin, "f").await.unwrap();
@@ -299,8 +299,8 @@ async fn a_declining_worker_is_skipped_and_a_failure_is_final() {
     assert_eq!(answer_of(answering).await.unwrap_err().reason, Reason::ModelFailed);
 }
 
-/// Starts workers that refuse every request because their queues are full. Returns the counter of the
-/// requests they get.
+/// Starts workers that refuse every request because the queues are full. Returns the counter of
+/// received requests.
 async fn start_full_workers(cluster: &Cluster, count: u32) -> Arc<AtomicU32> {
     let asked = Arc::new(AtomicU32::new(0));
     for n in 0..count {
@@ -337,7 +337,7 @@ async fn requests_refused_by_full_workers_are_retried_at_most_one_time_in_ten() 
     let cluster = Cluster::start().await;
     cluster.deploy_on("f", &mlp(), 3).await;
     let asked = start_full_workers(&cluster, 3).await;
-    // The first request finds full credits, so it earns none.
+    // The first request finds full credits, and earns none.
     let requests = 101;
     for _ in 0..requests {
         assert_eq!(answer_of(infer(&cluster, "f")).await.unwrap_err().reason, Reason::QueueFull);
@@ -414,8 +414,8 @@ async fn a_worker_in_the_same_process_is_called_without_a_socket() {
     soon("the cancellation", held.answer.closed()).await;
 }
 
-/// Reports one GPU with this health, with or without the MLP on it, and waits until the controller
-/// shows it.
+/// Reports one GPU with this health, with or without the MLP on the GPU, and waits until the controller
+/// shows this health.
 async fn report_gpu(cluster: &Cluster, worker: &Stub, seq: u64, health: GpuHealth, holds: bool) {
     let resident = ResidentModel { digest: Digest::of(&mlp()).to_string(), ..Default::default() };
     let gpu = GpuTelemetry {

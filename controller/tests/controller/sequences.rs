@@ -1,4 +1,4 @@
-//! Tests of requests of functions that keep state: they go only to the worker with the state.
+//! Tests of requests of functions that keep state: requests go only to the worker with the state.
 
 use millrace_model::synth::counter;
 use millrace_proto::admin as api;
@@ -62,7 +62,7 @@ async fn a_request_of_a_sequence_goes_only_to_the_worker_with_the_sequence() {
     answer_of(answering).await.unwrap();
 
     // The request may have run, and no other worker has the sequence, so the controller does not wait
-    // for one.
+    // for another worker.
     let answering = infer_with(&cluster, beginning());
     let _held = a.call().await;
     a.kill();
@@ -91,8 +91,8 @@ async fn placed_and_another(cluster: &Cluster) -> (Stub, Stub) {
     (placed, other)
 }
 
-/// The other worker has yet to unload the function, or is lost to all but this controller. It has other
-/// sequences under the same names.
+/// The other worker has yet to unload the function, or is lost to all but this controller. The other
+/// copy has other sequences under the same names.
 #[tokio::test]
 async fn a_request_of_a_sequence_goes_to_the_placed_worker_of_two_that_serve_the_function() {
     let cluster = Cluster::start().await;
@@ -155,7 +155,8 @@ async fn sequences_of_the_version_before_stay_at_the_oldest_copy() {
     }
     assert!(second.calls.try_recv().is_err());
 
-    // After the first copy has gone, the remaining copy takes the sequences over, and they begin again.
+    // After the first copy has gone, the remaining copy takes the sequences over, and all sequences
+    // begin again.
     schedule(&cluster, "n1", api::NodeScheduling::Draining).await;
     first.told(&[]).await;
     let answering = infer_with(&cluster, of_the_first());

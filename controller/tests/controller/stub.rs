@@ -23,7 +23,7 @@ use crate::support::{Cluster, channel, reason, soon, until};
 /// A request that a stub worker received.
 pub(crate) struct Call {
     pub(crate) request: wire::InvokeRequest,
-    /// The sender of the answer. It is closed when the caller goes away.
+    /// The sender of the answer. The channel is closed when the caller goes away.
     pub(crate) answer: oneshot::Sender<Result<wire::InvokeResponse, Status>>,
 }
 
@@ -105,8 +105,8 @@ impl Worker for StubService {
     }
 }
 
-/// A stub worker: a stream and a service in their own runtime, so that the worker can be killed like a
-/// process.
+/// A stub worker: a stream and a service in a separate runtime, so that a test can kill the worker like
+/// a process.
 pub(crate) struct Stub {
     runtime: Option<Runtime>,
     pub(crate) hello: wire::ControllerHello,
@@ -117,7 +117,7 @@ pub(crate) struct Stub {
     pub(crate) acks: mpsc::UnboundedReceiver<wire::CheckpointAck>,
     pub(crate) calls: mpsc::UnboundedReceiver<Call>,
     pub(crate) released: mpsc::UnboundedReceiver<Vec<wire::DataId>>,
-    /// The sender of the stream. Dropping it ends the stream but not the service.
+    /// The sender of the stream. Dropping the stub ends the stream but not the service.
     pub(crate) out: Option<mpsc::Sender<wire::WorkerMessage>>,
     /// Whether the worker sends signs of life.
     pub(crate) alive: watch::Sender<bool>,
@@ -199,7 +199,7 @@ impl Stub {
         }
     }
 
-    /// Starts a worker as soon as its name is free.
+    /// Starts a worker as soon as the name is free.
     pub(crate) async fn start_when_free(cluster: &Cluster, name: &str, instance: &str) -> Self {
         until("the name to be free", async || {
             match Self::start_as(cluster, name, instance, Prepares::AtOnce).await {

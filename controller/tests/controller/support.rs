@@ -1,4 +1,4 @@
-//! Fixtures: a controller in a temporary directory, its clients, and stub workers.
+//! Fixtures: a controller in a temporary directory, clients, and stub workers.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ pub(crate) async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
         .unwrap_or_else(|_| panic!("{what} did not happen"))
 }
 
-/// A clock that moves only when a test moves it.
+/// A clock that only tests move.
 #[derive(Debug)]
 pub(crate) struct ManualClock(AtomicU64);
 
@@ -50,7 +50,7 @@ impl WallClock for ManualClock {
     }
 }
 
-/// A controller and its data directory.
+/// A controller and the data directory.
 pub(crate) struct Cluster {
     pub(crate) controller: Controller,
     pub(crate) dir: TempDir,
@@ -88,7 +88,7 @@ impl Cluster {
         Self { controller, dir }
     }
 
-    /// Shuts the controller down and starts it again on the same data.
+    /// Restarts the controller on the same data.
     pub(crate) async fn restart(self) -> Self {
         let Self { controller, dir } = self;
         controller.shutdown(Duration::from_secs(5)).await;
@@ -119,12 +119,12 @@ impl Cluster {
         WorkerControlClient::new(channel(self.controller.internal_addr().to_string()))
     }
 
-    /// Uploads a model and applies a function with it.
+    /// Uploads a model and applies a function with that model.
     pub(crate) async fn deploy(&self, name: &str, model: &[u8]) -> api::Function {
         self.deploy_on(name, model, 1).await
     }
 
-    /// Uploads a model and applies a function with it and the given number of replicas.
+    /// Uploads a model and applies a function with that model and the given number of replicas.
     pub(crate) async fn deploy_on(&self, name: &str, model: &[u8], replicas: u32) -> api::Function {
         let mut admin = self.admin();
         upload(&mut admin, model).await.unwrap();
@@ -213,7 +213,7 @@ pub(crate) async fn list(admin: &mut AdminClient<Channel>) -> Vec<api::Function>
     admin.list_functions(api::ListFunctionsRequest::default()).await.unwrap().into_inner().functions
 }
 
-/// Returns a function without its conditions, which are not part of the record.
+/// Returns a function without conditions, which are not part of the record.
 pub(crate) fn record(function: api::Function) -> api::Function {
     api::Function { conditions: Vec::new(), ..function }
 }

@@ -1,4 +1,4 @@
-//! Tests of tenants and their caps.
+//! Tests of tenants and caps.
 
 use millrace_proto::admin as api;
 use millrace_types::Reason;
@@ -25,8 +25,8 @@ async fn tenants_are_listed_with_their_caps_and_functions() {
     let all = admin.list_tenants(api::ListTenantsRequest::default()).await.unwrap().into_inner().tenants;
     let names: Vec<_> = all.iter().map(|it| it.name.as_str()).collect();
     assert_eq!(names, ["default"], "a dry run stores nothing");
-    // Clients name the dry run in the mask, so that a server without dry runs refuses it. This server
-    // refuses the path without a dry run.
+    // Clients name the dry run in the mask, so that a server without dry runs refuses the request. This
+    // server refuses the path without a dry run.
     let update_mask = || Some(prost_types::FieldMask { paths: vec!["dry_run".into()] });
     let tried = api::SetTenantRequest { dry_run: true, update_mask: update_mask(), ..set("acme", quota) };
     assert_eq!(admin.set_tenant(tried).await.unwrap().into_inner().quota, Some(quota));

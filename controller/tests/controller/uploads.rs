@@ -95,7 +95,7 @@ async fn only_unused_models_are_collected_after_their_grace_period() {
     })
     .await;
     let mut admin = cluster.admin();
-    // On a busy machine the file may be collected before it is used.
+    // On a busy machine the file may be collected before the first use.
     until("the function to be applied", async || {
         upload(&mut admin, &mlp()).await.unwrap();
         apply(&mut admin, "f", &mlp()).await.ok()
@@ -104,7 +104,7 @@ async fn only_unused_models_are_collected_after_their_grace_period() {
     upload(&mut admin, &cnn()).await.unwrap();
     let used = Digest::of(&mlp());
     let unused = Digest::of(&cnn());
-    // This file is like one that a crash left without a record.
+    // This file is like a file that a crash left without a record.
     let orphan = cluster.dir.path().join("artifacts").join(Digest::of(b"orphan").hex());
     std::fs::write(&orphan, b"orphan").unwrap();
 

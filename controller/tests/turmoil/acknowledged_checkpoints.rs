@@ -1,7 +1,7 @@
-//! Invariant: every acknowledged checkpoint is in the state, unless its epoch ended (DESIGN §5: the
+//! Invariant: every acknowledged checkpoint is in the state, unless the epoch ended (DESIGN §5: the
 //! leader commits, then acknowledges).
 //!
-//! - An acknowledged checkpoint is in the log as its worker made it.
+//! - An acknowledged checkpoint is in the log as made by the worker.
 //! - At the end, the state has at least the acknowledged checkpoints of every live registration.
 //! - If a worker has no checkpoint left to send, the state has exactly the data that the worker holds.
 

@@ -1,12 +1,12 @@
-//! Invariant: the desired state of workers follows the log (DESIGN §5). Its stamp (term, index) names
-//! the state of the log that it was made from, so the newest stamp wins whoever sends it and however
-//! late it arrives.
+//! Invariant: the desired state of workers follows the log (DESIGN §5). The stamp (term, index) names
+//! the source state in the log, so the newest stamp wins, regardless of the sender and the time of
+//! arrival.
 //!
 //! - A desired state equals, word for word, the placements that the log gives for the node at the
 //!   stamp's index.
-//! - A term never refers to entries of a later term, nor to a state before one that an earlier term
+//! - A term never refers to entries of a later term, nor to a state before a state that an earlier term
 //!   referred to. So (term, index) orders states.
-//! - On one stream, stamps only grow, and a process never obeys a stamp below one that it obeyed. (This
+//! - On one stream, stamps only grow, and a process never obeys a stamp below an obeyed stamp. (This
 //!   process is the stub; the real worker's rule has its own tests.)
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,5 +1,4 @@
-//! The disk of one simulated controller: the duration of its writes, and its contents after a power
-//! cut.
+//! The disk of one simulated controller: the duration of writes, and the contents after a power cut.
 
 use std::fs;
 use std::io;
@@ -11,14 +10,14 @@ use millrace_raft_store::sim::{SimDisk, torn};
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
 
-/// The duration of a normal write with its sync, in microseconds.
+/// The duration of a normal write with a sync, in microseconds.
 const WRITE_US: std::ops::Range<u64> = 200..3_000;
 /// The inverse probability that a write stalls.
 const STALLS_ONE_IN: u32 = 150;
 /// The duration of a stall, in milliseconds: up to more than a leader's lease.
 const STALL_MS: std::ops::Range<u64> = 20..600;
 
-/// A disk. Clones share it, and it outlives the process that writes to it.
+/// A disk. Clones share the disk, which outlives the writing process.
 #[derive(Debug, Clone)]
 pub(crate) struct Disk(Arc<Mutex<Platter>>);
 
@@ -58,7 +57,7 @@ impl Disk {
         matches!(self.platter().power, Power::Off(_))
     }
 
-    /// Restores the power, with sled's file as the cut left it.
+    /// Restores the power, with sled's file as left by the cut.
     pub(crate) fn restore(&self, db: &Path) -> io::Result<()> {
         match std::mem::replace(&mut self.platter().power, Power::On) {
             Power::Off(image) => fs::write(db, image),
@@ -76,7 +75,7 @@ impl SimDisk for Disk {
         Duration::from_micros(rng.random_range(WRITE_US))
     }
 
-    /// Does not really sync, because the machine that runs the simulation keeps its power.
+    /// Does not really sync, because the machine that runs the simulation keeps power.
     fn sync(&mut self, db: &Path) -> io::Result<()> {
         let Platter { rng, power } = &mut *self.platter();
         *power = match power {

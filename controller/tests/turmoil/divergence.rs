@@ -10,7 +10,7 @@ use crate::planted::name;
 /// Log entries between two digests; a run with one digest per thousand entries takes long.
 const DIGEST_EVERY: NonZeroU64 = NonZeroU64::new(50).unwrap();
 
-/// Corrupts a state by moving its clock by centuries: a refused command changes only the clock.
+/// Corrupts a state by moving the clock by centuries: a refused command changes only the clock.
 fn corrupt(state: &mut State) {
     let refused = Proposal {
         stamp: UnixMillis(10_000_000_000_000),

@@ -1,6 +1,6 @@
 //! Invariant: election safety (Raft, §5.2). At most one leader is elected in a term.
 //!
-//! Workers and clients identify a leader by its term, so they would obey two leaders of one term.
+//! Workers and clients identify a leader by the term, and would obey two leaders of one term.
 
 use crate::history::{History, Verdict};
 

@@ -1,8 +1,8 @@
-//! Invariant: epoch fencing. A command with an ended epoch of a node changes nothing, however late it
-//! arrives and through whichever controller. No epoch is given twice.
+//! Invariant: epoch fencing. A command with an ended epoch of a node changes nothing, at any time of
+//! arrival and through any controller. No epoch is given twice.
 //!
 //! Three checks cover this: the answers to proposals, the hellos on the workers' streams, and the log,
-//! whose commands are applied again one by one.
+//! with each command applied again.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! The faults of a run and their times, drawn from the seed before the run begins.
+//! The faults of a run and the times, drawn from the seed before the run begins.
 
 use std::time::Duration;
 
@@ -27,9 +27,9 @@ pub(crate) enum Fault {
     Crash(u64),
     /// The power of a controller's machine fails during a write, and returns.
     PowerCut(u64),
-    /// The processes of all controllers die at once, and restart one after the other.
+    /// The processes of all controllers die at once, and restart in turn.
     CrashAll,
-    /// All messages between two sides are lost, which breaks the connections between them.
+    /// All messages between two sides are lost, which breaks the connections between the sides.
     Split(Vec<u64>, Vec<u64>),
     /// All messages from the first controller to the second are lost, and messages in the other
     /// direction arrive.
@@ -42,7 +42,7 @@ pub(crate) enum Fault {
     WorkerCrash(u64),
     /// A worker says goodbye, and another process starts.
     WorkerLeaves(u64),
-    /// A worker is stopped for a while. Its connections stay open.
+    /// A worker is stopped for a while. The connections stay open.
     WorkerStalls(u64),
     /// A worker and some controllers cannot reach each other.
     WorkerCutOff(u64, Vec<u64>),
@@ -52,7 +52,7 @@ pub(crate) enum Fault {
     WorkerLate(u64, u64),
 }
 
-/// A fault with its beginning and its end.
+/// A fault with the times of the beginning and the end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Planned {
     pub(crate) from: Duration,
@@ -60,7 +60,7 @@ pub(crate) struct Planned {
     pub(crate) fault: Fault,
 }
 
-/// Returns the faults of a run of this length, ordered by their beginnings.
+/// Returns the faults of a run of this length, ordered by beginning.
 pub(crate) fn plan(rng: &mut StdRng, controllers: u64, workers: u64, length: Duration) -> Vec<Planned> {
     let mut planned = sequence(rng, length, |rng| draw(rng, controllers));
     planned.extend(sequence(rng, length, |rng| draw_worker(rng, controllers, workers)));

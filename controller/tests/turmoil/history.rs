@@ -1,4 +1,4 @@
-//! The observations of one run from outside. The invariants are checked on these alone.
+//! The observations of a run from outside. The invariants are checked on these observations alone.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,20 +12,18 @@ use millrace_raft_store::{ClusterConfig, LogId};
 use millrace_types::{Epoch, NodeDelta, NodeName, SyncBatch};
 use openraft::Entry;
 
-/// The observations of one run.
+/// The observations of a run.
 #[derive(Debug, Default)]
 pub(crate) struct History {
     pub(crate) seed: u64,
-    /// The controllers that believed to lead in each term, at any millisecond or by an entry of their
-    /// own.
+    /// The controllers that believed to lead in each term, seen once per millisecond.
     pub(crate) leaders: BTreeMap<u64, BTreeSet<u64>>,
     /// States of controllers after an entry.
     pub(crate) states: Vec<Seen>,
     /// Logs as found on disk, whenever a controller was down and at the end. Entries covered by a
     /// snapshot may be missing.
     pub(crate) logs: Vec<Log>,
-    /// The applied log: each entry by its index, from the first controller that applied it, with the
-    /// time.
+    /// The applied log: each entry by index, from the first controller that applied it, with the time.
     pub(crate) applied: BTreeMap<u64, (Duration, Entry<ClusterConfig>)>,
     /// The final state of every controller, after all were up for a while.
     pub(crate) ends: BTreeMap<u64, State>,
@@ -37,11 +35,11 @@ pub(crate) struct History {
     pub(crate) nodes: Vec<Call<Command, NodeAnswer>>,
     /// The epochs of processes, as the processes were told.
     pub(crate) registered: BTreeSet<Registered>,
-    /// The desired states of workers, in the order of their arrival.
+    /// The desired states of workers, in the order of arrival.
     pub(crate) told: Vec<Told>,
     /// The checkpoints that workers made, by node, epoch and number.
     pub(crate) sent: Sent,
-    /// The checkpoints that were acknowledged to their workers.
+    /// The checkpoints that were acknowledged to the workers.
     pub(crate) acknowledged: Vec<Acknowledged>,
     /// The processes that said goodbye.
     pub(crate) goodbyes: BTreeSet<String>,
@@ -63,7 +61,7 @@ pub(crate) struct History {
     pub(crate) regrouped: usize,
     /// The simulated duration.
     pub(crate) elapsed: Duration,
-    /// Logs that halted although their disk was healthy.
+    /// Logs that halted despite a healthy disk.
     pub(crate) halts: Vec<String>,
     /// The faults, in order.
     pub(crate) faults: Vec<String>,
@@ -83,7 +81,7 @@ pub(crate) type Served = (String, u64);
 
 pub(crate) type Sent = BTreeMap<(NodeName, Epoch, u64), Arc<SyncBatch>>;
 
-/// A process, and an epoch that it was given.
+/// A process, and an epoch that the process was given.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Registered {
     pub(crate) epoch: Epoch,
@@ -105,7 +103,7 @@ pub(crate) struct Told {
     pub(crate) obeyed: bool,
 }
 
-/// A checkpoint that was acknowledged to its worker.
+/// A checkpoint that was acknowledged to the worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Acknowledged {
     pub(crate) node: NodeName,
@@ -119,7 +117,7 @@ pub(crate) struct Heard {
     pub(crate) at: Duration,
     pub(crate) controller: u64,
     pub(crate) node: NodeName,
-    /// The epoch of the node, as that controller knew it.
+    /// The epoch of the node, as known to that controller.
     pub(crate) epoch: Epoch,
 }
 
@@ -158,7 +156,7 @@ pub(crate) struct Call<Q, A> {
     pub(crate) asked: Q,
     pub(crate) began: u64,
     /// The time and the answer. `None` for no answer or an unknown outcome: the request may take effect
-    /// at any time after it began, or never.
+    /// at any time after the beginning, or never.
     pub(crate) ended: Option<(u64, A)>,
 }
 
@@ -232,7 +230,7 @@ impl Moments {
     }
 }
 
-/// A journal of calls, recorded as they begin and end. Clones share it.
+/// A journal of the beginnings and ends of calls. Clones share it.
 #[derive(Debug)]
 pub(crate) struct Journal<Q, A> {
     calls: Rc<RefCell<Vec<Call<Q, A>>>>,

@@ -1,4 +1,4 @@
-//! Late proposals for nodes without workers, of their current epoch or, like delayed messages, of an
+//! Late proposals for nodes without workers, of the current epoch or, like delayed messages, of an
 //! ended epoch. Each controller makes such proposals, for the same node names. Real streams seldom
 //! deliver messages that late.
 
@@ -19,7 +19,7 @@ use crate::history::NodeAnswer;
 const NODES: u64 = 2;
 /// Processes that claim the same name.
 const INSTANCES: u64 = 2;
-/// The time between two proposals of one controller, in milliseconds.
+/// The time between two proposals of a controller, in milliseconds.
 const APART_MS: std::ops::Range<u64> = 50..800;
 
 /// Proposes commands until the run is calm.

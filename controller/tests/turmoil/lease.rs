@@ -1,13 +1,13 @@
 //! Invariant: leases (DESIGN §5).
 //!
 //! A controller finds a registration lost only after three things have lasted for at least a lease and
-//! its grace: it performed the leader's duties, it knew the registration, and it heard nothing of the
-//! node. A node that did not say goodbye is declared lost in the log only by the leader of the entry's
-//! term, which found the node lost itself: a deposed leader's judgement does not bind its successor.
+//! its grace: the leader's duties, knowledge of the registration, and silence of the node. A node that
+//! did not say goodbye is declared lost in the log only by the leader of the entry's term, which found
+//! the node lost itself: a deposed leader's judgement does not bind the successor.
 //!
-//! Not promised: that a node stays registered because another controller hears it. Each leader judges
-//! only by the messages that it receives itself. A stalled leader is not simulated: all clocks run at
-//! the same pace.
+//! Not promised: that a node stays registered because another controller hears the node. Each leader
+//! judges only by the messages that reach the leader itself. A stalled leader is not simulated: all
+//! clocks run at the same pace.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use millrace_types::Epoch;
 use crate::history::{FoundLost, History, Verdict};
 use crate::replay;
 
-/// The maximum delay between an event and its record: one step.
+/// The maximum delay between an event and the record: one step.
 const STEP: Duration = Duration::from_millis(1);
 /// The caller of commands that declare nodes lost, for silence or a goodbye.
 const FLEET: &str = "fleet";

@@ -1,6 +1,6 @@
 //! Invariant: linearizability of the admin API's writes and reads. Every function behaves as if each
-//! call took effect at one moment between its beginning and its end, on a single copy. A call without
-//! an answer stays in flight forever.
+//! call took effect at a moment between the beginning and the end, on a single copy. A call without an
+//! answer stays in flight forever.
 //!
 //! Functions are independent, so each is checked separately (Herlihy and Wing, theorem 1). The search
 //! is exponential in the number of overlapping calls, so histories are kept short: see
@@ -12,7 +12,7 @@ use stateright::semantics::{ConsistencyTester as _, LinearizabilityTester, Seque
 
 use crate::history::{Call, History, RegisterAnswer, RegisterAsked, RegisterOp, Verdict};
 
-/// The value of one function; `None` if the function is absent.
+/// The value of a function; `None` if the function is absent.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 struct Register(Option<u64>);
 
@@ -58,10 +58,10 @@ fn linearizable(calls: &Calls<'_>) -> bool {
         Ended(RegisterAnswer),
     }
     let mut moments = BTreeMap::new();
-    // Each call is a separate thread: a call without an end must not block its client's next call.
+    // Each call is a separate thread: a call without an end must not block the client's next call.
     for (thread, call) in calls.iter().enumerate() {
         match call.ended {
-            // A refused call did nothing. If it had taken effect, later reads would have no
+            // A refused call did nothing. If the call had taken effect, later reads would have no
             // explanation.
             Some((_, RegisterAnswer::Refused)) => continue,
             // A read without an answer changes nothing and shows nothing.
@@ -94,7 +94,7 @@ mod planted {
     use RegisterAnswer::{Absent, Done, Refused, Value};
     use RegisterOp::{Delete, Get, Put};
 
-    /// An operation, its beginning, and its end with the answer.
+    /// An operation, the time of the beginning, and the time of the end with the answer.
     type Short = (RegisterOp, u64, Option<(u64, RegisterAnswer)>);
 
     fn holds(calls: &[Short]) -> bool {

@@ -1,6 +1,6 @@
-//! Invariant: log matching (Raft, §5.3). If two logs have an entry with the same index and term, they
-//! are equal up to this entry. This holds between any two logs that ever existed, including two logs of
-//! one controller at different times.
+//! Invariant: log matching (Raft, §5.3). If two logs have an entry with the same index and term, both
+//! logs are equal up to this entry. This holds between any two logs that ever existed, including two
+//! logs of one controller at different times.
 
 use std::collections::BTreeMap;
 
@@ -11,8 +11,8 @@ use crate::runs::digest;
 type Position = (u64, u64);
 
 pub(crate) fn check(history: &History) -> Verdict {
-    // If equal entries have equal predecessors, the logs are equal up to them by induction. So logs
-    // without their beginnings, which snapshots replaced, can be checked too.
+    // If equal entries have equal predecessors, the logs are equal up to these entries by induction. So
+    // logs without the beginning, which a snapshot replaced, can be checked too.
     let mut known: BTreeMap<Position, (u64, &Log)> = BTreeMap::new();
     let mut before: BTreeMap<Position, (Position, &Log)> = BTreeMap::new();
     for log in &history.logs {

@@ -23,8 +23,8 @@
 //!
 //! A seed determines faults, latencies, disk times and requests. A seed determines neither the order in
 //! which tokio's `select!` takes branches that are ready at once, nor the order of the dependencies'
-//! hash maps. So the same seed gives a similar history, not the same one, and a failing seed may have
-//! to run a few times until it fails again.
+//! hash maps. So the same seed gives a similar history, not the same history, and a failing seed may
+//! have to run a few times until the next failure.
 //!
 //! By default a few seeds run. To run more seeds, or one seed again:
 //! ```text

@@ -52,7 +52,7 @@ pub(crate) async fn incoming(port: u16) -> io::Result<impl Stream<Item = io::Res
     })
 }
 
-/// Returns a channel that connects at its first use.
+/// Returns a channel that connects at the first use.
 pub(crate) fn dial(endpoint: &Endpoint) -> Channel {
     let connect = |to: Uri| async move {
         let host = to.host().ok_or(io::ErrorKind::InvalidInput)?;

@@ -1,6 +1,6 @@
 //! Invariant: no acknowledged write is lost, and no refused write takes effect.
 //!
-//! A write without an answer may or may not have taken effect, so it is not checked.
+//! A write without an answer may or may not have taken effect, so such a write is not checked.
 
 use std::collections::BTreeMap;
 

@@ -24,7 +24,7 @@ use crate::network::dial;
 
 /// Clients that write and read shared functions.
 const READERS_AND_WRITERS: u64 = 4;
-/// Clients that create functions of their own.
+/// Clients that create separate functions.
 const CREATORS: u64 = 2;
 /// The number of the client that changes the group.
 const CHANGES_THE_GROUP: u64 = READERS_AND_WRITERS + CREATORS;
@@ -210,8 +210,8 @@ impl Person {
     }
 
     async fn apply(&mut self, name: &str, value: u64, key: String) -> Told<api::ApplyFunctionResponse> {
-        // Functions that are created once matter for the log only. No node has memory for their model,
-        // so the number of placements stays small.
+        // Functions that are created once matter for the log only. No node has memory for the model, so
+        // the number of placements stays small.
         let (model, replicas) = if name.starts_with("shared") { (MODEL, 2) } else { (LARGE_MODEL, 1) };
         let spec = api::FunctionSpec {
             name: name.to_owned(),
@@ -228,8 +228,8 @@ impl Person {
         self.ask(async |mut client| client.apply_function(request).await).await
     }
 
-    /// Lets a controller join, maybe promotes it, and maybe removes another one, repeating each step
-    /// until it succeeds.
+    /// Lets a controller join, maybe promotes the controller, and maybe removes another controller,
+    /// repeating each step until success.
     async fn regroups(mut self, change: Regrouping) {
         let Regrouping { joins, promotes, removes } = change;
         sleep(Duration::from_millis(self.rng.random_range(REGROUPS_AFTER_MS))).await;

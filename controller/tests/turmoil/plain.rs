@@ -27,10 +27,10 @@ const FAST_MS: u64 = 2;
 /// The pause between two writes.
 const WRITE_EVERY: Duration = Duration::from_millis(50);
 
-/// A test's modification of a controller's store after it was opened.
+/// A test's modification of a controller's opened store.
 type Opened = fn(u64, &mut Store<State>);
 
-/// A disk with a fixed write time in milliseconds, and its machine.
+/// A disk with a fixed write time in milliseconds, and the machine.
 #[derive(Debug, Clone)]
 struct Paced {
     write_ms: Arc<AtomicU64>,
@@ -122,7 +122,7 @@ impl Group {
         Self::form_opening(|_, _| ())
     }
 
-    /// Forms a group like [`Self::form`], with each controller's store modified after it is opened.
+    /// Forms a group like [`Self::form`], with each controller's opened store modified.
     pub(crate) fn form_opening(opened: Opened) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let mut sim = turmoil::Builder::new()

@@ -1,4 +1,4 @@
-//! Applies the log of a run again, from its beginning.
+//! Applies the log of a run again, from the beginning.
 
 use millrace_cluster_state::{Outcome, Proposal, State};
 use millrace_raft_store::ClusterConfig;
@@ -6,10 +6,10 @@ use openraft::{Entry, EntryPayload};
 
 use crate::history::{History, Verdict};
 
-/// The commands of an entry with the outcomes of applying them again.
+/// The commands of an entry with the outcomes of the second application.
 pub(crate) type Outcomes<'a> = &'a [(&'a Proposal, Outcome)];
 
-/// Calls `see` with every entry, the outcomes of its commands, and the state after it.
+/// Calls `see` with every entry, the outcomes of the commands, and the resulting state.
 ///
 /// # Errors
 /// An entry was never observed; or the error of `see`.

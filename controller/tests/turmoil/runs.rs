@@ -13,7 +13,7 @@ const SEEDS: [u64; 2] = [2, 5];
 
 type Check = fn(&History) -> Verdict;
 
-/// The invariants, by the names of their files.
+/// The invariants, by file name.
 const INVARIANTS: [(&str, Check); 10] = [
     ("election safety", crate::election_safety::check),
     ("log matching", crate::log_matching::check),
@@ -27,11 +27,11 @@ const INVARIANTS: [(&str, Check); 10] = [
     ("linearizability", crate::linearizability::check),
 ];
 
-/// The result of one run.
+/// The result of a run.
 #[derive(Default)]
 struct Run {
     seed: u64,
-    /// The reason why the run broke off, if it did.
+    /// The reason why the run broke off, if any.
     broke_off: Option<String>,
     violations: BTreeMap<&'static str, String>,
     faults: Vec<String>,
@@ -162,7 +162,7 @@ fn run(seed: u64) -> Run {
     run
 }
 
-/// Returns all runs. The first caller makes them.
+/// Returns all runs. The first caller makes all runs.
 fn runs() -> &'static [Run] {
     static RUNS: OnceLock<Vec<Run>> = OnceLock::new();
     RUNS.get_or_init(|| {

@@ -1,5 +1,5 @@
-//! Tests of a leader with a slow disk that is too fast for the followers to depose the leader: it hands
-//! leadership over. If all disks are slow, leadership does not circle.
+//! Tests of a leader with a slow disk that is too fast for the followers to depose the leader: the
+//! leader hands leadership over itself. If all disks are slow, leadership does not circle.
 
 use std::time::Duration;
 

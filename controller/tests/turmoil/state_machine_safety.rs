@@ -1,6 +1,6 @@
 //! Invariant: state machine safety (Raft, §5.4.3). No two controllers apply different entries at one
 //! index. So controllers that have applied the same entries have the same state, byte for byte.
-//! Applying the log again from its beginning gives this state too.
+//! Applying the log again from the beginning gives this state too.
 
 use std::collections::{BTreeMap, BTreeSet};
 

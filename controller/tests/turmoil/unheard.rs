@@ -1,4 +1,4 @@
-//! Tests of quorum loss: a leader that the others hear, but that hears none of them, is replaced.
+//! Tests of quorum loss: a leader that the others hear, but that hears no other, is replaced.
 
 use std::time::Duration;
 

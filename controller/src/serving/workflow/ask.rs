@@ -1,4 +1,4 @@
-//! One call of a workflow run: a function on a worker, or a nested workflow.
+//! A call of a workflow run: a function on a worker, or a nested workflow.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,12 +22,12 @@ use crate::passed::Passing;
 use crate::serving::dispatch::Call;
 use crate::serving::{Serving, tensors};
 
-/// /// The time beyond the request's timeout for which a worker keeps the run's objects, because the
-/// controller that would release them may be gone.
+/// The time beyond the request's timeout for which a worker keeps the run's objects, because the
+/// controller may be gone before the release.
 const HOLD_GRACE: Duration = Duration::from_secs(5);
-/// Concurrent function calls of one request, including its nested workflows.
+/// Concurrent function calls of a request, including nested workflows.
 const OUT_MAX: usize = 64;
-/// Function calls of one request in total.
+/// Function calls of a request in total.
 const CALLS_MAX: u32 = 65_536;
 
 /// The request that a run and its nested runs serve.
@@ -36,7 +36,7 @@ pub(super) struct Request {
     pub(super) id: RequestId,
     pub(super) deadline: Instant,
     pub(super) priority: u64,
-    /// The traffic between the functions of its calls.
+    /// The traffic between the called functions.
     pub(super) passing: Passing,
     out: Semaphore,
     calls: AtomicU32,
@@ -50,7 +50,7 @@ impl Request {
         Self { id, deadline: Instant::now() + timeout, priority, passing, out, calls }
     }
 
-    /// Counts a call, and refuses it beyond [`CALLS_MAX`].
+    /// Counts a call; refuses calls beyond [`CALLS_MAX`].
     fn call(&self) -> Result<(), Failure> {
         if self.calls.fetch_add(1, Ordering::Relaxed) < CALLS_MAX {
             return Ok(());
@@ -75,7 +75,7 @@ pub(super) struct Wanted {
     pub(super) answered: bool,
 }
 
-/// A call with its context in the run.
+/// A call with the context in the run.
 pub(super) struct Ask<'a> {
     pub(super) serving: &'a Serving,
     pub(super) request: &'a Request,
@@ -158,7 +158,7 @@ impl Ask<'_> {
             }
         }
         if let Some(failure) = failure {
-            // The worker may hold the other outputs, so release them.
+            // The worker may hold the other outputs, so release those outputs.
             let_go_of(outputs.values());
             return Err(failure.into());
         }
@@ -166,7 +166,7 @@ impl Ask<'_> {
         Ok(Made { outputs, attempts: answer.attempts })
     }
 
-    /// Returns the function's revision that is ready, and waits for one that is being prepared.
+    /// Returns the function's revision that is ready, and waits for a revision that is being prepared.
     async fn ready(&self, key: &FunctionKey) -> Result<Arc<Model>, Failure> {
         let mut model = self.serving.resolve(key, None)?;
         if model.availability.may_come() {

@@ -1,14 +1,14 @@
-//! Workflows as the gateway serves them (D01): their models, the inputs of their runs, and the runs.
+//! Workflows as served by the gateway (D01): models, inputs of runs, and runs.
 //!
 //! The controller that receives the request drives the run. It knows the graph and the location of each
 //! tensor. A step's output stays with the worker that produced it, and the next step's worker fetches
-//! it there. The controller receives only small tensors, tensors that a condition reads, requested
-//! outputs, and tensors that their worker has no capacity for.
+//! the output there. The controller receives only small tensors, tensors that a condition reads,
+//! requested outputs, and tensors for which the worker has no capacity.
 //!
 //! | module | task |
 //! |---|---|
 //! | [`values`] | the tensors of a run, in the controller or at a worker |
-//! | [`run`] | one run: carries out the core's actions |
+//! | [`run`] | a run: carries out the core's actions |
 //! | [`ask`] | one call of a run |
 //! | [`next`] | prewarming hints about the following calls |
 //! | [`paces`] | durations of steps, and the SLO counts of steps with a deadline |
@@ -50,10 +50,10 @@ use run::{Depth, Ended, Runner, Wish};
 use scores::Scores;
 use values::{Room, Value};
 
-/// Bytes of tensors of all runs in the controller, without those that arrived with the requests.
+/// Bytes of tensors of all runs in the controller, except tensors that arrived with the requests.
 const ANSWERED_BYTES_MAX: Bytes = Bytes::gib(1);
 
-/// A workflow as of its last look-up.
+/// A workflow as of the last look-up.
 #[derive(Debug)]
 struct Entry {
     /// The versions of the state and of the fleet at that time.
@@ -63,7 +63,7 @@ struct Entry {
     way: Result<Way, Failure>,
 }
 
-/// The plan of a workflow, with the durations of its steps.
+/// The plan of a workflow, with the durations of the steps.
 #[derive(Debug, Clone)]
 struct Way {
     plan: Arc<Plan>,
@@ -72,15 +72,16 @@ struct Way {
 
 impl Way {
     /// Returns the durations if the steps of `plan` are the same. Comparing generations is not enough:
-    /// the generations of a deleted workflow's name begin again at 1 after the state forgets it.
+    /// the generations of a deleted workflow's name begin again at 1 after the state forgets the
+    /// workflow.
     fn paces_of(&self, plan: &Plan) -> Option<Arc<Paces>> {
         let own = self.plan.steps().iter().map(|step| (&step.name, step.deadline));
         own.eq(plan.steps().iter().map(|step| (&step.name, step.deadline))).then(|| self.paces.clone())
     }
 }
 
-/// The workflows looked up so far. Every request reads them and only changes write them, so a
-/// read-write lock guards them.
+/// The workflows looked up so far. Every request reads the map and only changes write, so a read-write
+/// lock guards the map.
 #[derive(Debug)]
 pub(super) struct Workflows {
     entries: RwLock<HashMap<FunctionKey, Arc<Entry>>>,
@@ -115,7 +116,7 @@ impl Workflows {
         let seen = (sight.state.version(), sight.fleet.version());
         let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
         let ready = |entry: &&Arc<Entry>| entry.model.availability == Availability::Ready;
-        // An unready entry is made again at each request, because its reason also depends on
+        // An unready entry is made again at each request, because the reason also depends on
         // placements.
         if let Some(entry) = entries.get(key).filter(|entry| entry.seen == seen).filter(ready) {
             return Some(entry.clone());
@@ -154,7 +155,8 @@ fn model(sight: &Sight<'_>, workflow: &Workflow) -> Model {
             let of_it = availability(readiness);
             let why = || format!("function {name}: {}", of_it.obstacle().unwrap_or_default());
             match of_it {
-                // A workflow cannot be unloaded itself, so a disabled function makes it unavailable.
+                // A workflow cannot be unloaded itself, so a disabled function makes the workflow
+                // unavailable.
                 Availability::Disabled | Availability::Unavailable(_) => Availability::Unavailable(why()),
                 Availability::Away(_) => Availability::Away(why()),
                 Availability::Preparing | Availability::Ready => of_it,
@@ -200,7 +202,7 @@ fn is_idempotent(state: &State, tenant: &TenantName, run: &Run) -> bool {
     state.functions_in(tenant, [run]).iter().all(|key| state.function(key).is_some_and(twice))
 }
 
-/// Returns the inputs of a run in the plan's order; `None` if one is missing.
+/// Returns the inputs of a run in the plan's order; `None` if an input is missing.
 fn in_order(plan: &Plan, given: impl IntoIterator<Item = (String, Value)>) -> Option<Vec<Value>> {
     let mut given: BTreeMap<String, Value> = given.into_iter().collect();
     let input = |slot: &PlannedSlot| match &slot.source {
@@ -249,7 +251,7 @@ impl Serving {
         Ok(Completion { outputs, split: answer.split, attempts: answer.attempts })
     }
 
-    /// Returns the plan of a workflow, and its model with inputs and outputs.
+    /// Returns the plan of a workflow, and the model with inputs and outputs.
     fn workflow(&self, key: &FunctionKey) -> Result<(Way, Arc<Model>), Failure> {
         let state = self.replica.state();
         let gone = || Failure::new(Reason::WorkflowNotFound, format!("workflow {key} was deleted"));

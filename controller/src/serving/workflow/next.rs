@@ -1,4 +1,4 @@
-//! Prewarming hints: tells a call's worker which functions probably read its outputs next (D29).
+//! Prewarming hints: tells a call's worker which functions probably read the outputs next (D29).
 //! Nothing depends on a hint.
 
 use std::sync::Arc;

@@ -1,5 +1,5 @@
 //! Smoothed durations of a workflow's steps, and SLO counts of steps with a deadline. The durations
-//! determine how the workflow's objective is divided over its steps. Both outlive an entry's renewal as
+//! determine how the workflow's objective is divided over the steps. Both outlive an entry's renewal as
 //! long as the workflow stays the same.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,7 +15,7 @@ use super::scores::Score;
 struct Pace {
     /// The smoothed duration in nanoseconds; 0 before the first call.
     took: AtomicU64,
-    /// The step's deadline with its SLO counts, if it has a deadline.
+    /// The step's deadline with SLO counts; `None` without a deadline.
     score: Option<(Duration, Score)>,
 }
 
@@ -38,7 +38,7 @@ impl Paces {
     pub(super) fn answered(&self, step: StepIndex, took: Duration) {
         let pace = &self.0[step.0];
         let new = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX).max(1);
-        // The new value weighs one eighth. Concurrent updates may lose one, which is fine for an
+        // The new value weighs one eighth. Concurrent updates may lose a value, which is fine for an
         // estimate.
         let old = pace.took.load(Ordering::Relaxed);
         let mean = if old == 0 { new } else { old - old / 8 + new / 8 };

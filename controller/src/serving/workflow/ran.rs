@@ -1,5 +1,5 @@
 //! Records whether any call of a run may have run. The error of a run reports this, and a run that must
-//! not be repeated depends on it.
+//! not be repeated depends on this report.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -7,7 +7,7 @@ use millrace_types::Failure;
 
 use crate::serving::dispatch::Answer;
 
-/// Whether any call of a run, including its nested workflows, may have run.
+/// Whether any call of a run, including nested workflows, may have run.
 #[derive(Debug, Default)]
 pub(super) struct Ran<'o> {
     any: AtomicBool,
@@ -15,7 +15,7 @@ pub(super) struct Ran<'o> {
     outer: Option<&'o Ran<'o>>,
 }
 
-/// A call in progress. If the call is dropped before its end, it may have run.
+/// A call in progress. A call that is dropped before the end may have run.
 struct Out<'a> {
     ran: &'a Ran<'a>,
     may_have_run: bool,
@@ -27,7 +27,7 @@ impl<'o> Ran<'o> {
         Self { any: AtomicBool::new(false), outer: Some(outer) }
     }
 
-    /// Waits for a call's end. If this future is dropped, the call counts as one that may have run.
+    /// Waits for a call's end. If this future is dropped, the call counts as possibly run.
     pub(super) async fn by(
         &self,
         call: impl Future<Output = Result<Answer, Failure>>,

@@ -1,5 +1,5 @@
-//! One run of a workflow: carries out the actions of the core and reports their results to it. Dropping
-//! a run cancels its calls and releases its objects at workers.
+//! One run of a workflow: carries out the actions of the core and reports the results. Dropping a run
+//! cancels the calls and releases the objects at workers.
 
 mod losses;
 
@@ -30,8 +30,8 @@ use crate::serving::Serving;
 
 pub(super) use self::losses::let_go_of;
 
-/// /// The tolerance for a request's timeout by this controller's clock: the gateway counts the timeout
-/// from the request's arrival, so its end may be seen this much earlier.
+/// The tolerance for a request's timeout by this controller's clock: the gateway counts the timeout
+/// from the request's arrival, so the end may be seen this much earlier.
 const OVER_EARLY: Duration = Duration::from_millis(5);
 
 /// The nesting depth of a run.
@@ -115,8 +115,8 @@ pub(super) struct Runner<'a> {
     answered: Vec<bool>,
     engine: Engine,
     values: Vec<Option<Value>>,
-    /// The time at which each tensor was last ready. Conditions are evaluated by this after their
-    /// tensors were released.
+    /// The time at which each tensor was last ready. Conditions are evaluated by this after the release
+    /// of the tensors.
     made: Vec<Option<Reached>>,
     /// The calls made so far: a repeated call follows a loss.
     called: BTreeSet<(StepIndex, Option<u64>)>,
@@ -208,8 +208,8 @@ impl<'a> Runner<'a> {
             .after_execution()
     }
 
-    /// Passes an event to the core and carries out its actions. Returns the outcome once the run has
-    /// ended.
+    /// Passes an event to the core and carries out the resulting actions. Returns the outcome once the
+    /// run has ended.
     fn tell(&mut self, event: Event) -> Option<Result<Answer, Ended>> {
         let mut actions = Vec::new();
         // The core uses no timers, so the time does not matter.
@@ -252,7 +252,7 @@ impl<'a> Runner<'a> {
     fn answer(&mut self, slots: &[Slot]) -> Result<Answer, Ended> {
         let values = slots.iter().map(|slot| self.values[slot.0].clone());
         let outputs = values.collect::<Option<Vec<_>>>().ok_or_else(|| self.stuck())?;
-        // The caller owns these values now, so the run must not release them.
+        // The caller owns these values now, so the run must not release their objects.
         for slot in slots {
             self.values[slot.0] = None;
         }
@@ -331,8 +331,8 @@ impl<'a> Runner<'a> {
         Ok(())
     }
 
-    /// Returns the time at which a call could begin: when all its inputs were ready and its condition
-    /// was known. A repeated call could not begin before the loss that caused it.
+    /// Returns the time at which a call could begin: when all inputs were ready and the condition was
+    /// known. A repeated call could not begin before the loss that caused the repeat.
     fn began(&self, inputs: &[Slot], when: Option<Slot>, again: bool) -> Reached {
         let now = || Reached { at: Instant::now(), split: Split::default() };
         let made = inputs.iter().chain(&when).filter_map(|slot| self.made[slot.0]);
@@ -341,8 +341,8 @@ impl<'a> Runner<'a> {
         Reached { at, ..began }
     }
 
-    /// Whether the controller needs an output's bytes. Outputs of a nested workflow stay at their
-    /// worker, except an output that is used twice, because an object has a single owner.
+    /// Whether the controller needs an output's bytes. Outputs of a nested workflow stay at the worker,
+    /// except an output that is used twice, because an object has a single owner.
     fn is_answered(&self, plan: &Plan, slot: Slot) -> bool {
         let given = plan.outputs().iter().zip(&self.answered).filter(|(output, _)| **output == slot);
         let (times, asked) =
@@ -421,8 +421,8 @@ fn refusal(cause: Cause) -> Failure {
     Failure::new(reason, cause.to_string())
 }
 
-/// Releases the run's objects at workers, whatever its outcome. A caller that drops the run while calls
-/// are in progress may be the first to notice the request's timeout.
+/// Releases the run's objects at workers after any outcome. A caller that drops the run while calls are
+/// in progress may be the first to notice the request's timeout.
 impl Drop for Runner<'_> {
     fn drop(&mut self) {
         self.out.values().for_each(|out| self.give_up(out));

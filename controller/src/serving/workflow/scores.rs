@@ -1,5 +1,5 @@
-//! Metrics of steps with a deadline of their own, counted as their calls end. A step keeps its labels,
-//! so each series only grows, whatever other steps come and go.
+//! Metrics of steps with a deadline, counted at the end of each call. A step keeps its labels, so each
+//! series only grows, even as other steps come and go.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
@@ -68,8 +68,8 @@ impl Scores {
         );
     }
 
-    /// Returns the counts of a step. The step gets labels of its own if it has them already or some are
-    /// left.
+    /// Returns the counts of a step. The step gets its own labels if the labels exist already or some
+    /// are left.
     pub(super) fn of(&self, workflow: &FunctionKey, step: &FunctionName) -> Score {
         let mut labelled = self.labelled.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (workflow.clone(), step.clone());
@@ -84,7 +84,7 @@ impl Scores {
         }
     }
 
-    /// If no labels are left, frees the labels of deleted steps and drops their counts.
+    /// If no labels are left, frees the labels and drops the counts of deleted steps.
     pub(super) fn make_room(&self, still_there: impl Fn(&FunctionKey, &FunctionName) -> bool) {
         let mut labelled = self.labelled.lock().unwrap_or_else(PoisonError::into_inner);
         if labelled.len() < LABELLED_MAX {
@@ -132,7 +132,7 @@ mod tests {
         (scores, registry)
     }
 
-    /// Returns every series with its value.
+    /// Returns every series with the value.
     fn series(registry: &Registry) -> BTreeSet<String> {
         let mut text = String::new();
         encode(&mut text, registry).unwrap();

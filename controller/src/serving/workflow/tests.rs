@@ -1,4 +1,4 @@
-//! Tests of the data that a workflow's entry keeps over its renewals.
+//! Tests of the data that a workflow's entry keeps over renewals.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,7 +27,7 @@ fn step_durations_are_kept_only_for_the_same_steps() {
     };
     let first = way(&["a", "b"]);
     assert!(Arc::ptr_eq(&way(&["a", "b"]).paces, &first.paces));
-    // All of them have generation 1, as if the name was forgotten in between.
+    // All workflows have generation 1, as if the name was forgotten in between.
     for steps in [&["a", "c"][..], &["a", "c", "d"], &["a"]] {
         let next = way(steps);
         assert!(!Arc::ptr_eq(&next.paces, &first.paces), "{steps:?}");

@@ -1,5 +1,5 @@
-//! The tensors of a run. A tensor has the parts of each row of the step that produced it, or of its
-//! only call. The bytes of each part are in the controller or in an object at a worker.
+//! The tensors of a run. A tensor has the parts of each row of the producing step, or of the only call.
+//! The bytes of each part are in the controller or in an object at a worker.
 
 #[cfg(test)]
 mod tests;
@@ -24,8 +24,8 @@ use crate::fleet::Worker;
 #[derive(Debug, Clone)]
 pub(super) struct Value {
     datatype: String,
-    /// The parts by the row of the call that produced them; row 0 for a single call. A nested workflow
-    /// may produce several parts per row.
+    /// The parts by the row of the producing call; row 0 for a single call. A nested workflow may
+    /// produce several parts per row.
     parts: BTreeMap<u64, Vec<Part>>,
     /// The time at which the last part was ready, with the latency breakdown until then.
     pub(super) made: Reached,
@@ -33,7 +33,7 @@ pub(super) struct Value {
     by: Option<FunctionName>,
 }
 
-/// A point in time, with the latency breakdown of the longest path to it.
+/// A point in time, with the latency breakdown of the longest path to this point.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Reached {
     pub(super) at: Instant,
@@ -41,7 +41,7 @@ pub(super) struct Reached {
 }
 
 impl Reached {
-    /// Returns the later of two points, because a reader of both tensors waits for it.
+    /// Returns the later of two points, because a reader of both tensors waits for the later point.
     pub(super) fn later(self, other: Self) -> Self {
         if other.at > self.at { other } else { self }
     }
@@ -85,14 +85,14 @@ pub(super) struct Held {
     bytes: u64,
 }
 
-/// A tensor as the input of a call, with the holders of its objects.
+/// A tensor as the input of a call, with the holders of the objects.
 #[derive(Debug)]
 pub(super) struct Sent {
     pub(super) tensor: wire::InferTensor,
     pub(super) held: Vec<(Arc<Worker>, millrace_types::Bytes)>,
     /// The function that produced the tensor, if any.
     pub(super) by: Option<FunctionName>,
-    /// The tensor's size in bytes, wherever it is.
+    /// The tensor's size in bytes, at any location.
     pub(super) bytes: u64,
 }
 
@@ -137,7 +137,7 @@ impl Value {
         Ok(Self { datatype, parts: [(0, vec![Part { shape, contents }])].into(), made, by: None })
     }
 
-    /// Returns the tensor with its producing function.
+    /// Returns the tensor with the producing function.
     pub(super) fn by(self, function: &FunctionName) -> Self {
         Self { by: Some(function.clone()), ..self }
     }
@@ -145,7 +145,7 @@ impl Value {
     /// Stores another tensor as the result of the call for a row.
     pub(super) fn put(&mut self, row: u64, other: Self) {
         self.made = self.made.later(other.made);
-        // An empty row may not name its function, so keep the name from any row.
+        // An empty row may not name the function, so keep the name from any row.
         self.by = self.by.take().or(other.by);
         self.parts.insert(row, other.parts.into_values().flatten().collect());
     }
@@ -165,7 +165,7 @@ impl Value {
         self.parts.values().flatten()
     }
 
-    /// Returns the objects of the tensor, each with the row of the call that produced it.
+    /// Returns the objects of the tensor, each with the row of the producing call.
     pub(super) fn held(&self) -> impl Iterator<Item = (u64, &Held)> {
         let parts = self.parts.iter().flat_map(|(row, parts)| parts.iter().map(move |part| (*row, part)));
         parts.filter_map(|(row, part)| match &part.contents {
@@ -212,7 +212,7 @@ impl Value {
         self.filled().map(of).reduce(Facts::join).unwrap_or(Facts::EMPTY)
     }
 
-    /// Returns the tensor, or one row of it, as an input.
+    /// Returns the tensor, or a single row, as an input.
     pub(super) fn sent(&self, name: &str, row: Option<u64>) -> Result<Sent, Failure> {
         match row {
             None => self.all(name),
@@ -264,10 +264,10 @@ impl Value {
         Err(Failure::new(Reason::Internal, message))
     }
 
-    /// Returns the complete tensor with its bytes.
+    /// Returns the complete tensor with the bytes.
     ///
     /// # Errors
-    /// `INVALID_OUTPUT` if its parts do not join; `INTERNAL` if a part is at a worker.
+    /// `INVALID_OUTPUT` if the parts do not join; `INTERNAL` if a part is at a worker.
     pub(super) fn whole(self, name: &str) -> Result<wire::InferTensor, Failure> {
         let Sent { tensor, .. } = self.all(name)?;
         if tensor.parts.is_empty() {
@@ -348,7 +348,7 @@ impl Part {
         shape[0] = 1;
         let contents = match &self.contents {
             Contents::Here { data, room } => {
-                // The product stays within the slice, and `of` is above `row`, so it is not zero.
+                // The product stays within the slice, and `of` is above `row`, so `of` is not zero.
                 let bytes = data.len() / of as usize;
                 let first = row as usize * bytes;
                 Contents::Here { data: data.slice(first..first + bytes), room: room.clone() }
@@ -361,7 +361,7 @@ impl Part {
         Self { shape, contents }
     }
 
-    /// Converts the part for a call, and adds its object's holder to `whose`.
+    /// Converts the part for a call, and adds the object's holder to `whose`.
     fn sent(&self, whose: &mut Vec<(Arc<Worker>, millrace_types::Bytes)>) -> wire::TensorPart {
         let part = match &self.contents {
             Contents::Here { data, .. } => WirePart::Data(data.clone()),
@@ -381,7 +381,7 @@ fn is_nonzero(datatype: &str, data: &[u8]) -> Option<bool> {
     let datatype: DataType = datatype.parse().ok()?;
     let size = datatype.size()?;
     let floating = matches!(datatype, DataType::Fp16 | DataType::Bf16 | DataType::Fp32 | DataType::Fp64);
-    // The sign of a float is the highest bit of its last byte, and minus zero counts as zero.
+    // The sign of a float is the highest bit of the last byte, and minus zero counts as zero.
     let sign = if floating { 0x80 } else { 0 };
     let nonzero = |element: &[u8]| {
         let (last, rest) = element.split_last()?;

@@ -14,10 +14,10 @@ use tonic::transport::Channel;
 use super::threads::Threads;
 use crate::support::{channel, config, soon};
 
-/// A controller with its own runtimes, so that it can be killed like a process. Its ports stay the
-/// same.
+/// A controller with separate runtimes, so that a test can kill the controller like a process. The
+/// ports stay the same.
 pub(crate) struct Member {
-    /// The running controller; `None` while it is down.
+    /// The running controller; `None` while down.
     pub(super) up: Option<(Threads, Controller)>,
     pub(crate) config: ControllerConfig,
     client: SocketAddr,
@@ -60,7 +60,7 @@ impl Member {
         self.config.id.0
     }
 
-    /// Ends the controller like kill -9: its tasks end at any point.
+    /// Ends the controller like kill -9: the tasks end at any point.
     pub(crate) fn kill(&mut self) {
         let (threads, controller) = self.up.take().unwrap();
         std::mem::forget(controller);
@@ -108,8 +108,8 @@ impl Drop for Member {
     }
 }
 
-/// Starts a controller with its own runtimes. The directory of a killed controller may stay locked for
-/// a moment, because its runtimes end in the background.
+/// Starts a controller with separate runtimes. The directory of a killed controller may stay locked for
+/// a moment, because the runtimes end in the background.
 pub(super) async fn run(
     config: &ControllerConfig,
 ) -> Result<(Threads, Controller), millrace_controller::StartError> {

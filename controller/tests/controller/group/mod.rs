@@ -37,13 +37,13 @@ pub(crate) async fn status(member: &Member) -> api::ClusterStatus {
     member.admin().get_cluster_status(api::GetClusterStatusRequest {}).await.unwrap().into_inner()
 }
 
-/// Returns the warnings about the group, without those about disks, because a busy machine's disk may
+/// Returns the warnings about the group, except warnings about disks, because a busy machine's disk may
 /// be slow.
 pub(crate) fn of_group(status: &api::ClusterStatus) -> Vec<&String> {
     status.warnings.iter().filter(|it| !it.starts_with("the disk of controller")).collect()
 }
 
-/// Returns each controller's role, and whether it votes, by id.
+/// Returns each controller's role and right to vote, by id.
 async fn roles(member: &Member) -> BTreeMap<u64, (api::ControllerRole, bool)> {
     let controllers = status(member).await.controllers.into_iter();
     controllers.map(|it| (it.id, (it.role(), it.voter))).collect()

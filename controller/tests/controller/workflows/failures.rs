@@ -27,7 +27,7 @@ async fn a_lost_object_is_produced_again() {
     assert_eq!(taken(&second), [2]);
     second.answer();
     answer_of(answering).await.unwrap();
-    // The first object was out of reach for the second call's worker, but may still exist, so it is
+    // The first object was out of reach for the second call's worker, but may still exist, and is
     // released too.
     assert_eq!(released(&mut worker).await, [1]);
     assert_eq!(released(&mut worker).await, [2]);
@@ -76,9 +76,9 @@ async fn all_lost_objects_are_produced_again_at_once() {
     keep_rows(&mut worker, 0).await;
     let last = worker.call().await;
     assert_eq!((taken(&last), last.request.inputs[0].shape.clone()), (vec![1, 2, 3, 4], vec![4, 64]));
-    // More objects are lost than a step may be called again for, if each loss caused a call of its own.
+    // More objects are lost than a step may be called again for, if each loss caused a separate call.
     respond(last, wire::InvokeResponse { lost: (1..=4).map(id).collect(), ..Default::default() });
-    // The objects with the rows' inputs were released after use, so they are produced again first.
+    // The objects with the rows' inputs were released after use, so the rows are produced again first.
     respond(worker.call().await, rows_of(&[1.0, 2.0, 3.0, 4.0]));
     keep_rows(&mut worker, 10).await;
     let last = worker.call().await;
@@ -201,7 +201,7 @@ async fn a_workflow_that_is_not_idempotent_does_not_run_again_after_a_step_of_it
     assert_eq!((failure.reason, failure.may_have_executed), (Reason::DataLost, true));
 }
 
-/// Returns an output that is held at a worker, without its location.
+/// Returns an output that is held at a worker, without the location.
 fn nowhere(name: &str) -> wire::InferTensor {
     let part = Part::Held(wire::HeldPart::default());
     let parts = vec![wire::TensorPart { part: Some(part) }];

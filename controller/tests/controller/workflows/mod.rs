@@ -1,4 +1,4 @@
-//! Tests of workflows: stored with their functions, and run on stub workers that keep the data.
+//! Tests of workflows: stored with functions, and run on stub workers that keep the data.
 
 mod failures;
 mod kept;
@@ -22,7 +22,7 @@ fn function(name: &str) -> Run {
     Run::Function(name.into())
 }
 
-/// Returns a chain of steps, each with the previous step's output as its input.
+/// Returns a chain of steps, each with the previous step's output as the input.
 pub(crate) fn chain(name: &str, runs: &[Run]) -> api::WorkflowSpec {
     let from = |at: usize| if at == 0 { "input.x".to_owned() } else { format!("s{}.y", at - 1) };
     let steps = runs.iter().enumerate().map(|(at, run)| step(&format!("s{at}"), run.clone(), &from(at)));
@@ -100,7 +100,7 @@ fn row(value: f32) -> Vec<u8> {
     [value; 64].into_iter().flat_map(f32::to_le_bytes).collect()
 }
 
-/// Returns an answer with rows, each filled with one number.
+/// Returns an answer with rows, each filled with a number.
 fn rows_of(values: &[f32]) -> wire::InvokeResponse {
     let data = values.iter().flat_map(|value| row(*value)).collect::<Vec<u8>>();
     let output = wire::InferTensor {

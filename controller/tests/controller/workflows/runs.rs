@@ -1,4 +1,4 @@
-//! Tests of workflow runs and the location of their data.
+//! Tests of workflow runs and the location of data.
 
 use std::time::Duration;
 
@@ -51,7 +51,7 @@ async fn a_steps_output_stays_at_its_worker_until_the_next_step_has_read_it() {
     assert_eq!(admin.get_workflow(get(false)).await.unwrap().into_inner().passed, None);
 }
 
-/// D29: a step's worker gets hints about the next steps, and about a conditional step a weaker one.
+/// D29: a step's worker gets hints about the next steps, and a weaker hint about a conditional step.
 #[tokio::test]
 async fn a_steps_worker_gets_hints_about_the_next_steps() {
     let cluster = Cluster::start().await;
@@ -113,7 +113,7 @@ async fn a_client_that_goes_away_leaves_no_object() {
     assert_eq!(released(&mut worker).await, [5]);
 }
 
-/// `outer` is `w` followed by `f`. The output of `w` stays at its worker until `f` reads it.
+/// `outer` is `w` followed by `f`. The output of `w` stays at the worker until `f` reads the output.
 #[tokio::test]
 async fn a_nested_workflow_passes_its_output_on_as_an_object() {
     let (cluster, mut worker) = two_in_a_row().await;
@@ -147,7 +147,7 @@ async fn each_row_is_a_separate_call_and_the_answers_are_joined() {
     apply_workflow(&cluster, spec).await.unwrap();
     let mut worker = Stub::start(&cluster, "n1").await;
     until_ready(&cluster, "w").await;
-    // The same steps run in a nested workflow: all its rows belong to its call.
+    // The same steps run in a nested workflow: all rows belong to the call.
     apply_workflow(&cluster, chain("outer", &[Run::Workflow("w".into())])).await.unwrap();
     until_ready(&cluster, "outer").await;
     for name in ["w", "outer"] {
@@ -186,8 +186,8 @@ async fn an_objective_is_divided_among_steps_and_both_are_counted() {
     let mut worker = Stub::start(&cluster, "n1").await;
     until_ready(&cluster, "w").await;
     let answering = infer(&cluster, "w");
-    // Neither step has a known duration, so the first gets half of the remaining time. The second has a
-    // deadline of its own.
+    // Neither step has a known duration, so the first gets half of the remaining time. The second step
+    // has a separate deadline.
     for most in [1_000, 600] {
         let call = worker.call().await;
         let objective = call.request.objective_micros.unwrap();
@@ -265,7 +265,7 @@ async fn a_steps_deadline_counts_from_the_time_its_condition_is_known() {
     }
     let deadline = Duration::from_secs(600);
     let mut spec = chain("w", &["f", "g", "h"].map(function));
-    // The step's input comes from f, and its condition from g.
+    // The step's input comes from f, and the condition from g.
     spec.steps[1] = step("s1", function("g"), "input.x");
     spec.steps[2] = api::WorkflowStep {
         when: "s1.y".into(),

@@ -1,4 +1,4 @@
-//! The process of one controller on a simulated machine.
+//! The process of a controller on a simulated machine.
 
 use std::cell::Cell;
 use std::path::PathBuf;
@@ -64,7 +64,7 @@ impl World for Simulated {
     }
 }
 
-/// The process of one controller, as it starts each time.
+/// The process of a controller, as started each time.
 #[derive(Clone)]
 pub(super) struct Controller {
     pub(super) id: u64,
@@ -135,7 +135,7 @@ impl Controller {
     }
 }
 
-/// Records the models as if every controller had their files.
+/// Records the models as if every controller had the files.
 async fn upload(member: &Member, outside: &Outside) -> turmoil::Result {
     for (model, weights) in [(MODEL, MODEL_WEIGHTS), (LARGE_MODEL, LARGE_MODEL_WEIGHTS)] {
         let digest = Digest::of(model);

@@ -1,5 +1,5 @@
-//! One run: a group of controllers, each on its own host with its own disk, their users and workers,
-//! and the faults meanwhile.
+//! One run: a group of controllers, each with a separate host and disk; users and workers; and the
+//! faults meanwhile.
 //!
 //! ```text
 //!   people ── admin API ──▶ c1 :8080 ┐         seed ─▶ plan of faults, latencies, disk times,
@@ -42,13 +42,13 @@ use crate::{people, placements_converge};
 
 pub(crate) const CLIENT_PORT: u16 = 8080;
 pub(crate) const INTERNAL_PORT: u16 = 7070;
-/// A model that fits every worker. Only its name and its size matter.
+/// A model that fits every worker. Only the name and the size matter.
 pub(crate) const MODEL: &[u8] = b"a model";
 /// A model that fits no worker.
 pub(crate) const LARGE_MODEL: &[u8] = b"a large model";
 const MODEL_WEIGHTS: Bytes = Bytes::gib(1);
 const LARGE_MODEL_WEIGHTS: Bytes = Bytes::gib(64);
-/// Host memory of each worker; [`GPU_MEMORY`] is the memory of its GPU.
+/// Host memory of each worker; [`GPU_MEMORY`] is the memory of the GPU.
 pub(crate) const HOST_MEMORY: Bytes = Bytes::gib(16);
 pub(crate) const GPU_MEMORY: Bytes = Bytes::gib(80);
 
@@ -56,9 +56,9 @@ pub(crate) const GPU_MEMORY: Bytes = Bytes::gib(80);
 const ROUGH: Duration = Duration::from_secs(20);
 /// The longest time for the group to form, and to agree at the end.
 const CALM_MAX: Duration = Duration::from_secs(60);
-/// The range of the maximum message latency, in milliseconds; each run draws its own.
+/// The range of the maximum message latency, in milliseconds; each run draws a value.
 const LATENCY_MAX_MS: std::ops::RangeInclusive<u64> = 2..=40;
-/// The range of log entries between two snapshots; each run draws its own.
+/// The range of log entries between two snapshots; each run draws a value.
 const SNAPSHOT_EVERY: std::ops::Range<u64> = 15..120;
 /// The minimum number of entries between two digests of a controller's state. A state that differs
 /// stays different, so sparse digests suffice.
@@ -74,7 +74,7 @@ pub(crate) fn host(id: u64) -> String {
 
 const PEOPLE: &str = "people";
 
-/// A machine: the part of a controller that outlives its process.
+/// A machine: the part of a controller that outlives the process.
 struct Machine {
     id: u64,
     data_dir: PathBuf,
@@ -137,12 +137,12 @@ fn regrouping(rng: &mut StdRng, controllers: u64) -> Regrouping {
     let joins = controllers + 1;
     let promotes = controllers < 5 && rng.random_ratio(3, 4);
     // If the joining controller stays a learner, only this controller is removed, so the group keeps
-    // its voters.
+    // all voters.
     let removed = if promotes { rng.random_range(1..=joins) } else { joins };
     Regrouping { joins, promotes, removes: rng.random_ratio(2, 3).then_some(removed) }
 }
 
-/// Returns a directory in memory if the machine has one, because syncs are simulated.
+/// Returns a temporary directory, in memory if the machine has `/dev/shm`, because syncs are simulated.
 fn scratch() -> TempDir {
     let shared = Path::new("/dev/shm");
     let dir = if shared.is_dir() { tempfile::tempdir_in(shared) } else { tempfile::tempdir() };
@@ -313,7 +313,7 @@ impl Run {
         }
     }
 
-    /// Whether every worker serves its placements, and the state has the data of every worker.
+    /// Whether every worker serves all its placements, and the state has the data of every worker.
     fn is_settled(&self) -> bool {
         let watches = self.outside.watches.borrow();
         let ends = watches.iter().map(|(&id, watch)| (id, watch.applied().1)).collect();

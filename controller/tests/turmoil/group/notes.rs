@@ -24,7 +24,8 @@ pub(super) struct Marks {
     pub(super) snapshot: Option<LogId>,
 }
 
-/// Records the entries that a controller has applied, unless another controller applied them before.
+/// Records the entries that a controller has applied, unless another controller applied the same
+/// entries before.
 pub(super) fn note_applied(
     history: &mut History,
     at: Duration,
@@ -73,7 +74,7 @@ pub(super) fn note_snapshot(history: &mut History, marks: &mut Marks, reader: &R
     }
 }
 
-/// Returns entries of a log that its controller has open.
+/// Returns entries of a log that the controller has open.
 fn read(
     reader: &mut LogReader<State>,
     range: std::ops::RangeInclusive<u64>,

@@ -27,7 +27,7 @@ pub(crate) struct Regrouping {
     pub(crate) removes: Option<u64>,
 }
 
-/// Observations of the hosts, and facts known to all of them.
+/// Observations of the hosts, and facts known to all hosts.
 pub(crate) struct Outside {
     pub(crate) controllers: u64,
     pub(crate) regrouping: Option<Regrouping>,
@@ -99,7 +99,7 @@ impl Outside {
         self.entered.borrow().contains(&id)
     }
 
-    /// Returns all controllers, including the one that may join.
+    /// Returns all controllers, including the controller that may join.
     pub(crate) fn members(&self) -> impl Iterator<Item = u64> + use<> {
         (1..=self.controllers).chain(self.regrouping.map(|change| change.joins))
     }

@@ -1,4 +1,4 @@
-//! Applies the faults of a run, and repairs them.
+//! Applies and repairs the faults of a run.
 
 use millrace_cluster_state::ControllerId;
 use rand::Rng as _;
@@ -101,7 +101,7 @@ impl Run {
         }
     }
 
-    /// Kills a process, and reads the log that it leaves behind.
+    /// Kills a process, and reads the log left behind.
     pub(super) fn crash(&mut self, machine: usize) {
         let Machine { id, up, .. } = &mut self.machines[machine];
         if !std::mem::replace(up, false) {

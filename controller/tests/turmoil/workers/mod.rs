@@ -1,9 +1,9 @@
-//! Stub workers: processes on their own machines that hold a stream to every controller, and send and
+//! Stub workers: processes on separate machines that hold a stream to every controller, and send and
 //! obey the messages of real workers. The real workers' core ([`millrace_policy::checkpoint`]) decides
-//! the contents and times of their checkpoints. Stub workers have no GPUs, models or requests, and
-//! invent the data that they hold.
+//! the contents and times of checkpoints. Stub workers have no GPUs, models or requests, and invent the
+//! held data.
 //!
-//! Two machines claim the same name: only one of them has the name at a time.
+//! Two machines claim the same name: only one machine has the name at a time.
 //!
 //! | module | task |
 //! |---|---|
@@ -32,7 +32,7 @@ pub(crate) const MACHINES: u64 = 4;
 const NAMES: u64 = 3;
 /// The interval at which a process looks for due actions.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// /// The time that a process stays up after its goodbye, so that the goodbye is delivered.
+/// The time that a process stays up after the goodbye, so that the goodbye is delivered.
 const GOODBYE: Duration = Duration::from_millis(400);
 
 pub(crate) fn host(machine: u64) -> String {
@@ -44,7 +44,7 @@ pub(crate) fn name(machine: u64) -> NodeName {
     NodeName::new(&format!("n{}", machine % NAMES)).unwrap()
 }
 
-/// A machine's worker, as it starts each time.
+/// A machine's worker, as started each time.
 #[derive(Clone)]
 pub(crate) struct Worker {
     pub(crate) machine: u64,
@@ -54,7 +54,7 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// Runs one process until it says goodbye.
+    /// Runs a process until the goodbye.
     pub(crate) async fn run(self) -> turmoil::Result {
         let Self { machine, seed, starts, outside } = self;
         outside.formed().await;

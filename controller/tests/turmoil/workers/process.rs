@@ -1,4 +1,4 @@
-//! The state of one process over all its streams, and its own actions.
+//! The state of a process over all streams, and the process's own actions.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -36,7 +36,7 @@ const ENTRIES_MAX: usize = 24;
 /// Models that are loaded and dropped.
 const MODELS: u64 = 5;
 
-/// One process of a worker.
+/// A process of a worker.
 pub(crate) struct Process {
     machine: u64,
     name: NodeName,
@@ -58,7 +58,7 @@ struct Inner {
     said: BTreeSet<Served>,
     streams: BTreeMap<u64, mpsc::Sender<wire::WorkerMessage>>,
     streams_opened: u64,
-    /// The terms of the controllers that announced their leadership, by stream.
+    /// The terms of the controllers that announced leadership, by stream.
     leaders: BTreeMap<u64, u64>,
     leader: Option<u64>,
     /// The number of the last batch.
@@ -96,8 +96,8 @@ impl Process {
         Self { machine, name, instance, began, outside, inner: RefCell::new(inner) }
     }
 
-    /// Waits while the process is stopped. Its connections stay open, because the operating system
-    /// keeps them.
+    /// Waits while the process is stopped. The connections stay open, because the operating system
+    /// keeps open sockets.
     pub(super) async fn until_awake(&self) {
         while self.outside.stalls(self.machine) {
             sleep(Duration::from_millis(5)).await;
@@ -183,7 +183,7 @@ impl Process {
         }
     }
 
-    /// Handles a desired state, which is obeyed unless it is outdated.
+    /// Handles a desired state, which is obeyed unless outdated.
     pub(super) fn told(&self, controller: u64, stream: u64, state: &ItemSet<wire::DesiredState>) {
         let stamp = (state.head().term, state.head().index);
         let functions: BTreeSet<Served> = state.items().iter().filter_map(served).collect();

@@ -24,8 +24,8 @@ const KEEP_ALIVE: Duration = Duration::from_secs(2);
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 /// The pause between two attempts, in milliseconds.
 const RECONNECT_MS: std::ops::Range<u64> = 50..1_000;
-/// Messages queued for the transport. Further messages are dropped; they are repeated later, or become
-/// outdated.
+/// Messages queued for the transport. Further messages are dropped; the sender repeats the messages
+/// later, or the messages become outdated.
 const OUTGOING_MAX: usize = 32;
 
 pub(super) async fn run(process: Rc<Process>, controller: u64, seed: u64) {

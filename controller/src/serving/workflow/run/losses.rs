@@ -32,8 +32,7 @@ impl Runner<'_> {
         losses
     }
 
-    /// Returns the tensors on workers whose streams have ended, with everything that those workers
-    /// held.
+    /// Returns the tensors on workers with ended streams: everything that such workers held is lost.
     pub(super) fn dead(&mut self) -> Vec<Loss> {
         let inputs = self.engine.plan().inputs().len();
         let mut losses = Vec::new();
@@ -51,19 +50,19 @@ impl Runner<'_> {
     }
 }
 
-/// Removes the parts that the call for a row produced. Their worker may still hold the objects and only
-/// be unreachable from the caller's worker, so release them.
+/// Removes the parts that the call for a row produced. The worker may still hold the objects and only
+/// be unreachable from the caller's worker, so release the objects.
 fn drop_row(value: &mut Value, row: u64) {
     let_go(value.held().filter(|(of, _)| *of == row).map(|(_, held)| held));
     value.lose(row);
 }
 
-/// Releases the objects of these values at their workers.
+/// Releases the objects of these values at the workers.
 pub(in crate::serving::workflow) fn let_go_of<'v>(values: impl IntoIterator<Item = &'v Value>) {
     let_go(values.into_iter().flat_map(Value::held).map(|(_, held)| held));
 }
 
-/// Releases objects at their workers, with one request per worker.
+/// Releases objects at workers, with one request per worker.
 fn let_go<'v>(held: impl Iterator<Item = &'v Held>) {
     let mut by_worker: Vec<(Arc<Worker>, Vec<wire::DataId>)> = Vec::new();
     for held in held {
