@@ -1,4 +1,4 @@
-//! What copies consist of in a system, and what they pay before they begin.
+//! The steps of copies in a system, and the costs that a copy pays before it begins.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ impl Sim<'_> {
         self.setup.system.oriented == Oriented::Host
     }
 
-    /// What pinning costs a copy over so many links.
+    /// Returns the time of pinning memory for a copy over this number of links.
     fn pinning(&self, bytes: Bytes, links: u32) -> Duration {
         let parts = match self.setup.system.pinning {
             Pinning::Ring => return Duration::ZERO,
@@ -35,13 +35,15 @@ impl Sim<'_> {
         Duration::from_nanos((bytes.0 as f64 * self.setup.costs.pin_ns / f64::from(parts)) as u64)
     }
 
-    /// The objective of a copy for a function: half as long again as it takes alone (D18).
+    /// Returns the objective of a copy for a function: 1.5 times the time that copy and computation take
+    /// alone (D18).
     fn objective(&self, bytes: Bytes, rate: BytesPerSec, compute: Duration) -> Option<Objective> {
         let alone = rate.time_for(bytes) + compute;
         Some(Objective { slo: alone + alone / 2, infer: compute })
     }
 
-    /// A copy between a GPU and its host with what it pays first, for a function that computes so long.
+    /// Returns the steps of a copy between a GPU and its host, for a function of this computing time. Also
+    /// returns the time that the copy pays first.
     pub(super) fn host_steps(
         &self,
         site: Site,
@@ -58,7 +60,7 @@ impl Sim<'_> {
         (first, [Step::Wait(first), Step::Host { site, direction, bytes, links, objective }])
     }
 
-    /// How an input comes to a GPU (D04).
+    /// Returns the steps that copy an input to a GPU (D04).
     pub(super) fn fetch_steps(&self, to: Site, key: Key, compute: Duration) -> Vec<Step> {
         let Some(&Object { site: from, size: bytes, .. }) = self.objects.get(&key) else { return Vec::new() };
         let (_, load) = self.host_steps(to, Direction::ToGpu, bytes, compute);
@@ -69,7 +71,7 @@ impl Sim<'_> {
         }
         let mut first = self.call_cost();
         if from.node != to.node {
-            // Both hosts pin their memory, at the same time.
+            // Both hosts pin their memory at the same time, so pinning counts once.
             let reach = self.fabric.nodes[to.node].reach(to.gpu, self.setup.system.host_links);
             first += self.pinning(bytes, reach);
         }
@@ -78,7 +80,7 @@ impl Sim<'_> {
         vec![Step::Wait(first), Step::Gpus { from, to, bytes, objective }]
     }
 
-    /// Tells a store, and begins what it wants.
+    /// Sends an event to a store, and begins the copies that the store requests.
     pub(super) fn tell(&mut self, site: Site, event: Event) -> Result<(), Error> {
         let told = self.stores.tell(self.now(), site, event)?;
         self.want(site, &told.wanted, told.wait);
@@ -89,7 +91,7 @@ impl Sim<'_> {
         for &it in wanted {
             let (Wanted::Place(key) | Wanted::Migrate(key) | Wanted::Reload(key) | Wanted::Refuse(key)) = it;
             let Some(bytes) = self.objects.get(&key).map(|object| object.size) else {
-                debug_assert!(false, "a store moves what everyone has read");
+                debug_assert!(false, "a store moved an object that all consumers have read");
                 continue;
             };
             let copy =

@@ -1,10 +1,10 @@
-//! Everything that takes time: copies over the links of all nodes, and waits. A *course* is a sequence
-//! of steps; its tag says what its end means.
+//! All operations that take time: copies over the links of all nodes, and waits. A *course* is a sequence of
+//! steps. The tag of a course names the event that its end causes.
 //!
-//! Bytes flow fluidly: at each event the rates are asked anew, and what moves, moves at its slowest
-//! leg's rate until the next. Chunks and batches (D12, D13) are not stepped through; what they cost
-//! is added at the end of a step: a chunk's time for each further stage of a pipeline (D08), and for
-//! a newcomer the batch that crosses its link when it comes.
+//! Bytes move as a fluid. At each event all rates are computed again, and a transfer moves at the rate of
+//! its slowest leg until the next event. Chunks and batches (D12, D13) are not simulated one by one. Their
+//! cost is added at the end of a step: the time of a chunk for each further stage of a pipeline (D08), and
+//! for a new copy the batch that is crossing its link when the copy begins.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -26,11 +26,11 @@ pub(super) struct Site {
     pub(super) gpu: GpuIndex,
 }
 
-/// What takes time.
+/// A step of a course.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Step {
     Wait(Duration),
-    /// Between a GPU and its host.
+    /// A copy between a GPU and its host.
     Host {
         site: Site,
         direction: Direction,
@@ -38,14 +38,15 @@ pub(super) enum Step {
         links: HostLinks,
         objective: Option<Objective>,
     },
-    /// Between GPUs: within one, within a node, or in pipeline over both hosts and the network (D08).
+    /// A copy between GPUs: within a GPU, within a node, or in pipeline over both hosts and the network
+    /// (D08).
     Gpus {
         from: Site,
         to: Site,
         bytes: Bytes,
         objective: Option<Objective>,
     },
-    /// From one node's host to another's.
+    /// A copy from the host of a node to the host of another node.
     Network {
         from: usize,
         to: usize,
@@ -80,8 +81,9 @@ pub(super) struct Fabric<T> {
     courses: BTreeMap<u64, Course<T>>,
     last: u64,
     clock: Timestamp,
-    /// Bytes that were to cross, and that did.
+    /// The bytes of all transfers that began.
     pub(super) sent: u64,
+    /// The bytes that transfers have moved.
     pub(super) delivered: f64,
     pub(super) methods: Methods,
 }
@@ -113,10 +115,10 @@ impl<T: Copy> Fabric<T> {
         self.courses.insert(self.last, Course { tag, steps: steps.into_iter().collect(), now });
     }
 
-    /// When something ends next.
+    /// Returns the time at which the next step ends. Returns `None` if no course is under way.
     ///
     /// # Errors
-    /// [`Error::Stuck`] where something that moves has no rate and nothing else will end.
+    /// Returns [`Error::Stuck`] if no transfer under way has a rate, and no wait is under way.
     pub(super) fn next(&self) -> Result<Option<Timestamp>, Error> {
         let crowd = self.crowd();
         let end = |course: &Course<T>| match &course.now {
@@ -130,7 +132,7 @@ impl<T: Copy> Fabric<T> {
         if next.is_none() && !self.courses.is_empty() { Err(Error::Stuck) } else { Ok(next) }
     }
 
-    /// Moves everything on to a moment that nothing ends before.
+    /// Moves the bytes of all transfers up to a time before which no step ends.
     pub(super) fn advance(&mut self, to: Timestamp) {
         let span = to.since(self.clock).as_secs_f64();
         if span > 0.0 {
@@ -148,7 +150,8 @@ impl<T: Copy> Fabric<T> {
         self.clock = to;
     }
 
-    /// Ends the steps that are over, begins the next ones, and gives what has come to its end.
+    /// Ends the steps that are over, and begins the next steps of their courses. Returns the tags of the
+    /// courses that ended.
     pub(super) fn collect(&mut self) -> Result<Vec<T>, Error> {
         let mut ended = Vec::new();
         let ids: Vec<u64> = self.courses.keys().copied().collect();
@@ -157,12 +160,12 @@ impl<T: Copy> Fabric<T> {
                 match &mut course.now {
                     Now::Waits(until) if *until > self.clock => break,
                     Now::Waits(_) => {}
-                    // Less than a byte is what rounding left.
+                    // Less than a byte is left only because of rounding.
                     Now::Moves { left, .. } if *left >= 1.0 => break,
                     Now::Moves { left, legs, fill, .. } => {
                         self.delivered += *left;
-                        let (legs, fill) = (std::mem::take(legs), *fill);
-                        course.now = Now::Waits(self.clock + fill);
+                        let legs = std::mem::take(legs);
+                        course.now = Now::Waits(self.clock + *fill);
                         for (node, leg) in legs {
                             self.nodes[node].end(self.clock, leg)?;
                         }
@@ -186,7 +189,7 @@ impl<T: Copy> Fabric<T> {
         Ok(ended)
     }
 
-    /// How many cross each node's network, out and in.
+    /// Returns the number of transfers that leave and that enter each node over the network.
     fn crowd(&self) -> Vec<(u32, u32)> {
         let mut crowd = vec![(0, 0); self.nodes.len()];
         for course in self.courses.values() {
@@ -251,7 +254,7 @@ impl<T: Copy> Fabric<T> {
         let node = from.node;
         if let Some(hops) = self.nodes[node].begin_nvlink(leg, from.gpu, to.gpu)? {
             let rate = BytesPerSec(self.nodes[node].rate(leg) as u64);
-            // A chunk is at each GPU on the way before it goes on.
+            // Each GPU on the way receives a whole chunk before it sends the chunk on.
             let fill = rate.time_for(BLOCK).min(Duration::from_millis(1)) * (hops as u32 - 1);
             return Ok(self.moves(bytes, vec![(node, leg)], None, f64::MAX, fill));
         }
@@ -265,7 +268,7 @@ impl<T: Copy> Fabric<T> {
         Ok(self.moves(bytes, legs, None, ceiling, Duration::ZERO))
     }
 
-    /// Up one host path and down another at once: the slower one's rate.
+    /// Begins a copy from a GPU to host memory and at once on to another GPU, at the rate of the slower leg.
     fn through_host(
         &mut self,
         from: Site,
@@ -280,7 +283,8 @@ impl<T: Copy> Fabric<T> {
         Ok((vec![up, down], waits_up.max(waits_down) + self.chunk(to)))
     }
 
-    /// A leg between a GPU and its host, and how long it waits for a batch that crosses.
+    /// Begins a leg between a GPU and its host. Returns the leg, and the time that the leg waits for a
+    /// batch that is crossing the link.
     fn host_leg(&mut self, node: usize, copy: HostCopy) -> Result<((usize, LegId), Duration), Error> {
         let leg = self.leg();
         let waits = self.nodes[node].begin_host(self.clock, leg, copy)?;
@@ -289,7 +293,7 @@ impl<T: Copy> Fabric<T> {
         Ok(((node, leg), if waits { batch } else { Duration::ZERO }))
     }
 
-    /// How long a chunk takes by a GPU's PCIe link.
+    /// Returns the time of a chunk over the PCIe link of a GPU.
     fn chunk(&self, site: Site) -> Duration {
         let links = &self.nodes[site.node];
         links.rate_of(links.pcie(site.gpu)).time_for(BLOCK)
@@ -320,7 +324,7 @@ impl<T: Copy> Fabric<T> {
         self.courses.is_empty() && self.nodes.iter().all(Links::is_idle)
     }
 
-    /// The fullest link's use (see [`Links::fullest`]), or the network's.
+    /// Returns the use of the fullest link of any node (see [`Links::fullest`]). The network is not included.
     pub(super) fn fullest(&self) -> f64 {
         self.nodes.iter().map(Links::fullest).fold(0.0, f64::max)
     }

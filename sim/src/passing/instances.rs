@@ -1,7 +1,8 @@
-//! Requests through the functions of their workflow. An instance of a function has a GPU of its own
-//! and serves one request at a time, in the order in which they came to the workflow: it fetches its inputs,
-//! all at once, computes, and stores what it made. With data in host memory it copies that there
-//! itself and is busy until then; with a store on the GPU it is free when the store has taken it.
+//! The instances of functions, through which requests pass. An instance has a GPU of its own, and serves
+//! one request at a time, in the order of the requests' arrivals. The instance fetches all inputs at once,
+//! computes, and stores its outputs. With data in host memory the instance copies its outputs there itself,
+//! and is busy until then. With a store on the GPU the instance is free once the store has accepted the
+//! outputs.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -17,21 +18,23 @@ use super::outcome::{Record, Split};
 use super::requests::{Key, Object, Request};
 use super::run::Sim;
 
-/// What the end of a course means.
+/// The event that the end of a course causes.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Tag {
-    /// The CPU function is done.
+    /// The CPU function of a request has ended.
     Decoded(usize),
-    /// Bytes from the host are there; the copy paid so much first.
+    /// The instance has the request's own input from the host. The copy paid this time for call and pinning
+    /// first.
     Loaded(usize, Duration),
-    /// An input is there.
+    /// The instance has an input from another function.
     Fetched(usize),
-    /// What was fetched into is released: the function computes.
+    /// The memory of the read objects is released, so the instance computes.
     Released(usize),
+    /// The instance has computed.
     Computed(usize),
-    /// An output is where others can read it.
+    /// An output is where other functions can read it.
     Stored(Key),
-    /// A response is at the host.
+    /// A response is in host memory.
     Responded {
         request: usize,
         function: usize,
@@ -41,15 +44,17 @@ pub(super) enum Tag {
     Refused(Site, Key),
 }
 
-/// What an instance is about.
+/// The request that an instance serves.
 #[derive(Debug, Clone, Copy, Default)]
 struct Job {
     request: usize,
-    /// Copies it waits for.
+    /// The number of copies that the instance waits for.
     pending: usize,
-    /// When it began what it does, in seconds, and how long the copies took.
+    /// The time at which the job began, in seconds.
     began: f64,
+    /// The time of the copy from the host, in seconds.
     loads: f64,
+    /// The time of the longest copy from another function, in seconds.
     fetches: f64,
 }
 
@@ -58,6 +63,7 @@ pub(super) struct Instance {
     pub(super) app: usize,
     pub(super) function: usize,
     pub(super) site: Site,
+    /// The waiting requests, ordered by their arrival.
     queue: BTreeSet<usize>,
     job: Option<Job>,
 }
@@ -85,7 +91,7 @@ impl Sim<'_> {
         self.setup.apps[app].workflow.decode.mul_f64(self.setup.compute)
     }
 
-    /// A request of an app comes, and goes to its replicas in turn.
+    /// Creates a request of an app. The replicas of an app get its requests in turns.
     pub(super) fn arrive(&mut self, app: usize) {
         let number = self.requests.len();
         let replica = self.turns[app] % self.by_place[app].len();
@@ -147,7 +153,8 @@ impl Sim<'_> {
         self.instances[instance].job.map_or(0.0, |job| self.seconds() - job.began)
     }
 
-    /// An input of a call is there: once all are, the call is in its instance's queue.
+    /// Records that an input of a call is ready. Once all inputs are ready, the call enters its instance's
+    /// queue.
     fn there(&mut self, request: usize, function: usize, key: Option<Key>, way: Split) -> Result<(), Error> {
         let call = &mut self.requests[request].calls[function];
         call.missing -= 1;
@@ -159,7 +166,8 @@ impl Sim<'_> {
             return Ok(());
         }
         let instance = self.instance_of(request, function);
-        let (site, index) = (self.instances[instance].site, self.instances[instance].index());
+        let site = self.instances[instance].site;
+        let index = self.instances[instance].index();
         self.instances[instance].queue.insert(request);
         if !self.is_host_oriented() {
             self.tell(site, Event::Requested { function: index })?;
@@ -168,7 +176,7 @@ impl Sim<'_> {
         self.start(instance)
     }
 
-    /// Tells the stores where a call stands that reads from them.
+    /// Reports the state of a call to the stores of its inputs.
     fn stands(&mut self, request: usize, function: usize, standing: Standing) -> Result<(), Error> {
         for key in self.requests[request].calls[function].inputs.clone() {
             let Some(object) = self.objects.get(&key) else { continue };
@@ -179,14 +187,13 @@ impl Sim<'_> {
         Ok(())
     }
 
-    /// Takes the first call of the queue, if the instance is free.
+    /// Begins the first call of the queue, if the instance is free.
     fn start(&mut self, instance: usize) -> Result<(), Error> {
         if self.instances[instance].job.is_some() {
             return Ok(());
         }
         let Some(request) = self.instances[instance].queue.pop_first() else { return Ok(()) };
-        let (app, function, site) =
-            (self.instances[instance].app, self.instances[instance].function, self.instances[instance].site);
+        let Instance { app, function, site, .. } = self.instances[instance];
         if !self.is_host_oriented() {
             self.stands(request, function, Standing::Claimed)?;
         }
@@ -207,7 +214,7 @@ impl Sim<'_> {
         Ok(())
     }
 
-    /// A copy of an instance has ended; after the last it has read its inputs.
+    /// Records the end of a copy to an instance. After the last copy, the instance has read its inputs.
     fn arrived(&mut self, instance: usize) -> Result<(), Error> {
         let Some(job) = &mut self.instances[instance].job else { return Ok(()) };
         job.pending -= 1;
@@ -222,7 +229,7 @@ impl Sim<'_> {
             wait += self.read(key, function)?;
         }
         let way = &mut self.requests[job.request].calls[function].way;
-        // Copies from both run side by side: the longer one counts.
+        // Copies from the host and from other functions run at the same time, so the longer copy counts.
         if job.loads > job.fetches {
             way.host += job.loads;
         } else {
@@ -233,11 +240,13 @@ impl Sim<'_> {
         Ok(())
     }
 
-    /// A function has read a piece of data: its last reader frees it (D28). Says what is waited for.
+    /// Records that a function has read an object. The last reader frees the object (D28). Returns the time
+    /// of native calls that the function waits for.
     fn read(&mut self, key: Key, function: usize) -> Result<Duration, Error> {
         let Some(object) = self.objects.get_mut(&key) else { return Ok(Duration::ZERO) };
         object.unread -= 1;
-        let (site, unread) = (object.site, object.unread);
+        let site = object.site;
+        let unread = object.unread;
         let consumer = object.takers.iter().position(|&taker| taker == function).unwrap_or(0);
         if unread == 0 {
             self.objects.remove(&key);
@@ -261,7 +270,8 @@ impl Sim<'_> {
         else {
             return Ok(());
         };
-        let (now, compute) = (self.now(), self.compute(app, function));
+        let now = self.now();
+        let compute = self.compute(app, function);
         let is_host_oriented = self.is_host_oriented();
         let call = &mut self.requests[request].calls[function];
         call.way.compute += compute.as_secs_f64();
@@ -276,7 +286,8 @@ impl Sim<'_> {
                 continue;
             }
             self.last_key += 1;
-            let (size, unread) = (self.requests[request].scaled(output.size), takers.len());
+            let size = self.requests[request].scaled(output.size);
+            let unread = takers.len();
             let object = Object { request, maker: function, size, site, takers, unread };
             self.objects.insert(self.last_key, object);
             keys.push(self.last_key);
@@ -286,7 +297,7 @@ impl Sim<'_> {
             let bytes = self.requests[request].scaled(spec.response);
             let (_, steps) = self.host_steps(site, Direction::FromGpu, bytes, Duration::ZERO);
             self.fabric.begin(Tag::Responded { request, function }, steps);
-            // The store's daemon copies it out, and the function is free.
+            // With a store on the GPU, the store's daemon copies the response, so the instance does not wait.
             pending += usize::from(is_host_oriented);
         }
         if let Some(job) = &mut self.instances[instance].job {
@@ -303,7 +314,7 @@ impl Sim<'_> {
         if pending == 0 { self.free(instance) } else { Ok(()) }
     }
 
-    /// Puts an output where others can read it.
+    /// Stores an output where other functions can read it.
     fn publish(&mut self, site: Site, key: Key, instance: usize) -> Result<(), Error> {
         let Some(object) = self.objects.get(&key) else { return Ok(()) };
         let size = object.size;
@@ -326,10 +337,11 @@ impl Sim<'_> {
         self.announce(key)
     }
 
-    /// Lets those who read a piece of data know that it is there, and its maker go on.
+    /// Marks an object as ready for all functions that read it, and ends the maker's wait for the object.
     fn announce(&mut self, key: Key) -> Result<(), Error> {
         let Some(object) = self.objects.get(&key) else { return Ok(()) };
-        let (request, maker, takers) = (object.request, object.maker, object.takers.clone());
+        let &Object { request, maker, .. } = object;
+        let takers = object.takers.clone();
         let call = &self.requests[request].calls[maker];
         let mut way = call.way;
         way.functions += self.now().since(call.computed).as_secs_f64();
@@ -339,7 +351,7 @@ impl Sim<'_> {
         self.done_one(self.instance_of(request, maker))
     }
 
-    /// An instance has one copy less to wait for.
+    /// Records the end of a copy that an instance waited for. The last end frees the instance.
     fn done_one(&mut self, instance: usize) -> Result<(), Error> {
         let Some(job) = &mut self.instances[instance].job else { return Ok(()) };
         job.pending -= 1;
@@ -357,7 +369,7 @@ impl Sim<'_> {
         if self.is_host_oriented() { self.done_one(self.instance_of(request, function)) } else { Ok(()) }
     }
 
-    /// A call, or its response, has ended: with the last of them, the request.
+    /// Records the end of a call or of its response. The last end ends the request.
     fn close(&mut self, request: usize, function: usize, response: Option<Duration>) -> Result<(), Error> {
         let now = self.now();
         let it = &mut self.requests[request];
@@ -368,8 +380,13 @@ impl Sim<'_> {
         }
         it.open -= 1;
         if it.open == 0 {
-            let (app, arrived, split, loading) = (it.app, it.arrived, it.longest, it.loading);
-            self.records.push(Record { app, arrived, finished: now, split, loading });
+            self.records.push(Record {
+                app: it.app,
+                arrived: it.arrived,
+                finished: now,
+                split: it.longest,
+                loading: it.loading,
+            });
         }
         Ok(())
     }

@@ -1,5 +1,6 @@
-//! The links of one node, and who crosses them at which rate: `policy::rates` for PCIe, one for each
-//! direction, and `policy::paths` for NVLink. A *leg* is what one transfer has of either.
+//! The links of one node, and the rates of the transfers that cross the links. `policy::rates` divides PCIe
+//! links, separately for each direction, and `policy::paths` divides NVLinks. A *leg* is the share of one
+//! transfer in either.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +12,7 @@ use millrace_types::{Bytes, BytesPerSec, GpuIndex, Timestamp};
 use super::Error;
 use super::system::System;
 
-/// A leg's name, not given again.
+/// The id of a leg. Ids are not reused.
 pub(super) type LegId = u64;
 
 /// A copy between a GPU and its host.
@@ -27,14 +28,16 @@ pub(super) struct HostCopy {
 #[derive(Debug)]
 struct HostLeg {
     direction: Direction,
-    /// What PCIe gives it, by the link it enters by.
+    /// The rate over each PCIe link, in bytes a second.
     parts: Vec<(LinkId, u64)>,
-    /// What NVLinks forward, by the same; nothing for its own link.
+    /// The rate at which NVLinks forward from each PCIe link of another GPU, in bytes a second. The GPU's
+    /// own link has no entry.
     forwards: BTreeMap<LinkId, u64>,
+    /// The GPU's own PCIe link.
     own: LinkId,
-    /// Whether it has a flow at the NVLinks too.
+    /// Whether the leg has a flow at the NVLinks too.
     forwarded: bool,
-    /// What it carried since it was measured last.
+    /// The bytes carried since the last measurement.
     carried: f64,
     measured: Timestamp,
 }
@@ -52,7 +55,7 @@ pub(super) struct Links {
     paths: Paths,
     rates: Each<Rates>,
     legs: BTreeMap<LegId, Leg>,
-    /// By GPU: over how many PCIe links it reaches the host when nothing else runs.
+    /// The number of PCIe links over which each GPU reaches the host when no other transfer runs.
     reach: Vec<u32>,
 }
 
@@ -78,7 +81,7 @@ impl Links {
         })
     }
 
-    /// Over how many PCIe links a GPU reaches the host.
+    /// Returns the number of PCIe links over which a GPU reaches the host when no other transfer runs.
     pub(super) fn reach(&self, gpu: GpuIndex, links: HostLinks) -> u32 {
         match links {
             HostLinks::Own => 1,
@@ -86,7 +89,7 @@ impl Links {
         }
     }
 
-    /// A GPU's own PCIe link.
+    /// Returns a GPU's own PCIe link.
     pub(super) fn pcie(&self, gpu: GpuIndex) -> LinkId {
         self.topology.gpus[gpu.0 as usize].host_path[0]
     }
@@ -95,8 +98,8 @@ impl Links {
         self.topology.links[link.0 as usize].rate
     }
 
-    /// Tells how much each copy of a direction carried (D16), so that what is shared next is shared by
-    /// what is left.
+    /// Reports the bytes that each copy of a direction carried to the core of the PCIe links (D16). The
+    /// core divides links by the bytes that are left, so the report precedes each change.
     fn measure(&mut self, now: Timestamp, direction: Direction) -> Result<(), Error> {
         let mut measured = Vec::new();
         for (&id, leg) in &mut self.legs {
@@ -141,11 +144,13 @@ impl Links {
         }
     }
 
-    /// Begins a copy from or to the host. Says whether it waits for a batch that crosses already (D13).
+    /// Begins a copy from or to the host. Returns whether the copy waits for a batch that is crossing the
+    /// link (D13).
     pub(super) fn begin_host(&mut self, now: Timestamp, id: LegId, copy: HostCopy) -> Result<bool, Error> {
         self.measure(now, copy.direction)?;
         let own = self.pcie(copy.gpu);
-        let (mut links, mut forwards) = (vec![own], BTreeMap::new());
+        let mut links = vec![own];
+        let mut forwards = BTreeMap::new();
         let forwarded = copy.links == HostLinks::All && self.reach[copy.gpu.0 as usize] > 1;
         if forwarded {
             let plan = self.paths.begin_host(FlowId(id), copy.gpu, copy.direction)?;
@@ -173,8 +178,8 @@ impl Links {
         Ok(waits)
     }
 
-    /// Begins a copy between two GPUs over NVLinks; says how many its longest route crosses, none
-    /// where no NVLink leads there: then nothing has begun.
+    /// Begins a copy between two GPUs over NVLinks. Returns the number of NVLinks of the longest route.
+    /// Returns `None`, and begins no copy, if no NVLinks join the GPUs.
     pub(super) fn begin_nvlink(
         &mut self,
         id: LegId,
@@ -199,7 +204,8 @@ impl Links {
     pub(super) fn end(&mut self, now: Timestamp, id: LegId) -> Result<(), Error> {
         match self.legs.get(&id) {
             Some(Leg::Host(leg)) => {
-                let (direction, forwarded) = (leg.direction, leg.forwarded);
+                let direction = leg.direction;
+                let forwarded = leg.forwarded;
                 self.measure(now, direction)?;
                 self.legs.remove(&id);
                 let change = self.rates[direction].end(now, rates::FlowId(id))?;
@@ -219,14 +225,14 @@ impl Links {
         Ok(())
     }
 
-    /// Notes what a leg carried.
+    /// Records the bytes that a leg carried.
     pub(super) fn carried(&mut self, id: LegId, bytes: f64) {
         if let Some(Leg::Host(leg)) = self.legs.get_mut(&id) {
             leg.carried += bytes;
         }
     }
 
-    /// How fast a leg may go, in bytes a second.
+    /// Returns the rate of a leg, in bytes a second.
     pub(super) fn rate(&self, id: LegId) -> f64 {
         let rate: u64 = match self.legs.get(&id) {
             Some(Leg::Host(leg)) => leg.parts.iter().map(|part| leg.over(part)).sum(),
@@ -236,7 +242,7 @@ impl Links {
         rate as f64
     }
 
-    /// Whether nothing runs and the matrix of D21 is the topology's again.
+    /// Returns whether no leg is left, and all NVLinks have their whole capacity again (the matrix of D21).
     pub(super) fn is_idle(&self) -> bool {
         let pairs = self
             .topology
@@ -248,8 +254,8 @@ impl Links {
         self.legs.is_empty() && pairs.into_iter().all(whole)
     }
 
-    /// The fullest link's use, as a share of what it carries; of a switch, each pair's. Above 1 is our
-    /// bug.
+    /// Returns the use of the fullest link, as a share of its rate. NVLinks count by pair of GPUs, also
+    /// through a switch. A use above 1 is a bug of the cores.
     pub(super) fn fullest(&self) -> f64 {
         let mut pcie: BTreeMap<(bool, LinkId), u64> = BTreeMap::new();
         let mut nvlink: BTreeMap<(GpuIndex, GpuIndex), u64> = BTreeMap::new();
@@ -272,21 +278,22 @@ impl Links {
         pcie.chain(nvlink).fold(0.0, f64::max)
     }
 
-    /// Whether any NVLinks join its GPUs.
+    /// Returns whether the node has NVLinks.
     pub(super) fn has_nvlinks(&self) -> bool {
         self.topology.links.iter().any(|link| matches!(link.kind, LinkKind::NvLink { .. }))
     }
 }
 
 impl HostLeg {
-    /// What it has by one link: no more than is forwarded from there.
+    /// Returns the rate of the leg over one PCIe link. Over another GPU's link, the rate is at most that at
+    /// which NVLinks forward from there.
     fn over(&self, &(link, rate): &(LinkId, u64)) -> u64 {
         if link == self.own { rate } else { rate.min(self.forwards.get(&link).copied().unwrap_or(0)) }
     }
 }
 
-/// Whether a selection may send what no NVLink carries through host memory in pipeline, as `FaaSTube`
-/// does (§9.3); the others copy over PCIe between the two GPUs.
+/// Returns whether copies between GPUs without an NVLink pass through host memory in pipeline, as in
+/// `FaaSTube` (§9.3). Other systems copy over PCIe between the two GPUs.
 pub(super) fn pipelines_through_host(selection: Selection) -> bool {
     selection == Selection::FaasTube
 }

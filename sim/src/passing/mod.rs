@@ -1,5 +1,6 @@
-//! How data passes between the functions of a workflow, as flows in virtual time: the experiments of
-//! the `FaaSTube` paper. No actors, no chunks one by one: bytes move at rates that change with each event.
+//! A simulation of the data that passes between the functions of a workflow, as flows in virtual time, for
+//! the experiments of the `FaaSTube` paper. There are no actors and no single chunks: bytes move at rates
+//! that change with each event.
 //!
 //! ```text
 //! Setup { topology, nodes, apps, system, arrivals } ──► run ──► Outcome { requests, memory, checks }
@@ -12,14 +13,14 @@
 //! |---|---|
 //! | [`system`] | the systems that are compared, as choices on this one code path, and costs |
 //! | [`workflow`] | the workflows of table 1, and what is assumed of them |
-//! | [`setup`] | what is simulated, and where its functions run (`policy::paths::place`) |
-//! | [`mod@run`] | requests through the functions of their workflow |
-//! | [`outcome`] | what came of it |
+//! | [`setup`] | the input of a simulation, and the placement of functions (`policy::paths::place`) |
+//! | [`mod@run`] | runs requests through the functions of their workflow |
+//! | [`outcome`] | the result of a simulation |
 //!
-//! The decisions are those of the cores that run in production: NVLink paths and placement
-//! (`policy::paths`), shares of PCIe links (`policy::rates`), and the stores with their pools
-//! (`policy::elastic`). Baselines are the same cores with the other choices they offer. What takes
-//! time is modelled; absent are the time that decisions take, models that are loaded, and faults.
+//! The decisions are those of the cores of production: NVLink paths and placement (`policy::paths`), shares
+//! of PCIe links (`policy::rates`), and the stores with their pools (`policy::elastic`). Baselines are the
+//! same cores with other options. Computation, copies, pinning, calls and native allocations take time.
+//! Absent are the time that decisions take, the loading of models, and faults.
 
 mod copies;
 mod fabric;
@@ -42,30 +43,30 @@ pub use setup::{App, Arrivals, Setup};
 pub use system::{Costs, System};
 pub use workflow::Workflow;
 
-/// Why a simulation could not be run.
+/// A reason that a simulation could not be run.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The NVLinks took no flow.
+    /// The core of the NVLinks refused a flow or a topology.
     #[error(transparent)]
     Paths(#[from] millrace_policy::paths::Error),
-    /// The PCIe links took no flow.
+    /// The core of the PCIe links refused a flow or a topology.
     #[error(transparent)]
     Rates(#[from] millrace_policy::rates::Error),
-    /// A store of such sizes.
+    /// The configuration of a store is invalid.
     #[error(transparent)]
     Store(#[from] millrace_policy::elastic::ConfigError),
-    /// A store did what only happens when a device fails, or refused an object for good.
-    #[error("a store gave an object up")]
+    /// A store lost an object, which only happens when a device fails, or declined an object for good.
+    #[error("a store lost or declined an object")]
     GaveUp,
-    /// The functions are more than the GPUs.
-    #[error("{functions} functions need a GPU each, {free} are free")]
+    /// A node has fewer free GPUs than functions to place.
+    #[error("{functions} functions need a GPU each, but only {free} GPUs are free")]
     NoRoom {
-        /// Of one replica, or what of it goes to a node.
+        /// The number of functions of one replica that are placed on the node.
         functions: usize,
-        /// There.
+        /// The number of free GPUs of the node.
         free: usize,
     },
-    /// Something moves at no rate, and nothing is going to end.
-    #[error("nothing moves any more")]
+    /// A transfer has no rate, and no other event is due.
+    #[error("the simulation is stuck: a transfer has no rate, and no other event is due")]
     Stuck,
 }

@@ -1,4 +1,4 @@
-//! What came of a simulation.
+//! The result of a simulation.
 
 use std::time::Duration;
 
@@ -7,104 +7,101 @@ use millrace_types::Timestamp;
 
 use crate::outcome::percentile;
 
-/// Where the time of a request went on its longest way through the workflow, queues left out (§9.1).
-/// In seconds.
+/// The latency of a request on its longest path through the workflow, without queues, split into its parts
+/// (§9.1). In seconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Split {
-    /// Between the host and functions.
+    /// The time of passing data between the host and functions.
     pub host: f64,
-    /// Between functions.
+    /// The time of passing data between functions.
     pub functions: f64,
-    /// Computation.
+    /// The time of computation.
     pub compute: f64,
 }
 
 impl Split {
-    /// Passing data.
+    /// Returns the time of passing data.
     #[must_use]
     pub fn passing(&self) -> f64 {
         self.host + self.functions
     }
 
-    /// All of it.
+    /// Returns the sum of all parts.
     #[must_use]
     pub fn total(&self) -> f64 {
         self.passing() + self.compute
     }
 }
 
-/// A request that was answered.
+/// The record of an answered request.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Record {
-    /// Of which app.
+    /// The index of the app.
     pub app: usize,
-    /// When it came.
+    /// The time of the request's arrival.
     pub arrived: Timestamp,
-    /// When all of it was done.
+    /// The time at which all functions and responses had ended.
     pub finished: Timestamp,
-    /// Where its time went.
     pub split: Split,
-    /// How long the copies from the host took, without what they paid first; together, in seconds.
+    /// The sum of the times of all copies from the host, in seconds, without calls and pinning.
     pub loading: f64,
 }
 
 impl Record {
-    /// From its coming to its end.
+    /// Returns the time from the arrival to the end.
     #[must_use]
     pub fn latency(&self) -> Duration {
         self.finished.since(self.arrived)
     }
 }
 
-/// Which way data was passed (D04), by copies.
+/// The number of copies by method of passing data (D04).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Methods {
-    /// Between a GPU and its host.
+    /// Copies between a GPU and its host.
     pub host_gpu: u64,
-    /// Within a GPU.
+    /// Copies within a GPU.
     pub intra: u64,
-    /// Between two GPUs of a node.
+    /// Copies between two GPUs of a node.
     pub inter: u64,
-    /// Between nodes.
+    /// Copies between nodes.
     pub inter_node: u64,
 }
 
 /// The memory of all stores, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Memory {
-    /// What was allocated, on average over time.
+    /// The allocated memory, on average over time.
     pub allocated: f64,
-    /// What of it objects had, on average over time.
+    /// The memory that objects used, on average over time.
     pub used: f64,
-    /// The most that was allocated at once.
+    /// The most memory allocated at once.
     pub peak: f64,
 }
 
-/// What came of a simulation.
+/// The result of a simulation.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Outcome {
-    /// The requests, in the order of their ends.
+    /// The records of the requests, in the order of their ends.
     pub records: Vec<Record>,
-    /// Copies by method.
     pub methods: Methods,
-    /// The stores' memory.
     pub memory: Memory,
-    /// What the stores asked of their devices.
+    /// The native calls of the stores.
     pub calls: NativeCalls,
-    /// What became of objects.
+    /// The numbers of migrated, reloaded and refused objects, and of reads from the host.
     pub counts: Counts,
-    /// Bytes that were to cross links.
+    /// The bytes of all transfers.
     pub sent: u64,
-    /// Bytes that did.
+    /// The bytes that transfers delivered.
     pub delivered: f64,
-    /// The fullest link's use at any event; 0 where nobody looked.
+    /// The highest use of a link at any event. 0 unless the setup is audited.
     pub fullest: f64,
-    /// Whether in the end no link was in use and no store held anything.
+    /// Whether in the end no link was in use, and no store held an object.
     pub is_clean: bool,
 }
 
 impl Outcome {
-    /// The 99th percentile of something over the requests of an app.
+    /// Returns the 99th percentile of a value, in seconds, over the requests of an app.
     #[must_use]
     pub fn p99(&self, app: usize, of: impl Fn(&Record) -> f64) -> f64 {
         let mut values: Vec<Duration> =
@@ -113,14 +110,14 @@ impl Outcome {
         percentile(&values, 99.0).as_secs_f64()
     }
 
-    /// The mean of something over the requests of an app.
+    /// Returns the mean of a value over the requests of an app.
     #[must_use]
     pub fn mean(&self, app: usize, of: impl Fn(&Record) -> f64) -> f64 {
         let (sum, count) = self.of(app).fold((0.0, 0u32), |(sum, count), it| (sum + of(it), count + 1));
         sum / f64::from(count.max(1))
     }
 
-    /// Requests a second between the first and the last tenth of their ends.
+    /// Returns the requests that ended in a second, without the first and the last tenth of the requests.
     #[must_use]
     pub fn throughput(&self) -> f64 {
         let tenth = self.records.len() / 10;

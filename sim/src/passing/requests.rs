@@ -1,4 +1,4 @@
-//! What is known of requests and of the data they make.
+//! The state of requests, and of the data that requests make.
 
 use std::collections::BTreeMap;
 
@@ -10,21 +10,21 @@ use super::outcome::Split;
 use super::setup::Setup;
 use crate::workload::random;
 
-/// A piece of data, as the stores name it.
+/// The key of an object in the stores.
 pub(super) type Key = u64;
 
 /// A request's run of one function.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Call {
-    /// Whether it runs at all.
+    /// Whether the function runs in this request.
     pub(super) runs: bool,
-    /// How many inputs are not there yet, the request's own counted as one.
+    /// The number of inputs that are not ready yet. The request's own input counts as one.
     pub(super) missing: usize,
-    /// Its inputs, where they are there.
+    /// The objects among the inputs that are ready.
     pub(super) inputs: Vec<Key>,
-    /// The longest way up to where it is now.
+    /// The longest path through the workflow up to now.
     pub(super) way: Split,
-    /// When it had computed.
+    /// The time of the end of the computation.
     pub(super) computed: Timestamp,
 }
 
@@ -33,16 +33,19 @@ pub(super) struct Request {
     pub(super) app: usize,
     pub(super) replica: usize,
     pub(super) arrived: Timestamp,
+    /// The factor of all sizes of the request.
     pub(super) factor: f64,
     pub(super) calls: Vec<Call>,
-    /// Calls and responses that have not ended.
+    /// The number of calls and responses that have not ended.
     pub(super) open: usize,
+    /// The longest path through the workflow.
     pub(super) longest: Split,
+    /// The time of all copies from the host, in seconds.
     pub(super) loading: f64,
 }
 
 impl Request {
-    /// What is random of a request depends on the seed and its number alone, so it is the same for
+    /// Creates a request. Its random choices depend only on the seed and its number, so they are the same for
     /// every system.
     pub(super) fn new(setup: &Setup, number: usize, app: usize, replica: usize, arrived: Timestamp) -> Self {
         let mut rng = random(setup.seed, 1000 + number as u64);
@@ -61,23 +64,23 @@ impl Request {
         Self { app, replica, arrived, factor, calls, open, longest, loading: 0.0 }
     }
 
-    /// What a size comes to in this request.
+    /// Returns a size multiplied by the factor of this request.
     pub(super) fn scaled(&self, size: Bytes) -> Bytes {
         Bytes((size.0 as f64 * self.factor) as u64)
     }
 }
 
-/// A piece of data between functions.
+/// An object: data that a function makes for other functions.
 #[derive(Debug)]
 pub(super) struct Object {
     pub(super) request: usize,
     pub(super) maker: usize,
     pub(super) size: Bytes,
-    /// Where it was made.
+    /// The GPU that made the object.
     pub(super) site: Site,
-    /// Functions that will read it, by the place under which the store knows them.
+    /// The functions that read the object. The position of a function is its consumer index in the store.
     pub(super) takers: Vec<usize>,
-    /// How many have not.
+    /// The number of functions that have not read the object yet.
     pub(super) unread: usize,
 }
 

@@ -1,4 +1,4 @@
-//! Runs a simulation: the next of what is to come, until every request was answered.
+//! Runs a simulation event by event, until every request was answered.
 
 use millrace_policy::elastic::Event;
 use millrace_types::Timestamp;
@@ -11,26 +11,26 @@ use super::requests::{Key, Objects, Request};
 use super::setup::{Arrivals, Setup};
 use super::stores::Stores;
 
-/// Everything that a run changes.
+/// The state of a run.
 pub(super) struct Sim<'a> {
     pub(super) setup: &'a Setup,
     pub(super) fabric: Fabric<Tag>,
     pub(super) stores: Stores,
     pub(super) instances: Vec<Instance>,
-    /// By app, replica and function.
+    /// The indexes of the instances, by app, replica and function.
     pub(super) by_place: Vec<Vec<Vec<usize>>>,
     pub(super) requests: Vec<Request>,
-    /// By app: how many requests came.
+    /// The number of requests that arrived, by app.
     pub(super) turns: Vec<usize>,
     pub(super) objects: Objects,
     pub(super) last_key: Key,
     pub(super) records: Vec<Record>,
 }
 
-/// Runs a simulation.
+/// Runs a simulation until every request was answered and no transfer is left.
 ///
 /// # Errors
-/// [`Error`].
+/// Returns [`Error`] if the setup is invalid, a core refuses an event, or the simulation is stuck.
 pub fn run(setup: &Setup) -> Result<Outcome, Error> {
     let mut sim = Sim::new(setup)?;
     let mut arrivals = setup.open().into_iter().peekable();
@@ -113,7 +113,8 @@ impl<'a> Sim<'a> {
 
     fn outcome(mut self, fullest: f64) -> Result<Outcome, Error> {
         let memory = self.stores.memory(self.fabric.clock());
-        let (calls, counts) = (self.stores.calls(), self.stores.counts());
+        let calls = self.stores.calls();
+        let counts = self.stores.counts();
         let is_clean = self.fabric.is_idle() && self.objects.is_empty() && self.stores.settle()?;
         Ok(Outcome {
             records: self.records,

@@ -1,4 +1,4 @@
-//! What is simulated, and where its functions run.
+//! The input of a simulation, and the placement of functions on GPUs.
 
 use millrace_policy::paths::{Edge, place};
 use millrace_types::topology::Topology;
@@ -11,60 +11,56 @@ use super::system::{Costs, Placing, System};
 use super::workflow::Workflow;
 use crate::workload::{Arrival, random};
 
-/// A workflow that is served.
+/// A workflow that the simulated cluster serves.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct App {
-    /// Which.
     pub workflow: Workflow,
-    /// How many instances there are of each of its functions, each with a GPU of its own.
+    /// The number of instances of each function. Each instance has a GPU of its own.
     pub replicas: usize,
-    /// Whether each replica is on two nodes: cut where the least passes (§9.3).
+    /// Whether each replica is cut into two nodes, where the least data passes (§9.3).
     pub is_cut: bool,
 }
 
-/// Who asks when.
+/// The arrivals of requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Arrivals {
-    /// At these times; [`Arrival::function`] is the app's place.
+    /// Requests arrive at given times. [`Arrival::function`] is the index of the app.
     Open(Vec<Arrival>),
-    /// So many requests of the first app are under way at any time, until all were made.
+    /// A constant number of requests of the first app is under way, until all requests were made.
     Closed {
-        /// How many at a time.
+        /// The number of requests under way.
         outstanding: usize,
-        /// How many in all.
+        /// The number of requests in all.
         total: usize,
     },
 }
 
-/// A simulation.
+/// The input of a simulation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Setup {
-    /// One node's GPUs and links.
+    /// The GPUs and links of one node. All nodes are alike.
     pub topology: Topology,
-    /// How many such nodes.
+    /// The number of nodes.
     pub nodes: usize,
-    /// What is served.
     pub apps: Vec<App>,
-    /// By which system.
+    /// The system that is simulated.
     pub system: System,
-    /// What things cost.
     pub costs: Costs,
-    /// How long functions compute, by what a V100 takes.
+    /// The computing time of functions, as a multiple of that on a V100.
     pub compute: f64,
-    /// The most of a GPU that data may have (D26).
+    /// The most memory of a GPU that stored data may take (D26).
     pub store_cap: Bytes,
-    /// What requests' sizes are multiplied with, at least and at most (§3.2, challenge 3).
+    /// The least and the greatest factor by which a request's sizes are multiplied (§3.2, challenge 3).
     pub sizes: (f64, f64),
-    /// Who asks when.
     pub arrivals: Arrivals,
-    /// For what is random.
+    /// The seed of all random choices.
     pub seed: u64,
-    /// Whether every link's use is looked at, at every event: for tests.
+    /// Whether the use of every link is measured at every event, for tests.
     pub is_audited: bool,
 }
 
 impl Setup {
-    /// One node with one app, and every default.
+    /// Returns a setup of one node with one app, and defaults for the rest.
     #[must_use]
     pub fn new(topology: Topology, app: App, system: System, arrivals: Arrivals, seed: u64) -> Self {
         Self {
@@ -82,7 +78,8 @@ impl Setup {
         }
     }
 
-    /// The requests that come by themselves.
+    /// Returns the arrivals that depend on no earlier request: all requests of an open loop, and the first
+    /// requests of a closed loop.
     pub(super) fn open(&self) -> Vec<Arrival> {
         match &self.arrivals {
             Arrivals::Open(arrivals) => arrivals.clone(),
@@ -92,7 +89,7 @@ impl Setup {
         }
     }
 
-    /// By app and replica: where each function runs.
+    /// Returns the GPU of each function, by app and replica.
     pub(super) fn sites(&self) -> Result<Vec<Vec<Vec<Site>>>, Error> {
         let gpus = || self.topology.gpus.iter().map(|gpu| gpu.index).collect::<Vec<_>>();
         let mut free: Vec<Vec<GpuIndex>> = (0..self.nodes).map(|_| gpus()).collect();
@@ -106,7 +103,8 @@ impl Setup {
             let mut replicas = Vec::new();
             for _ in 0..app.replicas {
                 let cut = if app.is_cut { cut(&app.workflow) } else { app.workflow.functions.len() };
-                let (first, second) = (turn % self.nodes, (turn + 1) % self.nodes);
+                let first = turn % self.nodes;
+                let second = (turn + 1) % self.nodes;
                 let mut replica = self.part(&app.workflow, 0..cut, first, &mut free[first])?;
                 let rest = cut..app.workflow.functions.len();
                 replica.extend(self.part(&app.workflow, rest, second, &mut free[second])?);
@@ -118,7 +116,7 @@ impl Setup {
         Ok(sites)
     }
 
-    /// Where some of a workflow's functions run on a node.
+    /// Places a range of a workflow's functions on the free GPUs of a node.
     fn part(
         &self,
         workflow: &Workflow,
@@ -148,7 +146,7 @@ impl Setup {
     }
 }
 
-/// Where a workflow is cut in two: at its least traffic, the first of equals.
+/// Returns the function at which a workflow is cut in two: where the least data passes, the first of equals.
 fn cut(workflow: &Workflow) -> usize {
     let across = |at: &usize| -> u64 {
         workflow.edges().filter(|(from, to, _)| from < at && to >= at).map(|(_, _, size)| size.0).sum()

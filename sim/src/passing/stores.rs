@@ -1,5 +1,5 @@
-//! The stores of all GPUs (`policy::elastic`), what their native calls cost, and how much memory they
-//! have over time.
+//! The stores of all GPUs (`policy::elastic`), the cost of their native calls, and the memory that the stores
+//! have allocated over time.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,24 +17,24 @@ use super::requests::Key;
 use super::setup::Setup;
 use super::system::Costs;
 
-/// What a store wants to be copied, or has taken.
+/// A copy that a store requests for an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wanted {
-    /// To be written to the store.
+    /// The object is written into the store.
     Place(Key),
-    /// To be copied to the host, and stays until then.
+    /// The object is copied to the host. The store frees its memory only after the copy.
     Migrate(Key),
-    /// To be copied back.
+    /// The object is copied back from the host.
     Reload(Key),
-    /// To be copied to the host from where it was made.
+    /// The store has no memory for the object, so its maker copies the object to the host.
     Refuse(Key),
 }
 
-/// What came of an event.
+/// The reaction of a store to an event.
 #[derive(Debug, Default)]
 pub(super) struct Told {
     pub(super) wanted: Vec<Wanted>,
-    /// What native calls take that whoever is placed, or has read, waits for.
+    /// The time of native calls that delays the writer or the reader of the object.
     pub(super) wait: Duration,
 }
 
@@ -43,11 +43,12 @@ pub(super) struct Stores {
     stores: BTreeMap<Site, Store>,
     pool: PoolPolicy,
     costs: Costs,
-    /// What all have now.
+    /// The bytes that all stores have allocated now.
     allocated: u64,
+    /// The bytes that objects use now.
     used: u64,
     since: Timestamp,
-    /// Byte-seconds so far.
+    /// The byte-seconds of allocated and of used memory up to `since`.
     sum: (f64, f64),
     peak: u64,
 }
@@ -55,11 +56,18 @@ pub(super) struct Stores {
 impl Stores {
     pub(super) fn new(setup: &Setup, sites: impl Iterator<Item = Site>) -> Result<Self, Error> {
         let floor = Config::default().floor.min(setup.store_cap);
-        let (pool, migration) = (setup.system.pool, setup.system.migration);
-        let config = Config { cap: setup.store_cap, floor, pool, migration };
-        let stores = sites.map(|site| Ok((site, Store::new(config)?))).collect::<Result<_, Error>>()?;
-        let (costs, since) = (setup.costs, Timestamp::ZERO);
-        let mut stores = Self { stores, pool, costs, allocated: 0, used: 0, since, sum: (0.0, 0.0), peak: 0 };
+        let pool = setup.system.pool;
+        let config = Config { cap: setup.store_cap, floor, pool, migration: setup.system.migration };
+        let mut stores = Self {
+            stores: sites.map(|site| Ok((site, Store::new(config)?))).collect::<Result<_, Error>>()?,
+            pool,
+            costs: setup.costs,
+            allocated: 0,
+            used: 0,
+            since: Timestamp::ZERO,
+            sum: (0.0, 0.0),
+            peak: 0,
+        };
         for site in stores.stores.keys().copied().collect::<Vec<_>>() {
             stores.tell(Timestamp::ZERO, site, Event::Tick)?;
         }
@@ -85,7 +93,7 @@ impl Stores {
                 Action::Reload { object, .. } => Wanted::Reload(object.0),
                 Action::Refuse { object } => Wanted::Refuse(object.0),
                 Action::Lost { .. } | Action::Decline { .. } => return Err(Error::GaveUp),
-                // What is allocated and released is priced by the counts.
+                // `price` charges for allocations and releases, by the counts of native calls.
                 Action::Allocate { .. }
                 | Action::Release { .. }
                 | Action::Keep { .. }
@@ -98,8 +106,9 @@ impl Stores {
         Ok(told)
     }
 
-    /// Memory that is new to a process is mapped there first. A release is waited for where there is
-    /// no pool: it is one of the object's own, and the device waits for it.
+    /// Returns the time of the native calls between two counts. Memory that is new to a process is mapped
+    /// into the process first. A release delays the object only without a pool, where the release is the
+    /// object's own and the device waits for it.
     fn price(&self, before: NativeCalls, after: NativeCalls) -> Duration {
         let times = |count: u64| u32::try_from(count).unwrap_or(u32::MAX);
         let allocations = times(after.allocations - before.allocations);
@@ -109,13 +118,13 @@ impl Stores {
         self.costs.native * (allocations + releases) + self.costs.ipc * mapped
     }
 
-    /// Whether a piece of data is to be read from the host.
+    /// Returns whether an object must be read from the host.
     pub(super) fn is_on_host(&self, site: Site, key: Key) -> bool {
         let place = self.stores.get(&site).and_then(|store| store.place(ObjectKey(key)));
         matches!(place, Some(Place::Host | Place::Reloading))
     }
 
-    /// When a store has to be told the time, and which.
+    /// Returns the earliest time at which a store needs a tick, and the GPU of the store.
     pub(super) fn next_wake(&self) -> Option<(Timestamp, Site)> {
         self.stores.iter().filter_map(|(&site, store)| Some((store.next_wake()?, site))).min()
     }
@@ -153,7 +162,8 @@ impl Stores {
         })
     }
 
-    /// Whether no store holds anything, and elastic ones are at their floor once all windows are over.
+    /// Lets the windows of elastic stores expire. Returns whether no store holds an object, and whether all
+    /// elastic stores are at their floor.
     pub(super) fn settle(&mut self) -> Result<bool, Error> {
         if self.pool == PoolPolicy::Elastic {
             while let Some((at, site)) = self.next_wake() {

@@ -1,4 +1,4 @@
-//! The systems that are compared, as choices on one code path (D31), and what they pay for.
+//! The compared systems, as options of one code path (D31), and the costs of operations.
 
 use std::time::Duration;
 
@@ -7,83 +7,79 @@ use millrace_policy::paths::{HostLinks, Selection};
 use millrace_policy::rates::Sharing;
 use millrace_types::BytesPerSec;
 
-/// Where the data between two GPU functions is.
+/// The memory that holds the data between two GPU functions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Oriented {
-    /// In host memory: a function copies its output there itself, and is busy with it.
+    /// Data is in host memory. A function copies its output there itself, and is busy until then.
     Host,
-    /// Where it was made, in the GPU's store.
+    /// Data stays where it was made, in the store of the GPU.
     Gpu,
 }
 
-/// What host memory copies go through.
+/// The pinning of host memory for copies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pinning {
-    /// A ring that is pinned once (D17).
+    /// All copies pass through a ring that is pinned once (D17).
     Ring,
-    /// Each copy pins its memory anew, each link's part by a thread of its own: there is a daemon
-    /// thread for each GPU (§8).
+    /// Each copy pins its own memory. A thread for each GPU's daemon pins the part of its link (§8).
     ByLink,
-    /// Each copy pins its memory anew, all of it in one call.
+    /// Each copy pins its own memory, in one call.
     Whole,
 }
 
-/// Where a workflow's functions are put (D19).
+/// The placement of a workflow's functions on GPUs (D19).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Placing {
-    /// Where their NVLinks are fastest.
+    /// Functions are placed where their NVLinks are fastest.
     Mapa,
-    /// On GPUs at random, by the seed: NVLinks are not looked at.
+    /// Functions are placed at random, by the seed, regardless of NVLinks.
     Blind,
 }
 
-/// Which of `FaaSTube`'s parts are on (§9.2.1).
+/// The parts of `FaaSTube` that can be switched on and off (§9.2.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Switches {
-    /// The unified interface: a pipe to the daemon instead of a remote call (D10).
+    /// Whether the unified interface is on: a pipe to the daemon instead of a remote call (D10).
     pub interface: bool,
-    /// PCIe scheduling: by objectives and in batches, over the pinned ring (D12 to D17).
+    /// Whether PCIe scheduling is on: by objectives and in batches, over the pinned ring (D12 to D17).
     pub pcie: bool,
-    /// NVLink scheduling: placement, and paths in parallel that nobody else uses (D19 to D22).
+    /// Whether NVLink scheduling is on: placement, and parallel paths over free links (D19 to D22).
     pub nvlink: bool,
-    /// The elastic store: a pool that is kept, and migration by the queue (D23 to D28).
+    /// Whether the elastic store is on: a pool of memory, and migration by the queue (D23 to D28).
     pub store: bool,
 }
 
 impl Switches {
-    /// None of them.
     pub const NONE: Self = Self { interface: false, pcie: false, nvlink: false, store: false };
-    /// All of them.
     pub const ALL: Self = Self { interface: true, pcie: true, nvlink: true, store: true };
 }
 
-/// A system.
+/// A system, as a choice for each option.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct System {
-    /// What it is called.
     pub name: &'static str,
-    /// Where data is.
+    /// The memory that holds data between functions.
     pub oriented: Oriented,
-    /// How the host is reached.
+    /// The PCIe links over which a GPU reaches the host.
     pub host_links: HostLinks,
-    /// What copies from and to the host pay first.
+    /// The pinning that a copy from or to the host pays for.
     pub pinning: Pinning,
-    /// How PCIe links are shared.
+    /// The division of PCIe links among copies.
     pub sharing: Sharing,
-    /// How NVLink paths are chosen.
+    /// The choice of NVLink paths.
     pub selection: Selection,
-    /// Where functions run.
+    /// The placement of functions.
     pub placing: Placing,
-    /// What of a GPU's memory is kept for data.
+    /// The rule for the memory of a GPU that is reserved for data.
     pub pool: PoolPolicy,
-    /// What leaves a full store.
+    /// The order in which objects leave a full store.
     pub migration: MigrationPolicy,
-    /// Whether calls of the interface go through a pipe.
+    /// Whether calls of the interface use a pipe instead of a remote call.
     pub piped: bool,
 }
 
 impl System {
-    /// `FaaSTube` with some of its parts; what is off is as in `FaaSTube*`.
+    /// Returns `FaaSTube` with the given parts on. A part that is off is as in `FaaSTube*`.
     #[must_use]
     pub const fn with(name: &'static str, on: Switches) -> Self {
         Self {
@@ -100,42 +96,42 @@ impl System {
         }
     }
 
-    /// All of `FaaSTube`.
+    /// `FaaSTube` with all its parts.
     pub const FAASTUBE: Self = Self::with("faastube", Switches::ALL);
-    /// `FaaSTube*`: all links, none of the optimisations.
+    /// `FaaSTube*`: data passes over all links, without the optimisations.
     pub const STAR: Self = Self::with("faastube*", Switches::NONE);
-    /// `DeepPlan+`: through host memory, over all PCIe links.
+    /// `DeepPlan+`: data passes through host memory, over all PCIe links.
     pub const DEEPPLAN: Self = Self { name: "deepplan+", oriented: Oriented::Host, ..Self::STAR };
-    /// `INFless+`: through host memory that functions share, over one PCIe link.
+    /// `INFless+`: data passes through shared host memory, over one PCIe link.
     pub const INFLESS: Self = Self { name: "infless+", host_links: HostLinks::Own, ..Self::DEEPPLAN };
-    /// MAPA: well placed, but one NVLink at most.
+    /// MAPA: functions are placed by their NVLinks, but a copy uses at most one NVLink.
     pub const MAPA: Self = Self { name: "mapa", selection: Selection::Direct, ..Self::FAASTUBE };
-    /// Multi-path UCX: the same paths always. It is a library, and places nothing.
+    /// Multi-path UCX: a pair of GPUs always uses the same paths. UCX is a library, and places no functions.
     pub const UCX: Self =
         Self { name: "ucx", selection: Selection::Ucx, placing: Placing::Blind, ..Self::FAASTUBE };
-    /// `FaaSTube-PS` (§9.2.2): PCIe shares its links.
+    /// `FaaSTube-PS` (§9.2.2): copies share PCIe links evenly.
     pub const PS_OFF: Self = Self { name: "faastube-ps", sharing: Sharing::Fair, ..Self::FAASTUBE };
 }
 
-/// What things cost.
+/// The times and rates of operations.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Costs {
-    /// Pinning a byte, in nanoseconds: 70 ms for 100 MB (§3.2).
+    /// The time of pinning a byte, in nanoseconds: 70 ms for 100 MB (§3.2).
     pub pin_ns: f64,
-    /// A native allocation or release of GPU memory: "millisecond-level" (§7.1).
+    /// The time of a native allocation or release of GPU memory: "millisecond-level" (§7.1).
     pub native: Duration,
-    /// Handing one block of memory to another process: `GMLake`'s 45 ms (§7.1) over the 150 blocks of
-    /// a large object.
+    /// The time of handing one block of memory to another process: `GMLake`'s 45 ms (§7.1), divided by the
+    /// 150 blocks of a large object.
     pub ipc: Duration,
-    /// A call of the interface as a remote one. Assumed.
+    /// The assumed time of a remote call of the interface.
     pub remote_call: Duration,
-    /// The same through a pipe. Assumed.
+    /// The assumed time of a call of the interface through a pipe.
     pub piped_call: Duration,
-    /// A copy within a GPU. Assumed: most of what a V100's memory does.
+    /// The assumed rate of a copy within a GPU: most of the bandwidth of a V100's memory.
     pub within_gpu: BytesPerSec,
-    /// PCIe between two GPUs, as a share of a PCIe link: 7.9 of 12 GB/s (§3.2).
+    /// The rate of a copy over PCIe between two GPUs, as a share of a PCIe link: 7.9 of 12 GB/s (§3.2).
     pub peer_share: f64,
-    /// A node's network, each way.
+    /// The rate of a node's network, in each direction.
     pub network: BytesPerSec,
 }
 
@@ -149,7 +145,7 @@ impl Default for Costs {
             piped_call: Duration::from_micros(20),
             within_gpu: BytesPerSec::gb(700),
             peer_share: 7.9 / 12.0,
-            // 25 Gbit/s, as p3.16xlarge.
+            // The 25 Gbit/s of p3.16xlarge.
             network: BytesPerSec(3_125_000_000),
         }
     }

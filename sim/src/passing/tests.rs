@@ -1,4 +1,4 @@
-//! What has to hold of every simulation, and what one copy costs in each system.
+//! Properties of every simulation, and the cost of one copy in each system.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::system::{Pinning, System};
 use super::{App, Arrivals, Methods, Outcome, Setup, Workflow, run, workflow};
 use crate::workload::Arrival;
 
-/// `DGX-V100` as `device/topology/dgx-v100.yaml` has it.
+/// Returns the topology of `device/topology/dgx-v100.yaml`.
 fn v100() -> Topology {
     const DOUBLE: [(u32, u32); 8] = [(0, 3), (0, 4), (1, 2), (1, 5), (2, 3), (4, 7), (5, 6), (6, 7)];
     const SINGLE: [(u32, u32); 8] = [(0, 1), (0, 2), (1, 3), (2, 6), (3, 7), (4, 5), (4, 6), (5, 7)];
@@ -41,7 +41,7 @@ const SYSTEMS: [System; 7] = [
     System::PS_OFF,
 ];
 
-/// A request alone, at its workflow's own sizes.
+/// Runs a single request, at the sizes that its workflow states.
 fn alone(workflow: Workflow, system: System) -> Outcome {
     let app = App { workflow, replicas: 1, is_cut: false };
     let arrivals = Arrivals::Open(vec![Arrival { at: Timestamp::ZERO, function: 0 }]);
@@ -53,7 +53,7 @@ fn holds(setup: &Setup, outcome: &Outcome, requests: usize) {
     assert_eq!(outcome.records.len(), requests, "{name}: a request did not end");
     assert!((outcome.delivered - outcome.sent as f64).abs() < 1.0, "{name}: bytes were lost: {outcome:?}");
     assert!(outcome.fullest <= 1.0 + 1e-9, "{name}: a link carried {} of its rate", outcome.fullest);
-    assert!(outcome.is_clean, "{name}: something was left behind");
+    assert!(outcome.is_clean, "{name}: a link is still in use, or a store is not empty");
     for record in &outcome.records {
         let latency = record.latency().as_secs_f64();
         assert!(record.split.total() <= latency + 1e-6, "{name}: {record:?} took {latency}");
@@ -64,7 +64,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
 
     #[test]
-    fn bytes_arrive_links_hold_requests_end_and_nothing_is_left(
+    fn every_request_ends_within_the_rates_of_links_and_leaves_no_object(
         system in prop::sample::select(SYSTEMS.to_vec()),
         pool in prop::sample::select(millrace_policy::elastic::POOLS.to_vec()),
         apps in prop::sample::subsequence(workflow::all(), 1..=2),
@@ -93,7 +93,7 @@ proptest! {
         };
         let outcome = run(&setup).unwrap();
         holds(&setup, &outcome, requests);
-        prop_assert_eq!(run(&setup).unwrap(), outcome, "equal seeds give equal runs");
+        prop_assert_eq!(run(&setup).unwrap(), outcome, "the same seed gave another run");
     }
 }
 
@@ -110,16 +110,16 @@ fn a_closed_loop_ends_after_all_its_requests() {
 }
 
 #[test]
-fn each_copy_goes_one_way_of_four() {
+fn driving_takes_four_copies_with_faastube_and_six_with_infless() {
     let ways = |system| alone(workflow::driving(), system).methods;
-    // Loaded and given back; two edges.
+    // One load, one response, and a copy for each of the two edges.
     assert_eq!(ways(System::FAASTUBE), Methods { host_gpu: 2, inter: 2, ..Methods::default() });
-    // Each edge is two copies.
+    // Each edge takes two copies, through the host.
     assert_eq!(ways(System::INFLESS), Methods { host_gpu: 6, ..Methods::default() });
 }
 
 #[test]
-fn without_nvlink_everything_still_passes() {
+fn every_system_serves_all_requests_without_nvlink() {
     let mut topology = v100();
     topology.links.retain(|link| !matches!(link.kind, LinkKind::NvLink { .. }));
     for system in SYSTEMS {
@@ -130,7 +130,8 @@ fn without_nvlink_everything_still_passes() {
     }
 }
 
-/// Two functions, 100 MB from the host and 100 MB between them, that compute for no time.
+/// Returns a workflow of two functions that hardly compute. The first loads 100 MB from the host, and
+/// passes 100 MB to the second.
 fn pair() -> Workflow {
     let mut workflow = workflow::yelp();
     workflow.functions[0].loads = Bytes(100_000_000);
@@ -141,9 +142,9 @@ fn pair() -> Workflow {
 }
 
 #[test]
-fn one_copy_through_the_host_is_as_slow_as_the_paper_says() {
+fn one_copy_through_the_host_is_as_slow_as_in_the_paper() {
     let split = alone(pair(), System::INFLESS).records[0].split;
-    // 70 ms to pin 100 MB and 8.3 to copy them, once to the first and twice to the second.
+    // Pinning 100 MB takes 70 ms and copying 8.3 ms: once for the first function, twice for the second.
     assert!((split.host - 0.0786).abs() < 1e-3, "{split:?}");
     assert!((split.functions - 0.1573).abs() < 1e-3, "{split:?}");
 }
@@ -151,19 +152,19 @@ fn one_copy_through_the_host_is_as_slow_as_the_paper_says() {
 #[test]
 fn four_links_carry_four_times_as_much_from_a_pinned_ring() {
     let split = alone(pair(), System::FAASTUBE).records[0].split;
-    // 100 MB at 48 GB/s, and a chunk that is forwarded.
+    // 100 MB at 48 GB/s, and the time of one forwarded chunk.
     assert!((split.host - 0.002_28).abs() < 1e-4, "{split:?}");
-    // Not through the host: at least what two NVLinks carry.
+    // The copy uses at least two NVLinks instead of host memory.
     assert!(split.functions < 0.0025, "{split:?}");
     let whole = System { pinning: Pinning::Whole, ..System::DEEPPLAN };
     assert!(alone(pair(), whole).records[0].split.host > 0.07);
 }
 
 #[test]
-fn a_pool_that_is_kept_saves_native_calls() {
+fn a_pool_with_a_floor_saves_native_allocations() {
     let calls = |system| alone(pair(), system).calls;
     assert_eq!(calls(System::STAR).allocations, 1);
-    assert_eq!(calls(System::FAASTUBE).allocations, 0, "the floor is there");
+    assert_eq!(calls(System::FAASTUBE).allocations, 0, "the floor was not allocated in advance");
 }
 
 #[test]
@@ -177,7 +178,7 @@ fn a_workflow_on_two_nodes_crosses_the_network_once() {
     for system in [System::INFLESS, System::FAASTUBE] {
         assert_eq!(on_two(system).methods.inter_node, 1, "{}", system.name);
     }
-    // In pipeline it takes what the network takes, and not the sum of three stages (D08).
+    // The three stages run in pipeline, so the copy lasts as long as its network stage (D08).
     let both = on_two(System::FAASTUBE).records[0].split.functions;
     let network = 55e6 / 3.125e9;
     assert!(both > network && both < network + 0.005, "{both} and {network}");

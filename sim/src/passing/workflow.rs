@@ -1,55 +1,55 @@
-//! The workflows of table 1, with sizes and times that the paper does not give.
+//! The workflows of table 1, with assumed sizes and times, which the paper does not state.
 //!
-//! What it gives is `INFless+`'s share of data passing: up to 92% of the latency, 29% between host and
-//! functions and 63% between functions (§2.2). Media "can reach hundreds of MB". So: batches of frames
-//! of tens of MB, times of inference on a V100 of milliseconds, such that one copy of everything at
-//! what `INFless+` pays for it comes to 29% and 63% of *driving*, and to 86% to 92% in all. Nothing
-//! else was looked at.
+//! The paper states the share of data passing in the latency of `INFless+`: up to 92%, of which 29% between
+//! host and functions and 63% between functions (§2.2). Media "can reach hundreds of MB". The assumed
+//! batches of frames therefore have tens of MB, and inference on a V100 takes milliseconds. Both are chosen
+//! such that one copy of all data at the costs of `INFless+` makes up 29% and 63% of *driving*, and 86% to
+//! 92% of every workflow. No other figure was fitted.
 
 use std::time::Duration;
 
 use millrace_types::Bytes;
 
-/// What a function makes, and which functions of the workflow read it.
+/// An output of a function that other functions of the workflow read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Output {
-    /// How large, before the request's own factor.
+    /// The size, before the request's factor.
     pub size: Bytes,
-    /// By place in [`Workflow::functions`]: all later than the one that makes it.
+    /// The indexes in [`Workflow::functions`] of the functions that read the output. Each comes after the
+    /// function that makes the output.
     pub takers: Vec<usize>,
 }
 
 /// A function on a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Function {
-    /// Its name.
     pub name: &'static str,
-    /// How long it computes, on a V100.
+    /// The computing time on a V100.
     pub compute: Duration,
-    /// What it loads from the host.
+    /// The size of the input that the function loads from the host.
     pub loads: Bytes,
-    /// What it makes for others.
+    /// The outputs for other functions.
     pub outputs: Vec<Output>,
-    /// What it gives back to the host.
+    /// The size of the response that the function copies to the host.
     pub response: Bytes,
-    /// In how many of a hundred requests it runs: less than all where it is conditional. Only what
-    /// nobody waits for may be.
+    /// The percentage of requests in which the function runs. Only a function that no other function reads
+    /// from may have less than 100.
     pub runs: u32,
 }
 
-/// A workflow: a graph of functions, those that make something before those that read it.
+/// A workflow: a graph of functions, in which each function comes before the functions that read its outputs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Workflow {
-    /// Its name.
     pub name: &'static str,
-    /// What its CPU function takes before anything is on a GPU.
+    /// The time of the workflow's CPU function, which ends before any data is on a GPU.
     pub decode: Duration,
-    /// Its GPU functions.
+    /// The functions on GPUs.
     pub functions: Vec<Function>,
 }
 
 impl Workflow {
-    /// What passes between functions: maker, taker, size.
+    /// Returns the data that passes between functions, each as the index of the maker, the index of the
+    /// reader, and the size.
     pub fn edges(&self) -> impl Iterator<Item = (usize, usize, Bytes)> {
         self.functions.iter().enumerate().flat_map(|(from, function)| {
             function
@@ -59,7 +59,7 @@ impl Workflow {
         })
     }
 
-    /// What a function reads of others: maker, and which of its outputs.
+    /// Returns the outputs that a function reads, each as the index of the maker and the index of the output.
     #[must_use]
     pub fn inputs_of(&self, function: usize) -> Vec<(usize, usize)> {
         let makers = self.functions.iter().enumerate();
@@ -100,7 +100,7 @@ fn workflow(name: &'static str, decode_ms: u64, functions: Vec<Function>) -> Wor
     Workflow { name, decode: Duration::from_millis(decode_ms), functions }
 }
 
-/// Traffic monitoring: what a detector finds goes to two recognisers, if it finds any.
+/// Returns traffic monitoring: a detector passes its findings, if any, to two recognisers.
 #[must_use]
 pub fn traffic() -> Workflow {
     let functions = vec![
@@ -112,7 +112,7 @@ pub fn traffic() -> Workflow {
     workflow("traffic", 2, functions)
 }
 
-/// Auto-driving: a sequence, whose frames go back to the host.
+/// Returns auto-driving: a sequence of functions, whose frames are copied back to the host.
 #[must_use]
 pub fn driving() -> Workflow {
     let functions = vec![
@@ -123,7 +123,8 @@ pub fn driving() -> Workflow {
     workflow("driving", 2, functions)
 }
 
-/// Video editing: chunks in parallel, and one that takes all of them.
+/// Returns video editing: three functions work on chunks in parallel, and one function reads all their
+/// outputs.
 #[must_use]
 pub fn video() -> Workflow {
     let face = || function("yolo-face", 10.0, 60).gives(60, &[3]);
@@ -131,7 +132,7 @@ pub fn video() -> Workflow {
     workflow("video", 2, functions)
 }
 
-/// Image editing: one output that two models take.
+/// Returns image editing: two models read the same output.
 #[must_use]
 pub fn image() -> Workflow {
     let functions = vec![
@@ -142,7 +143,7 @@ pub fn image() -> Workflow {
     workflow("image", 1, functions)
 }
 
-/// Social media: text that is found in a picture is read.
+/// Returns social media: a language model reads the text that is found in a picture, if any.
 #[must_use]
 pub fn social() -> Workflow {
     let functions = vec![
@@ -153,7 +154,7 @@ pub fn social() -> Workflow {
     workflow("social", 1, functions)
 }
 
-/// Yelp: two models in sequence, with embeddings between them.
+/// Returns Yelp: two models in sequence, with embeddings between them.
 #[must_use]
 pub fn yelp() -> Workflow {
     let functions =
@@ -161,7 +162,7 @@ pub fn yelp() -> Workflow {
     workflow("yelp", 0, functions)
 }
 
-/// All six, in the order of the table.
+/// Returns all six workflows, in the order of the table.
 #[must_use]
 pub fn all() -> Vec<Workflow> {
     vec![traffic(), driving(), video(), image(), social(), yelp()]
