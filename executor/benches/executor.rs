@@ -1,5 +1,6 @@
-//! Prints what the executor and the emulated device cost on this machine: `cargo bench -p
-//! millrace-executor`. Ratios are of measurements taken in turns; nothing is asserted.
+//! Prints the costs of the executor and of the emulated device on this machine: `cargo bench -p
+//! millrace-executor`. Ratios compare measurements that were taken in turns. The bench asserts
+//! nothing.
 #![allow(missing_docs, unreachable_pub, dead_code, clippy::unwrap_used)]
 
 #[path = "../tests/process/support.rs"]
@@ -22,7 +23,7 @@ use millrace_types::Bytes;
 
 use support::{Executor, Model, tensor, x};
 
-/// What makes this binary an executor.
+/// Arguments that make this binary an executor.
 const EXECUTOR_ARGS: &[&str] = &["executor"];
 const ROUNDS: usize = 9;
 const MIB: u64 = 1 << 20;
@@ -30,7 +31,7 @@ const MIB: u64 = 1 << 20;
 fn main() -> std::process::ExitCode {
     match std::env::args().nth(1).as_deref() {
         Some("executor") => return millrace_executor::main(),
-        // Only when benches are asked for: `cargo test --all-targets` starts this too.
+        // Runs only as a bench, because `cargo test --all-targets` also starts this binary.
         Some("--bench") => {}
         _ => return std::process::ExitCode::SUCCESS,
     }
@@ -62,7 +63,7 @@ fn timed<T>(body: impl FnOnce() -> T) -> (Duration, T) {
     (monotonic_now().since(start), result)
 }
 
-/// Median and, after it, the quartiles.
+/// Formats the median, followed by the quartiles.
 fn spread(mut times: Vec<Duration>) -> String {
     times.sort();
     let at = |part: usize| times[times.len() * part / 4];
@@ -105,7 +106,7 @@ fn round_trips() {
     println!("  of that, not the model itself:            {}", percentiles(added));
 }
 
-/// A device in this process, with this much host memory to load.
+/// A device in this process, and the host memory to copy to the device.
 struct Bench {
     gpu: EmulatedGpu,
     region: Region,
@@ -117,8 +118,8 @@ impl Bench {
     fn new(host: HostRegion) -> Self {
         let memory = DeviceMemory::create("bench", Bytes::gib(1)).unwrap();
         let gpu = EmulatedGpu::new(memory.share().unwrap(), memory.bytes(), NonZeroUsize::MIN).unwrap();
-        let (region, stream) =
-            (gpu.reserve(host.bytes()).unwrap(), gpu.stream(millrace_device::Width::Whole).unwrap());
+        let region = gpu.reserve(host.bytes()).unwrap();
+        let stream = gpu.stream(millrace_device::Width::Whole).unwrap();
         Self { gpu, region, host, stream }
     }
 
@@ -131,7 +132,7 @@ impl Bench {
         self.gpu.map(&self.region, (0..bytes).step_by(extent as usize).map(chunk).collect()).unwrap();
     }
 
-    /// In memory, the neighbours are other extents': nothing merges.
+    /// Maps extents in the reverse order of memory, so that the kernel cannot merge neighbouring mappings.
     fn map_scattered(&self, extent: u64) {
         let bytes = self.host.bytes().get();
         let chunk =
@@ -155,7 +156,10 @@ impl Bench {
 fn remapping() {
     let bytes = vec![1; (100 * MIB) as usize];
     let mut bench = Bench::new(HostRegion::from_bytes("bench", &bytes).unwrap());
-    let (mut one, mut many, mut scattered, mut loaded) = (vec![], vec![], vec![], vec![]);
+    let mut one = vec![];
+    let mut many = vec![];
+    let mut scattered = vec![];
+    let mut loaded = vec![];
     for _ in 0..ROUNDS {
         one.push(
             timed(|| {
@@ -207,7 +211,9 @@ fn copying() {
         let median = times[times.len() / 2];
         format!("{:.2} GB/s ({median:.1?})", 100.0 * MIB as f64 / median.as_secs_f64() / 1e9)
     };
-    let (mut fresh, mut again, mut memcpy) = (vec![], vec![], vec![]);
+    let mut fresh = vec![];
+    let mut again = vec![];
+    let mut memcpy = vec![];
     let mut target = vec![0u8; bytes.len()];
     let host = HostRegion::from_bytes("bench", &bytes).unwrap();
     for _ in 0..ROUNDS {
@@ -228,7 +234,7 @@ fn copying() {
     println!("  plain memcpy, both sides mapped: {}", rate(&memcpy));
 }
 
-/// A model on a device in this process.
+/// A model that is loaded on a device in this process.
 struct Loaded {
     bench: Bench,
     module: Module,
@@ -286,7 +292,8 @@ impl Loaded {
         timed(|| bench.stream.launch(module, whole, vec![Arg::Lend(input)]).unwrap()).0
     }
 
-    /// Every launch, in order, twice: the first time it is planned anew, the second its plan is kept.
+    /// Runs every launch in order, twice. The first run of a launch plans it, and the second run uses
+    /// the cached plan.
     fn segmented(&mut self, name: &str, input: Value) -> Vec<[Duration; 2]> {
         let Self { bench, module, steps, .. } = self;
         let mut values = std::collections::HashMap::from([(name.to_owned(), input)]);
@@ -328,10 +335,14 @@ fn segments(model: &Model, input: &[Tensor]) {
     println!("  the same, each launch's least:        {:.2?} and {:.2?}", sum(0), sum(1));
 }
 
-/// From the first grant to the answer, over the socket: copy then run, and run while copying.
+/// Measures the time from the first grant to the response, over the socket: copy then run, and run
+/// while copying.
 fn swap(model: &Model, input: &[Tensor]) {
     let mut executor = Executor::with(model, 1);
-    let (mut resident, mut after, mut during, mut waited) = (vec![], vec![], vec![], vec![]);
+    let mut resident = vec![];
+    let mut after = vec![];
+    let mut during = vec![];
+    let mut waited = vec![];
     let mut generation = 0;
     for _ in 0..ROUNDS {
         generation += 1;

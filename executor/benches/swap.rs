@@ -1,16 +1,17 @@
-//! What each part of the swap engine is worth (T07-T09, H14): `cargo bench -p millrace-executor
-//! --bench swap [-- --link-mb-per-s 1000]`.
+//! Measures the contribution of each part of the swap engine (T07-T09, H14): `cargo bench -p
+//! millrace-executor --bench swap [-- --link-mb-per-s 1000]`.
 //!
-//! From the first grant to the answer of a model that is not on the GPU, over the socket of a real
-//! executor process: commands, grants, windows and events are those that a worker sends. The steps
-//! differ only in what a worker could ask for: how the host copy is reached, how finely the model is
-//! cut, how many bytes a grant has, and whether the run is sent before the copies or after. Like the
-//! fabric, the bench has one grant running and one queued. All steps run in turns, in an order that
-//! is rotated each round; ratios are of the same round. Nothing is asserted.
+//! The measured time is from the first grant to the response of a model that is not on the GPU, over
+//! the socket of a real executor process. Commands, grants, windows and events are those of a worker.
+//! The steps differ only in options that a worker has: the access to the host copy, the cut of the
+//! model, the bytes per grant, and whether the run is sent before or after the copies. Like the
+//! fabric, the bench keeps one grant running and one queued. All steps run in turns, in an order that
+//! rotates each round, and ratios compare times of the same round. The bench asserts nothing.
 //!
-//! The device is emulated: a copy is a write into a memfd and a launch is rten on the CPU, so that
-//! both want the same cores and the same memory. Pageable memory is modelled by the copy more that a
-//! driver makes. What is shown is the engine's own cost and overlap, not a GPU's or a PCIe link's.
+//! The device is emulated: a copy is a write to a memfd, and a launch is rten on the CPU, so both
+//! compete for the same cores and the same memory. Pageable memory is modelled by the additional copy
+//! that a driver makes. The results show the engine's own cost and overlap, not those of a GPU or a
+//! PCIe link.
 #![allow(missing_docs, unreachable_pub, dead_code, clippy::unwrap_used)]
 
 #[path = "../tests/process/support.rs"]
@@ -31,19 +32,19 @@ use millrace_types::{Bytes, BytesPerSec};
 
 use support::{Executor, Model, tensor, x};
 
-/// What makes this binary an executor.
+/// Arguments that make this binary an executor.
 const EXECUTOR_ARGS: &[&str] = &["executor"];
 const ROUNDS: usize = 21;
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
-/// A grant of the fabric: five chunks of 2 MiB.
+/// Size of the fabric's grants in bytes: five chunks of 2 MiB.
 const BATCH_BYTES: u64 = 10 * MIB;
 
 fn main() -> std::process::ExitCode {
     let args: Vec<String> = std::env::args().collect();
     match args.get(1).map(String::as_str) {
         Some("executor") => return millrace_executor::main(),
-        // Only when benches are asked for: `cargo test --all-targets` starts this too.
+        // Runs only as a bench, because `cargo test --all-targets` also starts this binary.
         Some(_) if args.iter().any(|arg| arg == "--bench") => {}
         _ => return std::process::ExitCode::SUCCESS,
     }
@@ -57,29 +58,29 @@ fn main() -> std::process::ExitCode {
     let ids: Vec<u8> = (0..128i64).flat_map(|id| (id * 97 % 30_000).to_le_bytes()).collect();
     let ids = vec![tensor("input_ids", "INT64", &[1, 128], ids)];
     let bert = synth::bert_like(Encoder { layers: 4, ..Encoder::BASE });
-    compare("ResNet-50-like, 224x224", synth::resnet50_like(), &x(&[1, 3, 224, 224]), (elbow, link));
-    compare("BERT-like, 4 layers, 128 tokens", bert, &ids, (elbow, link));
+    compare("ResNet-50-like, 224x224", synth::resnet50_like(), &x(&[1, 3, 224, 224]), elbow, link);
+    compare("BERT-like, 4 layers, 128 tokens", bert, &ids, elbow, link);
     std::process::ExitCode::SUCCESS
 }
 
-/// When a run is sent.
+/// Order of the run and the copies.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Order {
     CopyThenRun,
     RunWhileCopying,
 }
 
-/// One way to swap a model in.
+/// A way to swap a model in.
 struct Step {
     name: String,
     model: Model,
     order: Order,
-    /// What each grant copies.
+    /// Byte ranges of the grants, in order.
     grants: Vec<Range<u64>>,
 }
 
-/// Measures how fast copies are by their size, in the device alone and as grants over the socket, and
-/// returns the elbow of the second: what a group costs is its grant (T09).
+/// Measures the rate of copies by their size, both in the device alone and as grants over the socket.
+/// Returns the elbow of the second curve, because a group costs a grant (T09).
 fn curves() -> u64 {
     let memory = DeviceMemory::create("bench", Bytes::mib(32)).unwrap();
     let gpu = EmulatedGpu::new(memory.share().unwrap(), memory.bytes(), NonZeroUsize::MIN).unwrap();
@@ -91,7 +92,7 @@ fn curves() -> u64 {
     print_curve("grants over the socket", &grants)
 }
 
-/// How fast grants of a size are, one running and one queued.
+/// Measures the rate of grants by their size, with one grant running and one queued.
 fn grant_rates() -> Vec<Throughput> {
     const CURVE_ROUNDS: usize = 7;
     let model = Model::padded(synth::mlp(), 32 * MIB);
@@ -132,7 +133,7 @@ fn print_curve(name: &str, curve: &[Throughput]) -> u64 {
     elbow
 }
 
-fn compare(name: &str, onnx: Vec<u8>, input: &[Tensor], (elbow, link): (u64, Option<BytesPerSec>)) {
+fn compare(name: &str, onnx: Vec<u8>, input: &[Tensor], elbow: u64, link: Option<BytesPerSec>) {
     let steps = steps(&Buffer::from(onnx), elbow);
     let first = &steps[0].model;
     println!("\n{name}: {} of weights, {} tensors", first.weights.bytes(), first.compiled.weights.len());
@@ -147,13 +148,14 @@ fn compare(name: &str, onnx: Vec<u8>, input: &[Tensor], (elbow, link): (u64, Opt
     let mut times = vec![Vec::new(); steps.len()];
     let mut waited = vec![Vec::new(); steps.len()];
     let mut resident = Vec::new();
-    // One round more than counted: in the first, memory is touched for the first time.
+    // The first round is not counted, because it touches the memory for the first time.
     for round in 0..=ROUNDS as u64 {
         for turn in 0..steps.len() {
             let index = (turn + round as usize) % steps.len();
-            let (program, step) = (index as u64 + 1, &steps[index]);
+            let program = index as u64 + 1;
+            let step = &steps[index];
             executor.map(&step.model, program, round + 1, 0);
-            let (time, wait) = swap(&mut executor, step, (program, round + 1), input, link);
+            let (time, wait) = swap(&mut executor, step, program, round + 1, input, link);
             if round > 0 {
                 times[index].push(time);
                 waited[index].push(wait);
@@ -184,7 +186,7 @@ fn compare(name: &str, onnx: Vec<u8>, input: &[Tensor], (elbow, link): (u64, Opt
     }
 }
 
-/// The four steps of H14, what a worker asks for today, and other sizes of groups.
+/// Returns the four steps of H14, the step of a current worker, and steps with other group sizes.
 fn steps(onnx: &Buffer, elbow: u64) -> Vec<Step> {
     let whole = |name: &str, pageable| {
         let mut model = Model::grouped(onnx, Grouping::default());
@@ -209,16 +211,17 @@ fn steps(onnx: &Buffer, elbow: u64) -> Vec<Step> {
     for bytes in [128 * KIB, 512 * KIB, GROUP_BYTES, 8 * MIB, 32 * MIB] {
         steps.push(pipelined(format!("groups of {} KiB", bytes / KIB), grouped(bytes), bytes));
     }
-    // The weights lie in the same places however a model is cut: one host copy is enough.
+    // The positions of the weights do not depend on the cut, so all steps can share a host copy.
     let (first, others) = steps.split_first_mut().unwrap();
     for step in others {
-        let (file, bytes) = (first.model.weights.share().unwrap(), first.model.weights.bytes());
+        let file = first.model.weights.share().unwrap();
+        let bytes = first.model.weights.bytes();
         step.model.weights = HostRegion::receive(file, bytes, Access::Direct).unwrap();
     }
     steps
 }
 
-/// Whole parameters in order, as many together as make `bytes`.
+/// Groups whole parameters, in order, until a group has at least `bytes` bytes.
 fn groups(compiled: &Compiled, bytes: u64) -> Vec<Range<u64>> {
     let mut groups: Vec<Range<u64>> = Vec::new();
     for weight in &compiled.weights {
@@ -231,11 +234,12 @@ fn groups(compiled: &Compiled, bytes: u64) -> Vec<Range<u64>> {
     groups
 }
 
-/// From the first grant to the answer, and how long launches waited in that.
+/// Returns the time from the first grant to the response, and the part of it that launches waited.
 fn swap(
     executor: &mut Executor,
     step: &Step,
-    (program, generation): (u64, u64),
+    program: u64,
+    generation: u64,
     input: &[Tensor],
     link: Option<BytesPerSec>,
 ) -> (Duration, Duration) {
@@ -247,7 +251,7 @@ fn swap(
     let mut running = None;
     for range in &step.grants {
         if let Some(rate) = link {
-            // The bytes are there when the link is done with them, not when it begins.
+            // The bytes are available when the link has finished them, not when it begins.
             free = free.max(monotonic_now()) + rate.time_for(Bytes(range.end - range.start));
         }
         let batch = executor.grant_in(program, generation, std::slice::from_ref(range), free.0, u64::MAX);
@@ -273,7 +277,7 @@ fn median(times: &[Duration]) -> Duration {
     times[times.len() / 2]
 }
 
-/// Median and, after it, the quartiles.
+/// Formats the median, followed by the quartiles.
 fn spread(times: &[Duration]) -> String {
     let mut times = times.to_vec();
     times.sort();
@@ -281,7 +285,7 @@ fn spread(times: &[Duration]) -> String {
     format!("{:.1?} ({:.1?} to {:.1?})", at(2), at(1), at(3))
 }
 
-/// Of the times of each round: median and, after it, the quartiles.
+/// Formats the ratio of the times of each round: the median, followed by the quartiles.
 fn ratio(times: &[Duration], by: &[Duration]) -> String {
     let mut ratios: Vec<f64> = times.iter().zip(by).map(|(a, b)| a.as_secs_f64() / b.as_secs_f64()).collect();
     ratios.sort_by(f64::total_cmp);

@@ -1,4 +1,4 @@
-//! What a run answers: which of its outputs, and which of them stay here.
+//! The outputs of a run's response, and the outputs that stay on the GPU.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -11,19 +11,20 @@ use crate::kept::{Kept, Output};
 use crate::runs::Failed;
 use crate::wire::{self, Declared, INLINE_BYTES_MAX};
 
-/// What is asked for.
+/// The outputs that a run was asked for.
 #[derive(Debug)]
 pub(crate) struct Asked {
-    /// Empty: every output.
+    /// Names of the requested outputs. Empty selects every output.
     pub(crate) outputs: Vec<String>,
-    /// Those of them that stay here.
+    /// Names of the requested outputs that stay on the GPU.
     pub(crate) kept: Vec<String>,
-    /// Of requests that run as one.
+    /// Rows of the batched requests; `None` for a single request.
     pub(crate) rows: Option<Rows>,
 }
 
 impl Asked {
-    /// Which outputs, in the order asked; once it is known that those to be kept can be.
+    /// Returns the indices of the requested outputs, in the requested order. Fails if the outputs to
+    /// keep are not requested or cannot be kept.
     pub(crate) fn wanted<V>(
         &self,
         run: u64,
@@ -49,7 +50,7 @@ impl Asked {
     }
 }
 
-/// An answer as it is put together.
+/// A response that is being assembled.
 #[derive(Debug)]
 pub(crate) struct Answer<D: Device> {
     outputs: Vec<Tensor>,
@@ -62,7 +63,7 @@ impl<D: Device> Answer<D> {
         Self { outputs: Vec::new(), descriptors: Vec::new(), stays: Vec::new() }
     }
 
-    /// Adds one output; it is taken where it stays.
+    /// Adds an output to the response. If the output stays on the GPU, its value is taken.
     pub(crate) fn add(
         &mut self,
         asked: &Asked,
@@ -77,7 +78,8 @@ impl<D: Device> Answer<D> {
             return Err(Failed::OutputRows { name: name.clone(), shape, rows: all });
         }
         let size = datatype.size().unwrap_or_default() * shape.iter().product::<usize>();
-        // Of one request: where all are given little, they are given it together.
+        // The decision uses the largest request of a batch: if every request gets a small output, all
+        // of them are sent inline.
         let largest = asked.rows.map_or(size, |rows| size / rows.all.max(1) * rows.most);
         if largest <= INLINE_BYTES_MAX || !asked.kept.contains(name) {
             let tensor = stream.download(made, *datatype, INLINE_BYTES_MAX)?;
@@ -85,13 +87,14 @@ impl<D: Device> Answer<D> {
             return Ok(());
         }
         let value = stream.detach(value.take().ok_or_else(missing)?);
-        let (datatype, bytes) = (*datatype, size as u64);
+        let datatype = *datatype;
+        let bytes = size as u64;
         self.outputs.push(wire::kept_output(name.clone(), datatype, &shape, bytes));
         self.stays.push(Arc::new(Output { name: name.clone(), datatype, bytes, value }));
         Ok(())
     }
 
-    /// What to send, once what stays is kept.
+    /// Stores the outputs that stay, and returns the tensors and descriptors to send.
     pub(crate) fn keep(self, run: u64, kept: &Kept<D::Value>) -> (Vec<Tensor>, Vec<OwnedFd>) {
         if !self.stays.is_empty() {
             kept.insert(run, self.stays);

@@ -1,7 +1,9 @@
-//! A run's inputs. Requests that run as one: theirs are put together along the first dimension, and
-//! the outputs go back whole, for the worker to cut, or stay here, for it to place each one's rows. What
-//! does not fit together, or an output that has not a row for each, fails the run: the worker then runs
-//! each request alone.
+//! The inputs of a run. The inputs of batched requests are concatenated along the first dimension.
+//! The outputs are returned whole, and the worker cuts them; or the outputs stay on the GPU, and the
+//! worker places the rows of each request.
+//!
+//! If the requests do not match, or an output does not have a row for each input row, the run fails.
+//! The worker then runs each request alone.
 
 use std::collections::HashMap;
 
@@ -13,14 +15,14 @@ use crate::mapping::Use;
 use crate::objects::{self, ObjectBytes, Objects};
 use crate::wire::{self, Descriptors, Given, GivenContents};
 
-/// Why requests do not run as one.
+/// Reason why requests cannot run as a batch.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     #[error(transparent)]
     Message(#[from] wire::Error),
-    #[error("{inputs} inputs are not those of {members} requests")]
+    #[error("got {inputs} inputs, which {members} requests cannot share equally")]
     Count { inputs: usize, members: usize },
-    #[error("input {0:?} is there twice")]
+    #[error("input {0:?} is given twice")]
     Twice(String),
     #[error("input {0:?} differs between the requests of a batch in more than its rows")]
     Unlike(String),
@@ -30,27 +32,27 @@ pub(crate) enum Error {
     Object(String, objects::Error),
 }
 
-/// The rows of requests that run as one.
+/// The rows of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Rows {
-    /// Of all of them.
+    /// Sum of the rows of all requests.
     pub(crate) all: usize,
-    /// Of the one that has most.
+    /// Rows of the request with the most rows.
     pub(crate) most: usize,
 }
 
-/// A run's inputs.
+/// The inputs of a run.
 #[derive(Debug)]
 pub(crate) struct Inputs<D: Device> {
     pub(crate) tensors: HashMap<String, Input<D>>,
-    /// How many rows they have, where they are several requests'.
+    /// Rows of the batch; `None` for a single request.
     pub(crate) rows: Option<Rows>,
-    /// The objects among them stay where they are until these are dropped, which is after all values
-    /// that view them.
+    /// Uses that pin the objects among the inputs. They must be dropped after all values that view
+    /// the objects.
     pub(crate) uses: Vec<Use<D>>,
 }
 
-/// One input, in parts: one for each request.
+/// An input, in parts: one part for each request of the batch.
 #[derive(Debug)]
 pub(crate) struct Input<D: Device> {
     pub(crate) datatype: DataType,
@@ -65,7 +67,7 @@ enum Part<D: Device> {
 }
 
 impl<D: Device> Input<D> {
-    /// Its bytes, where all came in the message.
+    /// Returns the number of bytes if all parts arrived inline.
     pub(crate) fn inline_bytes(&self) -> Option<usize> {
         let bytes = |part: &Part<D>| match part {
             Part::Host(Contents::Inline(bytes)) => Some(bytes.len()),
@@ -74,7 +76,7 @@ impl<D: Device> Input<D> {
         self.parts.iter().map(bytes).sum()
     }
 
-    /// The first of its objects that is not all there.
+    /// Returns an error for the first object of this input that is not completely loaded.
     pub(crate) fn check_loaded(&self) -> Result<(), objects::Error> {
         self.parts.iter().try_for_each(|part| match part {
             Part::Host(_) => Ok(()),
@@ -82,7 +84,7 @@ impl<D: Device> Input<D> {
         })
     }
 
-    /// Moves it to the device. What is of one object is there, and is read in place.
+    /// Moves the input to the device. An input from a single object, which must be loaded, is read in place.
     pub(crate) fn value(self, stream: &mut D::Stream) -> Result<D::Value, DeviceError> {
         let Self { datatype, shape, parts } = self;
         if let [Part::Object(part)] = parts.as_slice() {
@@ -96,8 +98,8 @@ impl<D: Device> Input<D> {
     }
 }
 
-/// Reads the inputs of `members` requests, one request's after the other's; 0 and 1 are a single
-/// one, which is taken as it is.
+/// Reads the inputs of `members` requests, which follow each other request by request. With `members`
+/// 0 or 1, the inputs belong to a single request and are used unchanged.
 pub(crate) fn inputs<D: Device>(
     inputs: Vec<Tensor>,
     members: u32,
@@ -111,7 +113,8 @@ pub(crate) fn inputs<D: Device>(
     }
     let mut first = HashMap::with_capacity(each);
     let mut rest: HashMap<String, Vec<Input<D>>> = HashMap::new();
-    let (mut rows, mut uses) = (vec![None; members], Vec::new());
+    let mut rows = vec![None; members];
+    let mut uses = Vec::new();
     for (place, input) in inputs.into_iter().enumerate() {
         let (name, tensor) = input_of(wire::tensor(input, descriptors)?, objects, &mut uses)?;
         if members > 1 {
@@ -196,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_put_one_after_the_other_by_name() {
+    fn rows_of_requests_are_concatenated_by_input_name() {
         let given = vec![
             tensor("x", &[1, 2], 1),
             tensor("y", &[1], 2),
@@ -207,7 +210,7 @@ mod tests {
         assert_eq!(rows, Some(Rows { all: 3, most: 2 }));
         let part = |part: &Part<_>| match part {
             Part::Host(Contents::Inline(bytes)) => bytes.to_vec(),
-            _ => unreachable!("it is inline"),
+            _ => unreachable!("the part is inline"),
         };
         let bytes = |name: &str| joined[name].parts.iter().flat_map(part).collect::<Vec<u8>>();
         assert_eq!((bytes("x"), &joined["x"].shape[..]), (vec![1, 1, 4, 4, 4, 4], &[3, 2][..]));
@@ -215,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_together_is_refused() {
+    fn requests_with_mismatched_inputs_are_refused() {
         let x = |shape: &[i64]| tensor("x", shape, 0);
         assert!(matches!(join(vec![x(&[1, 2]), x(&[1, 3])], 2), Err(Error::Unlike(_))));
         assert!(matches!(join(vec![x(&[1]), tensor("y", &[1], 0)], 2), Err(Error::Unlike(_))));
@@ -230,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_single_request_is_taken_as_it_is() {
+    fn inputs_of_a_single_request_are_used_unchanged() {
         for members in [0, 1] {
             let Inputs { tensors, rows, .. } = join(vec![tensor("x", &[], 9)], members).unwrap();
             assert_eq!((tensors.len(), rows), (1, None));

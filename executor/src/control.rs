@@ -1,5 +1,5 @@
-//! The control thread: takes commands in the order sent, carries out what is quick, and hands copies
-//! and runs to their threads.
+//! The control thread: receives commands in the order in which they were sent, carries out the quick
+//! ones, and hands copies and runs to their threads.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,14 +25,13 @@ use crate::queue::Queue;
 use crate::runs::{self, RUNS_QUEUED_MAX};
 use crate::wire::{self, Descriptors};
 
-/// Whether the executor goes on.
+/// Whether the executor continues after a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Next {
     Command,
     End,
 }
 
-/// What the control thread owns.
 #[derive(Debug)]
 pub(crate) struct Control<D: Device> {
     shared: Arc<Shared<D>>,
@@ -40,7 +39,7 @@ pub(crate) struct Control<D: Device> {
     programs: BTreeMap<u64, Arc<Program<D>>>,
     objects: Objects<D>,
     peers: Peers<D>,
-    /// Copies to the host under grants.
+    /// Copies to the host that proceed under grants.
     granted: Granted<D>,
     copies: Arc<Queue<copies::Work<D>>>,
     copies_out: Arc<Queue<copies::Work<D>>>,
@@ -51,29 +50,37 @@ impl<D: Device> Control<D> {
     pub(crate) fn new(shared: Arc<Shared<D>>, faults: Faults) -> Self {
         let copies = || Arc::new(Queue::new(COPIES_QUEUED_MAX));
         let runs = Arc::new(Queue::new(RUNS_QUEUED_MAX));
-        let (programs, objects, peers) = (BTreeMap::new(), Objects::new(), Peers::new());
-        let (granted, copies, copies_out) = (Granted::new(), copies(), copies());
-        Self { shared, faults, programs, objects, peers, granted, copies, copies_out, runs }
+        Self {
+            shared,
+            faults,
+            programs: BTreeMap::new(),
+            objects: Objects::new(),
+            peers: Peers::new(),
+            granted: Granted::new(),
+            copies: copies(),
+            copies_out: copies(),
+            runs,
+        }
     }
 
-    /// The copies that wait, other than those to the host.
+    /// Returns the queue of copies to the GPU.
     pub(crate) fn copies(&self) -> Arc<Queue<copies::Work<D>>> {
         Arc::clone(&self.copies)
     }
 
-    /// The copies to the host that wait.
+    /// Returns the queue of copies to the host.
     pub(crate) fn copies_out(&self) -> Arc<Queue<copies::Work<D>>> {
         Arc::clone(&self.copies_out)
     }
 
-    /// The runs that wait.
+    /// Returns the queue of runs.
     pub(crate) fn runs(&self) -> Arc<Queue<runs::Job<D>>> {
         Arc::clone(&self.runs)
     }
 
-    /// Carries out one command.
+    /// Carries out a command.
     ///
-    /// `stream` is the control thread's own: short runs are carried out on it.
+    /// `stream` is the control thread's own stream, on which short runs execute.
     pub(crate) fn on_command(
         &mut self,
         command: Command,
@@ -88,7 +95,8 @@ impl<D: Device> Control<D> {
             Command::Unmap(unmap) => {
                 if let Some(program) = self.programs.get(&unmap.program) {
                     program.mapping.unmap(unmap.generation);
-                    // A copy that waits for its window is stale now.
+                    // A copy to this mapping that waits for its window is stale now, so the queue
+                    // must check again.
                     self.copies.reconsider();
                 }
             }
@@ -99,7 +107,7 @@ impl<D: Device> Control<D> {
                 let Revoke { transfer, batch } = revoke;
                 let mut queues = [&self.copies, &self.copies_out].into_iter();
                 if queues.any(|queue| queue.remove(|work| work.is_batch(transfer, batch)).is_some()) {
-                    self.say(copies::refused(transfer, batch, CopyFailure::Revoked, "taken back"));
+                    self.say(copies::refused(transfer, batch, CopyFailure::Revoked, "the grant was revoked"));
                 }
             }
             Command::Run(run) => self.run(run, descriptors, stream),
@@ -127,7 +135,8 @@ impl<D: Device> Control<D> {
     }
 
     fn load(&mut self, message: LoadProgram, descriptors: Descriptors) {
-        let (id, started) = (message.program, monotonic_now());
+        let id = message.program;
+        let started = monotonic_now();
         let failed = |message| Event::ProgramFailed(ProgramFailed { program: id, message: clip(message) });
         if self.programs.contains_key(&id) {
             return self.say(failed(format!("program {id} is loaded already")));
@@ -147,7 +156,7 @@ impl<D: Device> Control<D> {
         }
     }
 
-    /// Copies and runs that name the program keep it until they are done.
+    /// Unloads a program. Copies and runs that use the program keep it alive until they are done.
     fn unload(&mut self, id: u64) {
         if let Some(program) = self.programs.remove(&id) {
             program.mapping.retire();
@@ -167,7 +176,7 @@ impl<D: Device> Control<D> {
         }
     }
 
-    /// A peer that cannot be taken is only not there to copy from.
+    /// Adds a peer. A failure only prevents copies from this peer.
     fn add_peer(&mut self, message: &AddPeer, mut descriptors: Descriptors) {
         let added = match descriptors.take(message.memory_fd) {
             Ok(memory) => {
@@ -179,13 +188,15 @@ impl<D: Device> Control<D> {
             tracing::warn!(
                 gpu = message.gpu,
                 error,
-                "another GPU's memory cannot be read: models come from the host"
+                "cannot read another GPU's memory: models are copied from the host"
             );
         }
     }
 
     fn copy(&self, mut message: Copy) {
-        let (transfer, batch, id) = (message.transfer, message.batch, message.program);
+        let transfer = message.transfer;
+        let batch = message.batch;
+        let id = message.program;
         let refuse = |failure, message: String| self.say(copies::refused(transfer, batch, failure, message));
         if message.copy_out != 0 {
             let copy = message.copy_out;
@@ -211,7 +222,12 @@ impl<D: Device> Control<D> {
             None => None,
             Some(source) => match self.peers.source(source) {
                 Some(source) => Some(source),
-                None => return refuse(CopyFailure::Peer, "that executor's memory is not known".to_owned()),
+                None => {
+                    return refuse(
+                        CopyFailure::Peer,
+                        "this executor does not know the peer's memory".to_owned(),
+                    );
+                }
             },
         };
         let job = copies::Job::to_gpu(message, to, peer, &self.shared.device);
@@ -225,20 +241,21 @@ impl<D: Device> Control<D> {
             Ok(None) => self.say(objects::placed(id)),
             Ok(Some(filling)) => {
                 if let Err(Work::Filling(filling)) = self.copies.push(Work::Filling(filling)) {
-                    filling.fail(format!("{COPIES_QUEUED_MAX} copies wait already"));
+                    filling.fail(format!("the queue of {COPIES_QUEUED_MAX} copies is full"));
                 }
             }
         }
     }
 
     fn copy_out(&mut self, message: CopyOut, descriptors: Descriptors) {
-        let (copy, granted) = (message.copy, message.granted);
+        let copy = message.copy;
+        let granted = message.granted;
         let begun = match Outgoing::new(message, &self.shared, &self.objects, descriptors) {
             Err(error) => Err(error.to_string()),
             Ok(bytes) if granted => self.granted.begin(copy, bytes).map_err(|error| error.to_string()),
             Ok(bytes) => {
                 let queued = self.copies_out.push(Work::Out(copy_out::CopyOut { copy, bytes }));
-                queued.map_err(|_| format!("{COPIES_QUEUED_MAX} copies wait already"))
+                queued.map_err(|_| format!("the queue of {COPIES_QUEUED_MAX} copies is full"))
             }
         };
         if let Err(why) = begun {
@@ -246,10 +263,11 @@ impl<D: Device> Control<D> {
         }
     }
 
-    /// A run that is short, with nothing before it and nothing to wait for, is carried out here: the
-    /// wake of the run thread would take longer.
+    /// Starts a run. The control thread carries out a short run itself if the run waits for nothing
+    /// and no other run is ahead, because waking the run thread would take longer.
     fn run(&self, message: Run, descriptors: Descriptors, stream: &mut D::Stream) {
-        let (run, id) = (message.run, message.program);
+        let run = message.run;
+        let id = message.program;
         let fail = |failure, message: String| self.say(runs::failed(run, failure, message));
         let Some(program) = self.programs.get(&id) else {
             return fail(RunFailure::UnknownProgram, format!("program {id} is not loaded"));
@@ -259,7 +277,7 @@ impl<D: Device> Control<D> {
             Ok(job) if job.is_quick() && self.runs.is_idle() => runs::answer(&self.shared, job, stream),
             Ok(job) => {
                 if self.runs.push(job).is_err() {
-                    fail(RunFailure::Device, format!("{RUNS_QUEUED_MAX} runs wait already"));
+                    fail(RunFailure::Device, format!("the queue of {RUNS_QUEUED_MAX} runs is full"));
                 }
             }
         }
@@ -267,7 +285,7 @@ impl<D: Device> Control<D> {
 
     fn inject(&self, message: InjectFault) {
         if self.faults == Faults::Refused {
-            tracing::warn!("a fault was asked for, but faults are not allowed here");
+            tracing::warn!("refused to inject a fault: the worker did not allow faults");
             return;
         }
         let device = &self.shared.device;
@@ -297,12 +315,12 @@ impl<D: Device> Control<D> {
             wire_messages::Fault::Unspecified => Ok(()),
         };
         if let Err(error) = injected {
-            tracing::warn!(%error, "a fault could not be injected");
+            tracing::warn!(%error, "cannot inject a fault");
         }
     }
 }
 
-/// Hands a batch that makes sense to its thread.
+/// Queues a valid batch for its copy thread, and refuses an invalid one.
 fn queue_batch<D: Device>(
     queue: &Queue<Work<D>>,
     job: Result<copies::Job<D>, copies::GrantError>,
@@ -312,7 +330,7 @@ fn queue_batch<D: Device>(
         Err(error) => refuse(CopyFailure::Device, error.to_string()),
         Ok(job) => {
             if queue.push(Work::Batch(job)).is_err() {
-                refuse(CopyFailure::Device, format!("{COPIES_QUEUED_MAX} copies wait already"));
+                refuse(CopyFailure::Device, format!("the queue of {COPIES_QUEUED_MAX} copies is full"));
             }
         }
     }

@@ -1,9 +1,11 @@
-//! The copy threads, one for each direction: carry out grants, one batch after another, each within its
-//! window. That towards the GPU moves bytes within it in between; that towards the host has copies that
-//! need no grant. Neither waits for the other's windows (D11).
+//! The copy threads, one for each direction. A copy thread carries out grants, one batch after
+//! another, each within its window. Between batches, the thread towards the GPU fills objects, and
+//! the thread towards the host makes copies that need no grant. Neither thread waits for the other's
+//! windows (D11).
 //!
-//! What is due goes before what is not. Batches that cross the same links have windows one after the other,
-//! so those of a transfer keep their order there; and none waits for a link that it does not cross.
+//! Work that is due precedes work that is not. Batches that cross the same links have successive
+//! windows, so the batches of a transfer keep their order. No batch waits for a link that it does not
+//! cross.
 
 use std::ops::Range;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -28,24 +30,25 @@ use crate::queue::Queue;
 use crate::residency::Refusal;
 use crate::wire;
 
-/// The most copies that wait behind the one being carried out, in each direction. The fabric keeps one batch
-/// running and one queued for each link; but the outputs that a run keeps are placed and copied out piece by
-/// piece, for each of its requests. More is the worker's mistake.
+/// Most copies that wait in each direction, in addition to the running copy. The fabric keeps one
+/// batch running and one queued for each link. In addition, the outputs that a run keeps are placed
+/// and copied out piece by piece, for each of its requests. More copies indicate a fault of the
+/// worker.
 pub const COPIES_QUEUED_MAX: usize = 1024;
 
-/// What a copy thread does in one turn.
+/// A piece of work of a copy thread.
 #[derive(Debug)]
 pub(crate) enum Work<D: Device> {
-    /// Carries out a grant.
+    /// The thread copies a batch under a grant.
     Batch(Job<D>),
-    /// Fills an object.
+    /// The thread fills an object from an output.
     Filling(Filling<D>),
-    /// Copies to the host at once.
+    /// The thread copies to the host without a grant.
     Out(CopyOut<D>),
 }
 
 impl<D: Device> Work<D> {
-    /// Whether it is this batch.
+    /// Whether this work is the given batch.
     pub(crate) fn is_batch(&self, transfer: u64, batch: u64) -> bool {
         matches!(self, Self::Batch(job) if (job.transfer, job.batch) == (transfer, batch))
     }
@@ -58,42 +61,42 @@ impl<D: Device> Work<D> {
     }
 }
 
-/// One batch.
+/// A batch of a transfer.
 #[derive(Debug)]
 pub(crate) struct Job<D: Device> {
     transfer: u64,
     batch: u64,
     ranges: Vec<Range<u64>>,
     window: Window,
-    /// The most that is copied before launches which wait are woken.
+    /// Most bytes that are copied before waiting launches are woken.
     group: u64,
     way: Way<D>,
 }
 
-/// Which way its bytes go.
+/// Direction of a batch, with its two ends.
 #[derive(Debug)]
 enum Way<D: Device> {
     ToGpu { mapping: Arc<Mapping<D>>, generation: u64, from: From<D> },
     ToHost(Arc<Outgoing<D>>),
 }
 
-/// What a batch is copied to, on the GPU.
+/// Target of a batch on the GPU.
 #[derive(Debug)]
 pub(crate) enum To<'a, D: Device> {
     Program(&'a Program<D>),
     Object(&'a Object<D>),
 }
 
-/// Where bytes for the GPU come from.
+/// Source of bytes for the GPU.
 #[derive(Debug)]
 enum From<D: Device> {
     Host(Arc<HostRegion>),
-    /// Host memory that others may write to still.
+    /// Unsealed host memory, to which other processes may still write.
     File(OwnedFd),
     Peer(peers::Source<D>),
 }
 
-/// Why a batch was not copied.
+/// Reason why a batch was not copied.
 #[derive(Debug, thiserror::Error)]
 enum Failed {
     #[error(transparent)]
@@ -104,7 +107,7 @@ enum Failed {
     Device(#[from] DeviceError),
 }
 
-/// A grant that makes no sense.
+/// Reason why a grant is invalid.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum GrantError {
     #[error(transparent)]
@@ -113,12 +116,12 @@ pub(crate) enum GrantError {
     NoHost(u64),
     #[error("the object's host memory: {0}")]
     Host(std::io::Error),
-    #[error("bytes {range:?} are past the end of what is copied, which has {size}")]
+    #[error("bytes {range:?} are past the end of the object or output, which has {size} bytes")]
     Range { range: Range<u64>, size: u64 },
 }
 
 impl<D: Device> Job<D> {
-    /// Takes a grant for a program that is loaded or an object that was placed.
+    /// Creates a batch for a loaded program or a placed object.
     pub(crate) fn to_gpu(
         copy: Copy,
         to: To<'_, D>,
@@ -148,20 +151,21 @@ impl<D: Device> Job<D> {
         Ok(Self { transfer, batch, ranges, window, group, way })
     }
 
-    /// Takes a grant for a copy to the host.
+    /// Creates a batch for a copy to the host.
     pub(crate) fn to_host(copy: Copy, bytes: &Arc<Outgoing<D>>, device: &D) -> Result<Self, GrantError> {
         let window = window(&copy);
         let Copy { transfer, batch, ranges, .. } = copy;
-        let (ranges, group) = (wire::ranges(ranges)?, device.capabilities().copy_max.get());
+        let ranges = wire::ranges(ranges)?;
+        let group = device.capabilities().copy_max.get();
         within(&ranges, bytes.len())?;
         Ok(Self { transfer, batch, ranges, window, group, way: Way::ToHost(Arc::clone(bytes)) })
     }
 
-    /// How long until it may start, or is to be refused.
+    /// Returns the time until the batch may start; zero if it must be refused now.
     fn wait(&self) -> Duration {
         let checked = match &self.way {
             Way::ToGpu { mapping, generation, .. } => mapping.check(*generation),
-            // It is there as long as this is.
+            // The source of a copy to the host lives as long as this batch.
             Way::ToHost(_) => Ok(()),
         };
         match (checked, self.window.at(monotonic_now())) {
@@ -170,8 +174,8 @@ impl<D: Device> Job<D> {
         }
     }
 
-    /// Begins, if that is not too late. Runs that wait for these bytes go on waiting: the worker grants
-    /// them again, or unmaps.
+    /// Begins the batch, unless its window has closed. Runs that wait for these bytes continue to
+    /// wait: the worker grants the bytes again, or unmaps.
     fn begin(&self) -> Result<Timestamp, Failed> {
         match self.window.at(monotonic_now()) {
             Start::Expired(late) => Err(Failed::Expired(late)),
@@ -184,13 +188,13 @@ fn window(copy: &Copy) -> Window {
     Window { not_before: Timestamp(copy.not_before_ns), not_after: Timestamp(copy.not_after_ns) }
 }
 
-/// Whether all ranges are within so many bytes.
+/// Checks that all ranges are within `size` bytes.
 fn within(ranges: &[Range<u64>], size: u64) -> Result<(), GrantError> {
     let past = ranges.iter().find(|range| range.end > size);
     past.map_or(Ok(()), |range| Err(GrantError::Range { range: range.clone(), size }))
 }
 
-/// Copies until the queue is closed.
+/// Carries out the work of a queue until the queue is closed.
 pub(crate) fn serve<D: Device>(shared: &Shared<D>, queue: &Queue<Work<D>>, mut stream: D::Stream) {
     while let Some(work) = queue.pop_when(Work::wait) {
         match work {
@@ -202,7 +206,8 @@ pub(crate) fn serve<D: Device>(shared: &Shared<D>, queue: &Queue<Work<D>>, mut s
 }
 
 fn batch<D: Device>(shared: &Shared<D>, job: Job<D>, stream: &mut D::Stream) -> Event {
-    let (transfer, batch) = (job.transfer, job.batch);
+    let transfer = job.transfer;
+    let batch = job.batch;
     match carry_out(&job, stream) {
         Ok(done) => Event::CopyDone(done),
         Err(failed) => {
@@ -214,7 +219,7 @@ fn batch<D: Device>(shared: &Shared<D>, job: Job<D>, stream: &mut D::Stream) -> 
     }
 }
 
-/// The event for a batch that was not copied.
+/// Returns the event for a batch that was not copied.
 pub(crate) fn refused(transfer: u64, batch: u64, failure: CopyFailure, message: impl ToString) -> Event {
     Event::CopyFailed(CopyFailed { transfer, batch, failure: failure.into(), message: clip(message) })
 }
@@ -234,7 +239,7 @@ fn carry_out<D: Device>(job: &Job<D>, stream: &mut D::Stream) -> Result<CopyDone
         Way::ToGpu { mapping, generation, from } => {
             let using = mapping.use_mapped(*generation)?;
             let started = job.begin()?;
-            (started, bring(job, stream, (mapping, *generation, &using), from)?.unwrap_or(started))
+            (started, bring(job, stream, mapping, *generation, &using, from)?.unwrap_or(started))
         }
         Way::ToHost(bytes) => {
             let started = job.begin()?;
@@ -252,11 +257,13 @@ fn carry_out<D: Device>(job: &Job<D>, stream: &mut D::Stream) -> Result<CopyDone
     })
 }
 
-/// Copies a batch to the GPU; gives when its last bytes were there.
+/// Copies a batch to the GPU. Returns the time at which its last bytes arrived.
 fn bring<D: Device>(
     job: &Job<D>,
     stream: &mut D::Stream,
-    (mapping, generation, using): (&Mapping<D>, u64, &Use<D>),
+    mapping: &Mapping<D>,
+    generation: u64,
+    using: &Use<D>,
     from: &From<D>,
 ) -> Result<Option<Timestamp>, Failed> {
     let mut finished = None;
@@ -265,7 +272,8 @@ fn bring<D: Device>(
             mapping.check(generation)?;
             match copy(from, stream, piece.clone(), using) {
                 Ok(at) => finished = Some(at),
-                // Whoever waits for these bytes goes on waiting: they are granted again from the host.
+                // Launches that wait for these bytes continue to wait, because the worker grants the
+                // bytes again from the host.
                 Err(error) if matches!(from, From::Peer(_)) => return Err(error.into()),
                 Err(error) => {
                     let mut lost = job.ranges[index..].to_vec();

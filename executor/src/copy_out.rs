@@ -1,6 +1,5 @@
-//! Copies from the GPU's memory to the host's, on a thread of their own: of objects, and of outputs that
-//! are kept. One goes at once, or batch by batch under grants ([`copies`](crate::copies)), in whatever
-//! order those come.
+//! Copies of objects and kept outputs from the GPU's memory to the host, on a thread of their own. A
+//! copy is made at once, or batch by batch under grants ([`copies`](crate::copies)) in any order.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -21,10 +20,11 @@ use crate::objects::{self, ObjectBytes, Objects};
 use crate::process::Shared;
 use crate::wire::{self, Descriptors};
 
-/// Copies under grants that are under way at one time. Each keeps a descriptor, and what it reads.
+/// Most granted copies to the host at a time. Each of them keeps a descriptor, and its source alive.
 const COPIES_OUT_MAX: usize = 4096;
 
-/// Bytes and where they are copied to: from its start on. What they are copied from stays while this does.
+/// The source and the target of a copy to the host. The bytes are written to the start of the target.
+/// The source stays alive as long as this value.
 #[derive(Debug)]
 pub(crate) struct Outgoing<D: Device> {
     from: From<D>,
@@ -33,15 +33,15 @@ pub(crate) struct Outgoing<D: Device> {
 
 #[derive(Debug)]
 enum From<D: Device> {
-    /// Its memory stays until this is done.
+    /// The use keeps the object's memory mapped.
     Object(ObjectBytes<D>, Use<D>),
     Output(OutputBytes<D::Value>),
 }
 
-/// A copy that cannot be made.
+/// Reason why a copy to the host cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    #[error("it names nothing to copy")]
+    #[error("the copy names no object and no output: name one of them")]
     NoSource,
     #[error("copy {0} to the host is under way already")]
     Twice(u64),
@@ -72,7 +72,7 @@ impl<D: Device> Outgoing<D> {
         Ok(Self { from, to: descriptors.take(message.contents_fd)? })
     }
 
-    /// How many bytes there are.
+    /// Returns the number of bytes to copy.
     pub(crate) fn len(&self) -> u64 {
         let all = match &self.from {
             From::Object(ObjectBytes { bytes, .. }, _) | From::Output(OutputBytes { bytes, .. }) => bytes,
@@ -80,10 +80,12 @@ impl<D: Device> Outgoing<D> {
         all.end - all.start
     }
 
-    /// Copies some of them, at most what one copy may move; returns when they were there.
+    /// Copies a part of the bytes, at most the device's largest copy. Returns the time at which the
+    /// bytes arrived.
     pub(crate) fn copy(&self, stream: &mut D::Stream, part: Range<u64>) -> Result<Timestamp, DeviceError> {
         let within = |all: &Range<u64>| all.start + part.start..all.start + part.end;
-        let (to, at) = (self.to.as_fd(), part.start);
+        let to = self.to.as_fd();
+        let at = part.start;
         match &self.from {
             From::Object(ObjectBytes { object, bytes }, _using) => {
                 stream.copy_out(Source::Region(&object.mapping.region), within(bytes), to, at)?;
@@ -96,7 +98,7 @@ impl<D: Device> Outgoing<D> {
     }
 }
 
-/// One that goes at once.
+/// A copy to the host without grants.
 #[derive(Debug)]
 pub(crate) struct CopyOut<D: Device> {
     pub(crate) copy: u64,
@@ -104,7 +106,7 @@ pub(crate) struct CopyOut<D: Device> {
 }
 
 impl<D: Device> CopyOut<D> {
-    /// Makes it, and says what came of that.
+    /// Makes the copy, and returns the event for its outcome.
     pub(crate) fn carry_out(self, shared: &Shared<D>, stream: &mut D::Stream) -> Event {
         let Self { copy, bytes } = self;
         let most = shared.device.capabilities().copy_max.get();
@@ -120,12 +122,12 @@ impl<D: Device> CopyOut<D> {
     }
 }
 
-/// The event for a copy that was not made.
+/// Returns the event for a copy that was not made.
 pub(crate) fn refused(copy: u64, why: impl ToString) -> Event {
     Event::CopyOutFailed(CopyOutFailed { copy, message: clip(why) })
 }
 
-/// Those that go under grants, by name.
+/// The copies to the host under grants, by their id.
 #[derive(Debug)]
 pub(crate) struct Granted<D: Device>(BTreeMap<u64, Arc<Outgoing<D>>>);
 
@@ -149,7 +151,7 @@ impl<D: Device> Granted<D> {
         self.0.get(&copy)
     }
 
-    /// Forgets one. Batches that wait have it still.
+    /// Forgets a copy. Queued batches keep the copy alive.
     pub(crate) fn end(&mut self, copy: u64) {
         self.0.remove(&copy);
     }

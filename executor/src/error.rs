@@ -1,48 +1,48 @@
-//! Why an executor ends by itself.
+//! Errors that end the executor process.
 
 use std::io;
 
 use millrace_proto::{BUILD, PROTOCOL_VERSION, frames};
 
-/// Why an executor ends by itself. What concerns one program, copy or run is an event instead.
+/// Reason why an executor exits. Failures of a single program, copy or run are reported as events instead.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The socket failed, or what came over it is no frame.
+    /// The socket failed, or its bytes are not a frame.
     #[error(
         "the worker's socket: {0} (an executor is started by a worker, with its socket as standard input)"
     )]
     Socket(#[source] io::Error),
-    /// A message that is no command.
+    /// A message is not a command.
     #[error("a frame from the worker is not a command: {0}")]
     Command(#[from] frames::Error),
-    /// Another command came where `Hello` was due, or a second `Hello`.
+    /// The first command was not `Hello`, or a second `Hello` arrived.
     #[error("the worker broke the protocol: {0}")]
     Protocol(&'static str),
-    /// The worker speaks another version.
+    /// The worker speaks another protocol version.
     #[error(
         "the worker speaks protocol {theirs} (build {build:?}), this executor {PROTOCOL_VERSION} (build {BUILD:?}): start both from one build"
     )]
     Version {
-        /// Its version.
+        /// Protocol version of the worker.
         theirs: u32,
-        /// Its build.
+        /// Build of the worker.
         build: String,
     },
     /// The worker ended before this process was tied to it.
-    #[error("the worker (process {worker}) is not this process's parent any more")]
+    #[error("the worker (process {worker}) is no longer this process's parent")]
     Orphaned {
-        /// Its process id.
+        /// Process id of the worker.
         worker: i32,
     },
-    /// The device cannot be used.
+    /// The device failed or cannot be used.
     #[error("the device: {0}")]
     Device(#[from] millrace_device::Error),
-    /// The operating system refused.
+    /// A system call failed.
     #[error("{what}: {source}")]
     Os {
-        /// What was tried.
+        /// Operation that was tried.
         what: &'static str,
-        /// Its answer.
+        /// Error of the operating system.
         source: io::Error,
     },
 }

@@ -1,4 +1,4 @@
-//! The way back: events to the worker, from whichever thread has one.
+//! Events to the worker, sent from any thread.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,11 +8,11 @@ use millrace_proto::executor::event::Event;
 use millrace_proto::executor::{self as wire, DeviceFailed};
 use millrace_proto::frames::{self, Frame, Outbox};
 
-/// The longest error message an event carries: what a model's author wrote may be in it.
+/// Longest error message of an event in bytes. The message may contain text of a model's author.
 const MESSAGE_BYTES_MAX: usize = 4096;
 
-/// Sends events over the socket. Each is sent whole before the next; a worker that does not read
-/// makes the sender wait.
+/// Sends events over the socket. Each event is sent completely before the next, so a worker that does
+/// not read blocks the sender.
 #[derive(Debug)]
 pub(crate) struct Events {
     socket: OwnedFd,
@@ -25,9 +25,9 @@ impl Events {
         Self { socket, outbox: Mutex::default(), device_failed: AtomicBool::new(false) }
     }
 
-    /// Sends an event that has no descriptors, and no text but what was [`clip`]ped.
+    /// Sends an event without descriptors. All its text must be [`clip`]ped.
     pub(crate) fn send(&self, event: Event) {
-        self.send_with(event, Vec::new()).expect("such an event is shorter than a frame may be");
+        self.send_with(event, Vec::new()).expect("an event with clipped text fits in a frame");
     }
 
     /// Sends an event and its descriptors.
@@ -36,13 +36,13 @@ impl Events {
         let mut outbox = self.outbox.lock().unwrap_or_else(PoisonError::into_inner);
         outbox.push(frame)?;
         if let Err(error) = outbox.flush(self.socket.as_fd()) {
-            // The worker is gone. The control thread meets the end of the socket and ends us.
-            tracing::debug!(%error, "an event could not be sent");
+            // The worker is gone. The control thread sees the end of the socket, and then exits.
+            tracing::debug!(%error, "cannot send an event");
         }
         Ok(())
     }
 
-    /// Says that the device is gone, once.
+    /// Reports once that the device is gone.
     pub(crate) fn device_failed(&self, message: &str) {
         if !self.device_failed.swap(true, Ordering::Relaxed) {
             self.send(Event::DeviceFailed(DeviceFailed { message: clip(message) }));
@@ -50,7 +50,7 @@ impl Events {
     }
 }
 
-/// A message short enough for an event.
+/// Shortens a message to fit in an event.
 pub(crate) fn clip(message: impl ToString) -> String {
     let mut message = message.to_string();
     if message.len() > MESSAGE_BYTES_MAX {

@@ -1,5 +1,5 @@
-//! Outputs that stay here when their run is done, until the worker drops them: objects are filled
-//! from them, and copies out read them.
+//! Outputs that stay on the GPU after their run until the worker drops them. Objects are filled from
+//! these outputs, and copies to the host read them.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -8,11 +8,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use millrace_proto::executor::OutputPart;
 use millrace_types::DataType;
 
-/// Runs whose outputs are kept at one time. A worker drops a run's once it has placed or copied out
-/// what it wants of them, so more is its mistake.
+/// Most runs with kept outputs at a time. A worker drops a run's outputs after it placed or copied
+/// the ones that it needs, so more runs indicate a fault of the worker.
 pub const RUNS_KEPT_MAX: usize = 256;
 
-/// One output.
+/// A kept output.
 #[derive(Debug)]
 pub(crate) struct Output<V> {
     pub(crate) name: String,
@@ -21,23 +21,23 @@ pub(crate) struct Output<V> {
     pub(crate) value: V,
 }
 
-/// Bytes of one.
+/// A byte range of a kept output.
 #[derive(Debug)]
 pub(crate) struct OutputBytes<V> {
     pub(crate) output: Arc<Output<V>>,
     pub(crate) bytes: Range<u64>,
 }
 
-/// Those there are, by run. Runs add to them, commands take from them.
+/// All kept outputs, by run. Runs add outputs, and commands use and drop them.
 #[derive(Debug)]
 pub(crate) struct Kept<V>(Mutex<BTreeMap<u64, Vec<Arc<Output<V>>>>>);
 
-/// Why outputs are not kept, or are not there.
+/// Reason why outputs cannot be kept, or cannot be found.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Error {
     #[error("the outputs of {RUNS_KEPT_MAX} runs are kept: drop some first")]
     TooMany,
-    #[error("outputs of a run {0} are kept already")]
+    #[error("outputs of run {0} are kept already")]
     Twice(u64),
     #[error("output {output:?} of run {run} is not kept, or was dropped")]
     Unknown { run: u64, output: String },
@@ -50,8 +50,8 @@ impl<V> Kept<V> {
         Self(Mutex::default())
     }
 
-    /// Whether outputs of a run can be kept. Runs go one after another: there is room for them still
-    /// when it ends.
+    /// Checks that the outputs of a run can be kept. The result is still valid when the run ends,
+    /// because runs execute one after another.
     pub(crate) fn admit(&self, run: u64) -> Result<(), Error> {
         let kept = self.kept();
         if kept.contains_key(&run) {
@@ -64,10 +64,10 @@ impl<V> Kept<V> {
         self.kept().insert(run, outputs);
     }
 
-    /// Lets go of them. Who has found one has it still.
+    /// Drops the outputs of a run. An output that is already in use stays alive.
     pub(crate) fn remove(&self, run: u64) {
         let removed = self.kept().remove(&run);
-        // Outside the lock: memory is given back here.
+        // Dropped outside the lock, because this frees device memory.
         drop(removed);
     }
 
@@ -83,7 +83,7 @@ impl<V> Kept<V> {
     }
 
     fn kept(&self) -> MutexGuard<'_, BTreeMap<u64, Vec<Arc<Output<V>>>>> {
-        // No code of others runs under the lock: it is whole whoever panicked.
+        // Ignores a poisoned lock: no foreign code runs under the lock, so the map is consistent.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -93,8 +93,7 @@ mod tests {
     use super::*;
 
     fn output(bytes: u64) -> Vec<Arc<Output<()>>> {
-        let (name, datatype) = ("y".to_owned(), DataType::Uint8);
-        vec![Arc::new(Output { name, datatype, bytes, value: () })]
+        vec![Arc::new(Output { name: "y".to_owned(), datatype: DataType::Uint8, bytes, value: () })]
     }
 
     fn part(run: u64, offset: u64, bytes: u64) -> OutputPart {
@@ -102,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_found_is_within_the_output_and_outlives_its_removal() {
+    fn found_bytes_are_within_the_output_and_outlive_its_removal() {
         let kept = Kept::new();
         kept.insert(1, output(10));
         let found = kept.find(part(1, 4, 6)).unwrap();

@@ -1,15 +1,18 @@
-//! The executor process: owns one GPU's context and does what its worker says.
+//! The executor process: owns the context of a GPU, and carries out the commands of its worker.
 //!
 //! ```text
 //!              ┌─ control:    loads, maps, unmaps ─┐
 //! socket ──────┼─ copies:     one batch after another, in its window
 //!   ▲          ├─ copies out: the same, to the host
-//!   │          └─ runs:       one after another, each launch waiting for what it reads
+//!   │          └─ runs:       one after another, each launch waits for its reads
 //!   └────────────── events, from all of them ─────┘
 //! ```
-//! Four ordered streams, a thread each; a short run that waits for nothing is carried out by the
-//! control thread itself, in its turn. Crash-only: it holds nothing that its worker cannot send
-//! again, or make again by a run, ends when its worker ends, and decides nothing. `executor.proto` is the contract.
+//! There are four ordered streams with a thread each. The control thread itself carries out a short
+//! run that waits for nothing.
+//!
+//! The executor is crash-only. It has no state that its worker cannot send again or compute again
+//! with a run, it exits when its worker ends, and it decides nothing. `executor.proto` is the
+//! contract.
 //!
 //! | module | holds |
 //! |---|---|
@@ -17,16 +20,16 @@
 //! | `copies` | the copy threads |
 //! | `copy_out` | copies to the host, on a thread of their own |
 //! | `objects` | tensors in the GPU's memory that runs read in place |
-//! | `kept` | outputs that stay here after their run |
+//! | `kept` | outputs that stay on the GPU after their run |
 //! | `runs` | the run thread |
 //! | `batch`, `answer` | a run's inputs, in parts; its outputs, and which of them stay |
 //! | `program` | a loaded model: its launches, and the memory under it |
 //! | `mapping` | the memory under a program or an object: its region, its residency |
-//! | `residency` | what mapping there is, and who uses it. Pure |
-//! | `peers` | other GPUs whose memory copies may read |
-//! | `plan` | launches with their values numbered. Pure |
-//! | `wire` | what messages mean here |
-//! | `events`, `queue`, `process` | the way back, the bounded queues, the tie to the worker |
+//! | `residency` | the state of a mapping, and its users. Pure |
+//! | `peers` | other GPUs from which copies may read |
+//! | `plan` | launches with numbered values. Pure |
+//! | `wire` | conversion and checks of messages |
+//! | `events`, `queue`, `process` | events to the worker, the bounded queues, the tie to the worker |
 
 mod answer;
 mod batch;
@@ -58,8 +61,8 @@ pub use process::{MEMORY_BESIDE_GPU, PROGRAMS_MAX, run};
 pub use runs::RUNS_QUEUED_MAX;
 pub use wire::INLINE_BYTES_MAX;
 
-/// What `millrace executor` does: serves the worker whose socket is standard input, until the worker
-/// says so or ends.
+/// Runs `millrace executor`: serves the worker at the other end of standard input, until the worker
+/// sends a shutdown or ends.
 #[must_use]
 pub fn main() -> ExitCode {
     let socket = std::io::stdin().as_fd().try_clone_to_owned().map_err(Error::Socket);

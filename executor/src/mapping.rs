@@ -1,4 +1,5 @@
-//! The memory under a program or an object: its region, what is mapped there, and who uses it when.
+//! The memory under a program or an object: its region, the mapping of the region, and the users of
+//! the mapping.
 
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -11,29 +12,29 @@ use crate::objects::Fate;
 use crate::process::Shared;
 use crate::residency::{Refusal, Residency, Unmapping};
 
-/// Whose memory it is.
+/// Owner of the memory.
 #[derive(Debug)]
 pub(crate) enum Of {
     Program(u64),
-    /// It is mapped once in its life.
+    /// An object, which is mapped only once.
     Object(u64, Arc<Fate>),
 }
 
-/// The generation of an object's only mapping.
+/// Generation of an object's only mapping.
 pub(crate) const OBJECT_GENERATION: u64 = 1;
 
-/// A region and what is under it, shared by whatever copies and runs use it.
+/// A region with its mapping, shared by all copies and runs that use it.
 #[derive(Debug)]
 pub(crate) struct Mapping<D: Device> {
     shared: Arc<Shared<D>>,
     of: Of,
     pub(crate) region: D::Region,
     residency: Mutex<Residency>,
-    /// Bytes were loaded, or the mapping changed.
+    /// Signalled when bytes were loaded or the mapping changed.
     changed: Condvar,
 }
 
-/// Why memory could not be put under a region.
+/// Reason why memory could not be mapped.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum MapError {
     #[error(transparent)]
@@ -43,12 +44,12 @@ pub(crate) enum MapError {
 }
 
 impl<D: Device> Mapping<D> {
-    /// Nothing is mapped yet.
+    /// Creates an unmapped region's state.
     pub(crate) fn new(shared: Arc<Shared<D>>, of: Of, region: D::Region) -> Self {
         Self { shared, of, region, residency: Mutex::default(), changed: Condvar::new() }
     }
 
-    /// Puts physical memory under the region.
+    /// Maps physical memory into the region.
     pub(crate) fn map(&self, generation: u64, extents: Vec<(u64, Extent)>) -> Result<(), MapError> {
         let mut residency = self.residency();
         residency.map(generation)?;
@@ -63,14 +64,14 @@ impl<D: Device> Mapping<D> {
         Ok(())
     }
 
-    /// Takes the memory away, now or when its last user is done; who waits for it is woken.
+    /// Unmaps the memory, now or when its last user is done. Wakes the launches that wait for it.
     pub(crate) fn unmap(&self, generation: u64) {
         let mut residency = self.residency();
         let unmapping = residency.unmap(generation);
         self.carry_out(residency, unmapping);
     }
 
-    /// The program goes: as [`Self::unmap`], of whatever is mapped.
+    /// Unmaps any mapping like [`Self::unmap`], because the program is unloaded.
     pub(crate) fn retire(&self) {
         let mut residency = self.residency();
         let unmapping = residency.retire();
@@ -89,10 +90,10 @@ impl<D: Device> Mapping<D> {
         }
     }
 
-    /// Takes the memory away. Under the lock: whoever finds nothing mapped says so, or maps anew, and it has to
-    /// be away by then.
+    /// Unmaps the memory under the lock. Other threads that see the unmapped state report it or map
+    /// again, so the memory must already be gone by then.
     fn release(&self, residency: MutexGuard<'_, Residency>, generation: u64) {
-        // The residency saw no user, and the device sees the same ones.
+        // The device sees the same users as the residency, and the residency has none.
         let unmapped = self.shared.device.unmap(&self.region);
         drop(residency);
         match unmapped {
@@ -113,13 +114,13 @@ impl<D: Device> Mapping<D> {
         }
     }
 
-    /// The device is gone: whoever waits is told.
+    /// Records that the device is gone, and wakes all waiting launches so that they fail.
     pub(crate) fn lose(&self, message: &str) {
         self.residency().lose(message);
         self.changed.notify_all();
     }
 
-    /// Uses the mapping for a launch that reads these bytes, if they are loaded.
+    /// Uses the mapping for a launch that reads these bytes. Returns `None` if they are not loaded.
     pub(crate) fn use_loaded(
         self: &Arc<Self>,
         generation: u64,
@@ -130,7 +131,7 @@ impl<D: Device> Mapping<D> {
         Ok(self.missing(reads).is_none().then(|| self.enter(&mut residency)))
     }
 
-    /// Uses the mapping for a launch that reads these bytes, once they are loaded.
+    /// Waits until these bytes are loaded, and uses the mapping for a launch that reads them.
     pub(crate) fn wait_loaded(
         self: &Arc<Self>,
         generation: u64,
@@ -147,14 +148,14 @@ impl<D: Device> Mapping<D> {
         }
     }
 
-    /// Uses the mapping, whatever of it is loaded.
+    /// Uses the mapping, whether or not its bytes are loaded.
     pub(crate) fn use_mapped(self: &Arc<Self>, generation: u64) -> Result<Use<D>, Refusal> {
         let mut residency = self.residency();
         self.check_that(&residency, generation)?;
         Ok(self.enter(&mut residency))
     }
 
-    /// Whether steps of this generation may go on.
+    /// Checks that work for this generation may continue.
     pub(crate) fn check(&self, generation: u64) -> Result<(), Refusal> {
         self.check_that(&self.residency(), generation)
     }
@@ -166,13 +167,13 @@ impl<D: Device> Mapping<D> {
         })
     }
 
-    /// A copy of these bytes was accepted.
+    /// Records that a copy of these bytes was accepted.
     pub(crate) fn expect_copy(&self, ranges: &[Range<u64>]) {
         let mut residency = self.residency();
         ranges.iter().for_each(|range| residency.expect(range.clone()));
     }
 
-    /// The first of these bytes that are not loaded.
+    /// Returns the first of these bytes that are not loaded.
     pub(crate) fn missing(&self, reads: &[Range<u64>]) -> Option<Range<u64>> {
         reads.iter().find_map(|read| self.shared.device.missing(&self.region, read.clone()))
     }
@@ -183,12 +184,12 @@ impl<D: Device> Mapping<D> {
     }
 
     fn residency(&self) -> MutexGuard<'_, Residency> {
-        // No code of others runs under the lock: it is whole whoever panicked.
+        // Ignores a poisoned lock: no foreign code runs under the lock, so the state is consistent.
         self.residency.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A launch or copy that uses a mapping, which stays until this is dropped.
+/// A launch or copy that uses a mapping. The mapping stays until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Use<D: Device> {
     mapping: Arc<Mapping<D>>,
@@ -199,14 +200,15 @@ impl<D: Device> Use<D> {
         &self.mapping.region
     }
 
-    /// More bytes are loaded: wakes the launches that wait.
+    /// Wakes the waiting launches, because more bytes are loaded.
     pub(crate) fn loaded_more(&self) {
-        // Under the lock, so that no launch can look before the bytes came and wait after this.
+        // Notifies under the lock. Otherwise a launch could check before the bytes arrived, and start
+        // to wait after this notification.
         let _residency = self.mapping.residency();
         self.mapping.changed.notify_all();
     }
 
-    /// These bytes will not come: wakes the launches that wait for them.
+    /// Records that the copy of these bytes failed, and wakes the launches that wait for them.
     pub(crate) fn failed(&self, ranges: &[Range<u64>]) {
         let mut residency = self.mapping.residency();
         ranges.iter().for_each(|range| residency.fail(range.clone()));

@@ -1,5 +1,5 @@
-//! Objects: tensors that lie in the GPU's memory under a name of the worker's, for runs to read in
-//! place. Each has a region of its own, which is mapped once.
+//! Objects: tensors in the GPU's memory under an id that the worker chose, which runs read in place.
+//! Each object has a region of its own, which is mapped once.
 //!
 //! ```text
 //! PlaceObject ─> mapped ─ output: filled on the copy thread ─> ObjectPlaced ─> runs, copies out
@@ -24,33 +24,33 @@ use crate::process::Shared;
 use crate::residency::Refusal;
 use crate::wire::{self, Descriptors};
 
-/// Objects at one time. Each keeps a few mappings, and may keep a descriptor.
+/// Most objects at a time. Each object has a few mappings, and may keep a descriptor.
 pub const OBJECTS_MAX: usize = 4096;
 
-/// One object.
+/// An object on the GPU.
 #[derive(Debug)]
 pub(crate) struct Object<D: Device> {
     id: u64,
     pub(crate) bytes: u64,
     pub(crate) mapping: Arc<Mapping<D>>,
-    /// What copies from the host read.
+    /// Host memory that copies from the host read.
     pub(crate) host: Option<OwnedFd>,
     fate: Arc<Fate>,
 }
 
-/// Those there are, by name. Those that are freed while something uses them are among them until
-/// another comes or goes.
+/// All objects by id. An object that was freed while in use stays in the map until the next object is
+/// placed or freed.
 #[derive(Debug)]
 pub(crate) struct Objects<D: Device>(BTreeMap<u64, Arc<Object<D>>>);
 
-/// Bytes of an object.
+/// A byte range of an object.
 #[derive(Debug)]
 pub(crate) struct ObjectBytes<D: Device> {
     pub(crate) object: Arc<Object<D>>,
     pub(crate) bytes: Range<u64>,
 }
 
-/// Why an object cannot be used.
+/// Reason why an object cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Error {
     #[error("object {0} is not there: place it first")]
@@ -63,16 +63,16 @@ pub(crate) enum Error {
     Refused(#[from] Refusal),
 }
 
-/// Why an object was not placed.
+/// Reason why an object was not placed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PlaceError {
     #[error("object {0} is there already")]
     Twice(u64),
     #[error("{OBJECTS_MAX} objects are there: free one first")]
     TooMany,
-    #[error("its extents do not cover bytes {0:?}")]
+    #[error("the object's extents do not cover bytes {0:?}")]
     NotCovered(Range<u64>),
-    #[error("it has {bytes} bytes, and {output} of an output are to fill it")]
+    #[error("the object has {bytes} bytes, but {output} bytes of an output are to fill it")]
     Size { bytes: u64, output: u64 },
     #[error(transparent)]
     Message(#[from] wire::Error),
@@ -89,14 +89,14 @@ impl<D: Device> Object<D> {
         self.mapping.missing(std::slice::from_ref(&(0..self.bytes)))
     }
 
-    /// Whether it was freed, or not placed after all, and nothing is under it any more.
+    /// Whether the object was freed or its placement failed, and its memory is unmapped.
     fn is_gone(&self) -> bool {
         self.fate.ends().away
     }
 }
 
 impl<D: Device> ObjectBytes<D> {
-    /// Whether all of the object is there.
+    /// Checks that the whole object is loaded.
     pub(crate) fn check_loaded(&self) -> Result<(), Error> {
         let object = self.object.id;
         self.object.missing().map_or(Ok(()), |missing| Err(Error::NotLoaded { object, missing }))
@@ -112,7 +112,7 @@ impl<D: Device> Objects<D> {
         Self(BTreeMap::new())
     }
 
-    /// Puts an object's memory under it. What it is to be filled from is left for the copy thread.
+    /// Maps an object's memory. Filling the object from an output is left to the copy thread.
     pub(crate) fn place(
         &mut self,
         shared: &Arc<Shared<D>>,
@@ -136,7 +136,7 @@ impl<D: Device> Objects<D> {
         let host = has_host.then(|| descriptors.take(host_fd)).transpose()?;
         let extents: Vec<_> = extents.into_iter().map(wire::extent).collect();
         covered(&extents, bytes)?;
-        // The last of them may have more than is needed.
+        // The last extent may be larger than the object.
         let end = extents.iter().map(|&(at, extent)| at.saturating_add(extent.bytes)).max();
         let region = shared.device.reserve(Bytes(end.unwrap_or_default().max(bytes)))?;
         let fate = Arc::<Fate>::default();
@@ -148,12 +148,12 @@ impl<D: Device> Objects<D> {
         Ok(output.map(|output| Filling { object, using, output }))
     }
 
-    /// One that is there, though it may be about to go.
+    /// Returns an object. The object may be about to be freed.
     pub(crate) fn get(&self, id: u64) -> Result<&Arc<Object<D>>, Error> {
         self.0.get(&id).ok_or(Error::Unknown(id))
     }
 
-    /// Bytes of one, which stay while the use does.
+    /// Returns bytes of an object. The bytes stay mapped as long as the returned use.
     pub(crate) fn part(&self, part: ObjectPart) -> Result<(ObjectBytes<D>, Use<D>), Error> {
         let ObjectPart { object, offset, bytes } = part;
         let found = self.get(object)?;
@@ -163,8 +163,8 @@ impl<D: Device> Objects<D> {
         Ok((ObjectBytes { object: Arc::clone(found), bytes: offset..end }, using))
     }
 
-    /// Takes an object's memory away once nothing uses it, and says so then; at once, of one that is
-    /// not there.
+    /// Unmaps an object's memory when its last user is done, and then reports that the object is
+    /// freed. Reports at once if the object does not exist.
     pub(crate) fn free(&mut self, shared: &Shared<D>, id: u64) {
         let Some(object) = self.0.get(&id) else {
             return shared.events.send(Event::ObjectFreed(ObjectFreed { object: id }));
@@ -176,29 +176,29 @@ impl<D: Device> Objects<D> {
         }
     }
 
-    /// The device is gone.
+    /// Records that the device is gone.
     pub(crate) fn lose(&self, message: &str) {
         self.0.values().for_each(|object| object.mapping.lose(message));
     }
 }
 
-/// Whether these are under all of an object's bytes.
+/// Checks that the extents cover all bytes of an object.
 fn covered(extents: &[(u64, Extent)], bytes: u64) -> Result<(), PlaceError> {
     let mut covered = RangeSet::default();
     extents.iter().for_each(|&(at, extent)| covered.insert(at..at.saturating_add(extent.bytes)));
     covered.first_gap(0..bytes).map_or(Ok(()), |gap| Err(PlaceError::NotCovered(gap)))
 }
 
-/// What is said of an object when its memory is taken away.
+/// The reports about an object that are due when its memory is unmapped.
 #[derive(Debug, Default)]
 pub(crate) struct Fate(Mutex<Ends>);
 
 #[derive(Debug, Default)]
 struct Ends {
-    /// It was not placed, and why.
+    /// Error of a failed placement that is not yet reported.
     failed: Option<String>,
     freed: bool,
-    /// Whether its memory is.
+    /// Whether the object's memory is unmapped.
     away: bool,
 }
 
@@ -207,15 +207,17 @@ impl Fate {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Its memory is away. Says what was not said yet: under the lock, for its filling may fail while it is
-    /// freed, and that it is free comes last, and once.
+    /// Records that the object's memory is unmapped, and sends the pending reports. The reports are
+    /// sent under the lock, because a filling may fail while the object is being freed: the report
+    /// that the object is freed must be sent once, and last.
     pub(crate) fn went(&self, object: u64, say: impl FnMut(Event)) {
         let mut ends = self.ends();
         ends.away = true;
         ends.tell(object, say);
     }
 
-    /// Says what was not said yet, unless its memory is just being taken away: whoever does that says so.
+    /// Sends the pending reports if the memory is already unmapped. Otherwise the thread that unmaps
+    /// the memory sends them.
     pub(crate) fn tell(&self, object: u64, say: impl FnMut(Event)) {
         let mut ends = self.ends();
         if ends.away {
@@ -235,17 +237,17 @@ impl Ends {
     }
 }
 
-/// The event for an object that was placed.
+/// Returns the event for a placed object.
 pub(crate) fn placed(object: u64) -> Event {
     Event::ObjectPlaced(ObjectPlaced { object })
 }
 
-/// The event for an object that was not.
+/// Returns the event for an object that was not placed.
 pub(crate) fn refused(object: u64, why: impl ToString) -> Event {
     Event::PlaceFailed(PlaceFailed { object, message: clip(why) })
 }
 
-/// An object that is mapped and is to be filled from an output.
+/// A mapped object that is to be filled from an output.
 #[derive(Debug)]
 pub(crate) struct Filling<D: Device> {
     object: Arc<Object<D>>,
@@ -254,7 +256,7 @@ pub(crate) struct Filling<D: Device> {
 }
 
 impl<D: Device> Filling<D> {
-    /// Fills it, and says what came of that.
+    /// Fills the object, and reports the outcome.
     pub(crate) fn carry_out(self, shared: &Shared<D>, stream: &mut D::Stream) {
         let OutputBytes { output, bytes } = &self.output;
         match stream.fill(self.using.region(), &output.value, output.datatype, bytes.clone()) {
@@ -268,7 +270,7 @@ impl<D: Device> Filling<D> {
         }
     }
 
-    /// It is not filled: its memory is taken away, and then that is said.
+    /// Fails the placement: unmaps the object's memory, and then reports the error.
     pub(crate) fn fail(self, why: impl ToString) {
         let Self { object, using, .. } = self;
         object.fate.ends().failed = Some(why.to_string());
@@ -282,7 +284,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn extents_cover_an_object_or_the_first_gap_is_named() {
+    fn extents_must_cover_an_object_without_gaps() {
         let extent = |at, bytes| (at, Extent { offset: 0, bytes });
         let gap = |extents: &[(u64, Extent)]| match covered(extents, 10) {
             Err(PlaceError::NotCovered(gap)) => Some(gap),
@@ -295,10 +297,11 @@ mod tests {
     }
 
     #[test]
-    fn what_became_of_an_object_is_said_once_and_not_before_its_memory_is_away() {
-        let (fate, mut told) = (Fate::default(), Vec::new());
+    fn reports_about_an_object_are_sent_once_after_its_memory_is_unmapped() {
+        let fate = Fate::default();
+        let mut told = Vec::new();
         fate.ends().failed = Some("no room".into());
-        // It is freed while the copy thread takes its memory away.
+        // The object is freed while the copy thread unmaps its memory.
         fate.ends().freed = true;
         fate.tell(5, |event| told.push(event));
         assert!(told.is_empty(), "{told:?}");

@@ -1,5 +1,5 @@
-//! Other GPUs of this machine whose memory copies may read (T22): handles that their executors'
-//! worker passed on.
+//! Other GPUs of this machine from which copies may read (T22). The worker passes the handles of
+//! their memory between the executors.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -12,25 +12,25 @@ use millrace_proto::executor::{AddPeer, PeerSource};
 
 use crate::wire;
 
-/// The memory of one executor's GPU.
+/// The memory of another executor's GPU.
 #[derive(Debug)]
 struct Peer<D: Device> {
     incarnation: u64,
     memory: D::Chunk,
-    /// Whether its GPU has lost what it had.
+    /// Whether the GPU's contents are lost, so that copies must fail.
     lost: AtomicBool,
 }
 
-/// Those there are, at most one for each GPU.
+/// The known peers, at most one for each GPU.
 #[derive(Debug)]
 pub(crate) struct Peers<D: Device>(BTreeMap<u32, Arc<Peer<D>>>);
 
-/// What a copy reads of a peer.
+/// The source of a copy from a peer.
 #[derive(Debug)]
 pub(crate) struct Source<D: Device> {
     gpu: u32,
     peer: Arc<Peer<D>>,
-    /// By place in the program's or object's range, in order.
+    /// Offset in the program's or object's range and extent on the peer, in ascending order.
     extents: Vec<(u64, Extent)>,
 }
 
@@ -47,14 +47,14 @@ impl<D: Device> Peers<D> {
         Ok(())
     }
 
-    /// Copies that name it and have not begun fail.
+    /// Forgets a peer. Copies that name the peer and have not begun will fail.
     pub(crate) fn forget(&mut self, gpu: u32) {
         if let Some(peer) = self.0.remove(&gpu) {
             peer.lost.store(true, Ordering::Relaxed);
         }
     }
 
-    /// What a copy names; `None` where that executor's memory is not known.
+    /// Returns the source that a copy names, or `None` if that executor's memory is unknown.
     pub(crate) fn source(&self, message: PeerSource) -> Option<Source<D>> {
         let PeerSource { gpu, incarnation, extents } = message;
         let peer = self.0.get(&gpu).filter(|peer| peer.incarnation == incarnation)?;
@@ -65,7 +65,7 @@ impl<D: Device> Peers<D> {
 }
 
 impl<D: Device> Source<D> {
-    /// Copies bytes of the model or object that is there to the same place of a region.
+    /// Copies bytes of the peer's model or object to the same offset of a region.
     pub(crate) fn copy(
         &self,
         stream: &mut D::Stream,

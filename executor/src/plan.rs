@@ -1,52 +1,52 @@
-//! A program's launches with their values numbered, so that a run moves values between slots and
-//! looks up no names. Pure.
+//! A program's launches with numbered values, so that a run moves values between slots without name
+//! lookups. Pure code.
 
 use std::collections::HashMap;
 use std::ops::Range;
 
 use millrace_device::{KernelSpec, RangeSet};
 
-/// Where a run keeps one value.
+/// Index at which a run stores a value.
 pub(crate) type Slot = usize;
 
-/// How a program runs.
+/// The execution plan of a program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Plan {
-    /// The whole model as one launch: for when everything is loaded.
+    /// The whole model as a single launch, for runs with all weights loaded.
     pub(crate) whole: Step,
-    /// The launches, in order.
+    /// Launches of the model, in order.
     pub(crate) steps: Vec<Step>,
-    /// How many slots a run has. The inputs are in the first ones, in order.
+    /// Number of slots of a run. The first slots are the inputs, in order.
     pub(crate) slots: usize,
-    /// The outputs' slots, in order.
+    /// Slots of the outputs, in order.
     pub(crate) outputs: Vec<Slot>,
 }
 
-/// One launch.
+/// A launch of the plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Step {
-    /// What the device is told.
+    /// Names and reads of the launch, in the form that the device takes.
     pub(crate) spec: KernelSpec,
-    /// The values it is given.
+    /// Slots of the input values.
     pub(crate) args: Vec<SlotArg>,
-    /// Where its results go.
+    /// Slots of the output values.
     pub(crate) writes: Vec<Slot>,
 }
 
-/// A value given to a launch.
+/// An input value of a launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SlotArg {
     pub(crate) slot: Slot,
-    /// Nobody reads it afterwards: the launch may have it.
+    /// Whether no later launch reads the value, so the launch may reuse its memory.
     pub(crate) last: bool,
 }
 
-/// Launches that do not fit together.
+/// Reason why launches are inconsistent.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Error {
-    #[error("launch {launch} reads {value:?}, which is no input and no earlier launch makes")]
+    #[error("launch {launch} reads {value:?}, which is neither an input nor an output of an earlier launch")]
     NotMade { launch: usize, value: String },
-    #[error("output {0:?} is no input and no launch makes it")]
+    #[error("output {0:?} is neither an input nor an output of a launch")]
     NoSuchOutput(String),
     #[error("input {0:?} is declared twice")]
     InputTwice(String),
@@ -56,7 +56,7 @@ impl Plan {
     /// Numbers the values of these launches.
     ///
     /// # Errors
-    /// [`Error`] for the first value that nothing makes.
+    /// Returns an [`Error`] for the first value that no launch makes.
     pub(crate) fn new(
         inputs: &[String],
         outputs: &[String],
@@ -95,14 +95,14 @@ impl Plan {
     }
 }
 
-/// Every byte that some launch reads.
+/// Returns all bytes that any launch reads.
 fn union(launches: &[KernelSpec]) -> Vec<Range<u64>> {
     let mut reads = RangeSet::default();
     launches.iter().flat_map(|launch| &launch.reads).for_each(|range| reads.insert(range.clone()));
     reads.iter().collect()
 }
 
-/// Marks each value's last reader, unless it is an output: that is read at the end.
+/// Marks the last reader of each value. An output has no last reader, because the run reads it at the end.
 fn mark_last(steps: &mut [Step], outputs: &[Slot], slots: usize) {
     let mut read_later = vec![false; slots];
     outputs.iter().for_each(|&slot| read_later[slot] = true);
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn the_whole_model_reads_what_any_launch_reads() {
+    fn the_whole_model_reads_the_union_of_all_launches() {
         let reads = [launch(&["x"], &["a"], &[0..10, 64..70]), launch(&["a"], &["y"], &[10..20, 66..80])];
         let whole = plan(&["x"], &["y"], reads.into()).unwrap().whole;
         assert_eq!(whole.spec, launch(&["x"], &["y"], &[0..20, 64..80]));
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn values_that_nothing_makes_are_refused() {
+    fn values_without_a_maker_are_refused() {
         let not_made = Error::NotMade { launch: 1, value: "c".to_owned() };
         let launches = vec![launch(&["x"], &["a"], &[]), launch(&["c"], &["b"], &[])];
         assert_eq!(plan(&["x"], &["b"], launches), Err(not_made));

@@ -1,4 +1,4 @@
-//! The process: tied to its worker, greeted, its other threads started.
+//! The process: ties itself to its worker, performs the handshake, and starts the other threads.
 
 use std::fs;
 use std::num::{NonZeroU32, NonZeroUsize};
@@ -25,42 +25,42 @@ use crate::queue::Queue;
 use crate::wire::Descriptors;
 use crate::{copies, runs};
 
-/// Programs loaded at one time. Each keeps a descriptor and a few mappings.
+/// Most programs loaded at a time. Each program has a descriptor and a few mappings.
 pub const PROGRAMS_MAX: usize = 4096;
 
-/// Memory that a process may have beside as much as its GPU has: for the graphs of its programs, threads,
-/// and inputs and outputs on their way.
+/// Memory that a process may use in addition to the size of its GPU's memory: for the graphs of its
+/// programs, for threads, and for inputs and outputs in transit.
 pub const MEMORY_BESIDE_GPU: Bytes = Bytes::gib(4);
 
-/// How often each size of a copy is measured: the median counts.
+/// Rounds of the copy measurement; the result is their median.
 const PROBE_ROUNDS: NonZeroU32 = NonZeroU32::new(3).expect("not zero");
 
-/// What the threads share.
+/// State that all threads share.
 #[derive(Debug)]
 pub(crate) struct Shared<D: Device> {
     pub(crate) device: D,
     pub(crate) events: Events,
-    /// Outputs of runs that are done.
+    /// Outputs that stay on the GPU after their run.
     pub(crate) kept: Kept<D::Value>,
-    /// The next run aborts the process: an injected fault.
+    /// Whether the next run aborts the process: an injected fault.
     pub(crate) abort_on_run: AtomicBool,
 }
 
-/// Whether injected faults are obeyed.
+/// Whether injected faults are carried out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Faults {
     Obeyed,
     Refused,
 }
 
-/// Serves the worker at the other end of `socket` until it says so or ends.
+/// Serves the worker at the other end of `socket` until the worker sends a shutdown or ends.
 ///
-/// The process dies with its worker: by signal when the worker's thread that started it ends, and
-/// by the end of the socket. Returning is the end of it: threads that are in the middle of a launch
-/// are not waited for.
+/// The process dies with its worker: by a signal when the worker's thread that started the process
+/// ends, and by the end of the socket. The caller must exit after this function returns: threads in
+/// the middle of a launch are not awaited.
 ///
 /// # Errors
-/// [`Error`] when the socket or the protocol breaks, or there is no worker.
+/// Returns an [`Error`] if the socket fails, the worker breaks the protocol, or there is no worker.
 pub fn run(socket: OwnedFd) -> Result<(), Error> {
     die_with_worker(&socket)?;
     be_ended_first();
@@ -99,8 +99,8 @@ fn serve<D: Device>(device: D, socket: OwnedFd, decoder: FrameDecoder, hello: &H
     shared.device.enter(stream, |stream| obey(control, stream, &socket, decoder))
 }
 
-/// Measures how fast copies are, while nothing else is on the device. What cannot be measured costs
-/// only its figures.
+/// Measures the rate of copies while the device is otherwise idle. A failed measurement only means
+/// that the worker gets no rates.
 fn probe<D: Device>(device: &D, bytes: u64) -> Vec<CopyRate> {
     if bytes == 0 {
         return Vec::new();
@@ -111,13 +111,13 @@ fn probe<D: Device>(device: &D, bytes: u64) -> Vec<CopyRate> {
             rates.into_iter().map(rate).collect()
         }
         Err(error) => {
-            tracing::warn!(%error, "copies were not measured");
+            tracing::warn!(%error, "cannot measure the rate of copies");
             Vec::new()
         }
     }
 }
 
-/// The control thread.
+/// Runs the control thread.
 fn obey<D: Device>(
     mut control: Control<D>,
     mut stream: D::Stream,
@@ -139,7 +139,8 @@ fn command(frame: Received) -> Result<(Command, Descriptors), Error> {
     Ok((command, Descriptors::new(frame.descriptors)))
 }
 
-/// The copy and run threads. Dropping this lets them end after what they are doing.
+/// The queues of the copy and run threads. Dropping this value closes the queues, so each thread ends
+/// after its current work.
 struct Threads<D: Device> {
     copies: Arc<Queue<copies::Work<D>>>,
     copies_out: Arc<Queue<copies::Work<D>>>,
@@ -148,15 +149,18 @@ struct Threads<D: Device> {
 
 impl<D: Device> Threads<D> {
     fn start(shared: &Arc<Shared<D>>, control: &Control<D>) -> Result<Self, Error> {
-        let (copies, copies_out, runs) = (control.copies(), control.copies_out(), control.runs());
-        let threads = Self { copies, copies_out, runs };
+        let threads =
+            Self { copies: control.copies(), copies_out: control.copies_out(), runs: control.runs() };
         let stream = || shared.device.stream(Width::Whole);
         for (name, queue) in [("copies", control.copies()), ("copies out", control.copies_out())] {
-            let (shared, stream) = (Arc::clone(shared), stream()?);
+            let shared = Arc::clone(shared);
+            let stream = stream()?;
             spawn(name, move || copies::serve(&shared, &queue, stream))?;
         }
         spawn("runs", {
-            let (shared, queue, stream) = (Arc::clone(shared), control.runs(), stream()?);
+            let shared = Arc::clone(shared);
+            let queue = control.runs();
+            let stream = stream()?;
             move || shared.device.enter(stream, |stream| runs::serve(&shared, &queue, stream))
         })?;
         Ok(threads)
@@ -177,12 +181,12 @@ fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<(), Error> 
         body();
     };
     let thread = thread::Builder::new().name(name.to_owned()).spawn(body);
-    // Not joined: it ends with the process.
+    // Not joined, because the thread ends with the process.
     thread.map(drop).map_err(|source| Error::Os { what: "start a thread", source })
 }
 
-/// A thread that panicked would leave an executor that answers some commands and not others: better
-/// none, and a new incarnation.
+/// Aborts the process if a thread panics. Without that thread, the executor would answer only some
+/// commands; the worker can start a new incarnation instead.
 struct AbortOnPanic;
 
 impl Drop for AbortOnPanic {
@@ -193,8 +197,9 @@ impl Drop for AbortOnPanic {
     }
 }
 
-/// Asks for SIGKILL when the worker ends. A worker that ended before we asked is not our parent any
-/// more, which the socket tells: its other end was made by the worker.
+/// Requests SIGKILL for the time when the worker ends. If the worker ended before this request, the
+/// worker is no longer the parent process. The socket's peer credentials reveal the worker, because
+/// the worker created the other end.
 fn die_with_worker(socket: &OwnedFd) -> Result<(), Error> {
     let worker =
         rustix::net::sockopt::socket_peercred(socket.as_fd()).map_err(|e| Error::Socket(e.into()))?.pid;
@@ -206,38 +211,41 @@ fn die_with_worker(socket: &OwnedFd) -> Result<(), Error> {
     Ok(())
 }
 
-/// Has the kernel end this process before its worker when the machine runs out of memory.
+/// Makes the kernel kill this process before its worker if the machine runs out of memory.
 fn be_ended_first() {
     if let Err(error) = fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ.to_string()) {
-        tracing::warn!(%error, "when memory runs out, the kernel may end the worker instead of this process");
+        tracing::warn!(%error, "cannot raise the OOM score: the kernel may kill the worker before this process if memory runs out");
     }
 }
 
-/// Limits the memory that this process allocates. rten cannot be stopped within an operator, and the size of
-/// what an operator makes is known when it asks for the memory: a run that asks for too much ends this
-/// process, and nothing else on the machine. What a GPU could not hold may fail on an emulated one too.
+/// Limits the memory that this process allocates. rten cannot be stopped within an operator, and the
+/// size of an operator's output is known only when it allocates memory. So a run that needs too much
+/// memory ends this process, and no other process of the machine. A run that a real GPU could not
+/// hold may also fail on an emulated one.
 fn limit_memory(gpu: Bytes) {
-    // Private writable memory: neither the GPU's, which is shared with the worker, nor address ranges.
+    // RLIMIT_DATA counts private writable memory. It excludes the GPU's memory, which is shared with
+    // the worker, and reserved address ranges.
     let Rlimit { maximum, .. } = rustix::process::getrlimit(Resource::Data);
     let wanted = gpu.get().saturating_add(MEMORY_BESIDE_GPU.get());
     let limit = Some(maximum.map_or(wanted, |maximum| maximum.min(wanted)));
     let limit = Rlimit { current: limit, maximum: limit };
     if let Err(error) = rustix::process::setrlimit(Resource::Data, limit) {
-        tracing::warn!(%error, "the memory of this process is not limited");
+        tracing::warn!(%error, "cannot limit the memory of this process");
     }
-    // It would hold the tensors of every function that ran here.
+    // Core files are disabled, because a core file would contain the tensors of every function that ran here.
     let none = Rlimit { current: Some(0), maximum: Some(0) };
     if let Err(error) = rustix::process::setrlimit(Resource::Core, none) {
-        tracing::warn!(%error, "this process may write a core file when it ends");
+        tracing::warn!(%error, "cannot disable core files: this process may write one when it dies");
     }
 }
 
-/// Allows as many open descriptors as the machine lets us: programs and large tensors need them.
+/// Raises the limit of open descriptors to the hard limit, because programs and large tensors need
+/// descriptors.
 fn raise_descriptor_limit() {
     let Rlimit { maximum, .. } = rustix::process::getrlimit(Resource::Nofile);
     let raised = Rlimit { current: maximum, maximum };
     if let Err(error) = rustix::process::setrlimit(Resource::Nofile, raised) {
-        // Loading fails with a clear message if the limit is ever met.
-        tracing::debug!(%error, "the limit of open files stays as it is");
+        // If the limit is ever reached, loading fails with a clear message.
+        tracing::debug!(%error, "cannot raise the limit of open files");
     }
 }

@@ -14,14 +14,14 @@ use crate::plan::{self, Plan};
 use crate::process::Shared;
 use crate::wire::{self, Declared, Descriptors};
 
-/// What a run on the control thread may take: about what waking another thread takes.
+/// Longest time of a run on the control thread; waking another thread takes about as long.
 const QUICK_MAX: Duration = Duration::from_micros(50);
 
-/// A program, shared by the control thread and whatever copies and runs name it.
+/// A loaded program, shared by the control thread and by copies and runs.
 #[derive(Debug)]
 pub(crate) struct Program<D: Device> {
     pub(crate) name: String,
-    /// Its launches, by number.
+    /// Plan of the launches, with numbered values.
     pub(crate) plan: Plan,
     pub(crate) module: D::Module,
     pub(crate) whole: D::Kernel,
@@ -29,15 +29,16 @@ pub(crate) struct Program<D: Device> {
     pub(crate) inputs: Vec<Declared>,
     pub(crate) outputs: Vec<Declared>,
     pub(crate) mapping: Arc<Mapping<D>>,
-    /// Runs with inline inputs of fewer bytes are quick; 0 before one was.
+    /// Size bound in bytes: runs with fewer bytes of inline inputs are likely to be quick. 0 until a
+    /// run was quick.
     pub(crate) quick_inputs: AtomicUsize,
-    /// The authoritative copy of its weights (T10).
+    /// Authoritative copy of the program's weights (T10).
     pub(crate) host: Arc<HostRegion>,
-    /// The most that is copied before launches which wait are woken.
+    /// Most bytes that are copied before waiting launches are woken.
     pub(crate) group: u64,
 }
 
-/// Why a program could not be loaded.
+/// Reason why a program could not be loaded.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LoadError {
     #[error(transparent)]
@@ -95,7 +96,8 @@ impl<D: Device> Program<D> {
         })
     }
 
-    /// Learns from a run. Quick ones raise the bound to their size, others lower it below theirs.
+    /// Updates the bound for quick runs. A quick run raises the bound above its size; a slower run
+    /// lowers the bound to its size.
     pub(crate) fn took(&self, inline_bytes: Option<usize>, time: Duration) {
         match inline_bytes {
             Some(bytes) if time <= QUICK_MAX => {

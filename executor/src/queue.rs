@@ -1,10 +1,11 @@
-//! A bounded queue from the control thread to one other.
+//! A bounded queue from the control thread to another thread.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// First in, first out of what is due, at most `max` waiting. Closing it ends whoever pops.
+/// A queue of at most `max` items, from which the first due item is taken. Closing the queue ends the
+/// consumer.
 #[derive(Debug)]
 pub(crate) struct Queue<T> {
     max: usize,
@@ -15,7 +16,7 @@ pub(crate) struct Queue<T> {
 #[derive(Debug)]
 struct State<T> {
     waiting: VecDeque<T>,
-    /// The last item popped is not known to be done with.
+    /// Whether the consumer may still work on the last popped item.
     busy: bool,
     closed: bool,
 }
@@ -26,7 +27,7 @@ impl<T> Queue<T> {
         Self { max, state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// Adds an item, or gives it back when the queue is full.
+    /// Adds an item, or returns it as an error if the queue is full.
     pub(crate) fn push(&self, item: T) -> Result<(), T> {
         let mut state = self.state();
         if state.waiting.len() >= self.max {
@@ -37,13 +38,13 @@ impl<T> Queue<T> {
         Ok(())
     }
 
-    /// Waits for the next item; `None` once the queue is closed, whatever is still in it.
+    /// Waits for the next item. Returns `None` once the queue is closed, even if items are left.
     pub(crate) fn pop(&self) -> Option<T> {
         self.pop_when(|_| Duration::ZERO)
     }
 
-    /// Waits for the first item that is due, which it is after what `wait` says of it. Until then
-    /// it is in the queue, can be removed, and is passed by what is due.
+    /// Waits for the first due item. `wait` returns the time until an item is due. Until then the
+    /// item stays in the queue, can be removed, and is passed by due items.
     pub(crate) fn pop_when(&self, wait: impl Fn(&T) -> Duration) -> Option<T> {
         let mut state = self.state();
         state.busy = false;
@@ -65,7 +66,7 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Takes the first item that waits and is `wanted`.
+    /// Removes the first queued item for which `wanted` is true.
     pub(crate) fn remove(&self, wanted: impl FnMut(&T) -> bool) -> Option<T> {
         let mut state = self.state();
         let index = state.waiting.iter().position(wanted)?;
@@ -74,15 +75,16 @@ impl<T> Queue<T> {
         removed
     }
 
-    /// Whether nothing waits, and whoever pops came back for more after the last item.
+    /// Whether no item is queued, and the consumer has asked for the next item after the last one.
     pub(crate) fn is_idle(&self) -> bool {
         let state = self.state();
         state.waiting.is_empty() && !state.busy
     }
 
-    /// What an item waits for may have changed: has it asked again.
+    /// Makes the consumer evaluate `wait` again, because a condition may have changed.
     pub(crate) fn reconsider(&self) {
-        // Under the lock, so that it cannot fall between a question and the wait that follows.
+        // Notifies under the lock. Otherwise the notification could fall between an evaluation of
+        // `wait` and the wait that follows.
         let _state = self.state();
         self.changed.notify_one();
     }
@@ -93,13 +95,13 @@ impl<T> Queue<T> {
     }
 
     fn state(&self) -> MutexGuard<'_, State<T>> {
-        // No code of others runs under the lock: it is whole whoever panicked.
+        // Ignores a poisoned lock: no foreign code runs under the lock, so the state is consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The item that leaves next, by its place, and how long that takes: the first of those that are due
-/// soonest.
+/// Returns the index of the next item and the time until it is due: the first of the items that are
+/// due soonest.
 fn next<T>(waiting: &VecDeque<T>, wait: impl Fn(&T) -> Duration) -> Option<(usize, Duration)> {
     let mut soonest: Option<(usize, Duration)> = None;
     for (place, item) in waiting.iter().enumerate() {
@@ -119,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn items_leave_in_order_and_a_full_queue_gives_back() {
+    fn items_are_popped_in_order_and_a_full_queue_returns_the_item() {
         let queue = Queue::new(2);
         assert_eq!((queue.push(1), queue.push(2), queue.push(3)), (Ok(()), Ok(()), Err(3)));
         assert_eq!(queue.pop(), Some(1));
@@ -130,13 +132,13 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_is_idle_when_its_last_item_is_done_with() {
+    fn a_queue_is_idle_after_the_consumer_returns_for_more() {
         let queue = Queue::new(1);
         assert!(queue.is_idle());
         queue.push(1).unwrap();
-        assert!(!queue.is_idle(), "one waits");
+        assert!(!queue.is_idle(), "an item is queued");
         assert_eq!(queue.pop(), Some(1));
-        assert!(!queue.is_idle(), "it may be at work on it");
+        assert!(!queue.is_idle(), "the consumer may still work on the item");
         queue.close();
         assert_eq!(queue.pop(), None);
         assert!(queue.is_idle());
@@ -164,9 +166,9 @@ mod tests {
         });
     }
 
-    /// Items are a name and how many seconds they wait.
+    /// Items are a name and their wait in seconds.
     #[test]
-    fn what_is_due_passes_what_is_not_and_the_first_goes_first() {
+    fn due_items_are_popped_in_order_before_items_that_are_not_due() {
         let wait = |item: &(char, u64)| Duration::from_secs(item.1);
         let queue = Queue::new(5);
         for item in [('a', 60), ('b', 0), ('c', 30), ('d', 0), ('e', 30)] {
@@ -174,14 +176,14 @@ mod tests {
         }
         let pop = || queue.pop_when(wait);
         assert_eq!([pop(), pop()], [Some(('b', 0)), Some(('d', 0))]);
-        // The first of those that are due soonest.
+        // The result is the first of the items that are due soonest.
         assert_eq!(next(&queue.state().waiting, wait), Some((1, Duration::from_secs(30))));
         assert_eq!(next(&VecDeque::new(), wait), None);
     }
 
-    /// It is found by whoever waits for what comes later.
+    /// The consumer is already waiting for an item that is due later.
     #[test]
-    fn what_comes_and_is_due_ends_the_wait_for_what_is_not() {
+    fn a_due_item_ends_the_wait_for_an_item_that_is_not_due() {
         let queue = Queue::new(2);
         let wait = |&item: &u32| if item == 1 { Duration::MAX } else { Duration::ZERO };
         queue.push(1).unwrap();
@@ -193,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn closing_ends_who_waits_and_drops_what_waits() {
+    fn closing_ends_the_consumer_and_drops_queued_items() {
         let queue = Queue::<u32>::new(1);
         std::thread::scope(|scope| {
             let popped = scope.spawn(|| queue.pop());

@@ -1,4 +1,4 @@
-//! What mapping a program or object has, who uses it, and which of its bytes will not come. Pure.
+//! The mapping of a program or object, its users, and its bytes with a failed copy. Pure code.
 //!
 //! ```text
 //!              map                unmap, in use
@@ -6,24 +6,24 @@
 //!     ▲                  │ unmap, unused                │ last user leaves
 //!     └──────────────────┴──────────────────────────────┘
 //! ```
-//! Generations only grow. A step of an older one is stale; one of a newer one names a mapping that
-//! was refused or never asked for.
+//! Generations only grow. A step for an older generation is stale. A step for a newer generation
+//! refers to a mapping that was refused or never requested.
 
 use std::ops::Range;
 
 use millrace_device::RangeSet;
 
-/// One program's or object's mapping.
+/// The state of a program's or object's mapping.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Residency {
-    /// The newest that was asked for. 0: none yet.
+    /// Newest requested generation; 0 if there is none.
     generation: u64,
     phase: Phase,
-    /// Launches and copies that run.
+    /// Number of launches and copies that use the mapping.
     users: u32,
-    /// Bytes whose copy failed. A new copy of them clears that.
+    /// Bytes with a failed copy. A new copy of the bytes clears this mark.
     failed: RangeSet,
-    /// The device is gone, and why.
+    /// Message of the device's loss, if the device is gone.
     lost: Option<String>,
 }
 
@@ -32,26 +32,26 @@ enum Phase {
     #[default]
     Unmapped,
     Mapped,
-    /// Unmapped as soon as nobody uses it.
+    /// To be unmapped as soon as the last user leaves.
     Draining,
 }
 
-/// Why a step cannot be taken.
+/// Reason why a step is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Refusal {
-    /// Its mapping was replaced or taken away.
+    /// The step's mapping was replaced or unmapped.
     #[error("generation {asked} is stale: {current} is the newest")]
     Stale { asked: u64, current: u64 },
-    /// There is no such mapping.
+    /// The step's mapping does not exist.
     #[error("generation {0} is not mapped")]
     NotMapped(u64),
-    /// The last mapping is still there.
+    /// The previous mapping still exists.
     #[error("generation {0} is still mapped: unmap it and wait for Unmapped")]
     StillMapped(u64),
-    /// Bytes that a launch needs are not coming.
+    /// The copy of bytes that a launch needs has failed.
     #[error("the copy of bytes {0:?} failed")]
     CopyFailed(Range<u64>),
-    /// The object's only mapping has gone, or is to go.
+    /// The object's only mapping is unmapped, or is about to be.
     #[error("object {0} is freed")]
     Freed(u64),
     /// The device is gone.
@@ -59,21 +59,21 @@ pub(crate) enum Refusal {
     Lost(String),
 }
 
-/// What is to be done about an unmap.
+/// Action that an unmap requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unmapping {
-    /// Take the memory away, then say so.
+    /// Unmap the memory, then report it.
     Now(u64),
-    /// The last user does it.
+    /// Do nothing: the last user unmaps the memory.
     Later,
-    /// Nothing was mapped: only say so.
+    /// Only report it: nothing was mapped.
     Already(u64),
-    /// It is about an older mapping: nothing.
+    /// Do nothing: the unmap refers to an older mapping.
     Ignored,
 }
 
 impl Residency {
-    /// Begins a mapping. The caller maps; if that fails, it says so with [`Self::map_failed`].
+    /// Begins a mapping. The caller then maps the memory, and calls [`Self::map_failed`] if that fails.
     pub(crate) fn map(&mut self, generation: u64) -> Result<(), Refusal> {
         if generation <= self.generation {
             return Err(Refusal::Stale { asked: generation, current: self.generation });
@@ -85,12 +85,12 @@ impl Residency {
         Ok(())
     }
 
-    /// The mapping just begun did not come about.
+    /// Reverts the mapping that was just begun.
     pub(crate) fn map_failed(&mut self) {
         self.phase = Phase::Unmapped;
     }
 
-    /// Ends a mapping.
+    /// Ends the mapping of this generation.
     pub(crate) fn unmap(&mut self, generation: u64) -> Unmapping {
         if generation != self.generation {
             return Unmapping::Ignored;
@@ -109,7 +109,7 @@ impl Residency {
         }
     }
 
-    /// Ends whatever mapping there is: the program goes.
+    /// Ends any mapping, because the program is unloaded.
     pub(crate) fn retire(&mut self) -> Unmapping {
         match self.phase {
             Phase::Unmapped => Unmapping::Ignored,
@@ -117,7 +117,7 @@ impl Residency {
         }
     }
 
-    /// Whether a step of this generation may go on.
+    /// Checks that a step of this generation may continue.
     pub(crate) fn check(&self, generation: u64) -> Result<(), Refusal> {
         if let Some(message) = &self.lost {
             return Err(Refusal::Lost(message.clone()));
@@ -131,17 +131,17 @@ impl Residency {
         Ok(())
     }
 
-    /// Whether a launch may go on waiting for these bytes, which are not loaded.
+    /// Checks that a launch may continue to wait for these bytes, which are not loaded.
     pub(crate) fn may_come(&self, missing: Range<u64>) -> Result<(), Refusal> {
         if self.failed.intersects(missing.clone()) { Err(Refusal::CopyFailed(missing)) } else { Ok(()) }
     }
 
-    /// Begins to use the mapping: it stays until [`Self::leave`].
+    /// Begins a use of the mapping, which stays until [`Self::leave`].
     pub(crate) fn enter(&mut self) {
         self.users += 1;
     }
 
-    /// Ends a use; returns the generation to unmap if this was the last of a draining mapping.
+    /// Ends a use. Returns the generation to unmap if this was the last use of a draining mapping.
     pub(crate) fn leave(&mut self) -> Option<u64> {
         self.users = self.users.checked_sub(1).expect("every leave follows an enter");
         if self.phase == Phase::Draining && self.users == 0 {
@@ -151,17 +151,17 @@ impl Residency {
         None
     }
 
-    /// A copy of these bytes was asked for: they may come after all.
+    /// Records that a copy of these bytes was requested, so launches may wait for them again.
     pub(crate) fn expect(&mut self, bytes: Range<u64>) {
         self.failed.remove(bytes);
     }
 
-    /// A copy of these bytes failed.
+    /// Records that a copy of these bytes failed.
     pub(crate) fn fail(&mut self, bytes: Range<u64>) {
         self.failed.insert(bytes);
     }
 
-    /// The device is gone.
+    /// Records that the device is gone.
     pub(crate) fn lose(&mut self, message: &str) {
         self.lost.get_or_insert_with(|| message.to_owned());
     }
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_mapping_leaves_its_generation_used_up() {
+    fn a_failed_mapping_uses_up_its_generation() {
         let mut residency = Residency::default();
         residency.map(1).unwrap();
         residency.map_failed();
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_whose_copy_failed_are_not_waited_for_until_they_are_copied_again() {
+    fn bytes_with_a_failed_copy_are_awaited_only_after_a_new_copy() {
         let mut residency = Residency::default();
         residency.map(1).unwrap();
         residency.fail(10..20);
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_device_stays_lost_over_mappings() {
+    fn a_lost_device_stays_lost_across_mappings() {
         let mut residency = Residency::default();
         residency.map(1).unwrap();
         residency.lose("gone");
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_goes_unmaps_what_it_has() {
+    fn unloading_a_program_unmaps_its_memory() {
         let mut residency = Residency::default();
         assert_eq!(residency.retire(), Unmapping::Ignored);
         residency.map(1).unwrap();

@@ -1,5 +1,6 @@
-//! The run thread: runs programs, one run after another. A program whose weights are all loaded runs
-//! whole; else launch by launch, each waiting for what it reads (T08).
+//! The run thread: runs programs, one run after another. If all weights of a program are loaded, the
+//! program runs as a whole. Otherwise it runs launch by launch, and each launch waits for its own
+//! reads (T08).
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -26,10 +27,11 @@ use crate::queue::Queue;
 use crate::residency::Refusal;
 use crate::wire::{self, Declared, Descriptors};
 
-/// Runs that wait behind the one that runs. A worker hands over fewer ahead, so more is its mistake.
+/// Most runs that wait behind the running one. A worker sends fewer runs ahead, so more runs indicate
+/// a fault of the worker.
 pub const RUNS_QUEUED_MAX: usize = 64;
 
-/// One run.
+/// A run that is queued or executing.
 #[derive(Debug)]
 pub(crate) struct Job<D: Device> {
     pub(crate) run: u64,
@@ -40,17 +42,17 @@ pub(crate) struct Job<D: Device> {
     told: Told,
 }
 
-/// Whether the answer tells when launches ran.
+/// Whether the response reports the times of the launches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Told {
     Nothing,
     Launches,
 }
 
-/// Launches of one run that are told of: a trace is for people.
+/// Most launches of a run with reported times, because a trace is read by people.
 const LAUNCHES_TOLD_MAX: usize = 256;
 
-/// Why a run gave no answer.
+/// Reason why a run failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failed {
     #[error(transparent)]
@@ -61,25 +63,25 @@ pub(crate) enum Failed {
     OutputRows { name: String, shape: Vec<usize>, rows: usize },
     #[error("input {0:?} is missing")]
     InputMissing(String),
-    #[error("input {0:?} is not one of the model's, or is there twice")]
+    #[error("the model has no input {0:?}, or the input is given twice")]
     InputUnknown(String),
     #[error("input {name:?} is {found}, but the model takes {due}")]
     InputType { name: String, found: String, due: String },
     #[error("input {0:?}: {1}")]
     Object(String, objects::Error),
-    #[error("output {0:?} is not one of the model's")]
+    #[error("the model has no output {0:?}")]
     OutputUnknown(String),
-    #[error("output {0:?} is to be kept, and is not asked for")]
+    #[error("output {0:?} is to be kept, but is not requested")]
     KeptUnknown(String),
-    #[error("outputs cannot be kept: {0}")]
+    #[error("cannot keep outputs: {0}")]
     Kept(#[from] kept::Error),
-    #[error("value {0:?} is not there: the launches do not fit together")]
+    #[error("value {0:?} is missing: the launches are inconsistent")]
     ValueMissing(String),
     #[error(transparent)]
     Refused(#[from] Refusal),
     #[error(transparent)]
     Device(#[from] DeviceError),
-    #[error("the answer cannot be sent: {0}")]
+    #[error("cannot send the response: {0}")]
     Answer(#[from] frames::Error),
 }
 
@@ -88,7 +90,7 @@ impl Failed {
         match self {
             Self::Refused(refusal) => wire::run_refused(refusal),
             Self::Object(_, error) | Self::Batch(batch::Error::Object(_, error)) => wire::run_without(error),
-            // Nothing is wrong with the GPU: it may run elsewhere, or later.
+            // The GPU works, so the run may succeed on another GPU or later.
             Self::Kept(_) => RunFailure::OutOfMemory,
             Self::Device(error) => wire::run_failure(error),
             _ => RunFailure::Model,
@@ -96,13 +98,13 @@ impl Failed {
     }
 }
 
-/// The event for a run that gave no answer.
+/// Returns the event for a failed run.
 pub(crate) fn failed(run: u64, failure: RunFailure, message: impl ToString) -> Event {
     Event::RunFailed(RunFailed { run, failure: failure.into(), message: clip(message) })
 }
 
 impl<D: Device> Job<D> {
-    /// Takes a run of a program that is loaded.
+    /// Creates a run of a loaded program.
     pub(crate) fn new(
         message: Run,
         program: Arc<Program<D>>,
@@ -116,8 +118,8 @@ impl<D: Device> Job<D> {
         Ok(Self { run, program, generation, inputs, asked, told })
     }
 
-    /// Whether it waits for nothing and is likely to be quick: a run of the program with as much
-    /// input was.
+    /// Whether the run waits for nothing and is likely to be quick, because an earlier run of the
+    /// program with as much input was quick.
     pub(crate) fn is_quick(&self) -> bool {
         let quick = self.program.quick_inputs.load(Ordering::Relaxed);
         let reads = &self.program.plan.whole.spec.reads;
@@ -126,14 +128,14 @@ impl<D: Device> Job<D> {
     }
 }
 
-/// Runs until the queue is closed.
+/// Carries out the runs of a queue until the queue is closed.
 pub(crate) fn serve<D: Device>(shared: &Shared<D>, queue: &Queue<Job<D>>, mut stream: D::Stream) {
     while let Some(job) = queue.pop() {
         answer(shared, job, &mut stream);
     }
 }
 
-/// Carries one run out and says how it ended.
+/// Carries out a run, and reports its outcome.
 pub(crate) fn answer<D: Device>(shared: &Shared<D>, job: Job<D>, stream: &mut D::Stream) {
     if shared.abort_on_run.load(Ordering::Relaxed) {
         tracing::warn!("aborting: this fault was injected");
@@ -142,7 +144,7 @@ pub(crate) fn answer<D: Device>(shared: &Shared<D>, job: Job<D>, stream: &mut D:
     let run = job.run;
     let sent = carry_out(shared, job, stream).and_then(|(done, descriptors)| {
         let sent = shared.events.send_with(Event::RunDone(done), descriptors);
-        // Nobody would know of them.
+        // Dropped, because the worker will not learn of these outputs.
         Ok(sent.inspect_err(|_| shared.kept.remove(run))?)
     });
     if let Err(error) = sent {
@@ -160,9 +162,10 @@ fn carry_out<D: Device>(
 ) -> Result<(RunDone, Vec<OwnedFd>), Failed> {
     let Job { run, program, generation, inputs, asked, told } = job;
     let wanted = asked.wanted(run, &program.outputs, &shared.kept)?;
-    // The uses outlive all values: what is declared first is dropped last.
+    // Declared before all values, so that the uses are dropped after them.
     let Inputs { tensors: inputs, uses: _uses, .. } = inputs;
-    let (began, bytes) = (monotonic_now(), inline_bytes(&inputs));
+    let began = monotonic_now();
+    let bytes = inline_bytes(&inputs);
     let inputs = upload::<D>(&program.inputs, inputs, stream)?;
     let mut running = Running { program: &program, generation, stream, times: Times::start(told) };
     let mut values = running.run(inputs)?;
@@ -185,12 +188,13 @@ fn carry_out<D: Device>(
     Ok((done, descriptors))
 }
 
-/// The inputs' bytes, where they came in the message; what is elsewhere is too much to be quick.
+/// Returns the number of input bytes if all inputs arrived inline; other inputs are too large for a
+/// quick run.
 fn inline_bytes<D: Device>(inputs: &HashMap<String, Input<D>>) -> Option<usize> {
     inputs.values().map(Input::inline_bytes).sum()
 }
 
-/// Moves the inputs to the device, in the order declared.
+/// Moves the inputs to the device, in the declared order.
 fn upload<D: Device>(
     declared: &[Declared],
     mut inputs: HashMap<String, Input<D>>,
@@ -200,7 +204,8 @@ fn upload<D: Device>(
     for Declared { name, datatype } in declared {
         let tensor = inputs.remove(name).ok_or_else(|| Failed::InputMissing(name.clone()))?;
         if tensor.datatype != *datatype {
-            let (found, due) = (tensor.datatype.to_string(), datatype.to_string());
+            let found = tensor.datatype.to_string();
+            let due = datatype.to_string();
             return Err(Failed::InputType { name: name.clone(), found, due });
         }
         tensor.check_loaded().map_err(|error| Failed::Object(name.clone(), error))?;
@@ -212,7 +217,7 @@ fn upload<D: Device>(
     }
 }
 
-/// When a run's launches ran.
+/// The times of a run and its launches.
 #[derive(Debug)]
 struct Times {
     started: Timestamp,
@@ -229,7 +234,7 @@ impl Times {
         Self { started: now, finished: now, waited: Duration::ZERO, launches: 0, told, each: Vec::new() }
     }
 
-    /// A launch ended that began then, after it had waited for so long.
+    /// Records a finished launch: the time that it waited, its start and its end.
     fn launched(&mut self, waited: Duration, started: Timestamp, finished: Timestamp) {
         if self.told == Told::Launches && self.each.len() < LAUNCHES_TOLD_MAX {
             self.each.push(LaunchTimes {
@@ -245,7 +250,7 @@ impl Times {
     }
 }
 
-/// A run between its first launch and its last.
+/// A run while its launches execute.
 struct Running<'a, D: Device> {
     program: &'a Program<D>,
     generation: u64,
@@ -254,7 +259,7 @@ struct Running<'a, D: Device> {
 }
 
 impl<D: Device> Running<'_, D> {
-    /// Runs the model on these inputs; returns its outputs, in the order declared.
+    /// Runs the model on these inputs. Returns the outputs in the declared order.
     fn run(&mut self, mut slots: Vec<Option<D::Value>>) -> Result<Vec<Option<D::Value>>, Failed> {
         let program = self.program;
         if let Some(mapping) = program.mapping.use_loaded(self.generation, &program.plan.whole.spec.reads)? {
@@ -269,7 +274,7 @@ impl<D: Device> Running<'_, D> {
         Ok(program.plan.outputs.iter().map(|&slot| slots[slot].take()).collect())
     }
 
-    /// Runs one launch as soon as the weights that it reads are loaded.
+    /// Runs a launch as soon as the weights that it reads are loaded.
     fn step(
         &mut self,
         step: &Step,
@@ -306,7 +311,7 @@ impl<D: Device> Running<'_, D> {
         let values = self.stream.launch(&self.program.module, kernel, args)?;
         let finished = self.stream.record()?.wait()?;
         self.times.launched(waited, started, finished);
-        // Not before the device is done with what the launch reads.
+        // Dropped only after the device has finished reading the launch's weights.
         drop(mapping);
         Ok(values)
     }

@@ -1,4 +1,4 @@
-//! What messages mean here: wire shapes to ours and back, each checked once.
+//! Converts messages to internal types and back, and checks each message once.
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -10,17 +10,17 @@ use millrace_types::DataType;
 use crate::objects;
 use crate::residency::Refusal;
 
-/// Tensors up to this size travel inside their message; larger ones in a memfd of their own.
+/// Largest tensor in bytes that is sent inline in its message; larger tensors are sent in a memfd.
 pub const INLINE_BYTES_MAX: usize = 64 << 10;
 
-/// The descriptors that came with a frame. Each is taken once.
+/// The descriptors of a frame. Each descriptor can be taken once.
 #[derive(Debug)]
 pub(crate) struct Descriptors(Vec<Option<OwnedFd>>);
 
-/// A message that contradicts itself or its frame.
+/// Reason why a message contradicts itself or its frame.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Error {
-    #[error("descriptor {0} did not come with the message, or is named twice")]
+    #[error("descriptor {0} is missing from the message, or is used twice")]
     Descriptor(u32),
     #[error("{name:?} has shape {shape:?}, which is negative")]
     Shape { name: String, shape: Vec<i64> },
@@ -28,7 +28,7 @@ pub(crate) enum Error {
     DataType { name: String, datatype: String },
     #[error("{0:?} has no contents")]
     NoContents(String),
-    #[error("input {0:?} has the contents of an answer: name an object that was filled from the output")]
+    #[error("input {0:?} has the contents of a response: name an object that was filled from the output")]
     KeptInput(String),
     #[error("{bytes} bytes at {offset} are past the end of any memory")]
     Overflow { offset: u64, bytes: u64 },
@@ -44,18 +44,18 @@ impl Descriptors {
     }
 }
 
-/// A byte range of a region.
+/// Converts a byte range of a region.
 pub(crate) fn range(range: wire::ByteRange) -> Result<Range<u64>, Error> {
     let wire::ByteRange { offset, bytes } = range;
     Ok(offset..offset.checked_add(bytes).ok_or(Error::Overflow { offset, bytes })?)
 }
 
-/// Several.
+/// Converts several byte ranges of a region.
 pub(crate) fn ranges(ranges: Vec<wire::ByteRange>) -> Result<Vec<Range<u64>>, Error> {
     ranges.into_iter().map(range).collect()
 }
 
-/// Where a part of a region goes, and the physical memory for it.
+/// Converts an extent to its offset in a region and its physical memory.
 pub(crate) fn extent(extent: wire::Extent) -> (u64, Extent) {
     (extent.range_offset, Extent { offset: extent.device_offset, bytes: extent.bytes })
 }
@@ -64,7 +64,7 @@ pub(crate) fn launch(launch: wire::Launch) -> Result<KernelSpec, Error> {
     Ok(KernelSpec { args: launch.args, writes: launch.writes, reads: ranges(launch.reads)? })
 }
 
-/// A declared input or output. Shapes are the model's to check.
+/// A declared input or output. Its shape is absent, because only the model checks shapes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Declared {
     pub(crate) name: String,
@@ -80,7 +80,7 @@ fn datatype(name: &str, datatype: &str) -> Result<DataType, Error> {
     datatype.parse().map_err(|_| Error::DataType { name: name.to_owned(), datatype: datatype.to_owned() })
 }
 
-/// An input.
+/// A received input.
 #[derive(Debug)]
 pub(crate) struct Given {
     pub(crate) name: String,
@@ -89,7 +89,7 @@ pub(crate) struct Given {
     pub(crate) contents: GivenContents,
 }
 
-/// Where an input's bytes are.
+/// The bytes of an input.
 #[derive(Debug)]
 pub(crate) enum GivenContents {
     Host(Contents),
@@ -113,13 +113,13 @@ pub(crate) fn tensor(tensor: wire::Tensor, descriptors: &mut Descriptors) -> Res
     Ok(Given { name, datatype, shape: sizes, contents })
 }
 
-/// An output, its descriptor added to those of its message.
+/// Converts an output, and appends its descriptor to those of the message.
 pub(crate) fn output(name: String, tensor: HostTensor, descriptors: &mut Vec<OwnedFd>) -> wire::Tensor {
     let contents = match tensor.contents {
         Contents::Inline(bytes) => tensor::Contents::Inline(bytes),
         Contents::File(file) => {
             descriptors.push(file);
-            // A frame refuses far fewer than would not fit.
+            // The cast is lossless, because a frame refuses far fewer descriptors.
             tensor::Contents::ContentsFd(descriptors.len() as u32 - 1)
         }
     };
@@ -127,7 +127,7 @@ pub(crate) fn output(name: String, tensor: HostTensor, descriptors: &mut Vec<Own
     answered(name, datatype, &shape, contents)
 }
 
-/// An output that is kept.
+/// Converts an output that stays on the GPU.
 pub(crate) fn kept_output(name: String, datatype: DataType, shape: &[usize], bytes: u64) -> wire::Tensor {
     answered(name, datatype, shape, tensor::Contents::KeptBytes(bytes))
 }
@@ -137,7 +137,7 @@ fn answered(name: String, datatype: DataType, shape: &[usize], contents: tensor:
     wire::Tensor { name, datatype: datatype.to_string(), shape, contents: Some(contents) }
 }
 
-/// What kind of failed run a device's error makes.
+/// Returns the failure kind of a run for a device error.
 pub(crate) fn run_failure(error: &DeviceError) -> RunFailure {
     match error {
         DeviceError::NotResident(_) | DeviceError::NotMapped(_) => RunFailure::NotResident,
@@ -158,7 +158,7 @@ pub(crate) fn run_failure(error: &DeviceError) -> RunFailure {
     }
 }
 
-/// What kind of failed run a refused step makes.
+/// Returns the failure kind of a run for a refused step.
 pub(crate) fn run_refused(refusal: &Refusal) -> RunFailure {
     match refusal {
         Refusal::Stale { .. } => RunFailure::StaleGeneration,
@@ -169,7 +169,7 @@ pub(crate) fn run_refused(refusal: &Refusal) -> RunFailure {
     }
 }
 
-/// What kind of failed run an object that cannot be read makes.
+/// Returns the failure kind of a run for an object that cannot be read.
 pub(crate) fn run_without(error: &objects::Error) -> RunFailure {
     match error {
         objects::Error::Unknown(_) | objects::Error::NotLoaded { .. } => RunFailure::NotResident,
@@ -178,7 +178,7 @@ pub(crate) fn run_without(error: &objects::Error) -> RunFailure {
     }
 }
 
-/// What kind of failed copy a refused step makes.
+/// Returns the failure kind of a copy for a refused step.
 pub(crate) fn copy_refused(refusal: &Refusal) -> CopyFailure {
     match refusal {
         Refusal::Stale { .. } => CopyFailure::StaleGeneration,

@@ -1,4 +1,4 @@
-//! Copies to the host that go batch by batch, each under its grant (D12, D13).
+//! Tests copies to the host that proceed batch by batch, each under its grant (D12, D13).
 
 use std::os::unix::process::ExitStatusExt as _;
 use std::time::Duration;
@@ -14,11 +14,11 @@ use crate::object_support::{Part, ROWS, Y_BYTES, object, placed, whole};
 use crate::support::{Executor, Model, x};
 
 const ANY_TIME: std::ops::Range<u64> = 0..u64::MAX;
-/// Nobody lives to see it.
+/// A window that never opens during a test.
 const NEVER: std::ops::Range<u64> = u64::MAX - 1..u64::MAX;
 const HALF: u64 = Y_BYTES / 2;
 
-/// With the output of run 1 kept, and in object 5; and what it is.
+/// Returns an executor that keeps the output of run 1, also as object 5, and the bytes of this output.
 fn kept() -> (Executor, Vec<u8>) {
     let model = Model::new(synth::mlp());
     let mut executor = Executor::with(&model, 1);
@@ -34,7 +34,7 @@ fn freed(event: Event) -> Option<()> {
 }
 
 #[test]
-fn batches_go_to_their_place_in_any_order_of_objects_and_of_outputs() {
+fn batches_of_objects_and_outputs_are_copied_to_their_offsets_in_any_order() {
     let (mut executor, bytes) = kept();
     for part in [Part::Object(object(5)), Part::Output(whole(1))] {
         let copying = executor.begin_granted(part);
@@ -50,8 +50,9 @@ fn batches_go_to_their_place_in_any_order_of_objects_and_of_outputs() {
         assert_eq!(copying.bytes(), bytes);
         executor.end_copy_out(&copying);
     }
-    // Of a part.
-    let (offset, size) = (12, 4 * 1000);
+    // A copy of a part of the object.
+    let offset = 12;
+    let size = 4 * 1000;
     let copying = executor.begin_granted(Part::Object(ObjectPart { offset, bytes: size, ..object(5) }));
     let batch = executor.grant_out(&copying, 0..size, ANY_TIME);
     executor.copied(batch).unwrap();
@@ -61,7 +62,7 @@ fn batches_go_to_their_place_in_any_order_of_objects_and_of_outputs() {
 
 /// D11: each direction has a stream of its own.
 #[test]
-fn what_waits_for_its_window_one_way_keeps_nothing_waiting_the_other_way() {
+fn a_batch_waiting_for_its_window_does_not_delay_the_other_direction() {
     let (mut executor, bytes) = kept();
     let model = Model::new(synth::mlp());
     let copying = executor.begin_granted(Part::Object(object(5)));
@@ -80,7 +81,7 @@ fn what_waits_for_its_window_one_way_keeps_nothing_waiting_the_other_way() {
 }
 
 #[test]
-fn a_batch_begins_within_its_window_or_not_at_all() {
+fn a_batch_begins_within_its_window_or_is_refused() {
     let (mut executor, bytes) = kept();
     let copying = executor.begin_granted(Part::Object(object(5)));
     let late = executor.grant_out(&copying, 0..Y_BYTES, 0..1);
@@ -93,7 +94,7 @@ fn a_batch_begins_within_its_window_or_not_at_all() {
 }
 
 #[test]
-fn a_batch_that_fails_is_told_apart_and_can_be_granted_again() {
+fn a_failed_batch_is_reported_and_can_be_granted_again() {
     let (mut executor, bytes) = kept();
     let copying = executor.begin_granted(Part::Object(object(5)));
     executor.inject(Fault::FailNextCopy, 0);
@@ -112,7 +113,7 @@ fn a_batch_that_fails_is_told_apart_and_can_be_granted_again() {
 }
 
 #[test]
-fn a_copy_that_cannot_begin_is_refused_and_its_batches_with_it() {
+fn a_copy_that_cannot_begin_is_refused_with_its_batches() {
     let (mut executor, _) = kept();
     for (part, says) in [
         (Part::Object(object(9)), "object 9 is not there"),
@@ -134,10 +135,10 @@ fn a_copy_that_cannot_begin_is_refused_and_its_batches_with_it() {
 }
 
 #[test]
-fn what_is_copied_stays_until_that_has_ended() {
+fn the_source_of_a_copy_stays_until_the_copy_has_ended() {
     let (mut executor, bytes) = kept();
-    let (of_object, of_output) =
-        (executor.begin_granted(Part::Object(object(5))), executor.begin_granted(Part::Output(whole(1))));
+    let of_object = executor.begin_granted(Part::Object(object(5)));
+    let of_output = executor.begin_granted(Part::Output(whole(1)));
     executor.send(Command::FreeObject(FreeObject { object: 5 }));
     executor.send(Command::DropOutputs(DropOutputs { run: 1 }));
     for copying in [&of_object, &of_output] {
@@ -145,11 +146,11 @@ fn what_is_copied_stays_until_that_has_ended() {
         executor.copied(batch).unwrap();
         assert_eq!(copying.bytes(), bytes);
     }
-    assert_eq!(executor.said(|event| freed(event.clone())), [], "it may go on");
+    assert_eq!(executor.said(|event| freed(event.clone())), [], "the copy may continue");
     executor.end_copy_out(&of_object);
     executor.end_copy_out(&of_output);
     executor.expect(freed);
-    // A batch that waits still has it.
+    // A waiting batch also keeps the object.
     executor.keep(1, x(&[ROWS, 64]));
     executor.place(placed(5, Y_BYTES, Some(whole(1)))).unwrap();
     let copying = executor.begin_granted(Part::Object(object(5)));
@@ -163,7 +164,7 @@ fn what_is_copied_stays_until_that_has_ended() {
 }
 
 #[test]
-fn a_lost_gpu_and_a_killed_process_end_them() {
+fn a_lost_gpu_and_a_killed_process_end_granted_copies() {
     let (mut executor, _) = kept();
     let copying = executor.begin_granted(Part::Object(object(5)));
     executor.inject(Fault::OffTheBus, 0);

@@ -1,4 +1,4 @@
-//! What breaks, and what still works afterwards.
+//! Tests failures, and that the executor still works afterwards.
 
 use std::os::unix::process::ExitStatusExt as _;
 
@@ -16,17 +16,18 @@ fn cnn() -> (Model, Vec<Tensor>) {
 }
 
 #[test]
-fn killed_in_the_middle_of_a_copy_the_next_incarnation_starts_from_the_host_copy() {
+fn after_a_kill_during_a_copy_the_next_incarnation_starts_from_the_host_copy() {
     let padding = Bytes::mib(256).get();
     let model = Model::padded(synth::tiny_cnn(), padding);
     let input = x(&[1, 3, 32, 32]);
-    let (first, last) = (model.bytes() - padding, model.bytes() - PAGE);
+    let first = model.bytes() - padding;
+    let last = model.bytes() - PAGE;
     let marked = |executor: &Executor, offset| {
         let mut byte = [0];
         executor.memory.read_at(offset, &mut byte).unwrap();
         byte != [0]
     };
-    // A machine that is busy enough may finish the copy before the kill: then try again.
+    // On a busy machine the copy may finish before the kill, so the test tries again.
     let before = (0..20).find_map(|_| {
         let mut executor = Executor::with(&model, 1);
         executor.bring_in(&model, 1, 1);
@@ -101,7 +102,7 @@ fn an_input_that_the_model_fails_on_fails_its_run_alone() {
 }
 
 #[test]
-fn a_failed_copy_fails_who_waits_for_it_and_a_new_one_is_waited_for() {
+fn a_failed_copy_fails_the_waiting_run_and_a_new_copy_is_awaited() {
     let (model, input) = cnn();
     let mut executor = Executor::with(&model, 1);
     executor.map(&model, 1, 1, 0);
@@ -119,7 +120,7 @@ fn a_failed_copy_fails_who_waits_for_it_and_a_new_one_is_waited_for() {
 }
 
 #[test]
-fn a_mapping_without_memory_is_refused_and_the_next_generation_may_try() {
+fn a_mapping_without_memory_is_refused_and_a_later_generation_can_be_mapped() {
     let (model, input) = cnn();
     let mut executor = Executor::with(&model, 1);
     let map_failure = |executor: &mut Executor| {
@@ -145,7 +146,7 @@ fn a_mapping_without_memory_is_refused_and_the_next_generation_may_try() {
 }
 
 #[test]
-fn a_copy_past_what_is_mapped_or_there_is_refused() {
+fn a_copy_past_the_mapping_or_the_model_is_refused() {
     let (model, _) = cnn();
     let mut executor = Executor::with(&model, 1);
     let extents = vec![Extent { range_offset: 0, device_offset: 0, bytes: 4096 }];
@@ -163,7 +164,7 @@ fn a_copy_past_what_is_mapped_or_there_is_refused() {
 }
 
 #[test]
-fn an_xid_ends_the_device_and_whoever_waits_for_it() {
+fn an_xid_fails_the_device_and_all_waiting_runs() {
     let (model, input) = cnn();
     let mut executor = Executor::with(&model, 1);
     executor.map(&model, 1, 1, 0);
@@ -183,7 +184,7 @@ fn an_xid_ends_the_device_and_whoever_waits_for_it() {
 }
 
 #[test]
-fn a_gpu_off_the_bus_is_found_out_by_whoever_uses_it_next() {
+fn the_next_use_of_a_gpu_off_the_bus_reports_the_lost_device() {
     let (model, input) = cnn();
     let failed = |executor: &mut Executor| {
         let message = executor.expect(|event| match event {
@@ -210,7 +211,7 @@ fn a_gpu_off_the_bus_is_found_out_by_whoever_uses_it_next() {
 }
 
 #[test]
-fn memory_that_runs_out_fails_one_run_and_not_the_next() {
+fn out_of_memory_fails_a_run_but_not_the_next_one() {
     let (model, input) = cnn();
     let mut executor = Executor::with(&model, 1);
     executor.bring_in(&model, 1, 1);
@@ -233,7 +234,7 @@ fn an_injected_abort_kills_the_process_when_it_next_runs() {
 }
 
 #[test]
-fn faults_are_ignored_where_they_are_not_allowed() {
+fn faults_are_ignored_if_they_are_not_allowed() {
     let (model, input) = cnn();
     let mut executor = Executor::start_with(Hello { allow_faults: false, ..hello(MEMORY) });
     executor.load(&model, 1);
@@ -273,7 +274,7 @@ fn models_that_cannot_be_loaded_are_refused_with_the_reason() {
         (
             LoadProgram { graph_bytes: good.weights_bytes, ..good.clone() },
             vec![model.weights.share().unwrap(), model.weights.share().unwrap()],
-            "does not load",
+            "cannot load the model",
         ),
         (LoadProgram { launches: vec![], ..good.clone() }, both(), "output \"y\""),
         (LoadProgram { launches: vec![launch(&["q"], &["y"], 0, 0)], ..good.clone() }, both(), "\"q\""),

@@ -1,4 +1,4 @@
-//! How an executor begins and ends, and that it never outlives its worker.
+//! Tests how an executor begins and ends, and that it never outlives its worker.
 
 use std::io::{Read as _, Write as _};
 use std::os::fd::OwnedFd;
@@ -20,7 +20,7 @@ fn stderr(mut child: Child) -> (i32, String) {
 }
 
 #[test]
-fn a_worker_that_shuts_down_or_closes_ends_it_cleanly() {
+fn a_shutdown_or_a_closed_socket_ends_the_executor_cleanly() {
     let mut executor = Executor::start();
     executor.send(Command::Shutdown(Shutdown {}));
     assert!(executor.child.wait().unwrap().success());
@@ -31,7 +31,7 @@ fn a_worker_that_shuts_down_or_closes_ends_it_cleanly() {
 }
 
 #[test]
-fn what_is_not_the_protocol_ends_it_with_a_message() {
+fn a_broken_handshake_ends_the_executor_with_a_message() {
     let memory = || DeviceMemory::create("gpu", MEMORY).unwrap().share().unwrap();
     let other = Hello { protocol_version: 99, build: "other".to_owned(), ..hello(MEMORY) };
     let larger = Hello { device_memory_bytes: MEMORY.get() + 1, ..hello(MEMORY) };
@@ -50,7 +50,7 @@ fn what_is_not_the_protocol_ends_it_with_a_message() {
 }
 
 #[test]
-fn bytes_that_are_no_frame_end_it_with_a_message() {
+fn bytes_that_are_no_command_end_the_executor_with_a_message() {
     for (bytes, says) in [
         (&[0xff; 8][..], "over the"),
         (&[1, 0, 0, 0, 0xff], "does not decode"),
@@ -67,13 +67,13 @@ fn bytes_that_are_no_frame_end_it_with_a_message() {
 }
 
 #[test]
-fn started_by_anyone_but_the_worker_it_says_so() {
-    // A terminal's user has no socket to give.
+fn an_executor_not_started_by_a_worker_ends_with_a_message() {
+    // A user who starts the executor from a terminal has no socket to pass.
     let null = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
     let (code, said) = stderr(spawn(null, Stdio::piped()));
     assert!(code == 1 && said.contains("started by a worker"), "{said}");
 
-    // The worker's child, but its parent is a shell: as after a worker that died too early.
+    // The executor's parent is a shell and not the worker, as after a worker that died too early.
     let (_ours, theirs) = UnixStream::pair().unwrap();
     let executor = executor_command();
     let mut shell = std::process::Command::new("sh");
@@ -81,13 +81,13 @@ fn started_by_anyone_but_the_worker_it_says_so() {
     shell.env(EXECUTOR_VARIABLE, "1");
     shell.stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).stderr(Stdio::piped());
     let (code, said) = stderr(shell.spawn().unwrap());
-    assert!(code == 1 && said.contains("not this process's parent"), "{said}");
+    assert!(code == 1 && said.contains("no longer this process's parent"), "{said}");
 }
 
-/// Set in the process that is the worker.
+/// Environment variable that is set in the child process that acts as the worker.
 const WORKER_VARIABLE: &str = "MILLRACE_TEST_WORKER";
 
-/// Starts an executor, tells its process id, and waits to be killed.
+/// Starts an executor, prints its process id, and waits to be killed.
 fn be_a_worker() {
     let executor = Executor::start();
     println!("executor {}", executor.child.id());

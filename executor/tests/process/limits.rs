@@ -1,4 +1,4 @@
-//! Many, large, and again and again.
+//! Tests many runs, large tensors and repeated loading.
 
 use std::fs;
 
@@ -12,7 +12,7 @@ use millrace_proto::executor::*;
 use crate::support::{Executor, Model, numbers, send, tensor, x};
 
 #[test]
-fn tensors_of_more_than_64_mib_go_both_ways() {
+fn tensors_of_more_than_64_mib_are_sent_in_both_directions() {
     let model = Model::new(synth::mlp());
     let mut executor = Executor::with(&model, 1);
     executor.bring_in(&model, 1, 1);
@@ -27,7 +27,7 @@ fn tensors_of_more_than_64_mib_go_both_ways() {
     assert_eq!(large.done.outputs[0].shape, [rows as i64, 64]);
     let large = large.bytes();
     assert_eq!(large.len(), bytes.len());
-    // Each row by itself, and inline, gives the same numbers as within the many.
+    // Each row on its own, and sent inline, gives the same numbers as within the large tensor.
     for row in [0, rows / 2, rows - 1] {
         let own = row * 256..(row + 1) * 256;
         executor.run(2, 1, 1, vec![tensor("x", "FP32", &[1, 64], bytes[own.clone()].to_vec())]);
@@ -40,7 +40,7 @@ fn tensors_of_more_than_64_mib_go_both_ways() {
 }
 
 #[test]
-fn an_output_is_inline_up_to_the_limit_and_a_file_beyond() {
+fn an_output_is_inline_up_to_the_limit_and_a_file_above() {
     let model = Model::new(synth::mlp());
     let mut executor = Executor::with(&model, 1);
     executor.bring_in(&model, 1, 1);
@@ -55,7 +55,7 @@ fn an_output_is_inline_up_to_the_limit_and_a_file_beyond() {
 }
 
 #[test]
-fn int64_inputs_run_and_one_that_does_not_fit_is_refused() {
+fn int64_inputs_run_and_values_outside_32_bits_are_refused() {
     let tiny = Encoder { layers: 1, hidden: 32, heads: 2, vocabulary: 100, positions: 16, ..Encoder::BASE };
     let model = Model::new(synth::bert_like(tiny));
     let mut executor = Executor::with(&model, 1);
@@ -81,8 +81,8 @@ fn runs_wait_in_order_up_to_the_bound_and_can_be_cancelled() {
     let model = Model::new(synth::mlp());
     let mut executor = Executor::with(&model, 1);
     executor.map(&model, 1, 1, 0);
-    // One begins, and waits for its copies; the bound wait behind it; one is too many. Another is
-    // too if the first had not begun when the queue was full.
+    // One run begins and waits for its copies, the bound of runs waits behind it, and one run is too
+    // many. A second run is too many if the first had not begun when the queue was full.
     let runs = 1..=RUNS_QUEUED_MAX as u64 + 2;
     for run in runs.clone() {
         executor.run(run, 1, 1, x(&[1, 64]));
@@ -113,7 +113,8 @@ fn runs_wait_in_order_up_to_the_bound_and_can_be_cancelled() {
     executor.said_no_more();
 }
 
-/// Of a process: open descriptors, mappings, and resident bytes that are not shared with others.
+/// Returns a process's open descriptors, mappings, and resident bytes that are not shared with other
+/// processes.
 fn footprint(pid: u32) -> (usize, usize, u64) {
     let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
     let mappings = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap().lines().count();
@@ -124,7 +125,7 @@ fn footprint(pid: u32) -> (usize, usize, u64) {
 }
 
 #[test]
-fn a_hundred_models_that_come_and_go_leave_nothing_behind() {
+fn loading_and_unloading_a_hundred_models_leaks_nothing() {
     let model = Model::new(synth::tiny_cnn());
     let mut executor = Executor::start();
     let pid = executor.child.id();
@@ -135,17 +136,17 @@ fn a_hundred_models_that_come_and_go_leave_nothing_behind() {
         executor.ran(program).unwrap();
         executor.send(Command::UnloadProgram(UnloadProgram { program }));
         executor.expect_unmapped(program, 1);
-        // The control thread is done with the unloading once it answers the next command.
+        // The control thread has finished the unloading once it answers the next command.
         executor.run(0, program, 1, vec![]);
         assert_eq!(executor.run_failure(0), RunFailure::UnknownProgram);
     };
-    // The first few fill the allocator's and the thread pool's own stores.
+    // The first cycles fill the caches of the allocator and of the thread pool.
     (0..10).for_each(&mut cycle);
     let before = footprint(pid);
     (10..110).for_each(&mut cycle);
     let after = footprint(pid);
     assert_eq!(after.0, before.0, "descriptors");
-    // The allocator may move its edges, but a hundred models would be hundreds of mappings.
+    // The allocator may shift its boundaries, but a hundred leaked models would add hundreds of mappings.
     assert!(after.1 <= before.1 + 8, "mappings: {} then {}", before.1, after.1);
     let one = model.bytes();
     assert!(after.2 < before.2 + 2 * one, "{} then {} bytes, a model has {one}", before.2, after.2);

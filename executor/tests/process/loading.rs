@@ -1,4 +1,4 @@
-//! Models come, run while they come, go, and come back elsewhere.
+//! Tests models that are loaded, run during their copy, unmapped, and mapped again elsewhere.
 
 use std::num::NonZeroUsize;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use millrace_proto::executor::*;
 
 use crate::support::{Executor, Model, PAGE, x};
 
-/// A convolutional and a transformer network, and an input for each.
+/// Returns a convolutional and a transformer network, with an input for each.
 fn models() -> Vec<(Model, Vec<Tensor>)> {
     vec![
         (Model::new(synth::tiny_cnn()), x(&[2, 3, 32, 32])),
@@ -20,13 +20,13 @@ fn models() -> Vec<(Model, Vec<Tensor>)> {
 }
 
 #[test]
-fn a_segmented_run_gives_the_bits_of_a_whole_run() {
+fn a_run_in_launches_gives_the_same_bits_as_a_whole_run() {
     for (model, input) in models() {
         let mut executor = Executor::with(&model, 1);
         let steps: Vec<_> = model.compiled.launches.iter().map(|launch| launch.reads.clone()).collect();
         assert!(steps.len() > 1, "the model is cut");
-        // On a machine that is busy enough all copies are done before the run begins, and it runs
-        // whole: then try again.
+        // On a busy machine all copies may finish before the run begins, and then the model runs as a
+        // whole. In that case the test tries again.
         let (generation, segmented) = (1..50)
             .find_map(|generation| {
                 executor.map(&model, 1, generation, 0);
@@ -53,7 +53,7 @@ fn a_segmented_run_gives_the_bits_of_a_whole_run() {
 }
 
 #[test]
-fn answers_come_from_the_device_copy_and_a_new_copy_heals_it() {
+fn runs_read_the_device_copy_and_a_new_copy_repairs_it() {
     for (model, input) in models() {
         let mut executor = Executor::with(&model, 1);
         executor.bring_in(&model, 1, 1);
@@ -70,7 +70,7 @@ fn answers_come_from_the_device_copy_and_a_new_copy_heals_it() {
 }
 
 #[test]
-fn a_model_answers_the_same_however_finely_it_is_cut() {
+fn a_model_gives_the_same_outputs_with_any_grouping() {
     let onnx = bytes::Bytes::from(synth::tiny_cnn());
     let one = Grouping { bytes: u64::MAX, launches_max: NonZeroUsize::MIN };
     let [whole, fine] = [one, Grouping::PER_PARAMETER].map(|grouping| {
@@ -91,7 +91,7 @@ fn a_model_answers_the_same_however_finely_it_is_cut() {
 }
 
 #[test]
-fn a_model_in_pageable_memory_answers_as_one_in_pinned_memory_does() {
+fn a_model_in_pageable_memory_gives_the_same_outputs_as_in_pinned_memory() {
     for (mut model, input) in models() {
         let answers = [false, true].map(|pageable| {
             model.pageable = pageable;
@@ -105,14 +105,14 @@ fn a_model_in_pageable_memory_answers_as_one_in_pinned_memory_does() {
 }
 
 #[test]
-fn a_model_moves_through_memory_in_pieces_and_stays_loaded() {
+fn a_model_can_be_mapped_to_scattered_pages_without_a_new_load() {
     let (model, input) = models().remove(0);
     let mut executor = Executor::with(&model, 1);
     executor.bring_in(&model, 1, 1);
     executor.run(1, 1, 1, input.clone());
     let before = executor.ran(1).unwrap().bytes();
     executor.unmap(1, 1);
-    // The other way round in memory, one page after another.
+    // Single pages in the reverse order of memory.
     let pages = model.pages() / PAGE;
     let place =
         |page| Extent { range_offset: page * PAGE, device_offset: (pages - page) * PAGE, bytes: PAGE };
@@ -124,7 +124,7 @@ fn a_model_moves_through_memory_in_pieces_and_stays_loaded() {
 }
 
 #[test]
-fn two_models_take_turns_in_the_same_memory() {
+fn two_models_alternate_in_the_same_memory() {
     let models = models();
     let mut executor = Executor::start();
     let mut answers = vec![Vec::new(); models.len()];
@@ -145,7 +145,7 @@ fn two_models_take_turns_in_the_same_memory() {
 }
 
 #[test]
-fn a_copy_waits_for_its_window_and_one_that_missed_it_is_refused() {
+fn a_copy_waits_for_its_window_and_is_refused_after_it() {
     let (model, input) = models().remove(0);
     let mut executor = Executor::with(&model, 1);
     executor.map(&model, 1, 1, 0);
@@ -155,7 +155,7 @@ fn a_copy_waits_for_its_window_and_one_that_missed_it_is_refused() {
     let (failure, message) = executor.copied(batch).unwrap_err();
     assert_eq!(failure, CopyFailure::Expired);
     assert!(message.contains("window closed"), "{message}");
-    // The run is still there: the bytes may be granted again.
+    // The run still waits, because the bytes may be granted again.
     let opens = monotonic_now() + Duration::from_millis(30);
     let batch = executor.grant_in(1, 1, &model.all(), opens.0, u64::MAX);
     let done = executor.copied(batch).unwrap();
@@ -164,7 +164,7 @@ fn a_copy_waits_for_its_window_and_one_that_missed_it_is_refused() {
 }
 
 #[test]
-fn a_grant_can_be_taken_back_until_it_begins() {
+fn a_grant_can_be_revoked_until_it_begins() {
     let (model, input) = models().remove(0);
     let mut executor = Executor::with(&model, 1);
     executor.map(&model, 1, 1, 0);
@@ -184,7 +184,7 @@ fn a_grant_can_be_taken_back_until_it_begins() {
 }
 
 #[test]
-fn unmapping_ends_who_waits_for_the_mapping() {
+fn unmapping_fails_the_runs_and_copies_that_wait() {
     let (model, input) = models().remove(0);
     let mut executor = Executor::with(&model, 1);
     executor.map(&model, 1, 1, 0);
@@ -196,14 +196,14 @@ fn unmapping_ends_who_waits_for_the_mapping() {
     assert_eq!(executor.run_failure(1), RunFailure::NotResident);
     assert_eq!(executor.run_failure(2), RunFailure::NotResident);
     assert_eq!(executor.copy_failure(batch), CopyFailure::NotMapped);
-    // Asked again, it is still unmapped; asked to run, it says so.
+    // A second unmap is confirmed again, and a new run reports that the program is not mapped.
     executor.unmap(1, 1);
     executor.run(3, 1, 1, input);
     assert_eq!(executor.run_failure(3), RunFailure::NotResident);
 }
 
 #[test]
-fn steps_of_an_old_generation_are_refused_and_harm_nothing() {
+fn steps_of_an_old_generation_are_refused_without_effect() {
     let (model, input) = models().remove(0);
     let mut executor = Executor::with(&model, 1);
     executor.bring_in(&model, 1, 4);
@@ -229,7 +229,7 @@ fn steps_of_an_old_generation_are_refused_and_harm_nothing() {
 }
 
 #[test]
-fn unloading_unmaps_and_forgets() {
+fn unloading_unmaps_and_forgets_the_program() {
     let (model, input) = models().remove(0);
     let mut executor = Executor::with(&model, 1);
     executor.bring_in(&model, 1, 1);
@@ -247,7 +247,7 @@ fn unloading_unmaps_and_forgets() {
 }
 
 #[test]
-fn requests_that_run_as_one_give_what_each_gives_alone() {
+fn batched_requests_give_the_same_outputs_as_single_requests() {
     for (model, _) in models() {
         let mut executor = Executor::with(&model, 1);
         executor.bring_in(&model, 1, 1);
@@ -259,7 +259,7 @@ fn requests_that_run_as_one_give_what_each_gives_alone() {
             .map(|(place, &rows)| {
                 let shape: Vec<i64> = [&[rows][..], rest].concat();
                 let mut input = x(&shape).remove(0);
-                // No two requests are the same.
+                // Makes every request different.
                 if let Some(tensor::Contents::Inline(bytes)) = &mut input.contents {
                     let mut changed = bytes.to_vec();
                     changed[..4].copy_from_slice(&(place as f32).to_le_bytes());
@@ -282,7 +282,8 @@ fn requests_that_run_as_one_give_what_each_gives_alone() {
             let floats = |bytes: &[u8]| -> Vec<f32> {
                 bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
             };
-            let (one, other) = (floats(one), floats(other));
+            let one = floats(one);
+            let other = floats(other);
             one.len() == other.len()
                 && one.iter().zip(&other).all(|(a, b)| (a - b).abs() <= 1e-4 * (1.0 + b.abs()))
         };
@@ -291,7 +292,7 @@ fn requests_that_run_as_one_give_what_each_gives_alone() {
 }
 
 #[test]
-fn requests_that_do_not_fit_together_fail_and_leave_the_program_as_it_was() {
+fn mismatched_requests_fail_without_effect_on_the_program() {
     let (model, input) = models().remove(0);
     let mut executor = Executor::with(&model, 1);
     executor.bring_in(&model, 1, 1);

@@ -1,4 +1,4 @@
-//! A real executor process: this test binary, started again as one, over a socketpair.
+//! Tests a real executor process: this test binary, started again as an executor, over a socketpair.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod copies_out;
@@ -14,10 +14,10 @@ mod support;
 
 use std::os::fd::AsFd as _;
 
-/// What makes this binary an executor.
+/// Arguments that make this binary an executor.
 const EXECUTOR_ARGS: &[&str] = &["--exact", "executor_process", "--nocapture"];
 
-/// An executor, when a test starts this binary as one; otherwise nothing.
+/// Runs an executor if a test started this binary as one; otherwise does nothing.
 #[test]
 fn executor_process() {
     if std::env::var_os(support::EXECUTOR_VARIABLE).is_none() {

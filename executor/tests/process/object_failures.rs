@@ -1,4 +1,4 @@
-//! Objects that are not there, do not fit or fail, and what is left of them.
+//! Tests objects that do not exist, do not fit or fail, and the state that they leave.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt as _;
@@ -15,7 +15,7 @@ use rustix::process::Signal;
 use crate::object_support::{AT, Part, ROWS, Y_BYTES, file, object, on, placed, whole};
 use crate::support::{Executor, MEMORY, Model, PAGE, tensor, x};
 
-/// With the output of run 1 kept.
+/// Returns an executor that keeps the output of run 1.
 fn kept() -> Executor {
     let model = Model::new(synth::mlp());
     let mut executor = Executor::with(&model, 1);
@@ -25,7 +25,7 @@ fn kept() -> Executor {
 }
 
 #[test]
-fn an_object_that_cannot_be_placed_is_refused_and_leaves_nothing() {
+fn an_object_that_cannot_be_placed_is_refused_and_leaves_no_state() {
     let mut executor = kept();
     let fits = || placed(5, Y_BYTES, Some(whole(1)));
     let extent = |range_offset, device_offset, bytes| vec![Extent { range_offset, device_offset, bytes }];
@@ -45,7 +45,7 @@ fn an_object_that_cannot_be_placed_is_refused_and_leaves_nothing() {
         (output(OutputPart { output: "z".to_owned(), ..whole(1) }), "output \"z\" of run 1 is not kept"),
         (output(OutputPart { offset: 1, ..whole(1) }), "past the end of output \"y\""),
         (output(OutputPart { offset: u64::MAX, ..whole(1) }), "past the end of output \"y\""),
-        (output(OutputPart { bytes: 8, ..whole(1) }), "8 of an output are to fill it"),
+        (output(OutputPart { bytes: 8, ..whole(1) }), "8 bytes of an output are to fill it"),
         (PlaceObject { has_host: true, host_fd: 0, ..placed(5, Y_BYTES, None) }, "descriptor 0"),
     ] {
         let message = executor.place(place).unwrap_err();
@@ -57,7 +57,7 @@ fn an_object_that_cannot_be_placed_is_refused_and_leaves_nothing() {
     }
     executor.run(2, 1, 1, on(object(5)));
     assert_eq!(executor.run_failure(2), RunFailure::NotResident);
-    // Nothing of all that is in the way.
+    // None of the failed attempts prevents a new one.
     executor.place(fits()).unwrap();
     assert!(executor.place(fits()).unwrap_err().contains("there already"));
     executor.run(3, 1, 1, on(object(5)));
@@ -66,9 +66,9 @@ fn an_object_that_cannot_be_placed_is_refused_and_leaves_nothing() {
 }
 
 #[test]
-fn an_object_freed_while_its_filling_fails_is_told_of_both() {
+fn freeing_an_object_while_its_filling_fails_reports_both_events() {
     let mut executor = kept();
-    // The free comes before, while or after the filling fails.
+    // The free arrives before, during or after the failure of the filling.
     for _ in 0..100 {
         executor.inject(Fault::FailNextCopy, 0);
         executor.send(Command::PlaceObject(placed(5, Y_BYTES, Some(whole(1)))));
@@ -84,7 +84,7 @@ fn an_object_freed_while_its_filling_fails_is_told_of_both() {
 }
 
 #[test]
-fn inputs_that_name_no_bytes_of_an_object_fail_their_run_alone() {
+fn inputs_without_valid_object_bytes_fail_only_their_run() {
     let mut executor = kept();
     executor.place(placed(5, Y_BYTES, Some(whole(1)))).unwrap();
     executor
@@ -101,7 +101,7 @@ fn inputs_that_name_no_bytes_of_an_object_fail_their_run_alone() {
         (on(ObjectPart { offset: 1, ..object(5) }), RunFailure::Model, "past the end of object 5"),
         (on(ObjectPart { offset: u64::MAX, ..object(5) }), RunFailure::Model, "past the end of object 5"),
         (on(ObjectPart { bytes: Y_BYTES - 4, ..object(5) }), RunFailure::Model, "are not a tensor of shape"),
-        (vec![kept_input], RunFailure::Model, "contents of an answer"),
+        (vec![kept_input], RunFailure::Model, "contents of a response"),
     ] {
         executor.run(2, 1, 1, inputs);
         let (found, message) = executor.ran(2).unwrap_err();
@@ -110,14 +110,14 @@ fn inputs_that_name_no_bytes_of_an_object_fail_their_run_alone() {
     }
     executor.run(3, 1, 1, on(object(5)));
     executor.ran(3).unwrap();
-    // What failed uses neither any more.
+    // The failed runs no longer use the objects.
     executor.free(5);
     executor.free(6);
     executor.said_no_more();
 }
 
 #[test]
-fn copies_that_cannot_be_made_are_refused() {
+fn invalid_copies_are_refused() {
     let mut executor = kept();
     executor.place(placed(5, Y_BYTES, None)).unwrap();
     for (part, says) in [
@@ -145,8 +145,8 @@ fn copies_that_cannot_be_made_are_refused() {
     let batch = executor.grant_object(5, 0..Y_BYTES + 1, None);
     let (failure, message) = executor.copied(batch).unwrap_err();
     assert_eq!(failure, CopyFailure::Device);
-    assert!(message.contains("past the end of what is copied"), "{message}");
-    // Grants end with their windows and can be taken back, as those of programs.
+    assert!(message.contains("past the end of the object or output"), "{message}");
+    // Like grants for programs, these grants expire with their windows and can be revoked.
     let late = Copy { object: 5, not_after_ns: 1, ..Copy::default() };
     let batch = executor.grant_copy(late);
     assert_eq!(executor.copy_failure(batch), CopyFailure::Expired);
@@ -155,7 +155,7 @@ fn copies_that_cannot_be_made_are_refused() {
     let batch = executor.grant_copy(early.clone());
     executor.send(Command::Revoke(Revoke { transfer: 1, batch }));
     assert_eq!(executor.copy_failure(batch), CopyFailure::Revoked);
-    // One that waits for its window does not keep what it is for.
+    // A grant that waits for its window does not keep its object alive.
     let batch = executor.grant_copy(early);
     executor.free(5);
     assert_eq!(executor.copy_failure(batch), CopyFailure::NotMapped);
@@ -163,7 +163,7 @@ fn copies_that_cannot_be_made_are_refused() {
 }
 
 #[test]
-fn outputs_that_were_dropped_are_gone_but_for_what_was_asked_before() {
+fn dropped_outputs_remain_only_for_earlier_commands() {
     let mut executor = kept();
     let copying = executor.begin_copy_out(Part::Output(whole(1)));
     executor.send(Command::PlaceObject(placed(5, Y_BYTES, Some(whole(1)))));
@@ -173,15 +173,16 @@ fn outputs_that_were_dropped_are_gone_but_for_what_was_asked_before() {
     assert_eq!(executor.copy_out(Part::Object(object(5))), Ok(copied));
     assert!(executor.copy_out(Part::Output(whole(1))).unwrap_err().contains("dropped"));
     executor.send(Command::DropOutputs(DropOutputs { run: 1 }));
-    // Nobody has the name of the run any more.
+    // The name of the run is free again.
     executor.keep(1, x(&[ROWS, 64]));
 }
 
 #[test]
-fn runs_keep_outputs_up_to_the_bound_and_each_its_own() {
+fn runs_keep_their_own_outputs_up_to_the_bound() {
     let mut executor = kept();
     let keep = |executor: &mut Executor, run, kept: &str| {
-        let (inputs, kept) = (x(&[ROWS, 64]), vec![kept.to_owned()]);
+        let inputs = x(&[ROWS, 64]);
+        let kept = vec![kept.to_owned()];
         executor.send(Command::Run(Run { run, program: 1, generation: 1, inputs, kept, ..Run::default() }));
         executor.ran(run).map(|answer| answer.done.run).map_err(|(failure, message)| {
             assert_ne!(failure, RunFailure::NotResident);
@@ -213,13 +214,13 @@ fn a_killed_executor_leaves_neither_objects_nor_outputs() {
     next.run(2, 1, 1, on(object(5)));
     assert_eq!(next.run_failure(2), RunFailure::NotResident);
     assert!(next.copy_out(Part::Output(whole(1))).unwrap_err().contains("not kept"));
-    // The same names are free.
+    // The same names are free in the new process.
     next.keep(1, x(&[ROWS, 64]));
     next.place(placed(5, Y_BYTES, Some(whole(1)))).unwrap();
 }
 
 #[test]
-fn on_a_lost_device_everything_fails_and_says_so() {
+fn a_lost_device_fails_every_command_with_an_error() {
     let mut executor = kept();
     executor.place(placed(5, Y_BYTES, Some(whole(1)))).unwrap();
     executor.inject(Fault::Xid, 0);
@@ -232,14 +233,14 @@ fn on_a_lost_device_everything_fails_and_says_so() {
     executor.said_no_more();
 }
 
-/// Of a process: open descriptors and mappings.
+/// Returns a process's open descriptors and mappings.
 fn footprint(pid: u32) -> (usize, usize) {
     let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
     (descriptors, fs::read_to_string(format!("/proc/{pid}/maps")).unwrap().lines().count())
 }
 
 #[test]
-fn a_hundred_objects_that_come_and_go_leave_nothing_behind() {
+fn placing_and_freeing_a_hundred_objects_leaks_nothing() {
     let mut executor = kept();
     let pid = executor.child.id();
     let mut cycle = |run| {
@@ -259,7 +260,7 @@ fn a_hundred_objects_that_come_and_go_leave_nothing_behind() {
         executor.copied(batch).unwrap();
         executor.free(run);
         executor.send(Command::DropOutputs(DropOutputs { run }));
-        // The copy thread is done with its last batch once it answers the next.
+        // The copy thread has finished its last batch once it answers the next one.
         let batch = executor.grant(1, 1, &[]);
         executor.copied(batch).unwrap();
     };
@@ -268,6 +269,6 @@ fn a_hundred_objects_that_come_and_go_leave_nothing_behind() {
     (20..120).for_each(&mut cycle);
     let after = footprint(pid);
     assert_eq!(after.0, before.0, "descriptors");
-    // The allocator may move its edges, but a hundred objects would be hundreds of mappings.
+    // The allocator may shift its boundaries, but a hundred leaked objects would add hundreds of mappings.
     assert!(after.1 <= before.1 + 8, "mappings: {} then {}", before.1, after.1);
 }

@@ -1,4 +1,4 @@
-//! What tests of objects need of an executor. Models are the perceptron, of `ROWS` rows.
+//! Support for tests of objects. The model is the perceptron, with inputs of `ROWS` rows.
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -12,35 +12,36 @@ use millrace_proto::executor::*;
 
 use crate::support::{Executor, PAGE, byte_range, send, tensor};
 
-/// Its output has more bytes than travel inline.
+/// Number of rows that makes the output larger than an inline tensor.
 pub(crate) const ROWS: i64 = 300;
 pub(crate) const Y_BYTES: u64 = 300 * 64 * 4;
-/// Where objects are put: behind the model.
+/// Offset of the objects in device memory, after the model.
 pub(crate) const AT: u64 = 64 << 20;
 
-/// What is copied out.
+/// The source of a copy to the host.
 pub(crate) enum Part {
     Object(ObjectPart),
     Output(OutputPart),
 }
 
-/// All of `y` of this run.
+/// Returns all of the output `y` of this run.
 pub(crate) fn whole(run: u64) -> OutputPart {
     OutputPart { run, output: "y".to_owned(), offset: 0, bytes: Y_BYTES }
 }
 
-/// All of an object as large as `y`.
+/// Returns all of an object that is as large as `y`.
 pub(crate) fn object(object: u64) -> ObjectPart {
     ObjectPart { object, offset: 0, bytes: Y_BYTES }
 }
 
-/// `x`, in an object.
+/// Returns the input `x` with the bytes of an object.
 pub(crate) fn on(part: ObjectPart) -> Vec<Tensor> {
     let contents = Some(tensor::Contents::Object(part));
     vec![Tensor { contents, ..tensor("x", "FP32", &[ROWS, 64], vec![]) }]
 }
 
-/// An object in two pieces, the first a page, with a page of something else in between.
+/// Returns a placement of an object in two pieces. The first piece is a page, and a page with other
+/// contents separates the pieces.
 pub(crate) fn placed(object: u64, bytes: u64, output: Option<OutputPart>) -> PlaceObject {
     let first = Extent { range_offset: 0, device_offset: AT, bytes: PAGE };
     let rest = bytes.next_multiple_of(PAGE).max(2 * PAGE) - PAGE;
@@ -48,7 +49,7 @@ pub(crate) fn placed(object: u64, bytes: u64, output: Option<OutputPart>) -> Pla
     PlaceObject { object, bytes, extents: vec![second, first], output, ..PlaceObject::default() }
 }
 
-/// What is in the GPU's memory where [`placed`] puts an object.
+/// Reads the GPU's memory at the position where [`placed`] puts an object.
 pub(crate) fn memory_of(executor: &Executor, at: u64, bytes: u64) -> Vec<u8> {
     let mut found = vec![0; bytes as usize];
     let (first, rest) = found.split_at_mut(PAGE as usize);
@@ -57,21 +58,21 @@ pub(crate) fn memory_of(executor: &Executor, at: u64, bytes: u64) -> Vec<u8> {
     found
 }
 
-/// Memory as a worker makes it: not sealed.
+/// Creates memory as a worker does, which is not sealed.
 pub(crate) fn file(bytes: &[u8]) -> OwnedFd {
     let file = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     assert_eq!(rustix::io::pwrite(&file, bytes, 0).unwrap(), bytes.len());
     file
 }
 
-/// A copy out that was asked for, and where it goes.
+/// A requested copy to the host, and its target.
 pub(crate) struct Copying {
     pub(crate) copy: u64,
     to: OwnedFd,
 }
 
 impl Copying {
-    /// What is there by now.
+    /// Returns the bytes that have arrived so far.
     pub(crate) fn bytes(&self) -> Vec<u8> {
         let mut bytes = vec![0; rustix::fs::fstat(&self.to).unwrap().st_size as usize];
         assert_eq!(rustix::io::pread(&self.to, &mut bytes, 0).unwrap(), bytes.len());
@@ -80,7 +81,7 @@ impl Copying {
 }
 
 impl Executor {
-    /// Runs program 1 and has its output kept.
+    /// Runs program 1, and keeps its output.
     pub(crate) fn keep(&mut self, run: u64, inputs: Vec<Tensor>) -> RunDone {
         let kept = vec!["y".to_owned()];
         self.send(Command::Run(Run { run, program: 1, generation: 1, inputs, kept, ..Run::default() }));
@@ -112,7 +113,7 @@ impl Executor {
         self.expect(|event| (event == Event::ObjectFreed(ObjectFreed { object })).then_some(()));
     }
 
-    /// Grants a copy to an object now; returns its batch.
+    /// Grants a copy to an object with an open window. Returns the batch.
     pub(crate) fn grant_object(&mut self, object: u64, range: Range<u64>, peer: Option<PeerSource>) -> u64 {
         let ranges = vec![byte_range(range)];
         let not_after_ns = (monotonic_now() + Duration::from_secs(3600)).as_nanos();
@@ -123,14 +124,15 @@ impl Executor {
         self.begin(part, false)
     }
 
-    /// Begins one whose bytes go under grants.
+    /// Begins a copy to the host whose bytes are copied under grants.
     pub(crate) fn begin_granted(&mut self, part: Part) -> Copying {
         self.begin(part, true)
     }
 
     fn begin(&mut self, part: Part, granted: bool) -> Copying {
         self.batch += 1;
-        let (copy, to) = (self.batch, file(&[]));
+        let copy = self.batch;
+        let to = file(&[]);
         let source = Some(match part {
             Part::Object(part) => Source::Object(part),
             Part::Output(part) => Source::Output(part),
@@ -150,10 +152,12 @@ impl Executor {
         Ok(copying.bytes())
     }
 
-    /// Grants bytes of a copy to the host, to begin within these nanoseconds; returns the batch.
+    /// Grants bytes of a copy to the host, with this window in nanoseconds. Returns the batch.
     pub(crate) fn grant_out(&mut self, copying: &Copying, range: Range<u64>, window: Range<u64>) -> u64 {
-        let (ranges, copy_out) = (vec![byte_range(range)], copying.copy);
-        let (not_before_ns, not_after_ns) = (window.start, window.end);
+        let ranges = vec![byte_range(range)];
+        let copy_out = copying.copy;
+        let not_before_ns = window.start;
+        let not_after_ns = window.end;
         self.grant_copy(Copy { copy_out, ranges, not_before_ns, not_after_ns, ..Copy::default() })
     }
 

@@ -1,4 +1,4 @@
-//! Outputs that stay in the GPU's memory as objects, and runs that read them there.
+//! Tests outputs that stay in the GPU's memory as objects, and runs that read them in place.
 
 use std::os::fd::OwnedFd;
 
@@ -10,7 +10,7 @@ use millrace_proto::executor::*;
 use crate::object_support::{AT, Part, ROWS, Y_BYTES, file, memory_of, object, on, placed, whole};
 use crate::support::{Executor, Model, PAGE, numbers, send, tensor, x};
 
-/// Rows go in, as many come out: more than travel inline.
+/// Returns a model that maps each input row to an output row. The output is larger than an inline tensor.
 fn mlp() -> (Model, Executor) {
     let model = Model::new(synth::mlp());
     let mut executor = Executor::with(&model, 1);
@@ -18,7 +18,7 @@ fn mlp() -> (Model, Executor) {
     (model, executor)
 }
 
-/// The output of a run of `x`, and that of a run of this output, through the host.
+/// Returns the output of a run of `x`, and the output of a run of that output, both sent through the host.
 fn through_the_host(executor: &mut Executor) -> [Vec<u8>; 2] {
     executor.run(1, 1, 1, x(&[ROWS, 64]));
     let first = executor.ran(1).unwrap().bytes();
@@ -31,7 +31,7 @@ fn through_the_host(executor: &mut Executor) -> [Vec<u8>; 2] {
 }
 
 #[test]
-fn a_kept_output_is_read_in_place_and_answers_as_through_the_host() {
+fn a_kept_output_read_in_place_gives_the_same_result_as_through_the_host() {
     let (_model, mut executor) = mlp();
     let [first, second] = through_the_host(&mut executor);
     let done = executor.keep(3, x(&[ROWS, 64]));
@@ -44,7 +44,7 @@ fn a_kept_output_is_read_in_place_and_answers_as_through_the_host() {
         executor.run(run, 1, 1, on(object(5)));
         assert_eq!(executor.ran(run).unwrap().bytes(), second);
     }
-    // What is read is the GPU's memory, and nothing else.
+    // The run reads the GPU's memory, so a change there is visible in the result.
     let memory = executor.memory.share().unwrap();
     rustix::io::pwrite(&memory, &numbers(16), AT).unwrap();
     executor.run(6, 1, 1, on(object(5)));
@@ -55,7 +55,7 @@ fn a_kept_output_is_read_in_place_and_answers_as_through_the_host() {
 }
 
 #[test]
-fn a_small_output_travels_although_it_is_to_be_kept() {
+fn a_small_output_is_sent_inline_although_it_is_to_be_kept() {
     let (_model, mut executor) = mlp();
     let done = executor.keep(1, x(&[1, 64]));
     assert!(matches!(done.outputs[0].contents, Some(tensor::Contents::Inline(_))));
@@ -64,14 +64,15 @@ fn a_small_output_travels_although_it_is_to_be_kept() {
 }
 
 #[test]
-fn copies_out_of_an_output_and_of_an_object_have_its_bytes() {
+fn copies_of_an_output_and_of_an_object_to_the_host_have_its_bytes() {
     let (_model, mut executor) = mlp();
     let [first, _] = through_the_host(&mut executor);
     executor.keep(3, x(&[ROWS, 64]));
     executor.place(placed(5, Y_BYTES, Some(whole(3)))).unwrap();
     assert_eq!(executor.copy_out(Part::Output(whole(3))), Ok(first.clone()));
     assert_eq!(executor.copy_out(Part::Object(object(5))), Ok(first.clone()));
-    let (offset, bytes) = (100, Y_BYTES - 1000);
+    let offset = 100;
+    let bytes = Y_BYTES - 1000;
     let part = &first[offset as usize..(offset + bytes) as usize];
     let copied = executor.copy_out(Part::Output(OutputPart { offset, bytes, ..whole(3) }));
     assert_eq!(copied.as_deref(), Ok(part));
@@ -80,11 +81,12 @@ fn copies_out_of_an_output_and_of_an_object_have_its_bytes() {
 }
 
 #[test]
-fn rows_of_a_batch_are_placed_apart_and_run_as_one_again() {
+fn rows_of_a_batch_are_placed_separately_and_batched_again() {
     let (_model, mut executor) = mlp();
     let [_, second] = through_the_host(&mut executor);
-    // Two requests, the rows of `x` between them: more than travels inside messages of one of them.
-    let (rows, all) = ([20, ROWS - 20], numbers((ROWS * 64) as usize));
+    // Two requests share the rows of `x`. The larger request exceeds the limit of inline tensors.
+    let rows = [20, ROWS - 20];
+    let all = numbers((ROWS * 64) as usize);
     let cut = (rows[0] * 256) as usize;
     let part = |rows, bytes: &[u8]| tensor("x", "FP32", &[rows, 64], bytes.to_vec());
     let inputs = vec![part(rows[0], &all[..cut]), part(rows[1], &all[cut..])];
@@ -114,7 +116,7 @@ fn rows_of_a_batch_are_placed_apart_and_run_as_one_again() {
     let run = Run { run: 4, program: 1, generation: 1, inputs: inputs.to_vec(), ..Run::default() };
     executor.send(Command::Run(Run { members: 2, ..run.clone() }));
     assert_eq!(executor.ran(4).unwrap().bytes(), second);
-    // One of them, and a row of the other from the host.
+    // One of the two objects, batched with a row from the host.
     let row = tensor("x", "FP32", &[1, 64], numbers(64));
     let inputs = vec![inputs[0].clone(), row];
     executor.send(Command::Run(Run { members: 2, inputs, ..run }));
@@ -139,7 +141,7 @@ fn a_part_of_an_object_is_an_input() {
 }
 
 #[test]
-fn int64_objects_are_read_too() {
+fn int64_objects_are_read_as_inputs() {
     let tiny = synth::Encoder { layers: 1, hidden: 32, heads: 2, vocabulary: 100, ..synth::Encoder::BASE };
     let model = Model::new(synth::bert_like(synth::Encoder { positions: 16, ..tiny }));
     let mut executor = Executor::with(&model, 1);
@@ -157,7 +159,7 @@ fn int64_objects_are_read_too() {
 }
 
 #[test]
-fn an_object_comes_from_the_host_and_counts_when_it_is_all_there() {
+fn an_object_copied_from_the_host_is_usable_only_when_complete() {
     let (_model, mut executor) = mlp();
     let [first, second] = through_the_host(&mut executor);
     let host: OwnedFd = file(&first);
@@ -176,7 +178,7 @@ fn an_object_comes_from_the_host_and_counts_when_it_is_all_there() {
 }
 
 #[test]
-fn an_object_comes_from_another_gpus_memory() {
+fn an_object_is_copied_from_the_memory_of_another_gpu() {
     let (_model, mut source) = mlp();
     let [_, second] = through_the_host(&mut source);
     source.keep(3, x(&[ROWS, 64]));
@@ -195,21 +197,21 @@ fn an_object_comes_from_another_gpus_memory() {
 }
 
 #[test]
-fn an_object_that_is_freed_goes_when_its_last_run_is_done() {
+fn a_freed_object_is_unmapped_after_its_last_run() {
     let (model, mut executor) = mlp();
     let [_, second] = through_the_host(&mut executor);
     executor.keep(3, x(&[ROWS, 64]));
     executor.place(placed(5, Y_BYTES, Some(whole(3)))).unwrap();
     executor.unmap(1, 1);
     executor.map(&model, 1, 2, 0);
-    // It waits for its weights, with the object; another waits behind it.
+    // The first run waits for its weights and uses the object; the second run waits behind it.
     executor.run(4, 1, 2, on(object(5)));
     executor.run(5, 1, 2, on(object(5)));
     executor.send(Command::FreeObject(FreeObject { object: 5 }));
     executor.run(6, 1, 2, on(object(5)));
     assert_eq!(executor.run_failure(6), RunFailure::NotResident);
     let freed = |event: &Event| (*event == Event::ObjectFreed(ObjectFreed { object: 5 })).then_some(());
-    assert_eq!(executor.said(freed), [], "runs that were sent before have it");
+    assert_eq!(executor.said(freed), [], "earlier runs still use the object");
     let batch = executor.grant(1, 2, &model.all());
     executor.copied(batch).unwrap();
     for run in [4, 5] {
@@ -220,7 +222,7 @@ fn an_object_that_is_freed_goes_when_its_last_run_is_done() {
     let (failure, message) = executor.ran(7).unwrap_err();
     assert_eq!(failure, RunFailure::NotResident);
     assert!(message.contains("object 5 is not there") || message.contains("object 5 is freed"), "{message}");
-    // Its memory and its name can be used again, and to free what is not there is no mistake.
+    // The object's memory and id can be used again. Freeing an object that does not exist is no error.
     executor.place(placed(5, Y_BYTES, Some(whole(3)))).unwrap();
     executor.free(5);
     executor.free(9);
@@ -228,7 +230,7 @@ fn an_object_that_is_freed_goes_when_its_last_run_is_done() {
 }
 
 #[test]
-fn a_cancelled_run_lets_go_of_its_object_and_a_copy_out_has_it_until_it_is_made() {
+fn a_cancelled_run_releases_its_object_and_a_copy_keeps_it_until_done() {
     let (model, mut executor) = mlp();
     executor.keep(3, x(&[ROWS, 64]));
     executor.place(placed(5, Y_BYTES, Some(whole(3)))).unwrap();
@@ -241,7 +243,7 @@ fn a_cancelled_run_lets_go_of_its_object_and_a_copy_out_has_it_until_it_is_made(
     executor.send(Command::FreeObject(FreeObject { object: 5 }));
     executor.send(Command::Cancel(Cancel { run: 5 }));
     executor.expect(|event| (event == Event::ObjectFreed(ObjectFreed { object: 5 })).then_some(()));
-    // Behind a copy whose window is far away.
+    // The copy waits behind a batch with a window in the far future.
     let never = executor.grant_out(&behind, 0..1, u64::MAX - 1..u64::MAX);
     let copy = executor.begin_copy_out(Part::Object(object(6)));
     executor.send(Command::FreeObject(FreeObject { object: 6 }));

@@ -1,4 +1,4 @@
-//! Models copied from another executor's GPU (T22).
+//! Tests models that are copied from another executor's GPU (T22).
 
 use std::os::unix::process::ExitStatusExt as _;
 
@@ -9,21 +9,22 @@ use rustix::process::Signal;
 
 use crate::support::{Executor, Model, PAGE, x};
 
-/// Of the executor that has the model.
+/// Incarnation of the executor that has the model.
 const INCARNATION: u64 = 7;
 
 struct Pair {
     model: Model,
     input: Vec<Tensor>,
-    /// Has it, from the host.
+    /// Executor that has the model, copied from the host.
     source: Executor,
-    /// Has room for it.
+    /// Executor with a mapping for the model, but without its bytes.
     target: Executor,
     answer: Vec<u8>,
 }
 
 fn pair() -> Pair {
-    let (model, input) = (Model::new(synth::tiny_cnn()), x(&[1, 3, 32, 32]));
+    let model = Model::new(synth::tiny_cnn());
+    let input = x(&[1, 3, 32, 32]);
     let mut source = Executor::with(&model, 1);
     source.map(&model, 1, 1, 2 * PAGE);
     let batch = source.grant(1, 1, &model.all());
@@ -36,7 +37,7 @@ fn pair() -> Pair {
     Pair { model, input, source, target, answer }
 }
 
-/// Where the source has the model, in two pieces.
+/// Returns the position of the model on the source, in two pieces.
 fn there(model: &Model) -> PeerSource {
     let first = Extent { range_offset: 0, device_offset: 2 * PAGE, bytes: 3 * PAGE };
     let bytes = model.pages() - first.bytes;
@@ -45,7 +46,7 @@ fn there(model: &Model) -> PeerSource {
 }
 
 #[test]
-fn a_model_copied_from_a_peer_gives_the_answer_of_one_copied_from_the_host() {
+fn a_model_copied_from_a_peer_gives_the_same_outputs_as_from_the_host() {
     let Pair { model, input, source: _source, mut target, answer } = pair();
     target.run(1, 1, 1, input);
     let batch = target.grant_from(there(&model), &model, 1);
@@ -54,10 +55,10 @@ fn a_model_copied_from_a_peer_gives_the_answer_of_one_copied_from_the_host() {
 }
 
 #[test]
-fn what_is_read_is_the_peers_device_memory_and_nothing_else() {
+fn a_copy_from_a_peer_reads_the_device_memory_of_the_peer() {
     let Pair { model, input, mut source, mut target, answer } = pair();
     source.inject(Fault::CorruptDevice, 1);
-    // The fault comes before this, and so before what is copied afterwards.
+    // This run ensures that the fault is carried out before the copy that follows.
     source.run(2, 1, 1, input.clone());
     source.ran(2).unwrap();
     let batch = target.grant_from(there(&model), &model, 1);
@@ -67,7 +68,7 @@ fn what_is_read_is_the_peers_device_memory_and_nothing_else() {
 }
 
 #[test]
-fn a_peer_that_cannot_be_read_fails_the_copy_and_not_the_run_that_waits_for_it() {
+fn an_unreadable_peer_fails_the_copy_but_not_the_waiting_run() {
     let Pair { model, input, source: _source, mut target, answer } = pair();
     target.run(1, 1, 1, input);
     let refused = |target: &mut Executor, peer| {
@@ -87,7 +88,7 @@ fn a_peer_that_cannot_be_read_fails_the_copy_and_not_the_run_that_waits_for_it()
 }
 
 #[test]
-fn extents_that_do_not_cover_a_copy_or_are_not_there_fail_it() {
+fn extents_that_are_incomplete_or_out_of_range_fail_the_copy() {
     let Pair { model, source: _source, mut target, .. } = pair();
     let with = |extent| PeerSource { extents: vec![extent], ..there(&model) };
     let bytes = model.pages();
@@ -102,7 +103,7 @@ fn extents_that_do_not_cover_a_copy_or_are_not_there_fail_it() {
 }
 
 #[test]
-fn a_dead_peers_memory_can_be_read_until_it_is_forgotten() {
+fn the_memory_of_a_dead_peer_can_be_read_until_it_is_forgotten() {
     let Pair { model, input, mut source, mut target, answer } = pair();
     source.child.kill().unwrap();
     assert_eq!(source.child.wait().unwrap().signal(), Some(Signal::KILL.as_raw()));

@@ -18,17 +18,17 @@ use millrace_types::Bytes;
 
 pub(crate) const MEMORY: Bytes = Bytes::mib(512);
 pub(crate) const PAGE: u64 = 4096;
-/// Tells the test binary that it is an executor. Benches are told by an argument.
+/// Environment variable that makes the test binary an executor. Benches use an argument instead.
 pub(crate) const EXECUTOR_VARIABLE: &str = "MILLRACE_TEST_EXECUTOR";
-/// No event takes this long unless it never comes.
+/// Time limit for an event; no event takes this long.
 const HANG: Duration = Duration::from_secs(120);
 
-/// A model as a worker keeps it.
+/// A model in the form that a worker stores.
 pub(crate) struct Model {
     pub(crate) compiled: Compiled,
     pub(crate) graph: HostRegion,
     pub(crate) weights: HostRegion,
-    /// Whether the executor is to treat the weights as ordinary memory.
+    /// Whether the executor treats the weights as pageable memory.
     pub(crate) pageable: bool,
 }
 
@@ -37,14 +37,15 @@ impl Model {
         Self::padded(onnx, 0)
     }
 
-    /// With bytes behind the weights that no launch reads, every page of them marked.
+    /// Returns a model with additional bytes behind the weights that no launch reads. Each page of
+    /// these bytes has a mark.
     pub(crate) fn padded(onnx: Vec<u8>, padding: u64) -> Self {
         let onnx = Buffer::from(onnx);
         let compiled = millrace_model::compile(&onnx).unwrap();
         Self::of(compiled, &onnx, padding)
     }
 
-    /// Cut otherwise than the worker cuts.
+    /// Returns a model that is cut with this grouping.
     pub(crate) fn grouped(onnx: &Buffer, grouping: Grouping) -> Self {
         Self::of(millrace_model::compile_grouped(onnx, grouping).unwrap(), onnx, 0)
     }
@@ -74,7 +75,7 @@ impl Model {
         self.bytes().next_multiple_of(PAGE)
     }
 
-    /// Everything that its launches read.
+    /// Returns all bytes that the model's launches read.
     pub(crate) fn all(&self) -> Vec<Range<u64>> {
         std::iter::once(0..self.compiled.summary.weights_bytes).collect()
     }
@@ -120,12 +121,12 @@ pub(crate) struct Executor {
     pub(crate) socket: UnixStream,
     pub(crate) memory: DeviceMemory,
     decoder: FrameDecoder,
-    /// Events that came while another was waited for.
+    /// Received events that no call has awaited so far.
     set_aside: Vec<(Event, Vec<OwnedFd>)>,
     pub(crate) batch: u64,
 }
 
-/// Starts this binary again, as an executor.
+/// Starts this binary again as an executor.
 pub(crate) fn spawn(stdin: OwnedFd, stderr: Stdio) -> Child {
     executor_command().stdin(stdin).stdout(Stdio::null()).stderr(stderr).spawn().unwrap()
 }
@@ -186,7 +187,7 @@ impl Executor {
         executor
     }
 
-    /// With a model loaded as this program.
+    /// Starts an executor with a model loaded as this program.
     pub(crate) fn with(model: &Model, program: u64) -> Self {
         let mut executor = Self::start();
         executor.load(model, program);
@@ -197,7 +198,7 @@ impl Executor {
         send(&self.socket, command, Vec::new());
     }
 
-    /// The next event that `wanted` takes; others are set aside.
+    /// Waits for the next event that `wanted` accepts, and sets other events aside.
     pub(crate) fn expect<T>(&mut self, wanted: impl FnMut(Event) -> Option<T>) -> T {
         self.expect_with(wanted).0
     }
@@ -217,7 +218,7 @@ impl Executor {
         }
     }
 
-    /// What was set aside and is `wanted`, without waiting.
+    /// Takes the wanted events that were set aside, without waiting.
     pub(crate) fn said<T>(&mut self, mut wanted: impl FnMut(&Event) -> Option<T>) -> Vec<T> {
         let mut said = Vec::new();
         self.set_aside.retain(|(event, _)| {
@@ -229,7 +230,7 @@ impl Executor {
         said
     }
 
-    /// Nothing was said but what was waited for.
+    /// Asserts that no unexpected event was received.
     pub(crate) fn said_no_more(&self) {
         assert!(self.set_aside.is_empty(), "{:?}", self.set_aside);
     }
@@ -249,12 +250,12 @@ impl Executor {
         send(&self.socket, Command::LoadProgram(load), descriptors);
         self.expect(|event| match event {
             Event::ProgramFailed(failed) => Some(failed.message),
-            Event::ProgramLoaded(_) => panic!("it was loaded"),
+            Event::ProgramLoaded(_) => panic!("the program was loaded"),
             _ => None,
         })
     }
 
-    /// Maps a program's range to memory from `device_offset` on.
+    /// Maps a program's range to the memory that starts at `device_offset`.
     pub(crate) fn map(&self, model: &Model, program: u64, generation: u64, device_offset: u64) {
         let extents = vec![Extent { range_offset: 0, device_offset, bytes: model.pages() }];
         self.send(Command::Map(Map { program, generation, extents }));
@@ -270,7 +271,7 @@ impl Executor {
         self.expect(|event| (event == Event::Unmapped(expected)).then_some(()));
     }
 
-    /// Grants a copy now; returns its batch.
+    /// Grants a copy with an open window. Returns its batch.
     pub(crate) fn grant(&mut self, program: u64, generation: u64, ranges: &[Range<u64>]) -> u64 {
         let hour = Duration::from_secs(3600);
         self.grant_in(program, generation, ranges, 0, (monotonic_now() + hour).as_nanos())
@@ -295,7 +296,7 @@ impl Executor {
         self.batch
     }
 
-    /// Grants a copy of all that a program's launches read, from a peer, now.
+    /// Grants a copy, from a peer and with an open window, of all bytes that a program's launches read.
     pub(crate) fn grant_from(&mut self, peer: PeerSource, model: &Model, generation: u64) -> u64 {
         let ranges = model.all().into_iter().map(byte_range).collect();
         let not_after_ns = (monotonic_now() + Duration::from_secs(3600)).as_nanos();
@@ -303,9 +304,11 @@ impl Executor {
         self.grant_copy(Copy { program: 1, generation, ranges, not_after_ns, peer, ..Copy::default() })
     }
 
-    /// Shows it another GPU's memory, as that of GPU 1.
+    /// Passes another GPU's memory to the executor, as that of GPU 1.
     pub(crate) fn add_peer(&self, peer: &DeviceMemory, incarnation: u64) {
-        let (gpu, memory_bytes, memory_fd) = (1, peer.bytes().get(), 0);
+        let gpu = 1;
+        let memory_bytes = peer.bytes().get();
+        let memory_fd = 0;
         let add = AddPeer { gpu, incarnation, memory_bytes, memory_fd };
         send(&self.socket, Command::AddPeer(add), vec![peer.share().unwrap()]);
     }
@@ -324,7 +327,7 @@ impl Executor {
         self.copied(batch).unwrap_err().0
     }
 
-    /// Maps and copies everything a program's launches read.
+    /// Maps a program, and copies all bytes that its launches read.
     pub(crate) fn bring_in(&mut self, model: &Model, program: u64, generation: u64) {
         self.map(model, program, generation, 0);
         let batch = self.grant(program, generation, &model.all());
@@ -356,13 +359,13 @@ impl Executor {
 
 impl Drop for Executor {
     fn drop(&mut self) {
-        // Fails only if it has ended already.
+        // This fails only if the executor has already ended.
         self.child.kill().ok();
         self.child.wait().ok();
     }
 }
 
-/// What a run gave.
+/// The response of a run.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) done: RunDone,
@@ -370,7 +373,7 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    /// The bytes of its first output.
+    /// Returns the bytes of the first output.
     pub(crate) fn bytes(&self) -> Vec<u8> {
         match self.done.outputs[0].contents.as_ref().unwrap() {
             tensor::Contents::Inline(bytes) => bytes.to_vec(),
@@ -384,12 +387,12 @@ impl Answer {
                 }
                 bytes
             }
-            other => panic!("no answer has its bytes in {other:?}"),
+            other => panic!("unexpected contents of an output: {other:?}"),
         }
     }
 }
 
-/// `count` numbers that look random and are small.
+/// Returns `count` small pseudo-random numbers.
 pub(crate) fn numbers(count: usize) -> Vec<u8> {
     let number = |i: usize| (((i * 2_654_435_761) % 2001) as f32 - 1000.0) / 1000.0;
     (0..count).flat_map(|i| number(i).to_le_bytes()).collect()
@@ -400,7 +403,7 @@ pub(crate) fn tensor(name: &str, datatype: &str, shape: &[i64], bytes: Vec<u8>) 
     Tensor { name: name.to_owned(), datatype: datatype.to_owned(), shape: shape.to_vec(), contents }
 }
 
-/// FP32 input `x` of this shape.
+/// Returns an FP32 input `x` of this shape.
 pub(crate) fn x(shape: &[i64]) -> Vec<Tensor> {
     let count = shape.iter().product::<i64>() as usize;
     vec![tensor("x", "FP32", shape, numbers(count))]
