@@ -52,8 +52,8 @@ fn sequences(max: u32) -> wire::Sequences {
 
 /// Returns a request of a sequence: `b` starts it, `e` ends it, `-` does neither.
 fn asking(id: u64, sequence: u64, how: &str, x: &[f32]) -> wire::InvokeRequest {
-    let id = Some(Id::Number(sequence));
-    let place = wire::InSequence { id, start: how.contains('b'), end: how.contains('e') };
+    let sequence_id = Some(Id::Number(sequence));
+    let place = wire::InSequence { id: sequence_id, start: how.contains('b'), end: how.contains('e') };
     wire::InvokeRequest { sequence: Some(place), ..request("counter", id, x) }
 }
 
