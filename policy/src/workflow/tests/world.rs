@@ -149,7 +149,7 @@ impl World {
             return true;
         }
         let call = *self.out.keys().nth(pick % self.out.len()).unwrap();
-        if kind % 2 == 0 && !self.out[&call].lost.is_empty() {
+        if kind.is_multiple_of(2) && !self.out[&call].lost.is_empty() {
             let lost = self.out.remove(&call).unwrap().lost;
             self.tell(Event::Failed { call, lost });
         } else {
